@@ -1,0 +1,1 @@
+"""The command `kvfs`: one file a verb."""

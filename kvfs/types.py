@@ -1,0 +1,53 @@
+"""Ids and the few value types every floor shares; nothing here touches the operating system.
+
+An id is a NewType so that a size cannot be passed where an inode number is meant.
+"""
+
+from typing import Final, NamedTuple, NewType
+
+InodeNo = NewType("InodeNo", int)
+HandleNo = NewType("HandleNo", int)
+BackingId = NewType("BackingId", int)
+Sequence = NewType("Sequence", int)
+
+#: The root directory's inode number, fixed by FUSE (FUSE_ROOT_ID in linux/fuse.h).
+ROOT_INODE: Final = InodeNo(1)
+#: Numbers below are reserved: 1 is the root, 1 and 2 serve as readdir cookies of "." and "..".
+FIRST_INODE: Final = InodeNo(16)
+#: linux/limits.h NAME_MAX; the kernel passes longer names through FUSE, so kvfs must refuse them.
+NAME_MAX_BYTES: Final = 255
+#: linux/limits.h PATH_MAX less the terminating zero: the longest symlink target.
+TARGET_MAX_BYTES: Final = 4095
+#: The unit of allocation, of statfs and of O_DIRECT alignment (LMCache aligns by f_bsize).
+PAGE_BYTES: Final = 4096
+
+
+class InodeRecord(NamedTuple):
+    """One inode as the index keeps it.
+
+    Times are nanoseconds since the epoch, signed. ``allocated_bytes`` is what the extent holds on
+    the device (st_blocks * 512), ``entries`` and ``subdirs`` count a directory's names. ``parent``
+    and ``name`` are the inode's one name (there are no hard links); ``target`` is a symlink's.
+    """
+
+    mode: int
+    uid: int
+    gid: int
+    state: int
+    size_bytes: int
+    allocated_bytes: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+    btime_ns: int
+    parent: InodeNo
+    entries: int
+    subdirs: int
+    sequence: Sequence
+    name: bytes
+    target: bytes = b""
+
+
+def round_up(size_bytes: int, unit_bytes: int = PAGE_BYTES) -> int:
+    """Return *size_bytes* rounded up to a multiple of *unit_bytes*."""
+    return -(-size_bytes // unit_bytes) * unit_bytes

@@ -1,0 +1,1 @@
+"""Between the kernel and the store: the only package that knows FUSE."""
