@@ -1,0 +1,34 @@
+"""Sizes as people write them: ``10G``, ``500MiB``, ``4096``; pure text and arithmetic.
+
+Suffixes are binary (K = 1024), because every size in kvfs ends up as a number of 4 KiB blocks.
+"""
+
+import re
+from typing import Final
+
+_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
+_SIZE: Final = re.compile(r"\s*(\d{1,18})(?:\.(\d{1,6}))?\s*([KMGTP]?)(?:i?B)?\s*", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that *text* names; raises ValueError when it names none."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write bytes or a number with K, M, G or T")
+    whole, fraction, unit = match.groups()
+    unit_bytes = _UNITS[unit.upper()]
+    part_bytes = int(fraction) * unit_bytes // 10 ** len(fraction) if fraction else 0
+    return int(whole) * unit_bytes + part_bytes
+
+
+def format_size(size_bytes: int) -> str:
+    """Return *size_bytes* for a reader: exact when it is a round number, else two decimals."""
+    for suffix in ("P", "T", "G", "M", "K"):
+        unit_bytes = _UNITS[suffix]
+        if size_bytes >= unit_bytes:
+            number = size_bytes / unit_bytes
+            text = (
+                str(size_bytes // unit_bytes) if size_bytes % unit_bytes == 0 else f"{number:.2f}"
+            )
+            return f"{text} {suffix}iB"
+    return f"{size_bytes} B"
