@@ -1,0 +1,230 @@
+"""Extents: one preallocated file per inode, named by its number, and the identities beside them.
+
+An extent is created for one inode and unlinked with it; it never serves a second one. This module
+knows files, blocks and xattrs; it knows neither names nor the index. All methods may run in
+threads. ENOSPC and EDQUOT are raised as NoSpace, other failures as the OSError they are.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from typing import Final, Literal
+
+from kvfs.checksum import crc32c
+from kvfs.errors import Damaged, NoSpace
+from kvfs.fan_out import FanOut, file_name
+from kvfs.records import Identity, pack_identity, parse_identity
+from kvfs.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Syscalls
+from kvfs.types import InodeNo, round_up
+
+FsType = Literal["xfs", "ext4", "tmpfs"]
+
+#: st_blocks counts these, whatever the file system's own block is (stat(2)).
+_STAT_BLOCK_BYTES: Final = 512
+#: Both values stay at 255 bytes or less: larger ones leave the XFS inode, 30 us instead of 4.
+XATTR_FIXED: Final = "trusted.kvfs.fixed"
+XATTR_NAME: Final = "trusted.kvfs.name"
+#: CRC32C of a symlink's target, which is the content of its identity file.
+XATTR_TARGET_CRC: Final = "trusted.kvfs.target_crc"
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FILE_FLAGS: Final = os.O_CLOEXEC | os.O_NOATIME | os.O_NOFOLLOW
+#: The largest offset XFS, ext4 and tmpfs all accept as the end of a hole (fs s_maxbytes).
+_HOLE_END_BYTES: Final = (1 << 44) - 4096
+
+
+@contextlib.contextmanager
+def _space_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise NoSpace(str(error)) from error
+        raise
+
+
+class Extents:
+    """The extent files and identity files of one pool directory."""
+
+    def __init__(self, pool_fd: int, syscalls: Syscalls, fs_type: FsType) -> None:
+        self._syscalls = syscalls
+        self._fs_type = fs_type
+        self._extents = FanOut(pool_fd, "extents", syscalls)
+        self._nodes = FanOut(pool_fd, "identities", syscalls)
+
+    def close(self) -> None:
+        """Close the directories; extents that were handed out as fds stay open."""
+        self._extents.close()
+        self._nodes.close()
+
+    # ---- extents ----
+
+    def create(self, ino: InodeNo, reserve_bytes: int) -> int:
+        """Create *ino*'s extent, of length 0 with *reserve_bytes* of blocks; return an O_RDWR fd.
+
+        Raises NoSpace, and Damaged if the number was used before; leaves nothing behind then.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE_FLAGS
+        with _space_errors():
+            directory_fd = self._extents.directory(ino, make=True)
+            try:
+                fd = self._syscalls.open(file_name(ino), flags, 0o600, dir_fd=directory_fd)
+            except FileExistsError as error:
+                raise Damaged(f"extent {ino:#x} exists before its inode") from error
+            if reserve_bytes > 0:
+                try:
+                    self.reserve(fd, reserve_bytes)
+                except BaseException:
+                    self._syscalls.close(fd)
+                    self.unlink(ino)
+                    raise
+        return fd
+
+    def reserve(self, fd: int, size_bytes: int) -> None:
+        """Allocate the blocks of the first *size_bytes* and leave the length. Raises NoSpace."""
+        with _space_errors():
+            self._syscalls.fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, size_bytes)
+
+    def open(self, ino: InodeNo, flags: int) -> int:
+        """Open *ino*'s extent with *flags* (access mode, O_DIRECT). Raises Damaged if missing."""
+        try:
+            directory_fd = self._extents.directory(ino)
+            return self._syscalls.open(file_name(ino), flags | _FILE_FLAGS, dir_fd=directory_fd)
+        except FileNotFoundError as error:
+            raise Damaged(f"extent {ino:#x} is missing") from error
+
+    def trim(self, fd: int, size_bytes: int) -> int:
+        """Give back the blocks beyond *size_bytes*, the file's size; return what it still holds.
+
+        XFS and tmpfs: a hole past EOF, 25 us on a dirty extent where ftruncate writes the file
+        back first (9 ms). ext4 ignores holes past EOF; there ftruncate to the same size does it.
+        """
+        if self._fs_type == "ext4":
+            self._syscalls.ftruncate(fd, size_bytes)
+        else:
+            start_bytes = round_up(size_bytes)
+            if start_bytes < _HOLE_END_BYTES:
+                mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+                self._syscalls.fallocate(fd, mode, start_bytes, _HOLE_END_BYTES - start_bytes)
+        return self.allocated_bytes(fd)
+
+    def allocated_bytes(self, fd: int) -> int:
+        """Return the bytes of the device that the extent behind *fd* holds (st_blocks)."""
+        return self._syscalls.fstat(fd).st_blocks * _STAT_BLOCK_BYTES
+
+    def stat(self, ino: InodeNo) -> os.stat_result | None:
+        """Return the stat of *ino*'s extent, None if there is none."""
+        return self._stat(self._extents, ino)
+
+    def unlink(self, ino: InodeNo) -> None:
+        """Remove *ino*'s extent; a missing one is fine. Open fds keep the bytes and the blocks."""
+        self._unlink(self._extents, ino)
+
+    def identify(self, ino: InodeNo, identity: Identity) -> bool:
+        """Write *identity* onto *ino*'s extent (two setxattr); False if the extent is gone."""
+        return self._identify(self._extents, ino, identity)
+
+    def identity(self, ino: InodeNo) -> Identity | None:
+        """Return what *ino*'s extent says it is, None if nothing. Raises Damaged."""
+        return self._identity(self._extents, ino)
+
+    def scan(self) -> Iterator[InodeNo]:
+        """Yield the inode number of every extent."""
+        return self._extents.scan()
+
+    # ---- identity files of directories and symlinks ----
+
+    def identify_node(self, ino: InodeNo, identity: Identity, target: bytes = b"") -> None:
+        """Write the identity file of a directory, or of a symlink to *target*. Raises NoSpace.
+
+        Called again for a new name or parent. A symlink's target never changes, so that writing
+        the same bytes again harms nothing.
+        """
+        with _space_errors():
+            directory_fd = self._nodes.directory(ino, make=True)
+            flags = os.O_WRONLY | os.O_CREAT | _FILE_FLAGS
+            fd = self._syscalls.open(file_name(ino), flags, 0o600, dir_fd=directory_fd)
+            try:
+                if stat.S_ISLNK(identity.mode):
+                    self._syscalls.pwrite(fd, target, 0)
+                    self._syscalls.ftruncate(fd, len(target))
+                    crc = crc32c(target).to_bytes(4, "little")
+                    self._syscalls.setxattr(fd, XATTR_TARGET_CRC, crc)
+                self._set_identity(fd, identity)
+            finally:
+                self._syscalls.close(fd)
+
+    def node_identity(self, ino: InodeNo) -> Identity | None:
+        """Return what *ino*'s identity file says, None if nothing. Raises Damaged."""
+        return self._identity(self._nodes, ino)
+
+    def node_target(self, ino: InodeNo) -> bytes:
+        """Return a symlink's target from its identity file. Raises Damaged if it is not whole."""
+        try:
+            directory_fd = self._nodes.directory(ino)
+            fd = self._syscalls.open(file_name(ino), _FILE_FLAGS, dir_fd=directory_fd)
+        except FileNotFoundError as error:
+            raise Damaged(f"identity file {ino:#x} is missing") from error
+        try:
+            target = self._syscalls.pread(fd, self._syscalls.fstat(fd).st_size, 0)
+            expected = self._syscalls.getxattr(fd, XATTR_TARGET_CRC)
+        except OSError as error:
+            raise Damaged(f"target of {ino:#x} cannot be read: {error}") from error
+        finally:
+            self._syscalls.close(fd)
+        if not target or crc32c(target).to_bytes(4, "little") != expected:
+            raise Damaged(f"target of {ino:#x} is not what was written")
+        return target
+
+    def forget_node(self, ino: InodeNo) -> None:
+        """Remove *ino*'s identity file; a missing one is fine."""
+        self._unlink(self._nodes, ino)
+
+    def scan_nodes(self) -> Iterator[InodeNo]:
+        """Yield the inode number of every identity file."""
+        return self._nodes.scan()
+
+    # ---- both kinds ----
+
+    def _stat(self, files: FanOut, ino: InodeNo) -> os.stat_result | None:
+        try:
+            return self._syscalls.stat(
+                file_name(ino), dir_fd=files.directory(ino), follow_symlinks=False
+            )
+        except FileNotFoundError:
+            return None
+
+    def _unlink(self, files: FanOut, ino: InodeNo) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._syscalls.unlink(file_name(ino), dir_fd=files.directory(ino))
+
+    def _identify(self, files: FanOut, ino: InodeNo, identity: Identity) -> bool:
+        with _space_errors():
+            try:
+                self._set_identity(files.path(ino), identity)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def _set_identity(self, file: int | str, identity: Identity) -> None:
+        fixed, name = pack_identity(identity)
+        # Between the two the CRC in the first does not fit the second: Damaged, never a mixture.
+        self._syscalls.setxattr(file, XATTR_NAME, name)
+        self._syscalls.setxattr(file, XATTR_FIXED, fixed)
+
+    def _identity(self, files: FanOut, ino: InodeNo) -> Identity | None:
+        try:
+            path = files.path(ino)
+            fixed = self._syscalls.getxattr(path, XATTR_FIXED)
+            name = self._syscalls.getxattr(path, XATTR_NAME)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno == errno.ENODATA:
+                return None
+            raise
+        identity = parse_identity(fixed, name)
+        if identity.ino != ino:
+            raise Damaged(f"file {ino:#x} carries the identity of {identity.ino:#x}")
+        return identity

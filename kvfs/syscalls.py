@@ -1,0 +1,92 @@
+"""The system calls of the tier that can fail, as one class: the seam where a test injects failures.
+
+Nothing here knows what a block is. The methods are the functions of ``os`` themselves where those
+exist: the seam costs one attribute lookup. Every method may be called from any thread.
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+from typing import Final, Protocol
+
+#: linux/falloc.h.
+FALLOC_FL_KEEP_SIZE: Final = 0x01
+FALLOC_FL_PUNCH_HOLE: Final = 0x02
+FALLOC_FL_ZERO_RANGE: Final = 0x10
+
+# CDLL releases the GIL around each call and keeps errno per thread (use_errno). c_int64 is off_t
+# on every 64-bit Linux, the only one kvfs runs on.
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_libc.fallocate.restype = ctypes.c_int
+_libc.syncfs.argtypes = (ctypes.c_int,)
+_libc.syncfs.restype = ctypes.c_int
+
+
+class Transaction(Protocol):
+    """What ``Syscalls.commit`` needs of an LMDB transaction."""
+
+    def commit(self) -> None:
+        """Make the transaction visible; may raise."""
+
+
+def raise_errno(what: str) -> None:
+    """Raise the OSError of the libc call that just failed in this thread."""
+    number = ctypes.get_errno()
+    raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+class Syscalls:
+    """The calls as the kernel answers them; errors are OSError (``commit``: lmdb.Error)."""
+
+    open = staticmethod(os.open)
+    close = staticmethod(os.close)
+    read = staticmethod(os.read)
+    write = staticmethod(os.write)
+    pread = staticmethod(os.pread)
+    preadv = staticmethod(os.preadv)
+    pwrite = staticmethod(os.pwrite)
+    pwritev = staticmethod(os.pwritev)
+    lseek = staticmethod(os.lseek)
+    ftruncate = staticmethod(os.ftruncate)
+    fsync = staticmethod(os.fsync)
+    fdatasync = staticmethod(os.fdatasync)
+    fstat = staticmethod(os.fstat)
+    stat = staticmethod(os.stat)
+    statvfs = staticmethod(os.statvfs)
+    fchmod = staticmethod(os.fchmod)
+    mkdir = staticmethod(os.mkdir)
+    rmdir = staticmethod(os.rmdir)
+    unlink = staticmethod(os.unlink)
+    rename = staticmethod(os.rename)
+    utime = staticmethod(os.utime)
+    setxattr = staticmethod(os.setxattr)
+    getxattr = staticmethod(os.getxattr)
+    listxattr = staticmethod(os.listxattr)
+    removexattr = staticmethod(os.removexattr)
+    flock = staticmethod(fcntl.flock)
+    ioctl = staticmethod(fcntl.ioctl)
+    posix_fadvise = staticmethod(os.posix_fadvise)
+
+    def listdir(self, fd: int) -> list[str]:
+        """Return the names in the directory *fd*, which nobody else reads meanwhile."""
+        return os.listdir(fd)
+
+    def fallocate(self, fd: int, mode: int, offset_bytes: int, length_bytes: int) -> None:
+        """Call fallocate(2) with *mode* (FALLOC_FL_*), again after a signal.
+
+        os.posix_fallocate knows no mode and writes zeros where the file system has no fallocate.
+        """
+        while _libc.fallocate(fd, mode, offset_bytes, length_bytes) != 0:
+            if ctypes.get_errno() != errno.EINTR:
+                raise_errno("fallocate")
+
+    def syncfs(self, fd: int) -> None:
+        """Write back everything of the file system that *fd* lies on (syncfs(2))."""
+        if _libc.syncfs(fd) != 0:
+            raise_errno("syncfs")
+
+    def commit(self, txn: Transaction) -> None:
+        """Commit an LMDB write transaction."""
+        txn.commit()
