@@ -1,0 +1,77 @@
+# The one entry. `make demo` and `make test` work on a bare Debian 12, as root, with git, make and
+# apt: each installs what is missing, first the packages, then everything from PyPI into .venv.
+
+VENV := .venv
+CONNECTORS_VENV := .venv-connectors
+PINS := pyproject.toml constraints.txt make/venv.sh
+
+# Python to make .venv with; the default is the first of these that is 3.11 or later.
+PYTHON ?=
+export PYTHON
+
+# A Python that has the connectors' packages; the default is one made for the purpose.
+# CONNECTORS=no leaves them out, and with them the tests that run real connectors.
+ifeq ($(CONNECTORS),no)
+KVFS_CONNECTORS_PYTHON :=
+else
+KVFS_CONNECTORS_PYTHON ?= $(CURDIR)/$(CONNECTORS_VENV)/bin/python
+endif
+export KVFS_CONNECTORS_PYTHON
+
+# Flags for `kvfs demo` and for pytest, e.g. make demo DEMO="--bytes 4GiB", make test TESTS=tests/core.
+DEMO ?=
+TESTS ?=
+
+CONNECTOR_FILES := $(wildcard tests/connectors/requirements.txt tests/connectors/install.sh)
+
+.PHONY: help demo test check proof lint system clean
+
+help:
+	@echo "make demo    mount a small pool, run a KV-shaped load on it, check every byte (a minute)"
+	@echo "make test    everything that CI runs"
+	@echo "make proof   the long proofs; their output goes to docs/proof-*.txt"
+	@echo "make clean   remove what the others made in this folder"
+
+demo: $(VENV)/.runtime
+	$(VENV)/bin/kvfs demo $(DEMO)
+
+test: lint connectors
+	$(VENV)/bin/pytest $(TESTS)
+
+check: test
+
+lint: $(VENV)/.test
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+
+proof: $(VENV)/.test connectors
+	sh make/proof.sh
+
+system:
+	sh make/system.sh make/packages-runtime.txt make/packages-test.txt
+
+$(VENV)/.runtime: $(PINS) make/packages-runtime.txt
+	sh make/system.sh make/packages-runtime.txt
+	sh make/venv.sh $(VENV) ""
+	touch $@
+
+$(VENV)/.test: $(VENV)/.runtime make/packages-test.txt
+	sh make/system.sh make/packages-runtime.txt make/packages-test.txt
+	sh make/venv.sh $(VENV) "[test]"
+	touch $@
+
+.PHONY: connectors
+ifeq ($(and $(CONNECTOR_FILES),$(filter $(CURDIR)/$(CONNECTORS_VENV)/%,$(KVFS_CONNECTORS_PYTHON))),)
+connectors:
+else
+connectors: $(CONNECTORS_VENV)/.installed
+endif
+
+$(CONNECTORS_VENV)/.installed: $(VENV)/.test $(CONNECTOR_FILES) make/connectors.sh
+	sh make/connectors.sh $(CONNECTORS_VENV)
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(CONNECTORS_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
