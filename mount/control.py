@@ -1,0 +1,205 @@
+"""The control socket of a running server: JSON lines for root and for the server's own user.
+
+``{"v": 1, "do": VERB, "args": {...}}`` is answered ``{"v": 1, "ok": true, "result": {...}}`` or
+``{"v": 1, "ok": false, "error": TEXT, "exit_code": N}``. Whatever a client sends, the server
+lives on. What the verbs do is not known here.
+"""
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import trio
+
+from kvfs.control_client import PROTOCOL_VERSION
+from kvfs.errors import CommandError, KvfsError, NotRoot, ServeFailed, SourceBusy, UsageError
+
+Verb = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+
+#: No request is longer: verbs take a few names and numbers.
+LINE_MAX_BYTES: Final = 64 * 1024
+#: Operators and one exporter; more than this is a leak on the other side.
+CONNECTIONS_MAX: Final = 16
+#: A client that says nothing, or does not read its reply, is dropped.
+IDLE_MAX_S: Final = 30.0
+
+_PEERCRED: Final = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
+_log: Final = logging.getLogger(__name__)
+
+
+async def serve_control(
+    path: str,
+    verbs: Mapping[str, Verb],
+    task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Answer *verbs* on the socket *path* until cancelled; ``started`` once it listens.
+
+    Raises SourceBusy when a living server has that socket, ServeFailed when none can be made.
+    """
+    listening = listen(path)
+    bound = os.stat(path)
+    server = _Server(verbs)
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trio.serve_listeners, server.serve, [_listener(listening)])
+            task_status.started()
+    finally:
+        _remove_own(path, bound)
+        listening.close()
+
+
+def listen(path: str) -> socket.socket:
+    """Return a listening socket at *path*, mode 0600; a dead server's socket is replaced.
+
+    Raises SourceBusy when the socket's server lives, ServeFailed when *path* cannot be used.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        # bind(2) gives the file the socket's own mode less the umask (unix_bind_bsd in
+        # net/unix/af_unix.c), so that no moment exists in which others could connect.
+        os.fchmod(listening.fileno(), 0o600)
+        with _locked_directory(os.path.dirname(path)):
+            _remove_stale(path)
+            listening.bind(path)
+            listening.listen(CONNECTIONS_MAX)
+    except OSError as error:
+        listening.close()
+        raise ServeFailed(f"control socket {path}: {error.strerror or error}") from error
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+@contextmanager
+def _locked_directory(directory: str) -> Iterator[None]:
+    """Hold the directory's lock, so that two starting servers do not remove each other's socket."""
+    os.makedirs(directory, mode=0o755, exist_ok=True)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _remove_stale(path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as attempt:
+        attempt.setblocking(False)
+        result = attempt.connect_ex(path)
+    if result == errno.ENOENT:
+        return
+    if result == errno.ECONNREFUSED:
+        os.unlink(path)
+        return
+    if result in (0, errno.EAGAIN):  # EAGAIN: its backlog is full, so it listens
+        raise SourceBusy(f"another kvfs serves under this name already (control socket {path})")
+    raise OSError(result, os.strerror(result))
+
+
+def _remove_own(path: str, bound: os.stat_result) -> None:
+    """Remove the socket file, unless a successor has put its own there."""
+    try:
+        with _locked_directory(os.path.dirname(path)):
+            if os.path.samestat(os.stat(path), bound):
+                os.unlink(path)
+    except OSError as error:
+        _log.warning("control socket %s left behind: %s", path, error)
+
+
+def _listener(listening: socket.socket) -> trio.SocketListener:
+    return trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+
+
+class _Server:
+    """Answers connections; a bounded number at a time, each bounded in line length and time."""
+
+    def __init__(self, verbs: Mapping[str, Verb]) -> None:
+        self._verbs = verbs
+        self._connections = 0
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        if self._connections >= CONNECTIONS_MAX:
+            await stream.aclose()
+            return
+        self._connections += 1
+        try:
+            async with stream:
+                await self._converse(stream)
+        except (trio.BrokenResourceError, trio.TooSlowError):
+            _log.debug("control connection dropped")
+        finally:
+            self._connections -= 1
+
+    async def _converse(self, stream: trio.SocketStream) -> None:
+        if not _peer_allowed(stream):
+            await _send(stream, _refusal(NotRoot("the control socket is for root")))
+            return
+        received = bytearray()
+        while True:
+            end = received.find(b"\n")
+            if end >= 0:
+                line = bytes(received[:end])
+                del received[: end + 1]
+                await _send(stream, await self._answer(line))
+                continue
+            if len(received) > LINE_MAX_BYTES:
+                await _send(stream, _refusal(UsageError("the request is too long")))
+                return
+            with trio.fail_after(IDLE_MAX_S):
+                part = await stream.receive_some(LINE_MAX_BYTES)
+            if not part:
+                return
+            received += part
+
+    async def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            verb, args = self._parse(line)
+            return {"v": PROTOCOL_VERSION, "ok": True, "result": await verb(args)}
+        except KvfsError as error:
+            return _refusal(error)
+        except Exception:  # the door: a verb's bug is its caller's bad luck, not the mount's end
+            _log.exception("control request failed")
+            return _refusal(ServeFailed("the server failed on this request; see its log"))
+
+    def _parse(self, line: bytes) -> tuple[Verb, dict[str, Any]]:
+        try:
+            request = json.loads(line)
+        except (ValueError, RecursionError):
+            raise UsageError("the request is not a line of JSON") from None
+        if not isinstance(request, dict):
+            raise UsageError("the request is not a JSON table")
+        if request.get("v") != PROTOCOL_VERSION:
+            raise UsageError(f"protocol version {request.get('v')!r} is not {PROTOCOL_VERSION}")
+        do, args = request.get("do"), request.get("args", {})
+        verb = self._verbs.get(do) if isinstance(do, str) else None
+        if verb is None:
+            raise UsageError(f"unknown request {do!r}; known: {', '.join(sorted(self._verbs))}")
+        if not isinstance(args, dict):
+            raise UsageError("args is not a JSON table")
+        return verb, args
+
+
+def _peer_allowed(stream: trio.SocketStream) -> bool:
+    raw = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+    _pid, uid, _gid = _PEERCRED.unpack(raw)
+    return uid in (0, os.geteuid())
+
+
+def _refusal(error: KvfsError) -> dict[str, Any]:
+    exit_code = error.exit_code if isinstance(error, CommandError) else CommandError.exit_code
+    reason = str(error) or type(error).__name__
+    return {"v": PROTOCOL_VERSION, "ok": False, "error": reason, "exit_code": exit_code}
+
+
+async def _send(stream: trio.SocketStream, reply: dict[str, Any]) -> None:
+    line = json.dumps(reply, separators=(",", ":"), default=repr)
+    with trio.fail_after(IDLE_MAX_S):
+        await stream.send_all(line.encode() + b"\n")
