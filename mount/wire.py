@@ -1,0 +1,150 @@
+"""The few FUSE message layouts that the channel must read or write.
+
+All numbers and layouts are those of linux/include/uapi/linux/fuse.h (protocol 7.x, little endian
+hosts); nothing here talks to the kernel.
+"""
+
+import struct
+from enum import IntEnum
+from typing import Final
+
+
+class Opcode(IntEnum):
+    """FUSE request codes (enum fuse_opcode)."""
+
+    LOOKUP = 1
+    FORGET = 2
+    GETATTR = 3
+    SETATTR = 4
+    READLINK = 5
+    SYMLINK = 6
+    MKNOD = 8
+    MKDIR = 9
+    UNLINK = 10
+    RMDIR = 11
+    RENAME = 12
+    LINK = 13
+    OPEN = 14
+    READ = 15
+    WRITE = 16
+    STATFS = 17
+    RELEASE = 18
+    FSYNC = 20
+    SETXATTR = 21
+    GETXATTR = 22
+    LISTXATTR = 23
+    REMOVEXATTR = 24
+    FLUSH = 25
+    INIT = 26
+    OPENDIR = 27
+    READDIR = 28
+    RELEASEDIR = 29
+    FSYNCDIR = 30
+    GETLK = 31
+    SETLK = 32
+    SETLKW = 33
+    ACCESS = 34
+    CREATE = 35
+    INTERRUPT = 36
+    BMAP = 37
+    DESTROY = 38
+    IOCTL = 39
+    POLL = 40
+    NOTIFY_REPLY = 41
+    BATCH_FORGET = 42
+    FALLOCATE = 43
+    READDIRPLUS = 44
+    RENAME2 = 45
+    LSEEK = 46
+    COPY_FILE_RANGE = 47
+    SETUPMAPPING = 48
+    REMOVEMAPPING = 49
+    SYNCFS = 50
+    TMPFILE = 51
+    STATX = 52
+    COPY_FILE_RANGE_64 = 53
+
+
+#: struct fuse_in_header: len, opcode, unique, nodeid, uid, gid, pid, total_extlen, padding.
+IN_HEADER: Final = struct.Struct("<IIQQIIIHH")
+IN_HEADER_BYTES: Final = 40
+#: struct fuse_out_header: len, error, unique.
+OUT_HEADER: Final = struct.Struct("<IiQ")
+OUT_HEADER_BYTES: Final = 16
+assert IN_HEADER.size == IN_HEADER_BYTES
+assert OUT_HEADER.size == OUT_HEADER_BYTES
+
+#: struct fuse_open_out: fh, open_flags, backing_id.
+OPEN_OUT: Final = struct.Struct("<QIi")
+#: struct fuse_entry_out: nodeid, generation, entry_valid, attr_valid, two nsec fields, attr.
+ENTRY_OUT_BYTES: Final = 128
+#: struct fuse_attr_out: attr_valid, attr_valid_nsec, dummy, attr.
+ATTR_OUT_HEAD: Final = struct.Struct("<QII")
+ENTRY_OUT_HEAD: Final = struct.Struct("<QQQQII")
+#: struct fuse_attr: ino, size, blocks, atime, mtime, ctime (s), their ns, mode, nlink, uid, gid,
+#: rdev, blksize, flags.
+ATTR: Final = struct.Struct("<QQQqqqIIIIIIIIII")
+assert ATTR.size == 88
+assert ENTRY_OUT_HEAD.size + ATTR.size == ENTRY_OUT_BYTES
+
+#: struct fuse_open_in: flags, open_flags.
+OPEN_IN: Final = struct.Struct("<II")
+#: struct fuse_release_in: fh, flags, release_flags, lock_owner.
+RELEASE_IN: Final = struct.Struct("<QIIQ")
+#: struct fuse_flush_in: fh, unused, padding, lock_owner.
+FLUSH_IN: Final = struct.Struct("<QIIQ")
+#: struct fuse_fallocate_in: fh, offset, length, mode, padding.
+FALLOCATE_IN: Final = struct.Struct("<QQQII")
+#: struct fuse_lseek_in: fh, offset, whence, padding.
+LSEEK_IN: Final = struct.Struct("<QQII")
+LSEEK_OUT: Final = struct.Struct("<Q")
+#: struct fuse_getxattr_in: size, padding; the name follows.
+GETXATTR_IN: Final = struct.Struct("<II")
+#: struct fuse_setxattr_in as long as FUSE_SETXATTR_EXT is not agreed: size, flags.
+SETXATTR_IN: Final = struct.Struct("<II")
+#: struct fuse_getattr_in: getattr_flags, dummy, fh.
+GETATTR_IN: Final = struct.Struct("<IIQ")
+
+#: Offsets in struct fuse_init_out, counted from the end of the out header.
+INIT_FLAGS_OFFSET: Final = 12
+INIT_MAX_BACKGROUND_OFFSET: Final = 16
+INIT_FLAGS2_OFFSET: Final = 32
+INIT_MAX_STACK_DEPTH_OFFSET: Final = 36
+INIT_OUT_BYTES: Final = 64
+#: struct fuse_init_in: major, minor, max_readahead, flags, flags2.
+INIT_IN: Final = struct.Struct("<IIIII")
+
+FUSE_PARALLEL_DIROPS: Final = 1 << 18
+FUSE_HANDLE_KILLPRIV_V2: Final = 1 << 28
+FUSE_INIT_EXT: Final = 1 << 30
+FUSE_DIRECT_IO_ALLOW_MMAP: Final = 1 << 36
+FUSE_PASSTHROUGH: Final = 1 << 37
+FUSE_HAS_RESEND: Final = 1 << 39
+
+FOPEN_DIRECT_IO: Final = 1 << 0
+FOPEN_KEEP_CACHE: Final = 1 << 1
+FOPEN_NOFLUSH: Final = 1 << 5
+FOPEN_PARALLEL_DIRECT_WRITES: Final = 1 << 6
+FOPEN_PASSTHROUGH: Final = 1 << 7
+
+FUSE_GETATTR_FH: Final = 1 << 0
+
+#: Notification codes (enum fuse_notify_code).
+NOTIFY_INVAL_INODE: Final = 2
+NOTIFY_INVAL_ENTRY: Final = 3
+NOTIFY_DELETE: Final = 6
+NOTIFY_RESEND: Final = 7
+NOTIFY_INC_EPOCH: Final = 8
+
+#: Requests the kernel expects no answer to.
+UNANSWERED: Final = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT})
+
+
+def error_reply(unique: int, errno_code: int) -> bytes:
+    """Return a whole reply that fails request *unique* with *errno_code* (positive, 0 succeeds)."""
+    return OUT_HEADER.pack(OUT_HEADER_BYTES, -errno_code, unique)
+
+
+def data_reply(unique: int, payload: bytes) -> bytes:
+    """Return a whole successful reply that carries *payload*."""
+    return OUT_HEADER.pack(OUT_HEADER_BYTES + len(payload), 0, unique) + payload
