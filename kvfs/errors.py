@@ -161,3 +161,9 @@ class CheckFailed(CommandError):
     """fsck found damage and was not asked to repair it."""
 
     exit_code = 14
+
+
+class BenchFailed(CommandError):
+    """A job of the benchmark failed on one side, or read other bytes than it stored."""
+
+    exit_code = 15
