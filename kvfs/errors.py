@@ -167,3 +167,9 @@ class BenchFailed(CommandError):
     """A job of the benchmark failed on one side, or read other bytes than it stored."""
 
     exit_code = 15
+
+
+class VerifyFailed(CommandError):
+    """A load read other bytes than it stored, or missed a block that it stored."""
+
+    exit_code = 16
