@@ -173,3 +173,15 @@ class VerifyFailed(CommandError):
     """A load read other bytes than it stored, or missed a block that it stored."""
 
     exit_code = 16
+
+
+class SourceBlank(CommandError):
+    """SOURCE holds nothing at all: ``kvfs mkfs`` makes a pool of it, and so does ``kvfs mount``."""
+
+    exit_code = 15
+
+
+class SourceDamaged(CommandError):
+    """SOURCE fails: I/O errors, or an XFS that can neither be made nor mounted."""
+
+    exit_code = 16

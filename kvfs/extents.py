@@ -30,8 +30,8 @@ XATTR_NAME: Final = "trusted.kvfs.name"
 XATTR_TARGET_CRC: Final = "trusted.kvfs.target_crc"
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FILE_FLAGS: Final = os.O_CLOEXEC | os.O_NOATIME | os.O_NOFOLLOW
-#: The largest offset XFS, ext4 and tmpfs all accept as the end of a hole (fs s_maxbytes).
-_HOLE_END_BYTES: Final = (1 << 44) - 4096
+#: MAX_LFS_FILESIZE (linux/fs.h), the s_maxbytes of XFS and tmpfs: a hole may end there.
+_FILE_END_BYTES: Final = (1 << 63) - 1
 
 
 @contextlib.contextmanager
@@ -104,9 +104,9 @@ class Extents:
             self._syscalls.ftruncate(fd, size_bytes)
         else:
             start_bytes = round_up(size_bytes)
-            if start_bytes < _HOLE_END_BYTES:
+            if start_bytes < _FILE_END_BYTES:
                 mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
-                self._syscalls.fallocate(fd, mode, start_bytes, _HOLE_END_BYTES - start_bytes)
+                self._syscalls.fallocate(fd, mode, start_bytes, _FILE_END_BYTES - start_bytes)
         return self.allocated_bytes(fd)
 
     def allocated_bytes(self, fd: int) -> int:
