@@ -178,10 +178,10 @@ class VerifyFailed(CommandError):
 class SourceBlank(CommandError):
     """SOURCE holds nothing at all: ``kvfs mkfs`` makes a pool of it, and so does ``kvfs mount``."""
 
-    exit_code = 15
+    exit_code = 17
 
 
 class SourceDamaged(CommandError):
     """SOURCE fails: I/O errors, or an XFS that can neither be made nor mounted."""
 
-    exit_code = 16
+    exit_code = 18
