@@ -5,21 +5,19 @@
 lives on. What the verbs do is not known here.
 """
 
-import errno
-import fcntl
 import json
 import logging
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import trio
 
 from kvfs.control_client import PROTOCOL_VERSION
-from kvfs.errors import CommandError, KvfsError, NotRoot, ServeFailed, SourceBusy, UsageError
+from kvfs.control_files import locked_directory, remove_stale
+from kvfs.errors import CommandError, KvfsError, NotRoot, ServeFailed, UsageError
 
 Verb = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -65,8 +63,8 @@ def listen(path: str) -> socket.socket:
         # bind(2) gives the file the socket's own mode less the umask (unix_bind_bsd in
         # net/unix/af_unix.c), so that no moment exists in which others could connect.
         os.fchmod(listening.fileno(), 0o600)
-        with _locked_directory(os.path.dirname(path)):
-            _remove_stale(path)
+        with locked_directory(os.path.dirname(path)):
+            remove_stale(path)
             listening.bind(path)
             listening.listen(CONNECTIONS_MAX)
     except OSError as error:
@@ -78,36 +76,10 @@ def listen(path: str) -> socket.socket:
     return listening
 
 
-@contextmanager
-def _locked_directory(directory: str) -> Iterator[None]:
-    """Hold the directory's lock, so that two starting servers do not remove each other's socket."""
-    os.makedirs(directory, mode=0o755, exist_ok=True)
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _remove_stale(path: str) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as attempt:
-        attempt.setblocking(False)
-        result = attempt.connect_ex(path)
-    if result == errno.ENOENT:
-        return
-    if result == errno.ECONNREFUSED:
-        os.unlink(path)
-        return
-    if result in (0, errno.EAGAIN):  # EAGAIN: its backlog is full, so it listens
-        raise SourceBusy(f"another kvfs serves under this name already (control socket {path})")
-    raise OSError(result, os.strerror(result))
-
-
 def _remove_own(path: str, bound: os.stat_result) -> None:
     """Remove the socket file, unless a successor has put its own there."""
     try:
-        with _locked_directory(os.path.dirname(path)):
+        with locked_directory(os.path.dirname(path)):
             if os.path.samestat(os.stat(path), bound):
                 os.unlink(path)
     except OSError as error:

@@ -1,0 +1,70 @@
+"""How the server process behaves towards the machine: memory, open files, the OOM killer.
+
+Nothing here may stop a mount: what the machine refuses comes back as a line for the log.
+"""
+
+import ctypes
+import gc
+import os
+import resource
+from typing import Final
+
+from kvfs.config import Settings
+
+#: linux/prctl.h. Memory that this thread, and threads it starts later, ask for never waits on
+#: writing dirty blocks of our own mount, which would wait for us.
+_PR_SET_IO_FLUSHER: Final = 57
+#: Allocations between two looks of the collector: handlers make short-lived tuples, and a look at
+#: every 700 of them (Python's default) costs more than it finds.
+_COLLECT_EVERY: Final = 50_000
+
+
+def adopt(settings: Settings) -> list[str]:
+    """Take the manners on; call it on the main thread, before other threads start.
+
+    Returns one line for each that the machine refused.
+    """
+    refusals = [
+        _set_io_flusher(),
+        _set_oom_score(settings.oom_score_adj),
+        _set_open_files(settings.open_files_max),
+    ]
+    return [refusal for refusal in refusals if refusal]
+
+
+def settle_memory() -> None:
+    """Take what exists after the start out of the collector's sight; call it once serving."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_EVERY, 20, 50)
+
+
+def _set_io_flusher() -> str:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_IO_FLUSHER, *(ctypes.c_ulong(value) for value in (1, 0, 0, 0))) == 0:
+        return ""
+    return f"PR_SET_IO_FLUSHER: {os.strerror(ctypes.get_errno())}"
+
+
+def _set_oom_score(score: int) -> str:
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write(str(score))
+    except OSError as error:
+        return f"oom_score_adj {score}: {error.strerror}"
+    return ""
+
+
+def _set_open_files(wanted: int) -> str:
+    """Raise RLIMIT_NOFILE to *wanted*, or to as much of it as the machine gives."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+        except (ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            return f"open files: {wanted} refused, {hard} it is"
+        return ""
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return ""
