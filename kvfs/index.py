@@ -1,0 +1,302 @@
+"""The index: names, inodes, extended attributes and counters in one LMDB database.
+
+Synchronous on purpose (a commit takes about 10 us, a thread hop 55 us): only ``sync`` and
+``preallocate`` may block and belong in a thread. Every read call begins and ends its own read
+transaction, so none lives across an ``await``. Knows keys and records, not what they mean.
+"""
+
+import os
+from typing import Final, Self
+
+import lmdb
+
+from kvfs.errors import Damaged, Exists, FormatUnknown, IndexDamaged, NoSpace
+from kvfs.index_errors import raise_index_error
+from kvfs.index_file import (
+    DATA_NAME,
+    IndexFile,
+    allocate_lock_file,
+    check_data_file,
+)
+from kvfs.index_transaction import WriteTransaction
+from kvfs.records import (
+    COUNTERS_KEY,
+    FORMAT_KEY,
+    INDEX_FORMAT,
+    INODE_PREFIX,
+    Counters,
+    child_key,
+    inode_key,
+    name_key,
+    pack_counters,
+    pack_format,
+    parse_child_key,
+    parse_counters,
+    parse_format,
+    parse_inode,
+    parse_inode_key,
+    parse_name,
+    parse_xattr_key,
+    unseal,
+    xattr_key,
+)
+from kvfs.syscalls import Syscalls
+from kvfs.types import InodeNo, InodeRecord
+
+DEFAULT_MAP_SIZE_BYTES: Final = 64 << 30
+DEFAULT_PREALLOCATE_BYTES: Final = 64 << 20
+#: ``preallocation_due`` asks LMDB only once in so many commits; each dirties about ten pages.
+_COMMITS_PER_LOOK: Final = 64
+
+
+class Index:
+    """One open index: one process at a time, one writing thread.
+
+    Every read raises Damaged when a record fails its checksum or LMDB's tree is broken there.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        map_size_bytes: int = DEFAULT_MAP_SIZE_BYTES,
+        preallocate_bytes: int = DEFAULT_PREALLOCATE_BYTES,
+        read_only: bool = False,
+        syscalls: Syscalls | None = None,
+    ) -> None:
+        """Open the index in directory *path*; writable, allocate the first step of room.
+
+        Read-only writes nothing at all, lock file included: the caller holds the pool's LOCK. A
+        full file system does not keep an index from opening; ``preallocation_due`` stays true.
+        Raises IndexDamaged, FormatUnknown, NoSpace (no lock file and no room for it), OSError.
+        """
+        self._syscalls = syscalls if syscalls is not None else Syscalls()
+        self._commits_to_look = 0
+        self._file: IndexFile | None = None
+        check_data_file(path)
+        if not read_only:
+            allocate_lock_file(path, self._syscalls)
+        self._env = _open_environment(path, map_size_bytes, read_only=read_only)
+        self._begin = self._env.begin
+        try:
+            self._check_format()
+            self._page_bytes: int = self._env.stat()["psize"]
+            if not read_only:
+                self._file = IndexFile(path, preallocate_bytes, map_size_bytes, self._syscalls)
+                self._preallocate_what_fits()
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def create(
+        cls,
+        path: str,
+        map_size_bytes: int = DEFAULT_MAP_SIZE_BYTES,
+        *,
+        preallocate_bytes: int = DEFAULT_PREALLOCATE_BYTES,
+        syscalls: Syscalls | None = None,
+    ) -> None:
+        """Make an empty index in directory *path*, made if missing; durable on return.
+
+        Raises Exists when there is one already, NoSpace, OSError.
+        """
+        calls = syscalls if syscalls is not None else Syscalls()
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        if os.path.lexists(f"{path}/{DATA_NAME}"):
+            raise Exists(f"index: {DATA_NAME} is there already")
+        allocate_lock_file(path, calls)
+        env = _open_environment(path, map_size_bytes, read_only=False)
+        try:
+            file = IndexFile(path, preallocate_bytes, map_size_bytes, calls)
+            try:
+                file.allocate(0)
+            finally:
+                file.close()
+            txn = env.begin(write=True)
+            txn.put(FORMAT_KEY, pack_format(INDEX_FORMAT))
+            txn.put(COUNTERS_KEY, pack_counters(Counters()))
+            calls.commit(txn)
+            env.sync(True)
+        except (lmdb.Error, OSError) as error:
+            raise_index_error(error)
+        finally:
+            env.close()
+
+    def close(self) -> None:
+        """Close the index; nothing is synced. Idempotent."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._env.close()
+
+    def __enter__(self) -> Self:
+        """Return the index itself, to be closed when the block is left."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def lookup(self, parent: InodeNo, name: bytes) -> InodeNo | None:
+        """Return the inode that *name* in directory *parent* leads to."""
+        key = name_key(parent, name)
+        raw = self._get(key)
+        return None if raw is None else parse_name(key, raw)
+
+    def inode(self, ino: InodeNo) -> InodeRecord | None:
+        """Return the record of *ino*."""
+        raw = self._get(inode_key(ino))
+        return None if raw is None else parse_inode(raw)
+
+    def children(self, parent: InodeNo, after: InodeNo, limit: int) -> list[tuple[InodeNo, bytes]]:
+        """Return up to *limit* (inode, name) of *parent*, by inode number, above *after*.
+
+        The inode number is the readdir cookie: names that come and go do not disturb the others.
+        """
+        prefix = child_key(parent, InodeNo(0))[:-8]
+        return [
+            (parse_child_key(key)[1], unseal(key, raw))
+            for key, raw in self._rows(child_key(parent, InodeNo(after + 1)), prefix, limit)
+        ]
+
+    def xattr(self, ino: InodeNo, name: bytes) -> bytes | None:
+        """Return the value of extended attribute *name* of *ino*."""
+        key = xattr_key(ino, name)
+        raw = self._get(key)
+        return None if raw is None else unseal(key, raw)
+
+    def xattrs(self, ino: InodeNo) -> list[bytes]:
+        """Return the names of the extended attributes of *ino*, sorted."""
+        prefix = xattr_key(ino, b"")
+        return [parse_xattr_key(key)[1] for key, _ in self._rows(prefix, prefix, None)]
+
+    def inodes(self, after: InodeNo, limit: int) -> list[tuple[InodeNo, InodeRecord | None]]:
+        """Return up to *limit* (inode, record) above *after*; None for a record that is damaged."""
+        found: list[tuple[InodeNo, InodeRecord | None]] = []
+        for key, raw in self._rows(inode_key(InodeNo(after + 1)), INODE_PREFIX, limit):
+            try:
+                record = parse_inode(raw)
+            except Damaged:
+                record = None
+            found.append((parse_inode_key(key), record))
+        return found
+
+    def rows(self, prefix: bytes, after: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        """Return up to *limit* raw rows whose keys begin with *prefix* and sort above *after*.
+
+        For fsck, which checks every keyspace against the others.
+        """
+        return list(self._rows(max(prefix, after + b"\0" if after else b""), prefix, limit))
+
+    def counters(self) -> Counters:
+        """Return the counters."""
+        raw = self._get(COUNTERS_KEY)
+        if raw is None:
+            raise Damaged("index: the counters row is missing")
+        return parse_counters(raw)
+
+    def write(self) -> WriteTransaction:
+        """Return a write transaction, to be used in a ``with`` statement."""
+        self._commits_to_look -= 1
+        return WriteTransaction(self._env, self._syscalls.commit)
+
+    def used_bytes(self) -> int:
+        """Return how much of data.mdb LMDB has ever used: pages freed since are used again."""
+        last_page: int = self._env.info()["last_pgno"]
+        return (last_page + 1) * self._page_bytes
+
+    def preallocation_due(self) -> bool:
+        """Whether ``preallocate`` should run; cheap enough for every request."""
+        if self._commits_to_look > 0 or self._file is None:
+            return False
+        if self._file.due(self.used_bytes()):
+            return True
+        self._commits_to_look = _COMMITS_PER_LOOK
+        return False
+
+    def preallocate(self) -> None:
+        """Allocate room ahead of use; may run in a thread. Raises NoSpace, OSError."""
+        if self._file is not None:
+            self._file.allocate(self.used_bytes())
+
+    def sync(self) -> None:
+        """Write everything committed to the device; blocks for some 20 ms, belongs in a thread.
+
+        Raises OSError.
+        """
+        try:
+            self._env.sync(True)
+        except lmdb.Error as error:
+            raise_index_error(error)
+
+    def _get(self, key: bytes) -> bytes | None:
+        try:
+            txn = self._begin()
+            raw = txn.get(key)
+            # Ends the transaction at once; were it left to the garbage collector, the pages it
+            # pins could not be used again.
+            txn.abort()
+        except lmdb.Error as error:
+            raise_index_error(error)
+        return raw
+
+    def _rows(self, start: bytes, prefix: bytes, limit: int | None) -> list[tuple[bytes, bytes]]:
+        found: list[tuple[bytes, bytes]] = []
+        if limit is not None and limit <= 0:
+            return found
+        try:
+            with self._begin() as txn, txn.cursor() as cursor:
+                if not cursor.set_range(start):
+                    return found
+                for row in cursor.iternext(keys=True, values=True):
+                    if not row[0].startswith(prefix):
+                        break
+                    found.append(row)
+                    if len(found) == limit:
+                        break
+        except lmdb.Error as error:
+            raise_index_error(error)
+        return found
+
+    def _check_format(self) -> None:
+        raw = self._get(FORMAT_KEY)
+        if raw is None:
+            raise IndexDamaged("index: it names no format version")
+        try:
+            version = parse_format(raw)
+        except Damaged as error:
+            raise IndexDamaged(f"index: {error}") from None
+        if version != INDEX_FORMAT:
+            raise FormatUnknown(f"index: found format {version}, supported is {INDEX_FORMAT}")
+
+    def _preallocate_what_fits(self) -> None:
+        try:
+            self.preallocate()
+        except NoSpace:
+            self._commits_to_look = 0
+
+
+def _open_environment(path: str, map_size_bytes: int, *, read_only: bool) -> lmdb.Environment:
+    """Open LMDB without any fsync of its own; raises IndexDamaged, OSError.
+
+    ``writemap`` stays off: a wild write of this process could not reach the index. ``lock`` is on
+    so that a copy taken in a thread pins its pages; read-only opens leave the lock file alone.
+    ``max_spare_txns=1`` keeps one ended read transaction for the next ``begin``.
+    """
+    try:
+        return lmdb.Environment(
+            path,
+            map_size=map_size_bytes,
+            readonly=read_only,
+            create=False,
+            mode=0o700,
+            sync=False,
+            metasync=False,
+            writemap=False,
+            lock=not read_only,
+            max_dbs=0,
+            max_spare_txns=1,
+        )
+    except lmdb.Error as error:
+        raise IndexDamaged(f"index: {error}") from None

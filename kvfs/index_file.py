@@ -1,0 +1,132 @@
+"""data.mdb as a file: room allocated ahead of LMDB, and a look at it before LMDB maps it.
+
+LMDB answers some damage with SIGBUS or SIGABRT, so what can be seen from outside is looked at
+first. The layout of LMDB's two meta pages is that of lib/mdb.c (MDB_page, MDB_meta, MDB_db) of
+LMDB 0.9, data version 1, on a 64-bit machine.
+"""
+
+import errno
+import os
+import struct
+from typing import Final, NamedTuple
+
+from kvfs.errors import FormatUnknown, IndexDamaged, NoSpace
+from kvfs.syscalls import Syscalls
+
+DATA_NAME: Final = "data.mdb"
+LOCK_NAME: Final = "lock.mdb"
+#: What LMDB makes it for 126 readers: slots of 64 bytes and a header.
+LOCK_FILE_BYTES: Final = 8192
+
+_MAGIC: Final = 0xBEEFC0DE
+_DATA_VERSION: Final = 1
+_P_META: Final = 0x08
+#: Page header (pgno, pad, flags, lower, upper), then magic, version, address, mapsize, then the
+#: free list's and the main tree's MDB_db (pad, flags, depth, 3 counts, entries, root), then the
+#: last page's number and the transaction's. The free list's pad is the page size.
+_META_PAGE: Final = struct.Struct("<QHHHH" + "IIQQ" + "IHHQQQQQ" * 2 + "QQ")
+assert _META_PAGE.size == 152
+
+
+class Meta(NamedTuple):
+    """What one meta page says: the page size, the last page in use, the transaction."""
+
+    psize_bytes: int
+    last_page: int
+    transaction: int
+
+
+def parse_meta(raw: bytes, page: int) -> Meta:
+    """Return what meta page *page* says; raises IndexDamaged, FormatUnknown."""
+    if len(raw) < _META_PAGE.size:
+        raise IndexDamaged(f"index: {DATA_NAME} ends inside its meta page {page}")
+    fields = _META_PAGE.unpack_from(raw)
+    flags, magic, version, psize = fields[2], fields[5], fields[6], fields[9]
+    if magic != _MAGIC or not flags & _P_META:
+        raise IndexDamaged(f"index: {DATA_NAME} has no LMDB meta page {page}")
+    if version != _DATA_VERSION:
+        raise FormatUnknown(
+            f"index: {DATA_NAME} has LMDB data version {version}; supported is {_DATA_VERSION}"
+        )
+    return Meta(psize, fields[-2], fields[-1])
+
+
+def check_data_file(path: str) -> None:
+    """Raise IndexDamaged or FormatUnknown unless the data file looks like a whole LMDB file.
+
+    Seen are its two meta pages and its length; damage inside a tree page is not.
+    """
+    try:
+        fd = os.open(f"{path}/{DATA_NAME}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise IndexDamaged(f"index: {DATA_NAME}: {error.strerror}") from None
+    try:
+        size_bytes = os.fstat(fd).st_size
+        first = parse_meta(os.pread(fd, _META_PAGE.size, 0), 0)
+        psize = first.psize_bytes
+        if psize.bit_count() != 1 or not 512 <= psize <= 32768:
+            raise IndexDamaged(f"index: {DATA_NAME} claims pages of {psize} bytes")
+        second = parse_meta(os.pread(fd, _META_PAGE.size, psize), 1)
+    finally:
+        os.close(fd)
+    newest = max(first, second, key=lambda meta: meta.transaction)
+    needed_bytes = (newest.last_page + 1) * psize
+    if size_bytes < needed_bytes:
+        raise IndexDamaged(f"index: {DATA_NAME} is cut short: {size_bytes} bytes of {needed_bytes}")
+
+
+class IndexFile:
+    """Keeps data.mdb allocated at least one step ahead of what LMDB has used.
+
+    On a full file system LMDB cannot even delete, since it writes every changed page anew; with
+    room allocated ahead it can. The file is made longer, not only allocated (no
+    FALLOC_FL_KEEP_SIZE): writes inside it then change no file size, and a page that LMDB counted
+    but never wrote reads as zeros instead of killing the process with SIGBUS.
+    """
+
+    def __init__(self, path: str, step_bytes: int, limit_bytes: int, syscalls: Syscalls) -> None:
+        """Open the file; nothing is allocated yet. *limit_bytes* is LMDB's map. Raises OSError."""
+        self._syscalls = syscalls
+        self._step_bytes = step_bytes
+        self._limit_bytes = limit_bytes
+        self._fd = syscalls.open(f"{path}/{DATA_NAME}", os.O_RDWR | os.O_CLOEXEC)
+        # Only what was allocated by this object counts: a length alone may be a hole.
+        self.allocated_bytes = 0
+
+    def due(self, used_bytes: int) -> bool:
+        """Whether less than one step is allocated beyond *used_bytes*."""
+        return self.allocated_bytes < min(used_bytes + self._step_bytes, self._limit_bytes)
+
+    def allocate(self, used_bytes: int) -> None:
+        """Allocate two steps beyond *used_bytes*, at most to the end of LMDB's map.
+
+        Takes some 100 us for 64 MiB on XFS. Raises NoSpace, OSError.
+        """
+        end_bytes = min(used_bytes + 2 * self._step_bytes, self._limit_bytes)
+        try:
+            self._syscalls.fallocate(self._fd, 0, 0, end_bytes)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise NoSpace(f"index: no room for {end_bytes} bytes of {DATA_NAME}") from error
+            raise
+        self.allocated_bytes = end_bytes
+
+    def close(self) -> None:
+        """Close the file; what is allocated stays."""
+        self._syscalls.close(self._fd)
+
+
+def allocate_lock_file(path: str, syscalls: Syscalls) -> None:
+    """Create lock.mdb with its blocks: LMDB writes to it through a map, where ENOSPC is SIGBUS.
+
+    Raises NoSpace, OSError.
+    """
+    fd = syscalls.open(f"{path}/{LOCK_NAME}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        syscalls.fallocate(fd, 0, 0, LOCK_FILE_BYTES)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace(f"index: no room for {LOCK_NAME}") from error
+        raise
+    finally:
+        syscalls.close(fd)
