@@ -12,12 +12,11 @@ import stat
 from collections.abc import Iterator
 from typing import Final, Literal
 
-from kvfs.checksum import crc32c
 from kvfs.errors import Damaged, NoSpace
 from kvfs.fan_out import FanOut, file_name
 from kvfs.records import Identity, pack_identity, parse_identity
 from kvfs.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Syscalls
-from kvfs.types import InodeNo, round_up
+from kvfs.types import TARGET_MAX_BYTES, InodeNo, round_up
 
 FsType = Literal["xfs", "ext4", "tmpfs"]
 
@@ -26,8 +25,6 @@ _STAT_BLOCK_BYTES: Final = 512
 #: Both values stay at 255 bytes or less: larger ones leave the XFS inode, 30 us instead of 4.
 XATTR_FIXED: Final = "trusted.kvfs.fixed"
 XATTR_NAME: Final = "trusted.kvfs.name"
-#: CRC32C of a symlink's target, which is the content of its identity file.
-XATTR_TARGET_CRC: Final = "trusted.kvfs.target_crc"
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FILE_FLAGS: Final = os.O_CLOEXEC | os.O_NOATIME | os.O_NOFOLLOW
 #: MAX_LFS_FILESIZE (linux/fs.h), the s_maxbytes of XFS and tmpfs: a hole may end there.
@@ -115,7 +112,11 @@ class Extents:
 
     def stat(self, ino: InodeNo) -> os.stat_result | None:
         """Return the stat of *ino*'s extent, None if there is none."""
-        return self._stat(self._extents, ino)
+        try:
+            directory_fd = self._extents.directory(ino)
+            return self._syscalls.stat(file_name(ino), dir_fd=directory_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
 
     def unlink(self, ino: InodeNo) -> None:
         """Remove *ino*'s extent; a missing one is fine. Open fds keep the bytes and the blocks."""
@@ -123,11 +124,20 @@ class Extents:
 
     def identify(self, ino: InodeNo, identity: Identity) -> bool:
         """Write *identity* onto *ino*'s extent (two setxattr); False if the extent is gone."""
-        return self._identify(self._extents, ino, identity)
+        with _space_errors():
+            try:
+                self._set_identity(self._extents.path(ino), identity)
+            except FileNotFoundError:
+                return False
+        return True
 
     def identity(self, ino: InodeNo) -> Identity | None:
         """Return what *ino*'s extent says it is, None if nothing. Raises Damaged."""
-        return self._identity(self._extents, ino)
+        try:
+            path = self._extents.path(ino)
+        except FileNotFoundError:
+            return None
+        return self._get_identity(ino, path)
 
     def scan(self) -> Iterator[InodeNo]:
         """Yield the inode number of every extent."""
@@ -149,33 +159,26 @@ class Extents:
                 if stat.S_ISLNK(identity.mode):
                     self._syscalls.pwrite(fd, target, 0)
                     self._syscalls.ftruncate(fd, len(target))
-                    crc = crc32c(target).to_bytes(4, "little")
-                    self._syscalls.setxattr(fd, XATTR_TARGET_CRC, crc)
-                self._set_identity(fd, identity)
+                self._set_identity(fd, identity, target)
             finally:
                 self._syscalls.close(fd)
 
-    def node_identity(self, ino: InodeNo) -> Identity | None:
-        """Return what *ino*'s identity file says, None if nothing. Raises Damaged."""
-        return self._identity(self._nodes, ino)
+    def node(self, ino: InodeNo) -> tuple[Identity, bytes] | None:
+        """Return what *ino*'s identity file says and a symlink's target; None if it says nothing.
 
-    def node_target(self, ino: InodeNo) -> bytes:
-        """Return a symlink's target from its identity file. Raises Damaged if it is not whole."""
+        Raises Damaged when one of the two, or the fit of the two, is not what was written.
+        """
         try:
             directory_fd = self._nodes.directory(ino)
             fd = self._syscalls.open(file_name(ino), _FILE_FLAGS, dir_fd=directory_fd)
-        except FileNotFoundError as error:
-            raise Damaged(f"identity file {ino:#x} is missing") from error
+        except FileNotFoundError:
+            return None
         try:
-            target = self._syscalls.pread(fd, self._syscalls.fstat(fd).st_size, 0)
-            expected = self._syscalls.getxattr(fd, XATTR_TARGET_CRC)
-        except OSError as error:
-            raise Damaged(f"target of {ino:#x} cannot be read: {error}") from error
+            target = self._syscalls.pread(fd, TARGET_MAX_BYTES + 1, 0)
+            identity = self._get_identity(ino, fd, target)
         finally:
             self._syscalls.close(fd)
-        if not target or crc32c(target).to_bytes(4, "little") != expected:
-            raise Damaged(f"target of {ino:#x} is not what was written")
-        return target
+        return None if identity is None else (identity, target)
 
     def forget_node(self, ino: InodeNo) -> None:
         """Remove *ino*'s identity file; a missing one is fine."""
@@ -187,44 +190,27 @@ class Extents:
 
     # ---- both kinds ----
 
-    def _stat(self, files: FanOut, ino: InodeNo) -> os.stat_result | None:
-        try:
-            return self._syscalls.stat(
-                file_name(ino), dir_fd=files.directory(ino), follow_symlinks=False
-            )
-        except FileNotFoundError:
-            return None
-
     def _unlink(self, files: FanOut, ino: InodeNo) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._syscalls.unlink(file_name(ino), dir_fd=files.directory(ino))
 
-    def _identify(self, files: FanOut, ino: InodeNo, identity: Identity) -> bool:
-        with _space_errors():
-            try:
-                self._set_identity(files.path(ino), identity)
-            except FileNotFoundError:
-                return False
-        return True
-
-    def _set_identity(self, file: int | str, identity: Identity) -> None:
-        fixed, name = pack_identity(identity)
+    def _set_identity(self, file: int | str, identity: Identity, target: bytes = b"") -> None:
+        fixed, name = pack_identity(identity, target)
         # Between the two the CRC in the first does not fit the second: Damaged, never a mixture.
         self._syscalls.setxattr(file, XATTR_NAME, name)
         self._syscalls.setxattr(file, XATTR_FIXED, fixed)
 
-    def _identity(self, files: FanOut, ino: InodeNo) -> Identity | None:
+    def _get_identity(self, ino: InodeNo, file: int | str, target: bytes = b"") -> Identity | None:
         try:
-            path = files.path(ino)
-            fixed = self._syscalls.getxattr(path, XATTR_FIXED)
-            name = self._syscalls.getxattr(path, XATTR_NAME)
+            fixed = self._syscalls.getxattr(file, XATTR_FIXED)
+            name = self._syscalls.getxattr(file, XATTR_NAME)
         except FileNotFoundError:
             return None
         except OSError as error:
             if error.errno == errno.ENODATA:
                 return None
             raise
-        identity = parse_identity(fixed, name)
+        identity = parse_identity(fixed, name, target)
         if identity.ino != ino:
             raise Damaged(f"file {ino:#x} carries the identity of {identity.ino:#x}")
         return identity
