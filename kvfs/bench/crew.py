@@ -1,0 +1,95 @@
+"""The worker processes of a benchmark: started once, set off together, their clocks read as one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import kvfs
+from kvfs.errors import BenchFailed
+
+
+class Order(NamedTuple):
+    """What all workers together do; *blocks* are shared out evenly over *threads*."""
+
+    do: str
+    directory: str
+    salt: str
+    blocks: int
+    size_bytes: int
+    threads: int
+    passes: int = 1
+    direct: bool = False
+
+
+class Crew:
+    """As many workers as the job with the most threads needs.
+
+    Every worker waits at one pipe, the gate; writing as many bytes as there are workers opens it
+    for all of them at once.
+    """
+
+    def __init__(self, threads: int, buffer_bytes: int) -> None:
+        self._gate_read_fd, self._gate_write_fd = os.pipe()
+        root = str(Path(kvfs.__file__).parents[1])
+        argv = [sys.executable, "-m", "kvfs.bench.worker", str(self._gate_read_fd)]
+        self._workers = [
+            subprocess.Popen(
+                [*argv, str(buffer_bytes)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[self._gate_read_fd],
+                env={**os.environ, "PYTHONPATH": root},
+                # Away from the terminal's Ctrl-C: they end when their stdin does.
+                start_new_session=True,
+            )
+            for _ in range(threads)
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for worker in self._workers:
+            worker.kill()
+        for worker in self._workers:
+            worker.communicate()
+        os.close(self._gate_read_fd)
+        os.close(self._gate_write_fd)
+
+    def run(self, order: Order) -> float:
+        """Do *order*; return the seconds from the first worker's start to the last one's end.
+
+        Raises ``BenchFailed`` when a system call fails or a load gets wrong bytes; the crew is of
+        no further use then.
+        """
+        workers = self._workers[: order.threads]
+        share = order.blocks // order.threads
+        for index, worker in enumerate(workers):
+            self._tell(worker, {**order._asdict(), "first": index * share, "blocks": share})
+        for worker in workers:
+            self._hear(worker, order)
+        os.write(self._gate_write_fd, b"." * len(workers))
+        times = [self._hear(worker, order) for worker in workers]
+        return float(max(t["end_ns"] for t in times) - min(t["start_ns"] for t in times)) / 1e9
+
+    def _tell(self, worker: subprocess.Popen[bytes], order: dict[str, Any]) -> None:
+        assert worker.stdin is not None
+        worker.stdin.write(json.dumps(order).encode() + b"\n")
+        worker.stdin.flush()
+
+    def _hear(self, worker: subprocess.Popen[bytes], order: Order) -> dict[str, Any]:
+        assert worker.stdout is not None
+        line = worker.stdout.readline()
+        reply: dict[str, Any] = json.loads(line) if line else {"failed": "the worker died"}
+        if "failed" in reply:
+            raise BenchFailed(f"{order.do} in {order.directory}: {reply['failed']}")
+        return reply

@@ -1,0 +1,69 @@
+"""What the server behind a mount costs: its CPU time to the nanosecond, and its memory."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from kvfs.errors import BenchFailed
+
+#: The command as this interpreter has it, wherever the package is installed.
+KVFS: Final = (sys.executable, "-m", "kvfs.cli.main")
+_KIB: Final = 1024
+#: CPUCLOCK_SCHED of linux/posix-timers.h: the scheduler's exact sum over all threads, ended ones
+#: included; /proc/PID/stat has the same in ticks of 10 ms.
+_CPUCLOCK_SCHED: Final = 2
+#: Below this much CPU in a look the server has nothing left to do; its own timers cost less.
+_QUIET_NS: Final = 300_000
+_LOOK_S: Final = 0.02
+_SETTLE_S: Final = 3.0
+
+
+class Daemon:
+    """The server of one mount, seen from outside."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        # clock_getcpuclockid(3), which Python does not offer, computes just this.
+        self._clock = (~pid << 3) | _CPUCLOCK_SCHED
+
+    def cpu_ns(self) -> int:
+        """Return the CPU time spent so far; raises ``BenchFailed`` when the server is gone."""
+        try:
+            return time.clock_gettime_ns(self._clock)
+        except OSError:
+            raise BenchFailed(f"the kvfs server, pid {self.pid}, ended during the run") from None
+
+    def anonymous_bytes(self) -> int:
+        """Return RssAnon: the memory that is its own."""
+        return parse_anonymous(Path(f"/proc/{self.pid}/status").read_text())
+
+    def settle(self) -> None:
+        """Wait until what it does in the background is done, for three seconds at most."""
+        give_up_s = time.monotonic() + _SETTLE_S
+        before_ns = self.cpu_ns()
+        while time.monotonic() < give_up_s:
+            time.sleep(_LOOK_S)
+            now_ns = self.cpu_ns()
+            if now_ns - before_ns < _QUIET_NS:
+                return
+            before_ns = now_ns
+
+
+def parse_anonymous(status: str) -> int:
+    """Return the bytes of RssAnon in the text of ``/proc/PID/status``; 0 where it has none."""
+    found = re.search(r"^RssAnon:\s*(\d+) kB$", status, re.MULTILINE)
+    return int(found[1]) * _KIB if found else 0
+
+
+def mount_status(mountpoint: str) -> dict[str, Any] | None:
+    """Return ``kvfs status MOUNT --json``, or None when no kvfs serves there."""
+    argv = [*KVFS, "status", mountpoint, "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return None
+    status = json.loads(done.stdout)
+    return status if isinstance(status, dict) else None

@@ -1,0 +1,194 @@
+"""Which jobs there are, what they are called and how much work each one is. Pure.
+
+The sizes are those of real connectors: 2, 4 and 32 MiB are Llama-3.1-8B under vLLM, one of eight
+ranks, and LMCache; the odd ones are DeepSeek-V3's latent cache at 16 and 256 tokens and LMCache's
+4 MiB behind its 28-byte header.
+"""
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from kvfs.errors import UsageError
+from kvfs.types import PAGE_BYTES
+
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+EVEN_SIZES: Final = (2 * MIB, 4 * MIB, 32 * MIB)
+ODD_SIZES: Final = (1_124_352, 4_194_332, 17_989_632)
+THREADS: Final = (1, 2, 4, 8)
+#: What the lookups and opens run on: their cost does not depend on the size of the file.
+SMALL_BYTES: Final = PAGE_BYTES
+
+
+class Kind(StrEnum):
+    """What a job does with each of its blocks."""
+
+    LOAD = "load"
+    STORE = "store"
+    STAT = "stat-hit"
+    ACCESS = "access-miss"
+    OPEN = "open-close"
+    DELETE = "delete"
+
+
+class Mode(StrEnum):
+    """How the bytes move: through a warm page cache, around it, or through an empty one."""
+
+    BUFFERED = "buffered"
+    DIRECT = "direct"
+    COLD = "cold"
+
+
+class Goal(NamedTuple):
+    """kvfs's rate over the baseline's: what must be reached, and what is aimed at."""
+
+    at_least: float
+    aim: float
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One thing to time on both sides."""
+
+    kind: Kind
+    threads: int
+    size_bytes: int = SMALL_BYTES
+    mode: Mode = Mode.BUFFERED
+
+    @property
+    def moves_bytes(self) -> bool:
+        """Whether its rate is in bytes a second; of the others it is in calls a second."""
+        return self.kind in {Kind.LOAD, Kind.STORE}
+
+    @property
+    def name(self) -> str:
+        """The name that ``--jobs`` matches, such as ``load-32m-2t-buffered``."""
+        parts = [self.kind.value]
+        if self.moves_bytes or self.kind is Kind.DELETE:
+            parts.append(size_name(self.size_bytes))
+        parts.append(f"{self.threads}t")
+        if self.moves_bytes:
+            parts.append(self.mode.value)
+        return "-".join(parts)
+
+    @property
+    def goal(self) -> Goal | None:
+        """The project's own bound for this job, where it has one."""
+        return GOALS.get(self.name)
+
+
+class Effort(NamedTuple):
+    """How much one run of a job does; the defaults make it last about half a second."""
+
+    data_bytes: int = GIB
+    load_bytes: int = 4 * GIB
+    rounds: int = 2
+    names: int = 1024
+    calls: int = 400_000
+    opens: int = 20_480
+
+
+#: A smoke run: every line is reached, the figures mean little.
+QUICK: Final = Effort(
+    data_bytes=16 * MIB, load_bytes=32 * MIB, rounds=1, names=64, calls=2048, opens=256
+)
+#: Blocks of one data set that the opens go over; real hosts reload what they loaded lately.
+_OPEN_NAMES: Final = 256
+#: No data set has more blocks than this, however small they are.
+_MOST_BLOCKS: Final = 4096
+
+
+class Work(NamedTuple):
+    """One run: each thread goes *passes* times over its blocks, *rounds* times afresh."""
+
+    blocks_per_thread: int
+    passes: int
+    rounds: int
+
+    def operations(self, threads: int) -> int:
+        """Return how many blocks all threads together handle in one run."""
+        return self.blocks_per_thread * self.passes * self.rounds * threads
+
+
+def plan_work(job: Job, effort: Effort) -> Work:
+    """Return how much *job* does in one run."""
+    if job.kind in {Kind.STAT, Kind.ACCESS}:
+        names = max(1, effort.names // job.threads)
+        return Work(names, max(1, effort.calls // (names * job.threads)), 1)
+    if job.kind is Kind.OPEN:
+        names = max(1, _OPEN_NAMES // job.threads)
+        return Work(names, max(1, effort.opens // (names * job.threads)), 1)
+    blocks = max(1, min(_MOST_BLOCKS, effort.data_bytes // job.size_bytes) // job.threads)
+    if job.kind is not Kind.LOAD:
+        return Work(blocks, 1, effort.rounds)
+    if job.mode is Mode.COLD:
+        return Work(blocks, 1, 1)
+    return Work(blocks, max(1, effort.load_bytes // (blocks * job.threads * job.size_bytes)), 1)
+
+
+def size_name(size_bytes: int) -> str:
+    """Return ``32m`` for whole MiB, else the bare number of bytes with a ``b``."""
+    whole, rest = divmod(size_bytes, MIB)
+    return f"{size_bytes}b" if rest else f"{whole}m"
+
+
+def _table() -> dict[Job, Goal]:
+    """Return the jobs of the default run and the bounds that the project has set itself."""
+    load, store, buffered, direct = Kind.LOAD, Kind.STORE, Mode.BUFFERED, Mode.DIRECT
+    large, small = 32 * MIB, 4 * MIB
+    return {
+        Job(load, 2, large, buffered): Goal(0.95, 1.0),
+        Job(load, 2, large, direct): Goal(0.95, 1.0),
+        Job(store, 2, large, direct): Goal(0.95, 1.0),
+        Job(store, 2, large, buffered): Goal(0.80, 0.95),
+        Job(load, 2, small, buffered): Goal(0.80, 0.95),
+        Job(load, 2, small, direct): Goal(0.90, 1.0),
+        Job(store, 2, small, direct): Goal(0.85, 1.0),
+        Job(store, 2, small, buffered): Goal(0.45, 0.80),
+        Job(Kind.STAT, 1): Goal(0.85, 1.0),
+        Job(Kind.ACCESS, 1): Goal(0.85, 1.0),
+    }
+
+
+_TABLE: Final = _table()
+GOALS: Final = {job.name: goal for job, goal in _TABLE.items()}
+
+
+def default_jobs() -> list[Job]:
+    """Return the jobs of a run without flags: those with a goal, and the opens."""
+    return [*_TABLE, Job(Kind.OPEN, 1)]
+
+
+def all_jobs() -> list[Job]:
+    """Return every job there is: those of ``--full``, which ``--jobs`` chooses from."""
+    jobs = [
+        Job(kind, threads, size_bytes, mode)
+        for kind in (Kind.LOAD, Kind.STORE)
+        for size_bytes in sorted(EVEN_SIZES + ODD_SIZES)
+        for mode in (Mode.BUFFERED, Mode.DIRECT)
+        for threads in THREADS
+        # O_DIRECT takes whole pages; connectors fall back to the page cache, and have that job.
+        if mode is Mode.BUFFERED or size_bytes % PAGE_BYTES == 0
+    ]
+    jobs += [Job(Kind.LOAD, 2, size_bytes, Mode.COLD) for size_bytes in EVEN_SIZES]
+    jobs += [Job(kind, n) for kind in (Kind.STAT, Kind.ACCESS, Kind.OPEN) for n in THREADS]
+    jobs += [Job(Kind.DELETE, n, size) for size in EVEN_SIZES for n in (1, 2)]
+    return jobs
+
+
+def select_jobs(patterns: Sequence[str], *, full: bool) -> list[Job]:
+    """Return the jobs to run, in the order of the tables.
+
+    *patterns* are shell patterns on the names of all jobs; without any it is the default table, or
+    everything when *full*. Raises ``UsageError`` for a pattern that matches nothing.
+    """
+    if not patterns:
+        return all_jobs() if full else default_jobs()
+    jobs = all_jobs()
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(job.name, pattern) for job in jobs):
+            raise UsageError(f"no job is called {pattern!r}; `kvfs bench jobs` lists them")
+    return [job for job in jobs if any(fnmatch.fnmatchcase(job.name, p) for p in patterns)]

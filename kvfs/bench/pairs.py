@@ -1,0 +1,55 @@
+"""The runner: every job on both sides in alternating pairs, one after the other."""
+
+from collections.abc import Callable, Sequence
+
+from kvfs.bench.crew import Crew
+from kvfs.bench.jobs import Effort, Job, Work, plan_work
+from kvfs.bench.results import JobRuns
+from kvfs.bench.sides import Side
+from kvfs.bench.stats import first_is_baseline
+
+
+def run_job(
+    crew: Crew,
+    baseline: Side,
+    kvfs: Side,
+    job: Job,
+    work: Work,
+    pairs: int,
+    tick: Callable[[], None],
+) -> JobRuns:
+    """Run *job* in *pairs* alternating pairs, after one run of each side that does not count.
+
+    *tick* is called after every pair. Raises ``BenchFailed``.
+    """
+    runs = JobRuns(job, work)
+    for side in (baseline, kvfs):
+        side.run(crew, job, work)
+    for pair_no in range(pairs):
+        turns = [(baseline, runs.baseline), (kvfs, runs.kvfs)]
+        for side, samples in turns if first_is_baseline(pair_no) else reversed(turns):
+            samples.append(side.run(crew, job, work))
+        tick()
+    return runs
+
+
+def run_jobs(
+    baseline: Side,
+    kvfs: Side,
+    jobs: Sequence[Job],
+    effort: Effort,
+    pairs: int,
+    *,
+    start: Callable[[Job], None],
+    tick: Callable[[], None],
+    done: Callable[[JobRuns], None],
+) -> list[JobRuns]:
+    """Run all *jobs* with one crew; the callbacks tell of progress. Raises ``BenchFailed``."""
+    threads = max(job.threads for job in jobs)
+    results = []
+    with Crew(threads, max(job.size_bytes for job in jobs)) as crew:
+        for job in jobs:
+            start(job)
+            results.append(run_job(crew, baseline, kvfs, job, plan_work(job, effort), pairs, tick))
+            done(results[-1])
+    return results

@@ -1,0 +1,93 @@
+"""What was measured, job by job, and what it comes to. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from kvfs.bench.jobs import Job, Work
+from kvfs.bench.stats import Comparison, Pair, Spread, compare, spread
+
+GIGABYTE: Final = 1_000_000_000
+
+
+class Sample(NamedTuple):
+    """One run of one job on one side; the CPU time is the server's, None where there is none."""
+
+    wall_s: float
+    daemon_cpu_s: float | None
+
+
+@dataclass(slots=True)
+class JobRuns:
+    """The runs of one job: run *n* of each side makes pair *n*."""
+
+    job: Job
+    work: Work
+    baseline: list[Sample] = field(default_factory=list)
+    kvfs: list[Sample] = field(default_factory=list)
+
+
+class JobResult(NamedTuple):
+    """One job's comparison; rates are in *unit*, the server's CPU time is per operation."""
+
+    job: Job
+    unit: str
+    comparison: Comparison
+    daemon_us: Spread | None
+
+    @property
+    def daemon_ms_per_gb(self) -> float | None:
+        """The server's CPU time per 10^9 bytes moved; None when the job moves none."""
+        if self.daemon_us is None or not self.job.moves_bytes:
+            return None
+        return self.daemon_us.median / 1e3 * GIGABYTE / self.job.size_bytes
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is reached; None for a job without one."""
+        goal = self.job.goal
+        return None if goal is None else self.comparison.ratio.median >= goal.at_least
+
+
+class DaemonCost(NamedTuple):
+    """A bound on the server's CPU time; *measured* is None when its job did not run."""
+
+    title: str
+    unit: str
+    job_name: str
+    at_most: float
+    measured: float | None
+
+
+def summarise(runs: JobRuns) -> JobResult:
+    """Return what *runs* come to; raises ``ValueError`` when there are none."""
+    job, operations = runs.job, runs.work.operations(runs.job.threads)
+    amount = operations * job.size_bytes / GIGABYTE if job.moves_bytes else operations / 1e3
+    pairs = [
+        Pair(amount / one.wall_s, amount / other.wall_s)
+        for one, other in zip(runs.baseline, runs.kvfs, strict=True)
+    ]
+    cpu_us = [
+        sample.daemon_cpu_s * 1e6 / operations
+        for sample in runs.kvfs
+        if sample.daemon_cpu_s is not None
+    ]
+    unit = "GB/s" if job.moves_bytes else "K/s"
+    return JobResult(job, unit, compare(pairs), spread(cpu_us) if cpu_us else None)
+
+
+def daemon_costs(results: Sequence[JobResult]) -> list[DaemonCost]:
+    """Return the bounded CPU costs of the server, each from the job that shows it."""
+    by_name = {result.job.name: result for result in results}
+
+    def median_us(name: str) -> float | None:
+        found = by_name.get(name)
+        return None if found is None or found.daemon_us is None else found.daemon_us.median
+
+    opened, stored, loaded = "open-close-1t", "store-4m-2t-buffered", "load-32m-2t-buffered"
+    per_gb = by_name[loaded].daemon_ms_per_gb if loaded in by_name else None
+    return [
+        DaemonCost("warm open + close", "us", opened, 40.0, median_us(opened)),
+        DaemonCost("store cycle", "us", stored, 250.0, median_us(stored)),
+        DaemonCost("load of 32 MiB blocks", "ms/GB", loaded, 5.0, per_gb),
+    ]

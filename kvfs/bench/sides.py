@@ -1,0 +1,115 @@
+"""The two sides of a comparison: a directory each, and how one job is run in it."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from kvfs.bench.crew import Crew, Order
+from kvfs.bench.daemon import Daemon
+from kvfs.bench.jobs import Job, Kind, Mode, Work
+from kvfs.bench.results import Sample
+
+_DROP_CACHES: Final = Path("/proc/sys/vm/drop_caches")
+_VERBS: Final = {
+    Kind.LOAD: "load",
+    Kind.STORE: "store",
+    Kind.STAT: "stat",
+    Kind.ACCESS: "access",
+    Kind.OPEN: "open_close",
+    Kind.DELETE: "delete",
+}
+
+
+class Side:
+    """A directory of its own under *root*, gone on leaving; *daemon* serves it, or nobody does."""
+
+    def __init__(self, root: str, daemon: Daemon | None) -> None:
+        self.directory = os.path.join(root, f"kvfs-bench-{os.getpid()}-{time.monotonic_ns():x}")
+        self.daemon = daemon
+        self._rounds = 0
+
+    def __enter__(self) -> Self:
+        os.mkdir(self.directory)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def run(self, crew: Crew, job: Job, work: Work) -> Sample:
+        """Run *job* once, with all it needs stored before and deleted after, untimed.
+
+        Nothing is kept from run to run: both sides draw their page cache from the same free
+        memory in turns, or else the lucky one would keep the faster pages for a whole job.
+        """
+        one_round = {Kind.STORE: self._store_round, Kind.DELETE: self._delete_round}.get(
+            job.kind, self._warm_round
+        )
+        rounds = [one_round(crew, job, work) for _ in range(work.rounds)]
+        cpu_s = [sample.daemon_cpu_s for sample in rounds if sample.daemon_cpu_s is not None]
+        return Sample(sum(s.wall_s for s in rounds), sum(cpu_s) if cpu_s else None)
+
+    def settle(self) -> None:
+        """Wait until nothing of an earlier run is still being written, freed or tidied up."""
+        os.sync()
+        if self.daemon is not None:
+            self.daemon.settle()
+
+    def _warm_round(self, crew: Crew, job: Job, work: Work) -> Sample:
+        """Store what *job* reads, the way it reads; go over it twice, and time the second."""
+        orders = self._orders(job, work)
+        action = orders[_VERBS[job.kind]]
+        if job.kind is not Kind.ACCESS:
+            crew.run(orders["store"])
+        self.settle()
+        crew.run(action._replace(passes=1))
+        if job.mode is Mode.COLD:
+            _DROP_CACHES.write_text("1")
+        sample = self._timed(crew, action)
+        if job.kind is not Kind.ACCESS:
+            crew.run(orders["delete"])
+        return sample
+
+    def _store_round(self, crew: Crew, job: Job, work: Work) -> Sample:
+        orders = self._orders(job, work)
+        self.settle()
+        sample = self._timed(crew, orders["store"])
+        crew.run(orders["delete"])
+        return sample
+
+    def _delete_round(self, crew: Crew, job: Job, work: Work) -> Sample:
+        orders = self._orders(job, work)
+        crew.run(orders["store"])
+        self.settle()
+        return self._timed(crew, orders["delete"])
+
+    def _timed(self, crew: Crew, order: Order) -> Sample:
+        if self.daemon is None:
+            return Sample(crew.run(order), None)
+        before_ns = self.daemon.cpu_ns()
+        wall_s = crew.run(order)
+        # What the server put off until after its replies is part of what the job costs it.
+        self.daemon.settle()
+        return Sample(wall_s, (self.daemon.cpu_ns() - before_ns) / 1e9)
+
+    def _orders(self, job: Job, work: Work) -> dict[str, Order]:
+        """Return the orders of one round by verb; its names were never used before."""
+        self._rounds += 1
+        order = Order(
+            do="",
+            directory=self.directory,
+            salt=f"round-{self._rounds}",
+            blocks=work.blocks_per_thread * job.threads,
+            size_bytes=job.size_bytes,
+            threads=job.threads,
+            passes=work.passes,
+            direct=job.mode is Mode.DIRECT,
+        )
+        return {verb: order._replace(do=verb) for verb in ("store", "delete", _VERBS[job.kind])}

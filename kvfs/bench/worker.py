@@ -1,0 +1,165 @@
+"""One worker process: it handles its share of a job's blocks between two readings of the clock.
+
+Workers are processes, not threads, so that no lock of the interpreter stands between them: a
+connector's threads are C or C++. Everything but the system calls is done before the clock starts,
+the names are relative so that both sides walk one path component, and the buffer is used again and
+again as a connector's pinned pool is. Run as ``python -m kvfs.bench.worker GATE_FD BUFFER_BYTES``;
+it takes one JSON line per job on stdin, and ends with it.
+"""
+
+import gc
+import json
+import mmap
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from kvfs.bench.names import block_name, block_stamp, temporary_name
+
+_STAMP_BYTES: Final = 8
+#: As vLLM's fs tier creates its temporary files.
+_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_TRUNC
+
+
+class Block(NamedTuple):
+    """A block's two names, and what its first and last 8 bytes are."""
+
+    name: bytes
+    temporary: bytes
+    stamp: bytes
+
+
+class Task(NamedTuple):
+    """One worker's share of a job."""
+
+    blocks: list[Block]
+    passes: int
+    size_bytes: int
+    flags: int
+
+
+class WrongBytes(Exception):
+    """A load got other bytes, or fewer, than were stored."""
+
+
+def store(task: Task, buffer: mmap.mmap) -> None:
+    """Create, write once, close, rename."""
+    size_bytes, flags, tail = task.size_bytes, task.flags | _CREATE, task.size_bytes - _STAMP_BYTES
+    with memoryview(buffer)[:size_bytes] as view:
+        for name, temporary, stamp in task.blocks:
+            buffer[:_STAMP_BYTES] = stamp
+            buffer[tail:size_bytes] = stamp
+            fd = os.open(temporary, flags, 0o644)
+            try:
+                if os.write(fd, view) != size_bytes:
+                    raise WrongBytes(f"a short write of {temporary!r}")
+            finally:
+                os.close(fd)
+            os.rename(temporary, name)
+
+
+def load(task: Task, buffer: mmap.mmap) -> None:
+    """Open, read once into the reused buffer, close."""
+    size_bytes, flags, tail = (
+        task.size_bytes,
+        task.flags | os.O_RDONLY,
+        task.size_bytes - _STAMP_BYTES,
+    )
+    with memoryview(buffer)[:size_bytes] as view:
+        for _ in range(task.passes):
+            for name, _, stamp in task.blocks:
+                fd = os.open(name, flags)
+                try:
+                    got_bytes = os.readv(fd, (view,))
+                finally:
+                    os.close(fd)
+                ends = buffer[:_STAMP_BYTES], buffer[tail:size_bytes]
+                if got_bytes != size_bytes or ends != (stamp, stamp):
+                    raise WrongBytes(f"{name!r} is not what was stored")
+
+
+def stat(task: Task, _buffer: mmap.mmap) -> None:
+    """Look up names that are there."""
+    names = [block.name for block in task.blocks]
+    for _ in range(task.passes):
+        for name in names:
+            os.stat(name)
+
+
+def access(task: Task, _buffer: mmap.mmap) -> None:
+    """Look up names that are not there."""
+    names = [block.name for block in task.blocks]
+    for _ in range(task.passes):
+        for name in names:
+            if os.access(name, os.F_OK):
+                raise WrongBytes(f"{name!r} was never stored and is there")
+
+
+def open_close(task: Task, _buffer: mmap.mmap) -> None:
+    """Open and close without a read: what a load costs beside its bytes."""
+    names = [block.name for block in task.blocks]
+    for _ in range(task.passes):
+        for name in names:
+            os.close(os.open(name, os.O_RDONLY))
+
+
+def delete(task: Task, _buffer: mmap.mmap) -> None:
+    """Unlink."""
+    for block in task.blocks:
+        os.unlink(block.name)
+
+
+ACTIONS: Final[dict[str, Callable[[Task, mmap.mmap], None]]] = {
+    action.__name__: action for action in (store, load, stat, access, open_close, delete)
+}
+
+
+def parse_task(order: dict[str, Any]) -> Task:
+    """Return the task of one order line, all names made."""
+    names = [block_name(order["salt"], order["first"] + i) for i in range(order["blocks"])]
+    blocks = [Block(name, temporary_name(name), block_stamp(name)) for name in names]
+    flags = os.O_DIRECT if order["direct"] else 0
+    return Task(blocks, order["passes"], order["size_bytes"], flags)
+
+
+def obey(order: dict[str, Any], buffer: mmap.mmap, gate_fd: int) -> dict[str, object]:
+    """Do one order: make ready, say so, wait at the gate, run between two readings of the clock."""
+    task, action = parse_task(order), ACTIONS[order["do"]]
+    os.chdir(order["directory"])
+    try:
+        _say({"ready": True})
+        os.read(gate_fd, 1)
+        start_ns = time.monotonic_ns()
+        action(task, buffer)
+        return {"start_ns": start_ns, "end_ns": time.monotonic_ns()}
+    finally:
+        # A working directory inside a mount would keep it from being unmounted.
+        os.chdir("/")
+
+
+def _say(reply: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(reply) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Serve orders until stdin ends."""
+    gate_fd, buffer_bytes = int(sys.argv[1]), int(sys.argv[2])
+    gc.disable()
+    with mmap.mmap(-1, buffer_bytes) as buffer:
+        # Random, and touched now: no page fault and no page of zeros inside a timed stretch.
+        unit = os.urandom(min(buffer_bytes, 1 << 20))
+        for offset in range(0, buffer_bytes, len(unit)):
+            buffer[offset : offset + len(unit)] = unit[: buffer_bytes - offset]
+        for line in sys.stdin:
+            try:
+                reply = obey(json.loads(line), buffer, gate_fd)
+            except (OSError, WrongBytes) as error:
+                reply = {"failed": str(error)}
+            _say(reply)
+
+
+if __name__ == "__main__":
+    main()
