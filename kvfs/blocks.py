@@ -1,0 +1,221 @@
+"""Blocks: files with bytes, from their creation through their handles to their publishing.
+
+While an inode has a writer its extent is the truth about size and times (the kernel may write
+past this process); at the last close the index learns them.
+"""
+
+import os
+import stat
+from typing import Final
+
+from kvfs.errors import InvalidRequest, IsADirectory, ReadOnly, TooLarge
+from kvfs.identities import Identities
+from kvfs.lifecycle import State
+from kvfs.namespace import Namespace, counted, new_record
+from kvfs.open_inodes import OpenInode
+from kvfs.pool import Pool
+from kvfs.types import BackingId, InodeNo, InodeRecord, round_up
+
+_STAT_BLOCK_BYTES: Final = 512
+#: off_t is signed: no offset lies behind this (open(2), EOVERFLOW).
+_SIZE_MAX_BYTES: Final = (1 << 63) - 1
+
+
+class Blocks:
+    """Creates, opens, measures, truncates and publishes the blocks of one pool."""
+
+    def __init__(self, pool: Pool, namespace: Namespace, identities: Identities) -> None:
+        self._pool = pool
+        self._namespace = namespace
+        self._identities = identities
+
+    def create(
+        self, parent: InodeNo, name: bytes, mode: int, uid: int, gid: int
+    ) -> tuple[OpenInode, InodeRecord, BackingId]:
+        """Make a draft and open it for writing.
+
+        Raises Exists, NoSpace, NameTooLong, NotADirectory, DeadInode, ReadOnly.
+        """
+        pool = self._pool
+        parent_record = self._namespace.require_free(parent, name)
+        pool.space.require(1)
+        extent = pool.ready.take(parent, pool.monotonic_s())
+        now_ns = pool.clock_ns()
+        record = new_record(parent, name, mode, uid, gid, now_ns, parent_record)
+        counters = counted(pool.counters, record, 1)
+        # Atomic: no checkpoint from here until the draft is in the table of open inodes.
+        try:
+            with pool.change(counters) as txn:
+                self._namespace.enter(txn, extent.ino, record, parent_record)
+        except BaseException:
+            pool.ready.put_back(extent)
+            raise
+        opened = pool.open_inodes.enter(extent.ino, writer=True)
+        opened.fd = extent.fd
+        opened.created_in = parent
+        opened.allocated_bytes = extent.reserve_bytes
+        pool.space.extra_bytes += extent.reserve_bytes
+        return opened, record, extent.backing_id
+
+    def make_file(
+        self, parent: InodeNo, name: bytes, mode: int, uid: int, gid: int
+    ) -> tuple[InodeNo, InodeRecord]:
+        """Make an empty, published file (mknod(2)). Raises what ``create`` raises."""
+        opened, _, _ = self.create(parent, name, mode, uid, gid)
+        self.close(opened, writer=True)
+        return opened.ino, self._namespace.record(opened.ino)
+
+    def open(self, ino: InodeNo, *, writer: bool, truncate: bool) -> OpenInode:
+        """Count a handle on file *ino*. Raises DeadInode, IsADirectory, ReadOnly, OSError."""
+        record = self._namespace.record(ino)
+        if not stat.S_ISREG(record.mode):
+            raise IsADirectory if stat.S_ISDIR(record.mode) else InvalidRequest
+        if (writer or truncate) and self._pool.settings.read_only:
+            raise ReadOnly
+        opened = self._pool.open_inodes.enter(ino, writer=writer)
+        try:
+            if opened.allocated_bytes == 0:
+                opened.allocated_bytes = record.allocated_bytes
+            if writer and opened.writers == 1:
+                self._begin_writing(opened, record)
+            if truncate:
+                self.truncate(ino, 0)
+        except BaseException:
+            self.close(opened, writer=writer)
+            raise
+        return opened
+
+    def extent_fd(self, opened: OpenInode) -> int:
+        """Return an O_RDWR descriptor of the inode's extent, kept to its last close.
+
+        Raises Damaged when the extent is missing.
+        """
+        if opened.fd < 0:
+            opened.fd = self._pool.extents.open(opened.ino, os.O_RDWR)
+        return opened.fd
+
+    def close(self, opened: OpenInode, *, writer: bool) -> None:
+        """Give one handle back; the last writer publishes, the last handle frees."""
+        last_writer = writer and opened.writers == 1
+        try:
+            if last_writer and not self._pool.settings.read_only:
+                self._publish(opened)
+        finally:
+            if self._pool.open_inodes.leave(opened, writer=writer):
+                self._free(opened)
+
+    def present(self, ino: InodeNo) -> InodeRecord:
+        """Return *ino*'s record as of now: an open draft's size and times come from its extent."""
+        record = self._namespace.record(ino)
+        opened = self._pool.open_inodes.get(ino)
+        if opened is None or not opened.writers or opened.fd < 0:
+            return record
+        return self._measured(opened, record)
+
+    def truncate(self, ino: InodeNo, size_bytes: int) -> None:
+        """Set the length of file *ino*; growing costs nothing. Raises TooLarge, DeadInode."""
+        if size_bytes > _SIZE_MAX_BYTES:
+            raise TooLarge(f"{size_bytes} bytes")
+        pool = self._pool
+        opened = pool.open_inodes.get(ino)
+        if opened is not None and opened.writers:
+            fd = self.extent_fd(opened)
+            pool.syscalls.ftruncate(fd, size_bytes)
+            self.note_allocated(opened, pool.extents.allocated_bytes(fd))
+            return
+        opened = self.open(ino, writer=True, truncate=False)
+        try:
+            pool.syscalls.ftruncate(self.extent_fd(opened), size_bytes)
+        finally:
+            self.close(opened, writer=True)
+
+    def allocate(self, opened: OpenInode, mode: int, offset_bytes: int, length_bytes: int) -> None:
+        """fallocate(2) on an open file. Raises NoSpace, TooLarge, OSError (EOPNOTSUPP)."""
+        pool = self._pool
+        fd = self.extent_fd(opened)
+        end_bytes = offset_bytes + length_bytes
+        if end_bytes > _SIZE_MAX_BYTES:
+            raise TooLarge(f"{end_bytes} bytes")
+        pool.space.require(max(0, round_up(end_bytes) - opened.allocated_bytes))
+        pool.syscalls.fallocate(fd, mode, offset_bytes, length_bytes)
+        self.note_allocated(opened, pool.extents.allocated_bytes(fd))
+
+    def admit_write(self, opened: OpenInode, end_bytes: int, size_bytes: int) -> None:
+        """Raise NoSpace unless a write of *size_bytes* that ends at *end_bytes* fits."""
+        if end_bytes > _SIZE_MAX_BYTES:
+            raise TooLarge(f"{end_bytes} bytes")
+        growth_bytes = min(end_bytes - opened.allocated_bytes, size_bytes)
+        if growth_bytes > 0:
+            space = self._pool.space
+            space.require(growth_bytes)
+            if growth_bytes > space.capacity_bytes - space.used_bytes - space.ready_bytes:
+                self._pool.ready.give_way()
+
+    def note_allocated(self, opened: OpenInode, allocated_bytes: int) -> None:
+        """Account what an open extent holds now."""
+        self._pool.space.extra_bytes += allocated_bytes - opened.allocated_bytes
+        opened.allocated_bytes = allocated_bytes
+
+    # ---- the two ends of writing ----
+
+    def _begin_writing(self, opened: OpenInode, record: InodeRecord) -> None:
+        """Make the extent tell the record's times, since it is the truth while writers live."""
+        fd = self.extent_fd(opened)
+        times_ns = (record.atime_ns, record.mtime_ns)
+        self._pool.syscalls.utime(fd, ns=times_ns)
+
+    def _measured(self, opened: OpenInode, record: InodeRecord) -> InodeRecord:
+        status = self._pool.syscalls.fstat(opened.fd)
+        mtime_ns = status.st_mtime_ns
+        size_bytes = status.st_size
+        if mtime_ns == record.mtime_ns and size_bytes == record.size_bytes:
+            return record
+        return record._replace(
+            size_bytes=size_bytes,
+            allocated_bytes=status.st_blocks * _STAT_BLOCK_BYTES,
+            mtime_ns=mtime_ns,
+            ctime_ns=max(record.ctime_ns, status.st_ctime_ns),
+        )
+
+    def _publish(self, opened: OpenInode) -> None:
+        """Tell the index what the last writer left. Raises NoSpace when the index is full."""
+        pool = self._pool
+        before = self._namespace.record(opened.ino)
+        record = self._measured(opened, before)
+        allocated_bytes = pool.extents.allocated_bytes(opened.fd)
+        if allocated_bytes > round_up(record.size_bytes):
+            allocated_bytes = pool.extents.trim(opened.fd, record.size_bytes)
+        self.note_allocated(opened, allocated_bytes)
+        if opened.gone is not None:
+            opened.gone = record
+            return
+        if record is before and before.state == State.PUBLISHED:
+            if allocated_bytes == before.allocated_bytes:
+                return
+        elif opened.created_in:
+            pool.ready.demand.note_published(
+                opened.created_in, record.size_bytes, pool.monotonic_s()
+            )
+        record = record._replace(
+            allocated_bytes=allocated_bytes,
+            state=State.PUBLISHED,
+            sequence=pool.next_sequence(),
+        )
+        growth_bytes = allocated_bytes - before.allocated_bytes
+        counters = pool.counters._replace(
+            used_bytes=pool.counters.used_bytes + growth_bytes, sequence=record.sequence
+        )
+        with pool.change(counters) as txn:
+            txn.put_inode(opened.ino, record)
+        pool.space.extra_bytes -= growth_bytes
+        self._identities.write(opened.ino, record)
+
+    def _free(self, opened: OpenInode) -> None:
+        """After the last handle: close the extent, and unlink it if it has no name any more."""
+        if opened.fd >= 0:
+            self._pool.syscalls.close(opened.fd)
+            opened.fd = -1
+        if opened.gone is not None:
+            self._pool.space.extra_bytes -= opened.allocated_bytes
+            self._identities.erase(opened.ino, opened.gone)
+

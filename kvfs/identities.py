@@ -1,0 +1,60 @@
+"""Identities, off the hot path: what each published extent, directory and symlink says of itself.
+
+After a power loss the index is rebuilt from them (recovery.py); so they are written for what is
+whole only, and erased before the number is forgotten.
+"""
+
+import stat
+
+from kvfs.background import Background
+from kvfs.extents import Extents
+from kvfs.lifecycle import State
+from kvfs.records import Identity
+from kvfs.types import InodeNo, InodeRecord
+
+
+def identity_of(ino: InodeNo, record: InodeRecord) -> Identity:
+    """Return the identity that belongs to *record*."""
+    return Identity(
+        ino=ino,
+        parent=record.parent,
+        sequence=record.sequence,
+        mode=record.mode,
+        uid=record.uid,
+        gid=record.gid,
+        size_bytes=record.size_bytes,
+        mtime_ns=record.mtime_ns,
+        flags=record.state,
+        name=record.name,
+    )
+
+
+class Identities:
+    """Queues identities of inodes to the background thread."""
+
+    def __init__(self, extents: Extents, background: Background) -> None:
+        self._extents = extents
+        self._background = background
+
+    def write(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Queue *record*'s identity; drafts have none, nor have fifos and sockets."""
+        if stat.S_ISREG(record.mode):
+            if record.state == State.PUBLISHED:
+                identity = identity_of(ino, record)
+                self._background.identify(ino, lambda: self._write_extent(ino, identity))
+        elif stat.S_ISDIR(record.mode) or stat.S_ISLNK(record.mode):
+            identity, target = identity_of(ino, record), record.target
+            self._background.identify(
+                ino, lambda: self._extents.identify_node(ino, identity, target)
+            )
+
+    def erase(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Queue the removal of what *record*'s inode has on the device."""
+        self._background.forget(ino)
+        if stat.S_ISREG(record.mode):
+            self._background.submit(lambda: self._extents.unlink(ino))
+        elif stat.S_ISDIR(record.mode) or stat.S_ISLNK(record.mode):
+            self._background.submit(lambda: self._extents.forget_node(ino))
+
+    def _write_extent(self, ino: InodeNo, identity: Identity) -> None:
+        self._extents.identify(ino, identity)

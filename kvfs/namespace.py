@@ -1,0 +1,373 @@
+"""Names: lookup, listing, and every change of the tree.
+
+Each change is one index transaction; what it removes is unlinked after the commit. Permission is
+the kernel's business. Times of directories follow POSIX: a changed listing changes mtime, ctime.
+"""
+
+import stat
+from typing import Final
+
+from kvfs.errors import (
+    DeadInode,
+    Exists,
+    InvalidRequest,
+    IsADirectory,
+    NameTooLong,
+    NotADirectory,
+    NotEmpty,
+    NotFound,
+    ReadOnly,
+)
+from kvfs.identities import Identities
+from kvfs.index_transaction import IndexTransaction
+from kvfs.lifecycle import State
+from kvfs.pool import Pool
+from kvfs.records import Counters
+from kvfs.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeNo, InodeRecord, Sequence
+
+#: A listing is read from the index in steps of this many names.
+LISTING_STEP: Final = 256
+
+
+def counted(counters: Counters, record: InodeRecord, step: int) -> Counters:
+    """Return *counters* after *step* (+1, -1) inodes like *record* came or went."""
+    kind = stat.S_IFMT(record.mode)
+    if kind == stat.S_IFREG:
+        return counters._replace(
+            blocks=counters.blocks + step,
+            used_bytes=counters.used_bytes + step * record.allocated_bytes,
+        )
+    if kind == stat.S_IFDIR:
+        return counters._replace(directories=counters.directories + step)
+    if kind == stat.S_IFLNK:
+        return counters._replace(symlinks=counters.symlinks + step)
+    return counters._replace(others=counters.others + step)
+
+
+class Namespace:
+    """The tree of one pool."""
+
+    def __init__(self, pool: Pool, identities: Identities) -> None:
+        self._pool = pool
+        self._identities = identities
+
+    # ---- looking ----
+
+    def lookup(self, parent: InodeNo, name: bytes) -> InodeNo:
+        """Return the inode of *name* in *parent*. Raises NotFound, NameTooLong, DeadInode."""
+        ino = self._pool.index.lookup(parent, name)
+        if ino is not None:
+            return ino
+        if name == b".":
+            return parent
+        if name == b"..":
+            return self.directory(parent).parent
+        if len(name) > NAME_MAX_BYTES:
+            raise NameTooLong(f"{len(name)} bytes")
+        raise NotFound
+
+    def record(self, ino: InodeNo) -> InodeRecord:
+        """Return the record of *ino*, also of a removed one that is open. Raises DeadInode."""
+        opened = self._pool.open_inodes.get(ino)
+        if opened is not None and opened.gone is not None:
+            return opened.gone
+        record = self._pool.index.inode(ino)
+        if record is None:
+            raise DeadInode(f"inode {ino}")
+        return record
+
+    def directory(self, ino: InodeNo) -> InodeRecord:
+        """Return the record of directory *ino*. Raises DeadInode, NotADirectory."""
+        record = self._pool.index.inode(ino)
+        if record is None:
+            raise DeadInode(f"inode {ino}")
+        if not stat.S_ISDIR(record.mode):
+            raise NotADirectory(f"inode {ino}")
+        return record
+
+    def children(self, parent: InodeNo, after: InodeNo) -> list[tuple[InodeNo, bytes]]:
+        """Return the next names of *parent* behind cookie *after*, in the order of creation.
+
+        A cookie is the inode's number: names that come and go meanwhile move nothing.
+        """
+        return self._pool.index.children(parent, after, LISTING_STEP)
+
+    # ---- changing ----
+
+    def require_free(self, parent: InodeNo, name: bytes) -> InodeRecord:
+        """Return *parent*'s record if *name* may be made in it.
+
+        Raises Exists, NameTooLong, NotADirectory, DeadInode, ReadOnly.
+        """
+        if self._pool.settings.read_only:
+            raise ReadOnly
+        if len(name) > NAME_MAX_BYTES:
+            raise NameTooLong(f"{len(name)} bytes")
+        if name in (b".", b"..") or self._pool.index.lookup(parent, name) is not None:
+            raise Exists
+        return self.directory(parent)
+
+    def enter(
+        self,
+        txn: IndexTransaction,
+        ino: InodeNo,
+        record: InodeRecord,
+        parent_record: InodeRecord,
+    ) -> None:
+        """Put *record* and its name into *txn* and count it in its parent."""
+        txn.put_inode(ino, record)
+        txn.put_name(record.parent, record.name, ino)
+        subdirs = parent_record.subdirs + stat.S_ISDIR(record.mode)
+        txn.put_inode(
+            record.parent,
+            parent_record._replace(
+                entries=parent_record.entries + 1,
+                subdirs=subdirs,
+                mtime_ns=record.ctime_ns,
+                ctime_ns=record.ctime_ns,
+            ),
+        )
+
+    def make_node(
+        self, parent: InodeNo, name: bytes, mode: int, uid: int, gid: int, target: bytes = b""
+    ) -> tuple[InodeNo, InodeRecord]:
+        """Make a directory, symlink, fifo or socket. Raises what ``require_free`` raises."""
+        if stat.S_ISLNK(mode) and not 0 < len(target) <= TARGET_MAX_BYTES:
+            raise NameTooLong(f"target of {len(target)} bytes")
+        pool = self._pool
+        parent_record = self.require_free(parent, name)
+        ino = pool.numbers.take()
+        now_ns = pool.clock_ns()
+        record = new_record(parent, name, mode, uid, gid, now_ns, parent_record)
+        record = record._replace(
+            state=State.NODE, sequence=pool.next_sequence(), target=target, size_bytes=len(target)
+        )
+        counters = counted(pool.counters, record, 1)._replace(sequence=record.sequence)
+        with pool.change(counters) as txn:
+            self.enter(txn, ino, record, parent_record)
+        self._identities.write(ino, record)
+        return ino, record
+
+    def unlink(self, parent: InodeNo, name: bytes) -> InodeNo:
+        """Remove the name of a file, symlink or special file; return its inode.
+
+        The space comes back after the last handle. Raises NotFound, IsADirectory.
+        """
+        return self._remove(parent, name, directory=False)
+
+    def rmdir(self, parent: InodeNo, name: bytes) -> InodeNo:
+        """Remove an empty directory; return its inode. Raises NotFound, NotADirectory, NotEmpty."""
+        if name == b".":
+            raise InvalidRequest
+        if name == b"..":
+            raise NotEmpty
+        return self._remove(parent, name, directory=True)
+
+    def _remove(self, parent: InodeNo, name: bytes, *, directory: bool) -> InodeNo:
+        pool = self._pool
+        if pool.settings.read_only:
+            raise ReadOnly
+        ino = self.lookup(parent, name)
+        record = self.record(ino)
+        if stat.S_ISDIR(record.mode) != directory:
+            raise NotADirectory if directory else IsADirectory
+        if record.entries:
+            raise NotEmpty
+        parent_record = self.directory(parent)
+        now_ns = pool.clock_ns()
+        with pool.change(counted(pool.counters, record, -1)) as txn:
+            self._drop(txn, ino, record)
+            txn.put_inode(parent, emptied(parent_record, record, now_ns))
+        self.bury(ino, record, now_ns)
+        return ino
+
+    def _drop(self, txn: IndexTransaction, ino: InodeNo, record: InodeRecord) -> None:
+        txn.delete_name(record.parent, record.name, ino)
+        txn.delete_inode(ino)
+        txn.delete_xattrs(ino)
+
+    def bury(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> None:
+        """After the index forgot *ino*: keep it for its handles, or unlink what it had."""
+        pool = self._pool
+        opened = pool.open_inodes.get(ino)
+        if opened is not None:
+            opened.gone = record._replace(ctime_ns=now_ns)
+            pool.space.extra_bytes += record.allocated_bytes
+        else:
+            self._identities.erase(ino, record)
+
+    def rename(
+        self,
+        parent: InodeNo,
+        name: bytes,
+        new_parent: InodeNo,
+        new_name: bytes,
+        *,
+        replace: bool = True,
+    ) -> InodeNo | None:
+        """Move a name, over an existing one if *replace*; return the inode that lost its name.
+
+        Readers of a replaced block keep the old bytes. Raises NotFound, Exists, NotADirectory,
+        IsADirectory, NotEmpty, InvalidRequest, NameTooLong.
+        """
+        pool = self._pool
+        if pool.settings.read_only:
+            raise ReadOnly
+        ino = self.lookup(parent, name)
+        record = self.record(ino)
+        if len(new_name) > NAME_MAX_BYTES:
+            raise NameTooLong(f"{len(new_name)} bytes")
+        if stat.S_ISDIR(record.mode):
+            self._refuse_loop(ino, new_parent)
+        replaced = pool.index.lookup(new_parent, new_name)
+        replaced_record: InodeRecord | None = None
+        if replaced is not None:
+            if not replace:
+                raise Exists
+            if replaced == ino:
+                return None
+            replaced_record = self.record(replaced)
+            _refuse_mismatch(record, replaced_record)
+        now_ns = pool.clock_ns()
+        sequence = pool.next_sequence()
+        moved = record._replace(
+            parent=new_parent, name=new_name, ctime_ns=now_ns, sequence=sequence
+        )
+        counters = pool.counters._replace(sequence=sequence)
+        if replaced_record is not None:
+            counters = counted(counters, replaced_record, -1)
+        old_parent_record = self.directory(parent)
+        new_parent_record = old_parent_record if parent == new_parent else self.directory(new_parent)
+        # Atomic: no checkpoint from here until the name is visible.
+        with pool.change(counters) as txn:
+            txn.delete_name(parent, name, ino)
+            left = emptied(old_parent_record, record, now_ns)
+            if replaced is not None and replaced_record is not None:
+                self._drop(txn, replaced, replaced_record)
+            if parent == new_parent:
+                new_parent_record = left
+            else:
+                txn.put_inode(parent, left)
+            if replaced_record is not None:
+                new_parent_record = emptied(new_parent_record, replaced_record, now_ns)
+            self.enter(txn, ino, moved, new_parent_record)
+        self._identities.write(ino, moved)
+        if replaced is not None and replaced_record is not None:
+            self.bury(replaced, replaced_record, now_ns)
+        return replaced
+
+    def exchange(
+        self, parent: InodeNo, name: bytes, new_parent: InodeNo, new_name: bytes
+    ) -> None:
+        """Swap two existing names atomically (RENAME_EXCHANGE). Raises NotFound, ReadOnly."""
+        pool = self._pool
+        if pool.settings.read_only:
+            raise ReadOnly
+        one, other = self.lookup(parent, name), self.lookup(new_parent, new_name)
+        if one == other:
+            return
+        record, other_record = self.record(one), self.record(other)
+        for moving, moving_record, target in (
+            (one, record, new_parent),
+            (other, other_record, parent),
+        ):
+            if stat.S_ISDIR(moving_record.mode):
+                self._refuse_loop(moving, target)
+        now_ns, sequence = pool.clock_ns(), pool.next_sequence()
+        moved = record._replace(
+            parent=new_parent, name=new_name, ctime_ns=now_ns, sequence=sequence
+        )
+        other_moved = other_record._replace(
+            parent=parent, name=name, ctime_ns=now_ns, sequence=sequence
+        )
+        with pool.change(pool.counters._replace(sequence=sequence)) as txn:
+            txn.delete_name(parent, name, one)
+            txn.delete_name(new_parent, new_name, other)
+            txn.put_inode(parent, emptied(self.directory(parent), record, now_ns))
+            txn.put_inode(
+                new_parent, emptied(_required(txn.inode(new_parent)), other_record, now_ns)
+            )
+            self.enter(txn, one, moved, _required(txn.inode(new_parent)))
+            self.enter(txn, other, other_moved, _required(txn.inode(parent)))
+        self._identities.write(one, moved)
+        self._identities.write(other, other_moved)
+
+    def _refuse_loop(self, ino: InodeNo, new_parent: InodeNo) -> None:
+        """Raise InvalidRequest if directory *ino* is *new_parent* or stands above it."""
+        above = new_parent
+        while above != ROOT_INODE:
+            if above == ino:
+                raise InvalidRequest("a directory cannot move into itself")
+            above = self.directory(above).parent
+        if ino == ROOT_INODE:
+            raise InvalidRequest("the root does not move")
+
+
+def new_record(
+    parent: InodeNo,
+    name: bytes,
+    mode: int,
+    uid: int,
+    gid: int,
+    now_ns: int,
+    parent_record: InodeRecord,
+) -> InodeRecord:
+    """Return the record of a new inode; a setgid directory hands its group down (inode(7)).
+
+    Files never keep setuid or setgid: with FUSE_HANDLE_KILLPRIV_V2 nothing would clear them.
+    """
+    if parent_record.mode & stat.S_ISGID:
+        gid = parent_record.gid
+        if stat.S_ISDIR(mode):
+            mode |= stat.S_ISGID
+    return InodeRecord(
+        mode=storable_mode(mode),
+        uid=uid,
+        gid=gid,
+        state=State.DRAFT,
+        size_bytes=0,
+        allocated_bytes=0,
+        atime_ns=now_ns,
+        mtime_ns=now_ns,
+        ctime_ns=now_ns,
+        btime_ns=now_ns,
+        parent=parent,
+        entries=0,
+        subdirs=0,
+        sequence=Sequence(0),
+        name=name,
+    )
+
+
+def storable_mode(mode: int) -> int:
+    """Return *mode* without the bits that kvfs never stores."""
+    if stat.S_ISDIR(mode):
+        return mode & ~stat.S_ISUID
+    return mode & ~(stat.S_ISUID | stat.S_ISGID)
+
+
+def emptied(parent_record: InodeRecord, record: InodeRecord, now_ns: int) -> InodeRecord:
+    """Return *parent_record* after the name of *record* left it."""
+    return parent_record._replace(
+        entries=parent_record.entries - 1,
+        subdirs=parent_record.subdirs - stat.S_ISDIR(record.mode),
+        mtime_ns=now_ns,
+        ctime_ns=now_ns,
+    )
+
+
+def _refuse_mismatch(record: InodeRecord, replaced: InodeRecord) -> None:
+    """Raise unless *record* may take *replaced*'s place (rename(2))."""
+    if stat.S_ISDIR(replaced.mode):
+        if not stat.S_ISDIR(record.mode):
+            raise IsADirectory
+        if replaced.entries:
+            raise NotEmpty
+    elif stat.S_ISDIR(record.mode):
+        raise NotADirectory
+
+
+def _required(record: InodeRecord | None) -> InodeRecord:
+    if record is None:
+        raise DeadInode
+    return record

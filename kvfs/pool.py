@@ -1,0 +1,106 @@
+"""One open pool: the device, its index and extents, and what the engine's parts share.
+
+``Pool`` opens and closes these in order and owns the counters; what the operations mean is the
+business of namespace.py, blocks.py and attributes.py.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from kvfs.background import Background
+from kvfs.config import Settings
+from kvfs.devices import Device
+from kvfs.extents import Extents
+from kvfs.index import Index
+from kvfs.index_transaction import IndexTransaction
+from kvfs.inode_numbers import InodeNumbers
+from kvfs.open_inodes import OpenInodes
+from kvfs.ready import ReadyQueue
+from kvfs.records import Counters
+from kvfs.run_state import write_run_state
+from kvfs.space import Space
+from kvfs.syscalls import Syscalls
+from kvfs.types import Sequence
+
+INDEX_DIRECTORY: Final = "index"
+
+
+class Pool:
+    """The parts of one mounted pool. Everything runs on one thread unless it says otherwise."""
+
+    def __init__(
+        self,
+        device: Device,
+        settings: Settings,
+        *,
+        syscalls: Syscalls | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open the index and extents of *device*. Raises IndexDamaged, FormatUnknown, OSError."""
+        self.device = device
+        self.settings = settings
+        self.syscalls = syscalls if syscalls is not None else Syscalls()
+        self.clock_ns = clock_ns
+        self.monotonic_s = monotonic_s
+        with contextlib.ExitStack() as stack:
+            self.index = Index(
+                index_path(device),
+                map_size_bytes=settings.index_map_bytes,
+                preallocate_bytes=settings.index_preallocate_bytes,
+                read_only=settings.read_only,
+                syscalls=self.syscalls,
+            )
+            stack.callback(self.index.close)
+            self.numbers = InodeNumbers(device.pool_fd, self.syscalls)
+            stack.callback(self.numbers.close)
+            self.extents = Extents(device.pool_fd, self.syscalls, device.fs_type)
+            stack.callback(self.extents.close)
+            self.counters = self.index.counters()
+            capacity_bytes = settings.capacity_bytes or device.capacity_bytes
+            self.space = Space(capacity_bytes, self.counters.used_bytes)
+            self.background = Background(settings.unlink_queue_max)
+            stack.callback(self.background.stop)
+            self.ready = ReadyQueue(
+                self.extents, self.numbers, self.background, self.space, settings
+            )
+            self.open_inodes = OpenInodes()
+            if not settings.read_only:
+                write_run_state(device.pool_fd, self.syscalls, clean=False)
+            self._parts = stack.pop_all()
+
+    def close(self) -> None:
+        """Stop cleanly: everything queued is done and the index durable. Raises OSError."""
+        self.ready.give_way()
+        self.background.drain()
+        self.ready.give_way()
+        self.background.drain()
+        if not self.settings.read_only:
+            self.index.sync()
+            self.syscalls.fsync(self.device.pool_fd)
+            if self.background.failures == 0 and not self.open_inodes:
+                write_run_state(self.device.pool_fd, self.syscalls, clean=True)
+        self._parts.close()
+
+    def next_sequence(self) -> Sequence:
+        """Return a number higher than every one given out before (written with the counters)."""
+        return Sequence(self.counters.sequence + 1)
+
+    @contextlib.contextmanager
+    def change(self, counters: Counters) -> "Iterator[IndexTransaction]":
+        """One index transaction that ends with the pool's counters being *counters*.
+
+        In memory they change only after the commit, so that a failed one changes nothing.
+        """
+        with self.index.write() as txn:
+            yield txn
+            txn.put_counters(counters)
+        self.counters = counters
+        self.space.recorded_bytes = counters.used_bytes
+
+
+def index_path(device: Device) -> str:
+    """Return a path to *device*'s index; a detached mount has no other name than its fd."""
+    return f"/proc/self/fd/{device.pool_fd}/{INDEX_DIRECTORY}"

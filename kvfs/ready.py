@@ -1,0 +1,173 @@
+"""Ready extents: created, preallocated and registered ahead of the writers that will take them.
+
+A create on the hot path then allocates nothing. What is kept follows the demand (demand.py); an
+extent nobody took is unlinked when it gives way. Runs on the loop's thread, except ``_prepare``.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from kvfs.background import Background
+from kvfs.config import Settings
+from kvfs.demand import Demand
+from kvfs.errors import KvfsError
+from kvfs.extents import Extents
+from kvfs.inode_numbers import InodeNumbers
+from kvfs.space import Space
+from kvfs.types import BackingId, InodeNo, round_up
+
+_log: Final = logging.getLogger(__name__)
+
+#: Registers a fresh extent with the data path (in the background thread); 0 means "nothing".
+Adopt = Callable[[InodeNo, int], BackingId]
+
+
+class ReadyExtent(NamedTuple):
+    """An extent no client has seen: its number, O_RDWR descriptor, blocks and backing id."""
+
+    ino: InodeNo
+    fd: int
+    reserve_bytes: int
+    backing_id: BackingId
+
+
+def adopt_nothing(_ino: InodeNo, _fd: int) -> BackingId:
+    """Return the id of a data path that needs none."""
+    return BackingId(0)
+
+
+class ReadyQueue:
+    """Prepared extents, by the size they were preallocated to."""
+
+    def __init__(
+        self,
+        extents: Extents,
+        numbers: InodeNumbers,
+        background: Background,
+        space: Space,
+        settings: Settings,
+    ) -> None:
+        self._extents = extents
+        self._numbers = numbers
+        self._background = background
+        self._space = space
+        self._settings = settings
+        self.demand = Demand(settings.demand_directories_max)
+        self.adopt: Adopt = adopt_nothing
+        self.abandon: Callable[[BackingId], None] = lambda _id: None
+        self._queues: dict[int, deque[ReadyExtent]] = {}
+        self._coming: dict[int, int] = {}
+        self._arrived: deque[ReadyExtent | tuple[int, None]] = deque()
+        self._depths: dict[int, int] = {}
+        self.hits = 0
+        self.misses = 0
+
+    def take(self, parent: InodeNo, now_s: float) -> ReadyExtent:
+        """Return an extent for a draft in directory *parent*. Raises NoSpace, OSError."""
+        size_bytes = round_up(self.demand.expected_bytes(parent))
+        self.demand.note_created(size_bytes, now_s)
+        if self._arrived:
+            self._collect()
+        queue = self._queues.get(size_bytes)
+        if queue:
+            extent = queue.popleft()
+            self._space.ready_bytes -= extent.reserve_bytes
+            self.hits += 1
+            if len(queue) + self._coming.get(size_bytes, 0) < self._depths.get(size_bytes, 0):
+                self._order(size_bytes)
+            return extent
+        self.misses += 1
+        return self._prepare_now(size_bytes)
+
+    def put_back(self, extent: ReadyExtent) -> None:
+        """Take back an extent that ``take`` gave and no client saw."""
+        self._space.ready_bytes += extent.reserve_bytes
+        self._queues.setdefault(extent.reserve_bytes, deque()).append(extent)
+
+    def tick(self, now_s: float) -> None:
+        """Bring the queues to what the demand asks for now; called a few times a second."""
+        self._collect()
+        limit_bytes = int(self._settings.ready_share * self._space.capacity_bytes)
+        wanted = self.demand.wanted(
+            now_s,
+            limit_bytes=min(limit_bytes, self._space.free_bytes // 2),
+            limit_extents=self._settings.ready_extents_max,
+        )
+        self._depths = dict(wanted)
+        for size_bytes in list(self._queues):
+            queue = self._queues[size_bytes]
+            while len(queue) > self._depths.get(size_bytes, 0):
+                self._discard(queue.pop())
+            if not queue:
+                del self._queues[size_bytes]
+        for size_bytes, depth in self._depths.items():
+            have = len(self._queues.get(size_bytes, ())) + self._coming.get(size_bytes, 0)
+            for _ in range(depth - have):
+                self._order(size_bytes)
+
+    def give_way(self) -> None:
+        """Drop every ready extent: clients' data needs the room."""
+        self._collect()
+        self._depths.clear()
+        for queue in self._queues.values():
+            while queue:
+                self._discard(queue.pop())
+        self._queues.clear()
+
+    @property
+    def count(self) -> int:
+        """Ready extents that may be taken now."""
+        return sum(len(queue) for queue in self._queues.values())
+
+    def _order(self, size_bytes: int) -> None:
+        if self._space.used_bytes + self._space.ready_bytes + size_bytes > (
+            self._space.capacity_bytes
+        ):
+            return
+        ino = self._numbers.take()
+        self._coming[size_bytes] = self._coming.get(size_bytes, 0) + 1
+        self._space.ready_bytes += size_bytes
+        self._background.submit(lambda: self._prepare(ino, size_bytes))
+
+    def _prepare(self, ino: InodeNo, size_bytes: int) -> None:
+        """Make one extent; in the background thread, which only appends to ``_arrived``."""
+        try:
+            fd = self._extents.create(ino, size_bytes)
+            extent = ReadyExtent(ino, fd, size_bytes, self.adopt(ino, fd))
+        except (KvfsError, OSError) as error:
+            _log.warning("no ready extent of %d bytes: %s", size_bytes, error)
+            self._arrived.append((size_bytes, None))
+        else:
+            self._arrived.append(extent)
+
+    def _collect(self) -> None:
+        while self._arrived:
+            arrived = self._arrived.popleft()
+            if isinstance(arrived, ReadyExtent):
+                self._coming[arrived.reserve_bytes] -= 1
+                self._queues.setdefault(arrived.reserve_bytes, deque()).append(arrived)
+            else:
+                self._coming[arrived[0]] -= 1
+                self._space.ready_bytes -= arrived[0]
+
+    def _prepare_now(self, size_bytes: int) -> ReadyExtent:
+        if self._space.used_bytes + self._space.ready_bytes + size_bytes > (
+            self._space.capacity_bytes
+        ):
+            self.give_way()
+            size_bytes = 0
+        ino = self._numbers.take()
+        fd = self._extents.create(ino, size_bytes)
+        return ReadyExtent(ino, fd, size_bytes, self.adopt(ino, fd))
+
+    def _discard(self, extent: ReadyExtent) -> None:
+        self._space.ready_bytes -= extent.reserve_bytes
+        self._background.submit(lambda: self._remove(extent))
+
+    def _remove(self, extent: ReadyExtent) -> None:
+        if extent.backing_id:
+            self.abandon(extent.backing_id)
+        self._extents.close_fd(extent.fd)
+        self._extents.unlink(extent.ino)

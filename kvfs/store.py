@@ -1,0 +1,119 @@
+"""The store: where index, extents and background work meet, as the mount sees them.
+
+It knows no FUSE and no data path. Order of effects (docs/architecture.md): reserve in memory ->
+data -> one index transaction -> visible; removal: index first -> unlink.
+"""
+
+import stat
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvfs.attributes import Attributes
+from kvfs.blocks import Blocks
+from kvfs.config import Settings
+from kvfs.devices import Device
+from kvfs.identities import Identities
+from kvfs.namespace import Namespace
+from kvfs.pool import Pool
+from kvfs.recovery import recover
+from kvfs.syscalls import Syscalls
+from kvfs.types import PAGE_BYTES, ROOT_INODE
+
+
+class Totals(NamedTuple):
+    """What statfs answers, in units of PAGE_BYTES and in inodes."""
+
+    blocks: int
+    blocks_free: int
+    inodes: int
+    inodes_free: int
+
+
+class Store:
+    """A pool with its operations: ``namespace``, ``blocks``, ``attributes``."""
+
+    def __init__(
+        self,
+        device: Device,
+        settings: Settings,
+        *,
+        syscalls: Syscalls | None = None,
+        clock_ns: Callable[[], int] | None = None,
+    ) -> None:
+        """Bring *device*'s pool up, repairing what a crash left. Raises CommandErrors, OSError."""
+        calls = syscalls if syscalls is not None else Syscalls()
+        if not settings.read_only:
+            recover(device, settings, calls)
+        if clock_ns is None:
+            self.pool = Pool(device, settings, syscalls=calls)
+        else:
+            self.pool = Pool(device, settings, syscalls=calls, clock_ns=clock_ns)
+        self.identities = Identities(self.pool.extents, self.pool.background)
+        self.namespace = Namespace(self.pool, self.identities)
+        self.blocks = Blocks(self.pool, self.namespace, self.identities)
+        self.attributes = Attributes(self.pool, self.namespace, self.blocks, self.identities)
+
+    def own_root(self, uid: int | None, gid: int | None, mode: int | None) -> None:
+        """Give the root directory the owner and mode that the mount's options ask for."""
+        record = self.namespace.directory(ROOT_INODE)
+        wanted = record._replace(
+            uid=record.uid if uid is None else uid,
+            gid=record.gid if gid is None else gid,
+            mode=record.mode if mode is None else stat.S_IFDIR | mode,
+        )
+        if wanted != record:
+            with self.pool.index.write() as txn:
+                txn.put_inode(ROOT_INODE, wanted)
+
+    def close(self) -> None:
+        """Stop cleanly; every open inode is published or freed first. Raises OSError."""
+        pool = self.pool
+        for opened in list(pool.open_inodes.values()):
+            while opened.writers:
+                self.blocks.close(opened, writer=True)
+            while opened.readers:
+                self.blocks.close(opened, writer=False)
+        pool.close()
+
+    def totals(self) -> Totals:
+        """Return the pool's size and what is free of it; the totals never change while mounted."""
+        space, counters = self.pool.space, self.pool.counters
+        inodes = max(space.capacity_bytes // PAGE_BYTES, 1 << 20)
+        taken = counters.blocks + counters.directories + counters.symlinks + counters.others
+        return Totals(
+            blocks=space.capacity_bytes // PAGE_BYTES,
+            blocks_free=space.free_bytes // PAGE_BYTES,
+            inodes=inodes,
+            inodes_free=max(0, inodes - taken),
+        )
+
+    def tick(self) -> None:
+        """Do the housekeeping that is due; called a few times a second, never blocks."""
+        pool = self.pool
+        if pool.settings.read_only:
+            return
+        pool.ready.tick(pool.monotonic_s())
+        if pool.numbers.refill_due:
+            pool.background.submit(pool.numbers.refill)
+        if pool.index.preallocation_due():
+            pool.background.submit(pool.index.preallocate)
+
+    def describe(self) -> dict[str, int]:
+        """Return the figures `kvfs status` shows, in bytes and counts."""
+        space, counters = self.pool.space, self.pool.counters
+        return {
+            "capacity_bytes": space.capacity_bytes,
+            "used_bytes": space.used_bytes,
+            "free_bytes": space.free_bytes,
+            "ready_bytes": space.ready_bytes,
+            "blocks": counters.blocks,
+            "directories": counters.directories,
+            "symlinks": counters.symlinks,
+            "open_inodes": len(self.pool.open_inodes),
+            "ready_extents": self.pool.ready.count,
+            "ready_hits": self.pool.ready.hits,
+            "ready_misses": self.pool.ready.misses,
+            "background_backlog": self.pool.background.backlog,
+            "background_failures": self.pool.background.failures,
+        }
+
