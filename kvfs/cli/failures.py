@@ -1,0 +1,46 @@
+"""What the operator reads when a command fails: one line, and the exit code."""
+
+import os
+import tempfile
+import traceback
+
+from kvfs.errors import CommandError, KvfsError
+
+#: EX_SOFTWARE of sysexits.h: a bug in kvfs.
+INTERNAL_ERROR_EXIT = 70
+#: 128 + SIGINT, as shells report it.
+INTERRUPTED_EXIT = 130
+
+
+def explain(error: BaseException) -> tuple[str, int]:
+    """Return the line for *error* and the process's exit code.
+
+    The traceback of what kvfs did not expect goes to a file, or to stderr with KVFS_DEBUG=1.
+    """
+    if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        return explain(error.exceptions[0])
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", INTERRUPTED_EXIT
+    if isinstance(error, KvfsError):
+        exit_code = error.exit_code if isinstance(error, CommandError) else CommandError.exit_code
+        return one_line(str(error) or type(error).__name__), exit_code
+    what = one_line(f"{type(error).__name__}: {error}")
+    return f"internal error: {what} ({_keep_traceback(error)})", INTERNAL_ERROR_EXIT
+
+
+def one_line(text: str) -> str:
+    """Return *text* with its line breaks folded, so that a log or a script sees one line."""
+    return " ".join(text.split())
+
+
+def _keep_traceback(error: BaseException) -> str:
+    if os.environ.get("KVFS_DEBUG") == "1":
+        traceback.print_exception(error)
+        return "traceback above"
+    try:
+        fd, path = tempfile.mkstemp(prefix="kvfs-traceback-", suffix=".txt")
+        with open(fd, "w", encoding="utf-8") as file:
+            traceback.print_exception(error, file=file)
+    except OSError:
+        return "KVFS_DEBUG=1 shows the traceback"
+    return f"traceback in {path}"

@@ -1,0 +1,87 @@
+"""``kvfs fsck``: check a pool that is not mounted, and rebuild its index from the extents."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kvfs.cli.caller import need_root
+from kvfs.cli.parser import add_verb
+from kvfs.errors import CheckFailed
+
+if TYPE_CHECKING:
+    from kvfs.cli.parser import Subparsers
+    from kvfs.recovery import FsckReport
+
+Progress = Callable[[int, int], None]
+
+
+def configure(subparsers: "Subparsers") -> None:
+    """Add the verb's parser."""
+    parser = add_verb(
+        subparsers,
+        "fsck",
+        run,
+        summary="check a pool, and repair it",
+        description="Check the pool in SOURCE, which must not be mounted. Without --repair nothing "
+        "is written; damage ends with exit code 14.",
+        example="kvfs fsck /dev/nvme0n1 --repair",
+    )
+    parser.add_argument("source", metavar="SOURCE")
+    parser.add_argument("--repair", action="store_true", help="repair what is damaged")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, print, and say by the exit code whether damage is left."""
+    need_root("kvfs fsck")
+    from kvfs.devices import open_source
+    from kvfs.recovery import check_pool
+
+    device = open_source(args.source, read_only=not args.repair)
+    try:
+        with _progress_bar() as progress:
+            report = check_pool(device, repair=args.repair, progress=progress)
+    finally:
+        device.close()
+    _print(args, report)
+    if report.problems and not args.repair:
+        raise CheckFailed(
+            f"{args.source}: {len(report.problems)} problems; "
+            f"`kvfs fsck {args.source} --repair` repairs them"
+        )
+    return 0
+
+
+def _print(args: argparse.Namespace, report: "FsckReport") -> None:
+    if args.json:
+        result = {
+            "source": args.source,
+            "problems": list(report.problems),
+            "repaired": report.repaired,
+            "blocks": report.blocks,
+            "directories": report.directories,
+        }
+        print(json.dumps(result, indent=2))
+        return
+    for problem in report.problems:
+        print(problem)
+    found = f"{len(report.problems)} problems, {report.repaired} repaired"
+    verdict = found if report.problems else "no problem"
+    print(f"{args.source}: {report.blocks} blocks, {report.directories} directories, {verdict}")
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Progress]:
+    """Yield what takes (done, total); it draws only where somebody looks."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("checking", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,52 @@
+"""``kvfs VERB``: find the verb, run it, turn what goes wrong into one line and an exit code.
+
+Only the verb that was asked for is imported, so that ``kvfs --version`` and ``kvfs status``
+start fast.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from kvfs import __version__
+from kvfs.cli.failures import explain
+from kvfs.cli.parser import OneLineParser
+
+VERBS: Final = ("mkfs", "mount", "umount", "status", "fsck", "destroy", "bench", "demo")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line *argv* and return the exit code."""
+    try:
+        return _dispatch(sys.argv[1:] if argv is None else list(argv))
+    except BrokenPipeError:
+        # The reader of our output has gone (kvfs status | head): nothing to say to anybody.
+        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())
+        return 1
+    except (Exception, KeyboardInterrupt) as error:  # the command line's door
+        line, exit_code = explain(error)
+        print(f"kvfs: {line}", file=sys.stderr)
+        return exit_code
+
+
+def _dispatch(argv: list[str]) -> int:
+    parser = OneLineParser(
+        prog="kvfs",
+        description="A flash tier for LLM KV cache that is a file system.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"kvfs {__version__}")
+    subparsers = parser.add_subparsers(metavar="VERB", required=True)
+    asked = next((argument for argument in argv if not argument.startswith("-")), "")
+    for verb in [asked] if asked in VERBS else VERBS:
+        importlib.import_module(f"kvfs.cli.{verb}").configure(subparsers)
+    arguments = parser.parse_args(argv)
+    exit_code = int(arguments.run(arguments))
+    sys.stdout.flush()
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""``kvfs mkfs``: make an empty pool."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from kvfs.cli.caller import need_root
+from kvfs.cli.parser import add_verb
+from kvfs.errors import UsageError
+from kvfs.sizes import parse_size
+
+if TYPE_CHECKING:
+    from kvfs.cli.parser import Subparsers
+
+
+def configure(subparsers: "Subparsers") -> None:
+    """Add the verb's parser."""
+    parser = add_verb(
+        subparsers,
+        "mkfs",
+        run,
+        summary="make an empty pool of a drive, an image file or a directory",
+        description="Make an empty pool. SOURCE is a block device (it gets an XFS), an image file "
+        "(made with --size, allocated in full)\nor a directory on XFS, ext4 or tmpfs. "
+        "Anything but a blank SOURCE is refused, unless with --force.",
+        example="kvfs mkfs /dev/nvme0n1",
+    )
+    parser.add_argument("source", metavar="SOURCE")
+    parser.add_argument(
+        "--capacity", metavar="SIZE", help="most bytes of blocks, e.g. 500G (default: all of it)"
+    )
+    parser.add_argument("--size", metavar="SIZE", help="size of an image file to make, e.g. 20G")
+    parser.add_argument("--force", action="store_true", help="overwrite what SOURCE holds")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the pool."""
+    capacity_bytes = size_of(args.capacity, "--capacity")
+    size_bytes = size_of(args.size, "--size")
+    need_root("kvfs mkfs")
+    from kvfs.devices import format_source
+
+    format_source(
+        args.source, capacity_bytes=capacity_bytes, force=args.force, size_bytes=size_bytes
+    )
+    return 0
+
+
+def size_of(text: str | None, flag: str) -> int | None:
+    """Return the bytes of the flag's *text*; raises UsageError when it is no positive size."""
+    if text is None:
+        return None
+    try:
+        size_bytes = parse_size(text)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
+    if size_bytes == 0:
+        raise UsageError(f"{flag}: 0 is no size")
+    return size_bytes
