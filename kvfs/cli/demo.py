@@ -1,0 +1,145 @@
+"""``kvfs demo``: mount a small pool, run a KV-shaped load on it, check every byte, clean up."""
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from kvfs.cli.caller import need_root
+from kvfs.cli.mkfs import size_of
+from kvfs.cli.parser import add_verb
+from kvfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvfs.cli.parser import Subparsers
+    from kvfs.kv_load import KvLoad
+
+#: Enough for every shape to repeat, little enough for any machine's disk and a minute.
+DEFAULT_SIZE: Final = "1G"
+#: All that the demo leaves in a directory lies below this name.
+FOLDER: Final = "kvfs-demo"
+#: 128 + SIGTERM, as shells report it.
+TERMINATED_EXIT: Final = 143
+
+
+def configure(subparsers: "Subparsers") -> None:
+    """Add the verb's parser."""
+    parser = add_verb(
+        subparsers,
+        "demo",
+        run,
+        summary="run a KV-shaped load on a small pool and check every byte",
+        description="Make a pool in a temporary directory, mount it, store and load KV blocks as "
+        "connectors do, check every\nbyte, show how fast it was, unmount and remove the pool. "
+        "One wrong byte ends it with exit code 16.",
+        example="kvfs demo --bytes 4G\n  kvfs demo --on /kv",
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--source", help="make the pool of this blank drive, image or directory")
+    where.add_argument("--on", metavar="DIR", help=f"use DIR/{FOLDER}; format and mount nothing")
+    parser.add_argument(
+        "--bytes", metavar="SIZE", default=DEFAULT_SIZE, help=f"data to store ({DEFAULT_SIZE})"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="other names and other bytes (0)")
+    parser.add_argument(
+        "--stored", action="store_true", help="with --on: load what an earlier --keep left there"
+    )
+    parser.add_argument("--keep", action="store_true", help="leave everything as it is afterwards")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the load where the flags say, and print what it did."""
+    total_bytes = size_of(args.bytes, "--bytes")
+    assert total_bytes is not None, "--bytes has a default"
+    if args.seed < 0:
+        raise UsageError("--seed: must not be negative")
+    if args.stored and not args.on:
+        raise UsageError("--stored: needs --on, the directory where an earlier --keep left blocks")
+    signal.signal(signal.SIGTERM, _terminated)
+    from kvfs.cli.demo_pool import demo_pool
+
+    if args.on:
+        place = _existing(args.on)
+    else:
+        need_root("kvfs demo")
+        place = demo_pool(args.source, total_bytes, keep=args.keep, quiet=args.json)
+    with place as directory, _folder(directory, args) as folder:
+        load = _run_load(folder, args, total_bytes)
+    _print_report(load, args)
+    return 0
+
+
+def _terminated(*_: object) -> NoReturn:
+    # As an exception, so that what was mounted is unmounted.
+    sys.exit(TERMINATED_EXIT)
+
+
+def _existing(directory: str) -> nullcontext[Path]:
+    if not Path(directory).is_dir():
+        raise UsageError(f"--on {directory}: is no directory")
+    return nullcontext(Path(directory))
+
+
+@contextmanager
+def _folder(directory: Path, args: argparse.Namespace) -> Iterator[Path]:
+    folder = directory / FOLDER
+    if args.stored and not folder.is_dir():
+        raise UsageError(f"--stored: there is no {folder}")
+    folder.mkdir(exist_ok=True)
+    try:
+        yield folder
+    finally:
+        if not args.keep and not args.stored:
+            shutil.rmtree(folder)
+
+
+def _run_load(folder: Path, args: argparse.Namespace, total_bytes: int) -> "KvLoad":
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from kvfs.kv_load import KvLoad
+
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        disable=args.json,
+    ) as bar:
+        task = bar.add_task("preparing", total=None)
+        load = KvLoad(
+            folder,
+            total_bytes=total_bytes,
+            seed=args.seed,
+            progress=lambda moved_bytes: bar.advance(task, moved_bytes),
+        )
+        if not args.stored:
+            bar.reset(task, description="storing", total=load.bytes)
+            load.store()
+        checks = 2 if load.direct else 1
+        bar.reset(task, description="loading and checking", total=checks * load.bytes)
+        load.load()
+    return load
+
+
+def _print_report(load: "KvLoad", args: argparse.Namespace) -> None:
+    from kvfs.cli.demo_report import as_json, as_table
+
+    if args.json:
+        print(json.dumps(as_json(load), indent=2))
+    else:
+        from rich.console import Console
+
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else 132)
+        console.print(as_table(load))
+        total = load.report.total()
+        console.print(
+            f"{total.verified_bytes:,} bytes were read back, and every one is what was stored."
+        )

@@ -1,0 +1,102 @@
+"""A pool for the time of a demo, made and removed with the commands an operator would type."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from kvfs.errors import ServeFailed, SourceFull
+from kvfs.sizes import format_size
+
+#: Disks first; a machine whose disk is an overlay (a container) has memory at least.
+PLACES: Final = ("/var/tmp", "/tmp", "/dev/shm")
+#: More capacity than data: the ready extents (5 %), partly used blocks, and some air.
+CAPACITY_FACTOR: Final = 1.25
+CAPACITY_EXTRA_BYTES: Final = 256 << 20
+#: The index and what the parent file system keeps for itself.
+PLACE_EXTRA_BYTES: Final = 512 << 20
+
+
+class _Step(ServeFailed):
+    """One of the demo's commands failed; the text is what it printed."""
+
+
+@contextmanager
+def demo_pool(source: str | None, data_bytes: int, *, keep: bool, quiet: bool) -> Iterator[Path]:
+    """Yield the root of a fresh mount with room for *data_bytes*; unmount and remove it at the end.
+
+    *source* must be blank, and is blank again afterwards. Raises ServeFailed with the line of the
+    command that failed, SourceFull when no place has room.
+    """
+    capacity_bytes = int(data_bytes * CAPACITY_FACTOR) + CAPACITY_EXTRA_BYTES
+    capacity = str(capacity_bytes)
+    directory, pool = _make(source, capacity_bytes, quiet=quiet)
+    mountpoint = directory / "kv"
+    mountpoint.mkdir()
+    try:
+        try:
+            _kvfs("mount", pool, str(mountpoint), "--capacity", capacity, quiet=quiet)
+            yield mountpoint
+        finally:
+            if os.path.ismount(mountpoint) and not keep:
+                _kvfs("umount", str(mountpoint), quiet=quiet)
+    finally:
+        if not keep:
+            _kvfs("destroy", pool, "--yes", quiet=quiet)
+            shutil.rmtree(directory)
+    if keep and not quiet:
+        print(f"Kept: {pool} is mounted on {mountpoint}.")
+
+
+def _make(source: str | None, capacity_bytes: int, *, quiet: bool) -> tuple[Path, str]:
+    """Return a directory for the mountpoint and the source of a fresh pool."""
+    refused = SourceFull(f"no room for {format_size(capacity_bytes)} in any of {', '.join(PLACES)}")
+    for place in PLACES:
+        if source is None and not _has_room(place, capacity_bytes + PLACE_EXTRA_BYTES):
+            continue
+        directory = Path(tempfile.mkdtemp(prefix="kvfs-demo-", dir=place))
+        try:
+            pool = source or str(directory / "pool")
+            if source is None:
+                os.mkdir(pool)
+            _kvfs("mkfs", pool, "--capacity", str(capacity_bytes), quiet=quiet)
+        except _Step as error:
+            shutil.rmtree(directory)
+            if source is not None:
+                raise
+            refused = SourceFull(str(error))
+            continue
+        return directory, pool
+    raise refused
+
+
+def _has_room(place: str, needed_bytes: int) -> bool:
+    try:
+        held = os.statvfs(place)
+    except FileNotFoundError:
+        return False
+    return held.f_bavail * held.f_frsize >= needed_bytes
+
+
+def _kvfs(*arguments: str, quiet: bool) -> None:
+    if not quiet:
+        print(f"$ kvfs {shlex.join(arguments)}", flush=True)
+    # Not a pipe: a server that kept it open would keep the demo waiting for its end.
+    with tempfile.TemporaryFile("w+") as said:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvfs.cli.main", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            check=False,
+        )
+        said.seek(0)
+        if done.returncode != 0:
+            line = said.read().strip() or f"exit code {done.returncode}"
+            raise _Step(f"`kvfs {shlex.join(arguments)}` failed: {line.removeprefix('kvfs: ')}")

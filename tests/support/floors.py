@@ -1,0 +1,48 @@
+"""Which floor each module stands on: imports point down only. The one table of the architecture.
+
+A new module gets its line here; ``package.*`` stands for all modules of a package.
+"""
+
+from typing import Final
+
+#: Bottom first. A module imports from its own floor and from those below, never from above.
+FLOORS: Final = ("pure", "io", "engine", "mount", "cli")
+
+_MODULES: Final = {
+    # Values and rules; no machine, no clock.
+    "pure": """
+        kvfs kvfs.checksum kvfs.config kvfs.demand kvfs.errors kvfs.eviction
+        kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle kvfs.open_inodes kvfs.pool_name kvfs.records
+        kvfs.setting_values kvfs.sizes kvfs.types
+    """,
+    # One thing of the machine each: a file, a device, the index, a socket.
+    "io": """
+        kvfs.background kvfs.bench.* kvfs.control_client kvfs.control_files kvfs.devices.*
+        kvfs.extents kvfs.fan_out kvfs.heat kvfs.index kvfs.index_errors kvfs.index_file
+        kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files kvfs.kv_load kvfs.run_state
+        kvfs.syscalls
+    """,
+    # The pool as a whole: names, blocks, space.
+    "engine": """
+        kvfs.attributes kvfs.blocks kvfs.identities kvfs.namespace kvfs.pool kvfs.ready
+        kvfs.reclaim kvfs.recovery kvfs.space kvfs.store
+    """,
+    # The only floor that knows FUSE.
+    "mount": "mount.*",
+    "cli": "kvfs.cli.*",
+}
+_FLOOR_OF: Final = {
+    module: floor for floor, modules in _MODULES.items() for module in modules.split()
+}
+
+
+def floor_of(module: str) -> str | None:
+    """Return the floor of *module*, or None when the table does not know it."""
+    if module in _FLOOR_OF:
+        return _FLOOR_OF[module]
+    package = module
+    while package:
+        if (floor := _FLOOR_OF.get(f"{package}.*")) is not None:
+            return floor
+        package = package.rpartition(".")[0]
+    return None

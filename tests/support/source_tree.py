@@ -1,0 +1,99 @@
+"""The source tree as data: which files there are, what they import, define and call.
+
+For the tidy tests; it reads, and judges nothing.
+"""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SOURCES: Final = tuple(
+    path for top in ("kvfs", "mount") for path in sorted((ROOT / top).rglob("*.py"))
+)
+TESTS: Final = tuple(sorted((ROOT / "tests").rglob("*.py")))
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def shown(path: Path) -> str:
+    """Return *path* as a reader of the repository knows it."""
+    return str(path.relative_to(ROOT))
+
+
+def module_of(path: Path) -> str:
+    """Return the name under which *path* is imported."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES: Final = {module_of(path): path for path in SOURCES}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Return the syntax tree of *path*."""
+    return ast.parse(path.read_text())
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Yield what is imported, as full module names where kvfs's own modules are meant."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{shown(path)}:{node.lineno}: import by full name"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in MODULES else str(node.module)
+
+
+def functions_of(path: Path) -> Iterator[Function]:
+    """Yield every function and method."""
+    return (node for node in ast.walk(tree_of(path)) if isinstance(node, Function))
+
+
+def calls_of(node: ast.AST) -> Iterator[str]:
+    """Yield the last part of the name of everything that is called: ``raises`` of pytest.raises."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Call):
+            yield getattr(inner.func, "attr", getattr(inner.func, "id", ""))
+
+
+def names_made(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield every name that the file itself makes, its own among them, and the line."""
+    yield path.stem, 1
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, Function | ast.ClassDef):
+            yield node.name, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+
+
+def words_of(name: str) -> set[str]:
+    """Return the words of a snake_case or CamelCase name, in small letters."""
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+
+
+def lines_of(path: Path) -> int:
+    """Return the number of lines."""
+    return len(path.read_text().splitlines())
+
+
+def tracked_texts() -> Iterator[tuple[str, str]]:
+    """Yield path and text of every file that a clone would have."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    for name in listed.stdout.split("\0"):
+        path = ROOT / name
+        if name and path.is_file():
+            data = path.read_bytes()
+            if b"\0" not in data[:8192]:
+                yield name, data.decode(errors="replace")

@@ -1,0 +1,223 @@
+"""The house rules that no linter knows: floors, purity, sizes, words.
+
+``python -m tests.test_tidy`` prints the sizes.
+"""
+
+import ast
+import re
+import statistics
+import tomllib
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from kvfs import errors
+from tests.support.floors import FLOORS, floor_of
+from tests.support.source_tree import (
+    MODULES,
+    ROOT,
+    SOURCES,
+    TESTS,
+    Function,
+    functions_of,
+    imports_of,
+    lines_of,
+    module_of,
+    names_made,
+    shown,
+    tracked_texts,
+    tree_of,
+    words_of,
+)
+
+#: What the pure floor must not import: it sees values, not the machine and not the clock.
+IMPURE: Final = frozenset(
+    [
+        "asyncio",
+        "concurrent",
+        "ctypes",
+        "datetime",
+        "fcntl",
+        "glob",
+        "io",
+        "lmdb",
+        "logging",
+        "mmap",
+        "multiprocessing",
+        "os",
+        "pathlib",
+        "pyfuse3",
+        "random",
+        "resource",
+        "secrets",
+        "select",
+        "shutil",
+        "signal",
+        "socket",
+        "subprocess",
+        "sys",
+        "tempfile",
+        "threading",
+        "time",
+        "trio",
+        "uuid",
+    ]
+)
+DOES_IO: Final = frozenset({"open", "print", "input"})
+
+FILE_MAX_LINES: Final = 399
+FUNCTION_MAX_LINES: Final = 69
+MEDIAN_MAX_LINES: Final = 200
+
+BANNED_MODULES: Final = frozenset(
+    {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
+)
+#: Words with two meanings here; design.md names the ones to use.
+BANNED_WORDS: Final = frozenset(
+    [
+        "blob",
+        "blobs",
+        "chunk",
+        "chunks",
+        "entries",
+        "entry",
+        "object",
+        "objects",
+        "page",
+        "pages",
+        "segment",
+        "segments",
+    ]
+)
+#: The kernel's page, FUSE's timeout, and a directory's own count of its names.
+ALLOWED_NAMES: Final = frozenset({"PAGE_BYTES", "page_cache", "entry_timeout_s", "entries"})
+#: Where another's language is spoken: FUSE's (a name with its attributes), LMDB's.
+ALLOWED_WORDS: Final = {
+    "mount.": frozenset({"entry", "entries"}),
+    "kvfs.index": frozenset({"page", "pages"}),
+}
+
+#: Hosts that a text may point a reader to. Registries and mirrors are the machine's business.
+READERS_HOSTS: Final = re.compile(
+    r"(^|\.)(apache\.org|freedesktop\.org|github\.com|kernel\.org|keepachangelog\.com|man7\.org"
+    r"|python\.org|readthedocs\.io|systemd\.io|w3\.org)$|^localhost$|^127\.0\.0\.1$"
+)
+MACHINE_PATHS: Final = re.compile("|".join(f"/{top}/" for top in ("work", "root", "home")))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_of)
+def test_imports_point_down(path: Path) -> None:
+    floor = floor_of(module_of(path))
+    assert floor is not None, f"{module_of(path)} has no floor; see tests/support/floors.py"
+    floors = {name: floor_of(name) for name in imports_of(path) if name in MODULES}
+    above = {
+        name: its
+        for name, its in floors.items()
+        if its is not None and FLOORS.index(its) > FLOORS.index(floor)
+    }
+    assert not above, f"{module_of(path)} ({floor}) imports from above: {above}"
+
+
+def test_imports_make_no_circle() -> None:
+    left = {
+        name: {used for used in imports_of(path) if used in MODULES} - {name}
+        for name, path in MODULES.items()
+    }
+    while free := [name for name, used in left.items() if not used & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left, f"these import each other: {sorted(left)}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_of)
+def test_the_pure_floor_touches_no_machine(path: Path) -> None:
+    if floor_of(module_of(path)) == "pure":
+        impure = {name for name in imports_of(path) if name.partition(".")[0] in IMPURE}
+        assert not impure, f"{module_of(path)} is pure and imports {sorted(impure)}"
+        calls = [
+            node.lineno
+            for node in ast.walk(tree_of(path))
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in DOES_IO
+        ]
+        assert not calls, f"{shown(path)}: does I/O in lines {calls}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_of)
+def test_only_the_mount_knows_fuse(path: Path) -> None:
+    if floor_of(module_of(path)) != "mount":
+        assert "pyfuse3" not in {name.partition(".")[0] for name in imports_of(path)}
+
+
+@pytest.mark.parametrize("path", SOURCES + TESTS, ids=shown)
+def test_files_and_functions_are_short(path: Path) -> None:
+    assert lines_of(path) <= FILE_MAX_LINES, f"{shown(path)}: split it"
+    for function in functions_of(path):
+        length = (function.end_lineno or function.lineno) - function.lineno + 1
+        assert length <= FUNCTION_MAX_LINES, f"{shown(path)}: {function.name}: {length} lines"
+
+
+def test_the_usual_file_is_short() -> None:
+    assert statistics.median(map(lines_of, SOURCES)) <= MEDIAN_MAX_LINES
+
+
+@pytest.mark.parametrize("path", SOURCES + TESTS, ids=shown)
+def test_what_is_public_says_what_it_is(path: Path) -> None:
+    if lines_of(path):
+        assert ast.get_docstring(tree_of(path)), f"{shown(path)}: no docstring"
+    if path in SOURCES:
+        silent = [
+            node.name
+            for node in tree_of(path).body
+            if isinstance(node, Function | ast.ClassDef)
+            and not node.name.startswith("_")
+            and not ast.get_docstring(node)
+        ]
+        assert not silent, f"{shown(path)}: no docstring on {silent}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_of)
+def test_words_are_the_products(path: Path) -> None:
+    assert path.stem not in BANNED_MODULES, f"{shown(path)}: name it by what it does"
+    banned = set(BANNED_WORDS)
+    for prefix, words in ALLOWED_WORDS.items():
+        if module_of(path).startswith(prefix):
+            banned -= words
+    wrong = [
+        f"{name} (line {line})"
+        for name, line in names_made(path)
+        if name not in ALLOWED_NAMES and words_of(name) & banned
+    ]
+    assert not wrong, f"{shown(path)}: say it in the words of design.md: {wrong}"
+
+
+def test_no_file_knows_this_machine() -> None:
+    found = []
+    for name, text in tracked_texts():
+        for number, line in enumerate(text.splitlines(), 1):
+            hosts = re.findall(r"https?://([^/\s:'\"`)>]+)", line)
+            if MACHINE_PATHS.search(line) or not all(map(READERS_HOSTS.search, hosts)):
+                found.append(f"{name}:{number}")
+    assert not found, "a path of one machine, or a host that is not in READERS_HOSTS"
+
+
+def test_everything_installed_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {line.partition("==")[0].lower() for line in pins if "==" in line}
+    missing = {re.split(r"[<>=\[; ]", line)[0].lower() for line in wanted} - pinned
+    assert not missing, "pin them in constraints.txt"
+
+
+def test_exit_codes_tell_errors_apart() -> None:
+    kinds = errors.CommandError.__subclasses__()
+    assert len({kind.exit_code for kind in kinds} | {0, 1}) == len(kinds) + 2
+
+
+if __name__ == "__main__":
+    for at in sorted(SOURCES, key=lines_of):
+        print(f"{lines_of(at):5} {shown(at)}")
+    print(f"{statistics.median(map(lines_of, SOURCES)):5.0f} median of {len(SOURCES)} files")
