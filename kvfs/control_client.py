@@ -6,6 +6,7 @@ Synchronous and light, so that ``kvfs status`` starts fast; the protocol is in m
 import json
 import os
 import socket
+import struct
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
@@ -17,6 +18,8 @@ from kvfs.pool_name import RUN_DIRECTORY, SOCKET_SUFFIX
 PROTOCOL_VERSION: Final = 1
 #: No reply is longer; a status with every counter is a few KiB.
 REPLY_MAX_BYTES: Final = 1 << 20
+#: struct ucred of unix(7): pid, uid, gid of the other side.
+PEERCRED: Final = struct.Struct("iII")
 
 _BY_EXIT_CODE: Final[dict[int, type[CommandError]]] = {
     kind.exit_code: kind
@@ -68,6 +71,19 @@ def ask(
         except OSError as error:
             raise ServeFailed(f"{path}: {error.strerror or error}") from None
     return _result(path, line)
+
+
+def peer_pid(path: str) -> int:
+    """Return the process that listens on the socket *path*, 0 when nobody does.
+
+    The kernel knows it without the server's help (SO_PEERCRED, unix(7)).
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        connection.setblocking(False)
+        if connection.connect_ex(path) != 0:
+            return 0
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEERCRED.size)
+    return int(PEERCRED.unpack(raw)[0])
 
 
 def _read_line(connection: socket.socket, deadline_s: float) -> bytes:

@@ -9,13 +9,12 @@ import json
 import logging
 import os
 import socket
-import struct
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import trio
 
-from kvfs.control_client import PROTOCOL_VERSION
+from kvfs.control_client import PEERCRED, PROTOCOL_VERSION
 from kvfs.control_files import locked_directory, remove_stale
 from kvfs.errors import CommandError, KvfsError, NotRoot, ServeFailed, UsageError
 
@@ -28,7 +27,6 @@ CONNECTIONS_MAX: Final = 16
 #: A client that says nothing, or does not read its reply, is dropped.
 IDLE_MAX_S: Final = 30.0
 
-_PEERCRED: Final = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
 _log: Final = logging.getLogger(__name__)
 
 
@@ -160,8 +158,8 @@ class _Server:
 
 
 def _peer_allowed(stream: trio.SocketStream) -> bool:
-    raw = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
-    _pid, uid, _gid = _PEERCRED.unpack(raw)
+    raw = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEERCRED.size)
+    _pid, uid, _gid = PEERCRED.unpack(raw)
     return uid in (0, os.geteuid())
 
 

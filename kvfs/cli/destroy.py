@@ -18,7 +18,6 @@ def configure(subparsers: "Subparsers") -> None:
         subparsers,
         "destroy",
         run,
-        summary="remove a pool with every block in it",
         description="Remove the pool in SOURCE. What is not a pool, or is mounted, is refused and "
         "left as it is.",
         example="kvfs destroy /dev/nvme0n1 --yes",

@@ -24,7 +24,6 @@ def configure(subparsers: "Subparsers") -> None:
         subparsers,
         "fsck",
         run,
-        summary="check a pool, and repair it",
         description="Check the pool in SOURCE, which must not be mounted. Without --repair nothing "
         "is written; damage ends with exit code 14.",
         example="kvfs fsck /dev/nvme0n1 --repair",

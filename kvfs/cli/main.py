@@ -14,7 +14,18 @@ from kvfs import __version__
 from kvfs.cli.failures import explain
 from kvfs.cli.parser import OneLineParser
 
-VERBS: Final = ("mkfs", "mount", "umount", "status", "fsck", "destroy", "bench", "demo")
+#: Each verb is the module of that name here; its summary stands here so that ``kvfs --help``
+#: imports none of them.
+VERBS: Final = {
+    "mkfs": "make an empty pool of a drive, an image file or a directory",
+    "mount": "serve a pool at a mountpoint",
+    "umount": "unmount, and wait for the server's clean end",
+    "status": "show what is mounted and how it does",
+    "fsck": "check a pool that is not mounted, and repair it",
+    "destroy": "remove a pool with every block in it",
+    "bench": "measure a directory with KV-shaped loads",
+    "demo": "mount a small pool and run a checked load on it",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,9 +51,13 @@ def _dispatch(argv: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"kvfs {__version__}")
     subparsers = parser.add_subparsers(metavar="VERB", required=True)
     asked = next((argument for argument in argv if not argument.startswith("-")), "")
-    for verb in [asked] if asked in VERBS else VERBS:
-        importlib.import_module(f"kvfs.cli.{verb}").configure(subparsers)
+    for verb, summary in VERBS.items():
+        if verb == asked:
+            importlib.import_module(f"kvfs.cli.{verb}").configure(subparsers)
+        else:
+            subparsers.add_parser(verb, help=summary)
     arguments = parser.parse_args(argv)
+    arguments.argv = argv  # mount runs itself again
     exit_code = int(arguments.run(arguments))
     sys.stdout.flush()
     return exit_code

@@ -18,7 +18,6 @@ def configure(subparsers: "Subparsers") -> None:
         subparsers,
         "mkfs",
         run,
-        summary="make an empty pool of a drive, an image file or a directory",
         description="Make an empty pool. SOURCE is a block device (it gets an XFS), an image file "
         "(made with --size, allocated in full)\nor a directory on XFS, ext4 or tmpfs. "
         "Anything but a blank SOURCE is refused, unless with --force.",

@@ -22,14 +22,12 @@ def add_verb(
     name: str,
     run: Callable[[argparse.Namespace], int],
     *,
-    summary: str,
     description: str,
     example: str,
 ) -> argparse.ArgumentParser:
     """Add the verb *name*; ``args.run`` is what to call."""
     parser = subparsers.add_parser(
         name,
-        help=summary,
         description=description,
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,

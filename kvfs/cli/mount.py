@@ -1,0 +1,93 @@
+"""``kvfs mount``: serve a pool at a mountpoint, in the background or for systemd."""
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from kvfs.cli.mount_settings import load_settings
+from kvfs.cli.parser import add_verb
+from kvfs.config import Settings
+
+if TYPE_CHECKING:
+    from kvfs.cli.parser import Subparsers
+
+
+def configure(subparsers: "Subparsers") -> None:
+    """Add the verb's parser."""
+    parser = add_verb(
+        subparsers,
+        "mount",
+        run,
+        description="Serve the pool in SOURCE at MOUNTPOINT. Returns when the mount serves, and "
+        "leaves a server in the background.\nA blank SOURCE is made a pool first; anything else "
+        "that is no pool is refused.\nSettings come from the flags, then from --config or "
+        "/etc/kvfs/NAME.toml; --print-settings shows them all.",
+        example="kvfs mount /dev/nvme0n1 /kv -o uid=1000,mode=0755",
+    )
+    parser.add_argument("source", metavar="SOURCE", nargs="?")
+    parser.add_argument("mountpoint", metavar="MOUNTPOINT", nargs="?")
+    parser.add_argument(
+        "--capacity", metavar="SIZE", dest="capacity_bytes", help="most bytes of blocks, e.g. 500G"
+    )
+    parser.add_argument(
+        "-o",
+        metavar="OPTIONS",
+        dest="options",
+        action="append",
+        default=[],
+        help="uid=, gid=, mode= of the root directory; ro",
+    )
+    parser.add_argument(
+        "--foreground", action="store_true", help="do not go to the background (for systemd)"
+    )
+    parser.add_argument("--name", help="name of the control socket (default: from MOUNTPOINT)")
+    parser.add_argument("--config", metavar="FILE", help="settings as TOML")
+    parser.add_argument("--log-file", metavar="FILE", help="default: the journal, else syslog")
+    parser.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning, error or off")
+    parser.add_argument("--fsync", metavar="HOW", help="relaxed (default) or honour")
+    parser.add_argument("--data-path", metavar="PATH", help="auto (default), passthrough or daemon")
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="any setting that --print-settings shows",
+    )
+    parser.add_argument(
+        "--print-settings", action="store_true", help="print every setting and why, and end"
+    )
+    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve here, or start a server and wait until it serves."""
+    for name in ("source", "mountpoint", "config", "log_file"):
+        if getattr(args, name):  # the server leaves this directory, and reads them again at SIGHUP
+            setattr(args, name, os.path.abspath(getattr(args, name)))
+    if args.print_settings:
+        _print_settings(args)
+    elif args.foreground:
+        from kvfs.cli.mount_foreground import serve_here
+        from kvfs.cli.ready_pipe import ReadyPipe
+
+        pipe = ReadyPipe(args.ready_fd) if args.ready_fd is not None else None
+        serve_here(lambda: load_settings(args), pipe)
+    else:
+        from kvfs.cli.mount_background import start_in_background
+
+        start_in_background(load_settings(args), args.argv)
+    return 0
+
+
+def _print_settings(args: argparse.Namespace) -> None:
+    given = args.source or args.config
+    settings = load_settings(args) if given else Settings()
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("setting", "value", "default", "why", box=None, pad_edge=False)
+    for row in settings.table():
+        table.add_row(*row)
+    width = None if sys.stdout.isatty() else 160
+    Console(width=width, highlight=False, markup=False).print(table)

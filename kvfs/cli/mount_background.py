@@ -1,0 +1,107 @@
+"""Starting the server in the background and waiting until it serves."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from typing import Final
+
+import kvfs
+from kvfs.cli.mount_table import FS_TYPE, mount_at
+from kvfs.cli.ready_pipe import Outcome, wait_for_outcome
+from kvfs.config import Settings
+from kvfs.errors import CommandError, ServeFailed
+
+#: From SIGTERM to SIGKILL for a server that did not come up in time.
+_GRACE_S: Final = 10.0
+
+
+class StartFailed(CommandError):
+    """The server said why it does not serve; the command repeats it and its exit code."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.error)
+        self.exit_code = outcome.exit_code  # type: ignore[misc]
+
+
+def start_in_background(settings: Settings, argv: Sequence[str]) -> None:
+    """Run ``kvfs *argv*`` again as a server of its own session; return once it serves.
+
+    Raises what the server raised, or ServeFailed when it says nothing within start_timeout_s.
+    """
+    reading, writing = os.pipe()
+    try:
+        with contextlib.closing(os.fdopen(reading, "rb", buffering=0)):
+            server = _spawn([*argv, "--foreground", "--ready-fd", str(writing)], writing)
+            os.close(writing)
+            writing = -1
+            try:
+                _await_ready(server, reading, settings.start_timeout_s)
+            except BaseException:  # Ctrl-C too: nobody would know about the server
+                _stop(server, settings.mountpoint)
+                raise
+    finally:
+        if writing >= 0:
+            os.close(writing)
+
+
+def child_command() -> list[str]:
+    """Return the command line that runs ``kvfs`` again with this very interpreter.
+
+    ``-P``: a root shell may stand in a directory where somebody left a ``trio.py``.
+    """
+    return [sys.executable, "-P", "-m", "kvfs.cli.main"]
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment in which ``child_command`` finds this very kvfs."""
+    environment = dict(os.environ)
+    home = os.path.dirname(os.path.dirname(os.path.abspath(kvfs.__file__)))
+    if home != sysconfig.get_path("purelib"):
+        others = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{home}{os.pathsep}{others}" if others else home
+    return environment
+
+
+def _spawn(arguments: Sequence[str], ready_fd: int) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [*child_command(), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env=child_environment(),
+        pass_fds=[ready_fd],
+        start_new_session=True,
+    )
+
+
+def _await_ready(server: "subprocess.Popen[bytes]", reading: int, wait_s: float) -> None:
+    try:
+        outcome = wait_for_outcome(reading, wait_s)
+    except TimeoutError:
+        raise ServeFailed(
+            f"the mount does not serve after {wait_s:g} s (start_timeout_s); it was stopped"
+        ) from None
+    if outcome is None:
+        exit_code = server.wait(_GRACE_S)
+        raise ServeFailed(f"the server ended with exit code {exit_code} before it could serve")
+    if outcome.error:
+        raise StartFailed(outcome)
+
+
+def _stop(server: "subprocess.Popen[bytes]", mountpoint: str) -> None:
+    """End a server that never served, and the mount it may have got to."""
+    if server.poll() is not None:
+        return
+    server.send_signal(signal.SIGTERM)
+    try:
+        server.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(_GRACE_S)
+    left = mount_at(mountpoint)
+    if left is not None and left.fs_type == FS_TYPE:
+        subprocess.run(["umount", "--lazy", mountpoint], check=False, timeout=_GRACE_S)

@@ -1,0 +1,79 @@
+"""The server process from its first check to its last line."""
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Final
+
+from kvfs.cli.caller import need_root
+from kvfs.cli.failures import explain
+from kvfs.cli.mount_checks import check_apart, check_mountpoint
+from kvfs.cli.ready_pipe import ReadyPipe
+from kvfs.config import Settings
+from kvfs.errors import KvfsError, SourceBlank
+
+_log: Final = logging.getLogger(__name__)
+
+
+def serve_here(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
+    """Check, mount and serve in this process until the mount is gone or SIGTERM comes.
+
+    *load* reads the settings, now and at every SIGHUP. With a *pipe*, whoever started us learns
+    from it how the start went; without, systemd does. Raises CommandError.
+    """
+    try:
+        _serve(load, pipe)
+    except Exception as error:  # the server's door: who waits for us must learn of everything
+        line, exit_code = explain(error)
+        if pipe is not None and pipe.say_failed(line, exit_code):
+            raise SystemExit(exit_code) from None
+        raise
+
+
+def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
+    settings = load()
+    need_root("kvfs mount")
+    check_mountpoint(settings.mountpoint)
+    check_apart(settings.source, settings.mountpoint)
+    # Only now what is slow to import: a wrong flag is answered at once.
+    from mount.logging_setup import close_logging, set_up_logging
+    from mount.notify_systemd import notify
+    from mount.process_manners import adopt, settle_memory
+
+    place = set_up_logging(settings, background=pipe is not None)
+    os.chdir("/")  # the server must not hold somebody's directory busy
+    for refusal in adopt(settings):
+        _log.info("not granted: %s", refusal)
+
+    def ready() -> None:
+        _log.info("serving %s at %s, log to %s", settings.source, settings.mountpoint, place)
+        if pipe is not None:
+            pipe.say_ready()
+        notify("READY=1", f"STATUS=serving {settings.source} at {settings.mountpoint}")
+        settle_memory()
+
+    try:
+        _serve_or_format(settings, load, ready)
+        _log.info("stopped: %s is unmounted", settings.mountpoint)
+    except Exception as error:
+        _log.error("stopped: %s", error, exc_info=not isinstance(error, KvfsError))
+        raise
+    finally:
+        notify("STOPPING=1")
+        close_logging()
+
+
+def _serve_or_format(
+    settings: Settings, load: Callable[[], Settings], ready: Callable[[], None]
+) -> None:
+    from kvfs.devices import format_source
+    from mount import serve
+
+    try:
+        serve.run(settings, ready, load)
+    except SourceBlank:
+        if settings.read_only:
+            raise
+        _log.info("%s is blank: making a pool of it", settings.source)
+        format_source(settings.source, capacity_bytes=settings.capacity_bytes, force=False)
+        serve.run(settings, ready, load)

@@ -1,0 +1,89 @@
+"""The settings of one ``kvfs mount``: its TOML file, with the flags on top."""
+
+import argparse
+import os
+from dataclasses import replace
+from typing import Final
+
+from kvfs.cli.mount_table import resolve_mountpoint
+from kvfs.config import Settings
+from kvfs.errors import UsageError
+from kvfs.pool_name import check_name, config_path, name_of
+
+#: Flags of the same name as a setting.
+_FLAGS: Final = (
+    "source",
+    "mountpoint",
+    "name",
+    "capacity_bytes",
+    "fsync",
+    "data_path",
+    "log_file",
+    "log_level",
+)
+_MOUNT_OPTIONS: Final = ("uid", "gid", "mode")
+
+
+def load_settings(args: argparse.Namespace) -> Settings:
+    """Return the settings of the command line *args* and of the TOML file it names or implies.
+
+    Paths in *args* are absolute already, those in the file must be; the mountpoint comes out
+    without symlinks, the name filled in. Raises UsageError.
+    """
+    overrides = _overrides(args)
+    path = args.config or _implied_config(args)
+    text = _read(path, must_exist=bool(args.config)) if path else ""
+    settings = Settings.from_toml(text, overrides, origin=path)
+    if not settings.source or not settings.mountpoint:
+        raise UsageError("give SOURCE and MOUNTPOINT (or both in the file of --config)")
+    for name in ("source", "mountpoint", "log_file"):
+        value = getattr(settings, name)
+        if value and not os.path.isabs(value):
+            raise UsageError(f"{path}: {name}: {value!r} is not an absolute path")
+    mountpoint = resolve_mountpoint(settings.mountpoint)
+    name = check_name(settings.name or name_of(mountpoint))
+    return replace(settings, mountpoint=mountpoint, name=name)
+
+
+def _overrides(args: argparse.Namespace) -> dict[str, object]:
+    overrides: dict[str, object] = {}
+    for assignment in args.set:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise UsageError(f"--set {assignment}: write --set NAME=VALUE")
+        overrides[key.strip()] = value.strip()
+    for option in ",".join(args.options).split(","):
+        overrides.update(_mount_option(option))
+    for name in _FLAGS:
+        if getattr(args, name) is not None:
+            overrides[name] = getattr(args, name)
+    return overrides
+
+
+def _mount_option(option: str) -> dict[str, object]:
+    if option in ("ro", "rw"):
+        return {"read_only": option == "ro"}
+    key, equals, value = option.partition("=")
+    if equals and key in _MOUNT_OPTIONS:
+        return {key: value}
+    if not option:
+        return {}
+    raise UsageError(f"-o {option}: known are uid=, gid=, mode=, ro, rw; the rest is --set's")
+
+
+def _implied_config(args: argparse.Namespace) -> str:
+    if args.name:
+        return config_path(check_name(args.name))
+    return config_path(name_of(resolve_mountpoint(args.mountpoint))) if args.mountpoint else ""
+
+
+def _read(path: str, *, must_exist: bool) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        if not must_exist:
+            return ""
+        raise UsageError(f"settings file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"settings file {path}: {error}") from None

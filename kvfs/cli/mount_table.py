@@ -1,0 +1,53 @@
+"""What is mounted where, as the kernel lists it in /proc/self/mountinfo (proc(5)).
+
+The list is read instead of asking the paths, since a stat of a mount whose server hangs would
+hang as well.
+"""
+
+import os
+import re
+from typing import Final, NamedTuple
+
+FS_TYPE: Final = "fuse.kvfs"
+_ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
+
+
+class Mount(NamedTuple):
+    """One line of the mount table."""
+
+    mountpoint: str
+    fs_type: str
+    source: str
+
+
+def mounts() -> list[Mount]:
+    """Return all mounts, the topmost of one mountpoint last."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        return [_parse(line) for line in file]
+
+
+def mount_at(mountpoint: str) -> Mount | None:
+    """Return the topmost mount whose mountpoint is exactly the path *mountpoint*."""
+    found = [mount for mount in mounts() if mount.mountpoint == mountpoint]
+    return found[-1] if found else None
+
+
+def resolve_mountpoint(path: str) -> str:
+    """Return *path* absolute and without symlinks, never looking at a mounted kvfs itself."""
+    parent, name = os.path.split(os.path.abspath(path))
+    resolved = os.path.join(os.path.realpath(parent), name)
+    mount = mount_at(resolved)
+    if mount is not None and mount.fs_type == FS_TYPE:
+        return resolved
+    return os.path.realpath(resolved)
+
+
+def _parse(line: bytes) -> Mount:
+    fields = line.split()
+    tail = fields.index(b"-", 6)  # optional fields come before it, in any number
+    return Mount(_text(fields[4]), _text(fields[tail + 1]), _text(fields[tail + 2]))
+
+
+def _text(field: bytes) -> str:
+    """Undo the kernel's octal escapes of blanks and backslashes."""
+    return os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), field))

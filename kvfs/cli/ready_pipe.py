@@ -1,0 +1,67 @@
+"""How a server in the background tells the command that started it how the start went.
+
+One line of JSON through a pipe: ``{"ready": true}`` or ``{"error": TEXT, "exit_code": N}``.
+"""
+
+import json
+import os
+import select
+import time
+from typing import Final, NamedTuple
+
+_LINE_MAX_BYTES: Final = 64 * 1024
+
+
+class Outcome(NamedTuple):
+    """What the server said: *error* is empty when it serves."""
+
+    error: str
+    exit_code: int
+
+
+class ReadyPipe:
+    """The server's end; what is said after the first word goes nowhere."""
+
+    def __init__(self, fd: int) -> None:
+        # The programs that the server runs must not keep the pipe open behind its back.
+        os.set_inheritable(fd, False)
+        self._fd = fd
+
+    def say_ready(self) -> None:
+        """Tell that the mount serves, and let go of the terminal."""
+        self._say({"ready": True})
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(null, 2)
+        os.close(null)
+
+    def say_failed(self, line: str, exit_code: int) -> bool:
+        """Tell why it does not; False when somebody was told something before."""
+        return self._say({"error": line, "exit_code": exit_code})
+
+    def _say(self, message: dict[str, object]) -> bool:
+        if self._fd < 0:
+            return False
+        try:
+            os.write(self._fd, json.dumps(message).encode() + b"\n")
+        except OSError:
+            pass  # nobody waits any more
+        finally:
+            os.close(self._fd)
+            self._fd = -1
+        return True
+
+
+def wait_for_outcome(fd: int, wait_s: float) -> Outcome | None:
+    """Return what the server said on *fd*; None when it said nothing, TimeoutError when late."""
+    deadline_s = time.monotonic() + wait_s
+    received = bytearray()
+    while not received.endswith(b"\n") and len(received) < _LINE_MAX_BYTES:
+        left_s = max(0.0, deadline_s - time.monotonic())
+        if not select.select([fd], [], [], left_s)[0]:
+            raise TimeoutError
+        part = os.read(fd, 4096)
+        if not part:
+            return None
+        received += part
+    message = json.loads(received)
+    return Outcome(str(message.get("error", "")), int(message.get("exit_code", 0)))

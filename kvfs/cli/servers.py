@@ -1,0 +1,66 @@
+"""The running servers, found by their control sockets."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from kvfs.control_client import ServerGone, ask, peer_pid, socket_paths
+from kvfs.control_files import locked_directory, remove_stale
+from kvfs.errors import CommandError, SourceBusy
+from kvfs.pool_name import RUN_DIRECTORY, name_of, socket_path
+
+#: A server answers within milliseconds; what takes longer hangs.
+_ANSWER_WAIT_S: Final = 5.0
+
+
+class Answer(NamedTuple):
+    """One server's status, or why there is none."""
+
+    path: str
+    status: dict[str, Any]
+    error: CommandError | None
+
+
+def answers(first: str = "") -> Iterator[Answer]:
+    """Yield the status of each server; the socket at the path *first* is asked first."""
+    for path in sorted(socket_paths(), key=lambda path: path != first):
+        try:
+            yield Answer(path, ask(path, "status", timeout_s=_ANSWER_WAIT_S), None)
+        except CommandError as error:
+            yield Answer(path, {}, error)
+
+
+def answer_of(mountpoint: str) -> Answer | None:
+    """Return the answer of the server at the resolved path *mountpoint*, if there is one.
+
+    A server that has another name than the mountpoint's is found by its status.
+    """
+    expected = socket_path(name_of(mountpoint))
+    failed = None
+    for answer in answers(expected):
+        if answer.status.get("mountpoint") == mountpoint:
+            return answer
+        if answer.path == expected and answer.error is not None:
+            failed = answer
+    return failed
+
+
+def server_of(mountpoint: str) -> int:
+    """Return the process id of the server of *mountpoint*, 0 when there is none.
+
+    A server too busy to answer is known by the owner of its socket.
+    """
+    answer = answer_of(mountpoint)
+    if answer is None:
+        return 0
+    if answer.error is None:
+        return int(answer.status.get("server_pid", 0))
+    return 0 if isinstance(answer.error, ServerGone) else peer_pid(answer.path)
+
+
+def remove_dead_sockets() -> None:
+    """Remove the sockets that dead servers left behind."""
+    with contextlib.suppress(OSError), locked_directory(RUN_DIRECTORY):
+        for path in socket_paths():
+            with contextlib.suppress(SourceBusy, OSError):
+                remove_stale(path)

@@ -1,0 +1,128 @@
+"""``kvfs umount``: take a mount away and wait until its server has let go of the source."""
+
+import argparse
+import errno
+import os
+import select
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final
+
+from kvfs.cli.caller import need_root
+from kvfs.cli.mount_background import child_environment
+from kvfs.cli.mount_table import FS_TYPE, mount_at, resolve_mountpoint
+from kvfs.cli.parser import add_verb
+from kvfs.cli.servers import remove_dead_sockets, server_of
+from kvfs.config import Settings
+from kvfs.errors import MountpointUnusable, NotMounted, ServeFailed
+
+if TYPE_CHECKING:
+    from kvfs.cli.parser import Subparsers
+
+#: A look at every process on a big machine takes a fraction of it.
+_HOLDERS_WAIT_S: Final = 3.0
+#: How long a lazy umount waits for a server that nobody uses any more.
+_LAZY_WAIT_S: Final = 2.0
+
+
+def configure(subparsers: "Subparsers") -> None:
+    """Add the verb's parser."""
+    parser = add_verb(
+        subparsers,
+        "umount",
+        run,
+        description="Unmount MOUNTPOINT and wait until its server has stopped, so that the source "
+        "is free.\nA mount whose server is dead is taken away as well.",
+        example="kvfs umount /kv",
+    )
+    parser.add_argument("mountpoint", metavar="MOUNTPOINT")
+    parser.add_argument(
+        "--lazy",
+        action="store_true",
+        help="detach it now, even in use; it ends after its last user",
+    )
+    parser.add_argument(
+        "--wait-s",
+        type=float,
+        default=Settings().stop_timeout_s,
+        metavar="SECONDS",
+        help="most seconds to wait for the server's end (default: %(default)g)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Unmount and wait."""
+    need_root("kvfs umount")
+    mountpoint = resolve_mountpoint(args.mountpoint)
+    present = mount_at(mountpoint)
+    if present is None:
+        raise NotMounted(f"nothing is mounted at {mountpoint}")
+    if present.fs_type != FS_TYPE:
+        raise NotMounted(f"{mountpoint} is a mount of type {present.fs_type}, not a kvfs")
+    # Before the umount: afterwards the server stops answering.
+    server_pid = server_of(mountpoint)
+    pidfd = _open_process(server_pid)
+    try:
+        _unmount(mountpoint, lazy=args.lazy)
+        ended = _wait_for_end(pidfd, min(args.wait_s, _LAZY_WAIT_S) if args.lazy else args.wait_s)
+    finally:
+        if pidfd >= 0:
+            os.close(pidfd)
+    if ended:
+        remove_dead_sockets()
+        return 0
+    if args.lazy:
+        print(f"kvfs: server {server_pid} lives on until its last user ends", file=sys.stderr)
+        return 0
+    raise ServeFailed(
+        f"{mountpoint} is unmounted, but server {server_pid} still runs after {args.wait_s:g} s"
+    )
+
+
+def _open_process(pid: int) -> int:
+    """Return a pidfd, or -1 where there is no such process."""
+    if pid <= 0:
+        return -1
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return -1
+
+
+def _wait_for_end(pidfd: int, wait_s: float) -> bool:
+    if pidfd < 0:
+        return True
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(wait_s * 1000))
+
+
+def _unmount(mountpoint: str, *, lazy: bool) -> None:
+    from mount.kernel import unmount
+
+    try:
+        unmount(mountpoint, lazy=lazy)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise MountpointUnusable(f"{mountpoint}: {error.strerror}") from None
+        raise MountpointUnusable(f"{mountpoint} is busy{_held_by(mountpoint)}") from None
+
+
+def _held_by(mountpoint: str) -> str:
+    """Return who holds it, as far as a bounded look tells."""
+    command = [sys.executable, "-P", "-m", "kvfs.cli.holders", mountpoint]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=child_environment(),
+            timeout=_HOLDERS_WAIT_S,
+            check=False,
+        )
+        found = done.stdout
+    except subprocess.TimeoutExpired as late:
+        found = late.stdout or b""
+    lines = found.decode(errors="backslashreplace").splitlines()
+    return f": used by {', '.join(lines)}" if lines else "; --lazy detaches it all the same"
