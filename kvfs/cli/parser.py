@@ -22,12 +22,17 @@ def add_verb(
     name: str,
     run: Callable[[argparse.Namespace], int],
     *,
+    summary: str = "",
     description: str,
     example: str,
 ) -> argparse.ArgumentParser:
-    """Add the verb *name*; ``args.run`` is what to call."""
+    """Add the verb *name*; ``args.run`` is what to call.
+
+    *summary* is for verbs of a verb; those of ``kvfs`` itself have theirs in main.py.
+    """
     parser = subparsers.add_parser(
         name,
+        help=summary,
         description=description,
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
