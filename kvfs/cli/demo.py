@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _terminated)
     from kvfs.cli.demo_pool import demo_pool
 
+    place: AbstractContextManager[Path]
     if args.on:
         place = _existing(args.on)
     else:
@@ -80,7 +81,7 @@ def _terminated(*_: object) -> NoReturn:
     sys.exit(TERMINATED_EXIT)
 
 
-def _existing(directory: str) -> nullcontext[Path]:
+def _existing(directory: str) -> AbstractContextManager[Path]:
     if not Path(directory).is_dir():
         raise UsageError(f"--on {directory}: is no directory")
     return nullcontext(Path(directory))
@@ -137,7 +138,7 @@ def _print_report(load: "KvLoad", args: argparse.Namespace) -> None:
     else:
         from rich.console import Console
 
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else 132)
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
         console.print(as_table(load))
         total = load.report.total()
         console.print(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from kvfs.kv_load import KvLoad, Moved, Tally
@@ -14,24 +15,30 @@ def as_table(load: KvLoad) -> Table:
         title=f"KV blocks, {load.report.threads} threads",
         caption="GB/s while bytes move, without the time that the checks take",
         show_footer=True,
+        box=SIMPLE_HEAD,
+        pad_edge=False,
     )
     total = load.report.total()
-    table.add_column("model, tokens a block, names of", "all")
+    for head in ("model", "names of"):
+        table.add_column(head)
     numbers = {
-        "bytes a block": "",
+        "tokens": "",
+        "bytes": "",
         "blocks": str(total.blocks),
         "stored\nGB/s": _rate(total.stored),
         "loaded\nGB/s": _rate(total.loaded),
         "O_DIRECT\nGB/s": _rate(total.direct),
-        "lookups\nhit": str(total.hits),
-        "lookups\nmissed": str(total.misses),
+        "hits": str(total.hits),
+        "misses": str(total.misses),
         "verified": format_size(total.verified_bytes),
     }
     for head, foot in numbers.items():
         table.add_column(head, foot, justify="right")
     for shape, tally in load.report.tallies.items():
         table.add_row(
-            shape.title,
+            shape.model,
+            shape.layout.value,
+            str(shape.tokens),
             f"{shape.size_bytes:,}",
             str(tally.blocks),
             _rate(tally.stored),

@@ -1,0 +1,106 @@
+"""What holds for every test: nothing stays open or mounted behind it, no surprise is logged.
+
+A test that expects a warning asks for ``caplog``; that announces it.
+"""
+
+import gc
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.mounting import why_no_mounts
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot do; in CI nothing is skipped for that."""
+    why = why_no_mounts()
+    if why is None or os.environ.get("CI") == "true":
+        return
+    for item in items:
+        if any(item.iter_markers("needs_fuse")) or any(item.iter_markers("needs_loop")):
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+def open_files() -> dict[str, str]:
+    """Return this process's descriptors and what each one leads to."""
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:
+            continue  # the descriptor of the listing itself
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_open_file_stays() -> Iterator[None]:
+    """Fail a test that leaves more descriptors than it found; longer-lived fixtures came before."""
+    before = open_files()
+    yield
+    after = open_files()
+    if len(after) > len(before):
+        gc.collect()
+        after = open_files()
+    left = {fd: what for fd, what in after.items() if before.get(fd) != what}
+    assert len(after) <= len(before), f"left open: {left}"
+
+
+class _Surprises(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.name} {record.levelname}: {record.getMessage()}")
+
+
+@pytest.fixture(autouse=True)
+def no_surprise_is_logged(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test in which something was logged as a warning or worse, unannounced."""
+    surprises = _Surprises()
+    logging.getLogger().addHandler(surprises)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(surprises)
+    assert "caplog" in request.fixturenames or not surprises.lines, surprises.lines
+
+
+def own_places(base: Path) -> tuple[str, ...]:
+    """Return how the paths begin that only this test run uses; see ``mounting.workplace``."""
+    return (
+        f"{base}/",
+        *(f"{top}/kvfs-test-{os.getpid()}-" for top in ("/dev/shm", tempfile.gettempdir())),
+    )
+
+
+def mounts_under(places: tuple[str, ...]) -> set[str]:
+    """Return the mountpoints below *places*."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return {path for line in lines if (path := line.split()[4]).startswith(places)}
+
+
+def loops_under(places: tuple[str, ...]) -> set[str]:
+    """Return the loop devices over a file below *places*, with that file."""
+    found = set()
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            path = backing.read_text().strip()
+        except OSError:
+            continue  # detached meanwhile
+        if path.startswith(places):
+            found.add(f"{backing.parts[3]}: {path}")
+    return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_stays_mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail a module that leaves a mount or a loop device of this run behind."""
+    places = own_places(tmp_path_factory.getbasetemp())
+    yield
+    left = mounts_under(places) | loops_under(places)
+    assert not left, f"left behind: {sorted(left)}"
