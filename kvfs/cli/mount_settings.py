@@ -32,7 +32,7 @@ def load_settings(args: argparse.Namespace) -> Settings:
     """
     overrides = _overrides(args)
     path = args.config or _implied_config(args)
-    text = _read(path, must_exist=bool(args.config)) if path else ""
+    text = read_settings_file(path, must_exist=bool(args.config)) if path else ""
     settings = Settings.from_toml(text, overrides, origin=path)
     if not settings.source or not settings.mountpoint:
         raise UsageError("give SOURCE and MOUNTPOINT (or both in the file of --config)")
@@ -43,6 +43,22 @@ def load_settings(args: argparse.Namespace) -> Settings:
     mountpoint = resolve_mountpoint(settings.mountpoint)
     name = check_name(settings.name or name_of(mountpoint))
     return replace(settings, mountpoint=mountpoint, name=name)
+
+
+def read_settings_file(path: str, *, must_exist: bool) -> str:
+    """Return the text of the settings file, empty where it may be missing and is.
+
+    Raises UsageError when it cannot be read.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        if not must_exist:
+            return ""
+        raise UsageError(f"settings file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"settings file {path}: {error}") from None
 
 
 def _overrides(args: argparse.Namespace) -> dict[str, object]:
@@ -75,15 +91,3 @@ def _implied_config(args: argparse.Namespace) -> str:
     if args.name:
         return config_path(check_name(args.name))
     return config_path(name_of(resolve_mountpoint(args.mountpoint))) if args.mountpoint else ""
-
-
-def _read(path: str, *, must_exist: bool) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except FileNotFoundError:
-        if not must_exist:
-            return ""
-        raise UsageError(f"settings file {path} does not exist") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"settings file {path}: {error}") from None

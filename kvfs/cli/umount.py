@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 from kvfs.cli.caller import need_root
 from kvfs.cli.mount_background import child_environment
+from kvfs.cli.mount_settings import read_settings_file
 from kvfs.cli.mount_table import FS_TYPE, mount_at, resolve_mountpoint
 from kvfs.cli.parser import add_verb
 from kvfs.cli.servers import remove_dead_sockets, server_of
 from kvfs.config import Settings
-from kvfs.errors import MountpointUnusable, NotMounted, ServeFailed
+from kvfs.errors import MountpointUnusable, NotMounted, ServeFailed, UsageError
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
@@ -35,7 +36,8 @@ def configure(subparsers: "Subparsers") -> None:
         "is free.\nA mount whose server is dead is taken away as well.",
         example="kvfs umount /kv",
     )
-    parser.add_argument("mountpoint", metavar="MOUNTPOINT")
+    parser.add_argument("mountpoint", metavar="MOUNTPOINT", nargs="?")
+    parser.add_argument("--config", metavar="FILE", help="take MOUNTPOINT from this settings file")
     parser.add_argument(
         "--lazy",
         action="store_true",
@@ -53,7 +55,7 @@ def configure(subparsers: "Subparsers") -> None:
 def run(args: argparse.Namespace) -> int:
     """Unmount and wait."""
     need_root("kvfs umount")
-    mountpoint = resolve_mountpoint(args.mountpoint)
+    mountpoint = resolve_mountpoint(args.mountpoint or _configured_mountpoint(args.config))
     present = mount_at(mountpoint)
     if present is None:
         raise NotMounted(f"nothing is mounted at {mountpoint}")
@@ -77,6 +79,15 @@ def run(args: argparse.Namespace) -> int:
     raise ServeFailed(
         f"{mountpoint} is unmounted, but server {server_pid} still runs after {args.wait_s:g} s"
     )
+
+
+def _configured_mountpoint(path: str | None) -> str:
+    if not path:
+        raise UsageError("give MOUNTPOINT, or --config with a file that names it")
+    settings = Settings.from_toml(read_settings_file(path, must_exist=True), origin=path)
+    if not settings.mountpoint:
+        raise UsageError(f"{path} names no mountpoint")
+    return settings.mountpoint
 
 
 def _open_process(pid: int) -> int:
