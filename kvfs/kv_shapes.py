@@ -43,11 +43,11 @@ LMCACHE_HEADER_BYTES: Final = 28
 
 #: The sizes that decide: the smallest and the largest usual one, aligned and not.
 SHAPES: Final = (
-    Shape("Llama-3.1-8B-fp8-TP8", 64, Layout.LMCACHE, 512 * KIB, direct=True),
+    Shape("Llama-8B-fp8-TP8", 64, Layout.LMCACHE, 512 * KIB, direct=True),
     Shape("DeepSeek-V3", 16, Layout.SGLANG, 1_124_352),
-    Shape("Llama-3.1-8B", 16, Layout.VLLM, 2 * MIB, direct=True),
+    Shape("Llama-8B", 16, Layout.VLLM, 2 * MIB, direct=True),
     Shape("Qwen3-32B", 16, Layout.VLLM, 4 * MIB),
-    Shape("Llama-3.1-8B-TP8", 256, Layout.LMCACHE, 4 * MIB + 28, LMCACHE_HEADER_BYTES),
+    Shape("Llama-8B-TP8", 256, Layout.LMCACHE, 4 * MIB + 28, LMCACHE_HEADER_BYTES),
     Shape("DeepSeek-V3", 256, Layout.LMCACHE, 17_989_632, direct=True),
 )
 

@@ -106,6 +106,8 @@ def _run_load(folder: Path, args: argparse.Namespace, total_bytes: int) -> "KvLo
 
     from kvfs.kv_load import KvLoad
 
+    if not args.json:
+        print(f"Blocks go to {folder}", flush=True)
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -138,7 +140,7 @@ def _print_report(load: "KvLoad", args: argparse.Namespace) -> None:
     else:
         from rich.console import Console
 
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+        console = Console(highlight=False)
         console.print(as_table(load))
         total = load.report.total()
         console.print(

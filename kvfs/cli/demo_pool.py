@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from kvfs.errors import ServeFailed, SourceFull
+from kvfs.errors import CommandError, ServeFailed, SourceFull
 from kvfs.sizes import format_size
 
 #: Disks first; a machine whose disk is an overlay (a container) has memory at least.
@@ -23,16 +23,12 @@ CAPACITY_EXTRA_BYTES: Final = 256 << 20
 PLACE_EXTRA_BYTES: Final = 512 << 20
 
 
-class _Step(ServeFailed):
-    """One of the demo's commands failed; the text is what it printed."""
-
-
 @contextmanager
 def demo_pool(source: str | None, data_bytes: int, *, keep: bool, quiet: bool) -> Iterator[Path]:
     """Yield the root of a fresh mount with room for *data_bytes*; unmount and remove it at the end.
 
-    *source* must be blank, and is blank again afterwards. Raises ServeFailed with the line of the
-    command that failed, SourceFull when no place has room.
+    *source* must be blank, and is blank again afterwards. Raises what a command that fails says,
+    SourceFull when no place has room.
     """
     capacity_bytes = int(data_bytes * CAPACITY_FACTOR) + CAPACITY_EXTRA_BYTES
     capacity = str(capacity_bytes)
@@ -56,7 +52,9 @@ def demo_pool(source: str | None, data_bytes: int, *, keep: bool, quiet: bool) -
 
 def _make(source: str | None, capacity_bytes: int, *, quiet: bool) -> tuple[Path, str]:
     """Return a directory for the mountpoint and the source of a fresh pool."""
-    refused = SourceFull(f"no room for {format_size(capacity_bytes)} in any of {', '.join(PLACES)}")
+    refused: CommandError = SourceFull(
+        f"no room for {format_size(capacity_bytes)} in any of {', '.join(PLACES)}"
+    )
     for place in PLACES:
         if source is None and not _has_room(place, capacity_bytes + PLACE_EXTRA_BYTES):
             continue
@@ -66,11 +64,11 @@ def _make(source: str | None, capacity_bytes: int, *, quiet: bool) -> tuple[Path
             if source is None:
                 os.mkdir(pool)
             _kvfs("mkfs", pool, "--capacity", str(capacity_bytes), quiet=quiet)
-        except _Step as error:
+        except CommandError as error:
             shutil.rmtree(directory)
             if source is not None:
                 raise
-            refused = SourceFull(str(error))
+            refused = error
             continue
         return directory, pool
     raise refused
@@ -98,5 +96,11 @@ def _kvfs(*arguments: str, quiet: bool) -> None:
         )
         said.seek(0)
         if done.returncode != 0:
-            line = said.read().strip() or f"exit code {done.returncode}"
-            raise _Step(f"`kvfs {shlex.join(arguments)}` failed: {line.removeprefix('kvfs: ')}")
+            line = said.read().strip().removeprefix("kvfs: ")
+            raise _error_of(done.returncode)(line or f"exit code {done.returncode}")
+
+
+def _error_of(exit_code: int) -> type[CommandError]:
+    """Return the error that a command ended with, so that the demo ends with the same code."""
+    kinds = {kind.exit_code: kind for kind in CommandError.__subclasses__()}
+    return kinds.get(exit_code, ServeFailed)

@@ -10,7 +10,7 @@ import pytest
 
 from kvfs.errors import VerifyFailed
 from kvfs.kv_content import Content, first_difference
-from kvfs.kv_files import Span, page_aligned
+from kvfs.kv_files import Span, aligned_buffer
 from kvfs.kv_load import ABSENT_PER_BLOCK, KvLoad, Moved
 from kvfs.kv_shapes import SHAPES, Block, Layout, Shape, absent_blocks, name_block
 from kvfs.types import NAME_MAX_BYTES, PAGE_BYTES
@@ -123,7 +123,7 @@ def test_a_yes_for_what_was_never_stored_is_an_error(root: Path) -> None:
 
 
 def test_content_differs_between_blocks_and_seeds() -> None:
-    room = page_aligned(PAGE_BYTES)
+    room = aligned_buffer(PAGE_BYTES)
     first = Content(0, PAGE_BYTES).fill(1, room, 100).copy()
     assert not np.array_equal(first, Content(0, PAGE_BYTES).fill(2, room, 100))
     assert not np.array_equal(first, Content(1, PAGE_BYTES).fill(1, room, 100))

@@ -1,0 +1,113 @@
+"""``kvfs demo`` ends well where every byte is right, and only there; it leaves nothing behind."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvfs.errors import SourceForeign, UsageError, VerifyFailed
+from tests.support.mounting import COMMAND_WAIT_S, KVFS, ROOT, run_kvfs, workplace
+
+FEW = ("--bytes", "24M")
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with workplace() as directory:
+        yield directory
+
+
+def flip_one_byte(folder: Path) -> tuple[Path, int]:
+    """Change one byte in the middle of the largest block; return where."""
+    block = max(folder.rglob("*.data"), key=lambda path: path.stat().st_size)
+    offset_bytes = block.stat().st_size // 2
+    with block.open("r+b", buffering=0) as file:
+        byte = os.pread(file.fileno(), 1, offset_bytes)[0]
+        os.pwrite(file.fileno(), bytes([byte ^ 0x80]), offset_bytes)
+    return block, offset_bytes
+
+
+def assert_one_wrong_byte_is_reported(directory: Path) -> None:
+    """Store with one process, change a byte, and let another process load."""
+    run_kvfs("demo", "--on", str(directory), "--keep", *FEW)
+    block, offset_bytes = flip_one_byte(directory)
+    done = run_kvfs("demo", "--on", str(directory), "--stored", "--json", *FEW, check=False)
+    assert done.returncode == VerifyFailed.exit_code
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert f"{block}: wrong byte at offset {offset_bytes}: " in line
+
+
+def test_demo_counts_what_it_did(place: Path) -> None:
+    done = run_kvfs("demo", "--on", str(place), "--json", *FEW)
+    total = json.loads(done.stdout)["total"]
+    assert total["stored_bytes"] > 20 << 20
+    assert total["verified_bytes"] == total["loaded_bytes"] >= total["stored_bytes"]
+    assert total["hits"] >= total["blocks"]
+    assert total["misses"] >= total["blocks"]
+    assert os.listdir(place) == []
+
+
+def test_demo_says_what_it_did(place: Path) -> None:
+    done = run_kvfs("demo", "--on", str(place), *FEW)
+    assert "every one is what was stored" in done.stdout
+    assert "DeepSeek-V3" in done.stdout
+
+
+def test_one_wrong_byte_fails_the_demo(place: Path) -> None:
+    assert_one_wrong_byte_is_reported(place)
+
+
+@pytest.mark.needs_fuse
+def test_one_wrong_byte_on_a_mount_fails_the_demo(kv: Path) -> None:
+    assert_one_wrong_byte_is_reported(kv)
+
+
+@pytest.mark.needs_fuse
+def test_demo_makes_and_removes_its_pool(place: Path) -> None:
+    pool = place / "pool"
+    pool.mkdir()
+    done = run_kvfs("demo", "--source", str(pool), "--json", *FEW)
+    total = json.loads(done.stdout)["total"]
+    assert total["verified_bytes"] == total["loaded_bytes"] >= total["stored_bytes"] > 0
+    assert not pool.exists() or os.listdir(pool) == []
+
+
+@pytest.mark.needs_fuse
+def test_demo_leaves_what_is_not_blank_alone(place: Path) -> None:
+    (place / "precious").write_text("data")
+    done = run_kvfs("demo", "--source", str(place), *FEW, check=False)
+    assert done.returncode == SourceForeign.exit_code
+    assert str(place) in done.stderr
+    assert [path.read_text() for path in place.iterdir()] == ["data"]
+
+
+@pytest.mark.needs_fuse
+def test_a_terminated_demo_unmounts(place: Path) -> None:
+    pool = place / "pool"
+    pool.mkdir()
+    command = [*KVFS, "demo", "--source", str(pool), "--bytes", "2G"]
+    with subprocess.Popen(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as demo:
+        assert demo.stdout is not None
+        line = next(line for line in demo.stdout if line.startswith("Blocks go to "))
+        folder = Path(line.removeprefix("Blocks go to ").strip())
+        demo.send_signal(signal.SIGTERM)
+        demo.stdout.read()
+        assert demo.wait(COMMAND_WAIT_S) == 128 + signal.SIGTERM
+    assert not folder.parent.exists()
+    assert not pool.exists() or os.listdir(pool) == []
+
+
+@pytest.mark.parametrize(
+    "flags", [("--stored",), ("--on", "/nonexistent"), ("--bytes", "many"), ("--seed", "-1")]
+)
+def test_flags_that_make_no_sense(flags: tuple[str, ...]) -> None:
+    done = run_kvfs("demo", *flags, check=False)
+    assert done.returncode == UsageError.exit_code
+    assert len(done.stderr.splitlines()) == 1
