@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rich import box
 from rich.table import Table
 
 from kvfs.bench.results import DaemonCost, JobResult
@@ -26,8 +27,8 @@ def row_of(result: JobResult) -> Row:
     ratio = comparison.ratio
     return Row(
         job=result.job.name,
-        baseline=f"{comparison.baseline.median:.2f} {result.unit}",
-        kvfs=f"{comparison.kvfs.median:.2f} {result.unit}",
+        baseline=f"{_digits(comparison.baseline.median)} {result.unit}",
+        kvfs=f"{_digits(comparison.kvfs.median)} {result.unit}",
         ratio=f"{ratio.median:.2f}",
         spread=f"{ratio.low:.2f} - {ratio.high:.2f}",
         goal=f"{goal.at_least:.2f}" if goal else "",
@@ -37,7 +38,8 @@ def row_of(result: JobResult) -> Row:
 
 def results_table(results: Sequence[JobResult], baseline_name: str) -> Table:
     """Return the table of all *results*; *baseline_name* heads the baseline's column."""
-    table = Table(title="Medians; the ratio is kvfs over the baseline, pair by pair")
+    title = "Medians; the ratio is kvfs over the baseline, pair by pair"
+    table = Table(title=title, box=box.SIMPLE_HEAD)
     table.add_column("job", no_wrap=True)
     for heading in (baseline_name, "kvfs", "ratio", "lowest - highest", "goal", "daemon CPU/op"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -49,7 +51,7 @@ def results_table(results: Sequence[JobResult], baseline_name: str) -> Table:
 
 def costs_table(costs: Sequence[DaemonCost], rss_anon_bytes: int) -> Table:
     """Return the table of the server's bounded costs and its memory."""
-    table = Table(title="The kvfs server")
+    table = Table(title="The kvfs server", box=box.SIMPLE_HEAD)
     table.add_column("cost", no_wrap=True)
     for heading in ("measured", "at most"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -59,6 +61,11 @@ def costs_table(costs: Sequence[DaemonCost], rss_anon_bytes: int) -> Table:
             table.add_row(f"CPU, {cost.title}", measured, f"{cost.at_most:.0f} {cost.unit}")
     table.add_row("memory (RssAnon)", f"{rss_anon_bytes / (1 << 20):.0f} MiB", "")
     return table
+
+
+def _digits(rate: float) -> str:
+    """Return *rate* to about three digits: more would claim what a run cannot hold."""
+    return f"{rate:.{2 if rate < 10 else 1 if rate < 100 else 0}f}"
 
 
 def _coloured(text: str, met: bool | None) -> str:

@@ -1,0 +1,124 @@
+"""One whole comparison: look at both places, run the jobs, keep what the figures depend on."""
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvfs import __version__
+from kvfs.bench.daemon import Daemon, mount_status
+from kvfs.bench.jobs import Effort, Job, Mode
+from kvfs.bench.output import Output
+from kvfs.bench.pairs import run_jobs
+from kvfs.bench.places import Mount, find_mount
+from kvfs.bench.results import JobResult, summarise
+from kvfs.bench.self_made import Places
+from kvfs.bench.sides import Side
+from kvfs.errors import BenchFailed, NotRoot, UsageError
+from kvfs.sizes import format_size
+
+
+class Plan(NamedTuple):
+    """What is to be run, and the data path to insist on unless it is ``auto``."""
+
+    jobs: Sequence[Job]
+    effort: Effort
+    pairs: int
+    data_path: str
+
+
+class Outcome(NamedTuple):
+    """The results, and the setting they hold in: the head of the JSON report."""
+
+    results: list[JobResult]
+    setting: dict[str, Any]
+
+
+def check_places(places: Places, plan: Plan) -> None:
+    """Raise ``UsageError`` or ``NotRoot`` when the plan cannot run there; better now than late."""
+    for place in places:
+        if not os.path.isdir(place):
+            raise UsageError(f"{place} is no directory")
+    if os.path.realpath(places.baseline) == os.path.realpath(places.mount):
+        raise UsageError("--mount and --baseline are the same directory")
+    largest = max(job.size_bytes * job.threads for job in plan.jobs)
+    need_bytes = max(plan.effort.data_bytes, largest) * 5 // 4
+    free, whole = os.statvfs(places.baseline), os.statvfs(places.mount)
+    # The pool may be full of blocks that it would evict: its size counts, not its free space.
+    for place, room in (
+        (places.baseline, free.f_bavail * free.f_frsize),
+        (places.mount, whole.f_blocks * whole.f_frsize),
+    ):
+        if room < need_bytes:
+            raise UsageError(
+                f"{place} has room for {format_size(room)} and the jobs need "
+                f"{format_size(need_bytes)}: say a smaller --data"
+            )
+    if os.geteuid() != 0 and any(job.mode is Mode.COLD for job in plan.jobs):
+        raise NotRoot("the cold jobs empty the page cache, which needs root: choose with --jobs")
+
+
+def compare(places: Places, plan: Plan, output: Output) -> Outcome:
+    """Run *plan* in both *places* and return its outcome. Raises ``BenchFailed``."""
+    started_s = time.monotonic()
+    baseline_on, mount_on = _mount_of(places.baseline), _mount_of(places.mount)
+    status = mount_status(mount_on.mountpoint)
+    _insist_on_data_path(plan.data_path, status, mount_on.mountpoint)
+    if status is None:
+        output.say(f"no kvfs serves {places.mount}: there will be no figures of a server")
+    daemon = None if status is None else Daemon(int(status["server_pid"]))
+    with ExitStack() as stack:
+        baseline = stack.enter_context(Side(places.baseline, None))
+        kvfs = stack.enter_context(Side(places.mount, daemon))
+        output.begin(plan.jobs, plan.pairs)
+        runs = run_jobs(
+            baseline,
+            kvfs,
+            plan.jobs,
+            plan.effort,
+            plan.pairs,
+            start=output.start_job,
+            tick=output.tick,
+            done=output.end_job,
+        )
+    setting = {
+        "kvfs": __version__,
+        "machine": _machine(),
+        "baseline": {"path": places.baseline, "fs_type": baseline_on.fs_type},
+        "mount": {
+            "path": places.mount,
+            "fs_type": mount_on.fs_type,
+            "data_path": status.get("data_path") if status else None,
+            "data_path_reason": status.get("data_path_reason") if status else None,
+        },
+        "pairs": plan.pairs,
+        "data_bytes": plan.effort.data_bytes,
+        "rss_anon_bytes": daemon.anonymous_bytes() if daemon else None,
+        "elapsed_s": round(time.monotonic() - started_s, 1),
+    }
+    return Outcome([summarise(each) for each in runs], setting)
+
+
+def _insist_on_data_path(wanted: str, status: dict[str, Any] | None, mountpoint: str) -> None:
+    if wanted == "auto":
+        return
+    found = status.get("data_path") if status else None
+    if found != wanted:
+        reason = (status or {}).get("data_path_reason") or "no reason given"
+        raise BenchFailed(f"the data path of {mountpoint} is {found}, not {wanted}: {reason}")
+
+
+def _mount_of(path: str) -> Mount:
+    return find_mount(os.path.realpath(path), Path("/proc/self/mountinfo").read_text())
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "kernel": platform.release(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "python": platform.python_version(),
+    }

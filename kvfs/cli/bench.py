@@ -1,0 +1,115 @@
+"""``kvfs bench``: compare a mount with a plain directory, on the user's own drive."""
+
+import argparse
+import signal
+from contextlib import ExitStack
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+from kvfs.cli.mkfs import size_of
+from kvfs.cli.parser import add_verb
+from kvfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvfs.cli.parser import Subparsers
+
+_DATA_PATHS: Final = ("auto", "passthrough", "daemon")
+
+
+def configure(subparsers: "Subparsers") -> None:
+    """Add the verb's parser and those of what it can do."""
+    parser = add_verb(
+        subparsers,
+        "bench",
+        lambda _: 0,
+        summary="compare a mount with a plain directory",
+        description="Measure what a KV cache does: storing, loading, looking up and deleting "
+        "blocks.",
+        example="kvfs bench compare --self-contained",
+    )
+    nested = parser.add_subparsers(metavar="WHAT", required=True)
+    _configure_compare(nested)
+    add_verb(
+        nested,
+        "jobs",
+        run_jobs,
+        summary="list the jobs that --jobs chooses from",
+        description="List every job; * marks those of a run without --full or --jobs.",
+        example="kvfs bench jobs",
+    )
+
+
+def _configure_compare(nested: "Subparsers") -> None:
+    parser = add_verb(
+        nested,
+        "compare",
+        run_compare,
+        summary="run jobs on both in alternating pairs",
+        description="Run jobs on a mount and in a directory of the file system to compare it with, "
+        "in alternating pairs.\nBoth should lie on equal drives; --self-contained makes both in "
+        "memory (needs root).",
+        example="kvfs bench compare --mount /kv --baseline /mnt/xfs --plot bench.svg",
+    )
+    add = parser.add_argument
+    add("--mount", metavar="DIR", help="a directory on the kvfs mount")
+    add("--baseline", metavar="DIR", help="a directory on the file system to compare with")
+    add("--self-contained", action="store_true", help="make both, and take them down again")
+    add("--device-size", metavar="SIZE", default="4G", help="of each self-made device (default 4G)")
+    add("--backing", metavar="DIR", default="/dev/shm", help="where they lie (default /dev/shm)")
+    add("--data-path", choices=_DATA_PATHS, default="auto", help="the one to insist on")
+    add("--jobs", metavar="NAMES", default="", help="only these, e.g. 'store-*,load-4m-2t-*'")
+    add("--full", action="store_true", help="every job there is: an hour")
+    add("--pairs", metavar="N", type=int, default=7, help="pairs of runs a job (default 7)")
+    add("--data", metavar="SIZE", help="bytes of blocks a side holds at a time (default 1G)")
+    add("--quick", action="store_true", help="do very little: does it run at all?")
+    add("--json", metavar="FILE", help="write everything measured to FILE, or - for stdout")
+    add("--plot", metavar="FILE", help="write a picture (SVG)")
+
+
+def run_jobs(_: argparse.Namespace) -> int:
+    """Print the names of all jobs."""
+    from kvfs.bench.jobs import all_jobs, default_jobs
+
+    usual = set(default_jobs())
+    for job in all_jobs():
+        print(f"{'*' if job in usual else ' '} {job.name}")
+    return 0
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    """Find or make both sides, run the jobs, show and write the results."""
+    from kvfs.bench.comparison import Plan, check_places, compare
+    from kvfs.bench.jobs import QUICK, Effort, select_jobs
+    from kvfs.bench.output import Output
+    from kvfs.bench.self_made import Places, self_made
+
+    patterns = [name.strip() for name in args.jobs.split(",") if name.strip()]
+    effort = QUICK if args.quick else Effort()
+    data_bytes = size_of(args.data, "--data")
+    if data_bytes is not None:
+        effort = effort._replace(data_bytes=data_bytes)
+    if args.pairs < 1:
+        raise UsageError("--pairs: at least one")
+    plan = Plan(select_jobs(patterns, full=args.full), effort, args.pairs, args.data_path)
+    # A stop by the service manager or a shell's kill must take down what was made, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, _interrupt)
+    with Output(args.json, args.plot) as output, ExitStack() as stack:
+        if args.self_contained:
+            if args.mount or args.baseline:
+                raise UsageError("--self-contained makes both: leave out --mount and --baseline")
+            device_bytes = size_of(args.device_size, "--device-size") or 0
+            places = stack.enter_context(
+                self_made(device_bytes, args.backing, args.data_path, output.say)
+            )
+        elif args.mount and args.baseline:
+            places = Places(args.baseline, args.mount)
+        else:
+            raise UsageError("say --mount DIR and --baseline DIR, or --self-contained")
+        check_places(places, plan)
+        outcome = compare(places, plan, output)
+        output.show(outcome.results, outcome.setting)
+    return 0
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
