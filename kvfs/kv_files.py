@@ -26,7 +26,7 @@ class Span(NamedTuple):
     ended_s: float
 
 
-def page_aligned(size_bytes: int) -> Bytes:
+def aligned_buffer(size_bytes: int) -> Bytes:
     """Return a buffer of at least *size_bytes*, whole pages at a page boundary, for O_DIRECT."""
     return np.frombuffer(mmap.mmap(-1, round_up(max(1, size_bytes))), dtype=np.uint8)
 
@@ -105,7 +105,7 @@ def direct_works(root: Path) -> bool:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT
     try:
         with _opened(probe, flags) as fd:
-            os.write(fd, page_aligned(PAGE_BYTES).data)
+            os.write(fd, aligned_buffer(PAGE_BYTES).data)
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
             return False

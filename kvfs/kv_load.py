@@ -206,7 +206,7 @@ class KvLoad:
     def _room(self, purpose: str) -> Bytes:
         room: Bytes | None = getattr(self._rooms, purpose, None)
         if room is None:
-            room = kv_files.page_aligned(self._content.longest_bytes + PAGE_BYTES)
+            room = kv_files.aligned_buffer(self._content.longest_bytes + PAGE_BYTES)
             setattr(self._rooms, purpose, room)
         return room
 

@@ -36,16 +36,16 @@ def demo_pool(source: str | None, data_bytes: int, *, keep: bool, quiet: bool) -
     mountpoint = directory / "kv"
     mountpoint.mkdir()
     try:
+        _kvfs("mount", pool, str(mountpoint), "--capacity", capacity, quiet=quiet)
+        yield mountpoint
+    except BaseException:
+        # What ended the load is what the operator must read, whatever the clean-up meets.
         try:
-            _kvfs("mount", pool, str(mountpoint), "--capacity", capacity, quiet=quiet)
-            yield mountpoint
-        finally:
-            if os.path.ismount(mountpoint) and not keep:
-                _kvfs("umount", str(mountpoint), quiet=quiet)
-    finally:
-        if not keep:
-            _kvfs("destroy", pool, "--yes", quiet=quiet)
-            shutil.rmtree(directory)
+            _remove(directory, pool, keep=keep, quiet=quiet)
+        except CommandError as error:
+            print(f"kvfs: {directory} is left behind: {error}", file=sys.stderr)
+        raise
+    _remove(directory, pool, keep=keep, quiet=quiet)
     if keep and not quiet:
         print(f"Kept: {pool} is mounted on {mountpoint}.")
 
@@ -72,6 +72,15 @@ def _make(source: str | None, capacity_bytes: int, *, quiet: bool) -> tuple[Path
             continue
         return directory, pool
     raise refused
+
+
+def _remove(directory: Path, pool: str, *, keep: bool, quiet: bool) -> None:
+    if keep:
+        return
+    if os.path.ismount(directory / "kv"):
+        _kvfs("umount", str(directory / "kv"), quiet=quiet)
+    _kvfs("destroy", pool, "--yes", quiet=quiet)
+    shutil.rmtree(directory)
 
 
 def _has_room(place: str, needed_bytes: int) -> bool:
