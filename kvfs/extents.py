@@ -10,15 +10,13 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Final
 
 from kvfs.errors import Damaged, NoSpace
 from kvfs.fan_out import FanOut, file_name
 from kvfs.records import Identity, pack_identity, parse_identity
 from kvfs.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Syscalls
 from kvfs.types import TARGET_MAX_BYTES, InodeNo, round_up
-
-FsType = Literal["xfs", "ext4", "tmpfs"]
 
 #: st_blocks counts these, whatever the file system's own block is (stat(2)).
 _STAT_BLOCK_BYTES: Final = 512
@@ -44,7 +42,7 @@ def _space_errors() -> Iterator[None]:
 class Extents:
     """The extent files and identity files of one pool directory."""
 
-    def __init__(self, pool_fd: int, syscalls: Syscalls, fs_type: FsType) -> None:
+    def __init__(self, pool_fd: int, syscalls: Syscalls, fs_type: str) -> None:
         self._syscalls = syscalls
         self._fs_type = fs_type
         self._extents = FanOut(pool_fd, "extents", syscalls)
@@ -94,8 +92,8 @@ class Extents:
     def trim(self, fd: int, size_bytes: int) -> int:
         """Give back the blocks beyond *size_bytes*, the file's size; return what it still holds.
 
-        XFS and tmpfs: a hole past EOF, 25 us on a dirty extent where ftruncate writes the file
-        back first (9 ms). ext4 ignores holes past EOF; there ftruncate to the same size does it.
+        A hole past EOF takes 25 us on a dirty extent of XFS, where ftruncate writes the file back
+        first (9 ms). ext4 ignores holes past EOF; there ftruncate to the same size does it.
         """
         if self._fs_type == "ext4":
             self._syscalls.ftruncate(fd, size_bytes)

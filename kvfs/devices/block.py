@@ -1,0 +1,86 @@
+"""A block device as a source: claimed, looked at, formatted, opened, wiped; in that order."""
+
+import os
+import time
+from typing import Final
+
+from kvfs.devices import busy, loop, probe, xfs
+from kvfs.devices.capacity import XFS_MIN_BYTES, metadata_bytes
+from kvfs.devices.device import Device, Fill
+from kvfs.devices.pool_files import PoolHeader
+from kvfs.errors import (
+    SourceBlank,
+    SourceBusy,
+    SourceDamaged,
+    SourceForeign,
+    SourceFull,
+    UsageError,
+)
+from kvfs.sizes import format_size
+
+_POLL_S: Final = 0.005
+
+
+def format_block(path: str, *, capacity_bytes: int | None, force: bool, fill: Fill) -> PoolHeader:
+    """Make a pool on block device *path*. Nothing is written before every check has passed.
+
+    Raises SourceBusy, SourceForeign (unless *force*), SourceFull, UsageError, SourceDamaged,
+    ToolMissing.
+    """
+    busy.refuse_busy(path)
+    probe.refuse_content(path, probe.find_content(path), force=force)
+    refuse_size(path, probe.size_bytes_of(path), capacity_bytes)
+    discard = not loop.is_loop(path)
+    return xfs.make_pool(path, path, fill, capacity_bytes=capacity_bytes, discard=discard)
+
+
+def open_block(path: str, *, read_only: bool, capacity_bytes: int | None) -> Device:
+    """Open the pool on block device *path*.
+
+    Raises SourceBlank, SourceForeign, FormatUnknown, SourceBusy, SourceDamaged, UsageError,
+    ToolMissing, NotRoot; the device is untouched then.
+    """
+    busy.refuse_busy(path)
+    require_pool(path)
+    xfs.look_at_pool(path, path)
+    return xfs.open_pool(
+        path, path, "block", read_only=read_only, capacity_bytes=capacity_bytes, held_fds=[]
+    )
+
+
+def destroy_block(path: str) -> None:
+    """Make the pool on block device *path* unrecognisable. Raises as open_block."""
+    busy.refuse_busy(path)
+    require_pool(path)
+    fd = busy.claim(path, os.O_RDWR)
+    try:
+        probe.zero_edges(fd)
+    except OSError as error:
+        raise SourceDamaged(f"{path}: {error.strerror}") from error
+    finally:
+        os.close(fd)
+
+
+def require_pool(path: str) -> None:
+    """Raise SourceBlank or SourceForeign unless the device or image at *path* holds a pool."""
+    content = probe.find_content(path)
+    if content is None:
+        raise SourceBlank(f"{path} is blank; kvfs mkfs {path} makes a pool of it")
+    if not content.is_pool:
+        raise SourceForeign(
+            f"{path} is no kvfs pool: {content.text}; kvfs mkfs --force overwrites it"
+        )
+
+
+def refuse_size(path: str, size_bytes: int, capacity_bytes: int | None) -> None:
+    """Raise SourceFull for a device too small for XFS, UsageError for a capacity beyond it."""
+    if size_bytes < XFS_MIN_BYTES:
+        raise SourceFull(
+            f"{path} has {format_size(size_bytes)}; a pool needs {format_size(XFS_MIN_BYTES)}"
+        )
+    most_bytes = size_bytes - metadata_bytes(size_bytes)
+    if capacity_bytes is not None and capacity_bytes > most_bytes:
+        raise UsageError(
+            f"{path} can hold at most {format_size(most_bytes)} of blocks, not "
+            f"{format_size(capacity_bytes)}"
+        )

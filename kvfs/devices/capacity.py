@@ -1,0 +1,42 @@
+"""How much of a device blocks may use: pure arithmetic, one reason a number."""
+
+from typing import Final, NamedTuple
+
+_GIB: Final = 1 << 30
+#: Below this a pool is of no use, and an XFS with its log does not fit.
+CAPACITY_MIN_BYTES: Final = 64 << 20
+#: mkfs.xfs (xfsprogs 5.19 and later) refuses anything smaller.
+XFS_MIN_BYTES: Final = 300 << 20
+#: No rule below may take more than this part of a small file system.
+_SMALL_PART: Final = 4
+
+
+class Reserve(NamedTuple):
+    """What a directory source leaves to the others on its file system.
+
+    The defaults are those of the settings directory_reserve_share and directory_reserve_bytes.
+    """
+
+    share: float = 0.05
+    most_bytes: int = 10 * _GIB
+
+
+def reserve_bytes(total_bytes: int, reserve: Reserve) -> int:
+    """Return the bytes of a parent file system that blocks must leave free.
+
+    At least 1 GiB, since a full parent stops more than kvfs, but never over a quarter of it; a
+    share of 0 leaves nothing.
+    """
+    if reserve.share <= 0:
+        return 0
+    wanted_bytes = min(max(_GIB, int(total_bytes * reserve.share)), reserve.most_bytes)
+    return min(wanted_bytes, total_bytes // _SMALL_PART)
+
+
+def metadata_bytes(total_bytes: int) -> int:
+    """Return what the index and the file system's own inodes and trees may need beside blocks.
+
+    1 % holds 1.5 KiB of inode and index for every 150 KiB of blocks; 128 MiB holds the index's
+    preallocation on small devices.
+    """
+    return min(max(128 << 20, total_bytes // 100), total_bytes // _SMALL_PART)

@@ -1,0 +1,99 @@
+"""An open device: the fds that keep it, and what it offers."""
+
+import os
+from collections.abc import Callable
+from typing import Final, Literal, Self
+
+from kvfs.devices.pool_files import PoolHeader
+from kvfs.errors import UsageError
+from kvfs.sizes import format_size
+
+Kind = Literal["block", "image", "directory"]
+
+_KIND_WORDS: Final[dict[Kind, str]] = {
+    "block": "block device",
+    "image": "image file",
+    "directory": "directory",
+}
+
+
+class Device:
+    """One pool's device, held by this process from open_source to ``close``.
+
+    ``pool_fd`` is the pool directory, O_RDONLY|O_DIRECTORY. ``held_fds`` are all fds that keep
+    the device claimed (mount, lock, image): the file system of a block device or image unmounts
+    with the last close of them and of every file opened below. ``usable_bytes`` is the most that
+    capacity can be; ``capacity_bytes`` what blocks may use.
+    """
+
+    def __init__(
+        self,
+        *,
+        kind: Kind,
+        source: str,
+        fs_type: str,
+        header: PoolHeader,
+        pool_fd: int,
+        held_fds: list[int],
+        usable_bytes: int,
+        reserved_bytes: int,
+        capacity_bytes: int | None,
+        read_only: bool,
+    ) -> None:
+        """Take over the fds. *capacity_bytes* overrides the header's. Raises UsageError."""
+        if capacity_bytes is not None and capacity_bytes > usable_bytes:
+            raise UsageError(
+                f"{source}: capacity {format_size(capacity_bytes)} is more than the "
+                f"{format_size(usable_bytes)} that can hold blocks"
+            )
+        self.kind = kind
+        self.source = source
+        self.fs_type = fs_type
+        self.pool_fd = pool_fd
+        self.held_fds = held_fds
+        self.epoch = header.epoch
+        self.uuid = header.uuid
+        self.created_ns = header.created_ns
+        self.read_only = read_only
+        self.usable_bytes = usable_bytes
+        self.capacity_bytes = min(
+            capacity_bytes or header.capacity_bytes or usable_bytes, usable_bytes
+        )
+        self._reserved_bytes = reserved_bytes
+
+    def total_bytes(self) -> int:
+        """Return the size of the file system that holds the pool."""
+        space = os.fstatvfs(self.pool_fd)
+        return space.f_blocks * space.f_frsize
+
+    def free_bytes(self) -> int:
+        """Return what can still be allocated, less what a directory leaves to others."""
+        space = os.fstatvfs(self.pool_fd)
+        return max(0, space.f_bavail * space.f_frsize - self._reserved_bytes)
+
+    def describe(self) -> str:
+        """Return the device in words, for the log and ``kvfs status``."""
+        what = f"{_KIND_WORDS[self.kind]} {self.source}"
+        return f"{what} ({self.fs_type}, capacity {format_size(self.capacity_bytes)})"
+
+    def close(self) -> None:
+        """Close everything; a second call does nothing."""
+        fds, self.held_fds = [self.pool_fd, *self.held_fds], []
+        if self.pool_fd >= 0:
+            self.pool_fd = -1
+            for fd in fds:
+                os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+#: Writes what belongs into a new pool directory (index, inode numbers) and makes it durable.
+Fill = Callable[[int], None]
+
+
+def fill_nothing(pool_fd: int) -> None:
+    """A Fill that writes nothing."""

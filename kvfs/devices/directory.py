@@ -1,0 +1,183 @@
+"""A plain directory as a source: the embedded default, on a file system shared with others."""
+
+import contextlib
+import os
+import time
+from typing import Final
+
+from kvfs.devices import pool_files
+from kvfs.devices.capacity import CAPACITY_MIN_BYTES, Reserve, metadata_bytes, reserve_bytes
+from kvfs.devices.device import Device, Fill
+from kvfs.devices.parent_fs import fs_type_of, try_out
+from kvfs.devices.pool_files import PoolHeader
+from kvfs.errors import (
+    SourceBlank,
+    SourceBusy,
+    SourceDamaged,
+    SourceForeign,
+    SourceFull,
+    SourceMissing,
+)
+from kvfs.sizes import format_size
+
+_POLL_S: Final = 0.005
+_NAMES_SHOWN: Final = 3
+
+
+def format_directory(
+    path: str, *, capacity_bytes: int | None, force: bool, fill: Fill, reserve: Reserve
+) -> PoolHeader:
+    """Make a pool in directory *path*, which must be empty.
+
+    *force* replaces a pool that is there; another's files are never touched, so a directory with
+    such is refused in any case. Without *capacity_bytes* it is what is free now, less *reserve*
+    and the pool's own needs. Raises SourceMissing, SourceForeign, SourceBusy, SourceFull; a
+    failure on the way leaves an empty directory.
+    """
+    with contextlib.ExitStack() as stack:
+        pool_fd = _open(path)
+        stack.callback(os.close, pool_fd)
+        fs_type = fs_type_of(pool_fd, path)
+        _refuse_foreign(pool_fd, path)
+        was_pool = bool(pool_files.own_names(pool_fd))
+        if was_pool and not force:
+            what = _pool_words(pool_fd, path)
+            raise SourceForeign(f"{path} is not blank: {what}; --force overwrites it")
+        if not was_pool:
+            capacity_bytes = _capacity(pool_fd, path, capacity_bytes, reserve)
+        try_out(pool_fd, path, fs_type)
+        with pool_files.write_errors(path):
+            stack.callback(os.close, pool_files.lock_pool(pool_fd, path, create=True))
+            try:
+                if was_pool:
+                    pool_files.remove_tree(pool_fd, keep_lock=True)
+                    capacity_bytes = _capacity(pool_fd, path, capacity_bytes, reserve)
+                header = pool_files.new_header(capacity_bytes)
+                pool_files.make_tree(pool_fd)
+                fill(pool_fd)
+                pool_files.write_header(pool_fd, header)
+            except BaseException:
+                pool_files.remove_tree(pool_fd)
+                raise
+    return header
+
+
+def open_directory(
+    path: str, *, read_only: bool, capacity_bytes: int | None, reserve: Reserve
+) -> Device:
+    """Open the pool in directory *path*.
+
+    Raises SourceBlank, SourceForeign, FormatUnknown, SourceBusy, SourceMissing, UsageError;
+    nothing is written.
+    """
+    with contextlib.ExitStack() as stack:
+        pool_fd = _open(path)
+        stack.callback(os.close, pool_fd)
+        fs_type = fs_type_of(pool_fd, path)
+        header = _require_pool(pool_fd, path)
+        lock_fd = pool_files.lock_pool(pool_fd, path)
+        stack.callback(os.close, lock_fd)
+        space = os.fstatvfs(pool_fd)
+        total_bytes = space.f_blocks * space.f_frsize
+        reserved_bytes = reserve_bytes(total_bytes, reserve)
+        device = Device(
+            kind="directory",
+            source=path,
+            fs_type=fs_type,
+            header=header,
+            pool_fd=pool_fd,
+            held_fds=[lock_fd],
+            usable_bytes=total_bytes - reserved_bytes,
+            reserved_bytes=reserved_bytes,
+            capacity_bytes=capacity_bytes,
+            read_only=read_only,
+        )
+        stack.pop_all()  # the device closes them now
+    return device
+
+
+def destroy_directory(path: str) -> None:
+    """Remove the pool's own files from *path* and leave the rest. Raises as open_directory."""
+    with contextlib.ExitStack() as stack:
+        pool_fd = _open(path)
+        stack.callback(os.close, pool_fd)
+        _require_pool(pool_fd, path)
+        stack.callback(os.close, pool_files.lock_pool(pool_fd, path))
+        with pool_files.write_errors(path):
+            pool_files.remove_tree(pool_fd)
+
+
+def directory_is_blank(path: str) -> bool:
+    """Whether *path* holds no name (but lost+found). Raises SourceMissing."""
+    pool_fd = _open(path)
+    try:
+        return not pool_files.own_names(pool_fd) and not pool_files.foreign_names(pool_fd)
+    finally:
+        os.close(pool_fd)
+
+
+def wait_directory_released(path: str, wait_s: float) -> None:
+    """Return when nobody holds the pool's lock. Raises SourceBusy after *wait_s*."""
+    deadline_s = time.monotonic() + wait_s
+    pool_fd = _open(path)
+    try:
+        while True:
+            try:
+                return os.close(pool_files.lock_pool(pool_fd, path))
+            except SourceBusy:
+                if time.monotonic() >= deadline_s:
+                    raise
+            time.sleep(_POLL_S)
+    finally:
+        os.close(pool_fd)
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise SourceMissing(f"{path} does not exist") from None
+    except OSError as error:
+        raise SourceDamaged(f"{path}: {error.strerror}") from error
+
+
+def _refuse_foreign(pool_fd: int, path: str) -> None:
+    names = pool_files.foreign_names(pool_fd)
+    if names:
+        shown = ", ".join(ascii(name)[1:-1] for name in names[:_NAMES_SHOWN])
+        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        raise SourceForeign(
+            f"{path} is no kvfs pool and not empty: {shown}{more}; give an empty directory"
+        )
+
+
+def _require_pool(pool_fd: int, path: str) -> PoolHeader:
+    header = pool_files.read_header(pool_fd, path)
+    if header is not None:
+        return header
+    _refuse_foreign(pool_fd, path)
+    if pool_files.own_names(pool_fd):
+        raise SourceForeign(f"{path} holds an unfinished pool; kvfs mkfs --force starts again")
+    raise SourceBlank(f"{path} is empty; kvfs mkfs {path} makes a pool of it")
+
+
+def _pool_words(pool_fd: int, path: str) -> str:
+    """What is there, for a refusal. Raises FormatUnknown, SourceForeign for a garbage POOL."""
+    header = pool_files.read_header(pool_fd, path)
+    return "unfinished kvfs pool" if header is None else f"kvfs pool, UUID {header.uuid}"
+
+
+def _capacity(pool_fd: int, path: str, wanted_bytes: int | None, reserve: Reserve) -> int:
+    """Return the capacity of a new pool. Raises SourceFull when there is no room for it."""
+    space = os.fstatvfs(pool_fd)
+    total_bytes = space.f_blocks * space.f_frsize
+    kept_bytes = reserve_bytes(total_bytes, reserve)
+    usable_bytes = max(0, space.f_bavail * space.f_frsize - kept_bytes)
+    most_bytes = usable_bytes - metadata_bytes(usable_bytes)
+    if max(wanted_bytes or 0, CAPACITY_MIN_BYTES) > most_bytes:
+        wanted = format_size(wanted_bytes or CAPACITY_MIN_BYTES)
+        raise SourceFull(
+            f"{path}: no room for {wanted} of blocks: {format_size(most_bytes)} to be had, "
+            f"{format_size(kept_bytes)} stay free for others"
+        )
+    return wanted_bytes or most_bytes

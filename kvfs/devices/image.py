@@ -1,0 +1,169 @@
+"""An image file as a source: fallocated in full, then a block device by a loop device.
+
+The image is locked (flock) from the first look on. The loop device shares that lock, so that it
+ends when the last user of the pool is gone, however the server ended.
+"""
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from kvfs.devices import block, loop, probe, xfs
+from kvfs.devices.device import Device, Fill
+from kvfs.devices.pool_files import PoolHeader
+from kvfs.errors import (
+    SourceBusy,
+    SourceDamaged,
+    SourceFull,
+    SourceMissing,
+    UsageError,
+)
+from kvfs.sizes import format_size
+from kvfs.syscalls import Syscalls
+from kvfs.types import PAGE_BYTES, round_up
+
+_log = logging.getLogger(__name__)
+_POLL_S: Final = 0.005
+
+
+def format_image(path: str, *, capacity_bytes: int | None, force: bool, fill: Fill) -> PoolHeader:
+    """Make a pool in image file *path*, which is created with *capacity_bytes* if it is missing.
+
+    The size of a created or empty image is the capacity; of any other the size is kept and the
+    capacity bounds what blocks may use. The file is fallocated in full. Raises SourceMissing,
+    UsageError, SourceBusy, SourceForeign (unless *force*), SourceFull, SourceDamaged, ToolMissing;
+    a file that was created for it is gone then.
+    """
+    if not os.path.exists(path):
+        return _format_new(path, capacity_bytes, fill)
+    with _locked(path) as image_fd:
+        probe.refuse_content(path, probe.find_content(path), force=force)
+        size_bytes = os.fstat(image_fd).st_size
+        if size_bytes == 0:
+            size_bytes = _new_size(path, capacity_bytes)
+            capacity_bytes = None
+        block.refuse_size(path, size_bytes, capacity_bytes)
+        _allocate(image_fd, path, size_bytes)
+        return _make_pool(image_fd, path, fill, capacity_bytes)
+
+
+def open_image(path: str, *, read_only: bool, capacity_bytes: int | None) -> Device:
+    """Open the pool in image file *path*. Raises as open_block; the image is untouched then."""
+    with contextlib.ExitStack() as stack:
+        image_fd = stack.enter_context(_locked(path))
+        block.require_pool(path)
+        with _attached(image_fd, path, read_only=True) as block_path:
+            xfs.look_at_pool(block_path, path)
+        with _attached(image_fd, path) as block_path:
+            return xfs.open_pool(
+                block_path,
+                path,
+                "image",
+                read_only=read_only,
+                capacity_bytes=capacity_bytes,
+                # The loop device holds the image, and with it the lock, longer than any fd.
+                held_fds=[],
+            )
+
+
+def destroy_image(path: str) -> None:
+    """Blank the pool in image file *path*; the file stays. Raises as open_image."""
+    with _locked(path) as image_fd:
+        block.require_pool(path)
+        try:
+            probe.zero_edges(image_fd)
+        except OSError as error:
+            raise SourceDamaged(f"{path}: {error.strerror}") from error
+
+
+def wait_image_released(path: str, wait_s: float) -> None:
+    """Return when nobody uses image *path* any more. Raises SourceBusy after *wait_s*."""
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        try:
+            with _locked(path):
+                return
+        except SourceBusy:
+            if time.monotonic() >= deadline_s:
+                raise
+        time.sleep(_POLL_S)
+
+
+def _format_new(path: str, capacity_bytes: int | None, fill: Fill) -> PoolHeader:
+    size_bytes = _new_size(path, capacity_bytes)
+    block.refuse_size(path, size_bytes, None)
+    parent = os.path.dirname(os.path.abspath(path))
+    space = os.statvfs(parent)
+    free_bytes = space.f_bavail * space.f_frsize
+    if size_bytes > free_bytes:
+        raise SourceFull(
+            f"{path}: {format_size(size_bytes)} do not fit into the {format_size(free_bytes)} "
+            f"that are free in {parent}"
+        )
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        with _locked(path) as image_fd:
+            _allocate(image_fd, path, size_bytes)
+            return _make_pool(image_fd, path, fill, None)
+    except BaseException:
+        os.unlink(path)
+        raise
+
+
+def _new_size(path: str, capacity_bytes: int | None) -> int:
+    if capacity_bytes is None:
+        raise UsageError(f"{path} has no size yet; give it one with --capacity")
+    return round_up(capacity_bytes, PAGE_BYTES)
+
+
+def _make_pool(image_fd: int, path: str, fill: Fill, capacity_bytes: int | None) -> PoolHeader:
+    with _attached(image_fd, path) as block_path:
+        return xfs.make_pool(block_path, path, fill, capacity_bytes=capacity_bytes, discard=False)
+
+
+def _allocate(image_fd: int, path: str, size_bytes: int) -> None:
+    try:
+        Syscalls().fallocate(image_fd, 0, 0, size_bytes)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise SourceFull(f"{path}: no room for {format_size(size_bytes)}") from error
+        raise SourceDamaged(f"{path} cannot be allocated: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[int]:
+    """Yield an O_RDWR fd of *path* with the image's lock. Raises SourceBusy, SourceDamaged."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise SourceMissing(f"{path} does not exist") from None
+    except OSError as error:
+        raise SourceDamaged(f"{path}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SourceBusy(f"{path} is in use: the pool in it is mounted already") from None
+        users = list(loop.users_of(fd))
+        if users:
+            raise SourceBusy(f"{path} is in use: attached to {', '.join(users)}")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _attached(image_fd: int, path: str, *, read_only: bool = False) -> Iterator[str]:
+    """Yield the loop device of the image; without another user it is gone afterwards."""
+    attached = loop.attach(image_fd, path, read_only=read_only)
+    try:
+        if not attached.direct_io and not read_only:
+            _log.warning("no direct I/O on image %s: its bytes are cached twice", path)
+        yield attached.path
+    finally:
+        os.close(attached.fd)

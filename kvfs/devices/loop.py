@@ -1,0 +1,124 @@
+"""An image file as a block device: a loop device that goes away with its last user.
+
+Layouts and numbers: linux/loop.h. LOOP_CONFIGURE (Linux 5.8) sets up file, flags and block size at
+once, so that nobody sees a half configured device.
+"""
+
+import errno
+import fcntl
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from kvfs.errors import SourceBusy, SourceDamaged, ToolMissing
+
+_CONTROL: Final = "/dev/loop-control"
+_LOOP_CTL_GET_FREE: Final = 0x4C82
+_LOOP_CONFIGURE: Final = 0x4C0A
+_LOOP_GET_STATUS64: Final = 0x4C05
+_FLAG_READ_ONLY: Final = 1
+_FLAG_AUTOCLEAR: Final = 4
+_FLAG_DIRECT_IO: Final = 16
+#: struct loop_info64: device, inode, rdevice, offset, sizelimit; number, encrypt_type,
+#: encrypt_key_size, flags; file_name, crypt_name, encrypt_key; init[2].
+_INFO: Final = struct.Struct("=5Q4I64s64s32s2Q")
+assert _INFO.size == 232
+#: struct loop_config: fd, block_size, info, reserved[8].
+_CONFIG_HEAD: Final = struct.Struct("=II")
+_CONFIG_TAIL_BYTES: Final = 64
+#: Direct I/O needs a block no smaller than that of the drive below, and 4096 fits every drive.
+_BLOCK_BYTES: Final = 4096
+#: Others may take the free device between the two ioctls; this many in a row is no accident.
+_ATTEMPTS_MAX: Final = 64
+
+
+class Attached(NamedTuple):
+    """A loop device: its path, an fd that keeps it, and whether it bypasses the page cache."""
+
+    path: str
+    fd: int
+    direct_io: bool
+
+
+def attach(image_fd: int, image: str, *, read_only: bool = False) -> Attached:
+    """Attach the file behind *image_fd* to a free loop device, which clears itself at the end.
+
+    The loop device shares *image_fd*'s open file: a flock on it lasts as long as the device.
+    Raises ToolMissing, SourceBusy when no device is free, SourceDamaged.
+    """
+    try:
+        control_fd = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise ToolMissing(f"{image}: no loop devices here: {_CONTROL}: {error.strerror}") from None
+    try:
+        for _ in range(_ATTEMPTS_MAX):
+            path = f"/dev/loop{fcntl.ioctl(control_fd, _LOOP_CTL_GET_FREE)}"
+            fd = os.open(path, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
+            try:
+                return Attached(path, fd, _configure(fd, image_fd, image, read_only=read_only))
+            except BaseException as error:
+                os.close(fd)
+                if not isinstance(error, OSError) or error.errno != errno.EBUSY:
+                    raise
+    except OSError as error:
+        raise SourceDamaged(f"{image}: no loop device for it: {error}") from error
+    finally:
+        os.close(control_fd)
+    raise SourceBusy(f"{image}: every loop device is taken by others as soon as it is free")
+
+
+def users_of(image_fd: int) -> Iterator[str]:
+    """Yield the loop devices that have the file behind *image_fd*, by device and inode number."""
+    wanted = os.fstat(image_fd)
+    for name in sorted(os.listdir("/sys/block")):
+        if not os.path.exists(f"/sys/block/{name}/loop"):
+            continue
+        try:
+            fd = os.open(f"/dev/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            info = _status(fd)
+        except OSError:  # ENXIO: cleared meanwhile
+            continue
+        finally:
+            os.close(fd)
+        if (info[0], info[1]) == (_kernel_device_no(wanted), wanted.st_ino):
+            yield f"/dev/{name}"
+
+
+def is_loop(path: str) -> bool:
+    """Whether *path* is a loop device, where a discard would punch holes into a file."""
+    number = os.stat(path)
+    return stat.S_ISBLK(number.st_mode) and os.major(number.st_rdev) == 7
+
+
+def _configure(fd: int, image_fd: int, image: str, *, read_only: bool) -> bool:
+    flags = _FLAG_AUTOCLEAR | _FLAG_DIRECT_IO | (_FLAG_READ_ONLY if read_only else 0)
+    try:
+        fcntl.ioctl(fd, _LOOP_CONFIGURE, _config(image_fd, image, flags))
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # Some kernels refuse what others quietly leave out.
+        fcntl.ioctl(fd, _LOOP_CONFIGURE, _config(image_fd, image, flags & ~_FLAG_DIRECT_IO))
+    return bool(_status(fd)[8] & _FLAG_DIRECT_IO)
+
+
+def _config(image_fd: int, image: str, flags: int) -> bytes:
+    name = os.fsencode(os.path.abspath(image))[:63]
+    info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, flags, name, b"", b"", 0, 0)
+    return _CONFIG_HEAD.pack(image_fd, _BLOCK_BYTES) + info + bytes(_CONFIG_TAIL_BYTES)
+
+
+def _status(fd: int) -> tuple[int, ...]:
+    raw = bytearray(_INFO.size)
+    fcntl.ioctl(fd, _LOOP_GET_STATUS64, raw, True)
+    return _INFO.unpack(raw)
+
+
+def _kernel_device_no(status: os.stat_result) -> int:
+    """lo_device is huge_encode_dev() (linux/kdev_t.h), which is st_dev as stat(2) gives it."""
+    return status.st_dev

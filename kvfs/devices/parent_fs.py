@@ -1,0 +1,77 @@
+"""The file system a directory source lies on: which it is, and whether it can do what kvfs needs."""
+
+import ctypes
+import errno
+import os
+from typing import Final
+
+from kvfs.errors import SourceDamaged, SourceFull, SourceMissing
+from kvfs.extents import XATTR_FIXED, Extents
+from kvfs.syscalls import FALLOC_FL_KEEP_SIZE, Syscalls
+
+#: linux/magic.h; ext2 and ext3 share ext4's, and fail the trial for want of extents.
+_KNOWN: Final = {0x58465342: "xfs", 0xEF53: "ext4", 0x01021994: "tmpfs", 0x9123683E: "btrfs"}
+#: Refused by name: what they lack shows only later. FUSE passthrough cannot go through a stacked
+#: file system, a network's errors and waits are not kvfs's to bound, and ramfs has no bound at all.
+_REFUSED: Final = {
+    0x794C7630: "overlayfs",
+    0x65735546: "FUSE",
+    0x6969: "NFS",
+    0xFF534D42: "CIFS",
+    0xFE534D42: "SMB",
+    0x858458F6: "ramfs",
+    0xF15F: "eCryptfs",
+}
+_ADVICE: Final = "use a directory on XFS, ext4 or tmpfs"
+_TRIAL_BYTES: Final = 1 << 20
+#: struct statfs is 120 bytes on 64-bit Linux; its first member, f_type, is a long.
+_STATFS_BYTES: Final = 256
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def fs_type_of(directory_fd: int, source: str) -> str:
+    """Return the type of the file system under *directory_fd*, by statfs(2); hex if unknown.
+
+    Raises SourceMissing for a file system that kvfs never uses.
+    """
+    raw = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _libc.fstatfs(directory_fd, raw) != 0:
+        raise SourceDamaged(f"{source}: {os.strerror(ctypes.get_errno())}")
+    magic = ctypes.c_long.from_buffer(raw).value & 0xFFFFFFFF
+    if magic in _REFUSED:
+        raise SourceMissing(f"{source} lies on {_REFUSED[magic]}, which kvfs cannot use; {_ADVICE}")
+    return _KNOWN.get(magic, f"{magic:#x}")
+
+
+def try_out(directory_fd: int, source: str, fs_type: str) -> None:
+    """Make a nameless file do what an extent must: reserve, give back, carry an identity.
+
+    Raises SourceMissing naming what is lacking, SourceFull. Leaves nothing behind.
+    """
+    syscalls = Syscalls()
+    step = "nameless files"
+    try:
+        fd = syscalls.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=directory_fd)
+        try:
+            step = "trusted xattrs"
+            syscalls.setxattr(fd, XATTR_FIXED, b"trial")
+            before_bytes = syscalls.fstat(fd).st_blocks
+            step = "fallocate beyond the end of a file"
+            syscalls.fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, _TRIAL_BYTES)
+            Extents(directory_fd, syscalls, fs_type).trim(fd, 0)
+            lacking = syscalls.fstat(fd).st_blocks > before_bytes
+        finally:
+            syscalls.close(fd)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise SourceFull(f"{source}: its file system is full") from error
+        if error.errno == errno.EROFS:
+            raise SourceDamaged(f"{source}: its file system is read-only") from error
+        raise SourceMissing(
+            f"{source} lies on {fs_type}, which lacks {step} ({error.strerror}); {_ADVICE}"
+        ) from error
+    if lacking:
+        raise SourceMissing(
+            f"{source} lies on {fs_type}, which gives no blocks back beyond a file's end; {_ADVICE}"
+        )

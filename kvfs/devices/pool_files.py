@@ -1,0 +1,204 @@
+"""The files of a pool directory: its header POOL, its lock, its tree; made, read and removed.
+
+Everything is reached through ``pool_fd``, since a detached mount has no path.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from kvfs import __version__
+from kvfs.errors import (
+    FormatUnknown,
+    NoSpace,
+    SourceBusy,
+    SourceDamaged,
+    SourceForeign,
+    SourceFull,
+)
+from kvfs.fan_out import FAN_OUT, parse_file_name
+
+FORMAT_VERSION: Final = 1
+HEADER: Final = "POOL"
+LOCK: Final = "LOCK"
+_HEADER_MAX_BYTES: Final = 4096
+_INDEX: Final = "index"
+_FAN_OUTS: Final = ("extents", "identities")
+_INDEX_FILES: Final = ("data.mdb", "lock.mdb")
+_FILES: Final = ("RUN", "RUN.new", "INODES", f"{HEADER}.new", LOCK)
+#: mkfs.ext4 leaves it in every new file system; it is nobody's data.
+_LOST_FOUND: Final = "lost+found"
+_OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class PoolHeader(NamedTuple):
+    """What POOL says. ``capacity_bytes`` None: all that the device offers."""
+
+    epoch: int
+    uuid: str
+    created_ns: int
+    kvfs: str
+    capacity_bytes: int | None
+
+
+def new_header(capacity_bytes: int | None) -> PoolHeader:
+    """Return the header of a new pool: a random epoch, which is the generation of its inodes."""
+    epoch = int.from_bytes(os.urandom(8), "little")
+    return PoolHeader(epoch, str(uuid.uuid4()), time.time_ns(), __version__, capacity_bytes)
+
+
+def parse_header(raw: bytes, source: str) -> PoolHeader:
+    """Return the header that *raw* holds. Raises SourceForeign, or FormatUnknown by its version."""
+    try:
+        fields = json.loads(raw)
+        version = fields["format"]
+        if version != FORMAT_VERSION:
+            raise FormatUnknown(
+                f"{source} is a pool of format {version!r:.20}; "
+                f"kvfs {__version__} knows format {FORMAT_VERSION}"
+            )
+        capacity = fields["capacity_bytes"]
+        return PoolHeader(
+            epoch=int(fields["epoch"]),
+            uuid=str(fields["uuid"]),
+            created_ns=int(fields["created_ns"]),
+            kvfs=str(fields["kvfs"]),
+            capacity_bytes=None if capacity is None else int(capacity),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise SourceForeign(f"{source}: its file POOL is not a pool's header") from None
+
+
+def read_header(pool_fd: int, source: str) -> PoolHeader | None:
+    """Return the header of the pool in *pool_fd*, None without POOL. Errors as parse_header."""
+    try:
+        fd = os.open(HEADER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=pool_fd)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SourceForeign(f"{source}: its file POOL cannot be read: {error.strerror}") from None
+    try:
+        return parse_header(os.read(fd, _HEADER_MAX_BYTES), source)
+    except IsADirectoryError:
+        raise SourceForeign(f"{source}: its file POOL is a directory") from None
+    finally:
+        os.close(fd)
+
+
+def write_header(pool_fd: int, header: PoolHeader) -> None:
+    """Write POOL, whole or not at all, and make it durable. Raises OSError.
+
+    mkfs does this last. The fsync commits the journal of XFS and ext4, and with it every
+    directory that was made before.
+    """
+    text = json.dumps({"format": FORMAT_VERSION, **header._asdict()})
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(f"{HEADER}.new", flags, 0o600, dir_fd=pool_fd)
+    try:
+        os.write(fd, text.encode())
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(f"{HEADER}.new", HEADER, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
+    os.fsync(pool_fd)
+
+
+def make_tree(pool_fd: int) -> None:
+    """Make the directories of a new pool. Raises OSError (FileExistsError: not a new one)."""
+    os.mkdir(_INDEX, 0o700, dir_fd=pool_fd)
+    for top in _FAN_OUTS:
+        os.mkdir(top, 0o700, dir_fd=pool_fd)
+        for slot in range(FAN_OUT):
+            os.mkdir(f"{top}/{slot:02x}", 0o700, dir_fd=pool_fd)
+
+
+def lock_pool(pool_fd: int, source: str, *, create: bool = False) -> int:
+    """Return an fd that holds the pool's lock until its last close. Raises SourceBusy.
+
+    Opened for reading: a read-only mount locks too.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+    try:
+        fd = os.open(LOCK, flags, 0o600, dir_fd=pool_fd)
+    except FileNotFoundError:
+        raise SourceForeign(f"{source} is an incomplete pool: no file {LOCK}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise SourceBusy(f"{source}: the pool is mounted already") from None
+    return fd
+
+
+@contextlib.contextmanager
+def write_errors(source: str) -> Iterator[None]:
+    """Turn what writing a new pool raises into SourceFull or SourceDamaged."""
+    try:
+        yield
+    except NoSpace as error:
+        raise SourceFull(f"{source}: no room for the pool: {error}") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise SourceFull(f"{source}: no room for the pool: {error.strerror}") from error
+        raise SourceDamaged(f"{source}: the pool cannot be written: {error.strerror}") from error
+
+
+def foreign_names(pool_fd: int) -> list[str]:
+    """Return the names in *pool_fd* that no pool has."""
+    own = {HEADER, *_FILES, _INDEX, *_FAN_OUTS, _LOST_FOUND}
+    return sorted(set(os.listdir(pool_fd)) - own)
+
+
+def own_names(pool_fd: int) -> list[str]:
+    """Return the names in *pool_fd* that a pool, whole or half made, has."""
+    return sorted(set(os.listdir(pool_fd)) - {_LOST_FOUND, *foreign_names(pool_fd)})
+
+
+def remove_tree(pool_fd: int, *, keep_lock: bool = False) -> None:
+    """Remove a pool's own files, the header first so that a half removed one is no pool.
+
+    *keep_lock* keeps LOCK, for a new pool in the same place. Whatever else lies there stays, and so do the directories around it. Raises OSError.
+    """
+    _unlink(HEADER, pool_fd)
+    os.fsync(pool_fd)
+    for top in _FAN_OUTS:
+        for slot in range(FAN_OUT):
+            _remove_directory(f"{top}/{slot:02x}", pool_fd, None)
+        _rmdir(top, pool_fd)
+    _remove_directory(_INDEX, pool_fd, _INDEX_FILES)
+    for name in _FILES:
+        if name != LOCK or not keep_lock:
+            _unlink(name, pool_fd)
+    os.fsync(pool_fd)
+
+
+def _remove_directory(path: str, pool_fd: int, names: tuple[str, ...] | None) -> None:
+    """Unlink *names* in *path* (None: the files named as inodes), then *path* if it is empty."""
+    try:
+        fd = os.open(path, _OPEN_DIRECTORY, dir_fd=pool_fd)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        for name in os.listdir(fd):
+            if name in names if names is not None else parse_file_name(name) is not None:
+                _unlink(name, fd)
+    finally:
+        os.close(fd)
+    _rmdir(path, pool_fd)
+
+
+def _unlink(name: str, directory_fd: int) -> None:
+    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+        os.unlink(name, dir_fd=directory_fd)
+
+
+def _rmdir(path: str, pool_fd: int) -> None:
+    # OSError: not empty (somebody else's file), or no directory of ours in the first place.
+    with contextlib.suppress(OSError):
+        os.rmdir(path, dir_fd=pool_fd)

@@ -1,0 +1,113 @@
+"""What a block device or image holds: nothing, a pool, or somebody else's data. Only reads."""
+
+import os
+import stat
+from typing import Final, NamedTuple
+
+from kvfs.devices.tools import last_line, run_tool
+from kvfs.errors import SourceDamaged, SourceForeign
+
+#: The XFS label of a pool, so that blkid and lsblk tell it and kvfs mounts no other XFS.
+POOL_LABEL: Final = "kvfs"
+#: blkid knows signatures in the first and last MiB; anything else that is not zero is data too.
+_EDGE_BYTES: Final = 4 << 20
+_BLKID_TIMEOUT_S: Final = 60.0
+#: blkid(8): nothing was found; several contradicting signatures were found.
+_BLKID_NOTHING: Final = 2
+_BLKID_AMBIVALENT: Final = 8
+
+
+class Content(NamedTuple):
+    """What was found; *text* says it to a reader, *uuid* is the file system's."""
+
+    text: str
+    is_pool: bool = False
+    uuid: str = ""
+
+
+def find_content(path: str) -> Content | None:
+    """Return what the device or file at *path* holds, None if it is blank.
+
+    Blank: blkid finds no signature, and the first and last 4 MiB are zero. Raises SourceDamaged
+    when it cannot be read, ToolMissing.
+    """
+    result = run_tool("blkid", "-p", "-o", "export", path, timeout_s=_BLKID_TIMEOUT_S)
+    if result.returncode == _BLKID_AMBIVALENT:
+        return Content("several contradicting signatures (see wipefs)")
+    if result.returncode not in (0, _BLKID_NOTHING):
+        raise SourceDamaged(f"{path}: blkid fails: {last_line(result.stderr)}")
+    found = read_blkid(result.stdout)
+    if found is None and not edges_are_zero(path):
+        return Content("data of no kind that blkid knows")
+    return found
+
+
+def read_blkid(output: str) -> Content | None:
+    """Return what the lines of ``blkid -p -o export`` name, None if they name no content.
+
+    A blank partition has lines too: PART_ENTRY_* tell of its place in the table around it.
+    """
+    pairs = (line.split("=", 1) for line in output.splitlines() if "=" in line)
+    fields = {key: value.replace("\\", "") for key, value in pairs}
+    kind, label, uuid = (fields.get(key, "") for key in ("TYPE", "LABEL", "UUID"))
+    if kind == "xfs" and label == POOL_LABEL:
+        return Content(f"kvfs pool, UUID {uuid}", is_pool=True, uuid=uuid)
+    if kind:
+        what = "file system" if fields.get("USAGE") == "filesystem" else "signature"
+        return Content(f"{kind} {what}, " + (f"label {label}" if label else "no label"), uuid=uuid)
+    if "PTTYPE" in fields:
+        return Content(f"{fields['PTTYPE']} partition table")
+    return None
+
+
+def edges_are_zero(path: str) -> bool:
+    """Whether the first and the last 4 MiB of *path* are zero. Raises SourceDamaged."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size_bytes = os.lseek(fd, 0, os.SEEK_END)
+            last_bytes = max(0, size_bytes - _EDGE_BYTES)
+            return _is_zero(fd, 0) and _is_zero(fd, last_bytes)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise SourceDamaged(f"{path}: {error.strerror}") from error
+
+
+def zero_edges(fd: int) -> None:
+    """Overwrite the first and last 4 MiB behind *fd* with zeros and sync. Raises OSError."""
+    size_bytes = os.lseek(fd, 0, os.SEEK_END)
+    for offset_bytes in (0, max(0, size_bytes - _EDGE_BYTES)):
+        zeros = memoryview(bytes(min(_EDGE_BYTES, size_bytes - offset_bytes)))
+        while zeros:
+            written_bytes = os.pwrite(fd, zeros, offset_bytes)
+            zeros, offset_bytes = zeros[written_bytes:], offset_bytes + written_bytes
+    os.fsync(fd)
+
+
+def refuse_content(path: str, content: Content | None, *, force: bool) -> None:
+    """Raise SourceForeign, naming *content* and the flag, unless there is none or *force*."""
+    if content is not None and not force:
+        raise SourceForeign(f"{path} is not blank: {content.text}; --force overwrites it")
+
+
+def size_bytes_of(path: str) -> int:
+    """Return the size of a block device or file. Raises SourceDamaged."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SourceDamaged(f"{path}: {error.strerror}") from error
+    try:
+        return os.lseek(fd, 0, os.SEEK_END)
+    finally:
+        os.close(fd)
+
+
+def is_block_device(path: str) -> bool:
+    """Whether *path* leads to a block device."""
+    return stat.S_ISBLK(os.stat(path).st_mode)
+
+
+def _is_zero(fd: int, offset_bytes: int) -> bool:
+    data = os.pread(fd, _EDGE_BYTES, offset_bytes)
+    return not data.strip(b"\0")

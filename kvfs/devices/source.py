@@ -1,0 +1,128 @@
+"""SOURCE as the operator gives it: which kind it is, and what may be done with it.
+
+One function a verb; the three kinds are block.py, image.py and directory.py.
+"""
+
+import os
+import stat
+
+from kvfs.devices import block, directory, image, probe
+from kvfs.devices.capacity import Reserve
+from kvfs.devices.device import Device, Fill, Kind, fill_nothing
+from kvfs.devices.pool_files import PoolHeader
+from kvfs.errors import SourceMissing
+
+_RESERVE = Reserve()
+
+
+def recognise(source: str) -> Kind:
+    """Return the kind of *source*; symlinks are followed. Raises SourceMissing."""
+    try:
+        mode = os.stat(source).st_mode
+    except OSError as error:
+        raise SourceMissing(f"{source}: {error.strerror}") from None
+    if stat.S_ISBLK(mode):
+        return "block"
+    if stat.S_ISREG(mode):
+        return "image"
+    if stat.S_ISDIR(mode):
+        return "directory"
+    raise SourceMissing(f"{source} is neither a block device nor a file nor a directory")
+
+
+def is_blank(source: str) -> bool:
+    """Whether *source* holds nothing that a format could destroy. Raises CommandErrors."""
+    if recognise(source) == "directory":
+        return directory.directory_is_blank(source)
+    return probe.find_content(source) is None
+
+
+def format_source(
+    source: str,
+    *,
+    capacity_bytes: int | None = None,
+    force: bool = False,
+    fill: Fill = fill_nothing,
+    reserve: Reserve = _RESERVE,
+) -> PoolHeader:
+    """Make a pool of *source*; *fill* writes index and inode numbers into the new directory.
+
+    A path that does not exist becomes an image file of *capacity_bytes*. Nothing is written
+    before all checks have passed; POOL is written last. The source is free again on return.
+    Raises SourceMissing, SourceForeign (named; *force* overrides), SourceBusy, SourceFull,
+    SourceDamaged, UsageError, ToolMissing, NotRoot.
+    """
+    kind = _kind_to_format(source, capacity_bytes)
+    if kind == "block":
+        header = block.format_block(source, capacity_bytes=capacity_bytes, force=force, fill=fill)
+    elif kind == "image":
+        header = image.format_image(source, capacity_bytes=capacity_bytes, force=force, fill=fill)
+    else:
+        header = directory.format_directory(
+            source, capacity_bytes=capacity_bytes, force=force, fill=fill, reserve=reserve
+        )
+    wait_released(source)
+    return header
+
+
+def open_source(
+    source: str,
+    *,
+    read_only: bool = False,
+    capacity_bytes: int | None = None,
+    reserve: Reserve = _RESERVE,
+) -> Device:
+    """Open the pool on *source* and hold it until the device's ``close``.
+
+    *capacity_bytes* overrides what the pool was made with. Raises SourceBlank (kvfs mount then
+    formats it), SourceMissing, SourceForeign, FormatUnknown, SourceBusy, SourceDamaged,
+    UsageError, ToolMissing, NotRoot; the source is untouched then.
+    """
+    kind = recognise(source)
+    if kind == "block":
+        return block.open_block(source, read_only=read_only, capacity_bytes=capacity_bytes)
+    if kind == "image":
+        return image.open_image(source, read_only=read_only, capacity_bytes=capacity_bytes)
+    return directory.open_directory(
+        source, read_only=read_only, capacity_bytes=capacity_bytes, reserve=reserve
+    )
+
+
+def destroy_source(source: str) -> None:
+    """Make *source* blank again: it must be a pool that nobody uses. Raises as open_source.
+
+    A directory loses the pool's files and nothing else; a block device or image the first and
+    last 4 MiB.
+    """
+    kind = recognise(source)
+    if kind == "block":
+        block.destroy_block(source)
+    elif kind == "image":
+        image.destroy_image(source)
+    else:
+        directory.destroy_directory(source)
+
+
+def wait_released(source: str, wait_s: float = 10.0) -> None:
+    """Return when the last user of *source* is gone, so that fsck, mkfs or mount may follow.
+
+    A server's end and the unmount of its device are not one step: the last fd may be closed by
+    the kernel, and udev looks at loop devices that go. Raises SourceBusy after *wait_s*.
+    """
+    kind = recognise(source)
+    if kind == "block":
+        block.wait_block_released(source, wait_s)
+    elif kind == "image":
+        image.wait_image_released(source, wait_s)
+    else:
+        directory.wait_directory_released(source, wait_s)
+
+
+def _kind_to_format(source: str, capacity_bytes: int | None) -> Kind:
+    if os.path.lexists(source) or capacity_bytes is None:
+        return recognise(source)
+    parent = os.path.dirname(os.path.abspath(source))
+    # A slip in a device's name must not fill devtmpfs.
+    if not os.path.isdir(parent) or parent.split("/")[1] == "dev":
+        raise SourceMissing(f"{source} does not exist and is no place for an image file")
+    return "image"

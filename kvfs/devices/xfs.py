@@ -1,0 +1,175 @@
+"""XFS as kvfs's allocator: how it is made, and how it is mounted. One reason an option."""
+
+import contextlib
+import errno
+import os
+from typing import Final
+
+from kvfs.devices.capacity import metadata_bytes
+from kvfs.devices.detached import (
+    MOUNT_ATTR_NOATIME,
+    MOUNT_ATTR_NODEV,
+    MOUNT_ATTR_NODIRATIME,
+    MOUNT_ATTR_NOSUID,
+    mount_detached,
+)
+from kvfs.devices.device import Device, Fill, Kind
+from kvfs.devices.pool_files import (
+    PoolHeader,
+    lock_pool,
+    make_tree,
+    new_header,
+    read_header,
+    write_errors,
+    write_header,
+)
+from kvfs.devices.probe import POOL_LABEL
+from kvfs.devices.tools import last_line, run_tool
+from kvfs.errors import (
+    NotRoot,
+    SourceBusy,
+    SourceDamaged,
+    SourceForeign,
+    ToolMissing,
+)
+
+#: Discarding a large drive takes mkfs the longest.
+_MKFS_TIMEOUT_S: Final = 600.0
+_MKFS_OPTIONS: Final = (
+    "-q",
+    # The content was looked at by probe.py, which refuses more than mkfs.xfs does.
+    "-f",
+    # An identity of two xattrs stays inside the inode, and no share of the device is the most
+    # that inodes may take: many small blocks must not end in ENOSPC beside free space.
+    "-i",
+    "size=1024,maxpct=0",
+    # Extents are never shared nor repaired online; each tree would reserve space in every
+    # allocation group and cost an update per allocation.
+    "-m",
+    "reflink=0,rmapbt=0",
+    "-L",
+    POOL_LABEL,
+)
+_MOUNT_OPTIONS: Final = {
+    # The default preallocates as much again as a growing file holds, which would take the
+    # headroom of other writers; an extent that was reserved needs none at all.
+    "allocsize": "1m",
+    # Creates and unlinks are bursts of small log items: the largest log buffer writes them in
+    # fewer I/Os. Nothing here is fsynced on a client's path, so that nobody waits for it to fill.
+    "logbsize": "256k",
+}
+#: mtime of an extent is nobody's: the index keeps the times, so its updates need no log.
+_MOUNT_FLAGS: Final = ("lazytime",)
+_READ_ONLY_FLAGS: Final = ("ro",)
+#: For a look that writes nothing, not even the log's recovery.
+_LOOK_FLAGS: Final = ("ro", "norecovery")
+_ATTRIBUTES: Final = (
+    MOUNT_ATTR_NOATIME | MOUNT_ATTR_NODIRATIME | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
+)
+_OPEN_ROOT: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def make_pool(
+    block_path: str, source: str, fill: Fill, *, capacity_bytes: int | None, discard: bool
+) -> PoolHeader:
+    """Make an XFS with an empty pool on *block_path*; *source* is its name in messages.
+
+    Overwrites whatever is there. *discard* tells the drive that all of it is free. Raises
+    SourceDamaged, SourceFull, ToolMissing, NotRoot.
+    """
+    header = new_header(capacity_bytes)
+    # XFS's own UUID is the pool's: blkid names the pool without a mount.
+    identity = ("-m", f"uuid={header.uuid}")
+    # A discard on a loop device punches the blocks out of the image behind it.
+    keep = () if discard else ("-K",)
+    arguments = (*_MKFS_OPTIONS, *identity, *keep, block_path)
+    result = run_tool("mkfs.xfs", *arguments, timeout_s=_MKFS_TIMEOUT_S)
+    if result.returncode != 0:
+        raise SourceDamaged(f"{source}: mkfs.xfs fails: {last_line(result.stderr)}")
+    with contextlib.ExitStack() as stack:
+        _, pool_fd = _mount(stack, block_path, source, _MOUNT_FLAGS)
+        with write_errors(source):
+            os.fchmod(pool_fd, 0o700)
+            os.close(lock_pool(pool_fd, source, create=True))
+            make_tree(pool_fd)
+            fill(pool_fd)
+            write_header(pool_fd, header)
+    return header
+
+
+def look_at_pool(block_path: str, source: str) -> PoolHeader:
+    """Return the header of the pool on *block_path* without writing a byte to it.
+
+    Raises SourceForeign, FormatUnknown, SourceBusy, SourceDamaged, ToolMissing, NotRoot.
+    """
+    with contextlib.ExitStack() as stack:
+        _, pool_fd = _mount(stack, block_path, source, _LOOK_FLAGS)
+        header = read_header(pool_fd, source)
+    if header is None:
+        raise SourceForeign(f"{source}: its file system is labelled as a pool but holds no POOL")
+    return header
+
+
+def open_pool(
+    block_path: str,
+    source: str,
+    kind: Kind,
+    *,
+    read_only: bool,
+    capacity_bytes: int | None,
+    held_fds: list[int],
+) -> Device:
+    """Mount the pool on *block_path* and return its device, which takes over *held_fds*.
+
+    The pool was looked at before. Raises as look_at_pool, and UsageError.
+    """
+    flags = (*_MOUNT_FLAGS, *(_READ_ONLY_FLAGS if read_only else ()))
+    with contextlib.ExitStack() as stack:
+        mount_fd, pool_fd = _mount(stack, block_path, source, flags)
+        header = read_header(pool_fd, source)
+        if header is None:
+            raise SourceForeign(f"{source}: its file system holds no POOL")
+        lock_fd = lock_pool(pool_fd, source)
+        stack.callback(os.close, lock_fd)
+        space = os.fstatvfs(pool_fd)
+        total_bytes = space.f_blocks * space.f_frsize
+        device = Device(
+            kind=kind,
+            source=source,
+            fs_type="xfs",
+            header=header,
+            pool_fd=pool_fd,
+            held_fds=[lock_fd, mount_fd, *held_fds],
+            usable_bytes=total_bytes - metadata_bytes(total_bytes),
+            reserved_bytes=0,
+            capacity_bytes=capacity_bytes,
+            read_only=read_only,
+        )
+        stack.pop_all()  # the device closes them now
+    return device
+
+
+def _mount(
+    stack: contextlib.ExitStack, block_path: str, source: str, flags: tuple[str, ...]
+) -> tuple[int, int]:
+    """Return the fds of a new mount and of its root, which *stack* closes."""
+    try:
+        mount_fd = mount_detached("xfs", block_path, _MOUNT_OPTIONS, flags, _ATTRIBUTES)
+    except OSError as error:
+        raise _mount_error(source, error) from error
+    stack.callback(os.close, mount_fd)
+    pool_fd = os.open(".", _OPEN_ROOT, dir_fd=mount_fd)
+    stack.callback(os.close, pool_fd)
+    return mount_fd, pool_fd
+
+
+def _mount_error(source: str, error: OSError) -> Exception:
+    if error.errno == errno.EBUSY:
+        return SourceBusy(f"{source} is in use: it was mounted by somebody else just now")
+    if error.errno == errno.EPERM:
+        return NotRoot(f"{source}: mounting it needs root (CAP_SYS_ADMIN)")
+    if error.errno in (errno.ENODEV, errno.ENOSYS):
+        return ToolMissing("the kernel has no XFS, or no fsopen (Linux 5.2 and later have)")
+    return SourceDamaged(
+        f"{source}: its XFS cannot be mounted: {error.strerror}; see dmesg and xfs_repair"
+    )
