@@ -1,0 +1,235 @@
+"""Mounts for tests: start the real command, find out about it, and always clean up.
+
+A test says ``Mounted(source, mountpoint)`` or takes the fixtures of ``tests/fuse/conftest.py``;
+nothing here knows how kvfs works inside, it only runs ``kvfs`` as an operator does.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+#: The command as an operator's shell would find it.
+KVFS: Final = (sys.executable, "-m", "kvfs.cli.main")
+#: Generous, since two shared cores run everything; a test that needs it has failed anyway.
+COMMAND_WAIT_S: Final = 90.0
+#: Flip once the passthrough data path is in: from then on a machine that could and does not fails.
+PASSTHROUGH_WORKS: Final = False
+#: The first kernel with FUSE passthrough.
+PASSTHROUGH_KERNEL: Final = (6, 9)
+MEMORY_DIRECTORY: Final = Path("/dev/shm")
+
+
+class CommandFailed(AssertionError):
+    """A kvfs command ended with another exit code than 0; the message holds what it printed."""
+
+
+def why_no_mounts() -> str | None:
+    """Return why this machine cannot mount FUSE file systems, or None."""
+    if os.geteuid() != 0:
+        return "needs root"
+    if not os.path.exists("/dev/fuse"):
+        return "needs /dev/fuse"
+    return None
+
+
+def kernel_has_passthrough() -> bool:
+    """Tell whether this kernel knows FUSE passthrough."""
+    major, minor = platform.release().split(".")[:2]
+    return (int(major), int("".join(c for c in minor if c.isdigit()))) >= PASSTHROUGH_KERNEL
+
+
+@contextlib.contextmanager
+def workplace(kind: str = "tmpfs") -> Iterator[Path]:
+    """Yield a fresh directory that every uid may enter: on ``tmpfs``, or ``disk`` for /tmp's own.
+
+    pytest's own ``tmp_path`` is closed to other uids, so a mount below it could not be tested
+    with another caller.
+    """
+    parent = MEMORY_DIRECTORY if kind == "tmpfs" else Path(tempfile.gettempdir())
+    directory = Path(tempfile.mkdtemp(prefix=f"kvfs-test-{os.getpid()}-", dir=parent))
+    directory.chmod(0o755)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def loop_device(size_bytes: int, *, format_xfs: bool = False) -> Iterator[str]:
+    """Yield a loop device over a sparse file in memory; blank, or with an XFS."""
+    with workplace() as directory:
+        image = directory / "image"
+        with image.open("wb") as file:
+            file.truncate(size_bytes)
+        if format_xfs:
+            subprocess.run(["mkfs.xfs", "-q", str(image)], check=True)
+        shown = subprocess.run(
+            ["losetup", "--find", "--show", str(image)], check=True, capture_output=True, text=True
+        )
+        device = shown.stdout.strip()
+        try:
+            yield device
+        finally:
+            subprocess.run(["losetup", "--detach", device], check=False)
+
+
+def run_kvfs(
+    *arguments: str, prefix: Sequence[str] = (), check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run one kvfs command to its end and return what it printed.
+
+    Output goes through files: a server in the background that kept its standard output would
+    otherwise hold a pipe open, and the test with it.
+    """
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        done = subprocess.run(
+            [*prefix, *KVFS, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            cwd=ROOT,
+            timeout=COMMAND_WAIT_S,
+            check=False,
+        )
+        out.seek(0)
+        err.seek(0)
+        result = subprocess.CompletedProcess(done.args, done.returncode, out.read(), err.read())
+    if check and result.returncode != 0:
+        command = f"kvfs {' '.join(arguments)}: exit {result.returncode}"
+        raise CommandFailed(f"{command}\n{result.stdout}{result.stderr}")
+    return result
+
+
+def wait_gone(pid: int, pidfd: int, wait_s: float = COMMAND_WAIT_S) -> None:
+    """Wait until the process behind *pidfd* has ended; raise AssertionError when it does not."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    if not poll.poll(wait_s * 1000):
+        msg = f"process {pid} did not end within {wait_s} s"
+        raise AssertionError(msg)
+
+
+class Mounted:
+    """A kvfs mount run by the real command; ``path`` is its root while it is started.
+
+    Use it as a context manager: leaving unmounts, by force if need be, and ends the server.
+    """
+
+    def __init__(
+        self, source: str | Path, mountpoint: Path, *flags: str, prefix: Sequence[str] = ()
+    ) -> None:
+        self.source = str(source)
+        self.path = mountpoint
+        self.flags = flags
+        self.prefix = prefix
+        self.server_pid = 0
+        self._pidfd = -1
+
+    def __enter__(self) -> Self:
+        self.path.mkdir(exist_ok=True)
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, *more_flags: str) -> None:
+        """Mount; returns when it serves. Raises CommandFailed with what the command printed."""
+        run_kvfs("mount", self.source, str(self.path), *self.flags, *more_flags, prefix=self.prefix)
+        self.server_pid = int(self.status()["server_pid"])
+        self._pidfd = os.pidfd_open(self.server_pid)
+
+    def stop(self) -> None:
+        """Unmount the clean way and wait for the server's end."""
+        run_kvfs("umount", str(self.path))
+        self._wait_for_server()
+
+    def remount(self, *more_flags: str) -> None:
+        """Unmount and mount again, with *more_flags* added this once."""
+        self.stop()
+        self.start(*more_flags)
+
+    def kill_daemon(self) -> None:
+        """End the server with SIGKILL and take the dead mount away."""
+        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._wait_for_server()
+        subprocess.run(["umount", "--lazy", str(self.path)], check=False, capture_output=True)
+
+    def status(self) -> dict[str, Any]:
+        """Return what ``kvfs status MOUNT --json`` says."""
+        answer = json.loads(run_kvfs("status", str(self.path), "--json").stdout)
+        assert isinstance(answer, dict)
+        return answer
+
+    def requests(self) -> Mapping[str, int]:
+        """Return how many requests of each opcode the server has answered."""
+        counts: dict[str, int] = self.status()["requests"]
+        return counts
+
+    def abort(self) -> None:
+        """Make every call that waits on this mount fail: the way out of a hung server."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            device, _, mountpoint = line.split()[2:5]
+            if mountpoint == str(self.path):
+                minor = device.split(":")[1]
+                with contextlib.suppress(OSError):
+                    Path(f"/sys/fs/fuse/connections/{minor}/abort").write_text("1")
+
+    def close(self) -> None:
+        """Unmount whatever the state, and leave no process behind."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(CommandFailed, subprocess.TimeoutExpired, AssertionError):
+                self.stop()
+        while os.path.ismount(self.path) or self._is_dead():
+            done = subprocess.run(
+                ["umount", "--lazy", str(self.path)], check=False, capture_output=True
+            )
+            if done.returncode != 0:
+                break
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            self._wait_for_server()
+
+    def _is_dead(self) -> bool:
+        try:
+            os.lstat(self.path)
+        except OSError:
+            return self.path.name in os.listdir(self.path.parent)
+        return False
+
+    def _wait_for_server(self) -> None:
+        wait_gone(self.server_pid, self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
+
+
+class Reference:
+    """A directory of a native file system in a mount's place: what the tests hold kvfs against."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def remount(self, *_: str) -> None:
+        """Do nothing: a native file system needs no proof that it keeps its files."""
+
+    def abort(self) -> None:
+        """Do nothing: nobody serves here."""
