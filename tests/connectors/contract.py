@@ -1,0 +1,186 @@
+"""What every connector must be able to do on a mount, written once.
+
+A connector's test class names its driver and configuration and inherits these tests; the table in
+docs/connectors.md has a row for each class and its cells are held by the tests named after them
+(``works``, ``o_direct``, ``restart_warm``). Hits counted must equal stores counted, everywhere.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.connectors.connector import Connector, Drivers
+from tests.support.mounting import Mounted, Reference
+
+MIB = 1 << 20
+Start = Callable[[], Connector]
+
+
+class ConnectorContract:
+    """The tests; a subclass fills in the facts of one connector in one configuration."""
+
+    driver: ClassVar[str]
+    """The file in drivers/."""
+    config: ClassVar[Mapping[str, Any]] = {}
+    """Further arguments of the driver's ``open``."""
+    size_bytes: ClassVar[int] = 2 * MIB
+    blocks: ClassVar[int] = 12
+    overwrites: ClassVar[bool] = False
+    """Whether a store of a known key replaces its bytes; else it is skipped."""
+    restart_warm: ClassVar[bool] = True
+    """Whether a new process of the connector finds what an earlier one stored."""
+    holds_files: ClassVar[bool] = False
+    """Whether it keeps files open for life, so that the mount cannot go under it."""
+    tested_version: ClassVar[str]
+
+    @pytest.fixture
+    def start(self, drivers: Drivers, kv_dir: Path) -> Iterator[Start]:
+        """Start the connector on ``kv_dir`` in a process; all of them stop with the test."""
+        started: list[Connector] = []
+
+        def start() -> Connector:
+            connector = drivers.take(self.driver)
+            started.append(connector)
+            connector.call("open", kv_dir=str(kv_dir), size_bytes=self.size_bytes, **self.config)
+            return connector
+
+        yield start
+        for connector in started:
+            drivers.give_back(self.driver, connector)
+
+    @property
+    def keys(self) -> list[int]:
+        """The keys that a test stores."""
+        return list(range(self.blocks))
+
+    @property
+    def absent(self) -> list[int]:
+        """As many keys that nobody ever stores."""
+        return list(range(10_000, 10_000 + self.blocks))
+
+    def stores(self, connector: Connector, keys: list[int], version: int = 1) -> None:
+        """Store ``keys``, and it says that it did."""
+        done = connector.call("store", keys=keys, version=version)
+        assert done["ok"], connector.log_tail()
+
+    def hits(self, connector: Connector, keys: list[int]) -> list[int]:
+        """Those of ``keys`` that a lookup finds."""
+        found = connector.call("lookup", keys=keys)
+        assert isinstance(found, list)
+        return found
+
+    def holds(self, connector: Connector, keys: list[int], version: int = 1) -> None:
+        """Exactly ``keys`` are found, loaded, and right to the byte."""
+        assert self.hits(connector, keys + self.absent) == keys, connector.log_tail()
+        done = connector.call("load", keys=keys, version=version)
+        assert done["loaded"] == keys, connector.log_tail()
+        assert done["intact"] == keys, connector.log_tail()
+
+    def test_works_hits_equal_stores(self, start: Start, kv_dir: Path) -> None:
+        """Nothing is found before, exactly what was stored after, and no draft is left."""
+        connector = start()
+        assert self.hits(connector, self.keys) == []
+        self.stores(connector, self.keys)
+        self.holds(connector, self.keys)
+        left = [name for _, _, names in os.walk(kv_dir) for name in names if ".tmp" in name]
+        assert left == []
+
+    def test_works_absent_block_is_a_miss(self, start: Start) -> None:
+        """A load of what is not there loads nothing and leaves the connector working."""
+        connector = start()
+        done = connector.call("load", keys=self.absent, version=1)
+        assert done == {"loaded": [], "intact": []}
+        self.stores(connector, self.keys)
+        self.holds(connector, self.keys)
+
+    def test_works_store_again(self, start: Start) -> None:
+        """A second store of a key does what this connector does: replace, or skip."""
+        connector = start()
+        self.stores(connector, self.keys, version=1)
+        self.stores(connector, self.keys, version=2)
+        self.holds(connector, self.keys, version=2 if self.overwrites else 1)
+
+    def test_works_delete(self, start: Start) -> None:
+        """Deleted blocks are misses; stored anew with other bytes, the new ones are read."""
+        connector = start()
+        self.stores(connector, self.keys)
+        gone, kept = self.keys[::2], self.keys[1::2]
+        connector.call("delete", keys=gone)
+        self.holds(connector, kept)
+        assert self.hits(connector, gone) == []
+        assert connector.call("load", keys=gone, version=1)["loaded"] == []
+        self.stores(connector, gone, version=2)
+        self.holds(connector, gone, version=2)
+
+    def test_works_two_processes(self, start: Start) -> None:
+        """Two processes store the same and different keys at once; both then read all of it."""
+        one, two = start(), start()
+        third = self.blocks // 3
+        first, second = self.keys[: 2 * third], self.keys[third:]
+        one.send("store", keys=first, version=1)
+        two.send("store", keys=second, version=1)
+        one.answer()
+        two.answer()
+        if self.restart_warm:
+            self.holds(one, self.keys)
+            self.holds(two, self.keys)
+        else:
+            self.holds(one, first)
+            self.holds(two, second)
+
+    def test_restart_warm_connector_ended(self, start: Start) -> None:
+        """The connector stops and starts: what it stored is found again, if it ever is."""
+        connector = start()
+        self.stores(connector, self.keys)
+        connector.end()
+        self.is_as_warm_as_it_gets(start())
+
+    def test_restart_warm_connector_killed(self, start: Start) -> None:
+        """The same after SIGKILL."""
+        connector = start()
+        self.stores(connector, self.keys)
+        connector.kill()
+        self.is_as_warm_as_it_gets(start())
+
+    def is_as_warm_as_it_gets(self, connector: Connector) -> None:
+        """All blocks for a connector that looks on disk, none for one that forgets; it works."""
+        if not self.restart_warm:
+            assert self.hits(connector, self.keys) == []
+            self.stores(connector, self.keys)
+        self.holds(connector, self.keys)
+
+    def test_restart_warm_daemon_restarted(self, start: Start, mount: Mounted | Reference) -> None:
+        """kvfs stops and starts under a living connector: warm, and it goes on storing."""
+        self.survives(start, mount.remount)
+
+    def test_restart_warm_daemon_killed(self, start: Start, mount: Mounted | Reference) -> None:
+        """kvfs is killed and mounted again under a living connector: the same."""
+        if isinstance(mount, Reference):
+            pytest.skip("no daemon on a native file system")
+
+        def kill_and_mount() -> None:
+            mount.kill_daemon()
+            mount.start()
+
+        self.survives(start, kill_and_mount)
+
+    def survives(self, start: Start, restart: Callable[[], None]) -> None:
+        """Everything stored before ``restart`` is read after it, and new stores work."""
+        connector = start()
+        half = self.blocks // 2
+        before, after = self.keys[:half], self.keys[half:]
+        self.stores(connector, before)
+        self.holds(connector, before)
+        if self.holds_files:
+            connector.end()
+        restart()
+        if self.holds_files:
+            connector = start()
+            if not self.restart_warm:
+                self.stores(connector, before)
+        self.holds(connector, before)
+        self.stores(connector, after)
+        self.holds(connector, self.keys)

@@ -1,0 +1,121 @@
+"""LMCache's L2 adapters (multi-process mode), driven as its storage controller drives them.
+
+The adapter is built from its JSON spec by LMCache's own factory; blocks lie in one L1 buffer that
+the adapter is told of, aligned to 4096 as LMCache's L1 is where O_DIRECT is used.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from json_lines import serve
+from lmcache.cli.commands.bench.l2_adapter_bench.data import (
+    create_l1_memory_desc,
+    make_aligned_tensor,
+    make_memory_objects,
+    wait_eventfd,
+)
+from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+from lmcache.v1.distributed.l2_adapters import create_l2_adapter
+from lmcache.v1.distributed.l2_adapters.config import (
+    parse_args_to_l2_adapters_config,
+)
+from patterns import UNTOUCHED, block_hash, pattern
+
+ALIGN_BYTES = 4096
+TASK_WAIT_S = 40.0
+MODEL = "meta-llama/Llama-3.1-8B"
+
+
+class Adapter:
+    """One adapter with an L1 buffer of ``slots`` blocks."""
+
+    def open(self, kv_dir: str, size_bytes: int, slots: int, spec: dict[str, Any]) -> str:
+        """Build the adapter from ``spec``; its base_path is ``kv_dir``."""
+        full = json.dumps({**spec, "base_path": kv_dir})
+        config = parse_args_to_l2_adapters_config(argparse.Namespace(l2_adapter=[full]))
+        self.size_bytes = size_bytes
+        self.slots = slots
+        self.l1 = make_aligned_tensor(size_bytes * slots, ALIGN_BYTES)
+        desc = create_l1_memory_desc(self.l1, align_bytes=ALIGN_BYTES)
+        self.adapter = create_l2_adapter(config.adapters[0], l1_memory_desc=desc)
+        return type(self.adapter).__name__
+
+    def store(self, keys: list[int], version: int) -> dict[str, Any]:
+        """Store blocks; ``ok`` is what the adapter said of each batch, all batches together."""
+        ok, stored_bytes = True, 0
+        for batch in self._batches(keys):
+            blocks = make_memory_objects(self.l1, len(batch), self.size_bytes, 0)
+            for key, block in zip(batch, blocks, strict=True):
+                block.raw_data.copy_(torch.from_numpy(pattern(key, version, self.size_bytes)))
+            task = self.adapter.submit_store_task([self._key(key) for key in batch], blocks)
+            done = self._wait(
+                self.adapter.get_store_event_fd(),
+                lambda task=task: self.adapter.pop_completed_store_tasks().get(task),
+            )
+            ok = ok and done.is_successful()
+            stored_bytes += done.bytes_transferred()
+        return {"ok": ok, "stored_bytes": stored_bytes}
+
+    def lookup(self, keys: list[int]) -> list[int]:
+        """Those of ``keys`` that the adapter finds."""
+        layout = {0: MemoryLayoutDesc(shapes=[torch.Size([self.size_bytes])], dtypes=[torch.uint8])}
+        ids = [self._key(key) for key in keys]
+        task = self.adapter.submit_lookup_and_lock_task(ids, layout)
+        found = self._wait(
+            self.adapter.get_lookup_and_lock_event_fd(),
+            lambda: self.adapter.query_lookup_and_lock_result(task),
+        )
+        hits = [key for i, key in enumerate(keys) if found.test(i)]
+        self.adapter.submit_unlock([self._key(key) for key in hits])
+        return hits
+
+    def load(self, keys: list[int], version: int) -> dict[str, list[int]]:
+        """Load blocks: those that the adapter says it loaded, and those whose bytes are right."""
+        loaded: list[int] = []
+        intact: list[int] = []
+        for batch in self._batches(keys):
+            blocks = make_memory_objects(self.l1, len(batch), self.size_bytes, 0)
+            for block in blocks:
+                block.raw_data.fill_(UNTOUCHED)
+            task = self.adapter.submit_load_task([self._key(key) for key in batch], blocks)
+            done = self._wait(
+                self.adapter.get_load_event_fd(),
+                lambda task=task: self.adapter.query_load_result(task),
+            )
+            for i, (key, block) in enumerate(zip(batch, blocks, strict=True)):
+                if done.test(i):
+                    loaded.append(key)
+                    right = torch.from_numpy(pattern(key, version, self.size_bytes))
+                    if torch.equal(block.raw_data, right):
+                        intact.append(key)
+        return {"loaded": loaded, "intact": intact}
+
+    def delete(self, keys: list[int]) -> None:
+        """Delete blocks, as LMCache's eviction does."""
+        self.adapter.delete([self._key(key) for key in keys])
+
+    def close(self) -> None:
+        """Stop the adapter."""
+        self.adapter.close()
+
+    def _key(self, key: int) -> ObjectKey:
+        rank = ObjectKey.ComputeKVRank(1, 0, 1, 0)
+        return ObjectKey(chunk_hash=block_hash(key), model_name=MODEL, kv_rank=rank)
+
+    def _batches(self, keys: list[int]) -> Sequence[list[int]]:
+        return [keys[i : i + self.slots] for i in range(0, len(keys), self.slots)]
+
+    def _wait(self, event_fd: int, result: Callable[[], Any]) -> Any:  # noqa: ANN401
+        while True:
+            if not wait_eventfd(event_fd, timeout=TASK_WAIT_S):
+                raise TimeoutError("the adapter did not answer")
+            value = result()
+            if value is not None:
+                return value
+
+
+if __name__ == "__main__":
+    serve(Adapter(), "open", "store", "lookup", "load", "delete", "close")
