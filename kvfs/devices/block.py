@@ -1,8 +1,6 @@
 """A block device as a source: claimed, looked at, formatted, opened, wiped; in that order."""
 
 import os
-import time
-from typing import Final
 
 from kvfs.devices import busy, loop, probe, xfs
 from kvfs.devices.capacity import XFS_MIN_BYTES, metadata_bytes
@@ -10,15 +8,12 @@ from kvfs.devices.device import Device, Fill
 from kvfs.devices.pool_files import PoolHeader
 from kvfs.errors import (
     SourceBlank,
-    SourceBusy,
     SourceDamaged,
     SourceForeign,
     SourceFull,
     UsageError,
 )
 from kvfs.sizes import format_size
-
-_POLL_S: Final = 0.005
 
 
 def format_block(path: str, *, capacity_bytes: int | None, force: bool, fill: Fill) -> PoolHeader:

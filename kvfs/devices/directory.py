@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import time
 from typing import Final
 
 from kvfs.devices import pool_files
@@ -20,7 +19,6 @@ from kvfs.errors import (
 )
 from kvfs.sizes import format_size
 
-_POLL_S: Final = 0.005
 _NAMES_SHOWN: Final = 3
 
 
@@ -48,6 +46,8 @@ def format_directory(
         try_out(pool_fd, path, fs_type)
         with pool_files.write_errors(path):
             stack.callback(os.close, pool_files.lock_pool(pool_fd, path, create=True))
+            if not was_pool and pool_files.own_names(pool_fd) != [pool_files.LOCK]:
+                raise SourceBusy(f"{path} was formatted by somebody else just now")
             try:
                 if was_pool:
                     pool_files.remove_tree(pool_fd, keep_lock=True)
@@ -75,7 +75,7 @@ def open_directory(
         stack.callback(os.close, pool_fd)
         fs_type = fs_type_of(pool_fd, path)
         header = _require_pool(pool_fd, path)
-        lock_fd = pool_files.lock_pool(pool_fd, path)
+        lock_fd = pool_files.lock_pool(pool_fd, path, create=not read_only)
         stack.callback(os.close, lock_fd)
         space = os.fstatvfs(pool_fd)
         total_bytes = space.f_blocks * space.f_frsize
@@ -116,18 +116,11 @@ def directory_is_blank(path: str) -> bool:
         os.close(pool_fd)
 
 
-def wait_directory_released(path: str, wait_s: float) -> None:
-    """Return when nobody holds the pool's lock. Raises SourceBusy after *wait_s*."""
-    deadline_s = time.monotonic() + wait_s
+def refuse_busy_directory(path: str) -> None:
+    """Raise SourceBusy when the pool in directory *path* is mounted."""
     pool_fd = _open(path)
     try:
-        while True:
-            try:
-                return os.close(pool_files.lock_pool(pool_fd, path))
-            except SourceBusy:
-                if time.monotonic() >= deadline_s:
-                    raise
-            time.sleep(_POLL_S)
+        os.close(pool_files.lock_pool(pool_fd, path))
     finally:
         os.close(pool_fd)
 

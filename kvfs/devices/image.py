@@ -9,9 +9,7 @@ import errno
 import fcntl
 import logging
 import os
-import time
 from collections.abc import Iterator
-from typing import Final
 
 from kvfs.devices import block, loop, probe, xfs
 from kvfs.devices.device import Device, Fill
@@ -28,7 +26,6 @@ from kvfs.syscalls import Syscalls
 from kvfs.types import PAGE_BYTES, round_up
 
 _log = logging.getLogger(__name__)
-_POLL_S: Final = 0.005
 
 
 def format_image(path: str, *, capacity_bytes: int | None, force: bool, fill: Fill) -> PoolHeader:
@@ -81,17 +78,10 @@ def destroy_image(path: str) -> None:
             raise SourceDamaged(f"{path}: {error.strerror}") from error
 
 
-def wait_image_released(path: str, wait_s: float) -> None:
-    """Return when nobody uses image *path* any more. Raises SourceBusy after *wait_s*."""
-    deadline_s = time.monotonic() + wait_s
-    while True:
-        try:
-            with _locked(path):
-                return
-        except SourceBusy:
-            if time.monotonic() >= deadline_s:
-                raise
-        time.sleep(_POLL_S)
+def refuse_busy_image(path: str) -> None:
+    """Raise SourceBusy when image *path* has a user."""
+    with _locked(path):
+        pass
 
 
 def _format_new(path: str, capacity_bytes: int | None, fill: Fill) -> PoolHeader:

@@ -1,4 +1,4 @@
-"""The file system a directory source lies on: which it is, and whether it can do what kvfs needs."""
+"""The file system under a directory source: which it is, and whether it can do what is needed."""
 
 import ctypes
 import errno

@@ -133,6 +133,9 @@ def lock_pool(pool_fd: int, source: str, *, create: bool = False) -> int:
     except BlockingIOError:
         os.close(fd)
         raise SourceBusy(f"{source}: the pool is mounted already") from None
+    if os.fstat(fd).st_nlink == 0:  # a format or destroy removed it meanwhile
+        os.close(fd)
+        raise SourceBusy(f"{source}: the pool was removed just now")
     return fd
 
 
@@ -163,7 +166,8 @@ def own_names(pool_fd: int) -> list[str]:
 def remove_tree(pool_fd: int, *, keep_lock: bool = False) -> None:
     """Remove a pool's own files, the header first so that a half removed one is no pool.
 
-    *keep_lock* keeps LOCK, for a new pool in the same place. Whatever else lies there stays, and so do the directories around it. Raises OSError.
+    *keep_lock* keeps LOCK, for a new pool in the same place. Whatever else lies there stays, and
+    so do the directories around it. Raises OSError.
     """
     _unlink(HEADER, pool_fd)
     os.fsync(pool_fd)

@@ -5,14 +5,24 @@ One function a verb; the three kinds are block.py, image.py and directory.py.
 
 import os
 import stat
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
 
-from kvfs.devices import block, directory, image, probe
+from kvfs.devices import block, busy, directory, image, probe
 from kvfs.devices.capacity import Reserve
 from kvfs.devices.device import Device, Fill, Kind, fill_nothing
 from kvfs.devices.pool_files import PoolHeader
-from kvfs.errors import SourceMissing
+from kvfs.errors import SourceBusy, SourceMissing
 
-_RESERVE = Reserve()
+_RESERVE: Final = Reserve()
+#: The kernel sends no event for the end of a claim or lock that is not waited for in line.
+_POLL_S: Final = 0.005
+_REFUSE_BUSY: Final[Mapping[Kind, Callable[[str], None]]] = {
+    "block": busy.refuse_busy,
+    "image": image.refuse_busy_image,
+    "directory": directory.refuse_busy_directory,
+}
 
 
 def recognise(source: str) -> Kind:
@@ -109,20 +119,24 @@ def wait_released(source: str, wait_s: float = 10.0) -> None:
     A server's end and the unmount of its device are not one step: the last fd may be closed by
     the kernel, and udev looks at loop devices that go. Raises SourceBusy after *wait_s*.
     """
-    kind = recognise(source)
-    if kind == "block":
-        block.wait_block_released(source, wait_s)
-    elif kind == "image":
-        image.wait_image_released(source, wait_s)
-    else:
-        directory.wait_directory_released(source, wait_s)
+    refuse_busy = _REFUSE_BUSY[recognise(source)]
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        try:
+            return refuse_busy(source)
+        except SourceBusy:
+            if time.monotonic() >= deadline_s:
+                raise
+        time.sleep(_POLL_S)
 
 
 def _kind_to_format(source: str, capacity_bytes: int | None) -> Kind:
     if os.path.lexists(source) or capacity_bytes is None:
         return recognise(source)
     parent = os.path.dirname(os.path.abspath(source))
-    # A slip in a device's name must not fill devtmpfs.
-    if not os.path.isdir(parent) or parent.split("/")[1] == "dev":
-        raise SourceMissing(f"{source} does not exist and is no place for an image file")
+    if not os.path.isdir(parent):
+        raise SourceMissing(f"{source}: the directory {parent} does not exist")
+    # A slip in a device's name must not fill devtmpfs; /dev/shm is another file system.
+    if parent.startswith("/dev") and os.stat(parent).st_dev == os.stat("/dev").st_dev:
+        raise SourceMissing(f"{source}: there is no such device")
     return "image"

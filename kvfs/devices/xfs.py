@@ -129,7 +129,7 @@ def open_pool(
         header = read_header(pool_fd, source)
         if header is None:
             raise SourceForeign(f"{source}: its file system holds no POOL")
-        lock_fd = lock_pool(pool_fd, source)
+        lock_fd = lock_pool(pool_fd, source, create=not read_only)
         stack.callback(os.close, lock_fd)
         space = os.fstatvfs(pool_fd)
         total_bytes = space.f_blocks * space.f_frsize
