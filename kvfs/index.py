@@ -14,6 +14,7 @@ from kvfs.errors import Damaged, Exists, FormatUnknown, IndexDamaged, NoSpace
 from kvfs.index_errors import raise_index_error
 from kvfs.index_file import (
     DATA_NAME,
+    SPARE_PAGES,
     IndexFile,
     allocate_lock_file,
     check_data_file,
@@ -73,17 +74,17 @@ class Index:
         self._syscalls = syscalls if syscalls is not None else Syscalls()
         self._commits_to_look = 0
         self._file: IndexFile | None = None
-        check_data_file(path)
+        check_data_file(path, 0 if read_only else SPARE_PAGES)
         if not read_only:
             allocate_lock_file(path, self._syscalls)
         self._env = _open_environment(path, map_size_bytes, read_only=read_only)
         self._begin = self._env.begin
         try:
-            self._check_format()
             self._page_bytes: int = self._env.stat()["psize"]
             if not read_only:
                 self._file = IndexFile(path, preallocate_bytes, map_size_bytes, self._syscalls)
-                self._preallocate_what_fits()
+                self._allocate_what_fits(self._file)
+            self._check_format()
         except BaseException:
             self.close()
             raise
@@ -207,13 +208,14 @@ class Index:
         return (last_page + 1) * self._page_bytes
 
     def preallocation_due(self) -> bool:
-        """Whether ``preallocate`` should run; cheap enough for every request."""
+        """Whether ``preallocate`` should run; cheap enough to ask after every request.
+
+        Answers yes at most once in 64 commits, so that a full file system is not asked in a loop.
+        """
         if self._commits_to_look > 0 or self._file is None:
             return False
-        if self._file.due(self.used_bytes()):
-            return True
         self._commits_to_look = _COMMITS_PER_LOOK
-        return False
+        return self._file.due(self.used_bytes())
 
     def preallocate(self) -> None:
         """Allocate room ahead of use; may run in a thread. Raises NoSpace, OSError."""
@@ -260,21 +262,22 @@ class Index:
         return found
 
     def _check_format(self) -> None:
-        raw = self._get(FORMAT_KEY)
-        if raw is None:
-            raise IndexDamaged("index: it names no format version")
         try:
+            raw = self._get(FORMAT_KEY)
+            if raw is None:
+                raise IndexDamaged("index: it names no format version")
             version = parse_format(raw)
         except Damaged as error:
             raise IndexDamaged(f"index: {error}") from None
         if version != INDEX_FORMAT:
             raise FormatUnknown(f"index: found format {version}, supported is {INDEX_FORMAT}")
 
-    def _preallocate_what_fits(self) -> None:
+    def _allocate_what_fits(self, file: IndexFile) -> None:
+        used_bytes = self.used_bytes()
         try:
-            self.preallocate()
+            file.allocate(used_bytes)
         except NoSpace:
-            self._commits_to_look = 0
+            file.cover(used_bytes)
 
 
 def _open_environment(path: str, map_size_bytes: int, *, read_only: bool) -> lmdb.Environment:

@@ -8,7 +8,8 @@ import lmdb
 from kvfs.errors import Damaged, NoSpace
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_BROKEN_TREE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.BadValsizeError)
+# PageFullError is LMDB's internal error: a page whose own numbers contradict each other.
+_BROKEN_TREE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PageFullError)
 
 
 def raise_index_error(error: lmdb.Error | OSError) -> NoReturn:

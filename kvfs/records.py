@@ -17,12 +17,13 @@ INDEX_FORMAT: Final = 1
 INODE_RECORD_VERSION: Final = 1
 IDENTITY_VERSION: Final = 1
 
-# One prefix byte per keyspace. Inodes come last on purpose: their numbers only grow, so new ones
-# go to the very end of the B-tree, where LMDB can append and leaves pages full instead of half.
-META_PREFIX: Final = b"\x01"
-NAME_PREFIX: Final = b"\x02"
-CHILD_PREFIX: Final = b"\x03"
-XATTR_PREFIX: Final = b"\x04"
+# One prefix byte per keyspace, in an order chosen for the B-tree they share. Inodes come last: new
+# ones go to its very end, where LMDB can append and leaves pages full instead of half. Counters
+# lie just before the inodes, next to those of old directories, whose records a create changes too.
+NAME_PREFIX: Final = b"\x01"
+CHILD_PREFIX: Final = b"\x02"
+XATTR_PREFIX: Final = b"\x03"
+META_PREFIX: Final = b"\x04"
 INODE_PREFIX: Final = b"\x05"
 
 FORMAT_KEY: Final = META_PREFIX + b"format"
@@ -161,15 +162,22 @@ def parse_inode(raw: bytes) -> InodeRecord:
     """Return the inode record that *raw* holds; raises Damaged."""
     if crc32c(raw) != CRC32C_RESIDUE:
         raise Damaged("inode record: checksum differs")
+    # Field by field into one tuple: a starred list and InodeRecord(...) cost half as much again.
     try:
-        version, name_len, *fields = _unpack_inode(raw)
+        (
+            version, name_len, mode, uid, gid, state, size_bytes, allocated_bytes,
+            atime_ns, mtime_ns, ctime_ns, btime_ns, parent, entries, subdirs, sequence,
+        ) = _unpack_inode(raw)  # fmt: skip
     except struct.error:
         raise Damaged(f"inode record: {len(raw)} bytes are too few") from None
     name_end = _NAME_START + name_len
     if version != INODE_RECORD_VERSION or name_end > len(raw) - _CRC_BYTES:
         raise Damaged(f"inode record: version {version}, {len(raw)} bytes, name of {name_len}")
-    fields.append(raw[_NAME_START:name_end])
-    fields.append(raw[name_end:-_CRC_BYTES])
+    fields = (
+        mode, uid, gid, state, size_bytes, allocated_bytes,
+        atime_ns, mtime_ns, ctime_ns, btime_ns, parent, entries, subdirs, sequence,
+        raw[_NAME_START:name_end], raw[name_end:-_CRC_BYTES],
+    )  # fmt: skip
     record: InodeRecord = _new_tuple(InodeRecord, fields)
     return record
 
