@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,6 +37,8 @@ def remove_stale(path: str) -> None:
     if result == errno.ENOENT:
         return
     if result == errno.ECONNREFUSED:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):  # any file refuses connections
+            raise OSError(errno.ENOTSOCK, "is not a socket")
         os.unlink(path)
         return
     if result in (0, errno.EAGAIN):  # EAGAIN: its backlog is full, so it listens
