@@ -6,6 +6,7 @@ past this process); at the last close the index learns them.
 
 import os
 import stat
+from collections.abc import Callable
 from typing import Final
 
 from kvfs.errors import InvalidRequest, IsADirectory, ReadOnly, TooLarge
@@ -14,6 +15,7 @@ from kvfs.lifecycle import State
 from kvfs.namespace import Namespace, counted, new_record
 from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
+from kvfs.syscalls import FALLOC_FL_PUNCH_HOLE
 from kvfs.types import BackingId, InodeNo, InodeRecord, round_up
 
 _STAT_BLOCK_BYTES: Final = 512
@@ -85,6 +87,10 @@ class Blocks:
             raise
         return opened
 
+    def enter_reader(self, opened: OpenInode) -> None:
+        """Count one more reading handle on an inode that is open already."""
+        self._pool.open_inodes.enter(opened.ino, writer=False)
+
     def extent_fd(self, opened: OpenInode) -> int:
         """Return an O_RDWR descriptor of the inode's extent, kept to its last close.
 
@@ -129,16 +135,26 @@ class Blocks:
         finally:
             self.close(opened, writer=True)
 
-    def allocate(self, opened: OpenInode, mode: int, offset_bytes: int, length_bytes: int) -> None:
-        """fallocate(2) on an open file. Raises NoSpace, TooLarge, OSError (EOPNOTSUPP)."""
+    def allocation(
+        self, opened: OpenInode, mode: int, offset_bytes: int, length_bytes: int
+    ) -> Callable[[], int]:
+        """Return fallocate(2) on an open file as work for a thread.
+
+        The work returns what the extent holds then. Raises NoSpace, TooLarge; the work OSError.
+        """
         pool = self._pool
         fd = self.extent_fd(opened)
         end_bytes = offset_bytes + length_bytes
         if end_bytes > _SIZE_MAX_BYTES:
             raise TooLarge(f"{end_bytes} bytes")
-        pool.space.require(max(0, round_up(end_bytes) - opened.allocated_bytes))
-        pool.syscalls.fallocate(fd, mode, offset_bytes, length_bytes)
-        self.note_allocated(opened, pool.extents.allocated_bytes(fd))
+        if not mode & FALLOC_FL_PUNCH_HOLE:
+            pool.space.require(max(0, min(length_bytes, end_bytes - opened.allocated_bytes)))
+
+        def work() -> int:
+            pool.syscalls.fallocate(fd, mode, offset_bytes, length_bytes)
+            return pool.extents.allocated_bytes(fd)
+
+        return work
 
     def admit_write(self, opened: OpenInode, end_bytes: int, size_bytes: int) -> None:
         """Raise NoSpace unless a write of *size_bytes* that ends at *end_bytes* fits."""

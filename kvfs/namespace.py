@@ -19,7 +19,7 @@ from kvfs.errors import (
     ReadOnly,
 )
 from kvfs.identities import Identities
-from kvfs.index_transaction import IndexTransaction
+from kvfs.index_transaction import WriteTransaction
 from kvfs.lifecycle import State
 from kvfs.pool import Pool
 from kvfs.records import Counters
@@ -109,7 +109,7 @@ class Namespace:
 
     def enter(
         self,
-        txn: IndexTransaction,
+        txn: WriteTransaction,
         ino: InodeNo,
         record: InodeRecord,
         parent_record: InodeRecord,
@@ -181,7 +181,7 @@ class Namespace:
         self.bury(ino, record, now_ns)
         return ino
 
-    def _drop(self, txn: IndexTransaction, ino: InodeNo, record: InodeRecord) -> None:
+    def _drop(self, txn: WriteTransaction, ino: InodeNo, record: InodeRecord) -> None:
         txn.delete_name(record.parent, record.name, ino)
         txn.delete_inode(ino)
         txn.delete_xattrs(ino)

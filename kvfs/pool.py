@@ -14,7 +14,7 @@ from kvfs.config import Settings
 from kvfs.devices import Device
 from kvfs.extents import Extents
 from kvfs.index import Index
-from kvfs.index_transaction import IndexTransaction
+from kvfs.index_transaction import WriteTransaction
 from kvfs.inode_numbers import InodeNumbers
 from kvfs.open_inodes import OpenInodes
 from kvfs.ready import ReadyQueue
@@ -89,7 +89,7 @@ class Pool:
         return Sequence(self.counters.sequence + 1)
 
     @contextlib.contextmanager
-    def change(self, counters: Counters) -> "Iterator[IndexTransaction]":
+    def change(self, counters: Counters) -> "Iterator[WriteTransaction]":
         """One index transaction that ends with the pool's counters being *counters*.
 
         In memory they change only after the commit, so that a failed one changes nothing.

@@ -7,8 +7,8 @@ with its traceback and fails that call alone.
 import errno
 import functools
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final, ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, ParamSpec, TypeVar
 
 import pyfuse3
 
@@ -89,7 +89,7 @@ def fuse_error(error: Exception) -> pyfuse3.FUSEError:
     return pyfuse3.FUSEError(code)
 
 
-def answered(handler: Callable[P, R]) -> Callable[P, Awaitable[R]]:
+def answered(handler: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
     """Make a coroutine of a handler that never waits; its errors go through the door."""
 
     @functools.wraps(handler)
@@ -104,7 +104,7 @@ def answered(handler: Callable[P, R]) -> Callable[P, Awaitable[R]]:
     return door
 
 
-def awaited(handler: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+def awaited(handler: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
     """Put a handler that does wait behind the door."""
 
     @functools.wraps(handler)

@@ -37,9 +37,10 @@ def run(args: argparse.Namespace) -> int:
     size_bytes = size_of(args.size, "--size")
     need_root("kvfs mkfs")
     from kvfs.devices import format_source
+    from kvfs.founding import found_pool
 
     format_source(
-        args.source, capacity_bytes=capacity_bytes, force=args.force, size_bytes=size_bytes
+        args.source, capacity_bytes=capacity_bytes, force=args.force, fill=found_pool
     )
     return 0
 

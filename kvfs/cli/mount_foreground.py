@@ -67,6 +67,7 @@ def _serve_or_format(
     settings: Settings, load: Callable[[], Settings], ready: Callable[[], None]
 ) -> None:
     from kvfs.devices import format_source
+    from kvfs.founding import found_pool
     from mount import serve
 
     try:
@@ -75,5 +76,10 @@ def _serve_or_format(
         if settings.read_only:
             raise
         _log.info("%s is blank: making a pool of it", settings.source)
-        format_source(settings.source, capacity_bytes=settings.capacity_bytes, force=False)
+        format_source(
+            settings.source,
+            capacity_bytes=settings.capacity_bytes,
+            force=False,
+            fill=found_pool,
+        )
         serve.run(settings, ready, load)

@@ -1,0 +1,249 @@
+"""The channel between /dev/fuse and libfuse: every message passes here, in both directions.
+
+pyfuse3 sits behind a SEQPACKET pair and never sees the device. It looks ``trio`` up in its own
+module, so the facade below makes its wait for a message the pump itself: flush libfuse's replies
+to the kernel, read the next request, hand it over, with no task switch in between. What the
+channel can answer itself (``mount.lane``, ``mount.exotic``) never reaches libfuse.
+"""
+
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import pyfuse3
+import trio
+
+from mount.files import Grant
+from mount.init_reply import Features, patch_init_reply
+from mount.wire import (
+    ENTRY_OUT_BYTES,
+    IN_HEADER,
+    IN_HEADER_BYTES,
+    INIT_IN,
+    OPEN_OUT,
+    OUT_HEADER,
+    OUT_HEADER_BYTES,
+    UNANSWERED,
+    Opcode,
+    error_reply,
+)
+
+_log: Final = logging.getLogger(__name__)
+
+#: max_write of libfuse 3 (1 MiB), the request's own fields and a page; the kernel asks for that.
+REQUEST_MAX_BYTES: Final = (1 << 20) + 8192
+#: One message must fit into the socket's buffer, with the kernel's bookkeeping.
+_SOCKET_BUFFER_BYTES: Final = 4 << 20
+#: After so many messages without a pause the other tasks get a turn.
+_TURN_MESSAGES: Final = 32
+_OPCODES: Final = 64
+#: The request was aborted meanwhile (ENOENT), or is answered already (EINVAL): nobody waits.
+_REPLY_UNWANTED: Final = frozenset({errno.ENOENT, errno.EINVAL})
+
+
+class Answerer(Protocol):
+    """Something that may answer a request in place of libfuse."""
+
+    def answer(self, opcode: int, unique: int, nodeid: int, request: memoryview) -> bytes | None:
+        """Return the whole reply, b"" if it comes later by ``Channel.reply``, None if not mine."""
+
+
+class Channel:
+    """The pump of one mount. All methods run on the trio thread."""
+
+    def __init__(self, device_fd: int, max_background: int) -> None:
+        self.device_fd = device_fd
+        self._max_background = max_background
+        self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (self._ours, self._theirs):
+            # SO_SNDBUFFORCE and SO_RCVBUFFORCE (socket(7)): beyond wmem_max, as root.
+            end.setsockopt(socket.SOL_SOCKET, 32, _SOCKET_BUFFER_BYTES)
+            end.setsockopt(socket.SOL_SOCKET, 33, _SOCKET_BUFFER_BYTES)
+            end.setblocking(False)
+        self._buffer = bytearray(REQUEST_MAX_BYTES)
+        self._view = memoryview(self._buffer)
+        self._buffers = [self._buffer]
+        self._since_pause = 0
+        self._unanswered = 0
+        self._stopped = False
+        self._waiting = trio.CancelScope()
+        self._grants: dict[int, Grant] = {}
+        self._grant_offsets: dict[int, int] = {}
+        self._init_unique = -1
+        self._init_flags = 0
+        #: The request whose handler is running; handlers start before the next message is read.
+        self.present_unique = 0
+        self.present_pid = 0
+        self.requests = [0] * _OPCODES
+        self.answered_here = [0] * _OPCODES
+        self.answerers: list[Answerer] = []
+        self.features: Features | None = None
+        self.wanted: Callable[[int], Features] | None = None
+        self.ready = trio.Event()
+
+    # ---- libfuse's side ----
+
+    @property
+    def libfuse_mountpoint(self) -> str:
+        """The "mountpoint" that makes libfuse talk to the pair (mount.fuse3(8), /dev/fd/N)."""
+        return f"/dev/fd/{self._theirs.fileno()}"
+
+    def install(self) -> None:
+        """Put the facade in front of the trio that pyfuse3 uses."""
+        # The extension module has no such attribute in its stubs, but in its namespace.
+        setattr(pyfuse3, "trio", _Trio(self))  # noqa: B010
+
+    def close(self) -> None:
+        """Close our end; libfuse has closed the other with its session."""
+        self._ours.close()
+        self._theirs.detach()
+
+    # ---- requests ----
+
+    async def next_request(self) -> None:
+        """Hand libfuse the next request it must answer; raises ClosedResourceError at unmount."""
+        while True:
+            if self._unanswered:
+                self.flush()
+            if self._stopped:
+                raise trio.ClosedResourceError
+            self._since_pause += 1
+            if self._since_pause >= _TURN_MESSAGES:
+                self._since_pause = 0
+                await trio.lowlevel.checkpoint()
+            try:
+                size_bytes = os.readv(self.device_fd, self._buffers)
+            except BlockingIOError:
+                self._since_pause = 0
+                await self._wait()
+                continue
+            except OSError as error:
+                if error.errno == errno.ENODEV:
+                    raise trio.ClosedResourceError from None
+                if error.errno in (errno.ENOENT, errno.EINTR):
+                    continue
+                raise
+            if self._take(size_bytes):
+                return
+
+    async def _wait(self) -> None:
+        with trio.CancelScope() as self._waiting:
+            await trio.lowlevel.wait_readable(self.device_fd)
+
+    def stop(self) -> None:
+        """Make ``next_request`` end; replies still under way are flushed by ``close``."""
+        self._stopped = True
+        self._waiting.cancel()
+
+    def _take(self, size_bytes: int) -> bool:
+        """Answer the request in the buffer or hand it to libfuse; True if libfuse has it now."""
+        _, opcode, unique, nodeid, _, _, pid, _, _ = IN_HEADER.unpack_from(self._buffer)
+        self.requests[opcode if opcode < _OPCODES else 0] += 1
+        if opcode in UNANSWERED:
+            return False
+        request = self._view[IN_HEADER_BYTES:size_bytes]
+        self.present_unique = unique
+        self.present_pid = pid
+        for answerer in self.answerers:
+            reply = answerer.answer(opcode, unique, nodeid, request)
+            if reply is not None:
+                self.answered_here[opcode if opcode < _OPCODES else 0] += 1
+                if reply:
+                    self.reply(reply)
+                return False
+        if opcode == Opcode.INIT:
+            self._init_unique = unique
+            _, _, _, flags, flags2 = INIT_IN.unpack_from(request)
+            self._init_flags = flags | flags2 << 32
+        try:
+            self._ours.send(self._view[:size_bytes])
+        except OSError as error:
+            _log.error("request %d not handed on: %s", opcode, error)
+            self.reply(error_reply(unique, errno.EIO))
+            return False
+        self._unanswered += 1
+        return True
+
+    # ---- replies ----
+
+    def granted(self, grant: Grant) -> None:
+        """Remember what the reply of the present request must carry."""
+        if grant.backing_id:
+            self._grants[self.present_unique] = grant
+
+    def flush(self) -> None:
+        """Pass every reply that libfuse has written on to the kernel."""
+        while self._unanswered:
+            try:
+                reply = self._ours.recv(REQUEST_MAX_BYTES)
+            except BlockingIOError:
+                return
+            if not reply:
+                return
+            self._unanswered -= 1
+            _, _, unique = OUT_HEADER.unpack_from(reply)
+            if self._grants and unique in self._grants:
+                reply = self._with_grant(reply, self._grants.pop(unique))
+            elif unique == self._init_unique:
+                self._init_unique = -1
+                reply = self._with_features(reply)
+            self.reply(reply)
+
+    def reply(self, reply: bytes) -> None:
+        """Write one whole reply to the kernel."""
+        try:
+            os.write(self.device_fd, reply)
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                return
+            if error.errno not in _REPLY_UNWANTED:
+                _log.error("reply refused: %s", error)
+
+    def _with_grant(self, reply: bytes, grant: Grant) -> bytes:
+        offset = len(reply) - OPEN_OUT.size
+        if offset not in (OUT_HEADER_BYTES, OUT_HEADER_BYTES + ENTRY_OUT_BYTES):
+            return reply  # an error: nothing was opened
+        patched = bytearray(reply)
+        fh = OPEN_OUT.unpack_from(patched, offset)[0]
+        OPEN_OUT.pack_into(patched, offset, fh, grant.open_flags, grant.backing_id)
+        return bytes(patched)
+
+    def _with_features(self, reply: bytes) -> bytes:
+        if self.wanted is None:
+            return reply
+        self.features = self.wanted(self._init_flags)
+        self.ready.set()
+        return patch_init_reply(reply, self.features, self._max_background)
+
+    async def flush_late(self) -> None:
+        """Flush replies of handlers that finish later than the request they answer."""
+        while True:
+            await trio.lowlevel.wait_readable(self._ours)
+            self.flush()
+
+
+class _Lowlevel:
+    """trio.lowlevel as pyfuse3 sees it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    async def wait_readable(self, _fd: int) -> None:
+        """Wait until libfuse has a request to read."""
+        await self._channel.next_request()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(trio.lowlevel, name)
+
+
+class _Trio:
+    """trio as pyfuse3 sees it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.lowlevel = _Lowlevel(channel)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(trio, name)

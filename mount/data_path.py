@@ -1,0 +1,113 @@
+"""The two data paths: bytes through this process, or kernel to kernel (FUSE passthrough).
+
+The rules of Linux's passthrough (fs/fuse/iomode.c): while an inode is open in one mode the other
+one is refused with EIO, and all its handles share one backing id.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from kvfs.open_inodes import OpenInode
+from kvfs.pool import Pool
+from kvfs.types import BackingId, InodeNo
+from mount import kernel
+from mount.files import Grant
+from mount.wire import FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PASSTHROUGH
+
+_NO_ID: Final = BackingId(0)
+_THROUGH_DAEMON: Final = Grant(FOPEN_KEEP_CACHE, _NO_ID)
+
+
+class DaemonPath:
+    """Reads and writes come to this process; the kernel caches what it read (only kvfs writes)."""
+
+    name = "daemon"
+
+    def grant(self, opened: OpenInode, backing_id: BackingId, *, writer: bool) -> Grant:
+        """Let the kernel keep its cache: nobody else changes the bytes."""
+        return _THROUGH_DAEMON
+
+    def released(self, opened: OpenInode, *, last: bool) -> None:
+        """Do nothing: no kernel state hangs on a handle."""
+
+    def describe(self) -> dict[str, int]:
+        """Return no figures."""
+        return {}
+
+
+class PassthroughPath:
+    """Every handle gets its extent's backing id; ids of closed inodes are kept for a while.
+
+    Invariant: an open inode's id is never closed, and no inode has two ids.
+    """
+
+    name = "passthrough"
+
+    def __init__(self, pool: Pool, device_fd: int, ids_max: int) -> None:
+        self._pool = pool
+        self._device_fd = device_fd
+        self._ids_max = ids_max
+        #: Ids by inode; the open ones and the lately closed ones, oldest first.
+        self._open: dict[InodeNo, BackingId] = {}
+        self._idle: OrderedDict[InodeNo, BackingId] = OrderedDict()
+        self.opened_ids = 0
+        self.closed_ids = 0
+
+    def adopt(self, _ino: InodeNo, fd: int) -> BackingId:
+        """Register a fresh extent; called in the background thread."""
+        self.opened_ids += 1
+        return kernel.open_backing(self._device_fd, fd)
+
+    def abandon(self, backing_id: BackingId) -> None:
+        """Give an id back that no inode uses."""
+        self.closed_ids += 1
+        kernel.close_backing(self._device_fd, backing_id)
+
+    def grant(self, opened: OpenInode, backing_id: BackingId, *, writer: bool) -> Grant:
+        """Return the inode's one backing id. Raises OSError, Damaged."""
+        known = self._open.get(opened.ino)
+        if known is None:
+            known = backing_id or self._idle.pop(opened.ino, _NO_ID)
+            if not known:
+                known = self._register(opened)
+            self._open[opened.ino] = known
+        flags = FOPEN_PASSTHROUGH if writer else FOPEN_PASSTHROUGH | FOPEN_NOFLUSH
+        return Grant(flags, known)
+
+    def _register(self, opened: OpenInode) -> BackingId:
+        if opened.fd >= 0:
+            return self.adopt(opened.ino, opened.fd)
+        fd = self._pool.extents.open(opened.ino, os.O_PATH)
+        try:
+            return self.adopt(opened.ino, fd)
+        finally:
+            os.close(fd)
+
+    def released(self, opened: OpenInode, *, last: bool) -> None:
+        """Keep the id of a closed inode for its next opener, unless the inode is gone."""
+        if not last:
+            return
+        backing_id = self._open.pop(opened.ino, _NO_ID)
+        if not backing_id:
+            return
+        if opened.gone is not None:
+            self.abandon(backing_id)
+            return
+        self._idle[opened.ino] = backing_id
+        while len(self._idle) + len(self._open) > self._ids_max and self._idle:
+            _, oldest = self._idle.popitem(last=False)
+            self.abandon(oldest)
+
+    def forget(self, ino: InodeNo) -> None:
+        """Drop the id of a closed inode that lost its name: it pins the extent's blocks."""
+        backing_id = self._idle.pop(ino, _NO_ID)
+        if backing_id:
+            self.abandon(backing_id)
+
+    def describe(self) -> dict[str, int]:
+        """Return how many ids are registered."""
+        return {"backing_ids_open": len(self._open), "backing_ids_idle": len(self._idle)}
+
+

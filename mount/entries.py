@@ -1,0 +1,57 @@
+"""Records as the kernel wants them: pyfuse3's EntryAttributes, with the right timeouts."""
+
+import stat
+from typing import Final
+
+import pyfuse3
+
+from kvfs.config import Settings
+from kvfs.lifecycle import State
+from kvfs.types import PAGE_BYTES, InodeNo, InodeRecord
+
+_STAT_BLOCK_BYTES: Final = 512
+
+
+def link_count(record: InodeRecord) -> int:
+    """Return st_nlink of an inode that has its name: directories count their subdirectories."""
+    return 2 + record.subdirs if stat.S_ISDIR(record.mode) else 1
+
+
+class Entries:
+    """Builds replies about inodes."""
+
+    def __init__(self, settings: Settings, generation: int) -> None:
+        """*generation* is the pool's epoch: an NFS handle of another pool is stale."""
+        self.settings = settings
+        self._generation = generation & 0xFFFFFFFF
+        self._negative = pyfuse3.EntryAttributes()
+
+    def entry(
+        self, ino: InodeNo, record: InodeRecord, *, nlink: int = -1, settled: bool = True
+    ) -> pyfuse3.EntryAttributes:
+        """Return *record*'s attributes; not *settled* (somebody writes): the kernel asks again."""
+        entry = pyfuse3.EntryAttributes()
+        entry.st_ino = ino
+        entry.generation = self._generation
+        entry.st_mode = record.mode
+        entry.st_nlink = link_count(record) if nlink < 0 else nlink
+        entry.st_uid = record.uid
+        entry.st_gid = record.gid
+        entry.st_size = record.size_bytes
+        entry.st_blksize = PAGE_BYTES
+        entry.st_blocks = record.allocated_bytes // _STAT_BLOCK_BYTES
+        entry.st_atime_ns = record.atime_ns
+        entry.st_mtime_ns = record.mtime_ns
+        entry.st_ctime_ns = record.ctime_ns
+        entry.entry_timeout = self.settings.entry_timeout_s
+        if settled and record.state != State.DRAFT:
+            entry.attr_timeout = self.settings.attr_timeout_s
+        else:
+            entry.attr_timeout = 0
+        return entry
+
+    def absent(self) -> pyfuse3.EntryAttributes:
+        """Return "no such name", which the kernel remembers for a bounded while."""
+        self._negative.st_ino = 0
+        self._negative.entry_timeout = self.settings.negative_timeout_s
+        return self._negative

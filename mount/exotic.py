@@ -1,0 +1,125 @@
+"""Requests that pyfuse3 cannot carry, answered here: never dropped, so that no caller hangs.
+
+FALLOCATE, LSEEK, IOCTL, foreign xattrs, COPY_FILE_RANGE, SYNCFS, TMPFILE, STATX. Layouts:
+linux/fuse.h.
+"""
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from kvfs.store import Store
+from kvfs.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE
+from mount.errno_door import errno_of
+from mount.handles import HandleKind, Handles
+from mount.wire import (
+    FALLOCATE_IN,
+    GETXATTR_IN,
+    LSEEK_IN,
+    LSEEK_OUT,
+    Opcode,
+    data_reply,
+    error_reply,
+)
+
+#: What XFS, ext4 and tmpfs all understand and what changes no other file.
+_FALLOCATE_MODES: Final = frozenset(
+    {
+        0,
+        FALLOC_FL_KEEP_SIZE,
+        FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+        FALLOC_FL_ZERO_RANGE,
+        FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE,
+    }
+)
+#: Answered with one errno each. ENOSYS makes the kernel do it by itself and never ask again.
+_REFUSED: Final = {
+    Opcode.IOCTL: errno.ENOTTY,
+    Opcode.COPY_FILE_RANGE: errno.ENOSYS,
+    Opcode.COPY_FILE_RANGE_64: errno.ENOSYS,
+    Opcode.SYNCFS: errno.ENOSYS,
+    Opcode.TMPFILE: errno.EOPNOTSUPP,
+    Opcode.STATX: errno.ENOSYS,
+    Opcode.BMAP: errno.ENOSYS,
+    Opcode.POLL: errno.ENOSYS,
+    Opcode.GETLK: errno.ENOSYS,
+    Opcode.SETLK: errno.ENOSYS,
+    Opcode.SETLKW: errno.ENOSYS,
+    Opcode.SETUPMAPPING: errno.ENOSYS,
+    Opcode.REMOVEMAPPING: errno.ENOSYS,
+}
+_KNOWN: Final = frozenset(Opcode)
+_USER_PREFIX: Final = b"user."
+
+
+class Exotic:
+    """Answers what libfuse and pyfuse3 would fail or not understand."""
+
+    def __init__(
+        self, store: Store, handles: Handles, reply: Callable[[bytes], None], nursery: trio.Nursery
+    ) -> None:
+        self._store = store
+        self._handles = handles
+        self._reply = reply
+        self._nursery = nursery
+
+    def answer(self, opcode: int, unique: int, nodeid: int, request: memoryview) -> bytes | None:
+        """Return the reply, b"" while a thread works on it, None for ordinary requests."""
+        if opcode == Opcode.GETXATTR:
+            return self._getxattr(unique, request)
+        refused = _REFUSED.get(opcode)  # type: ignore[call-overload]
+        if refused is not None:
+            return error_reply(unique, refused)
+        if opcode == Opcode.FALLOCATE:
+            return self._fallocate(unique, request)
+        if opcode == Opcode.LSEEK:
+            return self._lseek(unique, request)
+        if opcode not in _KNOWN:
+            return error_reply(unique, errno.ENOSYS)
+        return None
+
+    def _getxattr(self, unique: int, request: memoryview) -> bytes | None:
+        """Say "not set" for every namespace but user.*: the kernel asks on every first write."""
+        name = bytes(request[GETXATTR_IN.size : GETXATTR_IN.size + len(_USER_PREFIX)])
+        return None if name == _USER_PREFIX else error_reply(unique, errno.ENODATA)
+
+    def _fallocate(self, unique: int, request: memoryview) -> bytes:
+        fh, offset_bytes, length_bytes, mode, _ = FALLOCATE_IN.unpack_from(request)
+        try:
+            handle = self._handles.get(fh)
+            if handle.kind is not HandleKind.WRITER:
+                return error_reply(unique, errno.EBADF)
+            if mode not in _FALLOCATE_MODES:
+                return error_reply(unique, errno.EOPNOTSUPP)
+            work = self._store.blocks.allocation(
+                handle.opened, mode, offset_bytes, length_bytes
+            )
+        except Exception as error:
+            return error_reply(unique, errno_of(error))
+        self._nursery.start_soon(self._finish_fallocate, unique, fh, work)
+        return b""
+
+    async def _finish_fallocate(self, unique: int, fh: int, work: Callable[[], int]) -> None:
+        """Allocate in a thread (tmpfs clears memory) and account what the extent holds then."""
+        code = 0
+        try:
+            allocated_bytes = await trio.to_thread.run_sync(work)
+            self._store.blocks.note_allocated(self._handles.get(fh).opened, allocated_bytes)
+        except Exception as error:
+            code = errno_of(error)
+        self._reply(error_reply(unique, code))
+
+    def _lseek(self, unique: int, request: memoryview) -> bytes:
+        """SEEK_DATA and SEEK_HOLE; the kernel does the other three itself."""
+        fh, offset_bytes, whence, _ = LSEEK_IN.unpack_from(request)
+        try:
+            fd = self._store.blocks.extent_fd(self._handles.get(fh).opened)
+            found_bytes = os.lseek(fd, offset_bytes, whence)
+        except OSError as error:
+            return error_reply(unique, error.errno or errno.EIO)
+        except Exception as error:
+            return error_reply(unique, errno_of(error))
+        return data_reply(unique, LSEEK_OUT.pack(found_bytes))

@@ -1,0 +1,170 @@
+"""Files as handles: open, create, read, write, release, on whichever data path there is.
+
+Handlers know this class, and this class knows no message. The data path decides how the kernel
+may reach the bytes; an inode stays on one path from its first handle to its last.
+"""
+
+import os
+from typing import Final, NamedTuple, Protocol
+
+import trio
+
+from kvfs.errors import BadHandle, Exists
+from kvfs.open_inodes import OpenInode
+from kvfs.store import Store
+from kvfs.types import BackingId, HandleNo, InodeNo, InodeRecord
+from mount.handles import Handle, HandleKind, Handles
+
+_WRITABLE: Final = (os.O_WRONLY, os.O_RDWR)
+
+
+class Grant(NamedTuple):
+    """What the reply to OPEN or CREATE tells the kernel: FOPEN_* flags and a backing id (or 0)."""
+
+    open_flags: int
+    backing_id: BackingId
+
+
+class DataPath(Protocol):
+    """How the kernel reaches the bytes of an open file."""
+
+    name: str
+
+    def grant(self, opened: OpenInode, backing_id: BackingId, *, writer: bool) -> Grant:
+        """Decide for a new handle on *opened*; *backing_id* is that of a fresh extent, or 0."""
+
+    def released(self, opened: OpenInode, *, last: bool) -> None:
+        """Learn that a handle is gone, *last* if the inode is not open any more."""
+
+    def describe(self) -> dict[str, int]:
+        """Return figures for `kvfs status`."""
+
+
+def is_writer(flags: int) -> bool:
+    """Whether a handle with open(2) *flags* may write."""
+    return flags & os.O_ACCMODE in _WRITABLE
+
+
+class Files:
+    """All open files and directories of one mount."""
+
+    def __init__(self, store: Store, handles: Handles, path: DataPath, io_threads: int) -> None:
+        self.store = store
+        self.handles = handles
+        self.path = path
+        self._limiter = trio.CapacityLimiter(io_threads)
+
+    def open(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
+        """Open file *ino*. Raises what ``Blocks.open`` raises."""
+        writer = is_writer(flags)
+        opened = self.store.blocks.open(ino, writer=writer, truncate=bool(flags & os.O_TRUNC))
+        return self._granted(opened, flags, BackingId(0), writer=writer)
+
+    def create(
+        self, parent: InodeNo, name: bytes, mode: int, flags: int, uid: int, gid: int
+    ) -> tuple[HandleNo, Grant, InodeNo, InodeRecord]:
+        """Create and open a file; without O_EXCL an existing one is opened (open(2)).
+
+        Raises what ``Blocks.create`` and ``Blocks.open`` raise.
+        """
+        blocks = self.store.blocks
+        try:
+            opened, record, backing_id = blocks.create(parent, name, mode, uid, gid)
+        except Exists:
+            if flags & os.O_EXCL:
+                raise
+            ino = self.store.namespace.lookup(parent, name)
+            fh, grant = self.open(ino, flags)
+            return fh, grant, ino, blocks.present(ino)
+        if not is_writer(flags):
+            # A reader's handle on a file that nobody writes: it is published, empty, at once.
+            blocks.enter_reader(opened)
+            fh, grant = self._granted(opened, flags, backing_id, writer=False)
+            blocks.close(opened, writer=True)
+            return fh, grant, opened.ino, blocks.present(opened.ino)
+        fh, grant = self._granted(opened, flags, backing_id, writer=True)
+        return fh, grant, opened.ino, record
+
+    def _granted(
+        self, opened: OpenInode, flags: int, backing_id: BackingId, *, writer: bool
+    ) -> tuple[HandleNo, Grant]:
+        """Record the handle before the reply that tells the kernel of it."""
+        try:
+            grant = self.path.grant(opened, backing_id, writer=writer)
+        except BaseException:
+            self.store.blocks.close(opened, writer=writer)
+            raise
+        kind = HandleKind.WRITER if writer else HandleKind.READER
+        return self.handles.open(kind, flags, opened, grant.backing_id).fh, grant
+
+    def release(self, fh: int) -> None:
+        """Close handle *fh*: the last writer publishes. Raises BadHandle, NoSpace."""
+        handle = self.handles.close(fh)
+        opened = handle.opened
+        last = opened.readers + opened.writers == 1
+        try:
+            self.store.blocks.close(opened, writer=handle.kind is HandleKind.WRITER)
+        finally:
+            if handle.kind is not HandleKind.DIRECTORY:
+                self.path.released(opened, last=last)
+
+    async def read(self, fh: int, offset_bytes: int, size_bytes: int) -> bytes:
+        """Return up to *size_bytes* from *offset_bytes*, short only at the end of the file."""
+        fd = self._extent_fd(self.handles.get(fh))
+        pread = self.store.pool.syscalls.pread
+        return await trio.to_thread.run_sync(
+            pread, fd, size_bytes, offset_bytes, limiter=self._limiter
+        )
+
+    async def write(self, fh: int, offset_bytes: int, data: bytes) -> int:
+        """Write *data* and return how much of it was taken. Raises NoSpace, TooLarge, OSError."""
+        handle = self.handles.get(fh)
+        if handle.kind is not HandleKind.WRITER:
+            raise BadHandle("not open for writing")
+        blocks = self.store.blocks
+        opened = handle.opened
+        blocks.admit_write(opened, offset_bytes + len(data), len(data))
+        fd = self._extent_fd(handle)
+        written_bytes, allocated_bytes = await trio.to_thread.run_sync(
+            self._write, fd, offset_bytes, data, limiter=self._limiter
+        )
+        if opened.ino in self.store.pool.open_inodes:
+            blocks.note_allocated(opened, allocated_bytes)
+        return written_bytes
+
+    def _write(self, fd: int, offset_bytes: int, data: bytes) -> tuple[int, int]:
+        """Write all of *data* if the device takes it; in a thread."""
+        pool = self.store.pool
+        view = memoryview(data)
+        done_bytes = 0
+        while done_bytes < len(data):
+            try:
+                done_bytes += pool.syscalls.pwrite(fd, view[done_bytes:], offset_bytes + done_bytes)
+            except OSError:
+                if done_bytes == 0:
+                    raise
+                break
+        return done_bytes, pool.extents.allocated_bytes(fd)
+
+    async def sync(self, fh: int) -> None:
+        """Make the bytes and the name of *fh*'s file durable (``--fsync=honour``)."""
+        handle = self.handles.get(fh)
+        fd = self._extent_fd(handle)
+        fsync = self.store.pool.syscalls.fsync
+        await trio.to_thread.run_sync(fsync, fd, limiter=self._limiter)
+        await self.sync_names()
+
+    async def sync_names(self) -> None:
+        """Make the index durable, some 20 ms."""
+        await trio.to_thread.run_sync(self.store.pool.index.sync, limiter=self._limiter)
+
+    def open_directory(self, ino: InodeNo) -> HandleNo:
+        """Open directory *ino*. Raises DeadInode, NotADirectory."""
+        self.store.namespace.directory(ino)
+        opened = self.store.pool.open_inodes.enter(ino, writer=False)
+        return self.handles.open(HandleKind.DIRECTORY, 0, opened).fh
+
+    def _extent_fd(self, handle: Handle) -> int:
+        if handle.kind is HandleKind.DIRECTORY:
+            raise BadHandle("a directory")
+        return self.store.blocks.extent_fd(handle.opened)

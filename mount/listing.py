@@ -1,0 +1,49 @@
+"""One READDIR answer: rows of a directory from a cookie on, as many as the kernel's buffer takes.
+
+Cookie 1 follows ".", cookie 2 follows "..", every other cookie is the inode number of the row
+before it; so a listing misses and repeats nothing while names come and go.
+"""
+
+from typing import Final
+
+import pyfuse3
+
+from kvfs.store import Store
+from kvfs.types import FIRST_INODE, InodeNo
+from mount.entries import Entries
+
+_AFTER_DOT: Final = 1
+_AFTER_DOTDOT: Final = 2
+
+
+def list_directory(
+    store: Store, entries: Entries, ino: InodeNo, cookie: int, token: pyfuse3.ReaddirToken
+) -> None:
+    """Put rows of directory *ino* behind *cookie* into *token*; a removed one has none."""
+    record = store.namespace.record(ino)
+    if cookie < _AFTER_DOT:
+        dot = entries.entry(ino, record)
+        if not pyfuse3.readdir_reply(token, b".", dot, _AFTER_DOT):
+            return
+    if cookie < _AFTER_DOTDOT:
+        parent_record = store.pool.index.inode(record.parent) or record
+        dotdot = entries.entry(record.parent, parent_record)
+        if not pyfuse3.readdir_reply(token, b"..", dotdot, _AFTER_DOTDOT):
+            return
+    after = InodeNo(cookie if cookie >= FIRST_INODE else 0)
+    open_inodes = store.pool.open_inodes
+    while children := store.namespace.children(ino, after):
+        for child, name in children:
+            after = child
+            opened = open_inodes.get(child)
+            if opened is None:
+                child_record = store.pool.index.inode(child)
+                if child_record is None:
+                    continue
+                row = entries.entry(child, child_record)
+            else:
+                row = entries.entry(
+                    child, store.blocks.present(child), settled=not opened.writers
+                )
+            if not pyfuse3.readdir_reply(token, name, row, child):
+                return

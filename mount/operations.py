@@ -1,0 +1,281 @@
+"""pyfuse3's view of the store: one short handler per request, and no storage logic.
+
+Handlers that never wait are plain functions behind the error door, so that pyfuse3 runs them to
+their end within the message that asked.
+"""
+
+import errno
+import stat
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import pyfuse3
+from pyfuse3 import EntryAttributes, FileInfo, RequestContext, SetattrFields, StatvfsData
+
+from kvfs.attributes import Change
+from kvfs.errors import InvalidRequest, NotFound, NotPermitted
+from kvfs.store import Store
+from kvfs.types import NAME_MAX_BYTES, PAGE_BYTES, InodeNo
+from mount.entries import Entries
+from mount.errno_door import answered, awaited
+from mount.files import Files, Grant
+from mount.listing import list_directory
+from mount.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE
+
+_NODE_KINDS: Final = (stat.S_IFIFO, stat.S_IFSOCK)
+
+#: Tells the channel what to write into the reply of the request being handled.
+Granted = Callable[[Grant], None]
+#: Tells the mount that an inode lost its name.
+Removed = Callable[[InodeNo], None]
+
+
+class Operations(pyfuse3.Operations):
+    """The request handlers of one mount."""
+
+    supports_dot_lookup = True
+    enable_writeback_cache = False
+
+    def __init__(
+        self, store: Store, files: Files, entries: Entries, granted: Granted, removed: Removed
+    ) -> None:
+        super().__init__()
+        self._store = store
+        self._namespace = store.namespace
+        self._files = files
+        self._entries = entries
+        self._granted = granted
+        self._removed = removed
+
+    def _present(self, ino: InodeNo) -> EntryAttributes:
+        record = self._store.blocks.present(ino)
+        opened = self._store.pool.open_inodes.get(ino)
+        if opened is None:
+            return self._entries.entry(ino, record)
+        nlink = 0 if opened.gone is not None else -1
+        return self._entries.entry(ino, record, nlink=nlink, settled=not opened.writers)
+
+    def _file_info(self, fh: int, grant: Grant) -> FileInfo:
+        self._granted(grant)
+        return FileInfo(
+            fh=fh,
+            direct_io=bool(grant.open_flags & FOPEN_DIRECT_IO),
+            keep_cache=bool(grant.open_flags & FOPEN_KEEP_CACHE),
+        )
+
+    # ---- names ----
+
+    @answered
+    def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        """Answer a name, or a "no" that the kernel keeps for a while."""
+        try:
+            return self._present(self._namespace.lookup(InodeNo(parent_inode), name))
+        except NotFound:
+            return self._entries.absent()
+
+    @answered
+    def mkdir(
+        self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext
+    ) -> EntryAttributes:
+        """Make a directory."""
+        ino, record = self._namespace.make_node(
+            InodeNo(parent_inode), name, mode, ctx.uid, ctx.gid
+        )
+        return self._entries.entry(ino, record)
+
+    @answered
+    def mknod(
+        self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext
+    ) -> EntryAttributes:
+        """Make an empty file, a fifo or a socket; device nodes are refused."""
+        parent = InodeNo(parent_inode)
+        if stat.S_ISREG(mode):
+            ino, record = self._store.blocks.make_file(parent, name, mode, ctx.uid, ctx.gid)
+        elif stat.S_IFMT(mode) in _NODE_KINDS:
+            ino, record = self._namespace.make_node(parent, name, mode, ctx.uid, ctx.gid)
+        else:
+            raise NotPermitted("device nodes")
+        return self._entries.entry(ino, record)
+
+    @answered
+    def symlink(
+        self, parent_inode: int, name: bytes, target: bytes, ctx: RequestContext
+    ) -> EntryAttributes:
+        """Make a symlink."""
+        mode = stat.S_IFLNK | 0o777
+        ino, record = self._namespace.make_node(
+            InodeNo(parent_inode), name, mode, ctx.uid, ctx.gid, target
+        )
+        return self._entries.entry(ino, record)
+
+    @answered
+    def readlink(self, inode: int, ctx: RequestContext) -> bytes:
+        """Return a symlink's target."""
+        return self._namespace.record(InodeNo(inode)).target
+
+    @answered
+    def link(
+        self, inode: int, new_parent_inode: int, new_name: bytes, ctx: RequestContext
+    ) -> EntryAttributes:
+        """Refuse: one inode has one name, or eviction could not tell what a name costs."""
+        raise NotPermitted("hard links")
+
+    @answered
+    def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
+        """Remove a file's name."""
+        self._removed(self._namespace.unlink(InodeNo(parent_inode), name))
+
+    @answered
+    def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
+        """Remove an empty directory."""
+        self._namespace.rmdir(InodeNo(parent_inode), name)
+
+    @answered
+    def rename(
+        self,
+        parent_inode_old: int,
+        name_old: bytes,
+        parent_inode_new: int,
+        name_new: bytes,
+        flags: int,
+        ctx: RequestContext,
+    ) -> None:
+        """Move a name; RENAME_NOREPLACE and RENAME_EXCHANGE are understood."""
+        old, new = InodeNo(parent_inode_old), InodeNo(parent_inode_new)
+        if flags == pyfuse3.RENAME_EXCHANGE:
+            self._namespace.exchange(old, name_old, new, name_new)
+            return
+        if flags not in (0, pyfuse3.RENAME_NOREPLACE):
+            raise InvalidRequest(f"rename flags {flags:#x}")
+        replaced = self._namespace.rename(old, name_old, new, name_new, replace=flags == 0)
+        if replaced is not None:
+            self._removed(replaced)
+
+    # ---- attributes ----
+
+    @answered
+    def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
+        """Return attributes; of a removed inode that is open, too."""
+        return self._present(InodeNo(inode))
+
+    @answered
+    def setattr(
+        self,
+        inode: int,
+        attr: EntryAttributes,
+        fields: SetattrFields,
+        fh: int | None,
+        ctx: RequestContext,
+    ) -> EntryAttributes:
+        """Change what *fields* names."""
+        change = Change(
+            mode=attr.st_mode if fields.update_mode else None,
+            uid=attr.st_uid if fields.update_uid else None,
+            gid=attr.st_gid if fields.update_gid else None,
+            size_bytes=attr.st_size if fields.update_size else None,
+            atime_ns=attr.st_atime_ns if fields.update_atime else None,
+            mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
+        )
+        self._store.attributes.change(InodeNo(inode), change)
+        return self._present(InodeNo(inode))
+
+    @answered
+    def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
+        """Return one attribute's value."""
+        return self._store.attributes.xattr(InodeNo(inode), name)
+
+    @answered
+    def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
+        """Return the names of the attributes."""
+        return self._store.attributes.xattr_names(InodeNo(inode))
+
+    @answered
+    def setxattr(self, inode: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
+        """Set one user.* attribute."""
+        self._store.attributes.set_xattr(InodeNo(inode), name, value)
+
+    @answered
+    def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:
+        """Remove one user.* attribute."""
+        self._store.attributes.remove_xattr(InodeNo(inode), name)
+
+    @answered
+    def statfs(self, ctx: RequestContext) -> StatvfsData:
+        """Return the pool's size in units of 4096 bytes (LMCache takes f_bsize as alignment)."""
+        totals = self._store.totals()
+        data = StatvfsData()
+        data.f_bsize = data.f_frsize = PAGE_BYTES
+        data.f_blocks = totals.blocks
+        data.f_bfree = data.f_bavail = totals.blocks_free
+        data.f_files = totals.inodes
+        data.f_ffree = data.f_favail = totals.inodes_free
+        data.f_namemax = NAME_MAX_BYTES
+        return data
+
+    # ---- files ----
+
+    @answered
+    def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
+        """Open a file."""
+        return self._file_info(*self._files.open(InodeNo(inode), flags))
+
+    @answered
+    def create(
+        self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
+    ) -> tuple[FileInfo, EntryAttributes]:
+        """Create and open a file."""
+        fh, grant, ino, record = self._files.create(
+            InodeNo(parent_inode), name, stat.S_IFREG | mode, flags, ctx.uid, ctx.gid
+        )
+        return self._file_info(fh, grant), self._entries.entry(ino, record, settled=False)
+
+    @awaited
+    async def read(self, fh: int, off: int, size: int) -> bytes:
+        """Read on the daemon path."""
+        return await self._files.read(fh, off, size)
+
+    @awaited
+    async def write(self, fh: int, off: int, buf: bytes) -> int:
+        """Write on the daemon path."""
+        return await self._files.write(fh, off, buf)
+
+    @answered
+    def flush(self, fh: int) -> None:
+        """Do nothing: a FLUSH comes with every dup and fork and says nothing about being done."""
+
+    @answered
+    def release(self, fh: int) -> None:
+        """Give a handle back."""
+        self._files.release(fh)
+
+    @awaited
+    async def fsync(self, fh: int, datasync: bool) -> None:
+        """Sync if the mount honours it; else say ENOSYS once, and the kernel never asks again."""
+        if self._store.pool.settings.fsync != "honour":
+            raise pyfuse3.FUSEError(errno.ENOSYS)
+        await self._files.sync(fh)
+
+    # ---- directories ----
+
+    @answered
+    def opendir(self, inode: int, ctx: RequestContext) -> int:
+        """Open a directory."""
+        return self._files.open_directory(InodeNo(inode))
+
+    @answered
+    def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        """List a directory from cookie *start_id* on."""
+        ino = self._files.handles.get(fh).opened.ino
+        list_directory(self._store, self._entries, ino, start_id, token)
+
+    @answered
+    def releasedir(self, fh: int) -> None:
+        """Close a directory."""
+        self._files.release(fh)
+
+    @awaited
+    async def fsyncdir(self, fh: int, datasync: bool) -> None:
+        """Sync the index if the mount honours it."""
+        if self._store.pool.settings.fsync != "honour":
+            raise pyfuse3.FUSEError(errno.ENOSYS)
+        await self._files.sync_names()

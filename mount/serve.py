@@ -1,0 +1,201 @@
+"""One mount from its first system call to its last: what is started here is stopped here.
+
+One nursery, one exit stack. The order of the stack is the order of trust: device, store, kernel
+mount, channel; unmounting comes first when it all ends.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable
+from typing import Any, Final
+
+import pyfuse3
+import trio
+
+from kvfs.config import Settings
+from kvfs.devices import Device, Reserve, open_source
+from kvfs.errors import ServeFailed
+from kvfs.pool_name import socket_path
+from kvfs.store import Store
+from kvfs.types import InodeNo
+from mount import kernel
+from mount.channel import Channel
+from mount.control import serve_control
+from mount.data_path import DaemonPath, PassthroughPath
+from mount.entries import Entries
+from mount.exotic import Exotic
+from mount.files import DataPath, Files
+from mount.handles import Handles
+from mount.init_reply import Features, agree
+from mount.logging_setup import apply_levels
+from mount.operations import Operations
+from mount.path_choice import PathChoice, choose_path
+from mount.status import describe
+
+_log: Final = logging.getLogger(__name__)
+
+#: How often housekeeping looks at the demand: a burst of stores empties the ready queue in less.
+_TICK_S: Final = 0.02
+#: pyfuse3's tasks: each daemon-path request in flight occupies one.
+_TASKS_MAX: Final = 256
+
+
+def run(
+    settings: Settings, ready: Callable[[], None], load: Callable[[], Settings] | None = None
+) -> None:
+    """Serve until the mount is gone or SIGTERM comes; *ready* is called once it serves.
+
+    *load* reads the settings anew at SIGHUP. Raises CommandError.
+    """
+    with contextlib.ExitStack() as stack:
+        device = stack.enter_context(
+            open_source(
+                settings.source,
+                read_only=settings.read_only,
+                capacity_bytes=settings.capacity_bytes,
+                reserve=Reserve(
+                    settings.directory_reserve_share, settings.directory_reserve_bytes
+                ),
+            )
+        )
+        store = Store(device, settings)
+        stack.callback(store.close)
+        store.own_root(settings.uid, settings.gid, settings.mode)
+        mount = stack.enter_context(_Mount(device, store, settings))
+        trio.run(mount.serve, ready, load)
+
+
+class _Mount(contextlib.AbstractContextManager["_Mount"]):
+    """The kernel's side of a store: /dev/fuse, channel, handlers."""
+
+    def __init__(self, device: Device, store: Store, settings: Settings) -> None:
+        self.settings = settings
+        self.store = store
+        self._device = device
+        try:
+            self.device_fd = kernel.open_device()
+        except OSError as error:
+            raise ServeFailed(
+                f"{kernel.DEVICE}: {error.strerror}; load the fuse module (modprobe fuse)"
+            ) from error
+        self.choice: PathChoice = choose_path(settings.data_path, device, self.device_fd)
+        self.channel = Channel(self.device_fd, settings.max_background)
+        self.handles = Handles(os.memfd_create("kvfs-handles", os.MFD_CLOEXEC))
+        self.entries = Entries(settings, device.epoch)
+        self.path = self._make_path()
+        self.files = Files(store, self.handles, self.path, settings.io_threads)
+        self._mounted = False
+
+    def _make_path(self) -> DataPath:
+        if not self.choice.passthrough:
+            return DaemonPath()
+        path = PassthroughPath(self.store.pool, self.device_fd, self.settings.backing_ids_max)
+        self.store.pool.ready.adopt = path.adopt
+        self.store.pool.ready.abandon = path.abandon
+        return path
+
+    def __enter__(self) -> "_Mount":
+        settings = self.settings
+        try:
+            kernel.mount(
+                self.device_fd,
+                settings.mountpoint,
+                settings.source,
+                read_only=settings.read_only,
+            )
+        except OSError as error:
+            os.close(self.device_fd)
+            raise ServeFailed(f"cannot mount at {settings.mountpoint}: {error.strerror}") from error
+        self._mounted = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._unmount()
+        os.close(self.device_fd)
+
+    def _unmount(self) -> None:
+        """Unmount; a busy mount is detached, and its users get ENOTCONN once we are gone."""
+        if not self._mounted:
+            return
+        self._mounted = False
+        for lazy in (False, True):
+            with contextlib.suppress(OSError):
+                kernel.unmount(self.settings.mountpoint, lazy=lazy)
+                return
+
+    async def serve(self, ready: Callable[[], None], load: Callable[[], Settings] | None) -> None:
+        """Run everything until the mount goes away."""
+        self.channel.wanted = self._agree
+        self.channel.install()
+        operations = Operations(
+            self.store, self.files, self.entries, self.channel.granted, self._removed
+        )
+        pyfuse3.init(operations, self.channel.libfuse_mountpoint, set())
+        try:
+            async with trio.open_nursery() as nursery:
+                self.channel.answerers.append(
+                    Exotic(self.store, self.handles, self.channel.reply, nursery)
+                )
+                nursery.start_soon(self._serve_signals, load)
+                nursery.start_soon(self._tick)
+                nursery.start_soon(self.channel.flush_late)
+                await nursery.start(
+                    serve_control, socket_path(self.settings.name), {"status": self._status}
+                )
+                nursery.start_soon(self._announce, ready)
+                await pyfuse3.main(min_tasks=1, max_tasks=_TASKS_MAX)
+                self._mounted = False
+                nursery.cancel_scope.cancel()
+        finally:
+            pyfuse3.close(unmount=False)
+            self.channel.close()
+
+    def _agree(self, offered: int) -> Features:
+        return agree(offered, passthrough=self.choice.passthrough)
+
+    async def _announce(self, ready: Callable[[], None]) -> None:
+        await self.channel.ready.wait()
+        ready()
+
+    def _removed(self, ino: InodeNo) -> None:
+        if isinstance(self.path, PassthroughPath):
+            self.path.forget(ino)
+
+    async def _tick(self) -> None:
+        while True:
+            self.store.tick()
+            await trio.sleep(_TICK_S)
+
+    async def _serve_signals(self, load: Callable[[], Settings] | None) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            async for number in signals:
+                if number == signal.SIGHUP:
+                    self._reload(load)
+                    continue
+                _log.info("%s: stopping", signal.Signals(number).name)
+                # Our own reader sees ENODEV when the last user is gone; a thread may unmount,
+                # since umount(2) can send requests that this loop must answer.
+                await trio.to_thread.run_sync(self._unmount)
+                pyfuse3.terminate()
+                self.channel.stop()
+                return
+
+    def _reload(self, load: Callable[[], Settings] | None) -> None:
+        if load is None:
+            return
+        try:
+            fresh, ignored = self.settings.reloaded(load())
+        except Exception as error:
+            _log.error("settings not reloaded: %s", error)
+            return
+        self.settings = self.entries.settings = self.store.pool.settings = fresh
+        apply_levels(fresh)
+        _log.info("settings reloaded%s", f"; need a new mount: {ignored}" if ignored else "")
+
+    async def _status(self, _args: dict[str, Any]) -> dict[str, Any]:
+        return describe(self)
+
+
+Mount = _Mount
