@@ -19,29 +19,26 @@ def configure(subparsers: "Subparsers") -> None:
         "mkfs",
         run,
         description="Make an empty pool. SOURCE is a block device (it gets an XFS), an image file "
-        "(made with --size, allocated in full)\nor a directory on XFS, ext4 or tmpfs. "
-        "Anything but a blank SOURCE is refused, unless with --force.",
-        example="kvfs mkfs /dev/nvme0n1",
+        "(it is made with --capacity bytes,\nif it is not there, and allocated in full) or a "
+        "directory on XFS, ext4 or tmpfs. Anything but a blank SOURCE is refused,\nunless with "
+        "--force.",
+        example="kvfs mkfs /dev/nvme0n1\n  kvfs mkfs /var/lib/kv.img --capacity 20G",
     )
     parser.add_argument("source", metavar="SOURCE")
     parser.add_argument(
         "--capacity", metavar="SIZE", help="most bytes of blocks, e.g. 500G (default: all of it)"
     )
-    parser.add_argument("--size", metavar="SIZE", help="size of an image file to make, e.g. 20G")
     parser.add_argument("--force", action="store_true", help="overwrite what SOURCE holds")
 
 
 def run(args: argparse.Namespace) -> int:
     """Make the pool."""
     capacity_bytes = size_of(args.capacity, "--capacity")
-    size_bytes = size_of(args.size, "--size")
     need_root("kvfs mkfs")
     from kvfs.devices import format_source
     from kvfs.founding import found_pool
 
-    format_source(
-        args.source, capacity_bytes=capacity_bytes, force=args.force, fill=found_pool
-    )
+    format_source(args.source, capacity_bytes=capacity_bytes, force=args.force, fill=found_pool)
     return 0
 
 

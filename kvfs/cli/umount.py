@@ -1,6 +1,7 @@
 """``kvfs umount``: take a mount away and wait until its server has let go of the source."""
 
 import argparse
+import contextlib
 import errno
 import os
 import select
@@ -15,7 +16,7 @@ from kvfs.cli.mount_table import FS_TYPE, mount_at, resolve_mountpoint
 from kvfs.cli.parser import add_verb
 from kvfs.cli.servers import remove_dead_sockets, server_of
 from kvfs.config import Settings
-from kvfs.errors import MountpointUnusable, NotMounted, ServeFailed, UsageError
+from kvfs.errors import CommandError, MountpointUnusable, NotMounted, ServeFailed, UsageError
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
@@ -72,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
             os.close(pidfd)
     if ended:
         remove_dead_sockets()
+        _wait_for_source(present.source)
         return 0
     if args.lazy:
         print(f"kvfs: server {server_pid} lives on until its last user ends", file=sys.stderr)
@@ -106,6 +108,14 @@ def _wait_for_end(pidfd: int, wait_s: float) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(wait_s * 1000))
+
+
+def _wait_for_source(source: str) -> None:
+    """Wait until the kernel has let go of a drive or image, which can follow the server's end."""
+    from kvfs.devices import wait_released
+
+    with contextlib.suppress(CommandError):  # somebody else has it, or took it away: not our news
+        wait_released(source)
 
 
 def _unmount(mountpoint: str, *, lazy: bool) -> None:
