@@ -3,7 +3,7 @@
 import os
 
 from kvfs.devices import busy, loop, probe, xfs
-from kvfs.devices.capacity import XFS_MIN_BYTES, metadata_bytes
+from kvfs.devices.capacity import XFS_MIN_BYTES, xfs_usable_bytes
 from kvfs.devices.device import Device, Fill
 from kvfs.devices.pool_files import PoolHeader
 from kvfs.errors import (
@@ -73,7 +73,7 @@ def refuse_size(path: str, size_bytes: int, capacity_bytes: int | None) -> None:
         raise SourceFull(
             f"{path} has {format_size(size_bytes)}; a pool needs {format_size(XFS_MIN_BYTES)}"
         )
-    most_bytes = size_bytes - metadata_bytes(size_bytes)
+    most_bytes = xfs_usable_bytes(size_bytes)
     if capacity_bytes is not None and capacity_bytes > most_bytes:
         raise UsageError(
             f"{path} can hold at most {format_size(most_bytes)} of blocks, not "

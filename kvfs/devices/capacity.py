@@ -2,11 +2,20 @@
 
 from typing import Final, NamedTuple
 
+from kvfs.types import round_up
+
+_MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
 #: Below this a pool is of no use, and an XFS with its log does not fit.
-CAPACITY_MIN_BYTES: Final = 64 << 20
+CAPACITY_MIN_BYTES: Final = 64 * _MIB
 #: mkfs.xfs (xfsprogs 5.19 and later) refuses anything smaller.
-XFS_MIN_BYTES: Final = 300 << 20
+XFS_MIN_BYTES: Final = 300 * _MIB
+#: mkfs.xfs makes the log 1/2048 of the device within these bounds, and drops a last allocation
+#: group below 16 MiB (xfs_mkfs.c, calculate_log_size and align_ag_geometry).
+_XFS_LOG_PART: Final = 2048
+_XFS_LOG_MIN_BYTES: Final = 64 * _MIB
+_XFS_LOG_MAX_BYTES: Final = 2 * _GIB
+_XFS_TAIL_BYTES: Final = 16 * _MIB
 #: No rule below may take more than this part of a small file system.
 _SMALL_PART: Final = 4
 
@@ -39,4 +48,19 @@ def metadata_bytes(total_bytes: int) -> int:
     1 % holds 1.5 KiB of inode and index for every 150 KiB of blocks; 128 MiB holds the index's
     preallocation on small devices.
     """
-    return min(max(128 << 20, total_bytes // 100), total_bytes // _SMALL_PART)
+    return min(max(128 * _MIB, total_bytes // 100), total_bytes // _SMALL_PART)
+
+
+def xfs_usable_bytes(size_bytes: int) -> int:
+    """Return what blocks may use, at least, of an XFS that is made on *size_bytes*."""
+    log_bytes = min(max(size_bytes // _XFS_LOG_PART, _XFS_LOG_MIN_BYTES), _XFS_LOG_MAX_BYTES)
+    total_bytes = max(0, size_bytes - log_bytes - _XFS_TAIL_BYTES)
+    return total_bytes - metadata_bytes(total_bytes)
+
+
+def image_size_bytes(capacity_bytes: int) -> int:
+    """Return the size of an image that *capacity_bytes* of blocks fit into, a whole MiB."""
+    size_bytes = max(capacity_bytes, XFS_MIN_BYTES)
+    while (lacking_bytes := capacity_bytes - xfs_usable_bytes(size_bytes)) > 0:
+        size_bytes = round_up(size_bytes + lacking_bytes, _MIB)
+    return size_bytes

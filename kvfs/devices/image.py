@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 
 from kvfs.devices import block, loop, probe, xfs
+from kvfs.devices.capacity import image_size_bytes
 from kvfs.devices.device import Device, Fill
 from kvfs.devices.pool_files import PoolHeader
 from kvfs.errors import (
@@ -28,22 +29,24 @@ from kvfs.types import PAGE_BYTES, round_up
 _log = logging.getLogger(__name__)
 
 
-def format_image(path: str, *, capacity_bytes: int | None, force: bool, fill: Fill) -> PoolHeader:
-    """Make a pool in image file *path*, which is created with *capacity_bytes* if it is missing.
+def format_image(
+    path: str, *, size_bytes: int | None, capacity_bytes: int | None, force: bool, fill: Fill
+) -> PoolHeader:
+    """Make a pool in image file *path*, which is created if it is missing.
 
-    The size of a created or empty image is the capacity; of any other the size is kept and the
-    capacity bounds what blocks may use. The file is fallocated in full. Raises SourceMissing,
-    UsageError, SourceBusy, SourceForeign (unless *force*), SourceFull, SourceDamaged, ToolMissing;
-    a file that was created for it is gone then.
+    *size_bytes* is the size of a created or empty image, without it what *capacity_bytes* of
+    blocks need. The file is fallocated in full. Raises SourceMissing, UsageError, SourceBusy,
+    SourceForeign (unless *force*), SourceFull, SourceDamaged, ToolMissing; a file that was created
+    for it is gone then.
     """
     if not os.path.exists(path):
-        return _format_new(path, capacity_bytes, fill)
+        return _format_new(path, size_bytes, capacity_bytes, fill)
     with _locked(path) as image_fd:
         probe.refuse_content(path, probe.find_content(path), force=force)
-        size_bytes = os.fstat(image_fd).st_size
-        if size_bytes == 0:
-            size_bytes = _new_size(path, capacity_bytes)
-            capacity_bytes = None
+        present_bytes = os.fstat(image_fd).st_size
+        if present_bytes and size_bytes not in (None, present_bytes):
+            raise UsageError(f"{path} has a size already: {format_size(present_bytes)}")
+        size_bytes = present_bytes or _new_size(path, size_bytes, capacity_bytes)
         block.refuse_size(path, size_bytes, capacity_bytes)
         _allocate(image_fd, path, size_bytes)
         return _make_pool(image_fd, path, fill, capacity_bytes)
@@ -84,9 +87,11 @@ def refuse_busy_image(path: str) -> None:
         pass
 
 
-def _format_new(path: str, capacity_bytes: int | None, fill: Fill) -> PoolHeader:
-    size_bytes = _new_size(path, capacity_bytes)
-    block.refuse_size(path, size_bytes, None)
+def _format_new(
+    path: str, size_bytes: int | None, capacity_bytes: int | None, fill: Fill
+) -> PoolHeader:
+    size_bytes = _new_size(path, size_bytes, capacity_bytes)
+    block.refuse_size(path, size_bytes, capacity_bytes)
     parent = os.path.dirname(os.path.abspath(path))
     space = os.statvfs(parent)
     free_bytes = space.f_bavail * space.f_frsize
@@ -99,16 +104,18 @@ def _format_new(path: str, capacity_bytes: int | None, fill: Fill) -> PoolHeader
     try:
         with _locked(path) as image_fd:
             _allocate(image_fd, path, size_bytes)
-            return _make_pool(image_fd, path, fill, None)
+            return _make_pool(image_fd, path, fill, capacity_bytes)
     except BaseException:
         os.unlink(path)
         raise
 
 
-def _new_size(path: str, capacity_bytes: int | None) -> int:
-    if capacity_bytes is None:
-        raise UsageError(f"{path} has no size yet; give it one with --capacity")
-    return round_up(capacity_bytes, PAGE_BYTES)
+def _new_size(path: str, size_bytes: int | None, capacity_bytes: int | None) -> int:
+    if size_bytes is not None:
+        return round_up(size_bytes, PAGE_BYTES)
+    if capacity_bytes is not None:
+        return image_size_bytes(capacity_bytes)
+    raise UsageError(f"{path} has no size yet; give it one with --size or --capacity")
 
 
 def _make_pool(image_fd: int, path: str, fill: Fill, capacity_bytes: int | None) -> PoolHeader:

@@ -13,7 +13,7 @@ from kvfs.devices import block, busy, directory, image, probe
 from kvfs.devices.capacity import Reserve
 from kvfs.devices.device import Device, Fill, Kind, fill_nothing
 from kvfs.devices.pool_files import PoolHeader
-from kvfs.errors import SourceBusy, SourceMissing
+from kvfs.errors import SourceBlank, SourceBusy, SourceMissing, UsageError
 
 _RESERVE: Final = Reserve()
 #: The kernel sends no event for the end of a claim or lock that is not waited for in line.
@@ -50,6 +50,7 @@ def is_blank(source: str) -> bool:
 def format_source(
     source: str,
     *,
+    size_bytes: int | None = None,
     capacity_bytes: int | None = None,
     force: bool = False,
     fill: Fill = fill_nothing,
@@ -57,16 +58,20 @@ def format_source(
 ) -> PoolHeader:
     """Make a pool of *source*; *fill* writes index and inode numbers into the new directory.
 
-    A path that does not exist becomes an image file of *capacity_bytes*. Nothing is written
-    before all checks have passed; POOL is written last. The source is free again on return.
+    A path that does not exist becomes an image file, of *size_bytes* or as large as
+    *capacity_bytes* of blocks need. Nothing is written before all checks have passed; POOL last. The source is free again on return.
     Raises SourceMissing, SourceForeign (named; *force* overrides), SourceBusy, SourceFull,
     SourceDamaged, UsageError, ToolMissing, NotRoot.
     """
-    kind = _kind_to_format(source, capacity_bytes)
+    kind = _kind_to_be(source, may_create=(size_bytes or capacity_bytes) is not None)
+    if size_bytes is not None and kind != "image":
+        raise UsageError(f"{source} is a {kind}; only an image file can be given a size")
     if kind == "block":
         header = block.format_block(source, capacity_bytes=capacity_bytes, force=force, fill=fill)
     elif kind == "image":
-        header = image.format_image(source, capacity_bytes=capacity_bytes, force=force, fill=fill)
+        header = image.format_image(
+            source, size_bytes=size_bytes, capacity_bytes=capacity_bytes, force=force, fill=fill
+        )
     else:
         header = directory.format_directory(
             source, capacity_bytes=capacity_bytes, force=force, fill=fill, reserve=reserve
@@ -85,10 +90,12 @@ def open_source(
     """Open the pool on *source* and hold it until the device's ``close``.
 
     *capacity_bytes* overrides what the pool was made with. Raises SourceBlank (kvfs mount then
-    formats it), SourceMissing, SourceForeign, FormatUnknown, SourceBusy, SourceDamaged,
+    formats it; also for an image that a format would create), SourceMissing, SourceForeign, FormatUnknown, SourceBusy, SourceDamaged,
     UsageError, ToolMissing, NotRoot; the source is untouched then.
     """
-    kind = recognise(source)
+    kind = _kind_to_be(source, may_create=capacity_bytes is not None)
+    if not os.path.exists(source):
+        raise SourceBlank(f"{source} does not exist yet; kvfs mkfs makes an image file of it")
     if kind == "block":
         return block.open_block(source, read_only=read_only, capacity_bytes=capacity_bytes)
     if kind == "image":
@@ -130,8 +137,9 @@ def wait_released(source: str, wait_s: float = 10.0) -> None:
         time.sleep(_POLL_S)
 
 
-def _kind_to_format(source: str, capacity_bytes: int | None) -> Kind:
-    if os.path.lexists(source) or capacity_bytes is None:
+def _kind_to_be(source: str, *, may_create: bool) -> Kind:
+    """Return the kind of *source*; a missing one may become an image. Raises SourceMissing."""
+    if os.path.lexists(source) or not may_create:
         return recognise(source)
     parent = os.path.dirname(os.path.abspath(source))
     if not os.path.isdir(parent):

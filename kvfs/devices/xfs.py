@@ -39,10 +39,10 @@ _MKFS_OPTIONS: Final = (
     "-q",
     # The content was looked at by probe.py, which refuses more than mkfs.xfs does.
     "-f",
-    # An identity of two xattrs stays inside the inode, and no share of the device is the most
-    # that inodes may take: many small blocks must not end in ENOSPC beside free space.
+    # An identity of two xattrs stays inside the inode, and inodes may take all of the device:
+    # many small blocks must not end in ENOSPC beside free space. (mkfs.xfs ignores maxpct=0.)
     "-i",
-    "size=1024,maxpct=0",
+    "size=1024,maxpct=100",
     # Extents are never shared nor repaired online; each tree would reserve space in every
     # allocation group and cost an update per allocation.
     "-m",
