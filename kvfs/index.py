@@ -200,7 +200,7 @@ class Index:
     def write(self) -> WriteTransaction:
         """Return a write transaction, to be used in a ``with`` statement."""
         self._commits_to_look -= 1
-        return WriteTransaction(self._env, self._syscalls.commit)
+        return WriteTransaction(self._env, self._syscalls.commit, self._full)
 
     def used_bytes(self) -> int:
         """Return how much of data.mdb LMDB has ever used: pages freed since are used again."""
@@ -231,6 +231,9 @@ class Index:
             self._env.sync(True)
         except lmdb.Error as error:
             raise_index_error(error)
+
+    def _full(self) -> bool:
+        return self._file is not None and self._file.full()
 
     def _get(self, key: bytes) -> bytes | None:
         try:

@@ -5,7 +5,7 @@ from typing import NoReturn
 
 import lmdb
 
-from kvfs.errors import Damaged, NoSpace
+from kvfs.errors import Damaged, NoSpace, ReadOnly
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # PageFullError is LMDB's internal error: a page whose own numbers contradict each other.
@@ -13,11 +13,13 @@ _BROKEN_TREE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PageFullError)
 
 
 def raise_index_error(error: lmdb.Error | OSError) -> NoReturn:
-    """Raise NoSpace, Damaged or OSError for an error of a transaction.
+    """Raise NoSpace, Damaged, ReadOnly or OSError for an error of a transaction.
 
     The map being full and the file system being full are both NoSpace. A tree that LMDB cannot
     follow is Damaged. Anything else is an OSError with LMDB's code where that is an errno.
     """
+    if isinstance(error, lmdb.ReadonlyError):
+        raise ReadOnly("index: opened read-only") from error
     code = error.errno if isinstance(error, OSError) else error.code
     if isinstance(error, (lmdb.MapFullError, lmdb.DiskError)) or code in _FULL:
         raise NoSpace(f"index: {error}") from error

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import lmdb
 
-from kvfs.errors import Damaged
+from kvfs.errors import Damaged, NoSpace
 from kvfs.index_errors import raise_index_error
 from kvfs.records import (
     COUNTERS_KEY,
@@ -35,14 +35,23 @@ class WriteTransaction:
     OSError when the device fails; nothing has changed then.
     """
 
-    __slots__ = ("_commit", "_delete", "_env", "_get", "_put", "_txn")
+    __slots__ = ("_commit", "_delete", "_env", "_full", "_get", "_put", "_txn")
 
     _txn: "lmdb.Transaction[bytes]"
 
-    def __init__(self, env: lmdb.Environment, commit: Callable[[Any], None]) -> None:
-        """Prepare a transaction of *env* that ends in *commit*; it begins at ``__enter__``."""
+    def __init__(
+        self,
+        env: lmdb.Environment,
+        commit: Callable[[Any], None],
+        full: Callable[[], bool],
+    ) -> None:
+        """Prepare a transaction of *env* that ends in *commit*; it begins at ``__enter__``.
+
+        *full* tells after a failed commit whether the file system is full.
+        """
         self._env = env
         self._commit = commit
+        self._full = full
 
     def __enter__(self) -> Self:
         """Begin; waits while another thread writes. Raises NoSpace, OSError."""
@@ -68,6 +77,9 @@ class WriteTransaction:
                 self._commit(self._txn)
             except (lmdb.Error, OSError) as failure:
                 self._txn.abort()
+                # LMDB calls a short write, the first sign of a full file system, EIO.
+                if isinstance(failure, lmdb.Error) and self._full():
+                    raise NoSpace(f"index: {failure}") from failure
                 raise_index_error(failure)
             except BaseException:
                 self._txn.abort()
