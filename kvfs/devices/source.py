@@ -59,11 +59,11 @@ def format_source(
     """Make a pool of *source*; *fill* writes index and inode numbers into the new directory.
 
     A path that does not exist becomes an image file, of *size_bytes* or as large as
-    *capacity_bytes* of blocks need. Nothing is written before all checks have passed; POOL last. The source is free again on return.
-    Raises SourceMissing, SourceForeign (named; *force* overrides), SourceBusy, SourceFull,
-    SourceDamaged, UsageError, ToolMissing, NotRoot.
+    *capacity_bytes* of blocks need. Nothing is written before all checks have passed; POOL is
+    written last. The source is free again on return. Raises SourceMissing, SourceForeign (named;
+    *force* overrides), SourceBusy, SourceFull, SourceDamaged, UsageError, ToolMissing, NotRoot.
     """
-    kind = _kind_to_be(source, may_create=(size_bytes or capacity_bytes) is not None)
+    kind = _kind_to_be(source, may_create=not (size_bytes is None and capacity_bytes is None))
     if size_bytes is not None and kind != "image":
         raise UsageError(f"{source} is a {kind}; only an image file can be given a size")
     if kind == "block":
@@ -90,8 +90,9 @@ def open_source(
     """Open the pool on *source* and hold it until the device's ``close``.
 
     *capacity_bytes* overrides what the pool was made with. Raises SourceBlank (kvfs mount then
-    formats it; also for an image that a format would create), SourceMissing, SourceForeign, FormatUnknown, SourceBusy, SourceDamaged,
-    UsageError, ToolMissing, NotRoot; the source is untouched then.
+    formats it; also for an image that a format would create), SourceMissing, SourceForeign,
+    FormatUnknown, SourceBusy, SourceDamaged, UsageError, ToolMissing, NotRoot; the source is
+    untouched then.
     """
     kind = _kind_to_be(source, may_create=capacity_bytes is not None)
     if not os.path.exists(source):
