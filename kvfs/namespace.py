@@ -192,6 +192,8 @@ class Namespace:
         opened = pool.open_inodes.get(ino)
         if opened is not None:
             opened.gone = record._replace(ctime_ns=now_ns)
+            if not opened.writers:
+                opened.allocated_bytes = record.allocated_bytes
             pool.space.extra_bytes += record.allocated_bytes
         else:
             self._identities.erase(ino, record)

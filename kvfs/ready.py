@@ -5,6 +5,7 @@ extent nobody took is unlinked when it gives way. Runs on the loop's thread, exc
 """
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -169,5 +170,5 @@ class ReadyQueue:
     def _remove(self, extent: ReadyExtent) -> None:
         if extent.backing_id:
             self.abandon(extent.backing_id)
-        self._extents.close_fd(extent.fd)
+        os.close(extent.fd)
         self._extents.unlink(extent.ino)

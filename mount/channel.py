@@ -10,8 +10,8 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import pyfuse3
 import trio
@@ -39,16 +39,14 @@ REQUEST_MAX_BYTES: Final = (1 << 20) + 8192
 _SOCKET_BUFFER_BYTES: Final = 4 << 20
 #: After so many messages without a pause the other tasks get a turn.
 _TURN_MESSAGES: Final = 32
-_OPCODES: Final = 64
+OPCODES: Final = 64
 #: The request was aborted meanwhile (ENOENT), or is answered already (EINVAL): nobody waits.
 _REPLY_UNWANTED: Final = frozenset({errno.ENOENT, errno.EINVAL})
 
 
-class Answerer(Protocol):
-    """Something that may answer a request in place of libfuse."""
-
-    def answer(self, opcode: int, unique: int, nodeid: int, request: memoryview) -> bytes | None:
-        """Return the whole reply, b"" if it comes later by ``Channel.reply``, None if not mine."""
+#: Answers one request (unique, nodeid, what follows the header) in place of libfuse: with the
+#: whole reply, with b"" if it comes later by ``Channel.reply``, with None to leave it to libfuse.
+Answer = Callable[[int, int, memoryview], bytes | None]
 
 
 class Channel:
@@ -77,9 +75,9 @@ class Channel:
         #: The request whose handler is running; handlers start before the next message is read.
         self.present_unique = 0
         self.present_pid = 0
-        self.requests = [0] * _OPCODES
-        self.answered_here = [0] * _OPCODES
-        self.answerers: list[Answerer] = []
+        self.requests = [0] * OPCODES
+        self.answered_here = [0] * OPCODES
+        self._answers: list[Answer | None] = [None] * OPCODES
         self.features: Features | None = None
         self.wanted: Callable[[int], Features] | None = None
         self.ready = trio.Event()
@@ -141,16 +139,18 @@ class Channel:
     def _take(self, size_bytes: int) -> bool:
         """Answer the request in the buffer or hand it to libfuse; True if libfuse has it now."""
         _, opcode, unique, nodeid, _, _, pid, _, _ = IN_HEADER.unpack_from(self._buffer)
-        self.requests[opcode if opcode < _OPCODES else 0] += 1
+        code = opcode if opcode < OPCODES else 0
+        self.requests[code] += 1
         if opcode in UNANSWERED:
             return False
         request = self._view[IN_HEADER_BYTES:size_bytes]
         self.present_unique = unique
         self.present_pid = pid
-        for answerer in self.answerers:
-            reply = answerer.answer(opcode, unique, nodeid, request)
+        answer = self._answers[code]
+        if answer is not None:
+            reply = answer(unique, nodeid, request)
             if reply is not None:
-                self.answered_here[opcode if opcode < _OPCODES else 0] += 1
+                self.answered_here[code] += 1
                 if reply:
                     self.reply(reply)
                 return False
@@ -166,6 +166,15 @@ class Channel:
             return False
         self._unanswered += 1
         return True
+
+    def serve(self, answers: Mapping[int, Answer]) -> None:
+        """Let *answers* have the requests of their opcodes before libfuse; code 0 is unknown ones.
+
+        A code that is served already keeps its answer as the one to ask second.
+        """
+        for code, answer in answers.items():
+            second = self._answers[code]
+            self._answers[code] = answer if second is None else _either(answer, second)
 
     # ---- replies ----
 
@@ -223,6 +232,14 @@ class Channel:
         while True:
             await trio.lowlevel.wait_readable(self._ours)
             self.flush()
+
+
+def _either(first: Answer, second: Answer) -> Answer:
+    def answer(unique: int, nodeid: int, request: memoryview) -> bytes | None:
+        reply = first(unique, nodeid, request)
+        return second(unique, nodeid, request) if reply is None else reply
+
+    return answer
 
 
 class _Lowlevel:

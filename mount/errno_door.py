@@ -81,12 +81,17 @@ def errno_of(error: Exception) -> int:
     return errno.EIO
 
 
-def fuse_error(error: Exception) -> pyfuse3.FUSEError:
-    """Return the exception that makes pyfuse3 answer *error*'s errno."""
+def counted_errno(error: Exception) -> int:
+    """Return the errno for *error* and count it, unless it is an everyday "no"."""
     code = errno_of(error)
     if code not in (errno.ENOENT, errno.ENODATA):
         counts.note(code)
-    return pyfuse3.FUSEError(code)
+    return code
+
+
+def fuse_error(error: Exception) -> pyfuse3.FUSEError:
+    """Return the exception that makes pyfuse3 answer *error*'s errno."""
+    return pyfuse3.FUSEError(counted_errno(error))
 
 
 def answered(handler: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:

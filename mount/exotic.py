@@ -13,6 +13,7 @@ import trio
 
 from kvfs.store import Store
 from kvfs.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE
+from mount.channel import OPCODES, Answer
 from mount.errno_door import errno_of
 from mount.handles import HandleKind, Handles
 from mount.wire import (
@@ -51,8 +52,14 @@ _REFUSED: Final = {
     Opcode.SETUPMAPPING: errno.ENOSYS,
     Opcode.REMOVEMAPPING: errno.ENOSYS,
 }
-_KNOWN: Final = frozenset(Opcode)
 _USER_PREFIX: Final = b"user."
+
+
+def _refusing(code: int) -> Answer:
+    def refuse(unique: int, _nodeid: int, _request: memoryview) -> bytes:
+        return error_reply(unique, code)
+
+    return refuse
 
 
 class Exotic:
@@ -66,27 +73,24 @@ class Exotic:
         self._reply = reply
         self._nursery = nursery
 
-    def answer(self, opcode: int, unique: int, nodeid: int, request: memoryview) -> bytes | None:
-        """Return the reply, b"" while a thread works on it, None for ordinary requests."""
-        if opcode == Opcode.GETXATTR:
-            return self._getxattr(unique, request)
-        refused = _REFUSED.get(opcode)  # type: ignore[call-overload]
-        if refused is not None:
-            return error_reply(unique, refused)
-        if opcode == Opcode.FALLOCATE:
-            return self._fallocate(unique, request)
-        if opcode == Opcode.LSEEK:
-            return self._lseek(unique, request)
-        if opcode not in _KNOWN:
-            return error_reply(unique, errno.ENOSYS)
-        return None
+    def answers(self) -> dict[int, Answer]:
+        """Return what to answer by opcode; 0 stands for every code this protocol does not know."""
+        table: dict[int, Answer] = {
+            opcode: _refusing(code) for opcode, code in _REFUSED.items()
+        }
+        for unknown in set(range(OPCODES)) - {int(opcode) for opcode in Opcode}:
+            table[unknown] = _refusing(errno.ENOSYS)
+        table[Opcode.GETXATTR] = self._getxattr
+        table[Opcode.FALLOCATE] = self._fallocate
+        table[Opcode.LSEEK] = self._lseek
+        return table
 
-    def _getxattr(self, unique: int, request: memoryview) -> bytes | None:
+    def _getxattr(self, unique: int, _nodeid: int, request: memoryview) -> bytes | None:
         """Say "not set" for every namespace but user.*: the kernel asks on every first write."""
         name = bytes(request[GETXATTR_IN.size : GETXATTR_IN.size + len(_USER_PREFIX)])
         return None if name == _USER_PREFIX else error_reply(unique, errno.ENODATA)
 
-    def _fallocate(self, unique: int, request: memoryview) -> bytes:
+    def _fallocate(self, unique: int, _nodeid: int, request: memoryview) -> bytes:
         fh, offset_bytes, length_bytes, mode, _ = FALLOCATE_IN.unpack_from(request)
         try:
             handle = self._handles.get(fh)
@@ -112,7 +116,7 @@ class Exotic:
             code = errno_of(error)
         self._reply(error_reply(unique, code))
 
-    def _lseek(self, unique: int, request: memoryview) -> bytes:
+    def _lseek(self, unique: int, _nodeid: int, request: memoryview) -> bytes:
         """SEEK_DATA and SEEK_HOLE; the kernel does the other three itself."""
         fh, offset_bytes, whence, _ = LSEEK_IN.unpack_from(request)
         try:

@@ -29,6 +29,7 @@ from mount.exotic import Exotic
 from mount.files import DataPath, Files
 from mount.handles import Handles
 from mount.init_reply import Features, agree
+from mount.lane import Lane
 from mount.logging_setup import apply_levels
 from mount.operations import Operations
 from mount.path_choice import PathChoice, choose_path
@@ -86,6 +87,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.entries = Entries(settings, device.epoch)
         self.path = self._make_path()
         self.files = Files(store, self.handles, self.path, settings.io_threads)
+        self.lane: Lane | None = None
         self._mounted = False
 
     def _make_path(self) -> DataPath:
@@ -135,16 +137,17 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         pyfuse3.init(operations, self.channel.libfuse_mountpoint, set())
         try:
             async with trio.open_nursery() as nursery:
-                self.channel.answerers.append(
-                    Exotic(self.store, self.handles, self.channel.reply, nursery)
-                )
+                exotic = Exotic(self.store, self.handles, self.channel.reply, nursery)
+                self.channel.serve(exotic.answers())
+                if self.settings.fast_lane:
+                    self.lane = Lane(self.store, self.files, self.settings, self._device.epoch)
+                    self.channel.serve(self.lane.answers())
                 nursery.start_soon(self._serve_signals, load)
-                nursery.start_soon(self._tick)
                 nursery.start_soon(self.channel.flush_late)
                 await nursery.start(
                     serve_control, socket_path(self.settings.name), {"status": self._status}
                 )
-                nursery.start_soon(self._announce, ready)
+                nursery.start_soon(self._announce, ready, nursery)
                 await pyfuse3.main(min_tasks=1, max_tasks=_TASKS_MAX)
                 self._mounted = False
                 nursery.cancel_scope.cancel()
@@ -155,8 +158,10 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
     def _agree(self, offered: int) -> Features:
         return agree(offered, passthrough=self.choice.passthrough)
 
-    async def _announce(self, ready: Callable[[], None]) -> None:
+    async def _announce(self, ready: Callable[[], None], nursery: trio.Nursery) -> None:
         await self.channel.ready.wait()
+        # Only now: no backing id is given out before INIT has agreed on passthrough.
+        nursery.start_soon(self._tick)
         ready()
 
     def _removed(self, ino: InodeNo) -> None:
@@ -191,6 +196,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             _log.error("settings not reloaded: %s", error)
             return
         self.settings = self.entries.settings = self.store.pool.settings = fresh
+        if self.lane is not None:
+            self.lane.apply(fresh)
         apply_levels(fresh)
         _log.info("settings reloaded%s", f"; need a new mount: {ignored}" if ignored else "")
 

@@ -1,0 +1,153 @@
+"""The fast lane: requests whose answer is one look into a table need no coroutine.
+
+OPEN for reading, FLUSH, RELEASE, GETATTR and LOOKUP are answered within the message that asks,
+with the same store calls that the handlers make; only their way to the kernel is shorter.
+"""
+
+import os
+from typing import Final
+
+from kvfs.config import Settings
+from kvfs.errors import NotFound
+from kvfs.lifecycle import State
+from kvfs.store import Store
+from kvfs.types import PAGE_BYTES, InodeNo, InodeRecord
+from mount.channel import Answer
+from mount.entries import link_count
+from mount.errno_door import counted_errno
+from mount.files import Files
+from mount.wire import (
+    ATTR,
+    ATTR_OUT_HEAD,
+    ENTRY_OUT_BYTES,
+    ENTRY_OUT_HEAD,
+    OPEN_IN,
+    OPEN_OUT,
+    OUT_HEADER,
+    OUT_HEADER_BYTES,
+    RELEASE_IN,
+    Opcode,
+    error_reply,
+)
+
+_NS: Final = 1_000_000_000
+_STAT_BLOCK_BYTES: Final = 512
+#: Opens that write or truncate change the block's life: they take the whole stack.
+_NOT_A_READER: Final = os.O_ACCMODE | os.O_TRUNC
+_OPEN_REPLY_BYTES: Final = OUT_HEADER_BYTES + OPEN_OUT.size
+_ATTR_REPLY_BYTES: Final = OUT_HEADER_BYTES + ATTR_OUT_HEAD.size + ATTR.size
+_ENTRY_REPLY_BYTES: Final = OUT_HEADER_BYTES + ENTRY_OUT_BYTES
+_NO_ATTR: Final = bytes(ATTR.size)
+_pack_out = OUT_HEADER.pack
+
+
+class Lane:
+    """The answers of the lane; all run on the trio thread and never wait."""
+
+    def __init__(self, store: Store, files: Files, settings: Settings, generation: int) -> None:
+        self._store = store
+        self._files = files
+        self._generation = generation & 0xFFFFFFFF
+        self.apply(settings)
+
+    def apply(self, settings: Settings) -> None:
+        """Take the timeouts of *settings*."""
+        self._entry_valid = _split(settings.entry_timeout_s)
+        self._attr_valid = _split(settings.attr_timeout_s)
+        self._negative_valid = _split(settings.negative_timeout_s)
+
+    def answers(self) -> dict[int, Answer]:
+        """Return the lane's answers by opcode."""
+        return {
+            Opcode.LOOKUP: self._lookup,
+            Opcode.GETATTR: self._getattr,
+            Opcode.OPEN: self._open,
+            Opcode.FLUSH: self._flush,
+            Opcode.RELEASE: self._release,
+        }
+
+    def _lookup(self, unique: int, nodeid: int, request: memoryview) -> bytes:
+        try:
+            ino = self._store.namespace.lookup(InodeNo(nodeid), bytes(request[:-1]))
+            record = self._store.blocks.present(ino)
+        except NotFound:
+            valid_s, valid_ns = self._negative_valid
+            head = ENTRY_OUT_HEAD.pack(0, 0, valid_s, 0, valid_ns, 0)
+            return _pack_out(_ENTRY_REPLY_BYTES, 0, unique) + head + _NO_ATTR
+        except Exception as error:
+            return error_reply(unique, counted_errno(error))
+        attr, (attr_s, attr_ns) = self._attr(ino, record)
+        valid_s, valid_ns = self._entry_valid
+        head = ENTRY_OUT_HEAD.pack(ino, self._generation, valid_s, attr_s, valid_ns, attr_ns)
+        return _pack_out(_ENTRY_REPLY_BYTES, 0, unique) + head + attr
+
+    def _getattr(self, unique: int, nodeid: int, _request: memoryview) -> bytes:
+        ino = InodeNo(nodeid)
+        try:
+            record = self._store.blocks.present(ino)
+        except Exception as error:
+            return error_reply(unique, counted_errno(error))
+        attr, (valid_s, valid_ns) = self._attr(ino, record)
+        head = ATTR_OUT_HEAD.pack(valid_s, valid_ns, 0)
+        return _pack_out(_ATTR_REPLY_BYTES, 0, unique) + head + attr
+
+    def _attr(self, ino: InodeNo, record: InodeRecord) -> tuple[bytes, tuple[int, int]]:
+        """Return struct fuse_attr and for how long it holds (s, ns)."""
+        opened = self._store.pool.open_inodes.get(ino)
+        valid = (0, 0) if record.state == State.DRAFT else self._attr_valid
+        if opened is None:
+            nlink = link_count(record)
+        else:
+            nlink = 0 if opened.gone is not None else link_count(record)
+            if opened.writers:
+                valid = (0, 0)
+        atime_s, atime_ns = divmod(record.atime_ns, _NS)
+        mtime_s, mtime_ns = divmod(record.mtime_ns, _NS)
+        ctime_s, ctime_ns = divmod(record.ctime_ns, _NS)
+        attr = ATTR.pack(
+            ino,
+            record.size_bytes,
+            record.allocated_bytes // _STAT_BLOCK_BYTES,
+            atime_s,
+            mtime_s,
+            ctime_s,
+            atime_ns,
+            mtime_ns,
+            ctime_ns,
+            record.mode,
+            nlink,
+            record.uid,
+            record.gid,
+            0,
+            PAGE_BYTES,
+            0,
+        )
+        return attr, valid
+
+    def _open(self, unique: int, nodeid: int, request: memoryview) -> bytes | None:
+        flags = OPEN_IN.unpack_from(request)[0]
+        if flags & _NOT_A_READER:
+            return None
+        try:
+            fh, grant = self._files.open(InodeNo(nodeid), flags)
+        except Exception as error:
+            return error_reply(unique, counted_errno(error))
+        return _pack_out(_OPEN_REPLY_BYTES, 0, unique) + OPEN_OUT.pack(
+            fh, grant.open_flags, grant.backing_id
+        )
+
+    def _flush(self, unique: int, _nodeid: int, _request: memoryview) -> bytes:
+        return error_reply(unique, 0)
+
+    def _release(self, unique: int, _nodeid: int, request: memoryview) -> bytes:
+        try:
+            self._files.release(RELEASE_IN.unpack_from(request)[0])
+        except Exception as error:
+            return error_reply(unique, counted_errno(error))
+        return error_reply(unique, 0)
+
+
+def _split(timeout_s: float) -> tuple[int, int]:
+    """Return *timeout_s* as the kernel wants it: whole seconds and nanoseconds."""
+    whole_s = int(timeout_s)
+    return whole_s, int((timeout_s - whole_s) * _NS)
