@@ -5,6 +5,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from kvfs.cli.caller import need_root
 from kvfs.cli.mount_settings import load_settings
 from kvfs.cli.parser import add_verb
 from kvfs.config import Settings
@@ -67,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
             setattr(args, name, os.path.abspath(getattr(args, name)))
     if args.print_settings:
         _print_settings(args)
-    elif args.foreground:
+        return 0
+    need_root("kvfs mount")
+    if args.foreground:
         from kvfs.cli.mount_foreground import serve_here
         from kvfs.cli.ready_pipe import ReadyPipe
 

@@ -2,16 +2,14 @@
 
 import contextlib
 import os
-import signal
 import subprocess
-import sys
-import sysconfig
 from collections.abc import Sequence
 from typing import Final
 
-import kvfs
+from kvfs.cli.again import program_again
 from kvfs.cli.mount_table import FS_TYPE, mount_at
 from kvfs.cli.ready_pipe import Outcome, wait_for_outcome
+from kvfs.cli.servers import server_of
 from kvfs.config import Settings
 from kvfs.errors import CommandError, ServeFailed
 
@@ -32,6 +30,7 @@ def start_in_background(settings: Settings, argv: Sequence[str]) -> None:
 
     Raises what the server raised, or ServeFailed when it says nothing within start_timeout_s.
     """
+    mounted_before = mount_at(settings.mountpoint) is not None
     reading, writing = os.pipe()
     try:
         with contextlib.closing(os.fdopen(reading, "rb", buffering=0)):
@@ -40,38 +39,25 @@ def start_in_background(settings: Settings, argv: Sequence[str]) -> None:
             writing = -1
             try:
                 _await_ready(server, reading, settings.start_timeout_s)
+            except StartFailed:
+                raise
             except BaseException:  # Ctrl-C too: nobody would know about the server
-                _stop(server, settings.mountpoint)
+                _stop(server)
+                if not mounted_before:
+                    _clear_dead_mount(settings.mountpoint)
                 raise
     finally:
         if writing >= 0:
             os.close(writing)
 
 
-def child_command() -> list[str]:
-    """Return the command line that runs ``kvfs`` again with this very interpreter.
-
-    ``-P``: a root shell may stand in a directory where somebody left a ``trio.py``.
-    """
-    return [sys.executable, "-P", "-m", "kvfs.cli.main"]
-
-
-def child_environment() -> dict[str, str]:
-    """Return the environment in which ``child_command`` finds this very kvfs."""
-    environment = dict(os.environ)
-    home = os.path.dirname(os.path.dirname(os.path.abspath(kvfs.__file__)))
-    if home != sysconfig.get_path("purelib"):
-        others = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = f"{home}{os.pathsep}{others}" if others else home
-    return environment
-
-
 def _spawn(arguments: Sequence[str], ready_fd: int) -> "subprocess.Popen[bytes]":
+    command, environment = program_again("kvfs.cli.main")
     return subprocess.Popen(
-        [*child_command(), *arguments],
+        [*command, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        env=child_environment(),
+        env=environment,
         pass_fds=[ready_fd],
         start_new_session=True,
     )
@@ -91,17 +77,22 @@ def _await_ready(server: "subprocess.Popen[bytes]", reading: int, wait_s: float)
         raise StartFailed(outcome)
 
 
-def _stop(server: "subprocess.Popen[bytes]", mountpoint: str) -> None:
-    """End a server that never served, and the mount it may have got to."""
-    if server.poll() is not None:
-        return
-    server.send_signal(signal.SIGTERM)
+def _stop(server: "subprocess.Popen[bytes]") -> None:
+    """End a server that nobody was told about."""
+    server.terminate()
     try:
         server.wait(_GRACE_S)
     except subprocess.TimeoutExpired:
         server.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(_GRACE_S)
+
+
+def _clear_dead_mount(mountpoint: str) -> None:
+    """Take away what a killed server left mounted; another command's mount has a server."""
+    from mount.kernel import unmount
+
     left = mount_at(mountpoint)
-    if left is not None and left.fs_type == FS_TYPE:
-        subprocess.run(["umount", "--lazy", mountpoint], check=False, timeout=_GRACE_S)
+    if left is not None and left.fs_type == FS_TYPE and server_of(mountpoint) == 0:
+        with contextlib.suppress(OSError):
+            unmount(mountpoint, lazy=True)

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from kvfs.cli.caller import need_root
 from kvfs.cli.failures import explain
 from kvfs.cli.mount_checks import check_apart, check_mountpoint
 from kvfs.cli.ready_pipe import ReadyPipe
@@ -32,7 +31,6 @@ def serve_here(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
 
 def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
     settings = load()
-    need_root("kvfs mount")
     check_mountpoint(settings.mountpoint)
     check_apart(settings.source, settings.mountpoint)
     # Only now what is slow to import: a wrong flag is answered at once.

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Final
 
+from kvfs.cli.again import program_again
 from kvfs.cli.caller import need_root
-from kvfs.cli.mount_background import child_environment
 from kvfs.cli.mount_settings import read_settings_file
 from kvfs.cli.mount_table import FS_TYPE, mount_at, resolve_mountpoint
 from kvfs.cli.parser import add_verb
@@ -131,14 +131,14 @@ def _unmount(mountpoint: str, *, lazy: bool) -> None:
 
 def _held_by(mountpoint: str) -> str:
     """Return who holds it, as far as a bounded look tells."""
-    command = [sys.executable, "-P", "-m", "kvfs.cli.holders", mountpoint]
+    command, environment = program_again("kvfs.cli.holders")
     try:
         done = subprocess.run(
-            command,
+            [*command, mountpoint],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=child_environment(),
+            env=environment,
             timeout=_HOLDERS_WAIT_S,
             check=False,
         )
