@@ -22,9 +22,7 @@ export KVFS_CONNECTORS_PYTHON
 DEMO ?=
 TESTS ?=
 
-CONNECTOR_FILES := $(wildcard tests/connectors/requirements.txt tests/connectors/install.sh)
-
-.PHONY: help demo test check proof lint system clean
+.PHONY: help demo test check proof lint connectors system clean
 
 help:
 	@echo "make demo    mount a small pool, run a KV-shaped load on it, check every byte (a minute)"
@@ -61,16 +59,11 @@ $(VENV)/.test: $(VENV)/.runtime make/packages-test.txt
 	sh make/venv.sh $(VENV) "[test]"
 	touch $@
 
-.PHONY: connectors
-ifeq ($(and $(CONNECTOR_FILES),$(filter $(CURDIR)/$(CONNECTORS_VENV)/%,$(KVFS_CONNECTORS_PYTHON))),)
-connectors:
-else
-connectors: $(CONNECTORS_VENV)/.installed
+# install.sh is done at once when nothing changed.
+connectors: $(VENV)/.test
+ifeq ($(KVFS_CONNECTORS_PYTHON),$(CURDIR)/$(CONNECTORS_VENV)/bin/python)
+	PYTHON=$(VENV)/bin/python sh tests/connectors/install.sh $(CONNECTORS_VENV)
 endif
-
-$(CONNECTORS_VENV)/.installed: $(VENV)/.test $(CONNECTOR_FILES) make/connectors.sh
-	sh make/connectors.sh $(CONNECTORS_VENV)
-	touch $@
 
 clean:
 	rm -rf $(VENV) $(CONNECTORS_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
