@@ -24,7 +24,7 @@ _MODULES: Final = {
     """,
     # The pool as a whole: names, blocks, space.
     "engine": """
-        kvfs.attributes kvfs.blocks kvfs.identities kvfs.namespace kvfs.pool kvfs.ready
+        kvfs.attributes kvfs.blocks kvfs.founding kvfs.identities kvfs.namespace kvfs.pool kvfs.ready
         kvfs.reclaim kvfs.recovery kvfs.space kvfs.store
     """,
     # The only floor that knows FUSE.
