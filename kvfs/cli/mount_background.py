@@ -74,7 +74,11 @@ def _await_ready(server: "subprocess.Popen[bytes]", reading: int, wait_s: float)
         exit_code = server.wait(_GRACE_S)
         raise ServeFailed(f"the server ended with exit code {exit_code} before it could serve")
     if outcome.error:
+        # Its end frees the source, which the next command may want at once.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(_GRACE_S)
         raise StartFailed(outcome)
+    server.returncode = 0  # from here on no child to wait for; Popen would warn
 
 
 def _stop(server: "subprocess.Popen[bytes]") -> None:

@@ -1,0 +1,326 @@
+"""The command line itself: one line and an exit code for whatever goes wrong, no server needed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvfs import __version__, errors
+from kvfs.cli import mkfs, mount_background
+from kvfs.cli.failures import INTERNAL_ERROR_EXIT, INTERRUPTED_EXIT, explain
+from kvfs.cli.main import VERBS, main
+from kvfs.cli.mount_background import StartFailed, start_in_background
+from kvfs.config import Settings
+from kvfs.errors import CommandError, Damaged, MountpointUnusable, NotRoot, ServeFailed, UsageError
+from tests.support.mounting import ROOT, run_kvfs
+
+NOBODY = 65534
+#: What a program costs that only asks a server, or only says its version.
+HEAVY_MODULES = ("trio", "pyfuse3", "numpy", "lmdb", "rich")
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+def failed(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Run a command in this process and return its exit code and its one line."""
+    exit_code = main(arguments)
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("kvfs: ")
+    assert "Traceback" not in captured.out
+    return exit_code, lines[0].removeprefix("kvfs: ")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"kvfs {__version__}\n"
+
+
+def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    for verb, summary in VERBS.items():
+        assert verb in shown
+        assert summary.split(",")[0] in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([verb, "--help"])
+    assert end.value.code == 0
+    assert f"example:\n  kvfs {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "the following arguments are required: VERB (see `kvfs --help`)"),
+        (("frob",), "invalid choice: 'frob'"),
+        (("mount", "--frob", "/a", "/b"), "unrecognized arguments: --frob (see `kvfs --help`)"),
+        (("mount", "--foregr", "/a", "/b"), "unrecognized arguments: --foregr"),
+        (("mkfs",), "the following arguments are required: SOURCE (see `kvfs mkfs --help`)"),
+        (("mkfs", "/a", "--capacity", "many"), "--capacity: 'many' is not a size"),
+        (("mkfs", "/a", "--capacity", "0"), "--capacity: 0 is no size"),
+        (("umount", "/a", "--wait-s", "x"), "argument --wait-s: invalid float value: 'x'"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exit_code, line = failed(*arguments, capsys=capsys)
+    assert exit_code == UsageError.exit_code
+    assert said in line
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("/a",), "give SOURCE and MOUNTPOINT"),
+        (("/a", "/b", "-o", "suid"), "-o suid: known are uid=, gid=, mode=, ro, rw"),
+        (("/a", "/b", "-o", "uid=x"), "command line: uid: 'x' is not a number"),
+        (("/a", "/b", "--set", "ready_share"), "write --set NAME=VALUE"),
+        (("/a", "/b", "--set", "redy_share=0"), "did you mean 'ready_share'?"),
+        (("/a", "/b", "--fsync", "never"), "fsync: 'never' is none of relaxed, honour"),
+        (("/a", "/b", "--data-path", "x"), "data_path: 'x' is none of auto, passthrough, daemon"),
+        (("/a", "/b", "--capacity", "12Q"), "capacity_bytes: '12Q' is not a size"),
+        (("/a", "/b", "--name", "../x"), "name '../x'"),
+        (("--config", "/none/kv.toml"), "settings file /none/kv.toml does not exist"),
+    ],
+)
+def test_a_wrong_setting_of_a_mount_is_one_line(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exit_code, line = failed("mount", *arguments, capsys=capsys)
+    assert exit_code == UsageError.exit_code
+    assert said in line
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('source = "pool"\nmountpoint = "/kv"', "source: 'pool' is not an absolute path"),
+        ('sauce = "/pool"', "unknown setting 'sauce'; did you mean 'source'?"),
+        ("source", "kv.toml: Expected '='"),
+    ],
+)
+def test_a_wrong_settings_file_is_one_line(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "kv.toml"
+    file.write_text(text)
+    exit_code, line = failed("mount", "--config", str(file), capsys=capsys)
+    assert exit_code == UsageError.exit_code
+    assert said in line
+
+
+def test_settings_are_printed_with_default_and_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "kv.toml"
+    file.write_text('source = "/pool"\nmountpoint = "/kv"\nnegative_timeout_s = 5')
+    assert main(["mount", "--config", str(file), "--print-settings", "--fsync=honour"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["negative_timeout_s", "5.0", "s", "60.0", "s", "a"] in [row[:6] for row in rows]
+    assert ["fsync", "honour", "relaxed"] in [row[:3] for row in rows]
+    assert ["source", "/pool", "-"] in [row[:3] for row in rows]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("mkfs", "/none"),
+        ("mount", "/none", "/none"),
+        ("mount", "--foreground", "/none", "/none"),
+        ("umount", "/none"),
+        ("fsck", "/none"),
+        ("destroy", "/none", "--yes"),
+    ],
+)
+@needs_root
+def test_without_root_it_says_so(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.seteuid(NOBODY)
+    try:
+        exit_code, line = failed(*arguments, capsys=capsys)
+    finally:
+        os.seteuid(0)
+    assert exit_code == NotRoot.exit_code
+    assert line == f"kvfs {arguments[0]} needs root"
+
+
+def test_exit_codes_are_distinct() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    codes = [kind.exit_code for kind in kinds if issubclass(kind, CommandError)]
+    assert len(set(codes)) == len(codes)
+    assert not set(codes) & {0, INTERNAL_ERROR_EXIT, INTERRUPTED_EXIT}
+
+
+def test_an_expected_failure_is_its_own_words() -> None:
+    assert explain(MountpointUnusable("no such\n  place")) == ("no such place", 7)
+    assert explain(Damaged()) == ("Damaged", CommandError.exit_code)
+    assert explain(ExceptionGroup("x", [NotRoot("needs root")])) == ("needs root", 3)
+
+
+def test_a_bug_is_one_line_and_the_traceback_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    nothing: dict[str, str] = {}
+    monkeypatch.setattr(mkfs, "need_root", lambda _what: nothing["boom"])
+    exit_code, line = failed("mkfs", "/none", capsys=capsys)
+    assert exit_code == INTERNAL_ERROR_EXIT
+    assert line.startswith("internal error: KeyError: 'boom' (traceback in ")
+    (kept,) = tmp_path.iterdir()
+    assert str(kept) in line
+    assert "Traceback (most recent call last)" in kept.read_text()
+    monkeypatch.setenv("KVFS_DEBUG", "1")
+    assert main(["mkfs", "/none"]) == INTERNAL_ERROR_EXIT
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_interrupt_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(_what: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mkfs, "need_root", interrupt)
+    assert failed("mkfs", "/none", capsys=capsys) == (INTERRUPTED_EXIT, "interrupted")
+
+
+def test_a_reader_that_goes_away_is_no_bug() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    program = (
+        "import sys\nfrom kvfs.cli.main import main\nsys.exit(main(['mount', '--print-settings']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writing)
+    assert done.returncode == 1
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("status", "/none"), ("mount", "/none")])
+def test_what_only_asks_or_refuses_imports_nothing_heavy(arguments: tuple[str, ...]) -> None:
+    program = (
+        "import sys\n"
+        "from kvfs.cli.main import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "print('imported', *sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imported = done.stdout.splitlines()[-1].split()
+    assert imported[0] == "imported"
+    assert not set(imported) & set(HEAVY_MODULES)
+
+
+def test_destroy_asks_only_somebody_who_can_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvfs.cli.destroy.need_root", lambda _what: None)
+    monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115 - pytest closes it
+    with sys.stdin:
+        exit_code, line = failed("destroy", "/none", capsys=capsys)
+    assert exit_code == UsageError.exit_code
+    assert "--yes" in line
+
+
+def test_status_of_what_is_not_mounted(capsys: pytest.CaptureFixture[str]) -> None:
+    exit_code, line = failed("status", "/proc", capsys=capsys)
+    assert (exit_code, line) == (errors.NotMounted.exit_code, "no kvfs is mounted at /proc")
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("/none", "nothing is mounted at /none"), ("/proc", "/proc is a mount of type proc")],
+)
+def test_umount_of_what_is_not_ours(
+    path: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exit_code, line = failed("umount", path, capsys=capsys)
+    assert exit_code == errors.NotMounted.exit_code
+    assert said in line
+
+
+def start(monkeypatch: pytest.MonkeyPatch, program: str, wait_s: float = 60.0) -> None:
+    """Start *program* in the server's place; ``ready_fd`` is the pipe's number in it."""
+    preamble = "import os, signal, sys\nready_fd = int(sys.argv[-1])\n"
+    command = [sys.executable, "-c", preamble + program]
+    monkeypatch.setattr(mount_background, "program_again", lambda _: (command, dict(os.environ)))
+    settings = Settings(source="/none", mountpoint="/none", start_timeout_s=wait_s)
+    start_in_background(settings, ["mount", "/none", "/none"])
+
+
+def test_a_server_that_serves_ends_the_command_and_lives_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "told")
+    with open(tmp_path / "told", "rb", opener=lambda p, f: os.open(p, f | os.O_NONBLOCK)) as told:
+        start(
+            monkeypatch,
+            f"told = os.open({str(tmp_path / 'told')!r}, os.O_WRONLY)\n"
+            "os.write(ready_fd, b'{\"ready\": true}\\n'); os.close(ready_fd)\n"
+            "os.write(told, b'%d %d' % (os.getpid(), os.getsid(0)))\n",
+        )
+        os.set_blocking(told.fileno(), True)
+        pid, session = map(int, told.read().split())
+    assert session == pid != os.getsid(0)
+    os.waitpid(pid, 0)
+
+
+def test_what_a_server_says_is_repeated_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StartFailed, match="it is ext4") as failure:
+        start(
+            monkeypatch,
+            'os.write(ready_fd, b\'{"error": "it is ext4", "exit_code": 5}\\n\')\n',
+        )
+    assert failure.value.exit_code == 5
+    assert explain(failure.value) == ("it is ext4", 5)
+
+
+def test_a_server_that_dies_is_told_by_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ServeFailed, match="ended with exit code 9 before it could serve"):
+        start(monkeypatch, "sys.exit(9)")
+
+
+def test_a_server_that_takes_too_long_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mark = tmp_path / "stopped"
+    with pytest.raises(ServeFailed, match=r"does not serve after 2 s \(start_timeout_s\)"):
+        start(
+            monkeypatch,
+            f"signal.signal(15, lambda *_: open({str(mark)!r}, 'w').close() or os._exit(0))\n"
+            "signal.pause()\n",
+            wait_s=2,
+        )
+    assert mark.exists()
+
+
+def test_a_module_runs_as_a_program() -> None:
+    assert run_kvfs("--version").stdout == f"kvfs {__version__}\n"
