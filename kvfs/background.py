@@ -1,98 +1,105 @@
-"""One thread for work that must not wait on the hot path: prepare, unlink, identify.
+"""Work that must not wait on the hot path: prepare, unlink, identify.
 
-Jobs run in the order they came. Identities are held back for a moment, so that a block that is
-closed and then renamed is identified once. A job's failure is logged and counted, never raised.
+Short jobs run on the loop's own thread whenever no request waits: a thread beside the loop would
+cost more in hand-overs of the interpreter lock than the jobs themselves (twenty a store). Long
+ones, such as the unlink of a large extent, go to a thread. A job's failure is logged and
+counted, never raised.
 """
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Final
 
 from kvfs.types import InodeNo
 
 _log: Final = logging.getLogger(__name__)
-#: A rename follows a close within this time; waiting longer only delays what a power loss keeps.
-_IDENTIFY_DELAY_S: Final = 0.02
-#: More identities than this are written at once, however young.
-_IDENTIFY_BATCH: Final = 512
 
 Job = Callable[[], None]
 
 
 class Background:
-    """The thread and its queue of at most *jobs_max* jobs."""
+    """Queues of jobs: at most *jobs_max* short ones, identities, and one thread for long ones."""
 
     def __init__(self, jobs_max: int) -> None:
         self._jobs_max = jobs_max
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._identities: dict[InodeNo, Job] = {}
-        self._idle = threading.Event()
-        self._idle.set()
+        self._jobs: deque[Job] = deque()
+        #: Identities queued since the last tick; those before it are due.
+        self._fresh: dict[InodeNo, Job] = {}
+        self._due: dict[InodeNo, Job] = {}
+        self._long: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
         self.failures = 0
-        self._thread = threading.Thread(target=self._work, name="kvfs-background", daemon=True)
-        self._thread.start()
 
     @property
     def backlog(self) -> int:
-        """Jobs not yet started."""
-        return self._jobs.qsize() + len(self._identities)
+        """Jobs not yet done."""
+        return len(self._jobs) + len(self._fresh) + len(self._due) + self._long.qsize()
 
     def submit(self, job: Job) -> None:
-        """Queue *job*; above the bound the caller does the work itself, which slows it down."""
-        if self._jobs.qsize() >= self._jobs_max:
-            self._run(job)
-        else:
-            self._jobs.put(job)
+        """Queue a short *job*; above the bound the caller does one itself, which slows it down."""
+        self._jobs.append(job)
+        if len(self._jobs) > self._jobs_max:
+            self._run(self._jobs.popleft())
+
+    def submit_long(self, job: Job) -> None:
+        """Queue a *job* that may take milliseconds; it runs in the thread."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="kvfs-long", daemon=True)
+            self._thread.start()
+        self._long.put(job)
 
     def identify(self, ino: InodeNo, job: Job) -> None:
-        """Queue *job*, which writes the identity of *ino*; a later one replaces it."""
-        first = not self._identities
-        self._identities[ino] = job
-        if first or len(self._identities) >= _IDENTIFY_BATCH:
-            self._jobs.put(_wake)
+        """Queue *job*, which writes the identity of *ino*, in place of an earlier one.
+
+        It is held back for a tick, so that a block that is closed and then renamed is identified
+        once.
+        """
+        self._due.pop(ino, None)
+        self._fresh[ino] = job
 
     def forget(self, ino: InodeNo) -> None:
         """Drop the pending identity of *ino*, which is going away."""
-        self._identities.pop(ino, None)
+        self._fresh.pop(ino, None)
+        self._due.pop(ino, None)
+
+    def tick(self) -> None:
+        """Make the identities due that were queued before; called a few times a second."""
+        if not self._due:
+            self._due, self._fresh = self._fresh, self._due
+
+    def run_one(self) -> bool:
+        """Do one short job; False when none is due. Called when no request waits."""
+        if self._jobs:
+            self._run(self._jobs.popleft())
+        elif self._due:
+            self._run(self._due.pop(next(iter(self._due))))
+        else:
+            return False
+        return True
 
     def drain(self) -> None:
-        """Wait until all that was queued before is done, identities included."""
+        """Do all that is queued, identities and long jobs included."""
         done = threading.Event()
-
-        def finish() -> None:
-            self._write_identities()
-            done.set()
-
-        self._jobs.put(finish)
-        done.wait()
+        if self._thread is not None:
+            self._long.put(done.set)
+        while self._fresh or self.run_one():
+            self.tick()
+        if self._thread is not None:
+            done.wait()
 
     def stop(self) -> None:
         """Do what is queued and end the thread."""
-        self._jobs.put(None)
-        self._thread.join()
+        self.drain()
+        if self._thread is not None:
+            self._long.put(None)
+            self._thread.join()
+            self._thread = None
 
     def _work(self) -> None:
-        while True:
-            try:
-                job = self._jobs.get(timeout=_IDENTIFY_DELAY_S if self._identities else None)
-            except Empty:
-                self._write_identities()
-                continue
-            if job is None:
-                self._write_identities()
-                return
-            self._run(job)
-            if len(self._identities) >= _IDENTIFY_BATCH:
-                self._write_identities()
-
-    def _write_identities(self) -> None:
-        while self._identities:
-            try:
-                _, job = self._identities.popitem()
-            except KeyError:  # the loop's thread took the last one back (forget)
-                return
+        while (job := self._long.get()) is not None:
             self._run(job)
 
     def _run(self, job: Job) -> None:
@@ -101,7 +108,3 @@ class Background:
         except Exception:
             self.failures += 1
             _log.exception("background work failed")
-
-
-def _wake() -> None:
-    """Do nothing: being run makes the thread look at its identities."""

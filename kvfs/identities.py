@@ -4,13 +4,18 @@ After a power loss the index is rebuilt from them (recovery.py); so they are wri
 whole only, and erased before the number is forgotten.
 """
 
+import functools
 import stat
+from typing import Final
 
 from kvfs.background import Background
 from kvfs.extents import Extents
 from kvfs.lifecycle import State
 from kvfs.records import Identity
 from kvfs.types import InodeNo, InodeRecord
+
+#: Unlinking takes some 5 us a MiB of page cache; longer than a request may wait goes to a thread.
+_LONG_UNLINK_BYTES: Final = 64 << 20
 
 
 def identity_of(ino: InodeNo, record: InodeRecord) -> Identity:
@@ -52,7 +57,11 @@ class Identities:
         """Queue the removal of what *record*'s inode has on the device."""
         self._background.forget(ino)
         if stat.S_ISREG(record.mode):
-            self._background.submit(lambda: self._extents.unlink(ino))
+            work = functools.partial(self._extents.unlink, ino)
+            if record.allocated_bytes > _LONG_UNLINK_BYTES:
+                self._background.submit_long(work)
+            else:
+                self._background.submit(work)
         elif stat.S_ISDIR(record.mode) or stat.S_ISLNK(record.mode):
             self._background.submit(lambda: self._extents.forget_node(ino))
 

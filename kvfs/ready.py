@@ -1,7 +1,7 @@
 """Ready extents: created, preallocated and registered ahead of the writers that will take them.
 
 A create on the hot path then allocates nothing. What is kept follows the demand (demand.py); an
-extent nobody took is unlinked when it gives way. Runs on the loop's thread, except ``_prepare``.
+extent nobody took is unlinked when it gives way. Everything runs on the loop's thread.
 """
 
 import logging
@@ -21,7 +21,7 @@ from kvfs.types import BackingId, InodeNo, round_up
 
 _log: Final = logging.getLogger(__name__)
 
-#: Registers a fresh extent with the data path (in the background thread); 0 means "nothing".
+#: Registers a fresh extent with the data path; 0 means "nothing".
 Adopt = Callable[[InodeNo, int], BackingId]
 
 
@@ -60,7 +60,6 @@ class ReadyQueue:
         self.abandon: Callable[[BackingId], None] = lambda _id: None
         self._queues: dict[int, deque[ReadyExtent]] = {}
         self._coming: dict[int, int] = {}
-        self._arrived: deque[ReadyExtent | tuple[int, None]] = deque()
         self._depths: dict[int, int] = {}
         self.hits = 0
         self.misses = 0
@@ -69,8 +68,6 @@ class ReadyQueue:
         """Return an extent for a draft in directory *parent*. Raises NoSpace, OSError."""
         size_bytes = round_up(self.demand.expected_bytes(parent))
         self.demand.note_created(size_bytes, now_s)
-        if self._arrived:
-            self._collect()
         queue = self._queues.get(size_bytes)
         if queue:
             extent = queue.popleft()
@@ -89,7 +86,6 @@ class ReadyQueue:
 
     def tick(self, now_s: float) -> None:
         """Bring the queues to what the demand asks for now; called a few times a second."""
-        self._collect()
         limit_bytes = int(self._settings.ready_share * self._space.capacity_bytes)
         wanted = self.demand.wanted(
             now_s,
@@ -110,7 +106,6 @@ class ReadyQueue:
 
     def give_way(self) -> None:
         """Drop every ready extent: clients' data needs the room."""
-        self._collect()
         self._depths.clear()
         for queue in self._queues.values():
             while queue:
@@ -133,25 +128,15 @@ class ReadyQueue:
         self._background.submit(lambda: self._prepare(ino, size_bytes))
 
     def _prepare(self, ino: InodeNo, size_bytes: int) -> None:
-        """Make one extent; in the background thread, which only appends to ``_arrived``."""
+        self._coming[size_bytes] -= 1
         try:
             fd = self._extents.create(ino, size_bytes)
             extent = ReadyExtent(ino, fd, size_bytes, self.adopt(ino, fd))
         except (KvfsError, OSError) as error:
             _log.warning("no ready extent of %d bytes: %s", size_bytes, error)
-            self._arrived.append((size_bytes, None))
+            self._space.ready_bytes -= size_bytes
         else:
-            self._arrived.append(extent)
-
-    def _collect(self) -> None:
-        while self._arrived:
-            arrived = self._arrived.popleft()
-            if isinstance(arrived, ReadyExtent):
-                self._coming[arrived.reserve_bytes] -= 1
-                self._queues.setdefault(arrived.reserve_bytes, deque()).append(arrived)
-            else:
-                self._coming[arrived[0]] -= 1
-                self._space.ready_bytes -= arrived[0]
+            self._queues.setdefault(size_bytes, deque()).append(extent)
 
     def _prepare_now(self, size_bytes: int) -> ReadyExtent:
         if self._space.used_bytes + self._space.ready_bytes + size_bytes > (

@@ -93,10 +93,11 @@ class Store:
         if pool.settings.read_only:
             return
         pool.ready.tick(pool.monotonic_s())
+        pool.background.tick()
         if pool.numbers.refill_due:
-            pool.background.submit(pool.numbers.refill)
+            pool.background.submit_long(pool.numbers.refill)
         if pool.index.preallocation_due():
-            pool.background.submit(pool.index.preallocate)
+            pool.background.submit_long(pool.index.preallocate)
 
     def describe(self) -> dict[str, int]:
         """Return the figures `kvfs status` shows, in bytes and counts."""

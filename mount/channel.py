@@ -81,6 +81,8 @@ class Channel:
         self.features: Features | None = None
         self.wanted: Callable[[int], Features] | None = None
         self.ready = trio.Event()
+        #: Does one short piece of work when no request waits; False when there is none.
+        self.idle: Callable[[], bool] = _nothing_to_do
 
     # ---- libfuse's side ----
 
@@ -115,6 +117,8 @@ class Channel:
             try:
                 size_bytes = os.readv(self.device_fd, self._buffers)
             except BlockingIOError:
+                if self.idle():
+                    continue
                 self._since_pause = 0
                 await self._wait()
                 continue
@@ -232,6 +236,10 @@ class Channel:
         while True:
             await trio.lowlevel.wait_readable(self._ours)
             self.flush()
+
+
+def _nothing_to_do() -> bool:
+    return False
 
 
 def _either(first: Answer, second: Answer) -> Answer:

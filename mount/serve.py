@@ -131,6 +131,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         """Run everything until the mount goes away."""
         self.channel.wanted = self._agree
         self.channel.install()
+        self.channel.idle = self.store.pool.background.run_one
         operations = Operations(
             self.store, self.files, self.entries, self.channel.granted, self._removed
         )
