@@ -1,5 +1,6 @@
 """A pool for the time of a demo, made and removed with the commands an operator would type."""
 
+import json
 import os
 import shlex
 import shutil
@@ -37,6 +38,8 @@ def demo_pool(source: str | None, data_bytes: int, *, keep: bool, quiet: bool) -
     mountpoint.mkdir()
     try:
         _kvfs("mount", pool, str(mountpoint), "--capacity", capacity, quiet=quiet)
+        if not quiet:
+            _show_data_path(mountpoint)
         yield mountpoint
     except BaseException:
         # What ended the load is what the operator must read, whatever the clean-up meets.
@@ -91,15 +94,21 @@ def _has_room(place: str, needed_bytes: int) -> bool:
     return held.f_bavail * held.f_frsize >= needed_bytes
 
 
-def _kvfs(*arguments: str, quiet: bool) -> None:
+def _show_data_path(mountpoint: Path) -> None:
+    status = json.loads(_kvfs("status", str(mountpoint), "--json", quiet=True))
+    print(f"Data path: {status['data_path']}; {status['data_path_reason']}", flush=True)
+
+
+def _kvfs(*arguments: str, quiet: bool) -> str:
+    """Run a kvfs command and return what it printed; show it as typed unless *quiet*."""
     if not quiet:
         print(f"$ kvfs {shlex.join(arguments)}", flush=True)
-    # Not a pipe: a server that kept it open would keep the demo waiting for its end.
-    with tempfile.TemporaryFile("w+") as said:
+    # No pipes: a server that kept one open would keep the demo waiting for its end.
+    with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as said:
         done = subprocess.run(
             [sys.executable, "-m", "kvfs.cli.main", *arguments],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=printed,
             stderr=said,
             check=False,
         )
@@ -107,6 +116,8 @@ def _kvfs(*arguments: str, quiet: bool) -> None:
         if done.returncode != 0:
             line = said.read().strip().removeprefix("kvfs: ")
             raise _error_of(done.returncode)(line or f"exit code {done.returncode}")
+        printed.seek(0)
+        return printed.read()
 
 
 def _error_of(exit_code: int) -> type[CommandError]:
