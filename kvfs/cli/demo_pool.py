@@ -32,12 +32,11 @@ def demo_pool(source: str | None, data_bytes: int, *, keep: bool, quiet: bool) -
     SourceFull when no place has room.
     """
     capacity_bytes = int(data_bytes * CAPACITY_FACTOR) + CAPACITY_EXTRA_BYTES
-    capacity = str(capacity_bytes)
     directory, pool = _make(source, capacity_bytes, quiet=quiet)
     mountpoint = directory / "kv"
     mountpoint.mkdir()
     try:
-        _kvfs("mount", pool, str(mountpoint), "--capacity", capacity, quiet=quiet)
+        _kvfs("mount", pool, str(mountpoint), quiet=quiet)
         if not quiet:
             _show_data_path(mountpoint)
         yield mountpoint

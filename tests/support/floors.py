@@ -11,7 +11,7 @@ FLOORS: Final = ("pure", "io", "engine", "mount", "cli")
 _MODULES: Final = {
     # Values and rules; no machine, no clock.
     "pure": """
-        kvfs kvfs.checksum kvfs.config kvfs.demand kvfs.errors kvfs.eviction
+        kvfs kvfs.census kvfs.checksum kvfs.config kvfs.demand kvfs.errors kvfs.eviction
         kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle kvfs.open_inodes kvfs.pool_name kvfs.records
         kvfs.setting_values kvfs.sizes kvfs.types
     """,
@@ -19,8 +19,8 @@ _MODULES: Final = {
     "io": """
         kvfs.background kvfs.bench.* kvfs.control_client kvfs.control_files kvfs.devices.*
         kvfs.extents kvfs.fan_out kvfs.heat kvfs.index kvfs.index_errors kvfs.index_file
-        kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files kvfs.kv_load kvfs.run_state
-        kvfs.syscalls
+        kvfs.index_place kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files kvfs.kv_load
+        kvfs.run_state kvfs.syscalls
     """,
     # The pool as a whole: names, blocks, space.
     "engine": """
