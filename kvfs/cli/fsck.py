@@ -37,10 +37,11 @@ def run(args: argparse.Namespace) -> int:
     """Check, print, and say by the exit code whether damage is left."""
     need_root("kvfs fsck")
     from kvfs.devices import open_source
-    from kvfs.recovery import check_pool
 
     device = open_source(args.source, read_only=not args.repair)
     try:
+        from kvfs.recovery import check_pool
+
         with _progress_bar() as progress:
             report = check_pool(device, repair=args.repair, progress=progress)
     finally:

@@ -28,7 +28,11 @@ def configure(subparsers: "Subparsers") -> None:
     parser.add_argument(
         "--capacity", metavar="SIZE", help="most bytes of blocks, e.g. 500G (default: all of it)"
     )
-    parser.add_argument("--force", action="store_true", help="overwrite what SOURCE holds")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="overwrite what SOURCE holds (never a directory's other files)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from kvfs.cli.failures import explain
 from kvfs.cli.mount_checks import check_apart, check_mountpoint
 from kvfs.cli.ready_pipe import ReadyPipe
 from kvfs.config import Settings
-from kvfs.errors import KvfsError, SourceBlank
+from kvfs.errors import IndexDamaged, KvfsError, SourceBlank
 
 _log: Final = logging.getLogger(__name__)
 
@@ -70,6 +70,9 @@ def _serve_or_format(
 
     try:
         serve.run(settings, ready, load)
+    except IndexDamaged as error:
+        hint = f"`kvfs fsck {settings.source} --repair` rebuilds the index"
+        raise IndexDamaged(f"{settings.source}: {error}; {hint}") from error
     except SourceBlank:
         if settings.read_only:
             raise

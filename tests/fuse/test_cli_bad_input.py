@@ -1,0 +1,296 @@
+"""Bad input: one clear line, an exit code of its own, and a source that is exactly as before."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from kvfs import errors
+from tests.support.mounting import Mounted, loop_device, run_kvfs, workplace
+
+pytestmark = pytest.mark.needs_fuse
+
+IMAGE_BYTES = 320 << 20
+SMALL_DISK_BYTES = 16 << 20
+
+
+class Place(NamedTuple):
+    """A place for one test: a source to be and a mountpoint."""
+
+    directory: Path
+    source: Path
+    mountpoint: Path
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with workplace() as directory:
+        place = Place(directory, directory / "pool", directory / "kv")
+        place.source.mkdir()
+        place.mountpoint.mkdir()
+        yield place
+
+
+@pytest.fixture
+def pool(place: Place) -> Place:
+    """A place whose source is a pool."""
+    run_kvfs("mkfs", str(place.source))
+    return place
+
+
+def snapshot(path: Path) -> object:
+    """Return all that is under *path*: names, modes, sizes, times and contents."""
+    if path.is_dir():
+        return {str(child.relative_to(path)): _node(child) for child in sorted(path.rglob("*"))}
+    return _node(path)
+
+
+def _node(path: Path) -> tuple[int, int, int, str]:
+    found = path.lstat()
+    content = ""
+    if stat.S_ISREG(found.st_mode) or stat.S_ISBLK(found.st_mode):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+    return found.st_mode, found.st_size, found.st_mtime_ns, content
+
+
+def refused(*arguments: object) -> tuple[int, str]:
+    """Run a command that must fail; return its exit code and its one line."""
+    result = run_kvfs(*map(str, arguments), check=False)
+    assert result.returncode != 0, result
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    return result.returncode, lines[0].removeprefix("kvfs: ")
+
+
+def mount_refused(place: Place, *flags: str, source: Path | None = None) -> tuple[int, str]:
+    """Mount, which must fail and leave source and mountpoint as they were; see ``refused``."""
+    source = source or place.source
+    before = snapshot(source)
+    answer = refused("mount", source, place.mountpoint, *flags)
+    assert snapshot(source) == before
+    assert not os.path.ismount(place.mountpoint)
+    return answer
+
+
+def test_a_source_that_does_not_exist(place: Place) -> None:
+    place.source.rmdir()
+    exit_code, line = refused("mount", place.source, place.mountpoint)
+    assert exit_code == errors.SourceMissing.exit_code
+    assert str(place.source) in line
+    assert not place.source.exists()
+
+
+def test_a_foreign_directory(place: Place) -> None:
+    (place.source / "thesis.tex").write_text("years of work")
+    exit_code, line = mount_refused(place)
+    assert exit_code == errors.SourceForeign.exit_code
+    assert "thesis.tex" in line
+    # Nothing overrides it: a directory's other files are never kvfs's to remove.
+    assert refused("mkfs", place.source, "--force")[0] == errors.SourceForeign.exit_code
+    assert (place.source / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_foreign_file_system_in_an_image(place: Place) -> None:
+    image = place.directory / "image"
+    with image.open("wb") as file:
+        file.truncate(IMAGE_BYTES)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+    for verb in ("mkfs", "fsck", "destroy"):
+        before = snapshot(image)
+        flags = ("--yes",) if verb == "destroy" else ()
+        exit_code, line = refused(verb, image, *flags)
+        assert exit_code == errors.SourceForeign.exit_code
+        assert "ext4" in line
+        assert snapshot(image) == before
+    exit_code, line = mount_refused(place, source=image)
+    assert exit_code == errors.SourceForeign.exit_code
+    assert "ext4" in line
+    assert "kvfs mkfs --force" in line
+
+
+def test_bytes_that_nobody_knows(place: Place) -> None:
+    image = place.directory / "image"
+    with image.open("wb") as file:
+        file.truncate(IMAGE_BYTES)
+        file.seek(IMAGE_BYTES - 1000)  # the last 4 MiB count as well
+        file.write(b"precious")
+    exit_code, _line = mount_refused(place, source=image)
+    assert exit_code == errors.SourceForeign.exit_code
+
+
+@pytest.mark.needs_loop
+def test_a_busy_device(place: Place) -> None:
+    with loop_device(IMAGE_BYTES) as device:
+        holder = os.open(device, os.O_RDWR | os.O_EXCL)
+        try:
+            exit_code, line = mount_refused(place, source=Path(device))
+            assert exit_code == errors.SourceBusy.exit_code
+            assert device in line
+            assert refused("mkfs", device, "--force")[0] == errors.SourceBusy.exit_code
+        finally:
+            os.close(holder)
+
+
+def test_a_busy_image(place: Place) -> None:
+    image = place.directory / "image"
+    with image.open("wb") as file:
+        file.truncate(IMAGE_BYTES)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        exit_code, line = mount_refused(place, source=image)
+    assert exit_code == errors.SourceBusy.exit_code
+    assert str(image) in line
+
+
+def test_a_missing_mountpoint(pool: Place) -> None:
+    before = snapshot(pool.source)
+    exit_code, line = refused("mount", pool.source, pool.directory / "none")
+    assert exit_code == errors.MountpointUnusable.exit_code
+    assert line == f"mountpoint {pool.directory / 'none'} does not exist"
+    assert snapshot(pool.source) == before
+
+
+def test_a_mountpoint_that_is_a_file(pool: Place) -> None:
+    file = pool.directory / "file"
+    file.touch()
+    exit_code, line = refused("mount", pool.source, file)
+    assert exit_code == errors.MountpointUnusable.exit_code
+    assert line == f"mountpoint {file} is not a directory"
+
+
+def test_a_source_under_its_mountpoint_and_the_reverse(place: Place) -> None:
+    inner = place.source / "kv"
+    inner.mkdir()
+    for source, mountpoint in ((place.source, inner), (inner, place.source), (inner, inner)):
+        exit_code, line = refused("mount", source, mountpoint)
+        assert exit_code == errors.MountpointUnusable.exit_code
+        assert "inside" in line or "the same" in line
+    assert list(place.source.rglob("*")) == [inner]
+
+
+def test_a_link_does_not_hide_that_source_and_mountpoint_are_one(place: Place) -> None:
+    link = place.directory / "link"
+    link.symlink_to(place.source)
+    exit_code, line = refused("mount", place.source, link)
+    assert exit_code == errors.MountpointUnusable.exit_code
+    assert "the same" in line
+
+
+def test_a_pool_that_is_mounted_already(pool: Place) -> None:
+    other = pool.directory / "other"
+    other.mkdir()
+    with Mounted(pool.source, pool.mountpoint) as mounted:
+        for arguments in (
+            ("mount", pool.source, other),
+            ("fsck", pool.source),
+            ("mkfs", pool.source, "--force"),
+            ("destroy", pool.source, "--yes"),
+        ):
+            exit_code, line = refused(*arguments)
+            assert exit_code == errors.SourceBusy.exit_code, line
+            assert str(pool.source) in line
+        exit_code, line = refused("mount", pool.source, pool.mountpoint)
+        assert exit_code == errors.MountpointUnusable.exit_code
+        assert line == f"{pool.mountpoint} is a kvfs mount of {pool.source} already"
+        # None of that may have touched the living mount.
+        (mounted.path / "block").write_bytes(b"still here")
+        assert (mounted.path / "block").read_bytes() == b"still here"
+        assert mounted.status()["server_pid"] == mounted.server_pid
+
+
+def test_a_name_that_is_taken(pool: Place) -> None:
+    other = Place(pool.directory, pool.directory / "pool2", pool.directory / "kv2")
+    other.source.mkdir()
+    other.mountpoint.mkdir()
+    run_kvfs("mkfs", str(other.source))
+    with Mounted(pool.source, pool.mountpoint, "--name=kvfs-test-taken"):
+        exit_code, line = refused(
+            "mount", other.source, other.mountpoint, "--name", "kvfs-test-taken"
+        )
+        assert exit_code == errors.SourceBusy.exit_code
+        assert "serves under this name already" in line
+        assert not os.path.ismount(other.mountpoint)
+
+
+def test_a_corrupt_index(pool: Place) -> None:
+    data = pool.source / "index" / "data.mdb"
+    with data.open("r+b") as file:
+        file.write(os.urandom(64 << 10))
+    exit_code, line = mount_refused(pool)
+    assert exit_code == errors.IndexDamaged.exit_code
+    assert "kvfs fsck" in line
+
+
+def test_a_short_index(pool: Place) -> None:
+    os.truncate(pool.source / "index" / "data.mdb", 100)
+    assert mount_refused(pool)[0] == errors.IndexDamaged.exit_code
+
+
+def test_a_pool_of_another_version(pool: Place) -> None:
+    header = json.loads((pool.source / "POOL").read_text())
+    header["format"] = 99
+    (pool.source / "POOL").write_text(json.dumps(header))
+    exit_code, line = mount_refused(pool)
+    assert exit_code == errors.FormatUnknown.exit_code
+    assert "99" in line
+
+
+def test_a_header_that_is_none(pool: Place) -> None:
+    (pool.source / "POOL").write_text("{")
+    assert mount_refused(pool)[0] == errors.SourceForeign.exit_code
+
+
+@contextlib.contextmanager
+def small_disk(path: Path) -> Iterator[Path]:
+    """Mount a small tmpfs at *path*."""
+    path.mkdir()
+    options = ["-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "kvfs-test", str(path)]
+    subprocess.run(["mount", *options], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=False)
+
+
+def test_a_parent_disk_too_small_or_full(place: Place) -> None:
+    with small_disk(place.directory / "disk") as disk:
+        source = disk / "pool"
+        source.mkdir()
+        assert mount_refused(place, source=source)[0] == errors.SourceFull.exit_code
+        with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 65536)
+        exit_code, line = mount_refused(place, source=source)
+        assert exit_code == errors.SourceFull.exit_code
+        assert str(source) in line
+        image = disk / "image"
+        exit_code, line = refused("mkfs", image, "--capacity", "1G")
+        assert exit_code == errors.SourceFull.exit_code
+        assert not image.exists()
+
+
+def test_a_blank_source_is_not_formatted_read_only(place: Place) -> None:
+    exit_code, line = mount_refused(place, "-o", "ro")
+    assert exit_code == errors.SourceBlank.exit_code
+    assert f"kvfs mkfs {place.source}" in line
+
+
+def test_more_capacity_than_there_is(place: Place) -> None:
+    exit_code, line = mount_refused(place, "--capacity", "900T")
+    assert exit_code == errors.SourceFull.exit_code
+    assert "900 TiB" in line
+
+
+def test_a_log_file_that_cannot_be_written(pool: Place) -> None:
+    exit_code, line = mount_refused(pool, "--log-file", str(pool.directory / "none" / "log"))
+    assert exit_code == errors.UsageError.exit_code
+    assert "No such file" in line

@@ -1,0 +1,260 @@
+"""mount, umount, status, SIGTERM and SIGHUP as an operator meets them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvfs import __version__, errors
+from kvfs.control_client import ask
+from kvfs.pool_name import name_of, socket_path
+from tests.support.mounting import KVFS, ROOT, Mounted, run_kvfs, wait_gone, workplace
+
+pytestmark = pytest.mark.needs_fuse
+
+CAPACITY_BYTES = 256 << 20
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory with a blank source ``pool`` and a mountpoint ``kv``."""
+    with workplace() as directory:
+        (directory / "pool").mkdir()
+        (directory / "kv").mkdir()
+        yield directory
+
+
+def mounted(place: Path, *flags: str) -> Mounted:
+    return Mounted(place / "pool", place / "kv", f"--capacity={CAPACITY_BYTES}", *flags)
+
+
+def lines_of(path: Path, word: str) -> list[str]:
+    """Return the log's lines that hold *word*."""
+    return [line for line in path.read_text().splitlines() if word in line]
+
+
+def test_a_mount_says_all_about_itself(place: Path) -> None:
+    with mounted(place) as mount:
+        status = mount.status()
+        assert status["version"] == __version__
+        assert status["mountpoint"] == str(place / "kv")
+        assert status["source"] == str(place / "pool")
+        assert status["data_path"] in ("daemon", "passthrough")
+        assert status["data_path_reason"]
+        assert status["capacity_bytes"] == CAPACITY_BYTES
+        assert status["used_bytes"] == 0
+        assert status["blocks"] == 0
+        assert isinstance(status["refused"], dict)
+        (mount.path / "block").write_bytes(b"x" * 8192)
+        status = mount.status()
+        assert status["blocks"] == 1
+        assert status["used_bytes"] >= 8192
+        assert status["requests"]["CREATE"] == 1
+        os.kill(status["server_pid"], 0)
+
+
+def test_status_for_a_reader_and_for_all_mounts(place: Path) -> None:
+    with mounted(place) as mount:
+        shown = run_kvfs("status", str(mount.path)).stdout
+        assert f"source               {place / 'pool'}" in shown
+        assert f"capacity_bytes       256 MiB ({CAPACITY_BYTES})" in shown
+        everything = json.loads(run_kvfs("status", "--json", check=False).stdout)
+        assert str(mount.path) in [status["mountpoint"] for status in everything]
+
+
+def test_the_command_returns_when_it_serves_and_leaves_no_terminal_held(place: Path) -> None:
+    # Pipes, unlike the files of run_kvfs, stay open as long as anybody has them.
+    done = subprocess.run(
+        [*KVFS, "mount", str(place / "pool"), str(place / "kv")],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    try:
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+        assert os.path.ismount(place / "kv")
+        pid = ask(socket_path(name_of(str(place / "kv"))), "status")["server_pid"]
+        for fd in (0, 1, 2):
+            assert os.readlink(f"/proc/{pid}/fd/{fd}") == os.devnull
+        assert os.readlink(f"/proc/{pid}/cwd") == "/"
+        assert os.getsid(pid) == pid
+    finally:
+        run_kvfs("umount", str(place / "kv"), check=False)
+
+
+def test_after_umount_everything_is_free_at_once(place: Path) -> None:
+    with mounted(place) as mount:
+        (mount.path / "block").write_bytes(b"kept")
+        path = socket_path(name_of(str(mount.path)))
+        assert os.path.exists(path)
+        mount.stop()
+        assert not os.path.exists(path)
+        assert not os.path.ismount(mount.path)
+        run_kvfs("mount", str(place / "pool"), str(place / "kv"))
+        assert (mount.path / "block").read_bytes() == b"kept"
+        run_kvfs("umount", str(place / "kv"))
+        run_kvfs("destroy", str(place / "pool"), "--yes")
+        assert list((place / "pool").iterdir()) == []
+
+
+def test_a_busy_mount_is_named_with_who_keeps_it_busy(place: Path) -> None:
+    with mounted(place) as mount:
+        holder = subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=mount.path)
+        try:
+            result = run_kvfs("umount", str(mount.path), check=False)
+            assert result.returncode == errors.MountpointUnusable.exit_code
+            assert result.stderr == f"kvfs: {mount.path} is busy: used by {holder.pid} (cat)\n"
+            assert mount.status()["server_pid"] == mount.server_pid
+        finally:
+            holder.communicate()
+
+
+def test_a_lazy_umount_detaches_what_is_in_use(place: Path) -> None:
+    with mounted(place) as mount:
+        with (mount.path / "block").open("wb", buffering=0) as file:
+            result = run_kvfs("umount", "--lazy", str(mount.path))
+            assert result.stderr.startswith(f"kvfs: server {mount.server_pid} lives on")
+            assert not os.path.ismount(mount.path)
+            file.write(b"still served")
+        wait_gone(mount.server_pid, mount._pidfd)
+
+
+def test_a_dead_server_is_named_and_its_mount_cleared(place: Path) -> None:
+    with mounted(place) as mount:
+        (mount.path / "block").write_bytes(b"kept")
+        os.kill(mount.server_pid, signal.SIGKILL)
+        wait_gone(mount.server_pid, mount._pidfd)
+        result = run_kvfs("status", str(mount.path), check=False)
+        assert result.returncode == errors.NotMounted.exit_code
+        assert f"the server of {mount.path} is dead" in result.stderr
+        result = run_kvfs("mount", str(place / "pool"), str(mount.path), check=False)
+        assert result.returncode == errors.MountpointUnusable.exit_code
+        run_kvfs("umount", str(mount.path))
+        assert not os.path.ismount(mount.path)
+        assert not os.path.exists(socket_path(name_of(str(mount.path))))
+        mount.start()
+        assert (mount.path / "block").read_bytes() == b"kept"
+
+
+def test_a_server_with_a_name_of_its_own_is_found_by_its_mountpoint(place: Path) -> None:
+    name = f"kvfs-test-{os.getpid()}"
+    with mounted(place, "--name", name) as mount:
+        assert os.path.exists(socket_path(name))
+        assert mount.status()["name"] == name
+
+
+def test_the_root_directory_gets_owner_and_mode_and_keeps_them(place: Path) -> None:
+    with mounted(place, "-o", "uid=1234,gid=2345", "-o", "mode=0750") as mount:
+        mount.stop()
+        mount.flags = ()
+        mount.start()
+        found = mount.path.stat()
+        assert (found.st_uid, found.st_gid, found.st_mode & 0o7777) == (1234, 2345, 0o750)
+
+
+def test_a_read_only_mount_takes_nothing(place: Path) -> None:
+    with mounted(place) as mount:
+        (mount.path / "block").write_bytes(b"kept")
+        mount.remount("-o", "ro")
+        assert (mount.path / "block").read_bytes() == b"kept"
+        assert mount.status()["read_only"] is True
+        with pytest.raises(OSError, match="Read-only file system"):
+            (mount.path / "other").touch()
+
+
+def test_settings_from_a_file_and_flags_over_them(place: Path) -> None:
+    config = place / "kv.toml"
+    config.write_text(
+        f'source = "{place / "pool"}"\nmountpoint = "{place / "kv"}"\n'
+        'capacity_bytes = "128M"\nmode = "0700"\n'
+    )
+    try:
+        run_kvfs("mount", "--config", str(config), "--capacity", "100M")
+        status = json.loads(run_kvfs("status", str(place / "kv"), "--json").stdout)
+        assert status["capacity_bytes"] == 100 << 20
+        assert (place / "kv").stat().st_mode & 0o7777 == 0o700
+    finally:
+        run_kvfs("umount", "--config", str(config), check=False)
+
+
+def test_sigterm_stops_cleanly(place: Path) -> None:
+    log = place / "kv.log"
+    with mounted(place, f"--log-file={log}") as mount:
+        (mount.path / "block").write_bytes(b"kept")
+        os.kill(mount.server_pid, signal.SIGTERM)
+        wait_gone(mount.server_pid, mount._pidfd)
+        assert not os.path.ismount(mount.path)
+        assert not os.path.exists(socket_path(name_of(str(mount.path))))
+        assert json.loads((place / "pool" / "RUN").read_text())["clean"] is True
+        assert lines_of(log, "SIGTERM: stopping")
+        assert lines_of(log, "is unmounted")
+        mount.start()
+        assert (mount.path / "block").read_bytes() == b"kept"
+
+
+def test_sighup_takes_over_what_may_change_and_names_the_rest(place: Path) -> None:
+    config, log = place / "kv.toml", place / "kv.log"
+    text = f'source = "{place / "pool"}"\nmountpoint = "{place / "kv"}"\nlog_file = "{log}"\n'
+    config.write_text(text)
+    os.mkfifo(place / "told")
+    try:
+        run_kvfs("mount", "--config", str(config))
+        pid = json.loads(run_kvfs("status", str(place / "kv"), "--json").stdout)["server_pid"]
+        for changed, said in (
+            ('log_level = "debug"\nio_threads = 3\n', "need a new mount: ['io_threads']"),
+            ("log_level = 3\n", "settings not reloaded: "),
+            ("", "settings reloaded"),
+        ):
+            before = len(lines_of(log, "reloaded"))
+            config.write_text(text + changed)
+            os.kill(pid, signal.SIGHUP)
+            # The signal is handled before a request that came after it.
+            for _ in range(100):
+                json.loads(run_kvfs("status", str(place / "kv"), "--json").stdout)
+                if len(lines_of(log, "reloaded")) > before:
+                    break
+            assert said in lines_of(log, "reloaded")[-1]
+    finally:
+        run_kvfs("umount", str(place / "kv"), check=False)
+
+
+def test_in_the_foreground_it_ends_with_the_mount(place: Path) -> None:
+    reading, writing = os.pipe()
+    server = subprocess.Popen(
+        [*KVFS, "mount", "--foreground", str(place / "pool"), str(place / "kv")],
+        cwd=ROOT,
+        stderr=writing,
+    )
+    os.close(writing)
+    with open(reading, encoding="utf-8") as log:
+        for line in log:
+            if "serving" in line:
+                break
+        assert os.path.ismount(place / "kv")
+        run_kvfs("umount", str(place / "kv"))
+        assert server.wait(60) == 0
+        assert "is unmounted" in log.read()
+
+
+def test_from_a_foreign_directory_nothing_foreign_is_imported(place: Path) -> None:
+    trap = place / "trap"
+    trap.mkdir()
+    (trap / "trio.py").write_text("raise SystemExit('a trap')")
+    program = "import sys; sys.path.insert(0, sys.argv.pop(1)); from kvfs.cli.main import main; "
+    program += "sys.exit(main())"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program, str(ROOT), "mount", "../pool", "../kv"],
+            cwd=trap,
+            check=False,
+        )
+        assert done.returncode == 0
+        assert os.path.ismount(place / "kv")
+    finally:
+        run_kvfs("umount", str(place / "kv"), check=False)
