@@ -5,6 +5,7 @@ Synchronous on purpose (a commit takes about 10 us, a thread hop 55 us): only ``
 transaction, so none lives across an ``await``. Knows keys and records, not what they mean.
 """
 
+import contextlib
 import os
 from typing import Final, Self
 
@@ -74,20 +75,24 @@ class Index:
         self._syscalls = syscalls if syscalls is not None else Syscalls()
         self._commits_to_look = 0
         self._file: IndexFile | None = None
-        check_data_file(path, 0 if read_only else SPARE_PAGES)
-        if not read_only:
-            allocate_lock_file(path, self._syscalls)
-        self._env = _open_environment(path, map_size_bytes, read_only=read_only)
-        self._begin = self._env.begin
-        try:
-            self._page_bytes: int = self._env.stat()["psize"]
+        used_bytes = check_data_file(path, spare_pages=0 if read_only else SPARE_PAGES)
+        with contextlib.ExitStack() as parts:
             if not read_only:
                 self._file = IndexFile(path, preallocate_bytes, map_size_bytes, self._syscalls)
-                self._allocate_what_fits(self._file)
-            self._check_format()
-        except BaseException:
-            self.close()
-            raise
+                parts.callback(self._file.close)
+                self._file.cover(used_bytes)
+            # Looked at read-only first: an index that is refused stays as it was.
+            _check_format(path, map_size_bytes)
+            if not read_only:
+                allocate_lock_file(path, self._syscalls)
+            self._env = _open_environment(path, map_size_bytes, read_only=read_only)
+            parts.callback(self._env.close)
+            self._begin = self._env.begin
+            self._page_bytes: int = self._env.stat()["psize"]
+            if self._file is not None:
+                with contextlib.suppress(NoSpace):
+                    self._file.allocate(self.used_bytes())
+            self._parts = parts.pop_all()
 
     @classmethod
     def create(
@@ -126,10 +131,7 @@ class Index:
 
     def close(self) -> None:
         """Close the index; nothing is synced. Idempotent."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        self._env.close()
+        self._parts.close()
 
     def __enter__(self) -> Self:
         """Return the index itself, to be closed when the block is left."""
@@ -264,23 +266,22 @@ class Index:
             raise_index_error(error)
         return found
 
-    def _check_format(self) -> None:
-        try:
-            raw = self._get(FORMAT_KEY)
-            if raw is None:
-                raise IndexDamaged("index: it names no format version")
-            version = parse_format(raw)
-        except Damaged as error:
-            raise IndexDamaged(f"index: {error}") from None
-        if version != INDEX_FORMAT:
-            raise FormatUnknown(f"index: found format {version}, supported is {INDEX_FORMAT}")
 
-    def _allocate_what_fits(self, file: IndexFile) -> None:
-        used_bytes = self.used_bytes()
-        try:
-            file.allocate(used_bytes)
-        except NoSpace:
-            file.cover(used_bytes)
+def _check_format(path: str, map_size_bytes: int) -> None:
+    """Raise IndexDamaged or FormatUnknown unless the index names the format known here."""
+    env = _open_environment(path, map_size_bytes, read_only=True)
+    try:
+        with env.begin() as txn:
+            raw = txn.get(FORMAT_KEY)
+        version = None if raw is None else parse_format(raw)
+    except (lmdb.Error, Damaged) as error:
+        raise IndexDamaged(f"index: {error}") from None
+    finally:
+        env.close()
+    if version is None:
+        raise IndexDamaged("index: it names no format version")
+    if version != INDEX_FORMAT:
+        raise FormatUnknown(f"index: found format {version}, supported is {INDEX_FORMAT}")
 
 
 def _open_environment(path: str, map_size_bytes: int, *, read_only: bool) -> lmdb.Environment:

@@ -60,10 +60,11 @@ def parse_meta(raw: bytes, page: int) -> Meta:
     return Meta(psize, fields[-2], fields[-1])
 
 
-def check_data_file(path: str, spare_pages: int) -> None:
-    """Raise IndexDamaged or FormatUnknown unless the data file looks like a whole LMDB file.
+def check_data_file(path: str, *, spare_pages: int = 0) -> int:
+    """Return how many bytes of the data file LMDB counts as its own.
 
-    Seen are its two meta pages and its length, of which *spare_pages* may be missing; damage
+    Raises IndexDamaged or FormatUnknown unless it looks like a whole LMDB file, of which
+    *spare_pages* at the end may be missing. Seen are its two meta pages and its length; damage
     inside a tree page is not, ``verify_data_file`` looks for that.
     """
     try:
@@ -80,9 +81,10 @@ def check_data_file(path: str, spare_pages: int) -> None:
     finally:
         os.close(fd)
     newest = max(first, second, key=lambda meta: meta.transaction)
-    needed_bytes = (newest.last_page + 1) * psize
-    if size_bytes < needed_bytes - spare_pages * psize:
-        raise IndexDamaged(f"index: {DATA_NAME} is cut short: {size_bytes} bytes of {needed_bytes}")
+    used_bytes = (newest.last_page + 1) * psize
+    if size_bytes < used_bytes - spare_pages * psize:
+        raise IndexDamaged(f"index: {DATA_NAME} is cut short: {size_bytes} bytes of {used_bytes}")
+    return used_bytes
 
 
 class IndexFile:

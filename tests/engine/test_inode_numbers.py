@@ -1,0 +1,155 @@
+"""Inode numbers: never twice, whatever fails and whenever the machine stops."""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvfs.errors import IndexDamaged
+from kvfs.inode_numbers import FILE_NAME, RANGE_NUMBERS, InodeNumbers, parse_end
+from kvfs.syscalls import Syscalls
+from kvfs.types import FIRST_INODE, InodeNo
+from tests.support.failing_syscalls import FailingSyscalls
+
+
+@pytest.fixture
+def pool_fd(tmp_path: Path) -> Iterator[int]:
+    """A pool directory with a fresh INODES."""
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    InodeNumbers.create(fd, Syscalls())
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def numbers(pool_fd: int) -> Iterator[InodeNumbers]:
+    opened = InodeNumbers(pool_fd, Syscalls())
+    yield opened
+    opened.close()
+
+
+class DurableEnd(Syscalls):
+    """Knows what INODES would hold after a power loss: what was written before the last fsync."""
+
+    def __init__(self) -> None:
+        self.durable = 0
+        self._written = 0
+        for name, call in (("pwrite", self._noted_pwrite), ("fsync", self._noted_fsync)):
+            setattr(self, name, call)
+
+    def _noted_pwrite(self, fd: int, data: bytes, offset: int, /) -> int:
+        self._written = parse_end(data)
+        return os.pwrite(fd, data, offset)
+
+    def _noted_fsync(self, fd: int) -> None:
+        os.fsync(fd)
+        self.durable = self._written
+
+
+def due(numbers: InodeNumbers) -> bool:
+    """Ask afresh: mypy takes a property for a constant."""
+    return numbers.refill_due
+
+
+def test_numbers_begin_behind_the_reserved_ones_and_count_up(numbers: InodeNumbers) -> None:
+    assert [numbers.take() for _ in range(3)] == [FIRST_INODE, FIRST_INODE + 1, FIRST_INODE + 2]
+
+
+def test_opening_alone_writes_nothing(pool_fd: int, tmp_path: Path) -> None:
+    before = (tmp_path / FILE_NAME).read_bytes()
+    opened = InodeNumbers(pool_fd, FailingSyscalls(["pwrite", "fsync"], 1))
+    opened.close()
+    assert (tmp_path / FILE_NAME).read_bytes() == before
+
+
+def test_every_number_lies_below_an_end_that_is_durable(pool_fd: int) -> None:
+    syscalls = DurableEnd()
+    opened = InodeNumbers(pool_fd, syscalls)
+    try:
+        for _ in range(2 * RANGE_NUMBERS + 10):
+            assert opened.take() < syscalls.durable
+    finally:
+        opened.close()
+
+
+def test_a_restart_goes_on_behind_the_range(pool_fd: int) -> None:
+    taken: list[InodeNo] = []
+    for _ in range(5):
+        opened = InodeNumbers(pool_fd, Syscalls())
+        taken += [opened.take() for _ in range(3)]
+        opened.close()
+    assert taken == sorted(set(taken))
+
+
+def test_a_refill_in_time_keeps_take_from_waiting(pool_fd: int) -> None:
+    syscalls = FailingSyscalls(["fsync"])
+    opened = InodeNumbers(pool_fd, syscalls)
+    try:
+        assert due(opened)
+        opened.refill()
+        assert not due(opened)
+        opened.refill()
+        assert syscalls.calls == 1
+        for _ in range(RANGE_NUMBERS // 2 + 1):
+            opened.take()
+        assert due(opened)
+        opened.refill()
+        for _ in range(RANGE_NUMBERS - 1):
+            opened.take()
+        assert syscalls.calls == 2
+    finally:
+        opened.close()
+
+
+@pytest.mark.parametrize("name", ["pwrite", "fsync"])
+@pytest.mark.parametrize("fail_at", [1, 2])
+def test_a_failed_refill_gives_out_nothing_new_and_may_be_tried_again(
+    pool_fd: int, name: str, fail_at: int
+) -> None:
+    opened = InodeNumbers(pool_fd, FailingSyscalls([name], fail_at, errno.EIO))
+    taken: list[InodeNo] = []
+    failures = 0
+    try:
+        while len(taken) < 2 * RANGE_NUMBERS:
+            try:
+                taken.append(opened.take())
+            except OSError:
+                failures += 1
+    finally:
+        opened.close()
+    assert failures == 1
+    assert taken == list(range(FIRST_INODE, FIRST_INODE + 2 * RANGE_NUMBERS))
+    reopened = InodeNumbers(pool_fd, Syscalls())
+    try:
+        assert reopened.take() > taken[-1]
+    finally:
+        reopened.close()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 12, b"\x10" + b"\0" * 11, b"x" * 13, b"\x10\0\0\0\0\0\0\0"]
+)
+def test_a_damaged_file_is_refused(pool_fd: int, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / FILE_NAME).write_bytes(content)
+    with pytest.raises(IndexDamaged, match=FILE_NAME):
+        InodeNumbers(pool_fd, Syscalls())
+    assert (tmp_path / FILE_NAME).read_bytes() == content
+
+
+def test_a_missing_file_is_refused(pool_fd: int, tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).unlink()
+    with pytest.raises(IndexDamaged, match="missing"):
+        InodeNumbers(pool_fd, Syscalls())
+
+
+def test_repair_starts_behind_the_highest_number_found(pool_fd: int, tmp_path: Path) -> None:
+    InodeNumbers.create(pool_fd, Syscalls(), InodeNo(1 << 40))
+    opened = InodeNumbers(pool_fd, Syscalls())
+    try:
+        assert opened.take() == 1 << 40
+    finally:
+        opened.close()
+    assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
+    assert len((tmp_path / FILE_NAME).read_bytes()) == 12
