@@ -24,8 +24,9 @@ _MODULES: Final = {
     """,
     # The pool as a whole: names, blocks, space.
     "engine": """
-        kvfs.attributes kvfs.blocks kvfs.founding kvfs.identities kvfs.namespace kvfs.pool
-        kvfs.ready kvfs.reclaim kvfs.recovery kvfs.space kvfs.store
+        kvfs.attributes kvfs.blocks kvfs.founding kvfs.graves kvfs.identities kvfs.namespace
+        kvfs.pool kvfs.ready kvfs.rebuild kvfs.reclaim kvfs.recovery kvfs.space kvfs.store
+        kvfs.unfinished
     """,
     # The only floor that knows FUSE.
     "mount": "mount.*",
