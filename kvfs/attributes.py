@@ -12,7 +12,6 @@ from kvfs.errors import (
     ReadOnly,
     Unsupported,
 )
-from kvfs.identities import Identities
 from kvfs.namespace import Namespace, storable_mode
 from kvfs.pool import Pool
 from kvfs.types import InodeNo, InodeRecord
@@ -36,13 +35,11 @@ class Change(NamedTuple):
 class Attributes:
     """Changes attributes of the inodes of one pool."""
 
-    def __init__(
-        self, pool: Pool, namespace: Namespace, blocks: Blocks, identities: Identities
-    ) -> None:
+    def __init__(self, pool: Pool, namespace: Namespace, blocks: Blocks) -> None:
         self._pool = pool
         self._namespace = namespace
         self._blocks = blocks
-        self._identities = identities
+        self._identities = pool.identities
 
     def change(self, ino: InodeNo, change: Change) -> InodeRecord:
         """Apply *change* to *ino* and return its record as of now.

@@ -9,8 +9,7 @@ import stat
 from collections.abc import Callable
 from typing import Final
 
-from kvfs.errors import InvalidRequest, IsADirectory, ReadOnly, TooLarge
-from kvfs.identities import Identities
+from kvfs.errors import DeadInode, InvalidRequest, IsADirectory, ReadOnly, TooLarge
 from kvfs.lifecycle import State
 from kvfs.namespace import Namespace, counted, new_record
 from kvfs.open_inodes import OpenInode
@@ -26,10 +25,10 @@ _SIZE_MAX_BYTES: Final = (1 << 63) - 1
 class Blocks:
     """Creates, opens, measures, truncates and publishes the blocks of one pool."""
 
-    def __init__(self, pool: Pool, namespace: Namespace, identities: Identities) -> None:
+    def __init__(self, pool: Pool, namespace: Namespace) -> None:
         self._pool = pool
         self._namespace = namespace
-        self._identities = identities
+        self._identities = pool.identities
 
     def create(
         self, parent: InodeNo, name: bytes, mode: int, uid: int, gid: int
@@ -40,7 +39,7 @@ class Blocks:
         """
         pool = self._pool
         parent_record = self._namespace.require_free(parent, name)
-        pool.space.require(1)
+        pool.require_space(1)
         extent = pool.ready.take(parent, pool.monotonic_s())
         now_ns = pool.clock_ns()
         record = new_record(parent, name, mode, uid, gid, now_ns, parent_record)
@@ -69,6 +68,8 @@ class Blocks:
 
     def open(self, ino: InodeNo, *, writer: bool, truncate: bool) -> OpenInode:
         """Count a handle on file *ino*. Raises DeadInode, IsADirectory, ReadOnly, OSError."""
+        if ino in self._pool.graves and not writer and not truncate:
+            return self._open_removed(ino)
         record = self._namespace.record(ino)
         if not stat.S_ISREG(record.mode):
             raise IsADirectory if stat.S_ISDIR(record.mode) else InvalidRequest
@@ -85,6 +86,16 @@ class Blocks:
         except BaseException:
             self.close(opened, writer=writer)
             raise
+        return opened
+
+    def _open_removed(self, ino: InodeNo) -> OpenInode:
+        """Open what a LOOKUP found just before its name went: the old bytes, whole."""
+        record = self._pool.graves.exhume(ino)
+        if record is None or not stat.S_ISREG(record.mode):
+            raise DeadInode(f"inode {ino}")
+        opened = self._pool.open_inodes.enter(ino, writer=False)
+        opened.gone = record
+        opened.allocated_bytes = record.allocated_bytes
         return opened
 
     def enter_reader(self, opened: OpenInode) -> None:
@@ -112,11 +123,20 @@ class Blocks:
 
     def present(self, ino: InodeNo) -> InodeRecord:
         """Return *ino*'s record as of now: an open draft's size and times come from its extent."""
-        record = self._namespace.record(ino)
         opened = self._pool.open_inodes.get(ino)
+        if opened is None:
+            removed = self._pool.graves.record(ino)
+            if removed is not None:
+                return removed
+        record = self._namespace.record(ino)
         if opened is None or not opened.writers or opened.fd < 0:
             return record
         return self._measured(opened, record)
+
+    def is_gone(self, ino: InodeNo) -> bool:
+        """Whether living inode *ino* has lost its name (its link count is 0)."""
+        opened = self._pool.open_inodes.get(ino)
+        return ino in self._pool.graves if opened is None else opened.gone is not None
 
     def truncate(self, ino: InodeNo, size_bytes: int) -> None:
         """Set the length of file *ino*; growing costs nothing. Raises TooLarge, DeadInode."""
@@ -148,7 +168,7 @@ class Blocks:
         if end_bytes > _SIZE_MAX_BYTES:
             raise TooLarge(f"{end_bytes} bytes")
         if not mode & FALLOC_FL_PUNCH_HOLE:
-            pool.space.require(max(0, min(length_bytes, end_bytes - opened.allocated_bytes)))
+            pool.require_space(max(0, min(length_bytes, end_bytes - opened.allocated_bytes)))
 
         def work() -> int:
             pool.syscalls.fallocate(fd, mode, offset_bytes, length_bytes)
@@ -162,10 +182,7 @@ class Blocks:
             raise TooLarge(f"{end_bytes} bytes")
         growth_bytes = min(end_bytes - opened.allocated_bytes, size_bytes)
         if growth_bytes > 0:
-            space = self._pool.space
-            space.require(growth_bytes)
-            if growth_bytes > space.capacity_bytes - space.used_bytes - space.ready_bytes:
-                self._pool.ready.give_way()
+            self._pool.require_space(growth_bytes)
 
     def note_allocated(self, opened: OpenInode, allocated_bytes: int) -> None:
         """Account what an open extent holds now."""
@@ -234,4 +251,3 @@ class Blocks:
         if opened.gone is not None:
             self._pool.space.extra_bytes -= opened.allocated_bytes
             self._identities.erase(opened.ino, opened.gone)
-

@@ -18,7 +18,6 @@ from kvfs.errors import (
     NotFound,
     ReadOnly,
 )
-from kvfs.identities import Identities
 from kvfs.index_transaction import WriteTransaction
 from kvfs.lifecycle import State
 from kvfs.pool import Pool
@@ -47,9 +46,9 @@ def counted(counters: Counters, record: InodeRecord, step: int) -> Counters:
 class Namespace:
     """The tree of one pool."""
 
-    def __init__(self, pool: Pool, identities: Identities) -> None:
+    def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._identities = identities
+        self._identities = pool.identities
 
     # ---- looking ----
 
@@ -187,16 +186,16 @@ class Namespace:
         txn.delete_xattrs(ino)
 
     def bury(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> None:
-        """After the index forgot *ino*: keep it for its handles, or unlink what it had."""
+        """After the index forgot *ino*: keep it for its handles, or for a moment."""
         pool = self._pool
         opened = pool.open_inodes.get(ino)
+        pool.space.extra_bytes += record.allocated_bytes
         if opened is not None:
             opened.gone = record._replace(ctime_ns=now_ns)
             if not opened.writers:
                 opened.allocated_bytes = record.allocated_bytes
-            pool.space.extra_bytes += record.allocated_bytes
         else:
-            self._identities.erase(ino, record)
+            pool.graves.dig(ino, record._replace(ctime_ns=now_ns), pool.monotonic_s())
 
     def rename(
         self,
@@ -239,7 +238,9 @@ class Namespace:
         if replaced_record is not None:
             counters = counted(counters, replaced_record, -1)
         old_parent_record = self.directory(parent)
-        new_parent_record = old_parent_record if parent == new_parent else self.directory(new_parent)
+        new_parent_record = (
+            old_parent_record if parent == new_parent else self.directory(new_parent)
+        )
         # Atomic: no checkpoint from here until the name is visible.
         with pool.change(counters) as txn:
             txn.delete_name(parent, name, ino)
@@ -258,9 +259,7 @@ class Namespace:
             self.bury(replaced, replaced_record, now_ns)
         return replaced
 
-    def exchange(
-        self, parent: InodeNo, name: bytes, new_parent: InodeNo, new_name: bytes
-    ) -> None:
+    def exchange(self, parent: InodeNo, name: bytes, new_parent: InodeNo, new_name: bytes) -> None:
         """Swap two existing names atomically (RENAME_EXCHANGE). Raises NotFound, ReadOnly."""
         pool = self._pool
         if pool.settings.read_only:

@@ -13,6 +13,8 @@ from kvfs.background import Background
 from kvfs.config import Settings
 from kvfs.devices import Device
 from kvfs.extents import Extents
+from kvfs.graves import Graves
+from kvfs.identities import Identities
 from kvfs.index import Index
 from kvfs.index_transaction import WriteTransaction
 from kvfs.inode_numbers import InodeNumbers
@@ -67,14 +69,16 @@ class Pool:
                 self.extents, self.numbers, self.background, self.space, settings
             )
             self.open_inodes = OpenInodes()
+            self.identities = Identities(self.extents, self.background)
+            self.graves = Graves(self.space, self.identities.erase)
             if not settings.read_only:
                 write_run_state(device.pool_fd, self.syscalls, clean=False)
             self._parts = stack.pop_all()
 
     def close(self) -> None:
         """Stop cleanly: everything queued is done and the index durable. Raises OSError."""
-        self.ready.give_way()
-        self.background.drain()
+        self.graves.give_way()
+        self.background.drain()  # what is ordered becomes ready first
         self.ready.give_way()
         self.background.drain()
         if not self.settings.read_only:
@@ -83,6 +87,18 @@ class Pool:
             if self.background.failures == 0 and not self.open_inodes:
                 write_run_state(self.device.pool_fd, self.syscalls, clean=True)
         self._parts.close()
+
+    def require_space(self, size_bytes: int) -> None:
+        """Make room for *size_bytes* more data from what is held for convenience.
+
+        Raises NoSpace when the data alone leave no room.
+        """
+        space = self.space
+        if size_bytes > space.free_bytes - space.ready_bytes:
+            self.ready.give_way()
+        if size_bytes > space.free_bytes:
+            self.graves.give_way()
+        space.require(size_bytes)
 
     def next_sequence(self) -> Sequence:
         """Return a number higher than every one given out before (written with the counters)."""

@@ -12,7 +12,6 @@ from kvfs.attributes import Attributes
 from kvfs.blocks import Blocks
 from kvfs.config import Settings
 from kvfs.devices import Device
-from kvfs.identities import Identities
 from kvfs.namespace import Namespace
 from kvfs.pool import Pool
 from kvfs.recovery import recover
@@ -48,10 +47,9 @@ class Store:
             self.pool = Pool(device, settings, syscalls=calls)
         else:
             self.pool = Pool(device, settings, syscalls=calls, clock_ns=clock_ns)
-        self.identities = Identities(self.pool.extents, self.pool.background)
-        self.namespace = Namespace(self.pool, self.identities)
-        self.blocks = Blocks(self.pool, self.namespace, self.identities)
-        self.attributes = Attributes(self.pool, self.namespace, self.blocks, self.identities)
+        self.namespace = Namespace(self.pool)
+        self.blocks = Blocks(self.pool, self.namespace)
+        self.attributes = Attributes(self.pool, self.namespace, self.blocks)
 
     def own_root(self, uid: int | None, gid: int | None, mode: int | None) -> None:
         """Give the root directory the owner and mode that the mount's options ask for."""
@@ -92,7 +90,9 @@ class Store:
         pool = self.pool
         if pool.settings.read_only:
             return
-        pool.ready.tick(pool.monotonic_s())
+        now_s = pool.monotonic_s()
+        pool.graves.tick(now_s)
+        pool.ready.tick(now_s)
         pool.background.tick()
         if pool.numbers.refill_due:
             pool.background.submit_long(pool.numbers.refill)
@@ -114,7 +114,7 @@ class Store:
             "ready_extents": self.pool.ready.count,
             "ready_hits": self.pool.ready.hits,
             "ready_misses": self.pool.ready.misses,
+            "graves": len(self.pool.graves),
             "background_backlog": self.pool.background.backlog,
             "background_failures": self.pool.background.failures,
         }
-

@@ -63,7 +63,13 @@ class PassthroughPath:
     def abandon(self, backing_id: BackingId) -> None:
         """Give an id back that no inode uses."""
         self.closed_ids += 1
+        if self._device_fd < 0:
+            return
         kernel.close_backing(self._device_fd, backing_id)
+
+    def disconnect(self) -> None:
+        """Forget the connection, which takes its ids with it."""
+        self._device_fd = -1
 
     def grant(self, opened: OpenInode, backing_id: BackingId, *, writer: bool) -> Grant:
         """Return the inode's one backing id. Raises OSError, Damaged."""
@@ -109,5 +115,3 @@ class PassthroughPath:
     def describe(self) -> dict[str, int]:
         """Return how many ids are registered."""
         return {"backing_ids_open": len(self._open), "backing_ids_idle": len(self._idle)}
-
-

@@ -122,4 +122,3 @@ def awaited(handler: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, An
             raise fuse_error(error) from None
 
     return door
-

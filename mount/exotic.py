@@ -75,9 +75,7 @@ class Exotic:
 
     def answers(self) -> dict[int, Answer]:
         """Return what to answer by opcode; 0 stands for every code this protocol does not know."""
-        table: dict[int, Answer] = {
-            opcode: _refusing(code) for opcode, code in _REFUSED.items()
-        }
+        table: dict[int, Answer] = {opcode: _refusing(code) for opcode, code in _REFUSED.items()}
         for unknown in set(range(OPCODES)) - {int(opcode) for opcode in Opcode}:
             table[unknown] = _refusing(errno.ENOSYS)
         table[Opcode.GETXATTR] = self._getxattr
@@ -98,9 +96,7 @@ class Exotic:
                 return error_reply(unique, errno.EBADF)
             if mode not in _FALLOCATE_MODES:
                 return error_reply(unique, errno.EOPNOTSUPP)
-            work = self._store.blocks.allocation(
-                handle.opened, mode, offset_bytes, length_bytes
-            )
+            work = self._store.blocks.allocation(handle.opened, mode, offset_bytes, length_bytes)
         except Exception as error:
             return error_reply(unique, errno_of(error))
         self._nursery.start_soon(self._finish_fallocate, unique, fh, work)

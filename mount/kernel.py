@@ -59,9 +59,7 @@ def mount(device_fd: int, mountpoint: str, source: str, *, read_only: bool) -> N
 
     The kernel checks permissions itself (default_permissions), so that no handler has to.
     """
-    options = (
-        f"fd={device_fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
-    )
+    options = f"fd={device_fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
     flags = MS_NOSUID | MS_NODEV | (MS_RDONLY if read_only else 0)
     _check(
         _libc.mount(

@@ -95,12 +95,9 @@ class Lane:
         """Return struct fuse_attr and for how long it holds (s, ns)."""
         opened = self._store.pool.open_inodes.get(ino)
         valid = (0, 0) if record.state == State.DRAFT else self._attr_valid
-        if opened is None:
-            nlink = link_count(record)
-        else:
-            nlink = 0 if opened.gone is not None else link_count(record)
-            if opened.writers:
-                valid = (0, 0)
+        if opened is not None and opened.writers:
+            valid = (0, 0)
+        nlink = 0 if self._store.blocks.is_gone(ino) else link_count(record)
         atime_s, atime_ns = divmod(record.atime_ns, _NS)
         mtime_s, mtime_ns = divmod(record.mtime_ns, _NS)
         ctime_s, ctime_ns = divmod(record.ctime_ns, _NS)

@@ -42,8 +42,6 @@ def list_directory(
                     continue
                 row = entries.entry(child, child_record)
             else:
-                row = entries.entry(
-                    child, store.blocks.present(child), settled=not opened.writers
-                )
+                row = entries.entry(child, store.blocks.present(child), settled=not opened.writers)
             if not pyfuse3.readdir_reply(token, name, row, child):
                 return

@@ -50,10 +50,12 @@ class Operations(pyfuse3.Operations):
     def _present(self, ino: InodeNo) -> EntryAttributes:
         record = self._store.blocks.present(ino)
         opened = self._store.pool.open_inodes.get(ino)
-        if opened is None:
-            return self._entries.entry(ino, record)
-        nlink = 0 if opened.gone is not None else -1
-        return self._entries.entry(ino, record, nlink=nlink, settled=not opened.writers)
+        return self._entries.entry(
+            ino,
+            record,
+            nlink=0 if self._store.blocks.is_gone(ino) else -1,
+            settled=opened is None or not opened.writers,
+        )
 
     def _file_info(self, fh: int, grant: Grant) -> FileInfo:
         self._granted(grant)
@@ -78,9 +80,7 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext
     ) -> EntryAttributes:
         """Make a directory."""
-        ino, record = self._namespace.make_node(
-            InodeNo(parent_inode), name, mode, ctx.uid, ctx.gid
-        )
+        ino, record = self._namespace.make_node(InodeNo(parent_inode), name, mode, ctx.uid, ctx.gid)
         return self._entries.entry(ino, record)
 
     @answered

@@ -55,5 +55,3 @@ def backing_obstacle(error: OSError) -> str:
     if error.errno in (errno.ENOTTY, errno.EOPNOTSUPP):
         return _NEEDS
     return f"{os.strerror(error.errno or 0)}"
-
-

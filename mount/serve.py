@@ -56,9 +56,7 @@ def run(
                 settings.source,
                 read_only=settings.read_only,
                 capacity_bytes=settings.capacity_bytes,
-                reserve=Reserve(
-                    settings.directory_reserve_share, settings.directory_reserve_bytes
-                ),
+                reserve=Reserve(settings.directory_reserve_share, settings.directory_reserve_bytes),
             )
         )
         store = Store(device, settings)
@@ -115,6 +113,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
 
     def __exit__(self, *_: object) -> None:
         self._unmount()
+        if isinstance(self.path, PassthroughPath):
+            self.path.disconnect()
         os.close(self.device_fd)
 
     def _unmount(self) -> None:
