@@ -7,7 +7,7 @@ business of namespace.py, blocks.py and attributes.py.
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvfs.background import Background
 from kvfs.config import Settings
@@ -16,7 +16,6 @@ from kvfs.extents import Extents
 from kvfs.graves import Graves
 from kvfs.identities import Identities
 from kvfs.index import Index
-from kvfs.index_transaction import WriteTransaction
 from kvfs.inode_numbers import InodeNumbers
 from kvfs.open_inodes import OpenInodes
 from kvfs.ready import ReadyQueue
@@ -25,6 +24,9 @@ from kvfs.run_state import write_run_state
 from kvfs.space import Space
 from kvfs.syscalls import Syscalls
 from kvfs.types import Sequence
+
+if TYPE_CHECKING:
+    from kvfs.index_transaction import WriteTransaction
 
 INDEX_DIRECTORY: Final = "index"
 

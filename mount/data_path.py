@@ -6,7 +6,6 @@ one is refused with EIO, and all its handles share one backing id.
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Final
 
 from kvfs.open_inodes import OpenInode

@@ -35,7 +35,7 @@ class HandleKind(IntEnum):
 class Handle:
     """One open handle; ``opened`` is the inode it keeps open."""
 
-    __slots__ = ("backing_id", "flags", "fh", "kind", "opened", "slot")
+    __slots__ = ("backing_id", "fh", "flags", "kind", "opened", "slot")
 
     def __init__(
         self,

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from kvfs.devices import Device
 from kvfs.errors import ToolMissing
 
-
 _NEEDS = "needs Linux 6.9 or newer with CONFIG_FUSE_PASSTHROUGH"
 
 
