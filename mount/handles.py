@@ -19,6 +19,7 @@ from kvfs.types import BackingId, HandleNo, InodeNo
 _ROW: Final = struct.Struct("<QIiIIQQ8x")
 _ROW_BYTES: Final = 48
 assert _ROW.size == _ROW_BYTES
+_NO_ID: Final = BackingId(0)
 _GROW_ROWS: Final = 4096
 _SLOT_MASK: Final = (1 << 32) - 1
 
@@ -77,7 +78,7 @@ class Handles:
         return len(self._open)
 
     def open(
-        self, kind: HandleKind, flags: int, opened: OpenInode, backing_id: BackingId = BackingId(0)
+        self, kind: HandleKind, flags: int, opened: OpenInode, backing_id: BackingId = _NO_ID
     ) -> Handle:
         """Record a new handle and return it."""
         if not self._free:
