@@ -26,8 +26,6 @@ from kvfs.syscalls import Syscalls
 from kvfs.types import Sequence
 
 if TYPE_CHECKING:
-    
-if TYPE_CHECKING:
     from kvfs.index_transaction import WriteTransaction
 
 INDEX_DIRECTORY: Final = "index"
