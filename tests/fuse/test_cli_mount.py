@@ -13,7 +13,7 @@ import pytest
 from kvfs import __version__, errors
 from kvfs.control_client import ask
 from kvfs.pool_name import name_of, socket_path
-from tests.support.mounting import KVFS, ROOT, Mounted, run_kvfs, wait_gone, workplace
+from tests.support.mounting import KVFS, ROOT, Mounted, run_kvfs, workplace
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -122,14 +122,16 @@ def test_a_lazy_umount_detaches_what_is_in_use(place: Path) -> None:
             assert result.stderr.startswith(f"kvfs: server {mount.server_pid} lives on")
             assert not os.path.ismount(mount.path)
             file.write(b"still served")
-        wait_gone(mount.server_pid, mount._pidfd)
+        mount._wait_for_server()
 
 
 def test_a_dead_server_is_named_and_its_mount_cleared(place: Path) -> None:
     with mounted(place) as mount:
-        (mount.path / "block").write_bytes(b"kept")
+        (mount.path / "draft").write_bytes(b"kept")
+        # The rename publishes, and has done so when it returns; a close is told to nobody.
+        (mount.path / "draft").rename(mount.path / "block")
         os.kill(mount.server_pid, signal.SIGKILL)
-        wait_gone(mount.server_pid, mount._pidfd)
+        mount._wait_for_server()
         result = run_kvfs("status", str(mount.path), check=False)
         assert result.returncode == errors.NotMounted.exit_code
         assert f"the server of {mount.path} is dead" in result.stderr
@@ -188,7 +190,7 @@ def test_sigterm_stops_cleanly(place: Path) -> None:
     with mounted(place, f"--log-file={log}") as mount:
         (mount.path / "block").write_bytes(b"kept")
         os.kill(mount.server_pid, signal.SIGTERM)
-        wait_gone(mount.server_pid, mount._pidfd)
+        mount._wait_for_server()
         assert not os.path.ismount(mount.path)
         assert not os.path.exists(socket_path(name_of(str(mount.path))))
         assert json.loads((place / "pool" / "RUN").read_text())["clean"] is True

@@ -90,14 +90,17 @@ def test_systemd_accepts_it(tmp_path: Path) -> None:
 def test_it_starts_tells_systemd_reloads_and_stops(
     service: configparser.SectionProxy, place: Path
 ) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified,
+        (place / "stderr").open("wb") as stderr,
+    ):
         notified.bind(str(place / "notify"))
         notified.settimeout(60)
         server = subprocess.Popen(
             command(service["ExecStart"], place),
             cwd=ROOT,
             env={**os.environ, "NOTIFY_SOCKET": str(place / "notify")},
-            stderr=(place / "stderr").open("wb"),
+            stderr=stderr,
         )
         try:
             ready = notified.recv(4096).splitlines()
