@@ -77,6 +77,9 @@ def mounted(request: pytest.FixtureRequest) -> Iterator[Mounted | Reference]:
         if request.param == "passthrough":
             require_passthrough(mount)
         yield mount
+        mount.stop()
+        if errors := mount.errors():
+            pytest.fail("the server logged errors:\n" + "\n".join(errors), pytrace=False)
 
 
 @pytest.fixture

@@ -240,8 +240,10 @@ def test_modes(kv: Path, nobody: Caller, other: Caller) -> None:
 def test_special_bits_of_files_are_dropped(kv: Path, mounted: Mounted) -> None:
     """[chmod-special] Accepted, not stored, by chmod, open and mknod; and the mount is nosuid."""
     write_file(kv / "file", b"")
-    os.chmod(kv / "file", 0o7755)
+    os.chmod(kv / "file", 0o6755)
     assert IMODE(os.stat(kv / "file").st_mode) == 0o755
+    os.chmod(kv / "file", 0o7700)
+    assert IMODE(os.stat(kv / "file").st_mode) == 0o1700
     with opened(kv / "made", os.O_CREAT | os.O_WRONLY, 0o6711) as fd:
         assert IMODE(os.fstat(fd).st_mode) == 0o711
     os.mknod(kv / "node", stat.S_IFREG | 0o4700)

@@ -82,6 +82,12 @@ def list_directory(path: AnyPath, room_bytes: int = 32768) -> list[Row]:
         os.close(fd)
 
 
+def listxattr_into(path: AnyPath, room_bytes: int) -> int:
+    """Return how many bytes listxattr(2) filled in, or with 0 how many it would."""
+    buffer = ctypes.create_string_buffer(max(room_bytes, 1))
+    return _check(_libc.listxattr(os.fsencode(path), buffer, ctypes.c_size_t(room_bytes)))
+
+
 def utimensat(path: AnyPath, atime: tuple[int, int], mtime: tuple[int, int]) -> None:
     """Set both times as (seconds, nanoseconds), where UTIME_NOW and UTIME_OMIT are allowed."""
     times = _TIMESPEC.pack(*atime) + _TIMESPEC.pack(*mtime)
@@ -98,6 +104,16 @@ def refused(*expected: int) -> Iterator[None]:
         got = errno.errorcode.get(error.errno or 0, str(error))
     names = [errno.errorcode[number] for number in expected]
     assert got in names, f"expected {'/'.join(names)}, got {got}"
+
+
+@contextlib.contextmanager
+def tolerated(*allowed: int) -> Iterator[None]:
+    """Let the body fail with one of the *allowed* errno values, or succeed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in allowed:
+            raise
 
 
 @contextlib.contextmanager

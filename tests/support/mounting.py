@@ -24,7 +24,7 @@ KVFS: Final = (sys.executable, "-m", "kvfs.cli.main")
 #: Generous, since two shared cores run everything; a test that needs it has failed anyway.
 COMMAND_WAIT_S: Final = 90.0
 #: Flip once the passthrough data path is in: from then on a machine that could and does not fails.
-PASSTHROUGH_WORKS: Final = False
+PASSTHROUGH_WORKS: Final = True
 #: The first kernel with FUSE passthrough.
 PASSTHROUGH_KERNEL: Final = (6, 9)
 MEMORY_DIRECTORY: Final = Path("/dev/shm")
@@ -132,6 +132,7 @@ class Mounted:
         self.source = str(source)
         self.path = mountpoint
         self.flags = flags
+        self.log_file = mountpoint.with_suffix(".log")
         self.prefix = prefix
         self.server_pid = 0
         self._pidfd = -1
@@ -150,7 +151,9 @@ class Mounted:
 
     def start(self, *more_flags: str) -> None:
         """Mount; returns when it serves. Raises CommandFailed with what the command printed."""
-        run_kvfs("mount", self.source, str(self.path), *self.flags, *more_flags, prefix=self.prefix)
+        log = () if "--log-file" in self.flags else ("--log-file", str(self.log_file))
+        flags = (*log, *self.flags, *more_flags)
+        run_kvfs("mount", self.source, str(self.path), *flags, prefix=self.prefix)
         self.server_pid = int(self.status()["server_pid"])
         self._pidfd = os.pidfd_open(self.server_pid)
 
@@ -180,6 +183,17 @@ class Mounted:
         """Return how many requests of each opcode the server has answered."""
         counts: dict[str, int] = self.status()["requests"]
         return counts
+
+    def errors(self) -> list[str]:
+        """Return what the server logged as an error, tracebacks included."""
+        wrong: list[str] = []
+        inside = False
+        for line in self.log_file.read_text().splitlines():
+            if line[:1].isdigit():  # a line with a time; a traceback's have none
+                inside = " ERROR " in line or " CRITICAL " in line
+            if inside:
+                wrong.append(line)
+        return wrong
 
     def abort(self) -> None:
         """Make every call that waits on this mount fail: the way out of a hung server."""
