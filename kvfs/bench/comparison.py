@@ -63,7 +63,9 @@ def check_places(places: Places, plan: Plan) -> None:
 
 def compare(places: Places, plan: Plan, output: Output) -> Outcome:
     """Run *plan* in both *places* and return its outcome. Raises ``BenchFailed``."""
-    started_s = time.monotonic()
+    started_s, machine = time.monotonic(), _machine()
+    if machine["load_before"] > machine["cpus"] / 2:
+        output.say("others keep this machine busy: the figures will spread")
     baseline_on, mount_on = _mount_of(places.baseline), _mount_of(places.mount)
     status = mount_status(mount_on.mountpoint)
     _insist_on_data_path(plan.data_path, status, mount_on.mountpoint)
@@ -86,7 +88,7 @@ def compare(places: Places, plan: Plan, output: Output) -> Outcome:
         )
     setting = {
         "kvfs": __version__,
-        "machine": _machine(),
+        "machine": machine,
         "baseline": {"path": places.baseline, "fs_type": baseline_on.fs_type},
         "mount": {
             "path": places.mount,
@@ -121,4 +123,5 @@ def _machine() -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "python": platform.python_version(),
+        "load_before": round(os.getloadavg()[0], 2),
     }

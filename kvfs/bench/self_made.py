@@ -6,6 +6,7 @@ than a full one; so both are written full after their file system was made, befo
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from kvfs.errors import BenchFailed, NotRoot, ToolMissing, UsageError
 from kvfs.sizes import format_size
 
 _TOOLS: Final = ("losetup", "mkfs.xfs", "mount", "umount")
+#: Of everything that is made, so that what a killed run left behind is known again.
+_PREFIX: Final = "kvfs-bench-"
 _ZEROS: Final = bytes(4 << 20)
 #: For the page cache, the server and everybody else, on top of the devices and the data.
 _SPARE_BYTES: Final = 2 << 30
@@ -42,31 +45,42 @@ def self_made(
     """
     _check(size_bytes, backing)
     with ExitStack() as stack:
-        images = Path(tempfile.mkdtemp(prefix="kvfs-bench-", dir=backing))
-        stack.callback(shutil.rmtree, images, ignore_errors=True)
-        # Both mountpoints are siblings, so that both paths are walked in as many steps.
-        points = Path(tempfile.mkdtemp(prefix="kvfs-bench-"))
-        stack.callback(_remove_points, points)
-        places = Places(str(points / "xfs"), str(points / "kvfs"))
-        for place in places:
-            os.mkdir(place)
+        try:
+            yield _make(stack, size_bytes, backing, data_path, say)
+        finally:
+            # A second Ctrl-C must not leave half of it standing.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
 
-        say("making the baseline: mkfs.xfs with its defaults")
-        device = stack.enter_context(_loop_device(images / "xfs", size_bytes))
-        _run("mkfs.xfs", "-q", device)
-        say("writing its backing file full")
-        fill_holes(images / "xfs")
-        _run("mount", "-t", "xfs", device, places.baseline)
-        stack.callback(_unmount, places.baseline)
 
-        say("making the pool: kvfs mkfs")
-        device = stack.enter_context(_loop_device(images / "kvfs", size_bytes))
-        _run(*KVFS, "mkfs", device)
-        say("writing its backing file full")
-        fill_holes(images / "kvfs")
-        _run(*KVFS, "mount", f"--data-path={data_path}", device, places.mount)
-        stack.callback(_unmount_kvfs, places.mount)
-        yield places
+def _make(
+    stack: ExitStack, size_bytes: int, backing: str, data_path: str, say: Callable[[str], None]
+) -> Places:
+    images = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=backing))
+    stack.callback(shutil.rmtree, images, ignore_errors=True)
+    # Both mountpoints are siblings, so that both paths are walked in as many steps.
+    points = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    stack.callback(_remove_points, points)
+    places = Places(str(points / "xfs"), str(points / "kvfs"))
+    for place in places:
+        os.mkdir(place)
+
+    say("making the baseline: mkfs.xfs with its defaults")
+    device = stack.enter_context(_loop_device(images / "xfs", size_bytes))
+    _run("mkfs.xfs", "-q", device)
+    say("writing its backing file full")
+    fill_holes(images / "xfs")
+    stack.callback(_unmount, places.baseline)
+    _run("mount", "-t", "xfs", device, places.baseline)
+
+    say("making the pool: kvfs mkfs")
+    device = stack.enter_context(_loop_device(images / "kvfs", size_bytes))
+    _run(*KVFS, "mkfs", device)
+    say("writing its backing file full")
+    fill_holes(images / "kvfs")
+    stack.callback(_unmount_kvfs, places.mount)
+    _run(*KVFS, "mount", f"--data-path={data_path}", device, places.mount)
+    return places
 
 
 def fill_holes(image: Path) -> None:
@@ -117,11 +131,18 @@ def _available_memory_bytes() -> int:
 def _loop_device(image: Path, size_bytes: int) -> Iterator[str]:
     with open(image, "wb") as file:
         file.truncate(size_bytes)
-    device = _run("losetup", "--find", "--show", str(image)).strip()
     try:
-        yield device
+        yield _run("losetup", "--find", "--show", str(image)).strip()
     finally:
-        subprocess.run(["losetup", "--detach", device], check=False, capture_output=True)
+        # By the file, not by the name: an interrupted losetup has not told the name.
+        listed = subprocess.run(
+            ["losetup", "--noheadings", "--output", "NAME", "--associated", str(image)],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        for device in listed.stdout.split():
+            subprocess.run(["losetup", "--detach", device], check=False, capture_output=True)
 
 
 def _run(*argv: str) -> str:
@@ -140,15 +161,14 @@ def _run(*argv: str) -> str:
 
 def _unmount_kvfs(mountpoint: str) -> None:
     subprocess.run([*KVFS, "umount", mountpoint], check=False, capture_output=True)
-    if os.path.ismount(mountpoint):
-        _unmount(mountpoint)
+    _unmount(mountpoint)
 
 
 def _unmount(mountpoint: str) -> None:
     for flags in ([], ["--lazy"]):
-        done = subprocess.run(["umount", *flags, mountpoint], check=False, capture_output=True)
-        if done.returncode == 0:
+        if not os.path.ismount(mountpoint):
             return
+        subprocess.run(["umount", *flags, mountpoint], check=False, capture_output=True)
 
 
 def _remove_points(points: Path) -> None:

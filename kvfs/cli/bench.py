@@ -59,7 +59,7 @@ def _configure_compare(nested: "Subparsers") -> None:
     add("--data-path", choices=_DATA_PATHS, default="auto", help="the one to insist on")
     add("--jobs", metavar="NAMES", default="", help="only these, e.g. 'store-*,load-4m-2t-*'")
     add("--full", action="store_true", help="every job there is: an hour")
-    add("--pairs", metavar="N", type=int, default=11, help="pairs of runs a job (default 11)")
+    add("--pairs", metavar="N", type=int, default=9, help="pairs of runs a job (default 9)")
     add("--data", metavar="SIZE", help="bytes of blocks a side holds at a time (default 1G)")
     add("--quick", action="store_true", help="do very little: does it run at all?")
     add("--json", metavar="FILE", help="write everything measured to FILE, or - for stdout")
