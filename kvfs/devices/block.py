@@ -1,5 +1,6 @@
 """A block device as a source: claimed, looked at, formatted, opened, wiped; in that order."""
 
+import contextlib
 import os
 
 from kvfs.devices import busy, loop, probe, xfs
@@ -47,6 +48,7 @@ def destroy_block(path: str) -> None:
     """Make the pool on block device *path* unrecognisable. Raises as open_block."""
     busy.refuse_busy(path)
     require_pool(path)
+    require_known(path, path)
     fd = busy.claim(path, os.O_RDWR)
     try:
         probe.zero_edges(fd)
@@ -65,6 +67,15 @@ def require_pool(path: str) -> None:
         raise SourceForeign(
             f"{path} is no kvfs pool: {content.text}; kvfs mkfs --force overwrites it"
         )
+
+
+def require_known(block_path: str, source: str) -> None:
+    """Raise SourceForeign or FormatUnknown for what carries a pool's label but is none we know.
+
+    One whose XFS cannot be mounted any more is to be destroyed all the same.
+    """
+    with contextlib.suppress(SourceDamaged):
+        xfs.look_at_pool(block_path, source)
 
 
 def refuse_size(path: str, size_bytes: int, capacity_bytes: int | None) -> None:

@@ -120,7 +120,8 @@ def refuse_busy_directory(path: str) -> None:
     """Raise SourceBusy when the pool in directory *path* is mounted."""
     pool_fd = _open(path)
     try:
-        os.close(pool_files.lock_pool(pool_fd, path))
+        with contextlib.suppress(SourceForeign):  # no LOCK: nobody holds it
+            os.close(pool_files.lock_pool(pool_fd, path))
     finally:
         os.close(pool_fd)
 

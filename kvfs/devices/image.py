@@ -75,6 +75,8 @@ def destroy_image(path: str) -> None:
     """Blank the pool in image file *path*; the file stays. Raises as open_image."""
     with _locked(path) as image_fd:
         block.require_pool(path)
+        with _attached(image_fd, path, read_only=True) as block_path:
+            block.require_known(block_path, path)
         try:
             probe.zero_edges(image_fd)
         except OSError as error:

@@ -110,7 +110,7 @@ def destroy_source(source: str) -> None:
     """Make *source* blank again: it must be a pool that nobody uses. Raises as open_source.
 
     A directory loses the pool's files and nothing else; a block device or image the first and
-    last 4 MiB.
+    last 4 MiB. The source is free again on return.
     """
     kind = recognise(source)
     if kind == "block":
@@ -119,6 +119,7 @@ def destroy_source(source: str) -> None:
         image.destroy_image(source)
     else:
         directory.destroy_directory(source)
+    wait_released(source)
 
 
 def wait_released(source: str, wait_s: float = 10.0) -> None:
