@@ -16,6 +16,7 @@ from kvfs.extents import Extents
 from kvfs.graves import Graves
 from kvfs.identities import Identities
 from kvfs.index import Index
+from kvfs.index_place import index_path
 from kvfs.inode_numbers import InodeNumbers
 from kvfs.open_inodes import OpenInodes
 from kvfs.ready import ReadyQueue
@@ -28,7 +29,10 @@ from kvfs.types import Sequence
 if TYPE_CHECKING:
     from kvfs.index_transaction import WriteTransaction
 
-INDEX_DIRECTORY: Final = "index"
+
+def kernel_clock_ns() -> int:
+    """Return the time as the kernel stamps files with it, so that the two never disagree."""
+    return time.clock_gettime_ns(time.CLOCK_REALTIME_COARSE)
 
 
 class Pool:
@@ -40,7 +44,7 @@ class Pool:
         settings: Settings,
         *,
         syscalls: Syscalls | None = None,
-        clock_ns: Callable[[], int] = time.time_ns,
+        clock_ns: Callable[[], int] = kernel_clock_ns,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open the index and extents of *device*. Raises IndexDamaged, FormatUnknown, OSError."""
@@ -51,7 +55,7 @@ class Pool:
         self.monotonic_s = monotonic_s
         with contextlib.ExitStack() as stack:
             self.index = Index(
-                index_path(device),
+                index_path(device.pool_fd),
                 map_size_bytes=settings.index_map_bytes,
                 preallocate_bytes=settings.index_preallocate_bytes,
                 read_only=settings.read_only,
@@ -77,18 +81,41 @@ class Pool:
                 write_run_state(device.pool_fd, self.syscalls, clean=False)
             self._parts = stack.pop_all()
 
-    def close(self) -> None:
-        """Stop cleanly: everything queued is done and the index durable. Raises OSError."""
-        self.graves.give_way()
-        self.background.drain()  # what is ordered becomes ready first
-        self.ready.give_way()
-        self.background.drain()
-        if not self.settings.read_only:
+    def close(self, *, settled: bool = True, swept: bool = True) -> None:
+        """Stop: everything queued is done, index and extents durable. Raises OSError.
+
+        Not *settled*, the index holds drafts and the pool counts as not stopped cleanly; not
+        *swept*, the next start looks for strays.
+        """
+        try:
+            self.graves.give_way()
+            self.background.drain()  # what is ordered becomes ready first
+            self.ready.give_way()
+            self.background.drain()
+            if not self.settings.read_only:
+                self._make_durable()
+                if settled:
+                    strays = self.background.failures > 0 or not swept
+                    write_run_state(
+                        self.device.pool_fd, self.syscalls, clean=True, strays=strays
+                    )
+        finally:
+            self._parts.close()
+
+    def _make_durable(self) -> None:
+        """Sync index and extents; who believes a clean stop believes every byte of them.
+
+        After a failed sync the page cache is no witness any more: the kernel may have dropped
+        what it could not write. The next start then rebuilds from what is whole on the device.
+        """
+        pool_fd, syscalls = self.device.pool_fd, self.syscalls
+        try:
             self.index.sync()
-            self.syscalls.fsync(self.device.pool_fd)
-            if self.background.failures == 0 and not self.open_inodes:
-                write_run_state(self.device.pool_fd, self.syscalls, clean=True)
-        self._parts.close()
+            syscalls.syncfs(pool_fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                write_run_state(pool_fd, syscalls, clean=False, trusted=False)
+            raise
 
     def require_space(self, size_bytes: int) -> None:
         """Make room for *size_bytes* more data from what is held for convenience.
@@ -117,8 +144,3 @@ class Pool:
             txn.put_counters(counters)
         self.counters = counters
         self.space.recorded_bytes = counters.used_bytes
-
-
-def index_path(device: Device) -> str:
-    """Return a path to *device*'s index; a detached mount has no other name than its fd."""
-    return f"/proc/self/fd/{device.pool_fd}/{INDEX_DIRECTORY}"

@@ -39,6 +39,10 @@ def adopt_nothing(_ino: InodeNo, _fd: int) -> BackingId:
     return BackingId(0)
 
 
+def abandon_nothing(_backing_id: BackingId) -> None:
+    """Take back what ``adopt_nothing`` gave."""
+
+
 class ReadyQueue:
     """Prepared extents, by the size they were preallocated to."""
 
@@ -57,7 +61,7 @@ class ReadyQueue:
         self._settings = settings
         self.demand = Demand(settings.demand_directories_max)
         self.adopt: Adopt = adopt_nothing
-        self.abandon: Callable[[BackingId], None] = lambda _id: None
+        self.abandon: Callable[[BackingId], None] = abandon_nothing
         self._queues: dict[int, deque[ReadyExtent]] = {}
         self._coming: dict[int, int] = {}
         self._depths: dict[int, int] = {}

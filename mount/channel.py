@@ -87,7 +87,8 @@ class Channel:
         self._answers: list[Answer | None] = [None] * OPCODES
         self.features: Features | None = None
         self.wanted: Callable[[int], Features] | None = None
-        self.ready = trio.Event()
+        #: Called when the kernel has the INIT reply, before any other request is read.
+        self.agreed: Callable[[], None] = lambda: None
         #: Does one short piece of work when no request waits; False when there is none.
         self.idle: Callable[[], bool] = _nothing_to_do
 
@@ -209,7 +210,9 @@ class Channel:
                 reply = self._with_grant(reply, self._grants.pop(unique))
             elif unique == self._init_unique:
                 self._init_unique = -1
-                reply = self._with_features(reply)
+                self.reply(self._with_features(reply))
+                self.agreed()
+                continue
             self.reply(reply)
 
     def reply(self, reply: bytes) -> None:
@@ -235,7 +238,6 @@ class Channel:
         if self.wanted is None:
             return reply
         self.features = self.wanted(self._init_flags)
-        self.ready.set()
         return patch_init_reply(reply, self.features, self._max_background)
 
     async def flush_late(self) -> None:

@@ -13,8 +13,11 @@ from kvfs.pool import Pool
 from kvfs.types import BackingId, InodeNo
 from mount import kernel
 from mount.files import Grant
+from mount.path_choice import backing_obstacle
 from mount.wire import FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PASSTHROUGH
 
+#: Any regular file on the backing file system serves to try passthrough.
+PROBE_FILE: Final = "INODES"
 _NO_ID: Final = BackingId(0)
 _THROUGH_DAEMON: Final = Grant(FOPEN_KEEP_CACHE, _NO_ID)
 
@@ -65,6 +68,17 @@ class PassthroughPath:
         if self._device_fd < 0:
             return
         kernel.close_backing(self._device_fd, backing_id)
+
+    def obstacle(self) -> str | None:
+        """Register and give back one file of the pool; return why that failed, None if it works."""
+        fd = os.open(PROBE_FILE, os.O_PATH | os.O_CLOEXEC, dir_fd=self._pool.device.pool_fd)
+        try:
+            kernel.close_backing(self._device_fd, kernel.open_backing(self._device_fd, fd))
+        except OSError as error:
+            return backing_obstacle(error)
+        finally:
+            os.close(fd)
+        return None
 
     def disconnect(self) -> None:
         """Forget the connection, which takes its ids with it."""

@@ -2,12 +2,13 @@
 
 import errno
 import os
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from kvfs.devices import Device
 from kvfs.errors import ToolMissing
 
-_NEEDS = "needs Linux 6.9 or newer with CONFIG_FUSE_PASSTHROUGH"
+#: FUSE passthrough came with this release (fs/fuse/passthrough.c).
+_RELEASE_MIN: Final = (6, 9)
+NOT_OFFERED: Final = "the kernel was built without CONFIG_FUSE_PASSTHROUGH"
 
 
 class PathChoice(NamedTuple):
@@ -17,40 +18,42 @@ class PathChoice(NamedTuple):
     reason: str
 
 
-def choose_path(wanted: str, device: Device, device_fd: int) -> PathChoice:
-    """Choose by what the setting *wanted* and what the machine can.
+def choose_path(wanted: str) -> PathChoice:
+    """Choose by what the setting *wanted* and what the kernel's release can.
 
     Raises ToolMissing when passthrough was demanded and is not to be had.
     """
     if wanted == "daemon":
-        return PathChoice(False, "asked for by the setting data_path")
-    obstacle = passthrough_obstacle(device, device_fd)
-    if obstacle is None:
-        return PathChoice(True, "the kernel and the backing file system allow it")
-    if wanted == "passthrough":
-        raise ToolMissing(f"passthrough is not to be had: {obstacle}; use --data-path=auto")
-    return PathChoice(False, obstacle)
-
-
-def passthrough_obstacle(device: Device, device_fd: int) -> str | None:
-    """Return why passthrough cannot work here, None if nothing is known against it."""
+        return PathChoice(passthrough=False, reason="asked for by the setting data_path")
     release = os.uname().release
-    try:
-        version = tuple(int(part) for part in release.split(".")[:2])
-    except ValueError:
-        version = (0, 0)
-    if version < (6, 9):
-        return f"Linux {release}: {_NEEDS}"
-    del device, device_fd
-    return None
+    if _version(release) < _RELEASE_MIN:
+        return without_passthrough(wanted, f"Linux {release} has none, 6.9 and newer do")
+    return PathChoice(passthrough=True, reason="the kernel and the backing file system allow it")
+
+
+def without_passthrough(wanted: str, obstacle: str) -> PathChoice:
+    """Return the daemon path with *obstacle* as its reason. Raises ToolMissing if not wanted."""
+    if wanted == "passthrough":
+        raise ToolMissing(
+            f"passthrough is not to be had: {obstacle}; --data-path=auto serves without it"
+        )
+    return PathChoice(passthrough=False, reason=f"no passthrough: {obstacle}")
 
 
 def backing_obstacle(error: OSError) -> str:
-    """Return what a refused backing id means (fs/fuse/backing.c)."""
+    """Return what a refused backing id means (fuse_backing_open in fs/fuse/backing.c)."""
     if error.errno == errno.EPERM:
-        return "no CAP_SYS_ADMIN, or passthrough was not agreed"
+        return "the server has no CAP_SYS_ADMIN"
     if error.errno == errno.ELOOP:
-        return "the backing file system is stacked (overlayfs)"
+        return "the backing file system is stacked itself (overlayfs)"
     if error.errno in (errno.ENOTTY, errno.EOPNOTSUPP):
-        return _NEEDS
-    return f"{os.strerror(error.errno or 0)}"
+        return NOT_OFFERED
+    return os.strerror(error.errno or 0)
+
+
+def _version(release: str) -> tuple[int, ...]:
+    """Return (major, minor) of a kernel release; (0, 0) if it has another form."""
+    try:
+        return tuple(int(part) for part in release.split(".")[:2])
+    except ValueError:
+        return (0, 0)

@@ -18,6 +18,7 @@ from kvfs.config import Settings
 from kvfs.devices import Device, Reserve, open_source
 from kvfs.errors import ServeFailed
 from kvfs.pool_name import socket_path
+from kvfs.ready import abandon_nothing, adopt_nothing
 from kvfs.store import Store
 from kvfs.types import InodeNo
 from mount import kernel
@@ -32,7 +33,7 @@ from mount.init_reply import Features, agree
 from mount.lane import Lane
 from mount.logging_setup import apply_levels
 from mount.operations import Operations
-from mount.path_choice import PathChoice, choose_path
+from mount.path_choice import NOT_OFFERED, PathChoice, choose_path, without_passthrough
 from mount.status import describe
 
 _log: Final = logging.getLogger(__name__)
@@ -79,13 +80,14 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             raise ServeFailed(
                 f"{kernel.DEVICE}: {error.strerror}; load the fuse module (modprobe fuse)"
             ) from error
-        self.choice: PathChoice = choose_path(settings.data_path, device, self.device_fd)
+        self.choice: PathChoice = choose_path(settings.data_path)
         self.channel = Channel(self.device_fd, settings.max_background)
         self.handles = Handles(os.memfd_create("kvfs-handles", os.MFD_CLOEXEC))
         self.entries = Entries(settings, device.epoch)
         self.path = self._make_path()
         self.files = Files(store, self.handles, self.path, settings.io_threads)
         self.lane: Lane | None = None
+        self._settled = trio.Event()
         self._mounted = False
 
     def _make_path(self) -> DataPath:
@@ -130,6 +132,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
     async def serve(self, ready: Callable[[], None], load: Callable[[], Settings] | None) -> None:
         """Run everything until the mount goes away."""
         self.channel.wanted = self._agree
+        self.channel.agreed = self._settle_path
         self.channel.install()
         self.channel.idle = self.store.pool.background.run_one
         operations = Operations(
@@ -159,8 +162,22 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
     def _agree(self, offered: int) -> Features:
         return agree(offered, passthrough=self.choice.passthrough)
 
+    def _settle_path(self) -> None:
+        """Try passthrough for real before the first file is opened; else take the daemon path."""
+        features = self.channel.features
+        if isinstance(self.path, PassthroughPath):
+            agreed = features is not None and features.passthrough
+            obstacle = self.path.obstacle() if agreed else NOT_OFFERED
+            if obstacle is not None:
+                self.choice = without_passthrough(self.settings.data_path, obstacle)
+                self.path.disconnect()
+                self.path = self.files.path = DaemonPath()
+                self.store.pool.ready.adopt = adopt_nothing
+                self.store.pool.ready.abandon = abandon_nothing
+        self._settled.set()
+
     async def _announce(self, ready: Callable[[], None], nursery: trio.Nursery) -> None:
-        await self.channel.ready.wait()
+        await self._settled.wait()
         # Only now: no backing id is given out before INIT has agreed on passthrough.
         nursery.start_soon(self._tick)
         ready()
