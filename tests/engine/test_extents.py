@@ -235,14 +235,14 @@ def test_a_file_name_tells_its_inode_number(ino: int) -> None:
 
 
 def test_an_identity_outlives_the_process_that_wrote_it(place: Place) -> None:
-    with place.extents() as extents, created(extents) as (ino, _):
+    with place.extents() as extents, created(extents) as (ino, fd):
         wanted = identity_of(ino, name=b"\xff" * NAME_MAX_BYTES)
         assert extents.identity(ino) is None
         assert extents.identify(ino, wanted)
         with place.extents() as again:
             assert again.identity(ino) == wanted
         replaced = wanted._replace(name=b"n", sequence=Sequence(1 << 63))
-        assert extents.identify(ino, replaced)
+        assert extents.identify(ino, replaced, fd=fd)
         assert extents.identity(ino) == replaced
 
 

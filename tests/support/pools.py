@@ -55,6 +55,14 @@ def blank_source(kind: str) -> Iterator[Source]:
 
 
 @contextlib.contextmanager
+def untouched(source: Source) -> Iterator[None]:
+    """Expect that not a byte of the source is written, nor a name."""
+    before = source.state()
+    yield
+    assert source.state() == before
+
+
+@contextlib.contextmanager
 def refused(kind: type[CommandError], *words: str) -> Iterator[None]:
     """Expect a refusal of exactly *kind*, in one line that holds all *words*."""
     with pytest.raises(CommandError) as caught:
