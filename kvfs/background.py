@@ -8,6 +8,7 @@ counted, never raised.
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -59,6 +60,8 @@ class Background:
         """
         self._due.pop(ino, None)
         self._fresh[ino] = job
+        if len(self._fresh) > self._jobs_max:
+            self._run(self._fresh.pop(next(iter(self._fresh))))
 
     def forget(self, ino: InodeNo) -> None:
         """Drop the pending identity of *ino*, which is going away."""
@@ -79,6 +82,12 @@ class Background:
         else:
             return False
         return True
+
+    def work(self, turn_s: float) -> None:
+        """Do short jobs for about *turn_s*; a tick's part, since the loop may never be idle."""
+        end_s = time.monotonic() + turn_s
+        while self.run_one() and time.monotonic() < end_s:
+            pass
 
     def drain(self) -> None:
         """Do all that is queued, identities and long jobs included."""

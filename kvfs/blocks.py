@@ -4,12 +4,14 @@ While an inode has a writer its extent is the truth about size and times (the ke
 past this process); at the last close the index learns them.
 """
 
+import logging
 import os
 import stat
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from kvfs.errors import DeadInode, InvalidRequest, IsADirectory, ReadOnly, TooLarge
+from kvfs.errors import DeadInode, InvalidRequest, IsADirectory, KvfsError, ReadOnly, TooLarge
 from kvfs.lifecycle import State
 from kvfs.namespace import Namespace, counted, new_record
 from kvfs.open_inodes import OpenInode
@@ -17,7 +19,10 @@ from kvfs.pool import Pool
 from kvfs.syscalls import FALLOC_FL_PUNCH_HOLE
 from kvfs.types import BackingId, InodeNo, InodeRecord, round_up
 
+_log: Final = logging.getLogger(__name__)
 _STAT_BLOCK_BYTES: Final = 512
+#: A block that so many ticks in a row could not publish (two seconds) is given up.
+_PUBLISH_TRIES: Final = 100
 #: off_t is signed: no offset lies behind this (open(2), EOVERFLOW).
 _SIZE_MAX_BYTES: Final = (1 << 63) - 1
 
@@ -29,6 +34,9 @@ class Blocks:
         self._pool = pool
         self._namespace = namespace
         self._identities = pool.identities
+        #: Closed by their last writer, but the index could not be told; and how often. The
+        #: writer's handle stays counted, so that the extent goes on telling the truth.
+        self._unpublished: deque[tuple[OpenInode, int]] = deque()
 
     def create(
         self, parent: InodeNo, name: bytes, mode: int, uid: int, gid: int
@@ -77,7 +85,7 @@ class Blocks:
             raise ReadOnly
         opened = self._pool.open_inodes.enter(ino, writer=writer)
         try:
-            if opened.allocated_bytes == 0:
+            if opened.readers + opened.writers == 1:
                 opened.allocated_bytes = record.allocated_bytes
             if writer and opened.writers == 1:
                 self._begin_writing(opened, record)
@@ -112,14 +120,60 @@ class Blocks:
         return opened.fd
 
     def close(self, opened: OpenInode, *, writer: bool) -> None:
-        """Give one handle back; the last writer publishes, the last handle frees."""
-        last_writer = writer and opened.writers == 1
-        try:
-            if last_writer and not self._pool.settings.read_only:
+        """Give one handle back; the last writer publishes, the last handle frees.
+
+        A publish that fails is tried again by ``settle``: who closes cannot be told (close(2)
+        is answered before), and a whole block is not to be lost to one failed write.
+        """
+        if writer and opened.writers == 1 and not self._pool.settings.read_only:
+            try:
                 self._publish(opened)
-        finally:
-            if self._pool.open_inodes.leave(opened, writer=writer):
-                self._free(opened)
+            except (KvfsError, OSError) as error:
+                _log.warning("inode %#x is not published yet: %s", opened.ino, error)
+                self._unpublished.append((opened, 1))
+                return
+        self._leave(opened, writer=writer)
+
+    def settle(self) -> None:
+        """Try again to publish one of the blocks that could not be; called by the tick.
+
+        Given up in the end, its name goes: a miss, not an error on a name that stays.
+        """
+        if not self._unpublished:
+            return
+        opened, tries = self._unpublished.popleft()
+        try:
+            if opened.writers == 1:  # else the next close publishes
+                self._publish(opened)
+        except (KvfsError, OSError) as error:
+            if tries < _PUBLISH_TRIES or not self._give_up(opened, error):
+                self._unpublished.append((opened, tries + 1))
+                return
+        self._leave(opened, writer=True)
+
+    def _give_up(self, opened: OpenInode, error: Exception) -> bool:
+        """Take the name of a block that cannot be published; False if that fails, too."""
+        if opened.gone is None:
+            record = self._namespace.record(opened.ino)
+            try:
+                self._namespace.unlink(record.parent, record.name)
+            except (KvfsError, OSError):
+                return False
+        _log.error("inode %#x dropped, it cannot be published: %s", opened.ino, error)
+        return True
+
+    def close_all(self) -> bool:
+        """Close every handle; False if a block could not be published, which stays a draft."""
+        self._unpublished.clear()  # their writers are counted, and close once more
+        for opened in list(self._pool.open_inodes.values()):
+            for _ in range(opened.readers):
+                self.close(opened, writer=False)
+            for _ in range(opened.writers):
+                self.close(opened, writer=True)
+        settled = not self._unpublished
+        while self._unpublished:
+            self._leave(self._unpublished.popleft()[0], writer=True)
+        return settled
 
     def present(self, ino: InodeNo) -> InodeRecord:
         """Return *ino*'s record as of now: an open draft's size and times come from its extent."""
@@ -192,17 +246,28 @@ class Blocks:
     # ---- the two ends of writing ----
 
     def _begin_writing(self, opened: OpenInode, record: InodeRecord) -> None:
-        """Make the extent tell the record's times, since it is the truth while writers live."""
+        """Make the extent tell the record's times, since it is the truth while writers live.
+
+        A published block is marked as being rewritten: after a crash the record's size would be
+        a guess, and after a power loss nothing would tell its old bytes from its new ones.
+        """
+        pool = self._pool
         fd = self.extent_fd(opened)
         times_ns = (record.atime_ns, record.mtime_ns)
-        self._pool.syscalls.utime(fd, ns=times_ns)
+        pool.syscalls.utime(fd, ns=times_ns)
+        if record.state == State.PUBLISHED and opened.gone is None:
+            with pool.index.write() as txn:
+                txn.put_inode(opened.ino, record._replace(state=State.REWRITE))
+            self._identities.withdraw(opened.ino)
 
     def _measured(self, opened: OpenInode, record: InodeRecord) -> InodeRecord:
         status = self._pool.syscalls.fstat(opened.fd)
         mtime_ns = status.st_mtime_ns
         size_bytes = status.st_size
-        if mtime_ns == record.mtime_ns and size_bytes == record.size_bytes:
-            return record
+        if size_bytes == record.size_bytes and (
+            mtime_ns == record.mtime_ns or mtime_ns < record.btime_ns
+        ):
+            return record  # not written; a ready extent is older than its draft
         return record._replace(
             size_bytes=size_bytes,
             allocated_bytes=status.st_blocks * _STAT_BLOCK_BYTES,
@@ -213,6 +278,8 @@ class Blocks:
     def _publish(self, opened: OpenInode) -> None:
         """Tell the index what the last writer left. Raises NoSpace when the index is full."""
         pool = self._pool
+        if opened.fd < 0:
+            return  # the open failed: nothing was written, nor marked
         before = self._namespace.record(opened.ino)
         record = self._measured(opened, before)
         allocated_bytes = pool.extents.allocated_bytes(opened.fd)
@@ -222,13 +289,6 @@ class Blocks:
         if opened.gone is not None:
             opened.gone = record
             return
-        if record is before and before.state == State.PUBLISHED:
-            if allocated_bytes == before.allocated_bytes:
-                return
-        elif opened.created_in:
-            pool.ready.demand.note_published(
-                opened.created_in, record.size_bytes, pool.monotonic_s()
-            )
         record = record._replace(
             allocated_bytes=allocated_bytes,
             state=State.PUBLISHED,
@@ -242,6 +302,15 @@ class Blocks:
             txn.put_inode(opened.ino, record)
         pool.space.extra_bytes -= growth_bytes
         self._identities.write(opened.ino, record)
+        if opened.created_in:
+            # A sparse file of a terabyte does not ask for a terabyte the next time.
+            size_bytes = min(record.size_bytes, allocated_bytes)
+            pool.ready.demand.note_published(opened.created_in, size_bytes, pool.monotonic_s())
+            opened.created_in = InodeNo(0)
+
+    def _leave(self, opened: OpenInode, *, writer: bool) -> None:
+        if self._pool.open_inodes.leave(opened, writer=writer):
+            self._free(opened)
 
     def _free(self, opened: OpenInode) -> None:
         """After the last handle: close the extent, and unlink it if it has no name any more."""

@@ -34,6 +34,21 @@ def identity_of(ino: InodeNo, record: InodeRecord) -> Identity:
     )
 
 
+def carries_identity(record: InodeRecord) -> bool:
+    """Whether *record*'s inode says on the device what it is: fifos, sockets and drafts do not."""
+    if stat.S_ISREG(record.mode):
+        return record.state == State.PUBLISHED
+    return stat.S_ISDIR(record.mode) or stat.S_ISLNK(record.mode)
+
+
+def says(identity: Identity | None, ino: InodeNo, record: InodeRecord) -> bool:
+    """Whether *identity* is that of *record*; a directory's does not follow its mtime."""
+    expected = identity_of(ino, record)
+    if identity is None or not stat.S_ISDIR(record.mode):
+        return identity == expected
+    return identity._replace(mtime_ns=0) == expected._replace(mtime_ns=0)
+
+
 class Identities:
     """Queues identities of inodes to the background thread."""
 
@@ -43,15 +58,19 @@ class Identities:
 
     def write(self, ino: InodeNo, record: InodeRecord) -> None:
         """Queue *record*'s identity; drafts have none, nor have fifos and sockets."""
+        if not carries_identity(record):
+            return
+        identity, target = identity_of(ino, record), record.target
         if stat.S_ISREG(record.mode):
-            if record.state == State.PUBLISHED:
-                identity = identity_of(ino, record)
-                self._background.identify(ino, lambda: self._write_extent(ino, identity))
-        elif stat.S_ISDIR(record.mode) or stat.S_ISLNK(record.mode):
-            identity, target = identity_of(ino, record), record.target
+            self._background.identify(ino, lambda: self._write_extent(ino, identity))
+        else:
             self._background.identify(
                 ino, lambda: self._extents.identify_node(ino, identity, target)
             )
+
+    def withdraw(self, ino: InodeNo) -> None:
+        """Queue the removal of an extent's identity: its bytes are about to change."""
+        self._background.identify(ino, lambda: self._extents.unidentify(ino))
 
     def erase(self, ino: InodeNo, record: InodeRecord) -> None:
         """Queue the removal of what *record*'s inode has on the device."""

@@ -54,6 +54,8 @@ class InodeNumbers:
             raise IndexDamaged(f"{FILE_NAME} is missing") from None
         try:
             self._next = self._end = parse_end(syscalls.pread(self._fd, _RECORD_BYTES + 1, 0))
+            #: The first number that this process may hand out; all older inodes lie below.
+            self.first = self._end
         except BaseException:
             syscalls.close(self._fd)
             raise
@@ -67,8 +69,9 @@ class InodeNumbers:
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = syscalls.open(FILE_NAME, flags, 0o600, dir_fd=pool_fd)
         try:
-            syscalls.ftruncate(fd, 0)
+            # In this order: an interrupted repair leaves the old bytes or the new ones.
             syscalls.pwrite(fd, pack_end(first), 0)
+            syscalls.ftruncate(fd, _RECORD_BYTES)
             syscalls.fsync(fd)
         finally:
             syscalls.close(fd)

@@ -14,3 +14,5 @@ class State(IntEnum):
     DRAFT = 1
     PUBLISHED = 2
     SLAB = 3
+    #: Published before and open for writing again: the extent is the truth until the last close.
+    REWRITE = 4

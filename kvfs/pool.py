@@ -30,9 +30,13 @@ if TYPE_CHECKING:
     from kvfs.index_transaction import WriteTransaction
 
 
+#: linux/time.h; the time module does not name it.
+_CLOCK_REALTIME_COARSE: Final = 5
+
+
 def kernel_clock_ns() -> int:
     """Return the time as the kernel stamps files with it, so that the two never disagree."""
-    return time.clock_gettime_ns(time.CLOCK_REALTIME_COARSE)
+    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
 
 
 class Pool:
@@ -96,9 +100,7 @@ class Pool:
                 self._make_durable()
                 if settled:
                     strays = self.background.failures > 0 or not swept
-                    write_run_state(
-                        self.device.pool_fd, self.syscalls, clean=True, strays=strays
-                    )
+                    write_run_state(self.device.pool_fd, self.syscalls, clean=True, strays=strays)
         finally:
             self._parts.close()
 

@@ -1,59 +1,102 @@
 """Bring a pool's index up after whatever happened to it.
 
-A new pool gets its root; after a crash of the daemon the drafts that nobody will finish go.
+Three cases (docs/durability.md): stopped cleanly: believe the index. Not stopped, but the same
+boot: the page cache kept every commit; finish what was left open. Another boot: the unsynced
+index may be in any state; rebuild it from the identities.
 """
 
-import os
+import contextlib
+import logging
 import stat
-import time
+from collections.abc import Iterator
+from typing import Final
 
 from kvfs.config import Settings
 from kvfs.devices import Device
+from kvfs.errors import Damaged, FormatUnknown, IndexDamaged, NoSpace, SourceFull
+from kvfs.extents import Extents
 from kvfs.index import Index
-from kvfs.lifecycle import State
-from kvfs.records import Counters
+from kvfs.index_place import index_path, settle_index
+from kvfs.inode_numbers import InodeNumbers
+from kvfs.rebuild import rebuild_index
 from kvfs.run_state import read_run_state
 from kvfs.syscalls import Syscalls
-from kvfs.types import ROOT_INODE, InodeNo, InodeRecord, Sequence
+from kvfs.types import ROOT_INODE
+from kvfs.unfinished import finish_index
+
+_log: Final = logging.getLogger(__name__)
 
 
-def recover(device: Device, settings: Settings, syscalls: Syscalls) -> None:
-    """Leave an index behind whose every block is whole. Raises IndexDamaged, FormatUnknown."""
+def recover(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
+    """Leave an index behind whose every block is whole; return whether a sweep is due.
+
+    An index that should be good and is not leaves the device untouched. Raises IndexDamaged,
+    FormatUnknown, SourceFull, OSError.
+    """
     state = read_run_state(device.pool_fd, syscalls)
-    path = f"/proc/self/fd/{device.pool_fd}/index"
-    with Index(path, map_size_bytes=settings.index_map_bytes, syscalls=syscalls) as index:
-        if index.inode(ROOT_INODE) is None:
-            _found(index)
-        if not state.clean:
-            _drop_drafts(index, device, syscalls)
+    with _errors_named(device):
+        if settings.read_only:
+            if not state.clean:
+                raise IndexDamaged("not stopped cleanly, so mount it writable once")
+            _look(device, settings, syscalls)
+            return False
+        if state.trusted:
+            _look(device, settings, syscalls)
+            settle_index(device.pool_fd, syscalls)
+            if not state.clean:
+                _finish(device, settings, syscalls)
+        else:
+            _log.warning("%s: the machine stopped before the pool did", device.source)
+            _rebuild(device, settings, syscalls)
+    return state.strays or not state.clean
 
 
-def _found(index: Index) -> None:
-    now_ns = time.time_ns()
-    root = InodeRecord(
-        mode=stat.S_IFDIR | 0o755, uid=0, gid=0, state=State.NODE, size_bytes=0,
-        allocated_bytes=0, atime_ns=now_ns, mtime_ns=now_ns, ctime_ns=now_ns, btime_ns=now_ns,
-        parent=ROOT_INODE, entries=0, subdirs=0, sequence=Sequence(1), name=b"",
-    )  # fmt: skip
-    with index.write() as txn:
-        txn.put_inode(ROOT_INODE, root)
-        txn.put_counters(Counters(directories=1, sequence=1))
+def _look(device: Device, settings: Settings, syscalls: Syscalls) -> None:
+    """Raise unless the index opens and has its root; read-only, which writes nothing."""
+    InodeNumbers(device.pool_fd, syscalls).close()
+    path = index_path(device.pool_fd)
+    with Index(
+        path, map_size_bytes=settings.index_map_bytes, read_only=True, syscalls=syscalls
+    ) as index:
+        index.counters()
+        root = index.inode(ROOT_INODE)
+        if root is None or not stat.S_ISDIR(root.mode):
+            raise IndexDamaged("index: it has no root directory")
 
 
-def _drop_drafts(index: Index, device: Device, syscalls: Syscalls) -> None:
-    after = InodeNo(0)
-    while rows := index.inodes(after, 1024):
-        after = rows[-1][0]
-        for ino, record in rows:
-            if record is None or record.state != State.DRAFT:
-                continue
-            parent = index.inode(record.parent)
-            counters = index.counters()
-            with index.write() as txn:
-                txn.delete_name(record.parent, record.name, ino)
-                txn.delete_inode(ino)
-                txn.delete_xattrs(ino)
-                if parent is not None:
-                    txn.put_inode(record.parent, parent._replace(entries=parent.entries - 1))
-                txn.put_counters(counters._replace(blocks=counters.blocks - 1))
-    _ = os
+def _finish(device: Device, settings: Settings, syscalls: Syscalls) -> None:
+    with (
+        Index(
+            index_path(device.pool_fd),
+            map_size_bytes=settings.index_map_bytes,
+            preallocate_bytes=settings.index_preallocate_bytes,
+            syscalls=syscalls,
+        ) as index,
+        contextlib.closing(Extents(device.pool_fd, syscalls, device.fs_type)) as extents,
+    ):
+        finished = finish_index(index, extents)
+    _log.warning(
+        "%s: not stopped cleanly; %d drafts dropped, %d rewritten blocks measured",
+        device.source,
+        finished.dropped,
+        finished.measured,
+    )
+
+
+def _rebuild(device: Device, settings: Settings, syscalls: Syscalls) -> None:
+    with contextlib.closing(Extents(device.pool_fd, syscalls, device.fs_type)) as extents:
+        rebuild_index(device.pool_fd, extents, settings, syscalls)
+
+
+@contextlib.contextmanager
+def _errors_named(device: Device) -> Iterator[None]:
+    """Say which pool it is, and what the operator can do."""
+    try:
+        yield
+    except (IndexDamaged, Damaged) as error:
+        hint = f"kvfs fsck --repair {device.source} rebuilds it"
+        raise IndexDamaged(f"{device.source}: {error}; {hint}") from error
+    except FormatUnknown as error:
+        raise FormatUnknown(f"{device.source}: {error}") from error
+    except NoSpace as error:
+        raise SourceFull(f"{device.source}: no room for the index: {error}") from error

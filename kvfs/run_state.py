@@ -17,10 +17,20 @@ _SIZE_MAX_BYTES: Final = 4096
 
 
 class RunState(NamedTuple):
-    """The last word a server left in the pool; a pool that never ran is clean."""
+    """The last word a server left in the pool; a pool that never ran is clean.
+
+    ``strays``: stopped cleanly, but files may lie there that no inode knows, or identities that
+    are out of date, because the device failed or a sweep was not done.
+    """
 
     boot_id: str
     clean: bool
+    strays: bool = False
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the index is what was last committed to it."""
+        return self.clean or self.boot_id == present_boot_id()
 
 
 def present_boot_id() -> str:
@@ -37,16 +47,25 @@ def read_run_state(pool_fd: int, syscalls: Syscalls) -> RunState:
         return RunState("", clean=True)
     try:
         state = json.loads(syscalls.read(fd, _SIZE_MAX_BYTES))
-        return RunState(str(state["boot_id"]), clean=state["clean"] is True)
+        return RunState(
+            str(state["boot_id"]), clean=state["clean"] is True, strays=state.get("strays") is True
+        )
     except (ValueError, KeyError, TypeError):
         return RunState("", clean=False)
     finally:
         syscalls.close(fd)
 
 
-def write_run_state(pool_fd: int, syscalls: Syscalls, *, clean: bool) -> None:
-    """Replace RUN and make it durable. Raises OSError."""
-    text = json.dumps({"boot_id": present_boot_id(), "clean": clean, "pid": os.getpid()})
+def write_run_state(
+    pool_fd: int, syscalls: Syscalls, *, clean: bool, strays: bool = False, trusted: bool = True
+) -> None:
+    """Replace RUN and make it durable; not *trusted*, no boot's page cache stands behind the index.
+
+    Raises OSError.
+    """
+    boot_id = present_boot_id() if trusted else ""
+    state = {"boot_id": boot_id, "clean": clean, "strays": strays, "pid": os.getpid()}
+    text = json.dumps(state)
     temporary = _NAME + ".new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     fd = syscalls.open(temporary, flags, 0o600, dir_fd=pool_fd)

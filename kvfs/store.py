@@ -6,7 +6,7 @@ data -> one index transaction -> visible; removal: index first -> unlink.
 
 import stat
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvfs.attributes import Attributes
 from kvfs.blocks import Blocks
@@ -15,8 +15,12 @@ from kvfs.devices import Device
 from kvfs.namespace import Namespace
 from kvfs.pool import Pool
 from kvfs.recovery import recover
+from kvfs.sweep import Sweep
 from kvfs.syscalls import Syscalls
 from kvfs.types import PAGE_BYTES, ROOT_INODE
+
+#: Of the time between two ticks: nothing waits for ever for a loop that is never idle.
+_TURN_S: Final = 0.002
 
 
 class Totals(NamedTuple):
@@ -41,8 +45,7 @@ class Store:
     ) -> None:
         """Bring *device*'s pool up, repairing what a crash left. Raises CommandErrors, OSError."""
         calls = syscalls if syscalls is not None else Syscalls()
-        if not settings.read_only:
-            recover(device, settings, calls)
+        sweep_due = recover(device, settings, calls)
         if clock_ns is None:
             self.pool = Pool(device, settings, syscalls=calls)
         else:
@@ -50,6 +53,9 @@ class Store:
         self.namespace = Namespace(self.pool)
         self.blocks = Blocks(self.pool, self.namespace)
         self.attributes = Attributes(self.pool, self.namespace, self.blocks)
+        self.sweep = Sweep(self.pool)
+        if sweep_due:
+            self.sweep.start()
 
     def own_root(self, uid: int | None, gid: int | None, mode: int | None) -> None:
         """Give the root directory the owner and mode that the mount's options ask for."""
@@ -62,16 +68,11 @@ class Store:
         if wanted != record:
             with self.pool.index.write() as txn:
                 txn.put_inode(ROOT_INODE, wanted)
+            self.pool.identities.write(ROOT_INODE, wanted)
 
     def close(self) -> None:
         """Stop cleanly; every open inode is published or freed first. Raises OSError."""
-        pool = self.pool
-        for opened in list(pool.open_inodes.values()):
-            while opened.writers:
-                self.blocks.close(opened, writer=True)
-            while opened.readers:
-                self.blocks.close(opened, writer=False)
-        pool.close()
+        self.pool.close(settled=self.blocks.close_all(), swept=self.sweep.done)
 
     def totals(self) -> Totals:
         """Return the pool's size and what is free of it; the totals never change while mounted."""
@@ -93,7 +94,11 @@ class Store:
         now_s = pool.monotonic_s()
         pool.graves.tick(now_s)
         pool.ready.tick(now_s)
+        self.blocks.settle()
+        if not self.sweep.done:
+            self.sweep.tick()
         pool.background.tick()
+        pool.background.work(_TURN_S)
         if pool.numbers.refill_due:
             pool.background.submit_long(pool.numbers.refill)
         if pool.index.preallocation_due():

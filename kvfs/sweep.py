@@ -1,0 +1,111 @@
+"""After a server that did not stop cleanly: remove files no inode knows, renew old identities.
+
+It runs beside the requests, in the thread for long jobs, a few files at a time. It cannot race
+with new files: only numbers below the first one that this server may hand out are looked at, and
+a number is never used again. Identities it only finds; the loop's thread writes them.
+"""
+
+import logging
+import stat
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from kvfs.errors import Damaged
+from kvfs.identities import carries_identity, says
+from kvfs.pool import Pool
+from kvfs.types import InodeNo, InodeRecord
+
+_log: Final = logging.getLogger(__name__)
+
+#: Some 3 ms: other long jobs wait in between.
+_STEP_FILES: Final = 256
+#: Identities renewed a tick, on the loop's thread: 10 us each.
+_RENEWED_A_TICK: Final = 64
+
+
+class Sweep:
+    """One sweep of a pool; ``done`` when nothing is left to find or to write."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._outdated: deque[InodeNo] = deque()
+        self._work = self._steps()
+        self._searching = False
+        self.done = True
+        self.removed = 0
+        self.renewed = 0
+
+    def start(self) -> None:
+        """Begin; ``Store.tick`` carries it on."""
+        self._searching = True
+        self.done = False
+        self._pool.background.submit_long(self._search)
+
+    def tick(self) -> None:
+        """Renew some of the identities that were found; on the loop's thread."""
+        for _ in range(min(len(self._outdated), _RENEWED_A_TICK)):
+            ino = self._outdated.popleft()
+            record = self._pool.index.inode(ino)
+            if record is not None:
+                self._pool.identities.write(ino, record)
+                self.renewed += 1
+        if not self._searching and not self._outdated:
+            self.done = True
+            _log.info("sweep: %d strays removed, %d identities", self.removed, self.renewed)
+
+    def _search(self) -> None:
+        """Do one step; in the thread. A failure ends the sweep, and the next start repeats it."""
+        if next(self._work, None) is None:
+            self._searching = False
+        else:
+            self._pool.background.submit_long(self._search)
+
+    def _steps(self) -> Iterator[int]:
+        """Do the sweep, yielding now and then."""
+        extents = self._pool.extents
+        for files, remove in (
+            (extents.scan(), extents.unlink),
+            (extents.scan_nodes(), extents.forget_node),
+        ):
+            for number, ino in enumerate(files, 1):
+                if self._is_stray(ino):
+                    remove(ino)
+                    self.removed += 1
+                if number % _STEP_FILES == 0:
+                    yield number
+        after = InodeNo(0)
+        while rows := self._pool.index.inodes(after, _STEP_FILES):
+            after = rows[-1][0]
+            for ino, record in rows:
+                if record is not None and self._is_outdated(ino, record):
+                    self._outdated.append(ino)
+            yield after
+
+    def _is_stray(self, ino: InodeNo) -> bool:
+        """Whether no inode knows the file of *ino*, and none ever will.
+
+        In this order: an inode that loses its name meanwhile is in the other two tables by then,
+        or has been removed from there together with its file.
+        """
+        pool = self._pool
+        if ino >= pool.numbers.first:
+            return False
+        try:
+            if pool.index.inode(ino) is not None:
+                return False
+        except Damaged:
+            return False  # fsck decides
+        return ino not in pool.open_inodes and ino not in pool.graves
+
+    def _is_outdated(self, ino: InodeNo, record: InodeRecord) -> bool:
+        if ino >= self._pool.numbers.first or not carries_identity(record):
+            return False
+        extents = self._pool.extents
+        try:
+            if stat.S_ISREG(record.mode):
+                return not says(extents.identity(ino), ino, record)
+            node = extents.node(ino)
+        except Damaged:
+            return True
+        return node is None or node[1] != record.target or not says(node[0], ino, record)
