@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvfs import __version__, errors
+from kvfs.cli import mount_background, mount_table
+from kvfs.config import Settings
 from kvfs.control_client import ask
 from kvfs.pool_name import name_of, socket_path
 from tests.support.mounting import COMMAND_WAIT_S, KVFS, ROOT, Mounted, run_kvfs, workplace
@@ -143,6 +145,46 @@ def test_a_dead_server_is_named_and_its_mount_cleared(place: Path) -> None:
         assert not os.path.exists(socket_path(name_of(str(mount.path))))
         mount.start()
         assert (mount.path / "block").read_bytes() == b"kept"
+
+
+def test_a_server_that_hangs_is_named_and_its_mount_can_go(place: Path) -> None:
+    with mounted(place) as mount:
+        os.kill(mount.server_pid, signal.SIGSTOP)
+        try:
+            result = run_kvfs("status", str(mount.path), check=False)
+            assert result.returncode == errors.ServeFailed.exit_code
+            assert "no answer within" in result.stderr
+            result = run_kvfs("umount", str(mount.path), "--wait-s=0.1", check=False)
+            assert result.returncode == errors.ServeFailed.exit_code
+            assert f"unmounted, but server {mount.server_pid} still runs" in result.stderr
+            assert not os.path.ismount(mount.path)
+        finally:
+            os.kill(mount.server_pid, signal.SIGCONT)
+        mount._wait_for_server()
+
+
+def test_a_start_that_hangs_leaves_neither_server_nor_mount(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (
+        "import os, signal, sys\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from mount import kernel\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"kernel.mount(kernel.open_device(), {str(place / 'kv')!r}, 'never', read_only=False)\n"
+        f"open({str(place / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        "signal.pause()\n"
+    )
+    command = [sys.executable, "-c", program]
+    monkeypatch.setattr(mount_background, "program_again", lambda _: (command, dict(os.environ)))
+    monkeypatch.setattr(mount_background, "_GRACE_S", 0.2)
+    settings = Settings(source="/none", mountpoint=str(place / "kv"), start_timeout_s=5)
+    with pytest.raises(errors.ServeFailed, match="does not serve after 5 s"):
+        mount_background.start_in_background(settings, ["mount"])
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((place / "pid").read_text()), 0)
+    assert not os.path.ismount(place / "kv")
+    assert mount_table.mount_at(str(place / "kv")) is None
 
 
 def test_a_server_with_a_name_of_its_own_is_found_by_its_mountpoint(place: Path) -> None:
