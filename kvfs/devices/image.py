@@ -117,7 +117,7 @@ def _new_size(path: str, size_bytes: int | None, capacity_bytes: int | None) -> 
         return round_up(size_bytes, PAGE_BYTES)
     if capacity_bytes is not None:
         return image_size_bytes(capacity_bytes)
-    raise UsageError(f"{path} has no size yet; give it one with --size or --capacity")
+    raise UsageError(f"{path} has no size yet; give it one with --capacity")
 
 
 def _make_pool(image_fd: int, path: str, fill: Fill, capacity_bytes: int | None) -> PoolHeader:

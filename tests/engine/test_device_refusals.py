@@ -278,7 +278,7 @@ def test_too_small_an_image_is_refused_and_not_made() -> None:
         path = place / "image"
         with refused(SourceFull, str(path), "300 MiB"):
             format_source(str(path), size_bytes=299 * MIB)
-        with refused(UsageError, str(path), "--size"):
+        with refused(UsageError, str(path), "--capacity"):
             path.touch()
             format_source(str(path))
         path.unlink()
