@@ -47,10 +47,14 @@ def run(args: argparse.Namespace) -> int:
     finally:
         device.close()
     _print(args, report)
-    if report.problems and not args.repair:
+    left = len(report.problems) - report.repaired
+    if left > 0 and args.repair:
         raise CheckFailed(
-            f"{args.source}: {len(report.problems)} problems; "
-            f"`kvfs fsck {args.source} --repair` repairs them"
+            f"{args.source}: {left} of {len(report.problems)} problems could not be repaired"
+        )
+    if left > 0:
+        raise CheckFailed(
+            f"{args.source}: {left} problems; `kvfs fsck {args.source} --repair` repairs them"
         )
     return 0
 
