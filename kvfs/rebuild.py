@@ -135,7 +135,8 @@ class _Rebuild:
                         _settle_claim(txn, claim)
             counters = self._join(index)
             index.sync()
-        self._put_numbers_right()
+        if not numbers_lie_behind(self._highest, self._pool_fd, self._syscalls):
+            skip_numbers(self._highest, self._pool_fd, self._syscalls)
         return counters
 
     def _claims(self) -> Iterator[_Claim]:
@@ -232,19 +233,21 @@ class _Rebuild:
             txn.put_counters(counters)
         return counters
 
-    def _put_numbers_right(self) -> None:
-        """Make sure that no number that may have been used is ever given out again."""
-        try:
-            numbers = InodeNumbers(self._pool_fd, self._syscalls)
-        except IndexDamaged:
-            pass
-        else:
-            numbers.close()
-            if numbers.first > self._highest:
-                return
-        first = InodeNo(self._highest + _NUMBERS_LEFT_OUT)
-        InodeNumbers.create(self._pool_fd, self._syscalls, first)
-        self._syscalls.fsync(self._pool_fd)
+
+def numbers_lie_behind(highest: InodeNo, pool_fd: int, syscalls: Syscalls) -> bool:
+    """Whether INODES can be read, and gives out no number up to *highest*."""
+    try:
+        numbers = InodeNumbers(pool_fd, syscalls)
+    except IndexDamaged:
+        return False
+    numbers.close()
+    return numbers.first > highest
+
+
+def skip_numbers(highest: InodeNo, pool_fd: int, syscalls: Syscalls) -> None:
+    """Write INODES anew, far behind *highest*; durable on return. Raises OSError."""
+    InodeNumbers.create(pool_fd, syscalls, InodeNo(highest + _NUMBERS_LEFT_OUT))
+    syscalls.fsync(pool_fd)
 
 
 def _settle_claim(txn: WriteTransaction, claim: _Claim) -> None:

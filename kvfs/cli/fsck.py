@@ -13,7 +13,7 @@ from kvfs.errors import CheckFailed
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
-    from kvfs.recovery import FsckReport
+    from kvfs.fsck_report import FsckReport
 
 Progress = Callable[[int, int], None]
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     device = open_source(args.source, read_only=not args.repair)
     try:
-        from kvfs.recovery import check_pool
+        from kvfs.check import check_pool
 
         with _progress_bar() as progress:
             report = check_pool(device, repair=args.repair, progress=progress)

@@ -24,8 +24,9 @@ _MODULES: Final = {
     """,
     # The pool as a whole: names, blocks, space.
     "engine": """
-        kvfs.attributes kvfs.blocks kvfs.founding kvfs.graves kvfs.identities kvfs.namespace
-        kvfs.pool kvfs.ready kvfs.rebuild kvfs.reclaim kvfs.recovery kvfs.space kvfs.store
+        kvfs.attributes kvfs.blocks kvfs.check kvfs.check_files kvfs.check_rows kvfs.founding
+        kvfs.fsck_report kvfs.graves kvfs.identities kvfs.index_walk kvfs.namespace kvfs.pool
+        kvfs.ready kvfs.rebuild kvfs.reclaim kvfs.recovery kvfs.space kvfs.store kvfs.sweep
         kvfs.unfinished
     """,
     # The only floor that knows FUSE.

@@ -1,0 +1,142 @@
+"""``kvfs fsck``: check a pool that nobody has mounted and, if asked to, repair it.
+
+Without *repair* nothing is written. With it a damaged row is dropped or written anew, and an
+index that cannot be read is rebuilt from the identities. What is lost is a miss.
+"""
+
+import contextlib
+
+from kvfs.check_files import FileCheck
+from kvfs.check_rows import RowCheck
+from kvfs.config import Settings
+from kvfs.devices import Device
+from kvfs.errors import Damaged, IndexDamaged
+from kvfs.extents import Extents
+from kvfs.fsck_report import FsckReport
+from kvfs.index import Index
+from kvfs.index_place import index_path, settle_index
+from kvfs.index_walk import refuse_unreadable
+from kvfs.rebuild import (
+    Progress,
+    no_progress,
+    numbers_lie_behind,
+    rebuild_index,
+    skip_numbers,
+)
+from kvfs.run_state import RunState, read_run_state, write_run_state
+from kvfs.syscalls import Syscalls
+from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.unfinished import finish_index
+
+
+def check_pool(
+    device: Device,
+    *,
+    repair: bool,
+    progress: Progress = no_progress,
+    settings: Settings | None = None,
+    syscalls: Syscalls | None = None,
+) -> FsckReport:
+    """Check the pool on *device*. Raises FormatUnknown, NoSpace, OSError."""
+    calls = syscalls if syscalls is not None else Syscalls()
+    with contextlib.closing(Extents(device.pool_fd, calls, device.fs_type)) as extents:
+        check = _Check(device, extents, settings or Settings(), calls, progress, repair=repair)
+        return check.run()
+
+
+class _Check:
+    """One run of fsck."""
+
+    def __init__(
+        self,
+        device: Device,
+        extents: Extents,
+        settings: Settings,
+        syscalls: Syscalls,
+        progress: Progress,
+        *,
+        repair: bool,
+    ) -> None:
+        self._pool_fd = device.pool_fd
+        self._extents = extents
+        self._settings = settings
+        self._syscalls = syscalls
+        self._progress = progress
+        self._repair = repair
+        self._report = FsckReport()
+
+    def run(self) -> FsckReport:
+        report = self._report
+        state = read_run_state(self._pool_fd, self._syscalls)
+        if self._repair:
+            settle_index(self._pool_fd, self._syscalls)
+        if self._is_unusable(state):
+            if not self._repair:
+                return report
+            rebuild_index(
+                self._pool_fd, self._extents, self._settings, self._syscalls, self._progress
+            )
+            report.repaired += 1
+            state = RunState("", clean=False)
+        with self._open() as index:
+            if self._repair and not state.clean:
+                finish_index(index, self._extents)
+            self._check(index, state)
+            if self._repair and (report.repaired or not state.clean or state.strays):
+                self._make_clean(index)
+        return report
+
+    def _is_unusable(self, state: RunState) -> bool:
+        """Whether the index must be rebuilt. Raises FormatUnknown."""
+        try:
+            refuse_unreadable(self._pool_fd)
+            with self._open(read_only=True) as index:
+                index.counters()
+                if index.inode(ROOT_INODE) is None:
+                    raise IndexDamaged("index: it has no root directory")
+        except (IndexDamaged, Damaged) as error:
+            self._report.problem(str(error))
+            return True
+        if not state.trusted:
+            self._report.problem("index: the machine stopped before the pool did")
+            return True
+        return False
+
+    def _open(self, *, read_only: bool | None = None) -> Index:
+        return Index(
+            index_path(self._pool_fd),
+            map_size_bytes=self._settings.index_map_bytes,
+            preallocate_bytes=self._settings.index_preallocate_bytes,
+            read_only=not self._repair if read_only is None else read_only,
+            syscalls=self._syscalls,
+        )
+
+    def _check(self, index: Index, state: RunState) -> None:
+        counters = index.counters()
+        total = counters.blocks + counters.directories + counters.symlinks + counters.others
+        files = FileCheck(
+            index,
+            self._extents,
+            self._report,
+            repair=self._repair,
+            leftovers=state.strays or not state.clean,
+        )
+        rows = RowCheck(index, self._report, repair=self._repair)
+        rows.run(files.inode, lambda done: self._progress(min(done, total), total))
+        files.strays()
+        self._progress(total, total)
+        self._check_numbers(files.highest)
+
+    def _check_numbers(self, highest: InodeNo) -> None:
+        if numbers_lie_behind(highest, self._pool_fd, self._syscalls):
+            return
+        self._report.problem(f"INODES: damaged, or not behind {highest:#x}")
+        if self._repair:
+            skip_numbers(highest, self._pool_fd, self._syscalls)
+            self._report.repaired += 1
+
+    def _make_clean(self, index: Index) -> None:
+        """The next mount need not look again, read-only ones included."""
+        index.sync()
+        self._syscalls.syncfs(self._pool_fd)
+        write_run_state(self._pool_fd, self._syscalls, clean=True)

@@ -1,0 +1,97 @@
+"""fsck's look at the files of a pool: extents, identity files, INODES."""
+
+import functools
+import stat
+from collections.abc import Callable, Iterable
+
+from kvfs.errors import Damaged
+from kvfs.extents import Extents
+from kvfs.fsck_report import FsckReport
+from kvfs.identities import carries_identity, identity_of, says
+from kvfs.index import Index
+from kvfs.lifecycle import State
+from kvfs.types import InodeNo, InodeRecord
+
+
+class FileCheck:
+    """Checks files against the index.
+
+    *leftovers* says that a server ended before it could tidy up: strays and identities that are
+    out of date are then no damage, since the next mount's sweep sees to them.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        extents: Extents,
+        report: FsckReport,
+        *,
+        repair: bool,
+        leftovers: bool,
+    ) -> None:
+        self._index = index
+        self._extents = extents
+        self._report = report
+        self._repair = repair
+        self._leftovers = leftovers
+        self.highest = InodeNo(0)
+
+    def inode(self, ino: InodeNo, record: InodeRecord) -> str | None:
+        """Say why *ino* must go: its bytes are not what was published. Mends its identity."""
+        self.highest = max(self.highest, ino)
+        if stat.S_ISREG(record.mode):
+            status = self._extents.stat(ino)
+            if status is None:
+                return "its extent is missing"
+            if record.state != State.PUBLISHED:
+                return None if self._leftovers else "a draft without a server"
+            if status.st_size != record.size_bytes:
+                return f"its extent has {status.st_size} bytes of {record.size_bytes}"
+        if carries_identity(record) and not self._identity_fits(ino, record):
+            self._wrong(
+                f"inode {ino:#x} {record.name!r}: its identity is missing or out of date",
+                lambda: self._identify(ino, record),
+            )
+        return None
+
+    def strays(self) -> None:
+        """Find the files that no inode knows."""
+        self._strays("extent", self._extents.scan(), self._extents.unlink)
+        self._strays("identity file", self._extents.scan_nodes(), self._extents.forget_node)
+
+    def _strays(
+        self, what: str, files: Iterable[InodeNo], remove: Callable[[InodeNo], None]
+    ) -> None:
+        for ino in files:
+            self.highest = max(self.highest, ino)
+            try:
+                known = self._index.inode(ino) is not None
+            except Damaged:
+                known = True
+            if not known:
+                text = f"{what} {ino:#x}: no inode knows it"
+                self._wrong(text, functools.partial(remove, ino))
+
+    def _wrong(self, text: str, repair: Callable[[], object]) -> None:
+        """A problem of the files alone; among leftovers it is none, but mended all the same."""
+        if self._repair:
+            repair()
+        if not self._leftovers:
+            self._report.problem(text)
+            self._report.repaired += self._repair
+
+    def _identity_fits(self, ino: InodeNo, record: InodeRecord) -> bool:
+        try:
+            if stat.S_ISREG(record.mode):
+                return says(self._extents.identity(ino), ino, record)
+            node = self._extents.node(ino)
+        except Damaged:
+            return False
+        return node is not None and node[1] == record.target and says(node[0], ino, record)
+
+    def _identify(self, ino: InodeNo, record: InodeRecord) -> None:
+        identity = identity_of(ino, record)
+        if stat.S_ISREG(record.mode):
+            self._extents.identify(ino, identity)
+        else:
+            self._extents.identify_node(ino, identity, record.target)

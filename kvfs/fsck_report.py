@@ -1,0 +1,28 @@
+"""What fsck found, bounded: a pool with a million broken rows must not fill the memory."""
+
+from typing import Final
+
+#: More problems than this are only counted.
+PROBLEMS_MAX: Final = 10_000
+
+
+class FsckReport:
+    """What is wrong with a pool, a line each, and what was done about it.
+
+    ``repaired`` counts repairs, ``blocks`` and ``directories`` what the pool holds afterwards.
+    """
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.found = 0
+        self.repaired = 0
+        self.blocks = 0
+        self.directories = 0
+
+    def problem(self, text: str) -> None:
+        """Note a problem."""
+        self.found += 1
+        if self.found <= PROBLEMS_MAX:
+            self.problems.append(text)
+        elif self.found == PROBLEMS_MAX + 1:
+            self.problems.append(f"and more than {PROBLEMS_MAX} others")
