@@ -56,17 +56,22 @@ class ConnectorFailed(AssertionError):
 class Connector:
     """One driver process; the driver's verbs are the first argument of ``call``."""
 
-    def __init__(self, python: Path, driver: str) -> None:
+    def __init__(self, python: Path, driver: str, *arguments: str) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        self._opens = tempfile.NamedTemporaryFile("r", errors="replace")  # noqa: SIM115
+        watched = {
+            "LD_PRELOAD": str(python.parent.parent / "open_log.so"),
+            "KVFS_OPEN_LOG": self._opens.name,
+        }
         answers_fd, child_fd = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [str(python), str(DRIVERS / f"{driver}.py"), str(child_fd)],
+                [str(python), str(DRIVERS / f"{driver}.py"), str(child_fd), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=[child_fd],
-                env=environment(python),
+                env={**environment(python), **watched},
                 start_new_session=True,
                 text=True,
             )
@@ -141,6 +146,14 @@ class Connector:
         self._log_start_bytes = self._log.seek(0, os.SEEK_END)
         return True
 
+    def opens(self, under: Path) -> list[tuple[str, int]]:
+        """Path below ``under`` and flags of every open that the process has made there."""
+        self._opens.seek(0)
+        lines = [line.rstrip("\n").partition(" ") for line in self._opens]
+        return [
+            (path, int(flags, 8)) for flags, _, path in lines if Path(path).is_relative_to(under)
+        ]
+
     def log_tail(self) -> str:
         """The last of what the connector printed in this test."""
         if self._answers_fd < 0:
@@ -156,6 +169,7 @@ class Connector:
         os.close(self._answers_fd)
         self._answers_fd = -1
         self._log.close()
+        self._opens.close()
 
 
 class Drivers:
@@ -166,14 +180,14 @@ class Drivers:
 
     def __init__(self, python: Path) -> None:
         self.python = python
-        self._resting: dict[str, list[Connector]] = {}
+        self._resting: dict[tuple[str, ...], list[Connector]] = {}
 
-    def take(self, driver: str) -> Connector:
-        """A process of ``driver``, to be given back."""
+    def take(self, *driver: str) -> Connector:
+        """A process of a driver with its arguments, to be given back."""
         resting = self._resting.get(driver)
-        return resting.pop() if resting else Connector(self.python, driver)
+        return resting.pop() if resting else Connector(self.python, *driver)
 
-    def give_back(self, driver: str, connector: Connector) -> None:
+    def give_back(self, connector: Connector, *driver: str) -> None:
         """Keep the process for the next test if it still works."""
         if connector.rest():
             self._resting.setdefault(driver, []).append(connector)

@@ -5,10 +5,12 @@ docs/connectors.md has a row for each class and its cells are held by the tests 
 (``works``, ``o_direct``, ``restart_warm``). Hits counted must equal stores counted, everywhere.
 """
 
+import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import pytest
 
@@ -16,14 +18,21 @@ from tests.connectors.connector import Connector, Drivers
 from tests.support.mounting import Mounted, Reference
 
 MIB = 1 << 20
+HIDDEN_DRAFT: Final = re.compile(r"/\.[0-9a-f]{32}\.tmp$")
+"""A draft whose name does not tell the block's."""
 Start = Callable[[], Connector]
+
+
+def block_hash(key: int) -> str:
+    """The hash, in hex, by which drivers name block ``key``; it is in the file's final name."""
+    return hashlib.sha256(b"kvfs-%d" % key).hexdigest()
 
 
 class ConnectorContract:
     """The tests; a subclass fills in the facts of one connector in one configuration."""
 
-    driver: ClassVar[str]
-    """The file in drivers/."""
+    driver: ClassVar[tuple[str, ...]]
+    """The file in drivers/, and arguments for it."""
     config: ClassVar[Mapping[str, Any]] = {}
     """Further arguments of the driver's ``open``."""
     size_bytes: ClassVar[int] = 2 * MIB
@@ -32,9 +41,13 @@ class ConnectorContract:
     """Whether a store of a known key replaces its bytes; else it is skipped."""
     restart_warm: ClassVar[bool] = True
     """Whether a new process of the connector finds what an earlier one stored."""
+    o_direct: ClassVar[bool] = False
+    """Whether it is configured to read and write past the page cache."""
     holds_files: ClassVar[bool] = False
     """Whether it keeps files open for life, so that the mount cannot go under it."""
     tested_version: ClassVar[str]
+    opened: Any = None
+    """What the driver's ``open`` answered last."""
 
     @pytest.fixture
     def start(self, drivers: Drivers, kv_dir: Path) -> Iterator[Start]:
@@ -42,14 +55,15 @@ class ConnectorContract:
         started: list[Connector] = []
 
         def start() -> Connector:
-            connector = drivers.take(self.driver)
+            connector = drivers.take(*self.driver)
             started.append(connector)
-            connector.call("open", kv_dir=str(kv_dir), size_bytes=self.size_bytes, **self.config)
+            arguments = {"kv_dir": str(kv_dir), "size_bytes": self.size_bytes, **self.config}
+            self.opened = connector.call("open", **arguments)
             return connector
 
         yield start
         for connector in started:
-            drivers.give_back(self.driver, connector)
+            drivers.give_back(connector, *self.driver)
 
     @property
     def keys(self) -> list[int]:
@@ -103,17 +117,33 @@ class ConnectorContract:
         self.stores(connector, self.keys, version=2)
         self.holds(connector, self.keys, version=2 if self.overwrites else 1)
 
-    def test_works_delete(self, start: Start) -> None:
-        """Deleted blocks are misses; stored anew with other bytes, the new ones are read."""
+    def test_works_vanished_block(self, start: Start, kv_dir: Path) -> None:
+        """Blocks unlinked by somebody else are misses like any other, and can be stored anew."""
         connector = start()
         self.stores(connector, self.keys)
-        gone, kept = self.keys[::2], self.keys[1::2]
-        connector.call("delete", keys=gone)
+        gone, kept = self.keys[::3], [key for key in self.keys if key % 3]
+        for key in gone:
+            (path,) = kv_dir.rglob(f"*{block_hash(key)}*")
+            path.unlink()
         self.holds(connector, kept)
-        assert self.hits(connector, gone) == []
         assert connector.call("load", keys=gone, version=1)["loaded"] == []
         self.stores(connector, gone, version=2)
         self.holds(connector, gone, version=2)
+
+    def test_o_direct_as_configured(self, start: Start, kv_dir: Path) -> None:
+        """Every open of a block is with O_DIRECT, or none is."""
+        assert os.statvfs(kv_dir).f_bsize == 4096
+        connector = start()
+        self.stores(connector, self.keys)
+        self.holds(connector, self.keys)
+        hashes = [block_hash(key) for key in self.keys]
+        opens = [
+            (path, bool(flags & os.O_DIRECT))
+            for path, flags in connector.opens(kv_dir)
+            if any(name in path for name in hashes) or HIDDEN_DRAFT.search(path)
+        ]
+        assert len(opens) == 2 * self.blocks
+        assert {direct for _, direct in opens} == {self.o_direct}
 
     def test_works_two_processes(self, start: Start) -> None:
         """Two processes store the same and different keys at once; both then read all of it."""
@@ -184,3 +214,19 @@ class ConnectorContract:
         self.holds(connector, before)
         self.stores(connector, after)
         self.holds(connector, self.keys)
+
+
+class DeletingContract(ConnectorContract):
+    """One more test, for connectors that can delete single blocks."""
+
+    def test_works_delete(self, start: Start) -> None:
+        """Deleted blocks are misses; stored anew with other bytes, the new ones are read."""
+        connector = start()
+        self.stores(connector, self.keys)
+        gone, kept = self.keys[::2], self.keys[1::2]
+        connector.call("delete", keys=gone)
+        self.holds(connector, kept)
+        assert self.hits(connector, gone) == []
+        assert connector.call("load", keys=gone, version=1)["loaded"] == []
+        self.stores(connector, gone, version=2)
+        self.holds(connector, gone, version=2)

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from tests.connectors.connector import run
-from tests.connectors.contract import MIB, ConnectorContract
+from tests.connectors.contract import MIB, DeletingContract
 
 pytestmark = pytest.mark.connectors
 
@@ -15,10 +15,10 @@ DEEPSEEK_16_TOKENS_BYTES = 1124352
 """16 tokens of DeepSeek-V3's cache: not a multiple of 4096, as real blocks may be."""
 
 
-class LMCacheL2(ConnectorContract):
+class LMCacheL2(DeletingContract):
     """What the variants share; LMCache's own bench is one more test of each."""
 
-    driver = "lmcache_l2"
+    driver = ("lmcache_l2",)
     tested_version = "lmcache 0.5.6"
 
     def test_works_lmcache_bench(self, connectors_python: Path, kv_dir: Path) -> None:
@@ -52,6 +52,7 @@ class TestFsTemporaryDirectory(LMCacheL2):
 class TestFsDirect(LMCacheL2):
     """The Python adapter with O_DIRECT."""
 
+    o_direct = True
     config: ClassVar = {"slots": 12, "spec": {"type": "fs", "use_odirect": True}}
 
 
@@ -65,6 +66,7 @@ class TestFsNative(LMCacheL2):
 class TestFsNativeDirect(LMCacheL2):
     """The C++ adapter with O_DIRECT, as LMCache recommends for NVMe."""
 
+    o_direct = True
     config: ClassVar = {
         "slots": 12,
         "spec": {"type": "fs_native", "num_workers": 4, "use_odirect": True},

@@ -1,0 +1,45 @@
+#!/bin/sh
+# sh tests/connectors/install.sh VENV: installs the real connectors, pinned, into the virtual
+# environment VENV (a folder, or the python in it; made when it is not there, with $PYTHON or
+# python3). Unattended; needs Python 3.11 or later, a C compiler and the package index; some 800 MB
+# of downloads, most of it torch and vLLM, and 1.7 GB on disk. A second run finds its work done.
+# Tests then want KVFS_CONNECTORS_PYTHON=VENV/bin/python, or VENV to be .venv-connectors.
+#
+# Every package comes without its dependencies, since LMCache alone would bring gigabytes of CUDA;
+# requirements.txt lists what is really imported. torch is asked for by itself: with it there,
+# nothing else pulls another build.
+set -eu
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+
+case ${1:?usage: install.sh VENV} in
+*/bin/python*) venv=$(dirname -- "$(dirname -- "$1")") ;;
+*) venv=$1 ;;
+esac
+[ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
+python=$venv/bin/python
+
+wanted=$(cat "$here/requirements.txt" "$here/install.sh" "$here/unpack.py" "$here/drivers/open_log.c" | cksum)
+if [ "$(cat "$venv/connectors-installed" 2>/dev/null)" = "$wanted" ]; then
+    exit 0
+fi
+rm -f "$venv/connectors-installed"
+[ -f "$venv/.gitignore" ] || echo '*' >"$venv/.gitignore"
+
+pip() { "$python" -m pip --disable-pip-version-check --no-input "$@"; }
+pip install --quiet torch==2.13.0
+pip install --quiet --no-deps lmcache==0.5.6 -r "$here/requirements.txt"
+
+wheels=$(mktemp -d "$venv/wheels.XXXXXX")
+trap 'rm -rf "$wheels"' EXIT INT TERM
+pip download --quiet --no-deps --only-binary :all: --dest "$wheels" \
+    sglang==0.5.23 vllm==0.33.0 nixl==1.5.1 nixl-cu12==1.5.1
+"$python" "$here/unpack.py" "$venv/unpacked" "$wheels"/*.whl
+
+# vLLM's small C module is linked against CUDA libraries of which it calls nothing; empty ones in
+# their place let it load on a machine without a GPU.
+mkdir "$venv/unpacked/empty"
+for name in libnvrtc.so.13 libc10_cuda.so libtorch_cuda.so; do
+    ${CC:-cc} -shared -Wl,-soname,$name -o "$venv/unpacked/empty/$name" -x c /dev/null
+done
+${CC:-cc} -shared -fPIC -o "$venv/open_log.so" "$here/drivers/open_log.c" -ldl
+echo "$wanted" >"$venv/connectors-installed"

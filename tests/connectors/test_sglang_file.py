@@ -1,0 +1,38 @@
+"""SGLang's HiCache with the ``file`` backend."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.connectors.contract import MIB, ConnectorContract, Start, block_hash
+
+pytestmark = pytest.mark.connectors
+
+
+class TestHiCacheFile(ConnectorContract):
+    """The class HiCacheFile, with 64 tokens of Llama-3.1-8B's cache a page."""
+
+    driver = ("sglang_file",)
+    tested_version = "sglang 0.5.23"
+    size_bytes = 8 * MIB
+    blocks = 9
+
+    def test_works_prefix_up_to_first_hole(self, start: Start, kv_dir: Path) -> None:
+        """The scheduler is told the run of pages from the first on, and no more."""
+        connector = start()
+        assert connector.call("prefix", keys=self.keys) == 0
+        self.stores(connector, self.keys)
+        assert connector.call("prefix", keys=self.keys + self.absent) == self.blocks
+        (hole,) = kv_dir.glob(f"{block_hash(self.keys[4])}*")
+        hole.unlink()
+        assert connector.call("prefix", keys=self.keys) == 4
+
+    def test_works_clear(self, start: Start, kv_dir: Path) -> None:
+        """Clearing lists the directory and unlinks all of it."""
+        connector = start()
+        self.stores(connector, self.keys)
+        assert connector.call("clear")
+        assert list(kv_dir.iterdir()) == []
+        assert self.hits(connector, self.keys) == []
+        self.stores(connector, self.keys, version=2)
+        self.holds(connector, self.keys, version=2)
