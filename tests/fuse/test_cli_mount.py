@@ -73,7 +73,7 @@ def test_status_for_a_reader_and_for_all_mounts(place: Path) -> None:
 def test_the_command_returns_when_it_serves_and_leaves_no_terminal_held(place: Path) -> None:
     # Pipes, unlike the files of run_kvfs, stay open as long as anybody has them.
     done = subprocess.run(
-        [*KVFS, "mount", str(place / "pool"), str(place / "kv")],
+        [*KVFS, "mount", str(place / "pool"), str(place / "kv"), f"--log-file={place / 'log'}"],
         cwd=ROOT,
         capture_output=True,
         timeout=60,
@@ -99,7 +99,7 @@ def test_after_umount_everything_is_free_at_once(place: Path) -> None:
         mount.stop()
         assert not os.path.exists(path)
         assert not os.path.ismount(mount.path)
-        run_kvfs("mount", str(place / "pool"), str(place / "kv"))
+        run_kvfs("mount", str(place / "pool"), str(place / "kv"), f"--log-file={place / 'log'}")
         assert (mount.path / "block").read_bytes() == b"kept"
         run_kvfs("umount", str(place / "kv"))
         run_kvfs("destroy", str(place / "pool"), "--yes")
@@ -138,7 +138,7 @@ def test_a_dead_server_is_named_and_its_mount_cleared(place: Path) -> None:
         result = run_kvfs("status", str(mount.path), check=False)
         assert result.returncode == errors.NotMounted.exit_code
         assert f"the server of {mount.path} is dead" in result.stderr
-        result = run_kvfs("mount", str(place / "pool"), str(mount.path), check=False)
+        result = run_kvfs("mount", str(place / "pool"), str(mount.path), *mount.flags, check=False)
         assert result.returncode == errors.MountpointUnusable.exit_code
         run_kvfs("umount", str(mount.path))
         assert not os.path.ismount(mount.path)
@@ -217,7 +217,7 @@ def test_settings_from_a_file_and_flags_over_them(place: Path) -> None:
     config = place / "kv.toml"
     config.write_text(
         f'source = "{place / "pool"}"\nmountpoint = "{place / "kv"}"\n'
-        'capacity_bytes = "128M"\nmode = "0700"\n'
+        f'capacity_bytes = "128M"\nmode = "0700"\nlog_file = "{place / "log"}"\n'
     )
     try:
         run_kvfs("mount", "--config", str(config), "--capacity", "100M")
@@ -293,10 +293,10 @@ def test_from_a_foreign_directory_nothing_foreign_is_imported(place: Path) -> No
     trap.mkdir()
     (trap / "trio.py").write_text("raise SystemExit('a trap')")
     program = "import sys; sys.path.insert(0, sys.argv.pop(1)); from kvfs.cli.main import main; "
-    program += "sys.exit(main())"
+    command = [sys.executable, "-P", "-c", program + "sys.exit(main())"]
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", program, str(ROOT), "mount", "../pool", "../kv"],
+            [*command, str(ROOT), "mount", "../pool", "../kv", "--log-file=../log"],
             cwd=trap,
             check=False,
         )
