@@ -152,7 +152,8 @@ def verify_data_file(path: str) -> list[str]:
     """Return what is structurally wrong with the data file, read without LMDB itself: for fsck.
 
     It is Python that walks every page, so that no damage can crash it: 5 s for a million inodes.
-    Nobody may write meanwhile.
+    Nobody may write meanwhile. It is strict: a value over 2 KB replaced by a smaller one within
+    one transaction keeps room that it reports too, so no transaction may write such a key twice.
     """
     try:
         problems: list[str] = verify(f"{path}/{DATA_NAME}", subdir=False)  # type: ignore[no-untyped-call]
