@@ -89,6 +89,7 @@ class Channel:
         self.wanted: Callable[[int], Features] | None = None
         #: Called when the kernel has the INIT reply, before any other request is read.
         self.agreed: Callable[[], None] = lambda: None
+        self.lock = PumpLock()
         #: Does one short piece of work when no request waits; False when there is none.
         self.idle: Callable[[], bool] = _nothing_to_do
 
@@ -273,11 +274,44 @@ class _Lowlevel:
         return getattr(trio.lowlevel, name)
 
 
+class PumpLock:
+    """The lock under which one of pyfuse3's tasks reads, in place of trio.Lock.
+
+    trio's lock makes every acquire a trip through the scheduler and hands itself to the next
+    task at once. Here the task that has just answered a request reads the next one; another
+    takes over only when a handler says that it is about to wait (``hand_over``).
+    """
+
+    def __init__(self) -> None:
+        self._held = False
+        self._parked = trio.lowlevel.ParkingLot()
+
+    async def __aenter__(self) -> None:
+        while self._held:
+            await self._parked.park()
+        self._held = True
+
+    async def __aexit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        self._held = False
+        if failure is not None:
+            # The mount is gone: every other task must find out, too, or main() never ends.
+            self._parked.unpark_all()
+
+    def hand_over(self) -> None:
+        """Let another task read while the caller waits."""
+        self._parked.unpark()
+
+
 class _Trio:
     """trio as pyfuse3 sees it."""
 
     def __init__(self, channel: Channel) -> None:
         self.lowlevel = _Lowlevel(channel)
+        self._lock = channel.lock
+
+    def Lock(self) -> PumpLock:
+        """Return the pump's lock; pyfuse3 makes no other one."""
+        return self._lock
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(trio, name)

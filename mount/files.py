@@ -5,7 +5,8 @@ may reach the bytes; an inode stays on one path from its first handle to its las
 """
 
 import os
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import trio
 
@@ -15,6 +16,7 @@ from kvfs.store import Store
 from kvfs.types import BackingId, HandleNo, InodeNo, InodeRecord
 from mount.handles import Handle, HandleKind, Handles
 
+R = TypeVar("R")
 _WRITABLE: Final = (os.O_WRONLY, os.O_RDWR)
 
 
@@ -53,6 +55,8 @@ class Files:
         self.handles = handles
         self.path = path
         self._limiter = trio.CapacityLimiter(io_threads)
+        #: Called before a handler waits, so that the next request is read meanwhile.
+        self.about_to_wait: Callable[[], None] = lambda: None
 
     def open(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
         """Open file *ino*. Raises what ``Blocks.open`` raises."""
@@ -111,10 +115,7 @@ class Files:
     async def read(self, fh: int, offset_bytes: int, size_bytes: int) -> bytes:
         """Return up to *size_bytes* from *offset_bytes*, short only at the end of the file."""
         fd = self._extent_fd(self.handles.get(fh))
-        pread = self.store.pool.syscalls.pread
-        return await trio.to_thread.run_sync(
-            pread, fd, size_bytes, offset_bytes, limiter=self._limiter
-        )
+        return await self._in_thread(self.store.pool.syscalls.pread, fd, size_bytes, offset_bytes)
 
     async def write(self, fh: int, offset_bytes: int, data: bytes) -> int:
         """Write *data* and return how much of it was taken. Raises NoSpace, TooLarge, OSError."""
@@ -125,9 +126,7 @@ class Files:
         opened = handle.opened
         blocks.admit_write(opened, offset_bytes + len(data), len(data))
         fd = self._extent_fd(handle)
-        written_bytes, allocated_bytes = await trio.to_thread.run_sync(
-            self._write, fd, offset_bytes, data, limiter=self._limiter
-        )
+        written_bytes, allocated_bytes = await self._in_thread(self._write, fd, offset_bytes, data)
         if opened.ino in self.store.pool.open_inodes:
             blocks.note_allocated(opened, allocated_bytes)
         return written_bytes
@@ -150,13 +149,16 @@ class Files:
         """Make the bytes and the name of *fh*'s file durable (``--fsync=honour``)."""
         handle = self.handles.get(fh)
         fd = self._extent_fd(handle)
-        fsync = self.store.pool.syscalls.fsync
-        await trio.to_thread.run_sync(fsync, fd, limiter=self._limiter)
+        await self._in_thread(self.store.pool.syscalls.fsync, fd)
         await self.sync_names()
 
     async def sync_names(self) -> None:
         """Make the index durable, some 20 ms."""
-        await trio.to_thread.run_sync(self.store.pool.index.sync, limiter=self._limiter)
+        await self._in_thread(self.store.pool.index.sync)
+
+    async def _in_thread(self, work: Callable[..., R], *args: object) -> R:
+        self.about_to_wait()
+        return await trio.to_thread.run_sync(work, *args, limiter=self._limiter)
 
     def open_directory(self, ino: InodeNo) -> HandleNo:
         """Open directory *ino*. Raises DeadInode, NotADirectory."""

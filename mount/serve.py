@@ -134,6 +134,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.channel.wanted = self._agree
         self.channel.agreed = self._settle_path
         self.channel.install()
+        self.files.about_to_wait = self.channel.lock.hand_over
         self.channel.idle = self.store.pool.background.run_one
         operations = Operations(
             self.store, self.files, self.entries, self.channel.granted, self._removed
