@@ -5,6 +5,7 @@ than a full one; so both are written full after their file system was made, befo
 """
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kvfs.bench.daemon import KVFS
+from kvfs.bench.daemon import KVFS, mount_status
 from kvfs.errors import BenchFailed, NotRoot, ToolMissing, UsageError
 from kvfs.sizes import format_size
 
@@ -24,6 +25,8 @@ _PREFIX: Final = "kvfs-bench-"
 _ZEROS: Final = bytes(4 << 20)
 #: For the page cache, the server and everybody else, on top of the devices and the data.
 _SPARE_BYTES: Final = 2 << 30
+#: How long the server may take to stop.
+_STOP_WAIT_S: Final = 10
 
 
 class Places(NamedTuple):
@@ -65,34 +68,36 @@ def _make(
     for place in places:
         os.mkdir(place)
 
-    say("making the baseline: mkfs.xfs with its defaults")
-    device = stack.enter_context(_loop_device(images / "xfs", size_bytes))
-    _run("mkfs.xfs", "-q", device)
-    say("writing its backing file full")
-    fill_holes(images / "xfs")
+    say("making both file systems: mkfs.xfs with its defaults, and kvfs mkfs")
+    baseline_device = stack.enter_context(_loop_device(images / "xfs", size_bytes))
+    kvfs_device = stack.enter_context(_loop_device(images / "kvfs", size_bytes))
+    _run("mkfs.xfs", "-q", baseline_device)
+    _run(*KVFS, "mkfs", kvfs_device)
+    say("writing their backing files full")
+    fill_holes(images / "xfs", images / "kvfs")
     stack.callback(_unmount, places.baseline)
-    _run("mount", "-t", "xfs", device, places.baseline)
-
-    say("making the pool: kvfs mkfs")
-    device = stack.enter_context(_loop_device(images / "kvfs", size_bytes))
-    _run(*KVFS, "mkfs", device)
-    say("writing its backing file full")
-    fill_holes(images / "kvfs")
-    stack.callback(_unmount_kvfs, places.mount)
-    _run(*KVFS, "mount", f"--data-path={data_path}", device, places.mount)
+    _run("mount", "-t", "xfs", baseline_device, places.baseline)
+    stack.enter_context(_kvfs_mount(kvfs_device, places.mount, data_path))
     return places
 
 
-def fill_holes(image: Path) -> None:
-    """Write zeros into every hole of the file *image*, which reads as before."""
-    with open(image, "r+b", buffering=0) as file:
-        fd = file.fileno()
-        end, start = os.fstat(fd).st_size, 0
-        while start < end:
-            start = os.lseek(fd, start, os.SEEK_HOLE)
-            stop = _next_data(fd, start, end)
-            while start < stop:
-                start += os.pwrite(fd, _ZEROS[: stop - start], start)
+def fill_holes(*images: Path) -> None:
+    """Write zeros into every hole of the files *images*, which read as before.
+
+    They take turns piece by piece, so that each gets the same mix of the memory there is: filled
+    one after the other, two equal devices differed by a third in O_DIRECT reads.
+    """
+    with ExitStack() as stack:
+        files = [stack.enter_context(open(image, "r+b", buffering=0)) for image in images]
+        sizes_bytes = [os.fstat(file.fileno()).st_size for file in files]
+        for start in range(0, max(sizes_bytes), len(_ZEROS)):
+            for file, size_bytes in zip(files, sizes_bytes, strict=True):
+                _fill_piece(file.fileno(), start, min(start + len(_ZEROS), size_bytes))
+
+
+def _fill_piece(fd: int, start: int, stop: int) -> None:
+    while start < stop and (start := os.lseek(fd, start, os.SEEK_HOLE)) < stop:
+        start += os.pwrite(fd, _ZEROS[: min(stop, _next_data(fd, start, stop)) - start], start)
 
 
 def _next_data(fd: int, start: int, end: int) -> int:
@@ -159,9 +164,30 @@ def _run(*argv: str) -> str:
         return out.read()
 
 
-def _unmount_kvfs(mountpoint: str) -> None:
-    subprocess.run([*KVFS, "umount", mountpoint], check=False, capture_output=True)
-    _unmount(mountpoint)
+@contextmanager
+def _kvfs_mount(device: str, mountpoint: str, data_path: str) -> Iterator[None]:
+    pidfd = -1
+    try:
+        _run(*KVFS, "mount", f"--data-path={data_path}", device, mountpoint)
+        if (status := mount_status(mountpoint)) is not None:
+            pidfd = os.pidfd_open(int(status["server_pid"]))
+        yield
+    finally:
+        stop = [*KVFS, "umount", "--wait-s", str(_STOP_WAIT_S), mountpoint]
+        subprocess.run(stop, check=False, capture_output=True)
+        _unmount(mountpoint)
+        if pidfd >= 0:
+            _end(pidfd)
+
+
+def _end(pidfd: int) -> None:
+    """Kill a server that outlived its mount: it would hold the device, and its memory, for ever."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    if not poll.poll(0):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        poll.poll(_STOP_WAIT_S * 1000)
+    os.close(pidfd)
 
 
 def _unmount(mountpoint: str) -> None:

@@ -161,13 +161,14 @@ def test_a_name_that_should_be_absent_fails_the_run(tmp_path: Path, crew: Crew) 
 
 
 def test_filling_holes_keeps_the_bytes_and_allocates_the_rest(tmp_path: Path) -> None:
-    image = tmp_path / "image"
-    with image.open("wb") as file:
-        file.seek(300 * KIB)
-        file.write(b"data")
-        file.truncate(9 << 20)
-    before = image.read_bytes()
-    assert image.stat().st_blocks * 512 < 9 << 20
-    fill_holes(image)
-    assert image.read_bytes() == before
-    assert image.stat().st_blocks * 512 >= 9 << 20
+    images = [tmp_path / "one", tmp_path / "other"]
+    for image, size_bytes in zip(images, (9 << 20, 5 << 20), strict=True):
+        with image.open("wb") as file:
+            file.seek(300 * KIB)
+            file.write(b"data")
+            file.truncate(size_bytes)
+        assert image.stat().st_blocks * 512 < size_bytes
+    before = [image.read_bytes() for image in images]
+    fill_holes(*images)
+    assert [image.read_bytes() for image in images] == before
+    assert all(image.stat().st_blocks * 512 >= image.stat().st_size for image in images)
