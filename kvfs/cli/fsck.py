@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvfs.cli.caller import need_root
 from kvfs.cli.parser import add_verb
-from kvfs.errors import CheckFailed
+from kvfs.errors import CheckFailed, NoSpace, SourceDamaged, SourceFull
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
@@ -36,22 +36,11 @@ def configure(subparsers: "Subparsers") -> None:
 def run(args: argparse.Namespace) -> int:
     """Check, print, and say by the exit code whether damage is left."""
     need_root("kvfs fsck")
-    from kvfs.devices import open_source
-
-    device = open_source(args.source, read_only=not args.repair)
-    try:
-        from kvfs.check import check_pool
-
-        with _progress_bar() as progress:
-            report = check_pool(device, repair=args.repair, progress=progress)
-    finally:
-        device.close()
+    report = _check(args.source, repair=args.repair)
     _print(args, report)
-    left = len(report.problems) - report.repaired
+    left = report.found - report.repaired
     if left > 0 and args.repair:
-        raise CheckFailed(
-            f"{args.source}: {left} of {len(report.problems)} problems could not be repaired"
-        )
+        raise CheckFailed(f"{args.source}: {left} of {report.found} problems could not be repaired")
     if left > 0:
         raise CheckFailed(
             f"{args.source}: {left} problems; `kvfs fsck {args.source} --repair` repairs them"
@@ -59,11 +48,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check(source: str, *, repair: bool) -> "FsckReport":
+    from kvfs.check import check_pool
+    from kvfs.devices import open_source
+
+    with open_source(source, read_only=not repair) as device, _progress_bar() as progress:
+        try:
+            return check_pool(device, repair=repair, progress=progress)
+        except NoSpace as error:
+            raise SourceFull(f"{source}: no room for the repair: {error}") from error
+        except OSError as error:
+            raise SourceDamaged(f"{source}: {error.strerror or error}") from error
+
+
 def _print(args: argparse.Namespace, report: "FsckReport") -> None:
     if args.json:
         result = {
             "source": args.source,
-            "problems": list(report.problems),
+            "problems": report.problems,
+            "found": report.found,
             "repaired": report.repaired,
             "blocks": report.blocks,
             "directories": report.directories,
@@ -72,8 +75,8 @@ def _print(args: argparse.Namespace, report: "FsckReport") -> None:
         return
     for problem in report.problems:
         print(problem)
-    found = f"{len(report.problems)} problems, {report.repaired} repaired"
-    verdict = found if report.problems else "no problem"
+    found = f"{report.found} problems, {report.repaired} repaired"
+    verdict = found if report.found else "no problem"
     print(f"{args.source}: {report.blocks} blocks, {report.directories} directories, {verdict}")
 
 

@@ -9,7 +9,7 @@ from kvfs.cli.failures import explain
 from kvfs.cli.mount_checks import check_apart, check_mountpoint
 from kvfs.cli.ready_pipe import ReadyPipe
 from kvfs.config import Settings
-from kvfs.errors import IndexDamaged, KvfsError, SourceBlank
+from kvfs.errors import KvfsError, ServeFailed, SourceBlank
 
 _log: Final = logging.getLogger(__name__)
 
@@ -53,6 +53,9 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
     try:
         _serve_or_format(settings, load, ready)
         _log.info("stopped: %s is unmounted", settings.mountpoint)
+    except OSError as error:  # a failing drive, mostly; the log says where it failed
+        _log.exception("stopped")
+        raise ServeFailed(f"{settings.source}: {error.strerror or error}") from error
     except Exception as error:
         _log.error("stopped: %s", error, exc_info=not isinstance(error, KvfsError))
         raise
@@ -70,9 +73,6 @@ def _serve_or_format(
 
     try:
         serve.run(settings, ready, load)
-    except IndexDamaged as error:
-        hint = f"`kvfs fsck {settings.source} --repair` rebuilds the index"
-        raise IndexDamaged(f"{settings.source}: {error}; {hint}") from error
     except SourceBlank:
         if settings.read_only:
             raise

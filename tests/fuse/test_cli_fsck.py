@@ -4,23 +4,25 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from kvfs.cli.main import main
 from kvfs.devices import Device
-from kvfs.errors import CheckFailed
-from tests.support.mounting import run_kvfs, workplace
+from kvfs.errors import CheckFailed, NoSpace, SourceDamaged, SourceFull
+from kvfs.fsck_report import FsckReport
+from tests.support.mounting import Mounted, run_kvfs, workplace
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
-class Report(NamedTuple):
-    problems: list[str]
-    repaired: int
-    blocks: int
-    directories: int
+def report_of(problems: list[str], repaired: int) -> FsckReport:
+    """Return a report of a pool with 3 blocks in 2 directories."""
+    report = FsckReport()
+    for problem in problems:
+        report.problem(problem)
+    report.repaired, report.blocks, report.directories = repaired, 3, 2
+    return report
 
 
 @pytest.fixture
@@ -32,31 +34,31 @@ def pool() -> Iterator[Path]:
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[Report], list[bool]]:
+def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[FsckReport], list[bool]]:
     """Let the check find a report; the list tells with which ``repair`` it was called."""
 
-    def find(report: Report) -> list[bool]:
+    def find(report: FsckReport) -> list[bool]:
         calls: list[bool] = []
 
         def check_pool(
             device: Device, *, repair: bool, progress: Callable[[int, int], None]
-        ) -> Report:
+        ) -> FsckReport:
             assert device.pool_fd >= 0
             assert device.read_only is not repair
             progress(1, 2)
             calls.append(repair)
             return report
 
-        monkeypatch.setattr("kvfs.recovery.check_pool", check_pool, raising=False)
+        monkeypatch.setattr("kvfs.check.check_pool", check_pool)
         return calls
 
     return find
 
 
 def test_a_sound_pool_ends_with_0(
-    pool: Path, found: Callable[[Report], list[bool]], capsys: pytest.CaptureFixture[str]
+    pool: Path, found: Callable[[FsckReport], list[bool]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    calls = found(Report([], 0, 3, 2))
+    calls = found(report_of([], 0))
     assert main(["fsck", str(pool)]) == 0
     captured = capsys.readouterr()
     assert captured.out == f"{pool}: 3 blocks, 2 directories, no problem\n"
@@ -65,9 +67,9 @@ def test_a_sound_pool_ends_with_0(
 
 
 def test_damage_is_listed_and_ends_with_its_own_exit_code(
-    pool: Path, found: Callable[[Report], list[bool]], capsys: pytest.CaptureFixture[str]
+    pool: Path, found: Callable[[FsckReport], list[bool]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found(Report(["extent 10 has no identity", "name a leads nowhere"], 0, 3, 2))
+    found(report_of(["extent 10 has no identity", "name a leads nowhere"], 0))
     assert main(["fsck", str(pool)]) == CheckFailed.exit_code
     captured = capsys.readouterr()
     assert captured.out.splitlines() == [
@@ -79,13 +81,14 @@ def test_damage_is_listed_and_ends_with_its_own_exit_code(
 
 
 def test_a_repair_ends_with_0_and_says_what_it_did(
-    pool: Path, found: Callable[[Report], list[bool]], capsys: pytest.CaptureFixture[str]
+    pool: Path, found: Callable[[FsckReport], list[bool]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    calls = found(Report(["name a leads nowhere"], 1, 3, 2))
+    calls = found(report_of(["name a leads nowhere"], 1))
     assert main(["fsck", str(pool), "--repair", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "source": str(pool),
         "problems": ["name a leads nowhere"],
+        "found": 1,
         "repaired": 1,
         "blocks": 3,
         "directories": 2,
@@ -94,8 +97,56 @@ def test_a_repair_ends_with_0_and_says_what_it_did(
 
 
 def test_what_could_not_be_repaired_is_no_success(
-    pool: Path, found: Callable[[Report], list[bool]], capsys: pytest.CaptureFixture[str]
+    pool: Path, found: Callable[[FsckReport], list[bool]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found(Report(["one", "two"], 1, 3, 2))
+    found(report_of(["one", "two"], 1))
     assert main(["fsck", str(pool), "--repair"]) == CheckFailed.exit_code
     assert capsys.readouterr().err == f"kvfs: {pool}: 1 of 2 problems could not be repaired\n"
+
+
+@pytest.mark.parametrize(
+    ("failure", "exit_code", "said"),
+    [
+        (OSError(5, "Input/output error"), SourceDamaged.exit_code, "Input/output error"),
+        (NoSpace("the map is full"), SourceFull.exit_code, "no room for the repair"),
+    ],
+)
+def test_a_check_that_fails_is_one_line(
+    pool: Path,
+    failure: Exception,
+    exit_code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def check_pool(*_: object, **__: object) -> FsckReport:
+        raise failure
+
+    monkeypatch.setattr("kvfs.check.check_pool", check_pool)
+    assert main(["fsck", str(pool), "--repair"]) == exit_code
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"kvfs: {pool}: ")
+    assert said in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.needs_fuse
+def test_a_real_pool_is_checked_and_its_index_rebuilt(pool: Path) -> None:
+    mountpoint = pool.parent / "kv"
+    with Mounted(pool, mountpoint) as mount:
+        (mountpoint / "deep").mkdir()
+        (mountpoint / "draft").write_bytes(b"kept" * 5000)
+        (mountpoint / "draft").rename(mountpoint / "deep" / "block")
+        mount.stop()
+        assert run_kvfs("fsck", str(pool)).stdout == (
+            f"{pool}: 1 blocks, 2 directories, no problem\n"
+        )
+        with (pool / "index" / "data.mdb").open("r+b") as file:
+            file.write(os.urandom(65536))
+        result = run_kvfs("fsck", str(pool), check=False)
+        assert result.returncode == CheckFailed.exit_code
+        assert "`kvfs fsck" in result.stderr
+        run_kvfs("fsck", str(pool), "--repair")
+        run_kvfs("fsck", str(pool))
+        mount.start()
+        assert (mountpoint / "deep" / "block").read_bytes() == b"kept" * 5000
