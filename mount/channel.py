@@ -48,6 +48,7 @@ _POLL_MS: Final = 2
 _REPLY_UNWANTED: Final = frozenset({errno.ENOENT, errno.EINVAL})
 
 
+Message = bytes | memoryview
 #: Answers one request (unique, nodeid, what follows the header) in place of libfuse: with the
 #: whole reply, with b"" if it comes later by ``Channel.reply``, with None to leave it to libfuse.
 Answer = Callable[[int, int, memoryview], bytes | None]
@@ -71,6 +72,8 @@ class Channel:
         self._buffer = bytearray(REQUEST_MAX_BYTES)
         self._view = memoryview(self._buffer)
         self._buffers = [self._buffer]
+        self._replies = bytearray(REQUEST_MAX_BYTES)
+        self._replies_view = memoryview(self._replies)
         self._since_pause = 0
         self._unanswered = 0
         self._stopped = False
@@ -200,11 +203,13 @@ class Channel:
         """Pass every reply that libfuse has written on to the kernel."""
         while self._unanswered:
             try:
-                reply = self._ours.recv(REQUEST_MAX_BYTES)
+                # Into one buffer: a fresh megabyte for each answer costs 30 us of page faults.
+                size_bytes = self._ours.recv_into(self._replies)
             except BlockingIOError:
                 return
-            if not reply:
+            if not size_bytes:
                 return
+            reply = self._replies_view[:size_bytes]
             self._unanswered -= 1
             _, _, unique = OUT_HEADER.unpack_from(reply)
             if self._grants and unique in self._grants:
@@ -216,7 +221,7 @@ class Channel:
                 continue
             self.reply(reply)
 
-    def reply(self, reply: bytes) -> None:
+    def reply(self, reply: Message) -> None:
         """Write one whole reply to the kernel."""
         try:
             os.write(self.device_fd, reply)
@@ -226,20 +231,19 @@ class Channel:
             if error.errno not in _REPLY_UNWANTED:
                 _log.error("reply refused: %s", error)
 
-    def _with_grant(self, reply: bytes, grant: Grant) -> bytes:
+    def _with_grant(self, reply: memoryview, grant: Grant) -> memoryview:
         offset = len(reply) - OPEN_OUT.size
         if offset not in (OUT_HEADER_BYTES, OUT_HEADER_BYTES + ENTRY_OUT_BYTES):
             return reply  # an error: nothing was opened
-        patched = bytearray(reply)
-        fh = OPEN_OUT.unpack_from(patched, offset)[0]
-        OPEN_OUT.pack_into(patched, offset, fh, grant.open_flags, grant.backing_id)
-        return bytes(patched)
+        fh = OPEN_OUT.unpack_from(reply, offset)[0]
+        OPEN_OUT.pack_into(reply, offset, fh, grant.open_flags, grant.backing_id)
+        return reply
 
-    def _with_features(self, reply: bytes) -> bytes:
+    def _with_features(self, reply: memoryview) -> Message:
         if self.wanted is None:
             return reply
         self.features = self.wanted(self._init_flags)
-        return patch_init_reply(reply, self.features, self._max_background)
+        return patch_init_reply(bytes(reply), self.features, self._max_background)
 
     async def flush_late(self) -> None:
         """Flush replies of handlers that finish later than the request they answer."""
