@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 from kvfs.blocks import Blocks
 from kvfs.errors import (
     AttributeTooLarge,
+    DeadInode,
     InvalidRequest,
     IsADirectory,
     NoSuchAttribute,
@@ -107,13 +108,16 @@ class Attributes:
     def set_xattr(self, ino: InodeNo, name: bytes, value: bytes) -> None:
         """Set user.* attribute *name*.
 
-        Raises Unsupported for other namespaces, AttributeTooLarge beyond the settings' bounds.
+        Raises Unsupported for other namespaces, AttributeTooLarge beyond the settings' bounds,
+        DeadInode also for an inode that is open but has no name: its attributes went with it.
         """
         settings = self._pool.settings
         self._require_settable(name)
         if len(value) > settings.xattr_value_max_bytes:
             raise AttributeTooLarge(f"{len(value)} bytes")
         record = self._namespace.record(ino)
+        if self._blocks.is_gone(ino):
+            raise DeadInode(f"inode {ino}")
         names = [other for other in self.xattr_names(ino) if other != name]
         total_bytes = sum(len(other) + len(self.xattr(ino, other)) for other in names)
         if total_bytes + len(name) + len(value) > settings.xattr_total_max_bytes:

@@ -11,7 +11,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from kvfs.errors import DeadInode, InvalidRequest, IsADirectory, KvfsError, ReadOnly, TooLarge
+from kvfs.errors import (
+    Damaged,
+    DeadInode,
+    InvalidRequest,
+    IsADirectory,
+    KvfsError,
+    ReadOnly,
+    TooLarge,
+)
 from kvfs.lifecycle import State
 from kvfs.namespace import Namespace, counted, new_record
 from kvfs.open_inodes import OpenInode
@@ -116,8 +124,27 @@ class Blocks:
         Raises Damaged when the extent is missing.
         """
         if opened.fd < 0:
-            opened.fd = self._pool.extents.open(opened.ino, os.O_RDWR)
+            try:
+                opened.fd = self._pool.extents.open(opened.ino, os.O_RDWR)
+            except Damaged as error:
+                self.dismiss(opened, error)
+                raise
         return opened.fd
+
+    def dismiss(self, opened: OpenInode, error: Exception) -> bool:
+        """Take the name of a block whose bytes are gone: a miss, not an error on a name that stays.
+
+        False if that fails, too.
+        """
+        if opened.gone is None:
+            record = self._namespace.record(opened.ino)
+            try:
+                self._namespace.unlink(record.parent, record.name)
+            except (KvfsError, OSError):
+                return False
+        self._pool.dismissed += 1
+        _log.error("inode %#x dismissed: %s", opened.ino, error)
+        return True
 
     def close(self, opened: OpenInode, *, writer: bool) -> None:
         """Give one handle back; the last writer publishes, the last handle frees.
@@ -137,7 +164,7 @@ class Blocks:
     def settle(self) -> None:
         """Try again to publish one of the blocks that could not be; called by the tick.
 
-        Given up in the end, its name goes: a miss, not an error on a name that stays.
+        In the end it is dismissed.
         """
         if not self._unpublished:
             return
@@ -146,21 +173,10 @@ class Blocks:
             if opened.writers == 1:  # else the next close publishes
                 self._publish(opened)
         except (KvfsError, OSError) as error:
-            if tries < _PUBLISH_TRIES or not self._give_up(opened, error):
+            if tries < _PUBLISH_TRIES or not self.dismiss(opened, error):
                 self._unpublished.append((opened, tries + 1))
                 return
         self._leave(opened, writer=True)
-
-    def _give_up(self, opened: OpenInode, error: Exception) -> bool:
-        """Take the name of a block that cannot be published; False if that fails, too."""
-        if opened.gone is None:
-            record = self._namespace.record(opened.ino)
-            try:
-                self._namespace.unlink(record.parent, record.name)
-            except (KvfsError, OSError):
-                return False
-        _log.error("inode %#x dropped, it cannot be published: %s", opened.ino, error)
-        return True
 
     def close_all(self) -> bool:
         """Close every handle; False if a block could not be published, which stays a draft."""

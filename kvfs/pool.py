@@ -79,6 +79,8 @@ class Pool:
                 self.extents, self.numbers, self.background, self.space, settings
             )
             self.open_inodes = OpenInodes()
+            #: Blocks whose name went because their bytes were damaged or could not be kept.
+            self.dismissed = 0
             self.identities = Identities(self.extents, self.background)
             self.graves = Graves(self.space, self.identities.erase)
             if not settings.read_only:

@@ -4,6 +4,7 @@ A create on the hot path then allocates nothing. What is kept follows the demand
 extent nobody took is unlinked when it gives way. Everything runs on the loop's thread.
 """
 
+import contextlib
 import logging
 import os
 from collections import deque
@@ -13,7 +14,7 @@ from typing import Final, NamedTuple
 from kvfs.background import Background
 from kvfs.config import Settings
 from kvfs.demand import Demand
-from kvfs.errors import KvfsError
+from kvfs.errors import KvfsError, NoSpace
 from kvfs.extents import Extents
 from kvfs.inode_numbers import InodeNumbers
 from kvfs.space import Space
@@ -72,6 +73,8 @@ class ReadyQueue:
         """Return an extent for a draft in directory *parent*. Raises NoSpace, OSError."""
         size_bytes = round_up(self.demand.expected_bytes(parent))
         self.demand.note_created(size_bytes, now_s)
+        if size_bytes > self._space.free_bytes // 2:
+            size_bytes = 0  # a guess must not take the room that other writers have left
         queue = self._queues.get(size_bytes)
         if queue:
             extent = queue.popleft()
@@ -126,7 +129,11 @@ class ReadyQueue:
             self._space.capacity_bytes
         ):
             return
-        ino = self._numbers.take()
+        try:
+            ino = self._numbers.take()
+        except OSError as error:
+            _log.warning("no inode numbers for ready extents: %s", error)
+            return
         self._coming[size_bytes] = self._coming.get(size_bytes, 0) + 1
         self._space.ready_bytes += size_bytes
         self._background.submit(lambda: self._prepare(ino, size_bytes))
@@ -134,8 +141,7 @@ class ReadyQueue:
     def _prepare(self, ino: InodeNo, size_bytes: int) -> None:
         self._coming[size_bytes] -= 1
         try:
-            fd = self._extents.create(ino, size_bytes)
-            extent = ReadyExtent(ino, fd, size_bytes, self.adopt(ino, fd))
+            extent = self._make(ino, size_bytes)
         except (KvfsError, OSError) as error:
             _log.warning("no ready extent of %d bytes: %s", size_bytes, error)
             self._space.ready_bytes -= size_bytes
@@ -148,9 +154,24 @@ class ReadyQueue:
         ):
             self.give_way()
             size_bytes = 0
-        ino = self._numbers.take()
+        try:
+            return self._make(self._numbers.take(), size_bytes)
+        except NoSpace:
+            # The device is fuller than the capacity says: an empty extent may still fit.
+            if not size_bytes:
+                raise
+            self.give_way()
+            return self._make(self._numbers.take(), 0)
+
+    def _make(self, ino: InodeNo, size_bytes: int) -> ReadyExtent:
         fd = self._extents.create(ino, size_bytes)
-        return ReadyExtent(ino, fd, size_bytes, self.adopt(ino, fd))
+        try:
+            return ReadyExtent(ino, fd, size_bytes, self.adopt(ino, fd))
+        except BaseException:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                self._extents.unlink(ino)
+            raise
 
     def _discard(self, extent: ReadyExtent) -> None:
         self._space.ready_bytes -= extent.reserve_bytes

@@ -122,4 +122,5 @@ class Store:
             "graves": len(self.pool.graves),
             "background_backlog": self.pool.background.backlog,
             "background_failures": self.pool.background.failures,
+            "dismissed": self.pool.dismissed,
         }

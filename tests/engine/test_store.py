@@ -1,0 +1,437 @@
+"""The store's promises, one by one, on a pool in memory and without a kernel mount."""
+
+import os
+import stat
+from collections.abc import Iterator
+
+import pytest
+
+from kvfs.attributes import Change
+from kvfs.errors import (
+    Damaged,
+    DeadInode,
+    Exists,
+    InvalidRequest,
+    IsADirectory,
+    NoSpace,
+    NotADirectory,
+    NotEmpty,
+    NotFound,
+    ReadOnly,
+    TooLarge,
+)
+from kvfs.lifecycle import State
+from kvfs.types import PAGE_BYTES, ROOT_INODE, InodeNo, round_up
+from tests.support.stores import (
+    DIRECTORY,
+    FILE,
+    MIB,
+    SYMLINK,
+    Host,
+    assert_exact,
+    get,
+    host,
+    put,
+    settle,
+    tree,
+    write,
+)
+
+
+@pytest.fixture
+def running() -> Iterator[Host]:
+    with host() as made:
+        made.start()
+        yield made
+
+
+def make_directory(running: Host, name: bytes, parent: InodeNo = ROOT_INODE) -> InodeNo:
+    return running.store.namespace.make_node(parent, name, DIRECTORY, 0, 0)[0]
+
+
+def names(running: Host, parent: InodeNo = ROOT_INODE) -> list[bytes]:
+    return [name for _, name in running.store.namespace.children(parent, InodeNo(0))]
+
+
+# ---- a block's life ----
+
+
+def test_a_draft_is_published_at_its_last_close(running: Host) -> None:
+    store = running.store
+    opened, record, _ = store.blocks.create(ROOT_INODE, b"a", FILE, 7, 8)
+    assert (record.state, record.uid, record.gid) == (State.DRAFT, 7, 8)
+    write(store, opened, b"x" * 5000)
+    assert store.blocks.present(opened.ino).size_bytes == 5000
+    assert store.namespace.record(opened.ino).size_bytes == 0
+    store.blocks.close(opened, writer=True)
+    published = store.namespace.record(opened.ino)
+    assert (published.state, published.size_bytes) == (State.PUBLISHED, 5000)
+    assert published.allocated_bytes == round_up(5000)
+    assert get(store, ROOT_INODE, b"a") == b"x" * 5000
+    assert_exact(running)
+
+
+def test_a_published_block_says_what_it_is(running: Host) -> None:
+    ino = put(running.store, ROOT_INODE, b"tmp", b"bytes")
+    running.store.namespace.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"final")
+    settle(running.store)
+    identity = running.store.pool.extents.identity(ino)
+    record = running.store.namespace.record(ino)
+    assert identity is not None
+    assert (identity.name, identity.size_bytes) == (b"final", 5)
+    assert identity.sequence == record.sequence
+
+
+def test_an_empty_file_holds_no_blocks(running: Host) -> None:
+    put(running.store, ROOT_INODE, b"large", b"x" * MIB)
+    ino = put(running.store, ROOT_INODE, b"empty", b"")
+    assert running.store.namespace.record(ino).allocated_bytes == 0
+    assert running.allocated_bytes(ino) == 0
+    assert_exact(running)
+
+
+def test_what_was_reserved_too_much_goes_back_at_the_close(running: Host) -> None:
+    put(running.store, ROOT_INODE, b"large", b"x" * MIB)
+    opened, _, _ = running.store.blocks.create(ROOT_INODE, b"small", FILE, 0, 0)
+    assert opened.allocated_bytes == MIB
+    write(running.store, opened, b"y" * 100)
+    running.store.blocks.close(opened, writer=True)
+    assert running.allocated_bytes(opened.ino) == PAGE_BYTES
+    assert_exact(running)
+
+
+def test_a_reserve_takes_no_more_than_half_of_what_is_free(running: Host) -> None:
+    put(running.store, ROOT_INODE, b"large", b"x" * (24 * MIB))
+    opened, _, _ = running.store.blocks.create(ROOT_INODE, b"next", FILE, 0, 0)
+    assert opened.allocated_bytes == 0
+    running.store.blocks.close(opened, writer=True)
+
+
+def test_a_huge_sparse_file_reserves_nothing_for_the_next_one(running: Host) -> None:
+    opened, _, _ = running.store.blocks.create(ROOT_INODE, b"sparse", FILE, 0, 0)
+    running.store.blocks.truncate(opened.ino, 1 << 50)
+    running.store.blocks.close(opened, writer=True)
+    assert running.store.namespace.record(opened.ino).size_bytes == 1 << 50
+    opened, _, _ = running.store.blocks.create(ROOT_INODE, b"next", FILE, 0, 0)
+    assert opened.allocated_bytes == 0
+    running.store.blocks.close(opened, writer=True)
+    assert_exact(running)
+
+
+def test_two_writers_publish_once_the_second_is_done(running: Host) -> None:
+    store = running.store
+    first, _, _ = store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
+    second = store.blocks.open(first.ino, writer=True, truncate=False)
+    assert second is first
+    write(store, first, b"one")
+    store.blocks.close(first, writer=True)
+    assert store.namespace.record(first.ino).state == State.DRAFT
+    write(store, second, b"two", 3)
+    store.blocks.close(second, writer=True)
+    assert get(store, ROOT_INODE, b"a") == b"onetwo"
+
+
+def test_an_open_for_writing_marks_a_published_block(running: Host) -> None:
+    store = running.store
+    ino = put(store, ROOT_INODE, b"a", b"old")
+    settle(store)
+    opened = store.blocks.open(ino, writer=True, truncate=False)
+    assert store.namespace.record(ino).state == State.REWRITE
+    settle(store)
+    assert store.pool.extents.identity(ino) is None
+    write(store, opened, b"new and longer")
+    store.blocks.close(opened, writer=True)
+    settle(store)
+    assert store.namespace.record(ino).state == State.PUBLISHED
+    identity = store.pool.extents.identity(ino)
+    assert identity is not None
+    assert identity.size_bytes == len(b"new and longer")
+    assert_exact(running)
+
+
+def test_rewriting_within_a_tick_of_the_clock_is_noticed(running: Host) -> None:
+    store = running.store
+    ino = put(store, ROOT_INODE, b"a", b"old")
+    before = store.namespace.record(ino)
+    opened = store.blocks.open(ino, writer=True, truncate=False)
+    write(store, opened, b"new")
+    os.utime(opened.fd, ns=(before.atime_ns, before.mtime_ns))
+    store.blocks.close(opened, writer=True)
+    assert store.namespace.record(ino).sequence > before.sequence
+
+
+def test_truncating_an_open_reader_keeps_the_accounts_right(running: Host) -> None:
+    store = running.store
+    ino = put(store, ROOT_INODE, b"a", b"x" * 100_000)
+    reader = store.blocks.open(ino, writer=False, truncate=False)
+    store.blocks.truncate(ino, 0)
+    second = store.blocks.open(ino, writer=True, truncate=False)
+    store.blocks.close(second, writer=True)
+    assert_exact(running)
+    store.blocks.close(reader, writer=False)
+    assert_exact(running)
+    assert store.pool.space.used_bytes == 0
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, PAGE_BYTES, (1 << 63) - 1])
+def test_truncate_costs_nothing(running: Host, size_bytes: int) -> None:
+    ino = put(running.store, ROOT_INODE, b"a", b"x")
+    running.store.blocks.truncate(ino, size_bytes)
+    assert running.store.blocks.present(ino).size_bytes == size_bytes
+    assert running.store.pool.space.used_bytes <= PAGE_BYTES
+    assert_exact(running)
+
+
+def test_truncate_beyond_what_a_file_can_be_is_refused(running: Host) -> None:
+    ino = put(running.store, ROOT_INODE, b"a", b"x")
+    with pytest.raises(TooLarge):
+        running.store.blocks.truncate(ino, 1 << 63)
+
+
+# ---- names ----
+
+
+def test_create_refuses_a_taken_name_and_uses_no_extent_up(running: Host) -> None:
+    put(running.store, ROOT_INODE, b"a", b"x")
+    with pytest.raises(Exists):
+        running.store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
+    assert get(running.store, ROOT_INODE, b"a") == b"x"
+    assert_exact(running)
+
+
+def test_an_unlinked_block_is_readable_until_its_last_close(running: Host) -> None:
+    store = running.store
+    ino = put(store, ROOT_INODE, b"a", b"x" * 9000)
+    opened = store.blocks.open(ino, writer=False, truncate=False)
+    store.namespace.unlink(ROOT_INODE, b"a")
+    with pytest.raises(NotFound):
+        store.namespace.lookup(ROOT_INODE, b"a")
+    assert os.pread(store.blocks.extent_fd(opened), 9000, 0) == b"x" * 9000
+    assert store.blocks.present(ino).size_bytes == 9000
+    assert_exact(running)
+    store.blocks.close(opened, writer=False)
+    settle(store)
+    assert ino not in running.extents()
+    assert_exact(running)
+    with pytest.raises(DeadInode):
+        store.namespace.record(ino)
+
+
+def test_readers_of_a_replaced_block_keep_the_old_bytes(running: Host) -> None:
+    store = running.store
+    old = put(store, ROOT_INODE, b"final", b"old")
+    reader = store.blocks.open(old, writer=False, truncate=False)
+    put(store, ROOT_INODE, b"tmp", b"new")
+    assert store.namespace.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"final") == old
+    assert get(store, ROOT_INODE, b"final") == b"new"
+    assert os.pread(store.blocks.extent_fd(reader), 10, 0) == b"old"
+    store.blocks.close(reader, writer=False)
+    settle(store)
+    assert names(running) == [b"final"]
+    assert old not in running.extents()
+    assert_exact(running)
+
+
+def test_a_rewritten_block_can_lose_its_name_meanwhile(running: Host) -> None:
+    store = running.store
+    ino = put(store, ROOT_INODE, b"a", b"x" * 9000)
+    opened = store.blocks.open(ino, writer=True, truncate=True)
+    write(store, opened, b"y" * 20_000)
+    store.namespace.unlink(ROOT_INODE, b"a")
+    assert_exact(running)
+    store.blocks.close(opened, writer=True)
+    settle(store)
+    assert store.pool.space.used_bytes == 0
+    assert_exact(running)
+
+
+def test_rename_keeps_to_its_rules(running: Host) -> None:
+    namespace = running.store.namespace
+    a = make_directory(running, b"a")
+    b = make_directory(running, b"b", a)
+    put(running.store, ROOT_INODE, b"file", b"x")
+    with pytest.raises(Exists):
+        namespace.rename(ROOT_INODE, b"file", ROOT_INODE, b"a", replace=False)
+    with pytest.raises(IsADirectory):
+        namespace.rename(ROOT_INODE, b"file", ROOT_INODE, b"a")
+    with pytest.raises(NotADirectory):
+        namespace.rename(ROOT_INODE, b"a", ROOT_INODE, b"file")
+    with pytest.raises(InvalidRequest):
+        namespace.rename(ROOT_INODE, b"a", b, b"c")
+    with pytest.raises(NotFound):
+        namespace.rename(ROOT_INODE, b"none", b, b"c")
+    make_directory(running, b"empty")
+    with pytest.raises(NotEmpty):
+        namespace.rename(ROOT_INODE, b"empty", ROOT_INODE, b"a")
+    namespace.rename(ROOT_INODE, b"a", ROOT_INODE, b"empty")
+    assert names(running) == [b"empty", b"file"]
+    assert namespace.directory(ROOT_INODE).subdirs == 1
+
+
+def test_exchange_swaps_two_names(running: Host) -> None:
+    store = running.store
+    a = make_directory(running, b"a")
+    put(store, a, b"in", b"inside")
+    put(store, ROOT_INODE, b"out", b"outside")
+    store.namespace.exchange(a, b"in", ROOT_INODE, b"out")
+    assert tree(store) == {b"/a": "directory", b"/a/in": b"outside", b"/out": b"inside"}
+    with pytest.raises(InvalidRequest):
+        store.namespace.exchange(ROOT_INODE, b"a", a, b"in")
+    assert_exact(running)
+
+
+def test_directories_count_their_names(running: Host) -> None:
+    namespace = running.store.namespace
+    a = make_directory(running, b"a")
+    make_directory(running, b"b", a)
+    namespace.make_node(a, b"link", SYMLINK, 0, 0, b"target")
+    record = namespace.directory(a)
+    assert (record.entries, record.subdirs) == (2, 1)
+    with pytest.raises(NotEmpty):
+        namespace.rmdir(ROOT_INODE, b"a")
+    with pytest.raises(NotADirectory):
+        namespace.rmdir(a, b"link")
+    with pytest.raises(IsADirectory):
+        namespace.unlink(a, b"b")
+    namespace.unlink(a, b"link")
+    namespace.rmdir(a, b"b")
+    namespace.rmdir(ROOT_INODE, b"a")
+    assert names(running) == []
+
+
+def test_a_listing_stays_right_while_names_go(running: Host) -> None:
+    inos = [put(running.store, ROOT_INODE, b"%d" % number, b"") for number in range(10)]
+    half = running.store.namespace.children(ROOT_INODE, inos[4])
+    for number in range(0, 10, 2):
+        running.store.namespace.unlink(ROOT_INODE, b"%d" % number)
+    assert [ino for ino, _ in half] == inos[5:]
+    left = running.store.namespace.children(ROOT_INODE, inos[4])
+    assert [name for _, name in left] == [b"5", b"7", b"9"]
+
+
+# ---- attributes ----
+
+
+def test_attributes_of_a_removed_open_inode_bring_nothing_back(running: Host) -> None:
+    store = running.store
+    ino = put(store, ROOT_INODE, b"a", b"x")
+    opened = store.blocks.open(ino, writer=False, truncate=False)
+    store.namespace.unlink(ROOT_INODE, b"a")
+    changed = store.attributes.change(ino, Change(mode=0o600, mtime_ns=5))
+    assert (stat.S_IMODE(changed.mode), changed.mtime_ns) == (0o600, 5)
+    with pytest.raises(DeadInode):
+        store.attributes.set_xattr(ino, b"user.a", b"1")
+    assert store.pool.index.inode(ino) is None
+    store.blocks.close(opened, writer=False)
+    running.stop()
+    assert running.check().problems == []
+
+
+def test_times_survive_a_reopening_for_writing(running: Host) -> None:
+    store = running.store
+    ino = put(store, ROOT_INODE, b"a", b"x")
+    store.attributes.change(ino, Change(mtime_ns=1_000_000_000))
+    opened = store.blocks.open(ino, writer=True, truncate=False)
+    assert store.blocks.present(ino).mtime_ns == 1_000_000_000
+    store.blocks.close(opened, writer=True)
+    assert store.namespace.record(ino).mtime_ns == 1_000_000_000
+
+
+# ---- bounds ----
+
+
+def test_writers_get_no_space_at_the_capacity_and_not_before(running: Host) -> None:
+    store = running.store
+    opened, _, _ = store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
+    write(store, opened, b"x" * (63 * MIB))
+    with pytest.raises(NoSpace):
+        write(store, opened, b"x" * (2 * MIB), 63 * MIB)
+    write(store, opened, b"x" * MIB, 63 * MIB)
+    store.blocks.close(opened, writer=True)
+    with pytest.raises(NoSpace):
+        store.blocks.create(ROOT_INODE, b"b", FILE, 0, 0)
+    store.namespace.unlink(ROOT_INODE, b"a")
+    put(store, ROOT_INODE, b"b", b"y" * (63 * MIB))
+    assert_exact(running)
+
+
+def test_a_block_without_its_extent_becomes_a_miss(
+    running: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = running.store
+    ino = put(store, ROOT_INODE, b"a", b"x")
+    running.extent(ino).unlink()
+    opened = store.blocks.open(ino, writer=False, truncate=False)
+    with pytest.raises(Damaged):
+        store.blocks.extent_fd(opened)
+    store.blocks.close(opened, writer=False)
+    with pytest.raises(NotFound):
+        store.namespace.lookup(ROOT_INODE, b"a")
+
+
+def test_a_writer_of_a_block_without_its_extent_hears_so(
+    running: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = running.store
+    ino = put(store, ROOT_INODE, b"a", b"x")
+    running.extent(ino).unlink()
+    with pytest.raises(Damaged):
+        store.blocks.open(ino, writer=True, truncate=False)
+    assert ino not in store.pool.open_inodes
+
+
+def test_read_only_writes_nothing(running: Host) -> None:
+    put(running.store, ROOT_INODE, b"a", b"x")
+    running.stop()
+    before = {path: path.stat().st_mtime_ns for path in running.path.rglob("*")}
+    store = running.start(settings=running.read_only())
+    assert get(store, ROOT_INODE, b"a") == b"x"
+    for change in (
+        lambda: store.blocks.create(ROOT_INODE, b"b", FILE, 0, 0),
+        lambda: store.namespace.unlink(ROOT_INODE, b"a"),
+        lambda: store.blocks.open(store.namespace.lookup(ROOT_INODE, b"a"), writer=True,
+                                  truncate=False),
+    ):  # fmt: skip
+        with pytest.raises(ReadOnly):
+            change()
+    store.tick()
+    running.stop()
+    assert {path: path.stat().st_mtime_ns for path in running.path.rglob("*")} == before
+
+
+# ---- stop and start ----
+
+
+def test_a_clean_stop_and_start_keep_everything(running: Host) -> None:
+    store = running.store
+    a = make_directory(running, b"a")
+    ino = put(store, a, b"block", b"x" * 12_345)
+    store.namespace.make_node(a, b"link", SYMLINK, 1, 2, b"../target")
+    store.attributes.set_xattr(ino, b"user.k", b"v")
+    before, kept = tree(store), store.namespace.record(ino)
+    running.stop()
+    assert running.check().problems == []
+    store = running.start()
+    assert store.sweep.done
+    assert tree(store) == before
+    assert store.namespace.record(ino)._replace(ctime_ns=0) == kept._replace(ctime_ns=0)
+    assert store.attributes.xattr(ino, b"user.k") == b"v"
+    assert_exact(running)
+
+
+def test_a_clean_stop_publishes_what_is_open(running: Host) -> None:
+    opened, _, _ = running.store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
+    write(running.store, opened, b"so far")
+    running.store.blocks.open(opened.ino, writer=False, truncate=False)
+    running.stop()
+    assert running.check().problems == []
+    assert get(running.start(), ROOT_INODE, b"a") == b"so far"
+
+
+def test_inode_numbers_are_never_given_out_again(
+    running: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = put(running.store, ROOT_INODE, b"a", b"x")
+    running.store.namespace.unlink(ROOT_INODE, b"a")
+    running.kill()
+    assert put(running.start(), ROOT_INODE, b"a", b"x") > first

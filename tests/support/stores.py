@@ -1,0 +1,264 @@
+"""A pool in memory and the store on it, which tests stop, kill, cut off and look through."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from kvfs.check import check_pool
+from kvfs.config import Settings
+from kvfs.devices import Device, Reserve, format_source, open_source
+from kvfs.founding import found_root
+from kvfs.fsck_report import FsckReport
+from kvfs.index import Index
+from kvfs.index_place import index_path
+from kvfs.inode_numbers import InodeNumbers
+from kvfs.open_inodes import OpenInode
+from kvfs.store import Store
+from kvfs.syscalls import Syscalls
+from kvfs.types import ROOT_INODE, InodeNo, InodeRecord
+from tests.support.mounting import workplace
+
+MIB: Final = 1 << 20
+_STAT_BLOCK_BYTES: Final = 512
+_RESERVE: Final = Reserve(share=0.0, most_bytes=0)
+FILE: Final = stat.S_IFREG | 0o644
+DIRECTORY: Final = stat.S_IFDIR | 0o755
+SYMLINK: Final = stat.S_IFLNK | 0o777
+FIFO: Final = stat.S_IFIFO | 0o644
+
+
+def _fill(pool_fd: int) -> None:
+    """What ``found_pool`` does, in a megabyte instead of 128."""
+    syscalls = Syscalls()
+    InodeNumbers.create(pool_fd, syscalls)
+    path = index_path(pool_fd)
+    Index.create(path, preallocate_bytes=MIB)
+    with Index(path, preallocate_bytes=MIB, syscalls=syscalls) as index:
+        found_root(index, 1)
+
+
+class Host:
+    """A machine with one pool: its store is started and ends in the ways a store can end."""
+
+    def __init__(self, path: Path, *, capacity_bytes: int = 64 * MIB) -> None:
+        self.path = path
+        self.settings = Settings(
+            index_preallocate_bytes=MIB, index_map_bytes=64 * MIB, source=str(path)
+        )
+        format_source(str(path), capacity_bytes=capacity_bytes, fill=_fill, reserve=_RESERVE)
+        self._device: Device | None = None
+        self._store: Store | None = None
+
+    @property
+    def store(self) -> Store:
+        """The running store."""
+        assert self._store is not None
+        return self._store
+
+    def start(self, syscalls: Syscalls | None = None, settings: Settings | None = None) -> Store:
+        """Start a store, which runs until one of the ends below."""
+        chosen = settings or self.settings
+        self._device = open_source(str(self.path), reserve=_RESERVE, read_only=chosen.read_only)
+        try:
+            self._store = Store(self._device, chosen, syscalls=syscalls)
+        except BaseException:
+            self._device.close()
+            raise
+        return self._store
+
+    def read_only(self) -> Settings:
+        """Return the settings of a mount that writes nothing."""
+        return dataclasses.replace(self.settings, read_only=True)
+
+    def stop(self) -> None:
+        """Stop cleanly."""
+        try:
+            self.store.close()
+        finally:
+            self._forget()
+
+    def kill(self) -> None:
+        """End as SIGKILL does: nothing queued is done, nothing is written, all fds go."""
+        pool = self.store.pool
+        background = pool.background
+        background._jobs.clear()
+        background._fresh.clear()
+        background._due.clear()
+        for opened in pool.open_inodes.values():
+            if opened.fd >= 0:
+                os.close(opened.fd)
+        for queue in pool.ready._queues.values():
+            for extent in queue:
+                os.close(extent.fd)
+        pool._parts.close()
+        self._forget()
+
+    def lose_power(self) -> None:
+        """End, and come back in another boot with an index that nobody may believe."""
+        self.kill()
+        self.pretend_reboot()
+        data = self.path / "index" / "data.mdb"
+        with data.open("r+b") as file:
+            file.seek(8192)
+            file.write(b"\xa5" * 65536)
+
+    def pretend_reboot(self) -> None:
+        """Make RUN say that the pool ran last in another boot."""
+        path = self.path / "RUN"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "boot_id": "another"}))
+
+    def check(self, *, repair: bool = False) -> FsckReport:
+        """Run fsck on the stopped pool."""
+        with open_source(str(self.path), reserve=_RESERVE, read_only=not repair) as device:
+            return check_pool(device, repair=repair, settings=self.settings)
+
+    def end(self) -> None:
+        """Leave nothing open, whatever the test did."""
+        if self._store is not None:
+            self.kill()
+
+    def _forget(self) -> None:
+        self._store = None
+        if self._device is not None:
+            self._device.close()
+            self._device = None
+
+    # ---- looking at the pool from outside ----
+
+    def extents(self) -> set[InodeNo]:
+        """Return the numbers of all extent files."""
+        return {InodeNo(int(path.name, 16)) for path in (self.path / "extents").glob("??/*")}
+
+    def identity_files(self) -> set[InodeNo]:
+        """Return the numbers of all identity files."""
+        return {InodeNo(int(path.name, 16)) for path in (self.path / "identities").glob("??/*")}
+
+    def extent(self, ino: InodeNo) -> Path:
+        """Return the path of *ino*'s extent."""
+        return self.path / "extents" / f"{ino & 0xFF:02x}" / f"{ino:016x}"
+
+    def allocated_bytes(self, ino: InodeNo) -> int:
+        """Return what *ino*'s extent holds on the device."""
+        return self.extent(ino).stat().st_blocks * _STAT_BLOCK_BYTES
+
+
+@contextlib.contextmanager
+def host(*, capacity_bytes: int = 64 * MIB) -> Iterator[Host]:
+    """Yield a host with a new pool in memory; no store runs yet."""
+    with workplace() as place:
+        pool = place / "pool"
+        pool.mkdir()
+        made = Host(pool, capacity_bytes=capacity_bytes)
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+def write(store: Store, opened: OpenInode, data: bytes, offset_bytes: int = 0) -> None:
+    """Write as the daemon path does."""
+    store.blocks.admit_write(opened, offset_bytes + len(data), len(data))
+    fd = store.blocks.extent_fd(opened)
+    assert store.pool.syscalls.pwrite(fd, data, offset_bytes) == len(data)
+    store.blocks.note_allocated(opened, store.pool.extents.allocated_bytes(fd))
+
+
+def put(store: Store, parent: InodeNo, name: bytes, data: bytes) -> InodeNo:
+    """Store a block as a connector does; return its inode."""
+    opened, _, _ = store.blocks.create(parent, name, FILE, 0, 0)
+    try:
+        if data:
+            write(store, opened, data)
+    finally:
+        store.blocks.close(opened, writer=True)
+    return opened.ino
+
+
+def get(store: Store, parent: InodeNo, name: bytes) -> bytes:
+    """Load a block, by its name."""
+    ino = store.namespace.lookup(parent, name)
+    record = store.blocks.present(ino)
+    opened = store.blocks.open(ino, writer=False, truncate=False)
+    try:
+        fd = store.blocks.extent_fd(opened)
+        data = store.pool.syscalls.pread(fd, record.size_bytes + 1, 0)
+    finally:
+        store.blocks.close(opened, writer=False)
+    assert len(data) == record.size_bytes
+    return data
+
+
+def settle(store: Store) -> None:
+    """Do all housekeeping that is due, and finish a sweep."""
+    store.pool.graves.give_way()
+    while not store.sweep.done:
+        store.tick()
+        store.pool.background.drain()
+    store.tick()
+    store.pool.background.drain()
+
+
+def tree(store: Store, top: InodeNo = ROOT_INODE, path: bytes = b"") -> dict[bytes, object]:
+    """Return every path below *top* with what is there: a block's bytes, a target, or a kind."""
+    found: dict[bytes, object] = {}
+    after = InodeNo(0)
+    while rows := store.namespace.children(top, after):
+        for ino, name in rows:
+            after = ino
+            assert store.namespace.lookup(top, name) == ino
+            record = store.blocks.present(ino)
+            kind = stat.S_IFMT(record.mode)
+            here = path + b"/" + name
+            if kind == stat.S_IFREG:
+                found[here] = get(store, top, name)
+            elif kind == stat.S_IFDIR:
+                found[here] = "directory"
+                found.update(tree(store, ino, here))
+            else:
+                found[here] = record.target if kind == stat.S_IFLNK else "special"
+    return found
+
+
+def records(store: Store) -> dict[InodeNo, InodeRecord]:
+    """Return every inode of the index."""
+    found: dict[InodeNo, InodeRecord] = {}
+    after = InodeNo(0)
+    while rows := store.pool.index.inodes(after, 1000):
+        after = rows[-1][0]
+        found.update((ino, record) for ino, record in rows if record is not None)
+    return found
+
+
+def assert_exact(host: Host) -> None:
+    """Space, counters and files agree to the byte; what is open included."""
+    pool = host.store.pool
+    known = records(host.store)
+    blocks = {ino: record for ino, record in known.items() if stat.S_ISREG(record.mode)}
+    recorded_bytes = sum(record.allocated_bytes for record in blocks.values())
+    assert pool.counters.used_bytes == pool.space.recorded_bytes == recorded_bytes
+    assert pool.counters.blocks == len(blocks)
+    assert pool.index.counters() == pool.counters
+
+    nameless = {
+        ino
+        for ino, opened in pool.open_inodes.items()
+        if opened.gone is not None and stat.S_ISREG(opened.gone.mode)
+    }
+    buried = {ino for ino, grave in pool.graves._graves.items() if stat.S_ISREG(grave.record.mode)}
+    held = {ino: host.allocated_bytes(ino) for ino in blocks.keys() | nameless | buried}
+    assert pool.space.used_bytes == sum(held.values())
+    for ino, record in blocks.items():
+        opened = pool.open_inodes.get(ino)
+        if opened is None or not opened.writers:
+            assert record.allocated_bytes == held[ino], f"{ino:#x}"
+
+    ready_bytes = sum(
+        extent.reserve_bytes for queue in pool.ready._queues.values() for extent in queue
+    )
+    coming_bytes = sum(size_bytes * count for size_bytes, count in pool.ready._coming.items())
+    assert pool.space.ready_bytes == ready_bytes + coming_bytes
