@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 import trio
 
-from kvfs.errors import BadHandle, Exists
+from kvfs.errors import BadHandle, Damaged, Exists
 from kvfs.open_inodes import OpenInode
 from kvfs.store import Store
 from kvfs.types import BackingId, HandleNo, InodeNo, InodeRecord
@@ -83,8 +83,10 @@ class Files:
         if not is_writer(flags):
             # A reader's handle on a file that nobody writes: it is published, empty, at once.
             blocks.enter_reader(opened)
-            fh, grant = self._granted(opened, flags, backing_id, writer=False)
-            blocks.close(opened, writer=True)
+            try:
+                fh, grant = self._granted(opened, flags, backing_id, writer=False)
+            finally:
+                blocks.close(opened, writer=True)
             return fh, grant, opened.ino, blocks.present(opened.ino)
         fh, grant = self._granted(opened, flags, backing_id, writer=True)
         return fh, grant, opened.ino, record
@@ -95,7 +97,9 @@ class Files:
         """Record the handle before the reply that tells the kernel of it."""
         try:
             grant = self.path.grant(opened, backing_id, writer=writer)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Damaged):
+                self.store.blocks.dismiss(opened, error)
             self.store.blocks.close(opened, writer=writer)
             raise
         kind = HandleKind.WRITER if writer else HandleKind.READER
