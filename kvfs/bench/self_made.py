@@ -77,7 +77,7 @@ def _make(
     fill_holes(images / "xfs", images / "kvfs")
     stack.callback(_unmount, places.baseline)
     _run("mount", "-t", "xfs", baseline_device, places.baseline)
-    stack.enter_context(_kvfs_mount(kvfs_device, places.mount, data_path))
+    stack.enter_context(_kvfs_mount(kvfs_device, places.mount, data_path, say))
     return places
 
 
@@ -165,7 +165,9 @@ def _run(*argv: str) -> str:
 
 
 @contextmanager
-def _kvfs_mount(device: str, mountpoint: str, data_path: str) -> Iterator[None]:
+def _kvfs_mount(
+    device: str, mountpoint: str, data_path: str, say: Callable[[str], None]
+) -> Iterator[None]:
     pidfd = -1
     try:
         _run(*KVFS, "mount", f"--data-path={data_path}", device, mountpoint)
@@ -177,14 +179,15 @@ def _kvfs_mount(device: str, mountpoint: str, data_path: str) -> Iterator[None]:
         subprocess.run(stop, check=False, capture_output=True)
         _unmount(mountpoint)
         if pidfd >= 0:
-            _end(pidfd)
+            _end(pidfd, say)
 
 
-def _end(pidfd: int) -> None:
+def _end(pidfd: int, say: Callable[[str], None]) -> None:
     """Kill a server that outlived its mount: it would hold the device, and its memory, for ever."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     if not poll.poll(0):
+        say(f"the kvfs server had not stopped after {_STOP_WAIT_S} s and was killed")
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         poll.poll(_STOP_WAIT_S * 1000)
     os.close(pidfd)
