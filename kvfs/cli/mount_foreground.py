@@ -23,10 +23,11 @@ def serve_here(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
     try:
         _serve(load, pipe)
     except Exception as error:  # the server's door: who waits for us must learn of everything
+        if pipe is None or not pipe.awaited:
+            raise
         line, exit_code = explain(error)
-        if pipe is not None and pipe.say_failed(line, exit_code):
-            raise SystemExit(exit_code) from None
-        raise
+        pipe.say_failed(line, exit_code)
+        raise SystemExit(exit_code) from None
 
 
 def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:

@@ -27,6 +27,11 @@ class ReadyPipe:
         os.set_inheritable(fd, False)
         self._fd = fd
 
+    @property
+    def awaited(self) -> bool:
+        """Whether nothing was said yet."""
+        return self._fd >= 0
+
     def say_ready(self) -> None:
         """Tell that the mount serves, and let go of the terminal."""
         self._say({"ready": True})
@@ -34,13 +39,11 @@ class ReadyPipe:
         os.dup2(null, 2)
         os.close(null)
 
-    def say_failed(self, line: str, exit_code: int) -> bool:
-        """Tell why it does not; False when somebody was told something before."""
-        return self._say({"error": line, "exit_code": exit_code})
+    def say_failed(self, line: str, exit_code: int) -> None:
+        """Tell why it does not serve."""
+        self._say({"error": line, "exit_code": exit_code})
 
-    def _say(self, message: dict[str, object]) -> bool:
-        if self._fd < 0:
-            return False
+    def _say(self, message: dict[str, object]) -> None:
         try:
             os.write(self._fd, json.dumps(message).encode() + b"\n")
         except OSError:
@@ -48,7 +51,6 @@ class ReadyPipe:
         finally:
             os.close(self._fd)
             self._fd = -1
-        return True
 
 
 def wait_for_outcome(fd: int, wait_s: float) -> Outcome | None:

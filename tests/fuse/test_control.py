@@ -181,6 +181,12 @@ async def test_another_user_is_refused_even_where_the_mode_would_let_in() -> Non
         path = str(directory / "kv.sock")
         async with trio.open_nursery() as nursery:
             await nursery.start(serve_control, path, VERBS)
+            os.seteuid(NOBODY)
+            try:
+                with pytest.raises(NotRoot, match="run this as root"):
+                    ask(path, "status")
+            finally:
+                os.seteuid(0)
             os.chmod(path, 0o666)
             os.seteuid(NOBODY)  # the socket remembers who connected it
             try:
