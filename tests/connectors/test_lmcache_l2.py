@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from tests.connectors.connector import run
-from tests.connectors.contract import MIB, DeletingContract
+from tests.connectors.contract import MIB, BlockFiles, Deletes
 
 pytestmark = pytest.mark.connectors
 
@@ -15,7 +15,7 @@ DEEPSEEK_16_TOKENS_BYTES = 1124352
 """16 tokens of DeepSeek-V3's cache: not a multiple of 4096, as real blocks may be."""
 
 
-class LMCacheL2(DeletingContract):
+class LMCacheL2(BlockFiles, Deletes):
     """What the variants share; LMCache's own bench is one more test of each."""
 
     driver = ("lmcache_l2",)
@@ -23,7 +23,7 @@ class LMCacheL2(DeletingContract):
 
     def test_works_lmcache_bench(self, connectors_python: Path, kv_dir: Path) -> None:
         """`lmcache bench l2` stores, looks up and loads, and its own verification passes."""
-        spec = json.dumps({**self.config["spec"], "base_path": str(kv_dir)})
+        spec = json.dumps(self.config["spec"]).replace("KV_DIR", str(kv_dir))
         options = (
             "--num-keys=4 --in-flight=2 --data-size-kb=2048 --l1-align-bytes=4096 --rounds=2 "
             "--warmup-rounds=1 --lookup-max-hit-rate=1.0 --no-skip-verify --format=json"
@@ -39,27 +39,36 @@ class LMCacheL2(DeletingContract):
 class TestFs(LMCacheL2):
     """The Python adapter through the page cache."""
 
-    config: ClassVar = {"slots": 12, "spec": {"type": "fs"}}
+    config: ClassVar = {"slots": 12, "spec": {"type": "fs", "base_path": "KV_DIR"}}
     size_bytes = DEEPSEEK_16_TOKENS_BYTES
 
 
 class TestFsTemporaryDirectory(LMCacheL2):
     """The Python adapter with its drafts in a directory of their own."""
 
-    config: ClassVar = {"slots": 12, "spec": {"type": "fs", "relative_tmp_dir": "drafts"}}
+    config: ClassVar = {
+        "slots": 12,
+        "spec": {"type": "fs", "base_path": "KV_DIR", "relative_tmp_dir": "drafts"},
+    }
 
 
 class TestFsDirect(LMCacheL2):
     """The Python adapter with O_DIRECT."""
 
     o_direct = True
-    config: ClassVar = {"slots": 12, "spec": {"type": "fs", "use_odirect": True}}
+    config: ClassVar = {
+        "slots": 12,
+        "spec": {"type": "fs", "base_path": "KV_DIR", "use_odirect": True},
+    }
 
 
 class TestFsNative(LMCacheL2):
     """The C++ adapter through the page cache."""
 
-    config: ClassVar = {"slots": 12, "spec": {"type": "fs_native", "num_workers": 4}}
+    config: ClassVar = {
+        "slots": 12,
+        "spec": {"type": "fs_native", "base_path": "KV_DIR", "num_workers": 4},
+    }
     size_bytes = DEEPSEEK_16_TOKENS_BYTES
 
 
@@ -69,6 +78,6 @@ class TestFsNativeDirect(LMCacheL2):
     o_direct = True
     config: ClassVar = {
         "slots": 12,
-        "spec": {"type": "fs_native", "num_workers": 4, "use_odirect": True},
+        "spec": {"type": "fs_native", "base_path": "KV_DIR", "num_workers": 4, "use_odirect": True},
     }
     size_bytes = 4 * MIB

@@ -1,20 +1,22 @@
 """SGLang's HiCache with the ``file`` backend."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.connectors.contract import MIB, ConnectorContract, Start, block_hash
+from tests.connectors.contract import MIB, BlockFiles, Start, block_hash
 
 pytestmark = pytest.mark.connectors
 
 
-class TestHiCacheFile(ConnectorContract):
+class TestHiCacheFile(BlockFiles):
     """The class HiCacheFile, with 64 tokens of Llama-3.1-8B's cache a page."""
 
     driver = ("sglang_file",)
     tested_version = "sglang 0.5.23"
     size_bytes = 8 * MIB
+    data_files = re.compile(r"[0-9a-f]{64}|/\.[0-9a-f]{32}\.tmp$")
     blocks = 9
 
     def test_works_prefix_up_to_first_hole(self, start: Start, kv_dir: Path) -> None:

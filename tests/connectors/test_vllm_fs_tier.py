@@ -4,12 +4,12 @@ from typing import ClassVar
 
 import pytest
 
-from tests.connectors.contract import MIB, ConnectorContract, Start
+from tests.connectors.contract import MIB, BlockFiles, Start
 
 pytestmark = pytest.mark.connectors
 
 
-class FileSystemTier(ConnectorContract):
+class FileSystemTier(BlockFiles):
     """What both of its I/O paths share."""
 
     driver: ClassVar = ("vllm_fs_tier", "python")

@@ -32,14 +32,21 @@ MODEL = "meta-llama/Llama-3.1-8B"
 class Adapter:
     """One adapter with an L1 buffer of ``slots`` blocks."""
 
-    def open(self, kv_dir: str, size_bytes: int, slots: int, spec: dict[str, Any]) -> str:
-        """Build the adapter from ``spec``; its base_path is ``kv_dir``."""
-        full = json.dumps({**spec, "base_path": kv_dir})
+    def open(
+        self,
+        kv_dir: str,
+        size_bytes: int,
+        slots: int,
+        spec: dict[str, Any],
+        align_bytes: int = ALIGN_BYTES,
+    ) -> str:
+        """Build the adapter from ``spec``, in which KV_DIR stands for ``kv_dir``."""
+        full = json.dumps(spec).replace("KV_DIR", kv_dir)
         config = parse_args_to_l2_adapters_config(argparse.Namespace(l2_adapter=[full]))
         self.size_bytes = size_bytes
         self.slots = slots
-        self.l1 = make_aligned_tensor(size_bytes * slots, ALIGN_BYTES)
-        desc = create_l1_memory_desc(self.l1, align_bytes=ALIGN_BYTES)
+        self.l1 = make_aligned_tensor(size_bytes * slots, align_bytes)
+        desc = create_l1_memory_desc(self.l1, align_bytes=align_bytes)
         self.adapter = create_l2_adapter(config.adapters[0], l1_memory_desc=desc)
         return type(self.adapter).__name__
 
