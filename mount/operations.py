@@ -30,6 +30,11 @@ Granted = Callable[[Grant], None]
 Removed = Callable[[InodeNo], None]
 
 
+def _storable(time_ns: int) -> int:
+    """Return the nearest time that 64 bits of nanoseconds hold: 1677 to 2262, as XFS clamps."""
+    return max(-(1 << 63), min(time_ns, (1 << 63) - 1))
+
+
 class Operations(pyfuse3.Operations):
     """The request handlers of one mount."""
 
@@ -173,8 +178,8 @@ class Operations(pyfuse3.Operations):
             uid=attr.st_uid if fields.update_uid else None,
             gid=attr.st_gid if fields.update_gid else None,
             size_bytes=attr.st_size if fields.update_size else None,
-            atime_ns=attr.st_atime_ns if fields.update_atime else None,
-            mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
+            atime_ns=_storable(attr.st_atime_ns) if fields.update_atime else None,
+            mtime_ns=_storable(attr.st_mtime_ns) if fields.update_mtime else None,
         )
         self._store.attributes.change(InodeNo(inode), change)
         return self._present(InodeNo(inode))
