@@ -13,8 +13,9 @@ from kvfs.errors import (
     ReadOnly,
     Unsupported,
 )
-from kvfs.namespace import Namespace, storable_mode
+from kvfs.namespace import Namespace
 from kvfs.pool import Pool
+from kvfs.record_changes import storable_mode
 from kvfs.types import InodeNo, InodeRecord
 
 _USER_PREFIX: Final = b"user."

@@ -137,6 +137,21 @@ class Settings:
         low=1,
         high=65_535,
     )
+    lease_s: float = setting(
+        600.0,
+        "a block of a process that cannot be watched (NFS, another pid namespace) is its own "
+        "for so long after the last use",
+        unit="s",
+        low=0,
+        high=86_400,
+    )
+    pin_share: float = setting(
+        0.5,
+        "of the capacity, at most, may be pinned: the rest must be able to go",
+        unit="share",
+        low=0,
+        high=1,
+    )
     backing_ids_max: int = setting(
         16_384,
         "1.7 KiB of kernel memory each, which nothing else can free",

@@ -17,6 +17,9 @@ from kvfs.types import InodeNo, InodeRecord
 #: Unlinking takes some 5 us a MiB of page cache; longer than a request may wait goes to a thread.
 _LONG_UNLINK_BYTES: Final = 64 << 20
 
+#: Blocks whose bytes are final. A slab's are its maker's, and after a reboot nobody's.
+_IDENTIFIED: Final = frozenset({State.PUBLISHED, State.LEASED, State.ORPHAN})
+
 
 def identity_of(ino: InodeNo, record: InodeRecord) -> Identity:
     """Return the identity that belongs to *record*."""
@@ -29,7 +32,7 @@ def identity_of(ino: InodeNo, record: InodeRecord) -> Identity:
         gid=record.gid,
         size_bytes=record.size_bytes,
         mtime_ns=record.mtime_ns,
-        flags=record.state,
+        flags=0,
         name=record.name,
     )
 
@@ -37,7 +40,7 @@ def identity_of(ino: InodeNo, record: InodeRecord) -> Identity:
 def carries_identity(record: InodeRecord) -> bool:
     """Whether *record*'s inode says on the device what it is: fifos, sockets and drafts do not."""
     if stat.S_ISREG(record.mode):
-        return record.state == State.PUBLISHED
+        return record.state in _IDENTIFIED
     return stat.S_ISDIR(record.mode) or stat.S_ISLNK(record.mode)
 
 

@@ -1,10 +1,13 @@
-"""The life of a block: its states, as the index stores them.
+"""The life of a block: one total table of states and events (docs/architecture.md draws it).
 
-Pure. READY extents are in no index; GONE blocks have left it. Directories, symlinks and special
-files are NODE: they have no bytes and no life of their own.
+Pure. Directories, symlinks and special files are NODE: they have no bytes and no life of their
+own. Connectors are told apart by what they do, never by who they are: a block that was renamed is
+final; one written under its final name belongs to the process that wrote it; one that was
+allocated ahead or rewritten in place is a slab.
 """
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
+from typing import Final, NamedTuple
 
 
 class State(IntEnum):
@@ -14,5 +17,212 @@ class State(IntEnum):
     DRAFT = 1
     PUBLISHED = 2
     SLAB = 3
-    #: Published before and open for writing again: the extent is the truth until the last close.
+    #: Final before and open for writing again: the extent is the truth until the last close.
     REWRITE = 4
+    #: Closed under the name it was created with: its maker's, as long as that process lives.
+    LEASED = 5
+    #: A draft with space allocated ahead of its bytes: a slab unless it is renamed.
+    SLAB_DRAFT = 6
+    #: A slab whose maker is gone.
+    SPENT = 7
+    #: A temporary name that its writer left behind.
+    ORPHAN = 8
+    #: A writer died of a signal in the middle: goes with its last handle. Never stored.
+    TORN = 9
+    #: An extent before its draft. Never stored.
+    READY = 10
+    #: No name any more; lives on for its handles. Never stored.
+    GONE = 11
+
+
+class Event(StrEnum):
+    """What happens to a block."""
+
+    TAKE = "create takes the extent"
+    ALLOCATE = "fallocate, or truncate up"
+    RENAME = "rename to another name"
+    TEAR = "a writer dies of a signal"
+    CLOSE = "last writable close"
+    REOPEN = "open for writing"
+    MAKER_DIED = "its maker is gone"
+    REMOVE = "unlink, replace or evict"
+
+
+class Seen(StrEnum):
+    """Who may see a block under its name."""
+
+    NOBODY = "nobody"
+    BY_POLICY = "all, or its owner alone"
+    ALL = "all"
+
+
+class Goes(IntEnum):
+    """Whether a block may be evicted, and in which order; a higher one goes later."""
+
+    NEVER = 0
+    FIRST = 1
+    BY_POLICY = 2
+    AFTER_LEASES = 3
+
+
+class Row(NamedTuple):
+    """One state's rules. ``on`` names every event that is legal and where it leads."""
+
+    seen: Seen
+    goes: Goes
+    on: dict[Event, State]
+
+
+TABLE: Final[dict[State, Row]] = {
+    State.READY: Row(Seen.NOBODY, Goes.FIRST, {Event.TAKE: State.DRAFT, Event.REMOVE: State.GONE}),
+    State.DRAFT: Row(
+        Seen.BY_POLICY,
+        Goes.NEVER,
+        {
+            Event.ALLOCATE: State.SLAB_DRAFT,
+            Event.RENAME: State.PUBLISHED,
+            Event.TEAR: State.TORN,
+            Event.CLOSE: State.LEASED,
+            Event.REOPEN: State.DRAFT,
+            Event.MAKER_DIED: State.DRAFT,
+            Event.REMOVE: State.GONE,
+        },
+    ),
+    State.SLAB_DRAFT: Row(
+        Seen.BY_POLICY,
+        Goes.NEVER,
+        {
+            Event.ALLOCATE: State.SLAB_DRAFT,
+            Event.RENAME: State.PUBLISHED,
+            Event.TEAR: State.TORN,
+            Event.CLOSE: State.SLAB,
+            Event.REOPEN: State.SLAB_DRAFT,
+            Event.MAKER_DIED: State.SLAB_DRAFT,
+            Event.REMOVE: State.GONE,
+        },
+    ),
+    State.TORN: Row(
+        Seen.BY_POLICY,
+        Goes.NEVER,
+        {
+            Event.ALLOCATE: State.TORN,
+            Event.RENAME: State.TORN,
+            Event.TEAR: State.TORN,
+            Event.CLOSE: State.GONE,
+            Event.REOPEN: State.TORN,
+            Event.MAKER_DIED: State.TORN,
+            Event.REMOVE: State.GONE,
+        },
+    ),
+    State.LEASED: Row(
+        Seen.ALL,
+        Goes.NEVER,
+        {
+            Event.ALLOCATE: State.SLAB,
+            Event.RENAME: State.PUBLISHED,
+            Event.REOPEN: State.REWRITE,
+            Event.MAKER_DIED: State.PUBLISHED,
+            Event.REMOVE: State.GONE,
+        },
+    ),
+    State.PUBLISHED: Row(
+        Seen.ALL,
+        Goes.BY_POLICY,
+        {
+            Event.ALLOCATE: State.SLAB,
+            Event.RENAME: State.PUBLISHED,
+            # A writer that renamed before it closed: the name is final, the bytes were whole.
+            Event.TEAR: State.PUBLISHED,
+            Event.CLOSE: State.PUBLISHED,
+            Event.REOPEN: State.REWRITE,
+            Event.MAKER_DIED: State.PUBLISHED,
+            Event.REMOVE: State.GONE,
+        },
+    ),
+    State.REWRITE: Row(
+        Seen.ALL,
+        Goes.NEVER,
+        {
+            Event.ALLOCATE: State.SLAB,
+            Event.RENAME: State.REWRITE,
+            Event.TEAR: State.TORN,
+            Event.CLOSE: State.SLAB,
+            Event.REOPEN: State.REWRITE,
+            Event.MAKER_DIED: State.REWRITE,
+            Event.REMOVE: State.GONE,
+        },
+    ),
+    State.SLAB: Row(
+        Seen.ALL,
+        Goes.NEVER,
+        {
+            Event.ALLOCATE: State.SLAB,
+            Event.RENAME: State.SLAB,
+            Event.TEAR: State.SLAB,
+            Event.CLOSE: State.SLAB,
+            Event.REOPEN: State.SLAB,
+            Event.MAKER_DIED: State.SPENT,
+            Event.REMOVE: State.GONE,
+        },
+    ),
+    State.SPENT: Row(
+        Seen.ALL,
+        Goes.AFTER_LEASES,
+        {
+            Event.ALLOCATE: State.SLAB,
+            Event.RENAME: State.SPENT,
+            Event.REOPEN: State.SLAB,
+            Event.MAKER_DIED: State.SPENT,
+            Event.REMOVE: State.GONE,
+        },
+    ),
+    State.ORPHAN: Row(
+        Seen.ALL,
+        Goes.FIRST,
+        {
+            Event.ALLOCATE: State.SLAB,
+            Event.RENAME: State.PUBLISHED,
+            Event.REOPEN: State.REWRITE,
+            Event.MAKER_DIED: State.ORPHAN,
+            Event.REMOVE: State.GONE,
+        },
+    ),
+    State.GONE: Row(
+        Seen.NOBODY,
+        Goes.NEVER,
+        {event: State.GONE for event in Event if event is not Event.TAKE},
+    ),
+}
+
+#: What may stand in the index for a regular file.
+STORED: Final = frozenset(State) - {State.NODE, State.TORN, State.READY, State.GONE}
+#: Not closed by its first writers yet: its size is the extent's, its name may still vanish.
+UNFINISHED: Final = frozenset({State.DRAFT, State.SLAB_DRAFT})
+#: Whole, and what the index says of it is the truth.
+SETTLED: Final = frozenset({State.PUBLISHED, State.LEASED, State.SLAB, State.SPENT, State.ORPHAN})
+#: Belongs to the process that made it while that lives.
+HELD: Final = frozenset({State.LEASED, State.SLAB})
+
+assert set(TABLE) == set(State) - {State.NODE}, "every state has a row"
+
+
+class IllegalEvent(ValueError):
+    """An event that the table does not know in that state; nothing has changed."""
+
+
+def after(state: State, event: Event) -> State:
+    """Return where *event* leads from *state*. Raises IllegalEvent."""
+    try:
+        return TABLE[state].on[event]
+    except KeyError:
+        raise IllegalEvent(f"{event.name} in {state.name}") from None
+
+
+def is_temporary(name: bytes) -> bool:
+    """Whether *name* is one that connectors give a file before they rename it.
+
+    ``K.tmp`` (LMCache, UCM), ``K_RANDOM.tmp`` (vLLM, llm-d), ``.HEX.tmp`` (SGLang), ``K.tmp.HEX``
+    and ``K.tmpHEX`` (LMCache NIXL, GDS).
+    """
+    head, dot, tail = name.rpartition(b".tmp")
+    return bool(dot) and (head != b"" or tail != b"") and b"/" not in tail and len(tail) <= 40

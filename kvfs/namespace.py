@@ -19,28 +19,14 @@ from kvfs.errors import (
     ReadOnly,
 )
 from kvfs.index_transaction import WriteTransaction
-from kvfs.lifecycle import State
+from kvfs.lifecycle import Event, State, after
+from kvfs.measure import measured
 from kvfs.pool import Pool
-from kvfs.records import Counters
-from kvfs.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeNo, InodeRecord, Sequence
+from kvfs.record_changes import counted, emptied, new_record, refuse_mismatch
+from kvfs.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeNo, InodeRecord
 
 #: A listing is read from the index in steps of this many names.
 LISTING_STEP: Final = 256
-
-
-def counted(counters: Counters, record: InodeRecord, step: int) -> Counters:
-    """Return *counters* after *step* (+1, -1) inodes like *record* came or went."""
-    kind = stat.S_IFMT(record.mode)
-    if kind == stat.S_IFREG:
-        return counters._replace(
-            blocks=counters.blocks + step,
-            used_bytes=counters.used_bytes + step * record.allocated_bytes,
-        )
-    if kind == stat.S_IFDIR:
-        return counters._replace(directories=counters.directories + step)
-    if kind == stat.S_IFLNK:
-        return counters._replace(symlinks=counters.symlinks + step)
-    return counters._replace(others=counters.others + step)
 
 
 class Namespace:
@@ -188,6 +174,7 @@ class Namespace:
     def bury(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> None:
         """After the index forgot *ino*: keep it for its handles, or for a moment."""
         pool = self._pool
+        pool.holdings.drop(ino)
         opened = pool.open_inodes.get(ino)
         pool.space.extra_bytes += record.allocated_bytes
         if opened is not None:
@@ -228,10 +215,10 @@ class Namespace:
             if replaced == ino:
                 return None
             replaced_record = self.record(replaced)
-            _refuse_mismatch(record, replaced_record)
+            refuse_mismatch(record, replaced_record)
         now_ns = pool.clock_ns()
         sequence = pool.next_sequence()
-        moved = record._replace(
+        moved = self._renamed(ino, record)._replace(
             parent=new_parent, name=new_name, ctime_ns=now_ns, sequence=sequence
         )
         counters = pool.counters._replace(sequence=sequence)
@@ -245,19 +232,56 @@ class Namespace:
         with pool.change(counters) as txn:
             txn.delete_name(parent, name, ino)
             left = emptied(old_parent_record, record, now_ns)
-            if replaced is not None and replaced_record is not None:
-                self._drop(txn, replaced, replaced_record)
             if parent == new_parent:
                 new_parent_record = left
             else:
                 txn.put_inode(parent, left)
-            if replaced_record is not None:
-                new_parent_record = emptied(new_parent_record, replaced_record, now_ns)
+            if replaced is not None and replaced_record is not None:
+                new_parent_record = self.replace_in(
+                    txn, replaced, replaced_record, new_parent_record, now_ns
+                )
             self.enter(txn, ino, moved, new_parent_record)
         self._identities.write(ino, moved)
+        self._settle_moved(ino, moved)
         if replaced is not None and replaced_record is not None:
             self.bury(replaced, replaced_record, now_ns)
         return replaced
+
+    def replace_in(
+        self,
+        txn: WriteTransaction,
+        replaced: InodeNo,
+        replaced_record: InodeRecord,
+        parent_record: InodeRecord,
+        now_ns: int,
+    ) -> InodeRecord:
+        """Drop the inode that loses its name to a rename; return its parent's record then."""
+        self._drop(txn, replaced, replaced_record)
+        return emptied(parent_record, replaced_record, now_ns)
+
+    def _renamed(self, ino: InodeNo, record: InodeRecord) -> InodeRecord:
+        """Return *record* as a rename to another name leaves it: published, if it is a block's."""
+        if not stat.S_ISREG(record.mode):
+            return record
+        opened = self._pool.open_inodes.get(ino)
+        if opened is not None and opened.torn:
+            return record
+        state = after(State(record.state), Event.RENAME)
+        if opened is not None and opened.writers and opened.fd >= 0:
+            # Renamed before it is closed (llm-d), or the RELEASE comes behind the RENAME.
+            now = measured(self._pool.syscalls, opened, record)
+            record = now._replace(allocated_bytes=record.allocated_bytes)
+            opened.unfinished = opened.unfinished and state is State.REWRITE
+        if state is State.PUBLISHED:
+            record = record._replace(maker_tgid=0, maker_birth=0)
+        return record._replace(state=state)
+
+    def _settle_moved(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Let what depends on an inode's name or state follow a rename."""
+        if stat.S_ISREG(record.mode):
+            self._pool.holdings.note(ino, record, self._pool.monotonic_s())
+        elif stat.S_ISDIR(record.mode):
+            self._pool.policies.clear()
 
     def exchange(self, parent: InodeNo, name: bytes, new_parent: InodeNo, new_name: bytes) -> None:
         """Swap two existing names atomically (RENAME_EXCHANGE). Raises NotFound, ReadOnly."""
@@ -290,8 +314,9 @@ class Namespace:
             )
             self.enter(txn, one, moved, _required(txn.inode(new_parent)))
             self.enter(txn, other, other_moved, _required(txn.inode(parent)))
-        self._identities.write(one, moved)
-        self._identities.write(other, other_moved)
+        for ino, settled in ((one, moved), (other, other_moved)):
+            self._identities.write(ino, settled)
+            self._settle_moved(ino, settled)
 
     def _refuse_loop(self, ino: InodeNo, new_parent: InodeNo) -> None:
         """Raise InvalidRequest if directory *ino* is *new_parent* or stands above it."""
@@ -302,70 +327,6 @@ class Namespace:
             above = self.directory(above).parent
         if ino == ROOT_INODE:
             raise InvalidRequest("the root does not move")
-
-
-def new_record(
-    parent: InodeNo,
-    name: bytes,
-    mode: int,
-    uid: int,
-    gid: int,
-    now_ns: int,
-    parent_record: InodeRecord,
-) -> InodeRecord:
-    """Return the record of a new inode; a setgid directory hands its group down (inode(7)).
-
-    Files never keep setuid or setgid: with FUSE_HANDLE_KILLPRIV_V2 nothing would clear them.
-    """
-    if parent_record.mode & stat.S_ISGID:
-        gid = parent_record.gid
-        if stat.S_ISDIR(mode):
-            mode |= stat.S_ISGID
-    return InodeRecord(
-        mode=storable_mode(mode),
-        uid=uid,
-        gid=gid,
-        state=State.DRAFT,
-        size_bytes=0,
-        allocated_bytes=0,
-        atime_ns=now_ns,
-        mtime_ns=now_ns,
-        ctime_ns=now_ns,
-        btime_ns=now_ns,
-        parent=parent,
-        entries=0,
-        subdirs=0,
-        sequence=Sequence(0),
-        name=name,
-    )
-
-
-def storable_mode(mode: int) -> int:
-    """Return *mode* without the bits that kvfs never stores."""
-    if stat.S_ISDIR(mode):
-        return mode & ~stat.S_ISUID
-    return mode & ~(stat.S_ISUID | stat.S_ISGID)
-
-
-def emptied(parent_record: InodeRecord, record: InodeRecord, now_ns: int) -> InodeRecord:
-    """Return *parent_record* after the name of *record* left it."""
-    return parent_record._replace(
-        entries=parent_record.entries - 1,
-        subdirs=parent_record.subdirs - stat.S_ISDIR(record.mode),
-        mtime_ns=now_ns,
-        ctime_ns=now_ns,
-    )
-
-
-def _refuse_mismatch(record: InodeRecord, replaced: InodeRecord) -> None:
-    """Raise unless *record* may take *replaced*'s place (rename(2))."""
-    if stat.S_ISDIR(replaced.mode):
-        if not stat.S_ISDIR(record.mode):
-            raise IsADirectory
-        if replaced.entries:
-            raise NotEmpty
-    elif stat.S_ISDIR(record.mode):
-        raise NotADirectory
 
 
 def _required(record: InodeRecord | None) -> InodeRecord:

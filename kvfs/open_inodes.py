@@ -4,13 +4,29 @@ An inode is here from its first handle to its last. A removed inode lives on her
 then, because a handle must go on reading its bytes and attributes.
 """
 
-from kvfs.types import InodeNo, InodeRecord
+from kvfs.lifecycle import State
+from kvfs.makers import NOBODY, Maker
+from kvfs.types import BackingId, InodeNo, InodeRecord
 
 
 class OpenInode:
     """One open inode. ``fd`` is its extent, -1 for a directory or while nobody needed it."""
 
-    __slots__ = ("allocated_bytes", "created_in", "fd", "gone", "ino", "readers", "writers")
+    __slots__ = (
+        "allocated_bytes",
+        "appended_only",
+        "before",
+        "created_in",
+        "fd",
+        "fresh_id",
+        "gone",
+        "ino",
+        "maker",
+        "readers",
+        "torn",
+        "unfinished",
+        "writers",
+    )
 
     def __init__(self, ino: InodeNo, allocated_bytes: int = 0) -> None:
         self.ino = ino
@@ -21,6 +37,17 @@ class OpenInode:
         self.allocated_bytes = allocated_bytes
         #: The directory a draft was created in, whose demand it tells; 0 for the rest.
         self.created_in = InodeNo(0)
+        #: The backing id that came with a fresh extent; the data path takes it over.
+        self.fresh_id = BackingId(0)
+        #: Whether a writer's death would leave the bytes torn: a draft, or a block in rewrite.
+        self.unfinished = False
+        #: A writer died of a signal before the block was whole: the name goes at the last close.
+        self.torn = False
+        #: Whether every writer since the reopening appends.
+        self.appended_only = True
+        #: The process that writes, and what the block was before it was reopened.
+        self.maker: Maker = NOBODY
+        self.before = State.DRAFT
         #: The last record of an inode that has no name any more.
         self.gone: InodeRecord | None = None
 

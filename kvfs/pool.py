@@ -14,11 +14,14 @@ from kvfs.config import Settings
 from kvfs.devices import Device
 from kvfs.extents import Extents
 from kvfs.graves import Graves
+from kvfs.holdings import Holdings
 from kvfs.identities import Identities
 from kvfs.index import Index
 from kvfs.index_place import index_path
 from kvfs.inode_numbers import InodeNumbers
-from kvfs.open_inodes import OpenInodes
+from kvfs.makers import Makers
+from kvfs.open_inodes import OpenInode, OpenInodes
+from kvfs.policies import Policies
 from kvfs.ready import ReadyQueue
 from kvfs.records import Counters
 from kvfs.run_state import write_run_state
@@ -37,6 +40,10 @@ _CLOCK_REALTIME_COARSE: Final = 5
 def kernel_clock_ns() -> int:
     """Return the time as the kernel stamps files with it, so that the two never disagree."""
     return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+
+
+def _tell_nobody(_opened: OpenInode) -> None:
+    """Stand in while no data path is there."""
 
 
 class Pool:
@@ -83,6 +90,12 @@ class Pool:
             self.dismissed = 0
             self.identities = Identities(self.extents, self.background)
             self.graves = Graves(self.space, self.identities.erase)
+            makers = Makers()
+            stack.callback(makers.close)
+            self.holdings = Holdings(makers, settings.lease_s)
+            self.policies = Policies(self.index, settings.policies)
+            #: Told each inode whose last handle is closed, before its extent may go.
+            self.freed: Callable[[OpenInode], None] = _tell_nobody
             if not settings.read_only:
                 write_run_state(device.pool_fd, self.syscalls, clean=False)
             self._parts = stack.pop_all()
@@ -132,6 +145,23 @@ class Pool:
         if size_bytes > space.free_bytes:
             self.graves.give_way()
         space.require(size_bytes)
+
+    def note_allocated(self, opened: OpenInode, allocated_bytes: int) -> None:
+        """Account what an open extent holds now."""
+        self.space.extra_bytes += allocated_bytes - opened.allocated_bytes
+        opened.allocated_bytes = allocated_bytes
+
+    def leave(self, opened: OpenInode, *, writer: bool) -> None:
+        """Count one handle less; the last one closes the extent, and unlinks a nameless one."""
+        if not self.open_inodes.leave(opened, writer=writer):
+            return
+        self.freed(opened)
+        if opened.fd >= 0:
+            self.syscalls.close(opened.fd)
+            opened.fd = -1
+        if opened.gone is not None:
+            self.space.extra_bytes -= opened.allocated_bytes
+            self.identities.erase(opened.ino, opened.gone)
 
     def next_sequence(self) -> Sequence:
         """Return a number higher than every one given out before (written with the counters)."""

@@ -91,6 +91,12 @@ class ReadyQueue:
         self._space.ready_bytes += extent.reserve_bytes
         self._queues.setdefault(extent.reserve_bytes, deque()).append(extent)
 
+    def let_go(self, extent: ReadyExtent) -> None:
+        """Close what belongs to a taken extent; the file stays with its inode."""
+        if extent.backing_id:
+            self.abandon(extent.backing_id)
+        os.close(extent.fd)
+
     def tick(self, now_s: float) -> None:
         """Bring the queues to what the demand asks for now; called a few times a second."""
         limit_bytes = int(self._settings.ready_share * self._space.capacity_bytes)

@@ -33,9 +33,9 @@ _KEY: Final = struct.Struct(">BQ")
 _CHILD_KEY: Final = struct.Struct(">BQQ")
 _CRC: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
-#: version, name_len, then InodeRecord's fields in their order up to ``sequence``.
-_INODE: Final = struct.Struct("<BxHIIIIQQqqqqQQIQ")
-assert _INODE.size == 96
+#: version, name_len, InodeRecord's fields in their order up to ``sequence``, then its maker.
+_INODE: Final = struct.Struct("<BxHIIIIQQqqqqQQIQIQ")
+assert _INODE.size == 108
 #: version, then Counters' fields in their order.
 _COUNTERS: Final = struct.Struct("<B7xQQQQQQ")
 assert _COUNTERS.size == 56
@@ -156,7 +156,8 @@ def _parse_key(key: bytes, prefix: int) -> tuple[int, bytes]:
 def pack_inode(record: InodeRecord) -> bytes:
     """Return the bytes of an inode record; struct.error when a field does not fit its width."""
     name = record[14]
-    body = _pack_inode(INODE_RECORD_VERSION, len(name), *record[:14]) + name + record[15]
+    head = _pack_inode(INODE_RECORD_VERSION, len(name), *record[:14], record[16], record[17])
+    body = head + name + record[15]
     return body + _pack_crc(crc32c(body))
 
 
@@ -169,6 +170,7 @@ def parse_inode(raw: bytes) -> InodeRecord:
         (
             version, name_len, mode, uid, gid, state, size_bytes, allocated_bytes,
             atime_ns, mtime_ns, ctime_ns, btime_ns, parent, entries, subdirs, sequence,
+            maker_tgid, maker_birth,
         ) = _unpack_inode(raw)  # fmt: skip
     except struct.error:
         raise Damaged(f"inode record: {len(raw)} bytes are too few") from None
@@ -178,7 +180,7 @@ def parse_inode(raw: bytes) -> InodeRecord:
     fields = (
         mode, uid, gid, state, size_bytes, allocated_bytes,
         atime_ns, mtime_ns, ctime_ns, btime_ns, parent, entries, subdirs, sequence,
-        raw[_NAME_START:name_end], raw[name_end:-_CRC_BYTES],
+        raw[_NAME_START:name_end], raw[name_end:-_CRC_BYTES], maker_tgid, maker_birth,
     )  # fmt: skip
     record: InodeRecord = _new_tuple(InodeRecord, fields)
     return record

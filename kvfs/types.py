@@ -28,6 +28,8 @@ class InodeRecord(NamedTuple):
     Times are nanoseconds since the epoch, signed. ``allocated_bytes`` is what the extent holds on
     the device (st_blocks * 512), ``entries`` and ``subdirs`` count a directory's names. ``parent``
     and ``name`` are the inode's one name (there are no hard links); ``target`` is a symlink's.
+    ``maker_tgid`` and ``maker_birth`` name the process a leased block or slab belongs to (0: none
+    that can be watched).
     """
 
     mode: int
@@ -46,6 +48,8 @@ class InodeRecord(NamedTuple):
     sequence: Sequence
     name: bytes
     target: bytes = b""
+    maker_tgid: int = 0
+    maker_birth: int = 0
 
 
 def round_up(size_bytes: int, unit_bytes: int = PAGE_BYTES) -> int:

@@ -1,0 +1,148 @@
+"""Who made a block: processes, told apart beyond the reuse of their numbers, and their deaths.
+
+A request names a thread. Its process is ``Tgid`` in /proc/TID/status, the only file of /proc that
+never waits for the thread: one that sits inside execve(2) while its files are being closed holds
+a lock that ``stat``, ``fd``, ``environ``, ``maps``, ``syscall`` and ``stack`` wait for, and it
+waits for us. The birth of a process is the inode number of its pidfd, unique for one boot (pidfs,
+Linux 6.9; pidfd_open(2)).
+"""
+
+import os
+import select
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+#: A thread number is believed for so long without a look: shorter than any cycle of numbers.
+_THREAD_BELIEVED_S: Final = 1.0
+_THREADS_MAX: Final = 1024
+_PROCESSES_MAX: Final = 4096
+_STATUS_BYTES: Final = 2048
+_STAT_BYTES: Final = 2048
+#: exit_code in /proc/PID/stat (proc_pid_stat(5)), counted behind the command's closing bracket.
+_EXIT_CODE_FIELD: Final = 52 - 3
+_SIGNAL_MASK: Final = 0x7F
+#: User-space NFS servers: a lease by their life would never end.
+_SERVERS: Final = (b"ganesha.nfsd",)
+
+
+class Maker(NamedTuple):
+    """A process. ``tgid`` 0 is one that cannot be watched: a kernel thread, a foreign pid."""
+
+    tgid: int
+    birth: int
+
+
+NOBODY: Final = Maker(0, 0)
+
+
+def exit_signal(tid: int) -> int:
+    """Return the signal that thread *tid* is dying of, 0 if it lives or exits by itself.
+
+    ``FDSize: 0`` says that it is past execve's locks and in exit(2); only then ``stat`` is safe.
+    """
+    status = _read(f"/proc/{tid}/status", _STATUS_BYTES)
+    if b"\nFDSize:\t0\n" not in status:
+        return 0
+    fields = _read(f"/proc/{tid}/stat", _STAT_BYTES).rpartition(b") ")[2].split()
+    if len(fields) <= _EXIT_CODE_FIELD:
+        return 0
+    return int(fields[_EXIT_CODE_FIELD]) & _SIGNAL_MASK
+
+
+def _read(path: str, size_bytes: int) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, size_bytes)
+    except OSError:
+        return b""  # it ended between open and read (ESRCH)
+    finally:
+        os.close(fd)
+
+
+class Makers:
+    """The processes that blocks belong to, and whether they live."""
+
+    def __init__(self) -> None:
+        self._threads: OrderedDict[int, tuple[float, Maker]] = OrderedDict()
+        #: A pidfd for each watched process; readable once it has ended.
+        self._pidfds: OrderedDict[Maker, int] = OrderedDict()
+        self._poll = select.poll()
+
+    def close(self) -> None:
+        """Let all processes go."""
+        for pidfd in self._pidfds.values():
+            os.close(pidfd)
+        self._pidfds.clear()
+
+    def of(self, tid: int, now_s: float) -> Maker:
+        """Return the process of thread *tid*, NOBODY if it cannot be watched."""
+        known = self._threads.get(tid)
+        if known is not None and now_s - known[0] < _THREAD_BELIEVED_S:
+            return known[1]
+        maker = self._look(tid)
+        self._threads[tid] = (now_s, maker)
+        self._threads.move_to_end(tid)
+        if len(self._threads) > _THREADS_MAX:
+            self._threads.popitem(last=False)
+        return maker
+
+    def _look(self, tid: int) -> Maker:
+        if tid <= 0:
+            return NOBODY  # another pid namespace
+        status = _read(f"/proc/{tid}/status", _STATUS_BYTES)
+        name = status[len(b"Name:\t") : status.find(b"\n")]
+        if b"\nKthread:\t1\n" in status or name in _SERVERS:
+            return NOBODY
+        start = status.find(b"\nTgid:\t")
+        if start < 0:
+            return NOBODY
+        tgid = int(status[start + 7 : status.find(b"\n", start + 1)])
+        try:
+            pidfd = os.pidfd_open(tgid)
+        except OSError:
+            return NOBODY
+        maker = Maker(tgid, os.fstat(pidfd).st_ino)
+        if maker in self._pidfds or len(self._pidfds) >= _PROCESSES_MAX:
+            os.close(pidfd)
+        else:
+            self._pidfds[maker] = pidfd
+            self._poll.register(pidfd, select.POLLIN)
+        return maker
+
+    def lives(self, maker: Maker) -> bool:
+        """Whether *maker*, perhaps one from before a restart of this process, still runs."""
+        if maker in self._pidfds:
+            return True  # ``ended`` tells of its death
+        try:
+            pidfd = os.pidfd_open(maker.tgid)
+        except (OSError, ValueError, OverflowError):
+            return False
+        if os.fstat(pidfd).st_ino != maker.birth or _ended(pidfd):
+            os.close(pidfd)
+            return False
+        self._pidfds[maker] = pidfd
+        self._poll.register(pidfd, select.POLLIN)
+        return True
+
+    def ended(self) -> list[Maker]:
+        """Return the watched processes that have ended since the last call."""
+        if not self._pidfds:
+            return []
+        readable = {fd for fd, _ in self._poll.poll(0)}
+        if not readable:
+            return []
+        gone = [maker for maker, pidfd in self._pidfds.items() if pidfd in readable]
+        for maker in gone:
+            pidfd = self._pidfds.pop(maker)
+            self._poll.unregister(pidfd)
+            os.close(pidfd)
+        return gone
+
+
+def _ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,102 @@
+"""Policies of directories: who sees drafts, what may be evicted, what is pinned.
+
+Each is an extended attribute of a directory, or a line of the settings file, and holds for all
+below it until a deeper directory says otherwise. They are answered when asked for by name and
+never listed, so that ``cp -a`` and ``rsync -X`` do not carry them elsewhere.
+"""
+
+from typing import Final, NamedTuple
+
+from kvfs.errors import InvalidRequest
+from kvfs.index import Index
+from kvfs.types import ROOT_INODE, InodeNo, InodeRecord
+
+DRAFTS: Final = b"user.kvfs.drafts"
+EVICT: Final = b"user.kvfs.evict"
+PIN: Final = b"user.kvfs.pin"
+#: Every name under this belongs to kvfs.
+PREFIX: Final = b"user.kvfs."
+VALUES: Final[dict[bytes, frozenset[bytes]]] = {
+    DRAFTS: frozenset({b"all", b"owner"}),
+    EVICT: frozenset({b"auto", b"never", b"first"}),
+    PIN: frozenset({b"0", b"1"}),
+}
+#: Directories whose policy is remembered; the rest is looked up again.
+_CACHED_MAX: Final = 4096
+
+
+class Policy(NamedTuple):
+    """What holds in a directory."""
+
+    drafts_of_owner: bool = False
+    evict: str = "auto"
+    pin: bool = False
+
+
+def check_value(name: bytes, value: bytes) -> None:
+    """Raise InvalidRequest unless *value* is one that policy *name* knows."""
+    if value not in VALUES.get(name, frozenset()):
+        known = b", ".join(sorted(VALUES.get(name, frozenset()))).decode()
+        raise InvalidRequest(f"{name.decode()}: one of {known or 'nothing'}")
+
+
+class Policies:
+    """The policy in force of every directory."""
+
+    def __init__(self, index: Index, configured: dict[str, dict[str, str]]) -> None:
+        """*configured* are the settings' policies by path below the mountpoint (``/`` the root)."""
+        self._index = index
+        self._configured = configured
+        self._cached: dict[InodeNo, Policy] = {}
+
+    def of(self, directory: InodeNo) -> Policy:
+        """Return what holds in *directory*, with what it inherits."""
+        policy = self._cached.get(directory)
+        if policy is None:
+            policy = self._look(directory)
+            if len(self._cached) >= _CACHED_MAX:
+                self._cached.clear()
+            self._cached[directory] = policy
+        return policy
+
+    def clear(self) -> None:
+        """Forget what was looked up: a policy was set, or a directory moved."""
+        self._cached.clear()
+
+    def _look(self, directory: InodeNo) -> Policy:
+        record = self._index.inode(directory)
+        if record is None:
+            return Policy()
+        inherited = Policy() if directory == ROOT_INODE else self.of(record.parent)
+        for name, value in self._said(directory, record):
+            if name == DRAFTS:
+                inherited = inherited._replace(drafts_of_owner=value == b"owner")
+            elif name == EVICT:
+                inherited = inherited._replace(evict=value.decode())
+            elif name == PIN:
+                inherited = inherited._replace(pin=value == b"1")
+        return inherited
+
+    def _said(self, directory: InodeNo, record: InodeRecord) -> list[tuple[bytes, bytes]]:
+        """Return what *directory* itself says; an attribute wins over the settings file."""
+        said: dict[bytes, bytes] = {}
+        if self._configured:
+            path = self._path(directory, record)
+            for key, value in self._configured.get(path, {}).items():
+                said[PREFIX + key.encode()] = value.encode()
+        for name in VALUES:
+            value_set = self._index.xattr(directory, name)
+            if value_set is not None:
+                said[name] = value_set
+        return list(said.items())
+
+    def _path(self, directory: InodeNo, record: InodeRecord) -> str:
+        parts: list[str] = []
+        while directory != ROOT_INODE:
+            parts.append(record.name.decode(errors="surrogateescape"))
+            directory = record.parent
+            above = self._index.inode(directory)
+            if above is None:
+                break
+            record = above
+        return "/" + "/".join(reversed(parts))

@@ -1,0 +1,206 @@
+"""The two ends of writing: a block opens for its writers, and becomes what they left.
+
+What a close means is the table's business (lifecycle.py); here its answer is carried out: one
+index transaction, or the name goes.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from kvfs.errors import KvfsError
+from kvfs.lifecycle import HELD, SETTLED, Event, State, after, is_temporary
+from kvfs.makers import NOBODY, Maker, exit_signal
+from kvfs.measure import measured
+from kvfs.namespace import Namespace
+from kvfs.open_inodes import OpenInode
+from kvfs.pool import Pool
+from kvfs.types import InodeNo, InodeRecord, round_up
+
+_log: Final = logging.getLogger(__name__)
+
+#: Told (parent, name) when kvfs itself took a name away: the kernel must hear of it.
+Vanished = Callable[[InodeNo, bytes], None]
+
+
+def _tell_nobody(_parent: InodeNo, _name: bytes) -> None:
+    """Stand in while no kernel listens."""
+
+
+class Publishing:
+    """Begins and ends the writing of blocks."""
+
+    def __init__(self, pool: Pool, namespace: Namespace) -> None:
+        self._pool = pool
+        self._namespace = namespace
+        self._identities = pool.identities
+        self.vanished: Vanished = _tell_nobody
+        self.torn = 0
+
+    # ---- beginning ----
+
+    def begin(self, opened: OpenInode, record: InodeRecord, maker: Maker, *, appends: bool) -> None:
+        """A writer opened the block *record*, the first or one more. Raises NoSpace, OSError.
+
+        The extent must tell the record's times, since it is the truth while writers live. A final
+        block is marked as being rewritten: after a crash its record would be a guess, and after
+        a power loss nothing would tell its old bytes from its new ones.
+        """
+        if opened.writers > 1:
+            opened.appended_only = opened.appended_only and appends
+            return
+        pool = self._pool
+        pool.syscalls.utime(opened.fd, ns=(record.atime_ns, record.mtime_ns))
+        opened.maker = maker
+        opened.appended_only = appends
+        opened.before = state = State(record.state)
+        opened.unfinished = state not in HELD and state is not State.SPENT
+        if opened.gone is not None or state not in SETTLED:
+            return
+        if after(state, Event.REOPEN) is State.REWRITE:
+            opened.unfinished = True
+            with pool.index.write() as txn:
+                txn.put_inode(opened.ino, record._replace(state=State.REWRITE))
+            self._identities.withdraw(opened.ino)
+
+    def allocate_ahead(self, ino: InodeNo) -> None:
+        """Space was allocated ahead of bytes (fallocate, truncate up): it is a slab in the making.
+
+        Raises NoSpace.
+        """
+        opened = self._pool.open_inodes.get(ino)
+        if opened is not None and opened.gone is not None:
+            return
+        record = self._namespace.record(ino)
+        state = after(State(record.state), Event.ALLOCATE)
+        if state == record.state:
+            return
+        if opened is not None:
+            opened.unfinished = state is State.SLAB_DRAFT
+        maker = NOBODY if opened is None else opened.maker
+        record = record._replace(state=state, maker_tgid=maker.tgid, maker_birth=maker.birth)
+        with self._pool.index.write() as txn:
+            txn.put_inode(ino, record)
+        self._identities.withdraw(ino)
+
+    # ---- ending ----
+
+    def look_at_closer(self, opened: OpenInode, tid: int) -> None:
+        """A descriptor of a writer is being closed by thread *tid*: is it dying of a signal?
+
+        A FLUSH is no commit: dup2, fork and exec send it in the middle of a write.
+        """
+        if opened.unfinished and not opened.torn and tid > 0 and exit_signal(tid):
+            opened.torn = True
+
+    def publish(self, opened: OpenInode) -> None:
+        """Tell the index what the last writer left. Raises NoSpace when the index is full."""
+        pool = self._pool
+        if opened.fd < 0:
+            return  # the open failed: nothing was written, nor marked
+        before = self._namespace.record(opened.ino)
+        record = measured(pool.syscalls, opened, before)
+        written = record is not before
+        allocated_bytes = pool.extents.allocated_bytes(opened.fd)
+        if allocated_bytes > round_up(record.size_bytes) and before.state != State.SLAB_DRAFT:
+            allocated_bytes = pool.extents.trim(opened.fd, record.size_bytes)
+        pool.note_allocated(opened, allocated_bytes)
+        opened.unfinished = False
+        if opened.gone is not None:
+            opened.gone = record
+            return
+        state = self._closed(opened, State(before.state), written=written)
+        if state is State.GONE:
+            self._drop_torn(opened, record)
+            return
+        if state == opened.before == before.state and not written:
+            if allocated_bytes == before.allocated_bytes:
+                return
+        self._record(opened, before, self._owned(opened, record, state), allocated_bytes)
+
+    def _closed(self, opened: OpenInode, state: State, *, written: bool) -> State:
+        """Return what the last writable close makes of a block in *state*."""
+        if opened.torn and (written or state is not State.REWRITE):
+            state = after(state, Event.TEAR)
+            return after(state, Event.CLOSE)
+        if state is State.REWRITE:
+            if not written:
+                return opened.before
+            if opened.appended_only:
+                return State.LEASED
+        if state is State.SPENT:
+            return after(state, Event.REOPEN) if written else state
+        if state in (State.LEASED, State.ORPHAN):
+            return state
+        return after(state, Event.CLOSE)
+
+    def _owned(self, opened: OpenInode, record: InodeRecord, state: State) -> InodeRecord:
+        """Return *record* in *state*, with the maker it belongs to from now on."""
+        if state == opened.before and state in HELD and opened.maker == NOBODY:
+            return record._replace(state=state)
+        maker = opened.maker if state in HELD else NOBODY
+        return record._replace(state=state, maker_tgid=maker.tgid, maker_birth=maker.birth)
+
+    def _record(
+        self,
+        opened: OpenInode,
+        before: InodeRecord,
+        record: InodeRecord,
+        allocated_bytes: int,
+    ) -> None:
+        pool = self._pool
+        record = record._replace(allocated_bytes=allocated_bytes, sequence=pool.next_sequence())
+        growth_bytes = allocated_bytes - before.allocated_bytes
+        counters = pool.counters._replace(
+            used_bytes=pool.counters.used_bytes + growth_bytes, sequence=record.sequence
+        )
+        with pool.change(counters) as txn:
+            txn.put_inode(opened.ino, record)
+        pool.space.extra_bytes -= growth_bytes
+        self._identities.write(opened.ino, record)
+        pool.holdings.note(opened.ino, record, pool.monotonic_s())
+        if opened.created_in:
+            # A sparse file of a terabyte does not ask for a terabyte the next time.
+            size_bytes = min(record.size_bytes, allocated_bytes)
+            pool.ready.demand.note_published(opened.created_in, size_bytes, pool.monotonic_s())
+            opened.created_in = InodeNo(0)
+
+    def _drop_torn(self, opened: OpenInode, record: InodeRecord) -> None:
+        """Take the name of a block whose writer died in the middle: never wrong, so a miss."""
+        self._namespace.unlink(record.parent, record.name)
+        self.torn += 1
+        self.vanished(record.parent, record.name)
+
+    def dismiss(self, opened: OpenInode, error: Exception) -> bool:
+        """Take the name of a block whose bytes are gone: a miss, not an error on a name that stays.
+
+        False if that fails, too.
+        """
+        if opened.gone is None:
+            record = self._namespace.record(opened.ino)
+            try:
+                self._namespace.unlink(record.parent, record.name)
+            except (KvfsError, OSError):
+                return False
+            self.vanished(record.parent, record.name)
+        self._pool.dismissed += 1
+        _log.error("inode %#x dismissed: %s", opened.ino, error)
+        return True
+
+    def lose_maker(self, ino: InodeNo) -> None:
+        """The process that *ino* belonged to is gone: the block is everybody's, or nobody's."""
+        pool = self._pool
+        record = pool.index.inode(ino)
+        if record is None or (ino in pool.open_inodes and pool.open_inodes[ino].writers):
+            return  # its last close says what it is
+        state = after(State(record.state), Event.MAKER_DIED)
+        if record.state == State.LEASED and is_temporary(record.name):
+            state = State.ORPHAN
+        record = record._replace(state=state, maker_tgid=0, maker_birth=0)
+        try:
+            with pool.index.write() as txn:
+                txn.put_inode(ino, record)
+        except (KvfsError, OSError) as error:
+            _log.warning("inode %#x keeps its lease: %s", ino, error)
+            return
+        pool.holdings.note(ino, record, pool.monotonic_s())

@@ -1,0 +1,181 @@
+"""O_TRUNC of a block somebody has, or that is final: the name moves to a fresh inode.
+
+Readers keep the old bytes whole. The OPEN is answered with a dead inode; the kernel looks the
+name up again by itself and opens the fresh one. Two nodes that write the same temporary name
+(LMCache) each get an inode of their own this way; the one that finishes first renames its own.
+"""
+
+from collections import OrderedDict
+from typing import Final
+
+from kvfs.errors import KvfsError
+from kvfs.lifecycle import UNFINISHED, State
+from kvfs.makers import Maker
+from kvfs.namespace import Namespace
+from kvfs.open_inodes import OpenInode
+from kvfs.pool import Pool
+from kvfs.ready import ReadyExtent
+from kvfs.record_changes import counted, new_record
+from kvfs.types import InodeNo, InodeRecord
+
+#: The kernel's second OPEN follows at once; after this the opener has died in between.
+_AWAITED_S: Final = 5.0
+#: Drafts without a name are kept for the writers that will rename them: for so long, so many.
+_DISPLACED_S: Final = 60.0
+_DISPLACED_MAX: Final = 64
+
+
+class Superseding:
+    """Fresh inodes waiting for their OPEN, and drafts that lost their name to another writer."""
+
+    def __init__(self, pool: Pool, namespace: Namespace) -> None:
+        self._pool = pool
+        self._namespace = namespace
+        self._awaited: OrderedDict[InodeNo, tuple[ReadyExtent, float]] = OrderedDict()
+        self._displaced: OrderedDict[tuple[InodeNo, bytes], tuple[OpenInode, float]] = OrderedDict()
+
+    def due(self, ino: InodeNo, record: InodeRecord) -> bool:
+        """Whether a truncating open of *ino* must get another inode."""
+        if ino in self._awaited:
+            return False
+        opened = self._pool.open_inodes.get(ino)
+        if record.state in UNFINISHED:
+            return opened is not None and opened.writers > 0
+        return record.size_bytes > 0 or opened is not None
+
+    def supersede(self, ino: InodeNo, record: InodeRecord, maker: Maker) -> None:
+        """Give *record*'s name to a fresh draft. Raises NoSpace, OSError."""
+        pool = self._pool
+        now_ns = pool.clock_ns()
+        parent_record = self._namespace.directory(record.parent)
+        extent = pool.ready.take(record.parent, pool.monotonic_s())
+        fresh = new_record(
+            record.parent, record.name, record.mode, record.uid, record.gid, now_ns, parent_record
+        )._replace(gid=record.gid, maker_tgid=maker.tgid, maker_birth=maker.birth)
+        counters = counted(counted(pool.counters, record, -1), fresh, 1)
+        try:
+            with pool.change(counters) as txn:
+                txn.delete_name(record.parent, record.name, ino)
+                txn.delete_inode(ino)
+                txn.delete_xattrs(ino)
+                txn.put_inode(extent.ino, fresh)
+                txn.put_name(record.parent, record.name, extent.ino)
+        except BaseException:
+            pool.ready.put_back(extent)
+            raise
+        opened = pool.open_inodes.get(ino)
+        if opened is not None and opened.writers and opened.unfinished:
+            self._displace(opened, record)
+        self._namespace.bury(ino, record, now_ns)
+        pool.space.extra_bytes += extent.reserve_bytes
+        self._awaited[extent.ino] = (extent, pool.monotonic_s() + _AWAITED_S)
+
+    def claim(self, opened: OpenInode) -> None:
+        """The OPEN that a fresh inode waited for has come."""
+        extent, _ = self._awaited.pop(opened.ino)
+        opened.fd = extent.fd
+        opened.fresh_id = extent.backing_id
+        opened.allocated_bytes = extent.reserve_bytes
+
+    def is_awaited(self, ino: InodeNo) -> bool:
+        """Whether *ino* is a fresh inode that nobody opened yet."""
+        return ino in self._awaited
+
+    # ---- drafts without a name ----
+
+    def _displace(self, opened: OpenInode, record: InodeRecord) -> None:
+        """Keep a draft that another writer took the name of: its own writer will rename it."""
+        self._pool.open_inodes.enter(opened.ino, writer=False)
+        until_s = self._pool.monotonic_s() + _DISPLACED_S
+        earlier = self._displaced.pop((record.parent, record.name), None)
+        self._displaced[record.parent, record.name] = (opened, until_s)
+        if earlier is not None:
+            self._pool.leave(earlier[0], writer=False)
+        if len(self._displaced) > _DISPLACED_MAX:
+            self._forget_oldest()
+
+    def finished_under(self, parent: InodeNo, name: bytes, ino: InodeNo) -> OpenInode | None:
+        """Return the finished draft that a rename of *name* means, None for *ino* itself.
+
+        That is: *ino* is still being written, and another draft was closed under the name before.
+        """
+        displaced = self._displaced.get((parent, name))
+        if displaced is None:
+            return None
+        present = self._pool.open_inodes.get(ino)
+        if ino not in self._awaited and (present is None or not present.unfinished):
+            return None
+        opened = displaced[0]
+        return opened if opened.writers == 0 and not opened.torn else None
+
+    def restore(
+        self, opened: OpenInode, parent: InodeNo, name: bytes, new_parent: InodeNo, new_name: bytes
+    ) -> None:
+        """Publish the displaced draft *opened*, closed under *name*, as *new_name*.
+
+        *name* stays with the writer that took it. Raises as ``Namespace.rename``.
+        """
+        pool = self._pool
+        record = opened.gone
+        assert record is not None, "a displaced draft has no name"
+        now_ns = pool.clock_ns()
+        sequence = pool.next_sequence()
+        replaced = pool.index.lookup(new_parent, new_name)
+        replaced_record = None if replaced is None else self._namespace.record(replaced)
+        final = record._replace(
+            parent=new_parent,
+            name=new_name,
+            state=State.PUBLISHED,
+            maker_tgid=0,
+            maker_birth=0,
+            allocated_bytes=opened.allocated_bytes,
+            ctime_ns=now_ns,
+            sequence=sequence,
+        )
+        counters = counted(pool.counters, final, 1)._replace(sequence=sequence)
+        if replaced_record is not None:
+            counters = counted(counters, replaced_record, -1)
+        parent_record = self._namespace.directory(new_parent)
+        with pool.change(counters) as txn:
+            if replaced is not None and replaced_record is not None:
+                parent_record = self._namespace.replace_in(
+                    txn, replaced, replaced_record, parent_record, now_ns
+                )
+            self._namespace.enter(txn, opened.ino, final, parent_record)
+        opened.gone = None
+        pool.space.extra_bytes -= opened.allocated_bytes
+        del self._displaced[parent, name]
+        pool.leave(opened, writer=False)
+        pool.identities.write(opened.ino, final)
+        if replaced is not None and replaced_record is not None:
+            self._namespace.bury(replaced, replaced_record, now_ns)
+
+    def tick(self, now_s: float) -> None:
+        """End what has waited too long."""
+        while self._awaited and next(iter(self._awaited.values()))[1] <= now_s:
+            self._drop_awaited()
+        while self._displaced and next(iter(self._displaced.values()))[1] <= now_s:
+            self._forget_oldest()
+
+    def close(self) -> None:
+        """End everything: the pool stops."""
+        while self._awaited:
+            self._drop_awaited()
+        while self._displaced:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        _, (opened, _) = self._displaced.popitem(last=False)
+        self._pool.leave(opened, writer=False)
+
+    def _drop_awaited(self) -> None:
+        """Nobody opened the fresh inode: its name is a draft that nobody writes."""
+        ino, (extent, _) = self._awaited.popitem(last=False)
+        self._pool.space.extra_bytes -= extent.reserve_bytes
+        self._pool.ready.let_go(extent)
+        record = self._pool.index.inode(ino)
+        if record is not None:
+            try:
+                self._namespace.unlink(record.parent, record.name)
+            except (KvfsError, OSError):
+                return
