@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 #: linux/time.h; the time module does not name it.
-_CLOCK_REALTIME_COARSE: Final = 5
 
 
 class Pool:
