@@ -34,12 +34,6 @@ if TYPE_CHECKING:
 
 
 #: linux/time.h; the time module does not name it.
-_CLOCK_REALTIME_COARSE: Final = 5
-
-
-def kernel_clock_ns() -> int:
-    """Return the time as the kernel stamps files with it, so that the two never disagree."""
-    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
 
 
 def _tell_nobody(_opened: OpenInode) -> None:
@@ -55,7 +49,7 @@ class Pool:
         settings: Settings,
         *,
         syscalls: Syscalls | None = None,
-        clock_ns: Callable[[], int] = kernel_clock_ns,
+        clock_ns: Callable[[], int] = time.time_ns,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open the index and extents of *device*. Raises IndexDamaged, FormatUnknown, OSError."""

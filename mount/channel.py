@@ -17,8 +17,10 @@ from typing import Any, Final
 import pyfuse3
 import trio
 
+from mount.errno_door import counted_errno
 from mount.files import Grant
 from mount.init_reply import Features, patch_init_reply
+from mount.well_formed import well_formed
 from mount.wire import (
     ENTRY_OUT_BYTES,
     IN_HEADER,
@@ -154,6 +156,9 @@ class Channel:
 
     def _take(self, size_bytes: int) -> bool:
         """Answer the request in the buffer or hand it to libfuse; True if libfuse has it now."""
+        if size_bytes < IN_HEADER_BYTES:
+            _log.error("a message of %d bytes, which is less than its header", size_bytes)
+            return False
         _, opcode, unique, nodeid, _, _, pid, _, _ = IN_HEADER.unpack_from(self._buffer)
         code = opcode if opcode < OPCODES else 0
         self.requests[code] += 1
@@ -164,7 +169,11 @@ class Channel:
         self.present_pid = pid
         answer = self._answers[code]
         if answer is not None:
-            reply = answer(unique, nodeid, request)
+            try:
+                reply = answer(unique, nodeid, request)
+            except Exception as error:
+                # Shorter than its kind, say. That call fails; the mount must go on.
+                reply = error_reply(unique, counted_errno(error))
             if reply is not None:
                 self.answered_here[code] += 1
                 if reply:
@@ -172,8 +181,14 @@ class Channel:
                 return False
         if opcode == Opcode.INIT:
             self._init_unique = unique
-            _, _, _, flags, flags2 = INIT_IN.unpack_from(request)
+            # Before Linux 5.17 struct fuse_init_in ended before flags2.
+            whole = bytes(request[: INIT_IN.size]).ljust(INIT_IN.size, b"\0")
+            _, _, _, flags, flags2 = INIT_IN.unpack(whole)
             self._init_flags = flags | flags2 << 32
+        if not well_formed(opcode, request):
+            _log.error("request %d of %d bytes is malformed", opcode, size_bytes)
+            self.reply(error_reply(unique, errno.EIO))
+            return False
         try:
             self._ours.send(self._view[:size_bytes])
         except OSError as error:

@@ -40,7 +40,8 @@ _log: Final = logging.getLogger(__name__)
 
 #: How often housekeeping looks at the demand: a burst of stores empties the ready queue in less.
 _TICK_S: Final = 0.02
-#: pyfuse3's tasks: each daemon-path request in flight occupies one.
+#: pyfuse3's tasks: each daemon-path request in flight occupies one. None ends before the mount
+#: does: one that ended with the pump's lock in its hands would leave the others parked.
 _TASKS_MAX: Final = 256
 
 
@@ -153,7 +154,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                     serve_control, socket_path(self.settings.name), {"status": self._status}
                 )
                 nursery.start_soon(self._announce, ready, nursery)
-                await pyfuse3.main(min_tasks=1, max_tasks=_TASKS_MAX)
+                await pyfuse3.main(min_tasks=_TASKS_MAX, max_tasks=_TASKS_MAX)
                 self._mounted = False
                 nursery.cancel_scope.cancel()
         finally:

@@ -137,7 +137,9 @@ NOTIFY_RESEND: Final = 7
 NOTIFY_INC_EPOCH: Final = 8
 
 #: Requests the kernel expects no answer to.
-UNANSWERED: Final = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT})
+UNANSWERED: Final = frozenset(
+    {Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT, Opcode.NOTIFY_REPLY}
+)
 
 
 def error_reply(unique: int, errno_code: int) -> bytes:

@@ -36,10 +36,10 @@ OTHER = 65533
 
 
 @contextlib.contextmanager
-def pool_source(kind: str) -> Iterator[str]:
+def pool_source(kind: str, size_bytes: int = LOOP_SIZE_BYTES) -> Iterator[str]:
     """Yield a blank source: a directory on tmpfs or on disk, or a loop device for XFS."""
     if kind == "xfs":
-        with loop_device(LOOP_SIZE_BYTES) as device:
+        with loop_device(size_bytes) as device:
             yield device
     else:
         with workplace(kind) as directory:

@@ -39,7 +39,7 @@ def test_each_bit_for_each_class(kv: Path, who: str, bits: int) -> None:
             (os.O_WRONLY | os.O_APPEND, WRITE),
         ):
             if bits & needs == needs:
-                caller.os("close", caller.os("open", path, flags))
+                caller.try_open(path, flags)
             else:
                 with refused(EACCES):
                     caller.os("open", path, flags)
@@ -118,7 +118,7 @@ def test_a_setgid_directory_hands_its_group_down(kv: Path) -> None:
     (kv / "d").mkdir()
     path = owned(kv / "d", 0, GROUP, 0o2777)
     with Caller(1000, 1000) as caller:
-        caller.os("close", caller.os("open", f"{path}/file", os.O_CREAT | os.O_WRONLY, 0o666))
+        caller.try_open(f"{path}/file", os.O_CREAT | os.O_WRONLY, 0o666)
         caller.os("mkdir", f"{path}/sub", 0o777)
         caller.os("mkdir", f"{path}/sub/sub", 0o700)
         caller.os("symlink", "x", f"{path}/link")
@@ -136,8 +136,8 @@ def test_a_sticky_directory_guards_its_names(kv: Path, nobody: Caller, other: Ca
     (kv / "d").mkdir()
     path = owned(kv / "d", 0, 0, 0o1777)
     for name in ("first", "second", "third"):
-        nobody.os("close", nobody.os("open", f"{path}/{name}", os.O_CREAT | os.O_WRONLY, 0o666))
-    other.os("close", other.os("open", f"{path}/others", os.O_CREAT | os.O_WRONLY, 0o666))
+        nobody.try_open(f"{path}/{name}", os.O_CREAT | os.O_WRONLY, 0o666)
+    other.try_open(f"{path}/others", os.O_CREAT | os.O_WRONLY, 0o666)
     with refused(EPERM, EACCES):
         other.os("unlink", f"{path}/first")
     with refused(EPERM, EACCES):

@@ -88,6 +88,10 @@ class Caller:
         self.send("os", name, *args, **kwargs)
         return self.receive()
 
+    def try_open(self, path: str, flags: int, mode: int = 0o666) -> None:
+        """Open and close there, for tests of whether that is allowed."""
+        self.os("close", self.os("open", path, flags, mode))
+
     def fcntl(self, name: str, *args: Value) -> Value:
         """Run ``fcntl.<name>`` there."""
         self.send("fcntl", name, *args)

@@ -1,0 +1,301 @@
+"""The golden table of messages per operation: the budget that keeps the hot path honest.
+
+A row that needs more messages than it says has become slower; one that needs fewer is out of
+date. Both fail. Names are those of enum fuse_opcode; FORGET is nobody's business.
+"""
+
+import contextlib
+import mmap
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+from tests.fuse.conftest import require_passthrough
+from tests.support.calls import opened
+from tests.support.message_counts import Messages, counted, message_counter, mounted_with
+from tests.support.mounting import Mounted
+
+pytestmark = pytest.mark.needs_fuse
+
+MIB: Final = 1 << 20
+DATA: Final = os.urandom(MIB)
+ALIGNED: Final = mmap.mmap(-1, MIB)
+Deed = Callable[[Path], object]
+
+
+def store(directory: Path, name: str = "block") -> None:
+    """One store cycle, as connectors do it: temporary name, one write, close, rename."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with opened(directory / f"{name}.tmp", flags) as fd:
+        assert os.write(fd, DATA) == MIB
+    os.rename(directory / f"{name}.tmp", directory / name)
+
+
+def store_by_python(directory: Path) -> None:
+    """The same with Python's own files."""
+    with open(directory / "block.tmp", "xb") as file:
+        file.write(DATA)
+    os.replace(directory / "block.tmp", directory / "block")
+
+
+def load(directory: Path) -> None:
+    """os.open, one read, close."""
+    with opened(directory / "block", os.O_RDONLY) as fd:
+        assert os.read(fd, 2 * MIB) == DATA
+
+
+def load_direct(directory: Path) -> None:
+    """The same past the page cache."""
+    with opened(directory / "block", os.O_RDONLY | os.O_DIRECT) as fd:
+        assert os.readv(fd, [ALIGNED]) == MIB
+    assert ALIGNED[:] == DATA
+
+
+def load_by_python(directory: Path) -> None:
+    """Python's open(), which asks whether the file is a terminal and for its size."""
+    with open(directory / "block", "rb") as file:
+        assert file.read() == DATA
+
+
+def load_by_mmap(directory: Path) -> None:
+    """A mapping that outlives the descriptor; mmap itself asks for the size."""
+    with opened(directory / "block", os.O_RDONLY) as fd:
+        memory = mmap.mmap(fd, MIB, access=mmap.ACCESS_READ)
+    with contextlib.closing(memory):
+        assert memory[:] == DATA
+
+
+def stat(directory: Path) -> None:
+    """One stat of a present name."""
+    assert os.stat(directory / "block").st_size == MIB
+
+
+def look(directory: Path) -> None:
+    """What a connector asks before it loads."""
+    assert os.path.exists(directory / "block")
+    assert os.access(directory / "block", os.R_OK)
+    stat(directory)
+
+
+def miss(directory: Path) -> None:
+    """What it asks of a block that nobody has stored."""
+    assert not os.path.exists(directory / "absent")
+    assert not os.access(directory / "absent", os.R_OK)
+    with contextlib.suppress(FileNotFoundError):
+        os.close(os.open(directory / "absent", os.O_RDONLY))
+
+
+def write_often(directory: Path) -> None:
+    """1,000 writes to a new file."""
+    with opened(directory / "log", os.O_WRONLY | os.O_CREAT) as fd:
+        for _ in range(1000):
+            os.write(fd, DATA[:4096])
+
+
+def rewrite_often(directory: Path) -> None:
+    """1,000 writes into a published block, in place."""
+    with opened(directory / "block", os.O_WRONLY) as fd:
+        for at in range(1000):
+            os.pwrite(fd, DATA[:64], at * 64)
+
+
+def rewrite_whole(directory: Path) -> None:
+    """O_TRUNC and one write."""
+    with opened(directory / "block", os.O_WRONLY | os.O_TRUNC) as fd:
+        os.write(fd, DATA)
+
+
+def remove(directory: Path) -> None:
+    """One unlink."""
+    os.unlink(directory / "block")
+
+
+def many(deed: Deed) -> Deed:
+    """Return *deed* fifty times over."""
+
+    def work(directory: Path) -> None:
+        for _ in range(50):
+            deed(directory)
+
+    return work
+
+
+def stored(directory: Path) -> None:
+    """A block, and what the kernel asks about it once is known."""
+    store(directory)
+    stat(directory)
+
+
+def loaded(directory: Path) -> None:
+    """A block that was read before."""
+    store(directory)
+    load(directory)
+    # On the daemon path read(2) returns while the server still hands the bytes over; only when
+    # it answers something else has the kernel noted that the file's atime is another now.
+    os.statvfs(directory)
+
+
+def missed(directory: Path) -> None:
+    """A name known to be absent."""
+    miss(directory)
+
+
+def steady(directory: Path) -> None:
+    """A directory in which blocks are being stored."""
+    store(directory, "first")
+    store(directory, "second")
+
+
+def nothing(_directory: Path) -> None:
+    """A new directory."""
+
+
+class Row(NamedTuple):
+    """What an operation costs after *before* was done in the same directory.
+
+    ``by_libfuse`` are those of the messages that the fast lane leaves to pyfuse3's whole stack.
+    """
+
+    operation: str
+    before: Deed
+    act: Deed
+    messages: str
+    by_libfuse: str = ""
+
+
+def operation_of(row: Row) -> str:
+    """Return how pytest calls a row."""
+    return row.operation
+
+
+DRAFT: Final = "LOOKUP, CREATE, GETATTR, GETXATTR, FLUSH, RELEASE"
+CYCLE: Final = f"{DRAFT}, GETATTR, LOOKUP, RENAME"
+LISTING: Final = "OPENDIR, 2 READDIRPLUS, RELEASEDIR"
+TABLE: Final = [
+    # -- stores: the GETATTRs are of the draft (its attributes hold for no time) and of the
+    # directory, which every change of its names invalidates.
+    Row("store, cold", nothing, store, CYCLE, "CREATE, RENAME"),
+    Row("store, steady", steady, store, f"GETATTR, {CYCLE}", "CREATE, RENAME"),
+    Row("store over a block", loaded, store, CYCLE, "CREATE, RENAME"),
+    Row("store by Python", nothing, store_by_python, f"{CYCLE}, IOCTL, GETATTR", "CREATE, RENAME"),
+    # -- loads
+    Row("load, just stored", store, load, "2 GETATTR, OPEN, RELEASE"),
+    Row("load", loaded, load, "OPEN, RELEASE"),
+    Row("load, O_DIRECT", loaded, load_direct, "OPEN, RELEASE"),
+    Row("load by Python", loaded, load_by_python, "OPEN, GETATTR, IOCTL, RELEASE"),
+    Row("load by mmap", loaded, load_by_mmap, "OPEN, GETATTR, RELEASE"),
+    Row("50 loads", loaded, many(load), "50 OPEN, 50 RELEASE"),
+    # -- looks
+    Row("stat, just stored", store, stat, "2 GETATTR"),
+    Row("stat after a load", loaded, stat, "GETATTR"),
+    Row("stat, exists, access", stored, many(look), ""),
+    Row("first miss", nothing, miss, "LOOKUP"),
+    Row("repeated misses", missed, many(miss), ""),
+    # -- rare, but many messages would hurt
+    Row("1000 writes", nothing, write_often, DRAFT, "CREATE"),
+    Row("1000 writes in place", stored, rewrite_often, "OPEN, GETXATTR, FLUSH, RELEASE", "OPEN"),
+    Row("rewrite", stored, rewrite_whole, "OPEN, 2 GETXATTR, FLUSH, RELEASE", "OPEN"),
+    Row("remove", stored, remove, "UNLINK", "UNLINK"),
+    Row("list", stored, os.listdir, LISTING, LISTING),
+]
+
+
+def cached(directory: Path) -> None:
+    """A block whose bytes the kernel has, after the GETATTR that their READs cost."""
+    loaded(directory)
+    stat(directory)
+
+
+#: On the daemon path the bytes are messages, too, as many as the kernel's readahead likes.
+BYTES: Final = ("READ", "WRITE")
+DAEMON_TABLE: Final = [
+    Row("store, steady", steady, store, f"GETATTR, {CYCLE}", "CREATE, RENAME"),
+    Row("load", cached, load, "OPEN, FLUSH, RELEASE"),
+    Row("load by Python", cached, load_by_python, "OPEN, IOCTL, FLUSH, RELEASE"),
+    Row("stat after a load", loaded, stat, "GETATTR"),
+    Row("stat, exists, access", stored, many(look), ""),
+    Row("first miss", nothing, miss, "LOOKUP"),
+    Row("repeated misses", missed, many(miss), ""),
+]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["lane", "no-lane"])
+def lane(request: pytest.FixtureRequest) -> bool:
+    """Whether the fast lane is on."""
+    return bool(request.param)
+
+
+@pytest.fixture(scope="module")
+def fast(lane: bool) -> Iterator[Mounted]:
+    """A passthrough mount with or without the fast lane."""
+    with mounted_with({"fast_lane": lane}) as mount:
+        require_passthrough(mount)
+        yield mount
+
+
+@pytest.fixture(scope="module")
+def slow(lane: bool) -> Iterator[Mounted]:
+    """The same on the daemon path."""
+    with mounted_with({"fast_lane": lane, "data_path": "daemon"}) as mount:
+        yield mount
+
+
+def cost(mount: Mounted, row: Row) -> Messages:
+    """Do what *row* says in a new directory and return what it cost."""
+    directory = mount.path / row.operation.replace(" ", "-")
+    directory.mkdir()
+    row.before(directory)
+    os.stat(mount.path)  # the kernel asks about the mkdir's own directory once more
+    with counted(mount) as found:
+        row.act(directory)
+    return found
+
+
+@pytest.mark.parametrize("row", TABLE, ids=operation_of)
+def test_operations_cost_what_the_table_says(fast: Mounted, lane: bool, row: Row) -> None:
+    found = cost(fast, row)
+    assert found.asked == message_counter(row.messages)
+    if lane:
+        assert found.by_libfuse == message_counter(row.by_libfuse)
+
+
+@pytest.mark.parametrize("row", DAEMON_TABLE, ids=operation_of)
+def test_names_cost_the_same_on_the_daemon_path(slow: Mounted, lane: bool, row: Row) -> None:
+    found = cost(slow, row)
+    for counts in found:
+        for name in BYTES:
+            del counts[name]
+    assert found.asked == message_counter(row.messages)
+    if lane:
+        assert found.by_libfuse == message_counter(row.by_libfuse)
+
+
+def test_a_cold_name_is_looked_up_once(fast: Mounted) -> None:
+    """After a restart of the server: each name on the way, then never again."""
+    directory = fast.path / "cold"
+    directory.mkdir()
+    store(directory)
+    fast.remount()
+    os.stat(fast.path)
+    with counted(fast) as first:
+        look(directory)
+    assert first.asked == message_counter("2 LOOKUP")
+    with counted(fast) as second:
+        many(look)(directory)
+    assert second.asked == Counter()
+
+
+def test_the_fast_lane_answers_only_when_it_is_on(fast: Mounted, lane: bool) -> None:
+    """Off, the channel itself answers only what pyfuse3 cannot carry."""
+    directory = fast.path / "either"
+    directory.mkdir()
+    store(directory)
+    with counted(fast) as found:
+        load_by_python(directory)
+        load(directory)
+    in_lane = {"GETATTR", "OPEN", "RELEASE"}
+    assert set(found.in_channel) == ({"IOCTL"} | in_lane if lane else {"IOCTL"})

@@ -1,0 +1,153 @@
+"""A proof, run by ``make proof``: a million names in one directory, made, listed and found.
+
+Prints its figures as JSON, and writes them to KVFS_PROOF_DIR where that is set. KVFS_PROOF_NAMES
+makes it shorter, KVFS_PROOF_SOURCE=xfs|tmpfs|disk chooses what lies under the mount.
+"""
+
+import json
+import os
+import platform
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.fuse.conftest import pool_source
+from tests.support.mounting import Mounted, why_no_mounts, workplace
+
+pytestmark = [pytest.mark.proof, pytest.mark.needs_fuse, pytest.mark.needs_loop]
+
+NAMES: Final = int(os.environ.get("KVFS_PROOF_NAMES", "1000000"))
+SOURCE: Final = os.environ.get("KVFS_PROOF_SOURCE", "xfs")
+#: The rates of the first and of the last tenth are compared.
+SLICES: Final = 10
+LOOKUPS: Final = NAMES // 10
+DEVICE_BYTES: Final = 16 << 30
+RATE_RATIO_MIN: Final = 0.8
+ANONYMOUS_MAX_BYTES: Final = 300 * 10**6
+
+
+def name_of(number: int) -> str:
+    """Return a name as LMCache makes them: long, with a hash at its end."""
+    return f"meta-llama_Llama-3.1-8B@1@0@{random.Random(number).getrandbits(128):032x}.data"
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Return the memory that only this process has (RssAnon)."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no RssAnon")
+
+
+def create(directory: int, first: int, count: int, content: bytes) -> None:
+    """Create *count* files in an open directory, one after the other."""
+    for number in range(first, first + count):
+        fd = os.open(name_of(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600, dir_fd=directory)
+        if content:
+            os.write(fd, content)
+        os.close(fd)
+
+
+def rate_of(work: Callable[[], object], count: int) -> float:
+    """Run *work* and return how many of its *count* steps it did a second."""
+    begin = time.perf_counter()
+    work()
+    return count / (time.perf_counter() - begin)
+
+
+def look_up(directory: int, numbers: list[int], *, present: bool) -> None:
+    """Stat names that are all there, or all absent."""
+    for number in numbers:
+        try:
+            os.stat(name_of(number) + ("" if present else "x"), dir_fd=directory)
+            found = True
+        except FileNotFoundError:
+            found = False
+        assert found == present
+
+
+def listed_names(path: Path) -> set[str]:
+    """List a directory; a name that comes twice fails."""
+    names = os.listdir(path)
+    assert len(set(names)) == len(names)
+    return set(names)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 4096])
+def test_a_million_names_in_one_directory(size_bytes: int) -> None:
+    """[readdir-large] The last tenth as fast as the first; memory bounded; all listed and found."""
+    if (why := why_no_mounts()) is not None:
+        pytest.skip(why)
+    content = random.Random(0).randbytes(size_bytes)
+    figures: dict[str, Any] = {"names": NAMES, "size_bytes": size_bytes, "source": SOURCE}
+    with (
+        workplace("disk") as place,
+        pool_source(SOURCE, DEVICE_BYTES) as source,
+        Mounted(source, place / "kv") as mounted,
+    ):
+        blocks = mounted.path / "blocks"
+        blocks.mkdir()
+        figures |= fill(mounted, blocks, content)
+        figures |= list_and_find(blocks, "warm")
+        mounted.remount()
+        figures |= list_and_find(blocks, "after_remount")
+        figures["anonymous_after_remount_bytes"] = anonymous_bytes(mounted.server_pid)
+        figures["data_path"] = mounted.status()["data_path"]
+        figures["kernel"] = platform.release()
+        assert mounted.status()["blocks"] == NAMES
+        if size_bytes:
+            with open(blocks / name_of(NAMES - 1), "rb") as file:
+                assert file.read() == content
+    report(figures)
+    assert figures["rate_ratio"] >= RATE_RATIO_MIN
+    assert figures["anonymous_max_bytes"] < ANONYMOUS_MAX_BYTES
+
+
+def fill(mounted: Mounted, blocks: Path, content: bytes) -> dict[str, Any]:
+    """Create all names; return the rate of each tenth and the most memory seen."""
+    rates, memory = [], [anonymous_bytes(mounted.server_pid)]
+    slice_names = NAMES // SLICES
+    directory = os.open(blocks, os.O_PATH)
+    try:
+        for number in range(SLICES):
+            first = number * slice_names
+            work = partial(create, directory, first, slice_names, content)
+            rates.append(rate_of(work, slice_names))
+            memory.append(anonymous_bytes(mounted.server_pid))
+    finally:
+        os.close(directory)
+    return {
+        "creates_per_s": [round(rate) for rate in rates],
+        "rate_ratio": round(rates[-1] / rates[0], 3),
+        "anonymous_at_start_bytes": memory[0],
+        "anonymous_max_bytes": max(memory),
+    }
+
+
+def list_and_find(blocks: Path, when: str) -> dict[str, Any]:
+    """List the directory, then look up present and absent names in random order."""
+    numbers = random.Random(when).sample(range(NAMES), LOOKUPS)
+    names: list[set[str]] = []
+    listing = rate_of(lambda: names.append(listed_names(blocks)), NAMES)
+    assert names[0] == {name_of(number) for number in range(NAMES)}
+    directory = os.open(blocks, os.O_PATH)
+    try:
+        hits = rate_of(lambda: look_up(directory, numbers, present=True), LOOKUPS)
+        misses = rate_of(lambda: look_up(directory, numbers, present=False), LOOKUPS)
+    finally:
+        os.close(directory)
+    figures = {"listed": listing, "hits": hits, "misses": misses}
+    return {f"{name}_per_s_{when}": round(rate) for name, rate in figures.items()}
+
+
+def report(figures: dict[str, Any]) -> None:
+    """Print the figures, and keep them where KVFS_PROOF_DIR says."""
+    text = json.dumps(figures, indent=2)
+    print(text)
+    if (directory := os.environ.get("KVFS_PROOF_DIR")) is not None:
+        Path(directory, f"million_names_{figures['size_bytes']}.json").write_text(text + "\n")
