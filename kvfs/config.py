@@ -211,6 +211,16 @@ class Settings:
         high=1024 * _KIB,
     )
 
+    policies: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict,
+        metadata={
+            "reason": "none: what connectors do tells enough; [policies.\"/DIR\"] in the file",
+            "unit": "",
+            "low": None,
+            "high": None,
+            "choices": (),
+        },
+    )
     start_timeout_s: float = setting(
         120.0,
         "mkfs of a large drive and a rebuild of the index fit in",

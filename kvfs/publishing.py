@@ -113,9 +113,10 @@ class Publishing:
         if state is State.GONE:
             self._drop_torn(opened, record)
             return
-        if state == opened.before == before.state and not written:
-            if allocated_bytes == before.allocated_bytes:
-                return
+        if state == opened.before == before.state and (
+            not written and allocated_bytes == before.allocated_bytes
+        ):
+            return
         self._record(opened, before, self._owned(opened, record, state), allocated_bytes)
 
     def _closed(self, opened: OpenInode, state: State, *, written: bool) -> State:

@@ -6,7 +6,7 @@ name up again by itself and opens the fresh one. Two nodes that write the same t
 """
 
 from collections import OrderedDict
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvfs.errors import KvfsError
 from kvfs.lifecycle import UNFINISHED, State
@@ -14,9 +14,11 @@ from kvfs.makers import Maker
 from kvfs.namespace import Namespace
 from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
-from kvfs.ready import ReadyExtent
 from kvfs.record_changes import counted, new_record
 from kvfs.types import InodeNo, InodeRecord
+
+if TYPE_CHECKING:
+    from kvfs.ready import ReadyExtent
 
 #: The kernel's second OPEN follows at once; after this the opener has died in between.
 _AWAITED_S: Final = 5.0
