@@ -7,7 +7,7 @@ business of namespace.py, blocks.py and attributes.py.
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from kvfs.background import Background
 from kvfs.config import Settings

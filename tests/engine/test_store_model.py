@@ -1,0 +1,294 @@
+"""The store against dicts: any order of requests, and every way a server can end."""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvfs.attributes import Change
+from kvfs.errors import IsADirectory, KvfsError, NotADirectory, NotEmpty
+from kvfs.store import Store
+from kvfs.types import ROOT_INODE
+from tests.support.store_model import Model, Node
+from tests.support.stores import (
+    DIRECTORY,
+    FIFO,
+    FILE,
+    SYMLINK,
+    assert_exact,
+    host,
+    records,
+    settle,
+    tree,
+    write,
+)
+
+if TYPE_CHECKING:
+    from kvfs.open_inodes import OpenInode
+
+NAMES: Final = st.sampled_from([b"a", b"b", b"c", b"n" * 255, b"\xff\x01"])
+MORE_NAMES: Final = st.integers(0, 200).map(b"block %d".__mod__)
+PICKS: Final = st.integers(0, 1 << 20)
+OFFSETS: Final = st.sampled_from([0, 0, 0, 1, 4096, 70_000])
+DATA: Final = st.sampled_from([b"x", b"y" * 4096, b"z" * 9001, b""])
+SIZES: Final = st.sampled_from([0, 1, 4096, 5000, 100_000])
+
+
+@contextlib.contextmanager
+def expecting(error: type[KvfsError] | None) -> Iterator[None]:
+    """Expect *error*, or none."""
+    if error is None:
+        yield
+        return
+    with pytest.raises(KvfsError) as caught:
+        yield
+    assert type(caught.value) is error
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """``open`` holds the handles: the model's node, the store's, and whether it writes."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.stack = contextlib.ExitStack()
+        self.host = self.stack.enter_context(host())
+        self.host.start()
+        self.model = Model(Node(ROOT_INODE, DIRECTORY))
+        self.open: list[tuple[Node, OpenInode, bool]] = []
+        for number in range(3):
+            self.make_node(0, b"dir%d" % number, DIRECTORY)
+            self.store_block(number, b"block", b"x" * 5000, 0)
+            self.store_block(number, b"other", b"y" * 100, 0)
+
+    def teardown(self) -> None:
+        self.stack.close()
+
+    @property
+    def store(self) -> Store:
+        return self.host.store
+
+    def directory(self, pick: int) -> Node:
+        found = self.model.directories()
+        return found[pick % len(found)]
+
+    def place(self, pick: int) -> tuple[Node, bytes] | None:
+        found = self.model.places()
+        return found[pick % len(found)] if found else None
+
+    def file(self, pick: int) -> Node | None:
+        found = [node for _, node in self.model.walk() if node.is_file]
+        return found[pick % len(found)] if found else None
+
+    # ---- names ----
+
+    @rule(pick=PICKS, name=NAMES)
+    def create(self, pick: int, name: bytes) -> None:
+        parent = self.directory(pick)
+        if name in parent.children:
+            return
+        opened, _, _ = self.store.blocks.create(parent.ino, name, FILE, 0, 0)
+        node = parent.children[name] = Node(opened.ino, FILE)
+        node.state, node.writers = "draft", 1
+        self.open.append((node, opened, True))
+
+    @rule(pick=PICKS, name=MORE_NAMES, data=DATA, offset_bytes=OFFSETS)
+    def store_block(self, pick: int, name: bytes, data: bytes, offset_bytes: int) -> None:
+        """Create, write, close; most blocks are made so, and most names should be there."""
+        before = len(self.open)
+        self.create(pick, name)
+        if len(self.open) > before:
+            self.write(before, data, offset_bytes)
+            self.close(before)
+
+    @rule(pick=PICKS, name=NAMES, mode=st.sampled_from([DIRECTORY, DIRECTORY, SYMLINK, FIFO]))
+    def make_node(self, pick: int, name: bytes, mode: int) -> None:
+        parent = self.directory(pick)
+        if name in parent.children:
+            return
+        target = b"../t" if mode == SYMLINK else b""
+        ino, _ = self.store.namespace.make_node(parent.ino, name, mode, 0, 0, target)
+        parent.children[name] = Node(ino, mode)
+        parent.children[name].target = target
+
+    @rule(pick=PICKS)
+    def unlink(self, pick: int) -> None:
+        if (place := self.place(pick)) is None:
+            return
+        parent, name = place
+        node = parent.children[name]
+        with expecting(IsADirectory if node.is_directory else None):
+            self.store.namespace.unlink(parent.ino, name)
+            del parent.children[name]
+
+    @rule(pick=PICKS)
+    def rmdir(self, pick: int) -> None:
+        if (place := self.place(pick)) is None:
+            return
+        parent, name = place
+        node = parent.children[name]
+        with expecting(
+            NotADirectory if not node.is_directory else NotEmpty if node.children else None
+        ):
+            self.store.namespace.rmdir(parent.ino, name)
+            del parent.children[name]
+
+    @rule(pick=PICKS, to=PICKS, new_name=NAMES, replace=st.booleans())
+    def rename(self, pick: int, to: int, new_name: bytes, replace: bool) -> None:
+        if (place := self.place(pick)) is None:
+            return
+        (parent, name), target = place, self.directory(to)
+        error = self.model.rename_error(parent, name, target, new_name, replace=replace)
+        with expecting(error):
+            self.store.namespace.rename(parent.ino, name, target.ino, new_name, replace=replace)
+            target.children[new_name] = parent.children.pop(name)
+
+    @rule(pick=PICKS, other=PICKS)
+    def exchange(self, pick: int, other: int) -> None:
+        one, two = self.place(pick), self.place(other)
+        if one is None or two is None:
+            return
+        (parent, name), (target, new_name) = one, two
+        with expecting(self.model.exchange_error(parent, name, target, new_name)):
+            self.store.namespace.exchange(parent.ino, name, target.ino, new_name)
+            first, second = parent.children[name], target.children[new_name]
+            parent.children[name], target.children[new_name] = second, first
+
+    # ---- bytes ----
+
+    @rule(pick=PICKS, writer=st.booleans(), truncate=st.booleans())
+    def open_file(self, pick: int, writer: bool, truncate: bool) -> None:
+        if (node := self.file(pick)) is None:
+            return
+        opened = self.store.blocks.open(node.ino, writer=writer, truncate=truncate)
+        if writer:
+            node.writers += 1
+            node.state = "rewrite" if node.state == "published" else node.state
+        else:
+            node.readers += 1
+        if truncate:
+            node.truncate(0)
+        self.open.append((node, opened, writer))
+
+    @precondition(lambda self: self.open)
+    @rule(pick=PICKS, data=DATA, offset_bytes=OFFSETS)
+    def write(self, pick: int, data: bytes, offset_bytes: int) -> None:
+        node, opened, writer = self.open[pick % len(self.open)]
+        if writer:
+            write(self.store, opened, data, offset_bytes)
+            node.write(data, offset_bytes)
+
+    @precondition(lambda self: self.open)
+    @rule(pick=PICKS)
+    def read_what_is_open(self, pick: int) -> None:
+        node, opened, _ = self.open[pick % len(self.open)]
+        fd = self.store.blocks.extent_fd(opened)
+        assert os.pread(fd, len(node.data) + 1, 0) == node.data
+        assert self.store.blocks.present(node.ino).size_bytes == len(node.data)
+
+    @precondition(lambda self: self.open)
+    @rule(pick=PICKS)
+    def close(self, pick: int) -> None:
+        node, opened, writer = self.open.pop(pick % len(self.open))
+        self.store.blocks.close(opened, writer=writer)
+        node.writers -= writer
+        node.readers -= not writer
+        if writer and not node.writers:
+            node.state = "published"
+
+    @rule(pick=PICKS, size_bytes=SIZES)
+    def truncate(self, pick: int, size_bytes: int) -> None:
+        if (node := self.file(pick)) is not None:
+            self.store.blocks.truncate(node.ino, size_bytes)
+            node.truncate(size_bytes)
+
+    # ---- attributes ----
+
+    @rule(pick=PICKS, mode=st.sampled_from([0o600, 0o755]), mtime_ns=st.sampled_from([None, 7]))
+    def change(self, pick: int, mode: int, mtime_ns: int | None) -> None:
+        if (place := self.place(pick)) is not None:
+            node = place[0].children[place[1]]
+            self.store.attributes.change(node.ino, Change(mode=mode, mtime_ns=mtime_ns))
+            node.mode = node.mode & ~0o777 | mode
+
+    @rule(pick=PICKS, name=st.sampled_from([b"user.a", b"user.b"]), value=st.binary(max_size=5))
+    def set_xattr(self, pick: int, name: bytes, value: bytes) -> None:
+        if (place := self.place(pick)) is not None:
+            node = place[0].children[place[1]]
+            self.store.attributes.set_xattr(node.ino, name, value)
+            node.xattrs[name] = value
+
+    # ---- time, and the ends ----
+
+    @rule()
+    def tick(self) -> None:
+        self.store.tick()
+
+    @rule()
+    def settle(self) -> None:
+        """Do all that is due; then the device holds what the index knows, and nothing else."""
+        settle(self.store)
+        pool, known = self.store.pool, records(self.store)
+        ready = {extent.ino for queue in pool.ready._queues.values() for extent in queue}
+        blocks = {ino for ino, record in known.items() if stat.S_ISREG(record.mode)}
+        removed = {ino for ino, opened in pool.open_inodes.items() if opened.gone is not None}
+        files = {ino for ino in removed if stat.S_ISREG(self.store.namespace.record(ino).mode)}
+        assert self.host.extents() == blocks | ready | files
+        links = {ino for ino, record in known.items() if stat.S_ISLNK(record.mode)}
+        directories = {ino for ino, record in known.items() if stat.S_ISDIR(record.mode)}
+        assert self.host.identity_files() | {ROOT_INODE} == links | directories
+
+    @rule(end=st.sampled_from(["stop", "stop and check", "kill", "kill and repair", "power"]))
+    def end(self, end: str) -> None:
+        """The server ends in one of its ways, and is started again."""
+        self.open.clear()
+        assert self.store.pool.background.failures == 0
+        if end.startswith("stop"):
+            self.host.stop()
+            self.model.stop()
+        elif end.startswith("kill"):
+            self.host.kill()
+            self.model.kill()
+        else:
+            settle(self.store)
+            self.host.lose_power()
+            self.model.lose_power()
+        if end.endswith(("check", "repair")):
+            assert self.host.check().problems == []
+        if end.endswith("repair"):
+            assert self.host.check(repair=True).problems == []
+        self.host.start()
+        assert self.store.sweep.done or not end.endswith("repair")
+
+    # ---- what must hold ----
+
+    @invariant()
+    def the_tree_is_the_models(self) -> None:
+        assert tree(self.store) == self.model.tree()
+
+    @invariant()
+    def attributes_are_the_models(self) -> None:
+        for path, node in self.model.walk():
+            record = self.store.blocks.present(node.ino)
+            assert record.mode == node.mode, path
+            names = self.store.attributes.xattr_names(node.ino)
+            found = {name: self.store.attributes.xattr(node.ino, name) for name in names}
+            assert found == node.xattrs, path
+
+    @invariant()
+    def space_is_exact(self) -> None:
+        assert_exact(self.host)
+
+
+TestStore = pytest.mark.usefixtures("caplog")(StoreMachine.TestCase)
+TestStore.settings = settings(
+    max_examples=80,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
