@@ -14,6 +14,7 @@ from kvfs.errors import (
     Unsupported,
 )
 from kvfs.namespace import Namespace
+from kvfs.own_attributes import OwnAttributes, is_own
 from kvfs.pool import Pool
 from kvfs.record_changes import storable_mode
 from kvfs.types import InodeNo, InodeRecord
@@ -42,6 +43,7 @@ class Attributes:
         self._namespace = namespace
         self._blocks = blocks
         self._identities = pool.identities
+        self._own = OwnAttributes(pool)
 
     def change(self, ino: InodeNo, change: Change) -> InodeRecord:
         """Apply *change* to *ino* and return its record as of now.
@@ -97,20 +99,22 @@ class Attributes:
 
     def xattr(self, ino: InodeNo, name: bytes) -> bytes:
         """Return the value of *name*. Raises NoSuchAttribute, also for every other namespace."""
+        if is_own(name):
+            return self._own.value(ino, self._namespace.record(ino), name)
         value = self._pool.index.xattr(ino, name) if name.startswith(_USER_PREFIX) else None
         if value is None:
             raise NoSuchAttribute
         return value
 
     def xattr_names(self, ino: InodeNo) -> list[bytes]:
-        """Return the names set on *ino*."""
-        return self._pool.index.xattrs(ino)
+        """Return the names set on *ino*; kvfs's own are answered, never listed."""
+        return [name for name in self._pool.index.xattrs(ino) if not is_own(name)]
 
-    def set_xattr(self, ino: InodeNo, name: bytes, value: bytes) -> None:
-        """Set user.* attribute *name*.
+    def set_xattr(self, ino: InodeNo, name: bytes, value: bytes, uid: int = 0) -> None:
+        """Set user.* attribute *name* for user *uid*.
 
-        Raises Unsupported for other namespaces, AttributeTooLarge beyond the settings' bounds,
-        DeadInode also for an inode that is open but has no name: its attributes went with it.
+        Raises Unsupported for other namespaces, NotPermitted for policies of others,
+        AttributeTooLarge beyond the settings' bounds, DeadInode also for an inode that is open but has no name: its attributes went with it.
         """
         settings = self._pool.settings
         self._require_settable(name)
@@ -123,18 +127,27 @@ class Attributes:
         total_bytes = sum(len(other) + len(self.xattr(ino, other)) for other in names)
         if total_bytes + len(name) + len(value) > settings.xattr_total_max_bytes:
             raise AttributeTooLarge(f"{total_bytes} bytes are set already")
+        if is_own(name):
+            self._own.check(ino, record, name, value, uid)
         with self._pool.index.write() as txn:
             txn.put_xattr(ino, name, value)
             txn.put_inode(ino, record._replace(ctime_ns=self._pool.clock_ns()))
+        if is_own(name):
+            self._own.changed()
 
-    def remove_xattr(self, ino: InodeNo, name: bytes) -> None:
+    def remove_xattr(self, ino: InodeNo, name: bytes, uid: int = 0) -> None:
         """Remove attribute *name*. Raises NoSuchAttribute, Unsupported, ReadOnly."""
         self._require_settable(name)
-        self.xattr(ino, name)
         record = self._namespace.record(ino)
+        if is_own(name):
+            self._own.check(ino, record, name, None, uid)
+        if self._pool.index.xattr(ino, name) is None:
+            raise NoSuchAttribute
         with self._pool.index.write() as txn:
             txn.delete_xattr(ino, name)
             txn.put_inode(ino, record._replace(ctime_ns=self._pool.clock_ns()))
+        if is_own(name):
+            self._own.changed()
 
     def _require_settable(self, name: bytes) -> None:
         if self._pool.settings.read_only:

@@ -7,7 +7,7 @@ from, and whether the paths in it exist, is the caller's business.
 import difflib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Final, Self
 
 from kvfs.errors import UsageError
@@ -214,7 +214,7 @@ class Settings:
     policies: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict,
         metadata={
-            "reason": "none: what connectors do tells enough; [policies.\"/DIR\"] in the file",
+            "reason": 'none: what connectors do tells enough; [policies."/DIR"] in the file',
             "unit": "",
             "low": None,
             "high": None,

@@ -5,45 +5,21 @@ below it until a deeper directory says otherwise. They are answered when asked f
 never listed, so that ``cp -a`` and ``rsync -X`` do not carry them elsewhere.
 """
 
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final
 
-from kvfs.errors import InvalidRequest
 from kvfs.index import Index
+from kvfs.policy import DRAFTS, EVICT, PIN, PREFIX, VALUES, Policy
 from kvfs.types import ROOT_INODE, InodeNo, InodeRecord
 
-DRAFTS: Final = b"user.kvfs.drafts"
-EVICT: Final = b"user.kvfs.evict"
-PIN: Final = b"user.kvfs.pin"
-#: Every name under this belongs to kvfs.
-PREFIX: Final = b"user.kvfs."
-VALUES: Final[dict[bytes, frozenset[bytes]]] = {
-    DRAFTS: frozenset({b"all", b"owner"}),
-    EVICT: frozenset({b"auto", b"never", b"first"}),
-    PIN: frozenset({b"0", b"1"}),
-}
 #: Directories whose policy is remembered; the rest is looked up again.
 _CACHED_MAX: Final = 4096
-
-
-class Policy(NamedTuple):
-    """What holds in a directory."""
-
-    drafts_of_owner: bool = False
-    evict: str = "auto"
-    pin: bool = False
-
-
-def check_value(name: bytes, value: bytes) -> None:
-    """Raise InvalidRequest unless *value* is one that policy *name* knows."""
-    if value not in VALUES.get(name, frozenset()):
-        known = b", ".join(sorted(VALUES.get(name, frozenset()))).decode()
-        raise InvalidRequest(f"{name.decode()}: one of {known or 'nothing'}")
 
 
 class Policies:
     """The policy in force of every directory."""
 
-    def __init__(self, index: Index, configured: dict[str, dict[str, str]]) -> None:
+    def __init__(self, index: Index, configured: Mapping[str, Mapping[str, str]]) -> None:
         """*configured* are the settings' policies by path below the mountpoint (``/`` the root)."""
         self._index = index
         self._configured = configured

@@ -21,10 +21,11 @@ from kvfs.index_place import index_path
 from kvfs.inode_numbers import InodeNumbers
 from kvfs.makers import Makers
 from kvfs.open_inodes import OpenInode, OpenInodes
+from kvfs.pins import Pins
 from kvfs.policies import Policies
 from kvfs.ready import ReadyQueue
 from kvfs.records import Counters
-from kvfs.run_state import write_run_state
+from kvfs.run_state import read_run_state, write_run_state
 from kvfs.space import Space
 from kvfs.syscalls import Syscalls
 from kvfs.types import Sequence
@@ -88,8 +89,11 @@ class Pool:
             stack.callback(makers.close)
             self.holdings = Holdings(makers, settings.lease_s)
             self.policies = Policies(self.index, settings.policies)
+            self.pins = Pins(self.index)
             #: Told each inode whose last handle is closed, before its extent may go.
             self.freed: Callable[[OpenInode], None] = _tell_nobody
+            #: The boot in which the pool ran last: makers of another one are dead.
+            self.former_boot_id = read_run_state(device.pool_fd, self.syscalls).boot_id
             if not settings.read_only:
                 write_run_state(device.pool_fd, self.syscalls, clean=False)
             self._parts = stack.pop_all()

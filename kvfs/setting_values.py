@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, field
 from typing import Any, Final, TypeVar
 
+from kvfs.policy import policies_of
 from kvfs.sizes import format_size, parse_size
 
 _TRUE: Final = frozenset({"true", "yes", "on", "1"})
@@ -37,6 +38,8 @@ def convert(declared: Field[Any], value: object) -> object:
     kind = declared.type.__name__ if isinstance(declared.type, type) else str(declared.type)
     if kind == "bool":
         return _as_bool(value)
+    if kind.startswith("Mapping"):
+        return policies_of(value)
     if kind.startswith("str"):
         return _as_text(declared, value)
     number = _as_number(declared.metadata["unit"], kind, value)
@@ -46,7 +49,7 @@ def convert(declared: Field[Any], value: object) -> object:
 
 def show(declared: Field[Any], value: object) -> str:
     """Return *value* as the table of settings prints it."""
-    if value is None or value == "":
+    if value is None or value == "" or value == {}:
         return "-"
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -60,6 +63,8 @@ def show(declared: Field[Any], value: object) -> str:
 
 def default_of(declared: Field[Any]) -> object:
     """Return the field's default; every setting has one."""
+    if declared.default_factory is not MISSING:
+        return declared.default_factory()
     assert declared.default is not MISSING, declared.name
     return declared.default
 

@@ -6,18 +6,21 @@ data -> one index transaction -> visible; removal: index first -> unlink.
 
 import stat
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvfs.attributes import Attributes
 from kvfs.blocks import Blocks
 from kvfs.config import Settings
 from kvfs.devices import Device
+from kvfs.holdings_scan import HoldingsScan
 from kvfs.namespace import Namespace
 from kvfs.pool import Pool
 from kvfs.recovery import recover
+from kvfs.state_totals import state_totals
 from kvfs.sweep import Sweep
 from kvfs.syscalls import Syscalls
-from kvfs.types import PAGE_BYTES, ROOT_INODE
+from kvfs.types import PAGE_BYTES, ROOT_INODE, InodeNo
+from kvfs.visibility import Visibility
 
 #: Of the time between two ticks: nothing waits for ever for a loop that is never idle.
 _TURN_S: Final = 0.002
@@ -53,6 +56,9 @@ class Store:
         self.namespace = Namespace(self.pool)
         self.blocks = Blocks(self.pool, self.namespace)
         self.attributes = Attributes(self.pool, self.namespace, self.blocks)
+        self.visibility = Visibility(self.pool)
+        self.pool.holdings.settle = self.blocks.publishing.lose_maker
+        self.pool.background.submit(HoldingsScan(self.pool).step)
         self.sweep = Sweep(self.pool)
         if sweep_due:
             self.sweep.start()
@@ -73,6 +79,30 @@ class Store:
     def close(self) -> None:
         """Stop cleanly; every open inode is published or freed first. Raises OSError."""
         self.pool.close(settled=self.blocks.close_all(), swept=self.sweep.done)
+
+    def rename(
+        self,
+        parent: InodeNo,
+        name: bytes,
+        new_parent: InodeNo,
+        new_name: bytes,
+        *,
+        replace: bool,
+    ) -> InodeNo | None:
+        """Move a name (``Namespace.rename``), or publish the finished draft that lost it before.
+
+        Returns the inode that lost its name.
+        """
+        superseding = self.blocks.superseding
+        if superseding.displaced:
+            ino = self.namespace.lookup(parent, name)
+            finished = superseding.finished_under(parent, name, ino)
+            if finished is not None and replace:
+                superseding.restore(finished, parent, name, new_parent, new_name)
+                for changed in ((parent, name), (new_parent, new_name)):
+                    self.blocks.publishing.vanished(*changed)
+                return None
+        return self.namespace.rename(parent, name, new_parent, new_name, replace=replace)
 
     def totals(self) -> Totals:
         """Return the pool's size and what is free of it; the totals never change while mounted."""
@@ -95,6 +125,8 @@ class Store:
         pool.graves.tick(now_s)
         pool.ready.tick(now_s)
         self.blocks.settle()
+        self.blocks.superseding.tick(now_s)
+        pool.holdings.tick(now_s)
         if not self.sweep.done:
             self.sweep.tick()
         pool.background.tick()
@@ -104,7 +136,7 @@ class Store:
         if pool.index.preallocation_due():
             pool.background.submit_long(pool.index.preallocate)
 
-    def describe(self) -> dict[str, int]:
+    def describe(self) -> dict[str, Any]:
         """Return the figures `kvfs status` shows, in bytes and counts."""
         space, counters = self.pool.space, self.pool.counters
         return {
@@ -120,6 +152,8 @@ class Store:
             "ready_hits": self.pool.ready.hits,
             "ready_misses": self.pool.ready.misses,
             "graves": len(self.pool.graves),
+            "states": state_totals(self.pool),
+            "torn": self.blocks.publishing.torn,
             "background_backlog": self.pool.background.backlog,
             "background_failures": self.pool.background.failures,
             "dismissed": self.pool.dismissed,

@@ -152,6 +152,11 @@ class Superseding:
         if replaced is not None and replaced_record is not None:
             self._namespace.bury(replaced, replaced_record, now_ns)
 
+    @property
+    def displaced(self) -> int:
+        """Drafts that lost their name to another writer and may still be renamed."""
+        return len(self._displaced)
+
     def tick(self, now_s: float) -> None:
         """End what has waited too long."""
         while self._awaited and next(iter(self._awaited.values()))[1] <= now_s:

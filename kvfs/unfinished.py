@@ -13,7 +13,7 @@ from kvfs.errors import Damaged
 from kvfs.extents import Extents
 from kvfs.index import Index
 from kvfs.index_transaction import WriteTransaction
-from kvfs.lifecycle import State
+from kvfs.lifecycle import UNFINISHED, State
 from kvfs.records import (
     INODE_PREFIX,
     Counters,
@@ -27,7 +27,7 @@ _log: Final = logging.getLogger(__name__)
 
 _STEP: Final = 4096
 _STAT_BLOCK_BYTES: Final = 512
-_OPEN_STATES: Final = frozenset({State.DRAFT, State.REWRITE})
+_OPEN_STATES: Final = UNFINISHED | {State.REWRITE}
 
 
 class Finished(NamedTuple):

@@ -27,11 +27,11 @@ class DaemonPath:
 
     name = "daemon"
 
-    def grant(self, opened: OpenInode, backing_id: BackingId, *, writer: bool) -> Grant:
+    def grant(self, opened: OpenInode, *, writer: bool) -> Grant:
         """Let the kernel keep its cache: nobody else changes the bytes."""
         return _THROUGH_DAEMON
 
-    def released(self, opened: OpenInode, *, last: bool) -> None:
+    def freed(self, opened: OpenInode) -> None:
         """Do nothing: no kernel state hangs on a handle."""
 
     def describe(self) -> dict[str, int]:
@@ -84,16 +84,19 @@ class PassthroughPath:
         """Forget the connection, which takes its ids with it."""
         self._device_fd = -1
 
-    def grant(self, opened: OpenInode, backing_id: BackingId, *, writer: bool) -> Grant:
+    def grant(self, opened: OpenInode, *, writer: bool) -> Grant:
         """Return the inode's one backing id. Raises OSError, Damaged."""
         known = self._open.get(opened.ino)
         if known is None:
-            known = backing_id or self._idle.pop(opened.ino, _NO_ID)
-            if not known:
-                known = self._register(opened)
+            known = self._owned(opened) or self._register(opened)
             self._open[opened.ino] = known
         flags = FOPEN_PASSTHROUGH if writer else FOPEN_PASSTHROUGH | FOPEN_NOFLUSH
         return Grant(flags, known)
+
+    def _owned(self, opened: OpenInode) -> BackingId:
+        """Return the id that came with a fresh extent, or was kept since the last close, or 0."""
+        fresh, opened.fresh_id = opened.fresh_id, _NO_ID
+        return fresh or self._idle.pop(opened.ino, _NO_ID)
 
     def _register(self, opened: OpenInode) -> BackingId:
         if opened.fd >= 0:
@@ -104,11 +107,9 @@ class PassthroughPath:
         finally:
             os.close(fd)
 
-    def released(self, opened: OpenInode, *, last: bool) -> None:
+    def freed(self, opened: OpenInode) -> None:
         """Keep the id of a closed inode for its next opener, unless the inode is gone."""
-        if not last:
-            return
-        backing_id = self._open.pop(opened.ino, _NO_ID)
+        backing_id = self._open.pop(opened.ino, _NO_ID) or self._owned(opened)
         if not backing_id:
             return
         if opened.gone is not None:

@@ -6,7 +6,7 @@ from typing import Final
 import pyfuse3
 
 from kvfs.config import Settings
-from kvfs.lifecycle import State
+from kvfs.lifecycle import UNFINISHED
 from kvfs.types import PAGE_BYTES, InodeNo, InodeRecord
 
 _STAT_BLOCK_BYTES: Final = 512
@@ -27,9 +27,18 @@ class Entries:
         self._negative = pyfuse3.EntryAttributes()
 
     def entry(
-        self, ino: InodeNo, record: InodeRecord, *, nlink: int = -1, settled: bool = True
+        self,
+        ino: InodeNo,
+        record: InodeRecord,
+        *,
+        nlink: int = -1,
+        settled: bool = True,
+        name_trusted: bool = True,
     ) -> pyfuse3.EntryAttributes:
-        """Return *record*'s attributes; not *settled* (somebody writes): the kernel asks again."""
+        """Return *record*'s attributes; not *settled* (somebody writes): the kernel asks again.
+
+        It asks again for a name that is not *name_trusted*, too.
+        """
         entry = pyfuse3.EntryAttributes()
         entry.st_ino = ino
         entry.generation = self._generation
@@ -43,11 +52,18 @@ class Entries:
         entry.st_atime_ns = record.atime_ns
         entry.st_mtime_ns = record.mtime_ns
         entry.st_ctime_ns = record.ctime_ns
-        entry.entry_timeout = self.settings.entry_timeout_s
-        if settled and record.state != State.DRAFT:
+        entry.entry_timeout = self.settings.entry_timeout_s if name_trusted else 0
+        if settled and record.state not in UNFINISHED:
             entry.attr_timeout = self.settings.attr_timeout_s
         else:
             entry.attr_timeout = 0
+        return entry
+
+    def hidden(self) -> pyfuse3.EntryAttributes:
+        """Return "no such name" about a draft: never remembered, or its writer would be told so."""
+        entry = pyfuse3.EntryAttributes()
+        entry.st_ino = 0
+        entry.entry_timeout = 0
         return entry
 
     def absent(self) -> pyfuse3.EntryAttributes:

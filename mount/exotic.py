@@ -107,7 +107,7 @@ class Exotic:
         code = 0
         try:
             allocated_bytes = await trio.to_thread.run_sync(work)
-            self._store.blocks.note_allocated(self._handles.get(fh).opened, allocated_bytes)
+            self._store.pool.note_allocated(self._handles.get(fh).opened, allocated_bytes)
         except Exception as error:
             code = errno_of(error)
         self._reply(error_reply(unique, code))

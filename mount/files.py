@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 import trio
 
 from kvfs.errors import BadHandle, Damaged, Exists
+from kvfs.makers import NOBODY, Maker
 from kvfs.open_inodes import OpenInode
 from kvfs.store import Store
 from kvfs.types import BackingId, HandleNo, InodeNo, InodeRecord
@@ -32,11 +33,11 @@ class DataPath(Protocol):
 
     name: str
 
-    def grant(self, opened: OpenInode, backing_id: BackingId, *, writer: bool) -> Grant:
-        """Decide for a new handle on *opened*; *backing_id* is that of a fresh extent, or 0."""
+    def grant(self, opened: OpenInode, *, writer: bool) -> Grant:
+        """Decide for a new handle on *opened*."""
 
-    def released(self, opened: OpenInode, *, last: bool) -> None:
-        """Learn that a handle is gone, *last* if the inode is not open any more."""
+    def freed(self, opened: OpenInode) -> None:
+        """Learn that the inode's last handle is gone."""
 
     def describe(self) -> dict[str, int]:
         """Return figures for `kvfs status`."""
@@ -54,6 +55,8 @@ class Files:
         self.store = store
         self.handles = handles
         self.path = path
+        #: Tells which process made the request being handled.
+        self.requester: Callable[[], Maker] = lambda: NOBODY
         self._limiter = trio.CapacityLimiter(io_threads)
         #: Called before a handler waits, so that the next request is read meanwhile.
         self.about_to_wait: Callable[[], None] = lambda: None
@@ -61,8 +64,14 @@ class Files:
     def open(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
         """Open file *ino*. Raises what ``Blocks.open`` raises."""
         writer = is_writer(flags)
-        opened = self.store.blocks.open(ino, writer=writer, truncate=bool(flags & os.O_TRUNC))
-        return self._granted(opened, flags, BackingId(0), writer=writer)
+        opened = self.store.blocks.open(
+            ino,
+            writer=writer,
+            truncate=bool(flags & os.O_TRUNC),
+            appends=bool(flags & os.O_APPEND),
+            maker=self.requester() if writer else NOBODY,
+        )
+        return self._granted(opened, flags, writer=writer)
 
     def create(
         self, parent: InodeNo, name: bytes, mode: int, flags: int, uid: int, gid: int
@@ -73,7 +82,7 @@ class Files:
         """
         blocks = self.store.blocks
         try:
-            opened, record, backing_id = blocks.create(parent, name, mode, uid, gid)
+            opened, record = blocks.create(parent, name, mode, uid, gid, self.requester())
         except Exists:
             if flags & os.O_EXCL:
                 raise
@@ -84,22 +93,20 @@ class Files:
             # A reader's handle on a file that nobody writes: it is published, empty, at once.
             blocks.enter_reader(opened)
             try:
-                fh, grant = self._granted(opened, flags, backing_id, writer=False)
+                fh, grant = self._granted(opened, flags, writer=False)
             finally:
                 blocks.close(opened, writer=True)
             return fh, grant, opened.ino, blocks.present(opened.ino)
-        fh, grant = self._granted(opened, flags, backing_id, writer=True)
+        fh, grant = self._granted(opened, flags, writer=True)
         return fh, grant, opened.ino, record
 
-    def _granted(
-        self, opened: OpenInode, flags: int, backing_id: BackingId, *, writer: bool
-    ) -> tuple[HandleNo, Grant]:
+    def _granted(self, opened: OpenInode, flags: int, *, writer: bool) -> tuple[HandleNo, Grant]:
         """Record the handle before the reply that tells the kernel of it."""
         try:
-            grant = self.path.grant(opened, backing_id, writer=writer)
+            grant = self.path.grant(opened, writer=writer)
         except BaseException as error:
             if isinstance(error, Damaged):
-                self.store.blocks.dismiss(opened, error)
+                self.store.blocks.publishing.dismiss(opened, error)
             self.store.blocks.close(opened, writer=writer)
             raise
         kind = HandleKind.WRITER if writer else HandleKind.READER
@@ -108,13 +115,13 @@ class Files:
     def release(self, fh: int) -> None:
         """Close handle *fh*: the last writer publishes. Raises BadHandle, NoSpace."""
         handle = self.handles.close(fh)
-        opened = handle.opened
-        last = opened.readers + opened.writers == 1
-        try:
-            self.store.blocks.close(opened, writer=handle.kind is HandleKind.WRITER)
-        finally:
-            if handle.kind is not HandleKind.DIRECTORY:
-                self.path.released(opened, last=last)
+        self.store.blocks.close(handle.opened, writer=handle.kind is HandleKind.WRITER)
+
+    def flush(self, fh: int, tid: int) -> None:
+        """Thread *tid* closes a descriptor of *fh*; says nothing about being done."""
+        handle = self.handles.get(fh)
+        if handle.kind is HandleKind.WRITER:
+            self.store.blocks.publishing.look_at_closer(handle.opened, tid)
 
     async def read(self, fh: int, offset_bytes: int, size_bytes: int) -> bytes:
         """Return up to *size_bytes* from *offset_bytes*, short only at the end of the file."""
@@ -132,7 +139,7 @@ class Files:
         fd = self._extent_fd(handle)
         written_bytes, allocated_bytes = await self._in_thread(self._write, fd, offset_bytes, data)
         if opened.ino in self.store.pool.open_inodes:
-            blocks.note_allocated(opened, allocated_bytes)
+            self.store.pool.note_allocated(opened, allocated_bytes)
         return written_bytes
 
     def _write(self, fd: int, offset_bytes: int, data: bytes) -> tuple[int, int]:

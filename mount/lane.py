@@ -5,11 +5,12 @@ with the same store calls that the handlers make; only their way to the kernel i
 """
 
 import os
+from collections.abc import Callable
 from typing import Final
 
 from kvfs.config import Settings
 from kvfs.errors import NotFound
-from kvfs.lifecycle import State
+from kvfs.lifecycle import UNFINISHED
 from kvfs.store import Store
 from kvfs.types import PAGE_BYTES, InodeNo, InodeRecord
 from mount.channel import Answer
@@ -21,6 +22,7 @@ from mount.wire import (
     ATTR_OUT_HEAD,
     ENTRY_OUT_BYTES,
     ENTRY_OUT_HEAD,
+    FLUSH_IN,
     OPEN_IN,
     OPEN_OUT,
     OUT_HEADER,
@@ -44,7 +46,16 @@ _pack_out = OUT_HEADER.pack
 class Lane:
     """The answers of the lane; all run on the trio thread and never wait."""
 
-    def __init__(self, store: Store, files: Files, settings: Settings, generation: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        files: Files,
+        settings: Settings,
+        generation: int,
+        requester: Callable[[], int],
+    ) -> None:
+        """*requester* tells the thread that made the request being answered."""
+        self._requester = requester
         self._store = store
         self._files = files
         self._generation = generation & 0xFFFFFFFF
@@ -66,10 +77,12 @@ class Lane:
             Opcode.RELEASE: self._release,
         }
 
-    def _lookup(self, unique: int, nodeid: int, request: memoryview) -> bytes:
+    def _lookup(self, unique: int, nodeid: int, request: memoryview) -> bytes | None:
         try:
             ino = self._store.namespace.lookup(InodeNo(nodeid), bytes(request[:-1]))
             record = self._store.blocks.present(ino)
+            if record.state in UNFINISHED:
+                return None  # who may see it, and for how long, is a matter of policy
         except NotFound:
             valid_s, valid_ns = self._negative_valid
             head = ENTRY_OUT_HEAD.pack(0, 0, valid_s, 0, valid_ns, 0)
@@ -94,7 +107,7 @@ class Lane:
     def _attr(self, ino: InodeNo, record: InodeRecord) -> tuple[bytes, tuple[int, int]]:
         """Return struct fuse_attr and for how long it holds (s, ns)."""
         opened = self._store.pool.open_inodes.get(ino)
-        valid = (0, 0) if record.state == State.DRAFT else self._attr_valid
+        valid = (0, 0) if record.state in UNFINISHED else self._attr_valid
         if opened is not None and opened.writers:
             valid = (0, 0)
         nlink = 0 if self._store.blocks.is_gone(ino) else link_count(record)
@@ -133,7 +146,11 @@ class Lane:
             fh, grant.open_flags, grant.backing_id
         )
 
-    def _flush(self, unique: int, _nodeid: int, _request: memoryview) -> bytes:
+    def _flush(self, unique: int, _nodeid: int, request: memoryview) -> bytes:
+        try:
+            self._files.flush(FLUSH_IN.unpack_from(request)[0], self._requester())
+        except Exception as error:
+            return error_reply(unique, counted_errno(error))
         return error_reply(unique, 0)
 
     def _release(self, unique: int, _nodeid: int, request: memoryview) -> bytes:

@@ -14,6 +14,7 @@ from pyfuse3 import EntryAttributes, FileInfo, RequestContext, SetattrFields, St
 
 from kvfs.attributes import Change
 from kvfs.errors import InvalidRequest, NotFound, NotPermitted
+from kvfs.lifecycle import UNFINISHED
 from kvfs.store import Store
 from kvfs.types import NAME_MAX_BYTES, PAGE_BYTES, InodeNo
 from mount.entries import Entries
@@ -42,8 +43,15 @@ class Operations(pyfuse3.Operations):
     enable_writeback_cache = False
 
     def __init__(
-        self, store: Store, files: Files, entries: Entries, granted: Granted, removed: Removed
+        self,
+        store: Store,
+        files: Files,
+        entries: Entries,
+        granted: Granted,
+        removed: Removed,
+        thread: Callable[[], int],
     ) -> None:
+        """*thread* tells who made the request being handled."""
         super().__init__()
         self._store = store
         self._namespace = store.namespace
@@ -51,6 +59,7 @@ class Operations(pyfuse3.Operations):
         self._entries = entries
         self._granted = granted
         self._removed = removed
+        self._thread = thread
 
     def _present(self, ino: InodeNo) -> EntryAttributes:
         record = self._store.blocks.present(ino)
@@ -76,9 +85,16 @@ class Operations(pyfuse3.Operations):
     def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         """Answer a name, or a "no" that the kernel keeps for a while."""
         try:
-            return self._present(self._namespace.lookup(InodeNo(parent_inode), name))
+            ino = self._namespace.lookup(InodeNo(parent_inode), name)
+            record = self._store.blocks.present(ino)
         except NotFound:
             return self._entries.absent()
+        visibility = self._store.visibility
+        if record.state not in UNFINISHED:
+            return self._present(ino)
+        if visibility.hidden(ino, record, self._files.requester()):
+            return self._entries.hidden()
+        return self._entries.entry(ino, record, settled=False, name_trusted=False)
 
     @answered
     def mkdir(
@@ -152,7 +168,7 @@ class Operations(pyfuse3.Operations):
             return
         if flags not in (0, pyfuse3.RENAME_NOREPLACE):
             raise InvalidRequest(f"rename flags {flags:#x}")
-        replaced = self._namespace.rename(old, name_old, new, name_new, replace=flags == 0)
+        replaced = self._store.rename(old, name_old, new, name_new, replace=flags == 0)
         if replaced is not None:
             self._removed(replaced)
 
@@ -197,12 +213,12 @@ class Operations(pyfuse3.Operations):
     @answered
     def setxattr(self, inode: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
         """Set one user.* attribute."""
-        self._store.attributes.set_xattr(InodeNo(inode), name, value)
+        self._store.attributes.set_xattr(InodeNo(inode), name, value, ctx.uid)
 
     @answered
     def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:
         """Remove one user.* attribute."""
-        self._store.attributes.remove_xattr(InodeNo(inode), name)
+        self._store.attributes.remove_xattr(InodeNo(inode), name, ctx.uid)
 
     @answered
     def statfs(self, ctx: RequestContext) -> StatvfsData:
@@ -232,7 +248,9 @@ class Operations(pyfuse3.Operations):
         fh, grant, ino, record = self._files.create(
             InodeNo(parent_inode), name, stat.S_IFREG | mode, flags, ctx.uid, ctx.gid
         )
-        return self._file_info(fh, grant), self._entries.entry(ino, record, settled=False)
+        trusted = self._store.visibility.trusts_name(record, just_created=True)
+        entry = self._entries.entry(ino, record, settled=False, name_trusted=trusted)
+        return self._file_info(fh, grant), entry
 
     @awaited
     async def read(self, fh: int, off: int, size: int) -> bytes:
@@ -246,7 +264,8 @@ class Operations(pyfuse3.Operations):
 
     @answered
     def flush(self, fh: int) -> None:
-        """Do nothing: a FLUSH comes with every dup and fork and says nothing about being done."""
+        """Look whether the closer is dying; a FLUSH says nothing about being done."""
+        self._files.flush(fh, self._thread())
 
     @answered
     def release(self, fh: int) -> None:

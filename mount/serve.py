@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ import trio
 from kvfs.config import Settings
 from kvfs.devices import Device, Reserve, open_source
 from kvfs.errors import ServeFailed
+from kvfs.makers import Maker
+from kvfs.open_inodes import OpenInode
 from kvfs.pool_name import socket_path
 from kvfs.ready import abandon_nothing, adopt_nothing
 from kvfs.store import Store
@@ -32,6 +35,7 @@ from mount.handles import Handles
 from mount.init_reply import Features, agree
 from mount.lane import Lane
 from mount.logging_setup import apply_levels
+from mount.notifier import Notifier
 from mount.operations import Operations
 from mount.path_choice import NOT_OFFERED, PathChoice, choose_path, without_passthrough
 from mount.status import describe
@@ -88,6 +92,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.path = self._make_path()
         self.files = Files(store, self.handles, self.path, settings.io_threads)
         self.lane: Lane | None = None
+        self._makers = store.pool.holdings.makers
         self._settled = trio.Event()
         self._mounted = False
 
@@ -135,10 +140,19 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.channel.wanted = self._agree
         self.channel.agreed = self._settle_path
         self.channel.install()
+        self.files.requester = self._requester
+        self.store.pool.freed = self._freed
+        self.notifier = Notifier(self.device_fd)
+        self.store.blocks.publishing.vanished = self.notifier.entry_vanished
         self.files.about_to_wait = self.channel.lock.hand_over
         self.channel.idle = self.store.pool.background.run_one
         operations = Operations(
-            self.store, self.files, self.entries, self.channel.granted, self._removed
+            self.store,
+            self.files,
+            self.entries,
+            self.channel.granted,
+            self._removed,
+            self._thread,
         )
         pyfuse3.init(operations, self.channel.libfuse_mountpoint, set())
         try:
@@ -146,7 +160,13 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 exotic = Exotic(self.store, self.handles, self.channel.reply, nursery)
                 self.channel.serve(exotic.answers())
                 if self.settings.fast_lane:
-                    self.lane = Lane(self.store, self.files, self.settings, self._device.epoch)
+                    self.lane = Lane(
+                        self.store,
+                        self.files,
+                        self.settings,
+                        self._device.epoch,
+                        self._thread,
+                    )
                     self.channel.serve(self.lane.answers())
                 nursery.start_soon(self._serve_signals, load)
                 nursery.start_soon(self.channel.flush_late)
@@ -158,8 +178,12 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 self._mounted = False
                 nursery.cancel_scope.cancel()
         finally:
+            self.notifier.stop()
             pyfuse3.close(unmount=False)
             self.channel.close()
+
+    def _freed(self, opened: OpenInode) -> None:
+        self.path.freed(opened)
 
     def _agree(self, offered: int) -> Features:
         return agree(offered, passthrough=self.choice.passthrough)
@@ -183,6 +207,12 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         # Only now: no backing id is given out before INIT has agreed on passthrough.
         nursery.start_soon(self._tick)
         ready()
+
+    def _thread(self) -> int:
+        return self.channel.present_pid
+
+    def _requester(self) -> Maker:
+        return self._makers.of(self.channel.present_pid, time.monotonic())
 
     def _removed(self, ino: InodeNo) -> None:
         if isinstance(self.path, PassthroughPath):

@@ -1,0 +1,75 @@
+"""After a start: find the leased blocks, slabs, orphans and pins that the index knows of."""
+
+from typing import Final
+
+from kvfs.lifecycle import SETTLED, State
+from kvfs.policy import PIN
+from kvfs.pool import Pool
+from kvfs.records import (
+    INODE_PREFIX,
+    XATTR_PREFIX,
+    parse_inode_key,
+    parse_xattr_key,
+    summarise_inode,
+    unseal,
+)
+from kvfs.run_state import present_boot_id
+from kvfs.types import InodeNo
+
+#: Inodes a step: a step runs between two requests.
+_STEP: Final = 256
+_OWNED: Final = SETTLED - {State.PUBLISHED}
+#: No process has this number: the maker ran in another boot, where births were others.
+_OF_ANOTHER_BOOT: Final = (1 << 32) - 1
+
+
+class HoldingsScan:
+    """Walks the index once, a step at a time, and tells the pool's holdings.
+
+    Until it is done a lease may be missing from the tables; the index still says LEASED, and
+    nothing may be evicted on the tables' word alone.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._after = b""
+        self._same_boot = pool.former_boot_id == present_boot_id()
+
+    def step(self) -> None:
+        """Look at some inodes and queue the next step."""
+        pool = self._pool
+        rows = pool.index.rows(INODE_PREFIX, self._after, _STEP)
+        if not rows:
+            self._after = b""
+            pool.background.submit(self._step_pins)
+            return
+        self._after = rows[-1][0]
+        for key, raw in rows:
+            _, state, _ = summarise_inode(raw)
+            if state in _OWNED:
+                self._note(parse_inode_key(key))
+        pool.background.submit(self.step)
+
+    def _step_pins(self) -> None:
+        """Look at some extended attributes for pins."""
+        pool = self._pool
+        rows = pool.index.rows(XATTR_PREFIX, self._after, _STEP)
+        if not rows:
+            pool.holdings.complete = True
+            return
+        self._after = rows[-1][0]
+        for key, raw in rows:
+            ino, name = parse_xattr_key(key)
+            record = pool.index.inode(ino) if name == PIN else None
+            if record is not None and unseal(key, raw) == b"1":
+                pool.pins.learn(ino, record)
+        pool.background.submit(self._step_pins)
+
+    def _note(self, ino: InodeNo) -> None:
+        pool = self._pool
+        record = pool.index.inode(ino)
+        if record is None or pool.holdings.state_of(ino) is not None:
+            return
+        if not self._same_boot and record.maker_tgid:
+            record = record._replace(maker_tgid=_OF_ANOTHER_BOOT)
+        pool.holdings.note(ino, record, pool.monotonic_s())

@@ -1,0 +1,77 @@
+"""The extended attributes that are kvfs itself: a block's state, a directory's policies, pins.
+
+They are answered when asked for by name and never listed.
+"""
+
+import stat
+from typing import Final
+
+from kvfs.errors import InvalidRequest, NoSuchAttribute, NotPermitted
+from kvfs.lifecycle import State
+from kvfs.policy import DRAFTS, EVICT, PIN, PREFIX, VALUES, check_value
+from kvfs.pool import Pool
+from kvfs.types import InodeNo, InodeRecord
+
+STATE: Final = b"user.kvfs.state"
+
+
+def is_own(name: bytes) -> bool:
+    """Whether attribute *name* belongs to kvfs."""
+    return name.startswith(PREFIX)
+
+
+class OwnAttributes:
+    """Answers and sets them for the inodes of one pool."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def value(self, ino: InodeNo, record: InodeRecord, name: bytes) -> bytes:
+        """Return the value in force. Raises NoSuchAttribute."""
+        if name == STATE:
+            return self._state(ino, record).name.lower().encode()
+        directory = ino if stat.S_ISDIR(record.mode) else record.parent
+        policy = self._pool.policies.of(directory)
+        if name == DRAFTS:
+            return b"owner" if policy.drafts_of_owner else b"all"
+        if name == EVICT:
+            return policy.evict.encode()
+        if name == PIN:
+            own = self._pool.index.xattr(ino, PIN)
+            return own if own is not None else str(int(policy.pin)).encode()
+        raise NoSuchAttribute
+
+    def _state(self, ino: InodeNo, record: InodeRecord) -> State:
+        opened = self._pool.open_inodes.get(ino)
+        if opened is not None and opened.gone is not None:
+            return State.GONE
+        if opened is not None and opened.torn:
+            return State.TORN
+        return State(record.state)
+
+    def check(
+        self, ino: InodeNo, record: InodeRecord, name: bytes, value: bytes | None, uid: int
+    ) -> None:
+        """Raise unless user *uid* may set *name* to *value* (None: remove it).
+
+        NotPermitted for others than root and the owner, and beyond the bound of pins;
+        InvalidRequest for a value nobody knows.
+        """
+        if name not in VALUES:
+            raise NotPermitted(f"{name!r} is told, not set")
+        if uid not in (0, record.uid):
+            raise NotPermitted("only root and the owner set policies")
+        if name != PIN and not stat.S_ISDIR(record.mode):
+            raise InvalidRequest(f"{name!r} belongs to directories")
+        if value is not None:
+            check_value(name, value)
+        if name == PIN:
+            if value == b"1":
+                limit = self._pool.settings.pin_share * self._pool.space.capacity_bytes
+                self._pool.pins.set(ino, record, int(limit))
+            else:
+                self._pool.pins.drop(ino)
+
+    def changed(self) -> None:
+        """A policy was set or removed: what was inherited from it is looked up again."""
+        self._pool.policies.clear()

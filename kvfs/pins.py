@@ -1,0 +1,69 @@
+"""What is pinned: files and directories that must not be evicted, and how many bytes they held.
+
+A directory counts with what it held when it was pinned. The bound keeps a part of the pool that
+may go: a pool that is all pins is full.
+"""
+
+import stat
+from typing import Final
+
+from kvfs.errors import NotPermitted
+from kvfs.index import Index
+from kvfs.types import InodeNo, InodeRecord
+
+_STEP: Final = 1024
+#: A directory with more names than this is pinned from the settings file, not by an attribute:
+#: counting it here would keep every request waiting.
+_COUNTED_MAX: Final = 100_000
+
+
+class Pins:
+    """The pins of one pool, by inode."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._pinned: dict[InodeNo, int] = {}
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Allocated bytes under all pins, as of when they were set."""
+        return sum(self._pinned.values())
+
+    def set(self, ino: InodeNo, record: InodeRecord, limit_bytes: int) -> None:
+        """Pin *ino*. Raises NotPermitted beyond *limit_bytes*."""
+        size_bytes = self._held(ino, record)
+        others_bytes = self.pinned_bytes - self._pinned.get(ino, 0)
+        if others_bytes + size_bytes > limit_bytes:
+            raise NotPermitted(
+                f"pins would hold {others_bytes + size_bytes} bytes, the bound is {limit_bytes}"
+            )
+        self._pinned[ino] = size_bytes
+
+    def drop(self, ino: InodeNo) -> None:
+        """Unpin *ino*, if it was pinned."""
+        self._pinned.pop(ino, None)
+
+    def learn(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Take a pin over that the index knows from before."""
+        self._pinned[ino] = self._held(ino, record)
+
+    def _held(self, ino: InodeNo, record: InodeRecord) -> int:
+        if not stat.S_ISDIR(record.mode):
+            return record.allocated_bytes
+        held_bytes = counted = 0
+        waiting = [ino]
+        while waiting:
+            directory, after = waiting.pop(), InodeNo(0)
+            while children := self._index.children(directory, after, _STEP):
+                after = children[-1][0]
+                counted += len(children)
+                if counted > _COUNTED_MAX:
+                    raise NotPermitted(f"more than {_COUNTED_MAX} names to count")
+                for child, _ in children:
+                    child_record = self._index.inode(child)
+                    if child_record is None:
+                        continue
+                    held_bytes += child_record.allocated_bytes
+                    if stat.S_ISDIR(child_record.mode):
+                        waiting.append(child)
+        return held_bytes

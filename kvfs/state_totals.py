@@ -1,0 +1,35 @@
+"""How many blocks, and how many bytes of the device, are in each state of their life."""
+
+from kvfs.lifecycle import State
+from kvfs.pool import Pool
+
+Totals = dict[str, dict[str, int]]
+
+
+def state_totals(pool: Pool) -> Totals:
+    """Return blocks and bytes by state, for `kvfs status`.
+
+    What is open and what belongs to somebody is counted; the rest of the blocks are published.
+    """
+    totals: Totals = {}
+
+    def count(state: State, allocated_bytes: int) -> None:
+        row = totals.setdefault(state.name.lower(), {"blocks": 0, "bytes": 0})
+        row["blocks"] += 1
+        row["bytes"] += allocated_bytes
+
+    for _, holding in pool.holdings.rows():
+        count(holding.state, holding.allocated_bytes)
+    for ino, opened in pool.open_inodes.items():
+        if opened.writers and opened.gone is None and pool.holdings.state_of(ino) is None:
+            record = pool.index.inode(ino)
+            if record is not None and record.state != State.PUBLISHED:
+                count(State(record.state), opened.allocated_bytes)
+    elsewhere = sum(row["blocks"] for row in totals.values())
+    held_bytes = sum(row["bytes"] for row in totals.values())
+    totals["published"] = {
+        "blocks": max(0, pool.counters.blocks - elsewhere),
+        "bytes": max(0, pool.space.used_bytes - held_bytes),
+    }
+    totals["ready"] = {"blocks": pool.ready.count, "bytes": pool.space.ready_bytes}
+    return totals

@@ -1,0 +1,38 @@
+"""Who sees a draft: everybody, or in directories that say ``drafts=owner`` its maker alone."""
+
+from kvfs.lifecycle import UNFINISHED
+from kvfs.makers import Maker
+from kvfs.pool import Pool
+from kvfs.types import InodeNo, InodeRecord
+
+
+class Visibility:
+    """Answers for one pool."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def hidden(self, ino: InodeNo, record: InodeRecord, who: Maker) -> bool:
+        """Whether process *who* must not see *record* under its name."""
+        if record.state not in UNFINISHED:
+            return False
+        return self.is_private(record) and who != self._maker(ino, record)
+
+    def is_private(self, record: InodeRecord) -> bool:
+        """Whether a draft in *record*'s directory is its maker's alone."""
+        return self._pool.policies.of(record.parent).drafts_of_owner
+
+    def trusts_name(self, record: InodeRecord, *, just_created: bool) -> bool:
+        """Whether the kernel may keep the name: another writer can take a draft's name over.
+
+        The maker's own CREATE is safe: who takes the name gets another inode by a LOOKUP.
+        """
+        if record.state not in UNFINISHED:
+            return True
+        return just_created and not self.is_private(record)
+
+    def _maker(self, ino: InodeNo, record: InodeRecord) -> Maker:
+        opened = self._pool.open_inodes.get(ino)
+        if opened is not None and opened.writers:
+            return opened.maker
+        return Maker(record.maker_tgid, record.maker_birth)
