@@ -114,7 +114,8 @@ class Attributes:
         """Set user.* attribute *name* for user *uid*.
 
         Raises Unsupported for other namespaces, NotPermitted for policies of others,
-        AttributeTooLarge beyond the settings' bounds, DeadInode also for an inode that is open but has no name: its attributes went with it.
+        AttributeTooLarge beyond the settings' bounds, DeadInode also for an inode that is
+        open but has no name: its attributes went with it.
         """
         settings = self._pool.settings
         self._require_settable(name)
