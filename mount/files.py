@@ -95,15 +95,17 @@ class Files:
         self, opened: OpenInode, flags: int, backing_id: BackingId, *, writer: bool
     ) -> tuple[HandleNo, Grant]:
         """Record the handle before the reply that tells the kernel of it."""
+        kind = HandleKind.WRITER if writer else HandleKind.READER
         try:
             grant = self.path.grant(opened, backing_id, writer=writer)
+            return self.handles.open(kind, flags, opened, grant.backing_id).fh, grant
         except BaseException as error:
             if isinstance(error, Damaged):
                 self.store.blocks.dismiss(opened, error)
+            last = opened.readers + opened.writers == 1
             self.store.blocks.close(opened, writer=writer)
+            self.path.released(opened, last=last)
             raise
-        kind = HandleKind.WRITER if writer else HandleKind.READER
-        return self.handles.open(kind, flags, opened, grant.backing_id).fh, grant
 
     def release(self, fh: int) -> None:
         """Close handle *fh*: the last writer publishes. Raises BadHandle, NoSpace."""
