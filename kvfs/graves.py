@@ -48,6 +48,11 @@ class Graves:
         while self._graves and (len(self._graves) > GRAVES_MAX or self._held_bytes > bound_bytes):
             self._fill_oldest()
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that give way as soon as they are needed."""
+        return self._held_bytes
+
     def record(self, ino: InodeNo) -> InodeRecord | None:
         """Return the record of *ino* if it was removed a moment ago."""
         grave = self._graves.get(ino)

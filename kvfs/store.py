@@ -111,10 +111,15 @@ class Store:
         taken = counters.blocks + counters.directories + counters.symlinks + counters.others
         return Totals(
             blocks=space.capacity_bytes // PAGE_BYTES,
-            blocks_free=space.free_bytes // PAGE_BYTES,
+            blocks_free=(space.capacity_bytes - self._kept_bytes()) // PAGE_BYTES,
             inodes=inodes,
             inodes_free=max(0, inodes - taken),
         )
+
+    def _kept_bytes(self) -> int:
+        """Return what clients' data holds; removed blocks give way, so they count as free."""
+        used_bytes = self.pool.space.used_bytes - self.pool.graves.held_bytes
+        return min(used_bytes, self.pool.space.capacity_bytes)
 
     def tick(self) -> None:
         """Do the housekeeping that is due; called a few times a second, never blocks."""
@@ -141,8 +146,8 @@ class Store:
         space, counters = self.pool.space, self.pool.counters
         return {
             "capacity_bytes": space.capacity_bytes,
-            "used_bytes": space.used_bytes,
-            "free_bytes": space.free_bytes,
+            "used_bytes": self._kept_bytes(),
+            "free_bytes": space.capacity_bytes - self._kept_bytes(),
             "ready_bytes": space.ready_bytes,
             "blocks": counters.blocks,
             "directories": counters.directories,

@@ -102,15 +102,15 @@ class Files:
 
     def _granted(self, opened: OpenInode, flags: int, *, writer: bool) -> tuple[HandleNo, Grant]:
         """Record the handle before the reply that tells the kernel of it."""
+        kind = HandleKind.WRITER if writer else HandleKind.READER
         try:
             grant = self.path.grant(opened, writer=writer)
+            return self.handles.open(kind, flags, opened, grant.backing_id).fh, grant
         except BaseException as error:
             if isinstance(error, Damaged):
                 self.store.blocks.publishing.dismiss(opened, error)
             self.store.blocks.close(opened, writer=writer)
             raise
-        kind = HandleKind.WRITER if writer else HandleKind.READER
-        return self.handles.open(kind, flags, opened, grant.backing_id).fh, grant
 
     def release(self, fh: int) -> None:
         """Close handle *fh*: the last writer publishes. Raises BadHandle, NoSpace."""

@@ -21,7 +21,8 @@ _ROW_BYTES: Final = 48
 assert _ROW.size == _ROW_BYTES
 _NO_ID: Final = BackingId(0)
 _GROW_ROWS: Final = 4096
-_SLOT_MASK: Final = (1 << 32) - 1
+#: libfuse hands open flags on as a signed int.
+_U32_MASK: Final = (1 << 32) - 1
 
 
 class HandleKind(IntEnum):
@@ -87,9 +88,8 @@ class Handles:
         self._generation = generation = (self._generation + 1) & 0x7FFFFFFF
         fh = HandleNo(generation << 32 | (slot + 1))
         handle = Handle(slot, fh, kind, flags, opened, backing_id)
-        _ROW.pack_into(
-            self._memory, slot * _ROW_BYTES, opened.ino, flags, backing_id, generation, kind, 0, 0
-        )
+        row = (opened.ino, flags & _U32_MASK, backing_id, generation, kind, 0, 0)
+        _ROW.pack_into(self._memory, slot * _ROW_BYTES, *row)
         self._open[fh] = handle
         return handle
 

@@ -58,7 +58,7 @@ def names(running: Host, parent: InodeNo = ROOT_INODE) -> list[bytes]:
 
 def test_a_draft_is_published_at_its_last_close(running: Host) -> None:
     store = running.store
-    opened, record, _ = store.blocks.create(ROOT_INODE, b"a", FILE, 7, 8)
+    opened, record = store.blocks.create(ROOT_INODE, b"a", FILE, 7, 8)
     assert (record.state, record.uid, record.gid) == (State.DRAFT, 7, 8)
     write(store, opened, b"x" * 5000)
     assert store.blocks.present(opened.ino).size_bytes == 5000
@@ -92,7 +92,7 @@ def test_an_empty_file_holds_no_blocks(running: Host) -> None:
 
 def test_what_was_reserved_too_much_goes_back_at_the_close(running: Host) -> None:
     put(running.store, ROOT_INODE, b"large", b"x" * MIB)
-    opened, _, _ = running.store.blocks.create(ROOT_INODE, b"small", FILE, 0, 0)
+    opened, _ = running.store.blocks.create(ROOT_INODE, b"small", FILE, 0, 0)
     assert opened.allocated_bytes == MIB
     write(running.store, opened, b"y" * 100)
     running.store.blocks.close(opened, writer=True)
@@ -102,17 +102,17 @@ def test_what_was_reserved_too_much_goes_back_at_the_close(running: Host) -> Non
 
 def test_a_reserve_takes_no_more_than_half_of_what_is_free(running: Host) -> None:
     put(running.store, ROOT_INODE, b"large", b"x" * (24 * MIB))
-    opened, _, _ = running.store.blocks.create(ROOT_INODE, b"next", FILE, 0, 0)
+    opened, _ = running.store.blocks.create(ROOT_INODE, b"next", FILE, 0, 0)
     assert opened.allocated_bytes == 0
     running.store.blocks.close(opened, writer=True)
 
 
 def test_a_huge_sparse_file_reserves_nothing_for_the_next_one(running: Host) -> None:
-    opened, _, _ = running.store.blocks.create(ROOT_INODE, b"sparse", FILE, 0, 0)
+    opened, _ = running.store.blocks.create(ROOT_INODE, b"sparse", FILE, 0, 0)
     running.store.blocks.truncate(opened.ino, 1 << 50)
     running.store.blocks.close(opened, writer=True)
     assert running.store.namespace.record(opened.ino).size_bytes == 1 << 50
-    opened, _, _ = running.store.blocks.create(ROOT_INODE, b"next", FILE, 0, 0)
+    opened, _ = running.store.blocks.create(ROOT_INODE, b"next", FILE, 0, 0)
     assert opened.allocated_bytes == 0
     running.store.blocks.close(opened, writer=True)
     assert_exact(running)
@@ -120,7 +120,7 @@ def test_a_huge_sparse_file_reserves_nothing_for_the_next_one(running: Host) -> 
 
 def test_two_writers_publish_once_the_second_is_done(running: Host) -> None:
     store = running.store
-    first, _, _ = store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
+    first, _ = store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
     second = store.blocks.open(first.ino, writer=True, truncate=False)
     assert second is first
     write(store, first, b"one")
@@ -342,7 +342,7 @@ def test_times_survive_a_reopening_for_writing(running: Host) -> None:
 
 def test_writers_get_no_space_at_the_capacity_and_not_before(running: Host) -> None:
     store = running.store
-    opened, _, _ = store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
+    opened, _ = store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
     write(store, opened, b"x" * (63 * MIB))
     with pytest.raises(NoSpace):
         write(store, opened, b"x" * (2 * MIB), 63 * MIB)
@@ -420,7 +420,7 @@ def test_a_clean_stop_and_start_keep_everything(running: Host) -> None:
 
 
 def test_a_clean_stop_publishes_what_is_open(running: Host) -> None:
-    opened, _, _ = running.store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
+    opened, _ = running.store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
     write(running.store, opened, b"so far")
     running.store.blocks.open(opened.ino, writer=False, truncate=False)
     running.stop()

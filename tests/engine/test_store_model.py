@@ -92,7 +92,7 @@ class StoreMachine(RuleBasedStateMachine):
         parent = self.directory(pick)
         if name in parent.children:
             return
-        opened, _, _ = self.store.blocks.create(parent.ino, name, FILE, 0, 0)
+        opened, _ = self.store.blocks.create(parent.ino, name, FILE, 0, 0)
         node = parent.children[name] = Node(opened.ino, FILE)
         node.state, node.writers = "draft", 1
         self.open.append((node, opened, True))

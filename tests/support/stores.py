@@ -182,12 +182,12 @@ def write(store: Store, opened: OpenInode, data: bytes, offset_bytes: int = 0) -
     store.blocks.admit_write(opened, offset_bytes + len(data), len(data))
     fd = store.blocks.extent_fd(opened)
     assert store.pool.syscalls.pwrite(fd, data, offset_bytes) == len(data)
-    store.blocks.note_allocated(opened, store.pool.extents.allocated_bytes(fd))
+    store.pool.note_allocated(opened, store.pool.extents.allocated_bytes(fd))
 
 
 def put(store: Store, parent: InodeNo, name: bytes, data: bytes) -> InodeNo:
     """Store a block as a connector does; return its inode."""
-    opened, _, _ = store.blocks.create(parent, name, FILE, 0, 0)
+    opened, _ = store.blocks.create(parent, name, FILE, 0, 0)
     try:
         if data:
             write(store, opened, data)

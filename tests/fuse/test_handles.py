@@ -1,0 +1,134 @@
+"""The table of open handles, and what a successor of the server can read in it."""
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import pytest
+
+from kvfs.errors import BadHandle
+from kvfs.open_inodes import OpenInode
+from kvfs.types import BackingId, InodeNo
+from mount.handles import HandleKind, Handles
+
+ROW: Final = struct.Struct("<QIiIIQQQ")
+
+
+class Row(NamedTuple):
+    """One row as mount/handles.py describes it."""
+
+    ino: int
+    flags: int
+    backing_id: int
+    generation: int
+    kind: int
+    data_path: int
+    thread: int
+    free: int
+
+
+class Table:
+    """A table and its memory as another process sees it."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("handles")
+        self.handles = Handles(self.fd)
+
+    def rows(self) -> list[Row]:
+        """Return the rows that are in use, by another mapping of the same file."""
+        with mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ) as memory:
+            return [Row(*row) for row in ROW.iter_unpack(memory[:]) if row[4] != HandleKind.FREE]
+
+
+@pytest.fixture
+def table() -> Iterator[Table]:
+    """A fresh table."""
+    made = Table()
+    yield made
+    del made.handles  # its mapping holds a descriptor of its own
+    os.close(made.fd)
+
+
+def opened(ino: int) -> OpenInode:
+    """Return an inode as the store hands it out."""
+    return OpenInode(InodeNo(ino))
+
+
+def test_a_handle_is_in_the_shared_table_from_the_start(table: Table) -> None:
+    one = table.handles.open(HandleKind.WRITER, os.O_RDWR, opened(16), BackingId(7))
+    assert table.rows() == [Row(16, os.O_RDWR, 7, one.fh >> 32, HandleKind.WRITER, 0, 0, 0)]
+    assert table.handles.get(one.fh) is one
+    assert len(table.handles) == 1
+
+
+def test_a_closed_handle_leaves_the_table(table: Table) -> None:
+    one = table.handles.open(HandleKind.READER, 0, opened(16))
+    two = table.handles.open(HandleKind.DIRECTORY, 0, opened(17))
+    assert table.handles.close(one.fh) is one
+    assert [row.ino for row in table.rows()] == [17]
+    assert table.handles.inodes() == {17}
+    table.handles.close(two.fh)
+    assert table.rows() == []
+
+
+def test_a_closed_number_is_never_valid_again(table: Table) -> None:
+    """Its slot is used again at once, under another generation."""
+    seen = set()
+    for _ in range(1000):
+        handle = table.handles.open(HandleKind.READER, 0, opened(16))
+        assert handle.fh not in seen
+        seen.add(handle.fh)
+        table.handles.close(handle.fh)
+        with pytest.raises(BadHandle):
+            table.handles.get(handle.fh)
+        with pytest.raises(BadHandle):
+            table.handles.close(handle.fh)
+    assert len({fh & 0xFFFFFFFF for fh in seen}) == 1
+
+
+@pytest.mark.parametrize("fh", [0, 1, 1 << 32, (1 << 64) - 1])
+def test_a_number_never_given_out_is_no_handle(table: Table, fh: int) -> None:
+    table.handles.open(HandleKind.READER, 0, opened(16))
+    with pytest.raises(BadHandle):
+        table.handles.get(fh)
+
+
+def test_the_table_grows_and_keeps_its_rows(table: Table) -> None:
+    handles = [table.handles.open(HandleKind.READER, n, opened(n)) for n in range(16, 10_016)]
+    rows = table.rows()
+    assert sorted(row.ino for row in rows) == list(range(16, 10_016))
+    assert all(row.ino == row.flags for row in rows)
+    assert len({handle.fh for handle in handles}) == 10_000
+    for handle in handles:
+        table.handles.close(handle.fh)
+    assert table.rows() == []
+    assert len(table.handles) == 0
+
+
+def test_a_table_that_cannot_grow_loses_nothing(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    while True:
+        before = len(table.handles)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "ftruncate", fail)
+            try:
+                table.handles.open(HandleKind.READER, 0, opened(16))
+            except OSError:
+                break
+    assert len(table.handles) == len(table.rows()) == before
+    table.handles.open(HandleKind.READER, 0, opened(17))
+    assert len(table.rows()) == before + 1
+
+
+def fail(*_: object) -> None:
+    """Stand for a call that finds no memory."""
+    raise OSError(12, "no memory")
+
+
+def test_any_open_flags_can_be_recorded(table: Table) -> None:
+    """libfuse's are a signed int."""
+    table.handles.open(HandleKind.READER, -1, opened(16))
+    assert [row.flags for row in table.rows()] == [0xFFFFFFFF]
