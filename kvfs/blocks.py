@@ -204,9 +204,14 @@ class Blocks:
         self._pool.leave(opened, writer=True)
 
     def close_all(self) -> bool:
-        """Close every handle; False if a block could not be published, which stays a draft."""
+        """Close every handle; False if a block could not be published, which stays a draft.
+
+        A draft that somebody still writes is not whole, and its writer will hear of an error at
+        the next call: its name goes.
+        """
         self._unpublished.clear()  # their writers are counted, and close once more
         for opened in list(self._pool.open_inodes.values()):
+            opened.torn = opened.torn or opened.unfinished
             for _ in range(opened.readers):
                 self.close(opened, writer=False)
             for _ in range(opened.writers):

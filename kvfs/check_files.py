@@ -9,7 +9,7 @@ from kvfs.extents import Extents
 from kvfs.fsck_report import FsckReport
 from kvfs.identities import carries_identity, identity_of, says
 from kvfs.index import Index
-from kvfs.lifecycle import State
+from kvfs.lifecycle import SETTLED
 from kvfs.types import InodeNo, InodeRecord
 
 
@@ -43,7 +43,7 @@ class FileCheck:
             status = self._extents.stat(ino)
             if status is None:
                 return "its extent is missing"
-            if record.state != State.PUBLISHED:
+            if record.state not in SETTLED:
                 return None if self._leftovers else "a draft without a server"
             if status.st_size != record.size_bytes:
                 return f"its extent has {status.st_size} bytes of {record.size_bytes}"

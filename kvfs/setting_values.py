@@ -38,7 +38,7 @@ def convert(declared: Field[Any], value: object) -> object:
     kind = declared.type.__name__ if isinstance(declared.type, type) else str(declared.type)
     if kind == "bool":
         return _as_bool(value)
-    if kind.startswith("Mapping"):
+    if "Mapping" in kind:
         return policies_of(value)
     if kind.startswith("str"):
         return _as_text(declared, value)

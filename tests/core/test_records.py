@@ -24,7 +24,7 @@ inode_records = st.builds(
     mode=u32, uid=u32, gid=u32, state=u32, size_bytes=u64, allocated_bytes=u64,
     atime_ns=i64, mtime_ns=i64, ctime_ns=i64, btime_ns=i64, parent=inos, entries=u64,
     subdirs=u32, sequence=u64.map(Sequence), name=names,
-    target=st.binary(max_size=TARGET_MAX_BYTES),
+    target=st.binary(max_size=TARGET_MAX_BYTES), maker_tgid=u32, maker_birth=u64,
 )  # fmt: skip
 identities = st.builds(
     Identity, ino=inos, parent=inos, sequence=u64.map(Sequence), mode=u32, uid=u32, gid=u32,
@@ -243,6 +243,6 @@ def test_the_documents_worked_example_is_what_the_code_writes() -> None:
 
 
 def test_the_documents_widths_are_the_codes() -> None:
-    assert len(records.pack_inode(BLOCK._replace(name=b""))) == 100
+    assert len(records.pack_inode(BLOCK._replace(name=b""))) == 112
     assert len(records.pack_identity(IDENTITY)[0]) == 64
     assert len(records.pack_counters(Counters())) == 60

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvfs.config import RELOADABLE, Settings
 from kvfs.errors import UsageError
 from kvfs.pool_name import NAME_MAX_CHARACTERS, check_name, name_of, socket_path
-from kvfs.setting_values import convert
+from kvfs.setting_values import convert, default_of
 from kvfs.sizes import format_size, parse_size
 
 SUN_PATH_MAX_BYTES = 107
@@ -27,7 +27,7 @@ def rejected(text: str, **overrides: object) -> str:
 def test_every_setting_has_a_reason_and_a_default_it_would_accept() -> None:
     for declared in fields(Settings):
         assert len(declared.metadata["reason"]) > 10, declared.name
-        default = declared.default
+        default = default_of(declared)
         if default is not None:
             assert convert(declared, default) == default, declared.name
 
