@@ -102,7 +102,11 @@ class IndexFile:
         self._step_bytes = step_bytes
         self._limit_bytes = limit_bytes
         self._fd = syscalls.open(f"{path}/{DATA_NAME}", os.O_RDWR | os.O_CLOEXEC)
-        status = syscalls.fstat(self._fd)
+        try:
+            status = syscalls.fstat(self._fd)
+        except BaseException:
+            syscalls.close(self._fd)
+            raise
         # A length without blocks is a hole (a file copied or extended), and counts for nothing.
         whole = status.st_blocks * 512 >= status.st_size
         self.allocated_bytes = status.st_size if whole else 0

@@ -55,10 +55,17 @@ class Sweep:
             _log.info("sweep: %d strays removed, %d identities", self.removed, self.renewed)
 
     def _search(self) -> None:
-        """Do one step; in the thread. A failure ends the sweep, and the next start repeats it."""
-        if next(self._work, None) is None:
-            self._searching = False
-        else:
+        """Do one step; in the thread. A failure ends the sweep and is counted (background.py).
+
+        The next start then sweeps again.
+        """
+        more = False
+        try:
+            more = next(self._work, None) is not None
+        finally:
+            if not more:
+                self._searching = False
+        if more:
             self._pool.background.submit_long(self._search)
 
     def _steps(self) -> Iterator[int]:

@@ -13,7 +13,10 @@ from mount.wire import Opcode
 TRANSFER_MAX_BYTES: Final = 1 << 20
 #: u32 size in struct fuse_read_in and fuse_write_in, behind fh and offset.
 _SIZE: Final = struct.Struct("<16xI")
-_VALUE_SIZE: Final = struct.Struct("<I")
+#: u32 size and flags, struct fuse_setxattr_in before FUSE_SETXATTR_EXT.
+_VALUE: Final = struct.Struct("<II")
+#: XATTR_CREATE and XATTR_REPLACE of setxattr(2): at others pyfuse3 ends the mount.
+_XATTR_FLAGS: Final = 3
 
 
 class Shape(NamedTuple):
@@ -81,4 +84,7 @@ def _names_end(rest: bytes, opcode: int, shape: Shape, body: memoryview) -> bool
         end = rest.find(b"\0", end) + 1
         if not end:
             return False
-    return opcode != Opcode.SETXATTR or len(rest) >= end + _VALUE_SIZE.unpack_from(body)[0]
+    if opcode != Opcode.SETXATTR:
+        return True
+    size_bytes, flags = _VALUE.unpack_from(body)
+    return bool(len(rest) >= end + size_bytes and flags <= _XATTR_FLAGS)

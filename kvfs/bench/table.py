@@ -30,7 +30,7 @@ def row_of(result: JobResult) -> Row:
         baseline=f"{_digits(comparison.baseline.median)} {result.unit}",
         kvfs=f"{_digits(comparison.kvfs.median)} {result.unit}",
         ratio=f"{ratio.median:.2f}",
-        spread=f"{ratio.low:.2f} - {ratio.high:.2f}",
+        spread=f"{ratio.lower_quarter:.2f} - {ratio.upper_quarter:.2f}",
         goal=f"{goal.at_least:.2f}" if goal else "",
         daemon=f"{result.daemon_us.median:.1f} us" if result.daemon_us else "",
     )
@@ -41,7 +41,7 @@ def results_table(results: Sequence[JobResult], baseline_name: str) -> Table:
     title = "Medians; the ratio is kvfs over the baseline, pair by pair"
     table = Table(title=title, box=box.SIMPLE_HEAD)
     table.add_column("job", no_wrap=True)
-    for heading in (baseline_name, "kvfs", "ratio", "lowest - highest", "goal", "daemon CPU/op"):
+    for heading in (baseline_name, "kvfs", "ratio", "middle half", "goal", "daemon CPU/op"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         row = row_of(result)

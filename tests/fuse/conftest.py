@@ -22,7 +22,7 @@ from tests.support.mounting import (
     Reference,
     kernel_has_passthrough,
     loop_device,
-    why_no_mounts,
+    skip_without_mounts,
     workplace,
 )
 
@@ -64,8 +64,7 @@ def mounted(request: pytest.FixtureRequest) -> Iterator[Mounted | Reference]:
     if REFERENCE:
         yield Reference(Path(REFERENCE))
         return
-    if (why := why_no_mounts()) is not None:
-        pytest.skip(why)
+    skip_without_mounts()
     if request.param == "passthrough" and not PASSTHROUGH_WORKS:
         pytest.skip("the passthrough data path is not there yet")
     flags = [f"--data-path={request.param}"]

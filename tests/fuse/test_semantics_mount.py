@@ -11,13 +11,14 @@ import pytest
 from tests.support.callers import Caller
 from tests.support.calls import (
     RENAME_EXCHANGE,
+    fallocate,
     opened,
     read_file,
     refused,
     renameat2,
     write_file,
 )
-from tests.support.mounting import Mounted, Reference, why_no_mounts, workplace
+from tests.support.mounting import Mounted, Reference, skip_without_mounts, workplace
 
 MIB = 1 << 20
 SMALL_BYTES = 64 * MIB
@@ -26,8 +27,7 @@ SMALL_BYTES = 64 * MIB
 @pytest.fixture
 def places() -> Iterator[tuple[Path, Path]]:
     """A blank source and a mountpoint, for tests that need a mount of their own."""
-    if (why := why_no_mounts()) is not None:
-        pytest.skip(why)
+    skip_without_mounts()
     with workplace() as memory, workplace("disk") as disk:
         (memory / "pool").mkdir()
         yield memory / "pool", disk / "kv"
@@ -226,6 +226,36 @@ def test_a_full_pool(places: tuple[Path, Path]) -> None:
         for number in range(stored):
             os.unlink(mountpoint / f"{number}")
         assert mounted.status()["used_bytes"] <= MIB
+
+
+def test_a_huge_file_in_a_small_pool(places: tuple[Path, Path]) -> None:
+    """[truncate-huge] 1 PiB and a byte at its end in a pool of 64 MiB, and room for the rest."""
+    source, mountpoint = places
+    with Mounted(source, mountpoint, f"--capacity={SMALL_BYTES}") as mounted:
+        with opened(mountpoint / "huge", os.O_CREAT | os.O_RDWR) as fd:
+            os.ftruncate(fd, 1 << 50)
+            os.pwrite(fd, b"x", (1 << 50) - 1)
+        assert os.stat(mountpoint / "huge").st_size == 1 << 50
+        write_file(mountpoint / "rest", bytes(SMALL_BYTES // 2))
+        assert SMALL_BYTES // 2 <= mounted.status()["used_bytes"] <= SMALL_BYTES // 2 + MIB
+        with opened(mountpoint / "reserve", os.O_CREAT | os.O_RDWR) as fd:
+            with refused(ENOSPC):
+                fallocate(fd, 0, 0, SMALL_BYTES)
+            fallocate(fd, 0, 0, SMALL_BYTES // 4)
+
+
+@pytest.mark.parametrize(("how", "least", "most"), [("relaxed", 0, 1), ("honour", 20, 20)])
+def test_what_an_fsync_costs(places: tuple[Path, Path], how: str, least: int, most: int) -> None:
+    """[fsync] Relaxed the server is asked once, and never again; with honour every time."""
+    source, mountpoint = places
+    with (
+        Mounted(source, mountpoint, f"--fsync={how}") as mounted,
+        opened(mountpoint / "file", os.O_CREAT | os.O_RDWR) as fd,
+    ):
+        for _ in range(20):
+            assert os.write(fd, b"content") == 7
+            os.fsync(fd)
+        assert least <= mounted.requests().get("FSYNC", 0) <= most
 
 
 def test_a_write_into_a_full_pool(places: tuple[Path, Path]) -> None:

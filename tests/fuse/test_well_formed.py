@@ -54,6 +54,12 @@ def test_an_attribute_holds_the_value_it_announces(
     assert well_formed(Opcode.SETXATTR, memoryview(body)) == (held_bytes >= size_bytes)
 
 
+@pytest.mark.parametrize(("flags", "known"), [(0, True), (1, True), (2, True), (4, False)])
+def test_an_attribute_has_no_flags_that_nobody_knows(flags: int, known: bool) -> None:
+    body = struct.pack("<II", 0, flags) + b"user.name\0"
+    assert well_formed(Opcode.SETXATTR, memoryview(body)) == known
+
+
 @pytest.mark.parametrize("opcode", [Opcode.READ, Opcode.READDIR, Opcode.READDIRPLUS])
 def test_nobody_reads_more_than_a_reply_can_hold(opcode: Opcode) -> None:
     for size_bytes, fits in ((TRANSFER_MAX_BYTES, True), (TRANSFER_MAX_BYTES + 1, False)):

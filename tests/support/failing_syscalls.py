@@ -1,8 +1,9 @@
 """Syscalls whose n-th call of the chosen names fails: the seam for injected EIO and ENOSPC."""
 
+import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import ParamSpec, TypeVar
 
 from kvfs.syscalls import Syscalls
@@ -31,11 +32,23 @@ class FailingSyscalls(Syscalls):
         self.for_good = for_good
         self.calls = 0
         self.failed = 0
+        self.paused = False
         for name in names:
             setattr(self, name, self._counted(getattr(self, name)))
 
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Let every call through, uncounted: to look at what the failures led to."""
+        self.paused = True
+        try:
+            yield
+        finally:
+            self.paused = False
+
     def _counted(self, call: Callable[P, T]) -> Callable[P, T]:
         def counted(*args: P.args, **kwargs: P.kwargs) -> T:
+            if self.paused:
+                return call(*args, **kwargs)
             self.calls += 1
             due = self.calls >= self.fail_at if self.for_good else self.calls == self.fail_at
             if self.fail_at and due:

@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from tests.support.calls import opened, read_file, write_file
-from tests.support.mounting import Mounted, Reference, why_no_mounts, workplace
+from tests.support.mounting import Mounted, Reference, skip_without_mounts, workplace
 
 MIB: Final = 1 << 20
 FILES: Final = 10_000
@@ -142,8 +142,7 @@ def test_git_works_on_the_mount(kv: Path, mounted: Mounted | Reference) -> None:
 @pytest.fixture(params=["daemon", "auto"])
 def limited(request: pytest.FixtureRequest) -> Iterator[Mounted]:
     """A mount, on disk, whose server may not have more data than MEMORY_LIMIT_BYTES."""
-    if (why := why_no_mounts()) is not None:
-        pytest.skip(why)
+    skip_without_mounts()
     with workplace("disk") as directory:
         (directory / "pool").mkdir()
         prefix = ["prlimit", f"--data={MEMORY_LIMIT_BYTES}"]
