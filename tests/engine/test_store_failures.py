@@ -78,7 +78,7 @@ def test_any_call_of_a_stop_may_fail(error_no: int) -> None:
         with host() as made:
             store = made.start(failing)
             put(store, ROOT_INODE, b"whole", b"x" * 9000)
-            opened, _, _ = store.blocks.create(ROOT_INODE, b"open", FILE, 0, 0)
+            opened, _ = store.blocks.create(ROOT_INODE, b"open", FILE, 0, 0)
             write(store, opened, b"y" * 100)
             expected = tree(store)
             failing.calls, failing.fail_at = 0, fail_at
@@ -110,7 +110,7 @@ def test_any_call_of_a_start_may_fail(error_no: int, end: str) -> None:
         with host() as made:
             made.start()
             expected = work(made, FailingSyscalls(()))
-            opened, _, _ = made.store.blocks.create(ROOT_INODE, b"draft", FILE, 0, 0)
+            opened, _ = made.store.blocks.create(ROOT_INODE, b"draft", FILE, 0, 0)
             write(made.store, opened, b"y" * 100)
             if end == "stop":
                 made.stop()
