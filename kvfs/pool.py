@@ -21,7 +21,7 @@ from kvfs.inode_numbers import InodeNumbers
 from kvfs.open_inodes import OpenInodes
 from kvfs.ready import ReadyQueue
 from kvfs.records import Counters
-from kvfs.run_state import write_run_state
+from kvfs.run_state import distrust_index, write_run_state
 from kvfs.space import Space
 from kvfs.syscalls import Syscalls
 from kvfs.types import Sequence
@@ -112,7 +112,7 @@ class Pool:
             syscalls.syncfs(pool_fd)
         except OSError:
             with contextlib.suppress(OSError):
-                write_run_state(pool_fd, syscalls, clean=False, trusted=False)
+                distrust_index(pool_fd, syscalls)
             raise
 
     def require_space(self, size_bytes: int) -> None:
