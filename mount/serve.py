@@ -136,6 +136,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.channel.agreed = self._settle_path
         self.channel.install()
         self.files.about_to_wait = self.channel.lock.hand_over
+        self.files.about_to_answer = self.channel.flush
         self.channel.idle = self.store.pool.background.run_one
         operations = Operations(
             self.store, self.files, self.entries, self.channel.granted, self._removed
