@@ -98,7 +98,7 @@ class _Check:
             self._report.problem(str(error))
             return True
         if not state.trusted:
-            self._report.problem("index: the machine stopped before the pool did")
+            self._report.problem("index: the pool was cut off before it could stop")
             return True
         return False
 

@@ -25,7 +25,11 @@ from kvfs.pins import Pins
 from kvfs.policies import Policies
 from kvfs.ready import ReadyQueue
 from kvfs.records import Counters
+<<<<<<< HEAD
 from kvfs.run_state import read_run_state, write_run_state
+=======
+from kvfs.run_state import distrust_index, write_run_state
+>>>>>>> main
 from kvfs.space import Space
 from kvfs.syscalls import Syscalls
 from kvfs.types import Sequence
@@ -129,7 +133,7 @@ class Pool:
             syscalls.syncfs(pool_fd)
         except OSError:
             with contextlib.suppress(OSError):
-                write_run_state(pool_fd, syscalls, clean=False, trusted=False)
+                distrust_index(pool_fd, syscalls)
             raise
 
     def require_space(self, size_bytes: int) -> None:

@@ -1,8 +1,8 @@
 """Bring a pool's index up after whatever happened to it.
 
 Three cases (docs/durability.md): stopped cleanly: believe the index. Not stopped, but the same
-boot: the page cache kept every commit; finish what was left open. Another boot: the unsynced
-index may be in any state; rebuild it from the identities.
+boot: the page cache kept every commit; finish what was left open. Another boot, or a file system
+that was cut off: the unsynced index may be in any state; rebuild it from the identities.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def recover(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
             if not state.clean:
                 _finish(device, settings, syscalls)
         else:
-            _log.warning("%s: the machine stopped before the pool did", device.source)
+            _log.warning("%s: cut off before it could stop; its index is rebuilt", device.source)
             _rebuild(device, settings, syscalls)
     return state.strays or not state.clean
 

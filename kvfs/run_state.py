@@ -56,15 +56,9 @@ def read_run_state(pool_fd: int, syscalls: Syscalls) -> RunState:
         syscalls.close(fd)
 
 
-def write_run_state(
-    pool_fd: int, syscalls: Syscalls, *, clean: bool, strays: bool = False, trusted: bool = True
-) -> None:
-    """Replace RUN and make it durable; not *trusted*, no boot's page cache stands behind the index.
-
-    Raises OSError.
-    """
-    boot_id = present_boot_id() if trusted else ""
-    state = {"boot_id": boot_id, "clean": clean, "strays": strays, "pid": os.getpid()}
+def write_run_state(pool_fd: int, syscalls: Syscalls, *, clean: bool, strays: bool = False) -> None:
+    """Replace RUN and make it durable. Raises OSError."""
+    state = {"boot_id": present_boot_id(), "clean": clean, "strays": strays, "pid": os.getpid()}
     text = json.dumps(state)
     temporary = _NAME + ".new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -80,3 +74,20 @@ def write_run_state(
         syscalls.close(fd)
     syscalls.rename(temporary, _NAME, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
     syscalls.fsync(pool_fd)
+
+
+def distrust_index(pool_fd: int, syscalls: Syscalls) -> None:
+    """Make sure that the next start does not believe the index, unless it was stopped cleanly.
+
+    Empties RUN in place: that needs no room on the device, and no half of it says otherwise. For
+    a page cache that is no witness any more: a sync failed, or the file system was cut off.
+    Raises OSError.
+    """
+    if read_run_state(pool_fd, syscalls).clean:
+        return
+    fd = syscalls.open(_NAME, os.O_WRONLY | os.O_CLOEXEC, dir_fd=pool_fd)
+    try:
+        syscalls.ftruncate(fd, 0)
+        syscalls.fsync(fd)
+    finally:
+        syscalls.close(fd)

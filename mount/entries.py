@@ -17,6 +17,11 @@ def link_count(record: InodeRecord) -> int:
     return 2 + record.subdirs if stat.S_ISDIR(record.mode) else 1
 
 
+#: may_open() in fs/namei.c wants attributes right behind a CREATE; with a timeout of 0 each store
+#: would ask once more. What a write changes the kernel forgets by itself.
+_CREATED_S: Final = 1.0
+
+
 class Entries:
     """Builds replies about inodes."""
 
@@ -57,6 +62,14 @@ class Entries:
             entry.attr_timeout = self.settings.attr_timeout_s
         else:
             entry.attr_timeout = 0
+        return entry
+
+    def created(
+        self, ino: InodeNo, record: InodeRecord, *, name_trusted: bool
+    ) -> pyfuse3.EntryAttributes:
+        """Return a new draft's attributes, which open(2) checks once more before it returns."""
+        entry = self.entry(ino, record, settled=False, name_trusted=name_trusted)
+        entry.attr_timeout = _CREATED_S
         return entry
 
     def hidden(self) -> pyfuse3.EntryAttributes:

@@ -60,6 +60,9 @@ class Files:
         self._limiter = trio.CapacityLimiter(io_threads)
         #: Called before a handler waits, so that the next request is read meanwhile.
         self.about_to_wait: Callable[[], None] = lambda: None
+        #: Called before a handler that waited answers, so that there is room for its answer: many
+        #: may end waiting at once, each with a megabyte, and an answer without room is lost.
+        self.about_to_answer: Callable[[], None] = lambda: None
 
     def open(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
         """Open file *ino*. Raises what ``Blocks.open`` raises."""
@@ -169,7 +172,10 @@ class Files:
 
     async def _in_thread(self, work: Callable[..., R], *args: object) -> R:
         self.about_to_wait()
-        return await trio.to_thread.run_sync(work, *args, limiter=self._limiter)
+        result = await trio.to_thread.run_sync(work, *args, limiter=self._limiter)
+        # No checkpoint from here until the answer is written.
+        self.about_to_answer()
+        return result
 
     def open_directory(self, ino: InodeNo) -> HandleNo:
         """Open directory *ino*. Raises DeadInode, NotADirectory."""

@@ -249,7 +249,7 @@ class Operations(pyfuse3.Operations):
             InodeNo(parent_inode), name, stat.S_IFREG | mode, flags, ctx.uid, ctx.gid
         )
         trusted = self._store.visibility.trusts_name(record, just_created=True)
-        entry = self._entries.entry(ino, record, settled=False, name_trusted=trusted)
+        entry = self._entries.created(ino, record, name_trusted=trusted)
         return self._file_info(fh, grant), entry
 
     @awaited

@@ -145,6 +145,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.notifier = Notifier(self.device_fd)
         self.store.blocks.publishing.vanished = self.notifier.entry_vanished
         self.files.about_to_wait = self.channel.lock.hand_over
+        self.files.about_to_answer = self.channel.flush
         self.channel.idle = self.store.pool.background.run_one
         operations = Operations(
             self.store,

@@ -8,7 +8,7 @@ from typing import Final
 from kvfs.errors import SourceDamaged, ToolMissing
 
 #: The Debian package of each program.
-_PACKAGES: Final = {"mkfs.xfs": "xfsprogs", "blkid": "util-linux"}
+_PACKAGES: Final = {"mkfs.xfs": "xfsprogs", "xfs_logprint": "xfsprogs", "blkid": "util-linux"}
 #: root's daemons often have no sbin in PATH.
 _SBIN: Final = "/usr/local/sbin:/usr/sbin:/sbin"
 

@@ -14,6 +14,7 @@ from kvfs.devices.detached import (
     mount_detached,
 )
 from kvfs.devices.device import Device, Fill, Kind
+from kvfs.devices.journal import journal_is_dirty
 from kvfs.devices.pool_files import (
     PoolHeader,
     lock_pool,
@@ -32,6 +33,8 @@ from kvfs.errors import (
     SourceForeign,
     ToolMissing,
 )
+from kvfs.run_state import distrust_index
+from kvfs.syscalls import Syscalls
 
 #: Discarding a large drive takes mkfs the longest.
 _MKFS_TIMEOUT_S: Final = 600.0
@@ -124,6 +127,8 @@ def open_pool(
     The pool was looked at before. Raises as look_at_pool, and UsageError.
     """
     flags = (*_MOUNT_FLAGS, *(_READ_ONLY_FLAGS if read_only else ()))
+    if journal_is_dirty(block_path):
+        _go_through_journal(block_path, source)
     with contextlib.ExitStack() as stack:
         mount_fd, pool_fd = _mount(stack, block_path, source, flags)
         header = read_header(pool_fd, source)
@@ -147,6 +152,18 @@ def open_pool(
         )
         stack.pop_all()  # the device closes them now
     return device
+
+
+def _go_through_journal(block_path: str, source: str) -> None:
+    """Let XFS recover, and keep the one trace of it: the log is clean for whoever comes next.
+
+    What was not synced is lost, also when the machine did not stop: a device that failed for a
+    moment, a forced shutdown.
+    """
+    with contextlib.ExitStack() as stack:
+        _, pool_fd = _mount(stack, block_path, source, _MOUNT_FLAGS)
+        with write_errors(source):
+            distrust_index(pool_fd, Syscalls())
 
 
 def _mount(

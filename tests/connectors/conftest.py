@@ -14,7 +14,14 @@ from pathlib import Path
 import pytest
 
 from tests.connectors.connector import Drivers, interpreter
-from tests.support.mounting import Mounted, Reference, loop_device, why_no_mounts, workplace
+from tests.support.mounting import (
+    Mounted,
+    Reference,
+    kernel_has_passthrough,
+    loop_device,
+    why_no_mounts,
+    workplace,
+)
 
 REFERENCE = os.environ.get("KVFS_TEST_REFERENCE")
 SOURCE = os.environ.get("KVFS_TEST_SOURCE", "tmpfs")
@@ -59,8 +66,8 @@ def pool_source() -> Iterator[str]:
 
 
 @pytest.fixture(scope="class")
-def mount() -> Iterator[Mounted | Reference]:
-    """A fresh pool, mounted; or the native directory that stands in for it."""
+def mount(request: pytest.FixtureRequest) -> Iterator[Mounted | Reference]:
+    """A fresh pool, mounted with the class's data path; or a native directory in its place."""
     if REFERENCE:
         yield Reference(Path(REFERENCE))
         return
@@ -69,8 +76,11 @@ def mount() -> Iterator[Mounted | Reference]:
     with (
         workplace("disk") as directory,
         pool_source() as source,
-        Mounted(source, directory / "kv") as mounted,
+        Mounted(source, directory / "kv", f"--data-path={request.cls.data_path}") as mounted,
     ):
+        auto = "passthrough" if kernel_has_passthrough() else "daemon"
+        wanted = auto if request.cls.data_path == "auto" else request.cls.data_path
+        assert mounted.status()["data_path"] == wanted
         yield mounted
 
 

@@ -33,6 +33,8 @@ class ConnectorContract:
     """The file in drivers/, and arguments for it."""
     config: ClassVar[Mapping[str, Any]] = {}
     """Further arguments of the driver's ``open``."""
+    data_path: ClassVar[str] = "auto"
+    """kvfs's data path: passthrough wherever the kernel has it, or ``daemon``."""
     size_bytes: ClassVar[int] = 2 * MIB
     blocks: ClassVar[int] = 12
     overwrites: ClassVar[bool] = False

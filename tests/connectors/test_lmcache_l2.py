@@ -81,3 +81,9 @@ class TestFsNativeDirect(LMCacheL2):
         "spec": {"type": "fs_native", "base_path": "KV_DIR", "num_workers": 4, "use_odirect": True},
     }
     size_bytes = 4 * MIB
+
+
+class TestFsNativeDirectDaemonPath(TestFsNativeDirect):
+    """The C++ adapter with O_DIRECT without passthrough: every byte goes through the daemon."""
+
+    data_path = "daemon"

@@ -53,3 +53,9 @@ class TestPosixAio(NixlPosix):
     """glibc's aio threads, through the page cache."""
 
     queue = "use_posix_aio"
+
+
+class TestIoUringDirectDaemonPath(TestIoUringDirect):
+    """io_uring with O_DIRECT without passthrough: every byte goes through the daemon."""
+
+    data_path = "daemon"

@@ -38,3 +38,9 @@ class TestHiCacheFile(BlockFiles):
         assert self.hits(connector, self.keys) == []
         self.stores(connector, self.keys, version=2)
         self.holds(connector, self.keys, version=2)
+
+
+class TestHiCacheFileDaemonPath(TestHiCacheFile):
+    """The same without passthrough: every byte goes through the daemon."""
+
+    data_path = "daemon"

@@ -35,3 +35,9 @@ class TestFileSystemTierPython(FileSystemTier):
     """With the fallback in pure Python."""
 
     driver = ("vllm_fs_tier", "python")
+
+
+class TestFileSystemTierNativeDaemonPath(TestFileSystemTierNative):
+    """The C module without passthrough: every byte goes through the daemon."""
+
+    data_path = "daemon"
