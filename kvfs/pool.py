@@ -25,11 +25,7 @@ from kvfs.pins import Pins
 from kvfs.policies import Policies
 from kvfs.ready import ReadyQueue
 from kvfs.records import Counters
-<<<<<<< HEAD
-from kvfs.run_state import read_run_state, write_run_state
-=======
-from kvfs.run_state import distrust_index, write_run_state
->>>>>>> main
+from kvfs.run_state import distrust_index, read_run_state, write_run_state
 from kvfs.space import Space
 from kvfs.syscalls import Syscalls
 from kvfs.types import Sequence
