@@ -53,7 +53,7 @@ def recover(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
 
 def _look(device: Device, settings: Settings, syscalls: Syscalls) -> None:
     """Raise unless the index opens and has its root; read-only, which writes nothing."""
-    InodeNumbers(device.pool_fd, syscalls).close()
+    InodeNumbers(device.pool_fd, syscalls, read_only=True).close()
     path = index_path(device.pool_fd)
     with Index(
         path, map_size_bytes=settings.index_map_bytes, read_only=True, syscalls=syscalls

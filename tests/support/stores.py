@@ -34,19 +34,22 @@ SYMLINK: Final = stat.S_IFLNK | 0o777
 FIFO: Final = stat.S_IFIFO | 0o644
 
 
-def make_pool(path: Path, capacity_bytes: int) -> None:
-    """What mkfs does, in a megabyte instead of 128 and without the 512 directories.
-
-    The first file in a directory makes it.
-    """
+def fill_pool(pool_fd: int) -> None:
+    """What ``found_pool`` does, in a megabyte instead of 128."""
     syscalls = Syscalls()
+    InodeNumbers.create(pool_fd, syscalls)
+    Index.create(index_path(pool_fd), preallocate_bytes=MIB)
+    with Index(index_path(pool_fd), preallocate_bytes=MIB, syscalls=syscalls) as index:
+        found_root(index, 1)
+        index.sync()
+
+
+def make_pool(path: Path, capacity_bytes: int) -> None:
+    """What mkfs does, without the 512 directories: the first file in one makes it."""
     pool_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.close(pool_files.lock_pool(pool_fd, str(path), create=True))
-        InodeNumbers.create(pool_fd, syscalls)
-        Index.create(index_path(pool_fd), preallocate_bytes=MIB)
-        with Index(index_path(pool_fd), preallocate_bytes=MIB, syscalls=syscalls) as index:
-            found_root(index, 1)
+        fill_pool(pool_fd)
         pool_files.write_header(pool_fd, pool_files.new_header(capacity_bytes))
     finally:
         os.close(pool_fd)
@@ -93,19 +96,8 @@ class Host:
             self._forget()
 
     def kill(self) -> None:
-        """End as SIGKILL does: nothing queued is done, nothing is written, all fds go."""
-        pool = self.store.pool
-        background = pool.background
-        background._jobs.clear()
-        background._fresh.clear()
-        background._due.clear()
-        for opened in pool.open_inodes.values():
-            if opened.fd >= 0:
-                os.close(opened.fd)
-        for queue in pool.ready._queues.values():
-            for extent in queue:
-                os.close(extent.fd)
-        pool._parts.close()
+        """End as SIGKILL does."""
+        kill(self.store)
         self._forget()
 
     def lose_power(self) -> None:
@@ -143,14 +135,6 @@ class Host:
 
     # ---- looking at the pool from outside ----
 
-    def extents(self) -> set[InodeNo]:
-        """Return the numbers of all extent files."""
-        return {InodeNo(int(path.name, 16)) for path in (self.path / "extents").glob("??/*")}
-
-    def identity_files(self) -> set[InodeNo]:
-        """Return the numbers of all identity files."""
-        return {InodeNo(int(path.name, 16)) for path in (self.path / "identities").glob("??/*")}
-
     def extent(self, ino: InodeNo) -> Path:
         """Return the path of *ino*'s extent."""
         return self.path / "extents" / f"{ino & 0xFF:02x}" / f"{ino:016x}"
@@ -158,6 +142,22 @@ class Host:
     def allocated_bytes(self, ino: InodeNo) -> int:
         """Return what *ino*'s extent holds on the device."""
         return self.extent(ino).stat().st_blocks * _STAT_BLOCK_BYTES
+
+
+def kill(store: Store) -> None:
+    """End *store* as SIGKILL does: nothing queued is done, nothing is written, all fds go."""
+    pool = store.pool
+    background = pool.background
+    background._jobs.clear()
+    background._fresh.clear()
+    background._due.clear()
+    for opened in pool.open_inodes.values():
+        if opened.fd >= 0:
+            os.close(opened.fd)
+    for queue in pool.ready._queues.values():
+        for extent in queue:
+            os.close(extent.fd)
+    pool._parts.close()
 
 
 def _walk_here(pool_fd: int) -> None:
@@ -239,6 +239,28 @@ def tree(store: Store, top: InodeNo = ROOT_INODE, path: bytes = b"") -> dict[byt
             else:
                 found[here] = record.target if kind == stat.S_IFLNK else "special"
     return found
+
+
+def assert_no_strays(store: Store) -> None:
+    """The device holds the files that the index knows, or that are open or ready; no others.
+
+    To be called on a settled store.
+    """
+    pool, known = store.pool, records(store)
+    ready = {extent.ino for queue in pool.ready._queues.values() for extent in queue}
+    blocks = {ino for ino, record in known.items() if stat.S_ISREG(record.mode)}
+    removed = {
+        ino
+        for ino, opened in pool.open_inodes.items()
+        if opened.gone is not None and stat.S_ISREG(opened.gone.mode)
+    }
+    assert set(pool.extents.scan()) == blocks | ready | removed
+    nodes = {
+        ino
+        for ino, record in known.items()
+        if stat.S_ISLNK(record.mode) or stat.S_ISDIR(record.mode)
+    }
+    assert set(pool.extents.scan_nodes()) | {ROOT_INODE} == nodes | {ROOT_INODE}
 
 
 def records(store: Store) -> dict[InodeNo, InodeRecord]:
