@@ -8,7 +8,6 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
-from unittest import mock
 
 from kvfs.check import check_pool
 from kvfs.config import Settings
@@ -17,7 +16,6 @@ from kvfs.founding import found_root
 from kvfs.fsck_report import FsckReport
 from kvfs.index import Index
 from kvfs.index_place import index_path
-from kvfs.index_walk import walk
 from kvfs.inode_numbers import InodeNumbers
 from kvfs.open_inodes import OpenInode
 from kvfs.store import Store
@@ -115,11 +113,8 @@ class Host:
         path.write_text(json.dumps({**json.loads(path.read_text()), "boot_id": "another"}))
 
     def check(self, *, repair: bool = False) -> FsckReport:
-        """Run fsck on the stopped pool; it reads the index in this process, which is faster."""
-        with (
-            mock.patch("kvfs.check.refuse_unreadable", _walk_here),
-            open_source(str(self.path), reserve=_RESERVE, read_only=not repair) as device,
-        ):
+        """Run fsck on the stopped pool."""
+        with open_source(str(self.path), reserve=_RESERVE, read_only=not repair) as device:
             return check_pool(device, repair=repair, settings=self.settings)
 
     def end(self) -> None:
@@ -158,10 +153,6 @@ def kill(store: Store) -> None:
         for extent in queue:
             os.close(extent.fd)
     pool._parts.close()
-
-
-def _walk_here(pool_fd: int) -> None:
-    walk(index_path(pool_fd))
 
 
 @contextlib.contextmanager
