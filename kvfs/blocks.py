@@ -159,13 +159,14 @@ class Blocks:
         self._pool.open_inodes.enter(opened.ino, writer=False)
 
     def extent_fd(self, opened: OpenInode) -> int:
-        """Return an O_RDWR descriptor of the inode's extent, kept to its last close.
+        """Return a descriptor of the inode's extent, O_RDWR if it may be, kept to its last close.
 
         Raises Damaged when the extent is missing.
         """
         if opened.fd < 0:
             try:
-                opened.fd = self._pool.extents.open(opened.ino, os.O_RDWR)
+                access = os.O_RDONLY if self._pool.settings.read_only else os.O_RDWR
+                opened.fd = self._pool.extents.open(opened.ino, access)
             except Damaged as error:
                 self.publishing.dismiss(opened, error)
                 raise

@@ -15,7 +15,7 @@ from kvfs.extents import Extents
 from kvfs.fsck_report import FsckReport
 from kvfs.index import Index
 from kvfs.index_place import index_path, settle_index
-from kvfs.index_walk import refuse_unreadable
+from kvfs.index_walk import ALL_ROWS, refuse_unreadable
 from kvfs.rebuild import (
     Progress,
     no_progress,
@@ -89,7 +89,7 @@ class _Check:
     def _is_unusable(self, state: RunState) -> bool:
         """Whether the index must be rebuilt. Raises FormatUnknown."""
         try:
-            refuse_unreadable(self._pool_fd)
+            refuse_unreadable(self._pool_fd, ALL_ROWS)
             with self._open(read_only=True) as index:
                 index.counters()
                 if index.inode(ROOT_INODE) is None:

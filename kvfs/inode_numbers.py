@@ -40,14 +40,15 @@ class InodeNumbers:
     thread; ``refill`` may run in another meanwhile.
     """
 
-    def __init__(self, pool_fd: int, syscalls: Syscalls) -> None:
+    def __init__(self, pool_fd: int, syscalls: Syscalls, *, read_only: bool = False) -> None:
         """Go on behind every number that may have been used; nothing is written before ``take``.
 
-        Raises IndexDamaged when INODES is missing or fails its checksum.
+        *read_only*, ``take`` fails. Raises IndexDamaged when INODES is missing or damaged.
         """
         self._syscalls = syscalls
         self._lock = threading.Lock()
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        access = os.O_RDONLY if read_only else os.O_RDWR
+        flags = access | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             self._fd = syscalls.open(FILE_NAME, flags, dir_fd=pool_fd)
         except FileNotFoundError:

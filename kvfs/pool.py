@@ -68,7 +68,7 @@ class Pool:
                 syscalls=self.syscalls,
             )
             stack.callback(self.index.close)
-            self.numbers = InodeNumbers(device.pool_fd, self.syscalls)
+            self.numbers = InodeNumbers(device.pool_fd, self.syscalls, read_only=settings.read_only)
             stack.callback(self.numbers.close)
             self.extents = Extents(device.pool_fd, self.syscalls, device.fs_type)
             stack.callback(self.extents.close)

@@ -237,7 +237,7 @@ class _Rebuild:
 def numbers_lie_behind(highest: InodeNo, pool_fd: int, syscalls: Syscalls) -> bool:
     """Whether INODES can be read, and gives out no number up to *highest*."""
     try:
-        numbers = InodeNumbers(pool_fd, syscalls)
+        numbers = InodeNumbers(pool_fd, syscalls, read_only=True)
     except IndexDamaged:
         return False
     numbers.close()

@@ -8,7 +8,7 @@ that was cut off: the unsynced index may be in any state; rebuild it from the id
 import contextlib
 import logging
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from kvfs.config import Settings
@@ -17,6 +17,7 @@ from kvfs.errors import Damaged, FormatUnknown, IndexDamaged, NoSpace, SourceFul
 from kvfs.extents import Extents
 from kvfs.index import Index
 from kvfs.index_place import index_path, settle_index
+from kvfs.index_walk import INODE_ROWS, START_ROWS, refuse_unreadable
 from kvfs.inode_numbers import InodeNumbers
 from kvfs.rebuild import rebuild_index
 from kvfs.run_state import read_run_state
@@ -38,10 +39,11 @@ def recover(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
         if settings.read_only:
             if not state.clean:
                 raise IndexDamaged("not stopped cleanly, so mount it writable once")
-            _look(device, settings, syscalls)
+            _look(device, settings, syscalls, START_ROWS)
             return False
         if state.trusted:
-            _look(device, settings, syscalls)
+            rows = START_ROWS if state.clean else INODE_ROWS
+            _look(device, settings, syscalls, rows)
             settle_index(device.pool_fd, syscalls)
             if not state.clean:
                 _finish(device, settings, syscalls)
@@ -51,9 +53,10 @@ def recover(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
     return state.strays or not state.clean
 
 
-def _look(device: Device, settings: Settings, syscalls: Syscalls) -> None:
-    """Raise unless the index opens and has its root; read-only, which writes nothing."""
-    InodeNumbers(device.pool_fd, syscalls).close()
+def _look(device: Device, settings: Settings, syscalls: Syscalls, rows: Iterable[bytes]) -> None:
+    """Raise unless the index opens and has its root; nothing is written."""
+    InodeNumbers(device.pool_fd, syscalls, read_only=True).close()
+    refuse_unreadable(device.pool_fd, rows)
     path = index_path(device.pool_fd)
     with Index(
         path, map_size_bytes=settings.index_map_bytes, read_only=True, syscalls=syscalls

@@ -90,6 +90,7 @@ class PassthroughPath:
         if known is None:
             known = self._owned(opened) or self._register(opened)
             self._open[opened.ino] = known
+            self._bound()
         flags = FOPEN_PASSTHROUGH if writer else FOPEN_PASSTHROUGH | FOPEN_NOFLUSH
         return Grant(flags, known)
 
@@ -116,6 +117,10 @@ class PassthroughPath:
             self.abandon(backing_id)
             return
         self._idle[opened.ino] = backing_id
+        self._bound()
+
+    def _bound(self) -> None:
+        """Give back what was closed longest ago; those of open inodes must stay, however many."""
         while len(self._idle) + len(self._open) > self._ids_max and self._idle:
             _, oldest = self._idle.popitem(last=False)
             self.abandon(oldest)

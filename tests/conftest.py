@@ -6,6 +6,7 @@ A test that expects a warning asks for ``caplog``; that announces it.
 import gc
 import logging
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.mounting import why_no_mounts
+
+
+def pytest_configure() -> None:
+    """Let a terminated run take its mounts down like an interrupted one."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,6 +5,7 @@ import platform
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from kvfs.bench.jobs import Effort, Job, Mode
 from kvfs.bench.output import Output
 from kvfs.bench.pairs import run_jobs
 from kvfs.bench.places import Mount, find_mount
-from kvfs.bench.results import JobResult, summarise
+from kvfs.bench.results import JobRuns
 from kvfs.bench.self_made import Places
 from kvfs.bench.sides import Side
 from kvfs.errors import BenchFailed, NotRoot, UsageError
@@ -22,19 +23,54 @@ from kvfs.sizes import format_size
 
 
 class Plan(NamedTuple):
-    """What is to be run, and the data path to insist on unless it is ``auto``."""
+    """What is to be run, and the data path to insist on unless it is ``auto``.
+
+    *pairs* are the numbers of the pairs, which decide who comes first.
+    """
 
     jobs: Sequence[Job]
     effort: Effort
-    pairs: int
+    pairs: range
     data_path: str
 
 
 class Outcome(NamedTuple):
-    """The results, and the setting they hold in: the head of the JSON report."""
+    """What was measured, and the setting it holds in: the head of the JSON report."""
 
-    results: list[JobResult]
+    runs: list[JobRuns]
     setting: dict[str, Any]
+
+
+def split_pairs(pairs: int, set_ups: int) -> list[range]:
+    """Return the numbers of the pairs that each set-up runs: as even as can be, none empty."""
+    set_ups = min(pairs, set_ups)
+    starts = [pairs * index // set_ups for index in range(set_ups + 1)]
+    return [range(start, stop) for start, stop in pairwise(starts)]
+
+
+def join(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the outcome of several set-ups as one: all pairs of a job side by side."""
+    first = outcomes[0].setting
+    joined = [
+        JobRuns(
+            same_job[0].job,
+            same_job[0].work,
+            [sample for runs in same_job for sample in runs.baseline],
+            [sample for runs in same_job for sample in runs.kvfs],
+        )
+        for same_job in zip(*(outcome.runs for outcome in outcomes), strict=True)
+    ]
+    rss = [outcome.setting["rss_anon_bytes"] for outcome in outcomes]
+    return Outcome(
+        joined,
+        {
+            **first,
+            "set_ups": len(outcomes),
+            "pairs": sum(outcome.setting["pairs"] for outcome in outcomes),
+            "rss_anon_bytes": None if first["rss_anon_bytes"] is None else max(rss),
+            "elapsed_s": round(sum(outcome.setting["elapsed_s"] for outcome in outcomes), 1),
+        },
+    )
 
 
 def check_places(places: Places, plan: Plan) -> None:
@@ -75,7 +111,6 @@ def compare(places: Places, plan: Plan, output: Output) -> Outcome:
     with ExitStack() as stack:
         baseline = stack.enter_context(Side(places.baseline, None))
         kvfs = stack.enter_context(Side(places.mount, daemon))
-        output.begin(plan.jobs, plan.pairs)
         runs = run_jobs(
             baseline,
             kvfs,
@@ -96,12 +131,12 @@ def compare(places: Places, plan: Plan, output: Output) -> Outcome:
             "data_path": status.get("data_path") if status else None,
             "data_path_reason": status.get("data_path_reason") if status else None,
         },
-        "pairs": plan.pairs,
+        "pairs": len(plan.pairs),
         "data_bytes": plan.effort.data_bytes,
         "rss_anon_bytes": daemon.anonymous_bytes() if daemon else None,
         "elapsed_s": round(time.monotonic() - started_s, 1),
     }
-    return Outcome([summarise(each) for each in runs], setting)
+    return Outcome(runs, setting)
 
 
 def _insist_on_data_path(wanted: str, status: dict[str, Any] | None, mountpoint: str) -> None:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from kvfs.bench.jobs import Job
 from kvfs.bench.plot import plot
 from kvfs.bench.report import build_report
-from kvfs.bench.results import JobResult, JobRuns, daemon_costs, summarise
+from kvfs.bench.results import JobRuns, daemon_costs, summarise
 from kvfs.bench.table import costs_table, results_table, row_of
 from kvfs.errors import UsageError
 
@@ -89,9 +89,10 @@ class Output:
         row = row_of(summarise(runs))
         self._notes.print(f"{row.job:30}{row.baseline:>12}{row.kvfs:>12}{row.ratio:>7}")
 
-    def show(self, results: Sequence[JobResult], setting: Mapping[str, Any]) -> None:
+    def show(self, runs: Sequence[JobRuns], setting: Mapping[str, Any]) -> None:
         """Print the tables and write the files."""
         self._progress.stop()
+        results = [summarise(each) for each in runs]
         baseline_name = str(setting["baseline"]["fs_type"])
         self._tables.print(results_table(results, baseline_name))
         if setting["rss_anon_bytes"] is not None:

@@ -15,17 +15,17 @@ def run_job(
     kvfs: Side,
     job: Job,
     work: Work,
-    pairs: int,
+    pairs: range,
     tick: Callable[[], None],
 ) -> JobRuns:
-    """Run *job* in *pairs* alternating pairs, after one run of each side that does not count.
+    """Run *job* in alternating pairs numbered *pairs*, after one run a side that does not count.
 
     *tick* is called after every pair. Raises ``BenchFailed``.
     """
     runs = JobRuns(job, work)
     for side in (baseline, kvfs):
         side.run(crew, job, work)
-    for pair_no in range(pairs):
+    for pair_no in pairs:
         turns = [(baseline, runs.baseline), (kvfs, runs.kvfs)]
         for side, samples in turns if first_is_baseline(pair_no) else reversed(turns):
             samples.append(side.run(crew, job, work))
@@ -38,7 +38,7 @@ def run_jobs(
     kvfs: Side,
     jobs: Sequence[Job],
     effort: Effort,
-    pairs: int,
+    pairs: range,
     *,
     start: Callable[[Job], None],
     tick: Callable[[], None],

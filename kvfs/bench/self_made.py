@@ -27,6 +27,7 @@ _ZEROS: Final = bytes(4 << 20)
 _SPARE_BYTES: Final = 2 << 30
 #: How long the server may take to stop.
 _STOP_WAIT_S: Final = 10
+_STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Places(NamedTuple):
@@ -48,11 +49,13 @@ def self_made(
     """
     _check(size_bytes, backing)
     with ExitStack() as stack:
+        for number in _STOPS:
+            stack.callback(signal.signal, number, signal.getsignal(number))
         try:
             yield _make(stack, size_bytes, backing, data_path, say)
         finally:
             # A second Ctrl-C must not leave half of it standing.
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in _STOPS:
                 signal.signal(number, signal.SIG_IGN)
 
 

@@ -11,6 +11,8 @@ from kvfs.cli.parser import add_verb
 from kvfs.errors import UsageError
 
 if TYPE_CHECKING:
+    from kvfs.bench.comparison import Outcome, Plan
+    from kvfs.bench.output import Output
     from kvfs.cli.parser import Subparsers
 
 _DATA_PATHS: Final = ("auto", "passthrough", "daemon")
@@ -60,6 +62,7 @@ def _configure_compare(nested: "Subparsers") -> None:
     add("--jobs", metavar="NAMES", default="", help="only these, e.g. 'store-*,load-4m-2t-*'")
     add("--full", action="store_true", help="every job there is: an hour")
     add("--pairs", metavar="N", type=int, default=9, help="pairs of runs a job (default 9)")
+    add("--set-ups", metavar="N", type=int, default=3, help="make both N times (default 3)")
     add("--data", metavar="SIZE", help="bytes of blocks a side holds at a time (default 1G)")
     add("--quick", action="store_true", help="do very little: does it run at all?")
     add("--json", metavar="FILE", help="write everything measured to FILE, or - for stdout")
@@ -78,22 +81,36 @@ def run_jobs(_: argparse.Namespace) -> int:
 
 def run_compare(args: argparse.Namespace) -> int:
     """Find or make both sides, run the jobs, show and write the results."""
-    from kvfs.bench.comparison import Plan, check_places, compare
+    from kvfs.bench.comparison import Plan, join, split_pairs
     from kvfs.bench.jobs import QUICK, Effort, select_jobs
     from kvfs.bench.output import Output
-    from kvfs.bench.self_made import Places, self_made
 
     patterns = [name.strip() for name in args.jobs.split(",") if name.strip()]
+    jobs = select_jobs(patterns, full=args.full)
     effort = QUICK if args.quick else Effort()
-    data_bytes = size_of(args.data, "--data")
-    if data_bytes is not None:
+    if (data_bytes := size_of(args.data, "--data")) is not None:
         effort = effort._replace(data_bytes=data_bytes)
-    if args.pairs < 1:
-        raise UsageError("--pairs: at least one")
-    plan = Plan(select_jobs(patterns, full=args.full), effort, args.pairs, args.data_path)
+    if min(args.pairs, args.set_ups) < 1:
+        raise UsageError("--pairs, --set-ups: at least one")
     # A stop by the service manager or a shell's kill must take down what was made, as Ctrl-C does.
     signal.signal(signal.SIGTERM, _interrupt)
-    with Output(args.json, args.plot) as output, ExitStack() as stack:
+    with Output(args.json, args.plot) as output:
+        output.begin(jobs, args.pairs)
+        outcomes = [
+            _one_set_up(args, Plan(jobs, effort, pairs, args.data_path), output)
+            for pairs in split_pairs(args.pairs, args.set_ups if args.self_contained else 1)
+        ]
+        outcome = join(outcomes)
+        output.show(outcome.runs, outcome.setting)
+    return 0
+
+
+def _one_set_up(args: argparse.Namespace, plan: "Plan", output: "Output") -> "Outcome":
+    """Find or make both sides, and run the plan's pairs."""
+    from kvfs.bench.comparison import check_places, compare
+    from kvfs.bench.self_made import Places, self_made
+
+    with ExitStack() as stack:
         if args.self_contained:
             if args.mount or args.baseline:
                 raise UsageError("--self-contained makes both: leave out --mount and --baseline")
@@ -106,9 +123,7 @@ def run_compare(args: argparse.Namespace) -> int:
         else:
             raise UsageError("say --mount DIR and --baseline DIR, or --self-contained")
         check_places(places, plan)
-        outcome = compare(places, plan, output)
-        output.show(outcome.results, outcome.setting)
-    return 0
+        return compare(places, plan, output)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

@@ -23,7 +23,19 @@ JOBS = "store-4m-1t-buffered,load-4m-1t-direct,open-close-1t"
 
 def command(directory: Path) -> list[str]:
     """A run of a few seconds on devices as small as XFS takes them."""
-    flags = ["--quick", "--device-size", "512M", "--pairs", "1", "--jobs", JOBS, "--json", "-"]
+    flags = [
+        "--quick",
+        "--device-size",
+        "512M",
+        "--pairs",
+        "2",
+        "--set-ups",
+        "2",
+        "--jobs",
+        JOBS,
+        "--json",
+        "-",
+    ]
     where = ["--self-contained", "--backing", str(directory)]
     return [sys.executable, "-m", "kvfs.cli.main", "bench", "compare", *where, *flags]
 
@@ -60,6 +72,8 @@ def test_it_measures_a_pool_of_its_own_and_takes_it_down(places: tuple[Path, Pat
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     assert report["baseline"]["fs_type"] == "xfs"
+    assert (report["set_ups"], report["pairs"]) == (2, 2)
+    assert all(len(job["ratio"]["pairs"]) == 2 for job in report["jobs"])
     assert report["mount"]["data_path"] in ("passthrough", "daemon")
     assert report["rss_anon_bytes"] > 0
     costs = {job["name"]: job["daemon_us_per_operation"]["median"] for job in report["jobs"]}

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -22,8 +21,8 @@ from tests.support.stores import (
     FILE,
     SYMLINK,
     assert_exact,
+    assert_no_strays,
     host,
-    records,
     settle,
     tree,
     write,
@@ -233,15 +232,7 @@ class StoreMachine(RuleBasedStateMachine):
     def settle(self) -> None:
         """Do all that is due; then the device holds what the index knows, and nothing else."""
         settle(self.store)
-        pool, known = self.store.pool, records(self.store)
-        ready = {extent.ino for queue in pool.ready._queues.values() for extent in queue}
-        blocks = {ino for ino, record in known.items() if stat.S_ISREG(record.mode)}
-        removed = {ino for ino, opened in pool.open_inodes.items() if opened.gone is not None}
-        files = {ino for ino in removed if stat.S_ISREG(self.store.namespace.record(ino).mode)}
-        assert self.host.extents() == blocks | ready | files
-        links = {ino for ino, record in known.items() if stat.S_ISLNK(record.mode)}
-        directories = {ino for ino, record in known.items() if stat.S_ISDIR(record.mode)}
-        assert self.host.identity_files() | {ROOT_INODE} == links | directories
+        assert_no_strays(self.store)
 
     @rule(end=st.sampled_from(["stop", "stop and check", "kill", "kill and repair", "power"]))
     def end(self, end: str) -> None:

@@ -8,7 +8,6 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
-from unittest import mock
 
 from kvfs.check import check_pool
 from kvfs.config import Settings
@@ -17,7 +16,6 @@ from kvfs.founding import found_root
 from kvfs.fsck_report import FsckReport
 from kvfs.index import Index
 from kvfs.index_place import index_path
-from kvfs.index_walk import walk
 from kvfs.inode_numbers import InodeNumbers
 from kvfs.open_inodes import OpenInode
 from kvfs.store import Store
@@ -34,19 +32,22 @@ SYMLINK: Final = stat.S_IFLNK | 0o777
 FIFO: Final = stat.S_IFIFO | 0o644
 
 
-def make_pool(path: Path, capacity_bytes: int) -> None:
-    """What mkfs does, in a megabyte instead of 128 and without the 512 directories.
-
-    The first file in a directory makes it.
-    """
+def fill_pool(pool_fd: int) -> None:
+    """What ``found_pool`` does, in a megabyte instead of 128."""
     syscalls = Syscalls()
+    InodeNumbers.create(pool_fd, syscalls)
+    Index.create(index_path(pool_fd), preallocate_bytes=MIB)
+    with Index(index_path(pool_fd), preallocate_bytes=MIB, syscalls=syscalls) as index:
+        found_root(index, 1)
+        index.sync()
+
+
+def make_pool(path: Path, capacity_bytes: int) -> None:
+    """What mkfs does, without the 512 directories: the first file in one makes it."""
     pool_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.close(pool_files.lock_pool(pool_fd, str(path), create=True))
-        InodeNumbers.create(pool_fd, syscalls)
-        Index.create(index_path(pool_fd), preallocate_bytes=MIB)
-        with Index(index_path(pool_fd), preallocate_bytes=MIB, syscalls=syscalls) as index:
-            found_root(index, 1)
+        fill_pool(pool_fd)
         pool_files.write_header(pool_fd, pool_files.new_header(capacity_bytes))
     finally:
         os.close(pool_fd)
@@ -93,19 +94,8 @@ class Host:
             self._forget()
 
     def kill(self) -> None:
-        """End as SIGKILL does: nothing queued is done, nothing is written, all fds go."""
-        pool = self.store.pool
-        background = pool.background
-        background._jobs.clear()
-        background._fresh.clear()
-        background._due.clear()
-        for opened in pool.open_inodes.values():
-            if opened.fd >= 0:
-                os.close(opened.fd)
-        for queue in pool.ready._queues.values():
-            for extent in queue:
-                os.close(extent.fd)
-        pool._parts.close()
+        """End as SIGKILL does."""
+        kill(self.store)
         self._forget()
 
     def lose_power(self) -> None:
@@ -123,11 +113,8 @@ class Host:
         path.write_text(json.dumps({**json.loads(path.read_text()), "boot_id": "another"}))
 
     def check(self, *, repair: bool = False) -> FsckReport:
-        """Run fsck on the stopped pool; it reads the index in this process, which is faster."""
-        with (
-            mock.patch("kvfs.check.refuse_unreadable", _walk_here),
-            open_source(str(self.path), reserve=_RESERVE, read_only=not repair) as device,
-        ):
+        """Run fsck on the stopped pool."""
+        with open_source(str(self.path), reserve=_RESERVE, read_only=not repair) as device:
             return check_pool(device, repair=repair, settings=self.settings)
 
     def end(self) -> None:
@@ -143,14 +130,6 @@ class Host:
 
     # ---- looking at the pool from outside ----
 
-    def extents(self) -> set[InodeNo]:
-        """Return the numbers of all extent files."""
-        return {InodeNo(int(path.name, 16)) for path in (self.path / "extents").glob("??/*")}
-
-    def identity_files(self) -> set[InodeNo]:
-        """Return the numbers of all identity files."""
-        return {InodeNo(int(path.name, 16)) for path in (self.path / "identities").glob("??/*")}
-
     def extent(self, ino: InodeNo) -> Path:
         """Return the path of *ino*'s extent."""
         return self.path / "extents" / f"{ino & 0xFF:02x}" / f"{ino:016x}"
@@ -160,8 +139,20 @@ class Host:
         return self.extent(ino).stat().st_blocks * _STAT_BLOCK_BYTES
 
 
-def _walk_here(pool_fd: int) -> None:
-    walk(index_path(pool_fd))
+def kill(store: Store) -> None:
+    """End *store* as SIGKILL does: nothing queued is done, nothing is written, all fds go."""
+    pool = store.pool
+    background = pool.background
+    background._jobs.clear()
+    background._fresh.clear()
+    background._due.clear()
+    for opened in pool.open_inodes.values():
+        if opened.fd >= 0:
+            os.close(opened.fd)
+    for queue in pool.ready._queues.values():
+        for extent in queue:
+            os.close(extent.fd)
+    pool._parts.close()
 
 
 @contextlib.contextmanager
@@ -239,6 +230,28 @@ def tree(store: Store, top: InodeNo = ROOT_INODE, path: bytes = b"") -> dict[byt
             else:
                 found[here] = record.target if kind == stat.S_IFLNK else "special"
     return found
+
+
+def assert_no_strays(store: Store) -> None:
+    """The device holds the files that the index knows, or that are open or ready; no others.
+
+    To be called on a settled store.
+    """
+    pool, known = store.pool, records(store)
+    ready = {extent.ino for queue in pool.ready._queues.values() for extent in queue}
+    blocks = {ino for ino, record in known.items() if stat.S_ISREG(record.mode)}
+    removed = {
+        ino
+        for ino, opened in pool.open_inodes.items()
+        if opened.gone is not None and stat.S_ISREG(opened.gone.mode)
+    }
+    assert set(pool.extents.scan()) == blocks | ready | removed
+    nodes = {
+        ino
+        for ino, record in known.items()
+        if stat.S_ISLNK(record.mode) or stat.S_ISDIR(record.mode)
+    }
+    assert set(pool.extents.scan_nodes()) | {ROOT_INODE} == nodes | {ROOT_INODE}
 
 
 def records(store: Store) -> dict[InodeNo, InodeRecord]:

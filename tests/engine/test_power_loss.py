@@ -1,0 +1,151 @@
+"""A real XFS loses power: what comes back is whole, and what was synced comes back."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from kvfs.check import check_pool
+from kvfs.devices import open_source
+from kvfs.errors import IndexDamaged, NotFound
+from kvfs.store import Store
+from kvfs.syscalls import Syscalls
+from kvfs.types import ROOT_INODE
+from tests.support.power import Cut, Drive, drive, write_back
+from tests.support.stores import DIRECTORY, assert_no_strays, get, put, settle, tree
+
+pytestmark = [pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
+
+SIZES_BYTES = (0, 100, 5000, 100_000, 1_000_000)
+#: Of many folios: XFS writes back whole ones.
+LARGE_BYTES = 16 << 20
+
+
+@pytest.fixture
+def powered() -> Iterator[Drive]:
+    with drive() as made:
+        made.start()
+        yield made
+
+
+def running(powered: Drive) -> Store:
+    assert powered.store is not None
+    return powered.store
+
+
+def sync(store: Store) -> None:
+    """Everything so far reaches the device, as it does within half a minute anyway."""
+    settle(store)
+    Syscalls().syncfs(store.pool.device.pool_fd)
+
+
+def content(number: int, size_bytes: int) -> bytes:
+    return number.to_bytes(2, "little") * (size_bytes // 2)
+
+
+def store_some(store: Store, prefix: bytes) -> dict[bytes, bytes]:
+    """Store blocks of all sizes, half of them by way of a temporary name."""
+    stored = {}
+    for number, size_bytes in enumerate(SIZES_BYTES * 4):
+        name = b"%s%d" % (prefix, number)
+        stored[name] = content(number, size_bytes)
+        if number % 2:
+            put(store, ROOT_INODE, name + b".tmp", stored[name])
+            store.namespace.rename(ROOT_INODE, name + b".tmp", ROOT_INODE, name)
+        else:
+            put(store, ROOT_INODE, name, stored[name])
+    return stored
+
+
+@pytest.mark.parametrize("cut", Cut, ids=lambda cut: cut.name)
+def test_what_was_synced_comes_back_and_nothing_else_comes_back_wrong(
+    powered: Drive, cut: Cut
+) -> None:
+    store = running(powered)
+    synced = store_some(store, b"synced ")
+    directory, _ = store.namespace.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0)
+    put(store, directory, b"in", b"inside")
+    sync(store)
+    late = store_some(store, b"late ")
+    settle(store)
+    for number, name in enumerate(late):
+        fd = store.pool.extents.open(store.namespace.lookup(ROOT_INODE, name), os.O_RDWR)
+        half_bytes = len(late[name]) // 2
+        write_back(fd, half_bytes * (number % 2), half_bytes)
+        os.close(fd)
+    powered.cut(cut)
+
+    store = powered.start()
+    found = tree(store)
+    assert {path: found.get(b"/" + path) for path in synced} == synced
+    assert found[b"/dir/in"] == b"inside"
+    for name, data in late.items():
+        assert found.get(b"/" + name, data) == data
+    settle(store)
+    assert_no_strays(store)
+    put(store, ROOT_INODE, b"next", b"n" * 5000)
+    powered.stop()
+    with open_source(str(powered.path), read_only=True) as device:
+        assert check_pool(device, repair=False).problems == []
+
+
+def test_a_size_that_came_before_its_bytes_is_no_block(powered: Drive) -> None:
+    """XFS writes the size after any part of a file, so that the size alone proves nothing."""
+    store = running(powered)
+    put(store, ROOT_INODE, b"whole", b"w" * LARGE_BYTES)
+    put(store, ROOT_INODE, b"torn", b"t" * LARGE_BYTES)
+    settle(store)
+    for name, from_bytes in ((b"whole", 0), (b"torn", LARGE_BYTES // 2)):
+        fd = store.pool.extents.open(store.namespace.lookup(ROOT_INODE, name), os.O_RDWR)
+        write_back(fd, from_bytes, LARGE_BYTES - from_bytes)
+        os.close(fd)
+    torn = store.namespace.lookup(ROOT_INODE, b"torn")
+    powered.cut(Cut.LOG_ONLY)
+
+    with open_source(str(powered.path)) as device:
+        path = f"/proc/self/fd/{device.pool_fd}/extents/{torn & 0xFF:02x}/{torn:016x}"
+        assert os.stat(path).st_size == LARGE_BYTES
+    store = powered.start()
+    assert get(store, ROOT_INODE, b"whole") == b"w" * LARGE_BYTES
+    with pytest.raises(NotFound):
+        store.namespace.lookup(ROOT_INODE, b"torn")
+
+
+def test_a_killed_server_loses_nothing_it_published(powered: Drive) -> None:
+    store = running(powered)
+    stored = store_some(store, b"")
+    ino = store.namespace.lookup(ROOT_INODE, b"2")
+    store.attributes.set_xattr(ino, b"user.k", b"v")
+    powered.kill()
+    store = powered.start()
+    assert tree(store) == {b"/" + name: data for name, data in stored.items()}
+    assert store.attributes.xattr(ino, b"user.k") == b"v"
+
+
+def test_a_cut_within_one_boot_is_not_taken_for_a_kill(powered: Drive) -> None:
+    """The boot id vouches for nothing then; nor after a look at the pool, which cleans the log."""
+    store = running(powered)
+    put(store, ROOT_INODE, b"synced", b"s")
+    sync(store)
+    put(store, ROOT_INODE, b"late", b"l")
+    powered.cut(Cut.NOTHING)
+    with open_source(str(powered.path), read_only=True) as device:
+        assert check_pool(device, repair=False).problems == [
+            "index: the pool was cut off before it could stop"
+        ]
+    store = powered.start()
+    assert tree(store) == {b"/synced": b"s"}
+
+
+def test_a_clean_pool_is_mounted_read_only_and_checked_so(powered: Drive) -> None:
+    put(running(powered), ROOT_INODE, b"a", b"x")
+    powered.stop()
+    powered.settings = powered.read_only()
+    assert tree(powered.start()) == {b"/a": b"x"}
+
+
+def test_a_pool_that_was_cut_off_is_not_mounted_read_only(powered: Drive) -> None:
+    powered.cut(Cut.NOTHING)
+    powered.settings = powered.read_only()
+    with pytest.raises(IndexDamaged, match="not stopped cleanly"):
+        powered.start()
