@@ -45,14 +45,14 @@ _TURN_MESSAGES: Final = 32
 OPCODES: Final = 64
 #: Requests of one client follow each other within this; trio's own way of waiting costs 30 us a
 #: request more than poll(2). While we wait here other tasks wait too, so it must be short.
-_POLL_MS: Final = 2
+_POLL_MS: Final = 15
 #: The request was aborted meanwhile (ENOENT), or is answered already (EINVAL): nobody waits.
 _REPLY_UNWANTED: Final = frozenset({errno.ENOENT, errno.EINVAL})
 
 
 Message = bytes | memoryview
 #: Answers one request (unique, nodeid, what follows the header) in place of libfuse: with the
-#: whole reply, with b"" if it comes later by ``Channel.reply``, with None to leave it to libfuse.
+#: whole reply, with b"" if it comes later by ``Channel.reply_late``, with None to leave it to libfuse.
 Answer = Callable[[int, int, memoryview], bytes | None]
 
 
@@ -78,6 +78,8 @@ class Channel:
         self._replies_view = memoryview(self._replies)
         self._since_pause = 0
         self._unanswered = 0
+        #: Answers that a task of ours will give; it needs trio to run.
+        self._late = 0
         self._stopped = False
         self._waiting = trio.CancelScope()
         self._grants: dict[int, Grant] = {}
@@ -131,7 +133,7 @@ class Channel:
             try:
                 size_bytes = os.readv(self.device_fd, self._buffers)
             except BlockingIOError:
-                if self.idle() or (not self._unanswered and self._poll(_POLL_MS)):
+                if self.idle() or (self._alone and self._poll(_POLL_MS)):
                     continue
                 self._since_pause = 0
                 await self._wait()
@@ -144,6 +146,11 @@ class Channel:
                 raise
             if self._take(size_bytes):
                 return
+
+    @property
+    def _alone(self) -> bool:
+        """Whether no other task has work that a wait here would hold up."""
+        return not self._unanswered and not self._late
 
     async def _wait(self) -> None:
         with trio.CancelScope() as self._waiting:
@@ -178,6 +185,8 @@ class Channel:
                 self.answered_here[code] += 1
                 if reply:
                     self.reply(reply)
+                else:
+                    self._late += 1
                 return False
         if opcode == Opcode.INIT:
             self._init_unique = unique
@@ -235,6 +244,11 @@ class Channel:
                 self.agreed()
                 continue
             self.reply(reply)
+
+    def reply_late(self, reply: bytes) -> None:
+        """Write the reply of a request whose answer was b""."""
+        self._late -= 1
+        self.reply(reply)
 
     def reply(self, reply: Message) -> None:
         """Write one whole reply to the kernel."""

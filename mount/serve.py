@@ -44,6 +44,8 @@ _log: Final = logging.getLogger(__name__)
 
 #: How often housekeeping looks at the demand: a burst of stores empties the ready queue in less.
 _TICK_S: Final = 0.02
+#: Without requests only what waits for its time is due.
+_IDLE_TICK_S: Final = 0.25
 #: pyfuse3's tasks: each daemon-path request in flight occupies one. None ends before the mount
 #: does: one that ended with the pump's lock in its hands would leave the others parked.
 _TASKS_MAX: Final = 256
@@ -158,7 +160,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         pyfuse3.init(operations, self.channel.libfuse_mountpoint, set())
         try:
             async with trio.open_nursery() as nursery:
-                exotic = Exotic(self.store, self.handles, self.channel.reply, nursery)
+                exotic = Exotic(self.store, self.handles, self.channel.reply_late, nursery)
                 self.channel.serve(exotic.answers())
                 if self.settings.fast_lane:
                     self.lane = Lane(
@@ -220,9 +222,11 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             self.path.forget(ino)
 
     async def _tick(self) -> None:
+        served = -1
         while True:
             self.store.tick()
-            await trio.sleep(_TICK_S)
+            before, served = served, sum(self.channel.requests)
+            await trio.sleep(_TICK_S if served != before else _IDLE_TICK_S)
 
     async def _serve_signals(self, load: Callable[[], Settings] | None) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
