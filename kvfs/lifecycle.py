@@ -157,7 +157,8 @@ TABLE: Final[dict[State, Row]] = {
         Goes.NEVER,
         {
             Event.ALLOCATE: State.SLAB,
-            Event.RENAME: State.SLAB,
+            # Written piece by piece through many opens under a temporary name (UCM, GDS).
+            Event.RENAME: State.PUBLISHED,
             Event.TEAR: State.SLAB,
             Event.CLOSE: State.SLAB,
             Event.REOPEN: State.SLAB,
@@ -170,7 +171,7 @@ TABLE: Final[dict[State, Row]] = {
         Goes.AFTER_LEASES,
         {
             Event.ALLOCATE: State.SLAB,
-            Event.RENAME: State.SPENT,
+            Event.RENAME: State.PUBLISHED,
             Event.REOPEN: State.SLAB,
             Event.MAKER_DIED: State.SPENT,
             Event.REMOVE: State.GONE,

@@ -52,7 +52,8 @@ _REPLY_UNWANTED: Final = frozenset({errno.ENOENT, errno.EINVAL})
 
 Message = bytes | memoryview
 #: Answers one request (unique, nodeid, what follows the header) in place of libfuse: with the
-#: whole reply, with b"" if it comes later by ``Channel.reply_late``, with None to leave it to libfuse.
+#: whole reply, with b"" if it comes later by ``Channel.reply_late``, with None to leave it to
+#: libfuse.
 Answer = Callable[[int, int, memoryview], bytes | None]
 
 
