@@ -12,7 +12,7 @@ import os
 import select
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyfuse3
 import trio
@@ -57,6 +57,14 @@ Message = bytes | memoryview
 Answer = Callable[[int, int, memoryview], bytes | None]
 
 
+class Requester(NamedTuple):
+    """Who makes a request; ``tid`` is a thread, 0 one of another pid namespace."""
+
+    uid: int
+    gid: int
+    tid: int
+
+
 class Channel:
     """The pump of one mount. All methods run on the trio thread."""
 
@@ -89,7 +97,7 @@ class Channel:
         self._init_flags = 0
         #: The request whose handler is running; handlers start before the next message is read.
         self.present_unique = 0
-        self.present_pid = 0
+        self.present = Requester(0, 0, 0)
         self.requests = [0] * OPCODES
         self.answered_here = [0] * OPCODES
         self._answers: list[Answer | None] = [None] * OPCODES
@@ -167,14 +175,14 @@ class Channel:
         if size_bytes < IN_HEADER_BYTES:
             _log.error("a message of %d bytes, which is less than its header", size_bytes)
             return False
-        _, opcode, unique, nodeid, _, _, pid, _, _ = IN_HEADER.unpack_from(self._buffer)
+        _, opcode, unique, nodeid, uid, gid, pid, _, _ = IN_HEADER.unpack_from(self._buffer)
         code = opcode if opcode < OPCODES else 0
         self.requests[code] += 1
         if opcode in UNANSWERED:
             return False
         request = self._view[IN_HEADER_BYTES:size_bytes]
         self.present_unique = unique
-        self.present_pid = pid
+        self.present = Requester(uid, gid, pid)
         answer = self._answers[code]
         if answer is not None:
             try:

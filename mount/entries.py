@@ -19,7 +19,7 @@ def link_count(record: InodeRecord) -> int:
 
 #: may_open() in fs/namei.c wants attributes right behind a CREATE; with a timeout of 0 each store
 #: would ask once more. What a write changes the kernel forgets by itself.
-_CREATED_S: Final = 1.0
+CREATED_S: Final = 1.0
 
 
 class Entries:
@@ -69,7 +69,7 @@ class Entries:
     ) -> pyfuse3.EntryAttributes:
         """Return a new draft's attributes, which open(2) checks once more before it returns."""
         entry = self.entry(ino, record, settled=False, name_trusted=name_trusted)
-        entry.attr_timeout = _CREATED_S
+        entry.attr_timeout = CREATED_S
         return entry
 
     def hidden(self) -> pyfuse3.EntryAttributes:

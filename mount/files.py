@@ -103,6 +103,15 @@ class Files:
         fh, grant = self._granted(opened, flags, writer=True)
         return fh, grant, opened.ino, record
 
+    def trusts_created(self, record: InodeRecord) -> bool:
+        """Whether the kernel may keep the name that a CREATE just made.
+
+        Not when somebody lost it before: his rename would carry the kernel's belief along.
+        """
+        if self.store.blocks.superseding.contended(record.parent, record.name):
+            return False
+        return self.store.visibility.trusts_name(record, just_created=True)
+
     def _granted(self, opened: OpenInode, flags: int, *, writer: bool) -> tuple[HandleNo, Grant]:
         """Record the handle before the reply that tells the kernel of it."""
         kind = HandleKind.WRITER if writer else HandleKind.READER

@@ -14,7 +14,7 @@ from kvfs.lifecycle import UNFINISHED
 from kvfs.store import Store
 from kvfs.types import PAGE_BYTES, InodeNo, InodeRecord
 from mount.channel import Answer
-from mount.entries import link_count
+from mount.entries import CREATED_S, link_count
 from mount.errno_door import counted_errno
 from mount.files import Files
 from mount.wire import (
@@ -104,6 +104,14 @@ class Lane:
         head = ATTR_OUT_HEAD.pack(valid_s, valid_ns, 0)
         return _pack_out(_ATTR_REPLY_BYTES, 0, unique) + head + attr
 
+    def created(self, ino: InodeNo, record: InodeRecord, *, name_trusted: bool) -> bytes:
+        """Return struct fuse_entry_out of a new draft, as ``Entries.created`` does."""
+        attr, _ = self._attr(ino, record)
+        valid_s, valid_ns = self._entry_valid if name_trusted else (0, 0)
+        attr_s, attr_ns = _CREATED_VALID
+        head = ENTRY_OUT_HEAD.pack(ino, self._generation, valid_s, attr_s, valid_ns, attr_ns)
+        return head + attr
+
     def _attr(self, ino: InodeNo, record: InodeRecord) -> tuple[bytes, tuple[int, int]]:
         """Return struct fuse_attr and for how long it holds (s, ns)."""
         opened = self._store.pool.open_inodes.get(ino)
@@ -165,3 +173,6 @@ def _split(timeout_s: float) -> tuple[int, int]:
     """Return *timeout_s* as the kernel wants it: whole seconds and nanoseconds."""
     whole_s = int(timeout_s)
     return whole_s, int((timeout_s - whole_s) * _NS)
+
+
+_CREATED_VALID: Final = _split(CREATED_S)

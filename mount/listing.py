@@ -8,6 +8,8 @@ from typing import Final
 
 import pyfuse3
 
+from kvfs.lifecycle import UNFINISHED
+from kvfs.makers import Maker
 from kvfs.store import Store
 from kvfs.types import FIRST_INODE, InodeNo
 from mount.entries import Entries
@@ -17,9 +19,17 @@ _AFTER_DOTDOT: Final = 2
 
 
 def list_directory(
-    store: Store, entries: Entries, ino: InodeNo, cookie: int, token: pyfuse3.ReaddirToken
+    store: Store,
+    entries: Entries,
+    ino: InodeNo,
+    cookie: int,
+    token: pyfuse3.ReaddirToken,
+    who: Maker,
 ) -> None:
-    """Put rows of directory *ino* behind *cookie* into *token*; a removed one has none."""
+    """Put rows of directory *ino* behind *cookie* into *token*; a removed one has none.
+
+    Drafts that process *who* must not see are left out.
+    """
     record = store.namespace.record(ino)
     if cookie < _AFTER_DOT:
         dot = entries.entry(ino, record)
@@ -40,8 +50,13 @@ def list_directory(
                 child_record = store.pool.index.inode(child)
                 if child_record is None:
                     continue
-                row = entries.entry(child, child_record)
             else:
-                row = entries.entry(child, store.blocks.present(child), settled=not opened.writers)
+                child_record = store.blocks.present(child)
+            finished = child_record.state not in UNFINISHED
+            if not finished and store.visibility.hidden(child, child_record, who):
+                continue
+            settled = opened is None or not opened.writers
+            # A draft's name may be taken by another writer: the kernel asks again for it.
+            row = entries.entry(child, child_record, settled=settled, name_trusted=finished)
             if not pyfuse3.readdir_reply(token, name, row, child):
                 return

@@ -168,7 +168,8 @@ class Operations(pyfuse3.Operations):
             return
         if flags not in (0, pyfuse3.RENAME_NOREPLACE):
             raise InvalidRequest(f"rename flags {flags:#x}")
-        replaced = self._store.rename(old, name_old, new, name_new, replace=flags == 0)
+        who = self._files.requester()
+        replaced = self._store.rename(old, name_old, new, name_new, replace=flags == 0, who=who)
         if replaced is not None:
             self._removed(replaced)
 
@@ -248,7 +249,7 @@ class Operations(pyfuse3.Operations):
         fh, grant, ino, record = self._files.create(
             InodeNo(parent_inode), name, stat.S_IFREG | mode, flags, ctx.uid, ctx.gid
         )
-        trusted = self._store.visibility.trusts_name(record, just_created=True)
+        trusted = self._files.trusts_created(record)
         entry = self._entries.created(ino, record, name_trusted=trusted)
         return self._file_info(fh, grant), entry
 
@@ -290,7 +291,8 @@ class Operations(pyfuse3.Operations):
     def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         """List a directory from cookie *start_id* on."""
         ino = self._files.handles.get(fh).opened.ino
-        list_directory(self._store, self._entries, ino, start_id, token)
+        who = self._files.requester()
+        list_directory(self._store, self._entries, ino, start_id, token, who)
 
     @answered
     def releasedir(self, fh: int) -> None:

@@ -39,6 +39,7 @@ from mount.notifier import Notifier
 from mount.operations import Operations
 from mount.path_choice import NOT_OFFERED, PathChoice, choose_path, without_passthrough
 from mount.status import describe
+from mount.store_lane import StoreLane
 
 _log: Final = logging.getLogger(__name__)
 
@@ -171,6 +172,10 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                         self._thread,
                     )
                     self.channel.serve(self.lane.answers())
+                    stores = StoreLane(
+                        self.lane, self.files, lambda: self.channel.present, self._removed
+                    )
+                    self.channel.serve(stores.answers())
                 nursery.start_soon(self._serve_signals, load)
                 nursery.start_soon(self.channel.flush_late)
                 await nursery.start(
@@ -212,10 +217,10 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         ready()
 
     def _thread(self) -> int:
-        return self.channel.present_pid
+        return self.channel.present.tid
 
     def _requester(self) -> Maker:
-        return self._makers.of(self.channel.present_pid, time.monotonic())
+        return self._makers.of(self.channel.present.tid, time.monotonic())
 
     def _removed(self, ino: InodeNo) -> None:
         if isinstance(self.path, PassthroughPath):

@@ -108,7 +108,7 @@ async def test_what_the_channel_does_not_know_goes_to_libfuse_and_back(wires: Wi
 async def test_the_present_request_is_known_to_its_handler(wires: Wires) -> None:
     wires.kernel.send(request(Opcode.STATFS, 42))
     await wires.pump()
-    assert (wires.channel.present_unique, wires.channel.present_pid) == (42, 99)
+    assert (wires.channel.present_unique, wires.channel.present.tid) == (42, 99)
 
 
 async def test_an_answer_sees_the_body_and_is_sent_at_once(wires: Wires) -> None:
