@@ -13,6 +13,7 @@ from kvfs.blocks import Blocks
 from kvfs.config import Settings
 from kvfs.devices import Device
 from kvfs.holdings_scan import HoldingsScan
+from kvfs.makers import NOBODY, Maker
 from kvfs.namespace import Namespace
 from kvfs.pool import Pool
 from kvfs.recovery import recover
@@ -88,20 +89,22 @@ class Store:
         new_name: bytes,
         *,
         replace: bool,
+        who: Maker = NOBODY,
     ) -> InodeNo | None:
         """Move a name (``Namespace.rename``), or publish the finished draft that lost it before.
 
-        Returns the inode that lost its name.
+        *who* asks. Returns the inode that lost its name.
         """
         superseding = self.blocks.superseding
-        if superseding.displaced:
+        renames = (parent, name) != (new_parent, new_name)
+        if replace and renames and superseding.contended(parent, name):
             ino = self.namespace.lookup(parent, name)
-            finished = superseding.finished_under(parent, name, ino)
-            if finished is not None and replace:
-                superseding.restore(finished, parent, name, new_parent, new_name)
+            finished = superseding.meant(parent, name, ino, who)
+            if finished is not None:
+                replaced = superseding.restore(finished, new_parent, new_name)
                 for changed in ((parent, name), (new_parent, new_name)):
                     self.blocks.publishing.vanished(*changed)
-                return None
+                return replaced
         return self.namespace.rename(parent, name, new_parent, new_name, replace=replace)
 
     def totals(self) -> Totals:

@@ -6,15 +6,15 @@ name up again by itself and opens the fresh one. Two nodes that write the same t
 """
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kvfs.errors import KvfsError
-from kvfs.lifecycle import UNFINISHED, State
-from kvfs.makers import Maker
+from kvfs.errors import KvfsError, NotFound
+from kvfs.lifecycle import UNFINISHED, State, is_temporary
+from kvfs.makers import NOBODY, Maker
 from kvfs.namespace import Namespace
 from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
-from kvfs.record_changes import counted, new_record
+from kvfs.record_changes import counted, new_record, refuse_mismatch
 from kvfs.types import InodeNo, InodeRecord
 
 if TYPE_CHECKING:
@@ -27,6 +27,15 @@ _DISPLACED_S: Final = 60.0
 _DISPLACED_MAX: Final = 64
 
 
+class Displaced(NamedTuple):
+    """A draft whose name another writer took; it is forgotten at *until_s*."""
+
+    parent: InodeNo
+    name: bytes
+    opened: OpenInode
+    until_s: float
+
+
 class Superseding:
     """Fresh inodes waiting for their OPEN, and drafts that lost their name to another writer."""
 
@@ -34,7 +43,8 @@ class Superseding:
         self._pool = pool
         self._namespace = namespace
         self._awaited: OrderedDict[InodeNo, tuple[ReadyExtent, float]] = OrderedDict()
-        self._displaced: OrderedDict[tuple[InodeNo, bytes], tuple[OpenInode, float]] = OrderedDict()
+        #: Oldest first; few, so that they are searched.
+        self._displaced: OrderedDict[InodeNo, Displaced] = OrderedDict()
 
     def due(self, ino: InodeNo, record: InodeRecord) -> bool:
         """Whether a truncating open of *ino* must get another inode."""
@@ -65,9 +75,8 @@ class Superseding:
         except BaseException:
             pool.ready.put_back(extent)
             raise
-        opened = pool.open_inodes.get(ino)
-        if opened is not None and opened.writers and opened.unfinished:
-            self._displace(opened, record)
+        if self._may_be_renamed(ino, record, maker):
+            self._displace(ino, record)
         self._namespace.bury(ino, record, now_ns)
         pool.space.extra_bytes += extent.reserve_bytes
         self._awaited[extent.ino] = (extent, pool.monotonic_s() + _AWAITED_S)
@@ -85,37 +94,58 @@ class Superseding:
 
     # ---- drafts without a name ----
 
-    def _displace(self, opened: OpenInode, record: InodeRecord) -> None:
+    def _may_be_renamed(self, ino: InodeNo, record: InodeRecord, taker: Maker) -> bool:
+        """Whether the writer of *ino*, whose name *taker* takes, is on its way to a rename."""
+        if record.state in UNFINISHED:
+            opened = self._pool.open_inodes.get(ino)
+            return opened is not None and opened.writers > 0
+        if record.state != State.LEASED:
+            return False
+        return is_temporary(record.name) or taker != (record.maker_tgid, record.maker_birth)
+
+    def _displace(self, ino: InodeNo, record: InodeRecord) -> None:
         """Keep a draft that another writer took the name of: its own writer will rename it."""
-        self._pool.open_inodes.enter(opened.ino, writer=False)
+        opened = self._pool.open_inodes.enter(ino, writer=False)
+        if not opened.writers:
+            opened.maker = Maker(record.maker_tgid, record.maker_birth)
+            opened.allocated_bytes = record.allocated_bytes
         until_s = self._pool.monotonic_s() + _DISPLACED_S
-        earlier = self._displaced.pop((record.parent, record.name), None)
-        self._displaced[record.parent, record.name] = (opened, until_s)
-        if earlier is not None:
-            self._pool.leave(earlier[0], writer=False)
+        self._displaced[opened.ino] = Displaced(record.parent, record.name, opened, until_s)
         if len(self._displaced) > _DISPLACED_MAX:
             self._forget_oldest()
 
-    def finished_under(self, parent: InodeNo, name: bytes, ino: InodeNo) -> OpenInode | None:
-        """Return the finished draft that a rename of *name* means, None for *ino* itself.
+    def contended(self, parent: InodeNo, name: bytes) -> bool:
+        """Whether a draft that lost this name may still be renamed by its writer."""
+        return any(lost.name == name and lost.parent == parent for lost in self._displaced.values())
 
-        That is: *ino* is still being written, and another draft was closed under the name before.
+    def meant(self, parent: InodeNo, name: bytes, ino: InodeNo, who: Maker) -> OpenInode | None:
+        """Return the finished draft that process *who* means by *name*, None for *ino* itself.
+
+        That is another one if *ino* is still being written and drafts lost the name to it: the
+        process's own first. Raises NotFound when it would publish what another one writes.
         """
-        displaced = self._displaced.get((parent, name))
-        if displaced is None:
-            return None
+        lost = [
+            displaced.opened
+            for displaced in reversed(self._displaced.values())
+            if displaced.name == name and displaced.parent == parent
+        ]
         present = self._pool.open_inodes.get(ino)
-        if ino not in self._awaited and (present is None or not present.unfinished):
+        if not lost or (ino not in self._awaited and (present is None or not present.unfinished)):
             return None
-        opened = displaced[0]
-        return opened if opened.writers == 0 and not opened.torn else None
+        finished = [opened for opened in lost if opened.writers == 0 and not opened.torn]
+        for opened in finished:
+            if opened.maker == who:
+                return opened
+        if present is not None and present.maker == who != NOBODY:
+            return None
+        if finished:
+            return finished[0]
+        raise NotFound(f"{name!r} is being written by another process")
 
-    def restore(
-        self, opened: OpenInode, parent: InodeNo, name: bytes, new_parent: InodeNo, new_name: bytes
-    ) -> None:
-        """Publish the displaced draft *opened*, closed under *name*, as *new_name*.
+    def restore(self, opened: OpenInode, new_parent: InodeNo, new_name: bytes) -> InodeNo | None:
+        """Publish the displaced draft *opened* as *new_name*; return the inode that lost that.
 
-        *name* stays with the writer that took it. Raises as ``Namespace.rename``.
+        The draft's old name stays with the writer that took it. Raises as ``Namespace.rename``.
         """
         pool = self._pool
         record = opened.gone
@@ -124,6 +154,8 @@ class Superseding:
         sequence = pool.next_sequence()
         replaced = pool.index.lookup(new_parent, new_name)
         replaced_record = None if replaced is None else self._namespace.record(replaced)
+        if replaced_record is not None:
+            refuse_mismatch(record, replaced_record)
         final = record._replace(
             parent=new_parent,
             name=new_name,
@@ -146,22 +178,18 @@ class Superseding:
             self._namespace.enter(txn, opened.ino, final, parent_record)
         opened.gone = None
         pool.space.extra_bytes -= opened.allocated_bytes
-        del self._displaced[parent, name]
+        del self._displaced[opened.ino]
         pool.leave(opened, writer=False)
         pool.identities.write(opened.ino, final)
         if replaced is not None and replaced_record is not None:
             self._namespace.bury(replaced, replaced_record, now_ns)
-
-    @property
-    def displaced(self) -> int:
-        """Drafts that lost their name to another writer and may still be renamed."""
-        return len(self._displaced)
+        return replaced
 
     def tick(self, now_s: float) -> None:
         """End what has waited too long."""
         while self._awaited and next(iter(self._awaited.values()))[1] <= now_s:
             self._drop_awaited()
-        while self._displaced and next(iter(self._displaced.values()))[1] <= now_s:
+        while self._displaced and next(iter(self._displaced.values())).until_s <= now_s:
             self._forget_oldest()
 
     def close(self) -> None:
@@ -172,8 +200,8 @@ class Superseding:
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
-        _, (opened, _) = self._displaced.popitem(last=False)
-        self._pool.leave(opened, writer=False)
+        _, displaced = self._displaced.popitem(last=False)
+        self._pool.leave(displaced.opened, writer=False)
 
     def _drop_awaited(self) -> None:
         """Nobody opened the fresh inode: its name is a draft that nobody writes."""
