@@ -13,8 +13,10 @@ from kvfs.errors import (
     ReadOnly,
     Unsupported,
 )
+from kvfs.measure import measured
 from kvfs.namespace import Namespace
 from kvfs.own_attributes import OwnAttributes, is_own
+from kvfs.policy import VALUES
 from kvfs.pool import Pool
 from kvfs.record_changes import storable_mode
 from kvfs.types import InodeNo, InodeRecord
@@ -62,6 +64,9 @@ class Attributes:
         changed = self._changed(record, change)
         opened = pool.open_inodes.get(ino)
         if opened is not None and opened.writers and opened.fd >= 0:
+            if measured(pool.syscalls, opened, record) is not record:
+                # The index keeps the old time: by it the rewriting is known, also after a crash.
+                changed = changed._replace(mtime_ns=record.mtime_ns)
             self._tell_extent(opened.fd, change)
         if opened is not None and opened.gone is not None:
             opened.gone = changed
@@ -140,9 +145,10 @@ class Attributes:
         """Remove attribute *name*. Raises NoSuchAttribute, Unsupported, ReadOnly."""
         self._require_settable(name)
         record = self._namespace.record(ino)
-        if is_own(name):
+        present = self._pool.index.xattr(ino, name) is not None
+        if is_own(name) and (present or name not in VALUES):
             self._own.check(ino, record, name, None, uid)
-        if self._pool.index.xattr(ino, name) is None:
+        if not present:
             raise NoSuchAttribute
         with self._pool.index.write() as txn:
             txn.delete_xattr(ino, name)

@@ -135,10 +135,9 @@ class Blocks:
         self, opened: OpenInode, record: InodeRecord, maker: Maker, *, writer: bool, appends: bool
     ) -> None:
         if opened.readers + opened.writers == 1:
-            if self.superseding.is_awaited(opened.ino):
-                self.superseding.claim(opened)
-            else:
-                opened.allocated_bytes = record.allocated_bytes
+            opened.allocated_bytes = record.allocated_bytes
+        if writer and self.superseding.is_awaited(opened.ino):
+            self.superseding.claim(opened)
         self._pool.holdings.touch(opened.ino, self._pool.monotonic_s())
         if writer:
             self.extent_fd(opened)
@@ -210,14 +209,16 @@ class Blocks:
         A draft that somebody still writes is not whole, and its writer will hear of an error at
         the next call: its name goes.
         """
+        closed = {opened.ino for opened, _ in self._unpublished if opened.writers == 1}
         self._unpublished.clear()  # their writers are counted, and close once more
+        self.superseding.close()
         for opened in list(self._pool.open_inodes.values()):
-            opened.torn = opened.torn or opened.unfinished
+            if opened.ino not in closed:
+                opened.torn = opened.torn or opened.unfinished
             for _ in range(opened.readers):
                 self.close(opened, writer=False)
             for _ in range(opened.writers):
                 self.close(opened, writer=True)
-        self.superseding.close()
         settled = not self._unpublished
         while self._unpublished:
             self._pool.leave(self._unpublished.popleft()[0], writer=True)
@@ -250,6 +251,7 @@ class Blocks:
         opened = pool.open_inodes.get(ino)
         if opened is not None and opened.writers:
             fd = self.extent_fd(opened)
+            opened.appended_only = False
             pool.syscalls.ftruncate(fd, size_bytes)
             pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
             return

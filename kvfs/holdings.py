@@ -33,8 +33,8 @@ class Holdings:
     def __init__(self, makers: Makers, lease_s: float) -> None:
         self.makers = makers
         self._lease_s = lease_s
-        #: Told each inode whose maker is gone.
-        self.settle: Callable[[InodeNo], None] = self.drop
+        #: Told each inode whose maker is gone; False if it cannot be settled yet.
+        self.settle: Callable[[InodeNo], bool] = self._forget
         self._held: dict[InodeNo, Holding] = {}
         self._by_maker: dict[Maker, set[InodeNo]] = {}
         #: Leases by time: when each block was used last, oldest first.
@@ -90,8 +90,19 @@ class Holdings:
             self._ended.append(ino)
         for _ in range(min(_SETTLED_A_TICK, len(self._ended))):
             ino = self._ended.popleft()
-            if ino in self._held:
-                self.settle(ino)
+            if self._is_without_maker(ino) and not self.settle(ino):
+                self._ended.append(ino)
+
+    def _is_without_maker(self, ino: InodeNo) -> bool:
+        """Whether *ino* is held still, and nobody made it anew since its maker ended."""
+        holding = self._held.get(ino)
+        if holding is None or holding.state not in HELD:
+            return False
+        return ino not in self._timed and ino not in self._by_maker.get(holding.maker, ())
+
+    def _forget(self, ino: InodeNo) -> bool:
+        self.drop(ino)
+        return True
 
     def state_of(self, ino: InodeNo) -> State | None:
         """Return the state of *ino* if it is in the tables."""

@@ -33,6 +33,9 @@ class State(IntEnum):
     READY = 10
     #: No name any more; lives on for its handles. Never stored.
     GONE = 11
+    #: Closed after a rewrite in place: a slab, but its bytes are one whole, so that a later rewrite
+    #: can tear it.
+    REWRITTEN = 12
 
 
 class Event(StrEnum):
@@ -43,6 +46,7 @@ class Event(StrEnum):
     RENAME = "rename to another name"
     TEAR = "a writer dies of a signal"
     CLOSE = "last writable close"
+    EXTEND = "last writable close, bytes were added only"
     REOPEN = "open for writing"
     MAKER_DIED = "its maker is gone"
     REMOVE = "unlink, replace or evict"
@@ -146,9 +150,21 @@ TABLE: Final[dict[State, Row]] = {
             Event.ALLOCATE: State.SLAB,
             Event.RENAME: State.REWRITE,
             Event.TEAR: State.TORN,
-            Event.CLOSE: State.SLAB,
+            Event.CLOSE: State.REWRITTEN,
+            Event.EXTEND: State.LEASED,
             Event.REOPEN: State.REWRITE,
             Event.MAKER_DIED: State.REWRITE,
+            Event.REMOVE: State.GONE,
+        },
+    ),
+    State.REWRITTEN: Row(
+        Seen.ALL,
+        Goes.NEVER,
+        {
+            Event.ALLOCATE: State.SLAB,
+            Event.RENAME: State.PUBLISHED,
+            Event.REOPEN: State.REWRITE,
+            Event.MAKER_DIED: State.SPENT,
             Event.REMOVE: State.GONE,
         },
     ),
@@ -172,7 +188,7 @@ TABLE: Final[dict[State, Row]] = {
         {
             Event.ALLOCATE: State.SLAB,
             Event.RENAME: State.PUBLISHED,
-            Event.REOPEN: State.SLAB,
+            Event.REOPEN: State.REWRITE,
             Event.MAKER_DIED: State.SPENT,
             Event.REMOVE: State.GONE,
         },
@@ -200,9 +216,11 @@ STORED: Final = frozenset(State) - {State.NODE, State.TORN, State.READY, State.G
 #: Not closed by its first writers yet: its size is the extent's, its name may still vanish.
 UNFINISHED: Final = frozenset({State.DRAFT, State.SLAB_DRAFT})
 #: Whole, and what the index says of it is the truth.
-SETTLED: Final = frozenset({State.PUBLISHED, State.LEASED, State.SLAB, State.SPENT, State.ORPHAN})
+SETTLED: Final = frozenset(
+    {State.PUBLISHED, State.LEASED, State.SLAB, State.REWRITTEN, State.SPENT, State.ORPHAN}
+)
 #: Belongs to the process that made it while that lives.
-HELD: Final = frozenset({State.LEASED, State.SLAB})
+HELD: Final = frozenset({State.LEASED, State.SLAB, State.REWRITTEN})
 
 assert set(TABLE) == set(State) - {State.NODE}, "every state has a row"
 
@@ -217,6 +235,11 @@ def after(state: State, event: Event) -> State:
         return TABLE[state].on[event]
     except KeyError:
         raise IllegalEvent(f"{event.name} in {state.name}") from None
+
+
+def label(state: State) -> str:
+    """Return the word that users read for *state*."""
+    return (State.SLAB if state is State.REWRITTEN else state).name.lower()
 
 
 def is_temporary(name: bytes) -> bool:

@@ -18,7 +18,7 @@ def measured(syscalls: Syscalls, opened: OpenInode, record: InodeRecord) -> Inod
     mtime_ns = status.st_mtime_ns
     size_bytes = status.st_size
     if size_bytes == record.size_bytes and (
-        mtime_ns == record.mtime_ns or mtime_ns < record.btime_ns
+        mtime_ns == record.mtime_ns or (size_bytes == 0 and mtime_ns < record.btime_ns)
     ):
         return record  # not written; a ready extent is older than its draft
     return record._replace(

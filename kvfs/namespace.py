@@ -19,8 +19,10 @@ from kvfs.errors import (
     ReadOnly,
 )
 from kvfs.index_transaction import WriteTransaction
-from kvfs.lifecycle import Event, State, after
+from kvfs.lifecycle import UNFINISHED, Event, State, after
+from kvfs.makers import Maker
 from kvfs.measure import measured
+from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
 from kvfs.record_changes import counted, emptied, new_record, refuse_mismatch
 from kvfs.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeNo, InodeRecord
@@ -175,6 +177,7 @@ class Namespace:
         """After the index forgot *ino*: keep it for its handles, or for a moment."""
         pool = self._pool
         pool.holdings.drop(ino)
+        pool.pins.drop(ino)
         opened = pool.open_inodes.get(ino)
         pool.space.extra_bytes += record.allocated_bytes
         if opened is not None:
@@ -192,11 +195,13 @@ class Namespace:
         new_name: bytes,
         *,
         replace: bool = True,
+        who: Maker | None = None,
     ) -> InodeNo | None:
         """Move a name, over an existing one if *replace*; return the inode that lost its name.
 
-        Readers of a replaced block keep the old bytes. Raises NotFound, Exists, NotADirectory,
-        IsADirectory, NotEmpty, InvalidRequest, NameTooLong.
+        *who* asks, None if that does not matter: a draft that another process is writing is
+        published at its last close. Readers of a replaced block keep the old bytes. Raises
+        NotFound, Exists, NotADirectory, IsADirectory, NotEmpty, InvalidRequest, NameTooLong.
         """
         pool = self._pool
         if pool.settings.read_only:
@@ -218,9 +223,10 @@ class Namespace:
             refuse_mismatch(record, replaced_record)
         now_ns = pool.clock_ns()
         sequence = pool.next_sequence()
-        moved = self._renamed(ino, record)._replace(
-            parent=new_parent, name=new_name, ctime_ns=now_ns, sequence=sequence
-        )
+        opened = pool.open_inodes.get(ino)
+        published = self._publishes(opened, record, who)
+        moved = self._renamed(opened, record) if published else record
+        moved = moved._replace(parent=new_parent, name=new_name, ctime_ns=now_ns, sequence=sequence)
         counters = pool.counters._replace(sequence=sequence)
         if replaced_record is not None:
             counters = counted(counters, replaced_record, -1)
@@ -241,6 +247,9 @@ class Namespace:
                     txn, replaced, replaced_record, new_parent_record, now_ns
                 )
             self.enter(txn, ino, moved, new_parent_record)
+        if opened is not None and opened.writers:
+            opened.renamed = True
+            opened.unfinished = opened.unfinished and not published
         self._identities.write(ino, moved)
         self._settle_moved(ino, moved)
         if replaced is not None and replaced_record is not None:
@@ -259,22 +268,23 @@ class Namespace:
         self._drop(txn, replaced, replaced_record)
         return emptied(parent_record, replaced_record, now_ns)
 
-    def _renamed(self, ino: InodeNo, record: InodeRecord) -> InodeRecord:
-        """Return *record* as a rename to another name leaves it: published, if it is a block's."""
+    def _publishes(self, opened: OpenInode | None, record: InodeRecord, who: Maker | None) -> bool:
+        """Whether a rename by *who* publishes *record* at once, and not at its last close."""
         if not stat.S_ISREG(record.mode):
-            return record
-        opened = self._pool.open_inodes.get(ino)
-        if opened is not None and opened.torn:
-            return record
+            return False
+        if opened is None or not opened.writers or not opened.unfinished:
+            return True
+        own = record.state in UNFINISHED and (who is None or who == opened.maker)
+        return own and not opened.torn
+
+    def _renamed(self, opened: OpenInode | None, record: InodeRecord) -> InodeRecord:
+        """Return a block's *record* as a rename to another name leaves it: published."""
         state = after(State(record.state), Event.RENAME)
         if opened is not None and opened.writers and opened.fd >= 0:
             # Renamed before it is closed (llm-d), or the RELEASE comes behind the RENAME.
             now = measured(self._pool.syscalls, opened, record)
             record = now._replace(allocated_bytes=record.allocated_bytes)
-            opened.unfinished = opened.unfinished and state is State.REWRITE
-        if state is State.PUBLISHED:
-            record = record._replace(maker_tgid=0, maker_birth=0)
-        return record._replace(state=state)
+        return record._replace(state=state, maker_tgid=0, maker_birth=0)
 
     def _settle_moved(self, ino: InodeNo, record: InodeRecord) -> None:
         """Let what depends on an inode's name or state follow a rename."""

@@ -23,6 +23,7 @@ class OpenInode:
         "ino",
         "maker",
         "readers",
+        "renamed",
         "torn",
         "unfinished",
         "writers",
@@ -43,8 +44,10 @@ class OpenInode:
         self.unfinished = False
         #: A writer died of a signal before the block was whole: the name goes at the last close.
         self.torn = False
-        #: Whether every writer since the reopening appends.
+        #: Whether every writer since the reopening adds bytes only: appends, or found it empty.
         self.appended_only = True
+        #: Renamed while it was written: the last close carries it out.
+        self.renamed = False
         #: The process that writes, and what the block was before it was reopened.
         self.maker: Maker = NOBODY
         self.before = State.DRAFT

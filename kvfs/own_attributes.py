@@ -7,7 +7,7 @@ import stat
 from typing import Final
 
 from kvfs.errors import InvalidRequest, NoSuchAttribute, NotPermitted
-from kvfs.lifecycle import State
+from kvfs.lifecycle import State, label
 from kvfs.policy import DRAFTS, EVICT, PIN, PREFIX, VALUES, check_value
 from kvfs.pool import Pool
 from kvfs.types import InodeNo, InodeRecord
@@ -29,7 +29,7 @@ class OwnAttributes:
     def value(self, ino: InodeNo, record: InodeRecord, name: bytes) -> bytes:
         """Return the value in force. Raises NoSuchAttribute."""
         if name == STATE:
-            return self._state(ino, record).name.lower().encode()
+            return label(self._state(ino, record)).encode()
         directory = ino if stat.S_ISDIR(record.mode) else record.parent
         policy = self._pool.policies.of(directory)
         if name == DRAFTS:

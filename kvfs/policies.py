@@ -28,22 +28,33 @@ class Policies:
     def of(self, directory: InodeNo) -> Policy:
         """Return what holds in *directory*, with what it inherits."""
         policy = self._cached.get(directory)
-        if policy is None:
-            policy = self._look(directory)
-            if len(self._cached) >= _CACHED_MAX:
-                self._cached.clear()
-            self._cached[directory] = policy
+        if policy is not None:
+            return policy
+        # No recursion: a tree may be deeper than Python's stack.
+        below: list[tuple[InodeNo, InodeRecord]] = []
+        policy = Policy()
+        while (known := self._cached.get(directory)) is None:
+            record = self._index.inode(directory)
+            if record is None:
+                break
+            below.append((directory, record))
+            if directory == ROOT_INODE:
+                break
+            directory = record.parent
+        else:
+            policy = known
+        if len(self._cached) + len(below) > _CACHED_MAX:
+            self._cached.clear()
+        for directory, record in reversed(below):
+            policy = self._cached[directory] = self._with(policy, directory, record)
         return policy
 
     def clear(self) -> None:
         """Forget what was looked up: a policy was set, or a directory moved."""
         self._cached.clear()
 
-    def _look(self, directory: InodeNo) -> Policy:
-        record = self._index.inode(directory)
-        if record is None:
-            return Policy()
-        inherited = Policy() if directory == ROOT_INODE else self.of(record.parent)
+    def _with(self, inherited: Policy, directory: InodeNo, record: InodeRecord) -> Policy:
+        """Return *inherited* with what *directory* says itself."""
         for name, value in self._said(directory, record):
             if name == DRAFTS:
                 inherited = inherited._replace(drafts_of_owner=value == b"owner")

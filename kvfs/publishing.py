@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvfs.errors import KvfsError
-from kvfs.lifecycle import HELD, SETTLED, Event, State, after, is_temporary
+from kvfs.lifecycle import HELD, SETTLED, UNFINISHED, Event, State, after, is_temporary
 from kvfs.makers import NOBODY, Maker, exit_signal
 from kvfs.measure import measured
 from kvfs.namespace import Namespace
@@ -46,21 +46,31 @@ class Publishing:
         block is marked as being rewritten: after a crash its record would be a guess, and after
         a power loss nothing would tell its old bytes from its new ones.
         """
+        pool = self._pool
+        state = State(record.state)
+        appends = appends or record.size_bytes == 0
         if opened.writers > 1:
             opened.appended_only = opened.appended_only and appends
-            return
-        pool = self._pool
-        pool.syscalls.utime(opened.fd, ns=(record.atime_ns, record.mtime_ns))
-        opened.maker = maker
-        opened.appended_only = appends
-        opened.before = state = State(record.state)
-        opened.unfinished = state not in HELD and state is not State.SPENT
+            if state is not State.PUBLISHED or opened.gone is not None:
+                return
+            # Its first writer renamed it before closing it.
+        else:
+            pool.syscalls.utime(opened.fd, ns=(record.atime_ns, record.mtime_ns))
+            # A time that was looked at is not given to the next write, too (multigrain
+            # timestamps, Linux 6.13): what is written now is told from what is not.
+            pool.syscalls.fstat(opened.fd)
+            opened.maker = maker
+            opened.appended_only = appends
+        opened.before = state
+        opened.renamed = opened.torn = False
+        opened.unfinished = state in UNFINISHED
         if opened.gone is not None or state not in SETTLED:
             return
         if after(state, Event.REOPEN) is State.REWRITE:
             opened.unfinished = True
             with pool.index.write() as txn:
                 txn.put_inode(opened.ino, record._replace(state=State.REWRITE))
+            pool.holdings.drop(opened.ino)
             self._identities.withdraw(opened.ino)
 
     def allocate_ahead(self, ino: InodeNo) -> None:
@@ -77,8 +87,10 @@ class Publishing:
             return
         if opened is not None:
             opened.unfinished = state is State.SLAB_DRAFT
-        maker = NOBODY if opened is None else opened.maker
-        record = record._replace(state=state, maker_tgid=maker.tgid, maker_birth=maker.birth)
+        if opened is not None and opened.writers:
+            maker = opened.maker
+            record = record._replace(maker_tgid=maker.tgid, maker_birth=maker.birth)
+        record = record._replace(state=state)
         with self._pool.index.write() as txn:
             txn.put_inode(ino, record)
         self._identities.withdraw(ino)
@@ -117,28 +129,28 @@ class Publishing:
             not written and allocated_bytes == before.allocated_bytes
         ):
             return
-        self._record(opened, before, self._owned(opened, record, state), allocated_bytes)
+        owned = self._owned(opened, record, state, written=written)
+        self._record(opened, before, owned, allocated_bytes)
 
     def _closed(self, opened: OpenInode, state: State, *, written: bool) -> State:
         """Return what the last writable close makes of a block in *state*."""
         if opened.torn and (written or state is not State.REWRITE):
             state = after(state, Event.TEAR)
             return after(state, Event.CLOSE)
-        if state is State.REWRITE:
-            if not written:
-                return opened.before
-            if opened.appended_only:
-                return State.LEASED
-        if state is State.SPENT:
-            return after(state, Event.REOPEN) if written else state
-        if state in (State.LEASED, State.ORPHAN):
-            return state
-        return after(state, Event.CLOSE)
+        if state is State.REWRITE and not written:
+            state = opened.before
+        elif state is State.REWRITE and opened.appended_only:
+            state = after(state, Event.EXTEND)
+        else:
+            state = after(state, Event.CLOSE)
+        return after(state, Event.RENAME) if opened.renamed else state
 
-    def _owned(self, opened: OpenInode, record: InodeRecord, state: State) -> InodeRecord:
+    def _owned(
+        self, opened: OpenInode, record: InodeRecord, state: State, *, written: bool
+    ) -> InodeRecord:
         """Return *record* in *state*, with the maker it belongs to from now on."""
-        if state == opened.before and state in HELD and opened.maker == NOBODY:
-            return record._replace(state=state)
+        if state == opened.before and state in HELD and not written:
+            return record._replace(state=state)  # who only looked does not take it over
         maker = opened.maker if state in HELD else NOBODY
         return record._replace(state=state, maker_tgid=maker.tgid, maker_birth=maker.birth)
 
@@ -188,12 +200,18 @@ class Publishing:
         _log.error("inode %#x dismissed: %s", opened.ino, error)
         return True
 
-    def lose_maker(self, ino: InodeNo) -> None:
-        """The process that *ino* belonged to is gone: the block is everybody's, or nobody's."""
+    def lose_maker(self, ino: InodeNo) -> bool:
+        """The process that *ino* belonged to is gone: the block is everybody's, or nobody's.
+
+        False if that cannot be told now.
+        """
         pool = self._pool
         record = pool.index.inode(ino)
-        if record is None or (ino in pool.open_inodes and pool.open_inodes[ino].writers):
-            return  # its last close says what it is
+        if record is None or record.state not in HELD:
+            pool.holdings.drop(ino)
+            return True
+        if ino in pool.open_inodes and pool.open_inodes[ino].writers:
+            return False  # a slab in use, or one whose last close says what it is
         state = after(State(record.state), Event.MAKER_DIED)
         if record.state == State.LEASED and is_temporary(record.name):
             state = State.ORPHAN
@@ -203,5 +221,6 @@ class Publishing:
                 txn.put_inode(ino, record)
         except (KvfsError, OSError) as error:
             _log.warning("inode %#x keeps its lease: %s", ino, error)
-            return
+            return False
         pool.holdings.note(ino, record, pool.monotonic_s())
+        return True

@@ -1,6 +1,6 @@
 """How many blocks, and how many bytes of the device, are in each state of their life."""
 
-from kvfs.lifecycle import State
+from kvfs.lifecycle import State, label
 from kvfs.pool import Pool
 
 Totals = dict[str, dict[str, int]]
@@ -14,7 +14,7 @@ def state_totals(pool: Pool) -> Totals:
     totals: Totals = {}
 
     def count(state: State, allocated_bytes: int) -> None:
-        row = totals.setdefault(state.name.lower(), {"blocks": 0, "bytes": 0})
+        row = totals.setdefault(label(state), {"blocks": 0, "bytes": 0})
         row["blocks"] += 1
         row["bytes"] += allocated_bytes
 

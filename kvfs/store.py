@@ -105,7 +105,7 @@ class Store:
                 for changed in ((parent, name), (new_parent, new_name)):
                     self.blocks.publishing.vanished(*changed)
                 return replaced
-        return self.namespace.rename(parent, name, new_parent, new_name, replace=replace)
+        return self.namespace.rename(parent, name, new_parent, new_name, replace=replace, who=who)
 
     def totals(self) -> Totals:
         """Return the pool's size and what is free of it; the totals never change while mounted."""

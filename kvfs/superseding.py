@@ -84,8 +84,11 @@ class Superseding:
     def claim(self, opened: OpenInode) -> None:
         """The OPEN that a fresh inode waited for has come."""
         extent, _ = self._awaited.pop(opened.ino)
-        opened.fd = extent.fd
-        opened.fresh_id = extent.backing_id
+        if opened.fd >= 0:
+            self._pool.ready.let_go(extent)  # a reader was faster and has it open already
+        else:
+            opened.fd = extent.fd
+            opened.fresh_id = extent.backing_id
         opened.allocated_bytes = extent.reserve_bytes
 
     def is_awaited(self, ino: InodeNo) -> bool:

@@ -1,8 +1,8 @@
 """What a server that did not stop leaves open in an index that is still good, and its end.
 
-Drafts go: nobody will finish them, and nobody may take them for whole. Blocks that were being
-rewritten in place are measured, since their extent is the truth. Neither touches a file: extents
-without an inode are the sweep's.
+Drafts go: nobody will finish them, and nobody may take them for whole. So do blocks that were
+being rewritten in place, unless nothing was written yet. Slabs are measured, since their extent is
+the truth. Neither touches a file: extents without an inode are the sweep's.
 """
 
 import logging
@@ -27,11 +27,11 @@ _log: Final = logging.getLogger(__name__)
 
 _STEP: Final = 4096
 _STAT_BLOCK_BYTES: Final = 512
-_OPEN_STATES: Final = UNFINISHED | {State.REWRITE}
+_OPEN_STATES: Final = UNFINISHED | {State.REWRITE, State.SLAB}
 
 
 class Finished(NamedTuple):
-    """How many drafts were dropped, and how many rewritten blocks were measured anew."""
+    """How many blocks were dropped, and how many kept that were open for writing."""
 
     dropped: int
     measured: int
@@ -48,28 +48,40 @@ def finish_index(index: Index, extents: Extents) -> Finished:
             txn.put_counters(counters)
     dropped = measured = 0
     for ino, record in unfinished:
-        status = extents.stat(ino) if record.state == State.REWRITE else None
+        again = _measured(extents, ino, record)
+        if again == record:
+            continue
         with index.write() as txn:
-            if status is None:
+            if again is None:
                 counters = _drop(txn, ino, record, counters)
                 dropped += 1
             else:
-                allocated_bytes = status.st_blocks * _STAT_BLOCK_BYTES
-                growth_bytes = allocated_bytes - record.allocated_bytes
+                growth_bytes = again.allocated_bytes - record.allocated_bytes
                 counters = counters._replace(
                     used_bytes=counters.used_bytes + growth_bytes, sequence=counters.sequence + 1
                 )
-                again = record._replace(
-                    state=State.PUBLISHED,
-                    size_bytes=status.st_size,
-                    allocated_bytes=allocated_bytes,
-                    mtime_ns=status.st_mtime_ns,
-                    sequence=Sequence(counters.sequence),
-                )
-                txn.put_inode(ino, again)
+                txn.put_inode(ino, again._replace(sequence=Sequence(counters.sequence)))
                 measured += 1
             txn.put_counters(counters)
     return Finished(dropped, measured)
+
+
+def _measured(extents: Extents, ino: InodeNo, record: InodeRecord) -> InodeRecord | None:
+    """Return what *record* is now, None if it must go. Raises OSError."""
+    status = None if record.state in UNFINISHED else extents.stat(ino)
+    if status is None:
+        return None
+    state = State(record.state)
+    if state is State.REWRITE:
+        if (status.st_size, status.st_mtime_ns) != (record.size_bytes, record.mtime_ns):
+            return None
+        state = State.LEASED  # or final before: then its lease ends by time
+    return record._replace(
+        state=state,
+        size_bytes=status.st_size,
+        allocated_bytes=status.st_blocks * _STAT_BLOCK_BYTES,
+        mtime_ns=status.st_mtime_ns,
+    )
 
 
 def _find(index: Index) -> tuple[list[tuple[InodeNo, InodeRecord]], int]:

@@ -142,7 +142,7 @@ def test_an_open_for_writing_marks_a_published_block(running: Host) -> None:
     write(store, opened, b"new and longer")
     store.blocks.close(opened, writer=True)
     settle(store)
-    assert store.namespace.record(ino).state == State.SLAB
+    assert store.namespace.record(ino).state == State.REWRITTEN
     assert store.pool.extents.identity(ino) is None
     assert_exact(running)
 
