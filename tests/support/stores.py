@@ -18,6 +18,7 @@ from kvfs.index import Index
 from kvfs.index_place import index_path
 from kvfs.inode_numbers import InodeNumbers
 from kvfs.open_inodes import OpenInode
+from kvfs.rebuild import Progress, no_progress
 from kvfs.store import Store
 from kvfs.syscalls import Syscalls
 from kvfs.types import ROOT_INODE, InodeNo, InodeRecord
@@ -112,10 +113,10 @@ class Host:
         path = self.path / "RUN"
         path.write_text(json.dumps({**json.loads(path.read_text()), "boot_id": "another"}))
 
-    def check(self, *, repair: bool = False) -> FsckReport:
+    def check(self, *, repair: bool = False, progress: Progress = no_progress) -> FsckReport:
         """Run fsck on the stopped pool."""
         with open_source(str(self.path), reserve=_RESERVE, read_only=not repair) as device:
-            return check_pool(device, repair=repair, settings=self.settings)
+            return check_pool(device, repair=repair, settings=self.settings, progress=progress)
 
     def end(self) -> None:
         """Leave nothing open, whatever the test did."""
