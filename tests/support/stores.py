@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.support.mounting import workplace
 
 MIB: Final = 1 << 20
 _STAT_BLOCK_BYTES: Final = 512
+_AN_EXTENT: Final = re.compile(r"/extents/[0-9a-f]{2}/[0-9a-f]{16}( \(deleted\))?$")
 _RESERVE: Final = Reserve(share=0.0, most_bytes=0)
 FILE: Final = stat.S_IFREG | 0o644
 DIRECTORY: Final = stat.S_IFDIR | 0o755
@@ -147,13 +149,11 @@ def kill(store: Store) -> None:
     background._jobs.clear()
     background._fresh.clear()
     background._due.clear()
-    for opened in pool.open_inodes.values():
-        if opened.fd >= 0:
-            os.close(opened.fd)
-    for queue in pool.ready._queues.values():
-        for extent in queue:
-            os.close(extent.fd)
     pool._parts.close()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+            if _AN_EXTENT.search(os.readlink(f"/proc/self/fd/{fd}")):
+                os.close(int(fd))
 
 
 @contextlib.contextmanager
