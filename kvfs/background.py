@@ -94,7 +94,7 @@ class Background:
         done = threading.Event()
         if self._thread is not None:
             self._long.put(done.set)
-        while self._fresh or self.run_one():
+        while self.run_one() or self._fresh:
             self.tick()
         if self._thread is not None:
             done.wait()

@@ -7,7 +7,9 @@ threads. ENOSPC and EDQUOT are raised as NoSpace, other failures as the OSError 
 
 import contextlib
 import errno
+import fcntl
 import os
+import signal
 import stat
 from collections.abc import Iterator
 from typing import Final
@@ -108,6 +110,24 @@ class Extents:
     def allocated_bytes(self, fd: int) -> int:
         """Return the bytes of the device that the extent behind *fd* holds (st_blocks)."""
         return self._syscalls.fstat(fd).st_blocks * _STAT_BLOCK_BYTES
+
+    def in_use(self, fd: int) -> bool:
+        """Whether anybody but *fd*, the only O_RDWR one here, has the extent open or mapped.
+
+        A write lease is refused then (fcntl(2), F_SETLEASE); a client's passthrough handle is
+        somebody, until its last close and unmapping. The lease is given back at once: who opens
+        in between waits those 3 us, and the SIGIO that tells of it is ignored.
+        """
+        if signal.getsignal(signal.SIGIO) is signal.SIG_DFL:
+            signal.signal(signal.SIGIO, signal.SIG_IGN)
+        try:
+            self._syscalls.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except OSError as error:
+            if error.errno == errno.EAGAIN:
+                return True
+            raise
+        self._syscalls.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return False
 
     def stat(self, ino: InodeNo) -> os.stat_result | None:
         """Return the stat of *ino*'s extent, None if there is none."""

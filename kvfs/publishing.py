@@ -9,7 +9,16 @@ from collections.abc import Callable
 from typing import Final
 
 from kvfs.errors import KvfsError
-from kvfs.lifecycle import HELD, SETTLED, UNFINISHED, Event, State, after, is_temporary
+from kvfs.lifecycle import (
+    HELD,
+    SETTLED,
+    TABLE,
+    UNFINISHED,
+    Event,
+    State,
+    after,
+    is_temporary,
+)
 from kvfs.makers import NOBODY, Maker, exit_signal
 from kvfs.measure import measured
 from kvfs.namespace import Namespace
@@ -141,7 +150,7 @@ class Publishing:
             state = opened.before
         elif state is State.REWRITE and opened.appended_only:
             state = after(state, Event.EXTEND)
-        else:
+        elif Event.CLOSE in TABLE[state].on:  # else the open failed before it began
             state = after(state, Event.CLOSE)
         return after(state, Event.RENAME) if opened.renamed else state
 
@@ -181,6 +190,8 @@ class Publishing:
     def _drop_torn(self, opened: OpenInode, record: InodeRecord) -> None:
         """Take the name of a block whose writer died in the middle: never wrong, so a miss."""
         self._namespace.unlink(record.parent, record.name)
+        if opened.gone is not None:  # who has it open reads on to where the writer came
+            opened.gone = record._replace(ctime_ns=opened.gone.ctime_ns)
         self.torn += 1
         self.vanished(record.parent, record.name)
 

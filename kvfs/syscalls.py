@@ -67,6 +67,8 @@ class Syscalls:
     removexattr = staticmethod(os.removexattr)
     flock = staticmethod(fcntl.flock)
     ioctl = staticmethod(fcntl.ioctl)
+    # Last of its module: the name hides the module from here on.
+    fcntl = staticmethod(fcntl.fcntl)
     posix_fadvise = staticmethod(os.posix_fadvise)
 
     def listdir(self, fd: int) -> list[str]:

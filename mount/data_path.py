@@ -60,7 +60,13 @@ class PassthroughPath:
     def adopt(self, _ino: InodeNo, fd: int) -> BackingId:
         """Register a fresh extent; called in the background thread."""
         self.opened_ids += 1
-        return kernel.open_backing(self._device_fd, fd)
+        # The kernel keeps what the id was made from: one open for writing would count as a user
+        # of the extent for as long as the id lives (Extents.in_use).
+        path_fd = os.open(f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
+        try:
+            return kernel.open_backing(self._device_fd, path_fd)
+        finally:
+            os.close(path_fd)
 
     def abandon(self, backing_id: BackingId) -> None:
         """Give an id back that no inode uses."""

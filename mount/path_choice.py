@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from typing import Final, NamedTuple
 
 from kvfs.errors import ToolMissing
@@ -51,9 +52,7 @@ def backing_obstacle(error: OSError) -> str:
     return os.strerror(error.errno or 0)
 
 
-def _version(release: str) -> tuple[int, ...]:
+def _version(release: str) -> tuple[int, int]:
     """Return (major, minor) of a kernel release; (0, 0) if it has another form."""
-    try:
-        return tuple(int(part) for part in release.split(".")[:2])
-    except ValueError:
-        return (0, 0)
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -17,7 +17,7 @@ import trio
 
 from kvfs.config import Settings
 from kvfs.devices import Device, Reserve, open_source
-from kvfs.errors import ServeFailed
+from kvfs.errors import CommandError, ServeFailed
 from kvfs.makers import Maker
 from kvfs.open_inodes import OpenInode
 from kvfs.pool_name import socket_path
@@ -72,7 +72,20 @@ def run(
         stack.callback(store.close)
         store.own_root(settings.uid, settings.gid, settings.mode)
         mount = stack.enter_context(_Mount(device, store, settings))
-        trio.run(mount.serve, ready, load)
+        try:
+            trio.run(mount.serve, ready, load)
+        except BaseExceptionGroup as group:
+            foreseen = _foreseen(group)
+            if foreseen is None:
+                raise
+            raise foreseen from None
+
+
+def _foreseen(error: BaseException) -> CommandError | None:
+    """Return the operator's error that nurseries have wrapped, if it is that and nothing more."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error if isinstance(error, CommandError) else None
 
 
 class _Mount(contextlib.AbstractContextManager["_Mount"]):

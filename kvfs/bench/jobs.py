@@ -88,7 +88,7 @@ class Effort(NamedTuple):
     rounds: int = 2
     names: int = 1024
     calls: int = 400_000
-    opens: int = 20_480
+    opens: int = 10_240
 
 
 #: A smoke run: every line is reached, the figures mean little.

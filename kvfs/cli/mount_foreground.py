@@ -74,14 +74,16 @@ def _serve_or_format(
 
     try:
         serve.run(settings, ready, load)
+        return
     except SourceBlank:
         if settings.read_only:
             raise
-        _log.info("%s is blank: making a pool of it", settings.source)
-        format_source(
-            settings.source,
-            capacity_bytes=settings.capacity_bytes,
-            force=False,
-            fill=found_pool,
-        )
-        serve.run(settings, ready, load)
+    # Outside of the handler: what goes wrong from here on has nothing to do with a blank source.
+    _log.info("%s is blank: making a pool of it", settings.source)
+    format_source(
+        settings.source,
+        capacity_bytes=settings.capacity_bytes,
+        force=False,
+        fill=found_pool,
+    )
+    serve.run(settings, ready, load)

@@ -72,7 +72,7 @@ def test_the_device_may_fail_from_any_call_on_and_come_back(error_no: int) -> No
 
 @ERRORS
 def test_any_call_of_a_stop_may_fail(error_no: int) -> None:
-    """The next start finds the pool as it was; a failed sync costs what is not provably whole."""
+    """The next start finds the pool as it was but for the draft: nobody will finish that."""
     for fail_at in range(1, 100):
         failing = FailingSyscalls(CALLS, 0, error_no)
         with host() as made:
@@ -80,7 +80,6 @@ def test_any_call_of_a_stop_may_fail(error_no: int) -> None:
             put(store, ROOT_INODE, b"whole", b"x" * 9000)
             opened, _ = store.blocks.create(ROOT_INODE, b"open", FILE, 0, 0)
             write(store, opened, b"y" * 100)
-            expected = tree(store)
             failing.calls, failing.fail_at = 0, fail_at
             try:
                 made.stop()
@@ -89,9 +88,7 @@ def test_any_call_of_a_stop_may_fail(error_no: int) -> None:
             failing.fail_at = 0
             store = made.start()
             settle(store)
-            # An open draft whose last step failed is the one thing that may be lost.
-            assert tree(store) in (expected, {b"/whole": b"x" * 9000})
-            assert failing.failed or tree(store) == expected
+            assert tree(store) == {b"/whole": b"x" * 9000}
             assert_sound(made, tree(store))
         if not failing.failed:
             break
@@ -114,7 +111,6 @@ def test_any_call_of_a_start_may_fail(error_no: int, end: str) -> None:
             write(made.store, opened, b"y" * 100)
             if end == "stop":
                 made.stop()
-                expected = expected | {b"/draft": b"y" * 100}
             elif end == "kill":
                 made.kill()
             else:

@@ -5,6 +5,7 @@ starts it: a crash in libfuse fails the test, not the run.
 """
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -25,11 +26,18 @@ WAIT_S: Final = 60.0
 MESSAGE_MAX_BYTES: Final = (1 << 20) + 65536
 _SOCKET_BUFFER_BYTES: Final = 8 << 20
 _SERVER: Final = """
-import sys
+import itertools, os, sys
 from mount import kernel
 device_fd = int(sys.argv.pop(1))
+backing_errno = int(sys.argv.pop(1))
+ids = itertools.count(1)
+def open_backing(device_fd, extent_fd):
+    if backing_errno:
+        raise OSError(backing_errno, os.strerror(backing_errno))
+    return next(ids)
 kernel.open_device = lambda: device_fd
-kernel.mount = kernel.unmount = lambda *args, **kwargs: None
+kernel.mount = kernel.unmount = kernel.close_backing = lambda *args, **kwargs: None
+kernel.open_backing = open_backing
 from kvfs.cli.main import main
 sys.exit(main())
 """
@@ -101,8 +109,11 @@ class FakeKernel:
 
 
 @contextlib.contextmanager
-def fake_kernel(*flags: str) -> Iterator[FakeKernel]:
-    """Yield the kernel's end of a server with a fresh pool in memory, and end the server."""
+def fake_kernel(*flags: str, backing_errno: int = errno.ENOTTY) -> Iterator[FakeKernel]:
+    """Yield the kernel's end of a server with a fresh pool in memory, and end the server.
+
+    Backing ids are refused with *backing_errno*, or given out if that is 0.
+    """
     with workplace() as directory, contextlib.ExitStack() as stack:
         for name in ("pool", "kv"):
             (directory / name).mkdir()
@@ -114,7 +125,8 @@ def fake_kernel(*flags: str) -> Iterator[FakeKernel]:
             end.setsockopt(socket.SOL_SOCKET, 33, _SOCKET_BUFFER_BYTES)
         with theirs:
             os.set_blocking(theirs.fileno(), False)
-            command = [sys.executable, "-c", _SERVER, str(theirs.fileno()), "mount", "--foreground"]
+            numbers = [str(theirs.fileno()), str(backing_errno)]
+            command = [sys.executable, "-c", _SERVER, *numbers, "mount", "--foreground"]
             places = [str(directory / "pool"), str(directory / "kv")]
             log = ["--log-file", str(directory / "kv.log")]
             server = subprocess.Popen(

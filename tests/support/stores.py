@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from kvfs.index import Index
 from kvfs.index_place import index_path
 from kvfs.inode_numbers import InodeNumbers
 from kvfs.open_inodes import OpenInode
+from kvfs.rebuild import Progress, no_progress
 from kvfs.store import Store
 from kvfs.syscalls import Syscalls
 from kvfs.types import ROOT_INODE, InodeNo, InodeRecord
@@ -25,6 +27,7 @@ from tests.support.mounting import workplace
 
 MIB: Final = 1 << 20
 _STAT_BLOCK_BYTES: Final = 512
+_AN_EXTENT: Final = re.compile(r"/extents/[0-9a-f]{2}/[0-9a-f]{16}( \(deleted\))?$")
 _RESERVE: Final = Reserve(share=0.0, most_bytes=0)
 FILE: Final = stat.S_IFREG | 0o644
 DIRECTORY: Final = stat.S_IFDIR | 0o755
@@ -112,10 +115,10 @@ class Host:
         path = self.path / "RUN"
         path.write_text(json.dumps({**json.loads(path.read_text()), "boot_id": "another"}))
 
-    def check(self, *, repair: bool = False) -> FsckReport:
+    def check(self, *, repair: bool = False, progress: Progress = no_progress) -> FsckReport:
         """Run fsck on the stopped pool."""
         with open_source(str(self.path), reserve=_RESERVE, read_only=not repair) as device:
-            return check_pool(device, repair=repair, settings=self.settings)
+            return check_pool(device, repair=repair, settings=self.settings, progress=progress)
 
     def end(self) -> None:
         """Leave nothing open, whatever the test did."""
@@ -146,13 +149,11 @@ def kill(store: Store) -> None:
     background._jobs.clear()
     background._fresh.clear()
     background._due.clear()
-    for opened in pool.open_inodes.values():
-        if opened.fd >= 0:
-            os.close(opened.fd)
-    for queue in pool.ready._queues.values():
-        for extent in queue:
-            os.close(extent.fd)
     pool._parts.close()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+            if _AN_EXTENT.search(os.readlink(f"/proc/self/fd/{fd}")):
+                os.close(int(fd))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,73 @@
+"""docs/connectors.md says what the tests hold, no less and no more."""
+
+import importlib
+import inspect
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.connectors.connector import ROOT, environment
+from tests.connectors.contract import ConnectorContract
+
+DOCUMENT: Final = ROOT / "docs" / "connectors.md"
+HERE: Final = Path(__file__).parent
+
+
+def rows() -> list[dict[str, str]]:
+    """The table's rows, by column."""
+    lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
+
+
+def test_classes() -> dict[str, type[ConnectorContract]]:
+    """Every connector's test class, by name."""
+    modules = [
+        importlib.import_module(f"tests.connectors.{path.stem}")
+        for path in HERE.glob("test_*.py")
+        if path.stem != "test_document"
+    ]
+    return {
+        name: found
+        for module in modules
+        for name, found in vars(module).items()
+        if name.startswith("Test") and inspect.isclass(found)
+    }
+
+
+test_classes.__test__ = False  # type: ignore[attr-defined]
+
+
+def test_every_row_has_its_tests_and_every_class_its_row() -> None:
+    held_by = [row["held by"] for row in rows()]
+    assert sorted(held_by) == sorted(test_classes())
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row["held by"])
+def test_cells_say_what_the_class_holds(row: dict[str, str]) -> None:
+    held = test_classes()[row["held by"]]
+    assert row["works"] == "yes"
+    assert row["O_DIRECT"] == ("yes" if held.o_direct else "no")
+    assert row["restart-warm"] == ("yes" if held.restart_warm else "forgets")
+    assert row["tested version"] == held.tested_version
+    for column in ("works", "o_direct", "restart_warm"):
+        assert [name for name in dir(held) if name.startswith(f"test_{column}")]
+
+
+@pytest.mark.connectors
+def test_versions_are_the_tested_ones(connectors_python: Path) -> None:
+    """What is installed is what the table names."""
+    named = {part for row in rows() for part in row["tested version"].split(", ")}
+    program = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
+    for package, version in sorted(part.split(" ") for part in named):
+        command = [str(connectors_python), "-c", program, package]
+        done = subprocess.run(
+            command,
+            env=environment(connectors_python),
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        assert done.stdout.strip() == version

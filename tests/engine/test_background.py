@@ -1,0 +1,161 @@
+"""Work beside the requests: in order, bounded, identities once, and no failure gets out."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kvfs.background import Background, Job
+from kvfs.types import InodeNo
+
+
+@pytest.fixture
+def background() -> Iterator[Background]:
+    made = Background(jobs_max=100)
+    yield made
+    made.stop()
+
+
+def say(log: list[str], what: str) -> None:
+    log.append(what)
+
+
+def saying(log: list[str], what: str) -> Job:
+    return lambda: say(log, what)
+
+
+def test_jobs_run_in_order_when_there_is_time(background: Background) -> None:
+    log: list[str] = []
+    background.submit(lambda: say(log, "first"))
+    background.submit(lambda: say(log, "second"))
+    assert log == []
+    assert background.run_one()
+    assert log == ["first"]
+    assert background.run_one()
+    assert not background.run_one()
+    assert log == ["first", "second"]
+
+
+def test_above_the_bound_the_caller_does_the_oldest_job() -> None:
+    background = Background(jobs_max=2)
+    log: list[str] = []
+    for number in range(4):
+        background.submit(saying(log, str(number)))
+    assert log == ["0", "1"]
+    assert background.backlog == 2
+    background.stop()
+    assert log == ["0", "1", "2", "3"]
+
+
+def test_identities_are_bounded_too() -> None:
+    background = Background(jobs_max=2)
+    log: list[str] = []
+    for number in range(4):
+        background.identify(InodeNo(number), saying(log, str(number)))
+    assert log == ["0", "1"]
+    background.stop()
+    assert log == ["0", "1", "2", "3"]
+
+
+def test_an_identity_waits_for_a_tick_and_is_written_once(background: Background) -> None:
+    log: list[str] = []
+    background.identify(InodeNo(16), lambda: say(log, "closed"))
+    assert not background.run_one()
+    background.identify(InodeNo(16), lambda: say(log, "renamed"))
+    background.tick()
+    assert background.run_one()
+    assert not background.run_one()
+    assert log == ["renamed"]
+
+
+def test_a_later_identity_replaces_one_that_is_due(background: Background) -> None:
+    log: list[str] = []
+    background.identify(InodeNo(16), lambda: say(log, "old"))
+    background.tick()
+    background.identify(InodeNo(16), lambda: say(log, "new"))
+    background.drain()
+    assert log == ["new"]
+
+
+@pytest.mark.parametrize("ticks", [0, 1])
+def test_what_is_forgotten_is_not_written(background: Background, ticks: int) -> None:
+    log: list[str] = []
+    background.identify(InodeNo(16), lambda: say(log, "gone"))
+    for _ in range(ticks):
+        background.tick()
+    background.forget(InodeNo(16))
+    background.drain()
+    assert log == []
+
+
+def test_drain_does_identities_that_are_due_and_those_that_are_not(background: Background) -> None:
+    log: list[str] = []
+    background.identify(InodeNo(16), lambda: say(log, "due"))
+    background.tick()
+    background.identify(InodeNo(17), lambda: say(log, "fresh"))
+    background.submit(lambda: background.identify(InodeNo(18), lambda: say(log, "late")))
+    background.drain()
+    assert sorted(log) == ["due", "fresh", "late"]
+    assert background.backlog == 0
+
+
+def test_long_jobs_run_beside_the_caller(background: Background) -> None:
+    started, may_end = threading.Event(), threading.Event()
+    names: list[str] = []
+
+    def long_job() -> None:
+        names.append(threading.current_thread().name)
+        started.set()
+        assert may_end.wait(10)
+
+    background.submit_long(long_job)
+    assert started.wait(10)
+    log: list[str] = []
+    background.submit(lambda: say(log, "short"))
+    assert background.run_one()
+    may_end.set()
+    background.drain()
+    assert (log, names) == (["short"], ["kvfs-long"])
+
+
+def test_a_long_job_may_order_the_next_one_after_the_end(background: Background) -> None:
+    """A sweep does so; a stop does not wait for what it ordered last."""
+    log: list[str] = []
+
+    def step() -> None:
+        log.append("step")
+        background.submit_long(step)
+
+    background.submit_long(step)
+    background.stop()
+    assert log
+    background.stop()
+
+
+def test_work_ends_with_the_turn_or_the_jobs(background: Background) -> None:
+    log: list[str] = []
+    for number in range(10):
+        background.submit(saying(log, str(number)))
+    background.work(0.0)
+    assert log == ["0"]
+    background.work(60.0)
+    assert len(log) == 10
+
+
+def test_a_failure_is_counted_and_logged_and_stops_nothing(
+    background: Background, caplog: pytest.LogCaptureFixture
+) -> None:
+    log: list[str] = []
+
+    def fail() -> None:
+        raise OSError("the device is gone")
+
+    background.submit(fail)
+    background.identify(InodeNo(16), fail)
+    background.submit_long(fail)
+    background.submit(lambda: say(log, "next"))
+    background.submit_long(lambda: say(log, "next long"))
+    background.drain()
+    assert sorted(log) == ["next", "next long"]
+    assert background.failures == 3
+    assert "the device is gone" in caplog.text
