@@ -80,7 +80,8 @@ def test_readers_of_a_replaced_block_keep_the_old_bytes(running: Host) -> None:
 def test_a_rewritten_block_can_lose_its_name_meanwhile(running: Host) -> None:
     store = running.store
     ino = put(store, ROOT_INODE, b"a", b"x" * 9000)
-    opened = store.blocks.open(ino, writer=True, truncate=True)
+    opened = store.blocks.open(ino, writer=True, truncate=False)
+    store.blocks.truncate(ino, 0)
     write(store, opened, b"y" * 20_000)
     store.namespace.unlink(ROOT_INODE, b"a")
     assert_exact(running)

@@ -12,22 +12,24 @@ _MODULES: Final = {
     # Values and rules; no machine, no clock.
     "pure": """
         kvfs kvfs.census kvfs.checksum kvfs.config kvfs.demand kvfs.errors kvfs.eviction
-        kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle kvfs.open_inodes kvfs.pool_name kvfs.records
-        kvfs.setting_values kvfs.sizes kvfs.types
+        kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle kvfs.policy kvfs.pool_name
+        kvfs.record_changes kvfs.records kvfs.setting_values kvfs.sizes kvfs.types
     """,
     # One thing of the machine each: a file, a device, the index, a socket.
     "io": """
         kvfs.background kvfs.bench.* kvfs.control_client kvfs.control_files kvfs.devices.*
-        kvfs.extents kvfs.fan_out kvfs.heat kvfs.index kvfs.index_errors kvfs.index_file
-        kvfs.index_place kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files kvfs.kv_load
+        kvfs.extents kvfs.fan_out kvfs.heat kvfs.holdings kvfs.index kvfs.index_errors
+        kvfs.index_file kvfs.index_place kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files
+        kvfs.kv_load kvfs.makers kvfs.measure kvfs.open_inodes kvfs.pins kvfs.policies
         kvfs.run_state kvfs.syscalls
     """,
     # The pool as a whole: names, blocks, space.
     "engine": """
         kvfs.attributes kvfs.blocks kvfs.check kvfs.check_files kvfs.check_rows kvfs.founding
-        kvfs.fsck_report kvfs.graves kvfs.identities kvfs.index_walk kvfs.namespace kvfs.pool
-        kvfs.ready kvfs.rebuild kvfs.reclaim kvfs.recovery kvfs.space kvfs.store kvfs.sweep
-        kvfs.unfinished
+        kvfs.fsck_report kvfs.graves kvfs.holdings_scan kvfs.identities kvfs.index_walk
+        kvfs.namespace kvfs.own_attributes kvfs.pool kvfs.publishing kvfs.ready kvfs.rebuild
+        kvfs.reclaim kvfs.recovery kvfs.space kvfs.state_totals kvfs.store kvfs.superseding
+        kvfs.sweep kvfs.unfinished kvfs.visibility
     """,
     # The only floor that knows FUSE.
     "mount": "mount.*",
