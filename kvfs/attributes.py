@@ -65,8 +65,8 @@ class Attributes:
         opened = pool.open_inodes.get(ino)
         if opened is not None and opened.writers and opened.fd >= 0:
             if measured(pool.syscalls, opened, record) is not record:
-                # The index keeps the old time: by it the rewriting is known, also after a crash.
-                changed = changed._replace(mtime_ns=record.mtime_ns)
+                # By another time than the extent's the writing is known, also after a crash.
+                changed = changed._replace(mtime_ns=changed.mtime_ns ^ 1)
             self._tell_extent(opened.fd, change)
         if opened is not None and opened.gone is not None:
             opened.gone = changed

@@ -35,6 +35,7 @@ RECORDS: Final = st.builds(
     atime_ns=st.integers(-5, 5), mtime_ns=st.just(0), ctime_ns=st.just(0), btime_ns=st.just(0),
     parent=INOS, entries=st.just(0), subdirs=st.just(0),
     sequence=st.integers(0, 1 << 60).map(Sequence), name=NAMES, target=VALUES,
+    maker_tgid=st.integers(0, 1 << 20), maker_birth=st.integers(0, 1 << 40),
 )  # fmt: skip
 
 

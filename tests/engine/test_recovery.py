@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.attributes import Change
 from kvfs.errors import DeadInode
 from kvfs.inode_numbers import InodeNumbers
 from kvfs.lifecycle import State
@@ -19,7 +20,6 @@ from tests.support.stores import (
     Host,
     assert_exact,
     assert_no_strays,
-    get,
     put,
     settle,
     tree,
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("caplog")
 def test_a_kill_drops_drafts_and_nothing_else(running: Host) -> None:
     store = running.store
     put(store, ROOT_INODE, b"published", b"x" * 5000)
-    draft, _, _ = store.blocks.create(ROOT_INODE, b"draft", FILE, 0, 0)
+    draft, _ = store.blocks.create(ROOT_INODE, b"draft", FILE, 0, 0)
     write(store, draft, b"y" * 9000)
     store.attributes.set_xattr(draft.ino, b"user.a", b"1")
     running.kill()
@@ -51,20 +51,52 @@ def test_a_kill_drops_drafts_and_nothing_else(running: Host) -> None:
     assert running.check().problems == []
 
 
-def test_a_kill_while_rewriting_shows_what_the_extent_holds(running: Host) -> None:
+def test_a_kill_takes_a_block_that_was_being_rewritten_in_place(running: Host) -> None:
+    """Its bytes are half old and half new, for all anybody knows."""
     store = running.store
     ino = put(store, ROOT_INODE, b"a", b"x" * 50_000)
-    store.blocks.open(ino, writer=True, truncate=True)
-    write(store, store.pool.open_inodes[ino], b"new")
+    put(store, ROOT_INODE, b"b", b"y")
+    opened = store.blocks.open(ino, writer=True, truncate=False)
+    write(store, opened, b"new", 20_000)
+    # Times of its own do not make it look untouched.
+    store.attributes.change(ino, Change(mtime_ns=store.namespace.record(ino).mtime_ns))
+    store.attributes.change(ino, Change(mtime_ns=5))
     running.kill()
     store = running.start()
-    record = store.namespace.record(ino)
-    assert (record.state, record.size_bytes) == (State.PUBLISHED, 3)
-    assert get(store, ROOT_INODE, b"a") == b"new"
+    assert tree(store) == {b"/b": b"y"}
+    settle(store)
+    assert_no_strays(store)
     assert_exact(running)
+
+
+def test_a_kill_leaves_a_block_that_was_only_opened_for_writing(running: Host) -> None:
+    store = running.store
+    ino = put(store, ROOT_INODE, b"a", b"x" * 50_000)
+    settle(store)
+    store.blocks.open(ino, writer=True, truncate=False)
+    settle(store)
+    running.kill()
+    store = running.start()
+    assert store.namespace.record(ino).state == State.LEASED
     settle(store)
     running.lose_power()
-    assert tree(running.start()) == {b"/a": b"new"}
+    assert tree(running.start()) == {b"/a": b"x" * 50_000}
+
+
+def test_a_kill_leaves_an_open_slab_as_its_extent_is(running: Host) -> None:
+    """A slab was never whole in one piece: its maker knows what is where."""
+    store = running.store
+    opened, _ = store.blocks.create(ROOT_INODE, b"slab", FILE, 0, 0)
+    store.blocks.truncate(opened.ino, 100_000)
+    store.blocks.close(opened, writer=True)
+    opened = store.blocks.open(opened.ino, writer=True, truncate=False)
+    write(store, opened, b"x" * 5000, 100_000)
+    running.kill()
+    assert running.check().problems == []
+    store = running.start()
+    assert tree(store) == {b"/slab": bytes(100_000) + b"x" * 5000}
+    assert store.namespace.record(opened.ino).state == State.SLAB
+    assert_exact(running)
 
 
 def test_a_kill_before_the_identities_costs_none(running: Host) -> None:
