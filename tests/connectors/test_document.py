@@ -22,7 +22,7 @@ def rows() -> list[dict[str, str]]:
     return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
 
 
-def test_classes() -> dict[str, type[ConnectorContract]]:
+def classes_of_tests() -> dict[str, type[ConnectorContract]]:
     """Every connector's test class, by name."""
     modules = [
         importlib.import_module(f"tests.connectors.{path.stem}")
@@ -37,17 +37,17 @@ def test_classes() -> dict[str, type[ConnectorContract]]:
     }
 
 
-test_classes.__test__ = False  # type: ignore[attr-defined]
+classes_of_tests.__test__ = False  # type: ignore[attr-defined]
 
 
 def test_every_row_has_its_tests_and_every_class_its_row() -> None:
     held_by = [row["held by"] for row in rows()]
-    assert sorted(held_by) == sorted(test_classes())
+    assert sorted(held_by) == sorted(classes_of_tests())
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row["held by"])
 def test_cells_say_what_the_class_holds(row: dict[str, str]) -> None:
-    held = test_classes()[row["held by"]]
+    held = classes_of_tests()[row["held by"]]
     assert row["works"] == "yes"
     assert row["O_DIRECT"] == ("yes" if held.o_direct else "no")
     assert row["restart-warm"] == ("yes" if held.restart_warm else "forgets")
