@@ -118,12 +118,14 @@ class Blocks:
             raise IsADirectory if stat.S_ISDIR(record.mode) else InvalidRequest
         if (writer or truncate) and self._pool.settings.read_only:
             raise ReadOnly
+        if truncate and self.is_gone(ino):
+            raise DeadInode(f"inode {ino} lost its name after the caller's LOOKUP")
         if truncate and self.superseding.due(ino, record):
             self.superseding.supersede(ino, record, maker)
             raise DeadInode(f"inode {ino} keeps its bytes, the name has another one")
         opened = self._pool.open_inodes.enter(ino, writer=writer)
         try:
-            self._begin(opened, record, maker, writer=writer, appends=appends)
+            self._begin(opened, record, maker, writer=writer, truncate=truncate, appends=appends)
             if truncate and record.size_bytes:
                 self.truncate(ino, 0)
         except BaseException:
@@ -132,13 +134,24 @@ class Blocks:
         return opened
 
     def _begin(
-        self, opened: OpenInode, record: InodeRecord, maker: Maker, *, writer: bool, appends: bool
+        self,
+        opened: OpenInode,
+        record: InodeRecord,
+        maker: Maker,
+        *,
+        writer: bool,
+        truncate: bool,
+        appends: bool,
     ) -> None:
         if opened.readers + opened.writers == 1:
             opened.allocated_bytes = record.allocated_bytes
         if writer and self.superseding.is_awaited(opened.ino):
             self.superseding.claim(opened)
         self._pool.holdings.touch(opened.ino, self._pool.monotonic_s())
+        if truncate and not writer and self.superseding.is_awaited(opened.ino):
+            # Nobody will write it: it is a file without bytes, at once.
+            written = self.open(opened.ino, writer=True, truncate=False, maker=maker)
+            self.close(written, writer=True)
         if writer:
             self.extent_fd(opened)
             self.publishing.begin(opened, record, maker, appends=appends)

@@ -36,6 +36,8 @@ class State(IntEnum):
     #: Closed after a rewrite in place: a slab, but its bytes are one whole, so that a later rewrite
     #: can tear it.
     REWRITTEN = 12
+    #: Renamed by its writer, who has not closed it yet.
+    RENAMED = 13
 
 
 class Event(StrEnum):
@@ -84,7 +86,7 @@ TABLE: Final[dict[State, Row]] = {
         Goes.NEVER,
         {
             Event.ALLOCATE: State.SLAB_DRAFT,
-            Event.RENAME: State.PUBLISHED,
+            Event.RENAME: State.RENAMED,
             Event.TEAR: State.TORN,
             Event.CLOSE: State.LEASED,
             Event.REOPEN: State.DRAFT,
@@ -97,7 +99,7 @@ TABLE: Final[dict[State, Row]] = {
         Goes.NEVER,
         {
             Event.ALLOCATE: State.SLAB_DRAFT,
-            Event.RENAME: State.PUBLISHED,
+            Event.RENAME: State.RENAMED,
             Event.TEAR: State.TORN,
             Event.CLOSE: State.SLAB,
             Event.REOPEN: State.SLAB_DRAFT,
@@ -129,15 +131,26 @@ TABLE: Final[dict[State, Row]] = {
             Event.REMOVE: State.GONE,
         },
     ),
+    State.RENAMED: Row(
+        Seen.ALL,
+        Goes.NEVER,
+        {
+            Event.ALLOCATE: State.RENAMED,
+            Event.RENAME: State.RENAMED,
+            # If bytes came behind the rename; what was renamed was whole.
+            Event.TEAR: State.TORN,
+            Event.CLOSE: State.PUBLISHED,
+            Event.REOPEN: State.REWRITE,
+            Event.MAKER_DIED: State.RENAMED,
+            Event.REMOVE: State.GONE,
+        },
+    ),
     State.PUBLISHED: Row(
         Seen.ALL,
         Goes.BY_POLICY,
         {
             Event.ALLOCATE: State.SLAB,
             Event.RENAME: State.PUBLISHED,
-            # A writer that renamed before it closed: the name is final, the bytes were whole.
-            Event.TEAR: State.PUBLISHED,
-            Event.CLOSE: State.PUBLISHED,
             Event.REOPEN: State.REWRITE,
             Event.MAKER_DIED: State.PUBLISHED,
             Event.REMOVE: State.GONE,
@@ -237,9 +250,12 @@ def after(state: State, event: Event) -> State:
         raise IllegalEvent(f"{event.name} in {state.name}") from None
 
 
+_SHOWN_AS: Final = {State.REWRITTEN: State.SLAB, State.RENAMED: State.PUBLISHED}
+
+
 def label(state: State) -> str:
     """Return the word that users read for *state*."""
-    return (State.SLAB if state is State.REWRITTEN else state).name.lower()
+    return _SHOWN_AS.get(state, state).name.lower()
 
 
 def is_temporary(name: bytes) -> bool:

@@ -249,7 +249,6 @@ class Namespace:
             self.enter(txn, ino, moved, new_parent_record)
         if opened is not None and opened.writers:
             opened.renamed = True
-            opened.unfinished = opened.unfinished and not published
         self._identities.write(ino, moved)
         self._settle_moved(ino, moved)
         if replaced is not None and replaced_record is not None:
@@ -272,7 +271,7 @@ class Namespace:
         """Whether a rename by *who* publishes *record* at once, and not at its last close."""
         if not stat.S_ISREG(record.mode):
             return False
-        if opened is None or not opened.writers or not opened.unfinished:
+        if opened is None or not opened.writers:
             return True
         own = record.state in UNFINISHED and (who is None or who == opened.maker)
         return own and not opened.torn

@@ -11,7 +11,6 @@ from typing import Final
 from kvfs.errors import KvfsError
 from kvfs.lifecycle import (
     HELD,
-    SETTLED,
     TABLE,
     UNFINISHED,
     Event,
@@ -60,9 +59,9 @@ class Publishing:
         appends = appends or record.size_bytes == 0
         if opened.writers > 1:
             opened.appended_only = opened.appended_only and appends
-            if state is not State.PUBLISHED or opened.gone is not None:
+            if state is not State.RENAMED or opened.gone is not None:
                 return
-            # Its first writer renamed it before closing it.
+            opened.appended_only = False
         else:
             pool.syscalls.utime(opened.fd, ns=(record.atime_ns, record.mtime_ns))
             # A time that was looked at is not given to the next write, too (multigrain
@@ -70,10 +69,10 @@ class Publishing:
             pool.syscalls.fstat(opened.fd)
             opened.maker = maker
             opened.appended_only = appends
-        opened.before = state
+        opened.before = State.PUBLISHED if state is State.RENAMED else state
         opened.renamed = opened.torn = False
         opened.unfinished = state in UNFINISHED
-        if opened.gone is not None or state not in SETTLED:
+        if opened.gone is not None or state in UNFINISHED:
             return
         if after(state, Event.REOPEN) is State.REWRITE:
             opened.unfinished = True
@@ -134,16 +133,15 @@ class Publishing:
         if state is State.GONE:
             self._drop_torn(opened, record)
             return
-        if state == opened.before == before.state and (
-            not written and allocated_bytes == before.allocated_bytes
-        ):
-            return
-        owned = self._owned(opened, record, state, written=written)
-        self._record(opened, before, owned, allocated_bytes)
+        same = state == opened.before == before.state and not written
+        if not same or allocated_bytes != before.allocated_bytes:
+            owned = self._owned(opened, record, state, written=written)
+            self._record(opened, before, owned, allocated_bytes)
+        opened.torn = opened.renamed = False
 
     def _closed(self, opened: OpenInode, state: State, *, written: bool) -> State:
         """Return what the last writable close makes of a block in *state*."""
-        if opened.torn and (written or state is not State.REWRITE):
+        if opened.torn and (written or state in UNFINISHED):
             state = after(state, Event.TEAR)
             return after(state, Event.CLOSE)
         if state is State.REWRITE and not written:

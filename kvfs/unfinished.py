@@ -1,8 +1,9 @@
 """What a server that did not stop leaves open in an index that is still good, and its end.
 
 Drafts go: nobody will finish them, and nobody may take them for whole. So do blocks that were
-being rewritten in place, unless nothing was written yet. Slabs are measured, since their extent is
-the truth. Neither touches a file: extents without an inode are the sweep's.
+being rewritten in place, or written on after their rename, unless nothing was written. Slabs are
+measured, since their extent is the truth. Neither touches a file: extents without an inode are the
+sweep's.
 """
 
 import logging
@@ -27,7 +28,7 @@ _log: Final = logging.getLogger(__name__)
 
 _STEP: Final = 4096
 _STAT_BLOCK_BYTES: Final = 512
-_OPEN_STATES: Final = UNFINISHED | {State.REWRITE, State.SLAB}
+_OPEN_STATES: Final = UNFINISHED | {State.RENAMED, State.REWRITE, State.SLAB}
 
 
 class Finished(NamedTuple):
@@ -72,10 +73,11 @@ def _measured(extents: Extents, ino: InodeNo, record: InodeRecord) -> InodeRecor
     if status is None:
         return None
     state = State(record.state)
-    if state is State.REWRITE:
+    if state in (State.RENAMED, State.REWRITE):
         if (status.st_size, status.st_mtime_ns) != (record.size_bytes, record.mtime_ns):
             return None
-        state = State.LEASED  # or final before: then its lease ends by time
+        # Rewritten, it may have been final before: then its lease ends by time.
+        state = State.PUBLISHED if state is State.RENAMED else State.LEASED
     return record._replace(
         state=state,
         size_bytes=status.st_size,
