@@ -28,13 +28,19 @@ def say(label: str) -> None:
         os._exit(3)  # the test is over
 
 
-def until(holds: Callable[[], bool], what: str, wait_s: float = STEP_WAIT_S) -> None:
+def until(
+    holds: Callable[[], bool],
+    what: str,
+    wait_s: float = STEP_WAIT_S,
+    *,
+    pause_s: float = _LOOK_AGAIN_S,
+) -> None:
     """Wait until *holds* for what no event tells: what the server does at its next tick."""
     pause = threading.Event()
-    for _ in range(int(wait_s / _LOOK_AGAIN_S)):
+    for _ in range(int(wait_s / pause_s)):
         if holds():
             return
-        pause.wait(_LOOK_AGAIN_S)
+        pause.wait(pause_s)
     raise AssertionError(f"not within {wait_s} s: {what}")
 
 

@@ -1,10 +1,9 @@
-"""A writer that stores blocks for ever and tells through shared memory where it is.
+"""A writer that stores a few blocks and tells through shared memory where it is.
 
 ``python -m tests.support.stores_to_kill DIRECTORY PREFIX WAY PROGRESS_FILE``: the first word of the
 progress file is the number of the block being stored, the second says what is going on.
 """
 
-import contextlib
 import mmap
 import os
 import struct
@@ -17,7 +16,9 @@ from tests.support.stamped import stamped
 from tests.support.stepping import say
 
 WORDS: Final = struct.Struct("qq")
-SIZE: Final = 16 << 20
+SIZE: Final = 8 << 20
+#: Then the writer waits for its end: its bytes are made before, so that it spends its time writing.
+BLOCKS: Final = 4
 _CREATE: Final = os.O_WRONLY | os.O_CREAT
 
 
@@ -31,19 +32,19 @@ class Doing(IntEnum):
 
 
 def store(directory: str, prefix: str, way: str, progress_file: str) -> None:
-    """Store blocks PREFIX-0, PREFIX-1, ...; *way* is "buffered-place", "direct-rename" and so on."""
+    """Store blocks PREFIX-0, PREFIX-1, ...; *way* is "buffered-place", "direct-rename" or so."""
     with open(progress_file, "r+b") as file:
         progress = mmap.mmap(file.fileno(), WORDS.size)
     medium, end = way.split("-")
     flags = _CREATE | (os.O_DIRECT if medium == "direct" else os.O_TRUNC)
-    memory = mmap.mmap(-1, SIZE)
+    blocks = []
+    for number in range(BLOCKS):
+        blocks.append(mmap.mmap(-1, SIZE))
+        blocks[-1][:] = stamped(f"{prefix}-{number}", SIZE)
     say("ready")
     os.write(1, b"storing\n")
-    for number in range(1 << 30):
+    for number, memory in enumerate(blocks):
         name = f"{prefix}-{number}"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{directory}/{prefix}-{number - 2}")  # the pool is small
-        memory[:] = stamped(name, SIZE)
         path = f"{directory}/{name}" + (".tmp" if end == "rename" else "")
         WORDS.pack_into(progress, 0, number, Doing.BETWEEN)
         fd = os.open(path, flags, 0o644)
@@ -55,6 +56,7 @@ def store(directory: str, prefix: str, way: str, progress_file: str) -> None:
         if end == "rename":
             os.rename(path, f"{directory}/{name}")
         WORDS.pack_into(progress, 0, number, Doing.ACKNOWLEDGED)
+    say("done")
 
 
 def doing(progress_file: Path) -> tuple[int, Doing]:

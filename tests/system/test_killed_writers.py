@@ -8,7 +8,6 @@ import collections
 import json
 import os
 import random
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from tests.support.calls import read_file
 from tests.support.mounting import Mounted, skip_without_mounts, workplace
 from tests.support.stamped import seed_of, state
 from tests.support.stepping import Stepping, until
-from tests.support.stores_to_kill import SIZE, WORDS, Doing, doing
+from tests.support.stores_to_kill import BLOCKS, SIZE, WORDS, Doing, doing
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -30,8 +29,8 @@ WAYS: Final = [f"{a}-{b}" for a in ("buffered", "direct") for b in ("place", "re
 INSIDE_SHARE_MIN: Final = 0.2
 #: The kernel closes what a dead process had open, and the server reads it, within this.
 SETTLE_WAIT_S: Final = 20.0
-#: A block is stored in some 20 to 60 ms.
-KILL_WITHIN_S: Final = 0.12
+#: A block is stored in some 5 to 10 ms; the kill falls so long after the beginning of one.
+KILL_WITHIN_S: Final = 0.008
 OPEN_STATES: Final = ("draft", "torn", "rewrite", "slab_draft")
 
 
@@ -61,6 +60,11 @@ def open_names(directory: Path) -> list[str]:
     return names
 
 
+def wait_for_block(progress: Path, block: int) -> None:
+    """Wait until the writer has begun with its block number *block*."""
+    until(lambda: doing(progress)[0] >= block, f"block {block} is stored", pause_s=0.0002)
+
+
 class Tally:
     """What the kills hit and what they left."""
 
@@ -74,7 +78,7 @@ class Tally:
     def look(self, directory: Path, names: set[str]) -> None:
         """Check every visible name of *names* (all but temporary ones) byte by byte."""
         for name in sorted(names):
-            if name.endswith(".tmp") and state(directory / name) != "orphan":
+            if name.endswith(".tmp") and state(directory / name) not in ("leased", "orphan"):
                 self.wrong.append(f"{name}: {state(directory / name)}")
             try:
                 seed_of(read_file(directory / name), name.removesuffix(".tmp"), SIZE)
@@ -106,8 +110,9 @@ def kill_some(mount: Mounted, tally: Tally, place: Path, chance: random.Random) 
         with Stepping("tests.support.stores_to_kill", mount.path, prefix, way, progress) as writer:
             assert writer.at() == "ready"
             writer.to("storing")
+            block = chance.randrange(BLOCKS)
+            wait_for_block(progress, block)
             pause.wait(chance.uniform(0, KILL_WITHIN_S))
-            os.kill(writer.pid, signal.SIGKILL)
             writer.kill()
         number, what = doing(progress)
         tally.kills += 1
@@ -118,8 +123,9 @@ def kill_some(mount: Mounted, tally: Tally, place: Path, chance: random.Random) 
         final = f"{prefix}-{number}"
         if what is Doing.ACKNOWLEDGED and final not in names:
             tally.wrong.append(f"{final}: acknowledged and gone")
-        if number > 0 and what is not Doing.BETWEEN and f"{prefix}-{number - 1}" not in names:
-            tally.wrong.append(f"{prefix}-{number - 1}: acknowledged before and gone")
+        for before in range(number):
+            if f"{prefix}-{before}" not in names:
+                tally.wrong.append(f"{prefix}-{before}: acknowledged before and gone")
         tally.look(mount.path, names)
         for name in names:
             os.unlink(mount.path / name)
