@@ -58,7 +58,9 @@ class PassthroughPath:
         self.closed_ids = 0
 
     def adopt(self, _ino: InodeNo, fd: int) -> BackingId:
-        """Register a fresh extent; called in the background thread."""
+        """Register a fresh extent; after the connection there are no ids."""
+        if self._device_fd < 0:
+            return _NO_ID
         self.opened_ids += 1
         # The kernel keeps what the id was made from: one open for writing would count as a user
         # of the extent for as long as the id lives (Extents.in_use).

@@ -88,7 +88,8 @@ class IdsMachine(RuleBasedStateMachine):
         inode = self.inodes.enter(ino, writer=writer)
         if ino in self.gone:
             inode.gone = GONE
-        grant = self.path.grant(inode, fresh, writer=writer)
+        inode.fresh_id = fresh
+        grant = self.path.grant(inode, writer=writer)
         assert grant.open_flags & FOPEN_PASSTHROUGH
         assert bool(grant.open_flags & FOPEN_NOFLUSH) is not writer
         assert grant.backing_id == self.granted.setdefault(ino, grant.backing_id)
@@ -98,7 +99,7 @@ class IdsMachine(RuleBasedStateMachine):
     def prepare(self) -> None:
         """A ready extent is registered ahead."""
         if len(self.ready) < 5:
-            self.ready.append(self.path.adopt(InodeNo(0), -1))
+            self.ready.append(self.path.adopt(InodeNo(0), 0))
 
     @precondition(lambda self: self.ready)
     @rule()
@@ -121,8 +122,8 @@ class IdsMachine(RuleBasedStateMachine):
         inode, writer = self.handles.pop(which % len(self.handles))
         last = inode.readers + inode.writers == 1
         assert self.inodes.leave(inode, writer=writer) == last
-        self.path.released(inode, last=last)
         if last:
+            self.path.freed(inode)
             del self.granted[inode.ino]
 
     @rule(ino=sampled_from(range(1, 41)))
@@ -161,9 +162,9 @@ def test_a_closed_inode_keeps_its_id_for_the_next_opener(monkeypatch: pytest.Mon
     path = path_over(ids, monkeypatch)
     for _ in range(5):
         inode = inodes.enter(InodeNo(20), writer=False)
-        assert path.grant(inode, BackingId(0), writer=False).backing_id == 1
+        assert path.grant(inode, writer=False).backing_id == 1
         inodes.leave(inode, writer=False)
-        path.released(inode, last=True)
+        path.freed(inode)
     assert ids.given == 1
 
 
@@ -175,18 +176,18 @@ def test_an_id_that_is_not_to_be_had_fails_the_open_and_nothing_else(
     inode = inodes.enter(InodeNo(20), writer=False)
     ids.fail_with = ENOMEM
     with refused(ENOMEM):
-        path.grant(inode, BackingId(0), writer=False)
-    path.released(inode, last=True)
+        path.grant(inode, writer=False)
+    path.freed(inode)
     assert path.describe() == {"backing_ids_open": 0, "backing_ids_idle": 0}
     ids.fail_with = 0
-    assert path.grant(inode, BackingId(0), writer=False).backing_id == 1
+    assert path.grant(inode, writer=False).backing_id == 1
 
 
 def test_after_the_connection_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its number may be another file's by now."""
     ids = FakeIds()
     path = path_over(ids, monkeypatch)
-    backing_id = path.adopt(InodeNo(20), 3)
+    backing_id = path.adopt(InodeNo(20), 0)
     path.disconnect()
     path.abandon(backing_id)
     assert ids.live == {backing_id}
