@@ -10,15 +10,12 @@ from typing import Final
 
 from kvfs.background import Background
 from kvfs.extents import Extents
-from kvfs.lifecycle import State
+from kvfs.lifecycle import IDENTIFIED
 from kvfs.records import Identity
 from kvfs.types import InodeNo, InodeRecord
 
 #: Unlinking takes some 5 us a MiB of page cache; longer than a request may wait goes to a thread.
 _LONG_UNLINK_BYTES: Final = 64 << 20
-
-#: Blocks whose bytes are final. A slab's are its maker's, and after a reboot nobody's.
-_IDENTIFIED: Final = frozenset({State.PUBLISHED, State.LEASED, State.ORPHAN})
 
 
 def identity_of(ino: InodeNo, record: InodeRecord) -> Identity:
@@ -40,7 +37,7 @@ def identity_of(ino: InodeNo, record: InodeRecord) -> Identity:
 def carries_identity(record: InodeRecord) -> bool:
     """Whether *record*'s inode says on the device what it is: fifos, sockets and drafts do not."""
     if stat.S_ISREG(record.mode):
-        return record.state in _IDENTIFIED
+        return record.state in IDENTIFIED
     return stat.S_ISDIR(record.mode) or stat.S_ISLNK(record.mode)
 
 

@@ -232,6 +232,9 @@ UNFINISHED: Final = frozenset({State.DRAFT, State.SLAB_DRAFT})
 SETTLED: Final = frozenset(
     {State.PUBLISHED, State.LEASED, State.SLAB, State.REWRITTEN, State.SPENT, State.ORPHAN}
 )
+#: Written once and final, so that what is on the device after a power loss can be judged: such a
+#: block says itself what it is (identities.py). A slab's bytes are its maker's, then nobody's.
+IDENTIFIED: Final = frozenset({State.PUBLISHED, State.LEASED, State.ORPHAN})
 #: Belongs to the process that made it while that lives.
 HELD: Final = frozenset({State.LEASED, State.SLAB, State.REWRITTEN})
 

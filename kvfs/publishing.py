@@ -11,6 +11,7 @@ from typing import Final
 from kvfs.errors import KvfsError
 from kvfs.lifecycle import (
     HELD,
+    IDENTIFIED,
     TABLE,
     UNFINISHED,
     Event,
@@ -146,7 +147,7 @@ class Publishing:
             return after(state, Event.CLOSE)
         if state is State.REWRITE and not written:
             state = opened.before
-        elif state is State.REWRITE and opened.appended_only:
+        elif state is State.REWRITE and opened.appended_only and opened.before in IDENTIFIED:
             state = after(state, Event.EXTEND)
         elif Event.CLOSE in TABLE[state].on:  # else the open failed before it began
             state = after(state, Event.CLOSE)

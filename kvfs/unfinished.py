@@ -76,8 +76,8 @@ def _measured(extents: Extents, ino: InodeNo, record: InodeRecord) -> InodeRecor
     if state in (State.RENAMED, State.REWRITE):
         if (status.st_size, status.st_mtime_ns) != (record.size_bytes, record.mtime_ns):
             return None
-        # Rewritten, it may have been final before: then its lease ends by time.
-        state = State.PUBLISHED if state is State.RENAMED else State.LEASED
+        # What was in rewriting may have been rewritten before, and so have no identity.
+        state = State.PUBLISHED if state is State.RENAMED else State.REWRITTEN
     return record._replace(
         state=state,
         size_bytes=status.st_size,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvfs.attributes import Change
-from kvfs.errors import IsADirectory, KvfsError, NotADirectory, NotEmpty
+from kvfs.errors import DeadInode, IsADirectory, KvfsError, NotADirectory, NotEmpty
+from kvfs.lifecycle import Event, State
 from kvfs.store import Store
 from kvfs.types import ROOT_INODE
 from tests.support.store_model import Model, Node
@@ -93,7 +94,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         opened, _ = self.store.blocks.create(parent.ino, name, FILE, 0, 0)
         node = parent.children[name] = Node(opened.ino, FILE)
-        node.state, node.writers = "draft", 1
+        node.writers = 1
         self.open.append((node, opened, True))
 
     @rule(pick=PICKS, name=MORE_NAMES, data=DATA, offset_bytes=OFFSETS)
@@ -123,7 +124,7 @@ class StoreMachine(RuleBasedStateMachine):
         node = parent.children[name]
         with expecting(IsADirectory if node.is_directory else None):
             self.store.namespace.unlink(parent.ino, name)
-            del parent.children[name]
+            self.model.remove(parent, name)
 
     @rule(pick=PICKS)
     def rmdir(self, pick: int) -> None:
@@ -135,7 +136,7 @@ class StoreMachine(RuleBasedStateMachine):
             NotADirectory if not node.is_directory else NotEmpty if node.children else None
         ):
             self.store.namespace.rmdir(parent.ino, name)
-            del parent.children[name]
+            self.model.remove(parent, name)
 
     @rule(pick=PICKS, to=PICKS, new_name=NAMES, replace=st.booleans())
     def rename(self, pick: int, to: int, new_name: bytes, replace: bool) -> None:
@@ -143,9 +144,18 @@ class StoreMachine(RuleBasedStateMachine):
             return
         (parent, name), target = place, self.directory(to)
         error = self.model.rename_error(parent, name, target, new_name, replace=replace)
+        moves = replace and (parent, name) != (target, new_name)
+        meant = self.model.meant(parent, name) if moves else None
+        if isinstance(meant, type):
+            error = meant
         with expecting(error):
-            self.store.namespace.rename(parent.ino, name, target.ino, new_name, replace=replace)
-            target.children[new_name] = parent.children.pop(name)
+            self.store.rename(parent.ino, name, target.ino, new_name, replace=replace)
+            if isinstance(meant, Node):
+                self.model.restore(meant, target, new_name)
+            elif target.children.get(new_name) is not parent.children[name]:
+                self.model.remove(target, new_name)
+                node = target.children[new_name] = parent.children.pop(name)
+                node.rename()
 
     @rule(pick=PICKS, other=PICKS)
     def exchange(self, pick: int, other: int) -> None:
@@ -164,15 +174,25 @@ class StoreMachine(RuleBasedStateMachine):
     def open_file(self, pick: int, writer: bool, truncate: bool) -> None:
         if (node := self.file(pick)) is None:
             return
+        if truncate and node.must_be_superseded:
+            node = self.supersede(node)
         opened = self.store.blocks.open(node.ino, writer=writer, truncate=truncate)
+        if truncate and node.state is State.DRAFT and not node.writers and not writer:
+            node.happens(Event.CLOSE)
         if writer:
-            node.writers += 1
-            node.state = "rewrite" if node.state == "published" else node.state
+            node.open_writer()
         else:
             node.readers += 1
-        if truncate:
-            node.truncate(0)
         self.open.append((node, opened, writer))
+
+    def supersede(self, node: Node) -> Node:
+        """O_TRUNC of what somebody has: the name is another inode's now, which is opened next."""
+        with pytest.raises(DeadInode):
+            self.store.blocks.open(node.ino, writer=True, truncate=True)
+        parent, name = next(
+            (parent, name) for parent, name in self.model.places() if parent.children[name] is node
+        )
+        return self.model.supersede(parent, name, self.store.namespace.lookup(parent.ino, name))
 
     @precondition(lambda self: self.open)
     @rule(pick=PICKS, data=DATA, offset_bytes=OFFSETS)
@@ -195,10 +215,10 @@ class StoreMachine(RuleBasedStateMachine):
     def close(self, pick: int) -> None:
         node, opened, writer = self.open.pop(pick % len(self.open))
         self.store.blocks.close(opened, writer=writer)
-        node.writers -= writer
-        node.readers -= not writer
-        if writer and not node.writers:
-            node.state = "published"
+        if writer:
+            node.close_writer()
+        else:
+            node.readers -= 1
 
     @rule(pick=PICKS, size_bytes=SIZES)
     def truncate(self, pick: int, size_bytes: int) -> None:
@@ -267,6 +287,7 @@ class StoreMachine(RuleBasedStateMachine):
         for path, node in self.model.walk():
             record = self.store.blocks.present(node.ino)
             assert record.mode == node.mode, path
+            assert not node.is_file or record.state == node.state, path
             names = self.store.attributes.xattr_names(node.ino)
             found = {name: self.store.attributes.xattr(node.ino, name) for name in names}
             assert found == node.xattrs, path

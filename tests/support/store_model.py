@@ -2,7 +2,7 @@
 
 import stat
 from collections.abc import Iterator
-from typing import Literal
+from typing import NamedTuple
 
 from kvfs.errors import (
     Exists,
@@ -11,14 +11,21 @@ from kvfs.errors import (
     KvfsError,
     NotADirectory,
     NotEmpty,
+    NotFound,
 )
+from kvfs.lifecycle import IDENTIFIED, UNFINISHED, Event, State, after
 from kvfs.types import PAGE_BYTES, InodeNo, round_up
 
-State = Literal["draft", "published", "rewrite"]
+#: Open for writing, and torn if that ends in the middle.
+_TEARABLE = UNFINISHED | {State.REWRITE, State.RENAMED}
 
 
 class Node:
-    """An inode of the model; ``written`` are the pages that hold bytes, the others are holes."""
+    """An inode of the model; ``written`` are the pages that hold bytes, the others are holes.
+
+    ``changed`` says whether bytes were written since it was opened for writing or renamed,
+    ``adds`` whether they were added only, ``before`` what it was then.
+    """
 
     def __init__(self, ino: InodeNo, mode: int) -> None:
         self.ino = ino
@@ -27,7 +34,10 @@ class Node:
         self.written: set[int] = set()
         self.target = b""
         self.children: dict[bytes, Node] = {}
-        self.state: State = "published"
+        self.state = State.DRAFT
+        self.before = State.DRAFT
+        self.changed = self.adds = self.renamed = False
+        self.has_name = True
         self.xattrs: dict[bytes, bytes] = {}
         self.writers = 0
         self.readers = 0
@@ -40,8 +50,61 @@ class Node:
     def is_file(self) -> bool:
         return stat.S_ISREG(self.mode)
 
+    # ---- its life ----
+
+    def happens(self, event: Event) -> None:
+        self.state = after(self.state, event)
+
+    def open_writer(self) -> None:
+        self.writers += 1
+        if not self.has_name or self.state in UNFINISHED:
+            return
+        if self.writers == 1 or self.state is State.RENAMED:
+            renamed = self.state is State.RENAMED
+            self.before = State.PUBLISHED if renamed else self.state
+            self.changed = self.renamed = False
+            self.adds = not self.data and not renamed
+            self.happens(Event.REOPEN)
+
+    def close_writer(self) -> None:
+        self.writers -= 1
+        if self.writers or not self.has_name:
+            return
+        if self.state is State.REWRITE and not self.changed:
+            self.state = self.before
+        else:
+            adds = self.state is State.REWRITE and self.adds and self.before in IDENTIFIED
+            self.happens(Event.EXTEND if adds else Event.CLOSE)
+        if self.renamed:
+            self.happens(Event.RENAME)
+        self.renamed = False
+
+    def rename(self) -> None:
+        if not self.is_file:
+            return
+        if self.writers and self.state not in UNFINISHED:
+            self.renamed = True
+            return
+        self.happens(Event.RENAME)
+        self.changed = False
+
+    @property
+    def is_torn_by_an_end(self) -> bool:
+        """Whether nobody could tell its bytes from whole ones if its writers vanished now."""
+        return self.state in UNFINISHED or (self.state in _TEARABLE and self.changed)
+
+    @property
+    def must_be_superseded(self) -> bool:
+        """Whether O_TRUNC must leave it to those who have it."""
+        if self.state in UNFINISHED:
+            return self.writers > 0
+        return bool(self.data) or self.writers + self.readers > 0
+
+    # ---- its bytes ----
+
     def write(self, data: bytes, offset_bytes: int) -> None:
         if data:
+            self.changed = True
             end_bytes = offset_bytes + len(data)
             if end_bytes > len(self.data):
                 self.data.extend(bytes(end_bytes - len(self.data)))
@@ -49,6 +112,18 @@ class Node:
             self.written |= set(range(offset_bytes // PAGE_BYTES, -(-end_bytes // PAGE_BYTES)))
 
     def truncate(self, size_bytes: int) -> None:
+        if size_bytes > len(self.data) and self.has_name:
+            self.happens(Event.ALLOCATE)
+        if self.writers:
+            self._cut(size_bytes)
+            self.adds = False
+        else:
+            self.open_writer()
+            self._cut(size_bytes)
+            self.close_writer()
+
+    def _cut(self, size_bytes: int) -> None:
+        self.changed = True
         self.written -= set(range(round_up(size_bytes) // PAGE_BYTES, 1 << 10))
         del self.data[size_bytes:]
         self.data.extend(bytes(size_bytes - len(self.data)))
@@ -59,11 +134,21 @@ class Node:
         return self.written >= set(range(round_up(len(self.data)) // PAGE_BYTES))
 
 
+class Displaced(NamedTuple):
+    """A draft, and the name that it lost."""
+
+    parent: Node
+    name: bytes
+    node: Node
+
+
 class Model:
     """The tree, and who has what open."""
 
     def __init__(self, root: Node) -> None:
         self.root = root
+        #: Drafts whose name another writer took, oldest first.
+        self.displaced: list[Displaced] = []
 
     def tree(self) -> dict[bytes, object]:
         """Return what ``stores.tree`` should return."""
@@ -126,19 +211,63 @@ class Model:
         """Whether *node* is *top* or lies below it."""
         return node is top or any(found is node for _, found in self.walk(top))
 
-    def stop(self) -> None:
-        """Publish what is open."""
-        for _, node in self.walk():
-            node.state, node.readers, node.writers = "published", 0, 0
+    # ---- names that writers take from each other ----
 
-    def kill(self) -> None:
-        """Lose what a killed server loses: drafts, and every handle."""
+    def supersede(self, parent: Node, name: bytes, ino: InodeNo) -> Node:
+        """Give the name to a fresh draft; who writes the old one may still rename it."""
+        node = parent.children[name]
+        if node.state in UNFINISHED:
+            self.displaced.append(Displaced(parent, name, node))
+        node.has_name = False
+        fresh = parent.children[name] = Node(ino, node.mode)
+        return fresh
+
+    def meant(self, parent: Node, name: bytes) -> Node | type[KvfsError] | None:
+        """Return the finished draft that a rename of *name* means, or what it must refuse with."""
+        node = parent.children[name]
+        lost = [each.node for each in self.displaced if each[:2] == (parent, name)]
+        if not lost or not node.writers or node.state not in _TEARABLE:
+            return None
+        finished = [other for other in lost if not other.writers]
+        return finished[-1] if finished else NotFound
+
+    def restore(self, node: Node, target: Node, new_name: bytes) -> None:
+        """Give a displaced draft its final name."""
+        self.displaced = [each for each in self.displaced if each.node is not node]
+        self.remove(target, new_name)
+        node.state, node.has_name = State.PUBLISHED, True
+        target.children[new_name] = node
+
+    def remove(self, parent: Node, name: bytes) -> None:
+        """Take a name, if it is there."""
+        node = parent.children.pop(name, None)
+        if node is not None:
+            node.has_name = False
+
+    # ---- the ends ----
+
+    def stop(self) -> None:
+        """Lose what is in writing; close the rest."""
         for parent, name in self.places():
             node = parent.children[name]
-            node.readers = node.writers = 0
-            if node.state == "draft":
-                del parent.children[name]
-            node.state = "published"
+            if node.writers and node.is_torn_by_an_end:
+                self.remove(parent, name)
+            elif node.writers:
+                node.writers = 1
+                node.close_writer()
+        self._forget_handles()
+
+    def kill(self) -> None:
+        """Lose what a killed server loses: what is in writing, and every handle."""
+        for parent, name in self.places():
+            node = parent.children[name]
+            if node.is_file and node.is_torn_by_an_end:
+                self.remove(parent, name)
+            elif node.state is State.REWRITE:
+                node.state = State.REWRITTEN
+            elif node.state is State.RENAMED:
+                node.state = State.PUBLISHED
+        self._forget_handles()
 
     def lose_power(self) -> None:
         """Lose what has no identity, or is not provably whole, and all extended attributes."""
@@ -146,8 +275,14 @@ class Model:
             node = parent.children[name]
             kept = node.is_directory or stat.S_ISLNK(node.mode)
             if node.is_file:
-                kept = node.state == "published" and node.is_whole
+                kept = node.state in IDENTIFIED and node.is_whole
+                node.state = State.PUBLISHED
             if not kept:
-                del parent.children[name]
-            node.readers = node.writers = 0
+                self.remove(parent, name)
             node.xattrs.clear()
+        self._forget_handles()
+
+    def _forget_handles(self) -> None:
+        self.displaced.clear()
+        for _, node in self.walk():
+            node.readers = node.writers = 0
