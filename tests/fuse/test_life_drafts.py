@@ -72,15 +72,26 @@ def test_close_and_rename_in_one_breath(kv: Path) -> None:
 
 
 def test_a_duplicate_elsewhere_holds_the_release_back(kv: Path) -> None:
-    """[life-published] Renamed while a child still has the descriptor: final, whole, readable."""
-    with Stepping(WRITER, "forked_child_holds", kv / "block.tmp") as writer:
-        assert writer.at() == "child"
-        os.rename(kv / "block.tmp", kv / "block")
+    """[life-published] Renamed and closed while a child still has the descriptor: final, whole."""
+    with Stepping(WRITER, "renames_while_a_child_holds", kv / "block") as writer:
+        assert writer.at() == "renamed"
+        assert state(kv / "block") in ("renamed", "published")
+        assert read_file(kv / "block") == stamped("block", SIZE)
+        writer.to("released")
         assert state(kv / "block") == "published"
-        assert read_file(kv / "block") == stamped("block", SIZE)[: SIZE // 2]
-        writer.go()
-    assert state(kv / "block") == "published"
-    assert read_file(kv / "block") == stamped("block", SIZE)[: SIZE // 2]
+        assert read_file(kv / "block") == stamped("block", SIZE)
+
+
+def test_another_process_renames_an_open_draft(kv: Path) -> None:
+    """[life-published] It moves the name; the draft is its writer's until that is done."""
+    with Stepping(WRITER, "duplicates", kv / "block.tmp") as writer:
+        assert writer.at() == "half"
+        os.rename(kv / "block.tmp", kv / "block")
+        assert state(kv / "block") == "draft"
+        writer.to("written")
+        writer.to("closed")
+        assert state(kv / "block") in ("leased", "published")
+        assert read_file(kv / "block") == stamped("block", SIZE)
 
 
 def test_a_rename_before_the_close_takes_what_comes_after(kv: Path) -> None:

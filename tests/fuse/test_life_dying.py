@@ -110,12 +110,11 @@ def torn(path: Path) -> bool:
 
 def test_a_renamed_block_outlives_its_writer(kv: Path) -> None:
     """[life-torn] Killed after the rename, with the descriptor still open: it is final."""
-    with Stepping(WRITER, "waits", kv / "block.tmp") as writer:
-        assert writer.at() == "half"
-        os.rename(kv / "block.tmp", kv / "block")
+    with Stepping(WRITER, "renames_and_waits", kv / "block") as writer:
+        assert writer.at() == "renamed"
         writer.kill()
     until(lambda: state(kv / "block") == "published", "published", GONE_WAIT_S)
-    assert read_file(kv / "block") == stamped("block", SIZE)[: SIZE // 2]
+    assert read_file(kv / "block") == stamped("block", SIZE)
 
 
 def test_a_temporary_name_left_behind_is_an_orphan(kv: Path, mount: Mounted) -> None:

@@ -126,6 +126,8 @@ def test_appenders_overwrite_nothing(kv: Path) -> None:
         for line in range(lines):
             text = f"{who}:{line}:".encode() + b"x" * (line * 37 % 500) + b"\n"
             assert caller.os("write", fds[line % 2], text) == len(text)
+        for fd in fds:  # a writer that is killed takes the name along: [life-torn]
+            caller.os("close", fd)
 
     with callers(processes) as started, ThreadPoolExecutor(processes) as pool:
         list(pool.map(append_lines, enumerate(started)))

@@ -29,6 +29,7 @@ def test_a_shared_mapping_and_writes_see_each_other(kv: Path) -> None:
         elsewhere.os("pwrite", remote, b"write", 2 * PAGE - 2)
         assert memory[2 * PAGE - 2 : 2 * PAGE + 3] == b"write"
         memory.flush()
+        elsewhere.os("close", remote)
     assert read_file(kv / "file")[PAGE : PAGE + 5] == b"store"
 
 

@@ -174,6 +174,32 @@ def forked_child_holds(path: str) -> None:
     os.waitpid(child, 0)
 
 
+def renames_while_a_child_holds(path: str) -> None:
+    """Write all of it, rename and close, while a forked child has the descriptor, too."""
+    fd = _draft(path + ".tmp", inherited=True)
+    os.write(fd, stamped("block", SIZE)[SIZE // 2 :])
+    end, other_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(other_end)
+        os.read(end, 1)
+        os._exit(0)
+    os.rename(path + ".tmp", path)
+    os.close(fd)
+    say("renamed")
+    os.close(other_end)
+    os.waitpid(child, 0)
+    say("released")
+
+
+def renames_and_waits(path: str) -> None:
+    """Write all of it, rename it, and wait with the descriptor open, to be killed."""
+    fd = _draft(path + ".tmp")
+    os.write(fd, stamped("block", SIZE)[SIZE // 2 :])
+    os.rename(path + ".tmp", path)
+    say("renamed")
+
+
 def maps_and_closes(path: str) -> None:
     """Write through a mapping after the descriptor was closed."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -217,6 +243,8 @@ WRITERS: Final[dict[str, Callable[..., None]]] = {
         writes_in_a_thread,
         waits_in_a_thread,
         forked_child_holds,
+        renames_while_a_child_holds,
+        renames_and_waits,
         maps_and_closes,
         reads_mapped,
     )
