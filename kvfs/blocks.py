@@ -62,7 +62,7 @@ class Blocks:
         counters = counted(pool.counters, record, 1)
         # Atomic: no checkpoint from here until the draft is in the table of open inodes.
         try:
-            with pool.change(counters) as txn:
+            with pool.change(counters, begun=extent.ino) as txn:
                 self._namespace.enter(txn, extent.ino, record, parent_record)
         except BaseException:
             pool.ready.put_back(extent)
@@ -273,7 +273,7 @@ class Blocks:
         times_ns = (record.atime_ns, record.mtime_ns)
         pool.syscalls.utime(fd, ns=times_ns)
         if record.state == State.PUBLISHED and opened.gone is None:
-            with pool.index.write() as txn:
+            with pool.change(pool.counters, begun=opened.ino) as txn:
                 txn.put_inode(opened.ino, record._replace(state=State.REWRITE))
             self._identities.withdraw(opened.ino)
 
@@ -315,7 +315,7 @@ class Blocks:
         counters = pool.counters._replace(
             used_bytes=pool.counters.used_bytes + growth_bytes, sequence=record.sequence
         )
-        with pool.change(counters) as txn:
+        with pool.change(counters, finished=opened.ino) as txn:
             txn.put_inode(opened.ino, record)
         pool.space.extra_bytes -= growth_bytes
         self._identities.write(opened.ino, record)
@@ -335,5 +335,6 @@ class Blocks:
             self._pool.syscalls.close(opened.fd)
             opened.fd = -1
         if opened.gone is not None:
+            self._pool.unfinished.discard(opened.ino)  # the index learns it with the next one
             self._pool.space.extra_bytes -= opened.allocated_bytes
             self._identities.erase(opened.ino, opened.gone)

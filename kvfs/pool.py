@@ -7,7 +7,7 @@ business of namespace.py, blocks.py and attributes.py.
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvfs.background import Background
 from kvfs.config import Settings
@@ -20,17 +20,20 @@ from kvfs.index_place import index_path
 from kvfs.inode_numbers import InodeNumbers
 from kvfs.open_inodes import OpenInodes
 from kvfs.ready import ReadyQueue
-from kvfs.records import Counters
+from kvfs.records import UNFINISHED_MAX, Counters
 from kvfs.run_state import distrust_index, write_run_state
 from kvfs.space import Space
 from kvfs.syscalls import Syscalls
-from kvfs.types import Sequence
+from kvfs.types import InodeNo, Sequence
 
 if TYPE_CHECKING:
     from kvfs.index_transaction import WriteTransaction
 
 
 #: linux/time.h; the time module does not name it.
+
+#: No inode has this number.
+_NOBODY: Final = InodeNo(0)
 
 
 class Pool:
@@ -73,6 +76,8 @@ class Pool:
                 self.extents, self.numbers, self.background, self.space, settings
             )
             self.open_inodes = OpenInodes()
+            #: Drafts and blocks being rewritten, which the index lists beside the counters.
+            self.unfinished: set[InodeNo] = set()
             #: Blocks whose name went because their bytes were damaged or could not be kept.
             self.dismissed = 0
             self.identities = Identities(self.extents, self.background)
@@ -132,13 +137,32 @@ class Pool:
         return Sequence(self.counters.sequence + 1)
 
     @contextlib.contextmanager
-    def change(self, counters: Counters) -> "Iterator[WriteTransaction]":
+    def change(
+        self,
+        counters: Counters,
+        *,
+        begun: InodeNo = _NOBODY,
+        finished: InodeNo = _NOBODY,
+    ) -> "Iterator[WriteTransaction]":
         """One index transaction that ends with the pool's counters being *counters*.
 
-        In memory they change only after the commit, so that a failed one changes nothing.
+        *begun* is open for writing from now on, *finished* no more: the next start after a kill
+        need not search for drafts. In memory all this holds only after the commit, so that a
+        failed one changes nothing.
         """
         with self.index.write() as txn:
             yield txn
             txn.put_counters(counters)
+            if begun or finished:
+                txn.put_unfinished(self._unfinished_after(begun, finished))
+        if begun:
+            self.unfinished.add(begun)
+        if finished:
+            self.unfinished.discard(finished)
         self.counters = counters
         self.space.recorded_bytes = counters.used_bytes
+
+    def _unfinished_after(self, begun: InodeNo, finished: InodeNo) -> set[InodeNo]:
+        if len(self.unfinished) > UNFINISHED_MAX + 1:
+            return self.unfinished  # too many to be listed, with one more or less
+        return (self.unfinished | {begun}) - {finished, _NOBODY}
