@@ -32,7 +32,7 @@ MOVING: Final = (
     *("splice", "tee", "vmsplice", "sendfile", "copy_file_range", "process_vm_readv"),
 )
 #: A load of one block is five messages of less than 200 bytes, each read and answered.
-BYTES_PER_LOAD_MAX: Final = 8192
+BYTES_PER_LOAD_MAX: Final = 4096
 #: A store is ten messages, and a transaction or two; LMDB writes whole pages.
 BYTES_PER_STORE_MAX: Final = 128 << 10
 #: The line that strace writes for a call that is whole, e.g. "12 readv(5, ...) = 96".
