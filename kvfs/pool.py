@@ -111,14 +111,21 @@ class Pool:
         After a failed sync the page cache is no witness any more: the kernel may have dropped
         what it could not write. The next start then rebuilds from what is whole on the device.
         """
-        pool_fd, syscalls = self.device.pool_fd, self.syscalls
         try:
-            self.index.sync()
-            syscalls.syncfs(pool_fd)
+            self.sync()
         except OSError:
             with contextlib.suppress(OSError):
-                distrust_index(pool_fd, syscalls)
+                distrust_index(self.device.pool_fd, self.syscalls)
             raise
+
+    def sync(self) -> None:
+        """Make index, extents and identities durable; it blocks, and belongs in a thread.
+
+        Before it ``background.hurry`` writes the identities that are queued: a rebuild starts
+        from them. Raises OSError.
+        """
+        self.index.sync()
+        self.syscalls.syncfs(self.device.pool_fd)
 
     def require_space(self, size_bytes: int) -> None:
         """Make room for *size_bytes* more data from what is held for convenience.

@@ -162,8 +162,9 @@ class Files:
         await self.sync_names()
 
     async def sync_names(self) -> None:
-        """Make the index durable, some 20 ms."""
-        await self._in_thread(self.store.pool.index.sync)
+        """Make every name so far durable, with the identities that a rebuild starts from."""
+        self.store.pool.background.hurry()
+        await self._in_thread(self.store.pool.sync)
 
     async def _in_thread(self, work: Callable[..., R], *args: object) -> R:
         self.about_to_wait()
