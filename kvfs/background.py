@@ -89,13 +89,17 @@ class Background:
         while self.run_one() and time.monotonic() < end_s:
             pass
 
+    def hurry(self) -> None:
+        """Do all short jobs now, identities included."""
+        while self.run_one() or self._fresh:
+            self.tick()
+
     def drain(self) -> None:
         """Do all that is queued, identities and long jobs included."""
         done = threading.Event()
         if self._thread is not None:
             self._long.put(done.set)
-        while self.run_one() or self._fresh:
-            self.tick()
+        self.hurry()
         if self._thread is not None:
             done.wait()
 

@@ -74,7 +74,7 @@ class Blocks:
         counters = counted(pool.counters, record, 1)
         # Atomic: no checkpoint from here until the draft is in the table of open inodes.
         try:
-            with pool.change(counters) as txn:
+            with pool.change(counters, begun=extent.ino) as txn:
                 self._namespace.enter(txn, extent.ino, record, parent_record)
         except BaseException:
             pool.ready.put_back(extent)
@@ -105,24 +105,23 @@ class Blocks:
         truncate: bool,
         appends: bool = False,
         maker: Maker = NOBODY,
+        thread: int = 0,
     ) -> OpenInode:
-        """Count a handle on file *ino*.
+        """Count a handle on file *ino*, for *thread* of *maker*.
 
-        Raises DeadInode (also when *truncate* moved the name to a fresh inode, which the caller
-        finds under it), IsADirectory, ReadOnly, NoSpace, OSError.
+        Raises DeadInode (also when *truncate* needs a fresh inode, which the caller finds under
+        the name), IsADirectory, ReadOnly, NoSpace, OSError.
         """
         if ino in self._pool.graves and not writer and not truncate:
             return self._open_removed(ino)
+        writes = not self._pool.settings.read_only
+        if truncate and writes and not self.superseding.admits(ino, thread, maker):
+            raise DeadInode(f"inode {ino} keeps its bytes, its name leads to another one")
         record = self._namespace.record(ino)
         if not stat.S_ISREG(record.mode):
             raise IsADirectory if stat.S_ISDIR(record.mode) else InvalidRequest
-        if (writer or truncate) and self._pool.settings.read_only:
+        if (writer or truncate) and not writes:
             raise ReadOnly
-        if truncate and self.is_gone(ino):
-            raise DeadInode(f"inode {ino} lost its name after the caller's LOOKUP")
-        if truncate and self.superseding.due(ino, record):
-            self.superseding.supersede(ino, record, maker)
-            raise DeadInode(f"inode {ino} keeps its bytes, the name has another one")
         opened = self._pool.open_inodes.enter(ino, writer=writer)
         try:
             self._begin(opened, record, maker, writer=writer, truncate=truncate, appends=appends)

@@ -10,7 +10,7 @@ from kvfs.records import (
     XATTR_PREFIX,
     parse_inode_key,
     parse_xattr_key,
-    summarise_inode,
+    state_of_inode,
     unseal,
 )
 from kvfs.run_state import present_boot_id
@@ -45,8 +45,7 @@ class HoldingsScan:
             return
         self._after = rows[-1][0]
         for key, raw in rows:
-            _, state, _ = summarise_inode(raw)
-            if state in _OWNED:
+            if state_of_inode(raw) in _OWNED:
                 self._note(parse_inode_key(key))
         pool.background.submit(self.step)
 

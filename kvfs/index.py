@@ -26,6 +26,7 @@ from kvfs.records import (
     FORMAT_KEY,
     INDEX_FORMAT,
     INODE_PREFIX,
+    UNFINISHED_KEY,
     Counters,
     child_key,
     inode_key,
@@ -38,6 +39,7 @@ from kvfs.records import (
     parse_inode,
     parse_inode_key,
     parse_name,
+    parse_unfinished,
     parse_xattr_key,
     unseal,
     xattr_key,
@@ -198,6 +200,14 @@ class Index:
         if raw is None:
             raise Damaged("index: the counters row is missing")
         return parse_counters(raw)
+
+    def unfinished(self) -> list[InodeNo] | None:
+        """Return which inodes are drafts or being rewritten, and some that were; None: unknown."""
+        raw = self._get(UNFINISHED_KEY)
+        try:
+            return None if raw is None else parse_unfinished(raw)
+        except Damaged:
+            return None
 
     def write(self) -> WriteTransaction:
         """Return a write transaction, to be used in a ``with`` statement."""

@@ -1,6 +1,6 @@
 """One write transaction of the index: every change of a request, visible at once or not at all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, Self
 
@@ -10,6 +10,7 @@ from kvfs.errors import Damaged, NoSpace
 from kvfs.index_errors import raise_index_error
 from kvfs.records import (
     COUNTERS_KEY,
+    UNFINISHED_KEY,
     Counters,
     child_key,
     inode_key,
@@ -17,6 +18,7 @@ from kvfs.records import (
     pack_counters,
     pack_inode,
     pack_name,
+    pack_unfinished,
     parse_counters,
     parse_inode,
     parse_name,
@@ -157,6 +159,10 @@ class WriteTransaction:
     def put_counters(self, counters: Counters) -> None:
         """Write the counters."""
         self._put(COUNTERS_KEY, pack_counters(counters))
+
+    def put_unfinished(self, inos: Collection[InodeNo]) -> None:
+        """Write which inodes are drafts or being rewritten; too many nobody needs to know."""
+        self._put(UNFINISHED_KEY, pack_unfinished(inos))
 
     def delete_row(self, key: bytes) -> None:
         """Remove the row *key* of any keyspace: for fsck, which finds rows nobody can read."""

@@ -7,7 +7,7 @@ business of namespace.py, blocks.py and attributes.py.
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvfs.background import Background
 from kvfs.config import Settings
@@ -24,17 +24,20 @@ from kvfs.open_inodes import OpenInode, OpenInodes
 from kvfs.pins import Pins
 from kvfs.policies import Policies
 from kvfs.ready import ReadyQueue
-from kvfs.records import Counters
+from kvfs.records import UNFINISHED_MAX, Counters
 from kvfs.run_state import distrust_index, read_run_state, write_run_state
 from kvfs.space import Space
 from kvfs.syscalls import Syscalls
-from kvfs.types import Sequence
+from kvfs.types import InodeNo, Sequence
 
 if TYPE_CHECKING:
     from kvfs.index_transaction import WriteTransaction
 
 
 #: linux/time.h; the time module does not name it.
+
+#: No inode has this number.
+_NOBODY: Final = InodeNo(0)
 
 
 def _tell_nobody(_opened: OpenInode) -> None:
@@ -81,6 +84,8 @@ class Pool:
                 self.extents, self.numbers, self.background, self.space, settings
             )
             self.open_inodes = OpenInodes()
+            #: Drafts and blocks being rewritten, which the index lists beside the counters.
+            self.unfinished: set[InodeNo] = set()
             #: Blocks whose name went because their bytes were damaged or could not be kept.
             self.dismissed = 0
             self.identities = Identities(self.extents, self.background)
@@ -123,14 +128,21 @@ class Pool:
         After a failed sync the page cache is no witness any more: the kernel may have dropped
         what it could not write. The next start then rebuilds from what is whole on the device.
         """
-        pool_fd, syscalls = self.device.pool_fd, self.syscalls
         try:
-            self.index.sync()
-            syscalls.syncfs(pool_fd)
+            self.sync()
         except OSError:
             with contextlib.suppress(OSError):
-                distrust_index(pool_fd, syscalls)
+                distrust_index(self.device.pool_fd, self.syscalls)
             raise
+
+    def sync(self) -> None:
+        """Make index, extents and identities durable; it blocks, and belongs in a thread.
+
+        Before it ``background.hurry`` writes the identities that are queued: a rebuild starts
+        from them. Raises OSError.
+        """
+        self.index.sync()
+        self.syscalls.syncfs(self.device.pool_fd)
 
     def require_space(self, size_bytes: int) -> None:
         """Make room for *size_bytes* more data from what is held for convenience.
@@ -153,6 +165,7 @@ class Pool:
         """Count one handle less; the last one closes the extent, and unlinks a nameless one."""
         if not self.open_inodes.leave(opened, writer=writer):
             return
+        self.unfinished.discard(opened.ino)  # the index learns it with the next one
         self.freed(opened)
         if opened.fd >= 0:
             self.syscalls.close(opened.fd)
@@ -166,13 +179,32 @@ class Pool:
         return Sequence(self.counters.sequence + 1)
 
     @contextlib.contextmanager
-    def change(self, counters: Counters) -> "Iterator[WriteTransaction]":
+    def change(
+        self,
+        counters: Counters,
+        *,
+        begun: InodeNo = _NOBODY,
+        finished: InodeNo = _NOBODY,
+    ) -> "Iterator[WriteTransaction]":
         """One index transaction that ends with the pool's counters being *counters*.
 
-        In memory they change only after the commit, so that a failed one changes nothing.
+        *begun* is open for writing from now on, *finished* no more: the next start after a kill
+        need not search for drafts. In memory all this holds only after the commit, so that a
+        failed one changes nothing.
         """
         with self.index.write() as txn:
             yield txn
             txn.put_counters(counters)
+            if begun or finished:
+                txn.put_unfinished(self._unfinished_after(begun, finished))
+        if begun:
+            self.unfinished.add(begun)
+        if finished:
+            self.unfinished.discard(finished)
         self.counters = counters
         self.space.recorded_bytes = counters.used_bytes
+
+    def _unfinished_after(self, begun: InodeNo, finished: InodeNo) -> set[InodeNo]:
+        if len(self.unfinished) > UNFINISHED_MAX + 1:
+            return self.unfinished  # too many to be listed, with one more or less
+        return (self.unfinished | {begun}) - {finished, _NOBODY}

@@ -75,10 +75,13 @@ class Publishing:
         opened.unfinished = state in UNFINISHED
         if opened.gone is not None or state in UNFINISHED:
             return
-        if after(state, Event.REOPEN) is State.REWRITE:
-            opened.unfinished = True
-            with pool.index.write() as txn:
+        reopened = after(state, Event.REOPEN)
+        # Also a slab whose state stays: a start after a kill measures what was open for writing.
+        with pool.change(pool.counters, begun=opened.ino) as txn:
+            if reopened is State.REWRITE:
                 txn.put_inode(opened.ino, record._replace(state=State.REWRITE))
+        if reopened is State.REWRITE:
+            opened.unfinished = True
             pool.holdings.drop(opened.ino)
             self._identities.withdraw(opened.ino)
 
@@ -175,7 +178,7 @@ class Publishing:
         counters = pool.counters._replace(
             used_bytes=pool.counters.used_bytes + growth_bytes, sequence=record.sequence
         )
-        with pool.change(counters) as txn:
+        with pool.change(counters, finished=opened.ino) as txn:
             txn.put_inode(opened.ino, record)
         pool.space.extra_bytes -= growth_bytes
         self._identities.write(opened.ino, record)

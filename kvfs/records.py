@@ -5,6 +5,7 @@ bytes that fail it, or that carry a version not known here, raise ``Damaged`` an
 """
 
 import struct
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from kvfs.checksum import CRC32C_RESIDUE, crc32c
@@ -28,6 +29,9 @@ INODE_PREFIX: Final = b"\x05"
 
 FORMAT_KEY: Final = META_PREFIX + b"format"
 COUNTERS_KEY: Final = META_PREFIX + b"counters"
+UNFINISHED_KEY: Final = META_PREFIX + b"unfinished"
+#: More inodes than this are not listed: who needs them looks at every inode.
+UNFINISHED_MAX: Final = 256
 
 _KEY: Final = struct.Struct(">BQ")
 _CHILD_KEY: Final = struct.Struct(">BQQ")
@@ -43,8 +47,9 @@ assert _COUNTERS.size == 56
 _IDENTITY: Final = struct.Struct("<B3xQQQIIIQqI")
 assert _IDENTITY.size == 60
 _FORMAT: Final = struct.Struct("<I")
-#: Of _INODE: mode, state and allocated_bytes.
-_SUMMARY: Final = struct.Struct("<4xI8xI8xQ")
+_UNLISTED: Final = b"\xff\xff\xff\xff"
+#: Of _INODE: the state alone.
+_STATE: Final = struct.Struct("<16xI")
 
 
 class Counters(NamedTuple):
@@ -186,16 +191,16 @@ def parse_inode(raw: bytes) -> InodeRecord:
     return record
 
 
-def summarise_inode(raw: bytes) -> tuple[int, int, int]:
-    """Return (mode, state, allocated_bytes) of an inode record, unchecked: to count a million.
+def state_of_inode(raw: bytes) -> int:
+    """Return the state in an inode record, unchecked: to search a million of them.
 
     Raises Damaged only when *raw* is too short.
     """
     try:
-        mode, state, allocated_bytes = _SUMMARY.unpack_from(raw)
+        state: int = _STATE.unpack_from(raw)[0]
     except struct.error:
         raise Damaged(f"inode record: {len(raw)} bytes are too few") from None
-    return mode, state, allocated_bytes
+    return state
 
 
 def pack_name(key: bytes, ino: InodeNo) -> bytes:
@@ -235,6 +240,24 @@ def parse_counters(raw: bytes) -> Counters:
     if len(raw) != _COUNTERS.size + _CRC_BYTES or crc32c(raw) != CRC32C_RESIDUE or raw[0] != 1:
         raise Damaged("counters row: checksum, length or version differs")
     return Counters._make(_COUNTERS.unpack_from(raw)[1:])
+
+
+def pack_unfinished(inos: Collection[InodeNo]) -> bytes:
+    """Return the value of the row that lists the drafts and the blocks being rewritten."""
+    count = len(inos)
+    if count > UNFINISHED_MAX:
+        return seal(UNFINISHED_KEY, _UNLISTED)
+    return seal(UNFINISHED_KEY, struct.pack(f"<I{count}Q", count, *inos))
+
+
+def parse_unfinished(raw: bytes) -> list[InodeNo] | None:
+    """Return the inodes that the row lists, None when they were too many; raises Damaged."""
+    body = unseal(UNFINISHED_KEY, raw)
+    if body == _UNLISTED:
+        return None
+    if len(body) % 8 != 4 or int.from_bytes(body[:4], "little") != len(body) // 8:
+        raise Damaged(f"row of unfinished inodes: {len(body)} bytes")
+    return [InodeNo(ino) for (ino,) in _U64.iter_unpack(body[4:])]
 
 
 def pack_format(version: int) -> bytes:

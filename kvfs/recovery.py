@@ -8,7 +8,7 @@ that was cut off: the unsynced index may be in any state; rebuild it from the id
 import contextlib
 import logging
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from kvfs.config import Settings
@@ -39,11 +39,12 @@ def recover(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
         if settings.read_only:
             if not state.clean:
                 raise IndexDamaged("not stopped cleanly, so mount it writable once")
-            _look(device, settings, syscalls, START_ROWS)
+            _look(device, settings, syscalls)
             return False
         if state.trusted:
-            rows = START_ROWS if state.clean else INODE_ROWS
-            _look(device, settings, syscalls, rows)
+            listed = _look(device, settings, syscalls)
+            if not state.clean and not listed:
+                refuse_unreadable(device.pool_fd, INODE_ROWS)
             settle_index(device.pool_fd, syscalls)
             if not state.clean:
                 _finish(device, settings, syscalls)
@@ -53,10 +54,13 @@ def recover(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
     return state.strays or not state.clean
 
 
-def _look(device: Device, settings: Settings, syscalls: Syscalls, rows: Iterable[bytes]) -> None:
-    """Raise unless the index opens and has its root; nothing is written."""
+def _look(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
+    """Raise unless the index opens and has its root; nothing is written.
+
+    Return whether it lists what is unfinished.
+    """
     InodeNumbers(device.pool_fd, syscalls, read_only=True).close()
-    refuse_unreadable(device.pool_fd, rows)
+    refuse_unreadable(device.pool_fd, START_ROWS)
     path = index_path(device.pool_fd)
     with Index(
         path, map_size_bytes=settings.index_map_bytes, read_only=True, syscalls=syscalls
@@ -65,6 +69,7 @@ def _look(device: Device, settings: Settings, syscalls: Syscalls, rows: Iterable
         root = index.inode(ROOT_INODE)
         if root is None or not stat.S_ISDIR(root.mode):
             raise IndexDamaged("index: it has no root directory")
+        return index.unfinished() is not None
 
 
 def _finish(device: Device, settings: Settings, syscalls: Syscalls) -> None:

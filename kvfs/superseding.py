@@ -5,6 +5,7 @@ name up again by itself and opens the fresh one. Two nodes that write the same t
 (LMCache) each get an inode of their own this way; the one that finishes first renames its own.
 """
 
+import stat
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 #: The kernel's second OPEN follows at once; after this the opener has died in between.
 _AWAITED_S: Final = 5.0
+#: And so does its LOOKUP, within the same open(2).
+_RETRY_S: Final = 1.0
 #: Drafts without a name are kept for the writers that will rename them: for so long, so many.
 _DISPLACED_S: Final = 60.0
 _DISPLACED_MAX: Final = 64
@@ -34,6 +37,8 @@ class Displaced(NamedTuple):
     name: bytes
     opened: OpenInode
     until_s: float
+    #: Whose OPEN of it is still to come, 0 if it was opened.
+    thread: int
 
 
 class Superseding:
@@ -42,21 +47,78 @@ class Superseding:
     def __init__(self, pool: Pool, namespace: Namespace) -> None:
         self._pool = pool
         self._namespace = namespace
-        self._awaited: OrderedDict[InodeNo, tuple[ReadyExtent, float]] = OrderedDict()
+        #: With its extent, until when, and the thread whose OPEN is to come.
+        self._awaited: OrderedDict[InodeNo, tuple[ReadyExtent, float, int]] = OrderedDict()
+        #: Threads whose truncating OPEN was answered ESTALE: of which inode, and until when their
+        #: next LOOKUP is the kernel's second try.
+        self._refused: OrderedDict[int, tuple[InodeNo, float]] = OrderedDict()
         #: Oldest first; few, so that they are searched.
         self._displaced: OrderedDict[InodeNo, Displaced] = OrderedDict()
 
-    def due(self, ino: InodeNo, record: InodeRecord) -> bool:
-        """Whether a truncating open of *ino* must get another inode."""
-        if ino in self._awaited:
+    def admits(self, ino: InodeNo, thread: int, maker: Maker) -> bool:
+        """Whether *thread* may empty *ino* itself; if not, its name leads to a fresh inode.
+
+        The name may have changed hands since the thread's LOOKUP (a rename made it final, another
+        writer took it), so that only the LOOKUP of its second try tells which one it means. A
+        *thread* that is not known (0) has no second chance. Raises NoSpace, OSError.
+        """
+        before = self._refused.pop(thread, None)
+        record = self._pool.index.inode(ino)
+        if record is None:
+            if self._is_promised(ino, thread):
+                return True
+        elif not self._due(ino, record, thread):
+            return True
+        elif thread <= 0:
+            self.supersede(ino, record, maker, thread)
             return False
+        elif before is not None and before[0] == ino and before[1] > self._pool.monotonic_s():
+            return True  # no LOOKUP came in between: it was opened by handle
+        if thread > 0:
+            self._refused[thread] = (ino, self._pool.monotonic_s() + _RETRY_S)
+        return False
+
+    @property
+    def retrying(self) -> bool:
+        """Whether a LOOKUP may be a second try."""
+        return bool(self._refused)
+
+    def looked_up(self, ino: InodeNo, thread: int, maker: Maker) -> InodeNo:
+        """Return what *thread*'s LOOKUP that found *ino* leads to: at a second try a fresh inode.
+
+        Raises NoSpace, OSError.
+        """
+        record = self._pool.index.inode(ino)
+        if thread not in self._refused or record is None or not stat.S_ISREG(record.mode):
+            return ino  # or it is still on its way to the file
+        _, until_s = self._refused.pop(thread)
+        if until_s <= self._pool.monotonic_s() or not self._due(ino, record, thread):
+            return ino
+        return self.supersede(ino, record, maker, thread)
+
+    def forget(self, thread: int) -> None:
+        """*thread* found no file at its second try."""
+        self._refused.pop(thread, None)
+
+    def _due(self, ino: InodeNo, record: InodeRecord, thread: int) -> bool:
+        """Whether a truncating open of *ino* must get another inode."""
+        awaited = self._awaited.get(ino)
+        if awaited is not None:
+            return awaited[2] != thread
         opened = self._pool.open_inodes.get(ino)
         if record.state in UNFINISHED:
             return opened is not None and opened.writers > 0
         return record.size_bytes > 0 or opened is not None
 
-    def supersede(self, ino: InodeNo, record: InodeRecord, maker: Maker) -> None:
-        """Give *record*'s name to a fresh draft. Raises NoSpace, OSError."""
+    def _is_promised(self, ino: InodeNo, thread: int) -> bool:
+        """Whether *ino* was *thread*'s fresh inode when another writer took the name."""
+        displaced = self._displaced.get(ino)
+        return displaced is not None and displaced.thread == thread > 0
+
+    def supersede(
+        self, ino: InodeNo, record: InodeRecord, maker: Maker, thread: int = 0
+    ) -> InodeNo:
+        """Give *record*'s name to a fresh draft for *thread*. Raises NoSpace, OSError."""
         pool = self._pool
         now_ns = pool.clock_ns()
         parent_record = self._namespace.directory(record.parent)
@@ -66,7 +128,7 @@ class Superseding:
         )._replace(gid=record.gid, maker_tgid=maker.tgid, maker_birth=maker.birth)
         counters = counted(counted(pool.counters, record, -1), fresh, 1)
         try:
-            with pool.change(counters) as txn:
+            with pool.change(counters, begun=extent.ino) as txn:
                 txn.delete_name(record.parent, record.name, ino)
                 txn.delete_inode(ino)
                 txn.delete_xattrs(ino)
@@ -75,15 +137,21 @@ class Superseding:
         except BaseException:
             pool.ready.put_back(extent)
             raise
-        if self._may_be_renamed(ino, record, maker):
-            self._displace(ino, record)
+        awaited = self._awaited.get(ino)
+        if awaited is not None or self._may_be_renamed(ino, record, maker):
+            self._displace(ino, record, thread=0 if awaited is None else awaited[2])
         self._namespace.bury(ino, record, now_ns)
+        if awaited is not None:  # its OPEN is still to come
+            promised = pool.open_inodes[ino]
+            promised.unfinished = True
+            self.claim(promised)
         pool.space.extra_bytes += extent.reserve_bytes
-        self._awaited[extent.ino] = (extent, pool.monotonic_s() + _AWAITED_S)
+        self._awaited[extent.ino] = (extent, pool.monotonic_s() + _AWAITED_S, thread)
+        return extent.ino
 
     def claim(self, opened: OpenInode) -> None:
         """The OPEN that a fresh inode waited for has come."""
-        extent, _ = self._awaited.pop(opened.ino)
+        extent, _, _ = self._awaited.pop(opened.ino)
         if opened.fd >= 0:
             self._pool.ready.let_go(extent)  # a reader was faster and has it open already
         else:
@@ -106,14 +174,14 @@ class Superseding:
             return False
         return is_temporary(record.name) or taker != (record.maker_tgid, record.maker_birth)
 
-    def _displace(self, ino: InodeNo, record: InodeRecord) -> None:
+    def _displace(self, ino: InodeNo, record: InodeRecord, *, thread: int) -> None:
         """Keep a draft that another writer took the name of: its own writer will rename it."""
         opened = self._pool.open_inodes.enter(ino, writer=False)
         if not opened.writers:
             opened.maker = Maker(record.maker_tgid, record.maker_birth)
             opened.allocated_bytes = record.allocated_bytes
         until_s = self._pool.monotonic_s() + _DISPLACED_S
-        self._displaced[opened.ino] = Displaced(record.parent, record.name, opened, until_s)
+        self._displaced[opened.ino] = Displaced(record.parent, record.name, opened, until_s, thread)
         if len(self._displaced) > _DISPLACED_MAX:
             self._forget_oldest()
 
@@ -135,7 +203,9 @@ class Superseding:
         present = self._pool.open_inodes.get(ino)
         if not lost or (ino not in self._awaited and (present is None or not present.unfinished)):
             return None
-        finished = [opened for opened in lost if opened.writers == 0 and not opened.torn]
+        finished = [
+            opened for opened in lost if not (opened.writers or opened.torn or opened.unfinished)
+        ]
         for opened in finished:
             if opened.maker == who:
                 return opened
@@ -190,6 +260,8 @@ class Superseding:
 
     def tick(self, now_s: float) -> None:
         """End what has waited too long."""
+        while self._refused and next(iter(self._refused.values()))[1] <= now_s:
+            self._refused.popitem(last=False)
         while self._awaited and next(iter(self._awaited.values()))[1] <= now_s:
             self._drop_awaited()
         while self._displaced and next(iter(self._displaced.values())).until_s <= now_s:
@@ -208,7 +280,7 @@ class Superseding:
 
     def _drop_awaited(self) -> None:
         """Nobody opened the fresh inode: its name is a draft that nobody writes."""
-        ino, (extent, _) = self._awaited.popitem(last=False)
+        ino, (extent, _, _) = self._awaited.popitem(last=False)
         self._pool.space.extra_bytes -= extent.reserve_bytes
         self._pool.ready.let_go(extent)
         record = self._pool.index.inode(ino)

@@ -7,7 +7,7 @@ sweep's.
 """
 
 import logging
-import stat
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from kvfs.errors import Damaged
@@ -20,7 +20,7 @@ from kvfs.records import (
     Counters,
     parse_inode,
     parse_inode_key,
-    summarise_inode,
+    state_of_inode,
 )
 from kvfs.types import InodeNo, InodeRecord, Sequence
 
@@ -39,16 +39,11 @@ class Finished(NamedTuple):
 
 
 def finish_index(index: Index, extents: Extents) -> Finished:
-    """End what is open in *index*, and count it anew. Idempotent. Raises NoSpace, OSError."""
-    unfinished, used_bytes = _find(index)
+    """End what is open in *index*; done again after a failure. Raises NoSpace, OSError, Damaged."""
+    listed = index.unfinished()
     counters = index.counters()
-    if used_bytes != counters.used_bytes:
-        _log.warning("index: %d bytes used, %d counted", used_bytes, counters.used_bytes)
-        counters = counters._replace(used_bytes=used_bytes)
-        with index.write() as txn:
-            txn.put_counters(counters)
     dropped = measured = 0
-    for ino, record in unfinished:
+    for ino, record in _search(index) if listed is None else _listed(index, listed):
         again = _measured(extents, ino, record)
         if again == record:
             continue
@@ -64,6 +59,8 @@ def finish_index(index: Index, extents: Extents) -> Finished:
                 txn.put_inode(ino, again._replace(sequence=Sequence(counters.sequence)))
                 measured += 1
             txn.put_counters(counters)
+    with index.write() as txn:
+        txn.put_unfinished(())
     return Finished(dropped, measured)
 
 
@@ -86,23 +83,29 @@ def _measured(extents: Extents, ino: InodeNo, record: InodeRecord) -> InodeRecor
     )
 
 
-def _find(index: Index) -> tuple[list[tuple[InodeNo, InodeRecord]], int]:
-    """Return the open inodes, and what all extents hold by the records. A million rows a second."""
-    unfinished: list[tuple[InodeNo, InodeRecord]] = []
-    used_bytes = 0
+def _listed(index: Index, inos: Iterable[InodeNo]) -> Iterator[tuple[InodeNo, InodeRecord]]:
+    """Yield those of *inos* that are open; others were removed or finished since."""
+    for ino in inos:
+        try:
+            record = index.inode(ino)
+        except Damaged as error:
+            _log.warning("index: %s; fsck drops it", error)
+            continue
+        if record is not None and record.state in _OPEN_STATES:
+            yield ino, record
+
+
+def _search(index: Index) -> Iterator[tuple[InodeNo, InodeRecord]]:
+    """Yield the open inodes of the whole index, a million rows a second."""
     after = b""
     while rows := index.rows(INODE_PREFIX, after, _STEP):
         after = rows[-1][0]
         for key, raw in rows:
             try:
-                mode, state, allocated_bytes = summarise_inode(raw)
-                if stat.S_ISREG(mode):
-                    used_bytes += allocated_bytes
-                    if state in _OPEN_STATES:
-                        unfinished.append((parse_inode_key(key), parse_inode(raw)))
+                if state_of_inode(raw) in _OPEN_STATES:
+                    yield parse_inode_key(key), parse_inode(raw)
             except Damaged as error:
                 _log.warning("index: %s; fsck drops it", error)
-    return unfinished, used_bytes
 
 
 def _drop(txn: WriteTransaction, ino: InodeNo, record: InodeRecord, counters: Counters) -> Counters:

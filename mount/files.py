@@ -57,6 +57,8 @@ class Files:
         self.path = path
         #: Tells which process made the request being handled.
         self.requester: Callable[[], Maker] = lambda: NOBODY
+        #: And which thread.
+        self.thread: Callable[[], int] = lambda: 0
         self._limiter = trio.CapacityLimiter(io_threads)
         #: Called before a handler waits, so that the next request is read meanwhile.
         self.about_to_wait: Callable[[], None] = lambda: None
@@ -73,6 +75,7 @@ class Files:
             truncate=bool(flags & os.O_TRUNC),
             appends=bool(flags & os.O_APPEND),
             maker=self.requester() if writer else NOBODY,
+            thread=self.thread(),
         )
         return self._granted(opened, flags, writer=writer)
 
@@ -176,8 +179,9 @@ class Files:
         await self.sync_names()
 
     async def sync_names(self) -> None:
-        """Make the index durable, some 20 ms."""
-        await self._in_thread(self.store.pool.index.sync)
+        """Make every name so far durable, with the identities that a rebuild starts from."""
+        self.store.pool.background.hurry()
+        await self._in_thread(self.store.pool.sync)
 
     async def _in_thread(self, work: Callable[..., R], *args: object) -> R:
         self.about_to_wait()

@@ -78,6 +78,8 @@ class Lane:
         }
 
     def _lookup(self, unique: int, nodeid: int, request: memoryview) -> bytes | None:
+        if self._store.blocks.superseding.retrying:
+            return None
         try:
             ino = self._store.namespace.lookup(InodeNo(nodeid), bytes(request[:-1]))
             record = self._store.blocks.present(ino)

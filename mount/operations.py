@@ -84,10 +84,14 @@ class Operations(pyfuse3.Operations):
     @answered
     def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         """Answer a name, or a "no" that the kernel keeps for a while."""
+        superseding, thread = self._store.blocks.superseding, self._thread()
         try:
             ino = self._namespace.lookup(InodeNo(parent_inode), name)
+            if superseding.retrying:
+                ino = superseding.looked_up(ino, thread, self._files.requester())
             record = self._store.blocks.present(ino)
         except NotFound:
+            superseding.forget(thread)
             return self._entries.absent()
         visibility = self._store.visibility
         if record.state not in UNFINISHED:

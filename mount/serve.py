@@ -157,6 +157,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.channel.agreed = self._settle_path
         self.channel.install()
         self.files.requester = self._requester
+        self.files.thread = self._thread
         self.store.pool.freed = self._freed
         self.notifier = Notifier(self.device_fd)
         self.store.blocks.publishing.vanished = self.notifier.entry_vanished

@@ -18,7 +18,7 @@ from tests.connectors.connector import Connector, Drivers
 from tests.support.mounting import Mounted, Reference
 
 MIB = 1 << 20
-Start = Callable[[], Connector]
+Start = Callable[..., Connector]
 
 
 def block_hash(key: int) -> str:
@@ -43,6 +43,10 @@ class ConnectorContract:
     """Whether a new process of the connector finds what an earlier one stored."""
     o_direct: ClassVar[bool] = False
     """Whether it is configured to read and write past the page cache."""
+    shares_directory: ClassVar[bool] = True
+    """Whether several processes may work in one directory."""
+    quick_start: ClassVar[bool] = False
+    """Whether a new process for each test is cheaper than closing the connector in an old one."""
     data_files: ClassVar[re.Pattern[str]] = re.compile(r"[0-9a-f]{64}")
     """What is in the paths of files with blocks in them: the block's hash, as a rule."""
     holds_files: ClassVar[bool] = False
@@ -56,16 +60,21 @@ class ConnectorContract:
         """Start the connector on ``kv_dir`` in a process; all of them stop with the test."""
         started: list[Connector] = []
 
-        def start() -> Connector:
+        def start(directory: str = ".") -> Connector:
             connector = drivers.take(*self.driver)
             started.append(connector)
-            arguments = {"kv_dir": str(kv_dir), "size_bytes": self.size_bytes, **self.config}
+            own_dir = kv_dir / directory
+            own_dir.mkdir(exist_ok=True)
+            arguments = {"kv_dir": str(own_dir), "size_bytes": self.size_bytes, **self.config}
             self.opened = connector.call("open", **arguments)
             return connector
 
         yield start
         for connector in started:
-            drivers.give_back(connector, *self.driver)
+            if self.quick_start:
+                connector.kill()
+            else:
+                drivers.give_back(connector, *self.driver)
 
     @property
     def keys(self) -> list[int]:
@@ -135,14 +144,14 @@ class ConnectorContract:
 
     def test_works_two_processes(self, start: Start) -> None:
         """Two processes store the same and different keys at once; both then read all of it."""
-        one, two = start(), start()
+        one, two = start(), start("." if self.shares_directory else "two")
         third = self.blocks // 3
         first, second = self.keys[: 2 * third], self.keys[third:]
         one.send("store", keys=first, version=1)
         two.send("store", keys=second, version=1)
         one.answer()
         two.answer()
-        if self.restart_warm:
+        if self.restart_warm and self.shares_directory:
             self.holds(one, self.keys)
             self.holds(two, self.keys)
         else:

@@ -32,8 +32,16 @@ pip install --quiet --no-deps lmcache==0.5.6 -r "$here/requirements.txt"
 wheels=$(mktemp -d "$venv/wheels.XXXXXX")
 trap 'rm -rf "$wheels"' EXIT INT TERM
 pip download --quiet --no-deps --only-binary :all: --dest "$wheels" \
-    sglang==0.5.23 vllm==0.33.0 nixl==1.5.1 nixl-cu12==1.5.1
+    sglang==0.5.23 vllm==0.33.0 nixl==1.5.1 nixl-cu12==1.5.1 \
+    mooncake-transfer-engine-non-cuda==0.3.13.post1
 "$python" "$here/unpack.py" "$venv/unpacked" "$wheels"/*.whl
+chmod +x "$venv/unpacked/mooncake/mooncake_master"
+
+# Mooncake's wheel leaves these to the system.
+if ! ldconfig -p | grep -q libibverbs.so.1 || ! ldconfig -p | grep -q libcurl.so.4; then
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+        libcurl4 libibverbs1 libnuma1 >/dev/null
+fi
 
 # vLLM's small C module is linked against CUDA libraries of which it calls nothing; empty ones in
 # their place let it load on a machine without a GPU.

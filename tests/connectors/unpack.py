@@ -51,7 +51,12 @@ KEEP: Final = {
     ],
     "nixl": ["nixl*"],
     "nixl_cu12": ["nixl_cu12/*", "nixl_cu12.libs/*", ".nixl_cu12.mesonpy.libs/*"],
-    "mooncake_transfer_engine_non_cuda": ["*"],
+    "mooncake_transfer_engine_non_cuda": [
+        "mooncake/*.py",
+        "mooncake/*.so",
+        "mooncake/mooncake_master",
+        "mooncake_transfer_engine_non_cuda.libs/*",
+    ],
 }
 """Wheel's project name: patterns of its files (``*`` matches ``/`` too)."""
 

@@ -9,7 +9,6 @@ from kvfs.check import check_pool
 from kvfs.devices import open_source
 from kvfs.errors import IndexDamaged, NotFound
 from kvfs.store import Store
-from kvfs.syscalls import Syscalls
 from kvfs.types import ROOT_INODE
 from tests.support.power import Cut, Drive, drive, write_back
 from tests.support.stores import DIRECTORY, assert_no_strays, get, put, settle, tree
@@ -34,9 +33,12 @@ def running(powered: Drive) -> Store:
 
 
 def sync(store: Store) -> None:
-    """Everything so far reaches the device, as it does within half a minute anyway."""
-    settle(store)
-    Syscalls().syncfs(store.pool.device.pool_fd)
+    """Everything so far reaches the device, as it does within half a minute anyway.
+
+    It is what ``--fsync=honour`` does for an fsync.
+    """
+    store.pool.background.hurry()
+    store.pool.sync()
 
 
 def content(number: int, size_bytes: int) -> bytes:

@@ -10,6 +10,7 @@ from kvfs.attributes import Change
 from kvfs.errors import DeadInode
 from kvfs.inode_numbers import InodeNumbers
 from kvfs.lifecycle import State
+from kvfs.records import UNFINISHED_KEY, UNFINISHED_MAX
 from kvfs.run_state import RunState, distrust_index, read_run_state, write_run_state
 from kvfs.syscalls import Syscalls
 from kvfs.types import ROOT_INODE, InodeNo
@@ -200,3 +201,58 @@ def test_numbers_start_far_behind_when_their_file_is_lost(running: Host) -> None
     finally:
         os.close(pool_fd)
     assert numbers.first >= ino + (1 << 40)
+
+
+# ---- what a kill leaves open is listed, so that a start need not search ----
+
+
+def test_the_index_lists_what_is_open_for_writing(running: Host) -> None:
+    store = running.store
+    index = store.pool.index
+    ino = put(store, ROOT_INODE, b"a", b"x")
+    assert index.unfinished() == []
+    draft, _, _ = store.blocks.create(ROOT_INODE, b"b", FILE, 0, 0)
+    assert index.unfinished() == [draft.ino]
+    rewritten = store.blocks.open(ino, writer=True, truncate=False)
+    assert sorted(index.unfinished() or ()) == [ino, draft.ino]
+    store.blocks.close(draft, writer=True)
+    assert index.unfinished() == [ino]
+    store.namespace.unlink(ROOT_INODE, b"a")
+    store.blocks.close(rewritten, writer=True)
+    put(store, ROOT_INODE, b"c", b"x")
+    assert index.unfinished() == []
+
+
+@pytest.mark.parametrize("drafts", [UNFINISHED_MAX, UNFINISHED_MAX + 1, 2 * UNFINISHED_MAX])
+def test_any_number_of_drafts_is_dropped_after_a_kill(running: Host, drafts: int) -> None:
+    store = running.store
+    put(store, ROOT_INODE, b"published", b"x")
+    for number in range(drafts):
+        store.blocks.create(ROOT_INODE, b"%d" % number, FILE, 0, 0)
+    listed = store.pool.index.unfinished()
+    assert listed is None if drafts > UNFINISHED_MAX else len(listed or ()) == drafts
+    running.kill()
+    store = running.start()
+    assert tree(store) == {b"/published": b"x"}
+    assert store.pool.index.unfinished() == []
+    assert_exact(running)
+
+
+def test_without_the_list_a_start_searches(running: Host) -> None:
+    store = running.store
+    store.blocks.create(ROOT_INODE, b"draft", FILE, 0, 0)
+    with store.pool.index.write() as txn:
+        txn._put(UNFINISHED_KEY, b"garbage")
+    running.kill()
+    assert tree(running.start()) == {}
+
+
+def test_too_many_drafts_become_listed_again_when_they_are_fewer(running: Host) -> None:
+    store = running.store
+    opened = [
+        store.blocks.create(ROOT_INODE, b"%d" % number, FILE, 0, 0)[0]
+        for number in range(UNFINISHED_MAX + 5)
+    ]
+    for draft in opened[3:]:
+        store.blocks.close(draft, writer=True)
+    assert sorted(store.pool.index.unfinished() or ()) == [draft.ino for draft in opened[:3]]

@@ -4,6 +4,7 @@ A request that fails changes nothing, or all of it; space is exact to the byte; 
 """
 
 import errno
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
@@ -12,16 +13,30 @@ from kvfs.errors import CommandError
 from kvfs.types import ROOT_INODE
 from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.store_workload import CALLS, FAILURES, IN_PLACE, Tree, work
-from tests.support.stores import FILE, Host, assert_exact, host, put, settle, tree, write
+from tests.support.stores import (
+    FILE,
+    Host,
+    assert_exact,
+    host,
+    put,
+    reading_here,
+    settle,
+    tree,
+    write,
+)
 
 ERRORS: Final = pytest.mark.parametrize(
     "error_no", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get
 )
 
 
-@pytest.fixture(autouse=True)
-def failures_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Announce the warnings that failing calls lead to."""
+pytestmark = pytest.mark.usefixtures("caplog")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_starts() -> Iterator[None]:
+    with reading_here():
+        yield
 
 
 def assert_sound(made: Host, expected: Tree) -> None:

@@ -24,6 +24,7 @@ from tests.support.stores import (
     assert_exact,
     assert_no_strays,
     host,
+    reading_here,
     settle,
     tree,
     write,
@@ -57,6 +58,7 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.stack = contextlib.ExitStack()
+        self.stack.enter_context(reading_here())
         self.host = self.stack.enter_context(host())
         self.host.start()
         self.model = Model(Node(ROOT_INODE, DIRECTORY))

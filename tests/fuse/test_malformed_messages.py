@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mount.well_formed import SHAPES
@@ -136,19 +136,33 @@ def whole(fuzzed: Fuzzed, handle: int, words: list[int], rest: bytes, cut: int) 
     return (fixed + rest)[:cut]
 
 
-@settings(
-    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(message=messages(), handle=st.integers(0, 2))
-def test_any_message_gets_one_answer(
+def assert_one_answer(
     fuzzed: Fuzzed, message: tuple[int, int, list[int], bytes, int], handle: int
 ) -> None:
+    """Send *message* and assert that exactly one answer comes, and that the server lives on."""
     opcode, inode, words, rest, cut = message
     kernel = fuzzed.kernel()
     body = whole(fuzzed, handle, words, rest, cut)
     unique = kernel.send(opcode, fuzzed.inodes[inode], body)
     assert_deliverable(kernel.receive(), unique)
     assert_alive(kernel)
+
+
+@settings(max_examples=300, deadline=None)
+@given(message=messages(), handle=st.integers(0, 2))
+def test_any_message_gets_one_answer(
+    fuzzed: Fuzzed, message: tuple[int, int, list[int], bytes, int], handle: int
+) -> None:
+    assert_one_answer(fuzzed, message, handle)
+
+
+@pytest.mark.proof
+@settings(max_examples=20_000, deadline=None)
+@given(message=messages(), handle=st.integers(0, 2))
+def test_twenty_thousand_messages_get_one_answer_each(
+    fuzzed: Fuzzed, message: tuple[int, int, list[int], bytes, int], handle: int
+) -> None:
+    assert_one_answer(fuzzed, message, handle)
 
 
 @pytest.mark.parametrize("opcode", ASKING, ids=lambda code: Opcode(code).name)

@@ -175,7 +175,7 @@ def test_positions_survive_their_names(kv: Path) -> None:
 
 def test_removing_while_listing_removes_all(kv: Path) -> None:
     """[readdir-stable] As rm -r does it: unlink what was listed, go on, until nothing is left."""
-    for number in range(3000):
+    for number in range(1500):
         write_file(kv / f"name{number}", b"")
     with opened(kv, os.O_RDONLY | os.O_DIRECTORY) as fd:
         seen: list[bytes] = []
@@ -184,7 +184,7 @@ def test_removing_while_listing_removes_all(kv: Path) -> None:
                 if row.name not in (b".", b".."):
                     os.unlink(os.fsencode(kv) + b"/" + row.name)
                     seen.append(row.name)
-    assert len(seen) == len(set(seen)) == 3000
+    assert len(seen) == len(set(seen)) == 1500
     assert os.listdir(kv) == []
 
 
@@ -226,11 +226,11 @@ def test_a_listing_while_names_come_and_go(kv: Path) -> None:
 
 
 def test_many_names_are_found(kv: Path) -> None:
-    """[readdir-large] 20,000 names in one directory; the million is a proof of its own."""
-    for number in range(20_000):
+    """[readdir-large] 5,000 names in one directory; the million is a proof of its own."""
+    for number in range(5_000):
         os.close(os.open(kv / f"{number:x}", os.O_CREAT | os.O_WRONLY, 0o600))
     listed = os.listdir(kv)
-    assert len(listed) == len(set(listed)) == 20_000
+    assert len(listed) == len(set(listed)) == 5_000
     write_file(kv / "4d2", b"found")
     assert read_file(kv / f"{1234:x}") == b"found"
-    assert not os.path.lexists(kv / "4e21")
+    assert not os.path.lexists(kv / "1389")

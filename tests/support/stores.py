@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 from kvfs.check import check_pool
 from kvfs.config import Settings
@@ -154,6 +155,16 @@ def kill(store: Store) -> None:
         with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             if _AN_EXTENT.search(os.readlink(f"/proc/self/fd/{fd}")):
                 os.close(int(fd))
+
+
+@contextlib.contextmanager
+def reading_here() -> Iterator[None]:
+    """Let starts and checks read the index without a child first: a fork takes most of the time."""
+    with (
+        mock.patch("kvfs.recovery.refuse_unreadable"),
+        mock.patch("kvfs.check.refuse_unreadable"),
+    ):
+        yield
 
 
 @contextlib.contextmanager

@@ -30,9 +30,9 @@ def make_tree(root: Path, files: int) -> None:
         directory.mkdir()
         directories.append(directory)
     for number in range(files):
-        directory = os.fsencode(chance.choice(directories))
+        parent = os.fsencode(chance.choice(directories))
         name = b"%d-" % number + chance.randbytes(6).replace(b"/", b"_").replace(b"\0", b"-")
-        path = directory + b"/" + name
+        path = parent + b"/" + name
         kind = chance.random()
         if kind < 0.03:
             os.symlink(chance.randbytes(20).replace(b"\0", b"x"), path)

@@ -1,0 +1,212 @@
+"""Handles on the store, without a kernel: what fails opens nothing, what closes publishes."""
+
+import errno
+import os
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from kvfs.errors import BadHandle, DeadInode, Exists, IsADirectory, NoSpace
+from kvfs.lifecycle import State
+from kvfs.open_inodes import OpenInode
+from kvfs.store import Store
+from kvfs.types import ROOT_INODE, BackingId, InodeNo
+from mount.data_path import DaemonPath
+from mount.files import Files, Grant
+from mount.handles import HandleKind, Handles
+from tests.support.stores import FILE, MIB, get, host, put
+
+NEW: Final = os.O_RDWR | os.O_CREAT
+
+
+class CountedPath(DaemonPath):
+    """A data path that tells which inodes it believes open, and that may refuse."""
+
+    def __init__(self) -> None:
+        self.open: set[InodeNo] = set()
+        self.refuse = False
+
+    def grant(self, opened: OpenInode, backing_id: BackingId, *, writer: bool) -> Grant:
+        """Grant, or fail as an ioctl does."""
+        if self.refuse:
+            raise OSError(errno.ENOMEM, "no id")
+        self.open.add(opened.ino)
+        return super().grant(opened, backing_id, writer=writer)
+
+    def released(self, opened: OpenInode, *, last: bool) -> None:
+        """Note the last one."""
+        if last:
+            self.open.discard(opened.ino)
+
+
+class Desk:
+    """Files over a store, with what they keep."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.path = CountedPath()
+        self.fd = os.memfd_create("handles")
+        self.handles = Handles(self.fd)
+        self.files = Files(store, self.handles, self.path, io_threads=2)
+
+    def create(self, name: bytes, flags: int = NEW) -> tuple[int, InodeNo]:
+        """Create a file in the root; return handle and inode."""
+        fh, _, ino, _ = self.files.create(ROOT_INODE, name, FILE, flags, 0, 0)
+        return fh, ino
+
+    def assert_nothing_is_open(self) -> None:
+        """Assert that store, table and data path agree."""
+        assert len(self.handles) == len(self.store.pool.open_inodes) == len(self.path.open) == 0
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    """Files over a fresh pool in memory."""
+    with host() as machine:
+        made = Desk(machine.start())
+        try:
+            yield made
+        finally:
+            del made.handles, made.files  # the table's mapping holds a descriptor of its own
+            os.close(made.fd)
+            machine.stop()
+
+
+def state_of(desk: Desk, ino: InodeNo) -> State:
+    """Return where in its life the inode is."""
+    return State(desk.store.blocks.present(ino).state)
+
+
+def fail(*_: object, **__: object) -> None:
+    """Stand for a table that has no memory for one more row."""
+    raise MemoryError
+
+
+async def test_the_last_writer_publishes(desk: Desk) -> None:
+    first, ino = desk.create(b"block")
+    second, _ = desk.files.open(ino, os.O_WRONLY)
+    assert await desk.files.write(first, 0, b"bytes") == 5
+    desk.files.release(first)
+    assert state_of(desk, ino) is State.DRAFT
+    desk.files.release(second)
+    assert state_of(desk, ino) is State.PUBLISHED
+    assert get(desk.store, ROOT_INODE, b"block") == b"bytes"
+    desk.assert_nothing_is_open()
+
+
+def test_create_for_reading_publishes_at_once(desk: Desk) -> None:
+    """open(O_RDONLY | O_CREAT): an empty file that nobody writes."""
+    fh, ino = desk.create(b"empty", os.O_RDONLY | os.O_CREAT)
+    assert state_of(desk, ino) is State.PUBLISHED
+    assert desk.handles.get(fh).kind is HandleKind.READER
+    desk.files.release(fh)
+    desk.assert_nothing_is_open()
+
+
+def test_create_opens_what_is_there_unless_told_otherwise(desk: Desk) -> None:
+    ino = put(desk.store, ROOT_INODE, b"block", b"bytes")
+    with pytest.raises(Exists):
+        desk.create(b"block", NEW | os.O_EXCL)
+    fh, found = desk.create(b"block", NEW)
+    assert found == ino
+    desk.files.release(fh)
+    fh, found = desk.create(b"block", NEW | os.O_TRUNC)
+    desk.files.release(fh)
+    assert get(desk.store, ROOT_INODE, b"block") == b""
+    desk.assert_nothing_is_open()
+
+
+@pytest.mark.parametrize("flags", [NEW, os.O_RDONLY | os.O_CREAT])
+def test_a_create_that_cannot_be_recorded_leaves_no_writer(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, flags: int
+) -> None:
+    """A writer that nobody closes would keep the block a draft for ever."""
+    monkeypatch.setattr(desk.handles, "open", fail)
+    with pytest.raises(MemoryError):
+        desk.create(b"block", flags)
+    monkeypatch.undo()
+    assert len(desk.store.pool.open_inodes) == 0
+    ino = desk.store.namespace.lookup(ROOT_INODE, b"block")
+    assert state_of(desk, ino) is State.PUBLISHED
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC])
+def test_an_open_that_fails_late_opens_nothing(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, flags: int
+) -> None:
+    """Whether the data path refuses or the table of handles does."""
+    ino = put(desk.store, ROOT_INODE, b"block", b"bytes")
+    desk.path.refuse = True
+    with pytest.raises(OSError, match="no id"):
+        desk.files.open(ino, flags)
+    desk.path.refuse = False
+    desk.assert_nothing_is_open()
+    monkeypatch.setattr(desk.handles, "open", fail)
+    with pytest.raises(MemoryError):
+        desk.files.open(ino, flags)
+    monkeypatch.undo()
+    desk.assert_nothing_is_open()
+    assert state_of(desk, ino) is State.PUBLISHED
+
+
+def test_a_failed_open_beside_others_takes_nothing_from_them(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ino = put(desk.store, ROOT_INODE, b"block", b"bytes")
+    fh, _ = desk.files.open(ino, os.O_RDONLY)
+    monkeypatch.setattr(desk.handles, "open", fail)
+    with pytest.raises(MemoryError):
+        desk.files.open(ino, os.O_RDWR)
+    monkeypatch.undo()
+    assert desk.path.open == {ino}
+    desk.files.release(fh)
+    desk.assert_nothing_is_open()
+
+
+async def test_a_handle_does_what_it_was_opened_for(desk: Desk) -> None:
+    ino = put(desk.store, ROOT_INODE, b"block", b"bytes")
+    reader, _ = desk.files.open(ino, os.O_RDONLY)
+    directory = desk.files.open_directory(ROOT_INODE)
+    assert await desk.files.read(reader, 1, 100) == b"ytes"
+    assert await desk.files.read(reader, 100, 100) == b""
+    with pytest.raises(BadHandle):
+        await desk.files.write(reader, 0, b"no")
+    with pytest.raises(BadHandle):
+        await desk.files.read(directory, 0, 1)
+    for fh in (reader, directory):
+        desk.files.release(fh)
+        with pytest.raises(BadHandle):
+            desk.files.release(fh)
+    with pytest.raises(BadHandle):
+        await desk.files.read(reader, 0, 1)
+
+
+def test_what_is_no_file_is_not_opened(desk: Desk) -> None:
+    with pytest.raises(IsADirectory):
+        desk.files.open(ROOT_INODE, os.O_RDONLY)
+    with pytest.raises(DeadInode):
+        desk.files.open(InodeNo(999_999), os.O_RDONLY)
+    desk.assert_nothing_is_open()
+
+
+async def test_a_write_beyond_the_capacity_is_refused(desk: Desk) -> None:
+    """Before a byte of it is written; what was there stays."""
+    fh, ino = desk.create(b"block")
+    assert await desk.files.write(fh, 0, bytes(MIB)) == MIB
+    with pytest.raises(NoSpace):
+        await desk.files.write(fh, MIB, bytes(64 * MIB))
+    desk.files.release(fh)
+    assert desk.store.blocks.present(ino).size_bytes == MIB
+
+
+async def test_others_are_served_while_a_handler_waits(desk: Desk) -> None:
+    """It says so before it waits, and makes room before it answers; in this order."""
+    said = []
+    desk.files.about_to_wait = lambda: said.append("wait")
+    desk.files.about_to_answer = lambda: said.append("answer")
+    fh, _ = desk.create(b"block")
+    await desk.files.write(fh, 0, b"bytes")
+    await desk.files.read(fh, 0, 5)
+    assert said == ["wait", "answer"] * 2
+    desk.files.release(fh)
