@@ -124,7 +124,7 @@ def test_only_blocks_written_once_say_what_they_are() -> None:
 
 
 def test_the_sets_agree_with_each_other() -> None:
-    assert STORED == SETTLED | (IN_WRITING - {State.TORN})
+    assert SETTLED | (IN_WRITING - {State.TORN}) == STORED
     assert HELD < SETTLED
     assert {state: state.value for state in STORED | {State.NODE}} == {
         State.NODE: 0, State.DRAFT: 1, State.PUBLISHED: 2, State.SLAB: 3, State.REWRITE: 4,

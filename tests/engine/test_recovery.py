@@ -211,7 +211,7 @@ def test_the_index_lists_what_is_open_for_writing(running: Host) -> None:
     index = store.pool.index
     ino = put(store, ROOT_INODE, b"a", b"x")
     assert index.unfinished() == []
-    draft, _, _ = store.blocks.create(ROOT_INODE, b"b", FILE, 0, 0)
+    draft, _ = store.blocks.create(ROOT_INODE, b"b", FILE, 0, 0)
     assert index.unfinished() == [draft.ino]
     rewritten = store.blocks.open(ino, writer=True, truncate=False)
     assert sorted(index.unfinished() or ()) == [ino, draft.ino]
