@@ -13,7 +13,8 @@ from kvfs.errors import (
     ReadOnly,
     Unsupported,
 )
-from kvfs.namespace import Namespace, storable_mode
+from kvfs.inode_rules import storable_mode
+from kvfs.namespace import Namespace
 from kvfs.pool import Pool
 from kvfs.types import InodeNo, InodeRecord
 

@@ -20,8 +20,9 @@ from kvfs.errors import (
     ReadOnly,
     TooLarge,
 )
+from kvfs.inode_rules import counted, new_record
 from kvfs.lifecycle import State
-from kvfs.namespace import Namespace, counted, new_record
+from kvfs.namespace import Namespace
 from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
 from kvfs.syscalls import FALLOC_FL_PUNCH_HOLE

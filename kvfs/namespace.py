@@ -8,6 +8,7 @@ import stat
 from typing import Final
 
 from kvfs.errors import (
+    Damaged,
     DeadInode,
     Exists,
     InvalidRequest,
@@ -19,28 +20,13 @@ from kvfs.errors import (
     ReadOnly,
 )
 from kvfs.index_transaction import WriteTransaction
+from kvfs.inode_rules import counted, emptied, new_record, refuse_mismatch
 from kvfs.lifecycle import State
 from kvfs.pool import Pool
-from kvfs.records import Counters
-from kvfs.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeNo, InodeRecord, Sequence
+from kvfs.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeNo, InodeRecord
 
 #: A listing is read from the index in steps of this many names.
 LISTING_STEP: Final = 256
-
-
-def counted(counters: Counters, record: InodeRecord, step: int) -> Counters:
-    """Return *counters* after *step* (+1, -1) inodes like *record* came or went."""
-    kind = stat.S_IFMT(record.mode)
-    if kind == stat.S_IFREG:
-        return counters._replace(
-            blocks=counters.blocks + step,
-            used_bytes=counters.used_bytes + step * record.allocated_bytes,
-        )
-    if kind == stat.S_IFDIR:
-        return counters._replace(directories=counters.directories + step)
-    if kind == stat.S_IFLNK:
-        return counters._replace(symlinks=counters.symlinks + step)
-    return counters._replace(others=counters.others + step)
 
 
 class Namespace:
@@ -54,7 +40,7 @@ class Namespace:
 
     def lookup(self, parent: InodeNo, name: bytes) -> InodeNo:
         """Return the inode of *name* in *parent*. Raises NotFound, NameTooLong, DeadInode."""
-        ino = self._pool.index.lookup(parent, name)
+        ino = self._find(parent, name)
         if ino is not None:
             return ino
         if name == b".":
@@ -65,12 +51,32 @@ class Namespace:
             raise NameTooLong(f"{len(name)} bytes")
         raise NotFound
 
+    def _find(self, parent: InodeNo, name: bytes) -> InodeNo | None:
+        """Return the inode of *name*; a name that only damage is left of is dropped: a miss."""
+        pool = self._pool
+        try:
+            ino = pool.index.lookup(parent, name)
+        except Damaged as error:
+            pool.damage.miss_name(parent, name, None, str(error))
+            return None
+        if ino is not None and ino in pool.damage.inodes:
+            pool.damage.miss_name(parent, name, ino, "damaged inode record")
+            return None
+        return ino
+
     def record(self, ino: InodeNo) -> InodeRecord:
-        """Return the record of *ino*, also of a removed one that is open. Raises DeadInode."""
+        """Return the record of *ino*, also of a removed one that is open.
+
+        Raises DeadInode, and Damaged once: the next lookup of the name finds nothing.
+        """
         opened = self._pool.open_inodes.get(ino)
         if opened is not None and opened.gone is not None:
             return opened.gone
-        record = self._pool.index.inode(ino)
+        try:
+            record = self._pool.index.inode(ino)
+        except Damaged:
+            self._pool.damage.inodes.add(ino)
+            raise
         if record is None:
             raise DeadInode(f"inode {ino}")
         return record
@@ -89,7 +95,10 @@ class Namespace:
 
         A cookie is the inode's number: names that come and go meanwhile move nothing.
         """
-        return self._pool.index.children(parent, after, LISTING_STEP)
+        try:
+            return self._pool.index.children(parent, after, LISTING_STEP)
+        except Damaged:
+            return self._pool.damage.legible(parent, after, LISTING_STEP)
 
     # ---- changing ----
 
@@ -102,7 +111,7 @@ class Namespace:
             raise ReadOnly
         if len(name) > NAME_MAX_BYTES:
             raise NameTooLong(f"{len(name)} bytes")
-        if name in (b".", b"..") or self._pool.index.lookup(parent, name) is not None:
+        if name in (b".", b"..") or self._find(parent, name) is not None:
             raise Exists
         return self.directory(parent)
 
@@ -220,7 +229,7 @@ class Namespace:
             raise NameTooLong(f"{len(new_name)} bytes")
         if stat.S_ISDIR(record.mode):
             self._refuse_loop(ino, new_parent)
-        replaced = pool.index.lookup(new_parent, new_name)
+        replaced = self._find(new_parent, new_name)
         replaced_record: InodeRecord | None = None
         if replaced is not None:
             if not replace:
@@ -228,7 +237,7 @@ class Namespace:
             if replaced == ino:
                 return None
             replaced_record = self.record(replaced)
-            _refuse_mismatch(record, replaced_record)
+            refuse_mismatch(record, replaced_record)
         now_ns = pool.clock_ns()
         sequence = pool.next_sequence()
         moved = record._replace(
@@ -302,70 +311,6 @@ class Namespace:
             above = self.directory(above).parent
         if ino == ROOT_INODE:
             raise InvalidRequest("the root does not move")
-
-
-def new_record(
-    parent: InodeNo,
-    name: bytes,
-    mode: int,
-    uid: int,
-    gid: int,
-    now_ns: int,
-    parent_record: InodeRecord,
-) -> InodeRecord:
-    """Return the record of a new inode; a setgid directory hands its group down (inode(7)).
-
-    Files never keep setuid or setgid: with FUSE_HANDLE_KILLPRIV_V2 nothing would clear them.
-    """
-    if parent_record.mode & stat.S_ISGID:
-        gid = parent_record.gid
-        if stat.S_ISDIR(mode):
-            mode |= stat.S_ISGID
-    return InodeRecord(
-        mode=storable_mode(mode),
-        uid=uid,
-        gid=gid,
-        state=State.DRAFT,
-        size_bytes=0,
-        allocated_bytes=0,
-        atime_ns=now_ns,
-        mtime_ns=now_ns,
-        ctime_ns=now_ns,
-        btime_ns=now_ns,
-        parent=parent,
-        entries=0,
-        subdirs=0,
-        sequence=Sequence(0),
-        name=name,
-    )
-
-
-def storable_mode(mode: int) -> int:
-    """Return *mode* without the bits that kvfs never stores."""
-    if stat.S_ISDIR(mode):
-        return mode & ~stat.S_ISUID
-    return mode & ~(stat.S_ISUID | stat.S_ISGID)
-
-
-def emptied(parent_record: InodeRecord, record: InodeRecord, now_ns: int) -> InodeRecord:
-    """Return *parent_record* after the name of *record* left it."""
-    return parent_record._replace(
-        entries=parent_record.entries - 1,
-        subdirs=parent_record.subdirs - stat.S_ISDIR(record.mode),
-        mtime_ns=now_ns,
-        ctime_ns=now_ns,
-    )
-
-
-def _refuse_mismatch(record: InodeRecord, replaced: InodeRecord) -> None:
-    """Raise unless *record* may take *replaced*'s place (rename(2))."""
-    if stat.S_ISDIR(replaced.mode):
-        if not stat.S_ISDIR(record.mode):
-            raise IsADirectory
-        if replaced.entries:
-            raise NotEmpty
-    elif stat.S_ISDIR(record.mode):
-        raise NotADirectory
 
 
 def _required(record: InodeRecord | None) -> InodeRecord:

@@ -8,6 +8,7 @@ from typing import Final
 
 import pyfuse3
 
+from kvfs.errors import Damaged, DeadInode
 from kvfs.store import Store
 from kvfs.types import FIRST_INODE, InodeNo
 from mount.entries import Entries
@@ -37,8 +38,9 @@ def list_directory(
             after = child
             opened = open_inodes.get(child)
             if opened is None:
-                child_record = store.pool.index.inode(child)
-                if child_record is None:
+                try:
+                    child_record = store.namespace.record(child)
+                except (DeadInode, Damaged):
                     continue
                 row = entries.entry(child, child_record)
             else:

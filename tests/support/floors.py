@@ -12,8 +12,8 @@ _MODULES: Final = {
     # Values and rules; no machine, no clock.
     "pure": """
         kvfs kvfs.census kvfs.checksum kvfs.config kvfs.demand kvfs.errors kvfs.eviction
-        kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle kvfs.open_inodes kvfs.pool_name kvfs.records
-        kvfs.setting_values kvfs.sizes kvfs.types
+        kvfs.inode_rules kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle kvfs.open_inodes
+        kvfs.pool_name kvfs.records kvfs.setting_values kvfs.sizes kvfs.types
     """,
     # One thing of the machine each: a file, a device, the index, a socket.
     "io": """
@@ -24,10 +24,10 @@ _MODULES: Final = {
     """,
     # The pool as a whole: names, blocks, space.
     "engine": """
-        kvfs.attributes kvfs.blocks kvfs.check kvfs.check_files kvfs.check_rows kvfs.founding
-        kvfs.fsck_report kvfs.graves kvfs.identities kvfs.index_walk kvfs.namespace kvfs.pool
-        kvfs.ready kvfs.rebuild kvfs.reclaim kvfs.recovery kvfs.space kvfs.store kvfs.sweep
-        kvfs.unfinished
+        kvfs.attributes kvfs.blocks kvfs.check kvfs.check_files kvfs.check_rows kvfs.damage
+        kvfs.founding kvfs.fsck_report kvfs.graves kvfs.identities kvfs.index_walk kvfs.namespace
+        kvfs.pool kvfs.ready kvfs.rebuild kvfs.reclaim kvfs.recovery kvfs.space kvfs.store
+        kvfs.sweep kvfs.unfinished
     """,
     # The only floor that knows FUSE.
     "mount": "mount.*",
