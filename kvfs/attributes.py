@@ -13,12 +13,12 @@ from kvfs.errors import (
     ReadOnly,
     Unsupported,
 )
+from kvfs.inode_rules import storable_mode
 from kvfs.measure import measured
 from kvfs.namespace import Namespace
 from kvfs.own_attributes import OwnAttributes, is_own
 from kvfs.policy import VALUES
 from kvfs.pool import Pool
-from kvfs.record_changes import storable_mode
 from kvfs.types import InodeNo, InodeRecord
 
 _USER_PREFIX: Final = b"user."

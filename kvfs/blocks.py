@@ -20,13 +20,13 @@ from kvfs.errors import (
     ReadOnly,
     TooLarge,
 )
+from kvfs.inode_rules import counted, new_record
 from kvfs.makers import NOBODY, Maker
 from kvfs.measure import measured
 from kvfs.namespace import Namespace
 from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
 from kvfs.publishing import Publishing
-from kvfs.record_changes import counted, new_record
 from kvfs.superseding import Superseding
 from kvfs.syscalls import FALLOC_FL_PUNCH_HOLE
 from kvfs.types import InodeNo, InodeRecord

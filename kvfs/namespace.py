@@ -8,6 +8,7 @@ import stat
 from typing import Final
 
 from kvfs.errors import (
+    Damaged,
     DeadInode,
     Exists,
     InvalidRequest,
@@ -19,12 +20,12 @@ from kvfs.errors import (
     ReadOnly,
 )
 from kvfs.index_transaction import WriteTransaction
+from kvfs.inode_rules import counted, emptied, new_record, refuse_mismatch
 from kvfs.lifecycle import UNFINISHED, Event, State, after
 from kvfs.makers import Maker
 from kvfs.measure import measured
 from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
-from kvfs.record_changes import counted, emptied, new_record, refuse_mismatch
 from kvfs.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeNo, InodeRecord
 
 #: A listing is read from the index in steps of this many names.
@@ -42,7 +43,7 @@ class Namespace:
 
     def lookup(self, parent: InodeNo, name: bytes) -> InodeNo:
         """Return the inode of *name* in *parent*. Raises NotFound, NameTooLong, DeadInode."""
-        ino = self._pool.index.lookup(parent, name)
+        ino = self._find(parent, name)
         if ino is not None:
             return ino
         if name == b".":
@@ -53,12 +54,32 @@ class Namespace:
             raise NameTooLong(f"{len(name)} bytes")
         raise NotFound
 
+    def _find(self, parent: InodeNo, name: bytes) -> InodeNo | None:
+        """Return the inode of *name*; a name that only damage is left of is dropped: a miss."""
+        pool = self._pool
+        try:
+            ino = pool.index.lookup(parent, name)
+        except Damaged as error:
+            pool.damage.miss_name(parent, name, None, str(error))
+            return None
+        if ino is not None and ino in pool.damage.inodes:
+            pool.damage.miss_name(parent, name, ino, "damaged inode record")
+            return None
+        return ino
+
     def record(self, ino: InodeNo) -> InodeRecord:
-        """Return the record of *ino*, also of a removed one that is open. Raises DeadInode."""
+        """Return the record of *ino*, also of a removed one that is open.
+
+        Raises DeadInode, and Damaged once: the next lookup of the name finds nothing.
+        """
         opened = self._pool.open_inodes.get(ino)
         if opened is not None and opened.gone is not None:
             return opened.gone
-        record = self._pool.index.inode(ino)
+        try:
+            record = self._pool.index.inode(ino)
+        except Damaged:
+            self._pool.damage.inodes.add(ino)
+            raise
         if record is None:
             raise DeadInode(f"inode {ino}")
         return record
@@ -77,7 +98,10 @@ class Namespace:
 
         A cookie is the inode's number: names that come and go meanwhile move nothing.
         """
-        return self._pool.index.children(parent, after, LISTING_STEP)
+        try:
+            return self._pool.index.children(parent, after, LISTING_STEP)
+        except Damaged:
+            return self._pool.damage.legible(parent, after, LISTING_STEP)
 
     # ---- changing ----
 
@@ -90,7 +114,7 @@ class Namespace:
             raise ReadOnly
         if len(name) > NAME_MAX_BYTES:
             raise NameTooLong(f"{len(name)} bytes")
-        if name in (b".", b"..") or self._pool.index.lookup(parent, name) is not None:
+        if name in (b".", b"..") or self._find(parent, name) is not None:
             raise Exists
         return self.directory(parent)
 
@@ -212,7 +236,7 @@ class Namespace:
             raise NameTooLong(f"{len(new_name)} bytes")
         if stat.S_ISDIR(record.mode):
             self._refuse_loop(ino, new_parent)
-        replaced = pool.index.lookup(new_parent, new_name)
+        replaced = self._find(new_parent, new_name)
         replaced_record: InodeRecord | None = None
         if replaced is not None:
             if not replace:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvfs.background import Background
 from kvfs.config import Settings
+from kvfs.damage import Damage
 from kvfs.devices import Device
 from kvfs.extents import Extents
 from kvfs.graves import Graves
@@ -75,6 +76,7 @@ class Pool:
             stack.callback(self.numbers.close)
             self.extents = Extents(device.pool_fd, self.syscalls, device.fs_type)
             stack.callback(self.extents.close)
+            self.damage = Damage(self.index, read_only=settings.read_only)
             self.counters = self.index.counters()
             capacity_bytes = settings.capacity_bytes or device.capacity_bytes
             self.space = Space(capacity_bytes, self.counters.used_bytes)

@@ -71,7 +71,8 @@ class Publishing:
             opened.maker = maker
             opened.appended_only = appends
         opened.before = State.PUBLISHED if state is State.RENAMED else state
-        opened.renamed = opened.torn = False
+        if opened.writers == 1:
+            opened.renamed = opened.torn = False
         opened.unfinished = state in UNFINISHED
         if opened.gone is not None or state in UNFINISHED:
             return
@@ -147,20 +148,22 @@ class Publishing:
         """Return what the last writable close makes of a block in *state*."""
         if opened.torn and (written or state in UNFINISHED):
             state = after(state, Event.TEAR)
-            return after(state, Event.CLOSE)
         if state is State.REWRITE and not written:
             state = opened.before
         elif state is State.REWRITE and opened.appended_only and opened.before in IDENTIFIED:
             state = after(state, Event.EXTEND)
         elif Event.CLOSE in TABLE[state].on:  # else the open failed before it began
             state = after(state, Event.CLOSE)
-        return after(state, Event.RENAME) if opened.renamed else state
+        if opened.renamed and state is not State.GONE:
+            state = after(state, Event.RENAME)
+        return state
 
     def _owned(
         self, opened: OpenInode, record: InodeRecord, state: State, *, written: bool
     ) -> InodeRecord:
         """Return *record* in *state*, with the maker it belongs to from now on."""
-        if state == opened.before and state in HELD and not written:
+        looked = not written or opened.maker == NOBODY
+        if state == opened.before and state in HELD and looked:
             return record._replace(state=state)  # who only looked does not take it over
         maker = opened.maker if state in HELD else NOBODY
         return record._replace(state=state, maker_tgid=maker.tgid, maker_birth=maker.birth)

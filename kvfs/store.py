@@ -165,4 +165,5 @@ class Store:
             "background_backlog": self.pool.background.backlog,
             "background_failures": self.pool.background.failures,
             "dismissed": self.pool.dismissed,
+            "damaged_rows": self.pool.damage.misses,
         }

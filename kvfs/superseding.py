@@ -10,12 +10,12 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvfs.errors import KvfsError, NotFound
+from kvfs.inode_rules import counted, new_record, refuse_mismatch
 from kvfs.lifecycle import UNFINISHED, State, is_temporary
 from kvfs.makers import NOBODY, Maker
 from kvfs.namespace import Namespace
 from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
-from kvfs.record_changes import counted, new_record, refuse_mismatch
 from kvfs.types import InodeNo, InodeRecord
 
 if TYPE_CHECKING:

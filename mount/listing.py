@@ -8,6 +8,7 @@ from typing import Final
 
 import pyfuse3
 
+from kvfs.errors import Damaged, DeadInode
 from kvfs.lifecycle import UNFINISHED
 from kvfs.makers import Maker
 from kvfs.store import Store
@@ -47,8 +48,9 @@ def list_directory(
             after = child
             opened = open_inodes.get(child)
             if opened is None:
-                child_record = store.pool.index.inode(child)
-                if child_record is None:
+                try:
+                    child_record = store.namespace.record(child)
+                except (DeadInode, Damaged):
                     continue
             else:
                 child_record = store.blocks.present(child)

@@ -12,8 +12,8 @@ _MODULES: Final = {
     # Values and rules; no machine, no clock.
     "pure": """
         kvfs kvfs.census kvfs.checksum kvfs.config kvfs.demand kvfs.errors kvfs.eviction
-        kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle kvfs.policy kvfs.pool_name
-        kvfs.record_changes kvfs.records kvfs.setting_values kvfs.sizes kvfs.types
+        kvfs.inode_rules kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle kvfs.policy
+        kvfs.pool_name kvfs.records kvfs.setting_values kvfs.sizes kvfs.types
     """,
     # One thing of the machine each: a file, a device, the index, a socket.
     "io": """
@@ -25,11 +25,11 @@ _MODULES: Final = {
     """,
     # The pool as a whole: names, blocks, space.
     "engine": """
-        kvfs.attributes kvfs.blocks kvfs.check kvfs.check_files kvfs.check_rows kvfs.founding
-        kvfs.fsck_report kvfs.graves kvfs.holdings_scan kvfs.identities kvfs.index_walk
-        kvfs.namespace kvfs.own_attributes kvfs.pool kvfs.publishing kvfs.ready kvfs.rebuild
-        kvfs.reclaim kvfs.recovery kvfs.space kvfs.state_totals kvfs.store kvfs.superseding
-        kvfs.sweep kvfs.unfinished kvfs.visibility
+        kvfs.attributes kvfs.blocks kvfs.check kvfs.check_files kvfs.check_rows kvfs.damage
+        kvfs.founding kvfs.fsck_report kvfs.graves kvfs.holdings_scan kvfs.identities
+        kvfs.index_walk kvfs.namespace kvfs.own_attributes kvfs.pool kvfs.publishing kvfs.ready
+        kvfs.rebuild kvfs.reclaim kvfs.recovery kvfs.space kvfs.state_totals kvfs.store
+        kvfs.superseding kvfs.sweep kvfs.unfinished kvfs.visibility
     """,
     # The only floor that knows FUSE.
     "mount": "mount.*",

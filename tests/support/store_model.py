@@ -17,7 +17,7 @@ from kvfs.lifecycle import IDENTIFIED, UNFINISHED, Event, State, after
 from kvfs.types import PAGE_BYTES, InodeNo, round_up
 
 #: Open for writing, and torn if that ends in the middle.
-_TEARABLE = UNFINISHED | {State.REWRITE, State.RENAMED}
+TEARABLE = UNFINISHED | {State.REWRITE, State.RENAMED}
 
 
 class Node:
@@ -91,7 +91,7 @@ class Node:
     @property
     def is_torn_by_an_end(self) -> bool:
         """Whether nobody could tell its bytes from whole ones if its writers vanished now."""
-        return self.state in UNFINISHED or (self.state in _TEARABLE and self.changed)
+        return self.state in UNFINISHED or (self.state in TEARABLE and self.changed)
 
     @property
     def must_be_superseded(self) -> bool:
@@ -226,7 +226,7 @@ class Model:
         """Return the finished draft that a rename of *name* means, or what it must refuse with."""
         node = parent.children[name]
         lost = [each.node for each in self.displaced if each[:2] == (parent, name)]
-        if not lost or not node.writers or node.state not in _TEARABLE:
+        if not lost or not node.writers or node.state not in TEARABLE:
             return None
         finished = [other for other in lost if not other.writers]
         return finished[-1] if finished else NotFound

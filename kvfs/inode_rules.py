@@ -1,7 +1,4 @@
-"""What the changes of the tree do to records and counters.
-
-Pure: records in, records out; who asks and when it becomes true is not known here.
-"""
+"""What an inode's coming, going and moving means for records and counters: rules, no machine."""
 
 import stat
 

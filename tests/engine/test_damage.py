@@ -1,0 +1,94 @@
+"""A row that cannot be read, met by a running store: a miss, a line in the log, and a counter."""
+
+import pytest
+
+from kvfs.errors import Damaged, NotFound
+from kvfs.records import child_key, inode_key, name_key
+from kvfs.store import Store
+from kvfs.types import ROOT_INODE, InodeNo
+from tests.support.stores import Host, get, put, tree
+
+pytestmark = pytest.mark.usefixtures("caplog")
+
+
+def spoil(store: Store, key: bytes) -> None:
+    with store.pool.index.write() as txn:
+        txn._put(key, b"garbage")
+
+
+def test_a_damaged_name_is_a_miss_and_can_be_made_anew(running: Host) -> None:
+    store = running.store
+    put(store, ROOT_INODE, b"a", b"x")
+    spoil(store, name_key(ROOT_INODE, b"a"))
+    with pytest.raises(NotFound):
+        store.namespace.lookup(ROOT_INODE, b"a")
+    put(store, ROOT_INODE, b"a", b"y")
+    assert get(store, ROOT_INODE, b"a") == b"y"
+    assert store.describe()["damaged_rows"] == 1
+
+
+def test_a_damaged_inode_is_a_miss_at_the_second_look(running: Host) -> None:
+    """The kernel looks up again by itself when the first answer is ESTALE."""
+    store = running.store
+    ino = put(store, ROOT_INODE, b"a", b"x")
+    spoil(store, inode_key(ino))
+    assert store.namespace.lookup(ROOT_INODE, b"a") == ino
+    with pytest.raises(Damaged):
+        store.blocks.present(ino)
+    with pytest.raises(NotFound):
+        store.namespace.lookup(ROOT_INODE, b"a")
+    put(store, ROOT_INODE, b"a", b"y")
+    assert tree(store) == {b"/a": b"y"}
+
+
+def test_a_name_is_stored_over_a_damaged_one(running: Host) -> None:
+    store = running.store
+    put(store, ROOT_INODE, b"final", b"old")
+    spoil(store, name_key(ROOT_INODE, b"final"))
+    put(store, ROOT_INODE, b"tmp", b"new")
+    store.namespace.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"final")
+    assert get(store, ROOT_INODE, b"final") == b"new"
+
+
+def test_a_listing_leaves_out_what_it_cannot_read(running: Host) -> None:
+    store = running.store
+    inos = [put(store, ROOT_INODE, b"%d" % number, b"") for number in range(600)]
+    for ino in (*inos[:300], inos[400]):
+        spoil(store, child_key(ROOT_INODE, ino))
+    found: list[bytes] = []
+    after = InodeNo(0)
+    while rows := store.namespace.children(ROOT_INODE, after):
+        after = rows[-1][0]
+        found += [name for _, name in rows]
+    assert found == [b"%d" % number for number in range(300, 600) if number != 400]
+
+
+def test_fsck_sets_right_what_a_miss_left_behind(running: Host) -> None:
+    store = running.store
+    put(store, ROOT_INODE, b"a", b"x")
+    ino = put(store, ROOT_INODE, b"b", b"y" * 5000)
+    put(store, ROOT_INODE, b"c", b"z")
+    spoil(store, name_key(ROOT_INODE, b"a"))
+    spoil(store, inode_key(ino))
+    for name in (b"a", b"b", b"b"):
+        with pytest.raises((NotFound, Damaged)):
+            store.namespace.record(store.namespace.lookup(ROOT_INODE, name))
+    running.stop()
+    assert running.check().problems != []
+    running.check(repair=True)
+    assert running.check().problems == []
+    store = running.start()
+    assert tree(store) == {b"/a": b"x", b"/c": b"z"}
+    assert store.pool.space.used_bytes == 2 * 4096
+
+
+def test_a_read_only_store_changes_nothing(running: Host) -> None:
+    put(running.store, ROOT_INODE, b"a", b"x")
+    spoil(running.store, name_key(ROOT_INODE, b"a"))
+    running.stop()
+    store = running.start(settings=running.read_only())
+    for _ in range(2):
+        with pytest.raises(NotFound):
+            store.namespace.lookup(ROOT_INODE, b"a")
+    running.stop()
+    assert running.check().problems != []
