@@ -1,0 +1,407 @@
+"""Several processes and their blocks, in any order of steps: after each the table holds."""
+
+import contextlib
+import os
+from collections import Counter
+from typing import Final
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvfs.errors import DeadInode, IsADirectory, KvfsError, NotFound
+from kvfs.lifecycle import HELD, TABLE, UNFINISHED, Seen, State, label
+from kvfs.makers import NOBODY, Maker
+from kvfs.policy import DRAFTS
+from kvfs.store import Store
+from kvfs.types import ROOT_INODE, InodeNo
+from tests.support.life_model import Block, Handle, Lives, Process
+from tests.support.stores import DIRECTORY, FILE, assert_exact, get, host, settle, write
+
+PICKS: Final = st.integers(0, 1 << 20)
+NAMES: Final = st.sampled_from([b"K", b"L", b"K.tmp", b"K_77.tmp"])
+OFFSETS: Final = st.sampled_from([0, 0, 1, 4096, 9000])
+DATA: Final = st.sampled_from([b"x", b"y" * 4096, b"z" * 9001])
+SIZES: Final = st.sampled_from([0, 1, 4096, 5000, 50_000])
+#: A process nobody knows, to whom only what everybody sees is shown.
+STRANGER: Final = Maker(7, 7)
+#: A kernel thread or an NFS server: many clients, no life to watch.
+SERVER: Final = NOBODY
+SIGKILL: Final = 9
+
+
+class ProcessesMachine(RuleBasedStateMachine):
+    """Every process sees and does what a process could do on a mount."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.stack = contextlib.ExitStack()
+        self.host = self.stack.enter_context(host())
+        #: By thread: the signal that it is dying of.
+        self.dying: dict[int, int] = {}
+        self.stack.enter_context(
+            mock.patch("kvfs.publishing.exit_signal", lambda tid: self.dying.get(tid, 0))
+        )
+        self.lives = Lives()
+        self.blocks: list[Block] = []
+        #: Drafts that lost their name to another writer, oldest first.
+        self.displaced: list[Block] = []
+        self.born = 0
+        self.start()
+        owner = self.store.namespace.make_node(ROOT_INODE, b"owner", DIRECTORY, 0, 0)[0]
+        self.store.attributes.set_xattr(owner, DRAFTS, b"owner")
+        self.directories = [ROOT_INODE, owner]
+        self.processes = [Process(SERVER)]
+        for _ in range(2):
+            self.fork(0, inherits=False)
+
+    def start(self) -> None:
+        self.host.start()
+        self.store.pool.holdings.makers = self.lives
+
+    def teardown(self) -> None:
+        self.stack.close()
+
+    @property
+    def store(self) -> Store:
+        return self.host.store
+
+    # ---- picking ----
+
+    def process(self, pick: int) -> Process:
+        return self.processes[pick % len(self.processes)]
+
+    def named(self) -> list[Block]:
+        return [block for block in self.blocks if block.has_name]
+
+    def at(self, parent: InodeNo, name: bytes) -> Block | None:
+        found = [one for one in self.named() if (one.parent, one.name) == (parent, name)]
+        assert len(found) < 2
+        return found[0] if found else None
+
+    def sees(self, process: Process, block: Block) -> bool:
+        if TABLE[block.state].seen is not Seen.BY_POLICY:
+            return True
+        return block.parent == ROOT_INODE or process.maker == block.opener
+
+    def seen_by(self, process: Process, pick: int) -> Block | None:
+        found = [block for block in self.named() if self.sees(process, block)]
+        return found[pick % len(found)] if found else None
+
+    def handle(self, process: Process, pick: int) -> Handle | None:
+        held = process.descriptors
+        return held[pick % len(held)] if held else None
+
+    # ---- opening and closing ----
+
+    @rule(who=PICKS, where=st.booleans(), name=NAMES, data=st.none() | DATA)
+    def create(self, who: int, where: bool, name: bytes, data: bytes | None) -> None:
+        """O_EXCL; with *data* a whole store: written and closed."""
+        process, parent = self.process(who), self.directories[where]
+        if self.at(parent, name) is not None:
+            return
+        opened, _ = self.store.blocks.create(parent, name, FILE, 0, 0, process.maker)
+        block = Block(opened.ino, parent, name, process.maker)
+        self.blocks.append(block)
+        handle = Handle(block, opened, writer=True, appends=False)
+        process.descriptors.append(handle)
+        if data is not None:
+            self.write_to(handle, data, 0)
+            self.close_descriptor(process, handle)
+
+    @rule(who=PICKS, what=PICKS, how=st.sampled_from(["r", "r+", "a", "w", "w"]))
+    def reopen(self, who: int, what: int, how: str) -> None:
+        process = self.process(who)
+        block = self.seen_by(process, what)
+        if block is None:
+            return
+        if how == "w" and block.must_be_superseded:
+            block = self.supersede(process, block)
+        writer, appends = how != "r", how == "a"
+        opened = self.store.blocks.open(
+            block.ino, writer=writer, truncate=how == "w", appends=appends, maker=process.maker
+        )
+        if not writer:
+            block.readers += 1
+        elif not (block.state is State.DRAFT and not block.writers):
+            block.open_writer(process.maker, appends=appends)
+        else:
+            block.writers = 1
+        process.descriptors.append(Handle(block, opened, writer=writer, appends=appends))
+
+    def supersede(self, process: Process, block: Block) -> Block:
+        """O_TRUNC of what somebody has: the name gets a fresh inode, which is opened next."""
+        with pytest.raises(DeadInode):
+            self.store.blocks.open(block.ino, writer=True, truncate=True, maker=process.maker)
+        if block.may_be_renamed(process.maker):
+            self.displaced.append(block)
+        block.has_name = False
+        ino = self.store.namespace.lookup(block.parent, block.name)
+        fresh = Block(ino, block.parent, block.name, process.maker)
+        fresh.writers = 0
+        self.blocks.append(fresh)
+        return fresh
+
+    @rule(who=PICKS, what=PICKS)
+    def dup(self, who: int, what: int) -> None:
+        process = self.process(who)
+        if (handle := self.handle(process, what)) is not None:
+            handle.count += 1
+            process.descriptors.append(handle)
+
+    @rule(who=PICKS, what=PICKS)
+    def close(self, who: int, what: int) -> None:
+        process = self.process(who)
+        if (handle := self.handle(process, what)) is not None:
+            self.close_descriptor(process, handle)
+
+    def close_descriptor(self, process: Process, handle: Handle) -> None:
+        """FLUSH; then RELEASE if it was the last."""
+        process.descriptors.remove(handle)
+        if handle.writer:
+            self.store.blocks.publishing.look_at_closer(handle.opened, process.tid)
+            handle.block.flush(self.dying.get(process.tid, 0))
+        self.drop(handle)
+
+    def drop(self, handle: Handle) -> None:
+        handle.count -= 1
+        if handle.count:
+            return
+        self.store.blocks.close(handle.opened, writer=handle.writer)
+        if handle.writer:
+            handle.block.close_writer()
+        else:
+            handle.block.readers -= 1
+
+    @rule(who=PICKS, what=PICKS)
+    def mmap(self, who: int, what: int) -> None:
+        """A mapping holds the open file, without a descriptor."""
+        process = self.process(who)
+        if (handle := self.handle(process, what)) is not None:
+            handle.count += 1
+            process.mappings.append(handle)
+
+    @rule(who=PICKS)
+    def munmap(self, who: int) -> None:
+        process = self.process(who)
+        if process.mappings:
+            self.drop(process.mappings.pop())
+
+    # ---- processes ----
+
+    @precondition(lambda self: len(self.processes) < 5)
+    @rule(who=PICKS, inherits=st.booleans())
+    def fork(self, who: int, inherits: bool) -> None:
+        self.born += 1
+        child = Process(Maker(1000 + self.born, self.born))
+        self.lives.begin(child.maker)
+        if inherits:
+            parent = self.process(who)
+            child.descriptors, child.mappings = list(parent.descriptors), list(parent.mappings)
+            for handle in child.descriptors + child.mappings:
+                handle.count += 1
+        self.processes.append(child)
+
+    @precondition(lambda self: len(self.processes) > 2)
+    @rule(who=PICKS, signal=st.sampled_from([0, SIGKILL]))
+    def end_process(self, who: int, signal: int) -> None:
+        """The kernel takes the memory first, then the descriptors, then tells the pidfd."""
+        process = self.processes[1 + who % (len(self.processes) - 1)]
+        self.dying[process.tid] = signal
+        while process.mappings:
+            self.drop(process.mappings.pop(0))
+        while process.descriptors:
+            self.close_descriptor(process, process.descriptors[0])
+        self.processes.remove(process)
+        self.lives.end(process.maker)
+
+    # ---- bytes ----
+
+    @rule(who=PICKS, what=PICKS, data=DATA, offset_bytes=OFFSETS)
+    def write(self, who: int, what: int, data: bytes, offset_bytes: int) -> None:
+        handle = self.handle(self.process(who), what)
+        if handle is not None and handle.writer:
+            self.write_to(handle, data, offset_bytes)
+
+    @rule(who=PICKS, what=PICKS, data=DATA)
+    def write_through_a_mapping(self, who: int, what: int, data: bytes) -> None:
+        """Also after close(2), and never behind the end."""
+        mappings = self.process(who).mappings
+        handle = mappings[what % len(mappings)] if mappings else None
+        if handle is not None and handle.writer and not handle.appends:
+            data = data[: len(handle.block.data)]
+            if data:
+                self.write_to(handle, data, 0)
+
+    def write_to(self, handle: Handle, data: bytes, offset_bytes: int) -> None:
+        block = handle.block
+        at = len(block.data) if handle.appends else offset_bytes
+        write(self.store, handle.opened, data, at)
+        block.write(data, at)
+
+    @rule(who=PICKS, what=PICKS)
+    def read(self, who: int, what: int) -> None:
+        handle = self.handle(self.process(who), what)
+        if handle is not None:
+            fd = self.store.blocks.extent_fd(handle.opened)
+            data = handle.block.data
+            assert os.pread(fd, len(data) + 1, 0) == data
+
+    @rule(who=PICKS, what=PICKS, size_bytes=SIZES)
+    def truncate(self, who: int, what: int, size_bytes: int) -> None:
+        block = self.seen_by(self.process(who), what)
+        if block is not None and not (block.state is State.DRAFT and not block.writers):
+            self.store.blocks.truncate(block.ino, size_bytes)
+            block.truncate(size_bytes)
+
+    @rule(who=PICKS, what=PICKS, size_bytes=SIZES.filter(bool))
+    def fallocate(self, who: int, what: int, size_bytes: int) -> None:
+        handle = self.handle(self.process(who), what)
+        if handle is None or not handle.writer:
+            return
+        opened, block = handle.opened, handle.block
+        held_bytes = self.store.blocks.allocation(opened, 0, 0, size_bytes)()
+        self.store.pool.note_allocated(opened, held_bytes)
+        block.allocate()
+        if size_bytes > len(block.data):
+            block.changed = True
+            block.data.extend(bytes(size_bytes - len(block.data)))
+
+    # ---- names ----
+
+    @rule(who=PICKS, what=PICKS, where=st.booleans(), name=NAMES)
+    def rename(self, who: int, what: int, where: bool, name: bytes) -> None:
+        """To a final name, to a temporary one, also to one that another process writes."""
+        process, target = self.process(who), self.directories[where]
+        block = self.seen_by(process, what)
+        if block is None or (block.parent, block.name) == (target, name):
+            return
+        error, meant = self.meant(process, block)
+        with contextlib.ExitStack() as stack:
+            if error is not None:
+                stack.enter_context(pytest.raises(error))
+            self.store.rename(
+                block.parent, block.name, target, name, replace=True, who=process.maker
+            )
+        if error is not None:
+            return
+        replaced = self.at(target, name)
+        if replaced is not None:
+            replaced.has_name = False
+        if meant is block:
+            block.rename(process.maker)
+        else:
+            self.displaced.remove(meant)
+            meant.has_name, meant.state, meant.maker = True, State.PUBLISHED, NOBODY
+        meant.parent, meant.name = target, name
+
+    def meant(self, process: Process, block: Block) -> tuple[type[KvfsError] | None, Block]:
+        """Which block a rename by *process* means, of those that were closed under the name."""
+        place = (block.parent, block.name)
+        lost = [other for other in self.displaced if (other.parent, other.name) == place]
+        if not lost or not block.is_unfinished:
+            return None, block
+        finished = [other for other in reversed(lost) if not other.writers and not other.torn]
+        own = [other for other in finished if other.opener == process.maker]
+        if own:
+            return None, own[0]
+        if block.opener == process.maker != NOBODY:
+            return None, block
+        return (None, finished[0]) if finished else (NotFound, block)
+
+    @rule(who=PICKS, what=PICKS)
+    def unlink(self, who: int, what: int) -> None:
+        block = self.seen_by(self.process(who), what)
+        if block is not None:
+            assert self.store.namespace.unlink(block.parent, block.name) == block.ino
+            block.has_name = False
+
+    @rule()
+    def directories_stay(self) -> None:
+        with pytest.raises(IsADirectory):
+            self.store.namespace.unlink(ROOT_INODE, b"owner")
+
+    # ---- time ----
+
+    @rule()
+    def tick(self) -> None:
+        """What belonged to processes that are gone becomes everybody's."""
+        self.store.tick()
+        for block in self.named():
+            gone = block.maker != NOBODY and block.maker not in self.lives.living
+            if gone and block.state in HELD and not block.writers:
+                block.lose_maker()
+
+    @rule()
+    def kill_the_server(self) -> None:
+        """Leases outlive it; handles do not (another issue makes them)."""
+        self.host.kill()
+        self.start()
+        for process in self.processes:
+            process.descriptors.clear()
+            process.mappings.clear()
+        for block in self.named():
+            block.lose_server()
+        self.displaced.clear()
+        settle(self.store)
+        self.tick()
+
+    # ---- what must hold ----
+
+    @invariant()
+    def states_are_the_tables(self) -> None:
+        for block in self.named():
+            assert self.store.namespace.lookup(block.parent, block.name) == block.ino
+            record = self.store.namespace.record(block.ino)
+            assert State(record.state) is block.state, block.name
+            if block.state in HELD:
+                assert (record.maker_tgid, record.maker_birth) == block.maker
+            is_kept = block.state in HELD | {State.SPENT, State.ORPHAN}
+            known = self.store.pool.holdings.state_of(block.ino)
+            assert block.writers or known is (block.state if is_kept else None)
+            shown = b"torn" if block.torn and block.writers else label(block.state).encode()
+            assert self.store.attributes.xattr(block.ino, b"user.kvfs.state") == shown
+        listed = {
+            name
+            for parent in self.directories
+            for _, name in self.store.namespace.children(parent, InodeNo(0))
+        }
+        assert listed == {block.name for block in self.named()} | {b"owner"}
+
+    @invariant()
+    def status_counts_each_block_once(self) -> None:
+        totals = self.store.describe()["states"]
+        found = {name: row["blocks"] for name, row in totals.items() if name != "ready"}
+        expected = Counter(label(block.state) for block in self.named())
+        assert {name: count for name, count in found.items() if count} == dict(expected)
+
+    @invariant()
+    def drafts_are_seen_by_policy(self) -> None:
+        stranger = Process(STRANGER)
+        for block in self.named():
+            record = self.store.namespace.record(block.ino)
+            for process in [*self.processes, stranger]:
+                hidden = self.store.visibility.hidden(block.ino, record, process.maker)
+                assert hidden != self.sees(process, block)
+
+    @invariant()
+    def bytes_are_those_written(self) -> None:
+        for block in self.named():
+            if block.state not in UNFINISHED or block.writers:
+                assert get(self.store, block.parent, block.name) == block.data
+                assert self.store.blocks.present(block.ino).size_bytes == len(block.data)
+
+    @invariant()
+    def space_is_exact(self) -> None:
+        assert_exact(self.host)
+
+
+TestProcesses = pytest.mark.usefixtures("caplog")(ProcessesMachine.TestCase)
+TestProcesses.settings = settings(
+    max_examples=80,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
