@@ -1,5 +1,6 @@
 """What an open extent says of its block: size and times, while somebody may write it."""
 
+import os
 from typing import Final
 
 from kvfs.open_inodes import OpenInode
@@ -15,15 +16,21 @@ def measured(syscalls: Syscalls, opened: OpenInode, record: InodeRecord) -> Inod
     Raises OSError.
     """
     status = syscalls.fstat(opened.fd)
-    mtime_ns = status.st_mtime_ns
-    size_bytes = status.st_size
-    if size_bytes == record.size_bytes and (
-        mtime_ns == record.mtime_ns or (size_bytes == 0 and mtime_ns < record.btime_ns)
-    ):
-        return record  # not written; a ready extent is older than its draft
+    if is_as_recorded(status, record):
+        return record
     return record._replace(
-        size_bytes=size_bytes,
+        size_bytes=status.st_size,
         allocated_bytes=status.st_blocks * _STAT_BLOCK_BYTES,
-        mtime_ns=mtime_ns,
+        mtime_ns=status.st_mtime_ns,
         ctime_ns=max(record.ctime_ns, status.st_ctime_ns),
     )
+
+
+def is_as_recorded(status: os.stat_result, record: InodeRecord) -> bool:
+    """Whether nothing was written to an extent with *status* since *record* was made."""
+    if status.st_size != record.size_bytes:
+        return False
+    if status.st_mtime_ns == record.mtime_ns:
+        return True
+    # A ready extent is older than its draft.
+    return status.st_size == 0 and status.st_mtime_ns < record.btime_ns

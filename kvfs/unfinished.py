@@ -15,6 +15,7 @@ from kvfs.extents import Extents
 from kvfs.index import Index
 from kvfs.index_transaction import WriteTransaction
 from kvfs.lifecycle import UNFINISHED, State
+from kvfs.measure import is_as_recorded
 from kvfs.records import (
     INODE_PREFIX,
     Counters,
@@ -71,7 +72,7 @@ def _measured(extents: Extents, ino: InodeNo, record: InodeRecord) -> InodeRecor
         return None
     state = State(record.state)
     if state in (State.RENAMED, State.REWRITE):
-        if (status.st_size, status.st_mtime_ns) != (record.size_bytes, record.mtime_ns):
+        if not is_as_recorded(status, record):
             return None
         # What was in rewriting may have been rewritten before, and so have no identity.
         state = State.PUBLISHED if state is State.RENAMED else State.REWRITTEN
