@@ -40,13 +40,15 @@ from mount.operations import Operations
 from mount.path_choice import NOT_OFFERED, PathChoice, choose_path, without_passthrough
 from mount.status import describe
 from mount.store_lane import StoreLane
+from mount.wire import Opcode
 
 _log: Final = logging.getLogger(__name__)
 
 #: How often housekeeping looks at the demand: a burst of stores empties the ready queue in less.
 _TICK_S: Final = 0.02
-#: Without requests only what waits for its time is due.
+#: Without requests that change something, only what waits for its time is due.
 _IDLE_TICK_S: Final = 0.25
+_CHANGING: Final = (Opcode.CREATE, Opcode.RENAME, Opcode.UNLINK, Opcode.SETATTR, Opcode.WRITE)
 #: pyfuse3's tasks: each daemon-path request in flight occupies one. None ends before the mount
 #: does: one that ended with the pump's lock in its hands would leave the others parked.
 _TASKS_MAX: Final = 256
@@ -241,11 +243,11 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             self.path.forget(ino)
 
     async def _tick(self) -> None:
-        served = -1
+        changed = -1
         while True:
             self.store.tick()
-            before, served = served, sum(self.channel.requests)
-            await trio.sleep(_TICK_S if served != before else _IDLE_TICK_S)
+            before, changed = changed, sum(self.channel.requests[code] for code in _CHANGING)
+            await trio.sleep(_TICK_S if changed != before else _IDLE_TICK_S)
 
     async def _serve_signals(self, load: Callable[[], Settings] | None) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:

@@ -29,6 +29,8 @@ HEADER: Final = "POOL"
 LOCK: Final = "LOCK"
 _HEADER_MAX_BYTES: Final = 4096
 _INDEX: Final = "index"
+#: An interrupted rebuild leaves the other two.
+_INDEXES: Final = (_INDEX, f"{_INDEX}.new", f"{_INDEX}.old")
 _FAN_OUTS: Final = ("extents", "identities")
 _INDEX_FILES: Final = ("data.mdb", "lock.mdb")
 _FILES: Final = ("RUN", "RUN.new", "INODES", f"{HEADER}.new", LOCK)
@@ -154,7 +156,7 @@ def write_errors(source: str) -> Iterator[None]:
 
 def foreign_names(pool_fd: int) -> list[str]:
     """Return the names in *pool_fd* that no pool has."""
-    own = {HEADER, *_FILES, _INDEX, *_FAN_OUTS, _LOST_FOUND}
+    own = {HEADER, *_FILES, *_INDEXES, *_FAN_OUTS, _LOST_FOUND}
     return sorted(set(os.listdir(pool_fd)) - own)
 
 
@@ -175,7 +177,8 @@ def remove_tree(pool_fd: int, *, keep_lock: bool = False) -> None:
         for slot in range(FAN_OUT):
             _remove_directory(f"{top}/{slot:02x}", pool_fd, None)
         _rmdir(top, pool_fd)
-    _remove_directory(_INDEX, pool_fd, _INDEX_FILES)
+    for index in _INDEXES:
+        _remove_directory(index, pool_fd, _INDEX_FILES)
     for name in _FILES:
         if name != LOCK or not keep_lock:
             _unlink(name, pool_fd)

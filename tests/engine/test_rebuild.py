@@ -6,6 +6,7 @@ import random
 import pytest
 
 from kvfs import index_place
+from kvfs.devices import destroy_source
 from kvfs.errors import NoSpace
 from kvfs.index import Index
 from kvfs.lifecycle import State
@@ -237,3 +238,12 @@ def test_any_loss_of_late_identities_shows_no_wrong_bytes() -> None:
             assert_no_strays(store)
             made.stop()
             assert made.check().problems == []
+
+
+def test_what_an_interrupted_rebuild_leaves_goes_with_the_pool(running: Host) -> None:
+    running.stop()
+    for name in ("index.new", "index.old"):
+        (running.path / name).mkdir()
+        (running.path / name / "data.mdb").write_bytes(b"half")
+    destroy_source(str(running.path))
+    assert list(running.path.iterdir()) == []
