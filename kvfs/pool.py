@@ -14,12 +14,13 @@ from kvfs.config import Settings
 from kvfs.damage import Damage
 from kvfs.devices import Device
 from kvfs.extents import Extents
-from kvfs.graves import Graves
+from kvfs.graves import GRAVE_S, Graves
 from kvfs.holdings import Holdings
 from kvfs.identities import Identities
 from kvfs.index import Index
 from kvfs.index_place import index_path
 from kvfs.inode_numbers import InodeNumbers
+from kvfs.lifecycle import SETTLED
 from kvfs.makers import Makers
 from kvfs.open_inodes import OpenInode, OpenInodes
 from kvfs.pins import Pins
@@ -29,7 +30,7 @@ from kvfs.records import UNFINISHED_MAX, Counters
 from kvfs.run_state import distrust_index, read_run_state, write_run_state
 from kvfs.space import Space
 from kvfs.syscalls import Syscalls
-from kvfs.types import InodeNo, Sequence
+from kvfs.types import InodeNo, InodeRecord, Sequence
 
 if TYPE_CHECKING:
     from kvfs.index_transaction import WriteTransaction
@@ -173,8 +174,20 @@ class Pool:
             self.syscalls.close(opened.fd)
             opened.fd = -1
         if opened.gone is not None:
-            self.space.extra_bytes -= opened.allocated_bytes
-            self.identities.erase(opened.ino, opened.gone)
+            self._bury(opened, opened.gone)
+
+    def _bury(self, opened: OpenInode, record: InodeRecord) -> None:
+        """Erase what nobody has open any more; what lost its name just now is kept for a moment.
+
+        A LOOKUP before that may still send its OPEN: two misses in a row would be ESTALE.
+        """
+        age_s = (self.clock_ns() - record.ctime_ns) / 1e9
+        if record.state in SETTLED and not opened.torn and 0 <= age_s < GRAVE_S:
+            record = record._replace(allocated_bytes=opened.allocated_bytes)
+            self.graves.dig(opened.ino, record, self.monotonic_s())
+            return
+        self.space.extra_bytes -= opened.allocated_bytes
+        self.identities.erase(opened.ino, record)
 
     def next_sequence(self) -> Sequence:
         """Return a number higher than every one given out before (written with the counters)."""
