@@ -36,8 +36,13 @@ QUIET: Final = {
 
 
 def interpreter() -> Path | None:
-    """The Python that has the connectors: KVFS_CONNECTORS_PYTHON, else the checkout's own venv."""
+    """The Python that has the connectors: KVFS_CONNECTORS_PYTHON, else the checkout's own venv.
+
+    The variable set to nothing means that there is none.
+    """
     named = os.environ.get("KVFS_CONNECTORS_PYTHON")
+    if named == "":
+        return None
     python = Path(named) if named else ROOT / ".venv-connectors" / "bin" / "python"
     return python if python.exists() else None
 
