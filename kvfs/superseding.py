@@ -2,8 +2,8 @@
 
 Readers keep the old bytes whole. The OPEN is answered ESTALE; the kernel looks the name up again by
 itself, and that LOOKUP makes the fresh inode, for this thread alone: nobody is refused twice, and a
-rename between LOOKUP and OPEN does not empty what it made final. Two nodes that write the same temporary name
-(LMCache) each get an inode of their own this way; the one that finishes first renames its own.
+rename between LOOKUP and OPEN does not empty what it made final. Two nodes that write the same
+temporary name (LMCache) each get an inode of their own this way, and each renames its own.
 """
 
 import stat
