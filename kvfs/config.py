@@ -222,7 +222,7 @@ class Settings:
         },
     )
     start_timeout_s: float = setting(
-        120.0,
+        900.0,
         "mkfs of a large drive and a rebuild of the index fit in",
         unit="s",
         low=1,

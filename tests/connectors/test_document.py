@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from tests.connectors.connector import ROOT, environment
+from tests.connectors.connector import ROOT, Drivers, environment
 from tests.connectors.contract import ConnectorContract
 
 DOCUMENT: Final = ROOT / "docs" / "connectors.md"
@@ -71,3 +71,24 @@ def test_versions_are_the_tested_ones(connectors_python: Path) -> None:
             text=True,
         )
         assert done.stdout.strip() == version
+
+
+@pytest.mark.connectors
+def test_configurations_are_what_the_connectors_read(drivers: Drivers) -> None:
+    """Each example for LMCache and vLLM passes the parser that will read it."""
+    reader = drivers.take("parse_document")
+    found = reader.call("read", text=DOCUMENT.read_text())
+    drivers.give_back(reader, "parse_document")
+    assert found == {
+        "servers": [["FSNativeL2AdapterConfig"]],
+        "adapters": ["DynamicNixlStoreL2AdapterConfig", "NixlStoreL2AdapterConfig"],
+        "engines": [
+            [
+                "fs_connector_use_odirect",
+                "remote_storage_plugin.fs.base_path",
+                "save_chunk_meta",
+            ],
+            ["use_odirect"],
+        ],
+        "vllm": ["LMCacheMPConnector", "OffloadingConnector"],
+    }
