@@ -31,7 +31,9 @@ class Pins:
 
     def set(self, ino: InodeNo, record: InodeRecord, limit_bytes: int) -> None:
         """Pin *ino*. Raises NotPermitted beyond *limit_bytes*."""
-        size_bytes = self._held(ino, record)
+        size_bytes, is_all = self._held(ino, record)
+        if not is_all:
+            raise NotPermitted(f"more than {_COUNTED_MAX} names to count")
         others_bytes = self.pinned_bytes - self._pinned.get(ino, 0)
         if others_bytes + size_bytes > limit_bytes:
             raise NotPermitted(
@@ -45,11 +47,12 @@ class Pins:
 
     def learn(self, ino: InodeNo, record: InodeRecord) -> None:
         """Take a pin over that the index knows from before."""
-        self._pinned[ino] = self._held(ino, record)
+        self._pinned[ino], _ = self._held(ino, record)
 
-    def _held(self, ino: InodeNo, record: InodeRecord) -> int:
+    def _held(self, ino: InodeNo, record: InodeRecord) -> tuple[int, bool]:
+        """Return the bytes below *ino*, and whether that is all: too many names are not counted."""
         if not stat.S_ISDIR(record.mode):
-            return record.allocated_bytes
+            return record.allocated_bytes, True
         held_bytes = counted = 0
         waiting = [ino]
         while waiting:
@@ -58,7 +61,7 @@ class Pins:
                 after = children[-1][0]
                 counted += len(children)
                 if counted > _COUNTED_MAX:
-                    raise NotPermitted(f"more than {_COUNTED_MAX} names to count")
+                    return held_bytes, False
                 for child, _ in children:
                     child_record = self._index.inode(child)
                     if child_record is None:
@@ -66,4 +69,4 @@ class Pins:
                     held_bytes += child_record.allocated_bytes
                     if stat.S_ISDIR(child_record.mode):
                         waiting.append(child)
-        return held_bytes
+        return held_bytes, True

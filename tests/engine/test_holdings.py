@@ -1,0 +1,239 @@
+"""Leases and slabs end with their makers, or with time; a start finds them again."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvfs.holdings import Holdings
+from kvfs.lifecycle import State
+from kvfs.makers import NOBODY, Maker
+from kvfs.types import ROOT_INODE, InodeNo, InodeRecord, Sequence
+from tests.support.life_model import Lives
+from tests.support.stores import FILE, Host, host, put, settle, write
+
+ONE = Maker(100, 1)
+OTHER = Maker(101, 2)
+LEASE_S = 10.0
+
+
+class Table:
+    """Holdings on their own, with what they settled."""
+
+    def __init__(self) -> None:
+        self.lives = Lives()
+        self.holdings = Holdings(self.lives, LEASE_S)
+        self.settled: list[InodeNo] = []
+        self.holdings.settle = self.settle
+        self.refused: set[InodeNo] = set()
+
+    def settle(self, ino: InodeNo) -> bool:
+        if ino in self.refused:
+            return False
+        self.settled.append(ino)
+        self.holdings.drop(ino)
+        return True
+
+    def note(self, ino: int, state: State, maker: Maker, now_s: float = 0.0) -> None:
+        record = InodeRecord(
+            FILE, 0, 0, state, 1, 4096, 0, 0, 0, 0, ROOT_INODE, 0, 0, Sequence(1), b"a", b"", *maker
+        )
+        self.holdings.note(InodeNo(ino), record, now_s)
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table()
+
+
+def test_a_lease_ends_with_its_maker(table: Table) -> None:
+    table.lives.begin(ONE)
+    table.lives.begin(OTHER)
+    table.note(20, State.LEASED, ONE)
+    table.note(21, State.SLAB, ONE)
+    table.note(22, State.LEASED, OTHER)
+    table.holdings.tick(1e9)
+    assert table.settled == []
+    table.lives.end(ONE)
+    table.holdings.tick(0.0)
+    assert table.settled == [20, 21]
+    assert [ino for ino, _ in table.holdings.rows()] == [22]
+
+
+def test_a_lease_without_a_process_to_watch_ends_some_time_after_its_last_use(table: Table) -> None:
+    table.note(20, State.LEASED, NOBODY, 0.0)
+    table.note(21, State.SLAB, NOBODY, 1.0)
+    table.holdings.touch(InodeNo(20), 5.0)
+    table.holdings.tick(LEASE_S + 0.9)
+    assert table.settled == []
+    table.holdings.tick(LEASE_S + 1.0)
+    assert table.settled == [21]
+    table.holdings.tick(LEASE_S + 5.0)
+    assert table.settled == [21, 20]
+
+
+def test_what_a_dead_process_made_is_settled_at_the_next_tick(table: Table) -> None:
+    table.note(20, State.LEASED, ONE)
+    table.holdings.tick(0.0)
+    assert table.settled == [20]
+
+
+def test_what_cannot_be_settled_is_tried_again(table: Table) -> None:
+    table.refused.add(InodeNo(20))
+    table.note(20, State.SLAB, ONE)
+    table.holdings.tick(0.0)
+    table.holdings.tick(0.0)
+    assert table.settled == []
+    table.refused.clear()
+    table.holdings.tick(0.0)
+    assert table.settled == [20]
+
+
+def test_a_block_made_anew_before_its_turn_is_left_alone(table: Table) -> None:
+    table.note(20, State.REWRITTEN, ONE)
+    table.lives.begin(OTHER)
+    table.note(20, State.REWRITTEN, OTHER)
+    table.note(21, State.REWRITTEN, ONE)
+    table.note(21, State.REWRITTEN, NOBODY, 0.0)
+    table.holdings.tick(0.0)
+    assert table.settled == []
+
+
+def test_a_million_leases_are_settled_over_many_ticks(table: Table) -> None:
+    table.lives.begin(ONE)
+    for ino in range(20, 1020):
+        table.note(ino, State.LEASED, ONE)
+    table.lives.end(ONE)
+    table.holdings.tick(0.0)
+    assert 0 < len(table.settled) < 1000
+    while list(table.holdings.rows()):
+        table.holdings.tick(0.0)
+    assert sorted(table.settled) == list(range(20, 1020))
+
+
+@pytest.mark.parametrize("state", [State.ORPHAN, State.SPENT])
+def test_what_belongs_to_nobody_stays_listed_and_is_never_settled(
+    table: Table, state: State
+) -> None:
+    table.note(20, state, NOBODY)
+    table.holdings.tick(1e9)
+    assert table.settled == []
+    assert table.holdings.state_of(InodeNo(20)) is state
+
+
+def test_a_published_block_is_in_no_table(table: Table) -> None:
+    table.note(20, State.LEASED, NOBODY)
+    table.note(20, State.PUBLISHED, NOBODY)
+    assert list(table.holdings.rows()) == []
+    table.holdings.tick(1e9)
+    assert table.settled == []
+
+
+# ---- in a store ----
+
+
+@pytest.fixture
+def running() -> Iterator[Host]:
+    with host() as made:
+        made.start()
+        yield made
+
+
+def watch(running: Host) -> Lives:
+    lives = Lives()
+    running.store.pool.holdings.makers = lives
+    return lives
+
+
+def state_of(running: Host, name: bytes) -> State:
+    ino = running.store.namespace.lookup(ROOT_INODE, name)
+    return State(running.store.namespace.record(ino).state)
+
+
+def make(running: Host, name: bytes, maker: Maker, *, slab: bool = False) -> InodeNo:
+    blocks = running.store.blocks
+    opened, _ = blocks.create(ROOT_INODE, name, FILE, 0, 0, maker)
+    if slab:
+        blocks.truncate(opened.ino, 9000)
+    write(running.store, opened, b"x" * 5000)
+    blocks.close(opened, writer=True)
+    return opened.ino
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("lived", [True, False])
+@pytest.mark.usefixtures("caplog")
+def test_a_start_finds_every_holding_again(running: Host, end: str, lived: bool) -> None:
+    watch(running).begin(ONE)
+    make(running, b"block", ONE)
+    make(running, b"slab", ONE, slab=True)
+    make(running, b"K.tmp", ONE)
+    if end == "kill":
+        running.kill()
+    else:
+        running.stop()
+    running.start()
+    lives = watch(running)
+    if lived:
+        lives.begin(ONE)
+    settle(running.store)
+    running.store.tick()
+    assert running.store.pool.holdings.complete
+    expected = [State.LEASED, State.SLAB, State.LEASED]
+    if not lived:
+        expected = [State.PUBLISHED, State.SPENT, State.ORPHAN]
+    assert [state_of(running, name) for name in (b"block", b"slab", b"K.tmp")] == expected
+
+
+@pytest.mark.usefixtures("caplog")
+def test_no_process_of_another_boot_lives(running: Host) -> None:
+    """Its number and even its birth may belong to somebody else now."""
+    watch(running).begin(ONE)
+    make(running, b"block", ONE)
+    running.stop()
+    running.pretend_reboot()
+    running.start()
+    watch(running).begin(ONE)
+    settle(running.store)
+    running.store.tick()
+    assert state_of(running, b"block") is State.PUBLISHED
+
+
+def test_a_slab_in_use_keeps_its_lease_until_it_is_closed(running: Host) -> None:
+    lives = watch(running)
+    lives.begin(ONE)
+    ino = make(running, b"slab", ONE, slab=True)
+    opened = running.store.blocks.open(ino, writer=True, truncate=False, maker=OTHER)
+    lives.end(ONE)
+    running.store.tick()
+    running.store.tick()
+    assert state_of(running, b"slab") is State.SLAB
+    running.store.blocks.close(opened, writer=True)
+    running.store.tick()
+    assert state_of(running, b"slab") is State.SPENT
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_who_rewrites_a_block_takes_it_over_and_who_only_opens_it_does_not(
+    running: Host, writes: bool
+) -> None:
+    lives = watch(running)
+    lives.begin(ONE)
+    lives.begin(OTHER)
+    ino = make(running, b"block", ONE)
+    opened = running.store.blocks.open(ino, writer=True, truncate=False, maker=OTHER)
+    if writes:
+        write(running.store, opened, b"y")
+    running.store.blocks.close(opened, writer=True)
+    record = running.store.namespace.record(ino)
+    assert (record.maker_tgid, record.maker_birth) == (OTHER if writes else ONE)
+    assert record.state == (State.REWRITTEN if writes else State.LEASED)
+    lives.end(OTHER)
+    running.store.tick()
+    assert state_of(running, b"block") is (State.SPENT if writes else State.LEASED)
+
+
+def test_a_removed_block_is_held_no_more(running: Host) -> None:
+    ino = put(running.store, ROOT_INODE, b"a", b"x")
+    assert running.store.pool.holdings.state_of(ino) is State.LEASED
+    running.store.namespace.unlink(ROOT_INODE, b"a")
+    assert running.store.pool.holdings.state_of(ino) is None

@@ -1,0 +1,223 @@
+"""Processes and their deaths, with real ones: who made a block, and how he ended."""
+
+import contextlib
+import multiprocessing
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from kvfs.makers import NOBODY, Maker, Makers, exit_signal
+
+#: A kernel thread: kthreadd.
+KERNEL_THREAD: Final = 2
+DEADLINE_S: Final = 20
+
+
+@pytest.fixture
+def makers() -> Iterator[Makers]:
+    with contextlib.closing(Makers()) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def child(*, name: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """Yield a process that waits for its standard input to end."""
+    rename = f"open('/proc/self/comm', 'w').write({name!r}); " if name else ""
+    code = f"import sys; {rename}print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for_end(pid: int) -> None:
+    """Wait until *pid* has ended, without reaping it."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        assert select.select([pidfd], [], [], DEADLINE_S)[0]
+    finally:
+        os.close(pidfd)
+
+
+# ---- who ----
+
+
+def test_a_process_is_its_number_and_its_birth(makers: Makers) -> None:
+    own = makers.of(os.getpid(), 0.0)
+    assert own.tgid == os.getpid()
+    assert own.birth
+    with child() as one, child() as other:
+        births = {makers.of(process.pid, 0.0).birth for process in (one, other)}
+        assert len(births | {own.birth}) == 3
+
+
+def test_a_thread_belongs_to_its_process(makers: Makers) -> None:
+    found: list[Maker] = []
+    thread = threading.Thread(
+        target=lambda: found.append(makers.of(threading.get_native_id(), 0.0))
+    )
+    thread.start()
+    thread.join()
+    assert found == [makers.of(os.getpid(), 0.0)]
+
+
+@pytest.mark.parametrize("tid", [0, -1, KERNEL_THREAD, 1 << 22])
+def test_what_cannot_be_watched_is_nobody(makers: Makers, tid: int) -> None:
+    """A foreign pid namespace, a kernel thread (nfsd), a thread that is gone."""
+    assert makers.of(tid, 0.0) == NOBODY
+
+
+def test_an_nfs_server_makes_nothing_of_its_own(makers: Makers) -> None:
+    with child(name="ganesha.nfsd") as process:
+        assert makers.of(process.pid, 0.0) == NOBODY
+
+
+def test_a_thread_is_looked_at_again_after_a_second(makers: Makers) -> None:
+    with child() as process:
+        maker = makers.of(process.pid, 0.0)
+    assert makers.of(process.pid, 0.9) == maker
+    assert makers.of(process.pid, 1.1) == NOBODY
+
+
+# ---- lives ----
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, None])
+def test_an_end_is_told_once(makers: Makers, how: signal.Signals | None) -> None:
+    with child() as process, child() as other:
+        maker = makers.of(process.pid, 0.0)
+        makers.of(other.pid, 0.0)
+        assert makers.lives(maker)
+        assert makers.ended() == []
+        if how is None:
+            process.communicate()
+        else:
+            process.send_signal(how)
+            wait_for_end(process.pid)
+        assert makers.ended() == [maker]
+        assert makers.ended() == []
+        assert not makers.lives(maker)
+
+
+def test_a_fork_is_another_process_and_an_execve_is_not(makers: Makers) -> None:
+    code = (
+        "import os, sys\n"
+        "print(os.fork(), flush=True)\n"
+        "sys.stdin.readline()\n"
+        "os.execv(sys.executable, [sys.executable, '-S', '-c', 'print(1, flush=True); input()'])"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        numbers = {int(process.stdout.readline()), int(process.stdout.readline())}
+        forked = max(numbers)
+        one, other = makers.of(process.pid, 0.0), makers.of(forked, 0.0)
+        assert one != other
+        os.kill(forked, signal.SIGKILL)
+        wait_for_end(forked)
+        assert makers.ended() == [other]
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"1\n"
+        assert makers.of(process.pid, 5.0) == one
+        assert makers.lives(one)
+        process.kill()
+
+
+def test_a_successor_knows_who_lives(makers: Makers) -> None:
+    """After a restart of the daemon: by number and birth, not by number alone."""
+    with child() as process:
+        with contextlib.closing(Makers()) as before:
+            maker = before.of(process.pid, 0.0)
+        assert makers.lives(maker)
+        assert not makers.lives(maker._replace(birth=maker.birth + 1))
+        process.kill()
+        wait_for_end(process.pid)
+        assert makers.ended() == [maker]
+
+
+@pytest.mark.parametrize("tgid", [0, (1 << 32) - 1, 1 << 40])
+def test_an_impossible_number_is_nobody_alive(makers: Makers, tgid: int) -> None:
+    assert not makers.lives(Maker(tgid, 1))
+
+
+def test_a_zombie_does_not_live(makers: Makers) -> None:
+    with child() as process:
+        maker = makers.of(process.pid, 0.0)
+        process.kill()
+        wait_for_end(process.pid)
+        with contextlib.closing(Makers()) as other:
+            assert not other.lives(maker)
+
+
+# ---- how it ends ----
+
+
+def test_a_living_process_dies_of_nothing() -> None:
+    with child() as process:
+        assert exit_signal(process.pid) == 0
+    assert exit_signal(os.getpid()) == 0
+    assert exit_signal(KERNEL_THREAD) == 0
+    assert exit_signal(1 << 22) == 0
+
+
+def test_of_a_living_process_only_its_status_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside execve(2) every other file of /proc would wait for us, and we for it."""
+    asked: list[str] = []
+
+    def read(path: str, size_bytes: int) -> bytes:
+        asked.append(path)
+        return Path(path).read_bytes()[:size_bytes]
+
+    monkeypatch.setattr("kvfs.makers._read", read)
+    with contextlib.closing(Makers()) as made, child() as process:
+        assert exit_signal(process.pid) == 0
+        made.of(process.pid, 0.0)
+    assert set(asked) == {f"/proc/{process.pid}/status"}
+
+
+def run_in_child(end: Callable[[], None]) -> int:
+    """Return what exit_signal says of a zombie child that ended by *end*."""
+    process = multiprocessing.get_context("fork").Process(target=end)
+    process.start()
+    assert process.pid is not None
+    wait_for_end(process.pid)
+    told = exit_signal(process.pid)
+    process.join()
+    return told
+
+
+def raise_signal(number: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV])
+def test_the_signal_of_a_dead_process_is_told(number: signal.Signals) -> None:
+    assert run_in_child(lambda: raise_signal(number)) == number
+
+
+def test_sigkill_is_told() -> None:
+    assert run_in_child(lambda: os.kill(os.getpid(), signal.SIGKILL)) == signal.SIGKILL
+
+
+@pytest.mark.parametrize("code", [0, 1, 9, 137, 255])
+def test_an_exit_is_no_signal(code: int) -> None:
+    assert run_in_child(lambda: os._exit(code)) == 0

@@ -1,0 +1,266 @@
+"""Policies of directories: inherited, from the settings file and as attributes; pins bounded."""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from kvfs.config import Settings
+from kvfs.errors import InvalidRequest, NoSuchAttribute, NotPermitted, UsageError
+from kvfs.makers import Maker
+from kvfs.policy import DRAFTS, EVICT, PIN, Policy
+from kvfs.types import ROOT_INODE, InodeNo
+from tests.support.stores import DIRECTORY, FILE, MIB, Host, host, put, settle, write
+
+OWNER_UID = 1000
+OTHER_UID = 1001
+
+
+@pytest.fixture
+def running() -> Iterator[Host]:
+    with host() as made:
+        made.start()
+        yield made
+
+
+def make(running: Host, name: bytes, parent: InodeNo = ROOT_INODE, uid: int = 0) -> InodeNo:
+    return running.store.namespace.make_node(parent, name, DIRECTORY, uid, 0)[0]
+
+
+def value(running: Host, ino: InodeNo, name: bytes) -> bytes:
+    return running.store.attributes.xattr(ino, name)
+
+
+# ---- inheritance ----
+
+
+def test_without_a_word_everything_is_seen_and_may_go(running: Host) -> None:
+    ino = put(running.store, ROOT_INODE, b"a", b"x")
+    for inode in (ROOT_INODE, ino):
+        assert value(running, inode, DRAFTS) == b"all"
+        assert value(running, inode, EVICT) == b"auto"
+        assert value(running, inode, PIN) == b"0"
+
+
+def test_a_policy_holds_for_all_below_until_a_deeper_one(running: Host) -> None:
+    attributes = running.store.attributes
+    top = make(running, b"top")
+    middle = make(running, b"middle", top)
+    below = make(running, b"below", middle)
+    block = put(running.store, below, b"K", b"x")
+    attributes.set_xattr(top, DRAFTS, b"owner")
+    attributes.set_xattr(top, EVICT, b"never")
+    assert [value(running, block, name) for name in (DRAFTS, EVICT)] == [b"owner", b"never"]
+    attributes.set_xattr(middle, EVICT, b"first")
+    assert [value(running, block, name) for name in (DRAFTS, EVICT)] == [b"owner", b"first"]
+    assert value(running, top, EVICT) == b"never"
+    attributes.remove_xattr(middle, EVICT)
+    assert value(running, block, EVICT) == b"never"
+    assert value(running, ROOT_INODE, DRAFTS) == b"all"
+
+
+def test_a_moved_directory_inherits_from_where_it_is(running: Host) -> None:
+    top, moved = make(running, b"top"), make(running, b"moved")
+    running.store.attributes.set_xattr(top, EVICT, b"never")
+    assert value(running, moved, EVICT) == b"auto"
+    running.store.namespace.rename(ROOT_INODE, b"moved", top, b"moved")
+    assert value(running, moved, EVICT) == b"never"
+    elsewhere = make(running, b"elsewhere")
+    running.store.namespace.exchange(top, b"moved", ROOT_INODE, b"elsewhere")
+    assert [value(running, ino, EVICT) for ino in (moved, elsewhere)] == [b"auto", b"never"]
+
+
+def test_a_tree_deeper_than_a_stack_inherits_too(running: Host) -> None:
+    running.store.attributes.set_xattr(ROOT_INODE, DRAFTS, b"owner")
+    deepest = ROOT_INODE
+    for _ in range(1500):
+        deepest = make(running, b"d", deepest)
+    assert running.store.pool.policies.of(deepest) == Policy(drafts_of_owner=True)
+
+
+def test_a_policy_survives_a_restart(running: Host) -> None:
+    top = make(running, b"top")
+    running.store.attributes.set_xattr(top, DRAFTS, b"owner")
+    running.stop()
+    running.start()
+    assert value(running, top, DRAFTS) == b"owner"
+
+
+# ---- the settings file ----
+
+
+def test_the_settings_file_speaks_for_paths_and_an_attribute_wins(running: Host) -> None:
+    top = make(running, b"lmcache")
+    below = make(running, b"model", top)
+    running.stop()
+    text = '[policies."/lmcache"]\ndrafts = "owner"\nevict = "never"\n[policies."/"]\npin = true\n'
+    policies = Settings.from_toml(text).policies
+    running.start(settings=dataclasses.replace(running.settings, policies=policies))
+    assert running.store.pool.policies.of(below) == Policy(
+        drafts_of_owner=True, evict="never", pin=True
+    )
+    assert running.store.pool.policies.of(ROOT_INODE) == Policy(pin=True)
+    running.store.attributes.set_xattr(top, EVICT, b"auto")
+    assert value(running, below, EVICT) == b"auto"
+    running.store.namespace.rename(ROOT_INODE, b"lmcache", ROOT_INODE, b"else")
+    assert running.store.pool.policies.of(below) == Policy(pin=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'policies = "owner"',
+        '[policies."lmcache"]\ndrafts = "owner"',
+        '[policies."/lmcache"]\ndrafts = "nobody"',
+        '[policies."/lmcache"]\nevict = true',
+        '[policies."/lmcache"]\nkeep = true',
+    ],
+)
+def test_a_settings_file_that_nobody_understands_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="polic"):
+        Settings.from_toml(text)
+
+
+# ---- as attributes ----
+
+
+def test_own_attributes_are_answered_and_never_listed(running: Host) -> None:
+    attributes = running.store.attributes
+    top = make(running, b"top")
+    block = put(running.store, top, b"K", b"x")
+    for name, word in ((DRAFTS, b"owner"), (EVICT, b"first"), (PIN, b"1")):
+        attributes.set_xattr(top, name, word)
+    attributes.set_xattr(top, b"user.mine", b"1")
+    assert attributes.xattr_names(top) == [b"user.mine"]
+    assert attributes.xattr_names(block) == []
+    assert value(running, block, b"user.kvfs.state") == b"leased"
+    with pytest.raises(NoSuchAttribute):
+        value(running, block, b"user.kvfs.unknown")
+
+
+@pytest.mark.parametrize("name", [DRAFTS, EVICT, PIN])
+def test_only_root_and_the_owner_set_policies(running: Host, name: bytes) -> None:
+    attributes = running.store.attributes
+    top = make(running, b"top", uid=OWNER_UID)
+    word = {DRAFTS: b"owner", EVICT: b"first", PIN: b"1"}[name]
+    with pytest.raises(NotPermitted):
+        attributes.set_xattr(top, name, word, OTHER_UID)
+    attributes.set_xattr(top, name, word, OWNER_UID)
+    with pytest.raises(NotPermitted):
+        attributes.remove_xattr(top, name, OTHER_UID)
+    attributes.remove_xattr(top, name, 0)
+    with pytest.raises(NoSuchAttribute):
+        attributes.remove_xattr(top, name, OWNER_UID)
+
+
+@pytest.mark.parametrize("name", [b"user.kvfs.state", b"user.kvfs.anything"])
+def test_what_kvfs_tells_nobody_sets(running: Host, name: bytes) -> None:
+    ino = put(running.store, ROOT_INODE, b"a", b"x")
+    with pytest.raises(NotPermitted):
+        running.store.attributes.set_xattr(ino, name, b"published")
+    with pytest.raises(NotPermitted):
+        running.store.attributes.remove_xattr(ino, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [(DRAFTS, b"mine"), (DRAFTS, b""), (EVICT, b"always"), (PIN, b"yes"), (PIN, b"")],
+)
+def test_a_word_that_no_policy_knows_is_refused(running: Host, name: bytes, word: bytes) -> None:
+    top = make(running, b"top")
+    with pytest.raises(InvalidRequest):
+        running.store.attributes.set_xattr(top, name, word)
+    assert running.store.pool.policies.of(top) == Policy()
+
+
+def test_policies_belong_to_directories_and_pins_to_blocks_too(running: Host) -> None:
+    ino = put(running.store, ROOT_INODE, b"a", b"x")
+    for name, word in ((DRAFTS, b"owner"), (EVICT, b"never")):
+        with pytest.raises(InvalidRequest):
+            running.store.attributes.set_xattr(ino, name, word)
+    running.store.attributes.set_xattr(ino, PIN, b"1")
+    assert value(running, ino, PIN) == b"1"
+
+
+# ---- pins ----
+
+
+def test_pins_are_bounded_by_half_the_capacity(running: Host) -> None:
+    attributes, pins = running.store.attributes, running.store.pool.pins
+    top = make(running, b"top")
+    first = put(running.store, top, b"first", b"x" * (20 * MIB))
+    other = put(running.store, ROOT_INODE, b"other", b"x" * (16 * MIB))
+    attributes.set_xattr(top, PIN, b"1")
+    assert pins.pinned_bytes == 20 * MIB
+    with pytest.raises(NotPermitted, match="bound"):
+        attributes.set_xattr(other, PIN, b"1")
+    assert value(running, other, PIN) == b"0"
+    assert value(running, first, PIN) == b"1"
+    attributes.set_xattr(top, PIN, b"1")
+    assert pins.pinned_bytes == 20 * MIB
+    attributes.remove_xattr(top, PIN)
+    attributes.set_xattr(other, PIN, b"1")
+    assert pins.pinned_bytes == 16 * MIB
+
+
+def test_a_pin_goes_with_its_name(running: Host) -> None:
+    ino = put(running.store, ROOT_INODE, b"a", b"x" * MIB)
+    running.store.attributes.set_xattr(ino, PIN, b"1")
+    put(running.store, ROOT_INODE, b"b", b"y")
+    running.store.namespace.rename(ROOT_INODE, b"b", ROOT_INODE, b"a")
+    assert running.store.pool.pins.pinned_bytes == 0
+
+
+def test_pins_are_known_again_after_a_start(running: Host) -> None:
+    ino = put(running.store, ROOT_INODE, b"a", b"x" * MIB)
+    running.store.attributes.set_xattr(ino, PIN, b"1")
+    running.stop()
+    running.start()
+    settle(running.store)
+    assert running.store.pool.pins.pinned_bytes == MIB
+
+
+def test_a_pinned_directory_that_grew_too_large_to_count_hinders_no_start(
+    running: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top = make(running, b"top")
+    running.store.attributes.set_xattr(top, PIN, b"1")
+    for number in range(5):
+        put(running.store, top, b"%d" % number, b"x")
+    monkeypatch.setattr("kvfs.pins._COUNTED_MAX", 3)
+    with pytest.raises(NotPermitted, match="names to count"):
+        running.store.attributes.set_xattr(top, PIN, b"1")
+    running.stop()
+    running.start()
+    settle(running.store)
+    assert running.store.pool.holdings.complete
+
+
+# ---- who sees a draft ----
+
+
+def test_a_hidden_draft_is_its_makers_until_it_is_closed(running: Host) -> None:
+    store = running.store
+    maker, other = Maker(os.getpid(), 1), Maker(os.getpid(), 2)
+    top = make(running, b"top")
+    store.attributes.set_xattr(top, DRAFTS, b"owner")
+    opened, record = store.blocks.create(top, b"K", FILE, 0, 0, maker)
+    write(store, opened, b"x")
+    assert store.visibility.is_private(record)
+    assert not store.visibility.trusts_name(record, just_created=True)
+    assert store.visibility.hidden(opened.ino, record, other)
+    assert not store.visibility.hidden(opened.ino, record, maker)
+    store.blocks.close(opened, writer=True)
+    record = store.namespace.record(opened.ino)
+    assert not store.visibility.hidden(opened.ino, record, other)
+    assert store.visibility.trusts_name(record, just_created=False)
+
+
+def test_a_draft_in_the_open_is_everybodys(running: Host) -> None:
+    store = running.store
+    opened, record = store.blocks.create(ROOT_INODE, b"K", FILE, 0, 0, Maker(1, 1))
+    assert not store.visibility.hidden(opened.ino, record, Maker(2, 2))
+    assert store.visibility.trusts_name(record, just_created=True)
+    assert not store.visibility.trusts_name(record, just_created=False)
+    store.blocks.close(opened, writer=True)
