@@ -100,6 +100,8 @@ class Pool:
             self.pins = Pins(self.index)
             #: Told each inode whose last handle is closed, before its extent may go.
             self.freed: Callable[[OpenInode], None] = _tell_nobody
+            #: Gives up finished drafts that lost their name, when their room is needed.
+            self.forget_nameless: Callable[[], None] = self.graves.give_way
             #: The boot in which the pool ran last: makers of another one are dead.
             self.former_boot_id = read_run_state(device.pool_fd, self.syscalls).boot_id
             if not settings.read_only:
@@ -157,6 +159,8 @@ class Pool:
             self.ready.give_way()
         if size_bytes > space.free_bytes:
             self.graves.give_way()
+        if size_bytes > space.free_bytes:
+            self.forget_nameless()
         space.require(size_bytes)
 
     def note_allocated(self, opened: OpenInode, allocated_bytes: int) -> None:

@@ -55,6 +55,7 @@ class Superseding:
         self._refused: OrderedDict[int, tuple[InodeNo, float]] = OrderedDict()
         #: Oldest first; few, so that they are searched.
         self._displaced: OrderedDict[InodeNo, Displaced] = OrderedDict()
+        pool.forget_nameless = self.give_way
 
     def admits(self, ino: InodeNo, thread: int, maker: Maker) -> bool:
         """Whether *thread* may empty *ino* itself; if not, its name leads to a fresh inode.
@@ -258,6 +259,13 @@ class Superseding:
         if replaced is not None and replaced_record is not None:
             self._namespace.bury(replaced, replaced_record, now_ns)
         return replaced
+
+    def give_way(self) -> None:
+        """Forget the drafts without a name that nobody writes: their room is needed."""
+        for ino, displaced in list(self._displaced.items()):
+            if not (displaced.opened.writers or displaced.opened.unfinished):
+                del self._displaced[ino]
+                self._pool.leave(displaced.opened, writer=False)
 
     def tick(self, now_s: float) -> None:
         """End what has waited too long."""

@@ -14,6 +14,7 @@ from tests.support.life_model import Lives
 from tests.support.stores import (
     DIRECTORY,
     FILE,
+    MIB,
     Host,
     assert_exact,
     assert_no_strays,
@@ -93,7 +94,9 @@ def rename(running: Host, who: Maker, name: bytes = TMP, new_name: bytes = b"K")
 
 def test_readers_keep_the_old_bytes_and_the_name_has_new_ones(running: Host) -> None:
     store = running.store
-    old = put(store, ROOT_INODE, b"K", b"old" * 3000)
+    stored = begin(running, b"K", ONE, b"old" * 3000)
+    old = stored.ino
+    close(running, stored)
     store.attributes.set_xattr(old, b"user.a", b"1")
     reader = store.blocks.open(old, writer=False, truncate=False)
     opened = open_truncated(running, b"K", ONE)
@@ -291,6 +294,16 @@ def test_a_displaced_draft_is_kept_a_minute(running: Host, clock: Clock) -> None
     assert not running.extent(first.ino).exists()
     assert_exact(running)
     close(running, second)
+
+
+def test_a_displaced_draft_gives_way_to_new_blocks(running: Host) -> None:
+    first = begin(running, TMP, ONE, b"1" * (40 * MIB))
+    second = open_truncated(running, TMP, OTHER)
+    close(running, first)
+    write(running.store, second, b"2" * (30 * MIB))
+    close(running, second)
+    assert first.ino not in running.store.pool.open_inodes
+    assert_exact(running)
 
 
 def test_only_so_many_displaced_drafts_are_kept(running: Host) -> None:
