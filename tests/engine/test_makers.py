@@ -116,7 +116,7 @@ def test_an_end_is_told_once(makers: Makers, how: signal.Signals | None) -> None
 def test_a_fork_is_another_process_and_an_execve_is_not(makers: Makers) -> None:
     code = (
         "import os, sys\n"
-        "print(os.fork(), flush=True)\n"
+        "os.write(1, b'%d\\n' % os.fork())\n"
         "sys.stdin.readline()\n"
         "os.execv(sys.executable, [sys.executable, '-S', '-c', 'print(1, flush=True); input()'])"
     )
