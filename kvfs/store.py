@@ -105,6 +105,8 @@ class Store:
                 for changed in ((parent, name), (new_parent, new_name)):
                     self.blocks.publishing.vanished(*changed)
                 return replaced
+        if renames and superseding.fought_over(parent, name):
+            superseding.refuse_unfinished(self.namespace.lookup(parent, name), who)
         return self.namespace.rename(parent, name, new_parent, new_name, replace=replace, who=who)
 
     def totals(self) -> Totals:

@@ -29,6 +29,8 @@ _RETRY_S: Final = 1.0
 #: Drafts without a name are kept for the writers that will rename them: for so long, so many.
 _DISPLACED_S: Final = 60.0
 _DISPLACED_MAX: Final = 64
+#: Names that writers took from each other lately; the oldest is believed to be at peace.
+_FOUGHT_OVER_MAX: Final = 1024
 
 
 class Displaced(NamedTuple):
@@ -54,6 +56,7 @@ class Superseding:
         #: next LOOKUP is the kernel's second try.
         self._refused: OrderedDict[int, tuple[InodeNo, float]] = OrderedDict()
         #: Oldest first; few, so that they are searched.
+        self._fought_over: OrderedDict[tuple[InodeNo, bytes], float] = OrderedDict()
         self._displaced: OrderedDict[InodeNo, Displaced] = OrderedDict()
         pool.forget_nameless = self.give_way
 
@@ -183,6 +186,10 @@ class Superseding:
             opened.maker = Maker(record.maker_tgid, record.maker_birth)
             opened.allocated_bytes = record.allocated_bytes
         until_s = self._pool.monotonic_s() + _DISPLACED_S
+        self._fought_over[record.parent, record.name] = until_s
+        self._fought_over.move_to_end((record.parent, record.name))
+        if len(self._fought_over) > _FOUGHT_OVER_MAX:
+            self._fought_over.popitem(last=False)
         self._displaced[opened.ino] = Displaced(record.parent, record.name, opened, until_s, thread)
         if len(self._displaced) > _DISPLACED_MAX:
             self._forget_oldest()
@@ -216,6 +223,22 @@ class Superseding:
         if finished:
             return finished[0]
         raise NotFound(f"{name!r} is being written by another process")
+
+    def fought_over(self, parent: InodeNo, name: bytes) -> bool:
+        """Whether writers took this name from each other a moment ago."""
+        until_s = self._fought_over.get((parent, name))
+        return until_s is not None and until_s > self._pool.monotonic_s()
+
+    def refuse_unfinished(self, ino: InodeNo, who: Maker) -> None:
+        """Raise NotFound if *ino* is the draft of another process than *who*, who lost his own.
+
+        Somebody's rename took the loser's draft along; the name is another writer's by now.
+        """
+        opened = self._pool.open_inodes.get(ino)
+        if ino in self._awaited or (opened is not None and opened.unfinished and opened.writers):
+            maker = NOBODY if opened is None else opened.maker
+            if who != NOBODY and maker not in (NOBODY, who):
+                raise NotFound(f"inode {ino} is being written by another process")
 
     def restore(self, opened: OpenInode, new_parent: InodeNo, new_name: bytes) -> InodeNo | None:
         """Publish the displaced draft *opened* as *new_name*; return the inode that lost that.
