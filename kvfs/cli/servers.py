@@ -50,6 +50,10 @@ def server_of(mountpoint: str) -> int:
 
     A server too busy to answer is known by the owner of its socket.
     """
+    # The kernel knows who listens, also when he is too busy to say it himself.
+    listening = peer_pid(socket_path(name_of(mountpoint)))
+    if listening > 0:
+        return listening
     answer = answer_of(mountpoint)
     if answer is None:
         return 0
