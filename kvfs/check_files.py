@@ -54,6 +54,11 @@ class FileCheck:
                 f"inode {ino:#x} {record.name!r}: its identity is missing or out of date",
                 lambda: self._identify(ino, record),
             )
+        elif stat.S_ISREG(record.mode) and not carries_identity(record) and self._says_it(ino):
+            self._wrong(
+                f"inode {ino:#x} {record.name!r}: has the identity that it had before a rewrite",
+                lambda: self._extents.unidentify(ino),
+            )
         return None
 
     def strays(self) -> None:
@@ -90,6 +95,12 @@ class FileCheck:
         except Damaged:
             return False
         return node is not None and node[1] == record.target and says(node[0], ino, record)
+
+    def _says_it(self, ino: InodeNo) -> bool:
+        try:
+            return self._extents.identity(ino) is not None
+        except Damaged:
+            return True
 
     def _identify(self, ino: InodeNo, record: InodeRecord) -> None:
         identity = identity_of(ino, record)

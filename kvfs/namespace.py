@@ -19,6 +19,7 @@ from kvfs.errors import (
     NotFound,
     ReadOnly,
 )
+from kvfs.identities import carries_identity
 from kvfs.index_transaction import WriteTransaction
 from kvfs.inode_rules import counted, emptied, new_record, refuse_mismatch
 from kvfs.lifecycle import UNFINISHED, Event, State, after
@@ -208,6 +209,9 @@ class Namespace:
             opened.gone = record._replace(ctime_ns=now_ns)
             if not opened.writers:
                 opened.allocated_bytes = record.allocated_bytes
+            if stat.S_ISREG(record.mode) and carries_identity(record):
+                # A reader may keep it for hours: no power loss then shall bring the name back.
+                self._identities.withdraw(ino)
         else:
             pool.graves.dig(ino, record._replace(ctime_ns=now_ns), pool.monotonic_s())
 

@@ -2,13 +2,15 @@
 
 It runs beside the requests, in the thread for long jobs, a few files at a time. It cannot race
 with new files: only numbers below the first one that this server may hand out are looked at, and
-a number is never used again. Identities it only finds; the loop's thread writes them.
+a number is never used again. It only finds them: the loop's thread, in whose steps an inode is
+always in one of the tables, says which are strays and which identities are to be written.
 """
 
+import functools
 import logging
 import stat
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from kvfs.errors import Damaged
@@ -30,6 +32,8 @@ class Sweep:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._outdated: deque[InodeNo] = deque()
+        #: Files that look like strays, and what removes each.
+        self._suspects: deque[tuple[InodeNo, Callable[[InodeNo], None]]] = deque()
         self._work = self._steps()
         self._searching = False
         self.done = True
@@ -43,14 +47,23 @@ class Sweep:
         self._pool.background.submit_long(self._search)
 
     def tick(self) -> None:
-        """Renew some of the identities that were found; on the loop's thread."""
+        """Settle some of what was found; on the loop's thread."""
+        for _ in range(min(len(self._suspects), _RENEWED_A_TICK)):
+            ino, remove = self._suspects.popleft()
+            if self._is_stray(ino):  # and will be for ever
+                self._pool.background.submit_long(functools.partial(remove, ino))
+                self.removed += 1
         for _ in range(min(len(self._outdated), _RENEWED_A_TICK)):
             ino = self._outdated.popleft()
             record = self._pool.index.inode(ino)
-            if record is not None:
+            if record is None:
+                continue
+            if carries_identity(record):
                 self._pool.identities.write(ino, record)
-                self.renewed += 1
-        if not self._searching and not self._outdated:
+            else:
+                self._pool.identities.withdraw(ino)
+            self.renewed += 1
+        if not self._searching and not self._outdated and not self._suspects:
             self.done = True
             _log.info("sweep: %d strays removed, %d identities", self.removed, self.renewed)
 
@@ -77,8 +90,7 @@ class Sweep:
         ):
             for number, ino in enumerate(files, 1):
                 if self._is_stray(ino):
-                    remove(ino)
-                    self.removed += 1
+                    self._suspects.append((ino, remove))
                 if number % _STEP_FILES == 0:
                     yield number
         after = InodeNo(0)
@@ -90,11 +102,7 @@ class Sweep:
             yield after
 
     def _is_stray(self, ino: InodeNo) -> bool:
-        """Whether no inode knows the file of *ino*, and none ever will.
-
-        In this order: an inode that loses its name meanwhile is in the other two tables by then,
-        or has been removed from there together with its file.
-        """
+        """Whether no inode knows the file of *ino*; in another thread a guess."""
         pool = self._pool
         if ino >= pool.numbers.first:
             return False
@@ -106,10 +114,12 @@ class Sweep:
         return ino not in pool.open_inodes and ino not in pool.graves
 
     def _is_outdated(self, ino: InodeNo, record: InodeRecord) -> bool:
-        if ino >= self._pool.numbers.first or not carries_identity(record):
+        if ino >= self._pool.numbers.first:
             return False
         extents = self._pool.extents
         try:
+            if not carries_identity(record):  # a slab by now; a kill came before the withdrawal
+                return stat.S_ISREG(record.mode) and extents.identity(ino) is not None
             if stat.S_ISREG(record.mode):
                 return not says(extents.identity(ino), ino, record)
             node = extents.node(ino)

@@ -98,6 +98,37 @@ def test_a_kill_leaves_an_open_slab_as_its_extent_is(running: Host) -> None:
     assert_exact(running)
 
 
+@pytest.mark.parametrize("mender", ["sweep", "fsck"])
+def test_a_rewritten_block_does_not_say_that_it_is_final(running: Host, mender: str) -> None:
+    """A kill came before its identity was taken away; a power loss then would believe it."""
+    store = running.store
+    ino = put(store, ROOT_INODE, b"a", b"x" * 5000)
+    settle(store)
+    opened = store.blocks.open(ino, writer=True, truncate=False)
+    write(store, opened, b"new", 1000)
+    store.blocks.close(opened, writer=True)
+    running.kill()
+    if mender == "fsck":
+        assert running.check(repair=True).problems == []
+    store = running.start()
+    if mender == "sweep":
+        settle(store)
+    assert store.pool.extents.identity(ino) is None
+    running.lose_power()
+    assert tree(running.start()) == {}
+
+
+def test_a_removed_block_that_is_read_for_hours_does_not_come_back(running: Host) -> None:
+    store = running.store
+    ino = put(store, ROOT_INODE, b"a", b"x" * 5000)
+    store.blocks.open(ino, writer=False, truncate=False)
+    settle(store)
+    store.namespace.unlink(ROOT_INODE, b"a")
+    settle(store)
+    running.lose_power()
+    assert tree(running.start()) == {}
+
+
 def test_a_kill_before_the_identities_costs_none(running: Host) -> None:
     """The sweep writes them again, so that a later power loss finds them."""
     put(running.store, ROOT_INODE, b"tmp", b"x")
