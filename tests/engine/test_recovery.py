@@ -99,13 +99,18 @@ def test_a_kill_leaves_an_open_slab_as_its_extent_is(running: Host) -> None:
 
 
 @pytest.mark.parametrize("mender", ["sweep", "fsck"])
-def test_a_rewritten_block_does_not_say_that_it_is_final(running: Host, mender: str) -> None:
+@pytest.mark.parametrize("grown", [True, False], ids=["slab", "rewritten"])
+def test_what_is_written_in_place_does_not_say_that_it_is_final(
+    running: Host, mender: str, grown: bool
+) -> None:
     """A kill came before its identity was taken away; a power loss then would believe it."""
     store = running.store
     ino = put(store, ROOT_INODE, b"a", b"x" * 5000)
     settle(store)
     opened = store.blocks.open(ino, writer=True, truncate=False)
     write(store, opened, b"new", 1000)
+    if grown:
+        store.blocks.truncate(ino, 9000)
     store.blocks.close(opened, writer=True)
     running.kill()
     if mender == "fsck":
