@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from kvfs.index_transaction import WriteTransaction
 
 
-#: linux/time.h; the time module does not name it.
-
 #: No inode has this number.
 _NOBODY: Final = InodeNo(0)
 

@@ -12,10 +12,7 @@ from typing import Final
 
 from kvfs.types import BackingId
 from mount.wire import (
-    NOTIFY_DELETE,
-    NOTIFY_INC_EPOCH,
     NOTIFY_INVAL_ENTRY,
-    NOTIFY_INVAL_INODE,
     OUT_HEADER,
     OUT_HEADER_BYTES,
 )
@@ -95,28 +92,7 @@ def _notify(device_fd: int, code: int, payload: bytes) -> None:
     os.write(device_fd, message)
 
 
-def notify_inval_inode(device_fd: int, ino: int) -> None:
-    """Drop the cached attributes and data of *ino*; ENOENT when the kernel holds none."""
-    _notify(device_fd, NOTIFY_INVAL_INODE, struct.pack("<Qqq", ino, 0, 0))
-
-
-def notify_inval_attributes(device_fd: int, ino: int) -> None:
-    """Drop only the cached attributes of *ino* (a negative offset, fuse_reverse_inval_inode)."""
-    _notify(device_fd, NOTIFY_INVAL_INODE, struct.pack("<Qqq", ino, -1, 0))
-
-
 def notify_inval_entry(device_fd: int, parent: int, name: bytes) -> None:
     """Drop a cached name. Blocks while a LOOKUP or CREATE in *parent* is unanswered."""
     head = struct.pack("<QII", parent, len(name), 0)
     _notify(device_fd, NOTIFY_INVAL_ENTRY, head + name + b"\0")
-
-
-def notify_delete(device_fd: int, parent: int, child: int, name: bytes) -> None:
-    """Tell inotify watchers too that *name* is gone. Blocks like notify_inval_entry."""
-    head = struct.pack("<QQII", parent, child, len(name), 0)
-    _notify(device_fd, NOTIFY_DELETE, head + name + b"\0")
-
-
-def notify_inc_epoch(device_fd: int) -> None:
-    """Make every cached name of the mount be looked up again (Linux 6.16+, else EINVAL)."""
-    _notify(device_fd, NOTIFY_INC_EPOCH, b"")
