@@ -62,6 +62,8 @@ class Attributes:
             self._blocks.truncate(ino, change.size_bytes)
             record = self._namespace.record(ino)
         changed = self._changed(record, change)
+        if change.atime_ns is not None:  # how UCM and llm-d say that a block is warm
+            pool.heat.touch(ino)
         opened = pool.open_inodes.get(ino)
         if opened is not None and opened.writers and opened.fd >= 0:
             if measured(pool.syscalls, opened, record) is not record:

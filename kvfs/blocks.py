@@ -147,6 +147,7 @@ class Blocks:
         if writer and self.superseding.is_awaited(opened.ino):
             self.superseding.claim(opened)
         self._pool.holdings.touch(opened.ino, self._pool.monotonic_s())
+        self._pool.heat.touch(opened.ino)
         if truncate and not writer and self.superseding.is_awaited(opened.ino):
             # Nobody will write it: it is a file without bytes, at once.
             written = self.open(opened.ino, writer=True, truncate=False, maker=maker)

@@ -145,6 +145,11 @@ class Settings:
         low=0,
         high=86_400,
     )
+    eviction: str = setting(
+        "lru",
+        "which blocks go first when room is needed",
+        choices=("lru", "arc"),
+    )
     pin_share: float = setting(
         0.5,
         "of the capacity, at most, may be pinned: the rest must be able to go",

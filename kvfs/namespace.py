@@ -7,6 +7,7 @@ the kernel's business. Times of directories follow POSIX: a changed listing chan
 import stat
 from typing import Final
 
+from kvfs import evictable
 from kvfs.errors import (
     Damaged,
     DeadInode,
@@ -202,6 +203,7 @@ class Namespace:
         """After the index forgot *ino*: keep it for its handles, or for a moment."""
         pool = self._pool
         pool.holdings.drop(ino)
+        pool.heat.drop(ino)
         pool.pins.drop(ino)
         opened = pool.open_inodes.get(ino)
         pool.space.extra_bytes += record.allocated_bytes
@@ -317,6 +319,7 @@ class Namespace:
         """Let what depends on an inode's name or state follow a rename."""
         if stat.S_ISREG(record.mode):
             self._pool.holdings.note(ino, record, self._pool.monotonic_s())
+            evictable.note(self._pool, ino, record)
         elif stat.S_ISDIR(record.mode):
             self._pool.policies.clear()
 

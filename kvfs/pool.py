@@ -13,8 +13,10 @@ from kvfs.background import Background
 from kvfs.config import Settings
 from kvfs.damage import Damage
 from kvfs.devices import Device
+from kvfs.eviction import policy_named
 from kvfs.extents import Extents
 from kvfs.graves import GRAVE_S, Graves
+from kvfs.heat import Heat
 from kvfs.holdings import Holdings
 from kvfs.identities import Identities
 from kvfs.index import Index
@@ -94,6 +96,14 @@ class Pool:
             makers = Makers()
             stack.callback(makers.close)
             self.holdings = Holdings(makers, settings.lease_s)
+            self.heat = Heat(
+                device.pool_fd,
+                self.syscalls,
+                epoch=device.epoch,
+                read_only=settings.read_only,
+                policy=policy_named(settings.eviction, capacity_bytes),
+            )
+            stack.callback(self.heat.close)
             self.policies = Policies(self.index, settings.policies)
             self.pins = Pins(self.index)
             #: Told each inode whose last handle is closed, before its extent may go.

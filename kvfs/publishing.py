@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from kvfs import evictable
 from kvfs.errors import KvfsError
 from kvfs.lifecycle import (
     HELD,
@@ -84,6 +85,7 @@ class Publishing:
         if reopened is State.REWRITE:
             opened.unfinished = True
             pool.holdings.drop(opened.ino)
+            evictable.note(pool, opened.ino, record._replace(state=State.REWRITE))
             self._identities.withdraw(opened.ino)
 
     def allocate_ahead(self, ino: InodeNo) -> None:
@@ -186,6 +188,7 @@ class Publishing:
         pool.space.extra_bytes -= growth_bytes
         self._identities.write(opened.ino, record)
         pool.holdings.note(opened.ino, record, pool.monotonic_s())
+        evictable.note(pool, opened.ino, record)
         if opened.created_in:
             # A sparse file of a terabyte does not ask for a terabyte the next time.
             size_bytes = min(record.size_bytes, allocated_bytes)
@@ -239,4 +242,5 @@ class Publishing:
             _log.warning("inode %#x keeps its lease: %s", ino, error)
             return False
         pool.holdings.note(ino, record, pool.monotonic_s())
+        evictable.note(pool, ino, record)
         return True

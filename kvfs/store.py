@@ -137,6 +137,7 @@ class Store:
         self.blocks.settle()
         self.blocks.superseding.tick(now_s)
         pool.holdings.tick(now_s)
+        pool.heat.tick(now_s)
         if not self.sweep.done:
             self.sweep.tick()
         pool.background.tick()

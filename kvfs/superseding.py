@@ -10,6 +10,7 @@ import stat
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from kvfs import evictable
 from kvfs.errors import KvfsError, NotFound
 from kvfs.inode_rules import counted, new_record, refuse_mismatch
 from kvfs.lifecycle import UNFINISHED, State, is_temporary
@@ -279,6 +280,7 @@ class Superseding:
         del self._displaced[opened.ino]
         pool.leave(opened, writer=False)
         pool.identities.write(opened.ino, final)
+        evictable.note(pool, opened.ino, final)
         if replaced is not None and replaced_record is not None:
             self._namespace.bury(replaced, replaced_record, now_ns)
         return replaced

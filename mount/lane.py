@@ -85,6 +85,7 @@ class Lane:
             record = self._store.blocks.present(ino)
             if record.state in UNFINISHED:
                 return None  # who may see it, and for how long, is a matter of policy
+            self._store.pool.heat.touch(ino)
         except NotFound:
             valid_s, valid_ns = self._negative_valid
             head = ENTRY_OUT_HEAD.pack(0, 0, valid_s, 0, valid_ns, 0)

@@ -95,6 +95,7 @@ class Operations(pyfuse3.Operations):
             return self._entries.absent()
         visibility = self._store.visibility
         if record.state not in UNFINISHED:
+            self._store.pool.heat.touch(ino)
             return self._present(ino)
         if visibility.hidden(ino, record, self._files.requester()):
             return self._entries.hidden()

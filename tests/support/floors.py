@@ -26,7 +26,7 @@ _MODULES: Final = {
     # The pool as a whole: names, blocks, space.
     "engine": """
         kvfs.attributes kvfs.blocks kvfs.check kvfs.check_files kvfs.check_rows kvfs.damage
-        kvfs.founding kvfs.fsck_report kvfs.graves kvfs.holdings_scan kvfs.identities
+        kvfs.evictable kvfs.founding kvfs.fsck_report kvfs.graves kvfs.holdings_scan kvfs.identities
         kvfs.index_walk kvfs.namespace kvfs.own_attributes kvfs.pool kvfs.publishing kvfs.ready
         kvfs.rebuild kvfs.reclaim kvfs.recovery kvfs.space kvfs.state_totals kvfs.store
         kvfs.superseding kvfs.sweep kvfs.unfinished kvfs.visibility
