@@ -185,3 +185,9 @@ class SourceDamaged(CommandError):
     """SOURCE fails: I/O errors, or an XFS that can neither be made nor mounted."""
 
     exit_code = 18
+
+
+class SeriousFindings(CommandError):
+    """`kvfs doctor` found something that breaks a promise."""
+
+    exit_code = 19

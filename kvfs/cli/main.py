@@ -21,6 +21,7 @@ VERBS: Final = {
     "mount": "serve a pool at a mountpoint",
     "umount": "unmount, and wait for the server's clean end",
     "status": "show what is mounted and how it does",
+    "doctor": "look at a mount and its machine, and say what will hurt",
     "fsck": "check a pool that is not mounted, and repair it",
     "destroy": "remove a pool with every block in it",
     "bench": "measure a directory with KV-shaped loads",

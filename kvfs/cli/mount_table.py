@@ -18,6 +18,10 @@ class Mount(NamedTuple):
     mountpoint: str
     fs_type: str
     source: str
+    device: str
+    """``major:minor``, which is st_dev of all files on it."""
+    options: tuple[str, ...]
+    """Of the mount, then of its file system."""
 
 
 def mounts() -> list[Mount]:
@@ -30,6 +34,17 @@ def mount_at(mountpoint: str) -> Mount | None:
     """Return the topmost mount whose mountpoint is exactly the path *mountpoint*."""
     found = [mount for mount in mounts() if mount.mountpoint == mountpoint]
     return found[-1] if found else None
+
+
+def mount_of(path: str) -> Mount | None:
+    """Return the mount in which the absolute path *path* lies, by name, without looking there."""
+    found = None
+    for mount in mounts():
+        above = mount.mountpoint.rstrip("/")
+        is_above = path == mount.mountpoint or path.startswith(f"{above}/")
+        if is_above and (found is None or len(mount.mountpoint) >= len(found.mountpoint)):
+            found = mount
+    return found
 
 
 def resolve_mountpoint(path: str) -> str:
@@ -45,7 +60,14 @@ def resolve_mountpoint(path: str) -> str:
 def _parse(line: bytes) -> Mount:
     fields = line.split()
     tail = fields.index(b"-", 6)  # optional fields come before it, in any number
-    return Mount(_text(fields[4]), _text(fields[tail + 1]), _text(fields[tail + 2]))
+    options = [*_text(fields[5]).split(","), *_text(fields[tail + 3]).split(",")]
+    return Mount(
+        _text(fields[4]),
+        _text(fields[tail + 1]),
+        _text(fields[tail + 2]),
+        fields[2].decode(),
+        tuple(options),
+    )
 
 
 def _text(field: bytes) -> str:

@@ -4,9 +4,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+from kvfs.cli.mount_table import FS_TYPE, mount_at, resolve_mountpoint
 from kvfs.control_client import ServerGone, ask, peer_pid, socket_paths
 from kvfs.control_files import locked_directory, remove_stale
-from kvfs.errors import CommandError, SourceBusy
+from kvfs.errors import CommandError, NotMounted, SourceBusy
 from kvfs.pool_name import RUN_DIRECTORY, name_of, socket_path
 
 #: A server answers within milliseconds; what takes longer hangs.
@@ -43,6 +44,28 @@ def answer_of(mountpoint: str) -> Answer | None:
         if answer.path == expected and answer.error is not None:
             failed = answer
     return failed
+
+
+def status_of(path: str) -> dict[str, Any]:
+    """Return what the server of the mount at *path* says; raises NotMounted and what it answers."""
+    mountpoint = resolve_mountpoint(path)
+    answer = answer_of(mountpoint)
+    present = mount_at(mountpoint)
+    if present is None or present.fs_type != FS_TYPE:
+        raise NotMounted(f"no kvfs is mounted at {mountpoint}{_stale_note(answer)}")
+    if answer is None or isinstance(answer.error, ServerGone):
+        raise NotMounted(
+            f"the server of {mountpoint} is dead; `kvfs umount {mountpoint}` clears the mount"
+        )
+    if answer.error is not None:
+        raise answer.error
+    return answer.status
+
+
+def _stale_note(answer: Answer | None) -> str:
+    if answer is None or not isinstance(answer.error, ServerGone):
+        return ""
+    return f" ({answer.error})"
 
 
 def server_of(mountpoint: str) -> int:

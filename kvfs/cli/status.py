@@ -6,10 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from kvfs.cli.mount_table import FS_TYPE, mount_at, resolve_mountpoint
 from kvfs.cli.parser import add_verb
-from kvfs.cli.servers import Answer, answer_of, answers
-from kvfs.control_client import ServerGone
+from kvfs.cli.servers import answers, status_of
 from kvfs.errors import NotMounted
 from kvfs.sizes import format_size
 
@@ -36,7 +34,7 @@ def configure(subparsers: "Subparsers") -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask, and print the answers."""
     if args.mountpoint:
-        status = _status_of(args.mountpoint)
+        status = status_of(args.mountpoint)
         _print([status], as_json=args.json, single=True)
         return 0
     found = list(answers())
@@ -52,27 +50,6 @@ def run(args: argparse.Namespace) -> int:
             return failed[0].error.exit_code
         raise NotMounted("no kvfs is mounted")
     return 0
-
-
-def _status_of(path: str) -> dict[str, Any]:
-    mountpoint = resolve_mountpoint(path)
-    answer = answer_of(mountpoint)
-    present = mount_at(mountpoint)
-    if present is None or present.fs_type != FS_TYPE:
-        raise NotMounted(f"no kvfs is mounted at {mountpoint}{_stale_note(answer)}")
-    if answer is None or isinstance(answer.error, ServerGone):
-        raise NotMounted(
-            f"the server of {mountpoint} is dead; `kvfs umount {mountpoint}` clears the mount"
-        )
-    if answer.error is not None:
-        raise answer.error
-    return answer.status
-
-
-def _stale_note(answer: Answer | None) -> str:
-    if answer is None or not isinstance(answer.error, ServerGone):
-        return ""
-    return f" ({answer.error})"
 
 
 def _print(statuses: list[dict[str, Any]], *, as_json: bool, single: bool) -> None:

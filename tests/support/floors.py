@@ -11,8 +11,8 @@ FLOORS: Final = ("pure", "io", "engine", "mount", "cli")
 _MODULES: Final = {
     # Values and rules; no machine, no clock.
     "pure": """
-        kvfs kvfs.census kvfs.checksum kvfs.config kvfs.demand kvfs.errors kvfs.eviction
-        kvfs.inode_rules kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle kvfs.policy
+        kvfs kvfs.census kvfs.checksum kvfs.config kvfs.demand kvfs.doctor.* kvfs.errors
+        kvfs.eviction kvfs.inode_rules kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle kvfs.policy
         kvfs.pool_name kvfs.records kvfs.setting_values kvfs.sizes kvfs.types
     """,
     # One thing of the machine each: a file, a device, the index, a socket.

@@ -1,0 +1,148 @@
+"""``kvfs doctor``: look at a mount and its machine, and say what will hurt and how to end it."""
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from kvfs.cli.parser import add_verb
+from kvfs.errors import NotMounted, SeriousFindings
+
+if TYPE_CHECKING:
+    from kvfs.cli.parser import Subparsers
+    from kvfs.doctor.finding import Report
+
+_WIDTH_WITHOUT_TERMINAL: Final = 120
+
+
+def configure(subparsers: "Subparsers") -> None:
+    """Add the verb's parser."""
+    parser = add_verb(
+        subparsers,
+        "doctor",
+        run,
+        description="Look at the mount at MOUNT (or at all) and say what will hurt: connectors "
+        "that may keep more than the pool holds,\na pool in which nothing may go, drives, memory "
+        "limits, limits of the server, NFS. Each with the command that ends it.\nMOUNT may also "
+        "be a mount through NFS. Nothing is changed. Ends with exit code 19 when something "
+        "serious is found,\n11 when nothing is mounted.",
+        example="kvfs doctor /kv\n  kvfs doctor /kv --connector-config lmcache.yaml --json",
+    )
+    parser.add_argument("mountpoint", metavar="MOUNT", nargs="?")
+    parser.add_argument(
+        "--connector-limit",
+        metavar="SIZE",
+        action="append",
+        default=[],
+        help="how much a connector may keep there, e.g. 500G; may be given several times",
+    )
+    parser.add_argument(
+        "--connector-config",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="a connector's settings: LMCache's YAML, an L2 adapter's JSON, VAR=VALUE lines; "
+        "what running connectors were started with is found without it",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Gather, judge, print; raise SeriousFindings at the end."""
+    from kvfs.cli.doctor_facts import gather
+    from kvfs.doctor.examine import examine
+    from kvfs.doctor.finding import Severity
+
+    reports = []
+    for mountpoint in _mountpoints(args):
+        try:
+            facts = gather(mountpoint, args.connector_limit, args.connector_config)
+        except NotMounted as error:
+            if args.mountpoint:
+                raise
+            print(f"kvfs: {error}", file=sys.stderr)  # it went while the others were looked at
+        else:
+            reports.append(examine(facts))
+    if args.json:
+        shown = [_as_json(report) for report in reports]
+        print(json.dumps(shown[0] if args.mountpoint else shown, indent=2))
+    else:
+        for report in reports:
+            _print(report)
+    bad = [report.mountpoint for report in reports if report.worst is Severity.SERIOUS]
+    if bad:
+        sys.stdout.flush()
+        raise SeriousFindings(f"serious findings at {', '.join(bad)}")
+    return 0
+
+
+def _mountpoints(args: argparse.Namespace) -> list[str]:
+    if args.mountpoint:
+        return [args.mountpoint]
+    from kvfs.cli.servers import answers
+
+    found = [answer.status["mountpoint"] for answer in answers() if answer.error is None]
+    if not found:
+        raise NotMounted("no kvfs is mounted")
+    return found
+
+
+def _as_json(report: "Report") -> dict[str, Any]:
+    return {
+        "mountpoint": report.mountpoint,
+        "worst": report.worst.name.lower() if report.worst else None,
+        "findings": [
+            {
+                "check": verdict.check,
+                "severity": finding.severity.name.lower(),
+                "problem": finding.problem,
+                "fix": finding.fix,
+            }
+            for verdict in report.verdicts
+            for finding in verdict.findings
+        ],
+        "passed": _passed(report),
+        "undecided": _undecided(report),
+    }
+
+
+def _passed(report: "Report") -> list[str]:
+    return [one.check for one in report.verdicts if one.is_decided and not one.findings]
+
+
+def _undecided(report: "Report") -> list[str]:
+    return [verdict.check for verdict in report.verdicts if not verdict.is_decided]
+
+
+def _print(report: "Report") -> None:
+    """Print a table of what hurts, worst first, then the commands, which a reader copies whole."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    found = [
+        (verdict.check, finding) for verdict in report.verdicts for finding in verdict.findings
+    ]
+    found.sort(key=lambda row: -row[1].severity)
+    width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
+    console = Console(width=width, highlight=False, markup=False)
+    if found:
+        table = Table(
+            title=report.mountpoint, title_justify="left", box=SIMPLE_HEAD, pad_edge=False
+        )
+        table.add_column("", justify="right", no_wrap=True)
+        table.add_column("severity", no_wrap=True)
+        table.add_column("check", no_wrap=True)
+        table.add_column("what will hurt")
+        for number, (check, finding) in enumerate(found, start=1):
+            table.add_row(str(number), finding.severity.name.lower(), check, finding.problem)
+        console.print(table)
+        for number, (_, finding) in enumerate(found, start=1):
+            command, *remarks = finding.fix.splitlines()
+            print(f"{number:3}. {command}")
+            for remark in remarks:
+                print(f"     # {remark}")
+        print()
+    passed, undecided = _passed(report), _undecided(report)
+    print(f"{report.mountpoint}: {len(passed)} checks passed", end="")
+    print(f"; not decided: {', '.join(undecided)}" if undecided else "")

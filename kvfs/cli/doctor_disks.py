@@ -1,0 +1,123 @@
+"""What the kernel shows of drives: which lie under a path, and how each is set.
+
+sysfs(5), Documentation/block/queue-sysfs.rst; the tree's root can be another directory, for tests.
+"""
+
+import os
+import struct
+from pathlib import Path
+from typing import Final
+
+from kvfs.doctor.facts import Disk, ReadAhead, Xfs
+
+_KIB: Final = 1 << 10
+_SECTOR: Final = 4096
+#: struct xfs_dsb, big-endian: magic at 0, block size 4, blocks 8, log blocks 96, version 100,
+#: inode size 104, and the v5 feature words of which ro_compat is at 212 (xfs_format.h).
+_XFS_MAGIC: Final = b"XFSB"
+_RO_COMPAT_RMAPBT: Final = 2
+_RO_COMPAT_REFLINK: Final = 4
+_VERSION_5: Final = 5
+
+
+class Drives:
+    """The block devices of the machine whose sysfs is *sysfs*."""
+
+    def __init__(self, sysfs: str = "/sys") -> None:
+        self._sysfs = Path(sysfs)
+
+    def under(self, device_number: int) -> tuple[Disk, ...]:
+        """Return the drives at the bottom of a device: of a partition its drive, of RAID members.
+
+        *device_number* is a st_dev or st_rdev; empty for what is no block device.
+        """
+        top = self._whole(device_number)
+        return tuple(self._disk(name) for name in self._bottom(top)) if top else ()
+
+    def read_ahead(self, device_number: int) -> ReadAhead | None:
+        """Return the read-ahead of the device that a file system on it uses."""
+        top = self._whole(device_number)
+        return self._read_ahead(f"block/{top}/queue/read_ahead_kb") if top else None
+
+    def mount_read_ahead(self, device_number: int) -> ReadAhead | None:
+        """Return the read-ahead of a mount without a drive, such as FUSE's."""
+        number = f"{os.major(device_number)}:{os.minor(device_number)}"
+        return self._read_ahead(f"class/bdi/{number}/read_ahead_kb")
+
+    def loop_of(self, image: str) -> int | None:
+        """Return the number of the loop device over the file *image*."""
+        for device in self._sysfs.glob("block/loop*"):
+            if self._text(f"block/{device.name}/loop/backing_file") == image:
+                major, minor = self._text(f"block/{device.name}/dev").split(":")
+                return os.makedev(int(major), int(minor))
+        return None
+
+    def _whole(self, device_number: int) -> str:
+        """Return the name of the drive or volume; of a partition that of its drive."""
+        number = f"{os.major(device_number)}:{os.minor(device_number)}"
+        link = self._sysfs / "dev" / "block" / number
+        if not link.exists():
+            return ""
+        device = link.resolve()
+        return device.parent.name if (device / "partition").exists() else device.name
+
+    def _bottom(self, name: str) -> list[str]:
+        below = self._sysfs / "block" / name / "slaves"
+        members = sorted(member.name for member in below.iterdir()) if below.is_dir() else []
+        found: list[str] = []
+        for member in members:
+            whole = (self._sysfs / "class" / "block" / member).resolve()
+            drive = whole.parent.name if (whole / "partition").exists() else member
+            found += [one for one in self._bottom(drive) if one not in found]
+        return found or [name]
+
+    def _disk(self, name: str) -> Disk:
+        chosen = self._text(f"block/{name}/queue/scheduler")
+        active = chosen.partition("[")[2].partition("]")[0]
+        # An NVMe namespace's node is its controller's, one directory further up.
+        nodes = [self._text(f"block/{name}/{up}numa_node") for up in ("device/", "device/device/")]
+        return Disk(
+            name,
+            active,
+            self._text(f"block/{name}/queue/rotational") == "1",
+            int(next((node for node in nodes if node), "-1")),
+        )
+
+    def _read_ahead(self, file: str) -> ReadAhead | None:
+        text = self._text(file)
+        return ReadAhead(int(text) * _KIB, f"/sys/{file}") if text.isdigit() else None
+
+    def _text(self, file: str) -> str:
+        try:
+            return (self._sysfs / file).read_text().strip()
+        except OSError:
+            return ""
+
+
+def xfs_on(path: str) -> Xfs | None:
+    """Return what the XFS on the device or image *path* says of itself, None when it is another.
+
+    Reads the first sector, which a mounted XFS keeps as it was made.
+    """
+    try:
+        with open(path, "rb") as file:
+            sector = file.read(_SECTOR)
+    except OSError:
+        return None
+    if len(sector) < _SECTOR or not sector.startswith(_XFS_MAGIC):
+        return None
+    block_bytes, blocks = struct.unpack_from(">IQ", sector, 4)
+    (log_blocks,) = struct.unpack_from(">I", sector, 96)
+    (version,) = struct.unpack_from(">H", sector, 100)
+    (inode_bytes,) = struct.unpack_from(">H", sector, 104)
+    (ro_compat,) = struct.unpack_from(">I", sector, 212)
+    if version & 0xF != _VERSION_5:
+        ro_compat = 0
+    return Xfs(
+        path,
+        block_bytes * blocks,
+        inode_bytes,
+        log_blocks * block_bytes,
+        bool(ro_compat & _RO_COMPAT_REFLINK),
+        bool(ro_compat & _RO_COMPAT_RMAPBT),
+    )

@@ -1,0 +1,214 @@
+"""Gathers what the rules of `kvfs doctor` judge: it looks, and judges nothing.
+
+A mounted kvfs is never looked at by path: a server that hangs would take the doctor along.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from kvfs.cli.again import program_again
+from kvfs.cli.doctor_connectors import limits_of_file
+from kvfs.cli.doctor_disks import Drives, xfs_on
+from kvfs.cli.doctor_process import cpus_of, limits_of
+from kvfs.cli.mount_table import FS_TYPE, Mount, mount_at, mount_of, resolve_mountpoint
+from kvfs.cli.servers import status_of
+from kvfs.devices import recognise
+from kvfs.doctor.connector_settings import from_flag, widest
+from kvfs.doctor.etab import parse_exports
+from kvfs.doctor.facts import (
+    BackingFs,
+    ConnectorLimit,
+    Dirty,
+    Export,
+    Facts,
+    NfsMount,
+    Xfs,
+)
+from kvfs.errors import CommandError, UsageError
+
+#: A look at every process on a big machine takes a fraction of it.
+_CONNECTORS_WAIT_S: Final = 3.0
+_SYSCTL: Final = "/proc/sys"
+#: What the kernel's NFS server exports now, with every option (exportfs(8)).
+_ETAB: Final = "/var/lib/nfs/etab"
+_TIMEOUTS: Final = ("default_request_timeout", "max_request_timeout")
+
+
+def gather(path: str, flags: Sequence[str] = (), files: Sequence[str] = ()) -> Facts:
+    """Return the facts about the mount at *path*.
+
+    *flags* are limits of connectors that the caller was told, *files* their settings. Raises
+    NotMounted, UsageError, and what the server's answer says.
+    """
+    mountpoint = resolve_mountpoint(path)
+    present = mount_at(mountpoint)
+    if present is not None and present.fs_type.startswith("nfs"):
+        return Facts(mountpoint=mountpoint, nfs=_nfs(present), dirty=_dirty())
+    status = status_of(path)
+    source = str(status["source"])
+    kind = _kind(source)
+    backing = _backing(source) if kind in ("directory", "image") else None
+    drives = Drives()
+    device = _device_of(source, kind, drives)
+    server_pid = int(status["server_pid"])
+    return Facts(
+        mountpoint=mountpoint,
+        source=source,
+        kind=kind,
+        server_pid=server_pid,
+        status=status,
+        limits_of_connectors=_connectors(mountpoint, flags, files),
+        backing=backing,
+        disks=drives.under(_home_of(source, kind, device)) if device is not None else None,
+        device_read_ahead=drives.read_ahead(device) if device is not None else None,
+        fuse_read_ahead=drives.mount_read_ahead(_number(present)) if present else None,
+        xfs=_xfs(source, kind),
+        dirty=_dirty(),
+        zone_reclaim_mode=_sysctl("vm/zone_reclaim_mode"),
+        limits=limits_of(server_pid),
+        cpus=cpus_of(server_pid),
+        fuse_timeouts_s=_timeouts(),
+        exports=_exports(mountpoint),
+    )
+
+
+def _kind(source: str) -> str:
+    try:
+        return recognise(source)
+    except CommandError:
+        return ""  # in another mount namespace, or taken away
+
+
+def _device_of(source: str, kind: str, drives: Drives) -> int | None:
+    """Return the number of the device that the pool's file system lies on."""
+    try:
+        if kind == "block":
+            return os.stat(source).st_rdev
+        if kind == "image":
+            return drives.loop_of(os.path.realpath(source))
+        return os.stat(source).st_dev
+    except OSError:
+        return None
+
+
+def _home_of(source: str, kind: str, device: int) -> int:
+    """Return the device whose drives hold the bytes: an image's loop device has none itself."""
+    return os.stat(source).st_dev if kind == "image" else device
+
+
+def _backing(source: str) -> BackingFs | None:
+    path = os.path.realpath(source)
+    home = mount_of(path)
+    if home is None or home.fs_type == FS_TYPE:
+        return None
+    space = os.statvfs(path)
+    free_bytes = space.f_bavail * space.f_frsize
+    return BackingFs(home.fs_type, frozenset(home.options), home.mountpoint, free_bytes)
+
+
+def _xfs(source: str, kind: str) -> Xfs | None:
+    if kind == "directory":
+        home = mount_of(os.path.realpath(source))
+        return xfs_on(home.source) if home is not None and home.fs_type == "xfs" else None
+    return xfs_on(source) if kind else None
+
+
+def _number(mount: Mount) -> int:
+    major, minor = mount.device.split(":")
+    return os.makedev(int(major), int(minor))
+
+
+def _connectors(
+    mountpoint: str, flags: Sequence[str], files: Sequence[str]
+) -> tuple[ConnectorLimit, ...]:
+    found = []
+    for flag in flags:
+        try:
+            found.append(from_flag(flag))
+        except ValueError as error:
+            raise UsageError(f"--connector-limit: {error}") from None
+    for file in files:
+        try:
+            found += limits_of_file(os.path.abspath(file), mountpoint)
+        except OSError as error:
+            raise UsageError(f"--connector-config {file}: {error.strerror}") from None
+    return widest([*found, *_of_processes(mountpoint)])
+
+
+def _of_processes(mountpoint: str) -> list[ConnectorLimit]:
+    command, environment = program_again("kvfs.cli.doctor_connectors")
+    try:
+        done = subprocess.run(
+            [*command, mountpoint],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            timeout=_CONNECTORS_WAIT_S,
+            check=False,
+        )
+        printed = done.stdout
+    except subprocess.TimeoutExpired as late:
+        printed = (late.stdout or b"").rpartition(b"\n")[0]
+    return [ConnectorLimit(**json.loads(line)) for line in printed.splitlines()]
+
+
+def _dirty() -> Dirty | None:
+    available_bytes = _available_bytes()
+
+    def bound(name: str) -> int | None:
+        in_bytes = _sysctl(f"vm/{name}_bytes")
+        share = _sysctl(f"vm/{name}_ratio")
+        if in_bytes:
+            return in_bytes
+        if share is None or available_bytes is None:
+            return None
+        return available_bytes * share // 100
+
+    background_bytes, limit_bytes = bound("dirty_background"), bound("dirty")
+    if background_bytes is None or limit_bytes is None:
+        return None
+    return Dirty(background_bytes, limit_bytes)
+
+
+def _available_bytes() -> int | None:
+    """Return MemAvailable: the shares of vm.dirty_*_ratio are of free and reclaimable memory."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    return None
+
+
+def _timeouts() -> Mapping[str, int]:
+    values = {name: _sysctl(f"fs/fuse/{name}") for name in _TIMEOUTS}
+    return {f"fs.fuse.{name}": value for name, value in values.items() if value is not None}
+
+
+def _sysctl(name: str) -> int | None:
+    try:
+        with open(f"{_SYSCTL}/{name}", encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None
+
+
+def _exports(mountpoint: str) -> tuple[Export, ...] | None:
+    try:
+        with open(_ETAB, encoding="utf-8", errors="surrogateescape") as file:
+            return parse_exports(file.read(), mountpoint)
+    except FileNotFoundError:
+        return ()  # no NFS server of the kernel's here
+    except OSError:
+        return None
+
+
+def _nfs(mount: Mount) -> NfsMount:
+    pairs = (option.partition("=") for option in mount.options)
+    return NfsMount(mount.source, mount.fs_type, {name: value for name, _, value in pairs})

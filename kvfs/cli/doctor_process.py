@@ -1,0 +1,113 @@
+"""What the server process may use, as /proc and its control group say (proc(5), cgroups(7))."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from kvfs.doctor.facts import Cpus, Limits
+
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_NODES: Final = Path("/sys/devices/system/node")
+#: cgroup v1 shows "no bound" as the largest number of whole pages.
+_NO_BOUND_BYTES: Final = 1 << 60
+
+
+def limits_of(pid: int) -> Limits | None:
+    """Return the limits of process *pid*, None when it cannot be looked at."""
+    process = Path(f"/proc/{pid}")
+    try:
+        used = len(os.listdir(process / "fd"))
+        soft = _soft_open_files((process / "limits").read_text())
+        groups = _groups((process / "cgroup").read_text())
+        oom_score_adj = int((process / "oom_score_adj").read_text())
+    except (OSError, ValueError):
+        return None
+    return Limits(used, soft, _memory(groups), _cpus(groups), _unit(groups), oom_score_adj)
+
+
+def cpus_of(pid: int) -> Cpus | None:
+    """Return where process *pid* may run; None when it or the machine's nodes are not shown."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        allowed = next(
+            line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list:")
+        )
+        nodes = {
+            int(node.name.removeprefix("node")): parse_ranges((node / "cpulist").read_text())
+            for node in _NODES.glob("node[0-9]*")
+        }
+    except (OSError, StopIteration):
+        return None
+    return Cpus(parse_ranges(allowed), nodes) if nodes else None
+
+
+def parse_ranges(text: str) -> frozenset[int]:
+    """Return the numbers of a list such as ``0-3,8``."""
+    numbers: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)
+
+
+def _soft_open_files(limits: str) -> int:
+    line = next(line for line in limits.splitlines() if line.startswith("Max open files"))
+    soft = line.split()[3]
+    return 2**63 - 1 if soft == "unlimited" else int(soft)
+
+
+def _groups(text: str) -> dict[str, Path]:
+    """Return the directory of each controller's group; the unified hierarchy's is ``""``."""
+    groups = {}
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            groups[controller] = Path(path)
+    return groups
+
+
+def _memory(groups: dict[str, Path]) -> int | None:
+    """Return the tightest bound of the group and those above it."""
+    bounds = [int(text) for text in _up(groups, "memory", "memory.max") if text != "max"]
+    bounds += [int(text) for text in _up(groups, "memory", "memory.limit_in_bytes")]
+    least = min(bounds, default=_NO_BOUND_BYTES)
+    return least if least < _NO_BOUND_BYTES else None
+
+
+def _cpus(groups: dict[str, Path]) -> float | None:
+    shares = []
+    for text in _up(groups, "cpu", "cpu.max"):
+        quota, period = text.split()
+        if quota != "max":
+            shares.append(int(quota) / int(period))
+    quotas, periods = (_up(groups, "cpu", f"cpu.cfs_{what}_us") for what in ("quota", "period"))
+    shares += [
+        int(quota) / int(period)
+        for quota, period in zip(quotas, periods, strict=False)
+        if int(quota) > 0
+    ]
+    return min(shares, default=None)
+
+
+def _up(groups: dict[str, Path], controller: str, file: str) -> list[str]:
+    """Return what *file* says in the group and in all above it, in either version of cgroups."""
+    found = []
+    for home, group in (
+        (_CGROUPS, groups.get("")),
+        (_CGROUPS / "unified", groups.get("")),
+        (_CGROUPS / controller, groups.get(controller)),
+    ):
+        if group is None:
+            continue
+        for level in (group, *group.parents):
+            try:
+                found.append((home / str(level).lstrip("/") / file).read_text().strip())
+            except OSError:
+                continue
+    return found
+
+
+def _unit(groups: dict[str, Path]) -> str:
+    group = groups.get("", Path("/"))
+    named = groups.get("name=systemd", group)
+    return next((one.name for one in (group, named) if one.name.endswith(".service")), "")

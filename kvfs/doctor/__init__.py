@@ -1,0 +1,1 @@
+"""What `kvfs doctor` knows: facts about a mount and its machine, and rules that judge them."""

@@ -1,0 +1,138 @@
+"""How many bytes a connector may keep: read from its environment, command line and settings files.
+
+Pure text; whose they are is the caller's business. What is known here are the settings of the
+versions in docs/connectors.md.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from kvfs.doctor.facts import ConnectorLimit
+from kvfs.sizes import parse_size
+
+_GIB: Final = 1 << 30
+
+#: LMCache names this in its environment (v1, in process).
+LMCACHE_CONFIG: Final = "LMCACHE_CONFIG_FILE"
+_LOCAL_DISK_FILE: Final = re.compile(
+    r"^\s*[\"']?(local_disk|max_local_disk_size)[\"']?\s*[:=]\s*[\"']?([^\"'#\n,]+)", re.MULTILINE
+)
+#: SGLang reads "200G" as decimal and "200Gi" as binary; other texts switch its evictor off.
+_SGLANG_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(i?)", re.IGNORECASE)
+_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def from_environment(
+    environment: Mapping[str, str], mountpoint: str, origin: str
+) -> Iterator[ConnectorLimit]:
+    """Yield the limits that environment variables set for directories below *mountpoint*."""
+    if _is_below(environment.get("LMCACHE_LOCAL_DISK"), mountpoint):
+        name = "LMCACHE_MAX_LOCAL_DISK_SIZE"
+        if size_gib := _number(environment.get(name)):
+            yield ConnectorLimit(name, int(size_gib * _GIB), origin, _GIB)
+    if _is_below(environment.get("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"), mountpoint):
+        name = "SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE"
+        if size_bytes := _sglang_bytes(environment.get(name, "")):
+            yield ConnectorLimit(name, size_bytes, origin, keeps_index=False)
+    if _is_below(environment.get("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH"), mountpoint):
+        name = "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES"
+        if size_bytes := int(_number(environment.get(name))):
+            yield ConnectorLimit(name, size_bytes, origin)
+
+
+def from_command_line(
+    words: Sequence[str], mountpoint: str, origin: str
+) -> Iterator[ConnectorLimit]:
+    """Yield the limits in `lmcache server --l2-adapter JSON` for directories below *mountpoint*."""
+    for position, word in enumerate(words):
+        flag, _, value = word.partition("=")
+        if flag != "--l2-adapter":
+            continue
+        if not value and position + 1 < len(words):
+            value = words[position + 1]
+        try:
+            adapter = json.loads(value)
+        except ValueError:
+            continue
+        if isinstance(adapter, dict):
+            yield from _of_adapter(adapter, mountpoint, origin)
+
+
+def from_settings(text: str, mountpoint: str, file: str) -> Iterator[ConnectorLimit]:
+    """Yield the limits in a settings file: LMCache's YAML, an L2 adapter's JSON, VAR=VALUE lines.
+
+    A YAML is read line by line: the settings in question are plain ``name: value``.
+    """
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        parsed = None
+    if isinstance(parsed, dict):
+        yield from (limit._replace(file=file) for limit in _of_adapter(parsed, mountpoint, file))
+        return
+    said = {name: value.strip() for name, value in _LOCAL_DISK_FILE.findall(text)}
+    if _is_below(said.get("local_disk"), mountpoint):
+        if size_gib := _number(said.get("max_local_disk_size")):
+            limit_bytes = int(size_gib * _GIB)
+            yield ConnectorLimit("max_local_disk_size", limit_bytes, file, _GIB, file)
+        return
+    lines = (line.strip().removeprefix("export ").partition("=") for line in text.splitlines())
+    variables = {name.strip(): value.strip().strip("\"'") for name, _, value in lines}
+    for limit in from_environment(variables, mountpoint, file):
+        yield limit._replace(file=file)
+
+
+def from_flag(text: str) -> ConnectorLimit:
+    """Return the limit that `--connector-limit` gives. Raises ValueError."""
+    return ConnectorLimit("the limit", parse_size(text), f"--connector-limit {text}")
+
+
+def widest(limits: Sequence[ConnectorLimit]) -> tuple[ConnectorLimit, ...]:
+    """Return *limits* without those that workers have inherited: one for each setting and value."""
+    kept: dict[tuple[str, int, str], ConnectorLimit] = {}
+    for limit in limits:
+        kept.setdefault((limit.setting, limit.limit_bytes, limit.file), limit)
+    return tuple(kept.values())
+
+
+def _of_adapter(
+    adapter: Mapping[str, Any], mountpoint: str, origin: str
+) -> Iterator[ConnectorLimit]:
+    """Yield what one L2 adapter of LMCache's may keep."""
+    parameters = adapter.get("backend_params")
+    said = {**adapter, **(parameters if isinstance(parameters, dict) else {})}
+    if not _is_below(str(said.get("base_path") or said.get("file_path") or ""), mountpoint):
+        return
+    # nixl_store_dynamic goes on believing in what is gone; fs and fs_native look on disk.
+    keeps_index = str(said.get("type", "")).startswith("nixl")
+    if size_gib := _number(said.get("max_capacity_gb")):
+        limit_bytes = int(size_gib * _GIB)
+        yield ConnectorLimit("max_capacity_gb", limit_bytes, origin, _GIB, "", keeps_index)
+    if said.get("type") == "nixl_store":
+        file_bytes = int(_number(said.get("file_size")))
+        if limit_bytes := file_bytes * int(_number(said.get("pool_size"))):
+            yield ConnectorLimit("pool_size", limit_bytes, origin, file_bytes)
+
+
+def _is_below(path: str | None, mountpoint: str) -> bool:
+    """Tell whether *path*, or one of a list of them, is the mountpoint or below it."""
+    paths = [one.strip().removeprefix("file://") for one in (path or "").split(",")]
+    return any(one == mountpoint or one.startswith(f"{mountpoint}/") for one in paths)
+
+
+def _number(value: object) -> float:
+    """Return *value* as a number, 0 when it is none."""
+    try:
+        return max(0.0, float(str(value)))
+    except ValueError:
+        return 0.0
+
+
+def _sglang_bytes(text: str) -> int:
+    match = _SGLANG_SIZE.fullmatch(text.strip())
+    if match is None:
+        return 0
+    number, unit, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])

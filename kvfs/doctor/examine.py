@@ -1,0 +1,39 @@
+"""All rules of `kvfs doctor`, by the names that its report shows."""
+
+from typing import Final
+
+from kvfs.doctor import fs_rules, machine_rules, nfs_rules, pool_rules, server_rules
+from kvfs.doctor.facts import Facts
+from kvfs.doctor.finding import Report, Rule, Verdict
+
+RULES: Final[dict[str, Rule]] = {
+    "connector limits": pool_rules.connector_limits,
+    "evictable data": pool_rules.evictable_data,
+    "backing space": pool_rules.backing_space,
+    "damage": pool_rules.damage,
+    "passthrough": pool_rules.passthrough,
+    "request timeouts": server_rules.request_timeouts,
+    "open files": server_rules.open_files,
+    "memory bound": server_rules.memory_bound,
+    "CPU bound": server_rules.cpu_bound,
+    "OOM killer": server_rules.oom_killer,
+    "NUMA": machine_rules.numa,
+    "I/O scheduler": machine_rules.io_scheduler,
+    "rotating drive": machine_rules.rotating_drive,
+    "read-ahead": machine_rules.read_ahead,
+    "dirty limits": machine_rules.dirty_limits,
+    "page cache": machine_rules.page_cache,
+    "mount options": fs_rules.mount_options,
+    "XFS": fs_rules.xfs,
+    "NFS exports": nfs_rules.exports,
+    "NFS mount": nfs_rules.mount,
+}
+
+
+def examine(facts: Facts) -> Report:
+    """Return what every rule says of *facts*."""
+    verdicts = []
+    for check, rule in RULES.items():
+        findings = rule(facts)
+        verdicts.append(Verdict(check, tuple(findings or ()), findings is not None))
+    return Report(facts.mountpoint, tuple(verdicts))

@@ -1,0 +1,138 @@
+"""What the rules of `kvfs doctor` judge: one snapshot of a mount, its machine and its users.
+
+Pure values; kvfs/cli/doctor_facts.py gathers them. None means that the machine did not tell: a
+rule that would need such a fact is not decided, which the report says.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Disk(NamedTuple):
+    """A drive that holds blocks, as /sys/block shows it (Documentation/block/queue-sysfs.rst)."""
+
+    name: str
+    scheduler: str = ""
+    """The active one; empty where the driver has none to choose."""
+    is_rotational: bool = False
+    numa_node: int = -1
+    """-1: the machine has one node, or does not say."""
+
+
+class ReadAhead(NamedTuple):
+    """How far the kernel reads ahead, and the file that says so."""
+
+    size_bytes: int
+    path: str
+
+
+class BackingFs(NamedTuple):
+    """The file system on which a directory or an image lies."""
+
+    fs_type: str
+    options: frozenset[str]
+    mountpoint: str
+    free_bytes: int
+
+
+class Xfs(NamedTuple):
+    """What the superblock of an XFS says (fs/xfs/libxfs/xfs_format.h)."""
+
+    device: str
+    size_bytes: int
+    inode_bytes: int
+    log_bytes: int
+    has_reflink: bool
+    has_rmapbt: bool
+
+
+class Dirty(NamedTuple):
+    """The kernel's bounds on bytes that are written and not yet on a drive.
+
+    vm.dirty_* (Documentation/admin-guide/sysctl/vm.rst), shares already turned into bytes.
+    """
+
+    background_bytes: int
+    limit_bytes: int
+
+
+class Limits(NamedTuple):
+    """What the server process may use."""
+
+    open_files: int
+    open_files_max: int
+    memory_max_bytes: int | None
+    """None: no bound."""
+    cpus_max: float | None
+    """CPUs' worth of time; None: no bound."""
+    unit: str
+    """Its systemd unit; empty where it runs in none."""
+    oom_score_adj: int
+
+
+class Cpus(NamedTuple):
+    """Where the server runs, and which CPUs each NUMA node has."""
+
+    allowed: frozenset[int]
+    by_node: Mapping[int, frozenset[int]]
+
+
+class Export(NamedTuple):
+    """One line of the kernel NFS server's table (exports(5))."""
+
+    path: str
+    client: str
+    options: frozenset[str]
+
+
+class NfsMount(NamedTuple):
+    """MOUNT is no kvfs but a mount of one through NFS."""
+
+    source: str
+    fs_type: str
+    options: Mapping[str, str]
+
+
+class ConnectorLimit(NamedTuple):
+    """How many bytes a connector thinks that it may keep below the mount."""
+
+    setting: str
+    limit_bytes: int
+    origin: str
+    """Whose it is: ``process 4711 (python)``, a file, a flag."""
+    unit_bytes: int = 1
+    """What one counts in the setting."""
+    file: str = ""
+    """The settings file that says it, empty for an environment variable or a flag."""
+    keeps_index: bool = True
+    """Whether it believes its own memory and not the disk: what kvfs evicts, it then misses."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The snapshot."""
+
+    mountpoint: str
+    source: str = ""
+    kind: str = ""
+    """``block``, ``image`` or ``directory``."""
+    server_pid: int = 0
+    status: Mapping[str, Any] = field(default_factory=dict)
+    """What the server says; empty for a mount through NFS."""
+    limits_of_connectors: tuple[ConnectorLimit, ...] = ()
+    backing: BackingFs | None = None
+    disks: tuple[Disk, ...] | None = None
+    """None: not found out; empty: memory, or a file system without a drive."""
+    device_read_ahead: ReadAhead | None = None
+    fuse_read_ahead: ReadAhead | None = None
+    xfs: Xfs | None = None
+    dirty: Dirty | None = None
+    zone_reclaim_mode: int | None = None
+    limits: Limits | None = None
+    cpus: Cpus | None = None
+    fuse_timeouts_s: Mapping[str, int] | None = None
+    """fs.fuse.*_request_timeout; empty before Linux 6.15, which has none."""
+    exports: tuple[Export, ...] | None = None
+    """Of the mount and what is below it; None: this machine serves no NFS."""
+    nfs: NfsMount | None = None

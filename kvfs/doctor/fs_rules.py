@@ -1,0 +1,88 @@
+"""Rules about the file system under the pool: its mount options, and how its XFS was made."""
+
+import shlex
+from typing import Final
+
+from kvfs.doctor.facts import Facts
+from kvfs.doctor.finding import Finding, Severity
+from kvfs.sizes import format_size
+
+#: Both identity xattrs of an extent stay inside an inode of this size (kvfs/devices/xfs.py);
+#: in a smaller one each costs a block of its own, 30 us instead of 4.
+_INODE_WANTED_BYTES: Final = 1024
+#: Creates and unlinks come in bursts, and wait for the disk when the log is full.
+_LOG_LOW_BYTES: Final = 64 << 20
+_LOG_MATTERS_FROM_BYTES: Final = 100 << 30
+#: Option: what it costs, and the one to mount with instead.
+_COSTLY: Final = {
+    "sync": ("every write waits for the drive", "async"),
+    "dirsync": ("every create and unlink waits for the drive", "async"),
+    "wsync": ("every create and unlink waits for the drive", "nowsync"),
+    "data=journal": ("every byte is written twice", "data=ordered"),
+    "discard": ("every unlink waits for the drive's own discard", "nodiscard"),
+}
+_SEVERE: Final = frozenset({"sync", "dirsync", "wsync", "data=journal"})
+#: These are read at the mount alone: a remount refuses them.
+_NEEDS_NEW_MOUNT: Final = frozenset({"wsync", "data=journal"})
+
+
+def mount_options(facts: Facts) -> list[Finding] | None:
+    """What a drive of kvfs's own is mounted with is right; a directory's or image's home may not.
+
+    ext4(5), xfs(5), mount(8).
+    """
+    if facts.kind == "block":
+        return []
+    if facts.backing is None:
+        return None
+    where = shlex.quote(facts.backing.mountpoint)
+    found = []
+    for option in sorted(facts.backing.options & _COSTLY.keys()):
+        cost, instead = _COSTLY[option]
+        fix = f"mount -o remount,{instead} {where}"
+        if option in _NEEDS_NEW_MOUNT:
+            fix = f"umount {where} && mount -o {instead} {where}\nand in /etc/fstab"
+        found.append(
+            Finding(
+                Severity.WARNING if option in _SEVERE else Severity.NOTE,
+                f"{facts.backing.mountpoint}, which holds {facts.source}, is mounted with "
+                f"{option}: {cost}",
+                fix,
+            )
+        )
+    return found
+
+
+def xfs(facts: Facts) -> list[Finding] | None:
+    """An XFS that kvfs made is right; one that a directory lies on may have been made otherwise."""
+    if facts.xfs is None:
+        return [] if facts.backing is not None and facts.backing.fs_type != "xfs" else None
+    made = facts.xfs
+    found = []
+    again = (
+        f"mkfs.xfs -f -i size=1024,maxpct=100 -m reflink=0,rmapbt=0 {shlex.quote(made.device)}\n"
+        "only when it is made anew: this erases it"
+    )
+    if made.inode_bytes < _INODE_WANTED_BYTES:
+        problem = (
+            f"the XFS on {made.device} has inodes of {made.inode_bytes} bytes: what a block says "
+            "of itself does not fit in, and each store pays for a block more"
+        )
+        found.append(Finding(Severity.NOTE, problem, again))
+    if made.log_bytes < _LOG_LOW_BYTES and made.size_bytes >= _LOG_MATTERS_FROM_BYTES:
+        problem = (
+            f"the log of the XFS on {made.device} is {format_size(made.log_bytes)}: bursts of "
+            "stores and evictions wait for it"
+        )
+        wider = again.replace("-m ", "-l size=256m -m ")
+        found.append(Finding(Severity.NOTE, problem, wider))
+    trees = [
+        name for name, has in (("reflink", made.has_reflink), ("rmapbt", made.has_rmapbt)) if has
+    ]
+    if trees:
+        problem = (
+            f"the XFS on {made.device} keeps {' and '.join(trees)} trees, which kvfs has no use "
+            "for: each allocation updates them"
+        )
+        found.append(Finding(Severity.NOTE, problem, again))
+    return found

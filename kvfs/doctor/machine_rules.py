@@ -1,0 +1,153 @@
+"""Rules about the machine: drives, their NUMA node, read-ahead, dirty and page cache limits."""
+
+from typing import Final
+
+from kvfs.doctor.facts import Facts
+from kvfs.doctor.finding import Finding, Severity
+from kvfs.sizes import format_size
+
+_KIB: Final = 1 << 10
+#: A block is 2-40 MiB and read from its start to its end. Read-ahead bounds what one buffered
+#: read keeps in flight (page_cache_sync_ra in mm/readahead.c), and NVMe wants a few MiB of that.
+_READ_AHEAD_LOW_BYTES: Final = 1 << 20
+_READ_AHEAD_WANTED_BYTES: Final = 4 << 20
+#: Some seconds of one NVMe drive's writing; more is a stall of that length when it must go.
+_DIRTY_HIGH_BYTES: Final = 16 << 30
+_DIRTY_WANTED_BYTES: Final = 8 << 30
+_DIRTY_BACKGROUND_WANTED_BYTES: Final = 1 << 30
+#: Less than a few blocks: every writer is made to wait for the drive.
+_DIRTY_LOW_BYTES: Final = 256 << 20
+#: BFQ orders by process and costs CPU for each request; a drive of 1 M IOPS wants none of it.
+_SLOW_SCHEDULERS: Final = frozenset({"bfq"})
+
+
+def numa(facts: Facts) -> list[Finding] | None:
+    """A server far from its drive pays for the way at every interrupt and every copy."""
+    if facts.cpus is None or facts.disks is None:
+        return None
+    found = []
+    for node in sorted({disk.numa_node for disk in facts.disks if disk.numa_node >= 0}):
+        near = facts.cpus.by_node.get(node, frozenset())
+        if not near or len(facts.cpus.by_node) < 2:
+            continue
+        names = ", ".join(disk.name for disk in facts.disks if disk.numa_node == node)
+        ranges = _as_ranges(near)
+        fix = f"taskset --all-tasks --cpu-list --pid {ranges} {facts.server_pid}"
+        if facts.limits is not None and facts.limits.unit:
+            fix += f"\nfor good: CPUAffinity={ranges} by `systemctl edit {facts.limits.unit}`"
+        if not near & facts.cpus.allowed:
+            problem = f"{names} is at NUMA node {node}, and the server may not run there"
+            found.append(Finding(Severity.WARNING, problem, fix))
+        elif facts.cpus.allowed - near:
+            problem = f"{names} is at NUMA node {node}, and the server may run at others as well"
+            found.append(Finding(Severity.NOTE, problem, fix))
+    return found
+
+
+def _as_ranges(cpus: frozenset[int]) -> str:
+    """Return *cpus* as taskset reads them: ``0-15,32``."""
+    ranges: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if ranges and cpu == ranges[-1][1] + 1:
+            ranges[-1][1] = cpu
+        else:
+            ranges.append([cpu, cpu])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def io_scheduler(facts: Facts) -> list[Finding] | None:
+    """Flash needs no ordering of its requests."""
+    if facts.disks is None:
+        return None
+    return [
+        Finding(
+            Severity.WARNING,
+            f"{disk.name} uses the I/O scheduler {disk.scheduler}, which costs CPU per request and "
+            "delays writers",
+            f"echo none > /sys/block/{disk.name}/queue/scheduler",
+        )
+        for disk in facts.disks
+        if disk.scheduler in _SLOW_SCHEDULERS and not disk.is_rotational
+    ]
+
+
+def rotating_drive(facts: Facts) -> list[Finding] | None:
+    """A hard disk loads a block slower than a GPU computes it again."""
+    if facts.disks is None:
+        return None
+    return [
+        Finding(
+            Severity.WARNING,
+            f"{disk.name} says that it is a rotating disk: a load is slower than a recompute",
+            f"kvfs mount /dev/DRIVE {facts.mountpoint}\nor, if it is flash all the same: "
+            f"echo 0 > /sys/block/{disk.name}/queue/rotational",
+        )
+        for disk in facts.disks
+        if disk.is_rotational
+    ]
+
+
+def read_ahead(facts: Facts) -> list[Finding] | None:
+    """Which read-ahead counts depends on the data path.
+
+    With passthrough the kernel reads with the backing file's own state, whose read-ahead is the
+    drive's (backing_file_read_iter in fs/backing-file.c; file_ra_state_init); the FUSE mount's own
+    setting (bdi 0:N) counts on the daemon path only, beside the drive's.
+    """
+    path = facts.status.get("data_path")
+    if path is None or (facts.device_read_ahead is None and facts.fuse_read_ahead is None):
+        return None
+    counting = [("the drive", facts.device_read_ahead)]
+    if path == "daemon":
+        counting.append(("the mount", facts.fuse_read_ahead))
+    return [
+        Finding(
+            Severity.WARNING,
+            f"the kernel reads {format_size(ahead.size_bytes)} ahead of readers on {whose}, which "
+            "keeps a buffered load of a block far below the drive's speed (O_DIRECT is not "
+            "concerned)",
+            f"echo {_READ_AHEAD_WANTED_BYTES // _KIB} > {ahead.path}",
+        )
+        for whose, ahead in counting
+        if ahead is not None and ahead.size_bytes < _READ_AHEAD_LOW_BYTES
+    ]
+
+
+def dirty_limits(facts: Facts) -> list[Finding] | None:
+    """Buffered stores fill memory up to these bounds, and then everybody waits for the drive."""
+    if facts.dirty is None:
+        return None
+    limit_bytes = facts.dirty.limit_bytes
+    if _DIRTY_LOW_BYTES <= limit_bytes <= _DIRTY_HIGH_BYTES:
+        return []
+    problem = (
+        f"up to {format_size(limit_bytes)} may be written and not yet on a drive: a stall of many "
+        "seconds when memory gets short, and at every unmount"
+        if limit_bytes > _DIRTY_HIGH_BYTES
+        else f"only {format_size(limit_bytes)} may be written ahead of the drive: every buffered "
+        "store waits for it"
+    )
+    return [
+        Finding(
+            Severity.WARNING,
+            problem,
+            f"sysctl -w vm.dirty_background_bytes={_DIRTY_BACKGROUND_WANTED_BYTES} "
+            f"vm.dirty_bytes={_DIRTY_WANTED_BYTES}\nfor good: the same in /etc/sysctl.d/kvfs.conf",
+        )
+    ]
+
+
+def page_cache(facts: Facts) -> list[Finding] | None:
+    """With zone_reclaim_mode a node throws its page cache away while another has free memory."""
+    if facts.zone_reclaim_mode is None:
+        return None
+    if facts.zone_reclaim_mode == 0:
+        return []
+    return [
+        Finding(
+            Severity.WARNING,
+            f"vm.zone_reclaim_mode is {facts.zone_reclaim_mode}: cached blocks are thrown away "
+            "while other NUMA nodes have free memory",
+            "sysctl -w vm.zone_reclaim_mode=0",
+        )
+    ]

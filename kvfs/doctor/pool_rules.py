@@ -1,0 +1,187 @@
+"""Rules about the pool: who wants how much of it, what may go, where its bytes move."""
+
+import re
+import shlex
+from typing import Final
+
+from kvfs.doctor.facts import ConnectorLimit, Facts
+from kvfs.doctor.finding import Finding, Severity
+from kvfs.sizes import format_size
+
+#: What is left to kvfs: ready extents (ready_share), headroom and partly used blocks.
+_CONNECTOR_SHARE: Final = 0.9
+#: Below it a burst of stores meets ENOSPC before anything can go.
+_EVICTABLE_SHARE_MIN: Final = 0.05
+#: A pool that is emptier than this has room enough without evicting.
+_FULL_SHARE: Final = 0.9
+
+
+def connector_limits(facts: Facts) -> list[Finding] | None:
+    """A connector that may keep more than the pool holds never evicts in time by itself."""
+    capacity_bytes = facts.status.get("capacity_bytes")
+    if capacity_bytes is None:
+        return None
+    most_bytes = int(capacity_bytes * _CONNECTOR_SHARE)
+    found = [
+        Finding(
+            Severity.SERIOUS if limit.keeps_index else Severity.WARNING,
+            f"{limit.setting} of {limit.origin} is {format_size(limit.limit_bytes)}, more than "
+            f"90 % of the pool's {format_size(capacity_bytes)}: kvfs evicts before the connector "
+            + ("does, and the connector fails on what is gone" if limit.keeps_index else "does"),
+            _lower(limit, most_bytes),
+        )
+        for limit in facts.limits_of_connectors
+        if limit.limit_bytes > most_bytes
+    ]
+    together_bytes = sum(limit.limit_bytes for limit in facts.limits_of_connectors)
+    if not found and together_bytes > most_bytes:
+        shares = ", ".join(
+            f"{limit.setting} of {limit.origin} {format_size(limit.limit_bytes)}"
+            for limit in facts.limits_of_connectors
+        )
+        largest = max(facts.limits_of_connectors, key=lambda limit: limit.limit_bytes)
+        found.append(
+            Finding(
+                Severity.WARNING,
+                f"the connectors may keep {format_size(together_bytes)} together, more than 90 % "
+                f"of the pool's {format_size(capacity_bytes)}: {shares}",
+                _lower(largest, max(0, most_bytes - together_bytes + largest.limit_bytes)),
+            )
+        )
+    return found
+
+
+def _lower(limit: ConnectorLimit, most_bytes: int) -> str:
+    value = most_bytes // limit.unit_bytes
+    if limit.file:
+        line = rf"s/({re.escape(limit.setting)}[\"']?\s*[:=]\s*)[0-9.]+/\1{value}/"
+        return f"sed -Ei {shlex.quote(line)} {shlex.quote(limit.file)}\nthen restart the connector"
+    if limit.setting.isupper():
+        return f"export {limit.setting}={value}\nthen restart the connector"
+    unit = "" if limit.unit_bytes == 1 else f" (in {format_size(limit.unit_bytes)})"
+    return f"restart the connector with {limit.setting} {value}{unit}"
+
+
+def evictable_data(facts: Facts) -> list[Finding] | None:
+    """A full pool in which nothing may go answers ENOSPC."""
+    capacity_bytes = facts.status.get("capacity_bytes")
+    used_bytes = facts.status.get("used_bytes")
+    evictable_bytes = evictable_of(facts)
+    if capacity_bytes is None or used_bytes is None or evictable_bytes is None:
+        return None
+    if (
+        used_bytes < _FULL_SHARE * capacity_bytes
+        or evictable_bytes >= _EVICTABLE_SHARE_MIN * capacity_bytes
+    ):
+        return []
+    held = ", ".join(f"{name} {format_size(size)}" for name, size in _held(facts) if size)
+    return [
+        Finding(
+            Severity.SERIOUS,
+            f"{format_size(used_bytes)} of {format_size(capacity_bytes)} are used and only "
+            f"{format_size(evictable_bytes)} of it may go ({held or 'nobody says why'}): stores "
+            "will fail with ENOSPC",
+            f"kvfs unpin {shlex.quote(facts.mountpoint)}\nor end what holds the rest: leases and "
+            "slabs go with the process that made them",
+        )
+    ]
+
+
+def evictable_of(facts: Facts) -> int | None:
+    """Return the bytes that kvfs may evict, as the server says or as its states add up to."""
+    said = facts.status.get("evictable_bytes")
+    if isinstance(said, int):
+        return said
+    states = facts.status.get("states")
+    if not isinstance(states, dict):
+        return None
+    return sum(int(states.get(state, {}).get("bytes", 0)) for state in _MAY_GO)
+
+
+#: States that policy lets go (kvfs/lifecycle.py).
+_MAY_GO: Final = ("published", "spent", "orphan")
+
+
+def _held(facts: Facts) -> list[tuple[str, int]]:
+    """Return who keeps bytes from going."""
+    named = [
+        (name, int(facts.status[f"{name}_bytes"]))
+        for name in ("leased", "slab", "pinned", "open")
+        if isinstance(facts.status.get(f"{name}_bytes"), int)
+    ]
+    if named:
+        return named
+    states = facts.status.get("states", {})
+    return [
+        (str(state), int(row.get("bytes", 0)))
+        for state, row in states.items()
+        if state not in (*_MAY_GO, "ready")
+    ]
+
+
+def backing_space(facts: Facts) -> list[Finding] | None:
+    """A directory shares its file system: others may have taken what the pool counts on."""
+    if facts.kind in ("block", "image"):
+        return []  # nobody else's: an image is allocated in full
+    if facts.backing is None or "capacity_bytes" not in facts.status:
+        return None
+    capacity_bytes, used_bytes = facts.status["capacity_bytes"], facts.status["used_bytes"]
+    ready_bytes = facts.status.get("ready_bytes", 0)
+    wanted_bytes = capacity_bytes - used_bytes - ready_bytes
+    lacking_bytes = wanted_bytes - facts.backing.free_bytes
+    if lacking_bytes <= 0:
+        return []
+    held_bytes = capacity_bytes - lacking_bytes
+    return [
+        Finding(
+            Severity.SERIOUS,
+            f"{facts.source} lies on a file system with {format_size(facts.backing.free_bytes)} "
+            f"free, and the pool may still grow by {format_size(wanted_bytes)}: somebody else "
+            "fills it, and stores will fail with ENOSPC",
+            f"kvfs umount {shlex.quote(facts.mountpoint)} && kvfs mount --capacity "
+            f"{max(0, held_bytes) * 9 // 10} {shlex.quote(facts.source)} "
+            f"{shlex.quote(facts.mountpoint)}",
+        )
+    ]
+
+
+def damage(facts: Facts) -> list[Finding] | None:
+    """Damage is a miss and a counter; a counter that grows is a drive that dies."""
+    if "damaged_rows" not in facts.status:
+        return None
+    found = []
+    check = (
+        f"kvfs umount {shlex.quote(facts.mountpoint)} && kvfs fsck --repair "
+        f"{shlex.quote(facts.source)}"
+    )
+    if facts.status["damaged_rows"]:
+        count = facts.status["damaged_rows"]
+        problem = f"{count} rows of the index cannot be read; what they told of are misses"
+        found.append(Finding(Severity.WARNING, problem, check))
+    if facts.status.get("background_failures"):
+        count = facts.status["background_failures"]
+        problem = f"{count} jobs in the background failed; the log says why"
+        found.append(Finding(Severity.WARNING, problem, "dmesg --level=err,warn | tail\n" + check))
+    return found
+
+
+def passthrough(facts: Facts) -> list[Finding] | None:
+    """Without passthrough every byte is copied through the server."""
+    path = facts.status.get("data_path")
+    if path is None:
+        return None
+    if path == "passthrough":
+        return []
+    reason = str(facts.status.get("data_path_reason", ""))
+    again = f"kvfs umount {shlex.quote(facts.mountpoint)} && kvfs mount "
+    where = f"{shlex.quote(facts.source)} {shlex.quote(facts.mountpoint)}"
+    if "asked for" in reason:
+        fix = f"{again}--data-path=auto {where}"
+    elif "overlayfs" in reason:
+        fix = f"{again}/dev/DRIVE {shlex.quote(facts.mountpoint)}\nor a directory not on overlayfs"
+    elif "CAP_SYS_ADMIN" in reason:
+        fix = f"{again}{where}\nas root, in a container with --cap-add SYS_ADMIN --device /dev/fuse"
+    else:
+        fix = "apt-get install -t bookworm-backports linux-image-amd64\nthen reboot: 6.9 or later"
+    problem = f"bytes go through the server ({reason}): some 1-2 GB/s instead of the drives' speed"
+    return [Finding(Severity.WARNING, problem, fix)]

@@ -1,0 +1,117 @@
+"""Rules about the server process: what it may use, and what ends it."""
+
+from typing import Final
+
+from kvfs.doctor.facts import Facts, Limits
+from kvfs.doctor.finding import Finding, Severity
+from kvfs.sizes import format_size
+
+#: Ids of 16,384 lately opened blocks, the ready extents, the open ones: the setting
+#: open_files_max asks for a million.
+_OPEN_FILES_LOW: Final = 65_536
+_OPEN_FILES_WANTED: Final = 1_048_576
+_NEARLY_ALL_SHARE: Final = 0.8
+#: The server itself and the part of the index that is in use; the daemon path also charges it
+#: with the page cache of every block that it moves.
+_MEMORY_SERIOUS_BYTES: Final = 512 << 20
+_MEMORY_LOW_BYTES: Final = 2 << 30
+_OOM_SCORE_WANTED: Final = -900
+
+
+def request_timeouts(facts: Facts) -> list[Finding] | None:
+    """A request timeout does not fail the request: it aborts the connection, every open file too.
+
+    fuse_check_timeout in fs/fuse/dev.c; set at INIT from fs.fuse.default_request_timeout and
+    bounded by fs.fuse.max_request_timeout (init_server_timeout in fs/fuse/inode.c).
+    """
+    if facts.fuse_timeouts_s is None:
+        return None
+    wrong = {name: value for name, value in facts.fuse_timeouts_s.items() if value}
+    if not wrong:
+        return []
+    shown = ", ".join(f"{name} = {value}" for name, value in sorted(wrong.items()))
+    zero = " ".join(f"{name}=0" for name in sorted(wrong))
+    return [
+        Finding(
+            Severity.SERIOUS,
+            f"{shown} (seconds): the kernel aborts the whole mount when one request takes longer",
+            f"sysctl -w {zero}\nthen unmount and mount: it is agreed at the mount",
+        )
+    ]
+
+
+def open_files(facts: Facts) -> list[Finding] | None:
+    """Every open block is an open extent of the server's."""
+    if facts.limits is None:
+        return None
+    used, most = facts.limits.open_files, facts.limits.open_files_max
+    if used < _NEARLY_ALL_SHARE * most and most >= _OPEN_FILES_LOW:
+        return []
+    nearly = used >= _NEARLY_ALL_SHARE * most
+    wanted = max(_OPEN_FILES_WANTED, 2 * most if nearly else 0)
+    fix = f"prlimit --pid {facts.server_pid} --nofile={wanted}:{wanted}"
+    if facts.limits.unit:
+        fix += f"\nfor good: LimitNOFILE={wanted} by `systemctl edit {facts.limits.unit}`"
+    return [
+        Finding(
+            Severity.SERIOUS if nearly else Severity.WARNING,
+            f"the server may have {most} files open, and has {used}: opens fail beyond it",
+            fix,
+        )
+    ]
+
+
+def memory_bound(facts: Facts) -> list[Finding] | None:
+    """A server that meets its memory bound is killed, or waits for its own page cache."""
+    if facts.limits is None:
+        return None
+    most_bytes = facts.limits.memory_max_bytes
+    if most_bytes is None or most_bytes >= _MEMORY_LOW_BYTES:
+        return []
+    serious = most_bytes < _MEMORY_SERIOUS_BYTES
+    return [
+        Finding(
+            Severity.SERIOUS if serious else Severity.WARNING,
+            f"the server may use {format_size(most_bytes)} of memory: too little for the index in "
+            "use; beyond it the kernel kills the server or makes it wait",
+            _property(facts.limits, "MemoryMax=infinity", "memory.max"),
+        )
+    ]
+
+
+def cpu_bound(facts: Facts) -> list[Finding] | None:
+    """A throttled server makes every open wait for its next share of time."""
+    if facts.limits is None:
+        return None
+    if facts.limits.cpus_max is None or facts.limits.cpus_max >= 1:
+        return []
+    return [
+        Finding(
+            Severity.WARNING,
+            f"the server may use {facts.limits.cpus_max:.2f} of a CPU: every open and store waits "
+            "while it is throttled",
+            _property(facts.limits, "CPUQuota=", "cpu.max"),
+        )
+    ]
+
+
+def _property(limits: Limits, assignment: str, file: str) -> str:
+    if limits.unit:
+        return f"systemctl set-property {limits.unit} {assignment}"
+    return f"echo max > /sys/fs/cgroup/GROUP/{file}\nGROUP as in /proc/PID/cgroup of the server"
+
+
+def oom_killer(facts: Facts) -> list[Finding] | None:
+    """The server is small and its death stalls everybody: it should be the last to go."""
+    if facts.limits is None:
+        return None
+    if facts.limits.oom_score_adj <= 0:
+        return []
+    return [
+        Finding(
+            Severity.WARNING,
+            f"the kernel's OOM killer prefers the server (oom_score_adj "
+            f"{facts.limits.oom_score_adj}); its death ends the mount",
+            f"echo {_OOM_SCORE_WANTED} > /proc/{facts.server_pid}/oom_score_adj",
+        )
+    ]

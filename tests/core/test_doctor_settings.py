@@ -1,0 +1,112 @@
+"""What `kvfs doctor` reads of connectors' settings, and of the NFS server's table."""
+
+import json
+from typing import Final
+
+import pytest
+
+from kvfs.doctor.connector_settings import (
+    from_command_line,
+    from_environment,
+    from_flag,
+    from_settings,
+    widest,
+)
+from kvfs.doctor.etab import parse_exports
+from kvfs.doctor.facts import ConnectorLimit, Export
+
+GIB: Final = 1 << 30
+LMCACHE: Final = {"LMCACHE_LOCAL_DISK": "file:///kv/a", "LMCACHE_MAX_LOCAL_DISK_SIZE": "500"}
+SGLANG_DIR: Final = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"
+SGLANG_SIZE: Final = "SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE"
+YAML: Final = """\
+chunk_size: 256
+local_disk: file:///kv/lmcache   # the tier
+max_local_disk_size: 500.5       # GiB
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "limit_bytes"),
+    [
+        (LMCACHE, 500 * GIB),
+        ({**LMCACHE, "LMCACHE_LOCAL_DISK": "/other,/kv/b"}, 500 * GIB),
+        ({SGLANG_DIR: "/kv", SGLANG_SIZE: "200G"}, 200 * 10**9),
+        ({SGLANG_DIR: "/kv", SGLANG_SIZE: "1Ti"}, 1 << 40),
+        (
+            {
+                "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": "/kv/m",
+                "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES": "12345",
+            },
+            12345,
+        ),
+    ],
+)
+def test_limits_in_an_environment(environment: dict[str, str], limit_bytes: int) -> None:
+    (limit,) = from_environment(environment, "/kv", "process 1 (x)")
+    assert limit.limit_bytes == limit_bytes
+    assert limit.origin == "process 1 (x)"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {**LMCACHE, "LMCACHE_LOCAL_DISK": "/kvx/a"},
+        {**LMCACHE, "LMCACHE_MAX_LOCAL_DISK_SIZE": "0"},
+        {**LMCACHE, "LMCACHE_MAX_LOCAL_DISK_SIZE": "much"},
+        {SGLANG_DIR: "/kv", SGLANG_SIZE: "?"},
+    ],
+)
+def test_what_is_no_limit_below_the_mount(environment: dict[str, str]) -> None:
+    assert list(from_environment(environment, "/kv", "")) == []
+
+
+@pytest.mark.parametrize("is_one_word", [False, True])
+def test_limits_in_a_command_line(is_one_word: bool) -> None:
+    adapter = json.dumps({"type": "fs_native", "base_path": "/kv/a", "max_capacity_gb": 100})
+    flag = [f"--l2-adapter={adapter}"] if is_one_word else ["--l2-adapter", adapter]
+    (limit,) = from_command_line(["lmcache", "server", *flag], "/kv", "process 1 (x)")
+    assert (limit.limit_bytes, limit.keeps_index) == (100 * GIB, False)
+
+
+def test_a_command_line_that_is_no_adapter() -> None:
+    words = ["vllm", "serve", "--l2-adapter", "{", "--l2-adapter"]
+    assert list(from_command_line(words, "/kv", "")) == []
+
+
+def test_pools_of_nixl_are_their_files() -> None:
+    parameters = {"file_path": "/kv/n", "file_size": str(GIB)}
+    adapter = {"type": "nixl_store", "pool_size": 64, "backend_params": parameters}
+    (limit,) = from_settings(json.dumps(adapter), "/kv", "a.json")
+    assert (limit.limit_bytes, limit.unit_bytes, limit.keeps_index) == (64 * GIB, GIB, True)
+
+
+def test_limits_in_settings_files() -> None:
+    (limit,) = from_settings(YAML, "/kv", "/etc/l.yaml")
+    assert limit.limit_bytes == 500.5 * GIB
+    assert (limit.setting, limit.file) == ("max_local_disk_size", "/etc/l.yaml")
+    assert list(from_settings(YAML, "/other", "")) == []
+    lines = "".join(f"export {name}='{value}'\n" for name, value in LMCACHE.items())
+    (limit,) = from_settings(lines, "/kv", "/etc/env")
+    assert (limit.limit_bytes, limit.file) == (500 * GIB, "/etc/env")
+
+
+def test_what_workers_inherit_counts_once() -> None:
+    limits = [ConnectorLimit("A", GIB, f"process {pid} (python)") for pid in (1, 2)]
+    other = ConnectorLimit("A", 2 * GIB, "process 3 (python)")
+    assert widest([*limits, other]) == (limits[0], other)
+
+
+def test_a_flag_is_a_size() -> None:
+    assert from_flag("500G").limit_bytes == 500 * GIB
+    with pytest.raises(ValueError, match="not a size"):
+        from_flag("much")
+
+
+def test_exports_of_the_mount_and_below() -> None:
+    etab = "/kv\t10.0.0.0/24(rw,sync,fsid=7)\n/kv/a\\040b\t*(ro)\n/kvx\t*(rw)\n/srv\t*(rw)\n# no\n"
+    assert parse_exports(etab, "/kv") == (
+        Export("/kv", "10.0.0.0/24", frozenset({"rw", "sync", "fsid=7"})),
+        Export("/kv/a b", "*", frozenset({"ro"})),
+    )

@@ -1,0 +1,190 @@
+"""``kvfs doctor`` on real mounts and files: what it gathers, how it ends, what it prints."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvfs.cli.doctor_disks import Drives, xfs_on
+from kvfs.cli.doctor_facts import gather
+from kvfs.cli.doctor_process import parse_ranges
+from kvfs.doctor.examine import RULES
+from kvfs.doctor.facts import Disk, ReadAhead
+from kvfs.errors import NotMounted, SeriousFindings, UsageError
+from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts, workplace
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def doctored() -> Iterator[Mounted]:
+    """A mount on the daemon path, asked for: there is always a finding."""
+    skip_without_mounts()
+    with workplace() as directory:
+        (directory / "pool").mkdir()
+        flags = ("--data-path=daemon", "--capacity", "1G")
+        with Mounted(directory / "pool", directory / "kv", *flags) as mounted:
+            yield mounted
+
+
+@pytest.mark.needs_fuse
+def test_doctor_gathers_every_fact(doctored: Mounted) -> None:
+    facts = gather(str(doctored.path))
+    assert facts.kind == "directory"
+    assert facts.source == doctored.source
+    assert facts.server_pid == doctored.server_pid
+    assert facts.backing is not None
+    assert facts.backing.fs_type == "tmpfs"
+    assert facts.backing.free_bytes > 0
+    assert facts.disks == ()
+    assert facts.fuse_read_ahead is not None
+    assert facts.dirty is not None
+    assert facts.limits is not None
+    assert facts.limits.open_files > 3
+    assert facts.cpus is not None
+    assert facts.cpus.allowed
+    assert facts.fuse_timeouts_s is not None
+
+
+@pytest.mark.needs_fuse
+def test_doctor_tells_why_bytes_go_through_the_server(doctored: Mounted) -> None:
+    done = run_kvfs("doctor", str(doctored.path), "--json", check=False)
+    report = json.loads(done.stdout)
+    assert report["mountpoint"] == str(doctored.path)
+    (finding,) = [one for one in report["findings"] if one["check"] == "passthrough"]
+    assert finding["severity"] == "warning"
+    assert "--data-path=auto" in finding["fix"]
+    checks = {one["check"] for one in report["findings"]} | {
+        *report["passed"],
+        *report["undecided"],
+    }
+    assert checks == set(RULES)
+
+
+@pytest.mark.needs_fuse
+def test_doctor_finds_a_connectors_limit_in_its_environment(doctored: Mounted) -> None:
+    variables = {
+        "LMCACHE_LOCAL_DISK": f"file://{doctored.path}/lmcache",
+        "LMCACHE_MAX_LOCAL_DISK_SIZE": "100000",
+    }
+    with subprocess.Popen(
+        ["cat"], stdin=subprocess.PIPE, env={**os.environ, **variables}
+    ) as connector:
+        done = run_kvfs("doctor", str(doctored.path), check=False)
+        assert connector.stdin is not None
+        connector.stdin.close()
+    assert done.returncode == SeriousFindings.exit_code
+    assert f"process {connector.pid} (cat)" in " ".join(done.stdout.split())
+    assert "export LMCACHE_MAX_LOCAL_DISK_SIZE=" in done.stdout
+    assert done.stderr.splitlines() == [f"kvfs: serious findings at {doctored.path}"]
+
+
+@pytest.mark.needs_fuse
+def test_doctor_takes_limits_and_settings(doctored: Mounted, tmp_path: Path) -> None:
+    settings = tmp_path / "lmcache.yaml"
+    settings.write_text(f"local_disk: file://{doctored.path}\nmax_local_disk_size: 99999\n")
+    flags = ("--connector-limit", "100T", "--connector-config", str(settings))
+    done = run_kvfs("doctor", str(doctored.path), "--json", *flags, check=False)
+    assert done.returncode == SeriousFindings.exit_code
+    found = [one for one in json.loads(done.stdout)["findings"] if one["severity"] == "serious"]
+    assert [one["check"] for one in found] == ["connector limits"] * 2
+    # The command does what it says.
+    (by_file,) = [one["fix"].splitlines()[0] for one in found if "sed" in one["fix"]]
+    subprocess.run(["sh", "-c", by_file], check=True)
+    done = run_kvfs("doctor", str(doctored.path), "--connector-config", str(settings), check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.needs_fuse
+def test_doctor_looks_at_all_mounts(doctored: Mounted) -> None:
+    done = run_kvfs("doctor", "--json", check=False)
+    assert str(doctored.path) in [report["mountpoint"] for report in json.loads(done.stdout)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (("/",), NotMounted),
+        (("{kv}", "--connector-limit", "much"), UsageError),
+        (("{kv}", "--connector-config", "/nonexistent"), UsageError),
+    ],
+)
+def test_doctor_refuses(
+    doctored: Mounted, flags: tuple[str, ...], error: type[NotMounted | UsageError]
+) -> None:
+    arguments = [flag.format(kv=doctored.path) for flag in flags]
+    done = run_kvfs("doctor", *arguments, check=False)
+    assert done.returncode == error.exit_code
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_help_shows_an_example() -> None:
+    shown = run_kvfs("doctor", "--help").stdout
+    assert "kvfs doctor /kv" in shown
+    assert "exit code 19" in shown
+
+
+def test_what_an_xfs_says_of_itself(tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate(320 * MIB)
+    assert xfs_on(str(image)) is None
+    subprocess.run(
+        ["mkfs.xfs", "-q", "-i", "size=2048", "-m", "reflink=1,rmapbt=0", str(image)], check=True
+    )
+    made = xfs_on(str(image))
+    assert made is not None
+    assert (made.inode_bytes, made.has_reflink, made.has_rmapbt) == (2048, True, False)
+    assert made.size_bytes == 320 * MIB
+    assert 4 * MIB <= made.log_bytes < 320 * MIB
+
+
+def write_tree(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_drives_of_a_partition_of_a_mirror(tmp_path: Path) -> None:
+    """md0p1 on two drives' partitions: read-ahead is the mirror's, everything else the drives'."""
+    write_tree(
+        tmp_path,
+        {
+            "devices/md0/queue/read_ahead_kb": "512\n",
+            "devices/md0/md0p1/partition": "1\n",
+            "devices/a/queue/scheduler": "none [mq-deadline] bfq\n",
+            "devices/a/queue/rotational": "1\n",
+            "devices/a/device/device/numa_node": "1\n",
+            "devices/a/a1/partition": "1\n",
+            "devices/b/queue/scheduler": "none\n",
+            "devices/b/device/numa_node": "0\n",
+            "devices/b/b1/partition": "1\n",
+            "devices/md0/slaves/a1": "",
+            "devices/md0/slaves/b1": "",
+        },
+    )
+    for directory in ("block", "class/block", "dev/block"):
+        (tmp_path / directory).mkdir(parents=True)
+    for name in ("md0", "a", "b"):
+        (tmp_path / "block" / name).symlink_to(tmp_path / "devices" / name)
+    for name in ("a/a1", "b/b1"):
+        (tmp_path / "class/block" / name[2:]).symlink_to(tmp_path / "devices" / name)
+    (tmp_path / "dev/block/9:1").symlink_to(tmp_path / "devices/md0/md0p1")
+    drives = Drives(str(tmp_path))
+    assert drives.under(os.makedev(9, 1)) == (
+        Disk("a", "mq-deadline", True, 1),
+        Disk("b", "", False, 0),
+    )
+    assert drives.read_ahead(os.makedev(9, 1)) == ReadAhead(
+        512 << 10, "/sys/block/md0/queue/read_ahead_kb"
+    )
+    assert drives.under(os.makedev(0, 44)) == ()
+
+
+@pytest.mark.parametrize(("text", "cpus"), [("0-2,8\n", {0, 1, 2, 8}), ("\n", set()), ("5", {5})])
+def test_ranges_of_cpus(text: str, cpus: set[int]) -> None:
+    assert parse_ranges(text) == cpus
