@@ -21,6 +21,7 @@ from kvfs.errors import (
     TooLarge,
 )
 from kvfs.inode_rules import counted, new_record
+from kvfs.lifecycle import SETTLED
 from kvfs.makers import NOBODY, Maker
 from kvfs.measure import measured
 from kvfs.namespace import Namespace
@@ -122,6 +123,8 @@ class Blocks:
             raise IsADirectory if stat.S_ISDIR(record.mode) else InvalidRequest
         if (writer or truncate) and not writes:
             raise ReadOnly
+        if truncate and record.state in SETTLED and not record.size_bytes:
+            record = self._touched(ino, record)
         opened = self._pool.open_inodes.enter(ino, writer=writer)
         try:
             self._begin(opened, record, maker, writer=writer, truncate=truncate, appends=appends)
@@ -131,6 +134,16 @@ class Blocks:
             self.close(opened, writer=writer)
             raise
         return opened
+
+    def _touched(self, ino: InodeNo, record: InodeRecord) -> InodeRecord:
+        """Emptying what is empty is a change, too (open(2)): return *record* with its times."""
+        pool = self._pool
+        now_ns, sequence = pool.clock_ns(), pool.next_sequence()
+        record = record._replace(mtime_ns=now_ns, ctime_ns=now_ns, sequence=sequence)
+        with pool.change(pool.counters._replace(sequence=sequence)) as txn:
+            txn.put_inode(ino, record)
+        pool.identities.write(ino, record)
+        return record
 
     def _begin(
         self,

@@ -45,6 +45,12 @@ class Pins:
         """Unpin *ino*, if it was pinned."""
         self._pinned.pop(ino, None)
 
+    def move(self, ino: InodeNo, fresh: InodeNo) -> None:
+        """Let the pin of *ino*, if it has one, hold *fresh* in its place, with the same bytes."""
+        size_bytes = self._pinned.pop(ino, None)
+        if size_bytes is not None:
+            self._pinned[fresh] = size_bytes
+
     def learn(self, ino: InodeNo, record: InodeRecord) -> None:
         """Take a pin over that the index knows from before."""
         self._pinned[ino], _ = self._held(ino, record)

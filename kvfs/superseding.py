@@ -134,7 +134,11 @@ class Superseding:
         )._replace(gid=record.gid, maker_tgid=maker.tgid, maker_birth=maker.birth)
         counters = counted(counted(pool.counters, record, -1), fresh, 1)
         try:
+            attributes = [(key, pool.index.xattr(ino, key)) for key in pool.index.xattrs(ino)]
             with pool.change(counters, begun=extent.ino) as txn:
+                for key, value in attributes:
+                    if value is not None:
+                        txn.put_xattr(extent.ino, key, value)
                 txn.delete_name(record.parent, record.name, ino)
                 txn.delete_inode(ino)
                 txn.delete_xattrs(ino)
@@ -143,6 +147,7 @@ class Superseding:
         except BaseException:
             pool.ready.put_back(extent)
             raise
+        pool.pins.move(ino, extent.ino)
         awaited = self._awaited.get(ino)
         if awaited is not None or self._may_be_renamed(ino, record, maker):
             self._displace(ino, record, thread=0 if awaited is None else awaited[2])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvfs.config import Settings
-from kvfs.errors import InvalidRequest, NoSuchAttribute, NotPermitted, UsageError
+from kvfs.errors import DeadInode, InvalidRequest, NoSuchAttribute, NotPermitted, UsageError
 from kvfs.makers import Maker
 from kvfs.policy import DRAFTS, EVICT, PIN, Policy
 from kvfs.types import ROOT_INODE, InodeNo
@@ -264,3 +264,24 @@ def test_a_draft_in_the_open_is_everybodys(running: Host) -> None:
     assert store.visibility.trusts_name(record, just_created=True)
     assert not store.visibility.trusts_name(record, just_created=False)
     store.blocks.close(opened, writer=True)
+
+
+def test_attributes_and_pins_stay_with_a_name_that_is_emptied(running: Host) -> None:
+    store = running.store
+    old = put(store, ROOT_INODE, b"K", b"x" * 9000)
+    for name in (b"user.a", b"user.b", PIN):
+        store.attributes.set_xattr(old, name, b"1")
+    pinned_bytes = store.pool.pins.pinned_bytes
+    assert pinned_bytes > 0
+    with pytest.raises(DeadInode):
+        store.blocks.open(old, writer=True, truncate=True, maker=Maker(1, 1))
+    ino = store.namespace.lookup(ROOT_INODE, b"K")
+    opened = store.blocks.open(ino, writer=True, truncate=True, maker=Maker(1, 1))
+    assert sorted(store.attributes.xattr_names(ino)) == [b"user.a", b"user.b"]
+    assert value(running, ino, PIN) == b"1"
+    assert store.pool.pins.pinned_bytes == pinned_bytes
+    store.blocks.close(opened, writer=True)
+    assert value(running, ino, PIN) == b"1"
+    store.namespace.unlink(ROOT_INODE, b"K")
+    assert store.pool.pins.pinned_bytes == 0
+    assert store.pool.index.xattrs(old) == store.pool.index.xattrs(ino) == []

@@ -106,7 +106,7 @@ def test_readers_keep_the_old_bytes_and_the_name_has_new_ones(running: Host) -> 
     assert get(store, ROOT_INODE, b"K") == b"new"
     record = store.namespace.record(opened.ino)
     assert (record.state, record.maker_tgid) == (State.LEASED, ONE.tgid)
-    assert store.attributes.xattr_names(opened.ino) == []
+    assert store.attributes.xattr(opened.ino, b"user.a") == b"1"
     assert_exact(running)
     store.blocks.close(reader, writer=False)
     settle(store)

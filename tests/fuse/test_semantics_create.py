@@ -21,7 +21,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuse.conftest import REFERENCE
 from tests.support.callers import Caller, callers
 from tests.support.calls import opened, read_file, refused, write_file
 
@@ -106,7 +105,6 @@ def test_truncating_open(kv: Path) -> None:
     assert os.stat(kv / "file").st_size == 0
 
 
-@pytest.mark.xfail(not REFERENCE, reason="the fresh inode does not take the xattrs along")
 def test_a_truncating_open_keeps_what_is_not_content(kv: Path) -> None:
     """[open-truncate] Mode, owner and attributes are the file's, not its bytes'."""
     write_file(kv / "tmp", b"content")
@@ -121,7 +119,6 @@ def test_a_truncating_open_keeps_what_is_not_content(kv: Path) -> None:
     assert os.listxattr(kv / "file") == ["user.a"]
 
 
-@pytest.mark.xfail(not REFERENCE, reason="O_TRUNC of an empty published file leaves its times")
 def test_a_truncating_open_advances_the_times(kv: Path) -> None:
     """[open-truncate] mtime and ctime, of an empty file too."""
     write_file(kv / "file", b"")
