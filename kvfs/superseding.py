@@ -72,6 +72,7 @@ class Superseding:
         record = self._pool.index.inode(ino)
         if record is None:
             if self._is_promised(ino, thread):
+                self._displaced[ino] = self._displaced[ino]._replace(thread=0)
                 return True
         elif not self._due(ino, record, thread):
             return True
@@ -80,7 +81,9 @@ class Superseding:
             return False
         elif before is not None and before[0] == ino and before[1] > self._pool.monotonic_s():
             return True  # no LOOKUP came in between: it was opened by handle
-        if thread > 0:
+        # Without a third try the next OPEN of this thread is another open(2)'s first one: taken
+        # for one by handle it would empty what has become final meanwhile.
+        if thread > 0 and not self._takes_back_promise(thread):
             self._refused[thread] = (ino, self._pool.monotonic_s() + _RETRY_S)
         return False
 
@@ -120,6 +123,14 @@ class Superseding:
         """Whether *ino* was *thread*'s fresh inode when another writer took the name."""
         displaced = self._displaced.get(ino)
         return displaced is not None and displaced.thread == thread > 0
+
+    def _takes_back_promise(self, thread: int) -> bool:
+        """Whether *thread* was at its second try, which found another writer's inode."""
+        for ino, displaced in self._displaced.items():
+            if displaced.thread == thread:
+                self._displaced[ino] = displaced._replace(thread=0)
+                return True
+        return any(awaiter == thread for _, _, awaiter in self._awaited.values())
 
     def supersede(
         self, ino: InodeNo, record: InodeRecord, maker: Maker, thread: int = 0
