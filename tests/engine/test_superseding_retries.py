@@ -1,4 +1,4 @@
-"""The second tries of truncating opens: what a refused OPEN leaves behind must not hit later ones."""
+"""Second tries of truncating opens: what a refused OPEN leaves behind must not hit later ones."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ TMP = b"K.tmp"
 
 
 class Client:
-    """A process of one thread, whose system calls are the messages that the kernel makes of them."""
+    """A process of one thread; its calls are the messages that the kernel makes of them."""
 
     def __init__(self, running: Host, tid: int) -> None:
         self.store = running.store
