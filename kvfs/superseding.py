@@ -45,6 +45,15 @@ class Displaced(NamedTuple):
     thread: int
 
 
+class Refusal(NamedTuple):
+    """A truncating OPEN of *ino* that was answered ESTALE; the kernel tries again at once."""
+
+    ino: InodeNo
+    until_s: float
+    #: Whether the LOOKUP of the second try has come.
+    looked: bool
+
+
 class Superseding:
     """Fresh inodes waiting for their OPEN, and drafts that lost their name to another writer."""
 
@@ -53,9 +62,8 @@ class Superseding:
         self._namespace = namespace
         #: With its extent, until when, and the thread whose OPEN is to come.
         self._awaited: OrderedDict[InodeNo, tuple[ReadyExtent, float, int]] = OrderedDict()
-        #: Threads whose truncating OPEN was answered ESTALE: of which inode, and until when their
-        #: next LOOKUP is the kernel's second try.
-        self._refused: OrderedDict[int, tuple[InodeNo, float]] = OrderedDict()
+        #: By thread: its truncating OPEN was answered ESTALE, its next LOOKUP is the second try.
+        self._refused: OrderedDict[int, Refusal] = OrderedDict()
         #: Oldest first; few, so that they are searched.
         self._fought_over: OrderedDict[tuple[InodeNo, bytes], float] = OrderedDict()
         self._displaced: OrderedDict[InodeNo, Displaced] = OrderedDict()
@@ -79,12 +87,13 @@ class Superseding:
         elif thread <= 0:
             self.supersede(ino, record, maker, thread)
             return False
-        elif before is not None and before[0] == ino and before[1] > self._pool.monotonic_s():
+        elif before is not None and before.ino == ino and not before.looked and self._holds(before):
             return True  # no LOOKUP came in between: it was opened by handle
-        # Without a third try the next OPEN of this thread is another open(2)'s first one: taken
-        # for one by handle it would empty what has become final meanwhile.
-        if thread > 0 and not self._takes_back_promise(thread):
-            self._refused[thread] = (ino, self._pool.monotonic_s() + _RETRY_S)
+        # There is no third try: after the second the next OPEN of this thread is another open(2)'s
+        # first, and taken for one by handle it would empty what has become final meanwhile.
+        if thread > 0 and not (before is not None and before.looked):
+            until_s = self._pool.monotonic_s() + _RETRY_S
+            self._refused[thread] = Refusal(ino, until_s, looked=False)
         return False
 
     @property
@@ -98,16 +107,26 @@ class Superseding:
         Raises NoSpace, OSError.
         """
         record = self._pool.index.inode(ino)
-        if thread not in self._refused or record is None or not stat.S_ISREG(record.mode):
+        before = self._refused.get(thread)
+        if before is None or before.looked or record is None or not stat.S_ISREG(record.mode):
             return ino  # or it is still on its way to the file
-        _, until_s = self._refused.pop(thread)
-        if until_s <= self._pool.monotonic_s() or not self._due(ino, record, thread):
+        self.found_nothing(thread)
+        if not self._holds(before) or not self._due(ino, record, thread):
             return ino
         return self.supersede(ino, record, maker, thread)
 
+    def found_nothing(self, thread: int) -> None:
+        """*thread* has looked the name up at its second try; what it finds later is another's."""
+        before = self._refused.get(thread)
+        if before is not None:
+            self._refused[thread] = before._replace(looked=True)
+
     def forget(self, thread: int) -> None:
-        """*thread* found no file at its second try."""
+        """*thread* is done with its second try: it creates the file."""
         self._refused.pop(thread, None)
+
+    def _holds(self, refusal: "Refusal") -> bool:
+        return refusal.until_s > self._pool.monotonic_s()
 
     def _due(self, ino: InodeNo, record: InodeRecord, thread: int) -> bool:
         """Whether a truncating open of *ino* must get another inode."""
@@ -123,14 +142,6 @@ class Superseding:
         """Whether *ino* was *thread*'s fresh inode when another writer took the name."""
         displaced = self._displaced.get(ino)
         return displaced is not None and displaced.thread == thread > 0
-
-    def _takes_back_promise(self, thread: int) -> bool:
-        """Whether *thread* was at its second try, which found another writer's inode."""
-        for ino, displaced in self._displaced.items():
-            if displaced.thread == thread:
-                self._displaced[ino] = displaced._replace(thread=0)
-                return True
-        return any(awaiter == thread for _, _, awaiter in self._awaited.values())
 
     def supersede(
         self, ino: InodeNo, record: InodeRecord, maker: Maker, thread: int = 0
@@ -310,7 +321,7 @@ class Superseding:
 
     def tick(self, now_s: float) -> None:
         """End what has waited too long."""
-        while self._refused and next(iter(self._refused.values()))[1] <= now_s:
+        while self._refused and next(iter(self._refused.values())).until_s <= now_s:
             self._refused.popitem(last=False)
         while self._awaited and next(iter(self._awaited.values()))[1] <= now_s:
             self._drop_awaited()

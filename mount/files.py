@@ -95,6 +95,8 @@ class Files:
             ino = self.store.namespace.lookup(parent, name)
             fh, grant = self.open(ino, flags)
             return fh, grant, ino, blocks.present(ino)
+        if blocks.superseding.retrying:
+            blocks.superseding.forget(self.thread())
         if not is_writer(flags):
             # A reader's handle on a file that nobody writes: it is published, empty, at once.
             blocks.enter_reader(opened)

@@ -91,7 +91,7 @@ class Operations(pyfuse3.Operations):
                 ino = superseding.looked_up(ino, thread, self._files.requester())
             record = self._store.blocks.present(ino)
         except NotFound:
-            superseding.forget(thread)
+            superseding.found_nothing(thread)
             return self._entries.absent()
         visibility = self._store.visibility
         if record.state not in UNFINISHED:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs.errors import DeadInode
+from kvfs.errors import DeadInode, NotFound
 from kvfs.makers import Maker
 from kvfs.open_inodes import OpenInode
 from kvfs.types import ROOT_INODE, InodeNo
@@ -25,7 +25,11 @@ class Client:
 
     def look(self, name: bytes = TMP) -> InodeNo:
         """LOOKUP."""
-        ino = self.store.namespace.lookup(ROOT_INODE, name)
+        try:
+            ino = self.store.namespace.lookup(ROOT_INODE, name)
+        except NotFound:
+            self.store.blocks.superseding.found_nothing(self.tid)
+            raise
         return self.store.blocks.superseding.looked_up(ino, self.tid, self.maker)
 
     def open(self, ino: InodeNo) -> OpenInode:
@@ -67,5 +71,24 @@ def test_a_store_that_failed_empties_nothing_later(running: Host) -> None:
     store.blocks.close(writing, writer=True)
     store.rename(ROOT_INODE, TMP, ROOT_INODE, b"K", replace=True, who=quick.maker)
     slow.refused(taken)  # the kernel's name for it was older than the rename
+    assert get(store, ROOT_INODE, b"K") == b"whole"
+    store.blocks.close(draft, writer=True)
+
+
+def test_a_name_that_comes_and_goes_between_two_looks(running: Host) -> None:
+    """The kernel looks twice in a second try: for what it knew, then for what there is."""
+    store = running.store
+    first, slow, quick = (Client(running, tid) for tid in (100, 101, 102))
+    draft, _ = store.blocks.create(ROOT_INODE, TMP, FILE, 0, 0, first.maker)
+    slow.refused(draft.ino)
+    store.rename(ROOT_INODE, TMP, ROOT_INODE, b"L", replace=True, who=first.maker)
+    with pytest.raises(NotFound):
+        slow.look()
+    writing, _ = store.blocks.create(ROOT_INODE, TMP, FILE, 0, 0, quick.maker)
+    slow.refused(slow.look())
+    write(store, writing, b"whole")
+    store.blocks.close(writing, writer=True)
+    store.rename(ROOT_INODE, TMP, ROOT_INODE, b"K", replace=True, who=quick.maker)
+    slow.refused(writing.ino)
     assert get(store, ROOT_INODE, b"K") == b"whole"
     store.blocks.close(draft, writer=True)
