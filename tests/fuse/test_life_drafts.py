@@ -132,9 +132,6 @@ def test_two_nodes_write_one_temporary_name(kv: Path) -> None:
         os.unlink(kv / "K")
 
 
-# A long proof: on a busy machine one run in a dozen still shows a reader a draft (the note of the
-# life cycle's issue tells what is known).
-@pytest.mark.proof
 def test_many_nodes_race_for_one_temporary_name(kv: Path) -> None:
     """[life-rewrite] Four processes, many rounds: what is there under the final name is whole."""
     rounds = 25
