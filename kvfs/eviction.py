@@ -4,8 +4,8 @@ A policy looks at all rows at once and names victims in the order they should go
 a hint: whoever evicts looks at each block again.
 
 The clock is a counter, not the time of day: ``burst << BURST_BITS | n`` for the n-th touch of a
-burst. Blocks of one prompt are stored and looked up head first, in one burst, and a prefix is of
-use up to its first missing block only: so within a burst the younger touch goes first.
+burst. A prompt's blocks are stored and looked up in one burst, and its prefix is of use up to the
+first missing block only: within a burst the tail goes before the head, which was created before.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,16 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfs.ghosts import Ghosts
+
 #: Of a touch's stamp: the low bits count within its burst.
 BURST_BITS: Final = 20
-_WITHIN: Final = np.uint64((1 << BURST_BITS) - 1)
-_NOTHING: Final = np.zeros(0, np.uint64)
+#: No inode numbers.
+NOTHING: Final = np.zeros(0, np.uint64)
+_BURST_SHIFT: Final = np.uint64(BURST_BITS)
+_NO_BOUND: Final = 1 << 63
+#: Rows looked at to learn how warm the coldest are.
+_SAMPLE: Final = 1 << 12
 
 
 class Rank(IntEnum):
@@ -64,7 +70,7 @@ class Policy(Protocol):
         bytes_wanted: int,
         count_max: int,
         ranks: Sequence[Rank] = EVICTABLE,
-        but_not: NDArray[np.uint64] = _NOTHING,
+        but_not: NDArray[np.uint64] = NOTHING,
     ) -> NDArray[np.uint64]:
         """Return inode numbers, first to go first: just enough for *bytes_wanted*, if there are.
 
@@ -80,7 +86,7 @@ class Policy(Protocol):
 
 
 class Lru:
-    """The block goes that was not used for the longest time; of one burst, the last touched."""
+    """The block goes that was not used for the longest time."""
 
     name = "lru"
 
@@ -91,22 +97,13 @@ class Lru:
         bytes_wanted: int,
         count_max: int,
         ranks: Sequence[Rank] = EVICTABLE,
-        but_not: NDArray[np.uint64] = _NOTHING,
+        but_not: NDArray[np.uint64] = NOTHING,
     ) -> NDArray[np.uint64]:
         """Return inode numbers, first to go first; see ``Policy``."""
-        found: list[NDArray[np.uint64]] = []
+        found = _Found(columns, bytes_wanted, count_max, but_not)
         for rank in ranks:
-            wanted = (columns.rank == rank) & (columns.ino != 0) & (columns.allocated_bytes != 0)
-            rows = np.flatnonzero(wanted)
-            rows = rows[np.isin(columns.ino[rows], but_not, invert=True)]
-            rows = rows[np.argsort(columns.touched[rows] ^ _WITHIN)][:count_max]
-            ends_bytes = np.cumsum(columns.allocated_bytes[rows])
-            count = int(np.searchsorted(ends_bytes, np.uint64(max(0, bytes_wanted)))) + 1
-            rows = rows[:count] if bytes_wanted > 0 else rows[:0]
-            found.append(columns.ino[rows])
-            bytes_wanted -= int(columns.allocated_bytes[rows].sum())
-            count_max -= len(rows)
-        return np.concatenate(found) if found else _NOTHING
+            found.take_coldest(rows_of(columns, rank))
+        return found.inos()
 
     def admitted(self, name_hash: int, allocated_bytes: int) -> bool:
         """Remember nothing."""
@@ -116,6 +113,149 @@ class Lru:
         """Remember nothing."""
 
 
-def policy_named(name: str, capacity_bytes: int) -> Policy:
-    """Return the policy that the setting ``eviction`` names, for a pool of *capacity_bytes*."""
-    return Lru()
+class Arc:
+    """Blocks used once and blocks used again compete for the room (Megiddo and Modha, FAST 2003).
+
+    Of which kind the coldest goes is learned from what comes back after it was evicted: a ghost
+    of a block used once asks for more room for such blocks, and one of the others for less.
+    """
+
+    name = "arc"
+
+    def __init__(self) -> None:
+        #: Room for blocks used once, as far as it is contested.
+        self.once_bytes = 0
+        self._ghosts = Ghosts()
+        #: How many blocks of either kind there were at the last look, and their bytes.
+        self._counts = (0, 0)
+        self._held_bytes = 0
+
+    def victims(
+        self,
+        columns: Columns,
+        *,
+        bytes_wanted: int,
+        count_max: int,
+        ranks: Sequence[Rank] = EVICTABLE,
+        but_not: NDArray[np.uint64] = NOTHING,
+    ) -> NDArray[np.uint64]:
+        """Return inode numbers, first to go first; see ``Policy``."""
+        found = _Found(columns, bytes_wanted, count_max, but_not)
+        for rank in ranks:
+            rows = rows_of(columns, rank)
+            is_once = columns.touches[rows] < 2
+            once, again = rows[is_once], rows[~is_once]
+            if rank is Rank.PUBLISHED:
+                held_bytes = int(columns.allocated_bytes[once].sum())
+                self._counts = len(once), len(again)
+                self._held_bytes = held_bytes + int(columns.allocated_bytes[again].sum())
+                found.take_coldest(once, held_bytes - self.once_bytes)
+                found.take_coldest(again)
+                rows = found.left(once)
+            found.take_coldest(rows)
+        return found.inos()
+
+    def admitted(self, name_hash: int, allocated_bytes: int) -> bool:
+        """A block came in; True if it was evicted a while ago, which teaches its kind's room."""
+        lives = self._lives()
+        kind = self._ghosts.take(name_hash, lives)
+        if kind is None:
+            return False
+        live = [max(1, min(pair)) for pair in zip(self._ghosts.counts, lives, strict=True)]
+        step_bytes = int(allocated_bytes * max(1.0, live[1 - kind] / live[kind]))
+        wanted_bytes = self.once_bytes + (step_bytes if kind == 0 else -step_bytes)
+        self.once_bytes = min(max(0, wanted_bytes), self._held_bytes)
+        return True
+
+    def evicted(self, name_hash: int, allocated_bytes: int, touches: int) -> None:
+        """Remember the name."""
+        self._ghosts.remember(name_hash, frequent=touches > 1, lives=self._lives())
+
+    def _lives(self) -> tuple[int, int]:
+        """Return for how many evictions of its kind a ghost counts: ARC's lengths of B1 and B2."""
+        once, again = self._counts
+        return again, once
+
+
+class _Found:
+    """Victims gathered so far, and what is still wanted."""
+
+    def __init__(
+        self, columns: Columns, bytes_wanted: int, count_max: int, but_not: NDArray[np.uint64]
+    ) -> None:
+        self._columns = columns
+        self._bytes = bytes_wanted
+        self._count = count_max
+        self._but_not = np.sort(but_not)
+        self._taken: list[NDArray[np.intp]] = []
+
+    def inos(self) -> NDArray[np.uint64]:
+        """Return the victims' inode numbers in order."""
+        return self._columns.ino[np.concatenate(self._taken)] if self._taken else NOTHING
+
+    def left(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return *rows* without those that were taken."""
+        return (
+            rows[np.isin(rows, np.concatenate(self._taken), invert=True)] if self._taken else rows
+        )
+
+    def take_coldest(self, rows: NDArray[np.intp], bytes_max: int = _NO_BOUND) -> None:
+        """Take the coldest of *rows*, as many as are wanted still, or until *bytes_max* are taken.
+
+        Of one burst those go first that were created last: blocks of a prompt are created head
+        first, and their inode numbers rise.
+        """
+        bytes_wanted = min(self._bytes, bytes_max)
+        if bytes_wanted <= 0 or self._count <= 0 or not len(rows):
+            return
+        columns = self._columns
+        rows = self._preselected(rows, bytes_wanted)
+        rows = rows[np.lexsort((~columns.ino[rows], columns.touched[rows] >> _BURST_SHIFT))]
+        rows = rows[: self._count]
+        sizes_bytes = columns.allocated_bytes[rows]
+        ends_bytes = np.cumsum(sizes_bytes)
+        count = int(np.searchsorted(ends_bytes, np.uint64(bytes_wanted))) + 1
+        rows = rows[:count]
+        self._taken.append(rows)
+        self._bytes -= int(sizes_bytes[:count].sum())
+        self._count -= len(rows)
+
+    def _preselected(self, rows: NDArray[np.intp], bytes_wanted: int) -> NDArray[np.intp]:
+        """Return some of *rows*, all of them colder than the rest, with enough bytes or number.
+
+        A sample tells how warm the warmest of them may be; a full sort takes ten times as long.
+        """
+        columns = self._columns
+        bursts = columns.touched[rows] >> _BURST_SHIFT
+        step = len(rows) // _SAMPLE + 1
+        sample = np.sort(bursts[::step])
+        mean_bytes = max(1, int(columns.allocated_bytes[rows[::step]].mean()))
+        count = min(self._count, bytes_wanted // mean_bytes) + len(self._but_not)
+        while True:
+            count += count // 4 + _SAMPLE // 256 * step
+            if count >= len(rows):
+                return self._allowed(rows)
+            chosen = self._allowed(rows[bursts <= sample[count // step]])
+            enough = int(columns.allocated_bytes[chosen].sum()) >= bytes_wanted
+            if enough or len(chosen) >= self._count:
+                return chosen
+            count *= 4
+
+    def _allowed(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return *rows* without those that must not be named again."""
+        if not len(self._but_not):
+            return rows
+        return rows[np.isin(self._columns.ino[rows], self._but_not, invert=True)]
+
+
+def rows_of(columns: Columns, rank: Rank) -> NDArray[np.intp]:
+    """Return the rows in use of blocks with *rank* that hold space."""
+    is_of_rank = columns.rank == rank
+    is_of_rank &= columns.ino != 0
+    is_of_rank &= columns.allocated_bytes != 0
+    return np.flatnonzero(is_of_rank)
+
+
+def policy_named(name: str) -> Policy:
+    """Return the policy that the setting ``eviction`` names."""
+    return Arc() if name == Arc.name else Lru()

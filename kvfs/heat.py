@@ -1,41 +1,73 @@
 """How warm each block is: columns of numbers that a touch changes and a scan reads at once.
 
-A hint, never the truth: the index says what a block is, and who evicts looks there again.
+A hint, never the truth: the index says what a block is, and who evicts looks there again. The
+clock is a counter (eviction.py): it goes on by one a touch, and to the next burst about once a
+second. It starts at the time of day, so that blocks found by a search can be put before it.
 """
 
+import logging
+from array import array
 from typing import Final
 
 import numpy as np
 
 from kvfs.eviction import BURST_BITS, Columns, Policy, Rank
+from kvfs.heat_file import Rows, copy_rows, grown, read_heat, write_heat, zero_rows
+from kvfs.row_table import RowTable
 from kvfs.syscalls import Syscalls
 from kvfs.types import InodeNo
 
+_log: Final = logging.getLogger(__name__)
+
 _TOUCHES_MAX: Final = (1 << 16) - 1
+_ROWS_MIN: Final = 1 << 10
+#: A prompt's blocks are touched within about a second.
+BURST_S: Final = 1.0
+#: A burst must stay a small part of all blocks, since within it the youngest goes first.
+_BURST_PART: Final = 64
+_BURST_TOUCHES_MIN: Final = 64
+#: After a kill the touches since the last save are lost: 31 bytes a block a minute against that.
+_SAVE_S: Final = 60.0
 
 
 class Heat:
-    """The rows of one pool. All but ``columns`` belongs to one thread."""
+    """The rows of one pool. All but ``columns`` and ``save`` belongs to one thread."""
 
     def __init__(
-        self, pool_fd: int, syscalls: Syscalls, *, epoch: int, read_only: bool, policy: Policy
+        self,
+        pool_fd: int,
+        syscalls: Syscalls,
+        *,
+        epoch: int,
+        read_only: bool,
+        policy: Policy,
+        now_s: int,
     ) -> None:
-        """Open or make HEAT in the pool with *epoch*; a file that does not fit starts cold."""
+        """Take up what HEAT says, if it belongs to the pool with *epoch*; else start cold.
+
+        *now_s*: seconds since the epoch. *read_only*, nothing is known and nothing is learned.
+        """
         self.policy = policy
+        self._pool_fd = pool_fd
+        self._syscalls = syscalls
+        self._epoch = epoch
         self._read_only = read_only
-        self._stamp = 1 << BURST_BITS
-        self._rows: dict[InodeNo, int] = {}
-        self._name_hashes: dict[InodeNo, int] = {}
-        self._free: list[int] = []
-        self._columns = _room(1024)
         #: Allocated bytes of all rows, by rank.
         self.held_bytes = [0] * len(Rank)
+        self._count = 0
+        self._saved_s = self._burst_s = float("-inf")
+        self._stamp = self._saved_stamp = 0
+        found = None if read_only else self._read()
+        self._table = RowTable()
+        self._take(zero_rows(_ROWS_MIN) if found is None else _sound(found))
+        newest = int(self._rows.touched.max()) >> BURST_BITS
+        self._begin_burst(max(now_s, newest + 1))
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self._count
 
     def __contains__(self, ino: InodeNo) -> bool:
-        return ino in self._rows
+        return self._table.find(ino) != 0
 
     def note(
         self, ino: InodeNo, allocated_bytes: int, rank: Rank, name_hash: int, *, used_s: int = -1
@@ -45,87 +77,139 @@ class Heat:
         *name_hash* (32 bits) tells the name again after the block was evicted. *used_s*: found by
         a search, and used last then (seconds since the epoch). Never raises.
         """
-        if self._read_only:
+        row = self._table.find(ino)
+        if row:
+            self.held_bytes[self._rank[row]] -= self._allocated[row]
+        elif self._read_only:
             return
-        row = self._rows.get(ino)
-        columns = self._columns
-        if row is None:
-            row = self._row()
-            columns = self._columns
-            self._rows[ino] = row
-            again = used_s < 0 and self.policy.admitted(name_hash, allocated_bytes)
-            columns.touches[row] = 1 + again
-            columns.touched[row] = self._stamp if used_s < 0 else used_s
-            columns.ino[row] = ino
-            self._stamp += 1
         else:
-            self.held_bytes[columns.rank[row]] -= int(columns.allocated_bytes[row])
-        self._name_hashes[ino] = name_hash
-        columns.allocated_bytes[row] = allocated_bytes
-        columns.rank[row] = rank
+            row = self._enter(ino, allocated_bytes, name_hash, used_s)
+        self._allocated[row] = allocated_bytes
+        self._rank[row] = rank
+        self._name_hash[row] = name_hash
         self.held_bytes[rank] += allocated_bytes
 
     def touch(self, ino: InodeNo) -> None:
         """Block *ino* was used; one that is not known is left alone."""
-        row = self._rows.get(ino)
-        if row is None:
-            return
-        columns = self._columns
-        if int(columns.touched[row]) >> BURST_BITS != self._stamp >> BURST_BITS:
-            columns.touches[row] = min(int(columns.touches[row]) + 1, _TOUCHES_MAX)
-        columns.touched[row] = self._stamp
-        self._stamp += 1
+        row = self._table.find(ino)
+        if row:
+            stamp = self._stamp
+            before = self._touched[row]
+            if before < self._burst_begin and (touches := self._touches[row]) < _TOUCHES_MAX:
+                self._touches[row] = touches + 1
+            self._touched[row] = stamp
+            self._stamp = stamp + 1
+            if stamp >= self._burst_end:
+                self._begin_burst((stamp >> BURST_BITS) + 1)
 
     def drop(self, ino: InodeNo) -> None:
         """Block *ino* is gone, and not because it was evicted."""
-        row = self._rows.pop(ino, None)
-        if row is None:
-            return
-        columns = self._columns
-        self.held_bytes[columns.rank[row]] -= int(columns.allocated_bytes[row])
-        columns.ino[row] = 0
-        del self._name_hashes[ino]
-        self._free.append(row)
+        row = self._table.remove(ino)
+        if row:
+            self.held_bytes[self._rank[row]] -= self._allocated[row]
+            self._ino[row] = 0
+            self._free.append(row)
+            self._count -= 1
 
     def evicted(self, ino: InodeNo) -> None:
         """Block *ino* is gone because it was evicted: the policy may remember it."""
-        row = self._rows.get(ino)
-        if row is not None:
-            columns = self._columns
-            size_bytes, touches = int(columns.allocated_bytes[row]), int(columns.touches[row])
-            self.policy.evicted(self._name_hashes[ino], size_bytes, touches)
+        row = self._table.find(ino)
+        if row:
+            self.policy.evicted(self._name_hash[row], self._allocated[row], self._touches[row])
             self.drop(ino)
 
     def columns(self) -> Columns:
-        """Return all rows for a scan, also in a thread; to be let go of before ``close``."""
-        return self._columns
+        """Return all rows for a scan, also in a thread; they may change while it reads."""
+        rows = self._rows
+        return Columns(rows.ino, rows.touched, rows.touches, rows.allocated_bytes, rows.rank)
 
     def tick(self, now_s: float) -> None:
-        """End the burst when it is due, and make room ahead of need."""
+        """End the burst if it is due; *now_s* is of a monotonic clock."""
+        if now_s - self._burst_s >= BURST_S and self._stamp > self._burst_begin:
+            self._burst_s = now_s
+            self._begin_burst((self._stamp >> BURST_BITS) + 1)
 
-    def close(self) -> None:
-        """Let go of the file; what is in it reaches the device with everything else."""
+    def save_due(self, now_s: float) -> bool:
+        """Whether to call ``save``: something was touched, and it is a while ago; says so once."""
+        if now_s - self._saved_s < _SAVE_S or self._stamp == self._saved_stamp:
+            return False
+        self._saved_s, self._saved_stamp = now_s, self._stamp
+        return not self._read_only
 
-    def _row(self) -> int:
-        if self._free:
-            return self._free.pop()
-        count = len(self._rows)
-        if count == len(self._columns.ino):
-            old, room = self._columns, _room(2 * count)
-            room.ino[:count] = old.ino
-            room.touched[:count] = old.touched
-            room.touches[:count] = old.touches
-            room.allocated_bytes[:count] = old.allocated_bytes
-            room.rank[:count] = old.rank
-            self._columns = room
-        return count
+    def save(self) -> None:
+        """Write HEAT; in a thread, since it takes a while. A failure is no more than a log line."""
+        try:
+            write_heat(self._pool_fd, self._syscalls, self._epoch, self._rows)
+        except OSError as error:
+            _log.info("the heat of the blocks is not saved: %s", error)
+
+    def _read(self) -> Rows | None:
+        try:
+            return read_heat(self._pool_fd, self._syscalls, self._epoch)
+        except OSError as error:
+            _log.warning("the heat of the blocks is not known any more: %s", error)
+            return None
+
+    def _take(self, rows: Rows) -> None:
+        """Work on *rows* from now on."""
+        self._view(rows)
+        self._table.rebuild(rows.ino)
+        # Row 0 belongs to nobody (row_table.py); the lowest free row is taken first.
+        self._free = array("I", np.flatnonzero(rows.ino[1:] == 0)[::-1] + 1)
+        self._count = len(rows.ino) - 1 - len(self._free)
+        for rank in Rank:
+            self.held_bytes[rank] = int(rows.allocated_bytes[rows.rank == rank].sum())
+
+    def _view(self, rows: Rows) -> None:
+        """Take *rows* in place of the ones before; single numbers go through memoryviews.
+
+        They cost a third of what numpy takes for one number.
+        """
+        self._rows = rows
+        self._ino = self._table.inos = rows.ino.data
+        self._touched = rows.touched.data
+        self._allocated = rows.allocated_bytes.data
+        self._name_hash = rows.name_hash.data
+        self._touches = rows.touches.data
+        self._rank = rows.rank.data
+
+    def _enter(self, ino: InodeNo, allocated_bytes: int, name_hash: int, used_s: int) -> int:
+        """Return a new row for *ino*."""
+        if not self._free:
+            self._grow()
+        row = self._free.pop()
+        stamp = self._stamp
+        if used_s < 0:
+            self._touches[row] = 1 + self.policy.admitted(name_hash, allocated_bytes)
+            self._stamp = stamp + 1
+        else:
+            self._touches[row] = 1
+            stamp = min(used_s << BURST_BITS, self._burst_begin - 1)
+        self._touched[row] = stamp
+        self._ino[row] = ino
+        self._table.add(ino, row)
+        self._count += 1
+        if stamp >= self._burst_end:
+            self._begin_burst((stamp >> BURST_BITS) + 1)
+        return row
+
+    def _begin_burst(self, number: int) -> None:
+        touches = min(max(self._count // _BURST_PART, _BURST_TOUCHES_MIN), (1 << BURST_BITS) - 2)
+        self._stamp = self._burst_begin = number << BURST_BITS
+        self._burst_end = self._stamp + touches
+
+    def _grow(self) -> None:
+        """Make room for half as many rows again; a scan that is under way reads the old ones."""
+        count = len(self._rows.ino)
+        self._view(grown(self._rows, count + count // 2))
+        fresh = np.arange(count, count + count // 2, dtype=np.uint32)
+        self._free.frombytes(fresh[::-1].tobytes())
 
 
-def _room(rows: int) -> Columns:
-    return Columns(
-        np.zeros(rows, np.uint64),
-        np.zeros(rows, np.uint64),
-        np.zeros(rows, np.uint16),
-        np.zeros(rows, np.uint64),
-        np.zeros(rows, np.uint8),
-    )
+def _sound(found: Rows) -> Rows:
+    """Return *found* with room; a row that moved while it was saved may stand there twice."""
+    _, first = np.unique(found.ino, return_index=True)
+    rows = zero_rows(max(_ROWS_MIN, len(first) + len(first) // 2 + 1))
+    copy_rows(rows, 1, found, first)
+    np.minimum(rows.rank, np.uint8(max(Rank)), out=rows.rank)
+    return rows

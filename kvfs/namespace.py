@@ -280,7 +280,7 @@ class Namespace:
         if opened is not None and opened.writers:
             opened.renamed = True
         self._identities.write(ino, moved)
-        self._settle_moved(ino, moved)
+        self._settle_moved(ino, moved, parent)
         if replaced is not None and replaced_record is not None:
             self.bury(replaced, replaced_record, now_ns)
         return replaced
@@ -315,13 +315,17 @@ class Namespace:
             record = now._replace(allocated_bytes=record.allocated_bytes)
         return record._replace(state=state, maker_tgid=0, maker_birth=0)
 
-    def _settle_moved(self, ino: InodeNo, record: InodeRecord) -> None:
-        """Let what depends on an inode's name or state follow a rename."""
+    def _settle_moved(self, ino: InodeNo, record: InodeRecord, before: InodeNo) -> None:
+        """Let what depends on an inode's name or state follow a rename from directory *before*."""
+        pool = self._pool
         if stat.S_ISREG(record.mode):
-            self._pool.holdings.note(ino, record, self._pool.monotonic_s())
-            evictable.note(self._pool, ino, record)
+            pool.holdings.note(ino, record, pool.monotonic_s())
+            evictable.note(pool, ino, record)
         elif stat.S_ISDIR(record.mode):
-            self._pool.policies.clear()
+            pool.policies.clear()
+            evict, inherited = (pool.policies.of(above).evict for above in (before, record.parent))
+            if pool.settings.policies or evict != inherited:
+                pool.heat_scan.start()
 
     def exchange(self, parent: InodeNo, name: bytes, new_parent: InodeNo, new_name: bytes) -> None:
         """Swap two existing names atomically (RENAME_EXCHANGE). Raises NotFound, ReadOnly."""
@@ -354,9 +358,9 @@ class Namespace:
             )
             self.enter(txn, one, moved, _required(txn.inode(new_parent)))
             self.enter(txn, other, other_moved, _required(txn.inode(parent)))
-        for ino, settled in ((one, moved), (other, other_moved)):
+        for ino, settled, before in ((one, moved, parent), (other, other_moved, new_parent)):
             self._identities.write(ino, settled)
-            self._settle_moved(ino, settled)
+            self._settle_moved(ino, settled, before)
 
     def _refuse_loop(self, ino: InodeNo, new_parent: InodeNo) -> None:
         """Raise InvalidRequest if directory *ino* is *new_parent* or stands above it."""

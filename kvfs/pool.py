@@ -17,6 +17,7 @@ from kvfs.eviction import policy_named
 from kvfs.extents import Extents
 from kvfs.graves import GRAVE_S, Graves
 from kvfs.heat import Heat
+from kvfs.heat_scan import HeatScan
 from kvfs.holdings import Holdings
 from kvfs.identities import Identities
 from kvfs.index import Index
@@ -101,9 +102,10 @@ class Pool:
                 self.syscalls,
                 epoch=device.epoch,
                 read_only=settings.read_only,
-                policy=policy_named(settings.eviction, capacity_bytes),
+                policy=policy_named(settings.eviction),
+                now_s=clock_ns() // 10**9,
             )
-            stack.callback(self.heat.close)
+            self.heat_scan = HeatScan(self)
             self.policies = Policies(self.index, settings.policies)
             self.pins = Pins(self.index)
             #: Told each inode whose last handle is closed, before its extent may go.
@@ -128,6 +130,7 @@ class Pool:
             self.ready.give_way()
             self.background.drain()
             if not self.settings.read_only:
+                self.heat.save()
                 self._make_durable()
                 if settled:
                     strays = self.background.failures > 0 or not swept

@@ -60,6 +60,8 @@ class Store:
         self.visibility = Visibility(self.pool)
         self.pool.holdings.settle = self.blocks.publishing.lose_maker
         self.pool.background.submit(HoldingsScan(self.pool).step)
+        if not settings.read_only:
+            self.pool.heat_scan.start()
         self.sweep = Sweep(self.pool)
         if sweep_due:
             self.sweep.start()
@@ -138,6 +140,8 @@ class Store:
         self.blocks.superseding.tick(now_s)
         pool.holdings.tick(now_s)
         pool.heat.tick(now_s)
+        if pool.heat.save_due(now_s):
+            pool.background.submit_long(pool.heat.save)
         if not self.sweep.done:
             self.sweep.tick()
         pool.background.tick()

@@ -33,7 +33,7 @@ _INDEX: Final = "index"
 _INDEXES: Final = (_INDEX, f"{_INDEX}.new", f"{_INDEX}.old")
 _FAN_OUTS: Final = ("extents", "identities")
 _INDEX_FILES: Final = ("data.mdb", "lock.mdb")
-_FILES: Final = ("RUN", "RUN.new", "INODES", f"{HEADER}.new", LOCK)
+_FILES: Final = ("RUN", "RUN.new", "INODES", "HEAT", "HEAT.new", f"{HEADER}.new", LOCK)
 #: mkfs.ext4 leaves it in every new file system; it is nobody's data.
 _LOST_FOUND: Final = "lost+found"
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW

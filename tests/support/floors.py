@@ -12,21 +12,23 @@ _MODULES: Final = {
     # Values and rules; no machine, no clock.
     "pure": """
         kvfs kvfs.census kvfs.checksum kvfs.config kvfs.demand kvfs.doctor.* kvfs.errors
-        kvfs.eviction kvfs.inode_rules kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle kvfs.policy
-        kvfs.pool_name kvfs.records kvfs.setting_values kvfs.sizes kvfs.types
+        kvfs.eviction kvfs.ghosts kvfs.inode_rules kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle
+        kvfs.policy kvfs.pool_name kvfs.records kvfs.row_table kvfs.setting_values kvfs.sizes
+        kvfs.types
     """,
     # One thing of the machine each: a file, a device, the index, a socket.
     "io": """
         kvfs.background kvfs.bench.* kvfs.control_client kvfs.control_files kvfs.devices.*
-        kvfs.extents kvfs.fan_out kvfs.heat kvfs.holdings kvfs.index kvfs.index_errors
-        kvfs.index_file kvfs.index_place kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files
-        kvfs.kv_load kvfs.makers kvfs.measure kvfs.open_inodes kvfs.pins kvfs.policies
-        kvfs.run_state kvfs.syscalls
+        kvfs.extents kvfs.fan_out kvfs.heat kvfs.heat_file kvfs.holdings kvfs.index
+        kvfs.index_errors kvfs.index_file kvfs.index_place kvfs.index_transaction
+        kvfs.inode_numbers kvfs.kv_files kvfs.kv_load kvfs.makers kvfs.measure kvfs.open_inodes
+        kvfs.pins kvfs.policies kvfs.run_state kvfs.syscalls
     """,
     # The pool as a whole: names, blocks, space.
     "engine": """
         kvfs.attributes kvfs.blocks kvfs.check kvfs.check_files kvfs.check_rows kvfs.damage
-        kvfs.evictable kvfs.founding kvfs.fsck_report kvfs.graves kvfs.holdings_scan kvfs.identities
+        kvfs.evictable kvfs.founding kvfs.fsck_report kvfs.graves kvfs.heat_scan
+        kvfs.holdings_scan kvfs.identities
         kvfs.index_walk kvfs.namespace kvfs.own_attributes kvfs.pool kvfs.publishing kvfs.ready
         kvfs.rebuild kvfs.reclaim kvfs.recovery kvfs.space kvfs.state_totals kvfs.store
         kvfs.superseding kvfs.sweep kvfs.unfinished kvfs.visibility

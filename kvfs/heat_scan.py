@@ -1,0 +1,83 @@
+"""The heat follows the index: each block of the index has its row and rank, and nothing else has.
+
+Needed after a start, since the policies in the settings may have changed, HEAT may be lost or
+older than the index, and when a policy changes for all that lies below a directory.
+"""
+
+import stat
+from typing import TYPE_CHECKING, Final
+
+from kvfs import evictable
+from kvfs.errors import Damaged
+from kvfs.lifecycle import SETTLED
+from kvfs.records import INODE_PREFIX, parse_inode, parse_inode_key, state_of_inode
+from kvfs.types import InodeNo
+
+if TYPE_CHECKING:
+    from kvfs.pool import Pool
+
+#: Inodes a step, some 5 us each: a step runs between two requests.
+_STEP: Final = 64
+
+
+class HeatScan:
+    """Walks the index, then the heat, a step at a time.
+
+    Meanwhile a block may be missing in the heat, and is not evicted; or have the rank of before,
+    which whoever evicts does not rely on.
+    """
+
+    def __init__(self, pool: "Pool") -> None:
+        self._pool = pool
+        self._running = self._again = False
+        self._after = b""
+        self._row = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether no walk is under way."""
+        return not self._running
+
+    def start(self) -> None:
+        """Walk through everything, or once more when the present walk is done."""
+        if self._running:
+            self._again = True
+            return
+        self._running, self._again = True, False
+        self._after, self._row = b"", 0
+        self._pool.background.submit(self._step_index)
+
+    def _step_index(self) -> None:
+        """Note some blocks of the index."""
+        pool = self._pool
+        rows = pool.index.rows(INODE_PREFIX, self._after, _STEP)
+        if not rows:
+            pool.background.submit(self._step_heat)
+            return
+        self._after = rows[-1][0]
+        for key, raw in rows:
+            try:
+                if state_of_inode(raw) not in SETTLED:
+                    continue
+                record = parse_inode(raw)
+            except Damaged:
+                continue  # whoever asks for it will make it known
+            if stat.S_ISREG(record.mode):
+                used_s = max(0, record.ctime_ns // 10**9)
+                evictable.note(pool, parse_inode_key(key), record, used_s=used_s)
+        pool.background.submit(self._step_index)
+
+    def _step_heat(self) -> None:
+        """Drop some rows of the heat that the index does not know."""
+        pool = self._pool
+        rows = pool.heat.columns().ino[self._row : self._row + _STEP].tolist()
+        self._row += _STEP
+        if rows:
+            for ino in rows:
+                if ino and pool.index.inode(InodeNo(ino)) is None:
+                    pool.heat.drop(InodeNo(ino))
+            pool.background.submit(self._step_heat)
+            return
+        self._running = False
+        if self._again:
+            self.start()

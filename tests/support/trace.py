@@ -1,0 +1,88 @@
+"""A trace of prompts, replayed against the heat and a policy as connectors would use a pool.
+
+``conversation.trace.gz`` is the Mooncake project's FAST'25 conversation trace (Apache-2.0, see
+LICENSE-mooncake-Apache-2.0.txt beside it), changed in form only: a line a request, "MILLISECONDS
+BLOCKS", where ``7+3`` stands for the blocks 7, 8 and 9 of 512 tokens each.
+"""
+
+import gzip
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kvfs.eviction import Rank
+from kvfs.heat import Heat
+from kvfs.types import FIRST_INODE, InodeNo
+
+TRACE: Final = Path(__file__).parent.parent / "traces" / "conversation.trace.gz"
+_BLOCK_BYTES: Final = 4 << 20
+
+
+class Request(NamedTuple):
+    """One prompt: when it came (s), and its blocks, head first."""
+
+    at_s: float
+    blocks: list[int]
+
+
+class Outcome(NamedTuple):
+    """Shares of all accesses in percent: blocks of a prefix that was there; blocks written."""
+
+    prefix_hits: float
+    written: float
+
+
+def read_trace(path: Path = TRACE) -> list[Request]:
+    """Return the requests of the trace in *path*."""
+    requests = []
+    with gzip.open(path, "rt", encoding="ascii") as lines:
+        for line in lines:
+            at_ms, *runs = line.split()
+            requests.append(Request(int(at_ms) / 1000, list(_blocks(runs))))
+    return requests
+
+
+def _blocks(runs: list[str]) -> Iterable[int]:
+    for run in runs:
+        first, _, count = run.partition("+")
+        yield from range(int(first), int(first) + int(count or 1))
+
+
+def footprint(requests: list[Request]) -> int:
+    """Return how many different blocks *requests* ask for."""
+    return len({block for request in requests for block in request.blocks})
+
+
+def replay(requests: list[Request], heat: Heat, blocks_max: int) -> Outcome:
+    """Serve *requests* from a pool of *blocks_max* blocks, which *heat* and its policy keep.
+
+    A prompt looks its blocks up head first, loads those before the first missing one, touches
+    the others that are there, and stores the rest.
+    """
+    present: dict[int, InodeNo] = {}
+    block_of: dict[InodeNo, int] = {}
+    hits = written = asked = 0
+    next_ino = FIRST_INODE
+    for request in requests:
+        heat.tick(request.at_s)
+        asked += len(request.blocks)
+        missing = [block for block in request.blocks if block not in present]
+        hits += request.blocks.index(missing[0]) if missing else len(request.blocks)
+        written += len(missing)
+        lacking = len(present) + len(missing) - blocks_max
+        for block in request.blocks:
+            if block in present:
+                heat.touch(present[block])
+        if lacking > 0:
+            victims = heat.policy.victims(
+                heat.columns(), bytes_wanted=lacking * _BLOCK_BYTES, count_max=1 << 20
+            )
+            assert len(victims) == lacking
+            for ino in map(InodeNo, victims.tolist()):
+                heat.evicted(ino)
+                del present[block_of.pop(ino)]
+        for block in missing:
+            present[block], block_of[next_ino] = next_ino, block
+            heat.note(next_ino, _BLOCK_BYTES, Rank.PUBLISHED, block)
+            next_ino = InodeNo(next_ino + 1)
+    return Outcome(100 * hits / asked, 100 * written / asked)
