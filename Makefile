@@ -18,20 +18,29 @@ KVFS_CONNECTORS_PYTHON ?= $(CURDIR)/$(CONNECTORS_VENV)/bin/python
 endif
 export KVFS_CONNECTORS_PYTHON
 
-# Flags for `kvfs demo` and for pytest, e.g. make demo DEMO="--bytes 4GiB", make test TESTS=tests/core.
+# Flags for the demo and for pytest, e.g. make demo DEMO="--bytes 4GiB", make test TESTS=tests/core.
 DEMO ?=
+# A connector whose own code the demo runs, on kvfs and on a plain directory: lmcache.
+CONNECTOR ?=
 TESTS ?=
 
-.PHONY: help demo test check proof lint connectors system clean
+.PHONY: help demo test check proof lint connectors install-connectors system clean
 
 help:
 	@echo "make demo    mount a small pool, run a KV-shaped load on it, check every byte (a minute)"
+	@echo "make demo CONNECTOR=lmcache"
+	@echo "             the same with LMCache's own code, beside a plain directory (a minute or two)"
 	@echo "make test    everything that CI runs"
 	@echo "make proof   the long proofs; their output goes to docs/proof-*.txt"
 	@echo "make clean   remove what the others made in this folder"
 
+ifeq ($(CONNECTOR),)
 demo: $(VENV)/.runtime
 	$(VENV)/bin/kvfs demo $(DEMO)
+else
+demo: $(VENV)/.runtime install-connectors
+	$(VENV)/bin/python -m tests.connectors.demo $(CONNECTOR) $(DEMO)
+endif
 
 test: lint connectors
 	$(VENV)/bin/pytest $(TESTS)
@@ -59,8 +68,10 @@ $(VENV)/.test: $(VENV)/.runtime make/packages-test.txt
 	sh make/venv.sh $(VENV) "[test]"
 	touch $@
 
+connectors: $(VENV)/.test install-connectors
+
 # install.sh is done at once when nothing changed.
-connectors: $(VENV)/.test
+install-connectors: $(VENV)/.runtime
 ifeq ($(KVFS_CONNECTORS_PYTHON),$(CURDIR)/$(CONNECTORS_VENV)/bin/python)
 	PYTHON=$(VENV)/bin/python sh tests/connectors/install.sh $(CONNECTORS_VENV)
 endif

@@ -13,6 +13,8 @@ from tests.connectors.contract import ConnectorContract
 
 DOCUMENT: Final = ROOT / "docs" / "connectors.md"
 HERE: Final = Path(__file__).parent
+#: Files whose tests are of no single connector.
+NO_CONNECTORS: Final = frozenset({"test_document", "test_demo"})
 
 
 def rows() -> list[dict[str, str]]:
@@ -27,7 +29,7 @@ def classes_of_tests() -> dict[str, type[ConnectorContract]]:
     modules = [
         importlib.import_module(f"tests.connectors.{path.stem}")
         for path in HERE.glob("test_*.py")
-        if path.stem != "test_document"
+        if path.stem not in NO_CONNECTORS
     ]
     return {
         name: found

@@ -6,6 +6,8 @@ the adapter is told of, aligned to 4096 as LMCache's L1 is where O_DIRECT is use
 
 import argparse
 import json
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,6 +47,7 @@ class Adapter:
         config = parse_args_to_l2_adapters_config(argparse.Namespace(l2_adapter=[full]))
         self.size_bytes = size_bytes
         self.slots = slots
+        self.spent_ns: Counter[str] = Counter()
         self.l1 = make_aligned_tensor(size_bytes * slots, align_bytes)
         desc = create_l1_memory_desc(self.l1, align_bytes=align_bytes)
         self.adapter = create_l2_adapter(config.adapters[0], l1_memory_desc=desc)
@@ -57,11 +60,13 @@ class Adapter:
             blocks = make_memory_objects(self.l1, len(batch), self.size_bytes, 0)
             for key, block in zip(batch, blocks, strict=True):
                 block.raw_data.copy_(torch.from_numpy(pattern(key, version, self.size_bytes)))
+            started_ns = time.monotonic_ns()
             task = self.adapter.submit_store_task([self._key(key) for key in batch], blocks)
             done = self._wait(
                 self.adapter.get_store_event_fd(),
                 lambda task=task: self.adapter.pop_completed_store_tasks().get(task),
             )
+            self.spent_ns["store"] += time.monotonic_ns() - started_ns
             ok = ok and done.is_successful()
             stored_bytes += done.bytes_transferred()
         return {"ok": ok, "stored_bytes": stored_bytes}
@@ -70,11 +75,13 @@ class Adapter:
         """Those of ``keys`` that the adapter finds."""
         layout = {0: MemoryLayoutDesc(shapes=[torch.Size([self.size_bytes])], dtypes=[torch.uint8])}
         ids = [self._key(key) for key in keys]
+        started_ns = time.monotonic_ns()
         task = self.adapter.submit_lookup_and_lock_task(ids, layout)
         found = self._wait(
             self.adapter.get_lookup_and_lock_event_fd(),
             lambda: self.adapter.query_lookup_and_lock_result(task),
         )
+        self.spent_ns["lookup"] += time.monotonic_ns() - started_ns
         hits = [key for i, key in enumerate(keys) if found.test(i)]
         self.adapter.submit_unlock([self._key(key) for key in hits])
         return hits
@@ -87,11 +94,13 @@ class Adapter:
             blocks = make_memory_objects(self.l1, len(batch), self.size_bytes, 0)
             for block in blocks:
                 block.raw_data.fill_(UNTOUCHED)
+            started_ns = time.monotonic_ns()
             task = self.adapter.submit_load_task([self._key(key) for key in batch], blocks)
             done = self._wait(
                 self.adapter.get_load_event_fd(),
                 lambda task=task: self.adapter.query_load_result(task),
             )
+            self.spent_ns["load"] += time.monotonic_ns() - started_ns
             for i, (key, block) in enumerate(zip(batch, blocks, strict=True)):
                 if done.test(i):
                     loaded.append(key)
@@ -103,6 +112,10 @@ class Adapter:
     def delete(self, keys: list[int]) -> None:
         """Delete blocks, as LMCache's eviction does."""
         self.adapter.delete([self._key(key) for key in keys])
+
+    def spent(self) -> dict[str, int]:
+        """Nanoseconds that each verb has spent inside the adapter since ``open``."""
+        return dict(self.spent_ns)
 
     def close(self) -> None:
         """Stop the adapter."""
@@ -125,4 +138,4 @@ class Adapter:
 
 
 if __name__ == "__main__":
-    serve(Adapter(), "open", "store", "lookup", "load", "delete", "close")
+    serve(Adapter(), "open", "store", "lookup", "load", "delete", "spent", "close")
