@@ -75,7 +75,7 @@ class Blocks:
         counters = counted(pool.counters, record, 1)
         # Atomic: no checkpoint from here until the draft is in the table of open inodes.
         try:
-            with pool.change(counters, begun=extent.ino) as txn:
+            with pool.change(counters, begun=extent.ino, lasting=False) as txn:
                 self._namespace.enter(txn, extent.ino, record, parent_record)
         except BaseException:
             pool.ready.put_back(extent)
@@ -213,21 +213,20 @@ class Blocks:
         self._pool.leave(opened, writer=writer)
 
     def settle(self) -> None:
-        """Try again to publish one of the blocks that could not be; called by the tick.
+        """Try again to publish the blocks that could not be, up to one that still cannot.
 
-        In the end it is dismissed.
+        Called by the tick. In the end such a block is dismissed.
         """
-        if not self._unpublished:
-            return
-        opened, tries = self._unpublished.popleft()
-        try:
-            if opened.writers == 1:  # else the next close publishes
-                self.publishing.publish(opened)
-        except (KvfsError, OSError) as error:
-            if tries < _PUBLISH_TRIES or not self.publishing.dismiss(opened, error):
-                self._unpublished.append((opened, tries + 1))
-                return
-        self._pool.leave(opened, writer=True)
+        while self._unpublished:
+            opened, tries = self._unpublished.popleft()
+            try:
+                if opened.writers == 1:  # else the next close publishes
+                    self.publishing.publish(opened)
+            except (KvfsError, OSError) as error:
+                if tries < _PUBLISH_TRIES or not self.publishing.dismiss(opened, error):
+                    self._unpublished.append((opened, tries + 1))
+                    return
+            self._pool.leave(opened, writer=True)
 
     def close_all(self) -> bool:
         """Close every handle; False if a block could not be published, which stays a draft.

@@ -6,6 +6,7 @@ transaction, so none lives across an ``await``. Knows keys and records, not what
 """
 
 import contextlib
+import errno
 import os
 from typing import Final, Self
 
@@ -20,7 +21,8 @@ from kvfs.index_file import (
     allocate_lock_file,
     check_data_file,
 )
-from kvfs.index_transaction import WriteTransaction
+from kvfs.index_transaction import Rows, WriteTransaction
+from kvfs.pending_rows import PendingRows
 from kvfs.records import (
     COUNTERS_KEY,
     FORMAT_KEY,
@@ -51,6 +53,8 @@ DEFAULT_MAP_SIZE_BYTES: Final = 64 << 30
 DEFAULT_PREALLOCATE_BYTES: Final = 64 << 20
 #: ``preallocation_due`` asks LMDB only once in so many commits; each dirties about ten pages.
 _COMMITS_PER_LOOK: Final = 64
+#: Not None, which says that a row is to go.
+_ABSENT: Final = b""
 
 
 class Index:
@@ -77,6 +81,8 @@ class Index:
         self._syscalls = syscalls if syscalls is not None else Syscalls()
         self._commits_to_look = 0
         self._file: IndexFile | None = None
+        self._pending = PendingRows()
+        self._writing = False
         used_bytes = check_data_file(path, spare_pages=0 if read_only else SPARE_PAGES)
         with contextlib.ExitStack() as parts:
             if not read_only:
@@ -133,6 +139,8 @@ class Index:
 
     def close(self) -> None:
         """Close the index; nothing is synced. Idempotent."""
+        with contextlib.suppress(NoSpace, OSError):
+            self.settle()
         self._parts.close()
 
     def __enter__(self) -> Self:
@@ -209,10 +217,19 @@ class Index:
         except Damaged:
             return None
 
-    def write(self) -> WriteTransaction:
-        """Return a write transaction, to be used in a ``with`` statement."""
-        self._commits_to_look -= 1
-        return WriteTransaction(self._env, self._syscalls.commit, self._full)
+    def write(self, *, lasting: bool = True) -> WriteTransaction:
+        """Return a write transaction, to be used in a ``with`` statement.
+
+        One that is not *lasting* is seen by every read at once, but a killed process may lose it:
+        it is committed with the next one that is, or by ``settle``.
+        """
+        commit = self._commit if lasting else self._defer
+        return WriteTransaction(self._get, self._keys, commit, self._claim)
+
+    def settle(self) -> None:
+        """Commit what was written by transactions that are not lasting. Raises NoSpace, OSError."""
+        if self._pending:
+            self._commit({})
 
     def used_bytes(self) -> int:
         """Return how much of data.mdb LMDB has ever used: pages freed since are used again."""
@@ -237,7 +254,7 @@ class Index:
     def sync(self) -> None:
         """Write everything committed to the device; blocks for some 20 ms, belongs in a thread.
 
-        Raises OSError.
+        Before it ``settle``. Raises OSError.
         """
         try:
             self._env.sync(True)
@@ -248,6 +265,9 @@ class Index:
         return self._file is not None and self._file.full()
 
     def _get(self, key: bytes) -> bytes | None:
+        raw: bytes | None = self._pending.get(key, _ABSENT)
+        if raw is not _ABSENT:
+            return raw
         try:
             txn = self._begin()
             raw = txn.get(key)
@@ -258,7 +278,54 @@ class Index:
             raise_index_error(error)
         return raw
 
+    def _claim(self, begins: bool) -> None:
+        if begins and self._writing:
+            raise OSError(errno.EDEADLK, "index: a transaction inside a transaction")
+        self._writing = begins
+
+    def _defer(self, rows: Rows) -> None:
+        if self._pending.full:
+            self._commit(rows)
+        else:
+            self._pending.update(rows)
+
+    def _commit(self, rows: Rows) -> None:
+        """Write *rows* and all that wait, in one LMDB transaction; failing, those go on waiting."""
+        self._commits_to_look -= 1
+        try:
+            txn = self._env.begin(write=True)
+        except lmdb.Error as error:
+            raise_index_error(error)
+        try:
+            for key, value in self._pending.with_rows(rows).items():
+                if value is None:
+                    txn.delete(key)
+                else:
+                    txn.put(key, value)
+            self._syscalls.commit(txn)
+        except (lmdb.Error, OSError) as failure:
+            txn.abort()
+            # LMDB calls a short write, the first sign of a full file system, EIO.
+            if isinstance(failure, lmdb.Error) and self._full():
+                raise NoSpace(f"index: {failure}") from failure
+            raise_index_error(failure)
+        except BaseException:
+            txn.abort()
+            raise
+        self._pending.clear()
+
+    def _keys(self, prefix: bytes) -> list[bytes]:
+        """Return the keys with *prefix* without committing anything."""
+        committed = [key for key, _ in self._committed_rows(prefix, prefix, None)]
+        return self._pending.keys_after(committed, prefix)
+
     def _rows(self, start: bytes, prefix: bytes, limit: int | None) -> list[tuple[bytes, bytes]]:
+        self.settle()  # rare beside single rows, so that the two need not be merged
+        return self._committed_rows(start, prefix, limit)
+
+    def _committed_rows(
+        self, start: bytes, prefix: bytes, limit: int | None
+    ) -> list[tuple[bytes, bytes]]:
         found: list[tuple[bytes, bytes]] = []
         if limit is not None and limit <= 0:
             return found

@@ -1,12 +1,16 @@
-"""One write transaction of the index: every change of a request, visible at once or not at all."""
+"""One write transaction of the index: every change of a request, visible at once or not at all.
+
+It collects rows in memory; LMDB sees them when it commits, all in one go, together with the rows
+of earlier transactions that need not last (pending_rows.py).
+"""
 
 from collections.abc import Callable, Collection
 from types import TracebackType
-from typing import Any, Self
+from typing import Final, Self
 
 import lmdb
 
-from kvfs.errors import Damaged, NoSpace
+from kvfs.errors import Damaged
 from kvfs.index_errors import raise_index_error
 from kvfs.records import (
     COUNTERS_KEY,
@@ -28,43 +32,41 @@ from kvfs.records import (
 )
 from kvfs.types import InodeNo, InodeRecord
 
+#: Rows by key; None for a row that is to go.
+Rows = dict[bytes, bytes | None]
+_ABSENT: Final = b""
+
 
 class WriteTransaction:
-    """Commits when its ``with`` block is left, aborts when an exception leaves it.
+    """Commits when its ``with`` block is left, forgets all when an exception leaves it.
 
     Short by contract: no ``await`` inside, since the index has one writer at a time. Reads inside
     see what was written inside. Leaving raises NoSpace when the map or the file system is full,
     OSError when the device fails; nothing has changed then.
     """
 
-    __slots__ = ("_commit", "_delete", "_env", "_full", "_get", "_put", "_txn")
-
-    _txn: "lmdb.Transaction[bytes]"
+    __slots__ = ("_claim", "_commit", "_keys", "_read", "_rows")
 
     def __init__(
         self,
-        env: lmdb.Environment,
-        commit: Callable[[Any], None],
-        full: Callable[[], bool],
+        read: Callable[[bytes], bytes | None],
+        keys: Callable[[bytes], list[bytes]],
+        commit: Callable[[Rows], None],
+        claim: Callable[[bool], None],
     ) -> None:
-        """Prepare a transaction of *env* that ends in *commit*; it begins at ``__enter__``.
+        """Prepare a transaction over *read* (one row) and *keys* (those with a prefix).
 
-        *full* tells after a failed commit whether the file system is full.
+        *claim* is told of its begin and end, and raises when another one has begun.
         """
-        self._env = env
+        self._claim = claim
+        self._read = read
+        self._keys = keys
         self._commit = commit
-        self._full = full
+        self._rows: Rows = {}
 
     def __enter__(self) -> Self:
-        """Begin; waits while another thread writes. Raises NoSpace, OSError."""
-        try:
-            txn = self._env.begin(write=True)
-        except lmdb.Error as error:
-            raise_index_error(error)
-        self._txn = txn
-        self._get = txn.get
-        self._put = txn.put
-        self._delete = txn.delete
+        """Begin. Raises OSError inside another one, whose rows it would not see."""
+        self._claim(True)
         return self
 
     def __exit__(
@@ -73,23 +75,22 @@ class WriteTransaction:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Commit, or abort and translate the error."""
+        """Commit, or forget and translate the error."""
+        self._claim(False)
         if kind is None:
-            try:
-                self._commit(self._txn)
-            except (lmdb.Error, OSError) as failure:
-                self._txn.abort()
-                # LMDB calls a short write, the first sign of a full file system, EIO.
-                if isinstance(failure, lmdb.Error) and self._full():
-                    raise NoSpace(f"index: {failure}") from failure
-                raise_index_error(failure)
-            except BaseException:
-                self._txn.abort()
-                raise
-            return
-        self._txn.abort()
-        if isinstance(error, lmdb.Error):
+            self._commit(self._rows)
+        elif isinstance(error, lmdb.Error):
             raise_index_error(error)
+
+    def _get(self, key: bytes) -> bytes | None:
+        raw = self._rows.get(key, _ABSENT)
+        return self._read(key) if raw is _ABSENT else raw
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        self._rows[key] = value
+
+    def _delete(self, key: bytes) -> None:
+        self._rows[key] = None
 
     def lookup(self, parent: InodeNo, name: bytes) -> InodeNo | None:
         """Return the inode that *name* in *parent* leads to; raises Damaged."""
@@ -146,15 +147,17 @@ class WriteTransaction:
 
     def delete_xattr(self, ino: InodeNo, name: bytes) -> bool:
         """Remove an extended attribute; return whether it was set."""
-        return self._delete(xattr_key(ino, name))
+        key = xattr_key(ino, name)
+        was_set = self._get(key) is not None
+        self._delete(key)
+        return was_set
 
     def delete_xattrs(self, ino: InodeNo) -> None:
         """Remove every extended attribute of *ino*."""
         prefix = xattr_key(ino, b"")
-        with self._txn.cursor() as cursor:
-            found = cursor.set_range(prefix)
-            while found and cursor.key().startswith(prefix):
-                found = cursor.delete()
+        written = [key for key in self._rows if key.startswith(prefix)]
+        for key in written + self._keys(prefix):
+            self._delete(key)
 
     def put_counters(self, counters: Counters) -> None:
         """Write the counters."""

@@ -1,6 +1,6 @@
 """Who made a block: processes, told apart beyond the reuse of their numbers, and their deaths.
 
-A request names a thread. Its process is ``Tgid`` in /proc/TID/status, the only file of /proc that
+A request names a thread. Its process is ``Tgid`` in /proc/TID/status, which like ``statm``
 never waits for the thread: one that sits inside execve(2) while its files are being closed holds
 a lock that ``stat``, ``fd``, ``environ``, ``maps``, ``syscall`` and ``stack`` wait for, and it
 waits for us. The birth of a process is the inode number of its pidfd, unique for one boot (pidfs,
@@ -18,6 +18,7 @@ _THREADS_MAX: Final = 1024
 _PROCESSES_MAX: Final = 4096
 _STATUS_BYTES: Final = 2048
 _STAT_BYTES: Final = 2048
+_STATM_BYTES: Final = 128
 #: exit_code in /proc/PID/stat (proc_pid_stat(5)), counted behind the command's closing bracket.
 _EXIT_CODE_FIELD: Final = 52 - 3
 _SIGNAL_MASK: Final = 0x7F
@@ -39,7 +40,11 @@ def exit_signal(tid: int) -> int:
     """Return the signal that thread *tid* is dying of, 0 if it lives or exits by itself.
 
     ``FDSize: 0`` says that it is past execve's locks and in exit(2); only then ``stat`` is safe.
+    Its memory went before its files did (do_exit, kernel/exit.c): ``statm``, half as dear, tells
+    of those that live on.
     """
+    if not _read(f"/proc/{tid}/statm", _STATM_BYTES).startswith(b"0 "):
+        return 0
     status = _read(f"/proc/{tid}/status", _STATUS_BYTES)
     if b"\nFDSize:\t0\n" not in status:
         return 0

@@ -13,6 +13,7 @@ from kvfs.background import Background
 from kvfs.config import Settings
 from kvfs.damage import Damage
 from kvfs.devices import Device
+from kvfs.errors import NoSpace
 from kvfs.eviction import policy_named
 from kvfs.extents import Extents
 from kvfs.graves import GRAVE_S, Graves
@@ -145,8 +146,9 @@ class Pool:
         what it could not write. The next start then rebuilds from what is whole on the device.
         """
         try:
+            self.index.settle()
             self.sync()
-        except OSError:
+        except (NoSpace, OSError):
             with contextlib.suppress(OSError):
                 distrust_index(self.device.pool_fd, self.syscalls)
             raise
@@ -154,8 +156,8 @@ class Pool:
     def sync(self) -> None:
         """Make index, extents and identities durable; it blocks, and belongs in a thread.
 
-        Before it ``background.hurry`` writes the identities that are queued: a rebuild starts
-        from them. Raises OSError.
+        Before it ``background.hurry`` writes the identities that are queued, from which a rebuild
+        starts, and ``index.settle`` commits what waits. Raises OSError.
         """
         self.index.sync()
         self.syscalls.syncfs(self.device.pool_fd)
@@ -215,14 +217,15 @@ class Pool:
         *,
         begun: InodeNo = _NOBODY,
         finished: InodeNo = _NOBODY,
+        lasting: bool = True,
     ) -> "Iterator[WriteTransaction]":
         """One index transaction that ends with the pool's counters being *counters*.
 
         *begun* is open for writing from now on, *finished* no more: the next start after a kill
         need not search for drafts. In memory all this holds only after the commit, so that a
-        failed one changes nothing.
+        failed one changes nothing. Not *lasting*, a killed process may lose it (index.py).
         """
-        with self.index.write() as txn:
+        with self.index.write(lasting=lasting) as txn:
             yield txn
             txn.put_counters(counters)
             if begun or finished:

@@ -183,7 +183,9 @@ class Publishing:
         counters = pool.counters._replace(
             used_bytes=pool.counters.used_bytes + growth_bytes, sequence=record.sequence
         )
-        with pool.change(counters, finished=opened.ino) as txn:
+        # One that lasts is still to come: the rename, or the next tick.
+        lasting = before.state not in UNFINISHED or not is_temporary(record.name)
+        with pool.change(counters, finished=opened.ino, lasting=lasting) as txn:
             txn.put_inode(opened.ino, record)
         pool.space.extra_bytes -= growth_bytes
         self._identities.write(opened.ino, record)

@@ -4,6 +4,7 @@ It knows no FUSE and no data path. Order of effects (docs/architecture.md): rese
 data -> one index transaction -> visible; removal: index first -> unlink.
 """
 
+import logging
 import stat
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -12,6 +13,7 @@ from kvfs.attributes import Attributes
 from kvfs.blocks import Blocks
 from kvfs.config import Settings
 from kvfs.devices import Device
+from kvfs.errors import NoSpace
 from kvfs.holdings_scan import HoldingsScan
 from kvfs.makers import NOBODY, Maker
 from kvfs.namespace import Namespace
@@ -22,6 +24,8 @@ from kvfs.sweep import Sweep
 from kvfs.syscalls import Syscalls
 from kvfs.types import PAGE_BYTES, ROOT_INODE, InodeNo
 from kvfs.visibility import Visibility
+
+_log: Final = logging.getLogger(__name__)
 
 #: Of the time between two ticks: nothing waits for ever for a loop that is never idle.
 _TURN_S: Final = 0.002
@@ -137,6 +141,7 @@ class Store:
         pool.graves.tick(now_s)
         pool.ready.tick(now_s)
         self.blocks.settle()
+        self._settle_index()
         self.blocks.superseding.tick(now_s)
         pool.holdings.tick(now_s)
         pool.heat.tick(now_s)
@@ -150,6 +155,12 @@ class Store:
             pool.background.submit_long(pool.numbers.refill)
         if pool.index.preallocation_due():
             pool.background.submit_long(pool.index.preallocate)
+
+    def _settle_index(self) -> None:
+        try:
+            self.pool.index.settle()
+        except (NoSpace, OSError) as error:
+            _log.warning("the index does not take what waits for it: %s", error)
 
     def describe(self) -> dict[str, Any]:
         """Return the figures `kvfs status` shows, in bytes and counts."""

@@ -57,14 +57,17 @@ class PassthroughPath:
         self.opened_ids = 0
         self.closed_ids = 0
 
-    def adopt(self, _ino: InodeNo, fd: int) -> BackingId:
+    def adopt(self, ino: InodeNo, _fd: int) -> BackingId:
         """Register a fresh extent; after the connection there are no ids."""
         if self._device_fd < 0:
             return _NO_ID
-        self.opened_ids += 1
         # The kernel keeps what the id was made from: one open for writing would count as a user
         # of the extent for as long as the id lives (Extents.in_use).
-        path_fd = os.open(f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
+        return self._register_path(self._pool.extents.open(ino, os.O_PATH))
+
+    def _register_path(self, path_fd: int) -> BackingId:
+        """Make an id from *path_fd*, which is closed."""
+        self.opened_ids += 1
         try:
             return kernel.open_backing(self._device_fd, path_fd)
         finally:
@@ -108,13 +111,11 @@ class PassthroughPath:
         return fresh or self._idle.pop(opened.ino, _NO_ID)
 
     def _register(self, opened: OpenInode) -> BackingId:
-        if opened.fd >= 0:
-            return self.adopt(opened.ino, opened.fd)
-        fd = self._pool.extents.open(opened.ino, os.O_PATH)
-        try:
-            return self.adopt(opened.ino, fd)
-        finally:
-            os.close(fd)
+        if opened.fd >= 0:  # perhaps its name is gone
+            path_fd = os.open(f"/proc/self/fd/{opened.fd}", os.O_PATH | os.O_CLOEXEC)
+        else:
+            path_fd = self._pool.extents.open(opened.ino, os.O_PATH)
+        return self._register_path(path_fd)
 
     def freed(self, opened: OpenInode) -> None:
         """Keep the id of a closed inode for its next opener, unless the inode is gone."""

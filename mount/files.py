@@ -183,6 +183,7 @@ class Files:
     async def sync_names(self) -> None:
         """Make every name so far durable, with the identities that a rebuild starts from."""
         self.store.pool.background.hurry()
+        self.store.pool.index.settle()
         await self._in_thread(self.store.pool.sync)
 
     async def _in_thread(self, work: Callable[..., R], *args: object) -> R:

@@ -68,6 +68,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.kept = Model()
         self.now = Model()
         self.txn: WriteTransaction | None = None
+        self.lasting = True
         self.open()
 
     def open(self) -> None:
@@ -87,7 +88,7 @@ class IndexMachine(RuleBasedStateMachine):
     def writing(self) -> WriteTransaction:
         """Return the open transaction, begun if there is none."""
         if self.txn is None:
-            self.txn = self.index.write().__enter__()
+            self.txn = self.index.write(lasting=self.lasting).__enter__()
         return self.txn
 
     def settle(self, former: bytes | None) -> None:
@@ -174,7 +175,17 @@ class IndexMachine(RuleBasedStateMachine):
         self.txn = None
         self.now = self.kept.copy()
 
-    @precondition(lambda self: self.txn is not None)
+    @precondition(lambda self: self.txn is None)
+    @rule(lasting=st.booleans())
+    def choose(self, lasting: bool) -> None:
+        """Whether the next transactions wait is nothing that a read can tell."""
+        self.lasting = lasting
+
+    @rule()
+    def settle_what_waits(self) -> None:
+        self.index.settle()
+
+    @precondition(lambda self: self.txn is not None and self.lasting)
     @rule(error_no=st.sampled_from([errno.EIO, errno.ENOSPC]))
     def fail_to_commit(self, error_no: int) -> None:
         self.syscalls.fail_at, self.syscalls.error_no = self.syscalls.calls + 1, error_no

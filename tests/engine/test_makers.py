@@ -177,7 +177,7 @@ def test_a_living_process_dies_of_nothing() -> None:
     assert exit_signal(1 << 22) == 0
 
 
-def test_of_a_living_process_only_its_status_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_living_process_only_what_never_waits_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inside execve(2) every other file of /proc would wait for us, and we for it."""
     asked: list[str] = []
 
@@ -189,7 +189,7 @@ def test_of_a_living_process_only_its_status_is_read(monkeypatch: pytest.MonkeyP
     with contextlib.closing(Makers()) as made, child() as process:
         assert exit_signal(process.pid) == 0
         made.of(process.pid, 0.0)
-    assert set(asked) == {f"/proc/{process.pid}/status"}
+    assert set(asked) == {f"/proc/{process.pid}/status", f"/proc/{process.pid}/statm"}
 
 
 def run_in_child(end: Callable[[], None]) -> int:

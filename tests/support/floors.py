@@ -22,7 +22,7 @@ _MODULES: Final = {
         kvfs.extents kvfs.fan_out kvfs.heat kvfs.heat_file kvfs.holdings kvfs.index
         kvfs.index_errors kvfs.index_file kvfs.index_place kvfs.index_transaction
         kvfs.inode_numbers kvfs.kv_files kvfs.kv_load kvfs.makers kvfs.measure kvfs.open_inodes
-        kvfs.pins kvfs.policies kvfs.run_state kvfs.syscalls
+        kvfs.pending_rows kvfs.pins kvfs.policies kvfs.run_state kvfs.syscalls
     """,
     # The pool as a whole: names, blocks, space.
     "engine": """
