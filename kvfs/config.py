@@ -147,7 +147,7 @@ class Settings:
     )
     eviction: str = setting(
         "lru",
-        "which blocks go first when room is needed",
+        "best on a recorded trace from an eighth of its blocks up, arc below (docs/eviction.md)",
         choices=("lru", "arc"),
     )
     pin_share: float = setting(

@@ -22,6 +22,7 @@ BURST_BITS: Final = 20
 #: No inode numbers.
 NOTHING: Final = np.zeros(0, np.uint64)
 _BURST_SHIFT: Final = np.uint64(BURST_BITS)
+_WITHIN: Final = np.uint64((1 << BURST_BITS) - 1)
 _NO_BOUND: Final = 1 << 63
 #: Rows looked at to learn how warm the coldest are.
 _SAMPLE: Final = 1 << 12
@@ -102,7 +103,7 @@ class Lru:
         """Return inode numbers, first to go first; see ``Policy``."""
         found = _Found(columns, bytes_wanted, count_max, but_not)
         for rank in ranks:
-            found.take_coldest(rows_of(columns, rank))
+            found.take_coldest(_of_rank(columns, rank))
         return found.inos()
 
     def admitted(self, name_hash: int, allocated_bytes: int) -> bool:
@@ -142,17 +143,16 @@ class Arc:
         """Return inode numbers, first to go first; see ``Policy``."""
         found = _Found(columns, bytes_wanted, count_max, but_not)
         for rank in ranks:
-            rows = rows_of(columns, rank)
-            is_once = columns.touches[rows] < 2
-            once, again = rows[is_once], rows[~is_once]
+            of_rank = _of_rank(columns, rank)
             if rank is Rank.PUBLISHED:
-                held_bytes = int(columns.allocated_bytes[once].sum())
-                self._counts = len(once), len(again)
-                self._held_bytes = held_bytes + int(columns.allocated_bytes[again].sum())
-                found.take_coldest(once, held_bytes - self.once_bytes)
+                once = of_rank & (columns.touches < 2)
+                again = of_rank & ~once
+                self._counts = int(np.count_nonzero(once)), int(np.count_nonzero(again))
+                once_bytes = int(np.dot(columns.allocated_bytes, once))
+                self._held_bytes = once_bytes + int(np.dot(columns.allocated_bytes, again))
+                found.take_coldest(once, once_bytes - self.once_bytes)
                 found.take_coldest(again)
-                rows = found.left(once)
-            found.take_coldest(rows)
+            found.take_coldest(of_rank)
         return found.inos()
 
     def admitted(self, name_hash: int, allocated_bytes: int) -> bool:
@@ -178,7 +178,7 @@ class Arc:
 
 
 class _Found:
-    """Victims gathered so far, and what is still wanted."""
+    """Victims gathered so far, and what is still wanted. Masks tell rows: fast to combine."""
 
     def __init__(
         self, columns: Columns, bytes_wanted: int, count_max: int, but_not: NDArray[np.uint64]
@@ -186,74 +186,71 @@ class _Found:
         self._columns = columns
         self._bytes = bytes_wanted
         self._count = count_max
-        self._but_not = np.sort(but_not)
-        self._taken: list[NDArray[np.intp]] = []
+        self._but_not = but_not
+        self._taken: list[NDArray[np.uint64]] = []
 
     def inos(self) -> NDArray[np.uint64]:
         """Return the victims' inode numbers in order."""
-        return self._columns.ino[np.concatenate(self._taken)] if self._taken else NOTHING
+        return np.concatenate(self._taken) if self._taken else NOTHING
 
-    def left(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return *rows* without those that were taken."""
-        return (
-            rows[np.isin(rows, np.concatenate(self._taken), invert=True)] if self._taken else rows
-        )
-
-    def take_coldest(self, rows: NDArray[np.intp], bytes_max: int = _NO_BOUND) -> None:
-        """Take the coldest of *rows*, as many as are wanted still, or until *bytes_max* are taken.
+    def take_coldest(self, among: NDArray[np.bool_], bytes_max: int = _NO_BOUND) -> None:
+        """Take the coldest *among* all rows, as many as are wanted still, or for *bytes_max*.
 
         Of one burst those go first that were created last: blocks of a prompt are created head
         first, and their inode numbers rise.
         """
         bytes_wanted = min(self._bytes, bytes_max)
-        if bytes_wanted <= 0 or self._count <= 0 or not len(rows):
+        if bytes_wanted <= 0 or self._count <= 0 or not among.any():
             return
         columns = self._columns
-        rows = self._preselected(rows, bytes_wanted)
+        rows = self._preselected(among, bytes_wanted)
         rows = rows[np.lexsort((~columns.ino[rows], columns.touched[rows] >> _BURST_SHIFT))]
         rows = rows[: self._count]
         sizes_bytes = columns.allocated_bytes[rows]
-        ends_bytes = np.cumsum(sizes_bytes)
-        count = int(np.searchsorted(ends_bytes, np.uint64(bytes_wanted))) + 1
-        rows = rows[:count]
-        self._taken.append(rows)
+        count = int(np.searchsorted(np.cumsum(sizes_bytes), np.uint64(bytes_wanted))) + 1
+        inos = columns.ino[rows[:count]]
+        self._taken.append(inos)
+        self._but_not = np.concatenate((self._but_not, inos))
         self._bytes -= int(sizes_bytes[:count].sum())
-        self._count -= len(rows)
+        self._count -= len(inos)
 
-    def _preselected(self, rows: NDArray[np.intp], bytes_wanted: int) -> NDArray[np.intp]:
-        """Return some of *rows*, all of them colder than the rest, with enough bytes or number.
+    def _preselected(self, among: NDArray[np.bool_], bytes_wanted: int) -> NDArray[np.intp]:
+        """Return some rows *among* all, every one colder than the rest, enough for what is wanted.
 
         A sample tells how warm the warmest of them may be; a full sort takes ten times as long.
         """
         columns = self._columns
-        bursts = columns.touched[rows] >> _BURST_SHIFT
-        step = len(rows) // _SAMPLE + 1
-        sample = np.sort(bursts[::step])
-        mean_bytes = max(1, int(columns.allocated_bytes[rows[::step]].mean()))
+        step = len(among) // _SAMPLE + 1
+        sampled = np.flatnonzero(among[::step]) * step
+        sample = np.sort(columns.touched[sampled])
+        mean_bytes = max(1, int(columns.allocated_bytes[sampled].mean())) if len(sampled) else 1
         count = min(self._count, bytes_wanted // mean_bytes) + len(self._but_not)
         while True:
+            # A quarter more than it takes, and what a sample may be wrong by.
             count += count // 4 + _SAMPLE // 256 * step
-            if count >= len(rows):
-                return self._allowed(rows)
-            chosen = self._allowed(rows[bursts <= sample[count // step]])
+            if count // step >= len(sample):
+                return self._allowed(np.flatnonzero(among))
+            warmest = sample[count // step] | _WITHIN  # a burst goes as a whole, to be ordered
+            chosen = self._allowed(np.flatnonzero(among & (columns.touched <= warmest)))
             enough = int(columns.allocated_bytes[chosen].sum()) >= bytes_wanted
             if enough or len(chosen) >= self._count:
                 return chosen
             count *= 4
 
     def _allowed(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return *rows* without those that must not be named again."""
+        """Return *rows* without those that must not be named, or are named already."""
         if not len(self._but_not):
             return rows
         return rows[np.isin(self._columns.ino[rows], self._but_not, invert=True)]
 
 
-def rows_of(columns: Columns, rank: Rank) -> NDArray[np.intp]:
-    """Return the rows in use of blocks with *rank* that hold space."""
-    is_of_rank = columns.rank == rank
-    is_of_rank &= columns.ino != 0
-    is_of_rank &= columns.allocated_bytes != 0
-    return np.flatnonzero(is_of_rank)
+def _of_rank(columns: Columns, rank: Rank) -> NDArray[np.bool_]:
+    """Return a mask of the blocks of *rank* that hold space."""
+    of_rank: NDArray[np.bool_] = columns.rank == rank
+    if of_rank.any():
+        of_rank &= columns.ino != 0
+        of_rank &= columns.allocated_bytes != 0
+    return of_rank
 
 
 def policy_named(name: str) -> Policy:

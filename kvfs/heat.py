@@ -25,7 +25,7 @@ _ROWS_MIN: Final = 1 << 10
 BURST_S: Final = 1.0
 #: A burst must stay a small part of all blocks, since within it the youngest goes first.
 _BURST_PART: Final = 64
-_BURST_TOUCHES_MIN: Final = 64
+_BURST_TOUCHES_MIN: Final = 4
 #: After a kill the touches since the last save are lost: 31 bytes a block a minute against that.
 _SAVE_S: Final = 60.0
 
@@ -56,12 +56,13 @@ class Heat:
         self.held_bytes = [0] * len(Rank)
         self._count = 0
         self._saved_s = self._burst_s = float("-inf")
-        self._stamp = self._saved_stamp = 0
+        self._stamp = 0
         found = None if read_only else self._read()
         self._table = RowTable()
         self._take(zero_rows(_ROWS_MIN) if found is None else _sound(found))
         newest = int(self._rows.touched.max()) >> BURST_BITS
         self._begin_burst(max(now_s, newest + 1))
+        self._saved_stamp = self._stamp
 
     def __len__(self) -> int:
         return self._count

@@ -1,0 +1,222 @@
+"""Victims: the coldest of the lowest rank, tails before heads, no more than is wanted."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvfs.eviction import BURST_BITS, EVICTABLE, Arc, Columns, Lru, Policy, Rank, policy_named
+
+MIB: Final = 1 << 20
+ALL: Final = 1 << 62
+
+
+class Row:
+    """One block, as a test writes it down."""
+
+    def __init__(
+        self,
+        ino: int,
+        burst: int,
+        touches: int = 1,
+        size_bytes: int = MIB,
+        rank: Rank = Rank.PUBLISHED,
+    ) -> None:
+        self.ino, self.burst, self.touches = ino, burst, touches
+        self.size_bytes, self.rank = size_bytes, rank
+
+
+def columns(rows: Sequence[Row]) -> Columns:
+    """Return *rows* as a policy sees them, with unused ones between."""
+    made = Columns(
+        np.zeros(2 * len(rows) + 1, np.uint64),
+        np.zeros(2 * len(rows) + 1, np.uint64),
+        np.zeros(2 * len(rows) + 1, np.uint16),
+        np.full(2 * len(rows) + 1, MIB, np.uint64),
+        np.full(2 * len(rows) + 1, Rank.PUBLISHED, np.uint8),
+    )
+    for number, row in enumerate(rows):
+        at = 2 * number + 1
+        made.ino[at], made.touches[at], made.rank[at] = row.ino, row.touches, row.rank
+        made.touched[at] = row.burst << BURST_BITS | number
+        made.allocated_bytes[at] = row.size_bytes
+    return made
+
+
+def victims(
+    policy: Policy,
+    rows: Sequence[Row],
+    *,
+    bytes_wanted: int = ALL,
+    count_max: int = 1 << 20,
+    ranks: Sequence[Rank] = EVICTABLE,
+    but_not: Sequence[int] = (),
+) -> list[int]:
+    """Return whom *policy* names."""
+    found = policy.victims(
+        columns(rows),
+        bytes_wanted=bytes_wanted,
+        count_max=count_max,
+        ranks=ranks,
+        but_not=np.array(but_not, np.uint64),
+    )
+    return [int(ino) for ino in found]
+
+
+def test_the_longest_unused_goes_first() -> None:
+    rows = [Row(20, burst=3), Row(21, burst=1), Row(22, burst=2)]
+    assert victims(Lru(), rows) == [21, 22, 20]
+
+
+def test_of_one_burst_the_tail_goes_before_the_head() -> None:
+    rows = [Row(20, burst=2), Row(21, burst=2), Row(22, burst=2), Row(30, burst=1)]
+    assert victims(Lru(), rows) == [30, 22, 21, 20]
+
+
+@pytest.mark.parametrize("policy", [Lru(), Arc()], ids=lambda policy: policy.name)
+def test_a_lower_rank_goes_first_however_warm_it_is(policy: Policy) -> None:
+    rows = [
+        Row(20, burst=9, rank=Rank.FIRST),
+        Row(21, burst=2),
+        Row(22, burst=1, rank=Rank.SMALL),
+        Row(23, burst=0, rank=Rank.SPENT),
+        Row(24, burst=0, rank=Rank.NEVER),
+    ]
+    assert victims(policy, rows) == [20, 21, 22, 23]
+    assert victims(policy, rows, ranks=[Rank.SMALL]) == [22]
+    assert victims(policy, rows, ranks=[]) == []
+
+
+@pytest.mark.parametrize("policy", [Lru(), Arc()], ids=lambda policy: policy.name)
+def test_no_more_than_is_wanted(policy: Policy) -> None:
+    rows = [Row(20 + age, burst=age) for age in range(10)]
+    assert victims(policy, rows, bytes_wanted=0) == []
+    assert victims(policy, rows, bytes_wanted=1) == [20]
+    assert victims(policy, rows, bytes_wanted=3 * MIB) == [20, 21, 22]
+    assert victims(policy, rows, bytes_wanted=3 * MIB + 1) == [20, 21, 22, 23]
+    assert victims(policy, rows, count_max=2) == [20, 21]
+    assert len(victims(policy, rows, bytes_wanted=ALL)) == 10
+
+
+def test_what_holds_no_space_stays() -> None:
+    assert victims(Lru(), [Row(20, burst=1, size_bytes=0), Row(21, burst=2)]) == [21]
+
+
+@pytest.mark.parametrize("policy", [Lru(), Arc()], ids=lambda policy: policy.name)
+def test_who_is_named_already_is_left_out(policy: Policy) -> None:
+    rows = [Row(20 + age, burst=age) for age in range(10)]
+    assert victims(policy, rows, bytes_wanted=2 * MIB, but_not=[20, 21, 99]) == [22, 23]
+
+
+@pytest.mark.parametrize("policy", [Lru(), Arc()], ids=lambda policy: policy.name)
+def test_no_rows_no_victims(policy: Policy) -> None:
+    assert victims(policy, []) == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 12), st.integers(0, 4), st.sampled_from(list(Rank))),
+        max_size=60,
+    ),
+    st.integers(0, 80),
+    st.integers(0, 40),
+)
+def test_lru_is_what_sorting_everything_gives(
+    drawn: list[tuple[int, int, Rank]], wanted: int, count_max: int
+) -> None:
+    rows = [
+        Row(20 + number, burst, size_bytes=size, rank=rank)
+        for number, (burst, size, rank) in enumerate(drawn)
+    ]
+    candidates = [row for row in rows if row.rank is not Rank.NEVER and row.size_bytes]
+    expected: list[int] = []
+    for row in sorted(candidates, key=lambda row: (row.rank, row.burst, -row.ino)):
+        if wanted <= 0 or len(expected) == count_max:
+            break
+        expected.append(row.ino)
+        wanted -= row.size_bytes
+    asked = sum(row.size_bytes for row in rows if row.ino in expected) + max(0, wanted)
+    assert victims(Lru(), rows, bytes_wanted=asked, count_max=count_max) == expected
+
+
+@pytest.mark.parametrize("name", ["lru", "arc"])
+@pytest.mark.parametrize("spread", [1, 50, 100_000])
+def test_a_choice_among_many_is_that_of_a_full_sort(name: str, spread: int) -> None:
+    """More rows than the sample: also when many are of one burst, or sizes mislead the estimate."""
+    count = 40_000
+    draw = np.random.default_rng(spread)
+    rows = Columns(
+        draw.permutation(np.arange(16, 16 + count).astype(np.uint64)),
+        draw.integers(0, spread, count).astype(np.uint64) << np.uint64(BURST_BITS),
+        np.ones(count, np.uint16),
+        np.where(draw.random(count) < 0.01, 1000 * MIB, 4096).astype(np.uint64),
+        np.full(count, Rank.PUBLISHED, np.uint8),
+    )
+    order = np.lexsort((~rows.ino, rows.touched))
+    for wanted in (4096, 20 * MIB, 5000 * MIB, ALL):
+        found = policy_named(name).victims(rows, bytes_wanted=wanted, count_max=30_000)
+        ends = np.cumsum(rows.allocated_bytes[order])
+        enough = min(int(np.searchsorted(ends, np.uint64(wanted))) + 1, 30_000)
+        assert found.tolist() == rows.ino[order[:enough]].tolist()
+
+
+# ---- ARC ----
+
+
+def test_arc_takes_blocks_used_once_before_those_used_again() -> None:
+    rows = [Row(20, burst=1, touches=2), Row(21, burst=2), Row(22, burst=3)]
+    assert victims(Arc(), rows) == [21, 22, 20]
+    assert victims(Lru(), rows) == [20, 21, 22]
+
+
+def taught(rows: Sequence[Row], *, touches: int, times: int) -> Arc:
+    """Return a policy that evicted blocks of so many *touches*, which came back."""
+    policy = Arc()
+    victims(policy, rows, bytes_wanted=1)  # it has seen how many blocks there are
+    for name in range(times):
+        policy.evicted(name, MIB, touches)
+        assert policy.admitted(name, MIB)
+    return policy
+
+
+def test_arc_learns_from_what_comes_back() -> None:
+    rows = [Row(20 + age, burst=age, touches=1 + age % 2) for age in range(10)]
+    for_once = taught(rows, touches=1, times=3)
+    assert for_once.once_bytes == 3 * MIB
+    # Five used once, three of them worth their room: two go, then those used again.
+    assert victims(for_once, rows, bytes_wanted=3 * MIB) == [20, 22, 21]
+    for name in range(3):
+        for_once.evicted(name, MIB, 2)
+        assert for_once.admitted(name, MIB)
+    assert for_once.once_bytes == 0
+    assert victims(for_once, rows, bytes_wanted=3 * MIB) == [20, 22, 24]
+
+
+def test_arc_takes_of_either_kind_when_the_other_is_used_up() -> None:
+    rows = [Row(20 + age, burst=age, touches=1 + age % 2) for age in range(10)]
+    policy = taught(rows, touches=1, times=100)
+    assert policy.once_bytes == 10 * MIB  # never more than there is
+    assert victims(policy, rows) == [21, 23, 25, 27, 29, 20, 22, 24, 26, 28]
+
+
+def test_arc_knows_an_evicted_name_once_and_not_for_ever() -> None:
+    rows = [Row(20 + age, burst=age, touches=1 + age % 2) for age in range(10)]
+    policy = Arc()
+    victims(policy, rows)
+    policy.evicted(7, MIB, 1)
+    assert policy.admitted(7, MIB)
+    assert not policy.admitted(7, MIB)
+    policy.evicted(7, MIB, 1)
+    for name in range(1000, 1005):
+        policy.evicted(name, MIB, 1)
+    assert not policy.admitted(7, MIB)  # as many went since as there are of the other kind
+    assert not policy.admitted(8, MIB)
+
+
+def test_lru_remembers_nothing() -> None:
+    policy = Lru()
+    policy.evicted(7, MIB, 1)
+    assert not policy.admitted(7, MIB)

@@ -1,0 +1,312 @@
+"""The heat: what touches do, what a scan sees, and what is left of it after a restart."""
+
+import errno
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+
+from kvfs.eviction import BURST_BITS, Lru, Rank, policy_named
+from kvfs.heat import Heat
+from kvfs.heat_file import FILE_NAME, TEMPORARY_NAME
+from kvfs.syscalls import Syscalls
+from kvfs.types import InodeNo
+from tests.support.failing_syscalls import FailingSyscalls
+
+MIB: Final = 1 << 20
+NOW_S: Final = 1_790_000_000
+EPOCH: Final = 7
+
+
+@pytest.fixture
+def pool_fd(tmp_path: Path) -> Iterator[int]:
+    """A pool directory without anything in it."""
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yield fd
+    os.close(fd)
+
+
+def opened(
+    pool_fd: int,
+    *,
+    epoch: int = EPOCH,
+    policy: str = "lru",
+    syscalls: Syscalls | None = None,
+    read_only: bool = False,
+) -> Heat:
+    """Return the heat of the pool, as a start finds it."""
+    return Heat(
+        pool_fd,
+        syscalls or Syscalls(),
+        epoch=epoch,
+        read_only=read_only,
+        policy=policy_named(policy),
+        now_s=NOW_S,
+    )
+
+
+def note(heat: Heat, *inos: int, rank: Rank = Rank.PUBLISHED) -> None:
+    """Store blocks of a MiB."""
+    for ino in inos:
+        heat.note(InodeNo(ino), MIB, rank, ino)
+
+
+def order(heat: Heat) -> list[int]:
+    """Return all that may go, first to last."""
+    found = Lru().victims(heat.columns(), bytes_wanted=1 << 60, count_max=1 << 30)
+    return [int(ino) for ino in found]
+
+
+def touches(heat: Heat, ino: int) -> int:
+    """Return in how many bursts *ino* was touched."""
+    columns = heat.columns()
+    return int(columns.touches[columns.ino == ino][0])
+
+
+def test_who_is_touched_goes_later(pool_fd: int) -> None:
+    heat = opened(pool_fd)
+    for ino in (20, 21, 22):
+        note(heat, ino)
+        heat.tick(float(ino))
+    assert order(heat) == [20, 21, 22]
+    heat.touch(InodeNo(20))
+    heat.touch(InodeNo(99))  # a directory
+    assert order(heat) == [21, 22, 20]
+    assert len(heat) == 3
+    assert InodeNo(20) in heat
+    assert InodeNo(99) not in heat
+
+
+def test_touches_are_counted_by_the_burst(pool_fd: int) -> None:
+    """LOOKUP, OPEN and utime of one load are one use."""
+    heat = opened(pool_fd)
+    note(heat, 20)
+    heat.touch(InodeNo(20))
+    heat.touch(InodeNo(20))
+    assert touches(heat, 20) == 1
+    heat.tick(0.0)
+    heat.tick(0.9)  # the burst lasts a second
+    heat.touch(InodeNo(20))
+    heat.touch(InodeNo(20))
+    assert touches(heat, 20) == 2
+    heat.tick(1.0)
+    heat.touch(InodeNo(20))
+    assert touches(heat, 20) == 3
+
+
+def test_touches_do_not_overflow(pool_fd: int) -> None:
+    heat = opened(pool_fd)
+    note(heat, 20)
+    heat.columns().touches[:] = 65_535
+    heat.tick(1.0)
+    heat.touch(InodeNo(20))
+    assert touches(heat, 20) == 65_535
+
+
+def test_a_burst_ends_after_a_small_part_of_all_blocks(pool_fd: int) -> None:
+    """Else a pool that is filled within a second would lose what was stored last."""
+    heat = opened(pool_fd)
+    note(heat, *range(20, 1020))
+    bursts = heat.columns().touched[heat.columns().ino != 0] >> BURST_BITS
+    assert np.unique_counts(bursts).counts.max() <= 1000 // 64 + 1
+    assert max(order(heat)[:20]) < 50
+
+
+def test_the_bytes_of_each_rank_are_counted(pool_fd: int) -> None:
+    heat = opened(pool_fd)
+    note(heat, 20, 21)
+    note(heat, 22, rank=Rank.NEVER)
+    heat.note(InodeNo(20), 3 * MIB, Rank.FIRST, 20)
+    assert heat.held_bytes == [MIB, 3 * MIB, MIB, 0, 0]
+    heat.drop(InodeNo(21))
+    heat.drop(InodeNo(21))
+    heat.evicted(InodeNo(20))
+    heat.evicted(InodeNo(20))
+    assert heat.held_bytes == [MIB, 0, 0, 0, 0]
+    assert len(heat) == 1
+    assert order(heat) == []
+
+
+def test_what_becomes_of_a_block_is_no_touch(pool_fd: int) -> None:
+    heat = opened(pool_fd)
+    note(heat, 20)
+    heat.tick(1.0)
+    note(heat, 21)
+    heat.tick(2.0)
+    note(heat, 20, rank=Rank.PUBLISHED)
+    assert order(heat) == [20, 21]
+
+
+def test_what_a_search_finds_lies_behind_all_that_is_used(pool_fd: int) -> None:
+    heat = opened(pool_fd)
+    note(heat, 20)
+    heat.note(InodeNo(21), MIB, Rank.PUBLISHED, 21, used_s=NOW_S - 10)
+    heat.note(InodeNo(22), MIB, Rank.PUBLISHED, 22, used_s=NOW_S - 20)
+    heat.note(InodeNo(23), MIB, Rank.PUBLISHED, 23, used_s=NOW_S + 9999)  # a clock that went back
+    assert order(heat) == [22, 21, 23, 20]
+    heat.note(InodeNo(20), MIB, Rank.PUBLISHED, 20, used_s=0)  # known: its touches count
+    assert order(heat) == [22, 21, 23, 20]
+
+
+def test_the_policy_hears_of_evictions_and_of_returns(pool_fd: int) -> None:
+    heat = opened(pool_fd, policy="arc")
+    note(heat, *range(20, 24))
+    heat.tick(1.0)
+    heat.touch(InodeNo(22))
+    heat.touch(InodeNo(23))
+    heat.policy.victims(heat.columns(), bytes_wanted=1, count_max=1)
+    heat.evicted(InodeNo(20))
+    heat.drop(InodeNo(21))
+    heat.note(InodeNo(30), MIB, Rank.PUBLISHED, 20)  # the name of 20
+    heat.note(InodeNo(31), MIB, Rank.PUBLISHED, 21)  # a client removed that
+    assert touches(heat, 30) == 2
+    assert touches(heat, 31) == 1
+
+
+def test_rows_are_found_however_many_come_and_go(pool_fd: int) -> None:
+    heat = opened(pool_fd)
+    draw = random.Random(5)
+    known: dict[int, int] = {}
+    for ino in range(20, 9000):
+        size_bytes = draw.randrange(1, 100) * 4096
+        heat.note(InodeNo(ino), size_bytes, Rank.PUBLISHED, ino)
+        known[ino] = size_bytes
+        if draw.random() < 0.4:
+            gone = draw.choice(list(known)) if ino % 20 == 0 else next(iter(known))
+            heat.drop(InodeNo(gone))
+            del known[gone]
+    columns = heat.columns()
+    used = columns.ino != 0
+    found = zip(columns.ino[used].tolist(), columns.allocated_bytes[used].tolist(), strict=True)
+    assert dict(found) == known
+    assert len(heat) == len(known)
+    assert heat.held_bytes[Rank.PUBLISHED] == sum(known.values())
+
+
+# ---- restarts ----
+
+
+def filled(pool_fd: int) -> Heat:
+    """Return a saved heat in which 1500 blocks were touched in an order of their own."""
+    heat = opened(pool_fd)
+    note(heat, *range(20, 1520))
+    note(heat, 5, rank=Rank.SPENT)
+    for ino in random.Random(1).sample(range(20, 1520), 700):
+        heat.touch(InodeNo(ino))
+    for ino in range(100, 150):
+        heat.drop(InodeNo(ino))
+    heat.save()
+    return heat
+
+
+def test_a_restart_goes_on_where_it_was(pool_fd: int) -> None:
+    before = filled(pool_fd)
+    after = opened(pool_fd)
+    assert order(after) == order(before)
+    assert len(after) == len(before) == 1451
+    assert after.held_bytes == before.held_bytes
+    for ino in range(20, 1520):
+        assert (InodeNo(ino) in after) == (ino not in range(100, 150))
+    note(after, 2000)
+    assert order(after)[-2:] == [2000, 5]  # younger than all, though of the same second
+    coldest = order(before)[0]
+    after.touch(InodeNo(coldest))
+    assert order(after)[-2:] == [coldest, 5] or order(after)[-3:] == [2000, coldest, 5]
+
+
+def test_names_and_touches_survive_too(pool_fd: int) -> None:
+    heat = opened(pool_fd)
+    note(heat, 20, 21)
+    heat.tick(1.0)
+    heat.touch(InodeNo(20))
+    heat.save()
+    after = opened(pool_fd, policy="arc")
+    assert (touches(after, 20), touches(after, 21)) == (2, 1)
+    after.policy.victims(after.columns(), bytes_wanted=1, count_max=1)
+    after.evicted(InodeNo(21))
+    after.note(InodeNo(30), MIB, Rank.PUBLISHED, 21)
+    assert touches(after, 30) == 2
+
+
+@pytest.mark.parametrize("at", [0, 8, 16, 24, 32, 36, 40, 5000, 45_020])
+def test_a_damaged_file_is_a_cold_start(pool_fd: int, tmp_path: Path, at: int) -> None:
+    filled(pool_fd)
+    raw = bytearray((tmp_path / FILE_NAME).read_bytes())
+    assert at < len(raw)
+    raw[at] ^= 1
+    (tmp_path / FILE_NAME).write_bytes(raw)
+    assert len(opened(pool_fd)) == 0
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 39, 40, 1000])
+def test_half_a_file_is_a_cold_start(pool_fd: int, tmp_path: Path, kept_bytes: int) -> None:
+    filled(pool_fd)
+    os.truncate(tmp_path / FILE_NAME, kept_bytes)
+    heat = opened(pool_fd)
+    assert len(heat) == 0
+    note(heat, 20)
+    heat.save()
+    assert len(opened(pool_fd)) == 1
+
+
+def test_the_file_of_another_pool_is_a_cold_start(pool_fd: int) -> None:
+    filled(pool_fd)
+    assert len(opened(pool_fd, epoch=EPOCH + 1)) == 0
+
+
+@pytest.mark.parametrize("call", ["open", "pwrite", "rename"])
+def test_a_failed_save_leaves_the_last_one(pool_fd: int, tmp_path: Path, call: str) -> None:
+    filled(pool_fd)
+    syscalls = FailingSyscalls([call], 1, errno.ENOSPC)
+    with syscalls.pause():
+        heat = opened(pool_fd, syscalls=syscalls)
+    note(heat, 3000)
+    heat.save()
+    assert syscalls.failed == 1
+    assert not (tmp_path / TEMPORARY_NAME).exists()
+    assert len(opened(pool_fd)) == 1451
+
+
+@pytest.mark.parametrize("call", ["open", "pread", "preadv", "fstat"])
+def test_a_file_that_cannot_be_read_is_a_cold_start(
+    pool_fd: int, call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled(pool_fd)
+    syscalls = FailingSyscalls([call], 1, errno.EIO)
+    assert len(opened(pool_fd, syscalls=syscalls)) == 0
+    assert syscalls.failed == 1
+    assert "is not known any more" in caplog.text
+
+
+def test_a_row_that_moved_during_the_save_is_read_once(pool_fd: int, tmp_path: Path) -> None:
+    heat = opened(pool_fd)
+    note(heat, 20, 21, 22)
+    heat.columns().ino[3] = 20  # what a save sees of it: twice
+    heat.save()
+    after = opened(pool_fd)
+    assert sorted(order(after)) == [20, 21]
+    assert after.held_bytes[Rank.PUBLISHED] == 2 * MIB
+
+
+def test_a_read_only_mount_learns_and_writes_nothing(pool_fd: int, tmp_path: Path) -> None:
+    heat = opened(pool_fd, read_only=True)
+    note(heat, 20)
+    heat.touch(InodeNo(20))
+    assert len(heat) == 0
+    assert not heat.save_due(1e9)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_save_is_due_once_a_minute_if_anything_was_touched(pool_fd: int) -> None:
+    heat = opened(pool_fd)
+    note(heat, 20)
+    assert heat.save_due(100.0)
+    assert not heat.save_due(159.0)
+    assert not heat.save_due(160.0)
+    heat.touch(InodeNo(20))
+    assert not heat.save_due(159.0)
+    assert heat.save_due(160.0)

@@ -1,0 +1,249 @@
+"""The heat of a running store: what touches it, and how it follows the index."""
+
+import dataclasses
+import stat
+from typing import Final
+
+import numpy as np
+import pytest
+
+from kvfs.attributes import Change
+from kvfs.eviction import BURST_BITS, Rank
+from kvfs.heat_file import FILE_NAME
+from kvfs.policy import EVICT
+from kvfs.store import Store
+from kvfs.types import ROOT_INODE, InodeNo
+from tests.support.stores import DIRECTORY, FILE, Host, put, settle
+
+BLOCK: Final = b"k" * 70_000
+SMALL: Final = b"{}"
+
+
+def stored(store: Store, parent: InodeNo, name: bytes, data: bytes = BLOCK) -> InodeNo:
+    """Store a block as connectors do: under a temporary name, then renamed."""
+    ino = put(store, parent, name + b".tmp", data)
+    store.rename(parent, name + b".tmp", parent, name, replace=True)
+    return ino
+
+
+def rank(store: Store, ino: InodeNo) -> Rank:
+    """Return the rank of *ino* in the heat."""
+    columns = store.pool.heat.columns()
+    return Rank(int(columns.rank[columns.ino == ino][0]))
+
+
+def stamp(store: Store, ino: InodeNo) -> int:
+    """Return when *ino* was touched last."""
+    columns = store.pool.heat.columns()
+    return int(columns.touched[columns.ino == ino][0])
+
+
+def known(store: Store) -> set[int]:
+    """Return the inodes in the heat."""
+    inos = store.pool.heat.columns().ino
+    return set(inos[inos != 0].tolist())
+
+
+def directory(store: Store, name: bytes, parent: InodeNo = ROOT_INODE) -> InodeNo:
+    """Make a directory."""
+    ino, _ = store.namespace.make_node(parent, name, DIRECTORY, 0, 0)
+    return ino
+
+
+def test_published_blocks_have_their_rank(running: Host) -> None:
+    store = running.store
+    block = stored(store, ROOT_INODE, b"block")
+    small = stored(store, ROOT_INODE, b"config.json", SMALL)
+    directory(store, b"dir")
+    assert known(store) == {block, small}
+    assert rank(store, block) is Rank.PUBLISHED
+    assert rank(store, small) is Rank.SMALL
+    held_bytes = running.allocated_bytes(block)
+    assert store.pool.heat.held_bytes[Rank.PUBLISHED] == held_bytes
+    store.namespace.unlink(ROOT_INODE, b"block")
+    assert known(store) == {small}
+
+
+def test_a_block_that_is_being_rewritten_does_not_go(running: Host) -> None:
+    store = running.store
+    ino = stored(store, ROOT_INODE, b"block")
+    opened = store.blocks.open(ino, writer=True, truncate=False)
+    assert rank(store, ino) is Rank.NEVER
+    store.blocks.close(opened, writer=True)
+    assert rank(store, ino) is Rank.PUBLISHED
+
+
+def test_a_replaced_block_is_forgotten(running: Host) -> None:
+    store = running.store
+    old = stored(store, ROOT_INODE, b"block")
+    new = stored(store, ROOT_INODE, b"block")
+    assert known(store) == {new}
+    assert old not in store.pool.heat
+
+
+def test_opening_is_a_touch(running: Host) -> None:
+    store = running.store
+    ino = stored(store, ROOT_INODE, b"block")
+    before = stamp(store, ino)
+    opened = store.blocks.open(ino, writer=False, truncate=False)
+    assert stamp(store, ino) > before
+    store.blocks.close(opened, writer=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_touch"),
+    [
+        (Change(atime_ns=5), True),  # llm-d: utimensat(UTIME_NOW, UTIME_OMIT)
+        (Change(atime_ns=5, mtime_ns=5), True),  # UCM: utime(path, NULL)
+        (Change(mode=0o600), False),
+    ],
+)
+def test_setting_the_access_time_is_a_touch(running: Host, change: Change, is_touch: bool) -> None:
+    store = running.store
+    ino = stored(store, ROOT_INODE, b"block")
+    before = stamp(store, ino)
+    store.attributes.change(ino, change)
+    assert (stamp(store, ino) > before) == is_touch
+
+
+def test_a_touch_writes_no_index(running: Host) -> None:
+    store = running.store
+    ino = stored(store, ROOT_INODE, b"block")
+    before = store.pool.index.inode(ino)
+    last = store.pool.index._env.info()["last_txnid"]
+    opened = store.blocks.open(ino, writer=False, truncate=False)
+    store.blocks.close(opened, writer=False)
+    store.pool.heat.touch(ino)
+    assert store.pool.index.inode(ino) == before
+    assert store.pool.index._env.info()["last_txnid"] == last
+
+
+# ---- policies of directories ----
+
+
+def test_a_policy_counts_for_what_is_below_already(running: Host) -> None:
+    store = running.store
+    above = directory(store, b"above")
+    below = directory(store, b"below", above)
+    ino = stored(store, below, b"block")
+    for value, wanted in (
+        (b"never", Rank.NEVER),
+        (b"first", Rank.FIRST),
+        (b"auto", Rank.PUBLISHED),
+    ):
+        store.attributes.set_xattr(above, EVICT, value)
+        assert not store.pool.heat_scan.done
+        settle(store)
+        assert store.pool.heat_scan.done
+        assert rank(store, ino) is wanted
+        assert rank(store, stored(store, below, b"later")) is wanted
+
+
+def test_a_policy_that_changes_during_the_walk_counts_too(running: Host) -> None:
+    store = running.store
+    above = directory(store, b"above")
+    inos = [stored(store, above, b"%d" % number) for number in range(100)]
+    settle(store)
+    store.attributes.set_xattr(above, EVICT, b"first")
+    assert store.pool.background.run_one()  # some of them are ranked anew
+    store.attributes.set_xattr(above, EVICT, b"never")
+    settle(store)
+    assert {rank(store, ino) for ino in inos} == {Rank.NEVER}
+
+
+def test_a_directory_that_moves_below_a_policy_follows_it(running: Host) -> None:
+    store = running.store
+    above, moved = directory(store, b"above"), directory(store, b"moved")
+    store.attributes.set_xattr(above, EVICT, b"never")
+    ino = stored(store, moved, b"block")
+    settle(store)
+    store.rename(ROOT_INODE, b"moved", ROOT_INODE, b"renamed", replace=True)
+    assert store.pool.heat_scan.done  # nothing changes for what lies below
+    store.rename(ROOT_INODE, b"renamed", above, b"moved", replace=True)
+    settle(store)
+    assert rank(store, ino) is Rank.NEVER
+    store.rename(above, b"moved", ROOT_INODE, b"moved", replace=True)
+    settle(store)
+    assert rank(store, ino) is Rank.PUBLISHED
+
+
+# ---- starts ----
+
+
+def test_a_restart_keeps_the_order_of_touches(running: Host) -> None:
+    store = running.store
+    inos = [stored(store, ROOT_INODE, b"%d" % number) for number in range(5)]
+    for ino in (inos[1], inos[0]):
+        store.pool.heat.touch(ino)
+    stamps = [stamp(store, ino) for ino in inos]
+    running.stop()
+    store = running.start()
+    assert [stamp(store, ino) for ino in inos] == stamps
+    settle(store)
+    assert [stamp(store, ino) for ino in inos] == stamps
+    assert known(store) == set(inos)
+
+
+@pytest.mark.parametrize("end", ["kill", "lose_power"])
+def test_blocks_stored_since_the_last_save_are_found(
+    running: Host, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = running.store
+    kept, removed = (stored(store, ROOT_INODE, name) for name in (b"kept", b"removed"))
+    store.pool.heat.save()
+    store.namespace.unlink(ROOT_INODE, b"removed")
+    later = stored(store, ROOT_INODE, b"later")
+    store.pool.graves.give_way()
+    store.pool.background.hurry()  # the identities are on the device
+    getattr(running, end)()
+    store = running.start()
+    assert known(store) == {kept, removed}
+    settle(store)
+    assert known(store) == {kept, later}
+    assert rank(store, later) is Rank.PUBLISHED
+    assert ("rebuilt" in caplog.text) == (end == "lose_power")
+
+
+def test_without_its_file_the_oldest_change_counts_as_the_oldest_touch(running: Host) -> None:
+    seconds = iter(range(1_790_000_000, 1_800_000_000, 10))
+    store = running.store
+    store.pool.clock_ns = lambda: next(seconds) * 10**9
+    inos = [stored(store, ROOT_INODE, b"%d" % number) for number in range(5)]
+    store.attributes.change(inos[0], Change(atime_ns=5, mtime_ns=5))
+    running.stop()
+    (running.path / FILE_NAME).unlink()
+    store = running.start()
+    settle(store)
+    bursts = [stamp(store, ino) >> BURST_BITS for ino in inos]
+    assert np.argsort(bursts).tolist() == [1, 2, 3, 4, 0]
+    assert all(store.pool.heat.columns().touches[store.pool.heat.columns().ino != 0] == 1)
+
+
+def test_a_policy_in_the_settings_counts_from_the_next_start(running: Host) -> None:
+    store = running.store
+    ino = stored(store, directory(store, b"models"), b"block")
+    assert rank(store, ino) is Rank.PUBLISHED
+    running.stop()
+    policies = {"/models": {"evict": "never"}}
+    store = running.start(settings=dataclasses.replace(running.settings, policies=policies))
+    settle(store)
+    assert rank(store, ino) is Rank.NEVER
+
+
+def test_drafts_and_special_files_are_not_in_the_heat(running: Host) -> None:
+    store = running.store
+    store.namespace.make_node(ROOT_INODE, b"fifo", stat.S_IFIFO | 0o644, 0, 0)
+    opened, _ = store.blocks.create(ROOT_INODE, b"draft", FILE, 0, 0)
+    store.pool.heat_scan.start()
+    settle(store)
+    assert known(store) == set()
+    store.blocks.close(opened, writer=True)
+    assert known(store) == {opened.ino}
+
+
+def test_a_read_only_start_has_no_heat(running: Host) -> None:
+    stored(running.store, ROOT_INODE, b"block")
+    running.stop()
+    store = running.start(settings=running.read_only())
+    settle(store)
+    assert known(store) == set()

@@ -1,0 +1,92 @@
+"""The policies on a recorded hour of prompts: the hits that are known for them from elsewhere.
+
+The figures are those of exact LRU and ARC, one victim at a time; docs/eviction.md has the table.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvfs.eviction import Columns, Lru, Policy, policy_named
+from kvfs.heat import Heat
+from kvfs.syscalls import Syscalls
+from tests.support.trace import Outcome, Request, footprint, read_trace, replay
+
+#: Cache in percent of all blocks -> policy -> prefix hits and blocks written, in percent of all
+#: accesses.
+KNOWN: Final = {
+    1: {"lru": (5.2, 95), "arc": (6.4, 94)},
+    2: {"lru": (7.9, 92), "arc": (9.0, 91)},
+    5: {"lru": (19.5, 80), "arc": (21.0, 79)},
+    10: {"lru": (27.8, 72), "arc": (28.4, 72)},
+    20: {"lru": (34.5, 66), "arc": (32.0, 68)},
+}
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Request]:
+    """The trace."""
+    return read_trace()
+
+
+@pytest.fixture
+def pool_fd(tmp_path: Path) -> Iterator[int]:
+    """A pool directory without anything in it."""
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yield fd
+    os.close(fd)
+
+
+def outcome(pool_fd: int, requests: list[Request], policy: Policy, percent: int) -> Outcome:
+    """Replay *requests* on a pool of *percent* of their blocks."""
+    heat = Heat(pool_fd, Syscalls(), epoch=1, read_only=False, policy=policy, now_s=0)
+    return replay(requests, heat, footprint(requests) * percent // 100)
+
+
+def test_the_trace_is_the_one_that_the_figures_are_of(requests: list[Request]) -> None:
+    assert len(requests) == 12_031
+    assert sum(len(request.blocks) for request in requests) == 288_500
+    assert footprint(requests) == 182_790
+
+
+@pytest.mark.parametrize(
+    "percent", [5, *(pytest.param(p, marks=pytest.mark.proof) for p in (1, 2, 10, 20))]
+)
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_the_hits_are_those_of_the_exact_policy(
+    pool_fd: int, requests: list[Request], policy: str, percent: int
+) -> None:
+    """Victims in batches, a burst as the unit of time, ghosts in a table: next to no difference."""
+    prefix_hits, written = KNOWN[percent][policy]
+    found = outcome(pool_fd, requests, policy_named(policy), percent)
+    assert found.prefix_hits == pytest.approx(prefix_hits, abs=0.7)
+    assert found.written == pytest.approx(written, abs=1.0)
+
+
+class HeadFirst(Lru):
+    """LRU by the order of touches alone, under which a prompt's head goes before its tail."""
+
+    def victims(
+        self, columns: Columns, *, bytes_wanted: int, count_max: int, **_: object
+    ) -> NDArray[np.uint64]:
+        """Return the longest untouched."""
+        rows = np.flatnonzero(columns.ino)
+        rows = rows[np.argsort(columns.touched[rows])]
+        ends_bytes = np.cumsum(columns.allocated_bytes[rows])
+        return columns.ino[rows[: int(np.searchsorted(ends_bytes, np.uint64(bytes_wanted))) + 1]]
+
+
+@pytest.mark.parametrize(
+    "percent", [pytest.param(p, marks=pytest.mark.proof) for p in (1, 2, 5, 10, 20)]
+)
+def test_tails_before_heads_costs_nothing(
+    pool_fd: int, requests: list[Request], percent: int
+) -> None:
+    tails = outcome(pool_fd, requests, Lru(), percent)
+    heads = outcome(pool_fd, requests, HeadFirst(), percent)
+    assert tails.prefix_hits >= heads.prefix_hits - 0.1
