@@ -1,7 +1,7 @@
 #!/bin/sh
 # sh tests/connectors/install.sh VENV: installs the real connectors, pinned, into the virtual
 # environment VENV (a folder, or the python in it; made when it is not there, with $PYTHON or
-# python3). Unattended; needs Python 3.11 or later, a C compiler and the package index; some 800 MB
+# python3). Unattended; needs Python 3.11 or later, a C compiler and the package index; some 900 MB
 # of downloads, most of it torch and vLLM, and 1.7 GB on disk. A second run finds its work done.
 # Tests then want KVFS_CONNECTORS_PYTHON=VENV/bin/python, or VENV to be .venv-connectors.
 #
@@ -18,7 +18,7 @@ esac
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
 python=$venv/bin/python
 
-wanted=$(cat "$here/requirements.txt" "$here/install.sh" "$here/unpack.py" "$here/drivers/open_log.c" | cksum)
+wanted=$(cat "$here/requirements.txt" "$here/install.sh" "$here"/unpack*.py "$here/drivers/open_log.c" | cksum)
 if [ "$(cat "$venv/connectors-installed" 2>/dev/null)" = "$wanted" ]; then
     exit 0
 fi
@@ -36,6 +36,13 @@ pip download --quiet --no-deps --only-binary :all: --dest "$wheels" \
     mooncake-transfer-engine-non-cuda==0.3.13.post1
 "$python" "$here/unpack.py" "$venv/unpacked" "$wheels"/*.whl
 chmod +x "$venv/unpacked/mooncake/mooncake_master"
+
+# The projects' own tests are in their sdists. pip runs an sdist's set-up before it believes its
+# version; these variables keep it from looking for CUDA. Nothing is built.
+NO_CUDA_EXT=1 VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=0.33.0 \
+    pip download --quiet --no-deps --no-binary :all: --no-build-isolation --dest "$wheels" \
+    lmcache==0.5.6 vllm==0.33.0
+"$python" "$here/unpack_tests.py" "$venv/own-tests" "$wheels"/*.tar.gz
 
 # Mooncake's wheel leaves these to the system.
 if ! ldconfig -p | grep -q libibverbs.so.1 || ! ldconfig -p | grep -q libcurl.so.4; then

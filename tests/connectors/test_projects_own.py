@@ -1,0 +1,106 @@
+"""The projects' own tests of these backends, from their sdists, in a directory on the mount.
+
+What they make with pytest's ``tmp_path`` and with ``tempfile`` lies there.
+"""
+
+import subprocess
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import ClassVar, Final
+
+import pytest
+
+from tests.connectors.connector import DRIVERS, environment
+from tests.connectors.skips import listed
+from tests.support.mounting import Mounted, Reference
+
+pytestmark = pytest.mark.connectors
+
+RUN_WAIT_S: Final = 280.0
+
+LMCACHE: Final = (
+    "tests/v1/distributed/test_fs_l2_adapter_delete.py",
+    "tests/v1/distributed/test_nixl_store_dynamic_l2_adapter.py",
+    "tests/v1/distributed/test_nixl_store_l2_adapter.py",
+    "tests/v1/storage_backend/test_fs_connector.py",
+    "tests/v1/storage_backend/test_fs_native_connector.py",
+    "tests/v1/storage_backend/test_local_disk_backend.py",
+    "tests/v1/storage_backend/test_local_disk_put_admission.py",
+    "tests/v1/test_nixl_storage.py",
+)
+VLLM: Final = ("tests/v1/kv_offload/tiering/test_fs_tier.py",)
+VLLM_ENGINE: Final = "test_cascade_store_emits_fs_event_through_tiering_manager"
+"""Imports vllm.config and with it the engine, which is not installed here."""
+
+
+def run_own(
+    python: Path, project: str, files: tuple[str, ...], directory: Path, *options: str
+) -> dict[str, str]:
+    """Run a project's tests with their files in ``directory``; the outcome of each, by name."""
+    report = directory / "report.xml"
+    (directory / "tmp").mkdir()
+    done = subprocess.run(
+        [
+            *(str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "own_tests"),
+            *("--rootdir", ".", f"--basetemp={directory}/base", f"--junit-xml={report}"),
+            *options,
+            *files,
+        ],
+        cwd=python.parent.parent / "own-tests" / project,
+        env={
+            **environment(python),
+            "PYTHONPATH": f"{environment(python)['PYTHONPATH']}:{DRIVERS}",
+            "TMPDIR": f"{directory}/tmp",
+        },
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        timeout=RUN_WAIT_S,
+        text=True,
+        check=False,
+    )
+    assert report.exists(), f"{done.stdout}\n{done.stderr}"
+    cases = ET.parse(report).getroot().iter("testcase")
+    outcomes = {f"{case.get('classname')}::{case.get('name')}": outcome_of(case) for case in cases}
+    report.unlink()
+    return outcomes
+
+
+def outcome_of(case: ET.Element) -> str:
+    """Say ``passed``, ``skipped``, or what failed."""
+    for child in case:
+        if child.tag in ("failure", "error"):
+            return f"{child.tag}: {child.get('message')}"
+        if child.tag == "skipped":
+            return "skipped"
+    return "passed"
+
+
+class TestProjectsOwn:
+    """One mount for both projects."""
+
+    data_path: ClassVar[str] = "auto"
+
+    def passes(self, mount: Mounted | Reference, outcomes: dict[str, str], passed_min: int) -> None:
+        """All that is not in the list of skips has passed, and it was on the mount."""
+        failed = {
+            name: said for name, said in outcomes.items() if said not in ("passed", "skipped")
+        }
+        assert failed == {}
+        skipped = {name.rpartition("::")[2] for name, said in outcomes.items() if said == "skipped"}
+        assert skipped <= set(listed()), "say in docs/connectors.md why these are skipped"
+        assert list(outcomes.values()).count("passed") >= passed_min
+        if isinstance(mount, Mounted):
+            assert mount.requests()["CREATE"] >= passed_min // 4
+
+    def test_lmcache(
+        self, connectors_python: Path, mount: Mounted | Reference, kv_dir: Path
+    ) -> None:
+        outcomes = run_own(connectors_python, "lmcache", LMCACHE, kv_dir)
+        self.passes(mount, outcomes, 165)
+
+    def test_vllm(self, connectors_python: Path, mount: Mounted | Reference, kv_dir: Path) -> None:
+        assert VLLM_ENGINE in listed()
+        outcomes = run_own(
+            connectors_python, "vllm", VLLM, kv_dir, f"--deselect={VLLM[0]}::{VLLM_ENGINE}"
+        )
+        self.passes(mount, outcomes, 44)
