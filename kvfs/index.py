@@ -12,7 +12,8 @@ from typing import Final, Self
 
 import lmdb
 
-from kvfs.errors import Damaged, Exists, FormatUnknown, IndexDamaged, NoSpace
+from kvfs.errors import Damaged, Exists, NoSpace
+from kvfs.index_environment import check_format, open_environment
 from kvfs.index_errors import raise_index_error
 from kvfs.index_file import (
     DATA_NAME,
@@ -23,6 +24,7 @@ from kvfs.index_file import (
 )
 from kvfs.index_transaction import Rows, WriteTransaction
 from kvfs.pending_rows import PendingRows
+from kvfs.record_cache import RecordCache
 from kvfs.records import (
     COUNTERS_KEY,
     FORMAT_KEY,
@@ -37,7 +39,6 @@ from kvfs.records import (
     pack_format,
     parse_child_key,
     parse_counters,
-    parse_format,
     parse_inode,
     parse_inode_key,
     parse_name,
@@ -82,6 +83,7 @@ class Index:
         self._commits_to_look = 0
         self._file: IndexFile | None = None
         self._pending = PendingRows()
+        self._records = RecordCache()
         self._writing = False
         used_bytes = check_data_file(path, spare_pages=0 if read_only else SPARE_PAGES)
         with contextlib.ExitStack() as parts:
@@ -90,10 +92,10 @@ class Index:
                 parts.callback(self._file.close)
                 self._file.cover(used_bytes)
             # Looked at read-only first: an index that is refused stays as it was.
-            _check_format(path, map_size_bytes)
+            check_format(path, map_size_bytes)
             if not read_only:
                 allocate_lock_file(path, self._syscalls)
-            self._env = _open_environment(path, map_size_bytes, read_only=read_only)
+            self._env = open_environment(path, map_size_bytes, read_only=read_only)
             parts.callback(self._env.close)
             self._begin = self._env.begin
             self._page_bytes: int = self._env.stat()["psize"]
@@ -120,7 +122,7 @@ class Index:
         if os.path.lexists(f"{path}/{DATA_NAME}"):
             raise Exists(f"index: {DATA_NAME} is there already")
         allocate_lock_file(path, calls)
-        env = _open_environment(path, map_size_bytes, read_only=False)
+        env = open_environment(path, map_size_bytes, read_only=False)
         try:
             file = IndexFile(path, preallocate_bytes, map_size_bytes, calls)
             try:
@@ -159,8 +161,15 @@ class Index:
 
     def inode(self, ino: InodeNo) -> InodeRecord | None:
         """Return the record of *ino*."""
-        raw = self._get(inode_key(ino))
-        return None if raw is None else parse_inode(raw)
+        key = inode_key(ino)
+        record = self._records.get(key)
+        if record is None:
+            raw = self._get(key)
+            if raw is None:
+                return None
+            record = parse_inode(raw)
+            self._records.remember(key, record)
+        return record
 
     def children(self, parent: InodeNo, after: InodeNo, limit: int) -> list[tuple[InodeNo, bytes]]:
         """Return up to *limit* (inode, name) of *parent*, by inode number, above *after*.
@@ -223,7 +232,7 @@ class Index:
         One that is not *lasting* is seen by every read at once, but a killed process may lose it:
         it is committed with the next one that is, or by ``settle``.
         """
-        commit = self._commit if lasting else self._defer
+        commit = self._keep if lasting else self._defer
         return WriteTransaction(self._get, self._keys, commit, self._claim)
 
     def settle(self) -> None:
@@ -283,11 +292,16 @@ class Index:
             raise OSError(errno.EDEADLK, "index: a transaction inside a transaction")
         self._writing = begins
 
-    def _defer(self, rows: Rows) -> None:
+    def _defer(self, rows: Rows, records: dict[bytes, InodeRecord]) -> None:
         if self._pending.full:
             self._commit(rows)
         else:
             self._pending.update(rows)
+        self._records.learn(rows, records)
+
+    def _keep(self, rows: Rows, records: dict[bytes, InodeRecord]) -> None:
+        self._commit(rows)
+        self._records.learn(rows, records)
 
     def _commit(self, rows: Rows) -> None:
         """Write *rows* and all that wait, in one LMDB transaction; failing, those go on waiting."""
@@ -342,45 +356,3 @@ class Index:
         except lmdb.Error as error:
             raise_index_error(error)
         return found
-
-
-def _check_format(path: str, map_size_bytes: int) -> None:
-    """Raise IndexDamaged or FormatUnknown unless the index names the format known here."""
-    env = _open_environment(path, map_size_bytes, read_only=True)
-    try:
-        with env.begin() as txn:
-            raw = txn.get(FORMAT_KEY)
-        version = None if raw is None else parse_format(raw)
-    except (lmdb.Error, Damaged) as error:
-        raise IndexDamaged(f"index: {error}") from None
-    finally:
-        env.close()
-    if version is None:
-        raise IndexDamaged("index: it names no format version")
-    if version != INDEX_FORMAT:
-        raise FormatUnknown(f"index: found format {version}, supported is {INDEX_FORMAT}")
-
-
-def _open_environment(path: str, map_size_bytes: int, *, read_only: bool) -> lmdb.Environment:
-    """Open LMDB without any fsync of its own; raises IndexDamaged, OSError.
-
-    ``writemap`` stays off: a wild write of this process could not reach the index. ``lock`` is on
-    so that a copy taken in a thread pins its pages; read-only opens leave the lock file alone.
-    ``max_spare_txns=1`` keeps one ended read transaction for the next ``begin``.
-    """
-    try:
-        return lmdb.Environment(
-            path,
-            map_size=map_size_bytes,
-            readonly=read_only,
-            create=False,
-            mode=0o700,
-            sync=False,
-            metasync=False,
-            writemap=False,
-            lock=not read_only,
-            max_dbs=0,
-            max_spare_txns=1,
-        )
-    except lmdb.Error as error:
-        raise IndexDamaged(f"index: {error}") from None

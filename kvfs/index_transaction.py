@@ -45,13 +45,13 @@ class WriteTransaction:
     OSError when the device fails; nothing has changed then.
     """
 
-    __slots__ = ("_claim", "_commit", "_keys", "_read", "_rows")
+    __slots__ = ("_claim", "_commit", "_keys", "_read", "_records", "_rows")
 
     def __init__(
         self,
         read: Callable[[bytes], bytes | None],
         keys: Callable[[bytes], list[bytes]],
-        commit: Callable[[Rows], None],
+        commit: Callable[[Rows, dict[bytes, InodeRecord]], None],
         claim: Callable[[bool], None],
     ) -> None:
         """Prepare a transaction over *read* (one row) and *keys* (those with a prefix).
@@ -63,6 +63,8 @@ class WriteTransaction:
         self._keys = keys
         self._commit = commit
         self._rows: Rows = {}
+        #: What the inode rows of these were packed from.
+        self._records: dict[bytes, InodeRecord] = {}
 
     def __enter__(self) -> Self:
         """Begin. Raises OSError inside another one, whose rows it would not see."""
@@ -78,7 +80,7 @@ class WriteTransaction:
         """Commit, or forget and translate the error."""
         self._claim(False)
         if kind is None:
-            self._commit(self._rows)
+            self._commit(self._rows, self._records)
         elif isinstance(error, lmdb.Error):
             raise_index_error(error)
 
@@ -88,9 +90,11 @@ class WriteTransaction:
 
     def _put(self, key: bytes, value: bytes) -> None:
         self._rows[key] = value
+        self._records.pop(key, None)
 
     def _delete(self, key: bytes) -> None:
         self._rows[key] = None
+        self._records.pop(key, None)
 
     def lookup(self, parent: InodeNo, name: bytes) -> InodeNo | None:
         """Return the inode that *name* in *parent* leads to; raises Damaged."""
@@ -118,11 +122,15 @@ class WriteTransaction:
 
     def put_inode(self, ino: InodeNo, record: InodeRecord) -> None:
         """Write the record of *ino*, new or not."""
-        self._put(inode_key(ino), pack_inode(record))
+        key = inode_key(ino)
+        self._rows[key] = pack_inode(record)
+        self._records[key] = record
 
     def delete_inode(self, ino: InodeNo) -> None:
         """Remove the record of *ino*, if there is one."""
-        self._delete(inode_key(ino))
+        key = inode_key(ino)
+        self._rows[key] = None
+        self._records.pop(key, None)
 
     def put_name(self, parent: InodeNo, name: bytes, ino: InodeNo) -> None:
         """Make *name* in *parent* lead to *ino*, for lookup and for readdir.

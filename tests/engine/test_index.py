@@ -14,6 +14,7 @@ from kvfs import records
 from kvfs.errors import Damaged, Exists, NoSpace, ReadOnly
 from kvfs.index import Index
 from kvfs.pending_rows import PENDING_MAX
+from kvfs.record_cache import RECORDS_MAX
 from kvfs.records import Counters
 from kvfs.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 from tests.support.failing_syscalls import FailingSyscalls
@@ -274,6 +275,7 @@ KILLED: Final = """
 import os, signal, sys
 from kvfs.index import Index
 from kvfs.pending_rows import PENDING_MAX
+from kvfs.record_cache import RECORDS_MAX
 index = Index(sys.argv[1], map_size_bytes=64 << 20, preallocate_bytes=1 << 20)
 with index.write() as txn:
     txn.put_name(1, b"committed", 20)
@@ -377,3 +379,24 @@ def test_only_so_many_rows_wait(path: Path) -> None:
             with index.write(lasting=False) as txn:
                 txn.put_name(ROOT_INODE, b"%d" % number, InodeNo(100 + number))
     assert commits.calls == 2
+
+
+def test_a_record_kept_parsed_is_what_the_index_says(path: Path) -> None:
+    with opened(path, syscalls=FailingSyscalls(["commit"], 2, errno.ENOSPC)) as index:
+        with index.write() as txn:
+            txn.put_inode(FILE, record(b"first"))
+        assert index.inode(FILE) == record(b"first")
+        with pytest.raises(NoSpace), index.write() as txn:
+            txn.put_inode(FILE, record(b"second"))
+        assert index.inode(FILE) == record(b"first")
+        with pytest.raises(KeyError), index.write() as txn:
+            txn.delete_inode(FILE)
+            raise KeyError
+        assert index.inode(FILE) == record(b"first")
+        with index.write() as txn:
+            txn.delete_inode(FILE)
+        assert index.inode(FILE) is None
+        for number in range(RECORDS_MAX + 10):
+            with index.write(lasting=False) as txn:
+                txn.put_inode(InodeNo(100 + number), record(b"%d" % number))
+        assert index.inode(InodeNo(100)) == record(b"0")
