@@ -13,8 +13,6 @@ import pytest
 from kvfs import records
 from kvfs.errors import Damaged, Exists, NoSpace, ReadOnly
 from kvfs.index import Index
-from kvfs.pending_rows import PENDING_MAX
-from kvfs.record_cache import RECORDS_MAX
 from kvfs.records import Counters
 from kvfs.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 from tests.support.failing_syscalls import FailingSyscalls
@@ -274,8 +272,6 @@ def test_a_clean_stop_and_start_keep_everything(path: Path) -> None:
 KILLED: Final = """
 import os, signal, sys
 from kvfs.index import Index
-from kvfs.pending_rows import PENDING_MAX
-from kvfs.record_cache import RECORDS_MAX
 index = Index(sys.argv[1], map_size_bytes=64 << 20, preallocate_bytes=1 << 20)
 with index.write() as txn:
     txn.put_name(1, b"committed", 20)
@@ -317,86 +313,3 @@ def test_close_twice_is_fine(path: Path) -> None:
     index.close()
     with opened(path) as again:
         assert again.counters() == Counters()
-
-
-def test_rows_that_need_not_last_are_read_at_once_and_kept_with_the_next_that_do(
-    path: Path,
-) -> None:
-    commits = FailingSyscalls(["commit"])
-    with opened(path, syscalls=commits) as index:
-        with index.write(lasting=False) as txn:
-            txn.put_name(ROOT_INODE, b"draft", FILE)
-        assert index.lookup(ROOT_INODE, b"draft") == FILE
-        assert commits.calls == 0
-        with index.write() as txn:
-            txn.delete_name(ROOT_INODE, b"draft", FILE)
-            txn.put_name(ROOT_INODE, b"final", FILE)
-        assert commits.calls == 1
-        assert index.lookup(ROOT_INODE, b"draft") is None
-        assert index.children(ROOT_INODE, InodeNo(0), 10) == [(FILE, b"final")]
-        assert commits.calls == 1
-
-
-def test_a_listing_a_settling_and_a_close_commit_what_waits(path: Path) -> None:
-    commits = FailingSyscalls(["commit"])
-    with opened(path, syscalls=commits) as index:
-        with index.write(lasting=False) as txn:
-            txn.put_xattr(FILE, b"user.a", b"1")
-            txn.put_name(ROOT_INODE, b"name", FILE)
-        assert index.children(ROOT_INODE, InodeNo(0), 10) == [(FILE, b"name")]
-        assert commits.calls == 1
-        with index.write(lasting=False) as txn:
-            txn.put_xattr(FILE, b"user.b", b"2")
-            txn.delete_xattrs(FILE)
-        assert index.xattr(FILE, b"user.a") is index.xattr(FILE, b"user.b") is None
-        index.settle()
-        index.settle()
-        assert commits.calls == 2
-        with index.write(lasting=False) as txn:
-            txn.put_name(ROOT_INODE, b"late", InodeNo(21))
-    with opened(path) as index:
-        assert index.xattrs(FILE) == []
-        assert index.lookup(ROOT_INODE, b"late") == 21
-
-
-def test_what_waits_outlives_a_commit_that_fails(path: Path) -> None:
-    with opened(path, syscalls=FailingSyscalls(["commit"], 1, errno.ENOSPC)) as index:
-        with index.write(lasting=False) as txn:
-            txn.put_name(ROOT_INODE, b"draft", FILE)
-        with pytest.raises(NoSpace), index.write() as txn:
-            txn.put_name(ROOT_INODE, b"other", InodeNo(21))
-        assert index.lookup(ROOT_INODE, b"draft") == FILE
-        assert index.lookup(ROOT_INODE, b"other") is None
-        index.settle()
-    with opened(path) as index:
-        assert index.lookup(ROOT_INODE, b"draft") == FILE
-
-
-def test_only_so_many_rows_wait(path: Path) -> None:
-    commits = FailingSyscalls(["commit"])
-    with opened(path, syscalls=commits) as index:
-        for number in range(PENDING_MAX):
-            with index.write(lasting=False) as txn:
-                txn.put_name(ROOT_INODE, b"%d" % number, InodeNo(100 + number))
-    assert commits.calls == 2
-
-
-def test_a_record_kept_parsed_is_what_the_index_says(path: Path) -> None:
-    with opened(path, syscalls=FailingSyscalls(["commit"], 2, errno.ENOSPC)) as index:
-        with index.write() as txn:
-            txn.put_inode(FILE, record(b"first"))
-        assert index.inode(FILE) == record(b"first")
-        with pytest.raises(NoSpace), index.write() as txn:
-            txn.put_inode(FILE, record(b"second"))
-        assert index.inode(FILE) == record(b"first")
-        with pytest.raises(KeyError), index.write() as txn:
-            txn.delete_inode(FILE)
-            raise KeyError
-        assert index.inode(FILE) == record(b"first")
-        with index.write() as txn:
-            txn.delete_inode(FILE)
-        assert index.inode(FILE) is None
-        for number in range(RECORDS_MAX + 10):
-            with index.write(lasting=False) as txn:
-                txn.put_inode(InodeNo(100 + number), record(b"%d" % number))
-        assert index.inode(InodeNo(100)) == record(b"0")
