@@ -19,6 +19,8 @@ KEEP: Final = {
         "sglang/srt/environ.py",
         "sglang/srt/mem_cache/hicache_storage.py",
         "sglang/srt/mem_cache/storage/file/*.py",
+        "sglang/srt/mem_cache/storage/mmap/*.py",
+        "sglang/srt/mem_cache/storage/nixl/*.py",
     ],
     "vllm": [
         "vllm/distributed/kv_transfer/kv_connector/v1/offloading/canonical_mapping.py",
