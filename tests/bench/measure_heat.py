@@ -1,26 +1,37 @@
 """Measure the heat: ``python -m tests.bench.measure_heat [BLOCKS]``; JSON on standard output.
 
 A million blocks unless told otherwise, touched at random, then victims chosen in a thread while
-this one goes on touching, as the loop does. Times in microseconds or milliseconds, memory in MB.
-Not collected by pytest.
+this one goes on touching, as the loop does; and a store that starts on an index of as many. Times
+in microseconds or milliseconds, ``cpu`` for processor time (the wall's is that of a machine with
+others on it), memory in MB. Not collected by pytest.
 """
 
+import dataclasses
 import itertools
 import json
 import os
 import random
+import stat
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
+from kvfs import evictable
+from kvfs.devices import open_source
 from kvfs.eviction import Columns, Rank, policy_named
 from kvfs.heat import Heat
+from kvfs.index import Index
+from kvfs.index_place import index_path
+from kvfs.lifecycle import State
 from kvfs.syscalls import Syscalls
-from kvfs.types import FIRST_INODE, InodeNo
+from kvfs.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
+from tests.support.mounting import MEMORY_DIRECTORY
+from tests.support.stores import Host
 
 _BLOCK_BYTES: Final = 4 << 20
 _VICTIMS: Final = 1000
@@ -34,36 +45,39 @@ def rss_anon_mb() -> float:
     return int(kilobytes) * 1024 / 1e6
 
 
-def _mean_us(call: Callable[[int], object], over: Iterable[int]) -> float:
-    arguments = list(over)
-    start = time.perf_counter()
-    for argument in arguments:
+def _mean_us(call: Callable[[int], object], over: Collection[int]) -> float:
+    """Return the processor time of a call, the loop's part included."""
+    start_s = time.thread_time()
+    for argument in over:
         call(argument)
-    return (time.perf_counter() - start) / len(arguments) * 1e6
+    return (time.thread_time() - start_s) / len(over) * 1e6
 
 
-def _scan(columns: Columns, policy: str) -> float:
-    """Return how long it took to choose, in ms, best of several."""
-    taken_s = []
+def _scan(columns: Columns, policy: str) -> dict[str, float]:
+    """Return how long it took to choose in this thread, the median of several."""
+    wall_s, cpu_s = [], []
     chooser = policy_named(policy)
     for _ in range(_SCANS):
-        start = time.perf_counter()
+        start_s, start_cpu_s = time.perf_counter(), time.thread_time()
         victims = chooser.victims(
             columns, bytes_wanted=_VICTIMS * _BLOCK_BYTES, count_max=2 * _VICTIMS
         )
-        taken_s.append(time.perf_counter() - start)
+        wall_s.append(time.perf_counter() - start_s)
+        cpu_s.append(time.thread_time() - start_cpu_s)
         assert len(victims) == _VICTIMS
-    taken_s.sort()
-    return taken_s[_SCANS // 2] * 1e3
+    return {
+        "wall_ms": sorted(wall_s)[_SCANS // 2] * 1e3,
+        "cpu_ms": sorted(cpu_s)[_SCANS // 2] * 1e3,
+    }
 
 
-def _beside(heat: Heat, inos: list[int]) -> dict[str, float]:
+def _beside(heat: Heat, inos: Collection[int]) -> dict[str, object]:
     """Return what a scan in a thread costs, and what it does to touches meanwhile."""
     done = threading.Event()
-    taken_ms: list[float] = []
+    taken: list[dict[str, float]] = []
 
     def choose() -> None:
-        taken_ms.append(_scan(heat.columns(), heat.policy.name))
+        taken.append(_scan(heat.columns(), heat.policy.name))
         done.set()
 
     thread = threading.Thread(target=choose)
@@ -80,7 +94,7 @@ def _beside(heat: Heat, inos: list[int]) -> dict[str, float]:
     thread.join()
     gaps_ns.sort()
     return {
-        "victims_ms": taken_ms[0],
+        "victims": taken[0],
         "touch_p50_us": gaps_ns[len(gaps_ns) // 2] / 1e3,
         "touch_p999_us": gaps_ns[len(gaps_ns) * 999 // 1000] / 1e3,
         "touch_max_ms": gaps_ns[-1] / 1e6,
@@ -106,22 +120,18 @@ def measure_heat(blocks: int, directory: str) -> dict[str, object]:
         before_mb = rss_anon_mb()
         heat = opened("lru")
         first = int(FIRST_INODE)
-        worst_us = 0.0
 
         def note(ino: int) -> None:
-            nonlocal worst_us
-            start = time.perf_counter()
             heat.note(InodeNo(ino), _BLOCK_BYTES, Rank.PUBLISHED, ino * 2654435761 & 0xFFFFFFFF)
-            worst_us = max(worst_us, (time.perf_counter() - start) * 1e6)
 
-        note_us = _mean_us(note, range(first, first + blocks))
-        figures: dict[str, object] = {"blocks": blocks, "note_us": note_us, "note_max_us": worst_us}
+        figures: dict[str, object] = {"note_us": _mean_us(note, range(first, first + blocks))}
         figures["rss_anon_mb"] = rss_anon_mb() - before_mb
-        spread = random.Random(1).sample(range(first, first + blocks), min(blocks, 200_000))
-        for number in range(40):  # some age, and a third of them used again
-            heat.tick(float(number))
-            part = spread[number::40]
-            figures["touch_us"] = _mean_us(lambda ino: heat.touch(InodeNo(ino)), part)
+        draw = random.Random(1)
+        spread = array("Q", draw.sample(range(first, first + blocks), min(blocks, 200_000)))
+        for number in range(40):
+            heat.tick(float(number))  # each part at another time
+            touch_us = _mean_us(lambda ino: heat.touch(InodeNo(ino)), spread[number::40])
+        figures["touch_us"] = touch_us
         figures["scan"] = {name: _scan(heat.columns(), name) for name in ("lru", "arc")}
         figures["beside_touches"] = _beside(heat, spread[:10_000])
         figures["rss_anon_after_scans_mb"] = rss_anon_mb() - before_mb
@@ -138,7 +148,64 @@ def measure_heat(blocks: int, directory: str) -> dict[str, object]:
         os.close(pool_fd)
 
 
+def _fill(index: Index, blocks: int) -> None:
+    """Enter so many published blocks, some hundred in each of many directories."""
+    record = InodeRecord(
+        mode=stat.S_IFREG | 0o644, uid=0, gid=0, state=State.PUBLISHED, size_bytes=_BLOCK_BYTES,
+        allocated_bytes=_BLOCK_BYTES, atime_ns=1, mtime_ns=1, ctime_ns=1, btime_ns=1,
+        parent=ROOT_INODE, entries=0, subdirs=0, sequence=Sequence(1), name=b"",
+    )  # fmt: skip
+    for start in range(0, blocks, 10_000):
+        with index.write() as txn:
+            for number in range(start, min(start + 10_000, blocks)):
+                ino = InodeNo(FIRST_INODE + number)
+                name = b"meta-llama@8B@1@0@%032x.data" % (number * 0x9E3779B97F4A7C15)
+                txn.put_inode(ino, record._replace(name=name))
+                txn.put_name(ROOT_INODE, name, ino)
+
+
+def measure_pool(blocks: int, directory: str) -> dict[str, object]:
+    """Return the figures of a start on an index of so many *blocks* whose HEAT is lost."""
+    before_mb = rss_anon_mb()
+    made = Host(Path(directory), capacity_bytes=blocks * _BLOCK_BYTES)
+    made.settings = dataclasses.replace(
+        made.settings, index_map_bytes=64 << 30, policies={"/models": {"evict": "never"}}
+    )
+    with open_source(directory, read_only=False) as device:
+        index = Index(index_path(device.pool_fd), preallocate_bytes=1 << 20, syscalls=Syscalls())
+        with index:
+            _fill(index, blocks)
+    store = made.start()
+    try:
+        steps, start_s = 0, time.thread_time()
+        while not store.pool.heat_scan.done:
+            assert store.pool.background.run_one()
+            steps += 1
+        walk_s = time.thread_time() - start_s
+        assert len(store.pool.heat) == blocks
+        record = store.namespace.record(InodeNo(FIRST_INODE))
+        return {
+            "walk_s": walk_s,
+            "walk_step_us": walk_s / steps * 1e6,
+            "rss_anon_mb": rss_anon_mb() - before_mb,
+            "renote_us": _mean_us(
+                lambda ino: evictable.note(store.pool, InodeNo(ino), record),
+                range(FIRST_INODE, FIRST_INODE + blocks),
+            ),
+        }
+    finally:
+        made.end()
+
+
+def main() -> None:
+    """Measure both and print."""
+    blocks = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    figures: dict[str, object] = {"blocks": blocks}
+    for name, measure in (("heat", measure_heat), ("pool", measure_pool)):
+        with tempfile.TemporaryDirectory(dir=MEMORY_DIRECTORY) as directory:
+            figures[name] = measure(blocks, directory)
+    print(json.dumps(figures, indent=2))
+
+
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as where:
-        count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-        print(json.dumps(measure_heat(count, where), indent=2))
+    main()

@@ -227,7 +227,9 @@ def test_the_documents_worked_example_is_what_the_code_writes() -> None:
     name = records.name_key(BLOCK.parent, BLOCK.name)
     child = records.child_key(BLOCK.parent, BLOCK_INO)
     fixed, raw_name = records.pack_identity(IDENTITY)
-    assert dumps_in_the_document() == {
+    dumps = dumps_in_the_document()
+    del dumps["HEAT"]  # tests/engine/test_heat.py
+    assert dumps == {
         "inode key": records.inode_key(BLOCK_INO),
         "inode record": records.pack_inode(BLOCK),
         "name key": name,

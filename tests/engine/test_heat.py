@@ -258,6 +258,18 @@ def test_the_file_of_another_pool_is_a_cold_start(pool_fd: int) -> None:
     assert len(opened(pool_fd, epoch=EPOCH + 1)) == 0
 
 
+def test_the_file_is_the_documents_worked_example(pool_fd: int, tmp_path: Path) -> None:
+    heat = opened(pool_fd)
+    heat.note(InodeNo(16), 4 * MIB, Rank.PUBLISHED, 0x11223344)
+    heat.note(InodeNo(17), 4 * MIB, Rank.PUBLISHED, 0x55667788)
+    heat.columns().touches[heat.columns().ino == 17] = 2
+    heat.save()
+    text = (Path(__file__).parents[2] / "docs/format.md").read_text()
+    dump = text.partition("`HEAT`:\n\n")[2].partition("\n\n")[0]
+    raw = bytes.fromhex("".join(line.partition("  |")[0].strip()[4:] for line in dump.splitlines()))
+    assert (tmp_path / FILE_NAME).read_bytes() == raw
+
+
 @pytest.mark.parametrize("call", ["open", "pwrite", "rename"])
 def test_a_failed_save_leaves_the_last_one(pool_fd: int, tmp_path: Path, call: str) -> None:
     filled(pool_fd)

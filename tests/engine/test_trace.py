@@ -45,7 +45,10 @@ def pool_fd(tmp_path: Path) -> Iterator[int]:
 def outcome(pool_fd: int, requests: list[Request], policy: Policy, percent: int) -> Outcome:
     """Replay *requests* on a pool of *percent* of their blocks."""
     heat = Heat(pool_fd, Syscalls(), epoch=1, read_only=False, policy=policy, now_s=0)
-    return replay(requests, heat, footprint(requests) * percent // 100)
+    found = replay(requests, heat, footprint(requests) * percent // 100)
+    name = type(policy).__name__
+    print(f"{percent:3} % {name:10} {found.prefix_hits:6.2f} hits {found.written:6.2f} written")
+    return found
 
 
 def test_the_trace_is_the_one_that_the_figures_are_of(requests: list[Request]) -> None:
