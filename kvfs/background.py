@@ -115,6 +115,10 @@ class Background:
         while (job := self._long.get()) is not None:
             self._run(job)
 
+    def do(self, job: Job) -> None:
+        """Do *job* at once, on the caller's thread, with the same care for its failure."""
+        self._run(job)
+
     def _run(self, job: Job) -> None:
         try:
             job()

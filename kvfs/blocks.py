@@ -9,7 +9,7 @@ import os
 import stat
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvfs.errors import (
     Damaged,
@@ -17,6 +17,7 @@ from kvfs.errors import (
     InvalidRequest,
     IsADirectory,
     KvfsError,
+    NoSpace,
     ReadOnly,
     TooLarge,
 )
@@ -37,6 +38,16 @@ _log: Final = logging.getLogger(__name__)
 _PUBLISH_TRIES: Final = 100
 #: off_t is signed: no offset lies behind this (open(2), EOVERFLOW).
 _SIZE_MAX_BYTES: Final = (1 << 63) - 1
+
+
+class Allocation(NamedTuple):
+    """An fallocate(2) to be done: the room pledged for it, and the work.
+
+    The work returns what the extent holds then; afterwards the pledge is over.
+    """
+
+    pledged_bytes: int
+    work: Callable[[], int]
 
 
 class Blocks:
@@ -66,8 +77,7 @@ class Blocks:
         """
         pool = self._pool
         parent_record = self._namespace.require_free(parent, name)
-        pool.require_space(1)
-        extent = pool.ready.take(parent, pool.monotonic_s())
+        extent = pool.take_extent(parent)
         now_ns = pool.clock_ns()
         record = new_record(parent, name, mode, uid, gid, now_ns, parent_record)
         if maker is not NOBODY:
@@ -88,6 +98,7 @@ class Blocks:
         opened.unfinished = True
         opened.allocated_bytes = extent.reserve_bytes
         pool.space.extra_bytes += extent.reserve_bytes
+        pool.choose_course(opened, parent)
         return opened, record
 
     def make_file(
@@ -155,10 +166,13 @@ class Blocks:
         truncate: bool,
         appends: bool,
     ) -> None:
-        if opened.readers + opened.writers == 1:
+        first = opened.readers + opened.writers == 1
+        if first:
             opened.allocated_bytes = record.allocated_bytes
         if writer and self.superseding.is_awaited(opened.ino):
             self.superseding.claim(opened)
+        if first and writer and (appends or not record.size_bytes):
+            self._pool.choose_course(opened, record.parent)  # others rewrite what is there
         self._pool.holdings.touch(opened.ino, self._pool.monotonic_s())
         self._pool.heat.touch(opened.ino)
         if truncate and not writer and self.superseding.is_awaited(opened.ino):
@@ -288,30 +302,48 @@ class Blocks:
 
     def allocation(
         self, opened: OpenInode, mode: int, offset_bytes: int, length_bytes: int
-    ) -> Callable[[], int]:
-        """Return fallocate(2) on an open file as work for a thread.
+    ) -> "Allocation":
+        """Return fallocate(2) on an open file as work for a thread; its room is pledged.
 
-        The work returns what the extent holds then. Raises NoSpace, TooLarge; the work OSError.
+        Raises NoSpace, TooLarge; the work OSError.
         """
         pool = self._pool
         fd = self.extent_fd(opened)
         end_bytes = offset_bytes + length_bytes
         if end_bytes > _SIZE_MAX_BYTES:
             raise TooLarge(f"{end_bytes} bytes")
+        growth_bytes = 0
         if not mode & FALLOC_FL_PUNCH_HOLE:
-            pool.require_space(max(0, min(length_bytes, end_bytes - opened.allocated_bytes)))
+            growth_bytes = self.growth_bytes(opened, end_bytes, length_bytes)
+            pool.require_space(growth_bytes)
         self.publishing.allocate_ahead(opened.ino)
+        pool.space.pledged_bytes += growth_bytes
 
         def work() -> int:
             pool.syscalls.fallocate(fd, mode, offset_bytes, length_bytes)
             return pool.extents.allocated_bytes(fd)
 
-        return work
+        return Allocation(growth_bytes, work)
 
-    def admit_write(self, opened: OpenInode, end_bytes: int, size_bytes: int) -> None:
-        """Raise NoSpace unless a write of *size_bytes* that ends at *end_bytes* fits."""
+    def growth_bytes(self, opened: OpenInode, end_bytes: int, size_bytes: int) -> int:
+        """Return what a write of *size_bytes* that ends at *end_bytes* may allocate.
+
+        Raises TooLarge.
+        """
         if end_bytes > _SIZE_MAX_BYTES:
             raise TooLarge(f"{end_bytes} bytes")
-        growth_bytes = min(end_bytes - opened.allocated_bytes, size_bytes)
-        if growth_bytes > 0:
-            self._pool.require_space(growth_bytes)
+        return max(0, min(end_bytes - opened.allocated_bytes, size_bytes))
+
+    def admit_write(self, opened: OpenInode, end_bytes: int, size_bytes: int) -> None:
+        """Make room for a write of *size_bytes* that ends at *end_bytes*. Raises NoSpace."""
+        growth_bytes = self.growth_bytes(opened, end_bytes, size_bytes)
+        if growth_bytes:
+            try:
+                self._pool.require_space(growth_bytes)
+            except NoSpace:
+                self.spoil(opened)
+                raise
+
+    def spoil(self, opened: OpenInode) -> None:
+        """A write was refused for lack of room: what is being written will not be whole."""
+        opened.torn = opened.torn or opened.unfinished

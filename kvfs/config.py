@@ -150,6 +150,13 @@ class Settings:
         "best on a recorded trace from an eighth of its blocks up, arc below (docs/eviction.md)",
         choices=("lru", "arc"),
     )
+    room_wait_s: float = setting(
+        5.0,
+        "for an eviction that others need, too; longer is a hung call",
+        unit="s",
+        low=0,
+        high=60,
+    )
     pin_share: float = setting(
         0.5,
         "of the capacity, at most, may be pinned: the rest must be able to go",

@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from typing import Final
 
-from kvfs.types import InodeNo, round_up
+from kvfs.types import PAGE_BYTES, InodeNo, round_up
 
 #: How far ahead of the creates the queue is kept: two ticks of the ready queue at its present rate.
 LEAD_S: Final = 0.5
@@ -23,6 +23,11 @@ FORGET_S: Final = 60.0
 AGREEING: Final = 4
 #: Sizes tracked at a time; a KV pool has one or two, a copied tree has as many as files.
 SIZES_MAX: Final = 64
+#: So many publishes make the usual size; a last one within this part of it is usual itself.
+_USUAL_OF: Final = 16
+_USUAL_PART: Final = 8
+#: The largest size of a directory is that of its last publishes, once or twice so many.
+LARGEST_OF: Final = 64
 
 
 class _Rate:
@@ -54,6 +59,41 @@ class _Rate:
             self._updated_s = now_s
 
 
+class _Sizes:
+    """What a directory published: the last size, the usual one, and the largest of late."""
+
+    __slots__ = ("_count", "_former_bytes", "_mean_bytes", "_present_bytes", "last_bytes")
+
+    def __init__(self) -> None:
+        self.last_bytes = 0
+        self._mean_bytes = 0.0
+        self._former_bytes = 0
+        self._present_bytes = 0
+        self._count = 0
+
+    def note(self, size_bytes: int) -> None:
+        self.last_bytes = size_bytes
+        part = _USUAL_OF if self._mean_bytes else 1
+        self._mean_bytes += (size_bytes - self._mean_bytes) / part
+        self._count += 1
+        if self._count > LARGEST_OF:
+            self._former_bytes, self._present_bytes, self._count = self._present_bytes, 0, 1
+        self._present_bytes = max(self._present_bytes, size_bytes)
+
+    @property
+    def largest_bytes(self) -> int:
+        return max(self._former_bytes, self._present_bytes)
+
+    @property
+    def usual_bytes(self) -> int:
+        mean_bytes = int(self._mean_bytes)
+        if abs(self.last_bytes - mean_bytes) <= mean_bytes // _USUAL_PART:
+            return self.last_bytes
+        # Few different sizes, so that extents of them can be ready.
+        step_bytes = max(PAGE_BYTES, 1 << max(0, mean_bytes.bit_length() - 3))
+        return min(self.largest_bytes, round_up(mean_bytes, step_bytes))
+
+
 class Demand:
     """Sizes lately published by directory, and the rate of creates by size; both bounded.
 
@@ -63,14 +103,17 @@ class Demand:
     def __init__(self, directories_max: int) -> None:
         """Remember the last *directories_max* directories that published something."""
         self._directories_max = directories_max
-        self._directories: OrderedDict[InodeNo, int] = OrderedDict()
+        self._directories: OrderedDict[InodeNo, _Sizes] = OrderedDict()
         self._lately: deque[int] = deque(maxlen=AGREEING)
         self._rates: OrderedDict[int, _Rate] = OrderedDict()
 
     def note_published(self, parent: InodeNo, size_bytes: int, now_s: float) -> None:
         """Learn that a block of *size_bytes* was published in directory *parent*."""
         directories = self._directories
-        directories[parent] = size_bytes
+        sizes = directories.get(parent)
+        if sizes is None:
+            sizes = directories[parent] = _Sizes()
+        sizes.note(size_bytes)
         directories.move_to_end(parent)
         if len(directories) > self._directories_max:
             directories.popitem(last=False)
@@ -83,13 +126,23 @@ class Demand:
 
     def expected_bytes(self, parent: InodeNo) -> int:
         """Return the size the next block of *parent* will likely have; 0 means unknown."""
-        size_bytes = self._directories.get(parent)
-        if size_bytes is not None:
-            return size_bytes
+        sizes = self._directories.get(parent)
+        if sizes is not None:
+            return sizes.last_bytes
         lately = self._lately
         if lately and lately.count(lately[-1]) == len(lately):
             return lately[-1]
         return 0
+
+    def usual_bytes(self, parent: InodeNo) -> int:
+        """Return the usual size of late: the last one, or the mean where they differ much."""
+        sizes = self._directories.get(parent)
+        return self.expected_bytes(parent) if sizes is None else sizes.usual_bytes
+
+    def largest_bytes(self, parent: InodeNo) -> int:
+        """Return the largest size that *parent* published of late; 0 means unknown."""
+        sizes = self._directories.get(parent)
+        return self.expected_bytes(parent) if sizes is None else sizes.largest_bytes
 
     def wanted(self, now_s: float, *, limit_bytes: int, limit_extents: int) -> Mapping[int, int]:
         """Return how many extents of each size to keep ready, within both limits.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kvfs.pool import Pool
 
 #: Smaller files are configurations and sidecars: next to no space, and much is lost with them.
-_SMALL_BYTES: Final = 64 << 10
+SMALL_BYTES: Final = 64 << 10
 
 
 def rank_of(record: InodeRecord, evict: str) -> Rank:
@@ -24,7 +24,7 @@ def rank_of(record: InodeRecord, evict: str) -> Rank:
         return Rank.FIRST
     if goes is Goes.AFTER_LEASES:
         return Rank.SPENT
-    return Rank.SMALL if record.size_bytes < _SMALL_BYTES else Rank.PUBLISHED
+    return Rank.SMALL if record.size_bytes < SMALL_BYTES else Rank.PUBLISHED
 
 
 def name_hash(record: InodeRecord) -> int:

@@ -107,6 +107,15 @@ class Extents:
                 self._syscalls.fallocate(fd, mode, start_bytes, _FILE_END_BYTES - start_bytes)
         return self.allocated_bytes(fd)
 
+    def empty(self, fd: int) -> int:
+        """Give back the blocks of an extent that somebody still writes; return what it holds then.
+
+        The length stays, so that a mapping goes on reading: zeros.
+        """
+        size_bytes = max(1, self._syscalls.fstat(fd).st_size)
+        self._syscalls.fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, size_bytes)
+        return self.trim(fd, size_bytes) if self._fs_type != "ext4" else self.allocated_bytes(fd)
+
     def allocated_bytes(self, fd: int) -> int:
         """Return the bytes of the device that the extent behind *fd* holds (st_blocks)."""
         return self._syscalls.fstat(fd).st_blocks * _STAT_BLOCK_BYTES

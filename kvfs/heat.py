@@ -103,6 +103,16 @@ class Heat:
             if stamp >= self._burst_end:
                 self._begin_burst((stamp >> BURST_BITS) + 1)
 
+    @property
+    def stamp(self) -> int:
+        """The clock: what the next touch will be stamped with."""
+        return self._stamp
+
+    def touched(self, ino: InodeNo) -> int:
+        """Return the stamp of *ino*'s last touch, 0 for one that is not known."""
+        row = self._table.find(ino)
+        return self._touched[row] if row else 0
+
     def drop(self, ino: InodeNo) -> None:
         """Block *ino* is gone, and not because it was evicted."""
         row = self._table.remove(ino)

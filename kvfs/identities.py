@@ -6,16 +6,13 @@ whole only, and erased before the number is forgotten.
 
 import functools
 import stat
-from typing import Final
 
 from kvfs.background import Background
+from kvfs.departures import Departures
 from kvfs.extents import Extents
 from kvfs.lifecycle import IDENTIFIED
 from kvfs.records import Identity
 from kvfs.types import InodeNo, InodeRecord
-
-#: Unlinking takes some 5 us a MiB of page cache; longer than a request may wait goes to a thread.
-_LONG_UNLINK_BYTES: Final = 64 << 20
 
 
 def identity_of(ino: InodeNo, record: InodeRecord) -> Identity:
@@ -52,9 +49,10 @@ def says(identity: Identity | None, ino: InodeNo, record: InodeRecord) -> bool:
 class Identities:
     """Queues identities of inodes to the background thread."""
 
-    def __init__(self, extents: Extents, background: Background) -> None:
+    def __init__(self, extents: Extents, background: Background, departures: Departures) -> None:
         self._extents = extents
         self._background = background
+        self._departures = departures
 
     def write(self, ino: InodeNo, record: InodeRecord) -> None:
         """Queue *record*'s identity; drafts have none, nor have fifos and sockets."""
@@ -76,11 +74,8 @@ class Identities:
         """Queue the removal of what *record*'s inode has on the device."""
         self._background.forget(ino)
         if stat.S_ISREG(record.mode):
-            work = functools.partial(self._extents.unlink, ino)
-            if record.allocated_bytes > _LONG_UNLINK_BYTES:
-                self._background.submit_long(work)
-            else:
-                self._background.submit(work)
+            remove = functools.partial(self._extents.unlink, ino)
+            self._departures.add(remove, record.allocated_bytes)
         elif stat.S_ISDIR(record.mode) or stat.S_ISLNK(record.mode):
             self._background.submit(lambda: self._extents.forget_node(ino))
 

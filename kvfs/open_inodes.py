@@ -22,10 +22,15 @@ class OpenInode:
         "gone",
         "ino",
         "maker",
+        "outgrown",
+        "overrun",
         "readers",
         "renamed",
+        "spare_bytes",
+        "through_daemon",
         "torn",
         "unfinished",
+        "unreserved",
         "writers",
     )
 
@@ -36,6 +41,16 @@ class OpenInode:
         self.writers = 0
         #: What the extent held when last looked at; the index learns it at the last close.
         self.allocated_bytes = allocated_bytes
+        #: What it holds beyond the usual size of its directory, so as not to outgrow its reserve.
+        self.spare_bytes = 0
+        #: Whether it may well outgrow that.
+        self.unreserved = False
+        #: Whether the data path must let each write ask for room first, from first handle to last.
+        self.through_daemon = False
+        #: Bytes that it took beyond its reserve between the last two looks.
+        self.outgrown = 0
+        #: It took room that was not there, and nothing could go instead: its closers hear of it.
+        self.overrun = False
         #: The directory a draft was created in, whose demand it tells; 0 for the rest.
         self.created_in = InodeNo(0)
         #: The backing id that came with a fresh extent; the data path takes it over.
@@ -58,6 +73,13 @@ class OpenInode:
 class OpenInodes(dict[InodeNo, OpenInode]):
     """All open inodes by number."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        #: Those that have a writer.
+        self.written: dict[InodeNo, OpenInode] = {}
+        #: What all of them hold to spare.
+        self.spare_bytes = 0
+
     def enter(self, ino: InodeNo, *, writer: bool) -> OpenInode:
         """Count one more handle on *ino*."""
         opened = self.get(ino)
@@ -65,14 +87,23 @@ class OpenInodes(dict[InodeNo, OpenInode]):
             opened = self[ino] = OpenInode(ino)
         if writer:
             opened.writers += 1
+            self.written[ino] = opened
         else:
             opened.readers += 1
         return opened
+
+    def spare(self, opened: OpenInode, size_bytes: int) -> None:
+        """Count *size_bytes* as what *opened* holds to spare."""
+        self.spare_bytes += size_bytes - opened.spare_bytes
+        opened.spare_bytes = size_bytes
 
     def leave(self, opened: OpenInode, *, writer: bool) -> bool:
         """Count one handle less; True when it was the last, and the inode left the table."""
         if writer:
             opened.writers -= 1
+            if not opened.writers:
+                self.written.pop(opened.ino, None)
+                self.spare(opened, 0)
         else:
             opened.readers -= 1
         assert opened.writers >= 0 <= opened.readers, "a handle was closed twice"

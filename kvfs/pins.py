@@ -29,6 +29,10 @@ class Pins:
         """Allocated bytes under all pins, as of when they were set."""
         return sum(self._pinned.values())
 
+    def rows(self) -> list[tuple[InodeNo, int]]:
+        """Return what is pinned, and the bytes that it held when it was."""
+        return list(self._pinned.items())
+
     def set(self, ino: InodeNo, record: InodeRecord, limit_bytes: int) -> None:
         """Pin *ino*. Raises NotPermitted beyond *limit_bytes*."""
         size_bytes, is_all = self._held(ino, record)

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Final
 from kvfs.background import Background
 from kvfs.config import Settings
 from kvfs.damage import Damage
+from kvfs.departures import Departures
 from kvfs.devices import Device
 from kvfs.errors import NoSpace
-from kvfs.eviction import policy_named
+from kvfs.eviction import EVICTABLE, policy_named
 from kvfs.extents import Extents
 from kvfs.graves import GRAVE_S, Graves
+from kvfs.headroom import UNWATCHED_BYTES, Headroom, reserve_bytes
 from kvfs.heat import Heat
 from kvfs.heat_scan import HeatScan
 from kvfs.holdings import Holdings
@@ -29,12 +31,12 @@ from kvfs.makers import Makers
 from kvfs.open_inodes import OpenInode, OpenInodes
 from kvfs.pins import Pins
 from kvfs.policies import Policies
-from kvfs.ready import ReadyQueue
+from kvfs.ready import ReadyExtent, ReadyQueue
 from kvfs.records import UNFINISHED_MAX, Counters
 from kvfs.run_state import distrust_index, read_run_state, write_run_state
 from kvfs.space import Space
 from kvfs.syscalls import Syscalls
-from kvfs.types import InodeNo, InodeRecord, Sequence
+from kvfs.types import InodeNo, InodeRecord, Sequence, round_up
 
 if TYPE_CHECKING:
     from kvfs.index_transaction import WriteTransaction
@@ -44,8 +46,17 @@ if TYPE_CHECKING:
 _NOBODY: Final = InodeNo(0)
 
 
+#: A device that is fuller than the capacity says gets at least so much room at a time.
+_DEVICE_STEP_BYTES: Final = 1 << 20
+
+
 def _tell_nobody(_opened: OpenInode) -> None:
     """Stand in while no data path is there."""
+
+
+def _evict_nothing(_size_bytes: int) -> int:
+    """Stand in for ``Reclaim.evict``."""
+    return 0
 
 
 class Pool:
@@ -83,17 +94,22 @@ class Pool:
             self.counters = self.index.counters()
             capacity_bytes = settings.capacity_bytes or device.capacity_bytes
             self.space = Space(capacity_bytes, self.counters.used_bytes)
+            self.headroom = Headroom(capacity_bytes)
             self.background = Background(settings.unlink_queue_max)
             stack.callback(self.background.stop)
+            self.departures = Departures(self.background, self.space)
             self.ready = ReadyQueue(
-                self.extents, self.numbers, self.background, self.space, settings
+                self.extents,
+                self.numbers,
+                self.background,
+                self.space,
+                settings,
+                self.departures,
             )
             self.open_inodes = OpenInodes()
             #: Drafts and blocks being rewritten, which the index lists beside the counters.
             self.unfinished: set[InodeNo] = set()
-            #: Blocks whose name went because their bytes were damaged or could not be kept.
-            self.dismissed = 0
-            self.identities = Identities(self.extents, self.background)
+            self.identities = Identities(self.extents, self.background, self.departures)
             self.graves = Graves(self.space, self.identities.erase)
             makers = Makers()
             stack.callback(makers.close)
@@ -109,15 +125,25 @@ class Pool:
             self.heat_scan = HeatScan(self)
             self.policies = Policies(self.index, settings.policies)
             self.pins = Pins(self.index)
-            #: Told each inode whose last handle is closed, before its extent may go.
-            self.freed: Callable[[OpenInode], None] = _tell_nobody
-            #: Gives up finished drafts that lost their name, when their room is needed.
-            self.forget_nameless: Callable[[], None] = self.graves.give_way
+            self._hook_nothing()
             #: The boot in which the pool ran last: makers of another one are dead.
             self.former_boot_id = read_run_state(device.pool_fd, self.syscalls).boot_id
             if not settings.read_only:
                 write_run_state(device.pool_fd, self.syscalls, clean=False)
             self._parts = stack.pop_all()
+
+    def _hook_nothing(self) -> None:
+        """Stand in for those who say more once they are there."""
+        #: Blocks whose name went because their bytes were damaged or could not be kept.
+        self.dismissed = 0
+        #: Told each inode whose last handle is closed, before its extent may go.
+        self.freed: Callable[[OpenInode], None] = _tell_nobody
+        #: Gives up finished drafts that lost their name, when their room is needed.
+        self.forget_nameless: Callable[[], None] = self.graves.give_way
+        #: Evicts so many bytes' worth, if it can; returns how many are on their way back.
+        self.evict: Callable[[int], int] = _evict_nothing
+        #: Whether writers may allocate without asking (passthrough).
+        self.writers_run_free = False
 
     def close(self, *, settled: bool = True, swept: bool = True) -> None:
         """Stop: everything queued is done, index and extents durable. Raises OSError.
@@ -162,19 +188,95 @@ class Pool:
         self.index.sync()
         self.syscalls.syncfs(self.device.pool_fd)
 
-    def require_space(self, size_bytes: int) -> None:
-        """Make room for *size_bytes* more data from what is held for convenience.
+    @property
+    def evictable_bytes(self) -> int:
+        """Bytes in blocks whose state and policy let them go, as the heat knows them."""
+        held_bytes = self.heat.held_bytes
+        return max(0, sum(held_bytes[rank] for rank in EVICTABLE) - self.pins.pinned_bytes)
 
-        Raises NoSpace when the data alone leave no room.
+    def require_space(self, size_bytes: int) -> None:
+        """Make room for *size_bytes* more data: the one door to it.
+
+        What is held for convenience gives way first, then what the policy names; never more than
+        is lacking. Raises NoSpace when there is no room now (``Reclaim.hopeful`` tells whether
+        there may be some in a moment).
         """
         space = self.space
-        if size_bytes > space.free_bytes - space.ready_bytes:
-            self.ready.give_way()
-        if size_bytes > space.free_bytes:
-            self.graves.give_way()
-        if size_bytes > space.free_bytes:
-            self.forget_nameless()
+        if size_bytes > space.unclaimed_bytes:
+            self._make_room(size_bytes)
         space.require(size_bytes)
+        self.headroom.note(size_bytes, self.monotonic_s())
+
+    def _make_room(self, size_bytes: int) -> None:
+        space = self.space
+        self.departures.hurry(size_bytes)
+        for give_way in (self.ready.give_way, self.graves.give_way, self.forget_nameless):
+            if size_bytes <= space.unclaimed_bytes:
+                return
+            give_way()
+            self.departures.hurry(size_bytes)
+        short_bytes = size_bytes - space.unclaimed_bytes
+        if short_bytes > 0 and self.evict(short_bytes):
+            self.departures.hurry(size_bytes)
+
+    def take_extent(self, parent: InodeNo) -> ReadyExtent:
+        """Return an extent for a draft in *parent*, with what it will likely need if there is room.
+
+        Raises NoSpace, OSError.
+        """
+        now_s = self.monotonic_s()
+        wanted_bytes = self._reserve_bytes(parent)
+        self.require_space(1)
+        if wanted_bytes and not self.ready.has(wanted_bytes):
+            # A guess must not take the room that other writers have left.
+            if wanted_bytes > max(self.space.free_bytes, self.evictable_bytes) // 2:
+                wanted_bytes = 0
+            try:
+                self.require_space(wanted_bytes)
+            except NoSpace:
+                wanted_bytes = 0
+        try:
+            return self.ready.take(wanted_bytes, now_s)
+        except NoSpace:
+            # Somebody else fills the file system that the pool lies on.
+            if not self.evict(max(wanted_bytes, _DEVICE_STEP_BYTES)):
+                raise
+            self.departures.hurry(self.space.capacity_bytes)
+            return self.ready.take(0, now_s)
+
+    def _reserve_bytes(self, parent: InodeNo) -> int:
+        """Return what a draft in *parent* gets, if there is room."""
+        demand = self.ready.demand
+        usual_bytes = demand.usual_bytes(parent)
+        if not self.writers_run_free:
+            return round_up(usual_bytes)  # a write beyond it asks
+        return reserve_bytes(
+            usual_bytes,
+            demand.largest_bytes(parent),
+            spared_bytes=self.open_inodes.spare_bytes,
+            capacity_bytes=self.space.capacity_bytes,
+        )
+
+    def choose_course(self, opened: OpenInode, parent: InodeNo) -> None:
+        """Decide, at its first handle, whether a file's writers must ask for each write's room.
+
+        They need not if what they will likely write is reserved, nor while there is more room
+        than all the others could take until somebody looks.
+        """
+        if not self.writers_run_free:
+            return
+        demand = self.ready.demand
+        largest_bytes = demand.largest_bytes(parent)
+        opened.unreserved = not largest_bytes or opened.allocated_bytes < largest_bytes
+        if not opened.unreserved:
+            spare_bytes = opened.allocated_bytes - demand.usual_bytes(parent)
+            self.open_inodes.spare(opened, max(0, spare_bytes))
+            return
+        running = sum(
+            other.unreserved and not other.through_daemon
+            for other in self.open_inodes.written.values()
+        )
+        opened.through_daemon = self.space.unclaimed_bytes < UNWATCHED_BYTES * max(1, running)
 
     def note_allocated(self, opened: OpenInode, allocated_bytes: int) -> None:
         """Account what an open extent holds now."""
@@ -204,6 +306,7 @@ class Pool:
             self.graves.dig(opened.ino, record, self.monotonic_s())
             return
         self.space.extra_bytes -= opened.allocated_bytes
+        record = record._replace(allocated_bytes=opened.allocated_bytes)
         self.identities.erase(opened.ino, record)
 
     def next_sequence(self) -> Sequence:

@@ -14,11 +14,12 @@ from typing import Final, NamedTuple
 from kvfs.background import Background
 from kvfs.config import Settings
 from kvfs.demand import Demand
+from kvfs.departures import Departures
 from kvfs.errors import KvfsError, NoSpace
 from kvfs.extents import Extents
 from kvfs.inode_numbers import InodeNumbers
 from kvfs.space import Space
-from kvfs.types import BackingId, InodeNo, round_up
+from kvfs.types import BackingId, InodeNo
 
 _log: Final = logging.getLogger(__name__)
 
@@ -54,8 +55,10 @@ class ReadyQueue:
         background: Background,
         space: Space,
         settings: Settings,
+        departures: Departures,
     ) -> None:
         self._extents = extents
+        self._departures = departures
         self._numbers = numbers
         self._background = background
         self._space = space
@@ -69,12 +72,16 @@ class ReadyQueue:
         self.hits = 0
         self.misses = 0
 
-    def take(self, parent: InodeNo, now_s: float) -> ReadyExtent:
-        """Return an extent for a draft in directory *parent*. Raises NoSpace, OSError."""
-        size_bytes = round_up(self.demand.expected_bytes(parent))
+    def has(self, size_bytes: int) -> bool:
+        """Whether an extent of *size_bytes* is ready."""
+        return bool(self._queues.get(size_bytes))
+
+    def take(self, size_bytes: int, now_s: float) -> ReadyExtent:
+        """Return an extent with *size_bytes* of blocks, for which there is room.
+
+        It has none if the device says otherwise. Raises NoSpace, OSError.
+        """
         self.demand.note_created(size_bytes, now_s)
-        if size_bytes > self._space.free_bytes // 2:
-            size_bytes = 0  # a guess must not take the room that other writers have left
         queue = self._queues.get(size_bytes)
         if queue:
             extent = queue.popleft()
@@ -102,6 +109,7 @@ class ReadyQueue:
         limit_bytes = int(self._settings.ready_share * self._space.capacity_bytes)
         wanted = self.demand.wanted(
             now_s,
+            # The room that other writers have left is not for guesses.
             limit_bytes=min(limit_bytes, self._space.free_bytes // 2),
             limit_extents=self._settings.ready_extents_max,
         )
@@ -131,9 +139,7 @@ class ReadyQueue:
         return sum(len(queue) for queue in self._queues.values())
 
     def _order(self, size_bytes: int) -> None:
-        if self._space.used_bytes + self._space.ready_bytes + size_bytes > (
-            self._space.capacity_bytes
-        ):
+        if size_bytes > self._space.unclaimed_bytes:
             return
         try:
             ino = self._numbers.take()
@@ -146,6 +152,9 @@ class ReadyQueue:
 
     def _prepare(self, ino: InodeNo, size_bytes: int) -> None:
         self._coming[size_bytes] -= 1
+        if self._space.unclaimed_bytes < 0:
+            self._space.ready_bytes -= size_bytes  # somebody needed the room meanwhile
+            return
         try:
             extent = self._make(ino, size_bytes)
         except (KvfsError, OSError) as error:
@@ -155,11 +164,6 @@ class ReadyQueue:
             self._queues.setdefault(size_bytes, deque()).append(extent)
 
     def _prepare_now(self, size_bytes: int) -> ReadyExtent:
-        if self._space.used_bytes + self._space.ready_bytes + size_bytes > (
-            self._space.capacity_bytes
-        ):
-            self.give_way()
-            size_bytes = 0
         try:
             return self._make(self._numbers.take(), size_bytes)
         except NoSpace:
@@ -167,6 +171,7 @@ class ReadyQueue:
             if not size_bytes:
                 raise
             self.give_way()
+            self._departures.hurry(self._space.capacity_bytes)
             return self._make(self._numbers.take(), 0)
 
     def _make(self, ino: InodeNo, size_bytes: int) -> ReadyExtent:
@@ -181,7 +186,7 @@ class ReadyQueue:
 
     def _discard(self, extent: ReadyExtent) -> None:
         self._space.ready_bytes -= extent.reserve_bytes
-        self._background.submit(lambda: self._remove(extent))
+        self._departures.add(lambda: self._remove(extent), extent.reserve_bytes)
 
     def _remove(self, extent: ReadyExtent) -> None:
         if extent.backing_id:

@@ -1,7 +1,10 @@
 """How much of the capacity is taken, and by what.
 
 ``recorded_bytes`` is what the index says published blocks hold; ``extra_bytes`` is what open
-drafts and removed-but-open blocks hold beyond that; ``ready_bytes`` lies in prepared extents.
+drafts and removed-but-open blocks hold beyond that; ``ready_bytes`` lies in prepared extents;
+``leaving_bytes`` belongs to nobody any more and is not unlinked yet; ``pledged_bytes`` is what
+writes in flight may still allocate; ``lacking_bytes`` what drafts beyond their reserve will take
+until somebody looks at them again.
 """
 
 from kvfs.errors import NoSpace
@@ -15,6 +18,9 @@ class Space:
         self.recorded_bytes = recorded_bytes
         self.extra_bytes = 0
         self.ready_bytes = 0
+        self.leaving_bytes = 0
+        self.pledged_bytes = 0
+        self.lacking_bytes = 0
 
     @property
     def used_bytes(self) -> int:
@@ -23,15 +29,25 @@ class Space:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that clients may still store."""
-        return max(0, self.capacity_bytes - self.used_bytes)
+        """Bytes that clients may store now, if ready extents give way."""
+        return max(0, self.unclaimed_bytes + self.ready_bytes)
+
+    @property
+    def unclaimed_bytes(self) -> int:
+        """Bytes that nobody holds nor was promised; below 0 if more is taken than there is."""
+        return self.capacity_bytes - self.taken_bytes - self.pledged_bytes - self.lacking_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes in extents, whoever they are for."""
+        return self.recorded_bytes + self.extra_bytes + self.ready_bytes + self.leaving_bytes
 
     @property
     def overcommitted_bytes(self) -> int:
-        """By how much ready extents and data together exceed the capacity, 0 if they fit."""
-        return max(0, self.used_bytes + self.ready_bytes - self.capacity_bytes)
+        """By how much all extents together exceed the capacity, 0 if they fit."""
+        return max(0, self.taken_bytes - self.capacity_bytes)
 
     def require(self, size_bytes: int) -> None:
         """Raise NoSpace unless *size_bytes* more data fit."""
-        if size_bytes > self.capacity_bytes - self.recorded_bytes - self.extra_bytes:
+        if size_bytes > self.unclaimed_bytes + self.ready_bytes:
             raise NoSpace(f"{size_bytes} bytes do not fit into {self.free_bytes} free ones")

@@ -18,12 +18,15 @@ from kvfs.holdings_scan import HoldingsScan
 from kvfs.makers import NOBODY, Maker
 from kvfs.namespace import Namespace
 from kvfs.pool import Pool
+from kvfs.reclaim import Reclaim
+from kvfs.reclaim_figures import reclaim_figures
 from kvfs.recovery import recover
 from kvfs.state_totals import state_totals
 from kvfs.sweep import Sweep
 from kvfs.syscalls import Syscalls
 from kvfs.types import PAGE_BYTES, ROOT_INODE, InodeNo
 from kvfs.visibility import Visibility
+from kvfs.watch import Watch
 
 _log: Final = logging.getLogger(__name__)
 
@@ -62,6 +65,9 @@ class Store:
         self.blocks = Blocks(self.pool, self.namespace)
         self.attributes = Attributes(self.pool, self.namespace, self.blocks)
         self.visibility = Visibility(self.pool)
+        self.reclaim = Reclaim(self.pool, self.namespace)
+        self.pool.evict = self.reclaim.evict
+        self.watch = Watch(self.pool)
         self.pool.holdings.settle = self.blocks.publishing.lose_maker
         self.pool.background.submit(HoldingsScan(self.pool).step)
         if not settings.read_only:
@@ -122,7 +128,7 @@ class Store:
         taken = counters.blocks + counters.directories + counters.symlinks + counters.others
         return Totals(
             blocks=space.capacity_bytes // PAGE_BYTES,
-            blocks_free=(space.capacity_bytes - self._kept_bytes()) // PAGE_BYTES,
+            blocks_free=self._available_bytes() // PAGE_BYTES,
             inodes=inodes,
             inodes_free=max(0, inodes - taken),
         )
@@ -132,6 +138,17 @@ class Store:
         used_bytes = self.pool.space.used_bytes - self.pool.graves.held_bytes
         return min(used_bytes, self.pool.space.capacity_bytes)
 
+    def _available_bytes(self) -> int:
+        """Return what clients can still store: what is free, and what would go for it."""
+        capacity_bytes = self.pool.space.capacity_bytes
+        free_bytes = capacity_bytes - self._kept_bytes()
+        return min(capacity_bytes, free_bytes + self.pool.evictable_bytes)
+
+    @property
+    def growing(self) -> bool:
+        """Whether somebody may be writing: the tick then must look often."""
+        return bool(self.pool.open_inodes.written)
+
     def tick(self) -> None:
         """Do the housekeeping that is due; called a few times a second, never blocks."""
         pool = self.pool
@@ -139,6 +156,8 @@ class Store:
             return
         now_s = pool.monotonic_s()
         pool.graves.tick(now_s)
+        self.watch.tick(now_s)
+        self.reclaim.tick(now_s)
         pool.ready.tick(now_s)
         self.blocks.settle()
         self._settle_index()
@@ -170,6 +189,7 @@ class Store:
             "used_bytes": self._kept_bytes(),
             "free_bytes": space.capacity_bytes - self._kept_bytes(),
             "ready_bytes": space.ready_bytes,
+            **reclaim_figures(self.pool, self.reclaim, self.watch),
             "blocks": counters.blocks,
             "directories": counters.directories,
             "symlinks": counters.symlinks,

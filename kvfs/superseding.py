@@ -150,7 +150,7 @@ class Superseding:
         pool = self._pool
         now_ns = pool.clock_ns()
         parent_record = self._namespace.directory(record.parent)
-        extent = pool.ready.take(record.parent, pool.monotonic_s())
+        extent = pool.take_extent(record.parent)
         fresh = new_record(
             record.parent, record.name, record.mode, record.uid, record.gid, now_ns, parent_record
         )._replace(gid=record.gid, maker_tgid=maker.tgid, maker_birth=maker.birth)

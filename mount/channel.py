@@ -225,6 +225,21 @@ class Channel:
             second = self._answers[code]
             self._answers[code] = answer if second is None else _either(answer, second)
 
+    def about_to_wait(self) -> Callable[[], None]:
+        """Let another task read while the present request's handler waits.
+
+        What is returned makes that request the present one again and makes room for its answer;
+        to be called when the wait is over, with no checkpoint from there to the answer.
+        """
+        unique, requester = self.present_unique, self.present
+        self.lock.hand_over()
+
+        def resume() -> None:
+            self.flush()
+            self.present_unique, self.present = unique, requester
+
+        return resume
+
     # ---- replies ----
 
     def granted(self, grant: Grant) -> None:

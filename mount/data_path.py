@@ -14,12 +14,13 @@ from kvfs.types import BackingId, InodeNo
 from mount import kernel
 from mount.files import Grant
 from mount.path_choice import backing_obstacle
-from mount.wire import FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PASSTHROUGH
+from mount.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PASSTHROUGH
 
 #: Any regular file on the backing file system serves to try passthrough.
 PROBE_FILE: Final = "INODES"
 _NO_ID: Final = BackingId(0)
 _THROUGH_DAEMON: Final = Grant(FOPEN_KEEP_CACHE, _NO_ID)
+_ASKING: Final = Grant(FOPEN_DIRECT_IO, _NO_ID)
 
 
 class DaemonPath:
@@ -96,7 +97,13 @@ class PassthroughPath:
         self._device_fd = -1
 
     def grant(self, opened: OpenInode, *, writer: bool) -> Grant:
-        """Return the inode's one backing id. Raises OSError, Damaged."""
+        """Return the inode's one backing id. Raises OSError, Damaged.
+
+        A draft whose writes must ask for room gets none until its last close: direct I/O, since
+        a file in the kernel's own cache could not be opened for passthrough (iomode.c).
+        """
+        if opened.through_daemon:
+            return _ASKING
         known = self._open.get(opened.ino)
         if known is None:
             known = self._owned(opened) or self._register(opened)

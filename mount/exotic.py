@@ -15,7 +15,8 @@ from kvfs.store import Store
 from kvfs.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE
 from mount.channel import OPCODES, Answer
 from mount.errno_door import errno_of
-from mount.handles import HandleKind, Handles
+from mount.handles import Handle, HandleKind, Handles
+from mount.room import Room
 from mount.wire import (
     FALLOCATE_IN,
     GETXATTR_IN,
@@ -66,9 +67,15 @@ class Exotic:
     """Answers what libfuse and pyfuse3 would fail or not understand."""
 
     def __init__(
-        self, store: Store, handles: Handles, reply: Callable[[bytes], None], nursery: trio.Nursery
+        self,
+        store: Store,
+        handles: Handles,
+        room: Room,
+        reply: Callable[[bytes], None],
+        nursery: trio.Nursery,
     ) -> None:
         self._store = store
+        self._room = room
         self._handles = handles
         self._reply = reply
         self._nursery = nursery
@@ -96,18 +103,31 @@ class Exotic:
                 return error_reply(unique, errno.EBADF)
             if mode not in _FALLOCATE_MODES:
                 return error_reply(unique, errno.EOPNOTSUPP)
-            work = self._store.blocks.allocation(handle.opened, mode, offset_bytes, length_bytes)
         except Exception as error:
             return error_reply(unique, errno_of(error))
-        self._nursery.start_soon(self._finish_fallocate, unique, fh, work)
+        work = self._finish_fallocate(unique, handle, mode, offset_bytes, length_bytes)
+        self._nursery.start_soon(lambda: work)
         return b""
 
-    async def _finish_fallocate(self, unique: int, fh: int, work: Callable[[], int]) -> None:
+    async def _finish_fallocate(
+        self, unique: int, handle: Handle, mode: int, offset_bytes: int, length_bytes: int
+    ) -> None:
         """Allocate in a thread (tmpfs clears memory) and account what the extent holds then."""
+        blocks, pool = self._store.blocks, self._store.pool
+        opened = handle.opened
         code = 0
         try:
-            allocated_bytes = await trio.to_thread.run_sync(work)
-            self._store.pool.note_allocated(self._handles.get(fh).opened, allocated_bytes)
+            if not mode & FALLOC_FL_PUNCH_HOLE:
+                end_bytes = offset_bytes + length_bytes
+                await self._room.find(blocks.growth_bytes(opened, end_bytes, length_bytes))
+            # Atomic: no checkpoint since the room was found.
+            allocation = blocks.allocation(opened, mode, offset_bytes, length_bytes)
+            try:
+                allocated_bytes = await trio.to_thread.run_sync(allocation.work)
+            finally:
+                pool.space.pledged_bytes -= allocation.pledged_bytes
+            if opened.ino in pool.open_inodes:
+                pool.note_allocated(opened, allocated_bytes)
         except Exception as error:
             code = errno_of(error)
         self._reply(error_reply(unique, code))

@@ -4,18 +4,20 @@ Handlers know this class, and this class knows no message. The data path decides
 may reach the bytes; an inode stays on one path from its first handle to its last.
 """
 
+import errno
 import os
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 import trio
 
-from kvfs.errors import BadHandle, Damaged, Exists
+from kvfs.errors import BadHandle, Damaged, Exists, NoSpace
 from kvfs.makers import NOBODY, Maker
 from kvfs.open_inodes import OpenInode
 from kvfs.store import Store
 from kvfs.types import BackingId, HandleNo, InodeNo, InodeRecord
 from mount.handles import Handle, HandleKind, Handles
+from mount.room import Room
 
 R = TypeVar("R")
 _WRITABLE: Final = (os.O_WRONLY, os.O_RDWR)
@@ -43,6 +45,10 @@ class DataPath(Protocol):
         """Return figures for `kvfs status`."""
 
 
+def _do_nothing() -> None:
+    """Stand in while no channel is there."""
+
+
 def is_writer(flags: int) -> bool:
     """Whether a handle with open(2) *flags* may write."""
     return flags & os.O_ACCMODE in _WRITABLE
@@ -60,11 +66,11 @@ class Files:
         #: And which thread.
         self.thread: Callable[[], int] = lambda: 0
         self._limiter = trio.CapacityLimiter(io_threads)
-        #: Called before a handler waits, so that the next request is read meanwhile.
-        self.about_to_wait: Callable[[], None] = lambda: None
-        #: Called before a handler that waited answers, so that there is room for its answer: many
-        #: may end waiting at once, each with a megabyte, and an answer without room is lost.
-        self.about_to_answer: Callable[[], None] = lambda: None
+        self.room = Room(store)
+        #: Called before a handler waits, so that the next request is read meanwhile. What it
+        #: returns is called before the handler goes on: many may end waiting at once, each with a
+        #: megabyte, and an answer without room is lost.
+        self.about_to_wait: Callable[[], Callable[[], None]] = lambda: _do_nothing
 
     def open(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
         """Open file *ino*. Raises what ``Blocks.open`` raises."""
@@ -135,10 +141,15 @@ class Files:
         self.store.blocks.close(handle.opened, writer=handle.kind is HandleKind.WRITER)
 
     def flush(self, fh: int, tid: int) -> None:
-        """Thread *tid* closes a descriptor of *fh*; says nothing about being done."""
+        """Thread *tid* closes a descriptor of *fh*; says nothing about being done.
+
+        Raises NoSpace for a draft that was stopped, which is how its writer hears of it.
+        """
         handle = self.handles.get(fh)
         if handle.kind is HandleKind.WRITER:
             self.store.blocks.publishing.look_at_closer(handle.opened, tid)
+            if handle.opened.overrun:
+                raise NoSpace("its bytes were given back")
 
     async def read(self, fh: int, offset_bytes: int, size_bytes: int) -> bytes:
         """Return up to *size_bytes* from *offset_bytes*, short only at the end of the file."""
@@ -152,12 +163,43 @@ class Files:
             raise BadHandle("not open for writing")
         blocks = self.store.blocks
         opened = handle.opened
-        blocks.admit_write(opened, offset_bytes + len(data), len(data))
         fd = self._extent_fd(handle)
-        written_bytes, allocated_bytes = await self._in_thread(self._write, fd, offset_bytes, data)
+        growth_bytes = blocks.growth_bytes(opened, offset_bytes + len(data), len(data))
+        if growth_bytes:
+            try:
+                await self.find_room(growth_bytes)
+            except NoSpace:
+                blocks.spoil(opened)
+                raise
+        space = self.store.pool.space
+        # Atomic: no checkpoint since the room was found.
+        space.pledged_bytes += growth_bytes
+        try:
+            written_bytes, allocated_bytes = await self._in_thread(
+                self._write, fd, offset_bytes, data
+            )
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                blocks.spoil(opened)
+            raise
+        finally:
+            space.pledged_bytes -= growth_bytes
         if opened.ino in self.store.pool.open_inodes:
             self.store.pool.note_allocated(opened, allocated_bytes)
         return written_bytes
+
+    async def find_room(self, size_bytes: int) -> None:
+        """Make room, waiting for it if something may go. Raises NoSpace."""
+        try:
+            self.store.pool.require_space(size_bytes)
+        except NoSpace:
+            if not self.store.reclaim.hopeful:
+                raise
+            resume = self.about_to_wait()
+            try:
+                await self.room.make(size_bytes)
+            finally:
+                resume()  # no checkpoint: the room is the caller's
 
     def _write(self, fd: int, offset_bytes: int, data: bytes) -> tuple[int, int]:
         """Write all of *data* if the device takes it; in a thread."""
@@ -187,10 +229,10 @@ class Files:
         await self._in_thread(self.store.pool.sync)
 
     async def _in_thread(self, work: Callable[..., R], *args: object) -> R:
-        self.about_to_wait()
+        resume = self.about_to_wait()
         result = await trio.to_thread.run_sync(work, *args, limiter=self._limiter)
         # No checkpoint from here until the answer is written.
-        self.about_to_answer()
+        resume()
         return result
 
     def open_directory(self, ino: InodeNo) -> HandleNo:

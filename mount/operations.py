@@ -5,6 +5,7 @@ their end within the message that asked.
 """
 
 import errno
+import os
 import stat
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -241,16 +242,19 @@ class Operations(pyfuse3.Operations):
 
     # ---- files ----
 
-    @answered
-    def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
-        """Open a file."""
+    @awaited
+    async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
+        """Open a file; what will be written anew needs a little room."""
+        if flags & os.O_TRUNC:
+            await self._files.find_room(1)
         return self._file_info(*self._files.open(InodeNo(inode), flags))
 
-    @answered
-    def create(
+    @awaited
+    async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
-        """Create and open a file."""
+        """Create and open a file; a full pool first lets something go."""
+        await self._files.find_room(1)
         fh, grant, ino, record = self._files.create(
             InodeNo(parent_inode), name, stat.S_IFREG | mode, flags, ctx.uid, ctx.gid
         )

@@ -120,6 +120,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         path = PassthroughPath(self.store.pool, self.device_fd, self.settings.backing_ids_max)
         self.store.pool.ready.adopt = path.adopt
         self.store.pool.ready.abandon = path.abandon
+        self.store.pool.writers_run_free = True
         return path
 
     def __enter__(self) -> "_Mount":
@@ -163,8 +164,9 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.store.pool.freed = self._freed
         self.notifier = Notifier(self.device_fd)
         self.store.blocks.publishing.vanished = self.notifier.entry_vanished
-        self.files.about_to_wait = self.channel.lock.hand_over
-        self.files.about_to_answer = self.channel.flush
+        self.store.reclaim.vanished = self.notifier.entry_vanished
+        self.store.reclaim.unnamed = self._removed
+        self.files.about_to_wait = self.channel.about_to_wait
         self.channel.idle = self.store.pool.background.run_one
         operations = Operations(
             self.store,
@@ -177,7 +179,9 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         pyfuse3.init(operations, self.channel.libfuse_mountpoint, set())
         try:
             async with trio.open_nursery() as nursery:
-                exotic = Exotic(self.store, self.handles, self.channel.reply_late, nursery)
+                exotic = Exotic(
+                    self.store, self.handles, self.files.room, self.channel.reply_late, nursery
+                )
                 self.channel.serve(exotic.answers())
                 if self.settings.fast_lane:
                     self.lane = Lane(
@@ -224,6 +228,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 self.path = self.files.path = DaemonPath()
                 self.store.pool.ready.adopt = adopt_nothing
                 self.store.pool.ready.abandon = abandon_nothing
+                self.store.pool.writers_run_free = False
         self._settled.set()
 
     async def _announce(self, ready: Callable[[], None], nursery: trio.Nursery) -> None:
@@ -247,7 +252,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         while True:
             self.store.tick()
             before, changed = changed, sum(self.channel.requests[code] for code in _CHANGING)
-            await trio.sleep(_TICK_S if changed != before else _IDLE_TICK_S)
+            busy = changed != before or self.store.growing
+            await trio.sleep(_TICK_S if busy else _IDLE_TICK_S)
 
     async def _serve_signals(self, load: Callable[[], Settings] | None) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:

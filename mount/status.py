@@ -25,6 +25,16 @@ def describe(mount: "Mount") -> dict[str, Any]:
         "server_pid": os.getpid(),
         **mount.store.describe(),
         **mount.path.describe(),
+        "stalls": {
+            "waits": mount.files.room.stalls,
+            "waited_s": round(mount.files.room.stalled_s, 3),
+            "longest_s": round(mount.files.room.longest_s, 3),
+        },
+        "notifications": {
+            "told": mount.notifier.told,
+            "untold": mount.notifier.untold,
+            "backlog": mount.notifier.backlog,
+        },
         "open_handles": len(mount.handles),
         "requests": _by_name(channel.requests),
         "answered_in_channel": _by_name(channel.answered_here),

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
+from kvfs.errors import NoSpace
 from kvfs.types import InodeNo
 from mount.channel import Answer, Requester
 from mount.errno_door import counted_errno
@@ -59,7 +60,7 @@ class StoreLane:
             Opcode.RENAME2: self._rename2,
         }
 
-    def _create(self, unique: int, nodeid: int, request: memoryview) -> bytes:
+    def _create(self, unique: int, nodeid: int, request: memoryview) -> bytes | None:
         flags, mode, _, _ = _CREATE_IN.unpack_from(request)
         name = _text(request[_CREATE_IN.size :])
         who = self._requester()
@@ -68,6 +69,8 @@ class StoreLane:
                 InodeNo(nodeid), name, stat.S_IFREG | stat.S_IMODE(mode), flags, who.uid, who.gid
             )
         except Exception as error:
+            if isinstance(error, NoSpace) and self._files.store.reclaim.hopeful:
+                return None  # the handler may wait for room
             return error_reply(unique, counted_errno(error))
         entry = self._lane.created(ino, record, name_trusted=self._files.trusts_created(record))
         opened = OPEN_OUT.pack(fh, grant.open_flags, grant.backing_id)

@@ -18,7 +18,7 @@ from kvfs.policy import DRAFTS
 from kvfs.store import Store
 from kvfs.types import ROOT_INODE, InodeNo
 from tests.support.life_model import Block, Handle, Lives, Process
-from tests.support.stores import DIRECTORY, FILE, assert_exact, get, host, settle, write
+from tests.support.stores import DIRECTORY, FILE, allocate, assert_exact, get, host, settle, write
 
 PICKS: Final = st.integers(0, 1 << 20)
 NAMES: Final = st.sampled_from([b"K", b"L", b"K.tmp", b"K_77.tmp"])
@@ -262,8 +262,7 @@ class ProcessesMachine(RuleBasedStateMachine):
         if handle is None or not handle.writer:
             return
         opened, block = handle.opened, handle.block
-        held_bytes = self.store.blocks.allocation(opened, 0, 0, size_bytes)()
-        self.store.pool.note_allocated(opened, held_bytes)
+        allocate(self.store, opened, size_bytes)
         block.allocate()
         if size_bytes > len(block.data):
             block.changed = True

@@ -9,6 +9,7 @@ import pytest
 
 from kvfs.background import Background
 from kvfs.config import Settings
+from kvfs.departures import Departures
 from kvfs.errors import NoSpace
 from kvfs.extents import Extents
 from kvfs.inode_numbers import InodeNumbers
@@ -35,7 +36,14 @@ class Bench:
         self._extents = Extents(self._pool_fd, syscalls, "tmpfs")
         self.background = Background(1000)
         self.space = Space(100 * MIB, 0)
-        self.queue = ReadyQueue(self._extents, self._numbers, self.background, self.space, settings)
+        self.queue = ReadyQueue(
+            self._extents,
+            self._numbers,
+            self.background,
+            self.space,
+            settings,
+            Departures(self.background, self.space),
+        )
 
     def extents(self) -> list[int]:
         """Return what the extent files on the device hold, in bytes."""
@@ -84,7 +92,7 @@ def test_what_is_wanted_is_prepared_and_counted(bench: Bench) -> None:
 
 def test_a_taken_extent_is_empty_and_holds_its_blocks(bench: Bench) -> None:
     bench.want(2)
-    extent = bench.queue.take(ROOT_INODE, 0.0)
+    extent = bench.queue.take(SIZE_BYTES, 0.0)
     status = os.fstat(extent.fd)
     assert (status.st_size, status.st_blocks * 512) == (0, SIZE_BYTES)
     assert extent.reserve_bytes == SIZE_BYTES
@@ -94,15 +102,14 @@ def test_a_taken_extent_is_empty_and_holds_its_blocks(bench: Bench) -> None:
 
 def test_a_taken_extent_is_followed_by_the_next_one(bench: Bench) -> None:
     bench.want(2)
-    give_up(bench.queue.take(ROOT_INODE, 0.0))
+    give_up(bench.queue.take(SIZE_BYTES, 0.0))
     assert bench.space.ready_bytes == 2 * SIZE_BYTES, "one is there, one is ordered"
     bench.background.drain()
     assert bench.queue.count == 2
 
 
 def test_without_a_ready_one_an_extent_is_made_at_once(bench: Bench) -> None:
-    bench.queue.demand.note_published(ROOT_INODE, 5000, 0.0)
-    extent = bench.queue.take(ROOT_INODE, 0.0)
+    extent = bench.queue.take(8192, 0.0)
     assert extent.reserve_bytes == 8192
     assert (bench.queue.hits, bench.queue.misses) == (0, 1)
     assert bench.space.ready_bytes == 0
@@ -113,7 +120,7 @@ def test_no_number_is_taken_twice(bench: Bench) -> None:
     bench.want(4)
     seen: set[InodeNo] = set()
     for _ in range(12):
-        extent = bench.queue.take(ROOT_INODE, 0.0)
+        extent = bench.queue.take(SIZE_BYTES, 0.0)
         give_up(extent)
         assert extent.ino not in seen
         seen.add(extent.ino)
@@ -122,7 +129,7 @@ def test_no_number_is_taken_twice(bench: Bench) -> None:
 
 def test_an_extent_that_comes_back_is_ready_again(bench: Bench) -> None:
     bench.want(1)
-    extent = bench.queue.take(ROOT_INODE, 0.0)
+    extent = bench.queue.take(SIZE_BYTES, 0.0)
     before = bench.space.ready_bytes
     bench.queue.put_back(extent)
     assert bench.space.ready_bytes == before + SIZE_BYTES
@@ -159,12 +166,19 @@ def test_they_go_when_nobody_wants_them_any_more(bench: Bench) -> None:
     assert (bench.queue.count, bench.space.ready_bytes, bench.extents()) == (0, 0, [])
 
 
-def test_a_full_pool_reserves_nothing(bench: Bench) -> None:
-    bench.want(3)
+def test_a_full_pool_prepares_nothing(bench: Bench) -> None:
     bench.space.recorded_bytes = bench.space.capacity_bytes - SIZE_BYTES
-    extent = bench.queue.take(ROOT_INODE, 0.0)
-    assert extent.reserve_bytes == 0
-    give_up(extent)
+    bench.want(3)
+    assert (bench.queue.count, bench.space.ready_bytes, bench.extents()) == (0, 0, [])
+
+
+def test_what_is_ordered_is_not_made_if_the_room_is_gone_by_then(bench: Bench) -> None:
+    bench.queue.demand.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
+    bench.queue.tick(0.0)
+    assert bench.space.ready_bytes == SIZE_BYTES
+    bench.space.recorded_bytes = bench.space.capacity_bytes
+    bench.background.drain()
+    assert (bench.queue.count, bench.space.ready_bytes, bench.extents()) == (0, 0, [])
 
 
 def test_a_device_without_room_for_a_reserve_still_gives_an_extent(place: Path) -> None:
@@ -174,7 +188,7 @@ def test_a_device_without_room_for_a_reserve_still_gives_an_extent(place: Path) 
     failing.fail_at = 1
     bench.queue.give_way()
     bench.background.drain()
-    extent = bench.queue.take(ROOT_INODE, 0.0)
+    extent = bench.queue.take(SIZE_BYTES, 0.0)
     assert extent.reserve_bytes == 0
     give_up(extent)
     assert bench.extents() == [0]
@@ -184,10 +198,10 @@ def test_a_device_without_room_for_a_reserve_still_gives_an_extent(place: Path) 
 def test_a_device_without_room_for_a_file_says_so(place: Path) -> None:
     failing = FailingSyscalls(["open"], 0, errno.ENOSPC, for_good=True)
     bench = Bench(place, failing, Settings())
-    give_up(bench.queue.take(ROOT_INODE, 0.0))
+    give_up(bench.queue.take(SIZE_BYTES, 0.0))
     failing.fail_at = 1
     with pytest.raises(NoSpace):
-        bench.queue.take(ROOT_INODE, 0.0)
+        bench.queue.take(SIZE_BYTES, 0.0)
     bench.close()
 
 
@@ -200,7 +214,7 @@ def test_what_the_data_path_refuses_leaves_nothing(bench: Bench) -> None:
     bench.want(2)
     assert (bench.queue.count, bench.space.ready_bytes) == (0, 0)
     with pytest.raises(OSError, match="no backing ids"):
-        bench.queue.take(ROOT_INODE, 0.0)
+        bench.queue.take(SIZE_BYTES, 0.0)
     assert bench.extents() == []
 
 
@@ -227,7 +241,7 @@ def test_any_failing_call_leaves_the_accounts_right(place: Path) -> None:
         try:
             bench.want(3)
             for _ in range(4):
-                give_up(bench.queue.take(ROOT_INODE, 0.0))
+                give_up(bench.queue.take(SIZE_BYTES, 0.0))
         except OSError:
             assert failing.failed
         bench.background.drain()

@@ -206,15 +206,27 @@ def test_times_survive_a_reopening_for_writing(running: Host) -> None:
 def test_writers_get_no_space_at_the_capacity_and_not_before(running: Host) -> None:
     store = running.store
     opened, _ = store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
-    write(store, opened, b"x" * (63 * MIB))
-    with pytest.raises(NoSpace):
-        write(store, opened, b"x" * (2 * MIB), 63 * MIB)
-    write(store, opened, b"x" * MIB, 63 * MIB)
+    write(store, opened, b"x" * (64 * MIB))
     store.blocks.close(opened, writer=True)
     with pytest.raises(NoSpace):
         store.blocks.create(ROOT_INODE, b"b", FILE, 0, 0)
     store.namespace.unlink(ROOT_INODE, b"a")
     put(store, ROOT_INODE, b"b", b"y" * (63 * MIB))
+    assert_exact(running)
+
+
+def test_a_draft_that_was_refused_room_does_not_stay(running: Host) -> None:
+    """What was written before is not whole: nobody may take it for the block."""
+    store = running.store
+    opened, _ = store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
+    write(store, opened, b"x" * (63 * MIB))
+    with pytest.raises(NoSpace):
+        write(store, opened, b"x" * (2 * MIB), 63 * MIB)
+    store.blocks.close(opened, writer=True)
+    with pytest.raises(NotFound):
+        store.namespace.lookup(ROOT_INODE, b"a")
+    settle(store)
+    assert store.pool.space.taken_bytes == store.pool.space.ready_bytes
     assert_exact(running)
 
 

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import pytest
@@ -192,20 +192,26 @@ def test_what_is_no_file_is_not_opened(desk: Desk) -> None:
 
 
 async def test_a_write_beyond_the_capacity_is_refused(desk: Desk) -> None:
-    """Before a byte of it is written; what was there stays."""
+    """Before a byte of it is written; and what was there is not whole, so that it goes."""
     fh, ino = desk.create(b"block")
     assert await desk.files.write(fh, 0, bytes(MIB)) == MIB
     with pytest.raises(NoSpace):
         await desk.files.write(fh, MIB, bytes(64 * MIB))
-    desk.files.release(fh)
     assert desk.store.blocks.present(ino).size_bytes == MIB
+    desk.files.release(fh)
+    with pytest.raises(DeadInode):
+        desk.store.blocks.present(ino)
 
 
 async def test_others_are_served_while_a_handler_waits(desk: Desk) -> None:
     """It says so before it waits, and makes room before it answers; in this order."""
     said = []
-    desk.files.about_to_wait = lambda: said.append("wait")
-    desk.files.about_to_answer = lambda: said.append("answer")
+
+    def about_to_wait() -> Callable[[], None]:
+        said.append("wait")
+        return lambda: said.append("answer")
+
+    desk.files.about_to_wait = about_to_wait
     fh, _ = desk.create(b"block")
     await desk.files.write(fh, 0, b"bytes")
     await desk.files.read(fh, 0, 5)

@@ -12,9 +12,9 @@ _MODULES: Final = {
     # Values and rules; no machine, no clock.
     "pure": """
         kvfs kvfs.census kvfs.checksum kvfs.config kvfs.demand kvfs.doctor.* kvfs.errors
-        kvfs.eviction kvfs.ghosts kvfs.inode_rules kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle
-        kvfs.policy kvfs.pool_name kvfs.records kvfs.row_table kvfs.setting_values kvfs.sizes
-        kvfs.types
+        kvfs.eviction kvfs.ghosts kvfs.headroom kvfs.inode_rules kvfs.kv_content kvfs.kv_shapes
+        kvfs.lifecycle kvfs.policy kvfs.pool_name kvfs.records kvfs.row_table kvfs.setting_values
+        kvfs.sizes kvfs.types
     """,
     # One thing of the machine each: a file, a device, the index, a socket.
     "io": """
@@ -28,11 +28,11 @@ _MODULES: Final = {
     # The pool as a whole: names, blocks, space.
     "engine": """
         kvfs.attributes kvfs.blocks kvfs.check kvfs.check_files kvfs.check_rows kvfs.damage
-        kvfs.evictable kvfs.founding kvfs.fsck_report kvfs.graves kvfs.heat_scan
-        kvfs.holdings_scan kvfs.identities
-        kvfs.index_walk kvfs.namespace kvfs.own_attributes kvfs.pool kvfs.publishing kvfs.ready
-        kvfs.rebuild kvfs.reclaim kvfs.recovery kvfs.space kvfs.state_totals kvfs.store
-        kvfs.superseding kvfs.sweep kvfs.unfinished kvfs.visibility
+        kvfs.departures kvfs.evictable kvfs.fitness kvfs.founding kvfs.fsck_report kvfs.graves
+        kvfs.heat_scan kvfs.holdings_scan kvfs.identities kvfs.index_walk kvfs.namespace
+        kvfs.own_attributes kvfs.pool kvfs.publishing kvfs.ready kvfs.rebuild kvfs.reclaim
+        kvfs.reclaim_figures kvfs.recovery kvfs.space kvfs.state_totals kvfs.store
+        kvfs.superseding kvfs.sweep kvfs.unfinished kvfs.visibility kvfs.watch
     """,
     # The only floor that knows FUSE.
     "mount": "mount.*",

@@ -188,6 +188,13 @@ def write(store: Store, opened: OpenInode, data: bytes, offset_bytes: int = 0) -
     store.pool.note_allocated(opened, store.pool.extents.allocated_bytes(fd))
 
 
+def allocate(store: Store, opened: OpenInode, size_bytes: int) -> None:
+    """Do what fallocate(2) of the first *size_bytes* does."""
+    allocation = store.blocks.allocation(opened, 0, 0, size_bytes)
+    store.pool.note_allocated(opened, allocation.work())
+    store.pool.space.pledged_bytes -= allocation.pledged_bytes
+
+
 def put(store: Store, parent: InodeNo, name: bytes, data: bytes) -> InodeNo:
     """Store a block as a connector does; return its inode."""
     opened, _ = store.blocks.create(parent, name, FILE, 0, 0)

@@ -1,0 +1,80 @@
+"""Whether a block may go now: what the policy named is looked at again, on the loop's thread."""
+
+import os
+import stat
+from collections.abc import Iterator
+from typing import Final
+
+from kvfs import evictable
+from kvfs.errors import Damaged
+from kvfs.eviction import Rank
+from kvfs.policy import PIN
+from kvfs.pool import Pool
+from kvfs.types import InodeNo, InodeRecord
+
+#: What connectors hang on a block's name for its metadata, or put in place of its suffix: LMCache
+#: GDS (K.kvcache.safetensors.metadata), Mooncake (K.bucket, K.meta).
+_ADDED: Final = (b".metadata", b".meta")
+_SWAPPED: Final = (b".meta",)
+
+
+def may_go(pool: Pool, ino: InodeNo, *, open_too: bool = False) -> InodeRecord | None:
+    """Return the record of block *ino* if it may be evicted now, else None.
+
+    *open_too*: also one that somebody reads, whose space comes back after the last reader.
+    """
+    try:
+        record = pool.index.inode(ino)
+    except Damaged:
+        return None
+    if record is None or not stat.S_ISREG(record.mode):
+        pool.heat.drop(ino)
+        return None
+    policy = pool.policies.of(record.parent)
+    if evictable.rank_of(record, policy.evict) is Rank.NEVER:
+        evictable.note(pool, ino, record)
+        return None
+    if _is_pinned(pool, ino, policy_says=policy.pin):
+        return None
+    opened = pool.open_inodes.get(ino)
+    if opened is not None:
+        return record if open_too and not opened.writers else None
+    return record if open_too or not _is_mapped(pool, ino) else None
+
+
+def sidecars_of(pool: Pool, record: InodeRecord) -> Iterator[InodeNo]:
+    """Yield the small files beside block *record* that are of no use without it."""
+    if record.size_bytes < evictable.SMALL_BYTES:
+        return
+    stem, dot, _ = record.name.rpartition(b".")
+    names = [record.name + suffix for suffix in _ADDED]
+    if dot and stem:
+        names += [stem + suffix for suffix in _SWAPPED]
+    for name in names:
+        try:
+            ino = pool.index.lookup(record.parent, name)
+            beside = None if ino is None else pool.index.inode(ino)
+        except Damaged:
+            continue
+        if ino is not None and beside is not None and beside.size_bytes < evictable.SMALL_BYTES:
+            yield ino
+
+
+def _is_pinned(pool: Pool, ino: InodeNo, *, policy_says: bool) -> bool:
+    """Whether a pin holds *ino*: its own, which wins, or that of a directory above it."""
+    own = pool.index.xattr(ino, PIN)
+    return policy_says if own is None else own == b"1"
+
+
+def _is_mapped(pool: Pool, ino: InodeNo) -> bool:
+    """Whether a client maps the extent of a closed block, which this process cannot see else."""
+    try:
+        fd = pool.extents.open(ino, os.O_RDWR)
+    except (Damaged, OSError):
+        return False
+    try:
+        return pool.extents.in_use(fd)
+    except OSError:
+        return False  # no leases here: then what was closed counts as unused
+    finally:
+        pool.syscalls.close(fd)

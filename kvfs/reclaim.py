@@ -1,0 +1,239 @@
+"""Eviction carried out: which blocks were named by the policy, which of them may go, and their end.
+
+A plan is a hint: a scan of the heat names victims, in a thread when there are many rows. Carrying
+it out looks at each victim again, takes the names of a batch in one index transaction, and only
+what is needed goes. All but the scan runs on the loop's thread.
+"""
+
+import functools
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvfs.errors import Damaged, KvfsError
+from kvfs.eviction import EVICTABLE
+from kvfs.fitness import may_go, sidecars_of
+from kvfs.inode_rules import counted, emptied
+from kvfs.namespace import Namespace
+from kvfs.pool import Pool
+from kvfs.types import InodeNo, InodeRecord
+
+_log: Final = logging.getLogger(__name__)
+
+#: Victims in one index transaction; some 60 us each.
+_BATCH: Final = 32
+#: Names that one call takes at most: 20 ms. Who needs more comes again.
+_CALL_MAX: Final = 256
+#: Up to so many rows a scan takes less than a request may wait, and needs no thread.
+_INLINE_ROWS: Final = 16_384
+_PLAN_MAX: Final = 1024
+#: A plan is forgotten after this: blocks it names may have been used since.
+_PLAN_AGE_S: Final = 1.0
+#: After a search that found nothing no other one begins for so long.
+_BARREN_S: Final = 0.1
+#: Rows that were looked at in vain, and are left out of the next plans for a while.
+_REFUSED_MAX: Final = 4096
+_ROUNDS: Final = 4
+
+Victim = tuple[InodeNo, InodeRecord]
+
+
+def _tell_nobody(_ino: InodeNo) -> None:
+    """Stand in while no data path is there."""
+
+
+class Reclaim:
+    """Makes room by evicting; never more than was asked for."""
+
+    def __init__(self, pool: Pool, namespace: Namespace) -> None:
+        self._pool = pool
+        self._namespace = namespace
+        #: Told each inode that lost its name.
+        self.unnamed: Callable[[InodeNo], None] = _tell_nobody
+        #: Told the name, for the kernel.
+        self.vanished: Callable[[InodeNo, bytes], None] = lambda _parent, _name: None
+        self._queue: deque[InodeNo] = deque()
+        self._planned_s = -_PLAN_AGE_S
+        #: The heat's clock when the plan began: who was touched since is not what it named.
+        self._planned_at = 0
+        self._stamp = 0
+        self._plan: NDArray[np.uint64] | None = None
+        self.planning = False
+        self._barren_until_s = 0.0
+        self._refused: dict[InodeNo, None] = {}
+        self._refused_since_s = 0.0
+        self._open_too = False
+        self.evicted_blocks = 0
+        self.evicted_bytes = 0
+        self.batches = 0
+        self.refusals = 0
+
+    @property
+    def hopeful(self) -> bool:
+        """Whether evicting again may give more than it gave a moment ago."""
+        pool = self._pool
+        if self.planning or len(pool.departures):
+            return True
+        if not pool.heat_scan.done:
+            return True  # what the pool held at the start is still being looked for
+        return pool.evictable_bytes > 0 and pool.monotonic_s() >= self._barren_until_s
+
+    def tick(self, now_s: float) -> None:
+        """Keep room ahead of the writers; what is leaving already counts."""
+        pool, space = self._pool, self._pool.space
+        target_bytes = pool.headroom.target_bytes(now_s)
+        short_bytes = target_bytes - space.unclaimed_bytes - space.leaving_bytes
+        if short_bytes > 0 and len(pool.graves):
+            pool.graves.give_way()
+            short_bytes = target_bytes - space.unclaimed_bytes - space.leaving_bytes
+        if short_bytes > 0:
+            self.evict(short_bytes)
+
+    def evict(self, size_bytes: int) -> int:
+        """Evict until *size_bytes* are on their way back; return how many are.
+
+        Fewer when nothing may go, when a plan is being made, or when it takes too many names for
+        one call.
+        """
+        gone_bytes = count = rounds = 0
+        while gone_bytes < size_bytes and count < _CALL_MAX and rounds < _ROUNDS:
+            batch = self._next_batch(size_bytes - gone_bytes)
+            if not batch:
+                rounds += 1
+                if not self._replan(size_bytes - gone_bytes):
+                    break
+                continue
+            freed_bytes = self._execute(batch)
+            if freed_bytes < 0:
+                break
+            gone_bytes += freed_bytes
+            count += len(batch)
+        return gone_bytes
+
+    # ---- the plan ----
+
+    def _replan(self, size_bytes: int) -> bool:
+        """Get more victims; True if there are some now."""
+        pool = self._pool
+        now_s = pool.monotonic_s()
+        if self._plan is not None:
+            self._take_plan(now_s)
+            return bool(self._queue)
+        if self.planning or now_s < self._barren_until_s:
+            return False
+        if now_s - self._refused_since_s > _PLAN_AGE_S or len(self._refused) > _REFUSED_MAX:
+            self._refused.clear()
+            self._refused_since_s = now_s
+        scan = self._scan(size_bytes)
+        if len(pool.heat) > _INLINE_ROWS:
+            self.planning = True
+            pool.background.submit_long(functools.partial(self._in_the_thread, scan))
+            return False
+        self._plan = scan()
+        self._take_plan(now_s)
+        return bool(self._queue)
+
+    def _scan(self, size_bytes: int) -> Callable[[], NDArray[np.uint64]]:
+        pool = self._pool
+        columns, self._planned_at = pool.heat.columns(), pool.heat.stamp
+        but_not = np.fromiter(self._refused, np.uint64, len(self._refused))
+        choose = pool.heat.policy.victims
+        return lambda: choose(
+            columns,
+            bytes_wanted=2 * size_bytes,
+            count_max=_PLAN_MAX,
+            ranks=EVICTABLE,
+            but_not=but_not,
+        )
+
+    def _in_the_thread(self, scan: Callable[[], NDArray[np.uint64]]) -> None:
+        try:
+            self._plan = scan()
+        finally:
+            self.planning = False
+
+    def _take_plan(self, now_s: float) -> None:
+        plan, self._plan = self._plan, None
+        if plan is None:
+            return
+        self._queue = deque(InodeNo(int(ino)) for ino in plan)
+        self._planned_s = now_s
+        self._stamp = self._planned_at
+        if not self._queue:
+            self._barren_until_s = now_s + _BARREN_S
+
+    def _next_batch(self, size_bytes: int) -> list[Victim]:
+        """Take victims from the plan that may go now, for *size_bytes*, with their sidecars."""
+        if self._pool.monotonic_s() - self._planned_s > _PLAN_AGE_S:
+            self._queue.clear()
+        batch: dict[InodeNo, InodeRecord] = {}
+        held_bytes = 0
+        while self._queue and len(batch) < _BATCH and held_bytes < size_bytes:
+            ino = self._queue.popleft()
+            record = None
+            if ino not in batch and self._pool.heat.touched(ino) < self._stamp:
+                record = may_go(self._pool, ino)
+            if record is None:
+                self.refusals += 1
+                self._refused[ino] = None
+                continue
+            batch[ino] = record
+            held_bytes += record.allocated_bytes
+            for sidecar in sidecars_of(self._pool, record):
+                sidecar_record = may_go(self._pool, sidecar)
+                if sidecar_record is not None:
+                    batch[sidecar] = sidecar_record
+                    held_bytes += sidecar_record.allocated_bytes
+        return list(batch.items())
+
+    # ---- carrying it out ----
+
+    def _execute(self, batch: list[Victim]) -> int:
+        """Take the names of *batch*; return the bytes that are on their way back, -1 if it failed.
+
+        Atomic: no checkpoint between the look at the victims and here.
+        """
+        pool = self._pool
+        now_ns = pool.clock_ns()
+        counters = pool.counters
+        parents: dict[InodeNo, InodeRecord] = {}
+        try:
+            for _, record in batch:
+                counters = counted(counters, record, -1)
+                parent = parents.get(record.parent) or self._namespace.directory(record.parent)
+                parents[record.parent] = emptied(parent, record, now_ns)
+            with pool.change(counters) as txn:
+                for ino, record in batch:
+                    txn.delete_name(record.parent, record.name, ino)
+                    txn.delete_inode(ino)
+                    txn.delete_xattrs(ino)
+                for directory, directory_record in parents.items():
+                    txn.put_inode(directory, directory_record)
+        except (KvfsError, OSError, Damaged) as error:
+            _log.error("nothing evicted: %s", error)
+            self._barren_until_s = pool.monotonic_s() + _BARREN_S
+            return -1
+        self.batches += 1
+        return sum(self._let_go(ino, record, now_ns) for ino, record in batch)
+
+    def _let_go(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> int:
+        """The index has forgotten *ino*: its space comes back, at once or after its last reader."""
+        pool = self._pool
+        pool.heat.evicted(ino)
+        freed_bytes = 0
+        if ino in pool.open_inodes:
+            self._namespace.bury(ino, record, now_ns)
+        else:
+            pool.holdings.drop(ino)
+            pool.pins.drop(ino)
+            pool.identities.erase(ino, record)
+            freed_bytes = record.allocated_bytes
+        self.unnamed(ino)
+        self.vanished(record.parent, record.name)
+        self.evicted_blocks += 1
+        self.evicted_bytes += record.allocated_bytes
+        return freed_bytes

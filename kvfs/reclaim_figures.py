@@ -1,0 +1,93 @@
+"""What `kvfs status` tells about room: what may go, what may not, and who holds it."""
+
+from typing import Any, Final
+
+from kvfs.errors import Damaged
+from kvfs.lifecycle import State
+from kvfs.pool import Pool
+from kvfs.reclaim import Reclaim
+from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.watch import Watch
+
+#: Below this share of the capacity the operator is warned.
+_LOW_SHARE: Final = 0.1
+#: Rows looked at for the directory that holds the most.
+_LOOKED_AT_MAX: Final = 4096
+_SLABS: Final = frozenset({State.SLAB, State.REWRITTEN})
+
+
+def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: Watch) -> dict[str, Any]:
+    """Return the figures, in bytes and counts."""
+    space = pool.space
+    leased_bytes = slab_bytes = 0
+    for _, holding in pool.holdings.rows():
+        if holding.state is State.LEASED:
+            leased_bytes += holding.allocated_bytes
+        elif holding.state in _SLABS:
+            slab_bytes += holding.allocated_bytes
+    open_bytes = sum(opened.allocated_bytes for opened in pool.open_inodes.values())
+    evictable_bytes = pool.evictable_bytes
+    low = space.unclaimed_bytes + evictable_bytes < _LOW_SHARE * space.capacity_bytes
+    return {
+        "evictable_bytes": evictable_bytes,
+        "leased_bytes": leased_bytes,
+        "slab_bytes": slab_bytes,
+        "pinned_bytes": pool.pins.pinned_bytes,
+        "open_bytes": open_bytes,
+        "leaving_bytes": space.leaving_bytes,
+        "headroom_bytes": pool.headroom.target_bytes(pool.monotonic_s()),
+        "overcommitted_bytes": space.overcommitted_bytes,
+        "eviction": {
+            "policy": pool.heat.policy.name,
+            "blocks": reclaim.evicted_blocks,
+            "bytes": reclaim.evicted_bytes,
+            "batches": reclaim.batches,
+            "passed_over": reclaim.refusals,
+            "overruns": watch.overruns,
+        },
+        "warning": _warning(pool) if low else None,
+    }
+
+
+def _warning(pool: Pool) -> str:
+    """Say that little may go, and which directory holds the most of what may not."""
+    path, held_bytes = holder(pool)
+    return f"little is left that may be evicted; {path} holds {held_bytes} bytes that may not"
+
+
+def holder(pool: Pool) -> tuple[str, int]:
+    """Return the directory with the most bytes that may not go, of those looked at."""
+    held: dict[InodeNo, int] = {}
+    inos: dict[InodeNo, int] = {
+        ino: holding.allocated_bytes for ino, holding in pool.holdings.rows()
+    }
+    inos.update((ino, opened.allocated_bytes) for ino, opened in pool.open_inodes.written.items())
+    for ino, size_bytes in list(inos.items())[:_LOOKED_AT_MAX]:
+        opened = pool.open_inodes.get(ino)
+        try:
+            record = opened.gone if opened is not None and opened.gone else pool.index.inode(ino)
+        except Damaged:
+            continue
+        if record is not None:
+            held[record.parent] = held.get(record.parent, 0) + size_bytes
+    for ino, size_bytes in pool.pins.rows():
+        record = pool.index.inode(ino)
+        if record is not None:
+            parent = ino if record.mode & 0o170000 == 0o040000 else record.parent
+            held[parent] = held.get(parent, 0) + size_bytes
+    if not held:
+        return "/", 0
+    most = max(held, key=lambda directory: held[directory])
+    return _path(pool, most), held[most]
+
+
+def _path(pool: Pool, directory: InodeNo) -> str:
+    """Return *directory*'s path below the mountpoint."""
+    parts: list[str] = []
+    while directory != ROOT_INODE:
+        record = pool.index.inode(directory)
+        if record is None:
+            break
+        parts.append(record.name.decode(errors="surrogateescape"))
+        directory = record.parent
+    return "/" + "/".join(reversed(parts))

@@ -1,0 +1,108 @@
+"""The drafts that grow without asking: looked at every tick, and stopped when nothing is left.
+
+A passthrough writer allocates in the backing file system. What it takes beyond its reserve is
+found here; the next of it is kept free of others. The last resort, when it took what was not there
+and nothing can go: its bytes are given back, its close is ENOSPC and its name goes.
+"""
+
+import logging
+from typing import Final
+
+from kvfs.errors import NoSpace
+from kvfs.headroom import lacking_bytes
+from kvfs.lifecycle import UNFINISHED
+from kvfs.open_inodes import OpenInode
+from kvfs.pool import Pool
+
+_log: Final = logging.getLogger(__name__)
+_STAT_BLOCK_BYTES: Final = 512
+#: Drafts looked at in one tick, at 2 us each; more take turns.
+_LOOKS_A_TICK: Final = 512
+
+
+class Watch:
+    """Looks at what is open for writing."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._skip = 0
+        self.overruns = 0
+
+    def tick(self, now_s: float) -> None:
+        """Look at the drafts; stop some if the bound would be overstepped."""
+        pool = self._pool
+        written = pool.open_inodes.written
+        lacking = sum(self._look(opened, now_s) for opened in self._due())
+        pool.space.lacking_bytes = lacking
+        if not written or pool.space.unclaimed_bytes >= 0:
+            return
+        try:
+            pool.require_space(0)
+        except NoSpace:
+            self._stop_some(list(written.values()))
+
+    def _due(self) -> list[OpenInode]:
+        written = list(self._pool.open_inodes.written.values())
+        if len(written) <= _LOOKS_A_TICK:
+            return written
+        start = self._skip % len(written)
+        self._skip = start + _LOOKS_A_TICK
+        return (written[start:] + written[:start])[:_LOOKS_A_TICK]
+
+    def _look(self, opened: OpenInode, now_s: float) -> int:
+        """Account what *opened* took since the last look; return what it will take next."""
+        if opened.fd < 0:
+            return 0
+        pool = self._pool
+        if opened.overrun:
+            self._empty(opened)
+        try:
+            status = pool.syscalls.fstat(opened.fd)
+        except OSError as error:
+            _log.warning("inode %#x: %s", opened.ino, error)
+            return 0
+        growth_bytes = status.st_blocks * _STAT_BLOCK_BYTES - opened.allocated_bytes
+        if growth_bytes:
+            pool.note_allocated(opened, opened.allocated_bytes + growth_bytes)
+        if opened.through_daemon or opened.overrun:
+            return 0
+        if growth_bytes > 0:
+            pool.headroom.note(growth_bytes, now_s)
+        opened.outgrown = max(growth_bytes, 0)
+        return lacking_bytes(opened.outgrown)
+
+    def _stop_some(self, written: list[OpenInode]) -> None:
+        """Give back what drafts took that is not there, the greediest first."""
+        space = self._pool.space
+        growing = [
+            opened
+            for opened in written
+            if opened.outgrown > 0 and not opened.overrun and self._may_be_stopped(opened)
+        ]
+        growing.sort(key=lambda opened: opened.outgrown, reverse=True)
+        for opened in growing:
+            if space.unclaimed_bytes >= 0:
+                return
+            _log.warning("inode %#x outgrew the pool: its writer gets ENOSPC", opened.ino)
+            opened.overrun = opened.torn = True
+            self.overruns += 1
+            space.lacking_bytes -= min(space.lacking_bytes, lacking_bytes(opened.outgrown))
+            opened.outgrown = 0
+            self._empty(opened)
+
+    def _may_be_stopped(self, opened: OpenInode) -> bool:
+        """Whether nobody loses anything but the writer: a draft under the name it was made with."""
+        if opened.renamed or opened.readers or not opened.unfinished:
+            return False
+        if opened.gone is not None:
+            return True
+        record = self._pool.index.inode(opened.ino)
+        return record is not None and record.state in UNFINISHED
+
+    def _empty(self, opened: OpenInode) -> None:
+        try:
+            left_bytes = self._pool.extents.empty(opened.fd)
+        except OSError as error:
+            _log.warning("inode %#x keeps its bytes: %s", opened.ino, error)
+            return
+        self._pool.note_allocated(opened, left_bytes)

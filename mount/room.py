@@ -1,0 +1,58 @@
+"""Waiting for room: what a handler does that finds the pool full while something may still go.
+
+Every wait has a bound, and none begins when nothing may go.
+"""
+
+from typing import Final
+
+import trio
+
+from kvfs.errors import NoSpace
+from kvfs.store import Store
+
+#: A scan of a million rows takes 20 ms, an unlink of a large extent as long.
+_LOOK_S: Final = 0.002
+
+
+class Room:
+    """Counts who waited, and how long."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.stalls = 0
+        self.stalled_s = 0.0
+        self.longest_s = 0.0
+
+    async def find(self, size_bytes: int) -> None:
+        """Return with *size_bytes* of room, at once if there is some. Raises as ``make``."""
+        try:
+            self._store.pool.require_space(size_bytes)
+        except NoSpace:
+            if not self._store.reclaim.hopeful:
+                raise
+            await self.make(size_bytes)
+
+    async def make(self, size_bytes: int) -> None:
+        """Wait for *size_bytes* of room; no checkpoint comes between finding it and returning.
+
+        Raises NoSpace when nothing is left that may go, or after the setting ``room_wait_s``.
+        """
+        pool, reclaim = self._store.pool, self._store.reclaim
+        start_s = trio.current_time()
+        self.stalls += 1
+        try:
+            while True:
+                await trio.sleep(_LOOK_S)
+                pool.background.work(_LOOK_S / 2)  # a scan or unlinks that we wait for
+                try:
+                    pool.require_space(size_bytes)
+                except NoSpace:
+                    waited_s = trio.current_time() - start_s
+                    if not reclaim.hopeful or waited_s > pool.settings.room_wait_s:
+                        raise
+                else:
+                    return
+        finally:
+            waited_s = trio.current_time() - start_s
+            self.stalled_s += waited_s
+            self.longest_s = max(self.longest_s, waited_s)

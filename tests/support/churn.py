@@ -1,0 +1,201 @@
+"""A full pool under load: writers and readers as processes, and a watch on what the pool holds."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tests.support.mounting import ROOT, workplace
+
+_STAT_BLOCK_BYTES: Final = 512
+_SAMPLE_S: Final = 0.02
+_WAIT_S: Final = 600.0
+
+
+class Load(NamedTuple):
+    """What the clients do; sizes in bytes, ``stored_bytes`` over all writers."""
+
+    capacity_bytes: int
+    stored_bytes: int
+    least_bytes: int
+    most_bytes: int
+    writers: int = 8
+    readers: int = 4
+    #: So many pools full of names: readers find about one over this.
+    pools_of_names: float = 1.5
+    pause_s: float = 0.005
+
+    @property
+    def names(self) -> int:
+        """How many names the clients use."""
+        import math
+
+        spread = math.log(self.most_bytes / self.least_bytes)
+        spread_bytes = self.most_bytes - self.least_bytes
+        mean_bytes = spread_bytes / spread if spread else self.most_bytes
+        return max(4, int(self.pools_of_names * self.capacity_bytes / mean_bytes))
+
+
+@contextlib.contextmanager
+def own_tmpfs() -> Iterator[Path]:
+    """Yield a directory in a tmpfs of its own, whose statfs then tells what a pool in it holds."""
+    with workplace("disk") as place:
+        memory = place / "memory"
+        memory.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=90%", "kvfs-test", memory], check=True)
+        try:
+            (memory / "pool").mkdir()
+            yield memory / "pool"
+        finally:
+            subprocess.run(["umount", "--lazy", memory], check=True)
+
+
+class Usage:
+    """What the extents of a pool hold, looked at all the while in a thread.
+
+    Told by statfs of the file system that the pool has for itself: one exact number, where a walk
+    would count a block that goes and the one that comes for it both. Extents without a name that
+    somebody still reads count, too.
+    """
+
+    def __init__(self, pool: Path) -> None:
+        self._pool = pool
+        self.samples: list[tuple[float, int]] = []
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._work)
+
+    def now_bytes(self) -> int:
+        """Return the blocks of all extents."""
+        status = os.statvfs(self._pool)
+        return (status.f_blocks - status.f_bfree) * status.f_frsize - self._others_bytes()
+
+    def _others_bytes(self) -> int:
+        """Return the blocks of the pool's other files: index, heat and the small ones."""
+        files = [*self._pool.glob("*"), *self._pool.glob("index/*")]
+        return sum(file.lstat().st_blocks * _STAT_BLOCK_BYTES for file in files)
+
+    def _work(self) -> None:
+        while not self._ends.wait(_SAMPLE_S):
+            self.samples.append((time.monotonic(), self.now_bytes()))
+
+    def __enter__(self) -> "Usage":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def share_above(self, bound_bytes: float) -> float:
+        """Return the share of the samples above *bound_bytes*, from the first store on."""
+        samples = [held for _, held in self.samples if held > self.samples[0][1]]
+        return sum(held > bound_bytes for held in samples) / max(1, len(samples))
+
+    @property
+    def most_bytes(self) -> int:
+        """The most that was ever seen."""
+        return max(held for _, held in self.samples)
+
+
+class Result(NamedTuple):
+    """What the clients and the watch found."""
+
+    writers: list[dict[str, Any]]
+    readers: list[dict[str, Any]]
+    usage: Usage
+    wall_s: float
+
+    @property
+    def failed(self) -> list[dict[str, int]]:
+        """Every kind of call that failed, by client."""
+        return [client["failed"] for client in self.writers + self.readers if client["failed"]]
+
+    @property
+    def wrong(self) -> list[str]:
+        """Every load that gave other bytes than were stored."""
+        return [complaint for reader in self.readers for complaint in reader["wrong"]]
+
+    @property
+    def hit_share(self) -> float:
+        """The share of loads that found their block."""
+        hits = sum(reader["hits"] for reader in self.readers)
+        return hits / max(1, hits + sum(reader["misses"] for reader in self.readers))
+
+    def report(self, load: Load) -> dict[str, Any]:
+        """Return the figures, JSON-ready."""
+        stored_bytes = sum(writer["bytes"] for writer in self.writers)
+        return {
+            "wall_s": round(self.wall_s, 2),
+            "stored_bytes": stored_bytes,
+            "store_mib_s": round(stored_bytes / (1 << 20) / self.wall_s, 1),
+            "p50_s": max(writer["p50_s"] or 0 for writer in self.writers),
+            "p99_s": max(writer["p99_s"] or 0 for writer in self.writers),
+            "loads": sum(reader["hits"] + reader["misses"] for reader in self.readers),
+            "hit_share": round(self.hit_share, 3),
+            "failed": self.failed,
+            "wrong": self.wrong,
+            "samples": len(self.usage.samples),
+            "most_share": round(self.usage.most_bytes / load.capacity_bytes, 4),
+            "above_90_share": round(self.usage.share_above(0.9 * load.capacity_bytes), 3),
+        }
+
+
+def churn(root: Path, pool: Path, load: Load, *, more: Sequence[str] = ()) -> Result:
+    """Run *load* on the mount at *root* of the directory pool *pool*, to the writers' end."""
+    for number in range(4):
+        (root / str(number)).mkdir(exist_ok=True)
+    sizes = (
+        f"--names={load.names}",
+        f"--least-bytes={load.least_bytes}",
+        f"--most-bytes={load.most_bytes}",
+        f"--pause-s={load.pause_s}",
+        *more,
+    )
+    each_bytes = load.stored_bytes // load.writers
+    with contextlib.ExitStack() as stack:
+        usage = stack.enter_context(Usage(pool))
+        started_s = time.monotonic()
+        writers = [
+            stack.enter_context(
+                _client("writer", str(root), f"--seed={seed}", f"--bytes={each_bytes}", *sizes)
+            )
+            for seed in range(1, load.writers + 1)
+        ]
+        readers = [
+            stack.enter_context(_client("reader", str(root), f"--seed={100 + seed}", *sizes))
+            for seed in range(load.readers)
+        ]
+        stored = [_result(writer) for writer in writers]
+        wall_s = time.monotonic() - started_s
+        loaded = [_result(reader) for reader in readers]
+    return Result(stored, loaded, usage, wall_s)
+
+
+@contextlib.contextmanager
+def _client(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.churn_worker", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _result(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    out, _ = process.communicate(timeout=_WAIT_S)
+    assert process.returncode == 0, f"a client ended with {process.returncode}"
+    found: dict[str, Any] = json.loads(out)
+    return found
