@@ -108,6 +108,7 @@ class Attributes:
         """Return the value of *name*. Raises NoSuchAttribute, also for every other namespace."""
         if is_own(name):
             return self._own.value(ino, self._namespace.record(ino), name)
+        ino = self._bearer(ino)
         value = self._pool.index.xattr(ino, name) if name.startswith(_USER_PREFIX) else None
         if value is None:
             raise NoSuchAttribute
@@ -115,7 +116,13 @@ class Attributes:
 
     def xattr_names(self, ino: InodeNo) -> list[bytes]:
         """Return the names set on *ino*; kvfs's own are answered, never listed."""
-        return [name for name in self._pool.index.xattrs(ino) if not is_own(name)]
+        names = self._pool.index.xattrs(self._bearer(ino))
+        return [name for name in names if not is_own(name)]
+
+    def _bearer(self, ino: InodeNo) -> InodeNo:
+        """Return who has *ino*'s attributes: the draft it stands in for took them along."""
+        opened = self._pool.open_inodes.get(ino)
+        return ino if opened is None or not opened.stands_in else opened.stands_in
 
     def set_xattr(self, ino: InodeNo, name: bytes, value: bytes, uid: int = 0) -> None:
         """Set user.* attribute *name* for user *uid*.
@@ -125,6 +132,7 @@ class Attributes:
         open but has no name: its attributes went with it.
         """
         settings = self._pool.settings
+        ino = self._bearer(ino)
         self._require_settable(name)
         if len(value) > settings.xattr_value_max_bytes:
             raise AttributeTooLarge(f"{len(value)} bytes")
@@ -146,6 +154,7 @@ class Attributes:
     def remove_xattr(self, ino: InodeNo, name: bytes, uid: int = 0) -> None:
         """Remove attribute *name*. Raises NoSuchAttribute, Unsupported, ReadOnly."""
         self._require_settable(name)
+        ino = self._bearer(ino)
         record = self._namespace.record(ino)
         present = self._pool.index.xattr(ino, name) is not None
         if is_own(name) and (present or name not in VALUES):

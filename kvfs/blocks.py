@@ -137,6 +137,9 @@ class Blocks:
         if truncate and record.state in SETTLED and not record.size_bytes:
             record = self._touched(ino, record)
         opened = self._pool.open_inodes.enter(ino, writer=writer)
+        if writer and opened.stands_in:
+            self._pool.leave(opened, writer=True)
+            raise DeadInode(f"inode {ino} is shown until the new version is whole")
         try:
             self._begin(opened, record, maker, writer=writer, truncate=truncate, appends=appends)
             if truncate and record.size_bytes:
@@ -224,6 +227,8 @@ class Blocks:
                 _log.warning("inode %#x is not published yet: %s", opened.ino, error)
                 self._unpublished.append((opened, 1))
                 return
+            if opened.ino in self.superseding.old:
+                self.superseding.old.end(opened.ino)
         self._pool.leave(opened, writer=writer)
 
     def settle(self) -> None:

@@ -27,6 +27,7 @@ class OpenInode:
         "readers",
         "renamed",
         "spare_bytes",
+        "stands_in",
         "through_daemon",
         "torn",
         "unfinished",
@@ -68,6 +69,8 @@ class OpenInode:
         self.before = State.DRAFT
         #: The last record of an inode that has no name any more.
         self.gone: InodeRecord | None = None
+        #: The draft that took its name, and for which it is shown until that is whole; 0: none.
+        self.stands_in = InodeNo(0)
 
 
 class OpenInodes(dict[InodeNo, OpenInode]):

@@ -43,7 +43,7 @@ class OwnAttributes:
 
     def _state(self, ino: InodeNo, record: InodeRecord) -> State:
         opened = self._pool.open_inodes.get(ino)
-        if opened is not None and opened.gone is not None:
+        if opened is not None and opened.gone is not None and not opened.stands_in:
             return State.GONE
         if opened is not None and opened.torn:
             return State.TORN

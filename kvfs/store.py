@@ -64,7 +64,7 @@ class Store:
         self.namespace = Namespace(self.pool)
         self.blocks = Blocks(self.pool, self.namespace)
         self.attributes = Attributes(self.pool, self.namespace, self.blocks)
-        self.visibility = Visibility(self.pool)
+        self.visibility = Visibility(self.pool, self.blocks.superseding.old)
         self.reclaim = Reclaim(self.pool, self.namespace)
         self.pool.evict = self.reclaim.evict
         self.watch = Watch(self.pool)

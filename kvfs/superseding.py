@@ -16,6 +16,7 @@ from kvfs.inode_rules import counted, new_record, refuse_mismatch
 from kvfs.lifecycle import UNFINISHED, State, is_temporary
 from kvfs.makers import NOBODY, Maker
 from kvfs.namespace import Namespace
+from kvfs.old_versions import OldVersions
 from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
 from kvfs.types import InodeNo, InodeRecord
@@ -67,6 +68,7 @@ class Superseding:
         #: Oldest first; few, so that they are searched.
         self._fought_over: OrderedDict[tuple[InodeNo, bytes], float] = OrderedDict()
         self._displaced: OrderedDict[InodeNo, Displaced] = OrderedDict()
+        self.old = OldVersions(pool)
         pool.forget_nameless = self.give_way
 
     def admits(self, ino: InodeNo, thread: int, maker: Maker) -> bool:
@@ -173,6 +175,7 @@ class Superseding:
         awaited = self._awaited.get(ino)
         if awaited is not None or self._may_be_renamed(ino, record, maker):
             self._displace(ino, record, thread=0 if awaited is None else awaited[2])
+        self.old.keep(ino, record, extent.ino)
         self._namespace.bury(ino, record, now_ns)
         if awaited is not None:  # its OPEN is still to come
             promised = pool.open_inodes[ino]
@@ -303,6 +306,7 @@ class Superseding:
                 )
             self._namespace.enter(txn, opened.ino, final, parent_record)
         opened.gone = None
+        self.old.stop_showing(opened)
         pool.space.extra_bytes -= opened.allocated_bytes
         del self._displaced[opened.ino]
         pool.leave(opened, writer=False)
@@ -313,7 +317,8 @@ class Superseding:
         return replaced
 
     def give_way(self) -> None:
-        """Forget the drafts without a name that nobody writes: their room is needed."""
+        """Forget old versions, and drafts without a name that nobody writes: room is needed."""
+        self.old.give_way()
         for ino, displaced in list(self._displaced.items()):
             if not (displaced.opened.writers or displaced.opened.unfinished):
                 del self._displaced[ino]
@@ -321,6 +326,7 @@ class Superseding:
 
     def tick(self, now_s: float) -> None:
         """End what has waited too long."""
+        self.old.tick()
         while self._refused and next(iter(self._refused.values())).until_s <= now_s:
             self._refused.popitem(last=False)
         while self._awaited and next(iter(self._awaited.values()))[1] <= now_s:
@@ -330,6 +336,7 @@ class Superseding:
 
     def close(self) -> None:
         """End everything: the pool stops."""
+        self.old.close()
         while self._awaited:
             self._drop_awaited()
         while self._displaced:

@@ -1,7 +1,11 @@
-"""Who sees a draft: everybody, or in directories that say ``drafts=owner`` its maker alone."""
+"""Who sees a draft: everybody, or in directories that say ``drafts=owner`` its maker alone.
+
+And of a block that is being rewritten with O_TRUNC everybody but its writer sees the old version.
+"""
 
 from kvfs.lifecycle import UNFINISHED
 from kvfs.makers import Maker
+from kvfs.old_versions import OldVersions
 from kvfs.pool import Pool
 from kvfs.types import InodeNo, InodeRecord
 
@@ -9,8 +13,18 @@ from kvfs.types import InodeNo, InodeRecord
 class Visibility:
     """Answers for one pool."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, old: OldVersions) -> None:
         self._pool = pool
+        self._old = old
+
+    def seen(self, ino: InodeNo, record: InodeRecord, who: Maker) -> InodeNo | None:
+        """Return what process *who* sees under the name of *record*; None: nothing."""
+        if record.state in UNFINISHED:
+            if ino in self._old and who != self._maker(ino, record):
+                return self._old.of(ino)
+            if self.hidden(ino, record, who):
+                return None
+        return ino
 
     def hidden(self, ino: InodeNo, record: InodeRecord, who: Maker) -> bool:
         """Whether process *who* must not see *record* under its name."""

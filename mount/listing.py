@@ -55,10 +55,13 @@ def list_directory(
             else:
                 child_record = store.blocks.present(child)
             finished = child_record.state not in UNFINISHED
-            if not finished and store.visibility.hidden(child, child_record, who):
+            shown = store.visibility.seen(child, child_record, who)
+            if shown is None:
                 continue
             settled = opened is None or not opened.writers
+            if shown != child:
+                child_record, settled = store.blocks.present(shown), True
             # A draft's name may be taken by another writer: the kernel asks again for it.
-            row = entries.entry(child, child_record, settled=settled, name_trusted=finished)
+            row = entries.entry(shown, child_record, settled=settled, name_trusted=finished)
             if not pyfuse3.readdir_reply(token, name, row, child):
                 return

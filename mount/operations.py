@@ -94,12 +94,15 @@ class Operations(pyfuse3.Operations):
         except NotFound:
             superseding.found_nothing(thread)
             return self._entries.absent()
-        visibility = self._store.visibility
         if record.state not in UNFINISHED:
             self._store.pool.heat.touch(ino)
             return self._present(ino)
-        if visibility.hidden(ino, record, self._files.requester()):
+        seen = self._store.visibility.seen(ino, record, self._files.requester())
+        if seen is None:
             return self._entries.hidden()
+        if seen != ino:
+            old = self._store.blocks.present(seen)
+            return self._entries.entry(seen, old, nlink=1, name_trusted=False)
         return self._entries.entry(ino, record, settled=False, name_trusted=False)
 
     @answered

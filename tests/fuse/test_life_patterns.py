@@ -62,7 +62,8 @@ EXPECTED: Final[dict[str, Expected]] = {
         {
             "written": {"K.pt": "draft"},
             "closed": {"K.pt": "leased"},
-            "written again": {"K.pt": "draft"},
+            # The version before, until this one is closed.
+            "written again": {"K.pt": "leased"},
             "closed again": {"K.pt": "leased"},
         },
         {"K.pt": "published"},

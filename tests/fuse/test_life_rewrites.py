@@ -11,7 +11,7 @@ import pytest
 
 from tests.fuse.conftest import require_passthrough
 from tests.support.callers import Caller
-from tests.support.calls import opened, read_file, tolerated, write_file
+from tests.support.calls import opened, read_file, refused, tolerated, write_file
 from tests.support.mounting import Mounted, skip_without_mounts, workplace
 from tests.support.stamped import seed_of, stamped, state
 from tests.support.stepping import Stepping, until
@@ -51,11 +51,12 @@ def whole_by_reading(path: Path) -> int:
 
 
 @pytest.mark.parametrize("read", [whole_by_reading, whole_by_mapping])
-def test_readers_of_a_block_renamed_over_see_whole_versions(
-    kv: Path, read: Callable[[Path], int]
+@pytest.mark.parametrize("rewrite", [renaming, truncating])
+def test_readers_of_a_block_that_is_rewritten_see_whole_versions(
+    kv: Path, rewrite: Callable[[Path, int], None], read: Callable[[Path], int]
 ) -> None:
-    """[rename-replace] 1,000 versions: each read shows one of them, from its first byte on."""
-    renaming(kv / "K", 0)
+    """[life-rewrite] 1,000 versions of another process: each read shows a whole one, in order."""
+    rewrite(kv / "K", 0)
     versions: list[int] = []
     wrong: list[BaseException] = []
     finished = threading.Event()
@@ -67,22 +68,19 @@ def test_readers_of_a_block_renamed_over_see_whole_versions(
         except BaseException as error:
             wrong.append(error)
 
-    readers = [threading.Thread(target=reader) for _ in range(2)]
-    for thread in readers:
-        thread.start()
+    thread = threading.Thread(target=reader)
+    thread.start()
     try:
-        for number in range(1, REWRITES):
-            renaming(kv / "K", number)
-            if wrong:
-                break
+        with Stepping("tests.support.writers", rewrite.__name__, kv / "K", REWRITES) as writer:
+            assert writer.at() == "rewritten"
+            assert read(kv / "K") == REWRITES - 1
     finally:
         finished.set()
-        for thread in readers:
-            thread.join()
+        thread.join()
     assert not wrong
     assert len(set(versions)) > 10
+    assert versions == sorted(versions)
     assert read(kv / "K") == REWRITES - 1
-    assert state(kv / "K") == "published"
 
 
 def test_readers_of_a_block_truncated_keep_the_version_they_opened(kv: Path) -> None:
@@ -121,6 +119,30 @@ def test_others_rewrite_with_truncation_under_a_reader(kv: Path) -> None:
                 assert seed_of(os.pread(fd, SIZE + 1, 0), "K", SIZE) == number - 1
                 writer.os("close", remote)
             assert whole_by_reading(kv / "K") == number
+
+
+def test_others_see_the_version_before_until_the_new_is_whole(kv: Path) -> None:
+    """[life-rewrite] By name, listing, size and state; a draft's writer sees his draft."""
+    renaming(kv / "K", 0)
+    with Caller() as writer:
+        fd = writer.os("open", str(kv / "K"), CREATE | os.O_TRUNC, 0o644)
+        for at in range(0, SIZE, SIZE // 2):
+            writer.os("write", fd, stamped("K", SIZE, 1)[at : at + SIZE // 2])
+            assert whole_by_reading(kv / "K") == whole_by_mapping(kv / "K") == 0
+            assert (os.stat(kv / "K").st_size, os.stat(kv / "K").st_nlink) == (SIZE, 1)
+            assert writer.os("stat", str(kv / "K")).st_size == at + SIZE // 2
+            assert state(kv / "K") == "published"
+            (row,) = os.scandir(kv)
+            assert (row.name, row.inode()) == ("K", os.stat(kv / "K").st_ino)
+            with refused(errno.ESTALE):
+                os.open(kv / "K", os.O_WRONLY)
+        writer.os("close", fd)
+        assert whole_by_reading(kv / "K") == 1
+        assert state(kv / "K") == "leased"
+        fd = writer.os("open", str(kv / "K"), CREATE | os.O_TRUNC, 0o644)
+        writer.os("write", fd, b"torn")
+        assert whole_by_reading(kv / "K") == 1
+    until(lambda: not os.path.exists(kv / "K"), "gone with its writer", GONE_WAIT_S)
 
 
 def test_append_keeps_a_lease(kv: Path) -> None:

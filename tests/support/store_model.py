@@ -220,6 +220,7 @@ class Model:
             self.displaced.append(Displaced(parent, name, node))
         node.has_name = False
         fresh = parent.children[name] = Node(ino, node.mode)
+        fresh.xattrs, node.xattrs = node.xattrs, {}
         return fresh
 
     def meant(self, parent: Node, name: bytes) -> Node | type[KvfsError] | None:

@@ -227,6 +227,7 @@ def settle(store: Store) -> None:
         store.tick()
         store.pool.background.drain()
     store.tick()
+    store.pool.graves.give_way()  # what the tick let go
     store.pool.background.drain()
 
 

@@ -18,6 +18,8 @@ from tests.support.stamped import stamped
 from tests.support.stepping import say
 
 SIZE: Final = 1 << 20
+#: Of a block that is rewritten a thousand times.
+VERSION_SIZE: Final = 256 << 10
 #: What a program started with an open draft, or a write, may take; a deadlock takes for ever.
 _CALL_WAIT_S: Final = 30.0
 _CREATE: Final = os.O_WRONLY | os.O_CREAT
@@ -212,6 +214,29 @@ def maps_and_closes(path: str) -> None:
     say("unmapped")
 
 
+def truncating(path: str, versions: str) -> None:
+    """Rewrite a block with O_TRUNC, in several writes each time."""
+    for number in range(1, int(versions)):
+        _store(path, number)
+    say("rewritten")
+
+
+def renaming(path: str, versions: str) -> None:
+    """Rewrite a block by renaming over it."""
+    for number in range(1, int(versions)):
+        _store(path + ".tmp", number)
+        os.rename(path + ".tmp", path)
+    say("rewritten")
+
+
+def _store(path: str, number: int) -> None:
+    data = stamped("K", VERSION_SIZE, number)
+    fd = os.open(path, _CREATE | os.O_TRUNC, 0o644)
+    for at in range(0, VERSION_SIZE, VERSION_SIZE // 4):
+        os.write(fd, data[at : at + VERSION_SIZE // 4])
+    os.close(fd)
+
+
 def reads_mapped(path: str) -> None:
     """Map a block, lose the descriptor, and tell at each step whether the bytes are still its."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -246,6 +271,8 @@ WRITERS: Final[dict[str, Callable[..., None]]] = {
         renames_while_a_child_holds,
         renames_and_waits,
         maps_and_closes,
+        truncating,
+        renaming,
         reads_mapped,
     )
 }

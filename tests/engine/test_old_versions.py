@@ -1,0 +1,166 @@
+"""While a final block is rewritten with O_TRUNC, others see the version that was there before."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvfs.errors import DeadInode, NotFound
+from kvfs.makers import Maker
+from kvfs.open_inodes import OpenInode
+from kvfs.types import ROOT_INODE, InodeNo
+from tests.support.life_model import Lives
+from tests.support.stores import (
+    FILE,
+    MIB,
+    Host,
+    assert_exact,
+    assert_no_strays,
+    host,
+    put,
+    settle,
+    write,
+)
+
+WRITER = Maker(100, 1)
+READER = Maker(101, 2)
+OTHER = Maker(102, 3)
+
+
+@pytest.fixture
+def running() -> Iterator[Host]:
+    with host() as made:
+        made.start()
+        lives = made.store.pool.holdings.makers = Lives()
+        for maker in (WRITER, READER, OTHER):
+            lives.begin(maker)
+        yield made
+
+
+def rewrite(running: Host, name: bytes, maker: Maker = WRITER) -> OpenInode:
+    """Do what open(2) with O_TRUNC does."""
+    blocks = running.store.blocks
+    ino = running.store.namespace.lookup(ROOT_INODE, name)
+    with pytest.raises(DeadInode):
+        blocks.open(ino, writer=True, truncate=True, maker=maker)
+    fresh = running.store.namespace.lookup(ROOT_INODE, name)
+    return blocks.open(fresh, writer=True, truncate=True, maker=maker)
+
+
+def published(running: Host, name: bytes, data: bytes) -> InodeNo:
+    ino = put(running.store, ROOT_INODE, name + b".tmp", data)
+    running.store.namespace.rename(ROOT_INODE, name + b".tmp", ROOT_INODE, name)
+    return ino
+
+
+def seen(running: Host, name: bytes, who: Maker) -> InodeNo | None:
+    ino = running.store.namespace.lookup(ROOT_INODE, name)
+    return running.store.visibility.seen(ino, running.store.blocks.present(ino), who)
+
+
+def close(running: Host, opened: OpenInode) -> None:
+    running.store.blocks.close(opened, writer=True)
+
+
+def test_others_see_the_old_version_until_the_last_close(running: Host) -> None:
+    old = published(running, b"K", b"old")
+    opened = rewrite(running, b"K")
+    write(running.store, opened, b"new and longer")
+    assert seen(running, b"K", WRITER) == opened.ino
+    assert seen(running, b"K", READER) == old
+    assert running.store.blocks.present(old).size_bytes == 3
+    attributes = running.store.attributes
+    assert attributes.xattr(old, b"user.kvfs.state") == b"published"
+    attributes.set_xattr(old, b"user.a", b"1")
+    assert attributes.xattr_names(old) == attributes.xattr_names(opened.ino) == [b"user.a"]
+    attributes.remove_xattr(old, b"user.a")
+    close(running, opened)
+    assert seen(running, b"K", READER) == opened.ino
+    settle(running.store)
+    assert_no_strays(running.store)
+    assert_exact(running)
+
+
+def test_a_second_writer_takes_the_old_version_over(running: Host) -> None:
+    old = published(running, b"K", b"old")
+    first = rewrite(running, b"K")
+    second = rewrite(running, b"K", OTHER)
+    close(running, first)
+    assert seen(running, b"K", OTHER) == second.ino
+    assert seen(running, b"K", READER) == old
+    close(running, second)
+    assert seen(running, b"K", READER) == second.ino
+    assert_exact(running)
+
+
+@pytest.mark.parametrize("end", ["torn", "unlinked", "renamed"])
+def test_it_goes_with_the_draft(running: Host, end: str) -> None:
+    store = running.store
+    old = published(running, b"K", b"old")
+    opened = rewrite(running, b"K")
+    write(store, opened, b"new")
+    if end == "torn":
+        opened.torn = True
+        close(running, opened)
+    elif end == "unlinked":
+        store.namespace.unlink(ROOT_INODE, b"K")
+    else:
+        store.rename(ROOT_INODE, b"K", ROOT_INODE, b"L", replace=True, who=WRITER)
+        assert seen(running, b"L", READER) == opened.ino
+    with pytest.raises(NotFound):
+        seen(running, b"K", READER)
+    settle(store)
+    assert old not in store.pool.open_inodes
+    assert_exact(running)
+
+
+def test_a_draft_has_no_old_version_nor_has_a_temporary_name(running: Host) -> None:
+    """Their writers look them up, each for its own."""
+    store = running.store
+    draft, _ = store.blocks.create(ROOT_INODE, b"D", FILE, 0, 0, OTHER)
+    put(store, ROOT_INODE, b"K.tmp", b"old")
+    for name in (b"D", b"K.tmp"):
+        opened = rewrite(running, name)
+        assert seen(running, name, READER) == opened.ino
+        close(running, opened)
+    close(running, draft)
+
+
+def test_nobody_writes_into_what_will_vanish(running: Host) -> None:
+    old = published(running, b"K", b"old")
+    opened = rewrite(running, b"K")
+    with pytest.raises(DeadInode):
+        running.store.blocks.open(old, writer=True, truncate=False, maker=OTHER)
+    reader = running.store.blocks.open(old, writer=False, truncate=False)
+    close(running, opened)
+    running.store.blocks.close(reader, writer=False)
+    assert_exact(running)
+
+
+def test_it_gives_way_to_the_new_version(running: Host) -> None:
+    """A pool without room for both: a miss for others, and never "no space" for the writer."""
+    store = running.store
+    old = published(running, b"K", b"1" * (40 * MIB))
+    opened = rewrite(running, b"K")
+    assert seen(running, b"K", READER) == old
+    write(store, opened, b"2" * (40 * MIB))
+    assert seen(running, b"K", READER) is None
+    assert seen(running, b"K", WRITER) == opened.ino
+    close(running, opened)
+    assert seen(running, b"K", READER) == opened.ino
+    assert_exact(running)
+
+
+def test_a_name_that_its_displaced_writer_keeps_shows_nothing(running: Host) -> None:
+    """Renamed away by its writer, the old version has a name of its own."""
+    store = running.store
+    stored, _ = store.blocks.create(ROOT_INODE, b"staged", FILE, 0, 0, OTHER)
+    write(store, stored, b"one")
+    close(running, stored)
+    opened = rewrite(running, b"staged")
+    assert seen(running, b"staged", READER) == stored.ino
+    store.rename(ROOT_INODE, b"staged", ROOT_INODE, b"K", replace=True, who=OTHER)
+    assert seen(running, b"K", READER) == stored.ino
+    assert seen(running, b"staged", READER) is None
+    close(running, opened)
+    assert seen(running, b"staged", READER) == opened.ino
+    assert_exact(running)
