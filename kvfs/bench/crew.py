@@ -25,6 +25,11 @@ class Order(NamedTuple):
     direct: bool = False
 
 
+def wall_s(replies: list[dict[str, Any]]) -> float:
+    """Return the seconds from the first worker's start to the last one's end."""
+    return float(max(r["end_ns"] for r in replies) - min(r["start_ns"] for r in replies)) / 1e9
+
+
 class Crew:
     """As many workers as the job with the most threads needs.
 
@@ -68,6 +73,13 @@ class Crew:
     def run(self, order: Order) -> float:
         """Do *order*; return the seconds from the first worker's start to the last one's end.
 
+        Raises what ``replies`` raises.
+        """
+        return wall_s(self.replies(order))
+
+    def replies(self, order: Order) -> list[dict[str, Any]]:
+        """Do *order*; return what each worker said.
+
         Raises ``BenchFailed`` when a system call fails or a load gets wrong bytes; the crew is of
         no further use then.
         """
@@ -78,8 +90,7 @@ class Crew:
         for worker in workers:
             self._hear(worker, order)
         os.write(self._gate_write_fd, b"." * len(workers))
-        times = [self._hear(worker, order) for worker in workers]
-        return float(max(t["end_ns"] for t in times) - min(t["start_ns"] for t in times)) / 1e9
+        return [self._hear(worker, order) for worker in workers]
 
     def _tell(self, worker: subprocess.Popen[bytes], order: dict[str, Any]) -> None:
         assert worker.stdin is not None

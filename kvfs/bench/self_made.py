@@ -47,40 +47,53 @@ def self_made(
     seconds. Raises ``NotRoot``, ``ToolMissing``, ``UsageError`` when memory or disk is too small,
     and ``BenchFailed`` when a step fails.
     """
-    _check(size_bytes, backing)
+    check_room(2 * size_bytes, backing)
+    with torn_down() as stack:
+        yield _make(stack, size_bytes, backing, data_path, say)
+
+
+@contextmanager
+def torn_down() -> Iterator[ExitStack]:
+    """Yield a stack that is unwound whole, however this is left."""
     with ExitStack() as stack:
         for number in _STOPS:
             stack.callback(signal.signal, number, signal.getsignal(number))
         try:
-            yield _make(stack, size_bytes, backing, data_path, say)
+            yield stack
         finally:
             # A second Ctrl-C must not leave half of it standing.
             for number in _STOPS:
                 signal.signal(number, signal.SIG_IGN)
 
 
+def folders(stack: ExitStack, backing: str) -> tuple[Path, Path]:
+    """Return a new folder in *backing* for images and another one for mountpoints."""
+    images = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=backing))
+    stack.callback(shutil.rmtree, images, ignore_errors=True)
+    # All mountpoints are siblings, so that all paths are walked in as many steps.
+    points = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    stack.callback(_remove_points, points)
+    return images, points
+
+
 def _make(
     stack: ExitStack, size_bytes: int, backing: str, data_path: str, say: Callable[[str], None]
 ) -> Places:
-    images = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=backing))
-    stack.callback(shutil.rmtree, images, ignore_errors=True)
-    # Both mountpoints are siblings, so that both paths are walked in as many steps.
-    points = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    stack.callback(_remove_points, points)
+    images, points = folders(stack, backing)
     places = Places(str(points / "xfs"), str(points / "kvfs"))
     for place in places:
         os.mkdir(place)
 
     say("making both file systems: mkfs.xfs with its defaults, and kvfs mkfs")
-    baseline_device = stack.enter_context(_loop_device(images / "xfs", size_bytes))
-    kvfs_device = stack.enter_context(_loop_device(images / "kvfs", size_bytes))
-    _run("mkfs.xfs", "-q", baseline_device)
-    _run(*KVFS, "mkfs", kvfs_device)
+    baseline_device = stack.enter_context(loop_device(images / "xfs", size_bytes))
+    kvfs_device = stack.enter_context(loop_device(images / "kvfs", size_bytes))
+    run_tool("mkfs.xfs", "-q", baseline_device)
+    run_tool(*KVFS, "mkfs", kvfs_device)
     say("writing their backing files full")
     fill_holes(images / "xfs", images / "kvfs")
-    stack.callback(_unmount, places.baseline)
-    _run("mount", "-t", "xfs", baseline_device, places.baseline)
-    stack.enter_context(_kvfs_mount(kvfs_device, places.mount, data_path, say))
+    stack.callback(unmount, places.baseline)
+    run_tool("mount", "-t", "xfs", baseline_device, places.baseline)
+    stack.enter_context(kvfs_mount(kvfs_device, places.mount, data_path, say))
     return places
 
 
@@ -110,7 +123,8 @@ def _next_data(fd: int, start: int, end: int) -> int:
         return end
 
 
-def _check(size_bytes: int, backing: str) -> None:
+def check_room(devices_bytes: int, backing: str) -> None:
+    """Raise NotRoot, ToolMissing or UsageError unless devices of so many bytes can be made."""
     if os.geteuid() != 0:
         raise NotRoot("--self-contained makes devices and mounts, which needs root")
     for tool in _TOOLS:
@@ -118,7 +132,7 @@ def _check(size_bytes: int, backing: str) -> None:
             raise ToolMissing(f"--self-contained needs {tool}: install xfsprogs and util-linux")
     if not os.path.isdir(backing):
         raise UsageError(f"{backing} is no directory")
-    need_bytes = 2 * size_bytes + _SPARE_BYTES
+    need_bytes = devices_bytes + _SPARE_BYTES
     free = os.statvfs(backing)
     have_bytes = min(free.f_bavail * free.f_frsize, _available_memory_bytes())
     if have_bytes < need_bytes:
@@ -136,11 +150,12 @@ def _available_memory_bytes() -> int:
 
 
 @contextmanager
-def _loop_device(image: Path, size_bytes: int) -> Iterator[str]:
+def loop_device(image: Path, size_bytes: int) -> Iterator[str]:
+    """Yield a loop device over the new file *image*, given back on leaving."""
     with open(image, "wb") as file:
         file.truncate(size_bytes)
     try:
-        yield _run("losetup", "--find", "--show", str(image)).strip()
+        yield run_tool("losetup", "--find", "--show", str(image)).strip()
     finally:
         # By the file, not by the name: an interrupted losetup has not told the name.
         listed = subprocess.run(
@@ -153,7 +168,8 @@ def _loop_device(image: Path, size_bytes: int) -> Iterator[str]:
             subprocess.run(["losetup", "--detach", device], check=False, capture_output=True)
 
 
-def _run(*argv: str) -> str:
+def run_tool(*argv: str) -> str:
+    """Return what *argv* prints; raises ``BenchFailed`` with its message when it fails."""
     # Files, not pipes: a server in the background may keep its standard output open.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         code = subprocess.run(
@@ -168,19 +184,20 @@ def _run(*argv: str) -> str:
 
 
 @contextmanager
-def _kvfs_mount(
+def kvfs_mount(
     device: str, mountpoint: str, data_path: str, say: Callable[[str], None]
 ) -> Iterator[None]:
+    """Keep *device* mounted, and its server away afterwards."""
     pidfd = -1
     try:
-        _run(*KVFS, "mount", f"--data-path={data_path}", device, mountpoint)
+        run_tool(*KVFS, "mount", f"--data-path={data_path}", device, mountpoint)
         if (status := mount_status(mountpoint)) is not None:
             pidfd = os.pidfd_open(int(status["server_pid"]))
         yield
     finally:
         stop = [*KVFS, "umount", "--wait-s", str(_STOP_WAIT_S), mountpoint]
         subprocess.run(stop, check=False, capture_output=True)
-        _unmount(mountpoint)
+        unmount(mountpoint)
         if pidfd >= 0:
             _end(pidfd, say)
 
@@ -196,7 +213,8 @@ def _end(pidfd: int, say: Callable[[str], None]) -> None:
     os.close(pidfd)
 
 
-def _unmount(mountpoint: str) -> None:
+def unmount(mountpoint: str) -> None:
+    """Unmount *mountpoint* if anything is mounted there, lazily if it must be."""
     for flags in ([], ["--lazy"]):
         if not os.path.ismount(mountpoint):
             return

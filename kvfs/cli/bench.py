@@ -31,6 +31,7 @@ def configure(subparsers: "Subparsers") -> None:
     )
     nested = parser.add_subparsers(metavar="WHAT", required=True)
     _configure_compare(nested)
+    _configure_full(nested)
     add_verb(
         nested,
         "jobs",
@@ -67,6 +68,52 @@ def _configure_compare(nested: "Subparsers") -> None:
     add("--quick", action="store_true", help="do very little: does it run at all?")
     add("--json", metavar="FILE", help="write everything measured to FILE, or - for stdout")
     add("--plot", metavar="FILE", help="write a picture (SVG)")
+
+
+def _configure_full(nested: "Subparsers") -> None:
+    parser = add_verb(
+        nested,
+        "full",
+        run_full,
+        summary="compare a full pool with an empty one, and with XFS and a cleaner",
+        description="Store blocks on a pool that is full and evicts, on one that was emptied, and "
+        "on an XFS\nbeside a script that deletes its oldest files, in turns. Makes all three in "
+        "memory (needs root).",
+        example="kvfs bench full --rounds 7 --json full.json",
+    )
+    add = parser.add_argument
+    add("--device-size", metavar="SIZE", default="2G", help="of each device (default 2G)")
+    add("--backing", metavar="DIR", default="/dev/shm", help="where they lie (default /dev/shm)")
+    add("--data-path", choices=_DATA_PATHS, default="auto", help="the one to insist on")
+    add("--size", metavar="SIZE", default="4M", help="of a block (default 4M)")
+    add("--threads", metavar="N", type=int, default=2, help="writers (default 2)")
+    add("--direct", action="store_true", help="write with O_DIRECT")
+    add("--rounds", metavar="N", type=int, default=7, help="rounds on each (default 7)")
+    add("--json", metavar="FILE", help="write everything measured to FILE, or - for stdout")
+
+
+def run_full(args: argparse.Namespace) -> int:
+    """Run the rounds, show and write the results."""
+    from kvfs.bench.steady import Load, run
+    from kvfs.bench.steady_output import SteadyOutput
+
+    if min(args.rounds, args.threads) < 1:
+        raise UsageError("--rounds, --threads: at least one")
+    load = Load(
+        device_bytes=size_of(args.device_size, "--device-size") or 0,
+        size_bytes=size_of(args.size, "--size") or 0,
+        threads=args.threads,
+        direct=args.direct,
+        rounds=args.rounds,
+        data_path=args.data_path,
+        backing=args.backing,
+    )
+    if not load.blocks:
+        raise UsageError("--device-size: half of it must hold a block of each writer")
+    signal.signal(signal.SIGTERM, _interrupt)
+    with SteadyOutput(args.json, args.rounds) as output:
+        output.show(run(load, output.say, output.tick))
+    return 0
 
 
 def run_jobs(_: argparse.Namespace) -> int:

@@ -1,0 +1,200 @@
+"""Is a full pool as fast as an empty one? The same stores on both, and on XFS beside a cleaner.
+
+Three equal loop devices. A round stores half a device's bytes as connectors do (temporary name, one
+write, close, rename): on a pool that was full before and evicts all along, on one that was emptied
+before, and on an XFS that is kept from filling up by a script that deletes the oldest files.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import kvfs
+from kvfs.bench.crew import Crew, Order, wall_s
+from kvfs.bench.daemon import KVFS, Daemon, mount_status
+from kvfs.bench.self_made import (
+    check_room,
+    fill_holes,
+    folders,
+    kvfs_mount,
+    loop_device,
+    run_tool,
+    torn_down,
+    unmount,
+)
+from kvfs.errors import BenchFailed
+
+FULL: Final = "kvfs, full"
+EMPTY: Final = "kvfs, emptied"
+XFS: Final = "XFS, with a cleaner"
+#: A pool of which so much is taken counts as full.
+_FULL_SHARE: Final = 0.9
+#: The cleaner starts above this much and stops at that much.
+_CLEANER_SHARES: Final = ("0.90", "0.80")
+_P99: Final = 0.99
+
+
+class Load(NamedTuple):
+    """What is stored in a round, and how often."""
+
+    device_bytes: int
+    size_bytes: int
+    threads: int
+    direct: bool
+    rounds: int
+    data_path: str
+    backing: str
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a round: half a device, in equal shares."""
+        return self.device_bytes // 2 // self.size_bytes // self.threads * self.threads
+
+
+class Round(NamedTuple):
+    """What one round took."""
+
+    rate_bytes_s: float
+    p50_us: float
+    p99_us: float
+    refused: int
+
+
+class Side:
+    """One of the three places."""
+
+    def __init__(self, name: str, directory: str, daemon: Daemon | None) -> None:
+        self.name = name
+        self.directory = directory
+        self.daemon = daemon
+        self.rounds: list[Round] = []
+        self._stored = 0
+
+    def order(self, load: Load) -> Order:
+        """Return the stores of the next round, under names never used before."""
+        self._stored += 1
+        return Order(
+            do="store_full",
+            directory=self.directory,
+            salt=f"{self.name}-{self._stored}",
+            blocks=load.blocks,
+            size_bytes=load.size_bytes,
+            threads=load.threads,
+            direct=load.direct,
+        )
+
+    def settle(self) -> None:
+        """Wait until nothing of before is still being written or freed."""
+        os.sync()
+        if self.daemon is not None:
+            self.daemon.settle()
+
+
+def run(load: Load, say: Callable[[str], None], tick: Callable[[], None]) -> dict[str, Any]:
+    """Make everything, run all rounds, and return the report. Raises what ``self_made`` raises."""
+    check_room(3 * load.device_bytes, load.backing)
+    with torn_down() as stack:
+        sides = _make(stack, load, say)
+        crew = stack.enter_context(Crew(load.threads, load.size_bytes))
+        say("filling the pool and the XFS")
+        for side in (sides[0], sides[2]):
+            for _ in range(4):
+                crew.replies(side.order(load))
+        for number in range(load.rounds):
+            for side in sides if number % 2 == 0 else reversed(sides):
+                _round(crew, side, load)
+            tick()
+        return report(load, sides, mount_status(os.path.dirname(sides[0].directory)))
+
+
+def _round(crew: Crew, side: Side, load: Load) -> None:
+    if side.name == FULL:
+        _require_full(side)
+    side.settle()
+    order = side.order(load)
+    replies = crew.replies(order)
+    each_us = sorted(ns / 1e3 for reply in replies for ns in reply["each_ns"])
+    side.rounds.append(
+        Round(
+            rate_bytes_s=load.blocks * load.size_bytes / wall_s(replies),
+            p50_us=statistics.median(each_us),
+            p99_us=each_us[int(len(each_us) * _P99)],
+            refused=sum(reply["refused"] for reply in replies),
+        )
+    )
+    if side.name == EMPTY:
+        crew.run(order._replace(do="delete"))
+
+
+def _require_full(side: Side) -> None:
+    status = mount_status(os.path.dirname(side.directory))
+    if status is None or status["used_bytes"] < _FULL_SHARE * status["capacity_bytes"]:
+        raise BenchFailed(f"the pool that should be full is not: {status and status['used_bytes']}")
+
+
+def _make(stack: ExitStack, load: Load, say: Callable[[str], None]) -> list[Side]:
+    images, points = folders(stack, load.backing)
+    names = ("full", "empty", "xfs")
+    devices = [stack.enter_context(loop_device(images / n, load.device_bytes)) for n in names]
+    for name in names:
+        os.mkdir(points / name)
+    say("making two pools and an XFS, and writing their backing files full")
+    for device in devices[:2]:
+        run_tool(*KVFS, "mkfs", device)
+    run_tool("mkfs.xfs", "-q", devices[2])
+    fill_holes(*(images / name for name in names))
+    sides = []
+    for name, title, device in zip(names, (FULL, EMPTY, XFS), devices, strict=True):
+        point = str(points / name)
+        daemon = None
+        if title == XFS:
+            stack.callback(unmount, point)
+            run_tool("mount", "-t", "xfs", device, point)
+        else:
+            stack.enter_context(kvfs_mount(device, point, load.data_path, say))
+            status = mount_status(point)
+            if status is None:
+                raise BenchFailed(f"nobody serves {point}")
+            daemon = Daemon(int(status["server_pid"]))
+        directory = os.path.join(point, "blocks")
+        os.mkdir(directory)
+        sides.append(Side(title, directory, daemon))
+    _start_cleaner(stack, sides[2].directory)
+    return sides
+
+
+def _start_cleaner(stack: ExitStack, directory: str) -> None:
+    cleaner = subprocess.Popen(
+        [sys.executable, "-m", "kvfs.bench.cleaner", directory, *_CLEANER_SHARES],
+        env={**os.environ, "PYTHONPATH": str(Path(kvfs.__file__).parents[1])},
+        start_new_session=True,
+    )
+    stack.callback(cleaner.wait)
+    stack.callback(cleaner.kill)
+
+
+def report(load: Load, sides: list[Side], status: dict[str, Any] | None) -> dict[str, Any]:
+    """Return everything measured, with the ratios round by round. Pure but for its arguments."""
+    full, empty, xfs = (side.rounds for side in sides)
+
+    def ratio(of: Callable[[Round], float], one: list[Round], other: list[Round]) -> float:
+        return statistics.median(of(a) / of(b) for a, b in zip(one, other, strict=True))
+
+    return {
+        "format": 1,
+        "kvfs": kvfs.__version__,
+        "load": load._asdict() | {"blocks_a_round": load.blocks},
+        "data_path": None if status is None else status["data_path"],
+        "sides": {side.name: [each._asdict() for each in side.rounds] for side in sides},
+        "full_to_empty_rate": ratio(lambda r: r.rate_bytes_s, full, empty),
+        "full_to_empty_p99": ratio(lambda r: r.p99_us, full, empty),
+        "full_to_xfs_rate": ratio(lambda r: r.rate_bytes_s, full, xfs),
+        "full_to_xfs_p99": ratio(lambda r: r.p99_us, full, xfs),
+        "refused": {side.name: sum(each.refused for each in side.rounds) for side in sides},
+        "reclaim": None if status is None else status.get("reclaim"),
+    }

@@ -1,0 +1,54 @@
+"""`kvfs bench full` on real mounts: it measures a pool that evicts, and leaves nothing behind."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvfs.bench.cleaner import clean
+from tests.support.mounting import ROOT, why_no_mounts
+
+
+def test_the_cleaner_deletes_the_oldest_first_and_no_more_than_it_must(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for age, name in enumerate(["new", "old", "oldest"]):
+        (tmp_path / name).write_bytes(b"x")
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    monkeypatch.setattr(
+        "kvfs.bench.cleaner.taken", lambda directory: 0.3 * len(os.listdir(directory))
+    )
+    clean(str(tmp_path), 0.7)
+    assert sorted(os.listdir(tmp_path)) == ["new", "old"]
+    clean(str(tmp_path), 0.1)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.needs_fuse
+@pytest.mark.needs_loop
+@pytest.mark.skipif(why_no_mounts() is not None, reason=str(why_no_mounts()))
+def test_a_full_pool_takes_every_store(tmp_path: Path) -> None:
+    flags = ["--device-size", "512M", "--rounds", "1", "--backing", str(tmp_path), "--json", "-"]
+    before = Path("/proc/self/mounts").read_text()
+    done = subprocess.run(
+        [sys.executable, "-m", "kvfs.cli.main", "bench", "full", *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["refused"]["kvfs, full"] == 0
+    assert [len(rounds) for rounds in report["sides"].values()] == [1, 1, 1]
+    assert report["full_to_empty_rate"] > 0 < report["full_to_xfs_p99"]
+    assert "full over emptied" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    give_up_s = time.monotonic() + 5
+    while Path("/proc/self/mounts").read_text() != before:
+        assert time.monotonic() < give_up_s, "a mount stayed"
