@@ -6,8 +6,8 @@ business of namespace.py, blocks.py and attributes.py.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from kvfs.background import Background
 from kvfs.config import Settings
@@ -31,16 +31,13 @@ from kvfs.makers import Makers
 from kvfs.open_inodes import OpenInode, OpenInodes
 from kvfs.pins import Pins
 from kvfs.policies import Policies
+from kvfs.pool_change import PoolChange
 from kvfs.ready import ReadyExtent, ReadyQueue
-from kvfs.records import UNFINISHED_MAX, Counters
+from kvfs.records import Counters
 from kvfs.run_state import distrust_index, read_run_state, write_run_state
 from kvfs.space import Space
 from kvfs.syscalls import Syscalls
 from kvfs.types import InodeNo, InodeRecord, Sequence, round_up
-
-if TYPE_CHECKING:
-    from kvfs.index_transaction import WriteTransaction
-
 
 #: No inode has this number.
 _NOBODY: Final = InodeNo(0)
@@ -313,7 +310,6 @@ class Pool:
         """Return a number higher than every one given out before (written with the counters)."""
         return Sequence(self.counters.sequence + 1)
 
-    @contextlib.contextmanager
     def change(
         self,
         counters: Counters,
@@ -321,26 +317,11 @@ class Pool:
         begun: InodeNo = _NOBODY,
         finished: InodeNo = _NOBODY,
         lasting: bool = True,
-    ) -> "Iterator[WriteTransaction]":
-        """One index transaction that ends with the pool's counters being *counters*.
+    ) -> PoolChange:
+        """Return one index transaction that ends with the pool's counters being *counters*.
 
         *begun* is open for writing from now on, *finished* no more: the next start after a kill
         need not search for drafts. In memory all this holds only after the commit, so that a
         failed one changes nothing. Not *lasting*, a killed process may lose it (index.py).
         """
-        with self.index.write(lasting=lasting) as txn:
-            yield txn
-            txn.put_counters(counters)
-            if begun or finished:
-                txn.put_unfinished(self._unfinished_after(begun, finished))
-        if begun:
-            self.unfinished.add(begun)
-        if finished:
-            self.unfinished.discard(finished)
-        self.counters = counters
-        self.space.recorded_bytes = counters.used_bytes
-
-    def _unfinished_after(self, begun: InodeNo, finished: InodeNo) -> set[InodeNo]:
-        if len(self.unfinished) > UNFINISHED_MAX + 1:
-            return self.unfinished  # too many to be listed, with one more or less
-        return (self.unfinished | {begun}) - {finished, _NOBODY}
+        return PoolChange(self, counters, begun, finished, lasting=lasting)

@@ -24,6 +24,7 @@ class RecordCache(dict[bytes, InodeRecord]):
     def learn(self, rows: Rows, records: dict[bytes, InodeRecord]) -> None:
         """Forget what *rows* changed, of which *records* are inode records."""
         for key in rows:
-            self.pop(key, None)
+            if key in self:
+                del self[key]
         for key, record in records.items():
             self.remember(key, record)

@@ -23,8 +23,8 @@ def taken(directory: str) -> float:
 
 def clean(directory: str, stop_share: float) -> None:
     """Delete the oldest files until no more than *stop_share* is taken."""
-    with os.scandir(directory) as found:
-        files = sorted((entry.stat().st_mtime_ns, entry.path) for entry in found)
+    with os.scandir(directory) as listed:
+        files = sorted((file.stat().st_mtime_ns, file.path) for file in listed)
     for _, path in files:
         if taken(directory) <= stop_share:
             return

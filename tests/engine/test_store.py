@@ -2,6 +2,7 @@
 
 import os
 import stat
+import struct
 
 import pytest
 
@@ -311,3 +312,13 @@ def test_inode_numbers_are_never_given_out_again(
     running.store.namespace.unlink(ROOT_INODE, b"a")
     running.kill()
     assert put(running.start(), ROOT_INODE, b"a", b"x") > first
+
+
+def test_a_change_that_cannot_be_packed_changes_nothing_and_ends(running: Host) -> None:
+    pool = running.store.pool
+    before = pool.counters
+    with pytest.raises(struct.error), pool.change(before._replace(blocks=-1)):
+        pass
+    assert pool.counters == before
+    with pool.change(before):
+        pass
