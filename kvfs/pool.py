@@ -13,6 +13,7 @@ from kvfs.background import Background
 from kvfs.config import Settings
 from kvfs.damage import Damage
 from kvfs.departures import Departures
+from kvfs.device_room import DeviceRoom
 from kvfs.devices import Device
 from kvfs.errors import NoSpace
 from kvfs.eviction import EVICTABLE, policy_named
@@ -49,6 +50,10 @@ _DEVICE_STEP_BYTES: Final = 1 << 20
 
 def _tell_nobody(_opened: OpenInode) -> None:
     """Stand in while no data path is there."""
+
+
+def _do_nothing() -> None:
+    """Stand in for ``Reclaim.top_up``."""
 
 
 def _evict_nothing(_size_bytes: int) -> int:
@@ -89,9 +94,7 @@ class Pool:
             stack.callback(self.extents.close)
             self.damage = Damage(self.index, read_only=settings.read_only)
             self.counters = self.index.counters()
-            capacity_bytes = settings.capacity_bytes or device.capacity_bytes
-            self.space = Space(capacity_bytes, self.counters.used_bytes)
-            self.headroom = Headroom(capacity_bytes)
+            self._measure_space()
             self.background = Background(settings.unlink_queue_max)
             stack.callback(self.background.stop)
             self.departures = Departures(self.background, self.space)
@@ -129,6 +132,13 @@ class Pool:
                 write_run_state(device.pool_fd, self.syscalls, clean=False)
             self._parts = stack.pop_all()
 
+    def _measure_space(self) -> None:
+        """Make what knows how much room there is."""
+        capacity_bytes = self.settings.capacity_bytes or self.device.capacity_bytes
+        self.space = Space(capacity_bytes, self.counters.used_bytes)
+        self.headroom = Headroom(capacity_bytes)
+        self.device_room = DeviceRoom(self.space, self.device.free_bytes)
+
     def _hook_nothing(self) -> None:
         """Stand in for those who say more once they are there."""
         #: Blocks whose name went because their bytes were damaged or could not be kept.
@@ -139,6 +149,9 @@ class Pool:
         self.forget_nameless: Callable[[], None] = self.graves.give_way
         #: Evicts so many bytes' worth, if it can; returns how many are on their way back.
         self.evict: Callable[[int], int] = _evict_nothing
+        #: Has room made ahead of the next draft, when no request waits.
+        self.top_up: Callable[[], None] = _do_nothing
+        self.ready.spendable_bytes = lambda: self.evictable_bytes
         #: Whether writers may allocate without asking (passthrough).
         self.writers_run_free = False
 
@@ -232,14 +245,20 @@ class Pool:
                 self.require_space(wanted_bytes)
             except NoSpace:
                 wanted_bytes = 0
+        self.top_up()
         try:
             return self.ready.take(wanted_bytes, now_s)
         except NoSpace:
-            # Somebody else fills the file system that the pool lies on.
-            if not self.evict(max(wanted_bytes, _DEVICE_STEP_BYTES)):
-                raise
-            self.departures.hurry(self.space.capacity_bytes)
+            self.find_device_room(_DEVICE_STEP_BYTES)
             return self.ready.take(0, now_s)
+
+    def find_device_room(self, size_bytes: int) -> None:
+        """Make room for *size_bytes* on a device that had none, whatever the capacity says.
+
+        Raises NoSpace, OSError.
+        """
+        self.device_room.refused()
+        self.require_space(size_bytes)
 
     def _reserve_bytes(self, parent: InodeNo) -> int:
         """Return what a draft in *parent* gets, if there is room."""

@@ -66,6 +66,8 @@ class ReadyQueue:
         self.demand = Demand(settings.demand_directories_max)
         self.adopt: Adopt = adopt_nothing
         self.abandon: Callable[[BackingId], None] = abandon_nothing
+        #: What would go if room were needed.
+        self.spendable_bytes: Callable[[], int] = lambda: 0
         self._queues: dict[int, deque[ReadyExtent]] = {}
         self._coming: dict[int, int] = {}
         self._depths: dict[int, int] = {}
@@ -107,10 +109,11 @@ class ReadyQueue:
     def tick(self, now_s: float) -> None:
         """Bring the queues to what the demand asks for now; called a few times a second."""
         limit_bytes = int(self._settings.ready_share * self._space.capacity_bytes)
+        space = self._space
         wanted = self.demand.wanted(
             now_s,
             # The room that other writers have left is not for guesses.
-            limit_bytes=min(limit_bytes, self._space.free_bytes // 2),
+            limit_bytes=min(limit_bytes, (space.free_bytes + self.spendable_bytes()) // 2),
             limit_extents=self._settings.ready_extents_max,
         )
         self._depths = dict(wanted)
@@ -120,6 +123,10 @@ class ReadyQueue:
                 self._discard(queue.pop())
             if not queue:
                 del self._queues[size_bytes]
+        self.fill()
+
+    def fill(self) -> None:
+        """Order what is missing, as far as there is room."""
         for size_bytes, depth in self._depths.items():
             have = len(self._queues.get(size_bytes, ())) + self._coming.get(size_bytes, 0)
             for _ in range(depth - have):

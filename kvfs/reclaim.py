@@ -66,7 +66,7 @@ class Reclaim:
         self._barren_until_s = 0.0
         self._refused: dict[InodeNo, None] = {}
         self._refused_since_s = 0.0
-        self._open_too = False
+        self._topping_up = False
         self.evicted_blocks = 0
         self.evicted_bytes = 0
         self.batches = 0
@@ -83,15 +83,32 @@ class Reclaim:
         return pool.evictable_bytes > 0 and pool.monotonic_s() >= self._barren_until_s
 
     def tick(self, now_s: float) -> None:
-        """Keep room ahead of the writers; what is leaving already counts."""
-        pool, space = self._pool, self._pool.space
-        target_bytes = pool.headroom.target_bytes(now_s)
-        short_bytes = target_bytes - space.unclaimed_bytes - space.leaving_bytes
-        if short_bytes > 0 and len(pool.graves):
-            pool.graves.give_way()
-            short_bytes = target_bytes - space.unclaimed_bytes - space.leaving_bytes
+        """Keep room ahead of the writers."""
+        short_bytes = self._short_bytes(now_s)
+        if short_bytes > 0 and len(self._pool.graves):
+            self._pool.graves.give_way()
+            short_bytes = self._short_bytes(now_s)
         if short_bytes > 0:
             self.evict(short_bytes)
+
+    def top_up(self) -> None:
+        """Do the same as soon as no request waits: a draft has just taken its part."""
+        if not self._topping_up and self._short_bytes(self._pool.monotonic_s()) > 0:
+            self._topping_up = True
+            self._pool.background.submit(self._top_up)
+
+    def _top_up(self) -> None:
+        self._topping_up = False
+        now_s = self._pool.monotonic_s()
+        self.tick(now_s)
+        self._pool.departures.hurry(self._pool.headroom.target_bytes(now_s))
+        self._pool.ready.fill()
+
+    def _short_bytes(self, now_s: float) -> int:
+        """Return by how much less is unclaimed than should be; what is leaving already counts."""
+        space = self._pool.space
+        target_bytes = self._pool.headroom.target_bytes(now_s)
+        return target_bytes - space.unclaimed_bytes - space.leaving_bytes
 
     def evict(self, size_bytes: int) -> int:
         """Evict until *size_bytes* are on their way back; return how many are.

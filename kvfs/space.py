@@ -15,6 +15,8 @@ class Space:
 
     def __init__(self, capacity_bytes: int, recorded_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
+        #: The capacity, or what the device can really hold (device_room.py).
+        self.bound_bytes = capacity_bytes
         self.recorded_bytes = recorded_bytes
         self.extra_bytes = 0
         self.ready_bytes = 0
@@ -35,7 +37,7 @@ class Space:
     @property
     def unclaimed_bytes(self) -> int:
         """Bytes that nobody holds nor was promised; below 0 if more is taken than there is."""
-        return self.capacity_bytes - self.taken_bytes - self.pledged_bytes - self.lacking_bytes
+        return self.bound_bytes - self.taken_bytes - self.pledged_bytes - self.lacking_bytes
 
     @property
     def taken_bytes(self) -> int:

@@ -67,6 +67,7 @@ class Store:
         self.visibility = Visibility(self.pool, self.blocks.superseding.old)
         self.reclaim = Reclaim(self.pool, self.namespace)
         self.pool.evict = self.reclaim.evict
+        self.pool.top_up = self.reclaim.top_up
         self.watch = Watch(self.pool)
         self.pool.holdings.settle = self.blocks.publishing.lose_maker
         self.pool.background.submit(HoldingsScan(self.pool).step)
@@ -140,9 +141,9 @@ class Store:
 
     def _available_bytes(self) -> int:
         """Return what clients can still store: what is free, and what would go for it."""
-        capacity_bytes = self.pool.space.capacity_bytes
-        free_bytes = capacity_bytes - self._kept_bytes()
-        return min(capacity_bytes, free_bytes + self.pool.evictable_bytes)
+        bound_bytes = self.pool.space.bound_bytes
+        free_bytes = max(0, bound_bytes - self._kept_bytes())
+        return min(bound_bytes, free_bytes + self.pool.evictable_bytes)
 
     @property
     def growing(self) -> bool:
@@ -157,6 +158,7 @@ class Store:
         now_s = pool.monotonic_s()
         pool.graves.tick(now_s)
         self.watch.tick(now_s)
+        pool.device_room.look()
         self.reclaim.tick(now_s)
         pool.ready.tick(now_s)
         self.blocks.settle()
@@ -187,7 +189,8 @@ class Store:
         return {
             "capacity_bytes": space.capacity_bytes,
             "used_bytes": self._kept_bytes(),
-            "free_bytes": space.capacity_bytes - self._kept_bytes(),
+            "bound_bytes": space.bound_bytes,
+            "free_bytes": max(0, space.bound_bytes - self._kept_bytes()),
             "ready_bytes": space.ready_bytes,
             **reclaim_figures(self.pool, self.reclaim, self.watch),
             "blocks": counters.blocks,

@@ -21,6 +21,9 @@ from mount.room import Room
 
 R = TypeVar("R")
 _WRITABLE: Final = (os.O_WRONLY, os.O_RDWR)
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+#: A write on a device that others fill as fast as room is made.
+_DEVICE_TRIES: Final = 3
 
 
 class Grant(NamedTuple):
@@ -171,22 +174,42 @@ class Files:
             except NoSpace:
                 blocks.spoil(opened)
                 raise
-        space = self.store.pool.space
-        # Atomic: no checkpoint since the room was found.
-        space.pledged_bytes += growth_bytes
-        try:
-            written_bytes, allocated_bytes = await self._in_thread(
-                self._write, fd, offset_bytes, data
-            )
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                blocks.spoil(opened)
-            raise
-        finally:
-            space.pledged_bytes -= growth_bytes
-        if opened.ino in self.store.pool.open_inodes:
-            self.store.pool.note_allocated(opened, allocated_bytes)
-        return written_bytes
+        return await self._write_all(opened, fd, offset_bytes, memoryview(data), growth_bytes)
+
+    async def _write_all(
+        self, opened: OpenInode, fd: int, offset_bytes: int, data: memoryview, growth_bytes: int
+    ) -> int:
+        """Write *data*, for which *growth_bytes* of room were found just now."""
+        pool = self.store.pool
+        done_bytes = 0
+        for attempt in range(_DEVICE_TRIES):
+            # Atomic: no checkpoint since the room was found.
+            pool.space.pledged_bytes += growth_bytes
+            try:
+                written_bytes, allocated_bytes, error = await self._in_thread(
+                    self._write, fd, offset_bytes + done_bytes, data[done_bytes:]
+                )
+            finally:
+                pool.space.pledged_bytes -= growth_bytes
+            done_bytes += written_bytes
+            if opened.ino in pool.open_inodes:
+                pool.note_allocated(opened, allocated_bytes)
+            if error is None:
+                return done_bytes
+            full = error.errno in _NO_SPACE
+            if not full and done_bytes:
+                return done_bytes
+            try:
+                if not full or attempt == _DEVICE_TRIES - 1:
+                    raise error
+                # Somebody else fills the file system that the pool lies on.
+                growth_bytes = len(data) - done_bytes
+                pool.device_room.refused()
+                await self.find_room(growth_bytes)
+            except (NoSpace, OSError):
+                self.store.blocks.spoil(opened)
+                raise
+        raise AssertionError("the last attempt returns or raises")
 
     async def find_room(self, size_bytes: int) -> None:
         """Make room, waiting for it if something may go. Raises NoSpace."""
@@ -201,19 +224,23 @@ class Files:
             finally:
                 resume()  # no checkpoint: the room is the caller's
 
-    def _write(self, fd: int, offset_bytes: int, data: bytes) -> tuple[int, int]:
-        """Write all of *data* if the device takes it; in a thread."""
+    def _write(
+        self, fd: int, offset_bytes: int, data: memoryview
+    ) -> tuple[int, int, OSError | None]:
+        """Write all of *data* if the device takes it; in a thread.
+
+        Returns how much it took, what the extent holds then, and why it took no more.
+        """
         pool = self.store.pool
-        view = memoryview(data)
+        failure = None
         done_bytes = 0
         while done_bytes < len(data):
             try:
-                done_bytes += pool.syscalls.pwrite(fd, view[done_bytes:], offset_bytes + done_bytes)
-            except OSError:
-                if done_bytes == 0:
-                    raise
+                done_bytes += pool.syscalls.pwrite(fd, data[done_bytes:], offset_bytes + done_bytes)
+            except OSError as error:
+                failure = error
                 break
-        return done_bytes, pool.extents.allocated_bytes(fd)
+        return done_bytes, pool.extents.allocated_bytes(fd), failure
 
     async def sync(self, fh: int) -> None:
         """Make the bytes and the name of *fh*'s file durable (``--fsync=honour``)."""
