@@ -191,3 +191,15 @@ class SeriousFindings(CommandError):
     """`kvfs doctor` found something that breaks a promise."""
 
     exit_code = 19
+
+
+class PathMissing(CommandError):
+    """A path that was named does not exist on the mount."""
+
+    exit_code = 20
+
+
+class EvictedTooLittle(CommandError):
+    """Less could be evicted than was asked for; the rest may not go."""
+
+    exit_code = 21

@@ -8,6 +8,7 @@ from typing import Final
 from kvfs import evictable
 from kvfs.errors import Damaged
 from kvfs.eviction import Rank
+from kvfs.lifecycle import State, label
 from kvfs.policy import PIN
 from kvfs.pool import Pool
 from kvfs.types import InodeNo, InodeRecord
@@ -30,16 +31,23 @@ def may_go(pool: Pool, ino: InodeNo, *, open_too: bool = False) -> InodeRecord |
     if record is None or not stat.S_ISREG(record.mode):
         pool.heat.drop(ino)
         return None
+    if obstacle(pool, ino, record, open_too=open_too) is not None:
+        return None
+    return record
+
+
+def obstacle(pool: Pool, ino: InodeNo, record: InodeRecord, *, open_too: bool) -> str | None:
+    """Return why the block with *record* may not go, in a word or two; None if it may."""
     policy = pool.policies.of(record.parent)
     if evictable.rank_of(record, policy.evict) is Rank.NEVER:
         evictable.note(pool, ino, record)
-        return None
+        return "evict=never" if policy.evict == "never" else label(State(record.state))
     if _is_pinned(pool, ino, policy_says=policy.pin):
-        return None
+        return "pinned"
     opened = pool.open_inodes.get(ino)
     if opened is not None:
-        return record if open_too and not opened.writers else None
-    return record if open_too or not _is_mapped(pool, ino) else None
+        return None if open_too and not opened.writers else "open"
+    return None if open_too or not _is_mapped(pool, ino) else "mapped"
 
 
 def sidecars_of(pool: Pool, record: InodeRecord) -> Iterator[InodeNo]:

@@ -8,7 +8,7 @@ what is needed goes. All but the scan runs on the loop's thread.
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -130,6 +130,18 @@ class Reclaim:
             gone_bytes += freed_bytes
             count += len(batch)
         return gone_bytes
+
+    def take(self, inos: Sequence[InodeNo], *, open_too: bool) -> tuple[int, int]:
+        """Evict those of *inos* that may go; return how many blocks and bytes went.
+
+        *open_too*: also what somebody reads, whose space comes back after the last reader.
+        """
+        fit = {ino: may_go(self._pool, ino, open_too=open_too) for ino in inos}
+        batch = [(ino, record) for ino, record in fit.items() if record is not None]
+        blocks, size_bytes = self.evicted_blocks, self.evicted_bytes
+        if batch:
+            self._execute(batch)
+        return self.evicted_blocks - blocks, self.evicted_bytes - size_bytes
 
     # ---- the plan ----
 

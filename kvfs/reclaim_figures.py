@@ -78,11 +78,11 @@ def holder(pool: Pool) -> tuple[str, int]:
     if not held:
         return "/", 0
     most = max(held, key=lambda directory: held[directory])
-    return _path(pool, most), held[most]
+    return path_of(pool, most), held[most]
 
 
-def _path(pool: Pool, directory: InodeNo) -> str:
-    """Return *directory*'s path below the mountpoint."""
+def path_of(pool: Pool, directory: InodeNo) -> str:
+    """Return the path of an inode below the mountpoint, ``/`` for the root."""
     parts: list[str] = []
     while directory != ROOT_INODE:
         record = pool.index.inode(directory)

@@ -29,6 +29,7 @@ from mount.channel import Channel
 from mount.control import serve_control
 from mount.data_path import DaemonPath, PassthroughPath
 from mount.entries import Entries
+from mount.evict_verbs import EvictVerbs
 from mount.exotic import Exotic
 from mount.files import DataPath, Files
 from mount.handles import Handles
@@ -198,9 +199,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                     self.channel.serve(stores.answers())
                 nursery.start_soon(self._serve_signals, load)
                 nursery.start_soon(self.channel.flush_late)
-                await nursery.start(
-                    serve_control, socket_path(self.settings.name), {"status": self._status}
-                )
+                verbs = {"status": self._status, **EvictVerbs(self.store, nursery).table()}
+                await nursery.start(serve_control, socket_path(self.settings.name), verbs)
                 nursery.start_soon(self._announce, ready, nursery)
                 await pyfuse3.main(min_tasks=_TASKS_MAX, max_tasks=_TASKS_MAX)
                 self._mounted = False

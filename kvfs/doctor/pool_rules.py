@@ -81,8 +81,8 @@ def evictable_data(facts: Facts) -> list[Finding] | None:
             f"{format_size(used_bytes)} of {format_size(capacity_bytes)} are used and only "
             f"{format_size(evictable_bytes)} of it may go ({held or 'nobody says why'}): stores "
             "will fail with ENOSPC",
-            f"kvfs unpin {shlex.quote(facts.mountpoint)}\nor end what holds the rest: leases and "
-            "slabs go with the process that made them",
+            f"kvfs unpin --all {shlex.quote(facts.mountpoint)}\nor end what holds the rest: leases "
+            "and slabs go with the process that made them",
         )
     ]
 

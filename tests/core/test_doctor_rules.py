@@ -115,7 +115,7 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
         status(evictable_bytes=GIB, leased_bytes=900 * GIB, pinned_bytes=0),
         SERIOUS,
         "only 1 GiB of it may go (leased 900 GiB)",
-        "kvfs unpin /kv",
+        "kvfs unpin --all /kv",
     ),
     (
         "evictable data",
@@ -125,7 +125,7 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
         ),
         SERIOUS,
         "only 2 GiB of it may go (slab 940 GiB)",
-        "kvfs unpin /kv",
+        "kvfs unpin --all /kv",
     ),
     (
         "backing space",

@@ -28,12 +28,12 @@ _MODULES: Final = {
     # The pool as a whole: names, blocks, space.
     "engine": """
         kvfs.attributes kvfs.blocks kvfs.check kvfs.check_files kvfs.check_rows kvfs.damage
-        kvfs.departures kvfs.device_room kvfs.evictable kvfs.fitness kvfs.founding
-        kvfs.fsck_report kvfs.graves kvfs.heat_scan kvfs.holdings_scan kvfs.identities
-        kvfs.index_walk kvfs.namespace kvfs.old_versions kvfs.own_attributes kvfs.pool
-        kvfs.pool_change kvfs.publishing kvfs.ready kvfs.rebuild kvfs.reclaim kvfs.reclaim_figures
-        kvfs.recovery kvfs.space kvfs.state_totals kvfs.store kvfs.superseding kvfs.sweep
-        kvfs.unfinished kvfs.visibility kvfs.watch
+        kvfs.departures kvfs.device_room kvfs.evict_by_hand kvfs.evictable kvfs.fitness
+        kvfs.founding kvfs.fsck_report kvfs.graves kvfs.heat_scan kvfs.holdings_scan
+        kvfs.identities kvfs.index_walk kvfs.namespace kvfs.old_versions kvfs.own_attributes
+        kvfs.pool kvfs.pool_change kvfs.publishing kvfs.ready kvfs.rebuild kvfs.reclaim
+        kvfs.reclaim_figures kvfs.recovery kvfs.space kvfs.state_totals kvfs.store
+        kvfs.superseding kvfs.sweep kvfs.unfinished kvfs.visibility kvfs.watch
     """,
     # The only floor that knows FUSE.
     "mount": "mount.*",

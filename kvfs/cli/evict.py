@@ -1,0 +1,112 @@
+"""``kvfs evict``: make blocks go now, instead of when their space is wanted."""
+
+import argparse
+import json
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from kvfs.cli.mkfs import size_of
+from kvfs.cli.on_mount import OnMount, locate
+from kvfs.cli.parser import add_verb
+from kvfs.control_client import ask
+from kvfs.errors import EvictedTooLittle, UsageError
+from kvfs.sizes import format_size
+
+if TYPE_CHECKING:
+    from kvfs.cli.parser import Subparsers
+
+#: How often the server is asked how far it is.
+_ASK_S: Final = 0.05
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def configure(subparsers: "Subparsers") -> None:
+    """Add the verb's parser."""
+    parser = add_verb(
+        subparsers,
+        "evict",
+        run,
+        description="Evict the blocks at PATHs and below them. With --bytes only so much, what was "
+        "not used for longest first;\nwith --older-than only what was stored, or said to be warm "
+        "(utime), longer ago. What is pinned, leased, a slab\nor being written stays. A block that "
+        "somebody reads loses its name at once and its space after the last reader;\n--bytes "
+        "leaves it alone. Ends with exit code 21 when nothing could be evicted, or less than "
+        "--bytes.",
+        example="kvfs evict /kv --bytes 100G\n  kvfs evict /kv/lmcache --older-than 7d --dry-run",
+    )
+    parser.add_argument("paths", metavar="PATH", nargs="+")
+    parser.add_argument("--bytes", metavar="SIZE", help="how much is to go, e.g. 100G")
+    parser.add_argument("--older-than", metavar="AGE", help="e.g. 90s, 15m, 12h, 7d, 2w")
+    parser.add_argument("--dry-run", action="store_true", help="say what would go; evict nothing")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start it, follow it, say what became of it."""
+    size_bytes = size_of(args.bytes, "--bytes")
+    order = {
+        "bytes": size_bytes,
+        "older_than_s": age_of(args.older_than),
+        "dry_run": args.dry_run,
+    }
+    where = locate(args.paths)
+    done = _follow(where, order, quiet=args.json)
+    kept = sum(done["kept"].values())
+    if args.json:
+        print(json.dumps({"mountpoint": where.mountpoint, **done}, indent=2))
+    else:
+        what = "would go" if args.dry_run else "evicted"
+        print(f"{done['blocks']} blocks, {format_size(done['bytes'])} {what}", end="")
+        reasons = ", ".join(f"{why} {count}" for why, count in sorted(done["kept"].items()))
+        print(f"; {kept} stay: {reasons}" if kept else "")
+    if size_bytes is not None and done["bytes"] < size_bytes:
+        sys.stdout.flush()
+        raise EvictedTooLittle(
+            f"{format_size(done['bytes'])} instead of {format_size(size_bytes)}: no more may go"
+        )
+    if kept and not done["blocks"]:
+        sys.stdout.flush()
+        raise EvictedTooLittle("nothing may go there")
+    return 0
+
+
+def age_of(text: str | None) -> float | None:
+    """Return the seconds of ``7d``; raises UsageError."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
+    if match is None:
+        raise UsageError(f"--older-than: {text!r} is no age; write a number with s, m, h, d or w")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def _follow(where: OnMount, order: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
+    """Start the job and return its end; Ctrl-C cancels it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    job = ask(where.socket, "evict", {"paths": list(where.paths), **order})["job"]
+    try:
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            disable=quiet or not sys.stderr.isatty(),
+        ) as bar:
+            task = bar.add_task("looking", total=None)
+            while not (state := ask(where.socket, "job", {"job": job}))["done"]:
+                goal = min(order["bytes"] or state["found_bytes"], state["found_bytes"])
+                bar.update(
+                    task,
+                    description=f"looked at {state['looked_at']}, {state['blocks']} evicted",
+                    completed=state["bytes"],
+                    total=goal if state["blocks"] else None,
+                )
+                time.sleep(_ASK_S)
+    except KeyboardInterrupt:
+        ask(where.socket, "cancel", {"job": job})
+        raise
+    return state

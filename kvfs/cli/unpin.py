@@ -1,0 +1,36 @@
+"""``kvfs unpin``: what was pinned may be evicted again."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from kvfs.cli.on_mount import locate
+from kvfs.cli.parser import add_verb
+from kvfs.cli.pin import show
+from kvfs.control_client import ask
+
+if TYPE_CHECKING:
+    from kvfs.cli.parser import Subparsers
+
+
+def configure(subparsers: "Subparsers") -> None:
+    """Add the verb's parser."""
+    parser = add_verb(
+        subparsers,
+        "unpin",
+        run,
+        description="Take the pin of PATHs away; what lies in a pinned directory is excepted from "
+        "its pin.\nWith --all take every pin of the mount at PATH away. Pins of the settings file "
+        "stay.",
+        example="kvfs unpin /kv/system-prompts\n  kvfs unpin --all /kv",
+    )
+    parser.add_argument("paths", metavar="PATH", nargs="+")
+    parser.add_argument("--all", action="store_true", help="all pins of the mount at PATH")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask for it, and print what is still pinned."""
+    where = locate(args.paths)
+    wanted = {"all": True} if args.all else {"paths": list(where.paths)}
+    show(ask(where.socket, "unpin", wanted), as_json=args.json)
+    return 0

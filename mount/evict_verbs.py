@@ -1,0 +1,152 @@
+"""The control socket's verbs that change what stays: evict, pin and unpin.
+
+An eviction is a job: ``evict`` starts it, ``job`` tells how far it is, ``cancel`` ends it after the
+step it is in. It goes on when who started it goes away.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from itertools import count
+from typing import Any, Final
+
+import trio
+
+from kvfs.errors import CommandError, KvfsError, NoSuchAttribute, SourceBusy, UsageError
+from kvfs.evict_by_hand import Order, Progress, carry_out, find
+from kvfs.policy import PIN
+from kvfs.reclaim_figures import path_of
+from kvfs.store import Store
+from mount.control import Verb
+
+#: Between two steps requests are answered; a step takes a millisecond or two.
+_PAUSE_S: Final = 0.001
+
+
+class _Job:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.progress = Progress()
+        self.scope = trio.CancelScope()
+        self.done = False
+        self.error: KvfsError | None = None
+
+    async def run(self, steps: Iterator[None]) -> None:
+        try:
+            with self.scope:
+                for _ in steps:
+                    await trio.sleep(_PAUSE_S)
+        except KvfsError as error:
+            self.error = error
+        finally:
+            self.done = True
+
+    def shown(self) -> dict[str, Any]:
+        if self.error is not None:
+            raise self.error
+        cancelled = self.scope.cancelled_caught
+        return {
+            "job": self.number,
+            "done": self.done,
+            "cancelled": cancelled,
+            **self.progress.shown(),
+        }
+
+
+class EvictVerbs:
+    """The verbs of one mount; one eviction at a time."""
+
+    def __init__(self, store: Store, nursery: trio.Nursery) -> None:
+        self._store = store
+        self._nursery = nursery
+        self._numbers = count(1)
+        self._job: _Job | None = None
+
+    def table(self) -> dict[str, Verb]:
+        """Return the verbs by name."""
+        return {
+            "evict": self._evict,
+            "job": self._progress,
+            "cancel": self._cancel,
+            "pin": self._pin,
+            "unpin": self._unpin,
+            "pins": self._pins,
+        }
+
+    async def _evict(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Start: ``paths`` below the mountpoint, ``bytes``, ``older_than_s``, ``dry_run``."""
+        if self._job is not None and not self._job.done:
+            raise SourceBusy("another eviction is under way")
+        order = Order(
+            tuple(_texts(args, "paths")),
+            _number(args, "bytes", int),
+            _number(args, "older_than_s", float),
+            args.get("dry_run") is True,
+        )
+        if self._store.pool.settings.read_only and not order.dry_run:
+            raise UsageError("the mount is read-only")
+        job = self._job = _Job(next(self._numbers))
+        steps = carry_out(
+            self._store.pool, self._store.namespace, self._store.reclaim, order, job.progress
+        )
+        self._nursery.start_soon(job.run, steps)
+        return {"job": job.number}
+
+    def _known(self, args: dict[str, Any]) -> _Job:
+        if self._job is None or args.get("job") != self._job.number:
+            raise UsageError("no such job; a later one may have taken its place")
+        return self._job
+
+    async def _progress(self, args: dict[str, Any]) -> dict[str, Any]:
+        return self._known(args).shown()
+
+    async def _cancel(self, args: dict[str, Any]) -> dict[str, Any]:
+        job = self._known(args)
+        job.scope.cancel()
+        return {"job": job.number}
+
+    async def _pin(self, args: dict[str, Any]) -> dict[str, Any]:
+        for path in _texts(args, "paths"):
+            ino = find(self._store.pool, self._store.namespace, path)
+            try:
+                self._store.attributes.set_xattr(ino, PIN, b"1")
+            except KvfsError as error:
+                if isinstance(error, CommandError):
+                    raise
+                raise UsageError(f"{path or '/'} cannot be pinned: {error}") from None
+        return self._listed()
+
+    async def _unpin(self, args: dict[str, Any]) -> dict[str, Any]:
+        attributes = self._store.attributes
+        if args.get("all") is True:
+            for ino, _ in self._store.pool.pins.rows():
+                attributes.remove_xattr(ino, PIN)
+        for path in _texts(args, "paths"):
+            ino = find(self._store.pool, self._store.namespace, path)
+            with contextlib.suppress(NoSuchAttribute):
+                attributes.remove_xattr(ino, PIN)
+            if attributes.xattr(ino, PIN) == b"1":  # a directory above it is pinned
+                attributes.set_xattr(ino, PIN, b"0")
+        return self._listed()
+
+    async def _pins(self, _args: dict[str, Any]) -> dict[str, Any]:
+        return self._listed()
+
+    def _listed(self) -> dict[str, Any]:
+        pool = self._store.pool
+        rows = pool.pins.rows()
+        pins = {path_of(pool, ino): size_bytes for ino, size_bytes in rows}
+        return {"pins": pins, "pinned_bytes": pool.pins.pinned_bytes}
+
+
+def _texts(args: dict[str, Any], name: str) -> list[str]:
+    value = args.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise UsageError(f"{name}: a list of texts is wanted")
+    return value
+
+
+def _number(args: dict[str, Any], name: str, kind: type[int] | type[float]) -> Any:  # noqa: ANN401
+    value = args.get(name)
+    if value is not None and (not isinstance(value, (int, kind)) or isinstance(value, bool)):
+        raise UsageError(f"{name}: a number is wanted")
+    return value

@@ -1,0 +1,250 @@
+"""``kvfs evict``, ``pin`` and ``unpin`` on a real mount: what goes, what stays, what is said."""
+
+import json
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvfs.cli.evict import age_of
+from kvfs.control_client import ask
+from kvfs.errors import (
+    CommandError,
+    EvictedTooLittle,
+    NotMounted,
+    PathMissing,
+    UsageError,
+)
+from kvfs.pool_name import name_of, socket_path
+from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts, workplace
+
+pytestmark = pytest.mark.needs_fuse
+
+BLOCK_BYTES = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Mounted]:
+    """A small pool of its own: what is evicted here is nobody else's."""
+    skip_without_mounts()
+    with workplace() as directory:
+        (directory / "pool").mkdir()
+        with Mounted(directory / "pool", directory / "kv", "--capacity", "256M") as mounted:
+            yield mounted
+            mounted.stop()
+            assert mounted.errors() == []
+
+
+@pytest.fixture
+def kv(pool: Mounted) -> Iterator[Path]:
+    """An empty mount."""
+    yield pool.path
+    run_kvfs("unpin", "--all", str(pool.path))
+    run_kvfs("evict", str(pool.path), check=False)
+    for directory in pool.path.iterdir():
+        directory.rmdir()
+
+
+def store(directory: Path, count: int) -> list[Path]:
+    """Store blocks as connectors do, by a temporary name."""
+    directory.mkdir(exist_ok=True)
+    blocks = [directory / f"{number:03}.data" for number in range(count)]
+    for block in blocks:
+        draft = block.with_suffix(".tmp")
+        draft.write_bytes(os.urandom(BLOCK_BYTES))
+        draft.rename(block)
+    return blocks
+
+
+def evict(*arguments: str | Path) -> dict[str, Any]:
+    done = run_kvfs("evict", *map(str, arguments), "--json")
+    answer = json.loads(done.stdout)
+    assert isinstance(answer, dict)
+    return answer
+
+
+def fails(error: type[CommandError], *arguments: str | Path) -> str:
+    done = run_kvfs(*map(str, arguments), check=False)
+    assert done.returncode == error.exit_code, done.stderr
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def test_evict_a_block_a_directory_and_all(kv: Path) -> None:
+    first, second = store(kv / "a", 4), store(kv / "b", 3)
+    assert evict(first[0])["blocks"] == 1
+    assert not first[0].exists()
+    done = evict(kv / "a")
+    assert (done["blocks"], done["bytes"]) == (3, 3 * BLOCK_BYTES)
+    assert [block.exists() for block in first + second] == [False] * 4 + [True] * 3
+    assert evict(kv)["blocks"] == 3
+    assert store(kv / "a", 4)[3].stat().st_size == BLOCK_BYTES
+
+
+def test_a_dry_run_evicts_nothing(kv: Path) -> None:
+    blocks = store(kv / "a", 3)
+    done = run_kvfs("evict", str(kv), "--dry-run")
+    assert done.stdout == "3 blocks, 3 MiB would go\n"
+    assert all(block.exists() for block in blocks)
+
+
+def test_evict_so_many_bytes_and_no_more(kv: Path) -> None:
+    """Only what lies below the paths, just enough, and a load keeps a block."""
+    other, blocks = store(kv / "other", 2), store(kv / "a", 6)
+    done = evict(kv / "a", "--bytes", "1.5M")
+    assert (done["blocks"], done["found_blocks"]) == (2, 6)
+    assert sum(block.exists() for block in blocks) == 4
+    assert all(block.exists() for block in other)
+    line = fails(EvictedTooLittle, "evict", kv / "a", "--bytes", "100M")
+    assert "4 MiB instead of 100 MiB" in line
+
+
+def test_evict_by_age(kv: Path) -> None:
+    old, fresh = store(kv / "a", 2)
+    assert evict(kv, "--older-than", "1h")["blocks"] == 0
+    # A change of times is a sign of life, too: to be old all three must be.
+    os.utime(old, (1, 1))
+    assert evict(kv, "--older-than", "1h")["blocks"] == 0
+    assert evict(kv, "--older-than", "0s")["blocks"] == 2
+    assert not fresh.exists()
+
+
+def test_what_may_not_go_stays_and_is_told(kv: Path) -> None:
+    leased = kv / "a" / "leased"
+    pinned = store(kv / "pinned", 2)
+    store(kv / "a", 1)
+    leased.write_bytes(b"mine while this process lives")
+    run_kvfs("pin", str(kv / "pinned"))
+    with (kv / "a" / "draft").open("wb") as draft:
+        draft.write(b"being written")
+        draft.flush()
+        done = evict(kv)
+    assert done["blocks"] == 1
+    assert done["kept"] == {"leased": 1, "pinned": 2, "draft": 1}
+    assert leased.read_bytes().startswith(b"mine")
+    assert all(block.exists() for block in pinned)
+    assert "nothing may go there" in fails(EvictedTooLittle, "evict", leased)
+    for path in (leased, kv / "a" / "draft"):
+        path.unlink()
+
+
+def test_a_reader_keeps_what_it_reads(kv: Path) -> None:
+    """By path the name goes at once; by size an open or mapped block is left alone."""
+    opened, mapped, idle = store(kv / "a", 3)
+    content = opened.read_bytes()
+    with opened.open("rb") as reader, mapped.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        file.close()
+        assert evict(kv, "--bytes", "1M")["blocks"] == 1
+        assert not idle.exists()
+        assert evict(opened, mapped)["blocks"] == 2
+        assert not opened.exists()
+        assert reader.read() == content
+        assert len(mapping[:]) == BLOCK_BYTES
+        mapping.close()
+
+
+def test_pins_of_files_and_directories(kv: Path) -> None:
+    blocks = store(kv / "a", 4)
+    shown = json.loads(run_kvfs("pin", str(kv / "a"), "--json").stdout)
+    assert shown == {"pins": {"/a": 4 * BLOCK_BYTES}, "pinned_bytes": 4 * BLOCK_BYTES}
+    assert os.getxattr(blocks[0], "user.kvfs.pin") == b"1"
+    # One file of a pinned directory may go.
+    run_kvfs("unpin", str(blocks[0]))
+    assert evict(kv, "--dry-run")["blocks"] == 1
+    run_kvfs("unpin", str(kv / "a"))
+    run_kvfs("pin", str(blocks[1]), str(blocks[2]))
+    assert evict(kv)["kept"] == {"pinned": 2}
+    listed = run_kvfs("pin", "--list", str(kv)).stdout
+    assert "/a/001.data" in listed
+    assert "2 MiB  pinned" in listed
+    run_kvfs("unpin", "--all", str(kv))
+    assert json.loads(run_kvfs("pin", "--list", "--json", str(kv)).stdout)["pins"] == {}
+    assert evict(kv)["blocks"] == 2
+
+
+def test_status_tells_what_may_go(kv: Path, pool: Mounted) -> None:
+    store(kv / "a", 4)
+    (kv / "a" / "leased").write_bytes(bytes(BLOCK_BYTES))
+    run_kvfs("pin", str(kv / "a" / "000.data"))
+    with (kv / "a" / "001.data").open("rb"):
+        status = pool.status()
+    assert status["leased_bytes"] == BLOCK_BYTES
+    assert status["pinned_bytes"] == BLOCK_BYTES
+    assert status["open_bytes"] == BLOCK_BYTES
+    assert status["slab_bytes"] == 0
+    assert status["evictable_bytes"] >= 3 * BLOCK_BYTES
+    assert status["warning"] is None
+    (kv / "a" / "leased").unlink()
+
+
+def test_too_much_cannot_be_pinned(kv: Path) -> None:
+    store(kv / "a", 150)
+    line = fails(UsageError, "pin", kv / "a")
+    assert "the bound is" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("evict", "{kv}/nothing"), PathMissing),
+        (("pin", "{kv}/nothing"), PathMissing),
+        (("unpin", "{kv}/nothing"), PathMissing),
+        (("evict", "/"), NotMounted),
+        (("pin", "/tmp"), NotMounted),
+        (("evict",), UsageError),
+        (("evict", "{kv}", "--bytes", "much"), UsageError),
+        (("evict", "{kv}", "--older-than", "soon"), UsageError),
+    ],
+)
+def test_mistakes_are_one_line(
+    kv: Path, arguments: tuple[str, ...], error: type[CommandError]
+) -> None:
+    assert fails(error, *(one.format(kv=kv) for one in arguments)).startswith("kvfs: ")
+
+
+@pytest.mark.parametrize(
+    ("verb", "args"),
+    [
+        ("evict", {"paths": "a"}),
+        ("evict", {"paths": [1]}),
+        ("evict", {"paths": [""], "bytes": "1M"}),
+        ("evict", {"paths": [""], "bytes": True}),
+        ("evict", {"paths": [""], "older_than_s": []}),
+        ("job", {"job": 10_000}),
+        ("cancel", {}),
+        ("pin", {"paths": {}}),
+        ("unpin", {"paths": [None]}),
+    ],
+)
+def test_the_server_refuses_what_makes_no_sense(
+    pool: Mounted, verb: str, args: dict[str, object]
+) -> None:
+    with pytest.raises(UsageError):
+        ask(socket_path(name_of(str(pool.path))), verb, args)
+    assert pool.status()["server_pid"] == pool.server_pid
+
+
+def test_a_job_can_be_cancelled_and_the_next_one_runs(kv: Path, pool: Mounted) -> None:
+    store(kv / "a", 40)
+    path = socket_path(name_of(str(pool.path)))
+    job = ask(path, "evict", {"paths": [""], "bytes": 40 * BLOCK_BYTES})["job"]
+    ask(path, "cancel", {"job": job})
+    state = ask(path, "job", {"job": job})
+    while not state["done"]:
+        state = ask(path, "job", {"job": job})
+    assert state["cancelled"] or state["blocks"] == 40
+    assert evict(kv)["blocks"] == 40 - state["blocks"]
+
+
+@pytest.mark.parametrize(("text", "age_s"), [("90s", 90), ("1.5m", 90), ("2w", 1_209_600)])
+def test_ages(text: str, age_s: float) -> None:
+    assert age_of(text) == age_s
+
+
+@pytest.mark.parametrize("verb", ["evict", "pin", "unpin"])
+def test_help_shows_an_example(verb: str) -> None:
+    assert f"kvfs {verb} /kv" in run_kvfs(verb, "--help").stdout
