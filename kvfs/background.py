@@ -30,6 +30,7 @@ class Background:
         #: Identities queued since the last tick; those before it are due.
         self._fresh: dict[InodeNo, Job] = {}
         self._due: dict[InodeNo, Job] = {}
+        self._leisure: deque[Job] = deque()
         self._long: SimpleQueue[Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self.failures = 0
@@ -37,13 +38,21 @@ class Background:
     @property
     def backlog(self) -> int:
         """Jobs not yet done."""
-        return len(self._jobs) + len(self._fresh) + len(self._due) + self._long.qsize()
+        queued = len(self._jobs) + len(self._fresh) + len(self._due) + len(self._leisure)
+        return queued + self._long.qsize()
 
     def submit(self, job: Job) -> None:
         """Queue a short *job*; above the bound the caller does one itself, which slows it down."""
         self._jobs.append(job)
         if len(self._jobs) > self._jobs_max:
             self._run(self._jobs.popleft())
+
+    def submit_leisure(self, job: Job) -> None:
+        """Queue a short *job* that nobody waits for: a step of a walk through a million rows.
+
+        It runs when nothing else is due; ``hurry``, ``drain`` and ``stop`` leave it undone.
+        """
+        self._leisure.append(job)
 
     def submit_long(self, job: Job) -> None:
         """Queue a *job* that may take milliseconds; it runs in the thread."""
@@ -75,23 +84,27 @@ class Background:
 
     def run_one(self) -> bool:
         """Do one short job; False when none is due. Called when no request waits."""
-        if self._jobs:
-            self._run(self._jobs.popleft())
-        elif self._due:
-            self._run(self._due.pop(next(iter(self._due))))
-        else:
+        if self._run_due():
+            return True
+        if not self._leisure:
             return False
+        self._run(self._leisure.popleft())
         return True
 
     def work(self, turn_s: float) -> None:
-        """Do short jobs for about *turn_s*; a tick's part, since the loop may never be idle."""
+        """Do short jobs for about *turn_s*; a tick's part, since the loop may never be idle.
+
+        Among them one that has leisure: where jobs never end a walk would stand still.
+        """
         end_s = time.monotonic() + turn_s
+        if self._leisure:
+            self._run(self._leisure.popleft())
         while self.run_one() and time.monotonic() < end_s:
             pass
 
     def hurry(self) -> None:
-        """Do all short jobs now, identities included."""
-        while self.run_one() or self._fresh:
+        """Do all short jobs now, identities included, but nothing that has leisure."""
+        while self._run_due() or self._fresh:
             self.tick()
 
     def drain(self) -> None:
@@ -110,6 +123,16 @@ class Background:
             self._long.put(None)
             self._thread.join()
             self._thread = None
+
+    def _run_due(self) -> bool:
+        """Do one short job that must be done; False if there is none."""
+        if self._jobs:
+            self._run(self._jobs.popleft())
+        elif self._due:
+            self._run(self._due.pop(next(iter(self._due))))
+        else:
+            return False
+        return True
 
     def _work(self) -> None:
         while (job := self._long.get()) is not None:

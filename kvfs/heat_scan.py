@@ -30,7 +30,8 @@ class HeatScan:
     def __init__(self, pool: "Pool") -> None:
         self._pool = pool
         self._running = self._again = False
-        self._after = b""
+        #: The last inode looked at; None: all of them were.
+        self._after: bytes | None = b""
         self._row = 0
 
     @property
@@ -45,16 +46,24 @@ class HeatScan:
             return
         self._running, self._again = True, False
         self._after, self._row = b"", 0
-        self._pool.background.submit(self._step_index)
+        self._pool.background.submit_leisure(self._step)
 
-    def _step_index(self) -> None:
-        """Note some blocks of the index."""
+    def _step(self) -> None:
+        """Go on for a moment; a walk that fails has ended, and the next start begins anew."""
+        self._running = False
+        if self._step_index() or self._step_heat():
+            self._running = True
+            self._pool.background.submit_leisure(self._step)
+        elif self._again:
+            self.start()
+
+    def _step_index(self) -> bool:
+        """Note some blocks of the index; False behind its end."""
         pool = self._pool
+        if self._after is None:
+            return False
         rows = pool.index.rows(INODE_PREFIX, self._after, _STEP)
-        if not rows:
-            pool.background.submit(self._step_heat)
-            return
-        self._after = rows[-1][0]
+        self._after = rows[-1][0] if rows else None
         for key, raw in rows:
             try:
                 if state_of_inode(raw) not in SETTLED:
@@ -65,19 +74,20 @@ class HeatScan:
             if stat.S_ISREG(record.mode):
                 used_s = max(0, record.ctime_ns // 10**9)
                 evictable.note(pool, parse_inode_key(key), record, used_s=used_s)
-        pool.background.submit(self._step_index)
+        return bool(rows)
 
-    def _step_heat(self) -> None:
-        """Drop some rows of the heat that the index does not know."""
+    def _step_heat(self) -> bool:
+        """Drop some rows of the heat that the index does not know; False behind its end."""
         pool = self._pool
         rows = pool.heat.columns().ino[self._row : self._row + _STEP].tolist()
         self._row += _STEP
-        if rows:
-            for ino in rows:
-                if ino and pool.index.inode(InodeNo(ino)) is None:
-                    pool.heat.drop(InodeNo(ino))
-            pool.background.submit(self._step_heat)
-            return
-        self._running = False
-        if self._again:
-            self.start()
+        for ino in rows:
+            if ino and self._is_unknown(InodeNo(ino)):
+                pool.heat.drop(InodeNo(ino))
+        return bool(rows)
+
+    def _is_unknown(self, ino: InodeNo) -> bool:
+        try:
+            return self._pool.index.inode(ino) is None
+        except Damaged:
+            return False

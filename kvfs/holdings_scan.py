@@ -41,13 +41,13 @@ class HoldingsScan:
         rows = pool.index.rows(INODE_PREFIX, self._after, _STEP)
         if not rows:
             self._after = b""
-            pool.background.submit(self._step_pins)
+            pool.background.submit_leisure(self._step_pins)
             return
         self._after = rows[-1][0]
         for key, raw in rows:
             if state_of_inode(raw) in _OWNED:
                 self._note(parse_inode_key(key))
-        pool.background.submit(self.step)
+        pool.background.submit_leisure(self.step)
 
     def _step_pins(self) -> None:
         """Look at some extended attributes for pins."""
@@ -62,7 +62,7 @@ class HoldingsScan:
             record = pool.index.inode(ino) if name == PIN else None
             if record is not None and unseal(key, raw) == b"1":
                 pool.pins.learn(ino, record)
-        pool.background.submit(self._step_pins)
+        pool.background.submit_leisure(self._step_pins)
 
     def _note(self, ino: InodeNo) -> None:
         pool = self._pool

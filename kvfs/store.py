@@ -70,7 +70,7 @@ class Store:
         self.pool.top_up = self.reclaim.top_up
         self.watch = Watch(self.pool)
         self.pool.holdings.settle = self.blocks.publishing.lose_maker
-        self.pool.background.submit(HoldingsScan(self.pool).step)
+        self.pool.background.submit_leisure(HoldingsScan(self.pool).step)
         if not settings.read_only:
             self.pool.heat_scan.start()
         self.sweep = Sweep(self.pool)

@@ -36,6 +36,22 @@ def test_jobs_run_in_order_when_there_is_time(background: Background) -> None:
     assert log == ["first", "second"]
 
 
+def test_what_has_leisure_runs_when_nothing_else_is_due_and_holds_up_no_stop() -> None:
+    background = Background(jobs_max=100)
+    log: list[str] = []
+    background.submit_leisure(saying(log, "step"))
+    background.submit_leisure(saying(log, "next step"))
+    background.submit(saying(log, "job"))
+    assert background.backlog == 3
+    assert background.run_one()
+    assert background.run_one()
+    assert log == ["job", "step"]
+    background.drain()
+    background.stop()
+    assert log == ["job", "step"]
+    assert background.backlog == 1
+
+
 def test_above_the_bound_the_caller_does_the_oldest_job() -> None:
     background = Background(jobs_max=2)
     log: list[str] = []

@@ -167,6 +167,29 @@ def test_a_directory_that_moves_below_a_policy_follows_it(running: Host) -> None
     assert rank(store, ino) is Rank.PUBLISHED
 
 
+def test_a_walk_that_fails_begins_anew_with_the_next_one(
+    running: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = running.store
+    above = directory(store, b"above")
+    ino = stored(store, above, b"block")
+    settle(store)
+    with monkeypatch.context() as broken:
+        broken.setattr(store.pool.index, "rows", broken_rows)
+        store.attributes.set_xattr(above, EVICT, b"never")
+        assert store.pool.background.run_one()
+    assert "background work failed" in caplog.text
+    assert store.pool.heat_scan.done
+    store.pool.heat_scan.start()
+    settle(store)
+    assert rank(store, ino) is Rank.NEVER
+
+
+def broken_rows(*_: object) -> None:
+    """Stand in for an index that cannot be read."""
+    raise OSError("the device is gone")
+
+
 # ---- starts ----
 
 

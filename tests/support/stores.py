@@ -221,13 +221,15 @@ def get(store: Store, parent: InodeNo, name: bytes) -> bytes:
 
 
 def settle(store: Store) -> None:
-    """Do all housekeeping that is due, and finish a sweep."""
+    """Do all housekeeping that is due, and finish a sweep and the walks."""
     store.pool.graves.give_way()
     while not store.sweep.done:
         store.tick()
         store.pool.background.drain()
     store.tick()
     store.pool.graves.give_way()  # what the tick let go
+    while store.pool.background.run_one():
+        pass
     store.pool.background.drain()
 
 
