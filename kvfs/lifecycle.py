@@ -160,7 +160,9 @@ TABLE: Final[dict[State, Row]] = {
         Seen.ALL,
         Goes.NEVER,
         {
-            Event.ALLOCATE: State.SLAB,
+            # What was whole can be torn, allocated or not; one that was a slab's, or empty, is a
+            # slab as if it had been allocated before (publishing.py).
+            Event.ALLOCATE: State.REWRITE,
             Event.RENAME: State.REWRITE,
             Event.TEAR: State.TORN,
             Event.CLOSE: State.REWRITTEN,

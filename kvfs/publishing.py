@@ -97,7 +97,12 @@ class Publishing:
         if opened is not None and opened.gone is not None:
             return
         record = self._namespace.record(ino)
-        state = after(State(record.state), Event.ALLOCATE)
+        state = State(record.state)
+        if opened is not None and state is State.REWRITE:
+            opened.appended_only = False
+            if opened.before is State.SPENT or not record.size_bytes:
+                state = opened.before  # no bytes of a whole are at stake
+        state = after(state, Event.ALLOCATE)
         if state == record.state:
             return
         if opened is not None:

@@ -10,11 +10,13 @@ from kvfs.lifecycle import UNFINISHED
 from kvfs.types import PAGE_BYTES, InodeNo, InodeRecord
 
 _STAT_BLOCK_BYTES: Final = 512
+#: A field of 32 bits in struct fuse_attr.
+_LINKS_MAX: Final = (1 << 32) - 1
 
 
 def link_count(record: InodeRecord) -> int:
     """Return st_nlink of an inode that has its name: directories count their subdirectories."""
-    return 2 + record.subdirs if stat.S_ISDIR(record.mode) else 1
+    return min(2 + record.subdirs, _LINKS_MAX) if stat.S_ISDIR(record.mode) else 1
 
 
 #: may_open() in fs/namei.c wants attributes right behind a CREATE; with a timeout of 0 each store

@@ -264,8 +264,8 @@ class ProcessesMachine(RuleBasedStateMachine):
         opened, block = handle.opened, handle.block
         allocate(self.store, opened, size_bytes)
         block.allocate()
+        block.changed = True  # fallocate(2) advances the mtime
         if size_bytes > len(block.data):
-            block.changed = True
             block.data.extend(bytes(size_bytes - len(block.data)))
 
     # ---- names ----

@@ -84,7 +84,7 @@ EXPECTED: Final[dict[str, Expected]] = {
     "lmcache_l2_fs": _renamed(".tmp/K.data", "K.data", stamped("K.data", SIZE), closes=False),
     "lmcache_gds": Expected(
         {
-            "half": {"12/34/K.tmp1234abcd": "slab", "12/34/K.data": ABSENT},
+            "half": {"12/34/K.tmp1234abcd": "rewrite", "12/34/K.data": ABSENT},
             "renamed": {"12/34/K.data": "published", "12/34/K.metadata": "published"},
         },
         {"12/34/K.data": "published"},

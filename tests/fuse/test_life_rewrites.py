@@ -177,11 +177,15 @@ def test_a_rewrite_in_place_makes_a_slab(kv: Path) -> None:
     assert whole_by_reading(kv / "K") == 1
 
 
-def test_killed_in_a_rewrite_in_place(kv: Path) -> None:
-    """[life-torn] Half old, half new: the name goes."""
+@pytest.mark.parametrize("allocates", [False, True])
+def test_killed_in_a_rewrite_in_place(kv: Path, allocates: bool) -> None:
+    """[life-torn] [life-slab] Half old, half new: the name goes, also after a fallocate."""
     renaming(kv / "K", 0)
     with Caller() as writer:
         fd = writer.os("open", str(kv / "K"), os.O_RDWR)
+        if allocates:
+            writer.os("posix_fallocate", fd, 0, 2 * SIZE)
+            assert state(kv / "K") == "rewrite"
         writer.os("pwrite", fd, stamped("K", SIZE // 2, 1), 0)
     until(lambda: not os.path.exists(kv / "K"), "gone", GONE_WAIT_S)
     assert os.listdir(kv) == []

@@ -128,6 +128,7 @@ class Block:
         self.happens(Event.RENAME)
         self.maker = NOBODY
         self.changed = False
+        self.opened_empty = not self.data
 
     def write(self, data: bytes, offset_bytes: int) -> None:
         self.changed = True
@@ -138,6 +139,10 @@ class Block:
         if not self.has_name:
             return
         before = self.state
+        if self.state is State.REWRITE:
+            self.adds = False
+            if self.before is State.SPENT or self.opened_empty:
+                self.state = self.before
         self.happens(Event.ALLOCATE)
         if self.state != before and self.writers:
             self.maker = self.opener
