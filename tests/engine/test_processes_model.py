@@ -25,7 +25,7 @@ NAMES: Final = st.sampled_from([b"K", b"L", b"K.tmp", b"K_77.tmp"])
 OFFSETS: Final = st.sampled_from([0, 0, 1, 4096, 9000])
 DATA: Final = st.sampled_from([b"x", b"y" * 4096, b"z" * 9001])
 SIZES: Final = st.sampled_from([0, 1, 4096, 5000, 50_000])
-#: A process nobody knows, to whom only what everybody sees is shown.
+#: A process nobody knows.
 STRANGER: Final = Maker(7, 7)
 #: A kernel thread or an NFS server: many clients, no life to watch.
 SERVER: Final = NOBODY
@@ -261,11 +261,13 @@ class ProcessesMachine(RuleBasedStateMachine):
         handle = self.handle(self.process(who), what)
         if handle is None or not handle.writer:
             return
-        opened, block = handle.opened, handle.block
-        allocate(self.store, opened, size_bytes)
+        block = handle.block
+        if block.state in (State.REWRITE, State.RENAMED) and size_bytes <= len(block.data):
+            return  # whether that counts as written is up to the clock: no byte changes
+        allocate(self.store, handle.opened, size_bytes)
         block.allocate()
-        block.changed = True  # fallocate(2) advances the mtime
         if size_bytes > len(block.data):
+            block.changed = True
             block.data.extend(bytes(size_bytes - len(block.data)))
 
     # ---- names ----

@@ -36,6 +36,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.state = State.DRAFT
         self.before = State.DRAFT
+        self.recorded_empty = True
         self.changed = self.adds = self.renamed = False
         self.has_name = True
         self.xattrs: dict[bytes, bytes] = {}
@@ -64,6 +65,7 @@ class Node:
             self.before = State.PUBLISHED if renamed else self.state
             self.changed = self.renamed = False
             self.adds = not self.data and not renamed
+            self.recorded_empty = self.recorded_empty if renamed else not self.data
             self.happens(Event.REOPEN)
 
     def close_writer(self) -> None:
@@ -87,6 +89,7 @@ class Node:
             return
         self.happens(Event.RENAME)
         self.changed = False
+        self.recorded_empty = not self.data
 
     @property
     def is_torn_by_an_end(self) -> bool:
@@ -113,6 +116,8 @@ class Node:
 
     def truncate(self, size_bytes: int) -> None:
         if size_bytes > len(self.data) and self.has_name:
+            if self.state is State.REWRITE and self.recorded_empty:
+                self.state = self.before
             self.happens(Event.ALLOCATE)
         if self.writers:
             self._cut(size_bytes)
