@@ -27,8 +27,7 @@ DATA: Final = st.sampled_from([b"x", b"y" * 4096, b"z" * 9001])
 SIZES: Final = st.sampled_from([0, 1, 4096, 5000, 50_000])
 #: A process nobody knows.
 STRANGER: Final = Maker(7, 7)
-#: A kernel thread or an NFS server: many clients, no life to watch.
-SERVER: Final = NOBODY
+SERVER: Final = NOBODY  # a kernel thread or an NFS server: many clients, no life to watch
 SIGKILL: Final = 9
 
 
