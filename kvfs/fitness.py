@@ -3,7 +3,7 @@
 import os
 import stat
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvfs import evictable
 from kvfs.errors import Damaged
@@ -19,21 +19,31 @@ _ADDED: Final = (b".metadata", b".meta")
 _SWAPPED: Final = (b".meta",)
 
 
-def may_go(pool: Pool, ino: InodeNo, *, open_too: bool = False) -> InodeRecord | None:
-    """Return the record of block *ino* if it may be evicted now, else None.
+class Verdict(NamedTuple):
+    """What became of a victim: its record if its name may go; *used*: its space would not, yet."""
 
-    *open_too*: also one that somebody reads, whose space comes back after the last reader.
-    """
+    record: InodeRecord | None
+    used: bool = False
+
+
+_NO: Final = Verdict(None)
+
+
+def look_at(pool: Pool, ino: InodeNo) -> Verdict:
+    """Say whether block *ino* may be evicted now, and whether somebody reads or maps it."""
     try:
         record = pool.index.inode(ino)
     except Damaged:
-        return None
+        return _NO
     if record is None or not stat.S_ISREG(record.mode):
         pool.heat.drop(ino)
-        return None
-    if obstacle(pool, ino, record, open_too=open_too) is not None:
-        return None
-    return record
+        return _NO
+    why = obstacle(pool, ino, record, open_too=False)
+    if why is None:
+        return Verdict(record)
+    opened = pool.open_inodes.get(ino)
+    is_read = why == "mapped" or (opened is not None and not opened.writers)
+    return Verdict(record, used=True) if is_read and why in ("open", "mapped") else _NO
 
 
 def obstacle(pool: Pool, ino: InodeNo, record: InodeRecord, *, open_too: bool) -> str | None:

@@ -20,6 +20,8 @@ _MOST_SHARE: Final = 1 / 32
 _MOST_LEAST_BYTES: Final = 256 << 20
 #: What one writer without a reserve takes between two looks, at memory speed.
 UNWATCHED_BYTES: Final = 128 << 20
+#: And what is kept for it when it took nothing lately.
+_RUNNER_LEAST_BYTES: Final = 16 << 20
 #: A draft that outgrew its reserve is believed to go on growing so many times as fast.
 _GOES_ON: Final = 4
 #: What all open drafts together may hold beyond the usual size, so that none outgrows its reserve.
@@ -40,9 +42,10 @@ def reserve_bytes(
     return round_up(usual_bytes)
 
 
-def lacking_bytes(outgrown_bytes: int) -> int:
-    """Return what a draft that took so much since the last look will take until the next."""
-    return min(_GOES_ON * max(0, outgrown_bytes), UNWATCHED_BYTES)
+def lacking_bytes(outgrown_bytes: int, *, unreserved: bool) -> int:
+    """Return what a draft that took so much since the last look may take until the next."""
+    least_bytes = _RUNNER_LEAST_BYTES if unreserved else 0
+    return min(max(least_bytes, _GOES_ON * outgrown_bytes), UNWATCHED_BYTES)
 
 
 class Headroom:

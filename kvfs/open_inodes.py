@@ -28,6 +28,7 @@ class OpenInode:
         "renamed",
         "spare_bytes",
         "stands_in",
+        "taken_unasked",
         "through_daemon",
         "torn",
         "unfinished",
@@ -50,6 +51,8 @@ class OpenInode:
         self.through_daemon = False
         #: Bytes that it took beyond its reserve between the last two looks.
         self.outgrown = 0
+        #: And altogether.
+        self.taken_unasked = 0
         #: It took room that was not there, and nothing could go instead: its closers hear of it.
         self.overrun = False
         #: The directory a draft was created in, whose demand it tells; 0 for the rest.

@@ -53,7 +53,7 @@ def _tell_nobody(_opened: OpenInode) -> None:
 
 
 def _do_nothing() -> None:
-    """Stand in for ``Reclaim.top_up``."""
+    """Stand in for ``Reclaim.top_up`` and ``Watch.look_at_runners``."""
 
 
 def _evict_nothing(_size_bytes: int) -> int:
@@ -149,6 +149,8 @@ class Pool:
         self.forget_nameless: Callable[[], None] = self.graves.give_way
         #: Evicts so many bytes' worth, if it can; returns how many are on their way back.
         self.evict: Callable[[int], int] = _evict_nothing
+        #: Accounts what passthrough writers took since the last look.
+        self.look_at_runners: Callable[[], None] = _do_nothing
         #: Has room made ahead of the next draft, when no request waits.
         self.top_up: Callable[[], None] = _do_nothing
         self.ready.spendable_bytes = lambda: self.evictable_bytes
@@ -236,10 +238,11 @@ class Pool:
         """
         now_s = self.monotonic_s()
         wanted_bytes = self._reserve_bytes(parent)
+        self.look_at_runners()
         self.require_space(1)
         if wanted_bytes and not self.ready.has(wanted_bytes):
             # A guess must not take the room that other writers have left.
-            if wanted_bytes > max(self.space.free_bytes, self.evictable_bytes) // 2:
+            if wanted_bytes > max(self.space.free_bytes // 2, self.evictable_bytes):
                 wanted_bytes = 0
             try:
                 self.require_space(wanted_bytes)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvfs.errors import Damaged, KvfsError
 from kvfs.eviction import EVICTABLE
-from kvfs.fitness import may_go, sidecars_of
+from kvfs.fitness import look_at, sidecars_of
 from kvfs.inode_rules import counted, emptied
 from kvfs.namespace import Namespace
 from kvfs.pool import Pool
@@ -66,6 +66,8 @@ class Reclaim:
         self._barren_until_s = 0.0
         self._refused: dict[InodeNo, None] = {}
         self._refused_since_s = 0.0
+        #: Of those, what somebody reads or maps: the last resort.
+        self._used: dict[InodeNo, None] = {}
         self._topping_up = False
         self.evicted_blocks = 0
         self.evicted_bytes = 0
@@ -76,7 +78,7 @@ class Reclaim:
     def hopeful(self) -> bool:
         """Whether evicting again may give more than it gave a moment ago."""
         pool = self._pool
-        if self.planning or len(pool.departures):
+        if self.planning or len(pool.departures) or self._used:
             return True
         if not pool.heat_scan.done:
             return True  # what the pool held at the start is still being looked for
@@ -89,7 +91,7 @@ class Reclaim:
             self._pool.graves.give_way()
             short_bytes = self._short_bytes(now_s)
         if short_bytes > 0:
-            self.evict(short_bytes)
+            self.evict(short_bytes, ahead=True)
 
     def top_up(self) -> None:
         """Do the same as soon as no request waits: a draft has just taken its part."""
@@ -110,15 +112,17 @@ class Reclaim:
         target_bytes = self._pool.headroom.target_bytes(now_s)
         return target_bytes - space.unclaimed_bytes - space.leaving_bytes
 
-    def evict(self, size_bytes: int) -> int:
+    def evict(self, size_bytes: int, *, ahead: bool = False) -> int:
         """Evict until *size_bytes* are on their way back; return how many are.
 
         Fewer when nothing may go, when a plan is being made, or when it takes too many names for
-        one call.
+        one call; and, *ahead* of need, rather than give up a block of more than twice as much.
         """
         gone_bytes = count = rounds = 0
         while gone_bytes < size_bytes and count < _CALL_MAX and rounds < _ROUNDS:
-            batch = self._next_batch(size_bytes - gone_bytes)
+            batch = self._next_batch(size_bytes - gone_bytes, ahead=ahead)
+            if not batch and ahead and self._queue:
+                break
             if not batch:
                 rounds += 1
                 if not self._replan(size_bytes - gone_bytes):
@@ -136,12 +140,41 @@ class Reclaim:
 
         *open_too*: also what somebody reads, whose space comes back after the last reader.
         """
-        fit = {ino: may_go(self._pool, ino, open_too=open_too) for ino in inos}
-        batch = [(ino, record) for ino, record in fit.items() if record is not None]
+        fit = {ino: look_at(self._pool, ino) for ino in inos}
+        batch = [
+            (ino, found.record)
+            for ino, found in fit.items()
+            if found.record is not None and (open_too or not found.used)
+        ]
         blocks, size_bytes = self.evicted_blocks, self.evicted_bytes
         if batch:
             self._execute(batch)
         return self.evicted_blocks - blocks, self.evicted_bytes - size_bytes
+
+    @property
+    def promised_bytes(self) -> int:
+        """Bytes that come back when those who read blocks without a name close them."""
+        return sum(
+            opened.allocated_bytes
+            for opened in self._pool.open_inodes.values()
+            if opened.gone is not None and not opened.writers
+        )
+
+    def evict_used(self, size_bytes: int) -> None:
+        """Take names of blocks that are open or mapped, for *size_bytes* after their last users.
+
+        Nothing else may go, and somebody waits: from now on they are misses. Who has them reads on.
+        """
+        size_bytes -= self.promised_bytes
+        batch: dict[InodeNo, InodeRecord] = {}
+        while self._used and size_bytes > 0 and len(batch) < _BATCH:
+            ino, _ = self._used.popitem()
+            record, _ = look_at(self._pool, ino)
+            if record is not None:
+                batch[ino] = record
+                size_bytes -= record.allocated_bytes
+        if batch:
+            self._execute(list(batch.items()))
 
     # ---- the plan ----
 
@@ -156,6 +189,7 @@ class Reclaim:
             return False
         if now_s - self._refused_since_s > _PLAN_AGE_S or len(self._refused) > _REFUSED_MAX:
             self._refused.clear()
+            self._used.clear()
             self._refused_since_s = now_s
         scan = self._scan(size_bytes)
         if len(pool.heat) > _INLINE_ROWS:
@@ -195,7 +229,7 @@ class Reclaim:
         if not self._queue:
             self._barren_until_s = now_s + _BARREN_S
 
-    def _next_batch(self, size_bytes: int) -> list[Victim]:
+    def _next_batch(self, size_bytes: int, *, ahead: bool) -> list[Victim]:
         """Take victims from the plan that may go now, for *size_bytes*, with their sidecars."""
         if self._pool.monotonic_s() - self._planned_s > _PLAN_AGE_S:
             self._queue.clear()
@@ -203,20 +237,25 @@ class Reclaim:
         held_bytes = 0
         while self._queue and len(batch) < _BATCH and held_bytes < size_bytes:
             ino = self._queue.popleft()
-            record = None
-            if ino not in batch and self._pool.heat.touched(ino) < self._stamp:
-                record = may_go(self._pool, ino)
-            if record is None:
+            if ino in batch or self._pool.heat.touched(ino) >= self._stamp:
+                continue  # used since it was named: the next plan says whether it goes
+            record, used = look_at(self._pool, ino)
+            if record is None or used:
                 self.refusals += 1
                 self._refused[ino] = None
+                if used:
+                    self._used[ino] = None
                 continue
+            if ahead and record.allocated_bytes > 2 * (size_bytes - held_bytes):
+                self._queue.appendleft(ino)
+                break
             batch[ino] = record
             held_bytes += record.allocated_bytes
             for sidecar in sidecars_of(self._pool, record):
-                sidecar_record = may_go(self._pool, sidecar)
-                if sidecar_record is not None:
-                    batch[sidecar] = sidecar_record
-                    held_bytes += sidecar_record.allocated_bytes
+                beside, used = look_at(self._pool, sidecar)
+                if beside is not None and not used:
+                    batch[sidecar] = beside
+                    held_bytes += beside.allocated_bytes
         return list(batch.items())
 
     # ---- carrying it out ----

@@ -13,6 +13,7 @@ from kvfs.watch import Watch
 _LOW_SHARE: Final = 0.1
 #: Rows looked at for the directory that holds the most.
 _LOOKED_AT_MAX: Final = 4096
+_WARNING: Final = "little is left that may be evicted; {} holds {} bytes that may not"
 _SLABS: Final = frozenset({State.SLAB, State.REWRITTEN})
 
 
@@ -27,6 +28,7 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: Watch) -> dict[str, Any
             slab_bytes += holding.allocated_bytes
     open_bytes = sum(opened.allocated_bytes for opened in pool.open_inodes.values())
     evictable_bytes = pool.evictable_bytes
+    directory, held_bytes = holder(pool)
     low = space.unclaimed_bytes + evictable_bytes < _LOW_SHARE * space.capacity_bytes
     return {
         "evictable_bytes": evictable_bytes,
@@ -45,14 +47,9 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: Watch) -> dict[str, Any
             "passed_over": reclaim.refusals,
             "overruns": watch.overruns,
         },
-        "warning": _warning(pool) if low else None,
+        "holder": {"directory": directory, "bytes": held_bytes},
+        "warning": _WARNING.format(directory, held_bytes) if low else None,
     }
-
-
-def _warning(pool: Pool) -> str:
-    """Say that little may go, and which directory holds the most of what may not."""
-    path, held_bytes = holder(pool)
-    return f"little is left that may be evicted; {path} holds {held_bytes} bytes that may not"
 
 
 def holder(pool: Pool) -> tuple[str, int]:

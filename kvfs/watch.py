@@ -41,6 +41,13 @@ class Watch:
         except NoSpace:
             self._stop_some(list(written.values()))
 
+    def look_at_runners(self) -> None:
+        """Account what those took who may take any amount; before one more is let to."""
+        now_s = self._pool.monotonic_s()
+        for opened in self._pool.open_inodes.written.values():
+            if opened.unreserved and not opened.through_daemon:
+                self._look(opened, now_s)
+
     def _due(self) -> list[OpenInode]:
         written = list(self._pool.open_inodes.written.values())
         if len(written) <= _LOOKS_A_TICK:
@@ -51,9 +58,9 @@ class Watch:
 
     def _look(self, opened: OpenInode, now_s: float) -> int:
         """Account what *opened* took since the last look; return what it will take next."""
-        if opened.fd < 0:
-            return 0
         pool = self._pool
+        if opened.fd < 0 or opened.through_daemon or not pool.writers_run_free:
+            return 0  # each of its writes asks, and accounts itself
         if opened.overrun:
             self._empty(opened)
         try:
@@ -64,12 +71,13 @@ class Watch:
         growth_bytes = status.st_blocks * _STAT_BLOCK_BYTES - opened.allocated_bytes
         if growth_bytes:
             pool.note_allocated(opened, opened.allocated_bytes + growth_bytes)
-        if opened.through_daemon or opened.overrun:
+        if opened.overrun:
             return 0
         if growth_bytes > 0:
             pool.headroom.note(growth_bytes, now_s)
         opened.outgrown = max(growth_bytes, 0)
-        return lacking_bytes(opened.outgrown)
+        opened.taken_unasked += opened.outgrown
+        return lacking_bytes(opened.outgrown, unreserved=opened.unreserved)
 
     def _stop_some(self, written: list[OpenInode]) -> None:
         """Give back what drafts took that is not there, the greediest first."""
@@ -77,16 +85,17 @@ class Watch:
         growing = [
             opened
             for opened in written
-            if opened.outgrown > 0 and not opened.overrun and self._may_be_stopped(opened)
+            if opened.taken_unasked > 0 and not opened.overrun and self._may_be_stopped(opened)
         ]
-        growing.sort(key=lambda opened: opened.outgrown, reverse=True)
+        growing.sort(key=lambda opened: (opened.outgrown, opened.taken_unasked), reverse=True)
         for opened in growing:
             if space.unclaimed_bytes >= 0:
                 return
             _log.warning("inode %#x outgrew the pool: its writer gets ENOSPC", opened.ino)
             opened.overrun = opened.torn = True
             self.overruns += 1
-            space.lacking_bytes -= min(space.lacking_bytes, lacking_bytes(opened.outgrown))
+            lacking = lacking_bytes(opened.outgrown, unreserved=opened.unreserved)
+            space.lacking_bytes -= min(space.lacking_bytes, lacking)
             opened.outgrown = 0
             self._empty(opened)
 

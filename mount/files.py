@@ -216,7 +216,7 @@ class Files:
         try:
             self.store.pool.require_space(size_bytes)
         except NoSpace:
-            if not self.store.reclaim.hopeful:
+            if not self.room.worth_waiting(0.0):
                 raise
             resume = self.about_to_wait()
             try:

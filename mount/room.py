@@ -12,6 +12,8 @@ from kvfs.store import Store
 
 #: A scan of a million rows takes 20 ms, an unlink of a large extent as long.
 _LOOK_S: Final = 0.002
+#: A load takes milliseconds; who reads longer keeps what he reads.
+_LAST_USER_S: Final = 1.0
 
 
 class Room:
@@ -28,9 +30,16 @@ class Room:
         try:
             self._store.pool.require_space(size_bytes)
         except NoSpace:
-            if not self._store.reclaim.hopeful:
+            if not self.worth_waiting(0.0):
                 raise
             await self.make(size_bytes)
+
+    def worth_waiting(self, waited_s: float) -> bool:
+        """Whether room may come for somebody who waited so long already."""
+        reclaim = self._store.reclaim
+        if reclaim.hopeful:
+            return waited_s < self._store.pool.settings.room_wait_s
+        return waited_s < _LAST_USER_S and reclaim.promised_bytes > 0
 
     async def make(self, size_bytes: int) -> None:
         """Wait for *size_bytes* of room; no checkpoint comes between finding it and returning.
@@ -47,8 +56,8 @@ class Room:
                 try:
                     pool.require_space(size_bytes)
                 except NoSpace:
-                    waited_s = trio.current_time() - start_s
-                    if not reclaim.hopeful or waited_s > pool.settings.room_wait_s:
+                    reclaim.evict_used(size_bytes - pool.space.unclaimed_bytes)
+                    if not self.worth_waiting(trio.current_time() - start_s):
                         raise
                 else:
                     return

@@ -69,7 +69,7 @@ class StoreLane:
                 InodeNo(nodeid), name, stat.S_IFREG | stat.S_IMODE(mode), flags, who.uid, who.gid
             )
         except Exception as error:
-            if isinstance(error, NoSpace) and self._files.store.reclaim.hopeful:
+            if isinstance(error, NoSpace) and self._files.room.worth_waiting(0.0):
                 return None  # the handler may wait for room
             return error_reply(unique, counted_errno(error))
         entry = self._lane.created(ino, record, name_trusted=self._files.trusts_created(record))

@@ -15,7 +15,9 @@ from tests.support.mounting import ROOT, workplace
 
 _STAT_BLOCK_BYTES: Final = 512
 _SAMPLE_S: Final = 0.02
-_WAIT_S: Final = 600.0
+_WAIT_S: Final = 300.0
+#: Readers begin then: before it they would count misses that say nothing about eviction.
+_NEARLY_FULL: Final = 0.85
 
 
 class Load(NamedTuple):
@@ -59,30 +61,49 @@ def own_tmpfs() -> Iterator[Path]:
 class Usage:
     """What the extents of a pool hold, looked at all the while in a thread.
 
-    Told by statfs of the file system that the pool has for itself: one exact number, where a walk
-    would count a block that goes and the one that comes for it both. Extents without a name that
-    somebody still reads count, too.
+    Told by statfs of the file system that the pool has for itself: one number, where a walk may
+    count a block that goes and the one that comes for it both. It counts extents without a name
+    for as long as the kernel keeps them for their last reader, who may not have run since his
+    close; so where it is over the bound, a walk says what has a name.
     """
 
-    def __init__(self, pool: Path) -> None:
+    def __init__(self, pool: Path, capacity_bytes: int) -> None:
         self._pool = pool
+        self._capacity_bytes = capacity_bytes
         self.samples: list[tuple[float, int]] = []
+        #: Set when the pool was nearly full for the first time.
+        self.filled = threading.Event()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._work)
 
     def now_bytes(self) -> int:
         """Return the blocks of all extents."""
         status = os.statvfs(self._pool)
-        return (status.f_blocks - status.f_bfree) * status.f_frsize - self._others_bytes()
+        held_bytes = (status.f_blocks - status.f_bfree) * status.f_frsize - self._others_bytes()
+        return held_bytes if held_bytes <= self._capacity_bytes else min(held_bytes, self._named())
+
+    def _named(self) -> int:
+        held_bytes = 0
+        for directory in os.scandir(self._pool / "extents"):
+            for file in os.scandir(directory.path):
+                with contextlib.suppress(FileNotFoundError):
+                    held_bytes += file.stat(follow_symlinks=False).st_blocks * _STAT_BLOCK_BYTES
+        return held_bytes
 
     def _others_bytes(self) -> int:
         """Return the blocks of the pool's other files: index, heat and the small ones."""
-        files = [*self._pool.glob("*"), *self._pool.glob("index/*")]
-        return sum(file.lstat().st_blocks * _STAT_BLOCK_BYTES for file in files)
+        held_bytes = 0
+        for file in (*self._pool.glob("*"), *self._pool.glob("index/*")):
+            with contextlib.suppress(FileNotFoundError):  # one that is renamed when it is whole
+                held_bytes += file.lstat().st_blocks * _STAT_BLOCK_BYTES
+        return held_bytes
 
     def _work(self) -> None:
         while not self._ends.wait(_SAMPLE_S):
-            self.samples.append((time.monotonic(), self.now_bytes()))
+            held_bytes = self.now_bytes()
+            self.samples.append((time.monotonic(), held_bytes))
+            if held_bytes > _NEARLY_FULL * self._capacity_bytes:
+                self.filled.set()
 
     def __enter__(self) -> "Usage":
         self._thread.start()
@@ -159,7 +180,7 @@ def churn(root: Path, pool: Path, load: Load, *, more: Sequence[str] = ()) -> Re
     )
     each_bytes = load.stored_bytes // load.writers
     with contextlib.ExitStack() as stack:
-        usage = stack.enter_context(Usage(pool))
+        usage = stack.enter_context(Usage(pool, load.capacity_bytes))
         started_s = time.monotonic()
         writers = [
             stack.enter_context(
@@ -167,6 +188,8 @@ def churn(root: Path, pool: Path, load: Load, *, more: Sequence[str] = ()) -> Re
             )
             for seed in range(1, load.writers + 1)
         ]
+        while not usage.filled.wait(_SAMPLE_S) and writers[0].poll() is None:
+            pass  # they end also if they never fill it
         readers = [
             stack.enter_context(_client("reader", str(root), f"--seed={100 + seed}", *sizes))
             for seed in range(load.readers)

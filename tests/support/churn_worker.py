@@ -64,6 +64,9 @@ class Writer(Client):
         stored_bytes = blocks = 0
         while stored_bytes < self.args.bytes:
             number = self.random.randrange(self.args.names)
+            if self.args.in_turn:
+                of_each = self.args.names // self.args.in_turn
+                number = self.args.seed % self.args.in_turn + self.args.in_turn * (blocks % of_each)
             size_bytes = drawn_size(self.random, self.args.least_bytes, self.args.most_bytes)
             data = self.block(number, self.random.getrandbits(63), size_bytes)
             started_s = time.monotonic()
@@ -146,6 +149,7 @@ def main() -> int:
     parser.add_argument("--least-bytes", type=int, default=1 << 19)
     parser.add_argument("--most-bytes", type=int, default=64 << 20)
     parser.add_argument("--bytes", type=int, default=1 << 30)
+    parser.add_argument("--in-turn", type=int, default=0, help="names in order, of N writers")
     parser.add_argument("--pause-s", type=float, default=0.002)
     args = parser.parse_args()
     client = (Writer if args.role == "writer" else Reader)(args)

@@ -3,14 +3,21 @@
 No call fails, every byte is right, the bound holds. ``KVFS_TEST_PROOF=1`` runs the full size.
 """
 
+import contextlib
+import errno
 import json
+import mmap
 import os
+import random
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.churn import Load, Result, churn, own_tmpfs
+from tests.support.calls import refused
+from tests.support.churn import Load, Result, Usage, churn, own_tmpfs
 from tests.support.mounting import Mounted, skip_without_mounts, workplace
 
 MIB = 1 << 20
@@ -45,6 +52,51 @@ def assert_kept(result: Result, load: Load, mounted: Mounted) -> None:
     assert report["hit_share"] >= 0.3, shown
 
 
+@contextlib.contextmanager
+def slab(path: Path, size_bytes: int) -> Iterator[int]:
+    """Make a slab as connectors do: allocated ahead, written in place with direct I/O."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT)
+    try:
+        os.posix_fallocate(fd, 0, size_bytes)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+class SlabWriter:
+    """Writes pages of a slab at random places until it is left; ``pages`` tells what is where."""
+
+    def __init__(self, fd: int, size_bytes: int, pages: dict[int, bytes]) -> None:
+        self._fd, self._size_bytes, self._pages = fd, size_bytes, pages
+        self._random = random.Random(3)
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._work)
+
+    def _work(self) -> None:
+        memory = mmap.mmap(-1, mmap.PAGESIZE)  # aligned, as direct I/O wants it
+        while not self._ends.wait(0.005):
+            at = self._random.randrange(self._size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            stamp = self._random.randbytes(8)
+            memory[:8] = stamp
+            assert os.pwritev(self._fd, [memory], at) == mmap.PAGESIZE
+            self._pages[at] = stamp
+
+    def __enter__(self) -> "SlabWriter":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+
+def first_bytes(fd: int, at: int) -> bytes:
+    """Return the first 8 bytes of the page at *at*, read with direct I/O."""
+    memory = mmap.mmap(-1, mmap.PAGESIZE)
+    assert os.preadv(fd, [memory], at) == mmap.PAGESIZE
+    return memory[:8]
+
+
 def test_blocks_of_mixed_sizes(full: tuple[Mounted, Path]) -> None:
     mounted, pool = full
     result = churn(mounted.path, pool, MIXED)
@@ -52,3 +104,79 @@ def test_blocks_of_mixed_sizes(full: tuple[Mounted, Path]) -> None:
     status = mounted.status()
     assert status["eviction"]["blocks"] > 100
     assert status["warning"] is None
+
+
+def test_single_files_of_a_quarter_of_the_pool(full: tuple[Mounted, Path]) -> None:
+    """Two writers at a time fit; a draft that does not fit beside others is refused, alone."""
+    mounted, pool = full
+    quarter_bytes = CAPACITY_BYTES // 4 - MIB
+    load = Load(
+        CAPACITY_BYTES,
+        10 * CAPACITY_BYTES,
+        quarter_bytes,
+        quarter_bytes,
+        writers=2,
+        readers=2,
+        pools_of_names=1.5,
+    )
+    # In turn, so that a store hardly ever replaces a block, whose room nobody would fill at once.
+    result = churn(mounted.path, pool, load, more=["--in-turn=2"])
+    report = result.report(load)
+    shown = json.dumps({**report, "eviction": mounted.status()["eviction"]})
+    print(shown)
+    assert (result.failed, result.wrong) == ([], []), shown
+    assert report["most_share"] <= 1.0, shown
+    assert report["hit_share"] >= 0.2, shown
+
+
+def test_a_draft_that_does_not_fit_beside_the_others(full: tuple[Mounted, Path]) -> None:
+    """ENOSPC for it alone; nothing half-written stays, and status says who has the room."""
+    mounted, pool = full
+    root = mounted.path
+    part = bytes(MIB)
+    (root / "holder").mkdir()
+    with contextlib.ExitStack() as stack:
+        drafts = []
+        for number in range(3):
+            draft = stack.enter_context((root / "holder" / f"{number}.tmp").open("wb", buffering=0))
+            for _ in range(CAPACITY_BYTES // 4 // MIB):
+                draft.write(part)
+            drafts.append(draft)
+        with Usage(pool, CAPACITY_BYTES) as usage:
+            started_s = time.monotonic()
+            with refused(errno.ENOSPC), (root / "large.tmp").open("wb", buffering=0) as large:
+                for _ in range(CAPACITY_BYTES // 2 // MIB):
+                    assert large.write(part) == MIB
+            waited_s = time.monotonic() - started_s
+        assert usage.most_bytes <= CAPACITY_BYTES
+        assert waited_s < 30
+        assert not (root / "large.tmp").exists()
+        assert mounted.status()["holder"]["directory"] == "/holder"
+    for number in range(3):
+        os.rename(root / "holder" / f"{number}.tmp", root / "holder" / f"{number}")
+        assert (root / "holder" / f"{number}").stat().st_size == CAPACITY_BYTES // 4 // MIB * MIB
+    with (root / "next.tmp").open("wb", buffering=0) as file:
+        for _ in range(CAPACITY_BYTES // 2 // MIB):
+            assert file.write(part) == MIB
+    os.rename(root / "next.tmp", root / "next")
+    assert (root / "next").stat().st_size == CAPACITY_BYTES // 2
+
+
+def test_a_slab_of_half_the_pool_stays_while_the_rest_churns(full: tuple[Mounted, Path]) -> None:
+    mounted, pool = full
+    load = Load(CAPACITY_BYTES, 5 * CAPACITY_BYTES, MIB // 2, 4 * MIB * FACTOR, writers=4)
+    slab_bytes = CAPACITY_BYTES // 2
+    pages: dict[int, bytes] = {}
+    with slab(mounted.path / "slab", slab_bytes) as fd:
+        with SlabWriter(fd, slab_bytes, pages):
+            result = churn(mounted.path, pool, load)
+        report = result.report(load)
+        shown = json.dumps({**report, "eviction": mounted.status()["eviction"]})
+        print(shown, len(pages))
+        assert (result.failed, result.wrong) == ([], []), shown
+        assert report["most_share"] <= 1.0, shown
+        assert mounted.status()["slab_bytes"] >= 0
+        assert len(pages) > 100
+        for at, stamp in pages.items():
+            assert first_bytes(fd, at) == stamp
+    assert (mounted.path / "slab").stat().st_size == slab_bytes
