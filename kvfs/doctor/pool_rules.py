@@ -81,10 +81,21 @@ def evictable_data(facts: Facts) -> list[Finding] | None:
             f"{format_size(used_bytes)} of {format_size(capacity_bytes)} are used and only "
             f"{format_size(evictable_bytes)} of it may go ({held or 'nobody says why'}): stores "
             "will fail with ENOSPC",
-            f"kvfs unpin --all {shlex.quote(facts.mountpoint)}\nor end what holds the rest: leases "
-            "and slabs go with the process that made them",
+            _let_go(facts),
         )
     ]
+
+
+def _let_go(facts: Facts) -> str:
+    """Return the command against the largest of those who keep bytes from going."""
+    where = shlex.quote(facts.mountpoint)
+    largest = max(_held(facts), key=lambda held: held[1], default=("", 0))[0]
+    if largest == "pinned":
+        return f"kvfs unpin --all {where}\nkvfs pin --list {where} shows what is pinned"
+    return (
+        f"fuser --verbose --mount {where}\nleases and slabs go with the process that made them: "
+        "end it, or set its own limit lower"
+    )
 
 
 def evictable_of(facts: Facts) -> int | None:

@@ -2,7 +2,8 @@
 
 A connector's test class names its driver and configuration and inherits these tests; the table in
 docs/connectors.md has a row for each class and its cells are held by the tests named after them
-(``works``, ``o_direct``, ``restart_warm``). Hits counted must equal stores counted, everywhere.
+(``works``, ``o_direct``, ``restart_warm``, ``two_processes``, ``vanished`` here; ``evicted`` and
+``full_pool`` in contract_eviction.py). Hits counted must equal stores counted, everywhere.
 """
 
 import hashlib
@@ -60,13 +61,13 @@ class ConnectorContract:
         """Start the connector on ``kv_dir`` in a process; all of them stop with the test."""
         started: list[Connector] = []
 
-        def start(directory: str = ".") -> Connector:
+        def start(directory: str = ".", **more: object) -> Connector:
             connector = drivers.take(*self.driver)
             started.append(connector)
             own_dir = kv_dir / directory
             own_dir.mkdir(exist_ok=True)
             arguments = {"kv_dir": str(own_dir), "size_bytes": self.size_bytes, **self.config}
-            self.opened = connector.call("open", **arguments)
+            self.opened = connector.call("open", **{**arguments, **more})
             return connector
 
         yield start
@@ -142,7 +143,7 @@ class ConnectorContract:
         assert opens
         assert {direct for _, direct in opens} == {self.o_direct}
 
-    def test_works_two_processes(self, start: Start) -> None:
+    def test_two_processes_at_once(self, start: Start) -> None:
         """Two processes store the same and different keys at once; both then read all of it."""
         one, two = start(), start("." if self.shares_directory else "two")
         third = self.blocks // 3
@@ -219,7 +220,7 @@ class BlockFiles(ConnectorContract):
     forgets_vanished: ClassVar[bool] = True
     """Whether it notices that a file it knew is gone."""
 
-    def test_works_vanished_block(self, start: Start, kv_dir: Path) -> None:
+    def test_vanished_block(self, start: Start, kv_dir: Path) -> None:
         """Blocks unlinked by somebody else are misses like any other, and can be stored anew.
 
         Where the connector keeps believing in them, loads of them fail, and of no other block.

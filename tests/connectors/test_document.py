@@ -9,13 +9,16 @@ from typing import Final
 import pytest
 
 from tests.connectors.connector import ROOT, Drivers, environment
-from tests.connectors.contract import ConnectorContract
+from tests.connectors.contract import BlockFiles, ConnectorContract
 
 DOCUMENT: Final = ROOT / "docs" / "connectors.md"
 HERE: Final = Path(__file__).parent
+#: Columns that no test is named after.
+NO_CELLS: Final = frozenset({"connector", "tested version", "held by"})
 #: Files whose tests are of no single connector.
 NO_CONNECTORS: Final = frozenset(
-    {"test_document", "test_demo", "test_projects_own", "test_mlperf_pattern", "test_skips"}
+    {"test_document", "test_demo", "test_lmcache_server", "test_mlperf_pattern"}
+    | {"test_projects_own", "test_skips"}
 )
 
 
@@ -58,8 +61,26 @@ def test_cells_say_what_the_class_holds(row: dict[str, str]) -> None:
     assert row["O_DIRECT"] == ("yes" if held.o_direct else "no")
     assert row["restart-warm"] == ("yes" if held.restart_warm else "forgets")
     assert row["tested version"] == held.tested_version
-    for column in ("works", "o_direct", "restart_warm"):
-        assert [name for name in dir(held) if name.startswith(f"test_{column}")]
+    assert row["evicted"] == held.evicted
+    assert row["full pool"] == getattr(held, "full_pool", "-")
+    assert row["vanished"] == vanished(held)
+    assert row["two processes"] == ("yes" if held.shares_directory else "own directories")
+    for column in row:
+        tests = [name for name in dir(held) if name.startswith(f"test_{column_of(column)}")]
+        is_told = column not in NO_CELLS and row[column] != "-"
+        assert bool(tests) == is_told, f"{column}: {tests}"
+
+
+def vanished(held: type[ConnectorContract]) -> str:
+    """What the class's tests say of a block that somebody else unlinked."""
+    if not issubclass(held, BlockFiles):
+        return "-"
+    return "miss" if held.forgets_vanished else "load fails"
+
+
+def column_of(column: str) -> str:
+    """How the tests of a column begin."""
+    return column.lower().replace(" ", "_").replace("-", "_")
 
 
 @pytest.mark.connectors

@@ -8,6 +8,7 @@ import pytest
 
 from tests.connectors.connector import run
 from tests.connectors.contract import MIB, BlockFiles, Deletes
+from tests.connectors.contract_eviction import EvictedQuietly, FillsThePool
 
 pytestmark = pytest.mark.connectors
 
@@ -15,7 +16,7 @@ DEEPSEEK_16_TOKENS_BYTES = 1124352
 """16 tokens of DeepSeek-V3's cache: not a multiple of 4096, as real blocks may be."""
 
 
-class LMCacheL2(BlockFiles, Deletes):
+class LMCacheL2(BlockFiles, Deletes, EvictedQuietly, FillsThePool):
     """What the variants share; LMCache's own bench is one more test of each."""
 
     driver = ("lmcache_l2",)

@@ -6,11 +6,16 @@ from typing import ClassVar
 import pytest
 
 from tests.connectors.contract import MIB, BlockFiles, Deletes
+from tests.connectors.contract_eviction import (
+    EvictedAfterItsProcess,
+    EvictedAndBelieved,
+    FillsThePool,
+)
 
 pytestmark = pytest.mark.connectors
 
 
-class TestNixlStore(Deletes):
+class TestNixlStore(Deletes, EvictedAfterItsProcess):
     """A fixed pool of files, open for life, its index in memory: slabs that nobody may evict."""
 
     driver = ("lmcache_l2",)
@@ -36,13 +41,14 @@ class TestNixlStore(Deletes):
     }
 
 
-class TestNixlStoreDynamic(BlockFiles, Deletes):
+class TestNixlStoreDynamic(BlockFiles, Deletes, EvictedAndBelieved, FillsThePool):
     """A file for each block; what it has once seen stays in its index."""
 
     driver = ("lmcache_l2",)
     tested_version = "lmcache 0.5.6, nixl 1.5.1"
     o_direct = True
     forgets_vanished = False
+    believes = True
     config: ClassVar = {
         "slots": 12,
         "spec": {

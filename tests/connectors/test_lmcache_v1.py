@@ -4,12 +4,18 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.connectors.contract import BlockFiles, ConnectorContract, Deletes
+from tests.connectors.contract import BlockFiles, Deletes
+from tests.connectors.contract_eviction import (
+    EvictedAfterItsProcess,
+    EvictedQuietly,
+    FillsThePool,
+    KeepsItsLimit,
+)
 
 pytestmark = pytest.mark.connectors
 
 
-class LocalDisk(Deletes, ConnectorContract):
+class LocalDisk(BlockFiles, Deletes, EvictedAfterItsProcess, KeepsItsLimit):
     """Written in place, the index in memory: a restart forgets everything, whatever holds it."""
 
     driver = ("lmcache_v1",)
@@ -18,9 +24,18 @@ class LocalDisk(Deletes, ConnectorContract):
 
     @property
     def config(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.with_limit(1.0)
+
+    @property
+    def limited(self) -> dict[str, Any]:
+        """Three quarters of the pool, in GiB."""
+        return self.with_limit(0.75 * self.capacity_bytes / (1 << 30))
+
+    def with_limit(self, limit_gib: float) -> dict[str, Any]:
+        """The driver's arguments."""
         settings = {
             "local_disk": "file://KV_DIR",
-            "max_local_disk_size": 1,
+            "max_local_disk_size": limit_gib,
             "extra_config": {"use_odirect": self.o_direct},
         }
         return {"name": "LocalDiskBackend", "settings": settings}
@@ -36,7 +51,7 @@ class TestLocalDiskDirect(LocalDisk):
     o_direct = True
 
 
-class FsConnector(BlockFiles, Deletes):
+class FsConnector(BlockFiles, Deletes, EvictedQuietly, FillsThePool):
     """A temporary file and a rename for each block, looked up on disk."""
 
     driver = ("lmcache_v1",)

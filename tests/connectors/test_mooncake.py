@@ -5,12 +5,13 @@ from typing import ClassVar
 
 import pytest
 
-from tests.connectors.contract import BlockFiles, ConnectorContract, Deletes, Start
+from tests.connectors.contract import BlockFiles, Deletes, Start
+from tests.connectors.contract_eviction import EvictedAfterItsProcess
 
 pytestmark = pytest.mark.connectors
 
 
-class Mooncake(ConnectorContract):
+class Mooncake(EvictedAfterItsProcess):
     """What the backends share: one client to a directory, written in place, read from disk."""
 
     driver = ("mooncake_store",)

@@ -5,11 +5,12 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.connectors.contract import MIB, BlockFiles, Deletes, Start
+from tests.connectors.contract_eviction import EvictedAfterItsProcess, RefusedByAFullPool
 
 pytestmark = pytest.mark.connectors
 
 
-class NixlPosix(BlockFiles, Deletes):
+class NixlPosix(BlockFiles, Deletes, EvictedAfterItsProcess, RefusedByAFullPool):
     """What the queues share: blocks written in place, eight in flight at once."""
 
     driver = ("nixl_posix",)

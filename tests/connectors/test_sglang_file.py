@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.connectors.contract import MIB, BlockFiles, Start, block_hash
+from tests.connectors.contract_eviction import EvictedQuietly, FillsThePool
 
 pytestmark = pytest.mark.connectors
 
 
-class TestHiCacheFile(BlockFiles):
+class TestHiCacheFile(BlockFiles, EvictedQuietly, FillsThePool):
     """The class HiCacheFile, with 64 tokens of Llama-3.1-8B's cache a page."""
 
     driver = ("sglang_file",)

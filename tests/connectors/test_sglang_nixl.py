@@ -5,6 +5,7 @@ from typing import ClassVar
 import pytest
 
 from tests.connectors.contract import MIB, BlockFiles
+from tests.connectors.contract_eviction import EvictedAfterItsProcess, RefusedByAFullPool
 
 pytestmark = pytest.mark.connectors
 
@@ -12,7 +13,7 @@ DEEPSEEK_64_TOKENS_BYTES = 4497408
 """64 tokens of DeepSeek-V3's cache, a multiple of 4096 as O_DIRECT wants it."""
 
 
-class TestHiCacheNixl(BlockFiles):
+class TestHiCacheNixl(BlockFiles, EvictedAfterItsProcess, RefusedByAFullPool):
     """As it comes: O_DIRECT, in place, 256 directories."""
 
     driver = ("sglang_nixl",)

@@ -5,11 +5,12 @@ from typing import ClassVar
 import pytest
 
 from tests.connectors.contract import MIB, BlockFiles, Start
+from tests.connectors.contract_eviction import EvictedQuietly, FillsThePool
 
 pytestmark = pytest.mark.connectors
 
 
-class FileSystemTier(BlockFiles):
+class FileSystemTier(BlockFiles, EvictedQuietly, FillsThePool):
     """What both of its I/O paths share."""
 
     driver: ClassVar = ("vllm_fs_tier", "python")

@@ -115,7 +115,7 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
         status(evictable_bytes=GIB, leased_bytes=900 * GIB, pinned_bytes=0),
         SERIOUS,
         "only 1 GiB of it may go (leased 900 GiB)",
-        "kvfs unpin --all /kv",
+        "fuser --verbose --mount /kv",
     ),
     (
         "evictable data",
@@ -125,6 +125,13 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
         ),
         SERIOUS,
         "only 2 GiB of it may go (slab 940 GiB)",
+        "fuser --verbose --mount /kv",
+    ),
+    (
+        "evictable data",
+        status(evictable_bytes=GIB, leased_bytes=9 * GIB, pinned_bytes=800 * GIB),
+        SERIOUS,
+        "(leased 9 GiB, pinned 800 GiB)",
         "kvfs unpin --all /kv",
     ),
     (

@@ -48,7 +48,7 @@ class Storage:
     """One HiCacheNixl of rank 0 of 1."""
 
     def open(self, kv_dir: str, size_bytes: int, slots: int, direct: bool) -> str:
-        """Build the backend; its cleaner is off, since kvfs keeps the space."""
+        """Build the backend; its cleaner is off, which would look every 30 seconds."""
         self.size_bytes, self.slots = size_bytes, slots
         self.pool = HostPool(slots, size_bytes)
         extra = {
