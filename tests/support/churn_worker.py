@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import random
+import select
 import struct
 import sys
 import time
@@ -112,7 +113,8 @@ class Reader(Client):
                     found = np.frombuffer(file.readall(), np.uint8)
             except FileNotFoundError:
                 misses += 1
-                time.sleep(self.args.pause_s)
+                # The pause of a program that was told to go on; the end of the run ends it.
+                select.select([0], [], [], self.args.pause_s)
                 continue
             except OSError as error:
                 self.note(error, "load")
