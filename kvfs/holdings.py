@@ -6,6 +6,7 @@ server) ends when nobody used the block for a while. The index keeps state and m
 successor of this process finds them again.
 """
 
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
@@ -17,6 +18,10 @@ from kvfs.types import InodeNo, InodeRecord
 #: Blocks whose maker died are settled so many a tick: a process may have made a million.
 _SETTLED_A_TICK: Final = 128
 _KEPT: Final = HELD | {State.ORPHAN, State.SPENT}
+#: Holdings are shared by blocks that are alike, so that a million take 85 MB; so many kinds.
+_KINDS_MAX: Final = 4096
+#: A maker's list is cleaned of what it lost when that is half of it, and more than this.
+_LOST_MIN: Final = 1024
 
 
 class Holding(NamedTuple):
@@ -25,6 +30,16 @@ class Holding(NamedTuple):
     state: State
     allocated_bytes: int
     maker: Maker
+
+
+class _Made:
+    """The blocks of one maker: all it ever made, and how many of them it still has."""
+
+    __slots__ = ("count", "inos")
+
+    def __init__(self) -> None:
+        self.inos = array("Q")
+        self.count = 0
 
 
 class Holdings:
@@ -36,7 +51,13 @@ class Holdings:
         #: Told each inode whose maker is gone; False if it cannot be settled yet.
         self.settle: Callable[[InodeNo], bool] = self._forget
         self._held: dict[InodeNo, Holding] = {}
-        self._by_maker: dict[Maker, set[InodeNo]] = {}
+        self._kinds: dict[Holding, Holding] = {}
+        #: Blocks and bytes in each state.
+        self.totals: dict[State, tuple[int, int]] = dict.fromkeys(_KEPT, (0, 0))
+        #: Makers that live.
+        self._by_maker: dict[Maker, _Made] = {}
+        #: What makers left that ended; then what is to be settled besides.
+        self._left: deque[Iterator[int]] = deque()
         #: Leases by time: when each block was used last, oldest first.
         self._timed: OrderedDict[InodeNo, float] = OrderedDict()
         self._ended: deque[InodeNo] = deque()
@@ -50,27 +71,56 @@ class Holdings:
         if state not in _KEPT:
             return
         maker = Maker(record.maker_tgid, record.maker_birth)
-        self._held[ino] = Holding(state, record.allocated_bytes, maker)
+        self._held[ino] = self._shared(Holding(state, record.allocated_bytes, maker))
+        self._count(state, 1, record.allocated_bytes)
         if state not in HELD:
             return
         if maker == NOBODY:
             self._timed[ino] = now_s
-        elif self.makers.lives(maker):
-            self._by_maker.setdefault(maker, set()).add(ino)
+        elif maker in self._by_maker or self.makers.lives(maker):
+            made = self._by_maker.get(maker)
+            if made is None:
+                made = self._by_maker[maker] = _Made()
+            made.inos.append(ino)
+            made.count += 1
         else:
             self._ended.append(ino)
+
+    def _count(self, state: State, blocks: int, size_bytes: int) -> None:
+        before_blocks, before_bytes = self.totals[state]
+        self.totals[state] = (before_blocks + blocks, before_bytes + size_bytes)
+
+    def _shared(self, holding: Holding) -> Holding:
+        if len(self._kinds) > _KINDS_MAX:
+            self._kinds.clear()
+        return self._kinds.setdefault(holding, holding)
 
     def drop(self, ino: InodeNo) -> None:
         """Forget *ino*."""
         holding = self._held.pop(ino, None)
         if holding is None:
             return
+        self._count(holding.state, -1, -holding.allocated_bytes)
         self._timed.pop(ino, None)
+        if holding.state not in HELD:
+            return
         made = self._by_maker.get(holding.maker)
         if made is not None:
-            made.discard(ino)
-            if not made:
+            made.count -= 1
+            if not made.count:
                 del self._by_maker[holding.maker]
+            elif len(made.inos) - made.count > made.count + _LOST_MIN:
+                made.inos = array("Q", self._still_of(holding.maker, made))
+
+    def _still_of(self, maker: Maker, made: _Made) -> list[InodeNo]:
+        """Return what *maker* still has, each once, in order."""
+        return [
+            InodeNo(ino)
+            for ino in sorted(set(made.inos))
+            if (holding := self._held.get(InodeNo(ino))) is not None
+            and holding.maker == maker
+            and holding.state in HELD
+        ]
 
     def touch(self, ino: InodeNo, now_s: float) -> None:
         """A block was used: a lease by time starts anew."""
@@ -81,24 +131,39 @@ class Holdings:
     def tick(self, now_s: float) -> None:
         """End the leases of processes that ended, and of blocks nobody used for long."""
         for maker in self.makers.ended():
-            self._ended.extend(sorted(self._by_maker.pop(maker, ())))
+            made = self._by_maker.pop(maker, None)
+            if made is not None:
+                self._left.append(iter(array("Q", self._still_of(maker, made))))
         while self._timed:
             ino, used_s = next(iter(self._timed.items()))
             if used_s + self._lease_s > now_s:
                 break
             del self._timed[ino]
             self._ended.append(ino)
-        for _ in range(min(_SETTLED_A_TICK, len(self._ended))):
-            ino = self._ended.popleft()
-            if self._is_without_maker(ino) and not self.settle(ino):
-                self._ended.append(ino)
+        again: list[InodeNo] = []
+        for _ in range(_SETTLED_A_TICK):
+            ended = self._next_ended()
+            if ended is None:
+                break
+            if self._is_without_maker(ended) and not self.settle(ended):
+                again.append(ended)
+        self._ended.extend(again)
+
+    def _next_ended(self) -> InodeNo | None:
+        if self._ended:
+            return self._ended.popleft()
+        while self._left:
+            for ino in self._left[0]:
+                return InodeNo(ino)
+            self._left.popleft()
+        return None
 
     def _is_without_maker(self, ino: InodeNo) -> bool:
         """Whether *ino* is held still, and nobody made it anew since its maker ended."""
         holding = self._held.get(ino)
         if holding is None or holding.state not in HELD:
             return False
-        return ino not in self._timed and ino not in self._by_maker.get(holding.maker, ())
+        return ino not in self._timed and holding.maker not in self._by_maker
 
     def _forget(self, ino: InodeNo) -> bool:
         self.drop(ino)

@@ -1,5 +1,6 @@
 """What `kvfs status` tells about room: what may go, what may not, and who holds it."""
 
+from itertools import islice
 from typing import Any, Final
 
 from kvfs.errors import Damaged
@@ -20,20 +21,15 @@ _SLABS: Final = frozenset({State.SLAB, State.REWRITTEN})
 def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: Watch) -> dict[str, Any]:
     """Return the figures, in bytes and counts."""
     space = pool.space
-    leased_bytes = slab_bytes = 0
-    for _, holding in pool.holdings.rows():
-        if holding.state is State.LEASED:
-            leased_bytes += holding.allocated_bytes
-        elif holding.state in _SLABS:
-            slab_bytes += holding.allocated_bytes
+    totals = pool.holdings.totals
     open_bytes = sum(opened.allocated_bytes for opened in pool.open_inodes.values())
     evictable_bytes = pool.evictable_bytes
     directory, held_bytes = holder(pool)
     low = space.unclaimed_bytes + evictable_bytes < _LOW_SHARE * space.capacity_bytes
     return {
         "evictable_bytes": evictable_bytes,
-        "leased_bytes": leased_bytes,
-        "slab_bytes": slab_bytes,
+        "leased_bytes": totals[State.LEASED][1],
+        "slab_bytes": sum(totals[state][1] for state in _SLABS),
         "pinned_bytes": pool.pins.pinned_bytes,
         "open_bytes": open_bytes,
         "leaving_bytes": space.leaving_bytes,
@@ -55,11 +51,10 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: Watch) -> dict[str, Any
 def holder(pool: Pool) -> tuple[str, int]:
     """Return the directory with the most bytes that may not go, of those looked at."""
     held: dict[InodeNo, int] = {}
-    inos: dict[InodeNo, int] = {
-        ino: holding.allocated_bytes for ino, holding in pool.holdings.rows()
-    }
+    some = islice(pool.holdings.rows(), _LOOKED_AT_MAX)
+    inos: dict[InodeNo, int] = {ino: holding.allocated_bytes for ino, holding in some}
     inos.update((ino, opened.allocated_bytes) for ino, opened in pool.open_inodes.written.items())
-    for ino, size_bytes in list(inos.items())[:_LOOKED_AT_MAX]:
+    for ino, size_bytes in inos.items():
         opened = pool.open_inodes.get(ino)
         try:
             record = opened.gone if opened is not None and opened.gone else pool.index.inode(ino)

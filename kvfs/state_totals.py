@@ -13,13 +13,14 @@ def state_totals(pool: Pool) -> Totals:
     """
     totals: Totals = {}
 
-    def count(state: State, allocated_bytes: int) -> None:
+    def count(state: State, allocated_bytes: int, blocks: int = 1) -> None:
         row = totals.setdefault(label(state), {"blocks": 0, "bytes": 0})
-        row["blocks"] += 1
+        row["blocks"] += blocks
         row["bytes"] += allocated_bytes
 
-    for _, holding in pool.holdings.rows():
-        count(holding.state, holding.allocated_bytes)
+    for state, (blocks, size_bytes) in pool.holdings.totals.items():
+        if blocks:
+            count(state, size_bytes, blocks)
     for ino, opened in pool.open_inodes.items():
         if opened.writers and opened.gone is None and pool.holdings.state_of(ino) is None:
             record = pool.index.inode(ino)

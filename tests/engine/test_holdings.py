@@ -237,3 +237,31 @@ def test_a_removed_block_is_held_no_more(running: Host) -> None:
     assert running.store.pool.holdings.state_of(ino) is State.LEASED
     running.store.namespace.unlink(ROOT_INODE, b"a")
     assert running.store.pool.holdings.state_of(ino) is None
+
+
+def test_blocks_and_bytes_are_counted_by_state(table: Table) -> None:
+    table.lives.begin(ONE)
+    for ino in range(20, 25):
+        table.note(ino, State.LEASED, ONE)
+    table.note(20, State.SLAB, ONE)
+    table.holdings.drop(InodeNo(21))
+    table.holdings.drop(InodeNo(21))
+    table.note(22, State.PUBLISHED, ONE)
+    found: dict[State, tuple[int, int]] = {}
+    for _, holding in table.holdings.rows():
+        blocks, size_bytes = found.get(holding.state, (0, 0))
+        found[holding.state] = (blocks + 1, size_bytes + holding.allocated_bytes)
+    assert found == {State.LEASED: (2, 8192), State.SLAB: (1, 4096)}
+    assert {state: both for state, both in table.holdings.totals.items() if both[0]} == found
+
+
+def test_a_block_made_over_and_over_is_settled_once_and_a_lost_one_never(table: Table) -> None:
+    table.lives.begin(ONE)
+    for _ in range(5000):
+        table.note(20, State.LEASED, ONE)
+        table.note(21, State.LEASED, ONE)
+        table.note(22, State.LEASED, ONE)
+        table.holdings.drop(InodeNo(22))
+    table.lives.end(ONE)
+    table.holdings.tick(0.0)
+    assert table.settled == [20, 21]
