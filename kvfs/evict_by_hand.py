@@ -4,9 +4,10 @@ In small steps, since requests are answered between them; nothing is read in one
 believes without looking again.
 """
 
+import heapq
 import stat
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from kvfs.errors import Damaged, PathMissing, UsageError
@@ -22,6 +23,10 @@ from kvfs.types import ROOT_INODE, InodeNo, InodeRecord
 _LOOKED_AT: Final = 256
 _TAKEN: Final = 32
 _NS: Final = 1_000_000_000
+#: What the pool's policy is asked for in one step.
+_AT_ONCE_BYTES: Final = 256 << 20
+#: Steps that gave nothing after which no more is expected: a scan takes some of them.
+_VAIN_MAX: Final = 200
 
 
 class Order(NamedTuple):
@@ -83,44 +88,112 @@ def carry_out(
     """Evict as *order* says, a step at a time. Raises PathMissing, UsageError."""
     if order.size_bytes is not None and order.size_bytes <= 0:
         raise UsageError("give more than 0 bytes")
-    roots = [find(pool, namespace, path) for path in order.paths]
-    found: dict[InodeNo, _Found] = {}
-    for root in roots:
-        for ino in _below(pool, root):
-            if ino == 0:
-                yield
-                continue
-            progress.looked_at += 1
-            one = _look(pool, ino, order, progress) if ino not in found else None
-            if one is not None:
-                found[ino] = one
-                progress.found_blocks += 1
-                progress.found_bytes += one.allocated_bytes
-    chosen = _chosen(sorted(found.values()), order.size_bytes)
-    for at in range(0, len(chosen), _TAKEN):
-        batch = chosen[at : at + _TAKEN]
-        if order.dry_run:
-            progress.blocks += len(batch)
-            progress.bytes += sum(one.allocated_bytes for one in batch)
+    if order.size_bytes is not None and "" in order.paths and not _is_particular(order):
+        yield from _by_policy(pool, reclaim, order.size_bytes, progress)
+        return
+    candidates = _candidates(pool, namespace, order, progress)
+    if order.size_bytes is None:
+        yield from _take(reclaim, candidates, order, progress)
+        return
+    coldest = _Coldest(order.size_bytes)
+    for one in candidates:
+        if one is None:
+            yield
         else:
-            inos = [one.ino for one in batch]
-            blocks, size_bytes = reclaim.take(inos, open_too=order.size_bytes is None)
-            progress.blocks += blocks
-            progress.bytes += size_bytes
-            if blocks < len(batch):
-                progress.kept["in use meanwhile"] += len(batch) - blocks
+            coldest.add(one)
+    yield from _take(reclaim, coldest.in_order(), order, progress)
+
+
+def _is_particular(order: Order) -> bool:
+    """Whether *order* wants more than so many bytes of whatever the pool's policy names."""
+    return order.older_than_s is not None or order.dry_run
+
+
+def _by_policy(pool: Pool, reclaim: Reclaim, size_bytes: int, progress: Progress) -> Iterator[None]:
+    """Evict what the pool's own policy names, as for a writer that needs the space."""
+    blocks, taken_bytes = reclaim.evicted_blocks, reclaim.evicted_bytes
+    progress.found_bytes = pool.evictable_bytes
+    vain = 0
+    while progress.bytes < size_bytes and vain < _VAIN_MAX:
+        before = progress.bytes
+        reclaim.evict(min(size_bytes - progress.bytes, _AT_ONCE_BYTES))
+        progress.blocks = reclaim.evicted_blocks - blocks
+        progress.bytes = reclaim.evicted_bytes - taken_bytes
+        vain = 0 if progress.bytes > before or reclaim.planning else vain + 1
         yield
 
 
-def _chosen(found: Sequence[_Found], size_bytes: int | None) -> Sequence[_Found]:
-    if size_bytes is None:
-        return found
-    held_bytes = 0
-    for count, one in enumerate(found):
-        if held_bytes >= size_bytes:
-            return found[:count]
-        held_bytes += one.allocated_bytes
-    return found
+def _candidates(
+    pool: Pool, namespace: Namespace, order: Order, progress: Progress
+) -> Iterator["_Found | None"]:
+    """Yield what may go, and None after every step."""
+    paths = {path.strip("/") for path in order.paths}
+    outermost = [path for path in paths if not any(_is_below(path, other) for other in paths)]
+    for root in [find(pool, namespace, path) for path in sorted(outermost)]:
+        for ino in _below(pool, root):
+            if ino == 0:
+                yield None
+                continue
+            progress.looked_at += 1
+            one = _look(pool, ino, order, progress)
+            if one is not None:
+                progress.found_blocks += 1
+                progress.found_bytes += one.allocated_bytes
+                yield one
+
+
+def _is_below(path: str, other: str) -> bool:
+    return path != other and (other == "" or path.startswith(f"{other}/"))
+
+
+class _Coldest:
+    """The blocks that go first, of so many bytes; the warmest make room for colder ones."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._held_bytes = 0
+        #: A heap of negated orders: its top is the last to go.
+        self._heap: list[tuple[tuple[int, int, int], _Found]] = []
+
+    def add(self, one: "_Found") -> None:
+        heapq.heappush(self._heap, ((-one.rank, -one.burst, -one.younger_first), one))
+        self._held_bytes += one.allocated_bytes
+        while self._held_bytes - self._heap[0][1].allocated_bytes >= self._size_bytes:
+            self._held_bytes -= heapq.heappop(self._heap)[1].allocated_bytes
+
+    def in_order(self) -> list["_Found | None"]:
+        return sorted(one for _, one in self._heap)  # type: ignore[return-value]
+
+
+def _take(
+    reclaim: Reclaim, candidates: Iterable["_Found | None"], order: Order, progress: Progress
+) -> Iterator[None]:
+    """Evict them in batches; a None passes a step's end on."""
+    batch: list[_Found] = []
+    for one in candidates:
+        if one is not None:
+            batch.append(one)
+        if len(batch) == _TAKEN or (one is None and batch):
+            _take_batch(reclaim, batch, order, progress)
+            batch = []
+            yield
+        elif one is None:
+            yield
+    if batch:
+        _take_batch(reclaim, batch, order, progress)
+
+
+def _take_batch(reclaim: Reclaim, batch: list["_Found"], order: Order, progress: Progress) -> None:
+    if order.dry_run:
+        progress.blocks += len(batch)
+        progress.bytes += sum(one.allocated_bytes for one in batch)
+        return
+    inos = [one.ino for one in batch]
+    blocks, size_bytes = reclaim.take(inos, open_too=order.size_bytes is None)
+    progress.blocks += blocks
+    progress.bytes += size_bytes
+    if blocks < len(batch):
+        progress.kept["in use meanwhile"] += len(batch) - blocks
 
 
 def _below(pool: Pool, root: InodeNo) -> Iterator[InodeNo]:

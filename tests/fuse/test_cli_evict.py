@@ -89,6 +89,18 @@ def test_a_dry_run_evicts_nothing(kv: Path) -> None:
     done = run_kvfs("evict", str(kv), "--dry-run")
     assert done.stdout == "3 blocks, 3 MiB would go\n"
     assert all(block.exists() for block in blocks)
+    assert evict(kv / "a", kv, kv / "a", "--dry-run")["blocks"] == 3
+    assert evict(kv, "--dry-run", "--bytes", "1.5M")["blocks"] == 2
+
+
+def test_evict_what_the_policy_names(kv: Path) -> None:
+    """Of the whole mount, as for a writer who needs the room."""
+    blocks = store(kv / "a", 10)
+    done = evict(kv, "--bytes", "4M")
+    assert 4 <= done["blocks"] <= 5
+    assert sum(block.exists() for block in blocks) == 10 - done["blocks"]
+    fails(EvictedTooLittle, "evict", kv, "--bytes", "100M")
+    assert not any(block.exists() for block in blocks)
 
 
 def test_evict_so_many_bytes_and_no_more(kv: Path) -> None:
