@@ -47,6 +47,10 @@ class Background:
         if len(self._jobs) > self._jobs_max:
             self._run(self._jobs.popleft())
 
+    def hand_over(self, job: Job) -> None:
+        """Queue a short *job* from the thread: the loop does it, never the caller."""
+        self._jobs.append(job)
+
     def submit_leisure(self, job: Job) -> None:
         """Queue a short *job* that nobody waits for: a step of a walk through a million rows.
 
@@ -115,6 +119,7 @@ class Background:
         self.hurry()
         if self._thread is not None:
             done.wait()
+            self.hurry()  # what the long ones handed over
 
     def stop(self) -> None:
         """Do what is queued and end the thread."""

@@ -162,13 +162,23 @@ class Extents:
                 return False
         return True
 
-    def unidentify(self, ino: InodeNo) -> None:
-        """Take *ino*'s identity away: the extent is a draft's again. A missing one is fine."""
+    def unidentify(self, ino: InodeNo) -> bool:
+        """Take *ino*'s identity away: the extent is a draft's again. False if it had none."""
         try:
             self._syscalls.removexattr(self._extents.path(ino), XATTR_FIXED)
         except OSError as error:
             if error.errno not in (errno.ENODATA, errno.ENOENT):
                 raise
+            return False
+        return True
+
+    def sync(self, ino: InodeNo) -> None:
+        """Make the bytes of *ino* durable; it blocks. Raises Damaged, OSError."""
+        fd = self.open(ino, os.O_RDONLY)
+        try:
+            self._syscalls.fdatasync(fd)
+        finally:
+            os.close(fd)
 
     def identity(self, ino: InodeNo) -> Identity | None:
         """Return what *ino*'s extent says it is, None if nothing. Raises Damaged."""

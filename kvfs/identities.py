@@ -4,11 +4,13 @@ After a power loss the index is rebuilt from them (recovery.py); so they are wri
 whole only, and erased before the number is forgotten.
 """
 
+import contextlib
 import functools
 import stat
 
 from kvfs.background import Background
 from kvfs.departures import Departures
+from kvfs.errors import Damaged
 from kvfs.extents import Extents
 from kvfs.lifecycle import IDENTIFIED
 from kvfs.records import Identity
@@ -53,31 +55,78 @@ class Identities:
         self._extents = extents
         self._background = background
         self._departures = departures
+        #: Overwritten in place and final now: their bytes are on their way to the device, and the
+        #: identity follows. A rebuild could not tell old bytes from new ones.
+        self._syncing: dict[InodeNo, Identity] = {}
 
-    def write(self, ino: InodeNo, record: InodeRecord) -> None:
-        """Queue *record*'s identity; drafts have none, nor have fifos and sockets."""
+    def write(self, ino: InodeNo, record: InodeRecord, *, overwritten: bool = False) -> None:
+        """Queue *record*'s identity; drafts have none, nor have fifos and sockets.
+
+        That of a block that was *overwritten* in place waits until its bytes are durable.
+        """
         if not carries_identity(record):
             return
         identity, target = identity_of(ino, record), record.target
-        if stat.S_ISREG(record.mode):
-            self._background.identify(ino, lambda: self._write_extent(ino, identity))
-        else:
+        if not stat.S_ISREG(record.mode):
             self._background.identify(
                 ino, lambda: self._extents.identify_node(ino, identity, target)
             )
+        elif overwritten or ino in self._syncing:
+            self._background.forget(ino)
+            self._syncing[ino] = identity
+            self._background.submit_long(lambda: self._sync(ino, identity))
+        else:
+            self._background.identify(ino, lambda: self._write_extent(ino, identity))
+
+    def _sync(self, ino: InodeNo, identity: Identity) -> None:
+        """In the thread; the extent may be gone before its turn comes."""
+        if self._syncing.get(ino) is not identity:
+            return
+        with contextlib.suppress(Damaged):
+            self._extents.sync(ino)
+        self._background.hand_over(lambda: self._synced(ino, identity))
+
+    def _synced(self, ino: InodeNo, identity: Identity) -> None:
+        if self._syncing.get(ino) is identity:
+            del self._syncing[ino]
+            self._background.identify(ino, lambda: self._write_extent(ino, identity))
+
+    @property
+    def waits_for_sync(self) -> bool:
+        """Whether an identity waits for its bytes."""
+        return bool(self._syncing)
+
+    def all_synced(self) -> None:
+        """Everything is durable that was written before: no identity has to wait any more."""
+        for ino, identity in list(self._syncing.items()):
+            self._synced(ino, identity)
 
     def withdraw(self, ino: InodeNo) -> None:
         """Queue the removal of an extent's identity: its bytes are about to change."""
-        self._background.identify(ino, lambda: self._extents.unidentify(ino))
+        self._syncing.pop(ino, None)
+        self._background.identify(ino, lambda: self._unidentify(ino))
+
+    def withdraw_now(self, ino: InodeNo) -> bool:
+        """Remove an extent's identity; False if there was none. Raises OSError.
+
+        The device may have it still: it is gone for good after an fsync of the extent.
+        """
+        self._syncing.pop(ino, None)
+        self._background.forget(ino)
+        return self._extents.unidentify(ino)
 
     def erase(self, ino: InodeNo, record: InodeRecord) -> None:
         """Queue the removal of what *record*'s inode has on the device."""
+        self._syncing.pop(ino, None)
         self._background.forget(ino)
         if stat.S_ISREG(record.mode):
             remove = functools.partial(self._extents.unlink, ino)
             self._departures.add(remove, record.allocated_bytes)
         elif stat.S_ISDIR(record.mode) or stat.S_ISLNK(record.mode):
             self._background.submit(lambda: self._extents.forget_node(ino))
+
+    def _unidentify(self, ino: InodeNo) -> None:
+        self._extents.unidentify(ino)
 
     def _write_extent(self, ino: InodeNo, identity: Identity) -> None:
         self._extents.identify(ino, identity)

@@ -237,6 +237,8 @@ SETTLED: Final = frozenset(
 #: Written once and final, so that what is on the device after a power loss can be judged: such a
 #: block says itself what it is (identities.py). A slab's bytes are its maker's, then nobody's.
 IDENTIFIED: Final = frozenset({State.PUBLISHED, State.LEASED, State.ORPHAN})
+#: Rewritten in place: their newest bytes may not be on the device when they get a final name.
+SLABS: Final = frozenset({State.SLAB, State.REWRITTEN, State.SPENT})
 #: Belongs to the process that made it while that lives.
 HELD: Final = frozenset({State.LEASED, State.SLAB, State.REWRITTEN})
 

@@ -23,7 +23,7 @@ from kvfs.errors import (
 from kvfs.identities import carries_identity
 from kvfs.index_transaction import WriteTransaction
 from kvfs.inode_rules import counted, emptied, new_record, refuse_mismatch
-from kvfs.lifecycle import UNFINISHED, Event, State, after
+from kvfs.lifecycle import SLABS, UNFINISHED, Event, State, after
 from kvfs.makers import Maker
 from kvfs.measure import measured
 from kvfs.open_inodes import OpenInode
@@ -279,7 +279,7 @@ class Namespace:
             self.enter(txn, ino, moved, new_parent_record)
         if opened is not None and opened.writers:
             opened.renamed = True
-        self._identities.write(ino, moved)
+        self._identities.write(ino, moved, overwritten=record.state in SLABS)
         self._settle_moved(ino, moved, parent)
         if replaced is not None and replaced_record is not None:
             self.bury(replaced, replaced_record, now_ns)

@@ -20,6 +20,7 @@ class OpenInode:
         "fd",
         "fresh_id",
         "gone",
+        "identity_lingers",
         "ino",
         "maker",
         "outgrown",
@@ -72,6 +73,8 @@ class OpenInode:
         self.before = State.DRAFT
         #: The last record of an inode that has no name any more.
         self.gone: InodeRecord | None = None
+        #: The identity of what is now rewritten was removed, but the device may have it still.
+        self.identity_lingers = False
         #: The draft that took its name, and for which it is shown until that is whole; 0: none.
         self.stands_in = InodeNo(0)
 

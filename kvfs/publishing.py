@@ -29,6 +29,9 @@ from kvfs.types import InodeNo, InodeRecord, round_up
 
 _log: Final = logging.getLogger(__name__)
 
+#: Whose bytes may lie where others lay before, and not be on the device yet.
+_IN_PLACE: Final = frozenset({State.SLAB, State.REWRITE})
+
 #: Told (parent, name) when kvfs itself took a name away: the kernel must hear of it.
 Vanished = Callable[[InodeNo, bytes], None]
 
@@ -86,7 +89,19 @@ class Publishing:
             opened.unfinished = True
             pool.holdings.drop(opened.ino)
             evictable.note(pool, opened.ino, record._replace(state=State.REWRITE))
-            self._identities.withdraw(opened.ino)
+            opened.identity_lingers = self._identities.withdraw_now(opened.ino)
+
+    def must_forget(self, opened: OpenInode) -> bool:
+        """Whether old bytes may be overwritten that the device still calls whole.
+
+        What is only appended to has another size then, which a rebuild sees.
+        """
+        return opened.identity_lingers and not opened.appended_only
+
+    def forget_durably(self, opened: OpenInode) -> None:
+        """Wait until the device has no identity of *opened*; in a thread. Raises OSError."""
+        self._pool.syscalls.fsync(opened.fd)
+        opened.identity_lingers = False
 
     def allocate_ahead(self, ino: InodeNo) -> None:
         """Space was allocated ahead of bytes (fallocate, truncate up): it is a slab in the making.
@@ -193,7 +208,10 @@ class Publishing:
         with pool.change(counters, finished=opened.ino, lasting=lasting) as txn:
             txn.put_inode(opened.ino, record)
         pool.space.extra_bytes -= growth_bytes
-        self._identities.write(opened.ino, record)
+        written = (before.size_bytes, before.mtime_ns) != (record.size_bytes, record.mtime_ns)
+        in_place = written and before.state in _IN_PLACE and not opened.appended_only
+        self._identities.write(opened.ino, record, overwritten=in_place)
+        opened.identity_lingers = False
         pool.holdings.note(opened.ino, record, pool.monotonic_s())
         evictable.note(pool, opened.ino, record)
         if opened.created_in:

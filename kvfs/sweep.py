@@ -59,7 +59,8 @@ class Sweep:
             if record is None:
                 continue
             if carries_identity(record):
-                self._pool.identities.write(ino, record)
+                # It may be one that was overwritten, whose identity waited for its bytes.
+                self._pool.identities.write(ino, record, overwritten=True)
             else:
                 self._pool.identities.withdraw(ino)
             self.renewed += 1

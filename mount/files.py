@@ -88,6 +88,26 @@ class Files:
         )
         return self._granted(opened, flags, writer=writer)
 
+    async def settle_rewrite(self, fh: HandleNo) -> None:
+        """Wait, before a writer may overwrite a whole block, until the device forgot that it is.
+
+        One fsync the first time a published block is opened for rewriting. Raises OSError: the
+        handle is closed then.
+        """
+        opened = self.handles.get(fh).opened
+        if not self.store.blocks.publishing.must_forget(opened):
+            return
+        resume = self.about_to_wait()
+        try:
+            await trio.to_thread.run_sync(
+                self.store.blocks.publishing.forget_durably, opened, limiter=self._limiter
+            )
+        except OSError:
+            self.release(fh)
+            raise
+        finally:
+            resume()
+
     def create(
         self, parent: InodeNo, name: bytes, mode: int, flags: int, uid: int, gid: int
     ) -> tuple[HandleNo, Grant, InodeNo, InodeRecord]:
@@ -103,6 +123,9 @@ class Files:
                 raise
             ino = self.store.namespace.lookup(parent, name)
             fh, grant = self.open(ino, flags)
+            opened = self.handles.get(fh).opened
+            if blocks.publishing.must_forget(opened):  # the kernel had not seen the name: rare
+                blocks.publishing.forget_durably(opened)
             return fh, grant, ino, blocks.present(ino)
         if blocks.superseding.retrying:
             blocks.superseding.forget(self.thread())
@@ -251,9 +274,15 @@ class Files:
 
     async def sync_names(self) -> None:
         """Make every name so far durable, with the identities that a rebuild starts from."""
-        self.store.pool.background.hurry()
-        self.store.pool.index.settle()
-        await self._in_thread(self.store.pool.sync)
+        pool = self.store.pool
+        pool.background.hurry()
+        pool.index.settle()
+        waiting = pool.identities.waits_for_sync
+        await self._in_thread(pool.sync)
+        if waiting:
+            pool.identities.all_synced()
+            pool.background.hurry()
+            await self._in_thread(pool.sync)
 
     async def _in_thread(self, work: Callable[..., R], *args: object) -> R:
         resume = self.about_to_wait()

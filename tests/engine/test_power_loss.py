@@ -8,10 +8,11 @@ import pytest
 from kvfs.check import check_pool
 from kvfs.devices import open_source
 from kvfs.errors import IndexDamaged, NotFound
+from kvfs.open_inodes import OpenInode
 from kvfs.store import Store
 from kvfs.types import ROOT_INODE
 from tests.support.power import Cut, Drive, drive, write_back
-from tests.support.stores import DIRECTORY, assert_no_strays, get, put, settle, tree
+from tests.support.stores import DIRECTORY, assert_no_strays, get, put, settle, tree, write
 
 pytestmark = [pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
 
@@ -111,6 +112,49 @@ def test_a_size_that_came_before_its_bytes_is_no_block(powered: Drive) -> None:
     assert get(store, ROOT_INODE, b"whole") == b"w" * LARGE_BYTES
     with pytest.raises(NotFound):
         store.namespace.lookup(ROOT_INODE, b"torn")
+
+
+def overwrite(store: Store, name: bytes, data: bytes) -> OpenInode:
+    """Open a block in place as the mount does, and have half of *data* on the device."""
+    ino = store.namespace.lookup(ROOT_INODE, name)
+    opened = store.blocks.open(ino, writer=True, truncate=False)
+    if store.blocks.publishing.must_forget(opened):
+        store.blocks.publishing.forget_durably(opened)
+    write(store, opened, data[: len(data) // 2])
+    write_back(opened.fd, 0, len(data) // 2)
+    return opened
+
+
+@pytest.mark.parametrize("cut", Cut, ids=lambda cut: cut.name)
+def test_bytes_of_a_rewrite_never_come_before_the_end_of_the_old_identity(
+    powered: Drive, cut: Cut
+) -> None:
+    """Half old and half new: what called it whole is gone before the first new byte."""
+    store = running(powered)
+    put(store, ROOT_INODE, b"K", b"1" * LARGE_BYTES)
+    sync(store)
+    overwrite(store, b"K", b"2" * LARGE_BYTES)
+    powered.cut(cut)
+    store = powered.start()
+    with pytest.raises(NotFound):
+        store.namespace.lookup(ROOT_INODE, b"K")
+
+
+@pytest.mark.parametrize("cut", Cut, ids=lambda cut: cut.name)
+def test_a_renamed_slab_is_identified_behind_its_bytes(powered: Drive, cut: Cut) -> None:
+    """Overwritten bytes leave no trace: the log with the identity must not overtake them."""
+    store = running(powered)
+    put(store, ROOT_INODE, b"slab", b"1" * LARGE_BYTES)
+    sync(store)
+    opened = overwrite(store, b"slab", b"2" * LARGE_BYTES)
+    write(store, opened, b"2" * LARGE_BYTES)
+    store.blocks.close(opened, writer=True)
+    store.namespace.rename(ROOT_INODE, b"slab", ROOT_INODE, b"K")
+    settle(store)
+    powered.cut(cut)
+    found = tree(powered.start())
+    assert found in ({}, {b"/K": b"2" * LARGE_BYTES})
+    assert cut is Cut.NOTHING or found
 
 
 def test_a_killed_server_loses_nothing_it_published(powered: Drive) -> None:

@@ -95,6 +95,28 @@ async def test_the_last_writer_publishes(desk: Desk) -> None:
     desk.assert_nothing_is_open()
 
 
+async def test_a_rewrite_waits_until_the_old_identity_is_gone(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One fsync when a published block is opened in place; none for appends, nor a second one."""
+    synced: list[int] = []
+    ino = put(desk.store, ROOT_INODE, b"block", b"bytes")
+    desk.store.pool.background.hurry()
+    monkeypatch.setattr(desk.store.pool.syscalls, "fsync", synced.append)
+    for flags, expected in ((os.O_WRONLY | os.O_APPEND, 0), (os.O_RDONLY, 0), (os.O_RDWR, 1)):
+        fh, _ = desk.files.open(ino, flags)
+        await desk.files.settle_rewrite(fh)
+        assert len(synced) == expected
+        if flags == os.O_RDWR:
+            again, _ = desk.files.open(ino, flags)
+            await desk.files.settle_rewrite(again)
+            assert len(synced) == expected
+            desk.files.release(again)
+        desk.files.release(fh)
+        desk.store.pool.background.hurry()
+    desk.assert_nothing_is_open()
+
+
 def test_create_for_reading_publishes_at_once(desk: Desk) -> None:
     """open(O_RDONLY | O_CREAT): an empty file that nobody writes."""
     fh, ino = desk.create(b"empty", os.O_RDONLY | os.O_CREAT)
