@@ -76,8 +76,10 @@ class Blocks:
         Raises Exists, NoSpace, NameTooLong, NotADirectory, DeadInode, ReadOnly.
         """
         pool = self._pool
-        parent_record = self._namespace.require_free(parent, name)
+        self._namespace.require_free(parent, name)
         extent = pool.take_extent(parent)
+        # To make room for the extent names of this directory may have been evicted.
+        parent_record = self._namespace.directory(parent)
         now_ns = pool.clock_ns()
         record = new_record(parent, name, mode, uid, gid, now_ns, parent_record)
         if maker is not NOBODY:

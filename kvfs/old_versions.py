@@ -43,6 +43,10 @@ class OldVersions:
         if kept is not None:
             kept.stands_in = draft
 
+    def keep_nothing(self, draft: InodeNo) -> None:
+        """The block that *draft* replaces had to go: a miss for others until the new is whole."""
+        self._kept[draft] = None
+
     def of(self, draft: InodeNo) -> InodeNo | None:
         """Return the inode that others see in place of *draft*, None if they see nothing."""
         kept = self._kept[draft]

@@ -150,40 +150,56 @@ class Superseding:
     ) -> InodeNo:
         """Give *record*'s name to a fresh draft for *thread*. Raises NoSpace, OSError."""
         pool = self._pool
+        attributes = {key: pool.index.xattr(ino, key) for key in pool.index.xattrs(ino)}
+        extent = pool.take_extent(record.parent)
+        # To make room for the extent *ino* itself may have been evicted.
+        held = pool.index.inode(ino) is not None
         now_ns = pool.clock_ns()
         parent_record = self._namespace.directory(record.parent)
-        extent = pool.take_extent(record.parent)
         fresh = new_record(
             record.parent, record.name, record.mode, record.uid, record.gid, now_ns, parent_record
         )._replace(gid=record.gid, maker_tgid=maker.tgid, maker_birth=maker.birth)
-        counters = counted(counted(pool.counters, record, -1), fresh, 1)
+        counters = counted(pool.counters, fresh, 1)
+        if held:
+            counters = counted(counters, record, -1)
         try:
-            attributes = [(key, pool.index.xattr(ino, key)) for key in pool.index.xattrs(ino)]
             with pool.change(counters, begun=extent.ino) as txn:
-                for key, value in attributes:
+                for key, value in attributes.items():
                     if value is not None:
                         txn.put_xattr(extent.ino, key, value)
-                txn.delete_name(record.parent, record.name, ino)
-                txn.delete_inode(ino)
-                txn.delete_xattrs(ino)
-                txn.put_inode(extent.ino, fresh)
-                txn.put_name(record.parent, record.name, extent.ino)
+                if held:
+                    txn.delete_name(record.parent, record.name, ino)
+                    txn.delete_inode(ino)
+                    txn.delete_xattrs(ino)
+                    txn.put_inode(extent.ino, fresh)
+                    txn.put_name(record.parent, record.name, extent.ino)
+                else:
+                    self._namespace.enter(txn, extent.ino, fresh, parent_record)
         except BaseException:
             pool.ready.put_back(extent)
             raise
-        pool.pins.move(ino, extent.ino)
-        awaited = self._awaited.get(ino)
-        if awaited is not None or self._may_be_renamed(ino, record, maker):
-            self._displace(ino, record, thread=0 if awaited is None else awaited[2])
-        self.old.keep(ino, record, extent.ino)
-        self._namespace.bury(ino, record, now_ns)
-        if awaited is not None:  # its OPEN is still to come
-            promised = pool.open_inodes[ino]
-            promised.unfinished = True
-            self.claim(promised)
+        if held:
+            self._replaced(ino, record, extent.ino, maker, now_ns)
+        else:
+            self.old.keep_nothing(extent.ino)
         pool.space.extra_bytes += extent.reserve_bytes
         self._awaited[extent.ino] = (extent, pool.monotonic_s() + _AWAITED_S, thread)
         return extent.ino
+
+    def _replaced(
+        self, ino: InodeNo, record: InodeRecord, fresh: InodeNo, taker: Maker, now_ns: int
+    ) -> None:
+        """After the index gave the name of *ino* to *fresh*: who may need *ino* still."""
+        self._pool.pins.move(ino, fresh)
+        awaited = self._awaited.get(ino)
+        if awaited is not None or self._may_be_renamed(ino, record, taker):
+            self._displace(ino, record, thread=0 if awaited is None else awaited[2])
+        self.old.keep(ino, record, fresh)
+        self._namespace.bury(ino, record, now_ns)
+        if awaited is not None:  # its OPEN is still to come
+            promised = self._pool.open_inodes[ino]
+            promised.unfinished = True
+            self.claim(promised)
 
     def claim(self, opened: OpenInode) -> None:
         """The OPEN that a fresh inode waited for has come."""
