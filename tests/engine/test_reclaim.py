@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs.errors import DeadInode, NoSpace, NotFound
+from kvfs.errors import NoSpace, NotFound
+from kvfs.makers import NOBODY
 from kvfs.store import Store
 from kvfs.types import ROOT_INODE, InodeNo
 from tests.support.stores import DIRECTORY, FILE, MIB, Host, assert_exact, get, host, settle, write
@@ -228,3 +229,14 @@ def test_statfs_counts_what_may_go_as_free(running: Host) -> None:
     free = (store.totals().blocks - store.totals().blocks_free) * 4096
     assert free == 8 * MIB
     store.blocks.close(opened, writer=True)
+
+
+def test_a_block_that_is_truncated_may_go_to_make_room_for_its_draft(running: Host) -> None:
+    """The draft has the name then, and nothing of the block that went is counted twice."""
+    store = running.store
+    (oldest, *_), superseding = fill(store), store.blocks.superseding
+    ino = store.namespace.lookup(ROOT_INODE, oldest)
+    fresh = superseding.supersede(ino, store.namespace.record(ino), NOBODY, thread=7)
+    assert store.reclaim.evicted_blocks >= 1
+    assert store.namespace.lookup(ROOT_INODE, oldest) == fresh != ino
+    assert_exact(running)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -294,6 +295,9 @@ def assert_exact(host: Host) -> None:
     recorded_bytes = sum(record.allocated_bytes for record in blocks.values())
     assert pool.counters.used_bytes == pool.space.recorded_bytes == recorded_bytes
     assert pool.counters.blocks == len(blocks)
+    children = Counter(record.parent for ino, record in known.items() if ino != ROOT_INODE)
+    for ino, record in known.items():
+        assert record.entries == children[ino], f"{ino:#x}"
     assert pool.index.counters() == pool.counters
 
     nameless = {
