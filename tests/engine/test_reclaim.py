@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs.errors import NoSpace, NotFound
+from kvfs.errors import DeadInode, NoSpace, NotFound
 from kvfs.makers import NOBODY
 from kvfs.store import Store
 from kvfs.types import ROOT_INODE, InodeNo
