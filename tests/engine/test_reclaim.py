@@ -239,4 +239,5 @@ def test_a_block_that_is_truncated_may_go_to_make_room_for_its_draft(running: Ho
     fresh = superseding.supersede(ino, store.namespace.record(ino), NOBODY, thread=7)
     assert store.reclaim.evicted_blocks >= 1
     assert store.namespace.lookup(ROOT_INODE, oldest) == fresh != ino
+    store.blocks.close(store.blocks.open(fresh, writer=True, truncate=True, thread=7), writer=True)
     assert_exact(running)
