@@ -150,6 +150,9 @@ class Settings:
         "best on a recorded trace from an eighth of its blocks up, arc below (docs/eviction.md)",
         choices=("lru", "arc"),
     )
+    notifications: bool = setting(
+        True, "evicted names leave the kernel's cache; off only to show that nothing depends on it"
+    )
     room_wait_s: float = setting(
         5.0,
         "for an eviction that others need, too; longer is a hung call",

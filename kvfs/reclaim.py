@@ -78,7 +78,7 @@ class Reclaim:
     def hopeful(self) -> bool:
         """Whether evicting again may give more than it gave a moment ago."""
         pool = self._pool
-        if self.planning or len(pool.departures) or self._used:
+        if self.planning or len(pool.departures):
             return True
         if not pool.heat_scan.done:
             return True  # what the pool held at the start is still being looked for
@@ -150,6 +150,15 @@ class Reclaim:
         if batch:
             self._execute(batch)
         return self.evicted_blocks - blocks, self.evicted_bytes - size_bytes
+
+    def search_anew(self) -> None:
+        """Somebody waits: that a search found nothing a moment ago counts no more."""
+        self._barren_until_s = 0.0
+
+    @property
+    def awaits_users(self) -> bool:
+        """Whether the last users of some blocks would make room by going."""
+        return bool(self._used) or self.promised_bytes > 0
 
     @property
     def promised_bytes(self) -> int:

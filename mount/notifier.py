@@ -21,8 +21,10 @@ _BACKLOG_MAX: Final = 65_536
 class Notifier:
     """The thread and its bounded queue."""
 
-    def __init__(self, device_fd: int) -> None:
+    def __init__(self, device_fd: int, *, tells: bool = True) -> None:
+        """*tells* false, the kernel is told nothing and finds out by itself."""
         self._device_fd = device_fd
+        self._tells = tells
         self._names: queue.Queue[tuple[InodeNo, bytes] | None] = queue.Queue(_BACKLOG_MAX)
         self._thread: threading.Thread | None = None
         self.told = 0
@@ -35,6 +37,9 @@ class Notifier:
 
     def entry_vanished(self, parent: InodeNo, name: bytes) -> None:
         """Have the kernel forget *name* in *parent*."""
+        if not self._tells:
+            self.untold += 1
+            return
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="kvfs-notify", daemon=True)
             self._thread.start()

@@ -37,9 +37,9 @@ class Room:
     def worth_waiting(self, waited_s: float) -> bool:
         """Whether room may come for somebody who waited so long already."""
         reclaim = self._store.reclaim
-        if reclaim.hopeful:
+        if reclaim.hopeful or (not waited_s and self._store.pool.evictable_bytes):
             return waited_s < self._store.pool.settings.room_wait_s
-        return waited_s < _LAST_USER_S and reclaim.promised_bytes > 0
+        return waited_s < _LAST_USER_S and reclaim.awaits_users
 
     async def make(self, size_bytes: int) -> None:
         """Wait for *size_bytes* of room; no checkpoint comes between finding it and returning.
@@ -53,10 +53,12 @@ class Room:
             while True:
                 await trio.sleep(_LOOK_S)
                 pool.background.work(_LOOK_S / 2)  # a scan or unlinks that we wait for
+                reclaim.search_anew()
                 try:
                     pool.require_space(size_bytes)
                 except NoSpace:
-                    reclaim.evict_used(size_bytes - pool.space.unclaimed_bytes)
+                    if not reclaim.planning:
+                        reclaim.evict_used(size_bytes - pool.space.unclaimed_bytes)
                     if not self.worth_waiting(trio.current_time() - start_s):
                         raise
                 else:

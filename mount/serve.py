@@ -163,7 +163,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.files.requester = self._requester
         self.files.thread = self._thread
         self.store.pool.freed = self._freed
-        self.notifier = Notifier(self.device_fd)
+        self.notifier = Notifier(self.device_fd, tells=self.settings.notifications)
         self.store.blocks.publishing.vanished = self.notifier.entry_vanished
         self.store.reclaim.vanished = self.notifier.entry_vanished
         self.store.reclaim.unnamed = self._removed

@@ -38,6 +38,7 @@ MORE_NAMES: Final = st.integers(0, 200).map(b"block %d".__mod__)
 PICKS: Final = st.integers(0, 1 << 20)
 OFFSETS: Final = st.sampled_from([0, 0, 0, 1, 4096, 70_000])
 DATA: Final = st.sampled_from([b"x", b"y" * 4096, b"z" * 9001, b""])
+EVICTABLE: Final = {State.PUBLISHED, State.ORPHAN, State.SPENT}
 SIZES: Final = st.sampled_from([0, 1, 4096, 5000, 100_000])
 
 
@@ -107,6 +108,19 @@ class StoreMachine(RuleBasedStateMachine):
         if len(self.open) > before:
             self.write(before, data, offset_bytes)
             self.close(before)
+
+    @rule(pick=PICKS, name=MORE_NAMES, data=DATA)
+    def publish(self, pick: int, name: bytes, data: bytes) -> None:
+        """Store under a temporary name and rename."""
+        parent, before = self.directory(pick), len(self.open)
+        if b"tmp" in parent.children or name in parent.children:
+            return
+        self.create(pick, b"tmp")
+        self.write(before, data, 0)
+        self.close(before)
+        self.store.rename(parent.ino, b"tmp", parent.ino, name, replace=True)
+        node = parent.children[name] = parent.children.pop(b"tmp")
+        node.rename()
 
     @rule(pick=PICKS, name=NAMES, mode=st.sampled_from([DIRECTORY, DIRECTORY, SYMLINK, FIFO]))
     def make_node(self, pick: int, name: bytes, mode: int) -> None:
@@ -243,6 +257,23 @@ class StoreMachine(RuleBasedStateMachine):
             node = place[0].children[place[1]]
             self.store.attributes.set_xattr(node.ino, name, value)
             node.xattrs[name] = value
+
+    # ---- eviction ----
+
+    @rule(size_bytes=SIZES.filter(bool), used=st.booleans())
+    def evict(self, size_bytes: int, used: bool) -> None:
+        """Some blocks go whole; none that is written, leased or a living process's slab."""
+        self.store.reclaim._barren_until_s = 0.0  # no search is spared here
+        self.store.pool.evict(size_bytes)
+        if used:
+            self.store.reclaim.evict_used(size_bytes)
+        for parent, name in self.model.places():
+            if self.store.pool.index.lookup(parent.ino, name) is None:
+                node = parent.children[name]
+                assert node.state in EVICTABLE, node.state
+                assert not node.writers
+                assert used or not node.readers
+                self.model.remove(parent, name)
 
     # ---- time, and the ends ----
 

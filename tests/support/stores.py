@@ -313,6 +313,8 @@ def assert_exact(host: Host) -> None:
         if opened is None or not opened.writers:
             assert record.allocated_bytes == held[ino], f"{ino:#x}"
 
+    assert pool.space.leaving_bytes == sum(size for _, size in pool.departures._waiting)
+    assert pool.space.pledged_bytes == 0
     ready_bytes = sum(
         extent.reserve_bytes for queue in pool.ready._queues.values() for extent in queue
     )

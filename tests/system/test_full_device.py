@@ -1,0 +1,82 @@
+"""A pool on an XFS that others fill to its last block: kvfs gives way, and goes on."""
+
+import contextlib
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.calls import refused
+from tests.support.mounting import Mounted, loop_device, skip_without_mounts, workplace
+
+MIB = 1 << 20
+DEVICE_BYTES = 512 * MIB
+BLOCK_BYTES = 2 * MIB
+
+
+@pytest.fixture
+def shared_xfs() -> Iterator[Path]:
+    """A small XFS that a pool shares with others."""
+    skip_without_mounts()
+    with workplace("disk") as place, loop_device(DEVICE_BYTES, format_xfs=True) as device:
+        xfs = place / "xfs"
+        xfs.mkdir()
+        subprocess.run(["mount", "-t", "xfs", device, xfs], check=True)
+        try:
+            yield xfs
+        finally:
+            subprocess.run(["umount", "--lazy", xfs], check=True)
+
+
+def store(root: Path, name: str) -> None:
+    """Store one block, as connectors do."""
+    with (root / f"{name}.tmp").open("wb", buffering=0) as file:
+        assert file.write(name.encode()[:1] * BLOCK_BYTES) == BLOCK_BYTES
+    os.rename(root / f"{name}.tmp", root / name)
+
+
+def fill_to_the_last_block(path: Path) -> None:
+    """Write until the file system takes nothing more, not even one of its blocks."""
+    with path.open("ab", buffering=0) as file:
+        for step in (16 * MIB, MIB, 4096):
+            with contextlib.suppress(OSError):
+                while True:
+                    os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), step)
+    with refused(errno.ENOSPC), path.open("ab", buffering=0) as file:
+        for _ in range(1000):
+            file.write(bytes(4096))
+
+
+@pytest.mark.parametrize("path", ["daemon", "passthrough"])
+def test_blocks_give_way_when_others_fill_the_file_system(shared_xfs: Path, path: str) -> None:
+    """The index stays writable, what was stored stays readable, and storing goes on."""
+    (shared_xfs / "pool").mkdir()
+    mountpoint = shared_xfs.parent / "kv"
+    flags = (f"--capacity={DEVICE_BYTES // 4}", f"--data-path={path}")
+    with Mounted(shared_xfs / "pool", mountpoint, *flags) as mounted:
+        for number in range(30):
+            store(mounted.path, f"a{number}")
+        assert mounted.status()["eviction"]["blocks"] == 0
+        fill_to_the_last_block(shared_xfs / "filler")
+        for number in range(30):
+            store(mounted.path, f"b{number}")
+        status = mounted.status()
+        assert status["eviction"]["blocks"] > 0
+        assert status["bound_bytes"] < status["capacity_bytes"]
+        assert os.statvfs(mounted.path).f_blocks * 4096 == status["capacity_bytes"]
+        read = 0
+        for name in os.listdir(mounted.path):
+            with contextlib.suppress(FileNotFoundError):  # XFS refills what it keeps for itself
+                assert (mounted.path / name).read_bytes() == name.encode()[:1] * BLOCK_BYTES
+                read += 1
+        assert read > 0
+        os.mkdir(mounted.path / "d")
+        for name in os.listdir(mounted.path):
+            with contextlib.suppress(FileNotFoundError):
+                (mounted.path / name).unlink() if name != "d" else os.rmdir(mounted.path / name)
+        mounted.stop()
+        mounted.start()
+        assert os.listdir(mounted.path) == []
