@@ -125,7 +125,7 @@ class Reclaim:
                 break
             if not batch:
                 rounds += 1
-                if not self._replan(size_bytes - gone_bytes):
+                if not self._replan():
                     break
                 continue
             freed_bytes = self._execute(batch)
@@ -152,8 +152,10 @@ class Reclaim:
         return self.evicted_blocks - blocks, self.evicted_bytes - size_bytes
 
     def search_anew(self) -> None:
-        """Somebody waits: that a search found nothing a moment ago counts no more."""
+        """Somebody waits: what was found or not a moment ago counts no more."""
         self._barren_until_s = 0.0
+        self._refused.clear()
+        self._used.clear()
 
     @property
     def awaits_users(self) -> bool:
@@ -187,7 +189,7 @@ class Reclaim:
 
     # ---- the plan ----
 
-    def _replan(self, size_bytes: int) -> bool:
+    def _replan(self) -> bool:
         """Get more victims; True if there are some now."""
         pool = self._pool
         now_s = pool.monotonic_s()
@@ -200,7 +202,7 @@ class Reclaim:
             self._refused.clear()
             self._used.clear()
             self._refused_since_s = now_s
-        scan = self._scan(size_bytes)
+        scan = self._scan()
         if len(pool.heat) > _INLINE_ROWS:
             self.planning = True
             pool.background.submit_long(functools.partial(self._in_the_thread, scan))
@@ -209,14 +211,14 @@ class Reclaim:
         self._take_plan(now_s)
         return bool(self._queue)
 
-    def _scan(self, size_bytes: int) -> Callable[[], NDArray[np.uint64]]:
+    def _scan(self) -> Callable[[], NDArray[np.uint64]]:
         pool = self._pool
         columns, self._planned_at = pool.heat.columns(), pool.heat.stamp
         but_not = np.fromiter(self._refused, np.uint64, len(self._refused))
-        choose = pool.heat.policy.victims
+        choose, capacity_bytes = pool.heat.policy.victims, pool.space.capacity_bytes
         return lambda: choose(
             columns,
-            bytes_wanted=2 * size_bytes,
+            bytes_wanted=capacity_bytes,  # many of them may be in use
             count_max=_PLAN_MAX,
             ranks=EVICTABLE,
             but_not=but_not,

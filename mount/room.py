@@ -12,6 +12,8 @@ from kvfs.store import Store
 
 #: A scan of a million rows takes 20 ms, an unlink of a large extent as long.
 _LOOK_S: Final = 0.002
+#: What was closed just now may still count as open: names of what is in use go only after this.
+_PATIENCE_S: Final = 0.05
 #: A load takes milliseconds; who reads longer keeps what he reads.
 _LAST_USER_S: Final = 1.0
 
@@ -57,9 +59,10 @@ class Room:
                 try:
                     pool.require_space(size_bytes)
                 except NoSpace:
-                    if not reclaim.planning:
+                    waited_s = trio.current_time() - start_s
+                    if waited_s > _PATIENCE_S and not reclaim.planning:
                         reclaim.evict_used(size_bytes - pool.space.unclaimed_bytes)
-                    if not self.worth_waiting(trio.current_time() - start_s):
+                    if not self.worth_waiting(waited_s):
                         raise
                 else:
                     return
