@@ -309,7 +309,7 @@ class Blocks:
 
     def allocation(
         self, opened: OpenInode, mode: int, offset_bytes: int, length_bytes: int
-    ) -> "Allocation":
+    ) -> Allocation:
         """Return fallocate(2) on an open file as work for a thread; its room is pledged.
 
         Raises NoSpace, TooLarge; the work OSError.
@@ -325,12 +325,18 @@ class Blocks:
             pool.require_space(growth_bytes)
         self.publishing.allocate_ahead(opened.ino)
         pool.space.pledged_bytes += growth_bytes
+        opened.allocating += 1
 
         def work() -> int:
             pool.syscalls.fallocate(fd, mode, offset_bytes, length_bytes)
             return pool.extents.allocated_bytes(fd)
 
         return Allocation(growth_bytes, work)
+
+    def end_allocation(self, opened: OpenInode, allocation: Allocation) -> None:
+        """The work is done, or failed: what the extent holds now is what counts."""
+        self._pool.space.pledged_bytes -= allocation.pledged_bytes
+        opened.allocating -= 1
 
     def growth_bytes(self, opened: OpenInode, end_bytes: int, size_bytes: int) -> int:
         """Return what a write of *size_bytes* that ends at *end_bytes* may allocate.

@@ -14,6 +14,7 @@ class OpenInode:
 
     __slots__ = (
         "allocated_bytes",
+        "allocating",
         "appended_only",
         "before",
         "created_in",
@@ -44,6 +45,8 @@ class OpenInode:
         self.writers = 0
         #: What the extent held when last looked at; the index learns it at the last close.
         self.allocated_bytes = allocated_bytes
+        #: Allocations under way, whose room is pledged: nobody measures it meanwhile.
+        self.allocating = 0
         #: What it holds beyond the usual size of its directory, so as not to outgrow its reserve.
         self.spare_bytes = 0
         #: Whether it may well outgrow that.

@@ -10,7 +10,7 @@ from typing import Final
 
 from kvfs.errors import NoSpace
 from kvfs.headroom import lacking_bytes
-from kvfs.lifecycle import UNFINISHED
+from kvfs.lifecycle import State
 from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
 
@@ -59,7 +59,7 @@ class Watch:
     def _look(self, opened: OpenInode, now_s: float) -> int:
         """Account what *opened* took since the last look; return what it will take next."""
         pool = self._pool
-        if opened.fd < 0 or opened.through_daemon or not pool.writers_run_free:
+        if opened.fd < 0 or opened.through_daemon or not pool.writers_run_free or opened.allocating:
             return 0  # each of its writes asks, and accounts itself
         if opened.overrun:
             self._empty(opened)
@@ -106,7 +106,7 @@ class Watch:
         if opened.gone is not None:
             return True
         record = self._pool.index.inode(opened.ino)
-        return record is not None and record.state in UNFINISHED
+        return record is not None and record.state == State.DRAFT  # a slab asked for its room
 
     def _empty(self, opened: OpenInode) -> None:
         try:

@@ -125,7 +125,7 @@ class Exotic:
             try:
                 allocated_bytes = await trio.to_thread.run_sync(allocation.work)
             finally:
-                pool.space.pledged_bytes -= allocation.pledged_bytes
+                blocks.end_allocation(opened, allocation)
             if opened.ino in pool.open_inodes:
                 pool.note_allocated(opened, allocated_bytes)
         except Exception as error:

@@ -193,7 +193,7 @@ def allocate(store: Store, opened: OpenInode, size_bytes: int) -> None:
     """Do what fallocate(2) of the first *size_bytes* does."""
     allocation = store.blocks.allocation(opened, 0, 0, size_bytes)
     store.pool.note_allocated(opened, allocation.work())
-    store.pool.space.pledged_bytes -= allocation.pledged_bytes
+    store.blocks.end_allocation(opened, allocation)
 
 
 def put(store: Store, parent: InodeNo, name: bytes, data: bytes) -> InodeNo:
