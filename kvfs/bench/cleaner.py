@@ -24,7 +24,12 @@ def taken(directory: str) -> float:
 def clean(directory: str, stop_share: float) -> None:
     """Delete the oldest files until no more than *stop_share* is taken."""
     with os.scandir(directory) as listed:
-        files = sorted((file.stat().st_mtime_ns, file.path) for file in listed)
+        # Those that are being written have temporary names; without one none would be safe.
+        files = sorted(
+            (file.stat().st_mtime_ns, file.path)
+            for file in listed
+            if not file.name.endswith(".tmp")
+        )
     for _, path in files:
         if taken(directory) <= stop_share:
             return

@@ -32,8 +32,6 @@ from kvfs.errors import BenchFailed
 FULL: Final = "kvfs, full"
 EMPTY: Final = "kvfs, emptied"
 XFS: Final = "XFS, with a cleaner"
-#: A pool of which so much is taken counts as full.
-_FULL_SHARE: Final = 0.9
 #: The cleaner starts above this much and stops at that much.
 _CLEANER_SHARES: Final = ("0.90", "0.80")
 _P99: Final = 0.99
@@ -133,8 +131,8 @@ def _round(crew: Crew, side: Side, load: Load) -> None:
 
 def _require_full(side: Side) -> None:
     status = mount_status(os.path.dirname(side.directory))
-    if status is None or status["used_bytes"] < _FULL_SHARE * status["capacity_bytes"]:
-        raise BenchFailed(f"the pool that should be full is not: {status and status['used_bytes']}")
+    if status is None or not status["eviction"]["blocks"]:
+        raise BenchFailed("the pool that should be full has evicted nothing")
 
 
 def _make(stack: ExitStack, load: Load, say: Callable[[str], None]) -> list[Side]:
@@ -196,5 +194,5 @@ def report(load: Load, sides: list[Side], status: dict[str, Any] | None) -> dict
         "full_to_xfs_rate": ratio(lambda r: r.rate_bytes_s, full, xfs),
         "full_to_xfs_p99": ratio(lambda r: r.p99_us, full, xfs),
         "refused": {side.name: sum(each.refused for each in side.rounds) for side in sides},
-        "reclaim": None if status is None else status.get("reclaim"),
+        "eviction": None if status is None else status["eviction"],
     }

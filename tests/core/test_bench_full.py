@@ -24,8 +24,10 @@ def test_the_cleaner_deletes_the_oldest_first_and_no_more_than_it_must(
     )
     clean(str(tmp_path), 0.7)
     assert sorted(os.listdir(tmp_path)) == ["new", "old"]
+    (tmp_path / "older.tmp").write_bytes(b"x")
+    os.utime(tmp_path / "older.tmp", (1, 1))
     clean(str(tmp_path), 0.1)
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["older.tmp"]
 
 
 @pytest.mark.needs_fuse
