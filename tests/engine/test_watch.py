@@ -1,0 +1,97 @@
+"""Drafts that grow without asking: accounted, kept room for, and stopped as the last resort."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from kvfs.errors import NotFound
+from kvfs.open_inodes import OpenInode
+from kvfs.store import Store
+from kvfs.types import ROOT_INODE
+from tests.support.stores import FILE, MIB, Host, allocate, assert_exact, host, settle
+
+
+@pytest.fixture
+def running() -> Iterator[Host]:
+    with host() as made:
+        made.start().pool.writers_run_free = True
+        yield made
+
+
+def draft(store: Store, name: bytes) -> OpenInode:
+    """Make a draft that may take any amount, as passthrough lets it."""
+    opened, _ = store.blocks.create(ROOT_INODE, name, FILE, 0, 0)
+    opened.through_daemon, opened.unreserved = False, True
+    return opened
+
+
+def grow(opened: OpenInode, size_bytes: int) -> None:
+    """Write past the daemon, as the kernel does."""
+    os.pwrite(opened.fd, bytes(size_bytes), os.fstat(opened.fd).st_size)
+
+
+def test_a_small_pool_lets_no_draft_of_unknown_size_run_free(running: Host) -> None:
+    opened, _ = running.store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
+    assert opened.through_daemon
+    running.store.blocks.close(opened, writer=True)
+
+
+def test_what_a_draft_took_is_accounted_and_more_is_kept_for_it(running: Host) -> None:
+    store = running.store
+    opened = draft(store, b"a")
+    grow(opened, 4 * MIB)
+    store.watch.tick(0.0)
+    assert store.pool.space.used_bytes == 4 * MIB
+    assert store.pool.space.lacking_bytes == 16 * MIB
+    assert store.pool.space.unclaimed_bytes == 44 * MIB
+    store.blocks.close(opened, writer=True)
+    store.watch.tick(0.0)
+    assert store.pool.space.lacking_bytes == 0
+    assert_exact(running)
+
+
+def test_one_that_took_what_is_not_there_is_stopped_alone(
+    running: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = running.store
+    kept, greedy = draft(store, b"kept"), draft(store, b"greedy")
+    grow(kept, 8 * MIB)
+    store.watch.tick(0.0)
+    grow(greedy, 60 * MIB)
+    store.watch.tick(0.1)
+    assert (greedy.overrun, kept.overrun) == (True, False)
+    assert os.fstat(greedy.fd).st_blocks == 0
+    grow(greedy, MIB)
+    store.watch.tick(0.2)
+    assert os.fstat(greedy.fd).st_blocks == 0, "what it goes on writing goes, too"
+    assert store.pool.space.overcommitted_bytes == 0
+    store.blocks.close(greedy, writer=True)
+    store.blocks.close(kept, writer=True)
+    with pytest.raises(NotFound):
+        store.namespace.lookup(ROOT_INODE, b"greedy")
+    assert store.namespace.lookup(ROOT_INODE, b"kept") == kept.ino
+    settle(store)
+    assert_exact(running)
+    assert "outgrew the pool" in caplog.text
+
+
+@pytest.mark.usefixtures("caplog")
+def test_a_slab_is_never_stopped(running: Host) -> None:
+    """It asked for its room; and while it is allocated nobody counts its bytes twice."""
+    store = running.store
+    slab = draft(store, b"slab")
+    allocation = store.blocks.allocation(slab, 0, 0, 40 * MIB)
+    allocation.work()
+    store.watch.tick(0.0)
+    assert store.pool.space.unclaimed_bytes == 24 * MIB - store.pool.space.lacking_bytes
+    store.blocks.end_allocation(slab, allocation)
+    allocate(store, slab, 40 * MIB)
+    greedy = draft(store, b"greedy")
+    grow(greedy, 30 * MIB)
+    store.watch.tick(0.1)
+    assert (greedy.overrun, slab.overrun) == (True, False)
+    assert os.fstat(slab.fd).st_blocks * 512 == 40 * MIB
+    for opened in (slab, greedy):
+        store.blocks.close(opened, writer=True)
+    assert_exact(running)
