@@ -3,6 +3,7 @@
 What they make with pytest's ``tmp_path`` and with ``tempfile`` lies there.
 """
 
+import os
 import subprocess
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -37,15 +38,19 @@ def run_own(
 ) -> dict[str, str]:
     """Run a project's tests with their files in ``directory``; the outcome of each, by name."""
     report = directory / "report.xml"
+    root = python.parent.parent / "own-tests" / project
+    # Without one of its own pytest would take ours, of the tree that the interpreter lies in.
+    settings = root / "pyproject.toml"
     (directory / "tmp").mkdir()
     done = subprocess.run(
         [
             *(str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "own_tests"),
-            *("--rootdir", ".", f"--basetemp={directory}/base", f"--junit-xml={report}"),
+            *("-c", str(settings) if settings.exists() else os.devnull, "--rootdir", "."),
+            *(f"--basetemp={directory}/base", f"--junit-xml={report}"),
             *options,
             *files,
         ],
-        cwd=python.parent.parent / "own-tests" / project,
+        cwd=root,
         env={
             **environment(python),
             "PYTHONPATH": f"{environment(python)['PYTHONPATH']}:{DRIVERS}",
