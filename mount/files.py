@@ -97,16 +97,11 @@ class Files:
         opened = self.handles.get(fh).opened
         if not self.store.blocks.publishing.must_forget(opened):
             return
-        resume = self.about_to_wait()
         try:
-            await trio.to_thread.run_sync(
-                self.store.blocks.publishing.forget_durably, opened, limiter=self._limiter
-            )
+            await self._in_thread(self.store.blocks.publishing.forget_durably, opened)
         except OSError:
             self.release(fh)
             raise
-        finally:
-            resume()
 
     def create(
         self, parent: InodeNo, name: bytes, mode: int, flags: int, uid: int, gid: int
@@ -236,16 +231,7 @@ class Files:
 
     async def find_room(self, size_bytes: int) -> None:
         """Make room, waiting for it if something may go. Raises NoSpace."""
-        try:
-            self.store.pool.require_space(size_bytes)
-        except NoSpace:
-            if not self.room.worth_waiting(0.0):
-                raise
-            resume = self.about_to_wait()
-            try:
-                await self.room.make(size_bytes)
-            finally:
-                resume()  # no checkpoint: the room is the caller's
+        await self.room.find(size_bytes, self.about_to_wait)
 
     def _write(
         self, fd: int, offset_bytes: int, data: memoryview
@@ -286,10 +272,10 @@ class Files:
 
     async def _in_thread(self, work: Callable[..., R], *args: object) -> R:
         resume = self.about_to_wait()
-        result = await trio.to_thread.run_sync(work, *args, limiter=self._limiter)
-        # No checkpoint from here until the answer is written.
-        resume()
-        return result
+        try:
+            return await trio.to_thread.run_sync(work, *args, limiter=self._limiter)
+        finally:
+            resume()  # no checkpoint from here until the answer is written
 
     def open_directory(self, ino: InodeNo) -> HandleNo:
         """Open directory *ino*. Raises DeadInode, NotADirectory."""

@@ -3,6 +3,7 @@
 Every wait has a bound, and none begins when nothing may go.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -18,6 +19,10 @@ _PATIENCE_S: Final = 0.05
 _LAST_USER_S: Final = 1.0
 
 
+def _go_on() -> None:
+    """Stand in where nothing was done before the wait."""
+
+
 class Room:
     """Counts who waited, and how long."""
 
@@ -27,14 +32,24 @@ class Room:
         self.stalled_s = 0.0
         self.longest_s = 0.0
 
-    async def find(self, size_bytes: int) -> None:
-        """Return with *size_bytes* of room, at once if there is some. Raises as ``make``."""
+    async def find(
+        self, size_bytes: int, about_to_wait: Callable[[], Callable[[], None]] = lambda: _go_on
+    ) -> None:
+        """Return with *size_bytes* of room, at once if there is some, else waiting for it.
+
+        *about_to_wait* is as in ``Files``. Raises NoSpace when nothing is left that may go, or
+        after the setting ``room_wait_s``.
+        """
         try:
             self._store.pool.require_space(size_bytes)
         except NoSpace:
             if not self.worth_waiting(0.0):
                 raise
-            await self.make(size_bytes)
+            resume = about_to_wait()
+            try:
+                await self._make(size_bytes)
+            finally:
+                resume()  # no checkpoint: the room is the caller's
 
     def worth_waiting(self, waited_s: float) -> bool:
         """Whether room may come for somebody who waited so long already."""
@@ -43,11 +58,8 @@ class Room:
             return waited_s < self._store.pool.settings.room_wait_s
         return waited_s < _LAST_USER_S and reclaim.awaits_users
 
-    async def make(self, size_bytes: int) -> None:
-        """Wait for *size_bytes* of room; no checkpoint comes between finding it and returning.
-
-        Raises NoSpace when nothing is left that may go, or after the setting ``room_wait_s``.
-        """
+    async def _make(self, size_bytes: int) -> None:
+        """Wait for *size_bytes* of room; no checkpoint comes between finding it and returning."""
         pool, reclaim = self._store.pool, self._store.reclaim
         start_s = trio.current_time()
         self.stalls += 1
