@@ -18,10 +18,8 @@ from kvfs.errors import Damaged, NoSpace
 from kvfs.fan_out import FanOut, file_name
 from kvfs.records import Identity, pack_identity, parse_identity
 from kvfs.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Syscalls
-from kvfs.types import TARGET_MAX_BYTES, InodeNo, round_up
+from kvfs.types import STAT_BLOCK_BYTES, TARGET_MAX_BYTES, InodeNo, round_up
 
-#: st_blocks counts these, whatever the file system's own block is (stat(2)).
-_STAT_BLOCK_BYTES: Final = 512
 #: Values up to 254 bytes stay in an XFS inode of 1 KiB; one of 255 (the longest name alone)
 #: takes a block, and 30 us instead of 4.
 XATTR_FIXED: Final = "trusted.kvfs.fixed"
@@ -118,7 +116,7 @@ class Extents:
 
     def allocated_bytes(self, fd: int) -> int:
         """Return the bytes of the device that the extent behind *fd* holds (st_blocks)."""
-        return self._syscalls.fstat(fd).st_blocks * _STAT_BLOCK_BYTES
+        return self._syscalls.fstat(fd).st_blocks * STAT_BLOCK_BYTES
 
     def in_use(self, fd: int) -> bool:
         """Whether anybody but *fd*, the only O_RDWR one here, has the extent open or mapped.

@@ -1,13 +1,10 @@
 """What an open extent says of its block: size and times, while somebody may write it."""
 
 import os
-from typing import Final
 
 from kvfs.open_inodes import OpenInode
 from kvfs.syscalls import Syscalls
-from kvfs.types import InodeRecord
-
-_STAT_BLOCK_BYTES: Final = 512
+from kvfs.types import STAT_BLOCK_BYTES, InodeRecord
 
 
 def measured(syscalls: Syscalls, opened: OpenInode, record: InodeRecord) -> InodeRecord:
@@ -20,7 +17,7 @@ def measured(syscalls: Syscalls, opened: OpenInode, record: InodeRecord) -> Inod
         return record
     return record._replace(
         size_bytes=status.st_size,
-        allocated_bytes=status.st_blocks * _STAT_BLOCK_BYTES,
+        allocated_bytes=status.st_blocks * STAT_BLOCK_BYTES,
         mtime_ns=status.st_mtime_ns,
         ctime_ns=max(record.ctime_ns, status.st_ctime_ns),
     )

@@ -33,7 +33,7 @@ from kvfs.inode_numbers import InodeNumbers
 from kvfs.lifecycle import State
 from kvfs.records import Counters, Identity
 from kvfs.syscalls import Syscalls
-from kvfs.types import ROOT_INODE, InodeNo, InodeRecord, round_up
+from kvfs.types import ROOT_INODE, STAT_BLOCK_BYTES, InodeNo, InodeRecord, round_up
 
 _log: Final = logging.getLogger(__name__)
 
@@ -42,7 +42,6 @@ Progress = Callable[[int, int], None]
 
 #: So many claims a transaction: LMDB copies each touched leaf once for all of them.
 _BATCH: Final = 1024
-_STAT_BLOCK_BYTES: Final = 512
 #: Numbers used before INODES was lost may live on in NFS handles: stay far behind them. Of 2**64
 #: this wastes as many as no pool will ever use.
 _NUMBERS_LEFT_OUT: Final = 1 << 40
@@ -192,7 +191,7 @@ class _Rebuild:
                     return None
                 if size_bytes and self._syscalls.lseek(fd, 0, os.SEEK_HOLE) < size_bytes:
                     return None
-                allocated_bytes = status.st_blocks * _STAT_BLOCK_BYTES
+                allocated_bytes = status.st_blocks * STAT_BLOCK_BYTES
                 if allocated_bytes > round_up(size_bytes):
                     allocated_bytes = self._extents.trim(fd, size_bytes)
             finally:

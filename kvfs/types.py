@@ -20,6 +20,8 @@ NAME_MAX_BYTES: Final = 255
 TARGET_MAX_BYTES: Final = 4095
 #: The unit of allocation, of statfs and of O_DIRECT alignment (LMCache aligns by f_bsize).
 PAGE_BYTES: Final = 4096
+#: st_blocks counts these, whatever the file system's own block is (stat(2)).
+STAT_BLOCK_BYTES: Final = 512
 
 
 class InodeRecord(NamedTuple):

@@ -23,12 +23,11 @@ from kvfs.records import (
     parse_inode_key,
     state_of_inode,
 )
-from kvfs.types import InodeNo, InodeRecord, Sequence
+from kvfs.types import STAT_BLOCK_BYTES, InodeNo, InodeRecord, Sequence
 
 _log: Final = logging.getLogger(__name__)
 
 _STEP: Final = 4096
-_STAT_BLOCK_BYTES: Final = 512
 _OPEN_STATES: Final = UNFINISHED | {State.RENAMED, State.REWRITE, State.SLAB}
 
 
@@ -79,7 +78,7 @@ def _measured(extents: Extents, ino: InodeNo, record: InodeRecord) -> InodeRecor
     return record._replace(
         state=state,
         size_bytes=status.st_size,
-        allocated_bytes=status.st_blocks * _STAT_BLOCK_BYTES,
+        allocated_bytes=status.st_blocks * STAT_BLOCK_BYTES,
         mtime_ns=status.st_mtime_ns,
     )
 

@@ -15,7 +15,6 @@ from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
 
 _log: Final = logging.getLogger(__name__)
-_STAT_BLOCK_BYTES: Final = 512
 #: Drafts looked at in one tick, at 2 us each; more take turns.
 _LOOKS_A_TICK: Final = 512
 
@@ -64,13 +63,12 @@ class Watch:
         if opened.overrun:
             self._empty(opened)
         try:
-            status = pool.syscalls.fstat(opened.fd)
+            allocated_bytes = pool.extents.allocated_bytes(opened.fd)
         except OSError as error:
             _log.warning("inode %#x: %s", opened.ino, error)
             return 0
-        growth_bytes = status.st_blocks * _STAT_BLOCK_BYTES - opened.allocated_bytes
-        if growth_bytes:
-            pool.note_allocated(opened, opened.allocated_bytes + growth_bytes)
+        growth_bytes = allocated_bytes - opened.allocated_bytes
+        pool.note_allocated(opened, allocated_bytes)
         if opened.overrun:
             return 0
         if growth_bytes > 0:

@@ -7,9 +7,8 @@ import pyfuse3
 
 from kvfs.config import Settings
 from kvfs.lifecycle import UNFINISHED
-from kvfs.types import PAGE_BYTES, InodeNo, InodeRecord
+from kvfs.types import PAGE_BYTES, STAT_BLOCK_BYTES, InodeNo, InodeRecord
 
-_STAT_BLOCK_BYTES: Final = 512
 #: A field of 32 bits in struct fuse_attr.
 _LINKS_MAX: Final = (1 << 32) - 1
 
@@ -55,7 +54,7 @@ class Entries:
         entry.st_gid = record.gid
         entry.st_size = record.size_bytes
         entry.st_blksize = PAGE_BYTES
-        entry.st_blocks = record.allocated_bytes // _STAT_BLOCK_BYTES
+        entry.st_blocks = record.allocated_bytes // STAT_BLOCK_BYTES
         entry.st_atime_ns = record.atime_ns
         entry.st_mtime_ns = record.mtime_ns
         entry.st_ctime_ns = record.ctime_ns

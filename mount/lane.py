@@ -12,7 +12,7 @@ from kvfs.config import Settings
 from kvfs.errors import NotFound
 from kvfs.lifecycle import UNFINISHED
 from kvfs.store import Store
-from kvfs.types import PAGE_BYTES, InodeNo, InodeRecord
+from kvfs.types import PAGE_BYTES, STAT_BLOCK_BYTES, InodeNo, InodeRecord
 from mount.channel import Answer
 from mount.entries import CREATED_S, link_count
 from mount.errno_door import counted_errno
@@ -33,7 +33,6 @@ from mount.wire import (
 )
 
 _NS: Final = 1_000_000_000
-_STAT_BLOCK_BYTES: Final = 512
 #: Opens that write or truncate change the block's life: they take the whole stack.
 _NOT_A_READER: Final = os.O_ACCMODE | os.O_TRUNC
 _OPEN_REPLY_BYTES: Final = OUT_HEADER_BYTES + OPEN_OUT.size
@@ -128,7 +127,7 @@ class Lane:
         attr = ATTR.pack(
             ino,
             record.size_bytes,
-            record.allocated_bytes // _STAT_BLOCK_BYTES,
+            record.allocated_bytes // STAT_BLOCK_BYTES,
             atime_s,
             mtime_s,
             ctime_s,
