@@ -17,7 +17,6 @@ from kvfs.errors import (
     InvalidRequest,
     IsADirectory,
     KvfsError,
-    NoSpace,
     ReadOnly,
     TooLarge,
 )
@@ -346,16 +345,6 @@ class Blocks:
         if end_bytes > _SIZE_MAX_BYTES:
             raise TooLarge(f"{end_bytes} bytes")
         return max(0, min(end_bytes - opened.allocated_bytes, size_bytes))
-
-    def admit_write(self, opened: OpenInode, end_bytes: int, size_bytes: int) -> None:
-        """Make room for a write of *size_bytes* that ends at *end_bytes*. Raises NoSpace."""
-        growth_bytes = self.growth_bytes(opened, end_bytes, size_bytes)
-        if growth_bytes:
-            try:
-                self._pool.require_space(growth_bytes)
-            except NoSpace:
-                self.spoil(opened)
-                raise
 
     def spoil(self, opened: OpenInode) -> None:
         """A write was refused for lack of room: what is being written will not be whole."""

@@ -15,6 +15,7 @@ from unittest import mock
 from kvfs.check import check_pool
 from kvfs.config import Settings
 from kvfs.devices import Device, Reserve, open_source, pool_files
+from kvfs.errors import NoSpace
 from kvfs.founding import found_root
 from kvfs.fsck_report import FsckReport
 from kvfs.index import Index
@@ -183,7 +184,13 @@ def host(*, capacity_bytes: int = 64 * MIB) -> Iterator[Host]:
 
 def write(store: Store, opened: OpenInode, data: bytes, offset_bytes: int = 0) -> None:
     """Write as the daemon path does."""
-    store.blocks.admit_write(opened, offset_bytes + len(data), len(data))
+    growth_bytes = store.blocks.growth_bytes(opened, offset_bytes + len(data), len(data))
+    try:
+        if growth_bytes:
+            store.pool.require_space(growth_bytes)
+    except NoSpace:
+        store.blocks.spoil(opened)
+        raise
     fd = store.blocks.extent_fd(opened)
     assert store.pool.syscalls.pwrite(fd, data, offset_bytes) == len(data)
     store.pool.note_allocated(opened, store.pool.extents.allocated_bytes(fd))
