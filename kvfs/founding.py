@@ -7,10 +7,11 @@ from typing import Final
 
 from kvfs.index import Index
 from kvfs.inode_numbers import InodeNumbers
+from kvfs.inode_rules import blank_record
 from kvfs.lifecycle import State
 from kvfs.records import Counters
 from kvfs.syscalls import Syscalls
-from kvfs.types import ROOT_INODE, InodeRecord, Sequence
+from kvfs.types import ROOT_INODE, Sequence
 
 _ROOT_MODE: Final = stat.S_IFDIR | 0o755
 
@@ -29,23 +30,8 @@ def found_pool(pool_fd: int) -> None:
 
 def found_root(index: Index, now_ns: int) -> None:
     """Put the root directory into an empty *index*."""
-    root = InodeRecord(
-        mode=_ROOT_MODE,
-        uid=0,
-        gid=0,
-        state=State.NODE,
-        size_bytes=0,
-        allocated_bytes=0,
-        atime_ns=now_ns,
-        mtime_ns=now_ns,
-        ctime_ns=now_ns,
-        btime_ns=now_ns,
-        parent=ROOT_INODE,
-        entries=0,
-        subdirs=0,
-        sequence=Sequence(1),
-        name=b"",
-    )
+    root = blank_record(ROOT_INODE, b"", _ROOT_MODE, 0, 0, now_ns)
+    root = root._replace(state=State.NODE, sequence=Sequence(1))
     with index.write() as txn:
         txn.put_inode(ROOT_INODE, root)
         txn.put_counters(Counters(directories=1, sequence=1))

@@ -40,6 +40,13 @@ def new_record(
         gid = parent_record.gid
         if stat.S_ISDIR(mode):
             mode |= stat.S_ISGID
+    return blank_record(parent, name, mode, uid, gid, now_ns)
+
+
+def blank_record(
+    parent: InodeNo, name: bytes, mode: int, uid: int, gid: int, now_ns: int
+) -> InodeRecord:
+    """Return the record of a new inode that nobody hands anything down to, such as the root."""
     return InodeRecord(
         mode=storable_mode(mode),
         uid=uid,
