@@ -171,6 +171,14 @@ class Index:
             self._records.remember(key, record)
         return record
 
+    def knows(self, ino: InodeNo) -> bool:
+        """Whether *ino* has a record, which may be damaged; any thread may ask.
+
+        From another thread than the writing one it is a guess, and `inode` is out of the question:
+        a record that the writer replaces meanwhile would stay in the cache.
+        """
+        return self._get(inode_key(ino)) is not None
+
     def children(self, parent: InodeNo, after: InodeNo, limit: int) -> list[tuple[InodeNo, bytes]]:
         """Return up to *limit* (inode, name) of *parent*, by inode number, above *after*.
 
@@ -195,8 +203,15 @@ class Index:
 
     def inodes(self, after: InodeNo, limit: int) -> list[tuple[InodeNo, InodeRecord | None]]:
         """Return up to *limit* (inode, record) above *after*; None for a record that is damaged."""
+        self.settle()
+        return self.committed_inodes(after, limit)
+
+    def committed_inodes(
+        self, after: InodeNo, limit: int
+    ) -> list[tuple[InodeNo, InodeRecord | None]]:
+        """Return the same without what waits for a commit; any thread may ask."""
         found: list[tuple[InodeNo, InodeRecord | None]] = []
-        for key, raw in self._rows(inode_key(InodeNo(after + 1)), INODE_PREFIX, limit):
+        for key, raw in self._committed_rows(inode_key(InodeNo(after + 1)), INODE_PREFIX, limit):
             try:
                 record = parse_inode(raw)
             except Damaged:

@@ -95,7 +95,7 @@ class Sweep:
                 if number % _STEP_FILES == 0:
                     yield number
         after = InodeNo(0)
-        while rows := self._pool.index.inodes(after, _STEP_FILES):
+        while rows := self._pool.index.committed_inodes(after, _STEP_FILES):
             after = rows[-1][0]
             for ino, record in rows:
                 if record is not None and self._is_outdated(ino, record):
@@ -105,13 +105,8 @@ class Sweep:
     def _is_stray(self, ino: InodeNo) -> bool:
         """Whether no inode knows the file of *ino*; in another thread a guess."""
         pool = self._pool
-        if ino >= pool.numbers.first:
+        if ino >= pool.numbers.first or pool.index.knows(ino):  # a damaged one is left to fsck
             return False
-        try:
-            if pool.index.inode(ino) is not None:
-                return False
-        except Damaged:
-            return False  # fsck decides
         return ino not in pool.open_inodes and ino not in pool.graves
 
     def _is_outdated(self, ino: InodeNo, record: InodeRecord) -> bool:

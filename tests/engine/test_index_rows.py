@@ -96,3 +96,26 @@ def test_a_record_kept_parsed_is_what_the_index_says(path: Path) -> None:
             with index.write(lasting=False) as txn:
                 txn.put_inode(InodeNo(100 + number), record(b"%d" % number))
         assert index.inode(InodeNo(100)) == record(b"0")
+
+
+def test_what_another_thread_asks_commits_nothing_and_stays_in_no_cache(path: Path) -> None:
+    commits = FailingSyscalls(["commit"])
+    with opened(path, syscalls=commits) as index:
+        with index.write() as txn:
+            txn.put_inode(FILE, record(b"first"))
+        with index.write(lasting=False) as txn:
+            txn.delete_inode(FILE)
+            txn.put_inode(InodeNo(21), record(b"waits"))
+        assert index.committed_inodes(InodeNo(0), 10) == [(FILE, record(b"first"))]
+        assert (index.knows(FILE), index.knows(InodeNo(21))) == (False, True)
+        assert commits.calls == 1
+        assert index.inode(FILE) is None
+        assert index.inodes(InodeNo(0), 10) == [(InodeNo(21), record(b"waits"))]
+
+
+def test_asking_whether_an_inode_is_known_reads_no_record_into_the_cache(path: Path) -> None:
+    with opened(path) as index, index.write() as txn:
+        txn.put_inode(FILE, record(b"first"))
+    with opened(path) as index:
+        assert index.knows(FILE)
+        assert index._records == {}
