@@ -41,11 +41,19 @@ class Background:
         queued = len(self._jobs) + len(self._fresh) + len(self._due) + len(self._leisure)
         return queued + self._long.qsize()
 
+    def do(self, job: Job) -> None:
+        """Do *job* at once, on the caller's thread; a failure is logged and counted."""
+        try:
+            job()
+        except Exception:
+            self.failures += 1
+            _log.exception("background work failed")
+
     def submit(self, job: Job) -> None:
         """Queue a short *job*; above the bound the caller does one itself, which slows it down."""
         self._jobs.append(job)
         if len(self._jobs) > self._jobs_max:
-            self._run(self._jobs.popleft())
+            self.do(self._jobs.popleft())
 
     def hand_over(self, job: Job) -> None:
         """Queue a short *job* from the thread: the loop does it, never the caller."""
@@ -74,7 +82,7 @@ class Background:
         self._due.pop(ino, None)
         self._fresh[ino] = job
         if len(self._fresh) > self._jobs_max:
-            self._run(self._fresh.pop(next(iter(self._fresh))))
+            self.do(self._fresh.pop(next(iter(self._fresh))))
 
     def forget(self, ino: InodeNo) -> None:
         """Drop the pending identity of *ino*, which is going away."""
@@ -92,7 +100,7 @@ class Background:
             return True
         if not self._leisure:
             return False
-        self._run(self._leisure.popleft())
+        self.do(self._leisure.popleft())
         return True
 
     def work(self, turn_s: float) -> None:
@@ -102,7 +110,7 @@ class Background:
         """
         end_s = time.monotonic() + turn_s
         if self._leisure:
-            self._run(self._leisure.popleft())
+            self.do(self._leisure.popleft())
         while self.run_one() and time.monotonic() < end_s:
             pass
 
@@ -132,24 +140,13 @@ class Background:
     def _run_due(self) -> bool:
         """Do one short job that must be done; False if there is none."""
         if self._jobs:
-            self._run(self._jobs.popleft())
+            self.do(self._jobs.popleft())
         elif self._due:
-            self._run(self._due.pop(next(iter(self._due))))
+            self.do(self._due.pop(next(iter(self._due))))
         else:
             return False
         return True
 
     def _work(self) -> None:
         while (job := self._long.get()) is not None:
-            self._run(job)
-
-    def do(self, job: Job) -> None:
-        """Do *job* at once, on the caller's thread, with the same care for its failure."""
-        self._run(job)
-
-    def _run(self, job: Job) -> None:
-        try:
-            job()
-        except Exception:
-            self.failures += 1
-            _log.exception("background work failed")
+            self.do(job)
