@@ -17,7 +17,7 @@ from kvfs.fitness import obstacle
 from kvfs.namespace import Namespace
 from kvfs.pool import Pool
 from kvfs.reclaim import Reclaim
-from kvfs.types import ROOT_INODE, InodeNo, InodeRecord
+from kvfs.types import ROOT_INODE, InodeNo
 
 #: Names looked at, and blocks taken, in one step: a millisecond or two.
 _LOOKED_AT: Final = 256
@@ -201,7 +201,7 @@ def _below(pool: Pool, root: InodeNo) -> Iterator[InodeNo]:
     waiting = [root]
     while waiting:
         at, after = waiting.pop(), InodeNo(0)
-        record = _record(pool, at)
+        record = pool.index.inode_or_miss(at)
         if record is None:
             continue
         if not stat.S_ISDIR(record.mode):
@@ -210,7 +210,7 @@ def _below(pool: Pool, root: InodeNo) -> Iterator[InodeNo]:
         while children := pool.index.children(at, after, _LOOKED_AT):
             after = children[-1][0]
             for ino, _ in children:
-                child = _record(pool, ino)
+                child = pool.index.inode_or_miss(ino)
                 if child is not None and stat.S_ISDIR(child.mode):
                     waiting.append(ino)
                 elif child is not None and stat.S_ISREG(child.mode):
@@ -218,16 +218,9 @@ def _below(pool: Pool, root: InodeNo) -> Iterator[InodeNo]:
             yield InodeNo(0)
 
 
-def _record(pool: Pool, ino: InodeNo) -> InodeRecord | None:
-    try:
-        return pool.index.inode(ino)
-    except Damaged:
-        return None
-
-
 def _look(pool: Pool, ino: InodeNo, order: Order, progress: Progress) -> _Found | None:
     """Return block *ino* for the list, or count why it stays."""
-    record = _record(pool, ino)
+    record = pool.index.inode_or_miss(ino)
     if record is None:
         return None
     if order.older_than_s is not None:

@@ -31,10 +31,7 @@ _NO: Final = Verdict(None)
 
 def look_at(pool: Pool, ino: InodeNo) -> Verdict:
     """Say whether block *ino* may be evicted now, and whether somebody reads or maps it."""
-    try:
-        record = pool.index.inode(ino)
-    except Damaged:
-        return _NO
+    record = pool.index.inode_or_miss(ino)
     if record is None or not stat.S_ISREG(record.mode):
         pool.heat.drop(ino)
         return _NO

@@ -61,7 +61,8 @@ _ABSENT: Final = b""
 class Index:
     """One open index: one process at a time, one writing thread.
 
-    Every read raises Damaged when a record fails its checksum or LMDB's tree is broken there.
+    A read raises Damaged when a record fails its checksum or LMDB's tree is broken there, unless
+    it says otherwise.
     """
 
     def __init__(
@@ -170,6 +171,16 @@ class Index:
             record = parse_inode(raw)
             self._records.remember(key, record)
         return record
+
+    def inode_or_miss(self, ino: InodeNo) -> InodeRecord | None:
+        """Return the record of *ino*, None for a damaged one as well: for who can do without it.
+
+        The next lookup of its name reports it (damage.py).
+        """
+        try:
+            return self.inode(ino)
+        except Damaged:
+            return None
 
     def knows(self, ino: InodeNo) -> bool:
         """Whether *ino* has a record, which may be damaged; any thread may ask.

@@ -3,7 +3,6 @@
 from itertools import islice
 from typing import Any, Final
 
-from kvfs.errors import Damaged
 from kvfs.lifecycle import State
 from kvfs.pool import Pool
 from kvfs.reclaim import Reclaim
@@ -56,10 +55,8 @@ def holder(pool: Pool) -> tuple[str, int]:
     inos.update((ino, opened.allocated_bytes) for ino, opened in pool.open_inodes.written.items())
     for ino, size_bytes in inos.items():
         opened = pool.open_inodes.get(ino)
-        try:
-            record = opened.gone if opened is not None and opened.gone else pool.index.inode(ino)
-        except Damaged:
-            continue
+        gone = opened.gone if opened is not None else None
+        record = gone or pool.index.inode_or_miss(ino)
         if record is not None:
             held[record.parent] = held.get(record.parent, 0) + size_bytes
     for ino, size_bytes in pool.pins.rows():

@@ -208,6 +208,8 @@ def test_inodes_are_walked_in_order_and_a_damaged_one_does_not_stop_the_walk(pat
         assert index.inodes(InodeNo(16), 1) == [(17, None)]
         with pytest.raises(Damaged):
             index.inode(InodeNo(17))
+        assert index.inode_or_miss(InodeNo(17)) is None
+        assert index.inode_or_miss(InodeNo(16)) == record()
 
 
 def test_rows_of_one_keyspace_are_walked_from_any_key(index: Index) -> None:
