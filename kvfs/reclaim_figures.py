@@ -1,5 +1,6 @@
 """What `kvfs status` tells about room: what may go, what may not, and who holds it."""
 
+import stat
 from itertools import islice
 from typing import Any, Final
 
@@ -60,9 +61,9 @@ def holder(pool: Pool) -> tuple[str, int]:
         if record is not None:
             held[record.parent] = held.get(record.parent, 0) + size_bytes
     for ino, size_bytes in pool.pins.rows():
-        record = pool.index.inode(ino)
+        record = pool.index.inode_or_miss(ino)
         if record is not None:
-            parent = ino if record.mode & 0o170000 == 0o040000 else record.parent
+            parent = ino if stat.S_ISDIR(record.mode) else record.parent
             held[parent] = held.get(parent, 0) + size_bytes
     if not held:
         return "/", 0
@@ -71,10 +72,13 @@ def holder(pool: Pool) -> tuple[str, int]:
 
 
 def path_of(pool: Pool, directory: InodeNo) -> str:
-    """Return the path of an inode below the mountpoint, ``/`` for the root."""
+    """Return the path of an inode below the mountpoint, ``/`` for the root.
+
+    Only its end when a directory on the way is damaged.
+    """
     parts: list[str] = []
     while directory != ROOT_INODE:
-        record = pool.index.inode(directory)
+        record = pool.index.inode_or_miss(directory)
         if record is None:
             break
         parts.append(record.name.decode(errors="surrogateescape"))

@@ -23,7 +23,7 @@ def state_totals(pool: Pool) -> Totals:
             count(state, size_bytes, blocks)
     for ino, opened in pool.open_inodes.items():
         if opened.writers and opened.gone is None and pool.holdings.state_of(ino) is None:
-            record = pool.index.inode(ino)
+            record = pool.index.inode_or_miss(ino)
             if record is not None and label(State(record.state)) != "published":
                 count(State(record.state), opened.allocated_bytes)
     elsewhere = sum(row["blocks"] for row in totals.values())

@@ -3,10 +3,11 @@
 import pytest
 
 from kvfs.errors import Damaged, NotFound
+from kvfs.policy import PIN
 from kvfs.records import child_key, inode_key, name_key
 from kvfs.store import Store
 from kvfs.types import ROOT_INODE, InodeNo
-from tests.support.stores import Host, get, put, tree
+from tests.support.stores import DIRECTORY, FILE, Host, get, put, tree
 
 pytestmark = pytest.mark.usefixtures("caplog")
 
@@ -61,6 +62,26 @@ def test_a_listing_leaves_out_what_it_cannot_read(running: Host) -> None:
         after = rows[-1][0]
         found += [name for _, name in rows]
     assert found == [b"%d" % number for number in range(300, 600) if number != 400]
+
+
+def test_the_status_says_what_it_can_read(running: Host) -> None:
+    store = running.store
+    parent = store.namespace.make_node(ROOT_INODE, b"parent", DIRECTORY, 0, 0)[0]
+    holder = store.namespace.make_node(parent, b"holder", DIRECTORY, 0, 0)[0]
+    pinned = put(store, holder, b"pinned", b"x" * 5000)
+    store.attributes.set_xattr(pinned, PIN, b"1")
+    opened, _ = store.blocks.create(holder, b"draft", FILE, 0, 0)
+    lost, _ = store.blocks.create(parent, b"lost", FILE, 0, 0)
+    kept = put(store, holder, b"kept", b"y" * 5000)
+    store.attributes.set_xattr(kept, PIN, b"1")
+    for ino in (pinned, lost.ino, parent):
+        spoil(store, inode_key(ino))
+    told = store.describe()
+    # What is kept counts as leased and as pinned; the draft has its reserve.
+    assert told["holder"] == {"directory": "/holder", "bytes": 3 * 8192}
+    assert told["states"]["draft"]["blocks"] == 1
+    store.blocks.close(opened, writer=True)
+    running.kill()
 
 
 def test_fsck_sets_right_what_a_miss_left_behind(running: Host) -> None:
