@@ -1,7 +1,9 @@
 """After a start: find the leased blocks, slabs, orphans and pins that the index knows of."""
 
+import contextlib
 from typing import Final
 
+from kvfs.errors import Damaged
 from kvfs.lifecycle import SETTLED, State
 from kvfs.policy import PIN
 from kvfs.pool import Pool
@@ -45,8 +47,9 @@ class HoldingsScan:
             return
         self._after = rows[-1][0]
         for key, raw in rows:
-            if state_of_inode(raw) in _OWNED:
-                self._note(parse_inode_key(key))
+            with contextlib.suppress(Damaged):  # the next lookup of its name reports it
+                if state_of_inode(raw) in _OWNED:
+                    self._note(parse_inode_key(key))
         pool.background.submit_leisure(self.step)
 
     def _step_pins(self) -> None:
@@ -59,9 +62,10 @@ class HoldingsScan:
         self._after = rows[-1][0]
         for key, raw in rows:
             ino, name = parse_xattr_key(key)
-            record = pool.index.inode(ino) if name == PIN else None
-            if record is not None and unseal(key, raw) == b"1":
-                pool.pins.learn(ino, record)
+            with contextlib.suppress(Damaged):
+                record = pool.index.inode(ino) if name == PIN else None
+                if record is not None and unseal(key, raw) == b"1":
+                    pool.pins.learn(ino, record)
         pool.background.submit_leisure(self._step_pins)
 
     def _note(self, ino: InodeNo) -> None:

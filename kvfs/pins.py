@@ -73,7 +73,7 @@ class Pins:
                 if counted > _COUNTED_MAX:
                     return held_bytes, False
                 for child, _ in children:
-                    child_record = self._index.inode(child)
+                    child_record = self._index.inode_or_miss(child)
                     if child_record is None:
                         continue
                     held_bytes += child_record.allocated_bytes

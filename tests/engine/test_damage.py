@@ -3,11 +3,12 @@
 import pytest
 
 from kvfs.errors import Damaged, NotFound
+from kvfs.lifecycle import State
 from kvfs.policy import PIN
-from kvfs.records import child_key, inode_key, name_key
+from kvfs.records import child_key, inode_key, name_key, xattr_key
 from kvfs.store import Store
 from kvfs.types import ROOT_INODE, InodeNo
-from tests.support.stores import DIRECTORY, FILE, Host, get, put, tree
+from tests.support.stores import DIRECTORY, FILE, Host, get, put, settle, tree
 
 pytestmark = pytest.mark.usefixtures("caplog")
 
@@ -82,6 +83,29 @@ def test_the_status_says_what_it_can_read(running: Host) -> None:
     assert told["states"]["draft"]["blocks"] == 1
     store.blocks.close(opened, writer=True)
     running.kill()
+
+
+def test_a_start_finds_the_holdings_behind_a_row_that_it_cannot_read(running: Host) -> None:
+    """Leases, slabs and pins: one that stays unknown is never given up, or counts as room."""
+    store = running.store
+    short, torn = (put(store, ROOT_INODE, name, b"x") for name in (b"short", b"torn"))
+    leased = put(store, ROOT_INODE, b"leased", b"y" * 5000)
+    top = store.namespace.make_node(ROOT_INODE, b"top", DIRECTORY, 0, 0)[0]
+    below = [put(store, top, name, b"z" * 5000) for name in (b"1", b"2")]
+    for ino in (torn, leased, top):
+        store.attributes.set_xattr(ino, PIN, b"1")
+    spoil(store, inode_key(short))
+    with store.pool.index.write() as txn:
+        for ino in (torn, below[0]):
+            key = inode_key(ino)
+            txn._put(key, txn._get(key)[:-1] + b"\xa5")
+        txn._put(xattr_key(leased, PIN), b"garbage")
+    running.stop()
+    store = running.start()
+    settle(store)
+    assert store.pool.holdings.complete
+    assert store.pool.holdings.state_of(leased) is State.LEASED
+    assert store.pool.pins.pinned_bytes == 8192  # of two below the top
 
 
 def test_fsck_sets_right_what_a_miss_left_behind(running: Host) -> None:
