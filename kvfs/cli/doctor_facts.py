@@ -5,11 +5,10 @@ A mounted kvfs is never looked at by path: a server that hangs would take the do
 
 import json
 import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kvfs.cli.again import program_again
+from kvfs.cli.again import seen_in_time
 from kvfs.cli.doctor_connectors import limits_of_file
 from kvfs.cli.doctor_disks import Drives, xfs_on
 from kvfs.cli.doctor_process import cpus_of, limits_of
@@ -29,8 +28,6 @@ from kvfs.doctor.facts import (
 )
 from kvfs.errors import CommandError, UsageError
 
-#: A look at every process on a big machine takes a fraction of it.
-_CONNECTORS_WAIT_S: Final = 3.0
 _SYSCTL: Final = "/proc/sys"
 #: What the kernel's NFS server exports now, with every option (exportfs(8)).
 _ETAB: Final = "/var/lib/nfs/etab"
@@ -135,25 +132,8 @@ def _connectors(
             found += limits_of_file(os.path.abspath(file), mountpoint)
         except OSError as error:
             raise UsageError(f"--connector-config {file}: {error.strerror}") from None
-    return widest([*found, *_of_processes(mountpoint)])
-
-
-def _of_processes(mountpoint: str) -> list[ConnectorLimit]:
-    command, environment = program_again("kvfs.cli.doctor_connectors")
-    try:
-        done = subprocess.run(
-            [*command, mountpoint],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            timeout=_CONNECTORS_WAIT_S,
-            check=False,
-        )
-        printed = done.stdout
-    except subprocess.TimeoutExpired as late:
-        printed = (late.stdout or b"").rpartition(b"\n")[0]
-    return [ConnectorLimit(**json.loads(line)) for line in printed.splitlines()]
+    of_processes = seen_in_time("kvfs.cli.doctor_connectors", mountpoint)
+    return widest([*found, *(ConnectorLimit(**json.loads(line)) for line in of_processes)])
 
 
 def _dirty() -> Dirty | None:

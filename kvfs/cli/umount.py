@@ -5,11 +5,10 @@ import contextlib
 import errno
 import os
 import select
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Final
 
-from kvfs.cli.again import program_again
+from kvfs.cli.again import seen_in_time
 from kvfs.cli.caller import need_root
 from kvfs.cli.mount_settings import read_settings_file
 from kvfs.cli.mount_table import FS_TYPE, mount_at, resolve_mountpoint
@@ -21,8 +20,6 @@ from kvfs.errors import CommandError, MountpointUnusable, NotMounted, ServeFaile
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
 
-#: A look at every process on a big machine takes a fraction of it.
-_HOLDERS_WAIT_S: Final = 3.0
 #: How long a lazy umount waits for a server that nobody uses any more.
 _LAZY_WAIT_S: Final = 2.0
 
@@ -131,19 +128,6 @@ def _unmount(mountpoint: str, *, lazy: bool) -> None:
 
 def _held_by(mountpoint: str) -> str:
     """Return who holds it, as far as a bounded look tells."""
-    command, environment = program_again("kvfs.cli.holders")
-    try:
-        done = subprocess.run(
-            [*command, mountpoint],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            timeout=_HOLDERS_WAIT_S,
-            check=False,
-        )
-        found = done.stdout
-    except subprocess.TimeoutExpired as late:
-        found = late.stdout or b""
-    lines = found.decode(errors="backslashreplace").splitlines()
-    return f": used by {', '.join(lines)}" if lines else "; --lazy detaches it all the same"
+    seen = seen_in_time("kvfs.cli.holders", mountpoint)
+    holders = [line.decode(errors="backslashreplace") for line in seen]
+    return f": used by {', '.join(holders)}" if holders else "; --lazy detaches it all the same"
