@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from kvfs import __version__
 from kvfs.bench.daemon import Daemon, mount_status
 from kvfs.bench.jobs import Effort, Job, Mode
-from kvfs.bench.output import Output
 from kvfs.bench.pairs import run_jobs
+from kvfs.bench.pairs_output import PairsOutput
 from kvfs.bench.places import Mount, find_mount
 from kvfs.bench.results import JobRuns
 from kvfs.bench.self_made import Places
@@ -97,7 +97,7 @@ def check_places(places: Places, plan: Plan) -> None:
         raise NotRoot("the cold jobs empty the page cache, which needs root: choose with --jobs")
 
 
-def compare(places: Places, plan: Plan, output: Output) -> Outcome:
+def compare(places: Places, plan: Plan, output: PairsOutput) -> Outcome:
     """Run *plan* in both *places* and return its outcome. Raises ``BenchFailed``."""
     started_s, machine = time.monotonic(), _machine()
     if machine["load_before"] > machine["cpus"] / 2:

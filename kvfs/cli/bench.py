@@ -12,7 +12,7 @@ from kvfs.errors import UsageError
 
 if TYPE_CHECKING:
     from kvfs.bench.comparison import Outcome, Plan
-    from kvfs.bench.output import Output
+    from kvfs.bench.pairs_output import PairsOutput
     from kvfs.cli.parser import Subparsers
 
 _DATA_PATHS: Final = ("auto", "passthrough", "daemon")
@@ -94,8 +94,9 @@ def _configure_full(nested: "Subparsers") -> None:
 
 def run_full(args: argparse.Namespace) -> int:
     """Run the rounds, show and write the results."""
+    from kvfs.bench.output import Output
     from kvfs.bench.steady import Load, run
-    from kvfs.bench.steady_output import SteadyOutput
+    from kvfs.bench.steady_table import ratios_table, sides_table
 
     if min(args.rounds, args.threads) < 1:
         raise UsageError("--rounds, --threads: at least one")
@@ -111,8 +112,10 @@ def run_full(args: argparse.Namespace) -> int:
     if not load.blocks:
         raise UsageError("--device-size: half of it must hold a block of each writer")
     signal.signal(signal.SIGTERM, _interrupt)
-    with SteadyOutput(args.json, args.rounds) as output:
-        output.show(run(load, output.say, output.tick))
+    with Output(args.json, "rounds") as output:
+        output.begin(args.rounds)
+        report = run(load, output.say, output.tick)
+        output.show(report, sides_table(report), ratios_table(report))
     return 0
 
 
@@ -130,7 +133,7 @@ def run_compare(args: argparse.Namespace) -> int:
     """Find or make both sides, run the jobs, show and write the results."""
     from kvfs.bench.comparison import Plan, join, split_pairs
     from kvfs.bench.jobs import QUICK, Effort, select_jobs
-    from kvfs.bench.output import Output
+    from kvfs.bench.pairs_output import PairsOutput
 
     patterns = [name.strip() for name in args.jobs.split(",") if name.strip()]
     jobs = select_jobs(patterns, full=args.full)
@@ -141,18 +144,18 @@ def run_compare(args: argparse.Namespace) -> int:
         raise UsageError("--pairs, --set-ups: at least one")
     # A stop by the service manager or a shell's kill must take down what was made, as Ctrl-C does.
     signal.signal(signal.SIGTERM, _interrupt)
-    with Output(args.json, args.plot) as output:
-        output.begin(jobs, args.pairs)
+    with PairsOutput(args.json, args.plot) as output:
+        output.begin(len(jobs) * args.pairs)
         outcomes = [
             _one_set_up(args, Plan(jobs, effort, pairs, args.data_path), output)
             for pairs in split_pairs(args.pairs, args.set_ups if args.self_contained else 1)
         ]
         outcome = join(outcomes)
-        output.show(outcome.runs, outcome.setting)
+        output.show_pairs(outcome.runs, outcome.setting)
     return 0
 
 
-def _one_set_up(args: argparse.Namespace, plan: "Plan", output: "Output") -> "Outcome":
+def _one_set_up(args: argparse.Namespace, plan: "Plan", output: "PairsOutput") -> "Outcome":
     """Find or make both sides, and run the plan's pairs."""
     from kvfs.bench.comparison import check_places, compare
     from kvfs.bench.self_made import Places, self_made
