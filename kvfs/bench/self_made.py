@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from kvfs.available_memory import available_memory_bytes
 from kvfs.bench.daemon import KVFS, mount_status
 from kvfs.errors import BenchFailed, NotRoot, ToolMissing, UsageError
 from kvfs.sizes import format_size
@@ -134,19 +135,12 @@ def check_room(devices_bytes: int, backing: str) -> None:
         raise UsageError(f"{backing} is no directory")
     need_bytes = devices_bytes + _SPARE_BYTES
     free = os.statvfs(backing)
-    have_bytes = min(free.f_bavail * free.f_frsize, _available_memory_bytes())
+    have_bytes = min(free.f_bavail * free.f_frsize, available_memory_bytes() or 0)
     if have_bytes < need_bytes:
         raise UsageError(
             f"--self-contained needs {format_size(need_bytes)} of memory and of room in {backing}, "
             f"and there are {format_size(have_bytes)}: say a smaller --device-size"
         )
-
-
-def _available_memory_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from kvfs.available_memory import available_memory_bytes
 from kvfs.cli.again import seen_in_time
 from kvfs.cli.doctor_connectors import limits_of_file
 from kvfs.cli.doctor_disks import Drives, xfs_on
@@ -137,7 +138,8 @@ def _connectors(
 
 
 def _dirty() -> Dirty | None:
-    available_bytes = _available_bytes()
+    # The shares of vm.dirty_*_ratio are of free and reclaimable memory.
+    available_bytes = available_memory_bytes()
 
     def bound(name: str) -> int | None:
         in_bytes = _sysctl(f"vm/{name}_bytes")
@@ -152,18 +154,6 @@ def _dirty() -> Dirty | None:
     if background_bytes is None or limit_bytes is None:
         return None
     return Dirty(background_bytes, limit_bytes)
-
-
-def _available_bytes() -> int | None:
-    """Return MemAvailable: the shares of vm.dirty_*_ratio are of free and reclaimable memory."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) << 10
-    except OSError:
-        pass
-    return None
 
 
 def _timeouts() -> Mapping[str, int]:

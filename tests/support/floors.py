@@ -18,8 +18,8 @@ _MODULES: Final = {
     """,
     # One thing of the machine each: a file, a device, the index, a socket.
     "io": """
-        kvfs.background kvfs.bench.* kvfs.control_client kvfs.control_files kvfs.devices.*
-        kvfs.extents kvfs.fan_out kvfs.heat kvfs.heat_file kvfs.holdings kvfs.index
+        kvfs.available_memory kvfs.background kvfs.bench.* kvfs.control_client
+        kvfs.control_files kvfs.devices.* kvfs.extents kvfs.fan_out kvfs.heat kvfs.heat_file kvfs.holdings kvfs.index
         kvfs.index_environment kvfs.index_errors kvfs.index_file kvfs.index_place
         kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files kvfs.kv_load kvfs.makers
         kvfs.measure kvfs.open_inodes
