@@ -18,12 +18,12 @@ _MODULES: Final = {
     """,
     # One thing of the machine each: a file, a device, the index, a socket.
     "io": """
-        kvfs.available_memory kvfs.background kvfs.bench.* kvfs.control_client
-        kvfs.control_files kvfs.devices.* kvfs.extents kvfs.fan_out kvfs.heat kvfs.heat_file kvfs.holdings kvfs.index
+        kvfs.available_memory kvfs.background kvfs.bench.* kvfs.control_client kvfs.control_files
+        kvfs.devices.* kvfs.extents kvfs.fan_out kvfs.heat kvfs.heat_file kvfs.holdings kvfs.index
         kvfs.index_environment kvfs.index_errors kvfs.index_file kvfs.index_place
         kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files kvfs.kv_load kvfs.makers
-        kvfs.measure kvfs.open_inodes
-        kvfs.pending_rows kvfs.pins kvfs.policies kvfs.record_cache kvfs.run_state kvfs.syscalls
+        kvfs.measure kvfs.open_inodes kvfs.pending_rows kvfs.pins kvfs.policies kvfs.record_cache
+        kvfs.run_state kvfs.syscalls
     """,
     # The pool as a whole: names, blocks, space.
     "engine": """
