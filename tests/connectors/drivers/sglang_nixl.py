@@ -5,22 +5,20 @@ its module would import the engine: an empty one stands in its place. The pool h
 class offers for a page-first layout of an MLA model: one buffer, one file for each page.
 """
 
-import importlib.metadata
 import sys
 import types
-from collections.abc import Sequence
 
 import torch
 from json_lines import serve
-from patterns import UNTOUCHED, block_hash, pattern
+from patterns import UNTOUCHED
 
 pool_host = types.ModuleType("sglang.srt.mem_cache.pool_host")
 pool_host.HostKVCache = object  # type: ignore[attr-defined]
 sys.modules[pool_host.__name__] = pool_host
 
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig  # noqa: E402
 from sglang.srt.mem_cache.storage.mmap import alloc_mmap  # noqa: E402
 from sglang.srt.mem_cache.storage.nixl.hicache_nixl import HiCacheNixl  # noqa: E402
+from sglang_pages import Pages, config_of, version_of_sglang  # noqa: E402
 
 MODEL = "deepseek-ai/DeepSeek-V3"
 
@@ -44,7 +42,7 @@ class HostPool:
         return [page.data_ptr() for page in pages], [page.numel() for page in pages]
 
 
-class Storage:
+class Storage(Pages):
     """One HiCacheNixl of rank 0 of 1."""
 
     def open(self, kv_dir: str, size_bytes: int, slots: int, direct: bool) -> str:
@@ -56,60 +54,28 @@ class Storage:
             "use_direct_io": direct,
             "l3_cleaner_enabled": False,
         }
-        self.storage = HiCacheNixl(
-            HiCacheStorageConfig(
-                tp_rank=0,
-                tp_size=1,
-                pp_rank=0,
-                pp_size=1,
-                attn_cp_rank=0,
-                attn_cp_size=1,
-                is_mla_model=True,
-                enable_storage_metrics=False,
-                is_page_first_layout=True,
-                model_name=MODEL,
-                extra_config=extra,
-            ),
-            file_path=kv_dir,
-        )
+        self.storage = HiCacheNixl(config_of(MODEL, extra, mla=True), file_path=kv_dir)
         self.storage.register_mem_pool_host(self.pool)
-        return importlib.metadata.version("sglang")
+        return version_of_sglang()
 
     def store(self, keys: list[int], version: int) -> dict[str, bool]:
         """Set the pages; ``ok`` when the backend says that all of them are stored."""
         results: list[bool] = []
         for batch in self._batches(keys):
             for slot, key in enumerate(batch):
-                self.pool.kv_buffer[slot].copy_(self._right(key, version))
-            results += self.storage.batch_set_v1(self._names(batch), torch.arange(len(batch)))
+                self.pool.kv_buffer[slot].copy_(self.right(key, version))
+            results += self.storage.batch_set_v1(self.names(batch), torch.arange(len(batch)))
         return {"ok": all(results)}
 
-    def lookup(self, keys: list[int]) -> list[int]:
-        """Those of ``keys`` that exist."""
-        return [key for key in keys if self.storage.exists(block_hash(key).hex())]
-
-    def load(self, keys: list[int], version: int) -> dict[str, list[int]]:
-        """Get the pages one by one: those that came, and those whose bytes are right."""
-        loaded, intact = [], []
-        for key in keys:
-            page = self.pool.kv_buffer[0]
-            page.fill_(UNTOUCHED)
-            if not self.storage.batch_get_v1(self._names([key]), torch.arange(1))[0]:
-                continue
-            loaded.append(key)
-            if torch.equal(page, self._right(key, version)):
-                intact.append(key)
-        return {"loaded": loaded, "intact": intact}
+    def get(self, name: str) -> torch.Tensor | None:
+        """A page in the pool's first slot."""
+        page = self.pool.kv_buffer[0]
+        page.fill_(UNTOUCHED)
+        return page if self.storage.batch_get_v1([name], torch.arange(1))[0] else None
 
     def close(self) -> None:
         """Deregister the memory."""
         self.storage.close()
-
-    def _names(self, keys: Sequence[int]) -> list[str]:
-        return [block_hash(key).hex() for key in keys]
-
-    def _right(self, key: int, version: int) -> torch.Tensor:
-        return torch.from_numpy(pattern(key, version, self.size_bytes))
 
     def _batches(self, keys: list[int]) -> list[list[int]]:
         return [keys[i : i + self.slots] for i in range(0, len(keys), self.slots)]
