@@ -90,11 +90,9 @@ class WriteTransaction:
 
     def _put(self, key: bytes, value: bytes) -> None:
         self._rows[key] = value
-        self._records.pop(key, None)
 
     def _delete(self, key: bytes) -> None:
         self._rows[key] = None
-        self._records.pop(key, None)
 
     def lookup(self, parent: InodeNo, name: bytes) -> InodeNo | None:
         """Return the inode that *name* in *parent* leads to; raises Damaged."""
@@ -128,9 +126,7 @@ class WriteTransaction:
 
     def delete_inode(self, ino: InodeNo) -> None:
         """Remove the record of *ino*, if there is one."""
-        key = inode_key(ino)
-        self._rows[key] = None
-        self._records.pop(key, None)
+        self.delete_row(inode_key(ino))
 
     def put_name(self, parent: InodeNo, name: bytes, ino: InodeNo) -> None:
         """Make *name* in *parent* lead to *ino*, for lookup and for readdir.
@@ -178,3 +174,4 @@ class WriteTransaction:
     def delete_row(self, key: bytes) -> None:
         """Remove the row *key* of any keyspace: for fsck, which finds rows nobody can read."""
         self._delete(key)
+        self._records.pop(key, None)

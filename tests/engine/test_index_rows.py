@@ -8,6 +8,7 @@ import pytest
 from kvfs.errors import NoSpace
 from kvfs.pending_rows import PENDING_MAX
 from kvfs.record_cache import RECORDS_MAX
+from kvfs.records import inode_key
 from kvfs.types import ROOT_INODE, InodeNo
 from tests.engine.test_index import FILE, opened, path, record
 from tests.support.failing_syscalls import FailingSyscalls
@@ -92,6 +93,12 @@ def test_a_record_kept_parsed_is_what_the_index_says(path: Path) -> None:
         with index.write() as txn:
             txn.delete_inode(FILE)
         assert index.inode(FILE) is None
+        with index.write() as txn:
+            for ino in (FILE, InodeNo(21)):
+                txn.put_inode(ino, record(b"made and gone"))
+            txn.delete_inode(FILE)
+            txn.delete_row(inode_key(InodeNo(21)))
+        assert index.inode(FILE) is index.inode(InodeNo(21)) is None
         for number in range(RECORDS_MAX + 10):
             with index.write(lasting=False) as txn:
                 txn.put_inode(InodeNo(100 + number), record(b"%d" % number))
