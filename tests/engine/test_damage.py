@@ -8,7 +8,7 @@ from kvfs.policy import PIN
 from kvfs.records import child_key, inode_key, name_key, xattr_key
 from kvfs.store import Store
 from kvfs.types import ROOT_INODE, InodeNo
-from tests.support.stores import DIRECTORY, FILE, Host, get, put, settle, tree
+from tests.support.stores import FILE, Host, get, make_directory, put, settle, tree
 
 pytestmark = pytest.mark.usefixtures("caplog")
 
@@ -67,8 +67,8 @@ def test_a_listing_leaves_out_what_it_cannot_read(running: Host) -> None:
 
 def test_the_status_says_what_it_can_read(running: Host) -> None:
     store = running.store
-    parent = store.namespace.make_node(ROOT_INODE, b"parent", DIRECTORY, 0, 0)[0]
-    holder = store.namespace.make_node(parent, b"holder", DIRECTORY, 0, 0)[0]
+    parent = make_directory(running, b"parent")
+    holder = make_directory(running, b"holder", parent)
     pinned = put(store, holder, b"pinned", b"x" * 5000)
     store.attributes.set_xattr(pinned, PIN, b"1")
     opened, _ = store.blocks.create(holder, b"draft", FILE, 0, 0)
@@ -90,7 +90,7 @@ def test_a_start_finds_the_holdings_behind_a_row_that_it_cannot_read(running: Ho
     store = running.store
     short, torn = (put(store, ROOT_INODE, name, b"x") for name in (b"short", b"torn"))
     leased = put(store, ROOT_INODE, b"leased", b"y" * 5000)
-    top = store.namespace.make_node(ROOT_INODE, b"top", DIRECTORY, 0, 0)[0]
+    top = make_directory(running, b"top")
     below = [put(store, top, name, b"z" * 5000) for name in (b"1", b"2")]
     for ino in (torn, leased, top):
         store.attributes.set_xattr(ino, PIN, b"1")

@@ -1,7 +1,5 @@
 """Leases and slabs end with their makers, or with time; a start finds them again."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from kvfs.holdings import Holdings
@@ -9,7 +7,7 @@ from kvfs.lifecycle import State
 from kvfs.makers import NOBODY, Maker
 from kvfs.types import ROOT_INODE, InodeNo, InodeRecord, Sequence
 from tests.support.life_model import Lives
-from tests.support.stores import FILE, Host, host, put, settle, write
+from tests.support.stores import FILE, Host, put, settle, write
 
 ONE = Maker(100, 1)
 OTHER = Maker(101, 2)
@@ -129,13 +127,6 @@ def test_a_published_block_is_in_no_table(table: Table) -> None:
 
 
 # ---- in a store ----
-
-
-@pytest.fixture
-def running() -> Iterator[Host]:
-    with host() as made:
-        made.start()
-        yield made
 
 
 def watch(running: Host) -> Lives:

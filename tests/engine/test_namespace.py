@@ -13,27 +13,20 @@ from kvfs.errors import (
     NotEmpty,
     NotFound,
 )
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.types import ROOT_INODE
 from tests.support.stores import (
-    DIRECTORY,
     FILE,
     SYMLINK,
     Host,
     assert_exact,
     get,
+    make_directory,
+    names,
     put,
     settle,
     tree,
     write,
 )
-
-
-def make_directory(running: Host, name: bytes, parent: InodeNo = ROOT_INODE) -> InodeNo:
-    return running.store.namespace.make_node(parent, name, DIRECTORY, 0, 0)[0]
-
-
-def names(running: Host, parent: InodeNo = ROOT_INODE) -> list[bytes]:
-    return [name for _, name in running.store.namespace.children(parent, InodeNo(0))]
 
 
 def test_create_refuses_a_taken_name_and_uses_no_extent_up(running: Host) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,21 +10,10 @@ from kvfs.errors import DeadInode, InvalidRequest, NoSuchAttribute, NotPermitted
 from kvfs.makers import Maker
 from kvfs.policy import DRAFTS, EVICT, PIN, Policy
 from kvfs.types import ROOT_INODE, InodeNo
-from tests.support.stores import DIRECTORY, FILE, MIB, Host, host, put, settle, write
+from tests.support.stores import FILE, MIB, Host, make_directory, put, settle, write
 
 OWNER_UID = 1000
 OTHER_UID = 1001
-
-
-@pytest.fixture
-def running() -> Iterator[Host]:
-    with host() as made:
-        made.start()
-        yield made
-
-
-def make(running: Host, name: bytes, parent: InodeNo = ROOT_INODE, uid: int = 0) -> InodeNo:
-    return running.store.namespace.make_node(parent, name, DIRECTORY, uid, 0)[0]
 
 
 def value(running: Host, ino: InodeNo, name: bytes) -> bytes:
@@ -45,9 +33,9 @@ def test_without_a_word_everything_is_seen_and_may_go(running: Host) -> None:
 
 def test_a_policy_holds_for_all_below_until_a_deeper_one(running: Host) -> None:
     attributes = running.store.attributes
-    top = make(running, b"top")
-    middle = make(running, b"middle", top)
-    below = make(running, b"below", middle)
+    top = make_directory(running, b"top")
+    middle = make_directory(running, b"middle", top)
+    below = make_directory(running, b"below", middle)
     block = put(running.store, below, b"K", b"x")
     attributes.set_xattr(top, DRAFTS, b"owner")
     attributes.set_xattr(top, EVICT, b"never")
@@ -61,12 +49,12 @@ def test_a_policy_holds_for_all_below_until_a_deeper_one(running: Host) -> None:
 
 
 def test_a_moved_directory_inherits_from_where_it_is(running: Host) -> None:
-    top, moved = make(running, b"top"), make(running, b"moved")
+    top, moved = make_directory(running, b"top"), make_directory(running, b"moved")
     running.store.attributes.set_xattr(top, EVICT, b"never")
     assert value(running, moved, EVICT) == b"auto"
     running.store.namespace.rename(ROOT_INODE, b"moved", top, b"moved")
     assert value(running, moved, EVICT) == b"never"
-    elsewhere = make(running, b"elsewhere")
+    elsewhere = make_directory(running, b"elsewhere")
     running.store.namespace.exchange(top, b"moved", ROOT_INODE, b"elsewhere")
     assert [value(running, ino, EVICT) for ino in (moved, elsewhere)] == [b"auto", b"never"]
 
@@ -75,12 +63,12 @@ def test_a_tree_deeper_than_a_stack_inherits_too(running: Host) -> None:
     running.store.attributes.set_xattr(ROOT_INODE, DRAFTS, b"owner")
     deepest = ROOT_INODE
     for _ in range(1500):
-        deepest = make(running, b"d", deepest)
+        deepest = make_directory(running, b"d", deepest)
     assert running.store.pool.policies.of(deepest) == Policy(drafts_of_owner=True)
 
 
 def test_a_policy_survives_a_restart(running: Host) -> None:
-    top = make(running, b"top")
+    top = make_directory(running, b"top")
     running.store.attributes.set_xattr(top, DRAFTS, b"owner")
     running.stop()
     running.start()
@@ -91,8 +79,8 @@ def test_a_policy_survives_a_restart(running: Host) -> None:
 
 
 def test_the_settings_file_speaks_for_paths_and_an_attribute_wins(running: Host) -> None:
-    top = make(running, b"lmcache")
-    below = make(running, b"model", top)
+    top = make_directory(running, b"lmcache")
+    below = make_directory(running, b"model", top)
     running.stop()
     text = '[policies."/lmcache"]\ndrafts = "owner"\nevict = "never"\n[policies."/"]\npin = true\n'
     policies = Settings.from_toml(text).policies
@@ -127,7 +115,7 @@ def test_a_settings_file_that_nobody_understands_is_refused(text: str) -> None:
 
 def test_own_attributes_are_answered_and_never_listed(running: Host) -> None:
     attributes = running.store.attributes
-    top = make(running, b"top")
+    top = make_directory(running, b"top")
     block = put(running.store, top, b"K", b"x")
     for name, word in ((DRAFTS, b"owner"), (EVICT, b"first"), (PIN, b"1")):
         attributes.set_xattr(top, name, word)
@@ -142,7 +130,7 @@ def test_own_attributes_are_answered_and_never_listed(running: Host) -> None:
 @pytest.mark.parametrize("name", [DRAFTS, EVICT, PIN])
 def test_only_root_and_the_owner_set_policies(running: Host, name: bytes) -> None:
     attributes = running.store.attributes
-    top = make(running, b"top", uid=OWNER_UID)
+    top = make_directory(running, b"top", uid=OWNER_UID)
     word = {DRAFTS: b"owner", EVICT: b"first", PIN: b"1"}[name]
     with pytest.raises(NotPermitted):
         attributes.set_xattr(top, name, word, OTHER_UID)
@@ -168,7 +156,7 @@ def test_what_kvfs_tells_nobody_sets(running: Host, name: bytes) -> None:
     [(DRAFTS, b"mine"), (DRAFTS, b""), (EVICT, b"always"), (PIN, b"yes"), (PIN, b"")],
 )
 def test_a_word_that_no_policy_knows_is_refused(running: Host, name: bytes, word: bytes) -> None:
-    top = make(running, b"top")
+    top = make_directory(running, b"top")
     with pytest.raises(InvalidRequest):
         running.store.attributes.set_xattr(top, name, word)
     assert running.store.pool.policies.of(top) == Policy()
@@ -188,7 +176,7 @@ def test_policies_belong_to_directories_and_pins_to_blocks_too(running: Host) ->
 
 def test_pins_are_bounded_by_half_the_capacity(running: Host) -> None:
     attributes, pins = running.store.attributes, running.store.pool.pins
-    top = make(running, b"top")
+    top = make_directory(running, b"top")
     first = put(running.store, top, b"first", b"x" * (20 * MIB))
     other = put(running.store, ROOT_INODE, b"other", b"x" * (16 * MIB))
     attributes.set_xattr(top, PIN, b"1")
@@ -224,7 +212,7 @@ def test_pins_are_known_again_after_a_start(running: Host) -> None:
 def test_a_pinned_directory_that_grew_too_large_to_count_hinders_no_start(
     running: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    top = make(running, b"top")
+    top = make_directory(running, b"top")
     running.store.attributes.set_xattr(top, PIN, b"1")
     for number in range(5):
         put(running.store, top, b"%d" % number, b"x")
@@ -243,7 +231,7 @@ def test_a_pinned_directory_that_grew_too_large_to_count_hinders_no_start(
 def test_a_hidden_draft_is_its_makers_until_it_is_closed(running: Host) -> None:
     store = running.store
     maker, other = Maker(os.getpid(), 1), Maker(os.getpid(), 2)
-    top = make(running, b"top")
+    top = make_directory(running, b"top")
     store.attributes.set_xattr(top, DRAFTS, b"owner")
     opened, record = store.blocks.create(top, b"K", FILE, 0, 0, maker)
     write(store, opened, b"x")

@@ -16,29 +16,21 @@ from kvfs.errors import (
     TooLarge,
 )
 from kvfs.lifecycle import State
-from kvfs.types import PAGE_BYTES, ROOT_INODE, InodeNo, round_up
+from kvfs.types import PAGE_BYTES, ROOT_INODE, round_up
 from tests.support.stores import (
-    DIRECTORY,
     FILE,
     MIB,
     SYMLINK,
     Host,
     assert_exact,
     get,
+    make_directory,
+    names,
     put,
     settle,
     tree,
     write,
 )
-
-
-def make_directory(running: Host, name: bytes, parent: InodeNo = ROOT_INODE) -> InodeNo:
-    return running.store.namespace.make_node(parent, name, DIRECTORY, 0, 0)[0]
-
-
-def names(running: Host, parent: InodeNo = ROOT_INODE) -> list[bytes]:
-    return [name for _, name in running.store.namespace.children(parent, InodeNo(0))]
-
 
 # ---- a block's life ----
 

@@ -228,6 +228,18 @@ def get(store: Store, parent: InodeNo, name: bytes) -> bytes:
     return data
 
 
+def make_directory(
+    running: Host, name: bytes, parent: InodeNo = ROOT_INODE, uid: int = 0
+) -> InodeNo:
+    """Make a directory; return its inode."""
+    return running.store.namespace.make_node(parent, name, DIRECTORY, uid, 0)[0]
+
+
+def names(running: Host, parent: InodeNo = ROOT_INODE) -> list[bytes]:
+    """Return the names of a directory, oldest first."""
+    return [name for _, name in running.store.namespace.children(parent, InodeNo(0))]
+
+
 def settle(store: Store) -> None:
     """Do all housekeeping that is due, and finish a sweep and the walks."""
     store.pool.graves.give_way()
