@@ -39,7 +39,7 @@ from mount.logging_setup import apply_levels
 from mount.notifier import Notifier
 from mount.operations import Operations
 from mount.path_choice import NOT_OFFERED, PathChoice, choose_path, without_passthrough
-from mount.status import describe
+from mount.status import Parts, describe
 from mount.store_lane import StoreLane
 from mount.wire import Opcode
 
@@ -284,7 +284,6 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         _log.info("settings reloaded%s", f"; need a new mount: {ignored}" if ignored else "")
 
     async def _status(self, _args: dict[str, Any]) -> dict[str, Any]:
-        return describe(self)
-
-
-Mount = _Mount
+        return describe(
+            Parts(self.settings, self.choice, self.store, self.channel, self.files, self.notifier)
+        )

@@ -1,30 +1,44 @@
 """What `kvfs status` shows of a running mount."""
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import kvfs
+from kvfs.config import Settings
+from kvfs.store import Store
 from mount import errno_door
+from mount.channel import Channel
+from mount.files import Files
+from mount.notifier import Notifier
+from mount.path_choice import PathChoice
 from mount.wire import Opcode
 
-if TYPE_CHECKING:
-    from mount.serve import Mount
+
+class Parts(NamedTuple):
+    """The parts of one mount that have figures to show."""
+
+    settings: Settings
+    choice: PathChoice
+    store: Store
+    channel: Channel
+    files: Files
+    notifier: Notifier
 
 
-def describe(mount: "Mount") -> dict[str, Any]:
+def describe(mount: Parts) -> dict[str, Any]:
     """Return the figures of one mount, JSON-ready; sizes in bytes."""
-    channel = mount.channel
+    channel, path = mount.channel, mount.files.path
     return {
         "version": kvfs.__version__,
         "mountpoint": mount.settings.mountpoint,
         "source": mount.settings.source,
         "name": mount.settings.name,
         "read_only": mount.settings.read_only,
-        "data_path": mount.path.name,
+        "data_path": path.name,
         "data_path_reason": mount.choice.reason,
         "server_pid": os.getpid(),
         **mount.store.describe(),
-        **mount.path.describe(),
+        **path.describe(),
         "stalls": {
             "waits": mount.files.room.stalls,
             "waited_s": round(mount.files.room.stalled_s, 3),
@@ -35,7 +49,7 @@ def describe(mount: "Mount") -> dict[str, Any]:
             "untold": mount.notifier.untold,
             "backlog": mount.notifier.backlog,
         },
-        "open_handles": len(mount.handles),
+        "open_handles": len(mount.files.handles),
         "requests": _by_name(channel.requests),
         "answered_in_channel": _by_name(channel.answered_here),
         "refused": dict(errno_door.counts),
