@@ -1,15 +1,13 @@
 """Which rank a block has among those that may go: its record and its directory's policy say so."""
 
 import stat
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvfs.checksum import crc32c
 from kvfs.eviction import Rank
 from kvfs.lifecycle import TABLE, Goes, State
+from kvfs.pool import Pool
 from kvfs.types import InodeNo, InodeRecord
-
-if TYPE_CHECKING:
-    from kvfs.pool import Pool
 
 #: Smaller files are configurations and sidecars: next to no space, and much is lost with them.
 SMALL_BYTES: Final = 64 << 10
@@ -32,7 +30,7 @@ def name_hash(record: InodeRecord) -> int:
     return crc32c(record.name, record.parent & 0xFFFFFFFF)
 
 
-def note(pool: "Pool", ino: InodeNo, record: InodeRecord, *, used_s: int = -1) -> None:
+def note(pool: Pool, ino: InodeNo, record: InodeRecord, *, used_s: int = -1) -> None:
     """Tell the heat what file *ino* is now; *used_s* as in ``Heat.note``."""
     if stat.S_ISREG(record.mode):
         rank = rank_of(record, pool.policies.of(record.parent).evict)

@@ -5,16 +5,14 @@ older than the index, and when a policy changes for all that lies below a direct
 """
 
 import stat
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvfs import evictable
 from kvfs.errors import Damaged
 from kvfs.lifecycle import SETTLED
+from kvfs.pool import Pool
 from kvfs.records import INODE_PREFIX, parse_inode, parse_inode_key, state_of_inode
 from kvfs.types import InodeNo
-
-if TYPE_CHECKING:
-    from kvfs.pool import Pool
 
 #: Inodes a step, some 5 us each: a step runs between two requests.
 _STEP: Final = 64
@@ -27,7 +25,7 @@ class HeatScan:
     which whoever evicts does not rely on.
     """
 
-    def __init__(self, pool: "Pool") -> None:
+    def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._running = self._again = False
         #: The last inode looked at; None: all of them were.

@@ -325,7 +325,7 @@ class Namespace:
             pool.policies.clear()
             evict, inherited = (pool.policies.of(above).evict for above in (before, record.parent))
             if pool.settings.policies or evict != inherited:
-                pool.heat_scan.start()
+                pool.rank_anew()
 
     def exchange(self, parent: InodeNo, name: bytes, new_parent: InodeNo, new_name: bytes) -> None:
         """Swap two existing names atomically (RENAME_EXCHANGE). Raises NotFound, ReadOnly."""

@@ -75,4 +75,4 @@ class OwnAttributes:
     def changed(self) -> None:
         """A policy was set or removed: what was inherited from it is looked up again."""
         self._pool.policies.clear()
-        self._pool.heat_scan.start()
+        self._pool.rank_anew()

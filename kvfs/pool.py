@@ -21,7 +21,6 @@ from kvfs.extents import Extents
 from kvfs.graves import GRAVE_S, Graves
 from kvfs.headroom import UNWATCHED_BYTES, Headroom, reserve_bytes
 from kvfs.heat import Heat
-from kvfs.heat_scan import HeatScan
 from kvfs.holdings import Holdings
 from kvfs.identities import Identities
 from kvfs.index import Index
@@ -53,7 +52,7 @@ def _tell_nobody(_opened: OpenInode) -> None:
 
 
 def _do_nothing() -> None:
-    """Stand in for ``Reclaim.top_up`` and ``Watch.look_at_runners``."""
+    """Stand in for ``Reclaim.top_up``, ``Watch.look_at_runners`` and ``HeatScan.start``."""
 
 
 def _evict_nothing(_size_bytes: int) -> int:
@@ -122,7 +121,6 @@ class Pool:
                 policy=policy_named(settings.eviction),
                 now_s=clock_ns() // 10**9,
             )
-            self.heat_scan = HeatScan(self)
             self.policies = Policies(self.index, settings.policies)
             self.pins = Pins(self.index)
             self._hook_nothing()
@@ -153,6 +151,8 @@ class Pool:
         self.look_at_runners: Callable[[], None] = _do_nothing
         #: Has room made ahead of the next draft, when no request waits.
         self.top_up: Callable[[], None] = _do_nothing
+        #: Has every block's rank looked up again: a policy changed for many of them.
+        self.rank_anew: Callable[[], None] = _do_nothing
         self.ready.spendable_bytes = lambda: self.evictable_bytes
         #: Whether writers may allocate without asking (passthrough).
         self.writers_run_free = False

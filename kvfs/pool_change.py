@@ -1,14 +1,22 @@
 """One change of the pool: an index transaction, and what memory learns once it is committed."""
 
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from kvfs.index import Index
 from kvfs.index_transaction import WriteTransaction
 from kvfs.records import UNFINISHED_MAX, Counters
+from kvfs.space import Space
 from kvfs.types import InodeNo
 
-if TYPE_CHECKING:
-    from kvfs.pool import Pool
+
+class Ledger(Protocol):
+    """What a change is entered in: the pool."""
+
+    index: Index
+    counters: Counters
+    unfinished: set[InodeNo]
+    space: Space
 
 
 class PoolChange:
@@ -21,7 +29,7 @@ class PoolChange:
     __slots__ = ("_begun", "_counters", "_finished", "_pool", "_txn")
 
     def __init__(
-        self, pool: "Pool", counters: Counters, begun: InodeNo, finished: InodeNo, *, lasting: bool
+        self, pool: Ledger, counters: Counters, begun: InodeNo, finished: InodeNo, *, lasting: bool
     ) -> None:
         """*begun* and *finished* are inodes, or 0; see ``Pool.change``."""
         self._pool = pool

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from kvfs.errors import Damaged, KvfsError
 from kvfs.eviction import EVICTABLE
 from kvfs.fitness import look_at, sidecars_of
+from kvfs.heat_scan import HeatScan
 from kvfs.inode_rules import counted, emptied
 from kvfs.namespace import Namespace
 from kvfs.pool import Pool
@@ -49,9 +50,10 @@ def _tell_nobody(_ino: InodeNo) -> None:
 class Reclaim:
     """Makes room by evicting; never more than was asked for."""
 
-    def __init__(self, pool: Pool, namespace: Namespace) -> None:
+    def __init__(self, pool: Pool, namespace: Namespace, heat_scan: HeatScan) -> None:
         self._pool = pool
         self._namespace = namespace
+        self._heat_scan = heat_scan
         #: Told each inode that lost its name.
         self.unnamed: Callable[[InodeNo], None] = _tell_nobody
         #: Told the name, for the kernel.
@@ -80,7 +82,7 @@ class Reclaim:
         pool = self._pool
         if self.planning or len(pool.departures):
             return True
-        if not pool.heat_scan.done:
+        if not self._heat_scan.done:
             return True  # what the pool held at the start is still being looked for
         return pool.evictable_bytes > 0 and pool.monotonic_s() >= self._barren_until_s
 

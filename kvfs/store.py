@@ -14,6 +14,7 @@ from kvfs.blocks import Blocks
 from kvfs.config import Settings
 from kvfs.devices import Device
 from kvfs.errors import NoSpace
+from kvfs.heat_scan import HeatScan
 from kvfs.holdings_scan import HoldingsScan
 from kvfs.makers import NOBODY, Maker
 from kvfs.namespace import Namespace
@@ -65,7 +66,9 @@ class Store:
         self.blocks = Blocks(self.pool, self.namespace)
         self.attributes = Attributes(self.pool, self.namespace, self.blocks)
         self.visibility = Visibility(self.pool, self.blocks.superseding.old)
-        self.reclaim = Reclaim(self.pool, self.namespace)
+        self.heat_scan = HeatScan(self.pool)
+        self.pool.rank_anew = self.heat_scan.start
+        self.reclaim = Reclaim(self.pool, self.namespace, self.heat_scan)
         self.pool.evict = self.reclaim.evict
         self.pool.top_up = self.reclaim.top_up
         self.watch = Watch(self.pool)
@@ -73,7 +76,7 @@ class Store:
         self.pool.holdings.settle = self.blocks.publishing.lose_maker
         self.pool.background.submit_leisure(HoldingsScan(self.pool).step)
         if not settings.read_only:
-            self.pool.heat_scan.start()
+            self.heat_scan.start()
         self.sweep = Sweep(self.pool)
         if sweep_due:
             self.sweep.start()

@@ -132,9 +132,9 @@ def test_a_policy_counts_for_what_is_below_already(running: Host) -> None:
         (b"auto", Rank.PUBLISHED),
     ):
         store.attributes.set_xattr(above, EVICT, value)
-        assert not store.pool.heat_scan.done
+        assert not store.heat_scan.done
         settle(store)
-        assert store.pool.heat_scan.done
+        assert store.heat_scan.done
         assert rank(store, ino) is wanted
         assert rank(store, stored(store, below, b"later")) is wanted
 
@@ -158,7 +158,7 @@ def test_a_directory_that_moves_below_a_policy_follows_it(running: Host) -> None
     ino = stored(store, moved, b"block")
     settle(store)
     store.rename(ROOT_INODE, b"moved", ROOT_INODE, b"renamed", replace=True)
-    assert store.pool.heat_scan.done  # nothing changes for what lies below
+    assert store.heat_scan.done  # nothing changes for what lies below
     store.rename(ROOT_INODE, b"renamed", above, b"moved", replace=True)
     settle(store)
     assert rank(store, ino) is Rank.NEVER
@@ -179,8 +179,8 @@ def test_a_walk_that_fails_begins_anew_with_the_next_one(
         store.attributes.set_xattr(above, EVICT, b"never")
         assert store.pool.background.run_one()
     assert "background work failed" in caplog.text
-    assert store.pool.heat_scan.done
-    store.pool.heat_scan.start()
+    assert store.heat_scan.done
+    store.heat_scan.start()
     settle(store)
     assert rank(store, ino) is Rank.NEVER
 
@@ -257,7 +257,7 @@ def test_drafts_and_special_files_are_not_in_the_heat(running: Host) -> None:
     store = running.store
     store.namespace.make_node(ROOT_INODE, b"fifo", stat.S_IFIFO | 0o644, 0, 0)
     opened, _ = store.blocks.create(ROOT_INODE, b"draft", FILE, 0, 0)
-    store.pool.heat_scan.start()
+    store.heat_scan.start()
     settle(store)
     assert known(store) == set()
     store.blocks.close(opened, writer=True)

@@ -45,15 +45,6 @@ def imports_of(path: Path) -> Iterator[str]:
     return _imports_in(path, tree_of(path))
 
 
-def imports_for_types(path: Path) -> set[str]:
-    """Return what is imported under ``if TYPE_CHECKING`` alone, and so never when kvfs runs."""
-    found = set()
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
-            found.update(_imports_in(path, node))
-    return found
-
-
 def _imports_in(path: Path, tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
