@@ -81,6 +81,11 @@ class OpenInode:
         #: The draft that took its name, and for which it is shown until that is whole; 0: none.
         self.stands_in = InodeNo(0)
 
+    @property
+    def runs_free(self) -> bool:
+        """Whether its writers may take any amount until somebody looks."""
+        return self.unreserved and not self.through_daemon
+
 
 class OpenInodes(dict[InodeNo, OpenInode]):
     """All open inodes by number."""
@@ -89,6 +94,8 @@ class OpenInodes(dict[InodeNo, OpenInode]):
         super().__init__()
         #: Those that have a writer.
         self.written: dict[InodeNo, OpenInode] = {}
+        #: Of them, those that were let take any amount (``runs_free``; some may ask since).
+        self.runners: dict[InodeNo, OpenInode] = {}
         #: What all of them hold to spare.
         self.spare_bytes = 0
 
@@ -100,9 +107,16 @@ class OpenInodes(dict[InodeNo, OpenInode]):
         if writer:
             opened.writers += 1
             self.written[ino] = opened
+            if opened.runs_free:
+                self.runners[ino] = opened
         else:
             opened.readers += 1
         return opened
+
+    def let_run(self, opened: OpenInode) -> None:
+        """Let the writers of *opened* take any amount until somebody looks."""
+        opened.unreserved, opened.through_daemon = True, False
+        self.runners[opened.ino] = opened
 
     def spare(self, opened: OpenInode, size_bytes: int) -> None:
         """Count *size_bytes* as what *opened* holds to spare."""
@@ -115,6 +129,7 @@ class OpenInodes(dict[InodeNo, OpenInode]):
             opened.writers -= 1
             if not opened.writers:
                 self.written.pop(opened.ino, None)
+                self.runners.pop(opened.ino, None)
                 self.spare(opened, 0)
         else:
             opened.readers -= 1

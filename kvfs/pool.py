@@ -291,11 +291,11 @@ class Pool:
             spare_bytes = opened.allocated_bytes - demand.usual_bytes(parent)
             self.open_inodes.spare(opened, max(0, spare_bytes))
             return
-        running = sum(
-            other.unreserved and not other.through_daemon
-            for other in self.open_inodes.written.values()
-        )
-        opened.through_daemon = self.space.unclaimed_bytes < UNWATCHED_BYTES * max(1, running)
+        running = 1 + sum(other.runs_free for other in self.open_inodes.runners.values())
+        if self.space.unclaimed_bytes < UNWATCHED_BYTES * running:
+            opened.through_daemon = True
+        else:
+            self.open_inodes.let_run(opened)
 
     def note_allocated(self, opened: OpenInode, allocated_bytes: int) -> None:
         """Account what an open extent holds now."""

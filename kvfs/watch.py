@@ -43,8 +43,8 @@ class Watch:
     def look_at_runners(self) -> None:
         """Account what those took who may take any amount; before one more is let to."""
         now_s = self._pool.monotonic_s()
-        for opened in self._pool.open_inodes.written.values():
-            if opened.unreserved and not opened.through_daemon:
+        for opened in self._pool.open_inodes.runners.values():
+            if opened.runs_free:
                 self._look(opened, now_s)
 
     def _due(self) -> list[OpenInode]:

@@ -22,7 +22,7 @@ def running() -> Iterator[Host]:
 def draft(store: Store, name: bytes) -> OpenInode:
     """Make a draft that may take any amount, as passthrough lets it."""
     opened, _ = store.blocks.create(ROOT_INODE, name, FILE, 0, 0)
-    opened.through_daemon, opened.unreserved = False, True
+    store.pool.open_inodes.let_run(opened)
     return opened
 
 
@@ -48,6 +48,26 @@ def test_what_a_draft_took_is_accounted_and_more_is_kept_for_it(running: Host) -
     store.blocks.close(opened, writer=True)
     store.watch.tick(0.0)
     assert store.pool.space.lacking_bytes == 0
+    assert_exact(running)
+
+
+def test_who_may_take_any_amount_is_looked_at_before_one_more_draft(running: Host) -> None:
+    store = running.store
+    free, asks = draft(store, b"free"), store.blocks.create(ROOT_INODE, b"asks", FILE, 0, 0)[0]
+    assert asks.through_daemon
+    grow(free, 2 * MIB)
+    grow(asks, MIB)
+    store.watch.look_at_runners()
+    assert store.pool.space.used_bytes == 2 * MIB, "who asks accounts itself"
+    reader = store.blocks.open(free.ino, writer=False, truncate=False)
+    store.blocks.close(free, writer=True)
+    assert store.pool.open_inodes.runners == {}
+    again = store.blocks.open(free.ino, writer=True, truncate=False, appends=True)
+    grow(again, 2 * MIB)
+    store.watch.look_at_runners()
+    assert store.pool.space.used_bytes == 4 * MIB
+    for opened, writer in ((reader, False), (again, True), (asks, True)):
+        store.blocks.close(opened, writer=writer)
     assert_exact(running)
 
 
