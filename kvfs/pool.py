@@ -291,7 +291,7 @@ class Pool:
             spare_bytes = opened.allocated_bytes - demand.usual_bytes(parent)
             self.open_inodes.spare(opened, max(0, spare_bytes))
             return
-        running = 1 + sum(other.runs_free for other in self.open_inodes.runners.values())
+        running = 1 + len(self.open_inodes.runners)
         if self.space.unclaimed_bytes < UNWATCHED_BYTES * running:
             opened.through_daemon = True
         else:

@@ -6,6 +6,7 @@ and nothing can go: its bytes are given back, its close is ENOSPC and its name g
 """
 
 import logging
+from itertools import islice
 from typing import Final
 
 from kvfs.errors import NoSpace
@@ -17,6 +18,8 @@ from kvfs.pool import Pool
 _log: Final = logging.getLogger(__name__)
 #: Drafts looked at in one tick, at 2 us each; more take turns.
 _LOOKS_A_TICK: Final = 512
+#: And before one more is made: many at a time run only where there is room for them until a tick.
+_LOOKS_A_DRAFT: Final = 32
 
 
 class Watch:
@@ -41,11 +44,17 @@ class Watch:
             self._stop_some(list(written.values()))
 
     def look_at_runners(self) -> None:
-        """Account what those took who may take any amount; before one more is let to."""
+        """Account what those took who may take any amount; before one more is let to.
+
+        Not of all when they are many: those that were not looked at for longest.
+        """
+        runners = self._pool.open_inodes.runners
         now_s = self._pool.monotonic_s()
-        for opened in self._pool.open_inodes.runners.values():
+        for ino in list(islice(runners, _LOOKS_A_DRAFT)):
+            opened = runners.pop(ino)
             if opened.runs_free:
                 self._look(opened, now_s)
+                runners[ino] = opened  # behind those whose turn is next
 
     def _due(self) -> list[OpenInode]:
         written = list(self._pool.open_inodes.written.values())

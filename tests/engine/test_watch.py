@@ -71,6 +71,26 @@ def test_who_may_take_any_amount_is_looked_at_before_one_more_draft(running: Hos
     assert_exact(running)
 
 
+def test_of_many_only_some_are_looked_at_before_each_draft(
+    running: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A create costs the same beside ten writers and beside a thousand."""
+    monkeypatch.setattr("kvfs.watch._LOOKS_A_DRAFT", 2)
+    store = running.store
+    drafts = [draft(store, b"%d" % number) for number in range(5)]
+    for opened in drafts:
+        grow(opened, MIB)
+    runners = store.pool.open_inodes.runners
+    runners[next(iter(runners))].unreserved = False  # it runs no more, and is only forgotten
+    for accounted in (1, 3, 4):
+        store.watch.look_at_runners()
+        assert store.pool.space.used_bytes == accounted * MIB
+    assert set(runners) == {opened.ino for opened in drafts if opened.unreserved}
+    for opened in drafts:
+        store.blocks.close(opened, writer=True)
+    assert_exact(running)
+
+
 def test_one_that_took_what_is_not_there_is_stopped_alone(
     running: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
