@@ -19,6 +19,13 @@ LMCACHE_CONFIG: Final = "LMCACHE_CONFIG_FILE"
 _LOCAL_DISK_FILE: Final = re.compile(
     r"^\s*[\"']?(local_disk|max_local_disk_size)[\"']?\s*[:=]\s*[\"']?([^\"'#\n,]+)", re.MULTILINE
 )
+_MOONCAKE_BACKEND: Final = "bucket_storage_backend"
+#: Mooncake's backend: the variables with its limit, the first one set counts; each ignores the
+#: others', and ``file_per_key`` has none: it keeps to 90 % of what statvfs says.
+_MOONCAKE_LIMITS: Final = {
+    _MOONCAKE_BACKEND: ("MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE", "MOONCAKE_BUCKET_MAX_TOTAL_SIZE"),
+    "offset_allocator_storage_backend": ("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES",),
+}
 #: SGLang reads "200G" as decimal and "200Gi" as binary; other texts switch its evictor off.
 _SGLANG_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(i?)", re.IGNORECASE)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -37,9 +44,11 @@ def from_environment(
         if size_bytes := _sglang_bytes(environment.get(name, "")):
             yield ConnectorLimit(name, size_bytes, origin, keeps_index=False)
     if _is_below(environment.get("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH"), mountpoint):
-        name = "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES"
-        if size_bytes := int(_number(environment.get(name))):
-            yield ConnectorLimit(name, size_bytes, origin)
+        backend = environment.get("MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR", _MOONCAKE_BACKEND)
+        for name in _MOONCAKE_LIMITS.get(backend, ()):
+            if size_bytes := int(_number(environment.get(name))):
+                yield ConnectorLimit(name, size_bytes, origin)
+                break
 
 
 def from_command_line(

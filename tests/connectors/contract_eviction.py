@@ -6,7 +6,7 @@ are leased or slabs; FillsThePool or KeepsItsLimit for what happens when more is
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -114,11 +114,20 @@ class SmallPool(ConnectorContract):
     """A pool that a few dozen blocks fill, for the tests of a full one."""
 
     pool_blocks: ClassVar[int] = 24
+    full_pool_config: ClassVar[Mapping[str, Any]] = {}
+    """Further arguments of the driver's ``open`` in this test."""
+    kept_free_bytes: ClassVar[int] = 0
+    """What the connector itself wants free, whatever the pool's size."""
 
     @property
     def capacity_bytes(self) -> int:
         """What the pool may hold."""
-        return max(48 * MIB, self.pool_blocks * self.size_bytes)
+        return max(48 * MIB, self.pool_blocks * self.size_bytes) + self.kept_free_bytes
+
+    @property
+    def room_blocks(self) -> float:
+        """How many blocks the pool has room for as far as the connector is concerned."""
+        return (self.capacity_bytes - self.kept_free_bytes) / self.size_bytes
 
     @pytest.fixture
     def small(self) -> Iterator[Mounted]:
@@ -177,22 +186,20 @@ class FillsThePool(SmallPool):
 
 
 class KeepsItsLimit(SmallPool):
-    """Its own limit, below the pool's, keeps it from ever meeting the end of it."""
+    """Its own limit, below the pool's, keeps it from ever meeting the end of it.
+
+    ``full_pool_config`` sets that limit.
+    """
 
     full_pool: ClassVar[str] = "own limit"
-
-    @property
-    def limited(self) -> dict[str, Any]:
-        """Arguments of the driver's ``open`` that set the limit below the pool's."""
-        raise NotImplementedError
 
     def test_full_pool_is_never_met(
         self, small: Mounted, start: Start, mount: Mounted | Reference, kv_dir_full: Path
     ) -> None:
         """Stores go on beyond the limit: the connector removes by itself, kvfs evicts nothing."""
         skip_without_kvfs(mount)
-        count = int(2 * self.capacity_bytes / self.size_bytes)
-        connector = start(str(kv_dir_full), **self.limited)
+        count = int(2 * self.room_blocks)
+        connector = start(str(kv_dir_full), **self.full_pool_config)
         for first in range(0, count, 8):
             keys = list(range(first, min(first + 8, count)))
             self.stores(connector, keys)
@@ -212,14 +219,14 @@ class RefusedByAFullPool(SmallPool):
     ) -> None:
         """A store fails, what was stored before is whole, and room that comes back is used."""
         skip_without_kvfs(mount)
-        count = int(1.5 * self.capacity_bytes / self.size_bytes)
+        count = int(1.5 * self.room_blocks)
         stored: list[int] = []
-        connector = start(str(kv_dir_full))
+        connector = start(str(kv_dir_full), **self.full_pool_config)
         for key in range(count):
             if not self.stored(connector, key):
                 break
             stored.append(key)
-        assert len(stored) >= 0.6 * self.capacity_bytes / self.size_bytes
+        assert len(stored) >= 0.6 * self.room_blocks
         assert len(stored) < count
         done = connector.call("load", keys=stored, version=1)
         assert done == {"loaded": stored, "intact": stored}

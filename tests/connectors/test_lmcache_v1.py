@@ -27,7 +27,7 @@ class LocalDisk(BlockFiles, Deletes, EvictedAfterItsProcess, KeepsItsLimit):
         return self.with_limit(1.0)
 
     @property
-    def limited(self) -> dict[str, Any]:
+    def full_pool_config(self) -> dict[str, Any]:  # type: ignore[override]
         """Three quarters of the pool, in GiB."""
         return self.with_limit(0.75 * self.capacity_bytes / (1 << 30))
 

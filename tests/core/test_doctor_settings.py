@@ -36,6 +36,15 @@ max_local_disk_size: 500.5       # GiB
         (
             {
                 "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": "/kv/m",
+                "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES": "99999",
+                "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE": "12345",
+            },
+            12345,
+        ),
+        (
+            {
+                "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": "/kv/m",
+                "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR": "offset_allocator_storage_backend",
                 "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES": "12345",
             },
             12345,

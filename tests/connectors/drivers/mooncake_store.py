@@ -30,9 +30,19 @@ KEYS_A_BUCKET = 2
 class Store:
     """One client of one master."""
 
-    def open(self, kv_dir: str, size_bytes: int, backend: str) -> str:
-        """Start both, with ``backend`` on ``kv_dir``; the client scans what is there."""
-        self.size_bytes = size_bytes
+    def open(
+        self,
+        kv_dir: str,
+        size_bytes: int,
+        backend: str,
+        limit_bytes: int = DISK_BYTES,
+        wait_s: float = WAIT_S,
+    ) -> str:
+        """Start both, with ``backend`` on ``kv_dir``; the client scans what is there.
+
+        ``wait_s`` bounds the wait for a store to be on disk.
+        """
+        self.size_bytes, self.wait_s = size_bytes, wait_s
         port, metrics_port = free_port(), free_port()
         self.master = subprocess.Popen(
             [
@@ -52,8 +62,10 @@ class Store:
             MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR=backend,
             MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS="1",
             MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES=str(MEMORY_BYTES),
-            MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES=str(DISK_BYTES),
+            MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES=str(limit_bytes),
+            MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE=str(limit_bytes),
             MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT=str(KEYS_A_BUCKET),
+            MOONCAKE_OFFSET_EVICTION_POLICY="fifo",
         )
         from mooncake.store import MooncakeDistributedStore
 
@@ -78,7 +90,7 @@ class Store:
             self.client.put(self._key(key), pattern(key, version, self.size_bytes).tobytes())
             for key in keys
         ]
-        wait_for(lambda: all(self._on_disk(key) for key in keys))
+        wait_for(lambda: all(self._on_disk(key) for key in keys), self.wait_s)
         in_memory = [self._key(key) for key in keys if self._in_memory(key)]
         # A replica under lease stays; the put's own lease is short.
         wait_for(lambda: self._cleared(in_memory))
@@ -150,9 +162,9 @@ def listens(port: int) -> bool:
     return False
 
 
-def wait_for(condition: Any) -> None:  # noqa: ANN401
+def wait_for(condition: Any, wait_s: float = WAIT_S) -> None:  # noqa: ANN401
     """Poll until ``condition`` holds. Raises TimeoutError."""
-    deadline_s = time.monotonic() + WAIT_S
+    deadline_s = time.monotonic() + wait_s
     while not condition():
         if time.monotonic() > deadline_s:
             raise TimeoutError("Mooncake did not get there")
