@@ -6,6 +6,8 @@ a hint: whoever evicts looks at each block again.
 The clock is a counter, not the time of day: ``burst << BURST_BITS | n`` for the n-th touch of a
 burst. A prompt's blocks are stored and looked up in one burst, and its prefix is of use up to the
 first missing block only: within a burst the tail goes before the head, which was created before.
+Never more than a small part of all blocks: in a small pool, where a second's touches are of them
+all, the youngest would go for the next.
 """
 
 from collections.abc import Sequence
@@ -24,6 +26,8 @@ NOTHING: Final = np.zeros(0, np.uint64)
 _BURST_SHIFT: Final = np.uint64(BURST_BITS)
 _WITHIN: Final = np.uint64((1 << BURST_BITS) - 1)
 _NO_BOUND: Final = 1 << 63
+#: Tails go before heads among at most such a part of all blocks, touched one after the other.
+CHAIN_PART: Final = 64
 #: Rows looked at to learn how warm the coldest are.
 _SAMPLE: Final = 1 << 12
 
@@ -187,6 +191,7 @@ class _Found:
         self._bytes = bytes_wanted
         self._count = count_max
         self._but_not = but_not
+        self._chain = np.uint64(max(1, int(np.count_nonzero(columns.ino)) // CHAIN_PART))
         self._taken: list[NDArray[np.uint64]] = []
 
     def inos(self) -> NDArray[np.uint64]:
@@ -196,15 +201,17 @@ class _Found:
     def take_coldest(self, among: NDArray[np.bool_], bytes_max: int = _NO_BOUND) -> None:
         """Take the coldest *among* all rows, as many as are wanted still, or for *bytes_max*.
 
-        Of one burst those go first that were created last: blocks of a prompt are created head
-        first, and their inode numbers rise.
+        Of those touched together in one burst those go first that were created last: blocks of a
+        prompt are created head first, and their inode numbers rise.
         """
         bytes_wanted = min(self._bytes, bytes_max)
         if bytes_wanted <= 0 or self._count <= 0 or not among.any():
             return
         columns = self._columns
         rows = self._preselected(among, bytes_wanted)
-        rows = rows[np.lexsort((~columns.ino[rows], columns.touched[rows] >> _BURST_SHIFT))]
+        touched = columns.touched[rows]
+        together = (touched & _WITHIN) // self._chain
+        rows = rows[np.lexsort((~columns.ino[rows], together, touched >> _BURST_SHIFT))]
         rows = rows[: self._count]
         sizes_bytes = columns.allocated_bytes[rows]
         count = int(np.searchsorted(np.cumsum(sizes_bytes), np.uint64(bytes_wanted))) + 1

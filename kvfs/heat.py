@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from kvfs.eviction import BURST_BITS, Columns, Policy, Rank
+from kvfs.eviction import BURST_BITS, CHAIN_PART, Columns, Policy, Rank
 from kvfs.heat_file import Rows, copy_rows, grown, read_heat, write_heat, zero_rows
 from kvfs.row_table import RowTable
 from kvfs.syscalls import Syscalls
@@ -23,8 +23,7 @@ _TOUCHES_MAX: Final = (1 << 16) - 1
 _ROWS_MIN: Final = 1 << 10
 #: A prompt's blocks are touched within about a second.
 BURST_S: Final = 1.0
-#: A burst must stay a small part of all blocks, since within it the youngest goes first.
-_BURST_PART: Final = 64
+#: The look-ups and opens of one load are one use, so a burst has a few touches at least.
 _BURST_TOUCHES_MIN: Final = 4
 #: After a kill the touches since the last save are lost: 31 bytes a block a minute against that.
 _SAVE_S: Final = 60.0
@@ -205,7 +204,7 @@ class Heat:
         return row
 
     def _begin_burst(self, number: int) -> None:
-        touches = min(max(self._count // _BURST_PART, _BURST_TOUCHES_MIN), (1 << BURST_BITS) - 2)
+        touches = min(max(self._count // CHAIN_PART, _BURST_TOUCHES_MIN), (1 << BURST_BITS) - 2)
         self._stamp = self._burst_begin = number << BURST_BITS
         self._burst_end = self._stamp + touches
 

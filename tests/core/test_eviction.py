@@ -71,9 +71,21 @@ def test_the_longest_unused_goes_first() -> None:
     assert victims(Lru(), rows) == [21, 22, 20]
 
 
+def beside(rows: Sequence[Row], *, blocks: int) -> list[Row]:
+    """Return *rows* in a pool of so many blocks, of which the others stay."""
+    return [*rows, *(Row(1000 + n, burst=0, rank=Rank.NEVER) for n in range(blocks - len(rows)))]
+
+
 def test_of_one_burst_the_tail_goes_before_the_head() -> None:
     rows = [Row(20, burst=2), Row(21, burst=2), Row(22, burst=2), Row(30, burst=1)]
-    assert victims(Lru(), rows) == [30, 22, 21, 20]
+    assert victims(Lru(), beside(rows, blocks=192)) == [30, 22, 21, 20]
+
+
+def test_of_a_burst_longer_than_a_small_part_of_the_pool_the_oldest_goes() -> None:
+    rows = [Row(20 + number, burst=1) for number in range(6)]
+    assert victims(Lru(), beside(rows, blocks=191)) == [21, 20, 23, 22, 25, 24]
+    assert victims(Lru(), beside(rows, blocks=127)) == [20, 21, 22, 23, 24, 25]
+    assert victims(Lru(), list(reversed(rows))) == [25, 24, 23, 22, 21, 20], "by their touches"
 
 
 @pytest.mark.parametrize("policy", [Lru(), Arc()], ids=lambda policy: policy.name)
@@ -133,7 +145,7 @@ def test_lru_is_what_sorting_everything_gives(
     ]
     candidates = [row for row in rows if row.rank is not Rank.NEVER and row.size_bytes]
     expected: list[int] = []
-    for row in sorted(candidates, key=lambda row: (row.rank, row.burst, -row.ino)):
+    for row in sorted(candidates, key=lambda row: (row.rank, row.burst, row.ino)):
         if wanted <= 0 or len(expected) == count_max:
             break
         expected.append(row.ino)
