@@ -333,9 +333,13 @@ class Blocks:
         return Allocation(growth_bytes, work)
 
     def end_allocation(self, opened: OpenInode, allocation: Allocation) -> None:
-        """The work is done, or failed: what the extent holds now is what counts."""
+        """The work is done, or failed: what the extent holds now is what counts.
+
+        Who asked for room takes no more unasked: none is kept ahead of it (watch.py).
+        """
         self._pool.space.pledged_bytes -= allocation.pledged_bytes
         opened.allocating -= 1
+        opened.unreserved = opened.unreserved and not allocation.pledged_bytes
 
     def growth_bytes(self, opened: OpenInode, end_bytes: int, size_bytes: int) -> int:
         """Return what a write of *size_bytes* that ends at *end_bytes* may allocate.

@@ -45,6 +45,11 @@ class Space:
         return self.recorded_bytes + self.extra_bytes + self.ready_bytes + self.leaving_bytes
 
     @property
+    def overstepped_bytes(self) -> int:
+        """By how much what is taken and promised exceeds the bound, 0 if it fits."""
+        return max(0, self.taken_bytes + self.pledged_bytes - self.bound_bytes)
+
+    @property
     def overcommitted_bytes(self) -> int:
         """By how much all extents together exceed the capacity, 0 if they fit."""
         return max(0, self.taken_bytes - self.capacity_bytes)

@@ -72,6 +72,7 @@ class Store:
         self.pool.evict = self.reclaim.evict
         self.pool.top_up = self.reclaim.top_up
         self.watch = Watch(self.pool)
+        self.watch.more_may_go = lambda: self.reclaim.hopeful
         self.pool.look_at_runners = self.watch.look_at_runners
         self.pool.holdings.settle = self.blocks.publishing.lose_maker
         self.pool.background.submit_leisure(HoldingsScan(self.pool).step)

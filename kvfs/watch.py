@@ -7,13 +7,16 @@ and nothing can go: its bytes are given back, its close is ENOSPC and its name g
 
 import logging
 from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvfs.errors import NoSpace
 from kvfs.headroom import lacking_bytes
 from kvfs.lifecycle import State
 from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _log: Final = logging.getLogger(__name__)
 #: Drafts looked at in one tick, at 2 us each; more take turns.
@@ -27,6 +30,8 @@ class Watch:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        #: Whether room may come in a moment that could not be made at once.
+        self.more_may_go: Callable[[], bool] = lambda: False
         self._skip = 0
         self.overruns = 0
 
@@ -41,7 +46,9 @@ class Watch:
         try:
             pool.require_space(0)
         except NoSpace:
-            self._stop_some(list(written.values()))
+            # What they will take next is a guess: nobody is stopped for that.
+            if pool.space.overstepped_bytes and not self.more_may_go():
+                self._stop_some(list(written.values()))
 
     def look_at_runners(self) -> None:
         """Account what those took who may take any amount; before one more is let to.
@@ -96,7 +103,7 @@ class Watch:
         ]
         growing.sort(key=lambda opened: (opened.outgrown, opened.taken_unasked), reverse=True)
         for opened in growing:
-            if space.unclaimed_bytes >= 0:
+            if not space.overstepped_bytes:
                 return
             _log.warning("inode %#x outgrew the pool: its writer gets ENOSPC", opened.ino)
             opened.overrun = opened.torn = True

@@ -15,7 +15,10 @@ from tests.support.stores import FILE, MIB, Host, allocate, assert_exact, host, 
 @pytest.fixture
 def running() -> Iterator[Host]:
     with host() as made:
-        made.start().pool.writers_run_free = True
+        store = made.start()
+        store.pool.writers_run_free = True
+        while not store.heat_scan.done:  # until then there may be blocks that could go
+            store.pool.background.run_one()
         yield made
 
 
@@ -88,6 +91,49 @@ def test_of_many_only_some_are_looked_at_before_each_draft(
     assert set(runners) == {opened.ino for opened in drafts if opened.unreserved}
     for opened in drafts:
         store.blocks.close(opened, writer=True)
+    assert_exact(running)
+
+
+def test_nobody_is_stopped_for_what_he_may_take_next(running: Host) -> None:
+    """Four times 20 MiB are kept free for it; there is no more than 44, and nothing may go."""
+    store = running.store
+    fast = draft(store, b"fast")
+    grow(fast, 20 * MIB)
+    store.watch.tick(0.0)
+    assert store.pool.space.unclaimed_bytes < 0
+    assert not fast.overrun
+    store.blocks.close(fast, writer=True)
+    assert store.namespace.lookup(ROOT_INODE, b"fast") == fast.ino
+    assert_exact(running)
+
+
+@pytest.mark.usefixtures("caplog")
+def test_nobody_is_stopped_while_others_are_about_to_go(running: Host) -> None:
+    store = running.store
+    greedy = draft(store, b"greedy")
+    grow(greedy, 68 * MIB)
+    soon = True
+    store.watch.more_may_go = lambda: soon
+    store.watch.tick(0.0)
+    assert not greedy.overrun
+    soon = False
+    store.watch.tick(0.1)
+    assert greedy.overrun
+    store.blocks.close(greedy, writer=True)
+    assert_exact(running)
+
+
+def test_nothing_is_kept_ahead_of_who_asked_for_its_room(running: Host) -> None:
+    store = running.store
+    slab = draft(store, b"slab")
+    allocate(store, slab, 8 * MIB)
+    store.watch.tick(0.0)
+    assert store.pool.space.lacking_bytes == 0
+    assert store.pool.space.unclaimed_bytes == 56 * MIB
+    grow(slab, MIB)
+    store.watch.tick(0.1)
+    assert store.pool.space.lacking_bytes == 4 * MIB, "for what it takes beyond that"
+    store.blocks.close(slab, writer=True)
     assert_exact(running)
 
 
