@@ -82,6 +82,14 @@ class Extents:
         with _space_errors():
             self._syscalls.fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, size_bytes)
 
+    def reserve_write(self, fd: int, offset_bytes: int, size_bytes: int) -> None:
+        """Allocate what a write that makes the extent grow will fill. Raises OSError.
+
+        XFS else allocates ahead of it as much as the file has, which nobody made room for.
+        """
+        if self._fs_type == "xfs":
+            self._syscalls.fallocate(fd, FALLOC_FL_KEEP_SIZE, offset_bytes, size_bytes)
+
     def open(self, ino: InodeNo, flags: int) -> int:
         """Open *ino*'s extent with *flags* (access mode, O_DIRECT). Raises Damaged if missing."""
         try:

@@ -4,6 +4,7 @@ Handlers know this class, and this class knows no message. The data path decides
 may reach the bytes; an inode stays on one path from its first handle to its last.
 """
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
@@ -189,10 +190,31 @@ class Files:
         if growth_bytes:
             try:
                 await self.find_room(growth_bytes)
+                if await self._reserve_late(opened, fd, growth_bytes):
+                    growth_bytes = blocks.growth_bytes(opened, offset_bytes + len(data), len(data))
+                    if growth_bytes:
+                        await self.find_room(growth_bytes)
             except NoSpace:
                 blocks.spoil(opened)
                 raise
         return await self._write_all(opened, fd, offset_bytes, memoryview(data), growth_bytes)
+
+    async def _reserve_late(self, opened: OpenInode, fd: int, growth_bytes: int) -> bool:
+        """Give a draft the room for all of it, if that is there now; False if nothing was done."""
+        pool = self.store.pool
+        end_bytes = pool.late_reserve_bytes(opened)
+        lacking_bytes = end_bytes - opened.allocated_bytes
+        if lacking_bytes <= growth_bytes:
+            return False
+        pool.space.pledged_bytes += lacking_bytes
+        try:
+            with contextlib.suppress(NoSpace):
+                await self._in_thread(pool.extents.reserve, fd, end_bytes)
+        finally:
+            pool.space.pledged_bytes -= lacking_bytes
+        if opened.ino in pool.open_inodes:
+            pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
+        return True
 
     async def _write_all(
         self, opened: OpenInode, fd: int, offset_bytes: int, data: memoryview, growth_bytes: int
@@ -205,7 +227,7 @@ class Files:
             pool.space.pledged_bytes += growth_bytes
             try:
                 written_bytes, allocated_bytes, error = await self._in_thread(
-                    self._write, fd, offset_bytes + done_bytes, data[done_bytes:]
+                    self._write, fd, offset_bytes + done_bytes, data[done_bytes:], growth_bytes
                 )
             finally:
                 pool.space.pledged_bytes -= growth_bytes
@@ -234,21 +256,22 @@ class Files:
         await self.room.find(size_bytes, self.about_to_wait)
 
     def _write(
-        self, fd: int, offset_bytes: int, data: memoryview
+        self, fd: int, offset_bytes: int, data: memoryview, growth_bytes: int
     ) -> tuple[int, int, OSError | None]:
-        """Write all of *data* if the device takes it; in a thread.
+        """Write all of *data* if the device takes it; in a thread. It allocates *growth_bytes*.
 
         Returns how much it took, what the extent holds then, and why it took no more.
         """
         pool = self.store.pool
         failure = None
         done_bytes = 0
-        while done_bytes < len(data):
-            try:
+        try:
+            if growth_bytes:
+                pool.extents.reserve_write(fd, offset_bytes, len(data))
+            while done_bytes < len(data):
                 done_bytes += pool.syscalls.pwrite(fd, data[done_bytes:], offset_bytes + done_bytes)
-            except OSError as error:
-                failure = error
-                break
+        except OSError as error:
+            failure = error
         return done_bytes, pool.extents.allocated_bytes(fd), failure
 
     async def sync(self, fh: int) -> None:

@@ -78,6 +78,11 @@ def state_of(desk: Desk, ino: InodeNo) -> State:
     return State(desk.store.blocks.present(ino).state)
 
 
+def inos(store: Store) -> list[InodeNo]:
+    """Return what lies in the root, as listed."""
+    return [ino for ino, _ in store.namespace.children(ROOT_INODE, InodeNo(0))]
+
+
 def fail(*_: object, **__: object) -> None:
     """Stand for a table that has no memory for one more row."""
     raise MemoryError
@@ -92,6 +97,25 @@ async def test_the_last_writer_publishes(desk: Desk) -> None:
     desk.files.release(second)
     assert state_of(desk, ino) is State.LEASED
     assert get(desk.store, ROOT_INODE, b"block") == b"bytes"
+    desk.assert_nothing_is_open()
+
+
+async def test_a_draft_without_a_reserve_gets_it_with_its_first_bytes(desk: Desk) -> None:
+    """When the room of its reserve is there by then: what went for its first bytes was as large."""
+    store = desk.store
+    for number in range(3):
+        put(store, ROOT_INODE, b"%d.tmp" % number, bytes(20 * MIB))
+        store.rename(ROOT_INODE, b"%d.tmp" % number, ROOT_INODE, b"%d" % number, replace=True)
+    read = [store.blocks.open(ino, writer=False, truncate=False) for ino in inos(store)]
+    fh, ino = desk.create(b"draft.tmp")
+    assert store.pool.open_inodes[ino].allocated_bytes == 0, "all that could go is being read"
+    store.blocks.close(read.pop(), writer=False)
+    assert await desk.files.write(fh, 0, bytes(5 * MIB)) == 5 * MIB
+    assert store.pool.open_inodes[ino].allocated_bytes == 20 * MIB
+    desk.files.release(fh)
+    assert store.pool.index.inode(ino).allocated_bytes == 5 * MIB
+    for opened in read:
+        store.blocks.close(opened, writer=False)
     desk.assert_nothing_is_open()
 
 

@@ -80,3 +80,17 @@ def test_blocks_give_way_when_others_fill_the_file_system(shared_xfs: Path, path
         mounted.stop()
         mounted.start()
         assert os.listdir(mounted.path) == []
+
+
+@pytest.mark.parametrize("path", ["daemon", "passthrough"])
+def test_a_draft_takes_no_more_than_what_is_written(shared_xfs: Path, path: str) -> None:
+    """XFS allocates ahead of an appending writer as much again, for which nobody made room."""
+    (shared_xfs / "pool").mkdir()
+    mountpoint = shared_xfs.parent / "kv"
+    flags = (f"--capacity={DEVICE_BYTES // 8}", f"--data-path={path}")
+    with Mounted(shared_xfs / "pool", mountpoint, *flags) as mounted:
+        with (mountpoint / "large.tmp").open("wb", buffering=0) as draft:
+            for _ in range(20):
+                assert draft.write(bytes(MIB)) == MIB
+            assert mounted.status()["used_bytes"] == 20 * MIB
+        mounted.stop()
