@@ -68,8 +68,8 @@ class Reclaim:
         self._barren_until_s = 0.0
         self._refused: dict[InodeNo, None] = {}
         self._refused_since_s = 0.0
-        #: Of those, what somebody reads or maps: the last resort.
-        self._used: dict[InodeNo, None] = {}
+        #: Of those, what somebody reads (True) or maps: the last resort.
+        self._used: dict[InodeNo, bool] = {}
         self._topping_up = False
         self.evicted_blocks = 0
         self.evicted_bytes = 0
@@ -121,6 +121,7 @@ class Reclaim:
         one call; and, *ahead* of need, rather than give up a block of more than twice as much.
         """
         gone_bytes = count = rounds = 0
+        self._name_again()
         while gone_bytes < size_bytes and count < _CALL_MAX and rounds < _ROUNDS:
             batch = self._next_batch(size_bytes - gone_bytes, ahead=ahead)
             if not batch and ahead and self._queue:
@@ -164,6 +165,14 @@ class Reclaim:
         """Whether the last users of some blocks would make room by going."""
         return bool(self._used) or self.promised_bytes > 0
 
+    def users_came_lately(self, lately_s: float) -> bool:
+        """Whether somebody reads a block whose name went within *lately_s*: he may be done soon."""
+        since_ns = self._pool.clock_ns() - int(lately_s * 1e9)
+        return any(
+            opened.gone is not None and not opened.writers and opened.gone.ctime_ns > since_ns
+            for opened in self._pool.open_inodes.values()
+        )
+
     @property
     def promised_bytes(self) -> int:
         """Bytes that come back when those who read blocks without a name close them."""
@@ -190,6 +199,21 @@ class Reclaim:
             self._execute(list(batch.items()))
 
     # ---- the plan ----
+
+    def _name_again(self) -> None:
+        """In a small pool blocks go again at once in their turn whose readers are done.
+
+        There a plan's age is as long as a block's life: the youngest would go instead of them.
+        """
+        pool = self._pool
+        if not self._used or len(pool.heat) > _PLAN_MAX:
+            return
+        done = [ino for ino, read in self._used.items() if read and ino not in pool.open_inodes]
+        for ino in done:
+            del self._used[ino]
+            self._refused.pop(ino, None)
+        if done:
+            self._queue.clear()
 
     def _replan(self) -> bool:
         """Get more victims; True if there are some now."""
@@ -257,7 +281,7 @@ class Reclaim:
                 self.refusals += 1
                 self._refused[ino] = None
                 if used:
-                    self._used[ino] = None
+                    self._used[ino] = ino in self._pool.open_inodes
                 continue
             if ahead and record.allocated_bytes > 2 * (size_bytes - held_bytes):
                 self._queue.appendleft(ino)

@@ -15,7 +15,7 @@ from kvfs.store import Store
 _LOOK_S: Final = 0.002
 #: What was closed just now may still count as open: names of what is in use go only after this.
 _PATIENCE_S: Final = 0.05
-#: A load takes milliseconds; who reads longer keeps what he reads.
+#: Who has read a block for long after its name went keeps it: for such nobody waits longer.
 _LAST_USER_S: Final = 1.0
 
 
@@ -53,10 +53,12 @@ class Room:
 
     def worth_waiting(self, waited_s: float) -> bool:
         """Whether room may come for somebody who waited so long already."""
-        reclaim = self._store.reclaim
+        reclaim, longest_s = self._store.reclaim, self._store.pool.settings.room_wait_s
         if reclaim.hopeful or (not waited_s and self._store.pool.evictable_bytes):
-            return waited_s < self._store.pool.settings.room_wait_s
-        return waited_s < _LAST_USER_S and reclaim.awaits_users
+            return waited_s < longest_s
+        if waited_s < _LAST_USER_S:
+            return reclaim.awaits_users
+        return waited_s < longest_s and reclaim.users_came_lately(longest_s)
 
     async def _make(self, size_bytes: int) -> None:
         """Wait for *size_bytes* of room; no checkpoint comes between finding it and returning."""

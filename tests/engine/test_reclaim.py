@@ -60,6 +60,14 @@ def test_the_oldest_goes_for_a_new_one(running: Host) -> None:
     assert_exact(running)
 
 
+def test_of_a_small_pool_the_oldest_go_though_all_came_at_once(running: Host) -> None:
+    """All within a second, which would be one burst; the chain of a prompt is no such part."""
+    store = running.store
+    for number in range(48):
+        store_block(store, b"%02d" % number)
+        assert names(store) == {b"%02d" % left for left in range(max(0, number - 15), number + 1)}
+
+
 def test_no_more_goes_than_is_needed(running: Host) -> None:
     store = running.store
     small, _ = store.namespace.make_node(ROOT_INODE, b"small", DIRECTORY, 0, 0)
@@ -98,6 +106,27 @@ def test_what_is_open_for_reading_stays_while_others_can_go(running: Host) -> No
     assert before[0] in names(store)
     assert os.pread(fd, 10, 0) == before[0][:1] * 10
     store.blocks.close(opened, writer=False)
+    assert_exact(running)
+
+
+def test_what_was_read_goes_in_its_turn_as_soon_as_that_is_done(running: Host) -> None:
+    """Passed over once, it is no younger than those stored since."""
+    store = running.store
+    before = fill(store)
+    opened = [
+        store.blocks.open(store.namespace.lookup(ROOT_INODE, name), writer=False, truncate=False)
+        for name in before[:4]
+    ]
+    store.pool.monotonic_s = lambda: 1e6  # what a plan says holds all the while
+    for number in range(14):
+        store_block(store, b"others%d" % number)
+    assert names(store) == {*before[:4], *(b"others%d" % number for number in range(2, 14))}
+    for each in opened:
+        store.blocks.close(each, writer=False)
+    for number in range(4):
+        store_block(store, b"last%d" % number)
+    assert set(before) & names(store) == set()
+    assert b"others2" in names(store)
     assert_exact(running)
 
 

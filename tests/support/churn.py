@@ -7,11 +7,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.support.mounting import ROOT, workplace
+from tests.support.mounting import ROOT, loop_device, workplace
 
 _STAT_BLOCK_BYTES: Final = 512
 _SAMPLE_S: Final = 0.02
@@ -32,6 +32,11 @@ class Load(NamedTuple):
     #: So many pools full of names: readers find about one over this.
     pools_of_names: float = 1.5
     pause_s: float = 0.005
+    #: Whether each store has a name of its own, as blocks named by their content do, and readers
+    #: draw from the ``names`` that were stored last; else all draw from the same names.
+    new_names: bool = False
+    #: What the file system below takes meanwhile to map what it holds (XFS).
+    trees_bytes: int = 0
 
     @property
     def names(self) -> int:
@@ -58,6 +63,20 @@ def own_tmpfs() -> Iterator[Path]:
             subprocess.run(["umount", "--lazy", memory], check=True)
 
 
+@contextlib.contextmanager
+def own_xfs(size_bytes: int) -> Iterator[Path]:
+    """Yield a directory in an XFS of its own, which allocates and frees as fast as a drive's."""
+    with workplace("disk") as place, loop_device(size_bytes, format_xfs=True) as device:
+        xfs = place / "xfs"
+        xfs.mkdir()
+        subprocess.run(["mount", "-t", "xfs", device, xfs], check=True)
+        try:
+            (xfs / "pool").mkdir()
+            yield xfs / "pool"
+        finally:
+            subprocess.run(["umount", "--lazy", xfs], check=True)
+
+
 class Usage:
     """What the extents of a pool hold, looked at all the while in a thread.
 
@@ -67,9 +86,12 @@ class Usage:
     close; so where it is over the bound, a walk says what has a name.
     """
 
-    def __init__(self, pool: Path, capacity_bytes: int) -> None:
+    def __init__(self, pool: Path, capacity_bytes: int, trees_bytes: int = 0) -> None:
         self._pool = pool
         self._capacity_bytes = capacity_bytes
+        #: What the file system takes for itself.
+        self._own_bytes = 0
+        self._own_bytes = self._held_bytes() - self._named() + trees_bytes
         self.samples: list[tuple[float, int]] = []
         #: Set when the pool was nearly full for the first time.
         self.filled = threading.Event()
@@ -78,9 +100,13 @@ class Usage:
 
     def now_bytes(self) -> int:
         """Return the blocks of all extents."""
-        status = os.statvfs(self._pool)
-        held_bytes = (status.f_blocks - status.f_bfree) * status.f_frsize - self._others_bytes()
+        held_bytes = self._held_bytes()
         return held_bytes if held_bytes <= self._capacity_bytes else min(held_bytes, self._named())
+
+    def _held_bytes(self) -> int:
+        status = os.statvfs(self._pool)
+        used_bytes = (status.f_blocks - status.f_bfree) * status.f_frsize
+        return used_bytes - self._others_bytes() - self._own_bytes
 
     def _named(self) -> int:
         held_bytes = 0
@@ -167,20 +193,22 @@ class Result(NamedTuple):
         }
 
 
-def churn(root: Path, pool: Path, load: Load, *, more: Sequence[str] = ()) -> Result:
+def churn(root: Path, pool: Path, load: Load) -> Result:
     """Run *load* on the mount at *root* of the directory pool *pool*, to the writers' end."""
     for number in range(4):
         (root / str(number)).mkdir(exist_ok=True)
-    sizes = (
+    sizes = [
         f"--names={load.names}",
         f"--least-bytes={load.least_bytes}",
         f"--most-bytes={load.most_bytes}",
         f"--pause-s={load.pause_s}",
-        *more,
-    )
+        f"--writers={load.writers}",
+    ]
     each_bytes = load.stored_bytes // load.writers
     with contextlib.ExitStack() as stack:
-        usage = stack.enter_context(Usage(pool, load.capacity_bytes))
+        if load.new_names:
+            sizes.append(f"--stored={stack.enter_context(workplace())}")
+        usage = stack.enter_context(Usage(pool, load.capacity_bytes, load.trees_bytes))
         started_s = time.monotonic()
         writers = [
             stack.enter_context(

@@ -46,6 +46,7 @@ class Client:
         self.random = random.Random(args.seed)
         self.content = Content(SEED, args.most_bytes)
         self.room = np.zeros(args.most_bytes + 8, np.uint8)
+        self.content.fill(0, self.room, args.most_bytes)  # the first one is slow
         self.failed: Counter[str] = Counter()
         self.took_s: list[float] = []
 
@@ -65,15 +66,17 @@ class Writer(Client):
         stored_bytes = blocks = 0
         while stored_bytes < self.args.bytes:
             number = self.random.randrange(self.args.names)
-            if self.args.in_turn:
-                of_each = self.args.names // self.args.in_turn
-                number = self.args.seed % self.args.in_turn + self.args.in_turn * (blocks % of_each)
+            if self.args.stored:
+                number = self.args.seed % self.args.writers + self.args.writers * blocks
             size_bytes = drawn_size(self.random, self.args.least_bytes, self.args.most_bytes)
             data = self.block(number, self.random.getrandbits(63), size_bytes)
             started_s = time.monotonic()
             if self.store(number, data):
                 self.took_s.append(time.monotonic() - started_s)
                 blocks += 1
+                if self.args.stored:
+                    with open(f"{self.args.stored}/{number % self.args.writers}", "ab") as file:
+                        file.write(b".")
             stored_bytes += size_bytes
         return {"bytes": stored_bytes, "blocks": blocks}
 
@@ -107,7 +110,7 @@ class Reader(Client):
         wrong: list[str] = []
         os.set_blocking(0, False)
         while self.goes_on():
-            number = self.random.randrange(self.args.names)
+            number = self.drawn_number()
             try:
                 with open(path_of(self.args.root, number), "rb", buffering=0) as file:
                     found = np.frombuffer(file.readall(), np.uint8)
@@ -124,6 +127,18 @@ class Reader(Client):
             if complaint:
                 wrong.append(complaint)
         return {"hits": hits, "misses": misses, "wrong": wrong[:5]}
+
+    def drawn_number(self) -> int:
+        """Return one of the names: of those in use, or of those that were stored last."""
+        if not self.args.stored:
+            return self.random.randrange(self.args.names)
+        writer = self.random.randrange(self.args.writers)
+        try:
+            blocks = os.stat(f"{self.args.stored}/{writer}").st_size
+        except FileNotFoundError:
+            return writer
+        of_each = self.args.names // self.args.writers
+        return writer + self.args.writers * self.random.randrange(max(0, blocks - of_each), blocks)
 
     def goes_on(self) -> bool:
         try:
@@ -151,7 +166,8 @@ def main() -> int:
     parser.add_argument("--least-bytes", type=int, default=1 << 19)
     parser.add_argument("--most-bytes", type=int, default=64 << 20)
     parser.add_argument("--bytes", type=int, default=1 << 30)
-    parser.add_argument("--in-turn", type=int, default=0, help="names in order, of N writers")
+    parser.add_argument("--writers", type=int, default=1)
+    parser.add_argument("--stored", help="no name twice; a directory that tells how many there are")
     parser.add_argument("--pause-s", type=float, default=0.002)
     args = parser.parse_args()
     client = (Writer if args.role == "writer" else Reader)(args)
