@@ -247,10 +247,12 @@ class Operations(pyfuse3.Operations):
 
     @awaited
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
-        """Open a file; what will be written anew needs a little room."""
+        """Open a file; what will be written anew needs a little room, or an old identity gone."""
         if flags & os.O_TRUNC:
             await self._files.find_room(1)
-        return self._file_info(*self._files.open(InodeNo(inode), flags))
+        fh, grant = self._files.open(InodeNo(inode), flags)
+        await self._files.settle_rewrite(fh)
+        return self._file_info(fh, grant)
 
     @awaited
     async def create(

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final
 
+import pyfuse3
 import pytest
 
 from kvfs.errors import BadHandle, DeadInode, Exists, IsADirectory, NoSpace
@@ -13,8 +14,10 @@ from kvfs.open_inodes import OpenInode
 from kvfs.store import Store
 from kvfs.types import ROOT_INODE, InodeNo
 from mount.data_path import DaemonPath
+from mount.entries import Entries
 from mount.files import Files, Grant
 from mount.handles import HandleKind, Handles
+from mount.operations import Operations
 from tests.support.stores import FILE, MIB, get, host, put
 
 NEW: Final = os.O_RDWR | os.O_CREAT
@@ -138,6 +141,29 @@ async def test_a_rewrite_waits_until_the_old_identity_is_gone(
             desk.files.release(again)
         desk.files.release(fh)
         desk.store.pool.background.hurry()
+    desk.assert_nothing_is_open()
+
+
+async def test_the_kernel_gets_a_rewrites_handle_after_that_wait(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the handler: what is written with the handle must not reach the device before."""
+    order: list[str] = []
+    ino = put(desk.store, ROOT_INODE, b"block", b"bytes")
+    desk.store.pool.background.hurry()
+    monkeypatch.setattr(desk.store.pool.syscalls, "fsync", lambda _: order.append("fsync"))
+    entries = Entries(desk.store.pool.settings, 0)
+    operations = Operations(
+        desk.store,
+        desk.files,
+        entries,
+        granted=lambda _: order.append("granted"),
+        removed=lambda _: None,
+        thread=lambda: 0,
+    )
+    told = await operations.open(ino, os.O_RDWR, pyfuse3.RequestContext())
+    assert order == ["fsync", "granted"]
+    desk.files.release(told.fh)
     desk.assert_nothing_is_open()
 
 
