@@ -107,22 +107,9 @@ class Files:
     def create(
         self, parent: InodeNo, name: bytes, mode: int, flags: int, uid: int, gid: int
     ) -> tuple[HandleNo, Grant, InodeNo, InodeRecord]:
-        """Create and open a file; without O_EXCL an existing one is opened (open(2)).
-
-        Raises what ``Blocks.create`` and ``Blocks.open`` raise.
-        """
+        """Create and open a file. Raises what ``Blocks.create`` and ``Blocks.open`` raise."""
         blocks = self.store.blocks
-        try:
-            opened, record = blocks.create(parent, name, mode, uid, gid, self.requester())
-        except Exists:
-            if flags & os.O_EXCL:
-                raise
-            ino = self.store.namespace.lookup(parent, name)
-            fh, grant = self.open(ino, flags)
-            opened = self.handles.get(fh).opened
-            if blocks.publishing.must_forget(opened):  # the kernel had not seen the name: rare
-                blocks.publishing.forget_durably(opened)
-            return fh, grant, ino, blocks.present(ino)
+        opened, record = blocks.create(parent, name, mode, uid, gid, self.requester())
         if blocks.superseding.retrying:
             blocks.superseding.forget(self.thread())
         if not is_writer(flags):
@@ -135,6 +122,24 @@ class Files:
             return fh, grant, opened.ino, blocks.present(opened.ino)
         fh, grant = self._granted(opened, flags, writer=True)
         return fh, grant, opened.ino, record
+
+    async def open_or_create(
+        self, parent: InodeNo, name: bytes, mode: int, flags: int, uid: int, gid: int
+    ) -> tuple[HandleNo, Grant, InodeNo, InodeRecord]:
+        """Create and open a file; without O_EXCL an existing one is opened, as open(2) has it.
+
+        The kernel asks for that when it had not seen the name. Raises what ``create``,
+        ``Blocks.open`` and ``settle_rewrite`` raise.
+        """
+        try:
+            return self.create(parent, name, mode, flags, uid, gid)
+        except Exists:
+            if flags & os.O_EXCL:
+                raise
+        ino = self.store.namespace.lookup(parent, name)
+        fh, grant = self.open(ino, flags)
+        await self.settle_rewrite(fh)
+        return fh, grant, ino, self.store.blocks.present(ino)
 
     def trusts_created(self, record: InodeRecord) -> bool:
         """Whether the kernel may keep the name that a CREATE just made.

@@ -260,7 +260,7 @@ class Operations(pyfuse3.Operations):
     ) -> tuple[FileInfo, EntryAttributes]:
         """Create and open a file; a full pool first lets something go."""
         await self._files.find_room(1)
-        fh, grant, ino, record = self._files.create(
+        fh, grant, ino, record = await self._files.open_or_create(
             InodeNo(parent_inode), name, stat.S_IFREG | mode, flags, ctx.uid, ctx.gid
         )
         trusted = self._files.trusts_created(record)

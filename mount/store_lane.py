@@ -5,12 +5,13 @@ libfuse, pyfuse3 and trio the store itself needed 30. What is not a plain create
 to pyfuse3.
 """
 
+import os
 import stat
 import struct
 from collections.abc import Callable
 from typing import Final
 
-from kvfs.errors import NoSpace
+from kvfs.errors import Exists, NoSpace
 from kvfs.types import InodeNo
 from mount.channel import Answer, Requester
 from mount.errno_door import counted_errno
@@ -71,6 +72,8 @@ class StoreLane:
         except Exception as error:
             if isinstance(error, NoSpace) and self._files.room.worth_waiting(0.0):
                 return None  # the handler may wait for room
+            if isinstance(error, Exists) and not flags & os.O_EXCL:
+                return None  # and for what was there to be forgotten
             return error_reply(unique, counted_errno(error))
         entry = self._lane.created(ino, record, name_trusted=self._files.trusts_created(record))
         opened = OPEN_OUT.pack(fh, grant.open_flags, grant.backing_id)

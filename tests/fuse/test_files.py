@@ -176,16 +176,26 @@ def test_create_for_reading_publishes_at_once(desk: Desk) -> None:
     desk.assert_nothing_is_open()
 
 
-def test_create_opens_what_is_there_unless_told_otherwise(desk: Desk) -> None:
+async def test_create_opens_what_is_there_unless_told_otherwise(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def create(flags: int) -> tuple[int, InodeNo]:
+        fh, _, found, _ = await desk.files.open_or_create(ROOT_INODE, b"block", FILE, flags, 0, 0)
+        return fh, found
+
     ino = put(desk.store, ROOT_INODE, b"block", b"bytes")
+    desk.store.pool.background.hurry()
     with pytest.raises(Exists):
-        desk.create(b"block", NEW | os.O_EXCL)
-    fh, found = desk.create(b"block", NEW)
+        await create(NEW | os.O_EXCL)
+    synced: list[int] = []
+    monkeypatch.setattr(desk.store.pool.syscalls, "fsync", synced.append)
+    fh, found = await create(NEW)
     assert found == ino
+    assert synced == [desk.handles.get(fh).opened.fd]  # the device forgot that it was whole
     desk.files.release(fh)
     # The kernel looks the name up again; for a thread it cannot tell the inode is fresh at once.
     with pytest.raises(DeadInode):
-        desk.create(b"block", NEW | os.O_TRUNC)
+        await create(NEW | os.O_TRUNC)
     assert get(desk.store, ROOT_INODE, b"block") == b""
     desk.store.blocks.superseding.close()  # who was refused never comes
     desk.assert_nothing_is_open()
