@@ -14,6 +14,7 @@ from kvfs.errors import Damaged, IndexDamaged
 from kvfs.extents import Extents
 from kvfs.fsck_report import FsckReport
 from kvfs.index import Index
+from kvfs.index_file import verify_data_file
 from kvfs.index_place import index_path, settle_index
 from kvfs.index_walk import ALL_ROWS, refuse_unreadable
 from kvfs.rebuild import (
@@ -90,6 +91,9 @@ class _Check:
         """Whether the index must be rebuilt. Raises FormatUnknown."""
         try:
             refuse_unreadable(self._pool_fd, ALL_ROWS)
+            # What reads well may still be about to fall apart: a page that is in use and free.
+            if flaws := verify_data_file(index_path(self._pool_fd)):
+                raise IndexDamaged(f"index: {flaws[0]}")
             with self._open(read_only=True) as index:
                 if not state.clean:
                     index.counters()  # ending what is open starts from them
