@@ -226,8 +226,6 @@ TABLE: Final[dict[State, Row]] = {
     ),
 }
 
-#: What may stand in the index for a regular file.
-STORED: Final = frozenset(State) - {State.NODE, State.TORN, State.READY, State.GONE}
 #: Not closed by its first writers yet: its size is the extent's, its name may still vanish.
 UNFINISHED: Final = frozenset({State.DRAFT, State.SLAB_DRAFT})
 #: Whole, and what the index says of it is the truth.

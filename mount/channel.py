@@ -92,7 +92,6 @@ class Channel:
         self._stopped = False
         self._waiting = trio.CancelScope()
         self._grants: dict[int, Grant] = {}
-        self._grant_offsets: dict[int, int] = {}
         self._init_unique = -1
         self._init_flags = 0
         #: The request whose handler is running; handlers start before the next message is read.

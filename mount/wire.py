@@ -100,10 +100,6 @@ LSEEK_IN: Final = struct.Struct("<QQII")
 LSEEK_OUT: Final = struct.Struct("<Q")
 #: struct fuse_getxattr_in: size, padding; the name follows.
 GETXATTR_IN: Final = struct.Struct("<II")
-#: struct fuse_setxattr_in as long as FUSE_SETXATTR_EXT is not agreed: size, flags.
-SETXATTR_IN: Final = struct.Struct("<II")
-#: struct fuse_getattr_in: getattr_flags, dummy, fh.
-GETATTR_IN: Final = struct.Struct("<IIQ")
 
 #: Offsets in struct fuse_init_out, counted from the end of the out header.
 INIT_FLAGS_OFFSET: Final = 12
@@ -124,17 +120,10 @@ FUSE_HAS_RESEND: Final = 1 << 39
 FOPEN_DIRECT_IO: Final = 1 << 0
 FOPEN_KEEP_CACHE: Final = 1 << 1
 FOPEN_NOFLUSH: Final = 1 << 5
-FOPEN_PARALLEL_DIRECT_WRITES: Final = 1 << 6
 FOPEN_PASSTHROUGH: Final = 1 << 7
 
-FUSE_GETATTR_FH: Final = 1 << 0
-
-#: Notification codes (enum fuse_notify_code).
-NOTIFY_INVAL_INODE: Final = 2
+#: Of enum fuse_notify_code.
 NOTIFY_INVAL_ENTRY: Final = 3
-NOTIFY_DELETE: Final = 6
-NOTIFY_RESEND: Final = 7
-NOTIFY_INC_EPOCH: Final = 8
 
 #: Requests the kernel expects no answer to.
 UNANSWERED: Final = frozenset(

@@ -1,7 +1,6 @@
 """What a block device or image holds: nothing, a pool, or somebody else's data. Only reads."""
 
 import os
-import stat
 from typing import Final, NamedTuple
 
 from kvfs.devices.tools import last_line, run_tool
@@ -101,11 +100,6 @@ def size_bytes_of(path: str) -> int:
         return os.lseek(fd, 0, os.SEEK_END)
     finally:
         os.close(fd)
-
-
-def is_block_device(path: str) -> bool:
-    """Whether *path* leads to a block device."""
-    return stat.S_ISBLK(os.stat(path).st_mode)
 
 
 def _is_zero(fd: int, offset_bytes: int) -> bool:

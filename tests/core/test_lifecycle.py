@@ -10,7 +10,6 @@ from kvfs.lifecycle import (
     HELD,
     IDENTIFIED,
     SETTLED,
-    STORED,
     TABLE,
     UNFINISHED,
     Event,
@@ -124,9 +123,10 @@ def test_only_blocks_written_once_say_what_they_are() -> None:
 
 
 def test_the_sets_agree_with_each_other() -> None:
-    assert SETTLED | (IN_WRITING - {State.TORN}) == STORED
+    stored = SETTLED | (IN_WRITING - {State.TORN})
+    assert stored == frozenset(State) - {State.NODE, State.TORN, State.READY, State.GONE}
     assert HELD < SETTLED
-    assert {state: state.value for state in STORED | {State.NODE}} == {
+    assert {state: state.value for state in stored | {State.NODE}} == {
         State.NODE: 0, State.DRAFT: 1, State.PUBLISHED: 2, State.SLAB: 3, State.REWRITE: 4,
         State.LEASED: 5, State.SLAB_DRAFT: 6, State.SPENT: 7, State.ORPHAN: 8,
         State.REWRITTEN: 12, State.RENAMED: 13,
