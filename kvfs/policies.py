@@ -5,9 +5,11 @@ below it until a deeper directory says otherwise. They are answered when asked f
 never listed, so that ``cp -a`` and ``rsync -X`` do not carry them elsewhere.
 """
 
+import contextlib
 from collections.abc import Mapping
 from typing import Final
 
+from kvfs.errors import Damaged
 from kvfs.index import Index
 from kvfs.policy import DRAFTS, EVICT, PIN, PREFIX, VALUES, Policy
 from kvfs.types import ROOT_INODE, InodeNo, InodeRecord
@@ -34,9 +36,9 @@ class Policies:
         below: list[tuple[InodeNo, InodeRecord]] = []
         policy = Policy()
         while (known := self._cached.get(directory)) is None:
-            record = self._index.inode(directory)
+            record = self._index.inode_or_miss(directory)
             if record is None:
-                break
+                break  # nothing is known of what lies above damage
             below.append((directory, record))
             if directory == ROOT_INODE:
                 break
@@ -72,9 +74,10 @@ class Policies:
             for key, value in self._configured.get(path, {}).items():
                 said[PREFIX + key.encode()] = value.encode()
         for name in VALUES:
-            value_set = self._index.xattr(directory, name)
-            if value_set is not None:
-                said[name] = value_set
+            with contextlib.suppress(Damaged):  # what cannot be read says nothing
+                value_set = self._index.xattr(directory, name)
+                if value_set is not None:
+                    said[name] = value_set
         return list(said.items())
 
     def _path(self, directory: InodeNo, record: InodeRecord) -> str:
@@ -82,7 +85,7 @@ class Policies:
         while directory != ROOT_INODE:
             parts.append(record.name.decode(errors="surrogateescape"))
             directory = record.parent
-            above = self._index.inode(directory)
+            above = self._index.inode_or_miss(directory)
             if above is None:
                 break
             record = above

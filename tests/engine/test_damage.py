@@ -4,11 +4,11 @@ import pytest
 
 from kvfs.errors import Damaged, NotFound
 from kvfs.lifecycle import State
-from kvfs.policy import PIN
+from kvfs.policy import EVICT, PIN, Policy
 from kvfs.records import child_key, inode_key, name_key, xattr_key
 from kvfs.store import Store
 from kvfs.types import ROOT_INODE, InodeNo
-from tests.support.stores import FILE, Host, get, make_directory, put, settle, tree
+from tests.support.stores import DIRECTORY, FILE, Host, get, make_directory, put, settle, tree
 
 pytestmark = pytest.mark.usefixtures("caplog")
 
@@ -106,6 +106,22 @@ def test_a_start_finds_the_holdings_behind_a_row_that_it_cannot_read(running: Ho
     assert store.pool.holdings.complete
     assert store.pool.holdings.state_of(leased) is State.LEASED
     assert store.pool.pins.pinned_bytes == 8192  # of two below the top
+
+
+def test_a_policy_that_cannot_be_read_is_none(running: Host) -> None:
+    """Else who evicts, and with him a writer who has nothing to do with it, would fail."""
+    store = running.store
+    top = make_directory(running, b"top")
+    below, _ = store.namespace.make_node(top, b"below", DIRECTORY, 0, 0)
+    for name, value in ((EVICT, b"never"), (PIN, b"1")):
+        store.attributes.set_xattr(top, name, value)
+    assert store.pool.policies.of(below) == Policy(evict="never", pin=True)
+    spoil(store, xattr_key(top, EVICT))
+    store.pool.policies.clear()
+    assert store.pool.policies.of(below) == Policy(pin=True)
+    spoil(store, inode_key(top))
+    store.pool.policies.clear()
+    assert store.pool.policies.of(below) == Policy()
 
 
 def test_fsck_sets_right_what_a_miss_left_behind(running: Host) -> None:
