@@ -1,8 +1,8 @@
 #!/bin/sh
 # sh tests/connectors/install.sh VENV: installs the real connectors, pinned, into the virtual
 # environment VENV (a folder, or the python in it; made when it is not there, with $PYTHON or
-# python3). Unattended; needs Python 3.11 or later, a C compiler and the package index; some 900 MB
-# of downloads, most of it torch and vLLM, and 1.7 GB on disk. A second run finds its work done.
+# python3). Unattended; needs Python 3.11 or later, a C compiler and the package index; some 940 MB
+# of downloads, most of it torch and vLLM, and 1.9 GB on disk. A second run finds its work done.
 # Tests then want KVFS_CONNECTORS_PYTHON=VENV/bin/python, or VENV to be .venv-connectors.
 #
 # Every package comes without its dependencies, since LMCache alone would bring gigabytes of CUDA;

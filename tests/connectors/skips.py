@@ -3,9 +3,8 @@
 import re
 from typing import Final
 
-from tests.connectors.connector import ROOT
+from tests.connectors.document import DOCUMENT
 
-DOCUMENT: Final = ROOT / "docs" / "connectors.md"
 _HEADING: Final = "## Skipped, and why"
 
 

@@ -8,17 +8,17 @@ from typing import Final
 
 import pytest
 
-from tests.connectors.connector import ROOT, Drivers, environment
+from tests.connectors.connector import Drivers, environment
 from tests.connectors.contract import BlockFiles, ConnectorContract
+from tests.connectors.document import DOCUMENT, examples
 
-DOCUMENT: Final = ROOT / "docs" / "connectors.md"
 HERE: Final = Path(__file__).parent
 #: Columns that no test is named after.
 NO_CELLS: Final = frozenset({"connector", "tested version", "held by"})
 #: Files whose tests are of no single connector.
 NO_CONNECTORS: Final = frozenset(
     {"test_document", "test_demo", "test_lmcache_server", "test_mlperf_pattern"}
-    | {"test_projects_own", "test_skips"}
+    | {"test_projects_own", "test_skips", "test_vllm_engine"}
 )
 
 
@@ -104,7 +104,7 @@ def test_versions_are_the_tested_ones(connectors_python: Path) -> None:
 def test_configurations_are_what_the_connectors_read(drivers: Drivers) -> None:
     """Each example for LMCache and vLLM passes the parser that will read it."""
     reader = drivers.take("parse_document")
-    found = reader.call("read", text=DOCUMENT.read_text())
+    found = reader.call("read", examples=examples())
     drivers.give_back(reader, "parse_document")
     assert found == {
         "servers": [["FSNativeL2AdapterConfig"]],

@@ -62,6 +62,12 @@ KEEP: Final = {
 }
 """Wheel's project name: patterns of its files (``*`` matches ``/`` too)."""
 
+WHOLE: Final = {"vllm": ["vllm/*.py", "vllm/fs_io_C.abi3.so"]}
+"""Wheel's project name: what goes to ``engine/`` of the destination besides, all of its Python.
+
+A driver that wants the engine around a connector looks there first.
+"""
+
 CUT: Final = {"sglang": {"sglang/srt/utils/common.py": "human_readable_int"}}
 """Wheel's project name: a module of which one function is kept."""
 
@@ -76,14 +82,21 @@ def function_source(module_source: str, name: str) -> str:
     raise LookupError(f"no function {name}")
 
 
+def extract(archive: zipfile.ZipFile, patterns: list[str], dest: Path) -> None:
+    """Extract the files whose names match one of ``patterns``."""
+    for name in archive.namelist():
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+            archive.extract(name, dest)
+
+
 def unpack(wheel: Path, dest: Path) -> None:
     """Unpack what is kept of one wheel, and its METADATA, by which it tells its version."""
     project = wheel.name.split("-")[0]
-    patterns = [*KEEP[project], f"{project}-*.dist-info/METADATA"]
+    metadata = f"{project}-*.dist-info/METADATA"
     with zipfile.ZipFile(wheel) as archive:
-        for name in archive.namelist():
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
-                archive.extract(name, dest)
+        extract(archive, [*KEEP[project], metadata], dest)
+        if project in WHOLE:
+            extract(archive, [*WHOLE[project], metadata], dest / "engine")
         for name, function in CUT.get(project, {}).items():
             path = dest / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,6 @@
 import argparse
 import inspect
 import json
-import re
 import shlex
 from typing import Any
 
@@ -26,14 +25,10 @@ SERVER_FLAGS = {"--chunk-size", "256"}
 
 
 class Document:
-    """The indented examples of a Markdown text."""
+    """The examples of a document."""
 
-    def read(self, text: str) -> dict[str, list[Any]]:
+    def read(self, examples: list[str]) -> dict[str, list[Any]]:
         """Parse every example for LMCache and vLLM; raises where a connector would refuse."""
-        examples = [
-            re.sub(r"^    ", "", found, flags=re.MULTILINE)
-            for found in re.findall(r"(?:^    .*\n)+", text, flags=re.MULTILINE)
-        ]
         return {
             "servers": [self._server(one) for one in examples if one.startswith("lmcache server")],
             "adapters": [self._adapter(one) for one in examples if one.startswith("{")],
@@ -47,7 +42,7 @@ class Document:
     def _server(self, command: str) -> list[str]:
         parser = argparse.ArgumentParser()
         lmcache_server.add_storage_manager_args(parser)
-        words = shlex.split(command.replace("\\\n", " "))[2:]
+        words = shlex.split(command)[2:]
         known, rest = parser.parse_known_args(words)
         assert set(rest) <= SERVER_FLAGS, rest
         parsed = lmcache_server.parse_args_to_config(known)

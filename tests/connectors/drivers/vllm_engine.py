@@ -1,0 +1,336 @@
+"""vLLM's engine around its offloading tier, as far as it goes without a GPU.
+
+The command line of docs/connectors.md goes through vLLM's own parser; its Scheduler, both sides of
+OffloadingConnector, TieringOffloadingSpec, the region in /dev/shm and the tier ``fs`` are the
+wheel's. No model runs: a prompt's keys and values are the pattern that its tokens name. And the
+copies between the GPU and the region are this file's (``Copies``), since vLLM's own want a stream
+of a GPU: its ``get_worker`` refuses every other platform.
+"""
+
+import json
+import os
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(sys.prefix) / "unpacked" / "engine"))
+os.environ["VLLM_TARGET_DEVICE"] = "cpu"
+
+import torch
+import vllm_choice  # noqa: F401
+from json_lines import serve
+from patterns import UNTOUCHED, pattern
+from vllm.config import set_current_vllm_config
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
+    OffloadingConnector,
+)
+from vllm.engine.arg_utils import EngineArgs
+from vllm.forward_context import ForwardContext
+from vllm.model_executor.models.registry import ModelRegistry
+from vllm.sampling_params import SamplingParams
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import (
+    get_request_block_hasher,
+    init_none_hash,
+    resolve_kv_cache_block_sizes,
+)
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+)
+from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+LAYERS, KV_HEADS, HEAD_SIZE = 4, 4, 128
+MODEL = {
+    "architectures": ["NoModel"],
+    "model_type": "llama",
+    "hidden_size": KV_HEADS * HEAD_SIZE,
+    "intermediate_size": 1024,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": KV_HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_SIZE,
+    "vocab_size": 32000,
+    "max_position_embeddings": 8192,
+    "dtype": "bfloat16",
+}
+GPU_BLOCKS = 512
+STEPS_MAX = 20_000
+"""A request waits for its tier by steps of the scheduler; this many take some tens of seconds."""
+
+
+class NoModel(torch.nn.Module):
+    """What vLLM asks of a model before it is loaded, and no more."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:  # noqa: ANN401
+        raise NotImplementedError
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> None:
+        """Never called."""
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> None:
+        """Never called."""
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> None:
+        """Never called."""
+
+
+class Copies(OffloadingWorker):
+    """Between blocks of the "GPU" and chunks of the region, at once."""
+
+    def __init__(self, spec: Any, tensors: list[torch.Tensor]) -> None:  # noqa: ANN401
+        self.blocks_per_chunk = spec.blocks_per_chunk
+        self.region = SharedOffloadRegion(
+            engine_id=spec.config.engine_id,
+            num_chunks=spec.num_chunks,
+            rank=0,
+            kv_bytes_per_chunk=spec.kv_bytes_per_chunk,
+            cpu_page_size=spec.cpu_page_size_per_worker,
+        )
+        page_bytes = [tensor.shape[1] for tensor in tensors]
+        self.pairs = [
+            (tensor, self.region.create_next_worker_view(size_bytes * self.blocks_per_chunk))
+            for tensor, size_bytes in zip(tensors, page_bytes, strict=True)
+        ]
+        self.done: list[TransferResult] = []
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:  # noqa: ANN401
+        """Copy blocks into chunks."""
+        for gpu, chunk in self._places(src_spec, dst_spec):
+            chunk.copy_(gpu)
+        return self._is_done(job_id)
+
+    def submit_load(
+        self,
+        job_id: int,
+        src_spec: Any,  # noqa: ANN401
+        dst_spec: Any,  # noqa: ANN401
+        expedited: bool = False,
+    ) -> bool:
+        """Copy chunks into blocks."""
+        for gpu, chunk in self._places(dst_spec, src_spec):
+            gpu.copy_(chunk)
+        return self._is_done(job_id)
+
+    def get_finished(self) -> list[TransferResult]:
+        """The transfers since the last call."""
+        done, self.done = self.done, []
+        return done
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Nothing is under way."""
+
+    def shutdown(self) -> None:
+        """Give the region back."""
+        self.pairs.clear()
+        self.region.cleanup()
+
+    def _is_done(self, job_id: int) -> bool:
+        self.done.append(TransferResult(job_id=job_id, success=True))
+        return True
+
+    def _places(self, gpu_spec: Any, cpu_spec: Any) -> Any:  # noqa: ANN401
+        (first_block,) = gpu_spec.block_indices
+        for gpu, region in self.pairs:
+            page_bytes = gpu.shape[1]
+            for position, block in enumerate(gpu_spec.block_ids, first_block):
+                chunk = position // self.blocks_per_chunk - first_block // self.blocks_per_chunk
+                start = position % self.blocks_per_chunk * page_bytes
+                row = region[int(cpu_spec.chunk_ids[chunk])]
+                yield gpu[int(block)], row[start : start + page_bytes]
+
+
+class Engine:
+    """One scheduler and one worker."""
+
+    def open(self, command: str, kv_dir: str, cpu_bytes: int) -> dict[str, Any]:
+        """Build both from ``command``: its tier in ``kv_dir``, its memory tier of ``cpu_bytes``."""
+        self.config = engine_config(command, kv_dir, cpu_bytes)
+        self.kv_caches, kv_cache_config = caches(self.config.cache_config.block_size)
+        self.config.cache_config.num_gpu_blocks = GPU_BLOCKS
+        block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_cache_config, self.config)
+        self.scheduler = Scheduler(
+            vllm_config=self.config,
+            kv_cache_config=kv_cache_config,
+            structured_output_manager=StructuredOutputManager(self.config),
+            block_size=block_size,
+            hash_block_size=hash_block_size,
+        )
+        self.connector = self.scheduler.connector
+        self.manager = self.connector.connector_scheduler.manager
+        self.worker = OffloadingConnector(self.config, KVConnectorRole.WORKER, kv_cache_config)
+        spec = self.worker.connector_worker.spec
+        self.pages = [cache.view(torch.int8).view(GPU_BLOCKS, -1) for cache in self.kv_caches]
+        spec._worker = Copies(spec, self.pages)
+        names = [f"layer.{index}" for index in range(LAYERS)]
+        with set_current_vllm_config(self.config):
+            self.worker.register_kv_caches(dict(zip(names, self.kv_caches, strict=True)))
+        hash_fn = get_hash_fn_by_name(self.config.cache_config.prefix_caching_hash_algo)
+        init_none_hash(hash_fn)
+        self.hasher = get_request_block_hasher(hash_block_size, hash_fn)
+        self.requests = 0
+        (tier,) = self.manager.secondary_tiers
+        return {
+            "spec": type(spec).__name__,
+            "tier": type(tier).__name__,
+            "chunk_bytes": spec.kv_bytes_per_chunk,
+            "chunk_tokens": spec.blocks_per_chunk * block_size,
+            "o_direct": tier._use_o_direct,
+            "region": spec._worker.region.mmap_path,
+            "load_failure_policy": self.config.kv_transfer_config.kv_load_failure_policy,
+        }
+
+    def ask(self, prompt: int, tokens: int) -> dict[str, Any]:
+        """Serve one request of ``tokens`` tokens; how many of them came from the tier, and right.
+
+        A token more is asked for, since the engine computes a prompt's last one itself.
+        """
+        self.requests += 1
+        request = Request(
+            request_id=f"request-{self.requests}",
+            prompt_token_ids=[prompt * 1000 + position % 997 for position in range(tokens + 1)],
+            sampling_params=SamplingParams(max_tokens=1),
+            pooling_params=None,
+            block_hasher=self.hasher,
+        )
+        self.scheduler.add_request(request)
+        told: dict[str, Any] = {}
+        for _ in range(STEPS_MAX):
+            self._step(prompt, told)
+            if not self.scheduler.requests and not self.connector.connector_scheduler._jobs:
+                break
+        else:
+            raise TimeoutError("the request was not served")
+        return told
+
+    def settle(self) -> None:
+        """Let the tier finish what it was given."""
+        (tier,) = self.manager.secondary_tiers
+        tier.drain_jobs()
+        for _ in range(STEPS_MAX):
+            if not self.manager.has_pending_work():
+                return
+            self._step(0, {})
+        raise TimeoutError("the tier did not finish")
+
+    def forget(self) -> None:
+        """Drop what GPU and memory hold, so that the next request is served from the tier."""
+        assert self.scheduler.reset_prefix_cache()
+        for page in self.pages:
+            page.fill_(UNTOUCHED - 256)
+        primary = self.manager.primary_tier
+        primary.reset_cache()
+
+    def close(self) -> None:
+        """Stop both sides."""
+        self.worker.shutdown()
+        self.scheduler.shutdown()
+
+    def _step(self, prompt: int, told: dict[str, Any]) -> None:
+        output = self.scheduler.schedule()
+        self.worker.handle_preemptions(output.kv_connector_metadata)
+        self.worker.bind_connector_metadata(output.kv_connector_metadata)
+        self.worker.start_load_kv(ForwardContext({}, {}, {}))
+        for new in output.scheduled_new_reqs:
+            told.update(hit_tokens=new.num_computed_tokens)
+            (blocks,) = new.block_ids
+            told["intact"] = self._compute(prompt, blocks, new.num_computed_tokens)
+        self.worker.wait_for_save()
+        sent, received = self.worker.get_finished(output.finished_req_ids)
+        worker_meta = self.worker.build_connector_worker_meta()
+        self.worker.clear_connector_metadata()
+        names = [request.request_id for request in self.scheduler.running]
+        self.scheduler.update_from_output(
+            output,
+            ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: index for index, name in enumerate(names)},
+                sampled_token_ids=[[0] for _ in names],
+                kv_connector_output=KVConnectorOutput(
+                    finished_sending=sent,
+                    finished_recving=received,
+                    kv_connector_worker_meta=worker_meta,
+                ),
+            ),
+        )
+
+    def _compute(self, prompt: int, blocks: list[int], hit_tokens: int) -> bool:
+        """Write the pattern into the blocks to compute; whether those that came hold theirs."""
+        block_tokens = self.config.cache_config.block_size
+        intact = True
+        for index, block in enumerate(blocks):
+            for layer, pages in enumerate(self.pages):
+                page = pages[block]
+                right = torch.from_numpy(
+                    pattern(prompt * 10_000 + index, layer, page.numel())
+                ).view(torch.int8)
+                if index < hit_tokens // block_tokens:
+                    intact = intact and torch.equal(page, right)
+                else:
+                    page.copy_(right)
+        return intact
+
+
+def engine_config(command: str, kv_dir: str, cpu_bytes: int) -> Any:  # noqa: ANN401
+    """vLLM's configuration as its own command line makes it, for a model that is not there."""
+    program, verb, _, *flags = shlex.split(command)
+    assert (program, verb) == ("vllm", "serve")
+    at = flags.index("--kv-transfer-config") + 1
+    transfer = json.loads(flags[at])
+    extra = transfer["kv_connector_extra_config"]
+    (tier,) = extra["secondary_tiers"]
+    assert {"root_dir", "cpu_bytes_to_use"} <= {*tier, *extra}
+    tier["root_dir"], extra["cpu_bytes_to_use"] = kv_dir, cpu_bytes
+    flags[at] = json.dumps(transfer)
+    model_dir = Path(tempfile.mkdtemp())
+    (model_dir / "config.json").write_text(json.dumps(MODEL))
+    ModelRegistry.register_model("NoModel", NoModel)
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    # Names of blocks hold the model's: the directory's would be another one in each process.
+    said = parser.parse_args(
+        ["--model", str(model_dir), "--served-model-name", "model", *flags, "--skip-tokenizer-init"]
+    )
+    config = EngineArgs.from_cli_args(said).create_engine_config()
+    config.model_config.model = "model"
+    config.scheduler_config.async_scheduling = False
+    return config
+
+
+def caches(block_tokens: int) -> tuple[list[torch.Tensor], KVCacheConfig]:
+    """The "GPU" memory of LAYERS layers, and how vLLM is told of it."""
+    spec = FullAttentionSpec(
+        block_size=block_tokens,
+        num_kv_heads=KV_HEADS,
+        head_size=HEAD_SIZE,
+        dtype=torch.bfloat16,
+    )
+    names = [f"layer.{index}" for index in range(LAYERS)]
+    config = KVCacheConfig(
+        num_blocks=GPU_BLOCKS,
+        kv_cache_tensors=[
+            KVCacheTensor(
+                size=spec.page_size_bytes * LAYERS * GPU_BLOCKS,
+                layers=names,
+                layer_stride=spec.page_size_bytes * GPU_BLOCKS,
+                block_stride=spec.page_size_bytes,
+            )
+        ],
+        kv_cache_groups=[KVCacheGroupSpec(names, spec)],
+    )
+    shape = (GPU_BLOCKS, 2, block_tokens, KV_HEADS, HEAD_SIZE)
+    return [torch.zeros(shape, dtype=torch.bfloat16) for _ in names], config
+
+
+if __name__ == "__main__":
+    serve(Engine(), "open", "ask", "settle", "forget", "close")
