@@ -1,12 +1,13 @@
 """LMCache's multi-process mode as docs/connectors.md tells it: the server, and its own client.
 
+Both command lines are the document's, and what it says of what they print is what they print.
 `lmcache bench server --mode cpu` takes a block the whole way, from an engine's memory through the
 server's into L2 and back, and compares checksums. It wants no GPU and no vLLM.
 """
 
-import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -19,15 +20,16 @@ from typing import ClassVar, Final
 import pytest
 
 from tests.connectors.connector import environment, run
+from tests.connectors.document import example
 from tests.support.mounting import Mounted, Reference
 
 pytestmark = pytest.mark.connectors
 
 START_WAIT_S: Final = 50.0
-REQUESTS: Final = 2
-BLOCKS_EACH: Final = 2
-BLOCK_BYTES: Final = 4 << 20
-"""256 tokens of 4 layers with 8 heads of 128, keys and values, two bytes each."""
+REQUESTS: Final = 3
+CHUNKS_EACH: Final = 4
+CHUNK_BYTES: Final = 16 << 20
+"""256 tokens of 16 layers with 8 heads of 128, keys and values, two bytes each."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -43,12 +45,16 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def server(python: Path, directory: Path) -> Iterator[list[str]]:
-    """Run `lmcache server` with its L2 in ``directory``; yield the client's flags for it."""
+    """Run the document's `lmcache server` with its L2 in ``directory``; yield flags for clients.
+
+    The machine's own: ports, the directory, and less memory.
+    """
     rpc, http, metrics = free_ports(3)
-    adapter = {"type": "fs_native", "base_path": str(directory), "num_workers": 4}
+    said = example("lmcache server", "--l2-adapter")
+    assert said.count("/kv/lmcache") == said.count("--l1-size-gb 100") == 1
+    said = said.replace("/kv/lmcache", str(directory)).replace("--l1-size-gb 100", "--l1-size-gb 1")
     flags = [
-        *("--l1-size-gb", "1", "--eviction-policy", "LRU", "--chunk-size", "256"),
-        *("--l2-adapter", json.dumps({**adapter, "use_odirect": True})),
+        *shlex.split(said)[2:],
         *("--supported-transfer-mode", "auto", "--port", str(rpc)),
         *("--http-port", str(http), "--prometheus-port", str(metrics)),
     ]
@@ -86,11 +92,9 @@ def read_along(process: subprocess.Popen[str], printed: list[str], serves: threa
 
 
 def client(python: Path, flags: list[str]) -> str:
-    """Run LMCache's own client; what it prints."""
-    shape = ["--kvcache-shape-spec", "(2,64,16,8,128):float16:4", "--num-blocks", "64"]
-    load = ["--num-tokens", str(256 * BLOCKS_EACH), "--end", str(REQUESTS), "--interval", "0"]
-    command = ["-m", "lmcache.cli.main", "bench", "server", "--mode", "cpu"]
-    return run(python, [*command, *flags, *load, *shape])
+    """Run the document's client; what it prints."""
+    words = shlex.split(example("lmcache bench server"))[1:]
+    return run(python, ["-m", "lmcache.cli.main", *words, *flags])
 
 
 class TestServer:
@@ -107,12 +111,12 @@ class TestServer:
             printed = client(connectors_python, flags)
         assert printed.count("CHECKSUM MATCH OK") == REQUESTS, printed
         sizes = [path.stat().st_size for path in blocks.iterdir()]
-        assert sizes == [BLOCK_BYTES] * (REQUESTS * BLOCKS_EACH)
+        assert sizes == [CHUNK_BYTES] * (REQUESTS * CHUNKS_EACH)
         mount.remount()
         with server(connectors_python, blocks) as flags:
             again = client(connectors_python, flags)
         hits = re.findall(r"seq \d+/cold\] LOOKUP: (\d+)/(\d+) chunks hit", again)
-        assert hits == [(str(BLOCKS_EACH), str(BLOCKS_EACH))] * REQUESTS, again
+        assert hits == [(str(CHUNKS_EACH), str(CHUNKS_EACH))] * REQUESTS, again
         checksums = r"seq (\d+)/warm\] CHECKSUM: ([0-9a-f]+)"
         assert re.findall(checksums, again) == re.findall(checksums, printed)
         assert re.findall(checksums, again)
