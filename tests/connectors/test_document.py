@@ -102,7 +102,7 @@ def test_versions_are_the_tested_ones(connectors_python: Path) -> None:
 
 @pytest.mark.connectors
 def test_configurations_are_what_the_connectors_read(drivers: Drivers) -> None:
-    """Each example for LMCache and vLLM passes the parser that will read it."""
+    """Each example for LMCache passes the parser that will read it."""
     reader = drivers.take("parse_document")
     found = reader.call("read", examples=examples())
     drivers.give_back(reader, "parse_document")
@@ -117,5 +117,4 @@ def test_configurations_are_what_the_connectors_read(drivers: Drivers) -> None:
             ],
             ["use_odirect"],
         ],
-        "vllm": ["LMCacheMPConnector", "OffloadingConnector"],
     }

@@ -27,6 +27,15 @@ CHUNK_BYTES: Final = 2 * MIB
 PROMPTS: Final = (1, 2, 3)
 
 
+@pytest.mark.parametrize("connector", ["OffloadingConnector", "LMCacheMPConnector"])
+def test_vllm_reads_the_documented_command_line(drivers: Drivers, connector: str) -> None:
+    """Its parser takes every word of it, and it finds the connector that it names."""
+    engine = drivers.take(*DRIVER)
+    read = engine.call("read", command=example("vllm serve", connector))
+    drivers.give_back(engine, *DRIVER)
+    assert read == {"connector": connector, "role": "kv_both"}
+
+
 class TestOffloadingConnector:
     """One mount, on which everything is restarted."""
 

@@ -1,8 +1,6 @@
 """Reads configurations out of a document with the parsers of the connectors they are for."""
 
 import argparse
-import inspect
-import json
 import shlex
 from typing import Any
 
@@ -11,15 +9,7 @@ from json_lines import serve
 from lmcache.v1.config import LMCacheEngineConfig
 from lmcache.v1.distributed import config as lmcache_server
 from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_config
-from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
 
-TRANSFER_SETTINGS = {
-    "kv_connector",
-    "kv_role",
-    "kv_load_failure_policy",
-    "kv_connector_extra_config",
-}
-"""Fields of vLLM's KVTransferConfig; the class itself imports the engine."""
 SERVER_FLAGS = {"--chunk-size", "256"}
 """Flags of `lmcache server` that its storage layer leaves to the server's own parser."""
 
@@ -28,12 +18,11 @@ class Document:
     """The examples of a document."""
 
     def read(self, examples: list[str]) -> dict[str, list[Any]]:
-        """Parse every example for LMCache and vLLM; raises where a connector would refuse."""
+        """Parse every example for LMCache; raises where a connector would refuse."""
         return {
             "servers": [self._server(one) for one in examples if one.startswith("lmcache server")],
             "adapters": [self._adapter(one) for one in examples if one.startswith("{")],
             "engines": [self._engine(one) for one in examples if one.startswith("chunk_size")],
-            "vllm": [self._engine_flag(one) for one in examples if one.startswith("vllm serve")],
         }
 
     def close(self) -> None:
@@ -47,16 +36,6 @@ class Document:
         assert set(rest) <= SERVER_FLAGS, rest
         parsed = lmcache_server.parse_args_to_config(known)
         return [type(one).__name__ for one in parsed.l2_adapter_config.adapters]
-
-    def _engine_flag(self, command: str) -> str:
-        said = json.loads(shlex.split(command)[-1])
-        assert set(said) <= TRANSFER_SETTINGS, said
-        tiers = said.get("kv_connector_extra_config", {}).get("secondary_tiers", [])
-        taken = inspect.signature(FileSystemTierManager.__init__).parameters
-        for tier in tiers:
-            assert tier["type"] == "fs"
-            assert set(tier) - {"type"} <= set(taken), tier
-        return str(said["kv_connector"])
 
     def _adapter(self, spec: str) -> str:
         parsed = parse_args_to_l2_adapters_config(argparse.Namespace(l2_adapter=[spec]))

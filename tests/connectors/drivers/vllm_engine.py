@@ -23,6 +23,7 @@ import vllm_choice  # noqa: F401
 from json_lines import serve
 from patterns import UNTOUCHED, pattern
 from vllm.config import set_current_vllm_config
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
     OffloadingConnector,
@@ -154,6 +155,14 @@ class Copies(OffloadingWorker):
 class Engine:
     """One scheduler and one worker."""
 
+    worker: Any = None
+
+    def read(self, command: str) -> dict[str, Any]:
+        """What vLLM's own parser makes of a `vllm serve`, and whose connector it would load."""
+        transfer = engine_args(shlex.split(command)).kv_transfer_config
+        cls = KVConnectorFactory.get_connector_class(transfer)
+        return {"connector": cls.__name__, "role": transfer.kv_role}
+
     def open(self, command: str, kv_dir: str, cpu_bytes: int) -> dict[str, Any]:
         """Build both from ``command``: its tier in ``kv_dir``, its memory tier of ``cpu_bytes``."""
         self.config = engine_config(command, kv_dir, cpu_bytes)
@@ -233,9 +242,11 @@ class Engine:
         primary.reset_cache()
 
     def close(self) -> None:
-        """Stop both sides."""
-        self.worker.shutdown()
-        self.scheduler.shutdown()
+        """Stop both sides, if they were started."""
+        if self.worker is not None:
+            self.worker.shutdown()
+            self.scheduler.shutdown()
+            self.worker = None
 
     def _step(self, prompt: int, told: dict[str, Any]) -> None:
         output = self.scheduler.schedule()
@@ -284,27 +295,29 @@ class Engine:
 
 def engine_config(command: str, kv_dir: str, cpu_bytes: int) -> Any:  # noqa: ANN401
     """vLLM's configuration as its own command line makes it, for a model that is not there."""
-    program, verb, _, *flags = shlex.split(command)
-    assert (program, verb) == ("vllm", "serve")
-    at = flags.index("--kv-transfer-config") + 1
-    transfer = json.loads(flags[at])
+    words = shlex.split(command)
+    at = words.index("--kv-transfer-config") + 1
+    transfer = json.loads(words[at])
     extra = transfer["kv_connector_extra_config"]
     (tier,) = extra["secondary_tiers"]
     assert {"root_dir", "cpu_bytes_to_use"} <= {*tier, *extra}
     tier["root_dir"], extra["cpu_bytes_to_use"] = kv_dir, cpu_bytes
-    flags[at] = json.dumps(transfer)
-    model_dir = Path(tempfile.mkdtemp())
-    (model_dir / "config.json").write_text(json.dumps(MODEL))
+    words[at] = json.dumps(transfer)
     ModelRegistry.register_model("NoModel", NoModel)
-    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-    # Names of blocks hold the model's: the directory's would be another one in each process.
-    said = parser.parse_args(
-        ["--model", str(model_dir), "--served-model-name", "model", *flags, "--skip-tokenizer-init"]
-    )
-    config = EngineArgs.from_cli_args(said).create_engine_config()
+    config = engine_args([*words, "--skip-tokenizer-init"]).create_engine_config()
+    # It is in blocks' names: the directory's would be another one in each process.
     config.model_config.model = "model"
     config.scheduler_config.async_scheduling = False
     return config
+
+
+def engine_args(words: list[str]) -> EngineArgs:
+    """The engine's part of `vllm serve MODEL FLAG...`, read as vLLM reads it, for a model here."""
+    assert words[:3] == ["vllm", "serve", "MODEL"]
+    model_dir = Path(tempfile.mkdtemp())
+    (model_dir / "config.json").write_text(json.dumps(MODEL))
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    return EngineArgs.from_cli_args(parser.parse_args(["--model", str(model_dir), *words[3:]]))
 
 
 def caches(block_tokens: int) -> tuple[list[torch.Tensor], KVCacheConfig]:
@@ -333,4 +346,4 @@ def caches(block_tokens: int) -> tuple[list[torch.Tensor], KVCacheConfig]:
 
 
 if __name__ == "__main__":
-    serve(Engine(), "open", "ask", "settle", "forget", "close")
+    serve(Engine(), "read", "open", "ask", "settle", "forget", "close")
