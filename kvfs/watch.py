@@ -41,14 +41,26 @@ class Watch:
         written = pool.open_inodes.written
         lacking = sum(self._look(opened, now_s) for opened in self._due())
         pool.space.lacking_bytes = lacking
-        if not written or pool.space.unclaimed_bytes >= 0:
-            return
+        if written and pool.space.unclaimed_bytes < 0:
+            self._hold_the_bound()
+
+    def look_at_closing(self, opened: OpenInode) -> None:
+        """Account what *opened*, which may be whole now, took since the last look, and stop some.
+
+        What is closed within a tick would else stay above the bound, since nobody stops it then.
+        """
+        self._look(opened, self._pool.monotonic_s())
+        if self._pool.space.overstepped_bytes:
+            self._hold_the_bound()
+
+    def _hold_the_bound(self) -> None:
+        pool = self._pool
         try:
             pool.require_space(0)
         except NoSpace:
             # What they will take next is a guess: nobody is stopped for that.
             if pool.space.overstepped_bytes and not self.more_may_go():
-                self._stop_some(list(written.values()))
+                self._stop_some(list(pool.open_inodes.written.values()))
 
     def look_at_runners(self) -> None:
         """Account what those took who may take any amount; before one more is let to.

@@ -175,6 +175,7 @@ class Files:
         handle = self.handles.get(fh)
         if handle.kind is HandleKind.WRITER:
             self.store.blocks.publishing.look_at_closer(handle.opened, tid)
+            self.store.watch.look_at_closing(handle.opened)
             if handle.opened.overrun:
                 raise NoSpace("its bytes were given back")
 

@@ -163,6 +163,24 @@ def test_one_that_took_what_is_not_there_is_stopped_alone(
 
 
 @pytest.mark.usefixtures("caplog")
+def test_one_that_is_closed_before_the_next_look_is_stopped_too(running: Host) -> None:
+    store = running.store
+    greedy, kept = draft(store, b"greedy"), draft(store, b"kept")
+    grow(kept, 60 * MIB)
+    store.watch.look_at_closing(kept)
+    assert not kept.overrun
+    store.blocks.close(kept, writer=True)
+    grow(greedy, 8 * MIB)
+    store.watch.look_at_closing(greedy)
+    assert greedy.overrun
+    assert store.pool.space.overcommitted_bytes == 0
+    store.blocks.close(greedy, writer=True)
+    with pytest.raises(NotFound):
+        store.namespace.lookup(ROOT_INODE, b"greedy")
+    assert_exact(running)
+
+
+@pytest.mark.usefixtures("caplog")
 def test_a_slab_is_never_stopped(running: Host) -> None:
     """It asked for its room; and while it is allocated nobody counts its bytes twice."""
     store = running.store
