@@ -4,6 +4,7 @@ While an inode has a writer its extent is the truth about size and times (the ke
 past this process); at the last close the index learns them.
 """
 
+import contextlib
 import logging
 import os
 import stat
@@ -17,6 +18,7 @@ from kvfs.errors import (
     InvalidRequest,
     IsADirectory,
     KvfsError,
+    NoSpace,
     ReadOnly,
     TooLarge,
 )
@@ -287,7 +289,7 @@ class Blocks:
         return ino in self._pool.graves if opened is None else opened.gone is not None
 
     def truncate(self, ino: InodeNo, size_bytes: int) -> None:
-        """Set the length of file *ino*; growing costs nothing. Raises TooLarge, DeadInode."""
+        """Set the length of file *ino*; growing allocates nothing. Raises TooLarge, DeadInode."""
         if size_bytes > _SIZE_MAX_BYTES:
             raise TooLarge(f"{size_bytes} bytes")
         pool = self._pool
@@ -295,6 +297,7 @@ class Blocks:
             self.publishing.allocate_ahead(ino)
         opened = pool.open_inodes.get(ino)
         if opened is not None and opened.writers:
+            self._make_room_ahead(size_bytes - opened.allocated_bytes)
             fd = self.extent_fd(opened)
             opened.appended_only = False
             pool.syscalls.ftruncate(fd, size_bytes)
@@ -305,6 +308,16 @@ class Blocks:
             pool.syscalls.ftruncate(self.extent_fd(opened), size_bytes)
         finally:
             self.close(opened, writer=True)
+
+    def _make_room_ahead(self, size_bytes: int) -> None:
+        """Make room for what will be written into a file that is made longer, if it costs little.
+
+        It may be as long as it likes: no more goes for it than is kept ahead of writers.
+        """
+        pool = self._pool
+        if size_bytes > 0:
+            with contextlib.suppress(NoSpace):
+                pool.require_space(min(size_bytes, pool.headroom.most_bytes))
 
     def allocation(
         self, opened: OpenInode, mode: int, offset_bytes: int, length_bytes: int

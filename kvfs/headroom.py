@@ -53,7 +53,8 @@ class Headroom:
 
     def __init__(self, capacity_bytes: int) -> None:
         self._least_bytes = min(int(capacity_bytes * _LEAST_SHARE), _MOST_LEAST_BYTES)
-        self._most_bytes = int(capacity_bytes * _MOST_SHARE)
+        #: No more is kept, however fast they write.
+        self.most_bytes = int(capacity_bytes * _MOST_SHARE)
         self._taken_bytes = 0.0
         self._updated_s = 0.0
 
@@ -70,7 +71,7 @@ class Headroom:
     def target_bytes(self, now_s: float) -> int:
         """Return what should be unclaimed now."""
         wanted_bytes = int(self.speed(now_s) * LAG_S)
-        return max(self._least_bytes, min(wanted_bytes, self._most_bytes))
+        return max(self._least_bytes, min(wanted_bytes, self.most_bytes))
 
     def _decay(self, now_s: float) -> None:
         passed_s = now_s - self._updated_s
