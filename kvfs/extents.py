@@ -144,6 +144,22 @@ class Extents:
         self._syscalls.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         return False
 
+    def is_used(self, ino: InodeNo) -> bool:
+        """Whether anybody has the extent of *ino*, which is closed here, open or mapped.
+
+        False where that cannot be told, and for one that is missing.
+        """
+        try:
+            fd = self.open(ino, os.O_RDWR)
+        except (Damaged, OSError):
+            return False
+        try:
+            return self.in_use(fd)
+        except OSError:
+            return False  # no leases here: then what was closed counts as unused
+        finally:
+            self._syscalls.close(fd)
+
     def stat(self, ino: InodeNo) -> os.stat_result | None:
         """Return the stat of *ino*'s extent, None if there is none."""
         try:

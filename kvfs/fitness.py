@@ -1,6 +1,5 @@
 """Whether a block may go now: what the policy named is looked at again, on the loop's thread."""
 
-import os
 import stat
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -54,7 +53,7 @@ def obstacle(pool: Pool, ino: InodeNo, record: InodeRecord, *, open_too: bool) -
     opened = pool.open_inodes.get(ino)
     if opened is not None:
         return None if open_too and not opened.writers else "open"
-    return None if open_too or not _is_mapped(pool, ino) else "mapped"
+    return None if open_too or not pool.extents.is_used(ino) else "mapped"
 
 
 def sidecars_of(pool: Pool, record: InodeRecord) -> Iterator[InodeNo]:
@@ -79,17 +78,3 @@ def _is_pinned(pool: Pool, ino: InodeNo, *, policy_says: bool) -> bool:
     """Whether a pin holds *ino*: its own, which wins, or that of a directory above it."""
     own = pool.index.xattr(ino, PIN)
     return policy_says if own is None else own == b"1"
-
-
-def _is_mapped(pool: Pool, ino: InodeNo) -> bool:
-    """Whether a client maps the extent of a closed block, which this process cannot see else."""
-    try:
-        fd = pool.extents.open(ino, os.O_RDWR)
-    except (Damaged, OSError):
-        return False
-    try:
-        return pool.extents.in_use(fd)
-    except OSError:
-        return False  # no leases here: then what was closed counts as unused
-    finally:
-        pool.syscalls.close(fd)

@@ -121,7 +121,8 @@ class Identities:
         self._background.forget(ino)
         if stat.S_ISREG(record.mode):
             remove = functools.partial(self._extents.unlink, ino)
-            self._departures.add(remove, record.allocated_bytes)
+            in_use = functools.partial(self._extents.is_used, ino)
+            self._departures.add(remove, record.allocated_bytes, in_use)
         elif stat.S_ISDIR(record.mode) or stat.S_ISLNK(record.mode):
             self._background.submit(lambda: self._extents.forget_node(ino))
 

@@ -165,6 +165,7 @@ class Pool:
         """
         try:
             self.graves.give_way()
+            self.departures.dismiss()
             self.background.drain()  # what is ordered becomes ready first
             self.ready.give_way()
             self.background.drain()

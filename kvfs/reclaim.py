@@ -176,7 +176,7 @@ class Reclaim:
     @property
     def promised_bytes(self) -> int:
         """Bytes that come back when those who read blocks without a name close them."""
-        return sum(
+        return self._pool.space.lingering_bytes + sum(
             opened.allocated_bytes
             for opened in self._pool.open_inodes.values()
             if opened.gone is not None and not opened.writers

@@ -33,6 +33,7 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: Watch) -> dict[str, Any
         "pinned_bytes": pool.pins.pinned_bytes,
         "open_bytes": open_bytes,
         "leaving_bytes": space.leaving_bytes,
+        "lingering_bytes": space.lingering_bytes,
         "headroom_bytes": pool.headroom.target_bytes(pool.monotonic_s()),
         "overcommitted_bytes": space.overcommitted_bytes,
         "eviction": {

@@ -2,7 +2,8 @@
 
 ``recorded_bytes`` is what the index says published blocks hold; ``extra_bytes`` is what open
 drafts and removed-but-open blocks hold beyond that; ``ready_bytes`` lies in prepared extents;
-``leaving_bytes`` belongs to nobody any more and is not unlinked yet; ``pledged_bytes`` is what
+``leaving_bytes`` belongs to nobody any more and is not unlinked yet, ``lingering_bytes`` neither,
+but readers have it open or mapped still; ``pledged_bytes`` is what
 writes in flight may still allocate; ``lacking_bytes`` what drafts beyond their reserve will take
 until somebody looks at them again.
 """
@@ -21,6 +22,7 @@ class Space:
         self.extra_bytes = 0
         self.ready_bytes = 0
         self.leaving_bytes = 0
+        self.lingering_bytes = 0
         self.pledged_bytes = 0
         self.lacking_bytes = 0
 
@@ -42,7 +44,8 @@ class Space:
     @property
     def taken_bytes(self) -> int:
         """Bytes in extents, whoever they are for."""
-        return self.recorded_bytes + self.extra_bytes + self.ready_bytes + self.leaving_bytes
+        gone_bytes = self.leaving_bytes + self.lingering_bytes
+        return self.recorded_bytes + self.extra_bytes + self.ready_bytes + gone_bytes
 
     @property
     def overstepped_bytes(self) -> int:

@@ -141,8 +141,9 @@ class Store:
 
     def _kept_bytes(self) -> int:
         """Return what clients' data holds; removed blocks give way, so they count as free."""
-        used_bytes = self.pool.space.used_bytes - self.pool.graves.held_bytes
-        return min(used_bytes, self.pool.space.capacity_bytes)
+        space = self.pool.space
+        used_bytes = space.used_bytes + space.lingering_bytes - self.pool.graves.held_bytes
+        return min(used_bytes, space.capacity_bytes)
 
     def _available_bytes(self) -> int:
         """Return what clients can still store: what is free, and what would go for it."""
@@ -162,6 +163,7 @@ class Store:
             return
         now_s = pool.monotonic_s()
         pool.graves.tick(now_s)
+        pool.departures.settle()
         self.watch.tick(now_s)
         pool.device_room.look()
         self.reclaim.tick(now_s)

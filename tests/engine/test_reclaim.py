@@ -249,6 +249,59 @@ def test_what_is_evicted_counts_until_it_is_off_the_device(running: Host) -> Non
     assert_exact(running)
 
 
+def test_what_somebody_maps_counts_until_he_is_done(running: Host) -> None:
+    """Its name and its handle are gone, but its bytes would not come back with its extent."""
+    store = running.store
+    ino = store_block(store, b"block")
+    store_block(store, b"other")
+    settle(store)
+    with running.extent(ino).open("rb"):
+        store.namespace.unlink(ROOT_INODE, b"block")
+        store.pool.graves.give_way()
+        store.pool.background.drain()
+        space = store.pool.space
+        assert (space.leaving_bytes, space.lingering_bytes) == (0, 4 * MIB)
+        assert space.taken_bytes - space.ready_bytes == 8 * MIB
+        assert running.extent(ino).exists()
+        with pytest.raises(NoSpace):
+            store.pool.require_space(61 * MIB)
+        assert store.reclaim.awaits_users
+        assert not store.reclaim.hopeful
+    store.pool.require_space(64 * MIB)
+    assert not running.extent(ino).exists()
+    assert_exact(running)
+
+
+def test_a_stop_removes_what_somebody_maps(running: Host) -> None:
+    store = running.store
+    ino = store_block(store, b"block")
+    with running.extent(ino).open("rb"):
+        store.namespace.unlink(ROOT_INODE, b"block")
+        store.pool.graves.give_way()
+        store.pool.background.drain()
+        running.stop()
+        assert not running.extent(ino).exists()
+    assert running.check().problems == []
+
+
+def test_truncating_up_makes_room_for_what_will_be_written(running: Host) -> None:
+    """But a length is no promise to write so much: of 64 MiB no more than 2 are made free."""
+    store = running.store
+    before = fill(store)
+    opened, _ = store.blocks.create(ROOT_INODE, b"draft", FILE, 0, 0)
+    left = names(store)
+    assert store.pool.space.unclaimed_bytes == 0
+    store.blocks.truncate(opened.ino, 5 * MIB)
+    assert len(left - names(store)) == 1
+    assert store.pool.space.unclaimed_bytes >= MIB
+    for size_bytes in (1 << 40, 1 << 50):
+        store.blocks.truncate(opened.ino, size_bytes)
+    assert len(left - names(store)) == 1
+    assert len(before) - len(left & set(before)) == 1
+    store.blocks.close(opened, writer=True)
+    assert_exact(running)
+
+
 def test_statfs_counts_what_may_go_as_free(running: Host) -> None:
     store = running.store
     fill(store)

@@ -332,7 +332,12 @@ def assert_exact(host: Host) -> None:
         if opened is None or not opened.writers:
             assert record.allocated_bytes == held[ino], f"{ino:#x}"
 
-    assert pool.space.leaving_bytes == sum(size for _, size in pool.departures._waiting)
+    departures = pool.departures
+    for counted_bytes, held_back in (
+        (pool.space.leaving_bytes, departures._waiting),
+        (pool.space.lingering_bytes, departures._lingering),
+    ):
+        assert counted_bytes == sum(departure.size_bytes for departure in held_back)
     assert pool.space.pledged_bytes == 0
     ready_bytes = sum(
         extent.reserve_bytes for queue in pool.ready._queues.values() for extent in queue
