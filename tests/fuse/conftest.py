@@ -22,6 +22,7 @@ from tests.support.mounting import (
     Reference,
     kernel_has_passthrough,
     loop_device,
+    own_tmpfs,
     skip_without_mounts,
     workplace,
 )
@@ -37,10 +38,13 @@ OTHER = 65533
 
 @contextlib.contextmanager
 def pool_source(kind: str, size_bytes: int = LOOP_SIZE_BYTES) -> Iterator[str]:
-    """Yield a blank source: a directory on tmpfs or on disk, or a loop device for XFS."""
+    """Yield a blank source: a directory on a tmpfs or on disk, or a loop device for XFS."""
     if kind == "xfs":
         with loop_device(size_bytes) as device:
             yield device
+    elif kind == "tmpfs":
+        with own_tmpfs() as directory:
+            yield str(directory)
     else:
         with workplace(kind) as directory:
             (directory / "pool").mkdir()

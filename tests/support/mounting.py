@@ -74,6 +74,28 @@ def workplace(kind: str = "tmpfs") -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def mounted_at(path: Path, *arguments: str) -> Iterator[Path]:
+    """Mount a file system by mount(8) with *arguments* at the new directory *path*."""
+    path.mkdir()
+    subprocess.run(["mount", *arguments, path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+@contextlib.contextmanager
+def own_tmpfs() -> Iterator[Path]:
+    """Yield a directory in a tmpfs that nobody else fills: its statfs tells of it alone."""
+    with (
+        workplace("disk") as place,
+        mounted_at(place / "memory", "-t", "tmpfs", "-o", "size=90%", "kvfs-test") as memory,
+    ):
+        (memory / "pool").mkdir()
+        yield memory / "pool"
+
+
+@contextlib.contextmanager
 def loop_device(size_bytes: int, *, format_xfs: bool = False) -> Iterator[str]:
     """Yield a loop device over a sparse file in memory; blank, or with an XFS."""
     with workplace() as directory:

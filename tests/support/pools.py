@@ -10,7 +10,7 @@ import pytest
 
 from kvfs.errors import CommandError
 from tests.support.loop import digest_of, loop_device
-from tests.support.mounting import workplace
+from tests.support.mounting import own_tmpfs, why_no_mounts, workplace
 
 MIB: Final = 1 << 20
 #: XFS takes no less than 300 MiB.
@@ -43,6 +43,10 @@ def blank_source(kind: str) -> Iterator[Source]:
     if kind == "block":
         with loop_device(DRIVE_BYTES) as drive:
             yield Source(*drive)
+        return
+    if kind == "directory" and why_no_mounts() is None:
+        with own_tmpfs() as path:  # no other test changes what its statfs tells
+            yield Source(str(path), path)
         return
     with workplace() as place:
         path = place / "source"

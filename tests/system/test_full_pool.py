@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.calls import refused
-from tests.support.churn import Load, Result, Usage, churn, own_tmpfs, own_xfs
-from tests.support.mounting import Mounted, skip_without_mounts, workplace
+from tests.support.churn import Load, Result, Usage, churn, own_xfs
+from tests.support.mounting import Mounted, own_tmpfs, skip_without_mounts, workplace
 
 MIB = 1 << 20
 PROOF = os.environ.get("KVFS_TEST_PROOF") == "1"
