@@ -98,6 +98,9 @@ ALLOWED_WORDS: Final = {
     "kvfs.index": frozenset({"page", "pages"}),
 }
 
+#: What logging calls.
+CALLED_FROM_OUTSIDE: Final = frozenset({"mount.log_rate.emit", "mount.log_sockets.emit"})
+
 #: Hosts that a text may point a reader to. Registries and mirrors are the machine's business.
 READERS_HOSTS: Final = re.compile(
     r"(^|\.)(apache\.org|freedesktop\.org|github\.com|kernel\.org|keepachangelog\.com|man7\.org"

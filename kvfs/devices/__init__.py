@@ -6,7 +6,6 @@ from kvfs.devices.pool_files import PoolHeader
 from kvfs.devices.source import (
     destroy_source,
     format_source,
-    is_blank,
     open_source,
     recognise,
     wait_released,
@@ -20,7 +19,6 @@ __all__ = [
     "Reserve",
     "destroy_source",
     "format_source",
-    "is_blank",
     "open_source",
     "recognise",
     "wait_released",

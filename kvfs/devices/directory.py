@@ -107,15 +107,6 @@ def destroy_directory(path: str) -> None:
             pool_files.remove_tree(pool_fd)
 
 
-def directory_is_blank(path: str) -> bool:
-    """Whether *path* holds no name (but lost+found). Raises SourceMissing."""
-    pool_fd = _open(path)
-    try:
-        return not pool_files.own_names(pool_fd) and not pool_files.foreign_names(pool_fd)
-    finally:
-        os.close(pool_fd)
-
-
 def refuse_busy_directory(path: str) -> None:
     """Raise SourceBusy when the pool in directory *path* is mounted."""
     pool_fd = _open(path)

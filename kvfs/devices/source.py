@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from kvfs.devices import block, busy, directory, image, probe
+from kvfs.devices import block, busy, directory, image
 from kvfs.devices.capacity import Reserve
 from kvfs.devices.device import Device, Fill, Kind, fill_nothing
 from kvfs.devices.pool_files import PoolHeader
@@ -38,13 +38,6 @@ def recognise(source: str) -> Kind:
     if stat.S_ISDIR(mode):
         return "directory"
     raise SourceMissing(f"{source} is neither a block device nor a file nor a directory")
-
-
-def is_blank(source: str) -> bool:
-    """Whether *source* holds nothing that a format could destroy. Raises CommandErrors."""
-    if recognise(source) == "directory":
-        return directory.directory_is_blank(source)
-    return probe.find_content(source) is None
 
 
 def format_source(

@@ -12,7 +12,6 @@ from kvfs.devices import (
     busy,
     destroy_source,
     format_source,
-    is_blank,
     open_source,
     probe,
     recognise,
@@ -104,7 +103,6 @@ def test_somebody_elses_data_is_named_and_kept(
     with blank_source(kind) as source:
         make(source.path)
         with untouched(source):
-            assert not is_blank(source.path)
             with refused(SourceForeign, source.path, named, "--force"):
                 format_source(source.path)
             with refused(SourceForeign, source.path, named, "--force"):
@@ -210,7 +208,8 @@ def test_an_xfs_that_cannot_be_mounted_is_damage() -> None:
         with untouched(source), refused(SourceDamaged, source.path, "mounted"):
             open_source(source.path)
         destroy_source(source.path)
-        assert is_blank(source.path)
+        with refused(SourceBlank, source.path, "kvfs mkfs"):
+            open_source(source.path)
 
 
 # ---- busy ----

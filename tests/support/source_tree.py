@@ -80,6 +80,15 @@ def names_made(path: Path) -> Iterator[tuple[str, int]]:
             yield node.id, node.lineno
 
 
+def names_used(path: Path) -> Iterator[str]:
+    """Yield every name that the file mentions, but for those it only makes or imports."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+
+
 def words_of(name: str) -> set[str]:
     """Return the words of a snake_case or CamelCase name, in small letters."""
     return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
