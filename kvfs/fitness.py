@@ -76,5 +76,8 @@ def sidecars_of(pool: Pool, record: InodeRecord) -> Iterator[InodeNo]:
 
 def _is_pinned(pool: Pool, ino: InodeNo, *, policy_says: bool) -> bool:
     """Whether a pin holds *ino*: its own, which wins, or that of a directory above it."""
-    own = pool.index.xattr(ino, PIN)
+    try:
+        own = pool.index.xattr(ino, PIN)
+    except Damaged:
+        return True  # it may be one: fsck decides
     return policy_says if own is None else own == b"1"

@@ -78,7 +78,7 @@ class OldVersions:
     def tick(self) -> None:
         """End what was renamed or removed before its last close."""
         for draft in list(self._kept):
-            record = self._pool.index.inode(draft)
+            record = self._pool.index.inode_or_miss(draft)
             if record is None or record.state not in UNFINISHED:
                 self.end(draft)
 

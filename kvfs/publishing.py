@@ -250,7 +250,7 @@ class Publishing:
         False if that cannot be told now.
         """
         pool = self._pool
-        record = pool.index.inode(ino)
+        record = pool.index.inode_or_miss(ino)
         if record is None or record.state not in HELD:
             pool.holdings.drop(ino)
             return True

@@ -4,6 +4,7 @@ It knows no FUSE and no data path. Order of effects (docs/architecture.md): rese
 data -> one index transaction -> visible; removal: index first -> unlink.
 """
 
+import functools
 import logging
 import stat
 from collections.abc import Callable
@@ -79,8 +80,28 @@ class Store:
         if not settings.read_only:
             self.heat_scan.start()
         self.sweep = Sweep(self.pool)
+        self._chores = self._list_chores()
         if sweep_due:
             self.sweep.start()
+
+    def _list_chores(self) -> tuple[Callable[[float], None], ...]:
+        """Return what a tick does, in order; each takes the time."""
+        pool = self.pool
+        return (
+            pool.graves.tick,
+            lambda _: pool.departures.settle(),
+            self.watch.tick,
+            lambda _: pool.device_room.look(),
+            self.reclaim.tick,
+            pool.ready.tick,
+            lambda _: self.blocks.settle(),
+            self._settle_index,
+            self.blocks.superseding.tick,
+            pool.holdings.tick,
+            pool.heat.tick,
+            self._save_heat,
+            self._sweep_on,
+        )
 
     def own_root(self, uid: int | None, gid: int | None, mode: int | None) -> None:
         """Give the root directory the owner and mode that the mount's options ask for."""
@@ -157,26 +178,16 @@ class Store:
         return bool(self.pool.open_inodes.written)
 
     def tick(self) -> None:
-        """Do the housekeeping that is due; called a few times a second, never blocks."""
+        """Do the housekeeping that is due; called a few times a second, never blocks.
+
+        What fails is logged and counted, and keeps neither the rest nor the mount from going on.
+        """
         pool = self.pool
         if pool.settings.read_only:
             return
         now_s = pool.monotonic_s()
-        pool.graves.tick(now_s)
-        pool.departures.settle()
-        self.watch.tick(now_s)
-        pool.device_room.look()
-        self.reclaim.tick(now_s)
-        pool.ready.tick(now_s)
-        self.blocks.settle()
-        self._settle_index()
-        self.blocks.superseding.tick(now_s)
-        pool.holdings.tick(now_s)
-        pool.heat.tick(now_s)
-        if pool.heat.save_due(now_s):
-            pool.background.submit_long(pool.heat.save)
-        if not self.sweep.done:
-            self.sweep.tick()
+        for chore in self._chores:
+            pool.background.do(functools.partial(chore, now_s))
         pool.background.tick()
         pool.background.work(_TURN_S)
         if pool.numbers.refill_due:
@@ -184,7 +195,15 @@ class Store:
         if pool.index.preallocation_due():
             pool.background.submit_long(pool.index.preallocate)
 
-    def _settle_index(self) -> None:
+    def _save_heat(self, now_s: float) -> None:
+        if self.pool.heat.save_due(now_s):
+            self.pool.background.submit_long(self.pool.heat.save)
+
+    def _sweep_on(self, _now_s: float) -> None:
+        if not self.sweep.done:
+            self.sweep.tick()
+
+    def _settle_index(self, _now_s: float) -> None:
         try:
             self.pool.index.settle()
         except (NoSpace, OSError) as error:

@@ -367,7 +367,7 @@ class Superseding:
         ino, (extent, _, _) = self._awaited.popitem(last=False)
         self._pool.space.extra_bytes -= extent.reserve_bytes
         self._pool.ready.let_go(extent)
-        record = self._pool.index.inode(ino)
+        record = self._pool.index.inode_or_miss(ino)
         if record is not None:
             try:
                 self._namespace.unlink(record.parent, record.name)

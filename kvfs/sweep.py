@@ -55,7 +55,7 @@ class Sweep:
                 self.removed += 1
         for _ in range(min(len(self._outdated), _RENEWED_A_TICK)):
             ino = self._outdated.popleft()
-            record = self._pool.index.inode(ino)
+            record = self._pool.index.inode_or_miss(ino)
             if record is None:
                 continue
             if carries_identity(record):

@@ -131,7 +131,7 @@ class Watch:
             return False
         if opened.gone is not None:
             return True
-        record = self._pool.index.inode(opened.ino)
+        record = self._pool.index.inode_or_miss(opened.ino)
         return record is not None and record.state == State.DRAFT  # a slab asked for its room
 
     def _empty(self, opened: OpenInode) -> None:

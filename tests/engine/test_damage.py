@@ -124,6 +124,39 @@ def test_a_policy_that_cannot_be_read_is_none(running: Host) -> None:
     assert store.pool.policies.of(below) == Policy()
 
 
+def test_housekeeping_goes_on_beside_what_cannot_be_read(running: Host) -> None:
+    store = running.store
+    leased, other = (put(store, ROOT_INODE, name, b"y" * 5000) for name in (b"leased", b"other"))
+    settle(store)
+    spoil(store, inode_key(leased))
+    store.pool.holdings.settle(leased)
+    assert store.pool.holdings.state_of(leased) is None
+    assert store.pool.holdings.state_of(other) is State.LEASED
+
+
+def test_a_chore_that_fails_keeps_neither_the_rest_nor_the_mount(
+    running: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would end the nursery in which the server runs."""
+    store = running.store
+
+    def fail(_now_s: float) -> None:
+        raise Damaged("a row")
+
+    monkeypatch.setattr(store.pool.heat, "save_due", fail)
+    before = store.pool.background.failures
+    with store.pool.index.write(lasting=False) as txn:
+        txn.put_xattr(ROOT_INODE, b"user.k", b"v")
+    store.sweep.start()
+    store.tick()
+    settle(store)
+    store.tick()
+    assert store.sweep.done
+    assert store.pool.background.failures >= before + 2
+    assert "background work failed" in caplog.text
+    monkeypatch.undo()
+
+
 def test_fsck_sets_right_what_a_miss_left_behind(running: Host) -> None:
     store = running.store
     put(store, ROOT_INODE, b"a", b"x")
