@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from kvfs.cli.doctor_process import parse_ranges
 from kvfs.doctor.examine import RULES
 from kvfs.doctor.facts import Disk, ReadAhead
 from kvfs.errors import NotMounted, SeriousFindings, UsageError
-from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts, workplace
+from tests.support.mounting import KVFS, Mounted, run_kvfs, skip_without_mounts, workplace
 
 MIB = 1 << 20
 
@@ -96,6 +97,40 @@ def test_doctor_takes_limits_and_settings(doctored: Mounted, tmp_path: Path) -> 
     subprocess.run(["sh", "-c", by_file], check=True)
     done = run_kvfs("doctor", str(doctored.path), "--connector-config", str(settings), check=False)
     assert done.returncode == 0
+
+
+#: What exportfs (nfs-utils 2.6.2) made of `exportfs -i -o rw,async,no_subtree_check HOST:PATH`, and
+#: of the command that doctor then gives. No kernel here has an NFS server, nor a client.
+EXPORTED = (
+    "{path}\t127.0.0.1(rw,async,wdelay,hide,nocrossmnt,secure,root_squash,no_all_squash,"
+    "no_subtree_check,secure_locks,acl,no_pnfs,{fsid}anonuid=65534,anongid=65534,sec=sys,rw,"
+    "root_squash,no_all_squash)\n"
+)
+
+
+@pytest.mark.needs_fuse
+@pytest.mark.parametrize(("fsid", "found"), [("", ["serious"]), ("fsid=4242,", [])])
+def test_doctor_reads_the_table_of_exports(
+    doctored: Mounted, tmp_path: Path, fsid: str, found: list[str]
+) -> None:
+    """In a mount namespace with a table of its own: the file is the machine's."""
+    table = tmp_path / "etab"
+    table.write_text(EXPORTED.format(path=doctored.path, fsid=fsid))
+    script = 'mount -t tmpfs none /var/lib && mkdir /var/lib/nfs && cp "$1" /var/lib/nfs && exec '
+    script += f"{shlex.join(KVFS)} doctor --json {doctored.path}"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", str(table)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    findings = json.loads(done.stdout)["findings"]
+    of_exports = [one for one in findings if one["check"] == "NFS exports"]
+    assert [one["severity"] for one in of_exports] == found
+    for one in of_exports:
+        assert one["fix"] == (
+            f"exportfs -o rw,async,no_subtree_check,fsid=4242 127.0.0.1:{doctored.path}"
+        )
 
 
 @pytest.mark.needs_fuse
