@@ -3,13 +3,11 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.parser import add_verb
 from kvfs.cli.servers import answers, status_of
 from kvfs.errors import NotMounted
-from kvfs.sizes import format_size
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
@@ -57,28 +55,12 @@ def _print(statuses: list[dict[str, Any]], *, as_json: bool, single: bool) -> No
         print(json.dumps(statuses[0] if single else statuses, indent=2))
         return
     from rich.console import Console
-    from rich.table import Table
+
+    from kvfs.cli.status_table import tables
 
     width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
     console = Console(width=width, highlight=False, markup=False)
     for status in statuses:
-        table = Table(show_header=False, box=None, pad_edge=False, title_justify="left")
-        for name, value in status.items():
-            table.add_row(name, _shown(name, value))
-        console.print(table)
-
-
-def _shown(name: str, value: object) -> str:
-    """Return a value of the status for a reader."""
-    if value is None:
-        return "-"
-    if isinstance(value, Mapping):
-        # The most frequent first: that is what a reader looks for in the counts of requests.
-        counts = all(isinstance(count, int) for count in value.values())
-        rows = sorted(value.items(), key=lambda row: -row[1]) if counts else list(value.items())
-        return ", ".join(f"{key} {_shown(str(key), count)}" for key, count in rows) or "-"
-    if isinstance(value, list):
-        return "\n".join(_shown(name, item) for item in value) or "-"
-    if name.endswith("_bytes") and isinstance(value, int):
-        return f"{format_size(value)} ({value})"
-    return str(value)
+        for table in tables(status):
+            console.print(table)
+            console.print()
