@@ -10,10 +10,13 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from tests.support.mounting import why_no_mounts
+
+_CONNECTORS: Final = Path(__file__).parent / "connectors"
 
 
 def pytest_configure() -> None:
@@ -22,7 +25,14 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot do; in CI nothing is skipped for that."""
+    """Skip what this machine cannot do; in CI nothing is skipped for that.
+
+    With two workers (make test) the connectors' tests run beside all others, and these one after
+    the other: some of them drop caches that others count on.
+    """
+    for item in items:
+        beside = item.path.is_relative_to(_CONNECTORS)
+        item.add_marker(pytest.mark.xdist_group("connectors" if beside else "others"))
     why = why_no_mounts()
     if why is None or os.environ.get("CI") == "true":
         return
