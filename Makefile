@@ -43,7 +43,7 @@ demo: $(VENV)/.runtime install-connectors
 endif
 
 test: lint connectors
-	$(VENV)/bin/pytest -n 2 --dist loadgroup $(TESTS)
+	$(VENV)/bin/pytest -n 2 --dist loadscope $(TESTS)
 
 check: test
 

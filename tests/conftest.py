@@ -10,13 +10,12 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.mounting import why_no_mounts
-
-_CONNECTORS: Final = Path(__file__).parent / "connectors"
 
 
 def pytest_configure() -> None:
@@ -24,15 +23,23 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot do; in CI nothing is skipped for that.
+class TwoRows(LoadScopeScheduling):
+    """With two workers (make test) the connectors' tests run beside all others.
 
-    With two workers (make test) the connectors' tests run beside all others, and these one after
-    the other: some of them drop caches that others count on.
+    These go one after the other: some of them drop caches that others count on.
     """
-    for item in items:
-        beside = item.path.is_relative_to(_CONNECTORS)
-        item.add_marker(pytest.mark.xdist_group("connectors" if beside else "others"))
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "connectors" if nodeid.startswith("tests/connectors/") else "others"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> TwoRows:
+    """Share the tests out among the workers."""
+    return TwoRows(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot do; in CI nothing is skipped for that."""
     why = why_no_mounts()
     if why is None or os.environ.get("CI") == "true":
         return
