@@ -71,11 +71,7 @@ class FileCheck:
     ) -> None:
         for ino in files:
             self.highest = max(self.highest, ino)
-            try:
-                known = self._index.inode(ino) is not None
-            except Damaged:
-                known = True
-            if not known:
+            if not self._index.knows(ino):
                 text = f"{what} {ino:#x}: no inode knows it"
                 self._wrong(text, functools.partial(remove, ino))
 

@@ -80,12 +80,6 @@ class HeatScan:
         rows = pool.heat.columns().ino[self._row : self._row + _STEP].tolist()
         self._row += _STEP
         for ino in rows:
-            if ino and self._is_unknown(InodeNo(ino)):
+            if ino and not pool.index.knows(InodeNo(ino)):
                 pool.heat.drop(InodeNo(ino))
         return bool(rows)
-
-    def _is_unknown(self, ino: InodeNo) -> bool:
-        try:
-            return self._pool.index.inode(ino) is None
-        except Damaged:
-            return False

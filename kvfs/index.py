@@ -183,12 +183,15 @@ class Index:
             return None
 
     def knows(self, ino: InodeNo) -> bool:
-        """Whether *ino* has a record, which may be damaged; any thread may ask.
+        """Whether *ino* has a record; one that cannot be read counts, and fsck decides.
 
-        From another thread than the writing one it is a guess, and `inode` is out of the question:
-        a record that the writer replaces meanwhile would stay in the cache.
+        Any thread may ask. From another one than the writing one it is a guess, and ``inode`` is
+        out of the question: a record that the writer replaces meanwhile would stay in the cache.
         """
-        return self._get(inode_key(ino)) is not None
+        try:
+            return self._get(inode_key(ino)) is not None
+        except Damaged:
+            return True
 
     def children(self, parent: InodeNo, after: InodeNo, limit: int) -> list[tuple[InodeNo, bytes]]:
         """Return up to *limit* (inode, name) of *parent*, by inode number, above *after*.

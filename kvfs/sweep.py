@@ -105,7 +105,7 @@ class Sweep:
     def _is_stray(self, ino: InodeNo) -> bool:
         """Whether no inode knows the file of *ino*; in another thread a guess."""
         pool = self._pool
-        if ino >= pool.numbers.first or pool.index.knows(ino):  # a damaged one is left to fsck
+        if ino >= pool.numbers.first or pool.index.knows(ino):
             return False
         return ino not in pool.open_inodes and ino not in pool.graves
 
