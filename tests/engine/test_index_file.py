@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import random
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ from kvfs.index import Index
 from kvfs.index_file import verify_data_file
 from kvfs.types import ROOT_INODE, InodeNo
 from tests.support.failing_syscalls import FailingSyscalls
+from tests.support.mounting import mounted_at
 
 MIB: Final = 1 << 20
 PAGE: Final = 4096
@@ -60,13 +60,8 @@ def content(path: Path) -> dict[str, bytes]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of 32 MiB."""
-    place = tmp_path / "small"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "kvfs-test", place], check=True)
-    try:
+    with mounted_at(tmp_path / "small", "-t", "tmpfs", "-o", "size=32m", "kvfs-test") as place:
         yield place
-    finally:
-        subprocess.run(["umount", "--lazy", place], check=True)
 
 
 def fill_the_disk(place: Path) -> None:

@@ -3,14 +3,19 @@
 import contextlib
 import errno
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.calls import refused
-from tests.support.mounting import Mounted, loop_device, skip_without_mounts, workplace
+from tests.support.mounting import (
+    Mounted,
+    loop_device,
+    mounted_at,
+    skip_without_mounts,
+    workplace,
+)
 
 MIB = 1 << 20
 DEVICE_BYTES = 512 * MIB
@@ -21,14 +26,21 @@ BLOCK_BYTES = 2 * MIB
 def shared_xfs() -> Iterator[Path]:
     """A small XFS that a pool shares with others."""
     skip_without_mounts()
-    with workplace("disk") as place, loop_device(DEVICE_BYTES, format_xfs=True) as device:
-        xfs = place / "xfs"
-        xfs.mkdir()
-        subprocess.run(["mount", "-t", "xfs", device, xfs], check=True)
-        try:
-            yield xfs
-        finally:
-            subprocess.run(["umount", "--lazy", xfs], check=True)
+    with (
+        workplace("disk") as place,
+        loop_device(DEVICE_BYTES, format_xfs=True) as device,
+        mounted_at(place / "xfs", "-t", "xfs", device) as xfs,
+    ):
+        yield xfs
+
+
+@contextlib.contextmanager
+def pool_on(shared_xfs: Path, capacity_bytes: int, path: str) -> Iterator[Mounted]:
+    """Mount a pool beside what others have there."""
+    (shared_xfs / "pool").mkdir()
+    flags = (f"--capacity={capacity_bytes}", f"--data-path={path}")
+    with Mounted(shared_xfs / "pool", shared_xfs.parent / "kv", *flags) as mounted:
+        yield mounted
 
 
 def store(root: Path, name: str) -> None:
@@ -53,10 +65,7 @@ def fill_to_the_last_block(path: Path) -> None:
 @pytest.mark.parametrize("path", ["daemon", "passthrough"])
 def test_blocks_give_way_when_others_fill_the_file_system(shared_xfs: Path, path: str) -> None:
     """The index stays writable, what was stored stays readable, and storing goes on."""
-    (shared_xfs / "pool").mkdir()
-    mountpoint = shared_xfs.parent / "kv"
-    flags = (f"--capacity={DEVICE_BYTES // 4}", f"--data-path={path}")
-    with Mounted(shared_xfs / "pool", mountpoint, *flags) as mounted:
+    with pool_on(shared_xfs, DEVICE_BYTES // 4, path) as mounted:
         for number in range(30):
             store(mounted.path, f"a{number}")
         assert mounted.status()["eviction"]["blocks"] == 0
@@ -85,11 +94,8 @@ def test_blocks_give_way_when_others_fill_the_file_system(shared_xfs: Path, path
 @pytest.mark.parametrize("path", ["daemon", "passthrough"])
 def test_a_draft_takes_no_more_than_what_is_written(shared_xfs: Path, path: str) -> None:
     """XFS allocates ahead of an appending writer as much again, for which nobody made room."""
-    (shared_xfs / "pool").mkdir()
-    mountpoint = shared_xfs.parent / "kv"
-    flags = (f"--capacity={DEVICE_BYTES // 8}", f"--data-path={path}")
-    with Mounted(shared_xfs / "pool", mountpoint, *flags) as mounted:
-        with (mountpoint / "large.tmp").open("wb", buffering=0) as draft:
+    with pool_on(shared_xfs, DEVICE_BYTES // 8, path) as mounted:
+        with (mounted.path / "large.tmp").open("wb", buffering=0) as draft:
             for _ in range(20):
                 assert draft.write(bytes(MIB)) == MIB
             assert mounted.status()["used_bytes"] == 20 * MIB
