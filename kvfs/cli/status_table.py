@@ -71,10 +71,8 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 
-
 #: Of all sections, so that their second columns stand below each other.
 _LABEL_WIDTH: Final = max(len(label) for names in _SECTIONS.values() for label in names.values())
-_NO_TROUBLE: Final = ("0", "-")
 
 
 def tables(status: Mapping[str, Any]) -> Iterator[Table]:
@@ -82,11 +80,12 @@ def tables(status: Mapping[str, Any]) -> Iterator[Table]:
     told = dict(status)
     mountpoint = str(told.pop("mountpoint", ""))
     for heading, labels in _SECTIONS.items():
-        rows = [
-            (label, _shown(name, told.pop(name))) for name, label in labels.items() if name in told
-        ]
+        figures = {name: told.pop(name) for name in labels if name in told}
         if heading == "Trouble":
-            rows = [row for row in rows if row[1] not in _NO_TROUBLE] or [("none", "")]
+            figures = {name: value for name, value in figures.items() if value}
+        rows = [(labels[name], _shown(name, value)) for name, value in figures.items()]
+        if heading == "Trouble" and not rows:
+            rows = [("none", "")]
         if rows:
             yield _table(mountpoint if heading == "Mount" else heading, rows)
     if told:

@@ -26,7 +26,7 @@ class LocalDisk(BlockFiles, Deletes, EvictedAfterItsProcess, KeepsItsLimit):
     def config(self) -> dict[str, Any]:  # type: ignore[override]
         return self.with_limit(1.0)
 
-    @property
+    @property  # the pool's size follows from other attributes
     def full_pool_config(self) -> dict[str, Any]:  # type: ignore[override]
         """Three quarters of the pool, in GiB."""
         return self.with_limit(0.75 * self.capacity_bytes / (1 << 30))

@@ -58,6 +58,12 @@ class Desk:
         fh, _, ino, _ = self.files.create(ROOT_INODE, name, FILE, flags, 0, 0)
         return fh, ino
 
+    def identified(self, name: bytes) -> InodeNo:
+        """Store a block that the device knows to be whole; return its inode."""
+        ino = put(self.store, ROOT_INODE, name, b"bytes")
+        self.store.pool.background.hurry()
+        return ino
+
     def assert_nothing_is_open(self) -> None:
         """Assert that store, table and data path agree."""
         assert len(self.handles) == len(self.store.pool.open_inodes) == len(self.path.open) == 0
@@ -127,8 +133,7 @@ async def test_a_rewrite_waits_until_the_old_identity_is_gone(
 ) -> None:
     """One fsync when a published block is opened in place; none for appends, nor a second one."""
     synced: list[int] = []
-    ino = put(desk.store, ROOT_INODE, b"block", b"bytes")
-    desk.store.pool.background.hurry()
+    ino = desk.identified(b"block")
     monkeypatch.setattr(desk.store.pool.syscalls, "fsync", synced.append)
     for flags, expected in ((os.O_WRONLY | os.O_APPEND, 0), (os.O_RDONLY, 0), (os.O_RDWR, 1)):
         fh, _ = desk.files.open(ino, flags)
@@ -149,8 +154,7 @@ async def test_the_kernel_gets_a_rewrites_handle_after_that_wait(
 ) -> None:
     """Through the handler: what is written with the handle must not reach the device before."""
     order: list[str] = []
-    ino = put(desk.store, ROOT_INODE, b"block", b"bytes")
-    desk.store.pool.background.hurry()
+    ino = desk.identified(b"block")
     monkeypatch.setattr(desk.store.pool.syscalls, "fsync", lambda _: order.append("fsync"))
     entries = Entries(desk.store.pool.settings, 0)
     operations = Operations(
@@ -183,8 +187,7 @@ async def test_create_opens_what_is_there_unless_told_otherwise(
         fh, _, found, _ = await desk.files.open_or_create(ROOT_INODE, b"block", FILE, flags, 0, 0)
         return fh, found
 
-    ino = put(desk.store, ROOT_INODE, b"block", b"bytes")
-    desk.store.pool.background.hurry()
+    ino = desk.identified(b"block")
     with pytest.raises(Exists):
         await create(NEW | os.O_EXCL)
     synced: list[int] = []

@@ -129,8 +129,17 @@ class Usage:
 
     def share_above(self, bound_bytes: float) -> float:
         """Return the share of the samples above *bound_bytes*, from the first store on."""
-        samples = [held for _, held in self.samples if held > self.samples[0][1]]
+        samples = self._stored()
         return sum(held > bound_bytes for held in samples) / max(1, len(samples))
+
+    def share_until(self, bound_bytes: float) -> float:
+        """Return the share of the samples before the first one above *bound_bytes*."""
+        samples = self._stored()
+        until = (at for at, held in enumerate(samples) if held > bound_bytes)
+        return next(until, len(samples)) / max(1, len(samples))
+
+    def _stored(self) -> list[int]:
+        return [held for _, held in self.samples if held > self.samples[0][1]]
 
     @property
     def most_bytes(self) -> int:
@@ -177,6 +186,7 @@ class Result(NamedTuple):
             "wrong": self.wrong,
             "samples": len(self.usage.samples),
             "most_share": round(self.usage.most_bytes / load.capacity_bytes, 4),
+            "until_90_share": round(self.usage.share_until(0.9 * load.capacity_bytes), 3),
             "above_90_share": round(self.usage.share_above(0.9 * load.capacity_bytes), 3),
         }
 
@@ -197,13 +207,14 @@ def churn(root: Path, pool: Path, load: Load) -> Result:
         if load.new_names:
             sizes.append(f"--stored={stack.enter_context(workplace())}")
         usage = stack.enter_context(Usage(pool, load.capacity_bytes, load.trees_bytes))
-        started_s = time.monotonic()
         writers = [
             stack.enter_context(
                 _client("writer", str(root), f"--seed={seed}", f"--bytes={each_bytes}", *sizes)
             )
             for seed in range(1, load.writers + 1)
         ]
+        _begin_together(writers)
+        started_s = time.monotonic()
         while not usage.filled.wait(_SAMPLE_S) and writers[0].poll() is None:
             pass  # they end also if they never fill it
         readers = [
@@ -231,6 +242,17 @@ def _client(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
     finally:
         process.kill()
         process.wait()
+
+
+def _begin_together(writers: list["subprocess.Popen[str]"]) -> None:
+    """Let them go when all are ready, so that a slow start of some is no time of a full pool."""
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
 
 
 def _result(process: "subprocess.Popen[str]") -> dict[str, Any]:

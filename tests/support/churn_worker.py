@@ -1,6 +1,7 @@
 """One client of a pool that is always full: it stores blocks, or loads them and checks every byte.
 
-Run as a program; it prints one JSON object when it is done. A block's header says whose block it
+Run as a program; it prints one JSON object when it is done. A writer says first that it is ready,
+and begins when it is told a line. A block's header says whose block it
 is and which version; the rest follows from that.
 """
 
@@ -64,6 +65,8 @@ class Writer(Client):
 
     def run(self) -> dict[str, object]:
         stored_bytes = blocks = 0
+        print("ready", flush=True)
+        sys.stdin.readline()
         while stored_bytes < self.args.bytes:
             number = self.random.randrange(self.args.names)
             if self.args.stored:

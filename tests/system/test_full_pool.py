@@ -29,7 +29,10 @@ CAPACITY_BYTES = 256 * MIB * FACTOR
 SMALL_BYTES = CAPACITY_BYTES // 2
 #: Six clients on two cores load 255 MiB through the daemon in more than the usual 5 s.
 ROOM_WAIT_S = 30 if PROOF else 5
-MIXED = Load(CAPACITY_BYTES, 10 * CAPACITY_BYTES, MIB // 2, 8 * MIB * FACTOR)
+#: In CI the blocks are half as large for their pool: on a slow machine few drafts are open at times
+#: and many at others, and what they hold is no longer lost in a pool this small.
+MIXED_BYTES = CAPACITY_BYTES if PROOF else 2 * CAPACITY_BYTES
+MIXED = Load(MIXED_BYTES, 10 * MIXED_BYTES, MIB // 2, 8 * MIB * FACTOR)
 
 
 @contextlib.contextmanager
@@ -115,11 +118,11 @@ def first_bytes(fd: int, at: int) -> bytes:
     return memory[:8]
 
 
-def test_blocks_of_mixed_sizes(full: tuple[Mounted, Path]) -> None:
-    mounted, pool = full
-    result = churn(mounted.path, pool, MIXED)
-    assert_kept(result, MIXED, mounted)
-    status = mounted.status()
+def test_blocks_of_mixed_sizes(path: str) -> None:
+    with own_tmpfs() as pool, filled(pool, path, MIXED_BYTES) as mounted:
+        result = churn(mounted.path, pool, MIXED)
+        assert_kept(result, MIXED, mounted)
+        status = mounted.status()
     assert status["eviction"]["blocks"] > 100
     assert status["warning"] is None
 

@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ def listens(port: int) -> bool:
     return False
 
 
-def wait_for(condition: Any, wait_s: float = WAIT_S) -> None:  # noqa: ANN401
+def wait_for(condition: Callable[[], bool], wait_s: float = WAIT_S) -> None:
     """Poll until ``condition`` holds. Raises TimeoutError."""
     deadline_s = time.monotonic() + wait_s
     while not condition():

@@ -1,5 +1,6 @@
 """What the drivers of SGLang's storage classes share: configuration, names, the look at a page."""
 
+import abc
 import importlib.metadata
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +27,7 @@ def config_of(model: str, extra: dict[str, Any], *, mla: bool) -> HiCacheStorage
     )
 
 
-class Pages:
+class Pages(abc.ABC):
     """The pages of one storage; a subclass opens it, stores, and gets a page."""
 
     storage: HiCacheStorage
@@ -49,9 +50,9 @@ class Pages:
                 intact.append(key)
         return {"loaded": loaded, "intact": intact}
 
+    @abc.abstractmethod
     def get(self, name: str) -> torch.Tensor | None:
         """The page ``name``, in memory that was UNTOUCHED before; None when it is not there."""
-        raise NotImplementedError
 
     def names(self, keys: Sequence[int]) -> list[str]:
         """What SGLang calls the pages."""

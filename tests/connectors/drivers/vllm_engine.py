@@ -12,6 +12,7 @@ import os
 import shlex
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ sys.path.insert(0, str(Path(sys.prefix) / "unpacked" / "engine"))
 os.environ["VLLM_TARGET_DEVICE"] = "cpu"
 
 import torch
-import vllm_choice  # noqa: F401
+import vllm_choice  # noqa: F401  (before vllm: it takes or refuses the C module)
 from json_lines import serve
 from patterns import UNTOUCHED, pattern
-from vllm.config import set_current_vllm_config
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
@@ -46,8 +47,10 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheTensor,
 )
-from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.base import GPULoadStoreSpec, OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -74,8 +77,8 @@ STEPS_MAX = 20_000
 class NoModel(torch.nn.Module):
     """What vLLM asks of a model before it is loaded, and no more."""
 
-    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:  # noqa: ANN401
-        raise NotImplementedError
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        """Never called: vLLM looks at the class alone."""
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> None:
         """Never called."""
@@ -90,7 +93,7 @@ class NoModel(torch.nn.Module):
 class Copies(OffloadingWorker):
     """Between blocks of the "GPU" and chunks of the region, at once."""
 
-    def __init__(self, spec: Any, tensors: list[torch.Tensor]) -> None:  # noqa: ANN401
+    def __init__(self, spec: CPUOffloadingSpec, tensors: list[torch.Tensor]) -> None:
         self.blocks_per_chunk = spec.blocks_per_chunk
         self.region = SharedOffloadRegion(
             engine_id=spec.config.engine_id,
@@ -106,7 +109,9 @@ class Copies(OffloadingWorker):
         ]
         self.done: list[TransferResult] = []
 
-    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:  # noqa: ANN401
+    def submit_store(
+        self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: CPULoadStoreSpec
+    ) -> bool:
         """Copy blocks into chunks."""
         for gpu, chunk in self._places(src_spec, dst_spec):
             chunk.copy_(gpu)
@@ -115,8 +120,8 @@ class Copies(OffloadingWorker):
     def submit_load(
         self,
         job_id: int,
-        src_spec: Any,  # noqa: ANN401
-        dst_spec: Any,  # noqa: ANN401
+        src_spec: CPULoadStoreSpec,
+        dst_spec: GPULoadStoreSpec,
         expedited: bool = False,
     ) -> bool:
         """Copy chunks into blocks."""
@@ -141,7 +146,9 @@ class Copies(OffloadingWorker):
         self.done.append(TransferResult(job_id=job_id, success=True))
         return True
 
-    def _places(self, gpu_spec: Any, cpu_spec: Any) -> Any:  # noqa: ANN401
+    def _places(
+        self, gpu_spec: GPULoadStoreSpec, cpu_spec: CPULoadStoreSpec
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         (first_block,) = gpu_spec.block_indices
         for gpu, region in self.pairs:
             page_bytes = gpu.shape[1]
@@ -293,7 +300,7 @@ class Engine:
         return intact
 
 
-def engine_config(command: str, kv_dir: str, cpu_bytes: int) -> Any:  # noqa: ANN401
+def engine_config(command: str, kv_dir: str, cpu_bytes: int) -> VllmConfig:
     """vLLM's configuration as its own command line makes it, for a model that is not there."""
     words = shlex.split(command)
     at = words.index("--kv-transfer-config") + 1

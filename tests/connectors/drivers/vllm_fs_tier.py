@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-import vllm_choice  # noqa: F401
+import vllm_choice  # noqa: F401  (before vllm: it takes or refuses the C module)
 from json_lines import serve
 from patterns import UNTOUCHED, block_hash, pattern
 from vllm.v1.kv_offload import config
