@@ -46,6 +46,8 @@ OPCODES: Final = 64
 #: Requests of one client follow each other within this; trio's own way of waiting costs 30 us a
 #: request more than poll(2). While we wait here other tasks wait too, so it must be short.
 _POLL_MS: Final = 15
+#: The request was aborted before it was read.
+_READ_ANEW: Final = frozenset({errno.EAGAIN, errno.ENOENT, errno.EINTR})
 #: The request was aborted meanwhile (ENOENT), or is answered already (EINVAL): nobody waits.
 _REPLY_UNWANTED: Final = frozenset({errno.ENOENT, errno.EINVAL})
 
@@ -138,18 +140,20 @@ class Channel:
             if self._since_pause >= _TURN_MESSAGES:
                 self._since_pause = 0
                 await trio.lowlevel.checkpoint()
+            # poll(2) first: to find nothing by readv(2) would be an exception for every request.
+            if not self._poll(0):
+                if self.idle():
+                    continue
+                if not (self._alone and self._poll(_POLL_MS)):
+                    self._since_pause = 0
+                    await self._wait()
+                    continue
             try:
                 size_bytes = os.readv(self.device_fd, self._buffers)
-            except BlockingIOError:
-                if self.idle() or (self._alone and self._poll(_POLL_MS)):
-                    continue
-                self._since_pause = 0
-                await self._wait()
-                continue
             except OSError as error:
                 if error.errno == errno.ENODEV:
                     raise trio.ClosedResourceError from None
-                if error.errno in (errno.ENOENT, errno.EINTR):
+                if error.errno in _READ_ANEW:
                     continue
                 raise
             if self._take(size_bytes):
