@@ -127,15 +127,15 @@ class Blocks:
         Raises DeadInode (also when *truncate* needs a fresh inode, which the caller finds under
         the name), IsADirectory, ReadOnly, NoSpace, OSError.
         """
-        if ino in self._pool.graves and not writer and not truncate:
-            return self._open_removed(ino)
+        if not writer and not truncate:
+            return self.open_to_read(ino)
         writes = not self._pool.settings.read_only
         if truncate and writes and not self.superseding.admits(ino, thread, maker):
             raise DeadInode(f"inode {ino} keeps its bytes, its name leads to another one")
         record = self._namespace.record(ino)
         if not stat.S_ISREG(record.mode):
             raise IsADirectory if stat.S_ISDIR(record.mode) else InvalidRequest
-        if (writer or truncate) and not writes:
+        if not writes:
             raise ReadOnly
         if truncate and record.state in SETTLED and not record.size_bytes:
             record = self._touched(ino, record)
@@ -150,6 +150,25 @@ class Blocks:
         except BaseException:
             self.close(opened, writer=writer)
             raise
+        return opened
+
+    def open_to_read(self, ino: InodeNo) -> OpenInode:
+        """Count a reading handle on file *ino*; every load begins with it.
+
+        Raises DeadInode, IsADirectory, InvalidRequest.
+        """
+        pool = self._pool
+        if ino in pool.graves:
+            return self._open_removed(ino)
+        record = self._namespace.record(ino)
+        if not stat.S_ISREG(record.mode):
+            raise IsADirectory if stat.S_ISDIR(record.mode) else InvalidRequest
+        opened = pool.open_inodes.enter(ino, writer=False)
+        if opened.readers == 1 and not opened.writers:
+            opened.allocated_bytes = record.allocated_bytes
+        if ino in pool.holdings.timed:
+            pool.holdings.touch(ino, pool.monotonic_s())
+        pool.heat.touch(ino)
         return opened
 
     def _touched(self, ino: InodeNo, record: InodeRecord) -> InodeRecord:

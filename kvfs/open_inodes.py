@@ -12,74 +12,50 @@ from kvfs.types import BackingId, InodeNo, InodeRecord
 class OpenInode:
     """One open inode. ``fd`` is its extent, -1 for a directory or while nobody needed it."""
 
-    __slots__ = (
-        "allocated_bytes",
-        "allocating",
-        "appended_only",
-        "before",
-        "created_in",
-        "fd",
-        "fresh_id",
-        "gone",
-        "identity_lingers",
-        "ino",
-        "maker",
-        "outgrown",
-        "overrun",
-        "readers",
-        "renamed",
-        "spare_bytes",
-        "stands_in",
-        "taken_unasked",
-        "through_daemon",
-        "torn",
-        "unfinished",
-        "unreserved",
-        "writers",
-    )
+    # Defaults of the class: who opens a block to read it sets two of them, not twenty-three.
+    fd = -1
+    readers = 0
+    writers = 0
+    #: Allocations under way, whose room is pledged: nobody measures it meanwhile.
+    allocating = 0
+    #: What it holds beyond the usual size of its directory, so as not to outgrow its reserve.
+    spare_bytes = 0
+    #: Whether it may well outgrow that.
+    unreserved = False
+    #: Whether the data path must let each write ask for room first, from first handle to last.
+    through_daemon = False
+    #: Bytes that it took beyond its reserve between the last two looks.
+    outgrown = 0
+    #: And altogether.
+    taken_unasked = 0
+    #: It took room that was not there, and nothing could go instead: its closers hear of it.
+    overrun = False
+    #: The directory a draft was created in, whose demand it tells; 0 for the rest.
+    created_in = InodeNo(0)
+    #: The backing id that came with a fresh extent; the data path takes it over.
+    fresh_id = BackingId(0)
+    #: Whether a writer's death would leave the bytes torn: a draft, or a block in rewrite.
+    unfinished = False
+    #: A writer died of a signal before the block was whole: the name goes at the last close.
+    torn = False
+    #: Whether every writer since the reopening adds bytes only: appends, or found it empty.
+    appended_only = True
+    #: Renamed while it was written: the last close carries it out.
+    renamed = False
+    #: The process that writes, and what the block was before it was reopened.
+    maker: Maker = NOBODY
+    before = State.DRAFT
+    #: The last record of an inode that has no name any more.
+    gone: InodeRecord | None = None
+    #: The identity of what is now rewritten was removed, but the device may have it still.
+    identity_lingers = False
+    #: The draft that took its name, and for which it is shown until that is whole; 0: none.
+    stands_in = InodeNo(0)
 
     def __init__(self, ino: InodeNo, allocated_bytes: int = 0) -> None:
         self.ino = ino
-        self.fd = -1
-        self.readers = 0
-        self.writers = 0
         #: What the extent held when last looked at; the index learns it at the last close.
         self.allocated_bytes = allocated_bytes
-        #: Allocations under way, whose room is pledged: nobody measures it meanwhile.
-        self.allocating = 0
-        #: What it holds beyond the usual size of its directory, so as not to outgrow its reserve.
-        self.spare_bytes = 0
-        #: Whether it may well outgrow that.
-        self.unreserved = False
-        #: Whether the data path must let each write ask for room first, from first handle to last.
-        self.through_daemon = False
-        #: Bytes that it took beyond its reserve between the last two looks.
-        self.outgrown = 0
-        #: And altogether.
-        self.taken_unasked = 0
-        #: It took room that was not there, and nothing could go instead: its closers hear of it.
-        self.overrun = False
-        #: The directory a draft was created in, whose demand it tells; 0 for the rest.
-        self.created_in = InodeNo(0)
-        #: The backing id that came with a fresh extent; the data path takes it over.
-        self.fresh_id = BackingId(0)
-        #: Whether a writer's death would leave the bytes torn: a draft, or a block in rewrite.
-        self.unfinished = False
-        #: A writer died of a signal before the block was whole: the name goes at the last close.
-        self.torn = False
-        #: Whether every writer since the reopening adds bytes only: appends, or found it empty.
-        self.appended_only = True
-        #: Renamed while it was written: the last close carries it out.
-        self.renamed = False
-        #: The process that writes, and what the block was before it was reopened.
-        self.maker: Maker = NOBODY
-        self.before = State.DRAFT
-        #: The last record of an inode that has no name any more.
-        self.gone: InodeRecord | None = None
-        #: The identity of what is now rewritten was removed, but the device may have it still.
-        self.identity_lingers = False
-        #: The draft that took its name, and for which it is shown until that is whole; 0: none.
-        self.stands_in = InodeNo(0)
 
     @property
     def runs_free(self) -> bool:
