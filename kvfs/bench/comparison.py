@@ -18,8 +18,10 @@ from kvfs.bench.places import Mount, find_mount
 from kvfs.bench.results import JobRuns
 from kvfs.bench.self_made import Places
 from kvfs.bench.sides import Side
+from kvfs.doctor.machine_rules import SLOW_TRIP_US
 from kvfs.errors import BenchFailed, NotRoot, UsageError
 from kvfs.sizes import format_size
+from kvfs.wake_up import round_trip_us
 
 
 class Plan(NamedTuple):
@@ -102,6 +104,11 @@ def compare(places: Places, plan: Plan, output: PairsOutput) -> Outcome:
     started_s, machine = time.monotonic(), _machine()
     if machine["load_before"] > machine["cpus"] / 2:
         output.say("others keep this machine busy: the figures will spread")
+    if (machine["wake_trip_us"] or 0) > SLOW_TRIP_US:
+        output.say(
+            f"one CPU takes {machine['wake_trip_us']:.0f} us to wake another and be woken, which "
+            "every request pays for: `kvfs doctor` names the cure"
+        )
     baseline_on, mount_on = _mount_of(places.baseline), _mount_of(places.mount)
     status = mount_status(mount_on.mountpoint)
     _insist_on_data_path(plan.data_path, status, mount_on.mountpoint)
@@ -153,10 +160,12 @@ def _mount_of(path: str) -> Mount:
 
 
 def _machine() -> dict[str, Any]:
+    trip_us = round_trip_us()
     return {
         "kernel": platform.release(),
         "cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "python": platform.python_version(),
         "load_before": round(os.getloadavg()[0], 2),
+        "wake_trip_us": None if trip_us is None else round(trip_us, 1),
     }

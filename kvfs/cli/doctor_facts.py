@@ -25,9 +25,11 @@ from kvfs.doctor.facts import (
     Export,
     Facts,
     NfsMount,
+    Wake,
     Xfs,
 )
 from kvfs.errors import CommandError, UsageError
+from kvfs.wake_up import halt_poll_ns, round_trip_us
 
 _SYSCTL: Final = "/proc/sys"
 #: What the kernel's NFS server exports now, with every option (exportfs(8)).
@@ -68,6 +70,7 @@ def gather(path: str, flags: Sequence[str] = (), files: Sequence[str] = ()) -> F
         zone_reclaim_mode=_sysctl("vm/zone_reclaim_mode"),
         limits=limits_of(server_pid),
         cpus=cpus_of(server_pid),
+        wake=_wake(),
         fuse_timeouts_s=_timeouts(),
         exports=_exports(mountpoint),
     )
@@ -154,6 +157,11 @@ def _dirty() -> Dirty | None:
     if background_bytes is None or limit_bytes is None:
         return None
     return Dirty(background_bytes, limit_bytes)
+
+
+def _wake() -> Wake | None:
+    trip_us = round_trip_us()
+    return None if trip_us is None else Wake(trip_us, halt_poll_ns())
 
 
 def _timeouts() -> Mapping[str, int]:

@@ -18,6 +18,7 @@ RULES: Final[dict[str, Rule]] = {
     "CPU bound": server_rules.cpu_bound,
     "OOM killer": server_rules.oom_killer,
     "NUMA": machine_rules.numa,
+    "CPU wake-ups": machine_rules.wake_ups,
     "I/O scheduler": machine_rules.io_scheduler,
     "rotating drive": machine_rules.rotating_drive,
     "read-ahead": machine_rules.read_ahead,

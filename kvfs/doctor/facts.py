@@ -78,6 +78,15 @@ class Cpus(NamedTuple):
     by_node: Mapping[int, frozenset[int]]
 
 
+class Wake(NamedTuple):
+    """What it costs that one CPU wakes another."""
+
+    round_trip_us: float
+    """There and back, as a request and its answer."""
+    halt_poll_ns: int | None
+    """How long an idle virtual CPU polls; None where no governor polls."""
+
+
 class Export(NamedTuple):
     """One line of the kernel NFS server's table (exports(5))."""
 
@@ -131,6 +140,7 @@ class Facts:
     zone_reclaim_mode: int | None = None
     limits: Limits | None = None
     cpus: Cpus | None = None
+    wake: Wake | None = None
     fuse_timeouts_s: Mapping[str, int] | None = None
     """fs.fuse.*_request_timeout; empty before Linux 6.15, which has none."""
     exports: tuple[Export, ...] | None = None

@@ -17,6 +17,10 @@ _DIRTY_WANTED_BYTES: Final = 8 << 30
 _DIRTY_BACKGROUND_WANTED_BYTES: Final = 1 << 30
 #: Less than a few blocks: every writer is made to wait for the drive.
 _DIRTY_LOW_BYTES: Final = 256 << 20
+#: A request and its answer, each of which wakes somebody; more is worth a word.
+SLOW_TRIP_US: Final = 40.0
+#: The default of Linux's haltpoll (Documentation/virt/guest-halt-polling.rst).
+_HALT_POLL_WANTED_NS: Final = 200_000
 #: BFQ orders by process and costs CPU for each request; a drive of 1 M IOPS wants none of it.
 _SLOW_SCHEDULERS: Final = frozenset({"bfq"})
 
@@ -53,6 +57,28 @@ def _as_ranges(cpus: frozenset[int]) -> str:
         else:
             ranges.append([cpu, cpu])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def wake_ups(facts: Facts) -> list[Finding] | None:
+    """Each request wakes the server, and each answer its client."""
+    if facts.wake is None:
+        return None
+    trip_us, halt_poll_ns = facts.wake
+    if trip_us <= SLOW_TRIP_US:
+        return []
+    if halt_poll_ns is None:
+        fix = (
+            "cpupower idle-set --disable-by-latency 20\n"
+            "in a virtual machine: modprobe cpuidle_haltpoll, or ask its host for halt polling"
+        )
+    else:
+        wanted_ns = max(_HALT_POLL_WANTED_NS, 2 * halt_poll_ns)
+        fix = f"echo {wanted_ns} > /sys/module/haltpoll/parameters/guest_halt_poll_ns"
+    problem = (
+        f"one CPU takes {trip_us:.0f} us to wake another and be woken (5 to 15 are usual): idle "
+        "CPUs sleep too deep, and every open and store pays for it several times"
+    )
+    return [Finding(Severity.WARNING, problem, fix)]
 
 
 def io_scheduler(facts: Facts) -> list[Finding] | None:

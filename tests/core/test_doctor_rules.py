@@ -17,6 +17,7 @@ from kvfs.doctor.facts import (
     Limits,
     NfsMount,
     ReadAhead,
+    Wake,
     Xfs,
 )
 from kvfs.doctor.finding import Finding, Severity
@@ -51,6 +52,7 @@ HEALTHY: Final = Facts(
     zone_reclaim_mode=0,
     limits=LIMITS,
     cpus=Cpus(frozenset({8, 9}), {0: frozenset(range(8)), 1: frozenset(range(8, 16))}),
+    wake=Wake(9.5, None),
     fuse_timeouts_s={"fs.fuse.default_request_timeout": 0, "fs.fuse.max_request_timeout": 0},
     exports=(Export("/kv", "10.0.0.0/24", frozenset({"rw", "fsid=1", "no_subtree_check"})),),
 )
@@ -227,6 +229,9 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
     ),
     ("dirty limits", {"dirty": Dirty(GIB, 200 * GIB)}, WARNING, "200 GiB", "vm.dirty_bytes="),
     ("dirty limits", {"dirty": Dirty(1, KIB)}, WARNING, "only 1 KiB", "vm.dirty_bytes="),
+    ("CPU wake-ups", {"wake": Wake(160.0, None)}, WARNING, "takes 160 us", "cpupower idle-set"),
+    ("CPU wake-ups", {"wake": Wake(99.0, 0)}, WARNING, "takes 99 us", "echo 200000 > /sys/module"),
+    ("CPU wake-ups", {"wake": Wake(50.0, 200_000)}, WARNING, "takes 50 us", "echo 400000 > /sys"),
     ("page cache", {"zone_reclaim_mode": 1}, WARNING, "is 1", "sysctl -w vm.zone_reclaim_mode=0"),
     (
         "mount options",

@@ -48,6 +48,8 @@ def test_doctor_gathers_every_fact(doctored: Mounted) -> None:
     assert facts.cpus is not None
     assert facts.cpus.allowed
     assert facts.fuse_timeouts_s is not None
+    assert facts.wake is not None
+    assert facts.wake.round_trip_us > 0
 
 
 @pytest.mark.needs_fuse

@@ -1,0 +1,62 @@
+"""How long one CPU takes to wake another: every request to the server pays for two of them.
+
+A FUSE request wakes the server, and its answer the client. On a machine of its own that takes some
+microseconds; in a virtual machine, where an idle CPU has gone back to the host, or out of a deep
+sleep state it takes a hundred and more, and most of that is counted as the CPU time of the waker.
+"""
+
+import os
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import Final
+
+#: How long Linux's haltpoll waits before it gives the CPU to the host, at most.
+#: (Documentation/virt/guest-halt-polling.rst)
+_HALT_POLL_PATH: Final = "/sys/module/haltpoll/parameters/guest_halt_poll_ns"
+_TRIPS: Final = 400
+#: The first ones find the other program still starting.
+_UNCOUNTED: Final = 50
+
+
+def round_trip_us() -> float | None:
+    """Return the time to wake a process on another CPU and be woken by it, in us.
+
+    None with one CPU, or where cat(1) is missing. Takes a tenth of a second at worst.
+    """
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        return None
+    try:
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            try:
+                os.sched_setaffinity(other.pid, cpus[1:2])
+                os.sched_setaffinity(0, cpus[:1])
+                return _quick_trip_us(other)
+            finally:
+                os.sched_setaffinity(0, cpus)
+    except OSError:
+        return None
+
+
+def _quick_trip_us(other: "subprocess.Popen[bytes]") -> float:
+    assert other.stdin is not None
+    assert other.stdout is not None
+    there, back = other.stdin.fileno(), other.stdout.fileno()
+    took_ns = []
+    for _ in range(_UNCOUNTED + _TRIPS):
+        started_ns = time.monotonic_ns()
+        os.write(there, b"?")
+        os.read(back, 1)
+        took_ns.append(time.monotonic_ns() - started_ns)
+    # The quartile: on a busy machine others have the CPU now and then, which is no sleep of it.
+    return statistics.quantiles(took_ns[_UNCOUNTED:], n=4)[0] / 1000
+
+
+def halt_poll_ns() -> int | None:
+    """Return what a virtual CPU polls before it halts; None where nothing governs that."""
+    try:
+        return int(Path(_HALT_POLL_PATH).read_text())
+    except (OSError, ValueError):
+        return None
