@@ -70,6 +70,7 @@ class ReadyQueue:
         self.spendable_bytes: Callable[[], int] = lambda: 0
         self._queues: dict[int, deque[ReadyExtent]] = {}
         self._coming: dict[int, int] = {}
+        self._coming_bytes = 0
         self._depths: dict[int, int] = {}
         self.hits = 0
         self.misses = 0
@@ -146,7 +147,7 @@ class ReadyQueue:
         return sum(len(queue) for queue in self._queues.values())
 
     def _order(self, size_bytes: int) -> None:
-        if size_bytes > self._space.unclaimed_bytes:
+        if size_bytes + self._coming_bytes > self._space.unclaimed_bytes:
             return
         try:
             ino = self._numbers.take()
@@ -154,14 +155,17 @@ class ReadyQueue:
             _log.warning("no inode numbers for ready extents: %s", error)
             return
         self._coming[size_bytes] = self._coming.get(size_bytes, 0) + 1
-        self._space.ready_bytes += size_bytes
+        self._coming_bytes += size_bytes
         self._background.submit(lambda: self._prepare(ino, size_bytes))
 
     def _prepare(self, ino: InodeNo, size_bytes: int) -> None:
         self._coming[size_bytes] -= 1
-        if self._space.unclaimed_bytes < 0:
-            self._space.ready_bytes -= size_bytes  # somebody needed the room meanwhile
-            return
+        self._coming_bytes -= size_bytes
+        have = len(self._queues.get(size_bytes, ()))
+        if size_bytes > self._space.unclaimed_bytes or have >= self._depths.get(size_bytes, 0):
+            return  # somebody needed the room meanwhile, or nobody stores that size any more
+        # Not before: what waits here while requests keep the loop busy would hold no blocks.
+        self._space.ready_bytes += size_bytes
         try:
             extent = self._make(ino, size_bytes)
         except (KvfsError, OSError) as error:

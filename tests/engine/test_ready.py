@@ -9,6 +9,7 @@ import pytest
 
 from kvfs.background import Background
 from kvfs.config import Settings
+from kvfs.demand import FORGET_S
 from kvfs.departures import Departures
 from kvfs.errors import NoSpace
 from kvfs.extents import Extents
@@ -103,9 +104,10 @@ def test_a_taken_extent_is_empty_and_holds_its_blocks(bench: Bench) -> None:
 def test_a_taken_extent_is_followed_by_the_next_one(bench: Bench) -> None:
     bench.want(2)
     give_up(bench.queue.take(SIZE_BYTES, 0.0))
-    assert bench.space.ready_bytes == 2 * SIZE_BYTES, "one is there, one is ordered"
+    assert bench.space.ready_bytes == SIZE_BYTES, "what is only ordered holds no blocks"
     bench.background.drain()
     assert bench.queue.count == 2
+    assert bench.space.ready_bytes == 2 * SIZE_BYTES
 
 
 def test_without_a_ready_one_an_extent_is_made_at_once(bench: Bench) -> None:
@@ -175,10 +177,35 @@ def test_a_full_pool_prepares_nothing(bench: Bench) -> None:
 def test_what_is_ordered_is_not_made_if_the_room_is_gone_by_then(bench: Bench) -> None:
     bench.queue.demand.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
     bench.queue.tick(0.0)
-    assert bench.space.ready_bytes == SIZE_BYTES
+    assert bench.background.backlog == 1
     bench.space.recorded_bytes = bench.space.capacity_bytes
     bench.background.drain()
     assert (bench.queue.count, bench.space.ready_bytes, bench.extents()) == (0, 0, [])
+
+
+def test_no_more_is_ordered_than_there_is_room_for(bench: Bench) -> None:
+    """Orders wait while requests keep the loop busy, and claim nothing meanwhile."""
+    bench.space.recorded_bytes = bench.space.capacity_bytes - 5 * SIZE_BYTES // 2
+    bench.queue.demand.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
+    for _ in range(20):
+        bench.queue.demand.note_created(SIZE_BYTES, 0.0)
+    bench.queue.spendable_bytes = lambda: bench.space.capacity_bytes
+    for _ in range(3):
+        bench.queue.tick(0.0)
+    assert bench.background.backlog == 2
+    assert bench.space.unclaimed_bytes == 5 * SIZE_BYTES // 2
+    bench.background.drain()
+    assert bench.extents() == [SIZE_BYTES] * 2
+
+
+def test_a_size_that_nobody_stores_any_more_is_not_made(bench: Bench) -> None:
+    """Else it would hold room until the next look, and go unused."""
+    bench.queue.demand.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
+    bench.queue.tick(0.0)
+    bench.queue.demand.note_published(ROOT_INODE, 2 * SIZE_BYTES, FORGET_S)
+    bench.queue.tick(FORGET_S + 1.0)
+    bench.background.drain()
+    assert bench.extents() == [2 * SIZE_BYTES]
 
 
 def test_a_device_without_room_for_a_reserve_still_gives_an_extent(place: Path) -> None:

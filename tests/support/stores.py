@@ -339,8 +339,9 @@ def assert_exact(host: Host) -> None:
     ):
         assert counted_bytes == sum(departure.size_bytes for departure in held_back)
     assert pool.space.pledged_bytes == 0
-    ready_bytes = sum(
-        extent.reserve_bytes for queue in pool.ready._queues.values() for extent in queue
+    ready = pool.ready
+    assert pool.space.ready_bytes == sum(
+        extent.reserve_bytes for queue in ready._queues.values() for extent in queue
     )
-    coming_bytes = sum(size_bytes * count for size_bytes, count in pool.ready._coming.items())
-    assert pool.space.ready_bytes == ready_bytes + coming_bytes
+    coming_bytes = sum(size_bytes * count for size_bytes, count in ready._coming.items())
+    assert ready._coming_bytes == coming_bytes
