@@ -132,9 +132,7 @@ class Blocks:
         writes = not self._pool.settings.read_only
         if truncate and writes and not self.superseding.admits(ino, thread, maker):
             raise DeadInode(f"inode {ino} keeps its bytes, its name leads to another one")
-        record = self._namespace.record(ino)
-        if not stat.S_ISREG(record.mode):
-            raise IsADirectory if stat.S_ISDIR(record.mode) else InvalidRequest
+        record = self._file(ino)
         if not writes:
             raise ReadOnly
         if truncate and record.state in SETTLED and not record.size_bytes:
@@ -160,16 +158,22 @@ class Blocks:
         pool = self._pool
         if ino in pool.graves:
             return self._open_removed(ino)
-        record = self._namespace.record(ino)
-        if not stat.S_ISREG(record.mode):
-            raise IsADirectory if stat.S_ISDIR(record.mode) else InvalidRequest
+        record = self._file(ino)
         opened = pool.open_inodes.enter(ino, writer=False)
         if opened.readers == 1 and not opened.writers:
             opened.allocated_bytes = record.allocated_bytes
-        if ino in pool.holdings.timed:
-            pool.holdings.touch(ino, pool.monotonic_s())
-        pool.heat.touch(ino)
+        self._touch(ino)
         return opened
+
+    def _file(self, ino: InodeNo) -> InodeRecord:
+        record = self._namespace.record(ino)
+        if not stat.S_ISREG(record.mode):
+            raise IsADirectory if stat.S_ISDIR(record.mode) else InvalidRequest
+        return record
+
+    def _touch(self, ino: InodeNo) -> None:
+        self._pool.holdings.touch(ino, self._pool.monotonic_s())
+        self._pool.heat.touch(ino)
 
     def _touched(self, ino: InodeNo, record: InodeRecord) -> InodeRecord:
         """Emptying what is empty is a change, too (open(2)): return *record* with its times."""
@@ -198,8 +202,7 @@ class Blocks:
             self.superseding.claim(opened)
         if first and writer and (appends or not record.size_bytes):
             self._pool.choose_course(opened, record.parent)  # others rewrite what is there
-        self._pool.holdings.touch(opened.ino, self._pool.monotonic_s())
-        self._pool.heat.touch(opened.ino)
+        self._touch(opened.ino)
         if truncate and not writer and self.superseding.is_awaited(opened.ino):
             # Nobody will write it: it is a file without bytes, at once.
             written = self.open(opened.ino, writer=True, truncate=False, maker=maker)

@@ -59,7 +59,7 @@ class Holdings:
         #: What makers left that ended; then what is to be settled besides.
         self._left: deque[Iterator[int]] = deque()
         #: Leases by time: when each block was used last, oldest first.
-        self.timed: OrderedDict[InodeNo, float] = OrderedDict()
+        self._timed: OrderedDict[InodeNo, float] = OrderedDict()
         self._ended: deque[InodeNo] = deque()
         #: Whether every holding of the index is in the tables (holdings_scan.py).
         self.complete = False
@@ -76,7 +76,7 @@ class Holdings:
         if state not in HELD:
             return
         if maker == NOBODY:
-            self.timed[ino] = now_s
+            self._timed[ino] = now_s
         elif maker in self._by_maker or self.makers.lives(maker):
             made = self._by_maker.get(maker)
             if made is None:
@@ -101,7 +101,7 @@ class Holdings:
         if holding is None:
             return
         self._count(holding.state, -1, -holding.allocated_bytes)
-        self.timed.pop(ino, None)
+        self._timed.pop(ino, None)
         if holding.state not in HELD:
             return
         made = self._by_maker.get(holding.maker)
@@ -124,9 +124,9 @@ class Holdings:
 
     def touch(self, ino: InodeNo, now_s: float) -> None:
         """A block was used: a lease by time starts anew."""
-        if ino in self.timed:
-            self.timed[ino] = now_s
-            self.timed.move_to_end(ino)
+        if ino in self._timed:
+            self._timed[ino] = now_s
+            self._timed.move_to_end(ino)
 
     def tick(self, now_s: float) -> None:
         """End the leases of processes that ended, and of blocks nobody used for long."""
@@ -134,11 +134,11 @@ class Holdings:
             made = self._by_maker.pop(maker, None)
             if made is not None:
                 self._left.append(iter(array("Q", self._still_of(maker, made))))
-        while self.timed:
-            ino, used_s = next(iter(self.timed.items()))
+        while self._timed:
+            ino, used_s = next(iter(self._timed.items()))
             if used_s + self._lease_s > now_s:
                 break
-            del self.timed[ino]
+            del self._timed[ino]
             self._ended.append(ino)
         again: list[InodeNo] = []
         for _ in range(_SETTLED_A_TICK):
@@ -163,7 +163,7 @@ class Holdings:
         holding = self._held.get(ino)
         if holding is None or holding.state not in HELD:
             return False
-        return ino not in self.timed and holding.maker not in self._by_maker
+        return ino not in self._timed and holding.maker not in self._by_maker
 
     def _forget(self, ino: InodeNo) -> bool:
         self.drop(ino)

@@ -23,7 +23,7 @@ from mount.room import Room
 R = TypeVar("R")
 _WRITABLE: Final = (os.O_WRONLY, os.O_RDWR)
 #: Opens that write or truncate change the block's life.
-_NOT_A_READER: Final = os.O_ACCMODE | os.O_TRUNC
+NOT_A_READER: Final = os.O_ACCMODE | os.O_TRUNC
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: A write on a device that others fill as fast as room is made.
 _DEVICE_TRIES: Final = 3
@@ -80,7 +80,7 @@ class Files:
 
     def open(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
         """Open file *ino*. Raises what ``Blocks.open`` raises."""
-        if not flags & _NOT_A_READER:
+        if not flags & NOT_A_READER:
             opened = self.store.blocks.open_to_read(ino)
             return self._granted(opened, flags, writer=False)
         writer = is_writer(flags)

@@ -4,7 +4,6 @@ OPEN for reading, FLUSH, RELEASE, GETATTR and LOOKUP are answered within the mes
 with the same store calls that the handlers make; only their way to the kernel is shorter.
 """
 
-import os
 from collections.abc import Callable
 from typing import Final
 
@@ -16,7 +15,7 @@ from kvfs.types import PAGE_BYTES, STAT_BLOCK_BYTES, InodeNo, InodeRecord
 from mount.channel import Answer
 from mount.entries import CREATED_S, link_count
 from mount.errno_door import counted_errno
-from mount.files import Files
+from mount.files import NOT_A_READER, Files
 from mount.wire import (
     ATTR,
     ATTR_OUT_HEAD,
@@ -33,8 +32,6 @@ from mount.wire import (
 )
 
 _NS: Final = 1_000_000_000
-#: Opens that write or truncate change the block's life: they take the whole stack.
-_NOT_A_READER: Final = os.O_ACCMODE | os.O_TRUNC
 _OPEN_REPLY_BYTES: Final = OUT_HEADER_BYTES + OPEN_OUT.size
 _ATTR_REPLY_BYTES: Final = OUT_HEADER_BYTES + ATTR_OUT_HEAD.size + ATTR.size
 _ENTRY_REPLY_BYTES: Final = OUT_HEADER_BYTES + ENTRY_OUT_BYTES
@@ -146,8 +143,8 @@ class Lane:
 
     def _open(self, unique: int, nodeid: int, request: memoryview) -> bytes | None:
         flags = OPEN_IN.unpack_from(request)[0]
-        if flags & _NOT_A_READER:
-            return None
+        if flags & NOT_A_READER:
+            return None  # it takes the whole stack
         try:
             fh, grant = self._files.open(InodeNo(nodeid), flags)
         except Exception as error:
