@@ -20,6 +20,8 @@ class OpenInode:
     allocating = 0
     #: What it holds beyond the usual size of its directory, so as not to outgrow its reserve.
     spare_bytes = 0
+    #: What is kept free in case that it does, for it and all others that may.
+    outgrowing_bytes = 0
     #: Whether it may well outgrow that.
     unreserved = False
     #: Whether the data path must let each write ask for room first, from first handle to last.

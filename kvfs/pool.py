@@ -19,7 +19,7 @@ from kvfs.errors import NoSpace
 from kvfs.eviction import EVICTABLE, policy_named
 from kvfs.extents import Extents
 from kvfs.graves import GRAVE_S, Graves
-from kvfs.headroom import UNWATCHED_BYTES, Headroom, reserve_bytes
+from kvfs.headroom import UNWATCHED_BYTES, Headroom, outgrowing_bytes, reserve_bytes
 from kvfs.heat import Heat
 from kvfs.holdings import Holdings
 from kvfs.identities import Identities
@@ -300,8 +300,10 @@ class Pool:
         largest_bytes = demand.largest_bytes(parent)
         opened.unreserved = not largest_bytes or opened.allocated_bytes < largest_bytes
         if not opened.unreserved:
-            spare_bytes = opened.allocated_bytes - demand.usual_bytes(parent)
-            self.open_inodes.spare(opened, max(0, spare_bytes))
+            usual_bytes = demand.usual_bytes(parent)
+            self.open_inodes.spare(opened, max(0, opened.allocated_bytes - usual_bytes))
+            opened.outgrowing_bytes = outgrowing_bytes(usual_bytes, largest_bytes)
+            self.space.lacking_bytes = max(self.space.lacking_bytes, opened.outgrowing_bytes)
             return
         running = 1 + len(self.open_inodes.runners)
         if self.space.unclaimed_bytes < UNWATCHED_BYTES * running:

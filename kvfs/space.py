@@ -4,8 +4,8 @@
 drafts and removed-but-open blocks hold beyond that; ``ready_bytes`` lies in prepared extents;
 ``leaving_bytes`` belongs to nobody any more and is not unlinked yet, ``lingering_bytes`` neither,
 but readers have it open or mapped still; ``pledged_bytes`` is what
-writes in flight may still allocate; ``lacking_bytes`` what drafts beyond their reserve will take
-until somebody looks at them again.
+writes in flight may still allocate; ``lacking_bytes`` what drafts beyond their reserve will take,
+or one of those that have one may, until somebody looks at them again.
 """
 
 from kvfs.errors import NoSpace

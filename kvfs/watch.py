@@ -39,8 +39,10 @@ class Watch:
         """Look at the drafts; stop some if the bound would be overstepped."""
         pool = self._pool
         written = pool.open_inodes.written
-        lacking = sum(self._look(opened, now_s) for opened in self._due())
-        pool.space.lacking_bytes = lacking
+        due = self._due()
+        lacking = sum(self._look(opened, now_s) for opened in due)
+        kept = max((opened.outgrowing_bytes for opened in due), default=0)
+        pool.space.lacking_bytes = max(lacking, kept)
         if written and pool.space.unclaimed_bytes < 0:
             self._hold_the_bound()
 

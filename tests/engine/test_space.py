@@ -1,11 +1,13 @@
 """The bound of the pool: what counts as used, and who gives way first."""
 
+import os
+
 import pytest
 
 from kvfs.errors import NoSpace
 from kvfs.space import Space
 from kvfs.types import PAGE_BYTES, ROOT_INODE
-from tests.support.stores import FILE, MIB, Host, assert_exact, put, settle, write
+from tests.support.stores import FILE, MIB, Host, allocate, assert_exact, put, settle, write
 
 
 def test_used_is_what_is_recorded_and_what_is_open_beyond_it() -> None:
@@ -72,4 +74,36 @@ def test_a_draft_holds_its_reserve_until_it_is_closed(running: Host) -> None:
     assert_exact(running)
     store.blocks.close(opened, writer=True)
     assert store.pool.space.used_bytes == MIB
+    assert_exact(running)
+
+
+def test_while_sizes_vary_room_is_kept_for_a_draft_larger_than_all_of_late(running: Host) -> None:
+    """It would else stand above the bound from its last write to the next look at it."""
+    store = running.store
+    store.pool.writers_run_free = True
+    space = store.pool.space
+    for number, size in enumerate((MIB, MIB, 7 * MIB // 4, MIB)):
+        put(store, ROOT_INODE, b"%d" % number, b"x" * size)
+    drafts = [store.blocks.create(ROOT_INODE, b"a%d" % at, FILE, 0, 0)[0] for at in range(2)]
+    usual_bytes = store.pool.ready.demand.usual_bytes(ROOT_INODE)
+    kept_bytes = (7 * MIB // 4 - usual_bytes) // 2
+    assert kept_bytes > MIB // 4
+    assert not any(opened.through_daemon for opened in drafts)
+    assert space.lacking_bytes == kept_bytes, "for both together"
+    store.watch.tick(0.0)
+    assert space.lacking_bytes == kept_bytes
+    slab, _ = store.blocks.create(ROOT_INODE, b"slab", FILE, 0, 0)
+    allocate(store, slab, slab.allocated_bytes + space.unclaimed_bytes)
+    with pytest.raises(NoSpace):
+        space.require(1)
+    assert space.bound_bytes - space.taken_bytes >= kept_bytes, "the slab may not have it"
+    os.pwrite(drafts[0].fd, bytes(kept_bytes), drafts[0].allocated_bytes)
+    assert os.fstat(drafts[0].fd).st_blocks * 512 > drafts[0].allocated_bytes
+    store.watch.tick(0.1)
+    assert space.overcommitted_bytes == 0
+    for opened in (*drafts, slab):
+        store.blocks.close(opened, writer=True)
+    store.watch.tick(0.2)
+    assert space.lacking_bytes == 0
+    settle(store)
     assert_exact(running)
