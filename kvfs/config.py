@@ -137,6 +137,13 @@ class Settings:
         low=1,
         high=65_535,
     )
+    busy_poll_us: int = setting(
+        40,
+        "an answered client sends the next request of a store within it; 0 sleeps at once",
+        unit="us",
+        low=0,
+        high=1000,
+    )
     lease_s: float = setting(
         600.0,
         "a block of a process that cannot be watched (NFS, another pid namespace) is its own "

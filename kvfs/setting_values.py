@@ -27,7 +27,8 @@ def setting(
 ) -> _Value:
     """Declare a field of ``Settings``.
 
-    *unit* is ``bytes``, ``s``, ``share``, ``octal`` or empty; *low* and *high* are inclusive.
+    *unit* is ``bytes``, ``s``, ``us``, ``share``, ``octal`` or empty; *low* and *high* are
+    inclusive.
     """
     metadata = {"reason": reason, "unit": unit, "low": low, "high": high, "choices": choices}
     return field(default=default, metadata=metadata)
@@ -58,7 +59,7 @@ def show(declared: Field[Any], value: object) -> str:
         return format_size(value)
     if unit == "octal" and isinstance(value, int):
         return f"{value:04o}"
-    return f"{value} s" if unit == "s" else str(value)
+    return f"{value} {unit}" if unit in ("s", "us") else str(value)
 
 
 def default_of(declared: Field[Any]) -> object:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import pyfuse3
 import trio
 
+from mount.busy_poll import BusyPoll
 from mount.errno_door import counted_errno
 from mount.files import Grant
 from mount.init_reply import Features, patch_init_reply
@@ -70,7 +71,7 @@ class Requester(NamedTuple):
 class Channel:
     """The pump of one mount. All methods run on the trio thread."""
 
-    def __init__(self, device_fd: int, max_background: int) -> None:
+    def __init__(self, device_fd: int, max_background: int, busy_poll_us: int) -> None:
         self.device_fd = device_fd
         self._max_background = max_background
         poller = select.poll()
@@ -87,6 +88,8 @@ class Channel:
         self._buffers = [self._buffer]
         self._replies = bytearray(REQUEST_MAX_BYTES)
         self._replies_view = memoryview(self._replies)
+        self._busy_poll = BusyPoll(self._poll, busy_poll_us, OPCODES)
+        self._last_code = 0
         self._since_pause = 0
         self._unanswered = 0
         #: Answers that a task of ours will give; it needs trio to run.
@@ -144,7 +147,7 @@ class Channel:
             if not self._poll(0):
                 if self.idle():
                     continue
-                if not (self._alone and self._poll(_POLL_MS)):
+                if not (self._alone and self._busy_poll.wait(self._last_code, _POLL_MS)):
                     self._since_pause = 0
                     await self._wait()
                     continue
@@ -181,6 +184,7 @@ class Channel:
         _, opcode, unique, nodeid, uid, gid, pid, _, _ = IN_HEADER.unpack_from(self._buffer)
         code = opcode if opcode < OPCODES else 0
         self.requests[code] += 1
+        self._last_code = code
         if opcode in UNANSWERED:
             return False
         request = self._view[IN_HEADER_BYTES:size_bytes]

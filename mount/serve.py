@@ -105,7 +105,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 f"{kernel.DEVICE}: {error.strerror}; load the fuse module (modprobe fuse)"
             ) from error
         self.choice: PathChoice = choose_path(settings.data_path)
-        self.channel = Channel(self.device_fd, settings.max_background)
+        self.channel = Channel(self.device_fd, settings.max_background, settings.busy_poll_us)
         self.handles = Handles(os.memfd_create("kvfs-handles", os.MFD_CLOEXEC))
         self.entries = Entries(settings, device.epoch)
         self.path = self._make_path()

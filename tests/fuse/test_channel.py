@@ -47,7 +47,7 @@ class Wires:
     def __init__(self) -> None:
         self.kernel, self._device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._device.setblocking(False)
-        self.channel = Channel(self._device.fileno(), max_background=100)
+        self.channel = Channel(self._device.fileno(), max_background=100, busy_poll_us=40)
         self.libfuse = socket.socket(fileno=os.dup(int(self.channel.libfuse_mountpoint[8:])))
         self.kernel.setblocking(False)
 
