@@ -24,8 +24,9 @@ UNWATCHED_BYTES: Final = 128 << 20
 _RUNNER_LEAST_BYTES: Final = 16 << 20
 #: A draft that outgrew its reserve is believed to go on growing so many times as fast.
 _GOES_ON: Final = 4
-#: What sizes differ by, over what is kept free beyond a reserve of the largest one of late: the
-#: next record is higher than the last of 64 or more by that much once in 20,000 drafts or fewer.
+#: What sizes differ by, over what is kept free beyond a reserve of the largest one of late. Of
+#: sizes between 0.5 and 64 MiB at most one in 20,000 is larger than the last 64 or more by more
+#: than that (simulated, evenly spread by their logarithm).
 _RECORD_PART: Final = 2
 #: What all open drafts together may hold beyond the usual size, so that none outgrows its reserve.
 _SPARE_SHARE: Final = 1 / 32

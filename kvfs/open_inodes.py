@@ -22,7 +22,7 @@ class OpenInode:
     spare_bytes = 0
     #: What is kept free in case that it does, for it and all others that may.
     outgrowing_bytes = 0
-    #: Whether it may well outgrow that.
+    #: Whether it may well outgrow its reserve.
     unreserved = False
     #: Whether the data path must let each write ask for room first, from first handle to last.
     through_daemon = False

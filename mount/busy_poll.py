@@ -40,14 +40,11 @@ class BusyPoll:
 
     def wait(self, after: int, longest_ms: int) -> bool:
         """Wait for what follows a request of kind *after*; whether it came within *longest_ms*."""
-        poll, streaks, busy_ns = self._poll, self._streaks, self._busy_ns
-        clock_ns = self._clock_ns
-        if not busy_ns:
-            return bool(poll(longest_ms))
+        poll, clock_ns = self._poll, self._clock_ns
+        streaks, busy_ns = self._streaks, self._busy_ns
         began_ns = clock_ns()
         if streaks[after] >= _SURE:
-            until_ns = began_ns + busy_ns
-            while clock_ns() < until_ns:
+            while clock_ns() - began_ns < busy_ns:
                 if poll(0):
                     return True
             streaks[after] = 0
