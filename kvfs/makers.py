@@ -36,15 +36,11 @@ class Maker(NamedTuple):
 NOBODY: Final = Maker(0, 0)
 
 
-def exit_signal(tid: int) -> int:
-    """Return the signal that thread *tid* is dying of, 0 if it lives or exits by itself.
+def _signal_in_exit(tid: int) -> int:
+    """Return the signal of thread *tid*, which has no memory any more; 0 if it exits by itself.
 
     ``FDSize: 0`` says that it is past execve's locks and in exit(2); only then ``stat`` is safe.
-    Its memory went before its files did (do_exit, kernel/exit.c): ``statm``, half as dear, tells
-    of those that live on.
     """
-    if not _read(f"/proc/{tid}/statm", _STATM_BYTES).startswith(b"0 "):
-        return 0
     status = _read(f"/proc/{tid}/status", _STATUS_BYTES)
     if b"\nFDSize:\t0\n" not in status:
         return 0
@@ -75,12 +71,16 @@ class Makers:
         #: A pidfd for each watched process; readable once it has ended.
         self._pidfds: OrderedDict[Maker, int] = OrderedDict()
         self._poll = select.poll()
+        #: /proc/TID/statm of threads that closed what they wrote: to open one costs three times
+        #: what a read does. It stays with its thread, whoever gets the number next (ESRCH).
+        self._statms: OrderedDict[int, int] = OrderedDict()
 
     def close(self) -> None:
         """Let all processes go."""
-        for pidfd in self._pidfds.values():
-            os.close(pidfd)
+        for fd in (*self._pidfds.values(), *self._statms.values()):
+            os.close(fd)
         self._pidfds.clear()
+        self._statms.clear()
 
     def of(self, tid: int, now_s: float) -> Maker:
         """Return the process of thread *tid*, NOBODY if it cannot be watched."""
@@ -116,6 +116,31 @@ class Makers:
             self._pidfds[maker] = pidfd
             self._poll.register(pidfd, select.POLLIN)
         return maker
+
+    def exit_signal(self, tid: int) -> int:
+        """Return the signal that thread *tid* is dying of, 0 if it lives or exits by itself.
+
+        Its memory went before its files did (do_exit, kernel/exit.c): ``statm`` tells of those
+        that live on.
+        """
+        return _signal_in_exit(tid) if self._has_no_memory(tid) else 0
+
+    def _has_no_memory(self, tid: int) -> bool:
+        for _ in range(2):  # once more if the number has become another thread's
+            fd = self._statms.get(tid)
+            if fd is None:
+                try:
+                    fd = os.open(f"/proc/{tid}/statm", os.O_RDONLY | os.O_CLOEXEC)
+                except OSError:
+                    return False
+                self._statms[tid] = fd
+                if len(self._statms) > _THREADS_MAX:
+                    os.close(self._statms.popitem(last=False)[1])
+            try:
+                return os.pread(fd, _STATM_BYTES, 0).startswith(b"0 ")
+            except OSError:
+                os.close(self._statms.pop(tid))
+        return False
 
     def lives(self, maker: Maker) -> bool:
         """Whether *maker*, perhaps one from before a restart of this process, still runs."""

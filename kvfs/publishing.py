@@ -20,7 +20,7 @@ from kvfs.lifecycle import (
     after,
     is_temporary,
 )
-from kvfs.makers import NOBODY, Maker, exit_signal
+from kvfs.makers import NOBODY, Maker
 from kvfs.measure import measured
 from kvfs.namespace import Namespace
 from kvfs.open_inodes import OpenInode
@@ -137,8 +137,8 @@ class Publishing:
 
         A FLUSH is no commit: dup2, fork and exec send it in the middle of a write.
         """
-        if opened.unfinished and not opened.torn and tid > 0 and exit_signal(tid):
-            opened.torn = True
+        if opened.unfinished and not opened.torn and tid > 0:
+            opened.torn = self._pool.holdings.makers.exit_signal(tid) != 0
 
     def publish(self, opened: OpenInode) -> None:
         """Tell the index what the last writer left. Raises NoSpace when the index is full."""

@@ -10,12 +10,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Final
 
 import pytest
 
-from kvfs.makers import NOBODY, Maker, Makers, exit_signal
+from kvfs.makers import NOBODY, Maker, Makers
 
 #: A kernel thread: kthreadd.
 KERNEL_THREAD: Final = 2
@@ -169,36 +168,78 @@ def test_a_zombie_does_not_live(makers: Makers) -> None:
 # ---- how it ends ----
 
 
-def test_a_living_process_dies_of_nothing() -> None:
+def test_a_living_process_dies_of_nothing(makers: Makers) -> None:
     with child() as process:
-        assert exit_signal(process.pid) == 0
-    assert exit_signal(os.getpid()) == 0
-    assert exit_signal(KERNEL_THREAD) == 0
-    assert exit_signal(1 << 22) == 0
+        assert makers.exit_signal(process.pid) == 0
+    assert makers.exit_signal(os.getpid()) == 0
+    assert makers.exit_signal(KERNEL_THREAD) == 0
+    assert makers.exit_signal(1 << 22) == 0
 
 
-def test_of_a_living_process_only_what_never_waits_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_living_process_only_what_never_waits_is_read(
+    makers: Makers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Inside execve(2) every other file of /proc would wait for us, and we for it."""
     asked: list[str] = []
+    open_file = os.open
 
-    def read(path: str, size_bytes: int) -> bytes:
+    def note(path: str, flags: int) -> int:
         asked.append(path)
-        return Path(path).read_bytes()[:size_bytes]
+        return open_file(path, flags)
 
-    monkeypatch.setattr("kvfs.makers._read", read)
-    with contextlib.closing(Makers()) as made, child() as process:
-        assert exit_signal(process.pid) == 0
-        made.of(process.pid, 0.0)
-    assert set(asked) == {f"/proc/{process.pid}/status", f"/proc/{process.pid}/statm"}
+    with child() as process:
+        monkeypatch.setattr(os, "open", note)
+        for _ in range(3):
+            assert makers.exit_signal(process.pid) == 0
+        makers.of(process.pid, 0.0)
+        monkeypatch.undo()
+    # Its statm stays open for the next close.
+    assert asked == [f"/proc/{process.pid}/statm", f"/proc/{process.pid}/status"]
+
+
+def test_who_was_seen_alive_is_seen_to_die(makers: Makers) -> None:
+    with child() as process:
+        assert makers.exit_signal(process.pid) == 0
+        process.kill()
+        wait_for_end(process.pid)
+        assert makers.exit_signal(process.pid) == signal.SIGKILL
+
+
+def test_a_number_that_went_to_another_thread_is_looked_up_anew(makers: Makers) -> None:
+    """What is kept of a thread that is gone says nothing of the next one with its number."""
+    with child() as gone, child() as other:
+        assert makers.exit_signal(gone.pid) == makers.exit_signal(other.pid) == 0
+        gone.kill()
+        gone.wait()
+        other.kill()
+        wait_for_end(other.pid)
+        statms = makers._statms
+        os.dup2(statms[gone.pid], statms[other.pid])
+        assert makers.exit_signal(other.pid) == signal.SIGKILL
+        assert makers.exit_signal(gone.pid) == 0
+    assert list(statms) == [other.pid]
+
+
+def test_no_more_threads_are_kept_than_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvfs.makers._THREADS_MAX", 2)
+    before = len(os.listdir("/proc/self/fd"))
+    with contextlib.closing(Makers()) as made, contextlib.ExitStack() as children:
+        processes = [children.enter_context(child()) for _ in range(4)]
+        with_pipes = len(os.listdir("/proc/self/fd"))
+        for process in processes * 2:
+            assert made.exit_signal(process.pid) == 0
+        assert len(os.listdir("/proc/self/fd")) == with_pipes + 2
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def run_in_child(end: Callable[[], None]) -> int:
-    """Return what exit_signal says of a zombie child that ended by *end*."""
+    """Return what ``exit_signal`` says of a zombie child that ended by *end*."""
     process = multiprocessing.get_context("fork").Process(target=end)
     process.start()
     assert process.pid is not None
     wait_for_end(process.pid)
-    told = exit_signal(process.pid)
+    with contextlib.closing(Makers()) as made:
+        told = made.exit_signal(process.pid)
     process.join()
     return told
 

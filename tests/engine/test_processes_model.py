@@ -41,7 +41,7 @@ class ProcessesMachine(RuleBasedStateMachine):
         #: By thread: the signal that it is dying of.
         self.dying: dict[int, int] = {}
         self.stack.enter_context(
-            mock.patch("kvfs.publishing.exit_signal", lambda tid: self.dying.get(tid, 0))
+            mock.patch("kvfs.makers.Makers.exit_signal", lambda _, tid: self.dying.get(tid, 0))
         )
         self.lives = Lives()
         self.blocks: list[Block] = []
