@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvfs.errors import DeadInode, KvfsError, NotFound
+from kvfs.errors import DeadInode
 from kvfs.lifecycle import HELD, TABLE, UNFINISHED, Seen, State, label
 from kvfs.makers import NOBODY, Maker
 from kvfs.policy import DRAFTS
 from kvfs.store import Store
 from kvfs.types import ROOT_INODE, InodeNo
-from tests.support.life_model import Block, Handle, Lives, Process
+from tests.support.life_model import Block, Handle, Lives, Process, meant_by
 from tests.support.stores import DIRECTORY, FILE, allocate, assert_exact, get, host, settle, write
 
 PICKS: Final = st.integers(0, 1 << 20)
@@ -47,6 +47,8 @@ class ProcessesMachine(RuleBasedStateMachine):
         self.blocks: list[Block] = []
         #: Drafts that lost their name to another writer, oldest first.
         self.displaced: list[Block] = []
+        #: Names that writers took from each other, less than a minute ago.
+        self.fought_over: set[tuple[InodeNo, bytes]] = set()
         self.born = 0
         self.start()
         owner = self.store.namespace.make_node(ROOT_INODE, b"owner", DIRECTORY, 0, 0)[0]
@@ -136,6 +138,7 @@ class ProcessesMachine(RuleBasedStateMachine):
             self.store.blocks.open(block.ino, writer=True, truncate=True, maker=process.maker)
         if block.may_be_renamed(process.maker):
             self.displaced.append(block)
+            self.fought_over.add((block.parent, block.name))
         block.has_name = False
         ino = self.store.namespace.lookup(block.parent, block.name)
         fresh = Block(ino, block.parent, block.name, process.maker)
@@ -278,7 +281,7 @@ class ProcessesMachine(RuleBasedStateMachine):
         block = self.seen_by(process, what)
         if block is None or (block.parent, block.name) == (target, name):
             return
-        error, meant = self.meant(process, block)
+        error, meant = meant_by(process.maker, block, self.displaced, self.fought_over)
         who = process.maker
         if error is not None:
             with pytest.raises(error):
@@ -294,20 +297,6 @@ class ProcessesMachine(RuleBasedStateMachine):
             self.displaced.remove(meant)
             meant.has_name, meant.state, meant.maker = True, State.PUBLISHED, NOBODY
         meant.parent, meant.name = target, name
-
-    def meant(self, process: Process, block: Block) -> tuple[type[KvfsError] | None, Block]:
-        """Which block a rename by *process* means, of those that were closed under the name."""
-        place = (block.parent, block.name)
-        lost = [other for other in self.displaced if (other.parent, other.name) == place]
-        if not lost or not block.is_unfinished:
-            return None, block
-        finished = [other for other in reversed(lost) if not other.writers and not other.torn]
-        own = [other for other in finished if other.opener == process.maker]
-        if own:
-            return None, own[0]
-        if block.opener == process.maker != NOBODY:
-            return None, block
-        return (None, finished[0]) if finished else (NotFound, block)
 
     @rule(who=PICKS, what=PICKS)
     def unlink(self, who: int, what: int) -> None:
@@ -338,6 +327,7 @@ class ProcessesMachine(RuleBasedStateMachine):
         for block in self.named():
             block.lose_server()
         self.displaced.clear()
+        self.fought_over.clear()
         settle(self.store)
         self.tick()
 

@@ -1,5 +1,6 @@
 """Simulated processes and the blocks they write: what the table says of every step."""
 
+from kvfs.errors import KvfsError, NotFound
 from kvfs.lifecycle import HELD, IDENTIFIED, UNFINISHED, Event, State, after, is_temporary
 from kvfs.makers import NOBODY, Maker, Makers
 from kvfs.open_inodes import OpenInode
@@ -182,6 +183,29 @@ class Block:
             self.state = State.PUBLISHED
         self.writers = self.readers = 0
         self.torn = self.renamed = False
+
+
+def meant_by(
+    who: Maker, block: Block, displaced: list[Block], fought_over: set[tuple[InodeNo, bytes]]
+) -> tuple[type[KvfsError] | None, Block]:
+    """Which block a rename of *block* by process *who* means, or what it fails with.
+
+    *displaced* are drafts that lost their name, oldest first; *fought_over* names that writers
+    took from each other less than a minute ago.
+    """
+    place = (block.parent, block.name)
+    lost = [other for other in displaced if (other.parent, other.name) == place]
+    if not lost or not block.is_unfinished:
+        fought = place in fought_over and block.is_unfinished
+        foreign = who != NOBODY and block.opener not in (NOBODY, who)
+        return NotFound if fought and foreign else None, block
+    finished = [other for other in reversed(lost) if not other.writers and not other.torn]
+    own = [other for other in finished if other.opener == who]
+    if own:
+        return None, own[0]
+    if block.opener == who != NOBODY:
+        return None, block
+    return (None, finished[0]) if finished else (NotFound, block)
 
 
 class Handle:
