@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvfs import __version__
 from kvfs.bench.daemon import Daemon, mount_status
@@ -20,8 +20,12 @@ from kvfs.bench.self_made import Places
 from kvfs.bench.sides import Side
 from kvfs.doctor.machine_rules import SLOW_TRIP_US
 from kvfs.errors import BenchFailed, NotRoot, UsageError
+from kvfs.rested_code import REST_S, rest_factor
 from kvfs.sizes import format_size
 from kvfs.wake_up import round_trip_us
+
+#: Beyond this, what a seldom request costs says more of the machine than of kvfs (rested_code.py).
+COLD_REST_FACTOR: Final = 3.0
 
 
 class Plan(NamedTuple):
@@ -109,6 +113,11 @@ def compare(places: Places, plan: Plan, output: PairsOutput) -> Outcome:
             f"one CPU takes {machine['wake_trip_us']:.0f} us to wake another and be woken, which "
             "every request pays for: `kvfs doctor` names the cure"
         )
+    if machine["rest_factor"] > COLD_REST_FACTOR:
+        output.say(
+            f"code that rested {1000 * REST_S:.0f} ms takes {machine['rest_factor']:.1f} times as "
+            "long here: others have the caches by then, and the server's CPU time with them"
+        )
     baseline_on, mount_on = _mount_of(places.baseline), _mount_of(places.mount)
     status = mount_status(mount_on.mountpoint)
     _insist_on_data_path(plan.data_path, status, mount_on.mountpoint)
@@ -168,4 +177,5 @@ def _machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "load_before": round(os.getloadavg()[0], 2),
         "wake_trip_us": None if trip_us is None else round(trip_us, 1),
+        "rest_factor": round(rest_factor(), 1),
     }

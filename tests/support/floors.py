@@ -23,7 +23,7 @@ _MODULES: Final = {
         kvfs.index_environment kvfs.index_errors kvfs.index_file kvfs.index_place
         kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files kvfs.kv_load kvfs.makers
         kvfs.measure kvfs.open_inodes kvfs.pending_rows kvfs.pins kvfs.policies kvfs.record_cache
-        kvfs.run_state kvfs.syscalls kvfs.wake_up
+        kvfs.rested_code kvfs.run_state kvfs.syscalls kvfs.wake_up
     """,
     # The pool as a whole: names, blocks, space.
     "engine": """
