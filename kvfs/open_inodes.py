@@ -1,7 +1,8 @@
 """What is open: for each open inode its extent's descriptor and who holds it.
 
-An inode is here from its first handle to its last. A removed inode lives on here (``gone``) until
-then, because a handle must go on reading its bytes and attributes.
+An inode is here from its first handle to its last, and there is one entry for it at a time. A
+removed inode lives on here (``gone``) until then, because a handle must go on reading its bytes
+and attributes.
 """
 
 from kvfs.lifecycle import State
@@ -76,12 +77,17 @@ class OpenInodes(dict[InodeNo, OpenInode]):
         self.runners: dict[InodeNo, OpenInode] = {}
         #: What all of them hold to spare.
         self.spare_bytes = 0
+        #: Not open: whole blocks, kept with what the data path has for them; longest unused first.
+        self.parked: dict[InodeNo, OpenInode] = {}
 
     def enter(self, ino: InodeNo, *, writer: bool) -> OpenInode:
         """Count one more handle on *ino*."""
         opened = self.get(ino)
         if opened is None:
-            opened = self[ino] = OpenInode(ino)
+            opened = self.parked.pop(ino, None)
+            if opened is None:
+                opened = OpenInode(ino)
+            self[ino] = opened
         if writer:
             opened.writers += 1
             self.written[ino] = opened
@@ -90,6 +96,26 @@ class OpenInodes(dict[InodeNo, OpenInode]):
         else:
             opened.readers += 1
         return opened
+
+    def park(self, opened: OpenInode) -> None:
+        """Keep *opened*, which its last reader has closed, for the next one (``enter_again``)."""
+        opened.readers = 0
+        del self[opened.ino]
+        self.parked[opened.ino] = opened
+
+    def enter_again(self, opened: OpenInode) -> bool:
+        """Count one more reading handle on *opened*, which is open or parked.
+
+        False if it is neither any more, or if somebody writes.
+        """
+        ino = opened.ino
+        if self.parked.get(ino) is opened:
+            del self.parked[ino]
+            self[ino] = opened
+        elif self.get(ino) is not opened or opened.writers:
+            return False
+        opened.readers += 1
+        return True
 
     def let_run(self, opened: OpenInode) -> None:
         """Let the writers of *opened* take any amount until somebody looks."""

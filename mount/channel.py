@@ -19,7 +19,7 @@ import trio
 
 from mount.busy_poll import BusyPoll
 from mount.errno_door import counted_errno
-from mount.files import Grant
+from mount.grant import Grant
 from mount.init_reply import Features, patch_init_reply
 from mount.well_formed import well_formed
 from mount.wire import (

@@ -6,15 +6,18 @@ one is refused with EIO, and all its handles share one backing id.
 
 import os
 from collections import OrderedDict
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
 from kvfs.types import BackingId, InodeNo
 from mount import kernel
-from mount.files import Grant
+from mount.grant import Grant
 from mount.path_choice import backing_obstacle
 from mount.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PASSTHROUGH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: Any regular file on the backing file system serves to try passthrough.
 PROBE_FILE: Final = "INODES"
@@ -40,6 +43,10 @@ class DaemonPath:
         return {}
 
 
+def _nothing_parked() -> bool:
+    return False
+
+
 class PassthroughPath:
     """Every handle gets its extent's backing id; ids of closed inodes are kept for a while.
 
@@ -52,11 +59,14 @@ class PassthroughPath:
         self._pool = pool
         self._device_fd = device_fd
         self._ids_max = ids_max
-        #: Ids by inode; the open ones and the lately closed ones, oldest first.
+        #: Ids by inode; those of open and parked ones (open_inodes.py), and those of others that
+        #: were closed lately, oldest first.
         self._open: dict[InodeNo, BackingId] = {}
         self._idle: OrderedDict[InodeNo, BackingId] = OrderedDict()
         self.opened_ids = 0
         self.closed_ids = 0
+        #: Lets a parked inode go; False when there is none.
+        self.give_up_one: Callable[[], bool] = _nothing_parked
 
     def adopt(self, ino: InodeNo, _fd: int) -> BackingId:
         """Register a fresh extent; after the connection there are no ids."""
@@ -137,9 +147,12 @@ class PassthroughPath:
 
     def _bound(self) -> None:
         """Give back what was closed longest ago; those of open inodes must stay, however many."""
-        while len(self._idle) + len(self._open) > self._ids_max and self._idle:
-            _, oldest = self._idle.popitem(last=False)
-            self.abandon(oldest)
+        while len(self._idle) + len(self._open) > self._ids_max:
+            if self._idle:
+                _, oldest = self._idle.popitem(last=False)
+                self.abandon(oldest)
+            elif not self.give_up_one():
+                return
 
     def forget(self, ino: InodeNo) -> None:
         """Drop the id of a closed inode that lost its name: it pins the extent's blocks."""
@@ -149,4 +162,8 @@ class PassthroughPath:
 
     def describe(self) -> dict[str, int]:
         """Return how many ids are registered."""
-        return {"backing_ids_open": len(self._open), "backing_ids_idle": len(self._idle)}
+        parked = len(self._pool.open_inodes.parked)
+        return {
+            "backing_ids_open": len(self._open) - parked,
+            "backing_ids_idle": len(self._idle) + parked,
+        }

@@ -8,7 +8,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import trio
 
@@ -16,8 +16,10 @@ from kvfs.errors import BadHandle, Damaged, Exists, NoSpace
 from kvfs.makers import NOBODY, Maker
 from kvfs.open_inodes import OpenInode
 from kvfs.store import Store
-from kvfs.types import BackingId, HandleNo, InodeNo, InodeRecord
+from kvfs.types import HandleNo, InodeNo, InodeRecord
+from mount.grant import Grant
 from mount.handles import Handle, HandleKind, Handles
+from mount.readers import Readers
 from mount.room import Room
 
 R = TypeVar("R")
@@ -27,13 +29,6 @@ NOT_A_READER: Final = os.O_ACCMODE | os.O_TRUNC
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: A write on a device that others fill as fast as room is made.
 _DEVICE_TRIES: Final = 3
-
-
-class Grant(NamedTuple):
-    """What the reply to OPEN or CREATE tells the kernel: FOPEN_* flags and a backing id (or 0)."""
-
-    open_flags: int
-    backing_id: BackingId
 
 
 class DataPath(Protocol):
@@ -66,6 +61,7 @@ class Files:
     def __init__(self, store: Store, handles: Handles, path: DataPath, io_threads: int) -> None:
         self.store = store
         self.handles = handles
+        self.readers = Readers(store.pool, handles, store.pool.settings.backing_ids_max)
         self.path = path
         #: Tells which process made the request being handled.
         self.requester: Callable[[], Maker] = lambda: NOBODY
@@ -81,8 +77,7 @@ class Files:
     def open(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
         """Open file *ino*. Raises what ``Blocks.open`` raises."""
         if not flags & NOT_A_READER:
-            opened = self.store.blocks.open_to_read(ino)
-            return self._granted(opened, flags, writer=False)
+            return self._open_to_read(ino, flags)
         writer = is_writer(flags)
         opened = self.store.blocks.open(
             ino,
@@ -93,6 +88,15 @@ class Files:
             thread=self.thread(),
         )
         return self._granted(opened, flags, writer=writer)
+
+    def _open_to_read(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
+        shared = self.readers.enter(ino, flags)
+        if shared is not None:
+            return shared.handle.fh, shared.grant
+        opened = self.store.blocks.open_to_read(ino)
+        fh, grant = self._granted(opened, flags, writer=False)
+        self.readers.share(self.handles.get(fh), grant)
+        return fh, grant
 
     async def settle_rewrite(self, fh: HandleNo) -> None:
         """Wait, before a writer may overwrite a whole block, until the device forgot that it is.
@@ -169,8 +173,9 @@ class Files:
 
     def release(self, fh: int) -> None:
         """Close handle *fh*: the last writer publishes. Raises BadHandle, NoSpace."""
-        handle = self.handles.close(fh)
-        self.store.blocks.close(handle.opened, writer=handle.kind is HandleKind.WRITER)
+        handle = self.handles.get(fh)
+        if not self.readers.close(handle):
+            self.store.blocks.close(handle.opened, writer=handle.kind is HandleKind.WRITER)
 
     def flush(self, fh: int, tid: int) -> None:
         """Thread *tid* closes a descriptor of *fh*; says nothing about being done.

@@ -1,9 +1,10 @@
 """Open handles in one shared-memory table, so that a successor of this process finds them.
 
 A row is 48 bytes: u64 inode, u32 open flags, i32 backing id, u32 generation, u32 kind, u64 data
-path, u64 thread id and 8 bytes left free. A handle number is generation << 32 | slot + 1: a
-number that was closed is never valid again. Row first, reply after: the kernel must never know a
-handle that the table does not.
+path, u64 thread id, u32 opens that share it and 4 bytes left free. A handle number is generation
+<< 32 | slot + 1: a number that was closed is never valid again. One that is kept for the next
+reader (readers.py) has no opens meanwhile, and nobody has it. Row first, reply after: the kernel
+must never know a handle that the table does not.
 """
 
 import mmap
@@ -16,9 +17,12 @@ from kvfs.errors import BadHandle
 from kvfs.open_inodes import OpenInode
 from kvfs.types import BackingId, HandleNo, InodeNo
 
-_ROW: Final = struct.Struct("<QIiIIQQ8x")
+_ROW: Final = struct.Struct("<QIiIIQQI4x")
 _ROW_BYTES: Final = 48
 assert _ROW.size == _ROW_BYTES
+#: Of a row.
+_OPENS: Final = struct.Struct("<I")
+_OPENS_OFFSET: Final = 40
 _NO_ID: Final = BackingId(0)
 _GROW_ROWS: Final = 4096
 #: libfuse hands open flags on as a signed int.
@@ -35,9 +39,9 @@ class HandleKind(IntEnum):
 
 
 class Handle:
-    """One open handle; ``opened`` is the inode it keeps open."""
+    """One handle; ``opened`` is the inode it keeps open, ``opens`` how many share it."""
 
-    __slots__ = ("backing_id", "fh", "flags", "kind", "opened", "slot")
+    __slots__ = ("backing_id", "fh", "flags", "kind", "opened", "opens", "slot")
 
     def __init__(
         self,
@@ -54,6 +58,7 @@ class Handle:
         self.flags = flags
         self.opened = opened
         self.backing_id = backing_id
+        self.opens = 1
 
 
 class Handles:
@@ -66,6 +71,7 @@ class Handles:
         self._rows = 0
         self._free: list[int] = []
         self._open: dict[int, Handle] = {}
+        self._opens = 0
         self._grow()
 
     def _grow(self) -> None:
@@ -76,7 +82,7 @@ class Handles:
         self._rows = rows
 
     def __len__(self) -> int:
-        return len(self._open)
+        return self._opens
 
     def open(
         self, kind: HandleKind, flags: int, opened: OpenInode, backing_id: BackingId = _NO_ID
@@ -88,28 +94,45 @@ class Handles:
         self._generation = generation = (self._generation + 1) & 0x7FFFFFFF
         fh = HandleNo(generation << 32 | (slot + 1))
         handle = Handle(slot, fh, kind, flags, opened, backing_id)
-        row = (opened.ino, flags & _U32_MASK, backing_id, generation, kind, 0, 0)
+        row = (opened.ino, flags & _U32_MASK, backing_id, generation, kind, 0, 0, 1)
         _ROW.pack_into(self._memory, slot * _ROW_BYTES, *row)
         self._open[fh] = handle
+        self._opens += 1
         return handle
 
     def get(self, fh: int) -> Handle:
         """Return the open handle *fh*. Raises BadHandle."""
-        try:
-            return self._open[fh]
-        except KeyError:
-            raise BadHandle(f"handle {fh:#x}") from None
+        handle = self._open.get(fh)
+        if handle is None or not handle.opens:
+            raise BadHandle(f"handle {fh:#x}")
+        return handle
+
+    def share(self, handle: Handle) -> None:
+        """Count one more open of *handle*, which may have none."""
+        handle.opens += 1
+        self._opens += 1
+        _OPENS.pack_into(self._memory, handle.slot * _ROW_BYTES + _OPENS_OFFSET, handle.opens)
+
+    def leave(self, handle: Handle) -> None:
+        """Count one open of *handle* less; without any it is kept for ``share``, or ``forget``."""
+        handle.opens -= 1
+        self._opens -= 1
+        _OPENS.pack_into(self._memory, handle.slot * _ROW_BYTES + _OPENS_OFFSET, handle.opens)
+
+    def forget(self, handle: Handle) -> None:
+        """Give the number of *handle* up, which has no opens."""
+        del self._open[handle.fh]
+        _ROW.pack_into(self._memory, handle.slot * _ROW_BYTES, 0, 0, 0, 0, 0, 0, 0, 0)
+        self._free.append(handle.slot)
 
     def close(self, fh: int) -> Handle:
-        """Forget handle *fh* and return what it was. Raises BadHandle."""
-        try:
-            handle = self._open.pop(fh)
-        except KeyError:
-            raise BadHandle(f"handle {fh:#x}") from None
-        _ROW.pack_into(self._memory, handle.slot * _ROW_BYTES, 0, 0, 0, 0, 0, 0, 0)
-        self._free.append(handle.slot)
+        """Count one open of handle *fh* less, and forget it with the last. Raises BadHandle."""
+        handle = self.get(fh)
+        self.leave(handle)
+        if not handle.opens:
+            self.forget(handle)
         return handle
 
     def inodes(self) -> set[InodeNo]:
         """Return the inodes that have an open handle."""
-        return {handle.opened.ino for handle in self._open.values()}
+        return {handle.opened.ino for handle in self._open.values() if handle.opens}

@@ -20,7 +20,8 @@ from kvfs.store import Store
 from kvfs.types import NAME_MAX_BYTES, PAGE_BYTES, InodeNo
 from mount.entries import Entries
 from mount.errno_door import answered, awaited
-from mount.files import Files, Grant
+from mount.files import Files
+from mount.grant import Grant
 from mount.listing import list_directory
 from mount.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE
 

@@ -110,6 +110,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.entries = Entries(settings, device.epoch)
         self.path = self._make_path()
         self.files = Files(store, self.handles, self.path, settings.io_threads)
+        if isinstance(self.path, PassthroughPath):
+            self.path.give_up_one = self.files.readers.give_up_one
         self.lane: Lane | None = None
         self._makers = store.pool.holdings.makers
         self._settled = trio.Event()
@@ -244,6 +246,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         return self._makers.of(self.channel.present.tid, time.monotonic())
 
     def _removed(self, ino: InodeNo) -> None:
+        self.files.readers.forget(ino)
         if isinstance(self.path, PassthroughPath):
             self.path.forget(ino)
 

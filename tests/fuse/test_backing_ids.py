@@ -17,52 +17,29 @@ from hypothesis.strategies import booleans, integers, sampled_from
 
 from kvfs.open_inodes import OpenInode, OpenInodes
 from kvfs.types import BackingId, InodeNo, InodeRecord, Sequence
-from mount import kernel
 from mount.data_path import PassthroughPath
 from mount.handles import HandleKind
 from mount.wire import FOPEN_NOFLUSH, FOPEN_PASSTHROUGH
 from tests.fuse.conftest import require_passthrough
+from tests.support.backing_ids import DEVICE_FD, FakeIds
 from tests.support.calls import opened, read_file, refused, write_file
 from tests.support.message_counts import ask_status, mounted_with
 from tests.support.mounting import Mounted
 
 IDS_MAX: Final = 16
-#: A row of mount/handles.py: inode, open flags, backing id, generation, kind, and what is free.
-ROW: Final = struct.Struct("<QIiIIQQQ")
+#: A row of mount/handles.py: inode, open flags, backing id, generation, kind, two fields that are
+#: free, opens.
+ROW: Final = struct.Struct("<QIiIIQQII")
 GONE: Final = InodeRecord(
     *(0o100644, 0, 0, 0, 0, 0, 0, 0, 0, 0), InodeNo(1), 0, 0, Sequence(0), b"name"
 )
 
 
-class FakeIds:
-    """The kernel's table of backing ids, in place of the two ioctls."""
-
-    def __init__(self) -> None:
-        self.live: set[int] = set()
-        self.given = 0
-        self.fail_with = 0
-
-    def open(self, _device_fd: int, _extent_fd: int) -> BackingId:
-        """BACKING_OPEN."""
-        if self.fail_with:
-            raise OSError(self.fail_with, "no id")
-        self.given += 1
-        self.live.add(self.given)
-        return BackingId(self.given)
-
-    def close(self, _device_fd: int, backing_id: BackingId) -> None:
-        """BACKING_CLOSE; ENOENT for an id that is not there."""
-        assert backing_id in self.live, "an id was closed twice"
-        self.live.remove(backing_id)
-
-
-def path_over(ids: FakeIds, patch: pytest.MonkeyPatch) -> PassthroughPath:
+def path_over(inodes: OpenInodes) -> PassthroughPath:
     """Return a data path whose pool has an extent for every inode."""
-    patch.setattr(kernel, "open_backing", ids.open)
-    patch.setattr(kernel, "close_backing", ids.close)
     extents = SimpleNamespace(open=lambda _ino, flags: os.open("/dev/null", flags))
-    pool: Any = SimpleNamespace(extents=extents)
-    return PassthroughPath(pool, 3, IDS_MAX)
+    pool: Any = SimpleNamespace(extents=extents, open_inodes=inodes)
+    return PassthroughPath(pool, DEVICE_FD, IDS_MAX)
 
 
 class IdsMachine(RuleBasedStateMachine):
@@ -71,9 +48,9 @@ class IdsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.ids = FakeIds()
-        self.path = path_over(self.ids, self.patch)
+        self.ids = FakeIds(self.patch)
         self.inodes = OpenInodes()
+        self.path = path_over(self.inodes)
         self.handles: list[tuple[OpenInode, bool]] = []
         self.granted: dict[int, int] = {}
         self.ready: list[BackingId] = []
@@ -158,8 +135,8 @@ TestIds.settings = settings(max_examples=60, stateful_step_count=60, deadline=No
 
 
 def test_a_closed_inode_keeps_its_id_for_the_next_opener(monkeypatch: pytest.MonkeyPatch) -> None:
-    ids, inodes = FakeIds(), OpenInodes()
-    path = path_over(ids, monkeypatch)
+    ids, inodes = FakeIds(monkeypatch), OpenInodes()
+    path = path_over(inodes)
     for _ in range(5):
         inode = inodes.enter(InodeNo(20), writer=False)
         assert path.grant(inode, writer=False).backing_id == 1
@@ -171,8 +148,8 @@ def test_a_closed_inode_keeps_its_id_for_the_next_opener(monkeypatch: pytest.Mon
 def test_an_id_that_is_not_to_be_had_fails_the_open_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ids, inodes = FakeIds(), OpenInodes()
-    path = path_over(ids, monkeypatch)
+    ids, inodes = FakeIds(monkeypatch), OpenInodes()
+    path = path_over(inodes)
     inode = inodes.enter(InodeNo(20), writer=False)
     ids.fail_with = ENOMEM
     with refused(ENOMEM):
@@ -185,8 +162,8 @@ def test_an_id_that_is_not_to_be_had_fails_the_open_and_nothing_else(
 
 def test_after_the_connection_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its number may be another file's by now."""
-    ids = FakeIds()
-    path = path_over(ids, monkeypatch)
+    ids = FakeIds(monkeypatch)
+    path = path_over(OpenInodes())
     backing_id = path.adopt(InodeNo(20), 0)
     path.disconnect()
     path.abandon(backing_id)

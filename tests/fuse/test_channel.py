@@ -15,7 +15,7 @@ import trio.testing
 
 from kvfs.types import BackingId
 from mount.channel import Channel
-from mount.files import Grant
+from mount.grant import Grant
 from mount.init_reply import Features
 from mount.wire import (
     ENTRY_OUT_BYTES,

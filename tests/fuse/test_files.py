@@ -15,7 +15,8 @@ from kvfs.store import Store
 from kvfs.types import ROOT_INODE, InodeNo
 from mount.data_path import DaemonPath
 from mount.entries import Entries
-from mount.files import Files, Grant
+from mount.files import Files
+from mount.grant import Grant
 from mount.handles import HandleKind, Handles
 from mount.operations import Operations
 from tests.support.stores import FILE, MIB, get, host, put

@@ -13,7 +13,7 @@ from kvfs.open_inodes import OpenInode
 from kvfs.types import BackingId, InodeNo
 from mount.handles import HandleKind, Handles
 
-ROW: Final = struct.Struct("<QIiIIQQQ")
+ROW: Final = struct.Struct("<QIiIIQQII")
 
 
 class Row(NamedTuple):
@@ -26,6 +26,7 @@ class Row(NamedTuple):
     kind: int
     data_path: int
     thread: int
+    opens: int
     free: int
 
 
@@ -58,7 +59,7 @@ def opened(ino: int) -> OpenInode:
 
 def test_a_handle_is_in_the_shared_table_from_the_start(table: Table) -> None:
     one = table.handles.open(HandleKind.WRITER, os.O_RDWR, opened(16), BackingId(7))
-    assert table.rows() == [Row(16, os.O_RDWR, 7, one.fh >> 32, HandleKind.WRITER, 0, 0, 0)]
+    assert table.rows() == [Row(16, os.O_RDWR, 7, one.fh >> 32, HandleKind.WRITER, 0, 0, 1, 0)]
     assert table.handles.get(one.fh) is one
     assert len(table.handles) == 1
 
@@ -71,6 +72,38 @@ def test_a_closed_handle_leaves_the_table(table: Table) -> None:
     assert table.handles.inodes() == {17}
     table.handles.close(two.fh)
     assert table.rows() == []
+
+
+def test_opens_that_share_a_handle_are_counted_in_its_row(table: Table) -> None:
+    """A successor must know how many closes are to come."""
+    one = table.handles.open(HandleKind.READER, 0, opened(16))
+    table.handles.share(one)
+    assert [row.opens for row in table.rows()] == [2]
+    assert len(table.handles) == 2
+    table.handles.close(one.fh)
+    assert [row.opens for row in table.rows()] == [1]
+    assert table.handles.get(one.fh) is one
+    table.handles.close(one.fh)
+    assert table.rows() == []
+    assert len(table.handles) == 0
+
+
+def test_a_handle_that_is_kept_is_nobodys_until_it_is_shared_again(table: Table) -> None:
+    one = table.handles.open(HandleKind.READER, 0, opened(16), BackingId(7))
+    table.handles.leave(one)
+    assert [(row.ino, row.backing_id, row.opens) for row in table.rows()] == [(16, 7, 0)]
+    assert len(table.handles) == 0
+    assert table.handles.inodes() == set()
+    for closed in (table.handles.get, table.handles.close):
+        with pytest.raises(BadHandle):
+            closed(one.fh)
+    table.handles.share(one)
+    assert table.handles.get(one.fh) is one
+    table.handles.leave(one)
+    table.handles.forget(one)
+    assert table.rows() == []
+    with pytest.raises(BadHandle):
+        table.handles.get(one.fh)
 
 
 def test_a_closed_number_is_never_valid_again(table: Table) -> None:
