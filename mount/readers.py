@@ -97,9 +97,8 @@ class Readers:
     def forget(self, ino: InodeNo) -> None:
         """Share no handle of *ino* any more; who has one keeps it to his close."""
         shared = self._shared.pop(ino, None)
-        if shared is None or shared.handle.opens:
-            return
-        self._handles.forget(shared.handle)
+        if shared is not None and not shared.handle.opens:
+            self._handles.forget(shared.handle)
         opened = self._pool.open_inodes.parked.pop(ino, None)
         if opened is not None:
             self._pool.freed(opened)
