@@ -41,8 +41,10 @@ _log: Final = logging.getLogger(__name__)
 REQUEST_MAX_BYTES: Final = (1 << 20) + 8192
 #: One message must fit into the socket's buffer, with the kernel's bookkeeping.
 _SOCKET_BUFFER_BYTES: Final = 4 << 20
-#: After so many messages without a pause the other tasks get a turn.
+#: After so many messages without a pause the other tasks get a turn; so many bytes of an answer
+#: take about as long to copy as a message takes.
 _TURN_MESSAGES: Final = 32
+_MESSAGE_BYTES: Final = 128 << 10
 OPCODES: Final = 64
 #: Requests of one client follow each other within this; trio's own way of waiting costs 30 us a
 #: request more than poll(2). While we wait here other tasks wait too, so it must be short.
@@ -57,7 +59,7 @@ Message = bytes | memoryview
 #: Answers one request (unique, nodeid, what follows the header) in place of libfuse: with the
 #: whole reply, with b"" if it comes later by ``Channel.reply_late``, with None to leave it to
 #: libfuse.
-Answer = Callable[[int, int, memoryview], bytes | None]
+Answer = Callable[[int, int, memoryview], Message | None]
 
 
 class Requester(NamedTuple):
@@ -200,6 +202,7 @@ class Channel:
             if reply is not None:
                 self.answered_here[code] += 1
                 if reply:
+                    self._since_pause += len(reply) // _MESSAGE_BYTES
                     self.reply(reply)
                 else:
                     self._late += 1
@@ -317,7 +320,7 @@ def _nothing_to_do() -> bool:
 
 
 def _either(first: Answer, second: Answer) -> Answer:
-    def answer(unique: int, nodeid: int, request: memoryview) -> bytes | None:
+    def answer(unique: int, nodeid: int, request: memoryview) -> Message | None:
         reply = first(unique, nodeid, request)
         return second(unique, nodeid, request) if reply is None else reply
 

@@ -191,7 +191,7 @@ class Files:
 
     async def read(self, fh: int, offset_bytes: int, size_bytes: int) -> bytes:
         """Return up to *size_bytes* from *offset_bytes*, short only at the end of the file."""
-        fd = self._extent_fd(self.handles.get(fh))
+        fd = self.extent_fd(fh)
         return await self._in_thread(self.store.pool.syscalls.pread, fd, size_bytes, offset_bytes)
 
     async def write(self, fh: int, offset_bytes: int, data: bytes) -> int:
@@ -321,6 +321,10 @@ class Files:
         self.store.namespace.directory(ino)
         opened = self.store.pool.open_inodes.enter(ino, writer=False)
         return self.handles.open(HandleKind.DIRECTORY, 0, opened).fh
+
+    def extent_fd(self, fh: int) -> int:
+        """Return the descriptor that file handle *fh* is read by. Raises BadHandle, Damaged."""
+        return self._extent_fd(self.handles.get(fh))
 
     def _extent_fd(self, handle: Handle) -> int:
         if handle.kind is HandleKind.DIRECTORY:

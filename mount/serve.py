@@ -39,6 +39,7 @@ from mount.logging_setup import apply_levels
 from mount.notifier import Notifier
 from mount.operations import Operations
 from mount.path_choice import NOT_OFFERED, PathChoice, choose_path, without_passthrough
+from mount.read_lane import ReadLane
 from mount.status import Parts, describe
 from mount.store_lane import StoreLane
 from mount.wire import Opcode
@@ -199,6 +200,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                         self.lane, self.files, lambda: self.channel.present, self._removed
                     )
                     self.channel.serve(stores.answers())
+                    self.channel.serve(ReadLane(self.files).answers())
                 nursery.start_soon(self._serve_signals, load)
                 nursery.start_soon(self.channel.flush_late)
                 verbs = {"status": self._status, **EvictVerbs(self.store, nursery).table()}

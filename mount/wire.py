@@ -91,6 +91,8 @@ assert ENTRY_OUT_HEAD.size + ATTR.size == ENTRY_OUT_BYTES
 OPEN_IN: Final = struct.Struct("<II")
 #: struct fuse_release_in: fh, flags, release_flags, lock_owner.
 RELEASE_IN: Final = struct.Struct("<QIIQ")
+#: struct fuse_read_in: fh, offset, size, read_flags, lock_owner, flags, padding.
+READ_IN: Final = struct.Struct("<QQIIQII")
 #: struct fuse_flush_in: fh, unused, padding, lock_owner.
 FLUSH_IN: Final = struct.Struct("<QIIQ")
 #: struct fuse_fallocate_in: fh, offset, length, mode, padding.

@@ -25,10 +25,10 @@ COPIES: Final = 8
 CROWD: Final = 300
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Mounted]:
-    """A mount on the daemon path with its default settings."""
-    with mounted_with({"data_path": "daemon"}) as mount:
+@pytest.fixture(scope="module", params=[True, False], ids=["lane", "no-lane"])
+def daemon(request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    """A mount on the daemon path; without the lane every READ waits for a task and a thread."""
+    with mounted_with({"data_path": "daemon", "fast_lane": request.param}) as mount:
         yield mount
 
 
