@@ -97,12 +97,21 @@ class Usage:
         return used_bytes - self._others_bytes() - self._own_bytes
 
     def _named(self) -> int:
-        held_bytes = 0
+        """Return what those extents hold that two walks found: they were there together.
+
+        One walk alone may count a block that goes and the one that comes for it both.
+        """
+        before, after = self._extents(), self._extents()
+        return sum(min(held, after[name]) for name, held in before.items() if name in after)
+
+    def _extents(self) -> dict[str, int]:
+        found = {}
         for directory in os.scandir(self._pool / "extents"):
             for file in os.scandir(directory.path):
                 with contextlib.suppress(FileNotFoundError):
-                    held_bytes += file.stat(follow_symlinks=False).st_blocks * _STAT_BLOCK_BYTES
-        return held_bytes
+                    status = file.stat(follow_symlinks=False)
+                    found[file.name] = status.st_blocks * _STAT_BLOCK_BYTES
+        return found
 
     def _others_bytes(self) -> int:
         """Return the blocks of the pool's other files: index, heat and the small ones."""
