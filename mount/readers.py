@@ -83,7 +83,7 @@ class Readers:
         if shared is None or shared.handle is not handle:
             self._handles.close(handle.fh)
             return False
-        if opened.readers == 1 and not _may_be_parked(opened):
+        if opened.readers == 1 and not self._may_be_parked(opened):
             self.forget(opened.ino)
             self._handles.close(handle.fh)
             return False
@@ -93,6 +93,16 @@ class Readers:
         else:
             self._pool.open_inodes.park(opened)
         return True
+
+    def _may_be_parked(self, opened: OpenInode) -> bool:
+        """Whether nothing is left to be done at the last close of *opened*, its id included.
+
+        While more are open than ids may be kept, each close gives one back.
+        """
+        if opened.gone is not None or opened.fd >= 0 or opened.writers:
+            return False
+        inodes = self._pool.open_inodes
+        return len(inodes) + len(inodes.parked) <= self._most
 
     def forget(self, ino: InodeNo) -> None:
         """Share no handle of *ino* any more; who has one keeps it to his close."""
@@ -109,8 +119,3 @@ class Readers:
             self.forget(ino)
             return True
         return False
-
-
-def _may_be_parked(opened: OpenInode) -> bool:
-    """Whether nothing is left to be done at the last close of *opened*."""
-    return opened.gone is None and opened.fd < 0 and not opened.writers

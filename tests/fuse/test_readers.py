@@ -1,6 +1,7 @@
 """One handle for all readers of a whole block: what it serves, and what ends it. No kernel here."""
 
 import contextlib
+import dataclasses
 import errno
 import os
 from collections.abc import Iterator
@@ -40,6 +41,7 @@ class Desk:
         pool.freed = self.path.freed
         self.fd = os.memfd_create("handles")
         self.handles = Handles(self.fd)
+        pool.settings = dataclasses.replace(pool.settings, backing_ids_max=ids_max)
         self.files = Files(self.store, self.handles, self.path, io_threads=1)
         self.path.give_up_one = self.files.readers.give_up_one
         self.store.reclaim.unnamed = self.removed
@@ -233,6 +235,16 @@ def test_no_more_are_kept_than_there_may_be_ids(desk: Desk) -> None:
     assert len(desk.store.pool.open_inodes.parked) <= IDS_MAX
     assert desk.load(inos[0]) != first
     assert len(desk.handles._open) <= IDS_MAX
+
+
+def test_while_more_are_open_than_may_be_kept_each_close_gives_an_id_back(desk: Desk) -> None:
+    inos = [desk.put(b"%d" % number) for number in range(IDS_MAX + 3)]
+    told = [desk.files.open(ino, os.O_RDONLY) for ino in inos]
+    for left in range(len(told) - 1, -1, -1):
+        desk.files.release(told.pop()[0])
+        figures = desk.path.describe()
+        assert figures["backing_ids_open"] == left
+        assert sum(figures.values()) == max(left, IDS_MAX)
 
 
 def test_an_id_that_is_not_to_be_had_opens_nothing(desk: Desk) -> None:
