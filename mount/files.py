@@ -292,9 +292,7 @@ class Files:
 
     async def sync(self, fh: int) -> None:
         """Make the bytes and the name of *fh*'s file durable (``--fsync=honour``)."""
-        handle = self.handles.get(fh)
-        fd = self._extent_fd(handle)
-        await self._in_thread(self.store.pool.syscalls.fsync, fd)
+        await self._in_thread(self.store.pool.syscalls.fsync, self.extent_fd(fh))
         await self.sync_names()
 
     async def sync_names(self) -> None:

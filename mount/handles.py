@@ -71,7 +71,6 @@ class Handles:
         self._rows = 0
         self._free: list[int] = []
         self._open: dict[int, Handle] = {}
-        self._opens = 0
         self._grow()
 
     def _grow(self) -> None:
@@ -82,7 +81,8 @@ class Handles:
         self._rows = rows
 
     def __len__(self) -> int:
-        return self._opens
+        """Return how many opens there are: two that share a handle are two."""
+        return sum(handle.opens for handle in self._open.values())
 
     def open(
         self, kind: HandleKind, flags: int, opened: OpenInode, backing_id: BackingId = _NO_ID
@@ -97,7 +97,6 @@ class Handles:
         row = (opened.ino, flags & _U32_MASK, backing_id, generation, kind, 0, 0, 1)
         _ROW.pack_into(self._memory, slot * _ROW_BYTES, *row)
         self._open[fh] = handle
-        self._opens += 1
         return handle
 
     def get(self, fh: int) -> Handle:
@@ -110,13 +109,11 @@ class Handles:
     def share(self, handle: Handle) -> None:
         """Count one more open of *handle*, which may have none."""
         handle.opens += 1
-        self._opens += 1
         _OPENS.pack_into(self._memory, handle.slot * _ROW_BYTES + _OPENS_OFFSET, handle.opens)
 
     def leave(self, handle: Handle) -> None:
         """Count one open of *handle* less; without any it is kept for ``share``, or ``forget``."""
         handle.opens -= 1
-        self._opens -= 1
         _OPENS.pack_into(self._memory, handle.slot * _ROW_BYTES + _OPENS_OFFSET, handle.opens)
 
     def forget(self, handle: Handle) -> None:

@@ -14,7 +14,6 @@ from kvfs.store import Store
 from kvfs.types import PAGE_BYTES, STAT_BLOCK_BYTES, InodeNo, InodeRecord
 from mount.channel import Answer
 from mount.entries import CREATED_S, link_count
-from mount.errno_door import counted_errno
 from mount.files import NOT_A_READER, Files
 from mount.wire import (
     ATTR,
@@ -40,7 +39,10 @@ _pack_out = OUT_HEADER.pack
 
 
 class Lane:
-    """The answers of the lane; all run on the trio thread and never wait."""
+    """The answers of the lane; all run on the trio thread and never wait.
+
+    What one of them raises the channel answers, with its errno.
+    """
 
     def __init__(
         self,
@@ -86,8 +88,6 @@ class Lane:
             valid_s, valid_ns = self._negative_valid
             head = ENTRY_OUT_HEAD.pack(0, 0, valid_s, 0, valid_ns, 0)
             return _pack_out(_ENTRY_REPLY_BYTES, 0, unique) + head + _NO_ATTR
-        except Exception as error:
-            return error_reply(unique, counted_errno(error))
         attr, (attr_s, attr_ns) = self._attr(ino, record)
         valid_s, valid_ns = self._entry_valid
         head = ENTRY_OUT_HEAD.pack(ino, self._generation, valid_s, attr_s, valid_ns, attr_ns)
@@ -95,10 +95,7 @@ class Lane:
 
     def _getattr(self, unique: int, nodeid: int, _request: memoryview) -> bytes:
         ino = InodeNo(nodeid)
-        try:
-            record = self._store.blocks.present(ino)
-        except Exception as error:
-            return error_reply(unique, counted_errno(error))
+        record = self._store.blocks.present(ino)
         attr, (valid_s, valid_ns) = self._attr(ino, record)
         head = ATTR_OUT_HEAD.pack(valid_s, valid_ns, 0)
         return _pack_out(_ATTR_REPLY_BYTES, 0, unique) + head + attr
@@ -145,26 +142,17 @@ class Lane:
         flags = OPEN_IN.unpack_from(request)[0]
         if flags & NOT_A_READER:
             return None  # it takes the whole stack
-        try:
-            fh, grant = self._files.open(InodeNo(nodeid), flags)
-        except Exception as error:
-            return error_reply(unique, counted_errno(error))
+        fh, grant = self._files.open(InodeNo(nodeid), flags)
         return _pack_out(_OPEN_REPLY_BYTES, 0, unique) + OPEN_OUT.pack(
             fh, grant.open_flags, grant.backing_id
         )
 
     def _flush(self, unique: int, _nodeid: int, request: memoryview) -> bytes:
-        try:
-            self._files.flush(FLUSH_IN.unpack_from(request)[0], self._requester())
-        except Exception as error:
-            return error_reply(unique, counted_errno(error))
+        self._files.flush(FLUSH_IN.unpack_from(request)[0], self._requester())
         return error_reply(unique, 0)
 
     def _release(self, unique: int, _nodeid: int, request: memoryview) -> bytes:
-        try:
-            self._files.release(RELEASE_IN.unpack_from(request)[0])
-        except Exception as error:
-            return error_reply(unique, counted_errno(error))
+        self._files.release(RELEASE_IN.unpack_from(request)[0])
         return error_reply(unique, 0)
 
 

@@ -8,13 +8,15 @@ import os
 from typing import Final
 
 from mount.channel import REQUEST_MAX_BYTES, Answer, Message
-from mount.errno_door import counted_errno
 from mount.files import Files
-from mount.wire import OUT_HEADER, OUT_HEADER_BYTES, READ_IN, Opcode, error_reply
+from mount.wire import OUT_HEADER, OUT_HEADER_BYTES, READ_IN, Opcode
 
 
 class ReadLane:
-    """The one answer; it runs on the trio thread and never waits."""
+    """The one answer; it runs on the trio thread and never waits.
+
+    What it raises the channel answers, as for every opcode.
+    """
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -30,10 +32,7 @@ class ReadLane:
         if size_bytes > REQUEST_MAX_BYTES - OUT_HEADER_BYTES:
             return None
         data = self._reply[OUT_HEADER_BYTES : OUT_HEADER_BYTES + size_bytes]
-        try:
-            fd = self._files.extent_fd(fh)
-        except Exception as error:
-            return error_reply(unique, counted_errno(error))
+        fd = self._files.extent_fd(fh)
         try:
             found_bytes = self._preadv(fd, [data], offset_bytes, os.RWF_NOWAIT)
             if found_bytes < size_bytes and offset_bytes + found_bytes < os.fstat(fd).st_size:

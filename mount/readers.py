@@ -80,11 +80,11 @@ class Readers:
         """
         opened = handle.opened
         shared = self._shared.get(opened.ino)
-        if shared is None or shared.handle is not handle:
-            self._handles.close(handle.fh)
-            return False
-        if opened.readers == 1 and not self._may_be_parked(opened):
+        is_shared = shared is not None and shared.handle is handle
+        if is_shared and opened.readers == 1 and not self._may_be_parked(opened):
             self.forget(opened.ino)
+            is_shared = False
+        if not is_shared:
             self._handles.close(handle.fh)
             return False
         self._handles.leave(handle)

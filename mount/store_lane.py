@@ -14,7 +14,6 @@ from typing import Final
 from kvfs.errors import Exists, NoSpace
 from kvfs.types import InodeNo
 from mount.channel import Answer, Requester
-from mount.errno_door import counted_errno
 from mount.files import Files
 from mount.lane import Lane
 from mount.wire import (
@@ -69,12 +68,12 @@ class StoreLane:
             fh, grant, ino, record = self._files.create(
                 InodeNo(nodeid), name, stat.S_IFREG | stat.S_IMODE(mode), flags, who.uid, who.gid
             )
-        except Exception as error:
+        except (NoSpace, Exists) as error:
             if isinstance(error, NoSpace) and self._files.room.worth_waiting(0.0):
                 return None  # the handler may wait for room
             if isinstance(error, Exists) and not flags & os.O_EXCL:
                 return None  # and for what was there to be forgotten
-            return error_reply(unique, counted_errno(error))
+            raise
         entry = self._lane.created(ino, record, name_trusted=self._files.trusts_created(record))
         opened = OPEN_OUT.pack(fh, grant.open_flags, grant.backing_id)
         return OUT_HEADER.pack(_CREATE_REPLY_BYTES, 0, unique) + entry + opened
@@ -94,17 +93,14 @@ class StoreLane:
         self, unique: int, parent: int, new_parent: int, names: memoryview, *, replace: bool
     ) -> bytes:
         old, _, new = bytes(names).partition(b"\0")
-        try:
-            replaced = self._files.store.rename(
-                InodeNo(parent),
-                old,
-                InodeNo(new_parent),
-                new.rstrip(b"\0"),
-                replace=replace,
-                who=self._files.requester(),
-            )
-        except Exception as error:
-            return error_reply(unique, counted_errno(error))
+        replaced = self._files.store.rename(
+            InodeNo(parent),
+            old,
+            InodeNo(new_parent),
+            new.rstrip(b"\0"),
+            replace=replace,
+            who=self._files.requester(),
+        )
         if replaced is not None:
             self._removed(replaced)
         return error_reply(unique, 0)

@@ -10,8 +10,10 @@ from typing import Final
 
 import pytest
 
+from kvfs.errors import KvfsError
 from kvfs.types import ROOT_INODE, InodeNo
 from mount.data_path import DaemonPath
+from mount.errno_door import errno_of
 from mount.files import Files
 from mount.handles import Handles
 from mount.read_lane import ReadLane
@@ -40,19 +42,21 @@ class Desk:
         self.calls(patch, lambda fd, views, offset_bytes, _: os.preadv(fd, views, offset_bytes))
 
     def read(self, fh: int, offset_bytes: int, size_bytes: int) -> bytes | int | None:
-        """Return the bytes of the answer, its errno, or None when there is none."""
+        """Return the bytes of the answer, its errno as the channel tells it, or None for none."""
         answer = ReadLane(self.files).answers()[Opcode.READ]
         body = READ_IN.pack(fh, offset_bytes, size_bytes, 0, 0, 0, 0)
-        reply = answer(UNIQUE, self.ino, memoryview(body))
+        try:
+            reply = answer(UNIQUE, self.ino, memoryview(body))
+        except KvfsError as error:
+            return errno_of(error)
         if reply is None:
             return None
-        length_bytes, code, unique = OUT_HEADER.unpack_from(reply)
-        assert (length_bytes, unique) == (len(reply), UNIQUE)
-        return -code if code else bytes(reply[OUT_HEADER_BYTES:])
+        assert OUT_HEADER.unpack_from(reply) == (len(reply), 0, UNIQUE)
+        return bytes(reply[OUT_HEADER_BYTES:])
 
     def calls(self, patch: pytest.MonkeyPatch, preadv: Callable[..., int]) -> None:
         """Let *preadv* stand for the system call."""
-        patch.setattr(self.store.pool.syscalls, "preadv", preadv, raising=False)
+        patch.setattr(self.store.pool.syscalls, "preadv", preadv)
 
 
 @pytest.fixture
