@@ -43,7 +43,7 @@ class Room:
         try:
             self._store.pool.require_space(size_bytes)
         except NoSpace:
-            if not self.worth_waiting(0.0):
+            if not self.worth_waiting(size_bytes, 0.0):
                 raise
             resume = about_to_wait()
             try:
@@ -51,10 +51,13 @@ class Room:
             finally:
                 resume()  # no checkpoint: the room is the caller's
 
-    def worth_waiting(self, waited_s: float) -> bool:
-        """Whether room may come for somebody who waited so long already."""
-        reclaim, longest_s = self._store.reclaim, self._store.pool.settings.room_wait_s
-        if reclaim.hopeful or (not waited_s and self._store.pool.evictable_bytes):
+    def worth_waiting(self, size_bytes: int, waited_s: float) -> bool:
+        """Whether *size_bytes* of room may come for somebody who waited so long already."""
+        reclaim, pool = self._store.reclaim, self._store.pool
+        longest_s = pool.settings.room_wait_s
+        if reclaim.hopeful or (not waited_s and pool.evictable_bytes):
+            return waited_s < longest_s
+        if pool.space.fits_but_for_guesses(size_bytes):
             return waited_s < longest_s
         if waited_s < _LAST_USER_S:
             return reclaim.awaits_users
@@ -76,7 +79,7 @@ class Room:
                     waited_s = trio.current_time() - start_s
                     if waited_s > _PATIENCE_S and not reclaim.planning:
                         reclaim.evict_used(size_bytes - pool.space.unclaimed_bytes)
-                    if not self.worth_waiting(waited_s):
+                    if not self.worth_waiting(size_bytes, waited_s):
                         raise
                 else:
                     return

@@ -69,7 +69,7 @@ class StoreLane:
                 InodeNo(nodeid), name, stat.S_IFREG | stat.S_IMODE(mode), flags, who.uid, who.gid
             )
         except (NoSpace, Exists) as error:
-            if isinstance(error, NoSpace) and self._files.room.worth_waiting(0.0):
+            if isinstance(error, NoSpace) and self._files.room.worth_waiting(1, 0.0):
                 return None  # the handler may wait for room
             if isinstance(error, Exists) and not flags & os.O_EXCL:
                 return None  # and for what was there to be forgotten

@@ -1,5 +1,6 @@
 """Handles on the store, without a kernel: what fails opens nothing, what closes publishes."""
 
+import dataclasses
 import errno
 import os
 from collections.abc import Callable, Iterator
@@ -7,6 +8,7 @@ from typing import Final
 
 import pyfuse3
 import pytest
+import trio
 
 from kvfs.errors import BadHandle, DeadInode, Exists, IsADirectory, NoSpace
 from kvfs.lifecycle import State
@@ -288,6 +290,44 @@ async def test_a_write_beyond_the_capacity_is_refused(desk: Desk) -> None:
     desk.files.release(fh)
     with pytest.raises(DeadInode):
         desk.store.blocks.present(ino)
+
+
+async def test_a_guess_about_others_makes_a_writer_wait_and_never_fail(desk: Desk) -> None:
+    """A draft that grew fast is believed to take the whole pool, which is all but empty."""
+    pool, files = desk.store.pool, desk.files
+    pool.writers_run_free = True
+    while not desk.store.heat_scan.done:  # until then there may be blocks that could go
+        pool.background.run_one()
+    fast, _ = desk.store.blocks.create(ROOT_INODE, b"fast", FILE, 0, 0)
+    pool.open_inodes.let_run(fast)
+    fh, _ = desk.create(b"asks")
+    os.pwrite(fast.fd, bytes(20 * MIB), 0)
+    desk.store.watch.tick(0.0)
+    assert pool.space.unclaimed_bytes < 0
+    assert not pool.evictable_bytes
+    with pytest.raises(NoSpace):
+        await files.write(fh, 0, bytes(45 * MIB))  # beside 20 in 64: no guess is in the way
+    assert files.room.stalls == 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(files.write, fh, 0, bytes(MIB))
+        nursery.start_soon(files.find_room, 1)  # as a create does
+        while files.room.stalls < 2:
+            await trio.lowlevel.checkpoint()
+        desk.store.blocks.close(fast, writer=True)
+        desk.store.watch.tick(0.1)
+    assert os.fstat(files.extent_fd(fh)).st_size == MIB
+    files.release(fh)
+
+
+async def test_a_wait_for_a_guess_has_an_end(desk: Desk) -> None:
+    pool, files = desk.store.pool, desk.files
+    pool.settings = dataclasses.replace(pool.settings, room_wait_s=0.05)
+    while not desk.store.heat_scan.done:
+        pool.background.run_one()
+    pool.space.lacking_bytes = pool.space.capacity_bytes
+    with pytest.raises(NoSpace):
+        await files.find_room(1)
+    assert files.room.longest_s >= 0.05
 
 
 async def test_others_are_served_while_a_handler_waits(desk: Desk) -> None:
