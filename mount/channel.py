@@ -41,8 +41,8 @@ _log: Final = logging.getLogger(__name__)
 REQUEST_MAX_BYTES: Final = (1 << 20) + 8192
 #: One message must fit into the socket's buffer, with the kernel's bookkeeping.
 _SOCKET_BUFFER_BYTES: Final = 4 << 20
-#: After so many messages without a pause the other tasks get a turn; so many bytes of an answer
-#: take about as long to copy as a message takes.
+#: After so many messages without a pause the other tasks get a turn; so many bytes of one that is
+#: answered here take about as long to copy as a message takes.
 _TURN_MESSAGES: Final = 32
 _MESSAGE_BYTES: Final = 128 << 10
 OPCODES: Final = 64
@@ -202,7 +202,7 @@ class Channel:
             if reply is not None:
                 self.answered_here[code] += 1
                 if reply:
-                    self._since_pause += len(reply) // _MESSAGE_BYTES
+                    self._since_pause += (size_bytes + len(reply)) // _MESSAGE_BYTES
                     self.reply(reply)
                 else:
                     self._late += 1

@@ -69,6 +69,8 @@ class Files:
         self.thread: Callable[[], int] = lambda: 0
         self._limiter = trio.CapacityLimiter(io_threads)
         self.room = Room(store)
+        #: Whether the backing file system knows writes that do not wait: ext4 and tmpfs do not.
+        self._writes_at_once = True
         #: Called before a handler waits, so that the next request is read meanwhile. What it
         #: returns is called before the handler goes on: many may end waiting at once, each with a
         #: megabyte, and an answer without room is lost.
@@ -214,6 +216,30 @@ class Files:
                 blocks.spoil(opened)
                 raise
         return await self._write_all(opened, fd, offset_bytes, memoryview(data), growth_bytes)
+
+    def write_at_once(self, fh: int, offset_bytes: int, data: memoryview) -> bool:
+        """Write all of *data* where blocks are allocated already; False if that may have to wait.
+
+        ``write`` does it then, from the start. Raises BadHandle, Damaged, TooLarge, OSError.
+        """
+        handle = self.handles.get(fh)
+        if handle.kind is not HandleKind.WRITER or not self._writes_at_once:
+            return False
+        opened, pool = handle.opened, self.store.pool
+        if self.store.blocks.growth_bytes(opened, offset_bytes + len(data), len(data)):
+            return False  # room is to be found
+        fd = self._extent_fd(handle)
+        # A new mtime is a transaction, for which such a write does not wait; nor would it be one
+        # that lasts: an unlink is longer.
+        pool.syscalls.utime(fd)
+        try:
+            written_bytes = pool.syscalls.pwritev(fd, [data], offset_bytes, os.RWF_NOWAIT)
+        except OSError as error:
+            self._writes_at_once = error.errno != errno.EOPNOTSUPP
+            return False  # it would wait; or the device fails, which the thread finds out
+        # Holes were allocated, if the file has some.
+        pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
+        return written_bytes == len(data)
 
     async def _reserve_late(self, opened: OpenInode, fd: int, growth_bytes: int) -> bool:
         """Give a draft the room for all of it, if that is there now; False if nothing was done."""

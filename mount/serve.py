@@ -27,6 +27,7 @@ from kvfs.types import InodeNo
 from mount import kernel
 from mount.channel import Channel
 from mount.control import serve_control
+from mount.data_lane import DataLane
 from mount.data_path import DaemonPath, PassthroughPath
 from mount.entries import Entries
 from mount.evict_verbs import EvictVerbs
@@ -39,7 +40,6 @@ from mount.logging_setup import apply_levels
 from mount.notifier import Notifier
 from mount.operations import Operations
 from mount.path_choice import NOT_OFFERED, PathChoice, choose_path, without_passthrough
-from mount.read_lane import ReadLane
 from mount.status import Parts, describe
 from mount.store_lane import StoreLane
 from mount.wire import Opcode
@@ -200,7 +200,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                         self.lane, self.files, lambda: self.channel.present, self._removed
                     )
                     self.channel.serve(stores.answers())
-                    self.channel.serve(ReadLane(self.files).answers())
+                    self.channel.serve(DataLane(self.files).answers())
                 nursery.start_soon(self._serve_signals, load)
                 nursery.start_soon(self.channel.flush_late)
                 verbs = {"status": self._status, **EvictVerbs(self.store, nursery).table()}

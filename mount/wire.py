@@ -93,6 +93,10 @@ OPEN_IN: Final = struct.Struct("<II")
 RELEASE_IN: Final = struct.Struct("<QIIQ")
 #: struct fuse_read_in: fh, offset, size, read_flags, lock_owner, flags, padding.
 READ_IN: Final = struct.Struct("<QQIIQII")
+#: struct fuse_write_in: fh, offset, size, write_flags, lock_owner, flags, padding; the data follow.
+WRITE_IN: Final = struct.Struct("<QQIIQII")
+#: struct fuse_write_out: size, padding.
+WRITE_OUT: Final = struct.Struct("<II")
 #: struct fuse_flush_in: fh, unused, padding, lock_owner.
 FLUSH_IN: Final = struct.Struct("<QIIQ")
 #: struct fuse_fallocate_in: fh, offset, length, mode, padding.

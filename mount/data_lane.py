@@ -1,7 +1,7 @@
-"""The fast lane of the daemon path: a READ whose bytes are in memory is answered at once.
+"""The fast lane of bytes that go through the daemon: READ of what is in memory, WRITE into it.
 
-Behind libfuse and pyfuse3 each of them is copied twice more and waits for a thread. What is not
-in the page cache waits for the device there, since nothing may wait here (RWF_NOWAIT, preadv2(2)).
+Behind libfuse and pyfuse3 each of them is copied twice more and waits for a thread. Whatever would
+wait here for the device goes that way still, since nothing may wait here (RWF_NOWAIT, preadv2(2)).
 """
 
 import os
@@ -9,13 +9,21 @@ from typing import Final
 
 from mount.channel import REQUEST_MAX_BYTES, Answer, Message
 from mount.files import Files
-from mount.wire import OUT_HEADER, OUT_HEADER_BYTES, READ_IN, Opcode
+from mount.wire import (
+    OUT_HEADER,
+    OUT_HEADER_BYTES,
+    READ_IN,
+    WRITE_IN,
+    WRITE_OUT,
+    Opcode,
+    data_reply,
+)
 
 
-class ReadLane:
-    """The one answer; it runs on the trio thread and never waits.
+class DataLane:
+    """The two answers; both run on the trio thread and never wait.
 
-    What it raises the channel answers, as for every opcode.
+    What one of them raises the channel answers, as for every opcode.
     """
 
     def __init__(self, files: Files) -> None:
@@ -24,8 +32,8 @@ class ReadLane:
         self._reply: Final = memoryview(bytearray(REQUEST_MAX_BYTES))
 
     def answers(self) -> dict[int, Answer]:
-        """Return the answer by its opcode."""
-        return {Opcode.READ: self._read}
+        """Return the answers by opcode."""
+        return {Opcode.READ: self._read, Opcode.WRITE: self._write}
 
     def _read(self, unique: int, _nodeid: int, request: memoryview) -> Message | None:
         fh, offset_bytes, size_bytes, _, _, _, _ = READ_IN.unpack_from(request)
@@ -42,3 +50,10 @@ class ReadLane:
         length_bytes = OUT_HEADER_BYTES + found_bytes
         OUT_HEADER.pack_into(self._reply, 0, length_bytes, 0, unique)
         return self._reply[:length_bytes]
+
+    def _write(self, unique: int, _nodeid: int, request: memoryview) -> Message | None:
+        fh, offset_bytes, size_bytes, _, _, _, _ = WRITE_IN.unpack_from(request)
+        data = request[WRITE_IN.size :]
+        if len(data) != size_bytes or not self._files.write_at_once(fh, offset_bytes, data):
+            return None
+        return data_reply(unique, WRITE_OUT.pack(size_bytes, 0))

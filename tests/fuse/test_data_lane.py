@@ -1,0 +1,304 @@
+"""READ and WRITE answered within the message: what needs no wait, whole or not at all."""
+
+import errno
+import os
+import random
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from kvfs.errors import KvfsError
+from kvfs.types import ROOT_INODE, InodeNo
+from mount.data_lane import DataLane
+from mount.data_path import DaemonPath
+from mount.errno_door import errno_of
+from mount.files import Files
+from mount.handles import Handles
+from mount.wire import (
+    OUT_HEADER,
+    OUT_HEADER_BYTES,
+    READ_IN,
+    WRITE_IN,
+    WRITE_OUT,
+    Opcode,
+)
+from tests.support.calls import opened, write_file
+from tests.support.message_counts import ask_status
+from tests.support.mounting import Mounted, loop_device, workplace
+from tests.support.stores import FILE, MIB, Host, assert_exact, host, put
+
+DATA: Final = random.Random(1).randbytes(100_000)
+UNIQUE: Final = 42
+Call = Callable[[int, list[memoryview], int, int], int]
+
+
+class Desk:
+    """The lane over a store that has one block."""
+
+    def __init__(self, machine: Host, patch: pytest.MonkeyPatch) -> None:
+        self.host = machine
+        self.store = machine.start()
+        self.fd = os.memfd_create("handles")
+        handles = Handles(self.fd)
+        self.files = Files(self.store, handles, DaemonPath(), io_threads=1)
+        self.ino = put(self.store, ROOT_INODE, b"block", DATA)
+        self.fh, _ = self.files.open(self.ino, os.O_RDONLY)
+        # A tmpfs, as here, has no calls that do not wait; its bytes are in memory always.
+        self.reads(patch, lambda fd, views, offset_bytes, _: os.preadv(fd, views, offset_bytes))
+        self.writes(patch, lambda fd, views, offset_bytes, _: os.pwritev(fd, views, offset_bytes))
+
+    def read(self, fh: int, offset_bytes: int, size_bytes: int) -> bytes | int | None:
+        """Return the bytes of the answer, its errno as the channel tells it, or None for none."""
+        body = READ_IN.pack(fh, offset_bytes, size_bytes, 0, 0, 0, 0)
+        return self.ask(Opcode.READ, body)
+
+    def write(self, fh: int, offset_bytes: int, data: bytes) -> int | None:
+        """Return how much was taken, the errno as the channel tells it, or None for no answer."""
+        body = WRITE_IN.pack(fh, offset_bytes, len(data), 0, 0, 0, 0) + data
+        answer = self.ask(Opcode.WRITE, body)
+        if not isinstance(answer, bytes):
+            return answer
+        size_bytes, padding = WRITE_OUT.unpack(answer)
+        assert (size_bytes, padding) == (len(data), 0)
+        return size_bytes
+
+    def ask(self, opcode: Opcode, body: bytes) -> bytes | int | None:
+        """Return what the lane answers to a request of *opcode* with *body*."""
+        try:
+            reply = DataLane(self.files).answers()[opcode](UNIQUE, self.ino, memoryview(body))
+        except KvfsError as error:
+            return errno_of(error)
+        if reply is None:
+            return None
+        assert OUT_HEADER.unpack_from(reply) == (len(reply), 0, UNIQUE)
+        return bytes(reply[OUT_HEADER_BYTES:])
+
+    def draft(self, reserve_bytes: int, name: bytes = b"draft") -> int:
+        """Create a draft whose extent has blocks for *reserve_bytes*; return its handle."""
+        fh, _, _, _ = self.files.create(ROOT_INODE, name, FILE, os.O_RDWR, 0, 0)
+        opened = self.files.handles.get(fh).opened
+        fd = self.files.extent_fd(fh)
+        self.store.pool.extents.reserve(fd, reserve_bytes)
+        self.store.pool.note_allocated(opened, self.store.pool.extents.allocated_bytes(fd))
+        return fh
+
+    def reads(self, patch: pytest.MonkeyPatch, preadv: Call) -> None:
+        """Let *preadv* stand for the system call."""
+        patch.setattr(self.store.pool.syscalls, "preadv", preadv)
+
+    def writes(self, patch: pytest.MonkeyPatch, pwritev: Call) -> None:
+        """Let *pwritev* stand for the system call."""
+        patch.setattr(self.store.pool.syscalls, "pwritev", pwritev)
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    with host() as machine:
+        made = Desk(machine, monkeypatch)
+        yield made
+        machine.stop()
+        made.files.handles._memory.close()  # a logged error may hold the table
+        os.close(made.fd)
+
+
+@pytest.mark.parametrize(
+    ("offset_bytes", "size_bytes"),
+    [(0, 4096), (0, 100_000), (0, 1 << 20), (1, 77), (99_999, 4096), (100_000, 1), (1 << 40, 9)],
+)
+def test_what_is_in_memory_is_answered(desk: Desk, offset_bytes: int, size_bytes: int) -> None:
+    """Short at the end of the file, and empty behind it."""
+    expected = DATA[offset_bytes : offset_bytes + size_bytes]
+    assert desk.read(desk.fh, offset_bytes, size_bytes) == expected
+
+
+def test_a_hole_is_zeros(desk: Desk) -> None:
+    desk.store.blocks.truncate(desk.ino, 200_000)
+    fh, _ = desk.files.open(desk.ino, os.O_RDONLY)
+    assert desk.read(fh, 99_000, 50_000) == DATA[99_000:] + bytes(49_000)
+
+
+def test_what_is_not_in_memory_waits_elsewhere(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_now(_fd: int, _views: list[memoryview], _offset_bytes: int, flags: int) -> int:
+        assert flags == os.RWF_NOWAIT
+        raise BlockingIOError(errno.EAGAIN, "not in memory")
+
+    desk.reads(monkeypatch, not_now)
+    assert desk.read(desk.fh, 0, 4096) is None
+
+
+def test_half_of_it_is_no_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short read means the end of the file to the kernel."""
+
+    def half(fd: int, views: list[memoryview], offset_bytes: int, _flags: int) -> int:
+        return os.preadv(fd, [views[0][: len(views[0]) // 2]], offset_bytes)
+
+    desk.reads(monkeypatch, half)
+    assert desk.read(desk.fh, 0, 8192) is None
+    assert desk.read(desk.fh, 99_000, 2000) == DATA[99_000:], "that is all there is"
+
+
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EIO])
+def test_an_error_is_found_out_by_the_thread(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """A file system may have no reads of that kind; a drive may fail."""
+
+    def fail(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    desk.reads(monkeypatch, fail)
+    assert desk.read(desk.fh, 0, 4096) is None
+
+
+def test_more_than_a_message_holds_is_left_to_libfuse(desk: Desk) -> None:
+    assert desk.read(desk.fh, 0, (1 << 20) + 8193) is None
+    assert desk.read(desk.fh, 0, (1 << 32) - 1) is None
+
+
+def test_a_handle_that_is_none_is_ebadf(desk: Desk) -> None:
+    directory = desk.files.open_directory(ROOT_INODE)
+    assert desk.read(directory, 0, 4096) == errno.EBADF
+    desk.files.release(directory)
+    for fh in (directory, 0, (1 << 64) - 1):
+        assert desk.read(fh, 0, 4096) == errno.EBADF
+
+
+@pytest.mark.usefixtures("caplog")
+def test_a_block_without_its_extent_is_dismissed_once(desk: Desk) -> None:
+    other = put(desk.store, ROOT_INODE, b"other", DATA)
+    fh, _ = desk.files.open(other, os.O_RDONLY)
+    desk.host.extent(other).unlink()
+    assert desk.read(fh, 0, 4096) == errno.ESTALE
+    assert desk.store.pool.dismissed == 1
+    assert [name for _, name in desk.store.namespace.children(ROOT_INODE, InodeNo(0))] == [b"block"]
+
+
+def test_a_message_that_is_too_short_is_refused(desk: Desk) -> None:
+    with pytest.raises(struct.error):
+        DataLane(desk.files).answers()[Opcode.READ](UNIQUE, desk.ino, memoryview(bytes(20)))
+
+
+@pytest.mark.parametrize(
+    ("offset_bytes", "size_bytes"), [(0, 4096), (0, 1 << 20), (4095, 2), (12_345, 700_000), (0, 0)]
+)
+def test_what_has_blocks_is_written(desk: Desk, offset_bytes: int, size_bytes: int) -> None:
+    """And nothing is asked for, or accounted, that was there before."""
+    fh = desk.draft(MIB)
+    used_bytes = desk.store.pool.space.used_bytes
+    data = random.Random(2).randbytes(size_bytes)
+    assert desk.write(fh, offset_bytes, data) == size_bytes
+    assert desk.read(fh, offset_bytes, size_bytes) == data
+    assert desk.store.pool.space.used_bytes == used_bytes
+    desk.files.release(fh)
+    assert_exact(desk.host)
+
+
+def test_the_file_has_a_new_mtime(desk: Desk) -> None:
+    """The call would wait for that one."""
+    fh = desk.draft(MIB)
+    fd = desk.files.extent_fd(fh)
+    os.utime(fd, (1, 1))
+    assert desk.write(fh, 0, b"bytes") == 5
+    assert os.fstat(fd).st_mtime > 1
+
+
+def test_a_write_that_allocates_finds_its_room_elsewhere(desk: Desk) -> None:
+    fh = desk.draft(MIB)
+    assert desk.write(fh, MIB - 1, b"ab") is None
+    assert desk.write(fh, 2 * MIB, b"a") is None
+    assert os.fstat(desk.files.extent_fd(fh)).st_size == 0
+    assert desk.write(fh, MIB - 1, b"a") == 1
+
+
+def test_what_filled_a_hole_is_accounted(desk: Desk) -> None:
+    """A file with holes has blocks elsewhere than its first bytes."""
+    fh = desk.draft(4096)
+    fd = desk.files.extent_fd(fh)
+    os.pwrite(fd, bytes(MIB), 8 * MIB)
+    opened = desk.files.handles.get(fh).opened
+    desk.store.pool.note_allocated(opened, os.fstat(fd).st_blocks * 512)
+    assert desk.write(fh, 0, bytes(MIB)) == MIB
+    assert opened.allocated_bytes == 2 * MIB
+    desk.files.release(fh)
+    assert_exact(desk.host)
+
+
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EOPNOTSUPP, errno.EIO, errno.ENOSPC])
+def test_a_write_that_would_wait_or_fails_is_done_by_the_thread(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """A file system without such writes is not asked again: every one would be in vain."""
+    asked = []
+
+    def refuse(_fd: int, _views: list[memoryview], _offset_bytes: int, flags: int) -> int:
+        assert flags == os.RWF_NOWAIT
+        asked.append(code)
+        raise OSError(code, os.strerror(code))
+
+    desk.writes(monkeypatch, refuse)
+    fh = desk.draft(MIB)
+    assert [desk.write(fh, 0, b"bytes") for _ in range(2)] == [None, None]
+    assert len(asked) == (1 if code == errno.EOPNOTSUPP else 2)
+
+
+async def test_a_write_cut_short_is_written_anew(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How much came to be written nobody is told but by the thread's own call."""
+
+    def half(fd: int, views: list[memoryview], offset_bytes: int, _flags: int) -> int:
+        return os.pwritev(fd, [views[0][: len(views[0]) // 2]], offset_bytes)
+
+    desk.writes(monkeypatch, half)
+    fh = desk.draft(MIB)
+    assert desk.write(fh, 0, DATA) is None
+    assert await desk.files.write(fh, 0, DATA) == len(DATA)
+    assert desk.read(fh, 0, len(DATA)) == DATA
+
+
+def test_who_may_not_write_is_refused_elsewhere(desk: Desk) -> None:
+    """With the errno that the handler has for it."""
+    assert desk.write(desk.fh, 0, b"bytes") is None
+    for fh in (0, (1 << 64) - 1):
+        assert desk.write(fh, 0, b"bytes") == errno.EBADF
+    fh = desk.draft(MIB)
+    assert desk.write(fh, (1 << 63) - 1, b"bytes") == errno.EFBIG
+
+
+def test_a_write_that_is_not_as_long_as_it_says_is_left_to_the_check(desk: Desk) -> None:
+    fh = desk.draft(MIB)
+    body = WRITE_IN.pack(fh, 0, 6, 0, 0, 0, 0)
+    assert desk.ask(Opcode.WRITE, body + b"bytes") is None
+    assert desk.ask(Opcode.WRITE, body + b"bytes..") is None
+    assert os.fstat(desk.files.extent_fd(fh)).st_size == 0
+
+
+@pytest.mark.needs_fuse
+@pytest.mark.needs_loop
+@pytest.mark.parametrize("lane", ["true", "false"])
+def test_on_a_mount(lane: str) -> None:
+    """On XFS, which has such calls: by both ways the same bytes."""
+    flags = ("--data-path=daemon", "--set", f"fast_lane={lane}")
+    with (
+        workplace("disk") as place,
+        loop_device(512 * MIB) as device,
+        Mounted(device, place / "kv", *flags) as mount,
+    ):
+        data = DATA * 100
+        for number in range(8):  # the first tell what a block will take
+            path = Path(mount.path / f"{number}")
+            write_file(path, data)
+        for _ in range(3):
+            with opened(path, os.O_RDONLY) as fd:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                assert os.pread(fd, len(data) + 1, 0) == data
+        status = ask_status(mount)
+        assert status["requests"]["READ"] >= 3 * len(data) // MIB
+        assert status["requests"]["WRITE"] >= 8 * len(data) // MIB
+        for kind in ("READ", "WRITE"):
+            here = status["answered_in_channel"].get(kind, 0)
+            assert (here > 0) == (lane == "true"), kind
+            assert here <= status["requests"][kind]
