@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kvfs import __version__
@@ -14,12 +13,12 @@ from kvfs.bench.daemon import Daemon, mount_status
 from kvfs.bench.jobs import Effort, Job, Mode
 from kvfs.bench.pairs import run_jobs
 from kvfs.bench.pairs_output import PairsOutput
-from kvfs.bench.places import Mount, find_mount
 from kvfs.bench.results import JobRuns
 from kvfs.bench.self_made import Places
 from kvfs.bench.sides import Side
 from kvfs.doctor.machine_rules import SLOW_TRIP_US
 from kvfs.errors import BenchFailed, NotRoot, UsageError
+from kvfs.mount_table import Mount, mount_of
 from kvfs.rested_code import REST_S, rest_factor
 from kvfs.sizes import format_size
 from kvfs.wake_up import round_trip_us
@@ -165,7 +164,7 @@ def _insist_on_data_path(wanted: str, status: dict[str, Any] | None, mountpoint:
 
 
 def _mount_of(path: str) -> Mount:
-    return find_mount(os.path.realpath(path), Path("/proc/self/mountinfo").read_text())
+    return mount_of(os.path.realpath(path)) or Mount("/", "unknown", "", "", ())
 
 
 def _machine() -> dict[str, Any]:

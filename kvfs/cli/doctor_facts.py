@@ -13,7 +13,6 @@ from kvfs.cli.again import seen_in_time
 from kvfs.cli.doctor_connectors import limits_of_file
 from kvfs.cli.doctor_disks import Drives, xfs_on
 from kvfs.cli.doctor_process import cpus_of, limits_of
-from kvfs.cli.mount_table import FS_TYPE, Mount, mount_at, mount_of, resolve_mountpoint
 from kvfs.cli.servers import status_of
 from kvfs.devices import recognise
 from kvfs.doctor.connector_settings import from_flag, widest
@@ -29,6 +28,7 @@ from kvfs.doctor.facts import (
     Xfs,
 )
 from kvfs.errors import CommandError, UsageError
+from kvfs.mount_table import FS_TYPE, Mount, mount_at, mount_of, resolve_mountpoint
 from kvfs.wake_up import halt_poll_ns, round_trip_us
 
 _SYSCTL: Final = "/proc/sys"

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvfs.cli.again import program_again
-from kvfs.cli.mount_table import FS_TYPE, mount_at
 from kvfs.cli.ready_pipe import Outcome, wait_for_outcome
 from kvfs.cli.servers import server_of
 from kvfs.config import Settings
 from kvfs.errors import CommandError, ServeFailed
+from kvfs.mount_table import FS_TYPE, mount_at
 
 #: From SIGTERM to SIGKILL for a server that did not come up in time.
 _GRACE_S: Final = 10.0

@@ -3,8 +3,8 @@
 import os
 import stat
 
-from kvfs.cli.mount_table import FS_TYPE, mount_at
 from kvfs.errors import MountpointUnusable
+from kvfs.mount_table import FS_TYPE, mount_at
 
 
 def check_mountpoint(mountpoint: str) -> None:

@@ -5,9 +5,9 @@ import os
 from dataclasses import replace
 from typing import Final
 
-from kvfs.cli.mount_table import resolve_mountpoint
 from kvfs.config import Settings
 from kvfs.errors import UsageError
+from kvfs.mount_table import resolve_mountpoint
 from kvfs.pool_name import check_name, config_path, name_of
 
 #: Flags of the same name as a setting.

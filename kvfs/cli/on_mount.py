@@ -4,9 +4,9 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvfs.cli.mount_table import FS_TYPE, mount_of
 from kvfs.cli.servers import answer_of, status_of
 from kvfs.errors import NotMounted, UsageError
+from kvfs.mount_table import FS_TYPE, mount_of
 
 
 class OnMount(NamedTuple):

@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from kvfs.cli.mount_table import FS_TYPE, mount_at, resolve_mountpoint
 from kvfs.control_client import ServerGone, ask, peer_pid, socket_paths
 from kvfs.control_files import locked_directory, remove_stale
 from kvfs.errors import CommandError, NotMounted, SourceBusy
+from kvfs.mount_table import FS_TYPE, mount_at, resolve_mountpoint
 from kvfs.pool_name import RUN_DIRECTORY, name_of, socket_path
 
 #: A server answers within milliseconds; what takes longer hangs.

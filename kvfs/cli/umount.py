@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 from kvfs.cli.again import seen_in_time
 from kvfs.cli.caller import need_root
 from kvfs.cli.mount_settings import read_settings_file
-from kvfs.cli.mount_table import FS_TYPE, mount_at, resolve_mountpoint
 from kvfs.cli.parser import add_verb
 from kvfs.cli.servers import remove_dead_sockets, server_of
 from kvfs.config import Settings
 from kvfs.errors import CommandError, MountpointUnusable, NotMounted, ServeFailed, UsageError
+from kvfs.mount_table import FS_TYPE, mount_at, resolve_mountpoint
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers

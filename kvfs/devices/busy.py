@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvfs.errors import SourceBusy, SourceDamaged
+from kvfs.mount_table import mounts
 
-_MOUNTS: Final = "/proc/self/mountinfo"
 _SWAPS: Final = "/proc/swaps"
 
 
@@ -36,11 +36,9 @@ def refuse_busy(path: str) -> None:
 def _user_of(device_no: int) -> str:
     sys_path = _sys_path(device_no)
     numbers = {f"{os.major(device_no)}:{os.minor(device_no)}", *_partitions(sys_path)}
-    with open(_MOUNTS, encoding="utf-8", errors="backslashreplace") as mounts:
-        for line in mounts:
-            fields = line.split()
-            if fields[2] in numbers:
-                return f"mounted on {fields[4]}"
+    for mount in mounts():
+        if mount.device in numbers:
+            return f"mounted on {mount.mountpoint}"
     holders = list(_holders(sys_path))
     if holders:
         return f"held by {', '.join(holders)}"

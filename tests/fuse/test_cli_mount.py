@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kvfs import __version__, errors
-from kvfs.cli import mount_background, mount_table
+from kvfs import __version__, errors, mount_table
+from kvfs.cli import mount_background
 from kvfs.config import Settings
 from kvfs.control_client import ask
 from kvfs.pool_name import name_of, socket_path

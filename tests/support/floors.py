@@ -22,8 +22,8 @@ _MODULES: Final = {
         kvfs.devices.* kvfs.extents kvfs.fan_out kvfs.heat kvfs.heat_file kvfs.holdings kvfs.index
         kvfs.index_environment kvfs.index_errors kvfs.index_file kvfs.index_place
         kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files kvfs.kv_load kvfs.makers
-        kvfs.measure kvfs.open_inodes kvfs.pending_rows kvfs.pins kvfs.policies kvfs.record_cache
-        kvfs.rested_code kvfs.run_state kvfs.syscalls kvfs.wake_up
+        kvfs.measure kvfs.mount_table kvfs.open_inodes kvfs.pending_rows kvfs.pins kvfs.policies
+        kvfs.record_cache kvfs.rested_code kvfs.run_state kvfs.syscalls kvfs.wake_up
     """,
     # The pool as a whole: names, blocks, space.
     "engine": """

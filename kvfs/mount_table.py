@@ -9,6 +9,7 @@ import re
 from typing import Final, NamedTuple
 
 FS_TYPE: Final = "fuse.kvfs"
+_MOUNTINFO: Final = "/proc/self/mountinfo"
 _ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
 
 
@@ -26,7 +27,7 @@ class Mount(NamedTuple):
 
 def mounts() -> list[Mount]:
     """Return all mounts, the topmost of one mountpoint last."""
-    with open("/proc/self/mountinfo", "rb") as file:
+    with open(_MOUNTINFO, "rb") as file:
         return [_parse(line) for line in file]
 
 

@@ -1,0 +1,52 @@
+"""Which mount a path lies on, and what the kernel says of it."""
+
+from pathlib import Path
+
+import pytest
+
+from kvfs.mount_table import Mount, mount_at, mount_of
+
+MOUNTINFO = """\
+1 0 254:0 / / rw,noatime shared:1 - ext4 /dev/root rw
+2 1 0:20 / /kv rw - tmpfs tmpfs rw
+3 1 0:21 / /kv rw,nosuid - fuse.kvfs /dev/nvme0n1 rw,user_id=0
+4 1 0:22 / /with\\040blank rw - xfs /dev/loop0 rw
+5 1 0:23 / /k rw - xfs /dev/loop1 rw
+"""
+KV = Mount("/kv", "fuse.kvfs", "/dev/nvme0n1", "0:21", ("rw", "nosuid", "rw", "user_id=0"))
+
+
+@pytest.fixture(autouse=True)
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A mount table of our own, in place of the kernel's."""
+    path = tmp_path / "mountinfo"
+    path.write_text(MOUNTINFO)
+    monkeypatch.setattr("kvfs.mount_table._MOUNTINFO", str(path))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("path", "mountpoint", "fs_type"),
+    [
+        ("/kv", "/kv", "fuse.kvfs"),
+        ("/kv/model/a", "/kv", "fuse.kvfs"),
+        ("/kvx", "/", "ext4"),
+        ("/with blank/a", "/with blank", "xfs"),
+        ("/", "/", "ext4"),
+    ],
+)
+def test_the_deepest_and_latest_mount_counts(path: str, mountpoint: str, fs_type: str) -> None:
+    found = mount_of(path)
+    assert found is not None
+    assert (found.mountpoint, found.fs_type) == (mountpoint, fs_type)
+
+
+def test_of_mounts_on_one_point_the_topmost_is_told_whole() -> None:
+    assert mount_at("/kv") == KV
+    assert mount_at("/kv/model") is None
+    assert mount_at("/with blank") == Mount("/with blank", "xfs", "/dev/loop0", "0:22", ("rw",) * 2)
+
+
+def test_without_any_line_there_is_no_mount(table: Path) -> None:
+    table.write_text("")
+    assert mount_of("/kv") is None
