@@ -40,6 +40,7 @@ from mount.logging_setup import apply_levels
 from mount.notifier import Notifier
 from mount.operations import Operations
 from mount.path_choice import NOT_OFFERED, PathChoice, choose_path, without_passthrough
+from mount.read_ahead import read_ahead_far
 from mount.status import Parts, describe
 from mount.store_lane import StoreLane
 from mount.wire import Opcode
@@ -237,6 +238,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
 
     async def _announce(self, ready: Callable[[], None], nursery: trio.Nursery) -> None:
         await self._settled.wait()
+        if isinstance(self.path, DaemonPath):
+            read_ahead_far(self.settings.mountpoint)
         # Only now: no backing id is given out before INIT has agreed on passthrough.
         nursery.start_soon(self._tick)
         ready()

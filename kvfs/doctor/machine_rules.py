@@ -10,7 +10,8 @@ _KIB: Final = 1 << 10
 #: A block is 2-40 MiB and read from its start to its end. Read-ahead bounds what one buffered
 #: read keeps in flight (page_cache_sync_ra in mm/readahead.c), and NVMe wants a few MiB of that.
 _READ_AHEAD_LOW_BYTES: Final = 1 << 20
-_READ_AHEAD_WANTED_BYTES: Final = 4 << 20
+#: Some requests in flight: kvfs sets it for its own mounts (mount/read_ahead.py).
+READ_AHEAD_WANTED_BYTES: Final = 4 << 20
 #: Some seconds of one NVMe drive's writing; more is a stall of that length when it must go.
 _DIRTY_HIGH_BYTES: Final = 16 << 30
 _DIRTY_WANTED_BYTES: Final = 8 << 30
@@ -132,7 +133,7 @@ def read_ahead(facts: Facts) -> list[Finding] | None:
             f"the kernel reads {format_size(ahead.size_bytes)} ahead of readers on {whose}, which "
             "keeps a buffered load of a block far below the drive's speed (O_DIRECT is not "
             "concerned)",
-            f"echo {_READ_AHEAD_WANTED_BYTES // _KIB} > {ahead.path}",
+            f"echo {READ_AHEAD_WANTED_BYTES // _KIB} > {ahead.path}",
         )
         for whose, ahead in counting
         if ahead is not None and ahead.size_bytes < _READ_AHEAD_LOW_BYTES

@@ -14,6 +14,7 @@ from kvfs.cli.doctor_facts import gather
 from kvfs.cli.doctor_process import parse_ranges
 from kvfs.doctor.examine import RULES
 from kvfs.doctor.facts import Disk, ReadAhead
+from kvfs.doctor.machine_rules import READ_AHEAD_WANTED_BYTES
 from kvfs.errors import NotMounted, SeriousFindings, UsageError
 from tests.support.mounting import KVFS, Mounted, run_kvfs, skip_without_mounts, workplace
 
@@ -42,6 +43,7 @@ def test_doctor_gathers_every_fact(doctored: Mounted) -> None:
     assert facts.backing.free_bytes > 0
     assert facts.disks == ()
     assert facts.fuse_read_ahead is not None
+    assert facts.fuse_read_ahead.size_bytes == READ_AHEAD_WANTED_BYTES  # set by the server
     assert facts.dirty is not None
     assert facts.limits is not None
     assert facts.limits.open_files > 3

@@ -87,3 +87,13 @@ def test_readers_and_writers_at_once(kv: Path) -> None:
         work += [pool.submit(write, number) for number in range(6)]
         for each in work:
             each.result()
+
+
+def test_the_kernel_reads_ahead_by_whole_requests(kv: Path, daemon: Mounted) -> None:
+    """A block that is not in its cache: a MiB at a time, where by itself it asks for 128 KiB."""
+    write_file(kv / "file", DATA * COPIES)
+    with opened(kv / "file", os.O_RDONLY) as fd:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        before = ask_status(daemon)["requests"].get("READ", 0)
+        assert os.pread(fd, COPIES * MIB, 0) == DATA * COPIES
+    assert ask_status(daemon)["requests"]["READ"] - before <= 2 * COPIES
