@@ -48,6 +48,15 @@ def mount_of(path: str) -> Mount | None:
     return found
 
 
+def where_mounted(source: str) -> str:
+    """Return "at MOUNTPOINT" for the pool in *source*, "already" if it is in another namespace."""
+    resolved = os.path.realpath(source)
+    for mount in mounts():
+        if mount.fs_type == FS_TYPE and os.path.realpath(mount.source) == resolved:
+            return f"at {mount.mountpoint}"
+    return "already"
+
+
 def resolve_mountpoint(path: str) -> str:
     """Return *path* absolute and without symlinks, never looking at a mounted kvfs itself."""
     parent, name = os.path.split(os.path.abspath(path))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvfs.errors import SourceBusy, SourceDamaged
-from kvfs.mount_table import mounts
+from kvfs.mount_table import mounts, where_mounted
 
 _SWAPS: Final = "/proc/swaps"
 
@@ -21,7 +21,7 @@ def claim(path: str, flags: int = os.O_RDONLY) -> int:
         return os.open(path, flags | os.O_EXCL | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.EBUSY:
-            raise SourceBusy(f"{path} is in use: {_user_of(os.stat(path).st_rdev)}") from None
+            raise SourceBusy(f"{path} is in use: {_user_of(path)}") from None
         raise SourceDamaged(f"{path}: {error.strerror}") from error
 
 
@@ -33,7 +33,8 @@ def refuse_busy(path: str) -> None:
         raise SourceBusy(f"{path} is in use: held by {', '.join(holders)}")
 
 
-def _user_of(device_no: int) -> str:
+def _user_of(path: str) -> str:
+    device_no = os.stat(path).st_rdev
     sys_path = _sys_path(device_no)
     numbers = {f"{os.major(device_no)}:{os.minor(device_no)}", *_partitions(sys_path)}
     for mount in mounts():
@@ -50,6 +51,9 @@ def _user_of(device_no: int) -> str:
                 continue
             if f"{os.major(number)}:{os.minor(number)}" in numbers:
                 return "swap space"
+    where = where_mounted(path)
+    if where.startswith("at "):
+        return f"the pool on it is mounted {where}"
     return "by another program, or as a pool that is mounted already"
 
 

@@ -22,6 +22,7 @@ from kvfs.errors import (
     SourceMissing,
     UsageError,
 )
+from kvfs.mount_table import where_mounted
 from kvfs.sizes import format_size
 from kvfs.syscalls import Syscalls
 from kvfs.types import PAGE_BYTES, round_up
@@ -147,7 +148,9 @@ def _locked(path: str) -> Iterator[int]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SourceBusy(f"{path} is in use: the pool in it is mounted already") from None
+            raise SourceBusy(
+                f"{path} is in use: the pool in it is mounted {where_mounted(path)}"
+            ) from None
         users = list(loop.users_of(fd))
         if users:
             raise SourceBusy(f"{path} is in use: attached to {', '.join(users)}")

@@ -23,6 +23,7 @@ from kvfs.errors import (
     SourceFull,
 )
 from kvfs.fan_out import FAN_OUT, parse_file_name
+from kvfs.mount_table import where_mounted
 
 FORMAT_VERSION: Final = 1
 HEADER: Final = "POOL"
@@ -134,7 +135,9 @@ def lock_pool(pool_fd: int, source: str, *, create: bool = False) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise SourceBusy(f"{source}: the pool is mounted already") from None
+        raise SourceBusy(
+            f"{source} is in use: the pool is mounted {where_mounted(source)}"
+        ) from None
     if os.fstat(fd).st_nlink == 0:  # a format or destroy removed it meanwhile
         os.close(fd)
         raise SourceBusy(f"{source}: the pool was removed just now")

@@ -198,7 +198,7 @@ def test_a_pool_that_is_mounted_already(pool: Place) -> None:
         ):
             exit_code, line = refused(*arguments)
             assert exit_code == errors.SourceBusy.exit_code, line
-            assert str(pool.source) in line
+            assert line == f"{pool.source} is in use: the pool is mounted at {pool.mountpoint}"
         exit_code, line = refused("mount", pool.source, pool.mountpoint)
         assert exit_code == errors.MountpointUnusable.exit_code
         assert line == f"{pool.mountpoint} is a kvfs mount of {pool.source} already"
@@ -206,6 +206,20 @@ def test_a_pool_that_is_mounted_already(pool: Place) -> None:
         (mounted.path / "block").write_bytes(b"still here")
         assert (mounted.path / "block").read_bytes() == b"still here"
         assert mounted.status()["server_pid"] == mounted.server_pid
+
+
+@pytest.mark.needs_loop
+def test_a_device_and_an_image_that_are_mounted_already(place: Place) -> None:
+    image = place.directory / "kv.img"
+    run_kvfs("mkfs", str(image), "--capacity", "512M")
+    with Mounted(image, place.mountpoint):
+        exit_code, line = refused("fsck", image)
+        assert exit_code == errors.SourceBusy.exit_code
+        assert line == f"{image} is in use: the pool in it is mounted at {place.mountpoint}"
+    with loop_device(512 << 20) as device, Mounted(device, place.mountpoint):
+        exit_code, line = refused("fsck", device)
+        assert exit_code == errors.SourceBusy.exit_code
+        assert line == f"{device} is in use: the pool on it is mounted at {place.mountpoint}"
 
 
 def test_a_name_that_is_taken(pool: Place) -> None:
