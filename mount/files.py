@@ -218,7 +218,7 @@ class Files:
         return await self._write_all(opened, fd, offset_bytes, memoryview(data), growth_bytes)
 
     def write_at_once(self, fh: int, offset_bytes: int, data: memoryview) -> bool:
-        """Write all of *data* where blocks are allocated already; False if that may have to wait.
+        """Write all of *data* if there is room and no need to wait; else False.
 
         ``write`` does it then, from the start. Raises BadHandle, Damaged, TooLarge, OSError.
         """
@@ -226,19 +226,27 @@ class Files:
         if handle.kind is not HandleKind.WRITER or not self._writes_at_once:
             return False
         opened, pool = handle.opened, self.store.pool
-        if self.store.blocks.growth_bytes(opened, offset_bytes + len(data), len(data)):
-            return False  # room is to be found
+        growth_bytes = self.store.blocks.growth_bytes(opened, offset_bytes + len(data), len(data))
         fd = self._extent_fd(handle)
-        # A new mtime is a transaction, for which such a write does not wait; nor would it be one
-        # that lasts: an unlink is longer.
-        pool.syscalls.utime(fd)
         try:
+            if growth_bytes:
+                if pool.late_reserve_bytes(opened) - opened.allocated_bytes > growth_bytes:
+                    return False  # more than a short job
+                # No await from here to the account of what was allocated.
+                pool.require_space(growth_bytes)
+                pool.extents.reserve_write(fd, offset_bytes, len(data))
+            # A new mtime is a transaction, for which such a write does not wait; nor would it be
+            # one that lasts: an unlink is longer.
+            pool.syscalls.utime(fd)
             written_bytes = pool.syscalls.pwritev(fd, [data], offset_bytes, os.RWF_NOWAIT)
+        except NoSpace:
+            return False  # it is worth waiting for, or not
         except OSError as error:
             self._writes_at_once = error.errno != errno.EOPNOTSUPP
             return False  # it would wait; or the device fails, which the thread finds out
-        # Holes were allocated, if the file has some.
-        pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
+        finally:
+            # Also holes were filled, if the file has some.
+            pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
         return written_bytes == len(data)
 
     async def _reserve_late(self, opened: OpenInode, fd: int, growth_bytes: int) -> bool:

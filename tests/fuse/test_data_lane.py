@@ -45,7 +45,10 @@ class Desk:
         handles = Handles(self.fd)
         self.files = Files(self.store, handles, DaemonPath(), io_threads=1)
         self.ino = put(self.store, ROOT_INODE, b"block", DATA)
+        while not self.store.heat_scan.done:  # what may go is known then
+            self.store.pool.background.run_one()
         self.fh, _ = self.files.open(self.ino, os.O_RDONLY)
+        self.block_bytes = self.size_on_disk(self.fh)
         # A tmpfs, as here, has no calls that do not wait; its bytes are in memory always.
         self.reads(patch, lambda fd, views, offset_bytes, _: os.preadv(fd, views, offset_bytes))
         self.writes(patch, lambda fd, views, offset_bytes, _: os.pwritev(fd, views, offset_bytes))
@@ -84,6 +87,14 @@ class Desk:
         self.store.pool.extents.reserve(fd, reserve_bytes)
         self.store.pool.note_allocated(opened, self.store.pool.extents.allocated_bytes(fd))
         return fh
+
+    def size_on_disk(self, fh: int) -> int:
+        """Return what the extent of *fh* holds."""
+        return os.fstat(self.files.extent_fd(fh)).st_blocks * 512
+
+    def names(self) -> list[bytes]:
+        """Return what lies in the root, by name."""
+        return sorted(name for _, name in self.store.namespace.children(ROOT_INODE, InodeNo(0)))
 
     def reads(self, patch: pytest.MonkeyPatch, preadv: Call) -> None:
         """Let *preadv* stand for the system call."""
@@ -205,12 +216,40 @@ def test_the_file_has_a_new_mtime(desk: Desk) -> None:
     assert os.fstat(fd).st_mtime > 1
 
 
-def test_a_write_that_allocates_finds_its_room_elsewhere(desk: Desk) -> None:
+def test_what_a_write_allocates_has_room_and_is_accounted(desk: Desk) -> None:
+    """Others may go for it."""
+    pool = desk.store.pool
+    put(desk.store, ROOT_INODE, b"tmp", DATA)
+    desk.store.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"other", replace=False)
     fh = desk.draft(MIB)
-    assert desk.write(fh, MIB - 1, b"ab") is None
+    assert desk.write(fh, MIB - 1, b"ab") == 2
+    assert pool.space.used_bytes == desk.size_on_disk(fh) + 2 * desk.block_bytes
+    pool.space.pledged_bytes = pool.space.unclaimed_bytes
+    assert desk.write(fh, 2 * MIB, b"ab") == 2
+    assert desk.names() == [b"block", b"draft"]
+    assert pool.space.used_bytes == desk.size_on_disk(fh) + desk.block_bytes
+
+
+def test_room_that_is_worth_waiting_for_is_waited_for_elsewhere(desk: Desk) -> None:
+    """The block is being read; not a byte is written or allocated."""
+    pool = desk.store.pool
+    fh = desk.draft(MIB)
+    pool.space.pledged_bytes = pool.space.unclaimed_bytes
     assert desk.write(fh, 2 * MIB, b"a") is None
     assert os.fstat(desk.files.extent_fd(fh)).st_size == 0
-    assert desk.write(fh, MIB - 1, b"a") == 1
+    assert desk.names() == [b"block", b"draft"]
+    assert pool.space.used_bytes == desk.size_on_disk(fh) + desk.block_bytes
+
+
+def test_a_draft_that_lost_its_reserve_gets_all_of_it_elsewhere(desk: Desk) -> None:
+    """One allocation for all that it will likely take, in a thread: at its first write."""
+    for number in range(8):
+        put(desk.store, ROOT_INODE, b"%d" % number, bytes(4 * MIB))
+    fh, _, _, _ = desk.files.create(ROOT_INODE, b"draft", FILE, os.O_RDWR, 0, 0)
+    opened = desk.files.handles.get(fh).opened
+    os.ftruncate(desk.files.extent_fd(fh), 0)
+    desk.store.pool.note_allocated(opened, 0)
+    assert desk.write(fh, 0, bytes(MIB)) is None
 
 
 def test_what_filled_a_hole_is_accounted(desk: Desk) -> None:
