@@ -43,7 +43,8 @@ def test_doctor_gathers_every_fact(doctored: Mounted) -> None:
     assert facts.backing.free_bytes > 0
     assert facts.disks == ()
     assert facts.fuse_read_ahead is not None
-    assert facts.fuse_read_ahead.size_bytes == READ_AHEAD_WANTED_BYTES  # set by the server
+    if not os.statvfs("/sys").f_flag & os.ST_RDONLY:  # else the server could not set it
+        assert facts.fuse_read_ahead.size_bytes == READ_AHEAD_WANTED_BYTES
     assert facts.dirty is not None
     assert facts.limits is not None
     assert facts.limits.open_files > 3

@@ -89,6 +89,9 @@ def test_readers_and_writers_at_once(kv: Path) -> None:
             each.result()
 
 
+@pytest.mark.skipif(
+    bool(os.statvfs("/sys").f_flag & os.ST_RDONLY), reason="the setting is in sysfs: read-only here"
+)
 def test_the_kernel_reads_ahead_by_whole_requests(kv: Path, daemon: Mounted) -> None:
     """A block that is not in its cache: a MiB at a time, where by itself it asks for 128 KiB."""
     write_file(kv / "file", DATA * COPIES)
