@@ -89,7 +89,8 @@ def write_heat(pool_fd: int, syscalls: Syscalls, epoch: int, rows: Rows) -> None
 
     It takes milliseconds for each MB: a job for a thread.
     """
-    used = np.flatnonzero(rows.ino)
+    # Of a column of our own: numpy fails when the numbers that it counted change meanwhile.
+    used = np.flatnonzero(rows.ino != 0)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = syscalls.open(TEMPORARY_NAME, flags, 0o600, dir_fd=pool_fd)
     try:
