@@ -72,6 +72,7 @@ def test_a_tree_copied_with_all_attributes(kv: Path, mounted: Mounted | Referenc
         assert differences(outside, kv / "copy") == ""
         mounted.remount()
         assert differences(outside, kv / "copy") == ""
+        assert differences(kv / "copy", outside) == ""
         part = "dir 0"  # that the look sees what is there shows by a part as well
         write_file(kv / "copy" / part / "one more", b"x")
         assert "one more" in differences(outside / part, kv / "copy" / part)
