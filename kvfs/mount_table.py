@@ -48,23 +48,26 @@ def mount_of(path: str) -> Mount | None:
     return found
 
 
+def kvfs_at(mountpoint: str) -> Mount | None:
+    """Return the topmost mount at *mountpoint* if a kvfs serves it."""
+    mount = mount_at(mountpoint)
+    return mount if mount is not None and mount.fs_type == FS_TYPE else None
+
+
 def where_mounted(source: str) -> str:
-    """Return "at MOUNTPOINT" for the pool in *source*, "already" if it is in another namespace."""
+    """Return "at MOUNTPOINT" for the pool in *source*; "" if it is in no mount that we can see."""
     resolved = os.path.realpath(source)
     for mount in mounts():
         if mount.fs_type == FS_TYPE and os.path.realpath(mount.source) == resolved:
             return f"at {mount.mountpoint}"
-    return "already"
+    return ""
 
 
 def resolve_mountpoint(path: str) -> str:
     """Return *path* absolute and without symlinks, never looking at a mounted kvfs itself."""
     parent, name = os.path.split(os.path.abspath(path))
     resolved = os.path.join(os.path.realpath(parent), name)
-    mount = mount_at(resolved)
-    if mount is not None and mount.fs_type == FS_TYPE:
-        return resolved
-    return os.path.realpath(resolved)
+    return resolved if kvfs_at(resolved) else os.path.realpath(resolved)
 
 
 def _parse(line: bytes) -> Mount:

@@ -8,7 +8,7 @@ import logging
 from typing import Final
 
 from kvfs.doctor.machine_rules import READ_AHEAD_WANTED_BYTES
-from kvfs.mount_table import FS_TYPE, mount_at
+from kvfs.mount_table import kvfs_at
 
 _log: Final = logging.getLogger(__name__)
 #: Documentation/ABI/testing/sysfs-class-bdi in the kernel's sources.
@@ -17,8 +17,8 @@ _SETTING: Final = "/sys/class/bdi/{device}/read_ahead_kb"
 
 def read_ahead_far(mountpoint: str) -> None:
     """Let the kernel read ahead far in the mount at *mountpoint*, if we may say so."""
-    mount = mount_at(mountpoint)
-    if mount is None or mount.fs_type != FS_TYPE:
+    mount = kvfs_at(mountpoint)
+    if mount is None:
         return  # gone already, or another has come above it
     try:
         with open(_SETTING.format(device=mount.device), "w", encoding="ascii") as setting:

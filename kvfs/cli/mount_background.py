@@ -11,7 +11,7 @@ from kvfs.cli.ready_pipe import Outcome, wait_for_outcome
 from kvfs.cli.servers import server_of
 from kvfs.config import Settings
 from kvfs.errors import CommandError, ServeFailed
-from kvfs.mount_table import FS_TYPE, mount_at
+from kvfs.mount_table import kvfs_at, mount_at
 
 #: From SIGTERM to SIGKILL for a server that did not come up in time.
 _GRACE_S: Final = 10.0
@@ -96,7 +96,6 @@ def _clear_dead_mount(mountpoint: str) -> None:
     """Take away what a killed server left mounted; another command's mount has a server."""
     from mount.kernel import unmount
 
-    left = mount_at(mountpoint)
-    if left is not None and left.fs_type == FS_TYPE and server_of(mountpoint) == 0:
+    if kvfs_at(mountpoint) is not None and server_of(mountpoint) == 0:
         with contextlib.suppress(OSError):
             unmount(mountpoint, lazy=True)

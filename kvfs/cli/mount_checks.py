@@ -4,13 +4,13 @@ import os
 import stat
 
 from kvfs.errors import MountpointUnusable
-from kvfs.mount_table import FS_TYPE, mount_at
+from kvfs.mount_table import kvfs_at
 
 
 def check_mountpoint(mountpoint: str) -> None:
     """Raise MountpointUnusable unless the resolved path *mountpoint* can take a mount."""
-    present = mount_at(mountpoint)
-    if present is not None and present.fs_type == FS_TYPE:
+    present = kvfs_at(mountpoint)
+    if present is not None:
         raise MountpointUnusable(f"{mountpoint} is a kvfs mount of {present.source} already")
     try:
         mode = os.stat(mountpoint).st_mode

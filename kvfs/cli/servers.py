@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from kvfs.control_client import ServerGone, ask, peer_pid, socket_paths
 from kvfs.control_files import locked_directory, remove_stale
 from kvfs.errors import CommandError, NotMounted, SourceBusy
-from kvfs.mount_table import FS_TYPE, mount_at, resolve_mountpoint
+from kvfs.mount_table import kvfs_at, resolve_mountpoint
 from kvfs.pool_name import RUN_DIRECTORY, name_of, socket_path
 
 #: A server answers within milliseconds; what takes longer hangs.
@@ -50,8 +50,7 @@ def status_of(path: str) -> dict[str, Any]:
     """Return what the server of the mount at *path* says; raises NotMounted and what it answers."""
     mountpoint = resolve_mountpoint(path)
     answer = answer_of(mountpoint)
-    present = mount_at(mountpoint)
-    if present is None or present.fs_type != FS_TYPE:
+    if kvfs_at(mountpoint) is None:
         raise NotMounted(f"no kvfs is mounted at {mountpoint}{_stale_note(answer)}")
     if answer is None or isinstance(answer.error, ServerGone):
         raise NotMounted(

@@ -51,8 +51,7 @@ def _user_of(path: str) -> str:
                 continue
             if f"{os.major(number)}:{os.minor(number)}" in numbers:
                 return "swap space"
-    where = where_mounted(path)
-    if where.startswith("at "):
+    if where := where_mounted(path):
         return f"the pool on it is mounted {where}"
     return "by another program, or as a pool that is mounted already"
 

@@ -148,9 +148,8 @@ def _locked(path: str) -> Iterator[int]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SourceBusy(
-                f"{path} is in use: the pool in it is mounted {where_mounted(path)}"
-            ) from None
+            where = where_mounted(path) or "already"
+            raise SourceBusy(f"{path} is in use: the pool in it is mounted {where}") from None
         users = list(loop.users_of(fd))
         if users:
             raise SourceBusy(f"{path} is in use: attached to {', '.join(users)}")

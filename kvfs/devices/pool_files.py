@@ -135,9 +135,8 @@ def lock_pool(pool_fd: int, source: str, *, create: bool = False) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise SourceBusy(
-            f"{source} is in use: the pool is mounted {where_mounted(source)}"
-        ) from None
+        where = where_mounted(source) or "already"
+        raise SourceBusy(f"{source} is in use: the pool is mounted {where}") from None
     if os.fstat(fd).st_nlink == 0:  # a format or destroy removed it meanwhile
         os.close(fd)
         raise SourceBusy(f"{source}: the pool was removed just now")

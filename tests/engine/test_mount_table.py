@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.mount_table import Mount, mount_at, mount_of
+from kvfs.bench import comparison
+from kvfs.mount_table import Mount, kvfs_at, mount_at, mount_of
 
 MOUNTINFO = """\
 1 0 254:0 / / rw,noatime shared:1 - ext4 /dev/root rw
@@ -50,3 +51,11 @@ def test_of_mounts_on_one_point_the_topmost_is_told_whole() -> None:
 def test_without_any_line_there_is_no_mount(table: Path) -> None:
     table.write_text("")
     assert mount_of("/kv") is None
+    on = comparison._mount_of("/kv")
+    assert (on.mountpoint, on.fs_type) == ("/", "unknown"), "a benchmark can run there all the same"
+
+
+def test_a_mount_is_a_kvfs_if_the_topmost_there_is() -> None:
+    assert kvfs_at("/kv") == KV
+    assert kvfs_at("/k") is None
+    assert kvfs_at("/nowhere") is None
