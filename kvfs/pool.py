@@ -277,16 +277,16 @@ class Pool:
             capacity_bytes=self.space.capacity_bytes,
         )
 
-    def late_reserve_bytes(self, opened: OpenInode) -> int:
+    def late_reserve_bytes(self, opened: OpenInode, growth_bytes: int) -> int:
         """Return up to where to preallocate a draft that could get no reserve; 0 for nothing.
 
-        What had to go for its first bytes may have left room for all of it.
+        What had to go for the *growth_bytes* of its next write may have left room for all of it.
         """
         if not opened.created_in or not opened.unfinished:
             return 0
         usual_bytes = round_up(self.ready.demand.usual_bytes(opened.created_in))
         lacking_bytes = usual_bytes - opened.allocated_bytes
-        return usual_bytes if 0 < lacking_bytes <= self.space.unclaimed_bytes else 0
+        return usual_bytes if growth_bytes < lacking_bytes <= self.space.unclaimed_bytes else 0
 
     def choose_course(self, opened: OpenInode, parent: InodeNo) -> None:
         """Decide, at its first handle, whether a file's writers must ask for each write's room.

@@ -230,7 +230,7 @@ class Files:
         fd = self._extent_fd(handle)
         try:
             if growth_bytes:
-                if pool.late_reserve_bytes(opened) - opened.allocated_bytes > growth_bytes:
+                if pool.late_reserve_bytes(opened, growth_bytes):
                     return False  # more than a short job
                 # No await from here to the account of what was allocated.
                 pool.require_space(growth_bytes)
@@ -252,10 +252,10 @@ class Files:
     async def _reserve_late(self, opened: OpenInode, fd: int, growth_bytes: int) -> bool:
         """Give a draft the room for all of it, if that is there now; False if nothing was done."""
         pool = self.store.pool
-        end_bytes = pool.late_reserve_bytes(opened)
-        lacking_bytes = end_bytes - opened.allocated_bytes
-        if lacking_bytes <= growth_bytes:
+        end_bytes = pool.late_reserve_bytes(opened, growth_bytes)
+        if not end_bytes:
             return False
+        lacking_bytes = end_bytes - opened.allocated_bytes
         pool.space.pledged_bytes += lacking_bytes
         try:
             with contextlib.suppress(NoSpace):

@@ -55,9 +55,8 @@ class Room:
         """Whether *size_bytes* of room may come for somebody who waited so long already."""
         reclaim, pool = self._store.reclaim, self._store.pool
         longest_s = pool.settings.room_wait_s
-        if reclaim.hopeful or (not waited_s and pool.evictable_bytes):
-            return waited_s < longest_s
-        if pool.space.fits_but_for_guesses(size_bytes):
+        may_go = reclaim.hopeful or (not waited_s and pool.evictable_bytes)
+        if may_go or pool.space.fits_but_for_guesses(size_bytes):
             return waited_s < longest_s
         if waited_s < _LAST_USER_S:
             return reclaim.awaits_users

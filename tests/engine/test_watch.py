@@ -17,8 +17,7 @@ def running() -> Iterator[Host]:
     with host() as made:
         store = made.start()
         store.pool.writers_run_free = True
-        while not store.heat_scan.done:  # until then there may be blocks that could go
-            store.pool.background.run_one()
+        settle(store)  # until then there may be blocks that could go
         yield made
 
 

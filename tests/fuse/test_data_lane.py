@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from kvfs.errors import KvfsError
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.types import ROOT_INODE, STAT_BLOCK_BYTES, InodeNo
 from mount.data_lane import DataLane
 from mount.data_path import DaemonPath
 from mount.errno_door import errno_of
@@ -28,7 +28,7 @@ from mount.wire import (
 from tests.support.calls import opened, write_file
 from tests.support.message_counts import ask_status
 from tests.support.mounting import Mounted, loop_device, workplace
-from tests.support.stores import FILE, MIB, Host, assert_exact, host, put
+from tests.support.stores import FILE, MIB, Host, assert_exact, host, put, settle
 
 DATA: Final = random.Random(1).randbytes(100_000)
 UNIQUE: Final = 42
@@ -45,8 +45,7 @@ class Desk:
         handles = Handles(self.fd)
         self.files = Files(self.store, handles, DaemonPath(), io_threads=1)
         self.ino = put(self.store, ROOT_INODE, b"block", DATA)
-        while not self.store.heat_scan.done:  # what may go is known then
-            self.store.pool.background.run_one()
+        settle(self.store)  # what may go is known then
         self.fh, _ = self.files.open(self.ino, os.O_RDONLY)
         self.block_bytes = self.size_on_disk(self.fh)
         # A tmpfs, as here, has no calls that do not wait; its bytes are in memory always.
@@ -90,7 +89,7 @@ class Desk:
 
     def size_on_disk(self, fh: int) -> int:
         """Return what the extent of *fh* holds."""
-        return os.fstat(self.files.extent_fd(fh)).st_blocks * 512
+        return os.fstat(self.files.extent_fd(fh)).st_blocks * STAT_BLOCK_BYTES
 
     def names(self) -> list[bytes]:
         """Return what lies in the root, by name."""
@@ -184,7 +183,7 @@ def test_a_block_without_its_extent_is_dismissed_once(desk: Desk) -> None:
     desk.host.extent(other).unlink()
     assert desk.read(fh, 0, 4096) == errno.ESTALE
     assert desk.store.pool.dismissed == 1
-    assert [name for _, name in desk.store.namespace.children(ROOT_INODE, InodeNo(0))] == [b"block"]
+    assert desk.names() == [b"block"]
 
 
 def test_a_message_that_is_too_short_is_refused(desk: Desk) -> None:
@@ -258,7 +257,7 @@ def test_what_filled_a_hole_is_accounted(desk: Desk) -> None:
     fd = desk.files.extent_fd(fh)
     os.pwrite(fd, bytes(MIB), 8 * MIB)
     opened = desk.files.handles.get(fh).opened
-    desk.store.pool.note_allocated(opened, os.fstat(fd).st_blocks * 512)
+    desk.store.pool.note_allocated(opened, os.fstat(fd).st_blocks * STAT_BLOCK_BYTES)
     assert desk.write(fh, 0, bytes(MIB)) == MIB
     assert opened.allocated_bytes == 2 * MIB
     desk.files.release(fh)

@@ -21,7 +21,7 @@ from mount.files import Files
 from mount.grant import Grant
 from mount.handles import HandleKind, Handles
 from mount.operations import Operations
-from tests.support.stores import FILE, MIB, get, host, put
+from tests.support.stores import FILE, MIB, get, host, put, settle
 
 NEW: Final = os.O_RDWR | os.O_CREAT
 
@@ -296,8 +296,7 @@ async def test_a_guess_about_others_makes_a_writer_wait_and_never_fail(desk: Des
     """A draft that grew fast is believed to take the whole pool, which is all but empty."""
     pool, files = desk.store.pool, desk.files
     pool.writers_run_free = True
-    while not desk.store.heat_scan.done:  # until then there may be blocks that could go
-        pool.background.run_one()
+    settle(desk.store)  # until then there may be blocks that could go
     fast, _ = desk.store.blocks.create(ROOT_INODE, b"fast", FILE, 0, 0)
     pool.open_inodes.let_run(fast)
     fh, _ = desk.create(b"asks")
@@ -322,8 +321,7 @@ async def test_a_guess_about_others_makes_a_writer_wait_and_never_fail(desk: Des
 async def test_a_wait_for_a_guess_has_an_end(desk: Desk) -> None:
     pool, files = desk.store.pool, desk.files
     pool.settings = dataclasses.replace(pool.settings, room_wait_s=0.05)
-    while not desk.store.heat_scan.done:
-        pool.background.run_one()
+    settle(desk.store)
     pool.space.lacking_bytes = pool.space.capacity_bytes
     with pytest.raises(NoSpace):
         await files.find_room(1)
