@@ -182,6 +182,13 @@ class Index:
         except Damaged:
             return None
 
+    def still(self, key: bytes, record: InodeRecord) -> bool:
+        """Whether *key* (``inode_key``) leads to *record*, this very one, without a look at pages.
+
+        False says nothing: ``inode`` knows.
+        """
+        return self._records.get(key) is record
+
     def knows(self, ino: InodeNo) -> bool:
         """Whether *ino* has a record; one that cannot be read counts, and fsck decides.
 

@@ -9,7 +9,6 @@ channel can answer itself (``mount.lane``, ``mount.exotic``) never reaches libfu
 import errno
 import logging
 import os
-import select
 import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
@@ -17,16 +16,17 @@ from typing import Any, Final, NamedTuple
 import pyfuse3
 import trio
 
-from mount.busy_poll import BusyPoll
 from mount.errno_door import counted_errno
 from mount.grant import Grant
 from mount.init_reply import Features, patch_init_reply
+from mount.intake import TURN_MESSAGES, Intake
 from mount.well_formed import well_formed
 from mount.wire import (
     ENTRY_OUT_BYTES,
     IN_HEADER,
     IN_HEADER_BYTES,
     INIT_IN,
+    OPCODES,
     OPEN_OUT,
     OUT_HEADER,
     OUT_HEADER_BYTES,
@@ -41,14 +41,8 @@ _log: Final = logging.getLogger(__name__)
 REQUEST_MAX_BYTES: Final = (1 << 20) + 8192
 #: One message must fit into the socket's buffer, with the kernel's bookkeeping.
 _SOCKET_BUFFER_BYTES: Final = 4 << 20
-#: After so many messages without a pause the other tasks get a turn; so many bytes of one that is
-#: answered here take about as long to copy as a message takes.
-_TURN_MESSAGES: Final = 32
+#: So many bytes of a message that is answered here take about as long to copy as a message takes.
 _MESSAGE_BYTES: Final = 128 << 10
-OPCODES: Final = 64
-#: Requests of one client follow each other within this; trio's own way of waiting costs 30 us a
-#: request more than poll(2). While we wait here other tasks wait too, so it must be short.
-_POLL_MS: Final = 15
 #: The request was aborted before it was read.
 _READ_ANEW: Final = frozenset({errno.EAGAIN, errno.ENOENT, errno.EINTR})
 #: The request was aborted meanwhile (ENOENT), or is answered already (EINVAL): nobody waits.
@@ -76,9 +70,6 @@ class Channel:
     def __init__(self, device_fd: int, max_background: int, busy_poll_us: int) -> None:
         self.device_fd = device_fd
         self._max_background = max_background
-        poller = select.poll()
-        poller.register(device_fd, select.POLLIN)
-        self._poll = poller.poll
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._ours, self._theirs):
             # SO_SNDBUFFORCE and SO_RCVBUFFORCE (socket(7)): beyond wmem_max, as root.
@@ -87,12 +78,8 @@ class Channel:
             end.setblocking(False)
         self._buffer = bytearray(REQUEST_MAX_BYTES)
         self._view = memoryview(self._buffer)
-        self._buffers = [self._buffer]
         self._replies = bytearray(REQUEST_MAX_BYTES)
         self._replies_view = memoryview(self._replies)
-        self._busy_poll = BusyPoll(self._poll, busy_poll_us, OPCODES)
-        self._last_code = 0
-        self._since_pause = 0
         self._unanswered = 0
         #: Answers that a task of ours will give; it needs trio to run.
         self._late = 0
@@ -106,14 +93,14 @@ class Channel:
         self.present = Requester(0, 0, 0)
         self.requests = [0] * OPCODES
         self.answered_here = [0] * OPCODES
+        counted = (self.requests, self.answered_here)
+        self.intake = Intake(device_fd, self._buffer, busy_poll_us, counted, self.reply)
         self._answers: list[Answer | None] = [None] * OPCODES
         self.features: Features | None = None
         self.wanted: Callable[[int], Features] | None = None
         #: Called when the kernel has the INIT reply, before any other request is read.
         self.agreed: Callable[[], None] = lambda: None
         self.lock = PumpLock()
-        #: Does one short piece of work when no request waits; False when there is none.
-        self.idle: Callable[[], bool] = _nothing_to_do
 
     # ---- libfuse's side ----
 
@@ -141,33 +128,24 @@ class Channel:
                 self.flush()
             if self._stopped:
                 raise trio.ClosedResourceError
-            self._since_pause += 1
-            if self._since_pause >= _TURN_MESSAGES:
-                self._since_pause = 0
+            if self.intake.left <= 0:
+                self.intake.left = TURN_MESSAGES
                 await trio.lowlevel.checkpoint()
-            # poll(2) first: to find nothing by readv(2) would be an exception for every request.
-            if not self._poll(0):
-                if self.idle():
-                    continue
-                if not (self._alone and self._busy_poll.wait(self._last_code, _POLL_MS)):
-                    self._since_pause = 0
-                    await self._wait()
-                    continue
             try:
-                size_bytes = os.readv(self.device_fd, self._buffers)
+                size_bytes = self.intake.next(may_wait=not self._unanswered and not self._late)
             except OSError as error:
                 if error.errno == errno.ENODEV:
                     raise trio.ClosedResourceError from None
                 if error.errno in _READ_ANEW:
                     continue
                 raise
+            if not size_bytes:
+                if self.intake.left > 0:
+                    self.intake.left = TURN_MESSAGES
+                    await self._wait()
+                continue
             if self._take(size_bytes):
                 return
-
-    @property
-    def _alone(self) -> bool:
-        """Whether no other task has work that a wait here would hold up."""
-        return not self._unanswered and not self._late
 
     async def _wait(self) -> None:
         with trio.CancelScope() as self._waiting:
@@ -186,7 +164,6 @@ class Channel:
         _, opcode, unique, nodeid, uid, gid, pid, _, _ = IN_HEADER.unpack_from(self._buffer)
         code = opcode if opcode < OPCODES else 0
         self.requests[code] += 1
-        self._last_code = code
         if opcode in UNANSWERED:
             return False
         request = self._view[IN_HEADER_BYTES:size_bytes]
@@ -202,7 +179,7 @@ class Channel:
             if reply is not None:
                 self.answered_here[code] += 1
                 if reply:
-                    self._since_pause += (size_bytes + len(reply)) // _MESSAGE_BYTES
+                    self.intake.left -= (size_bytes + len(reply)) // _MESSAGE_BYTES
                     self.reply(reply)
                 else:
                     self._late += 1
@@ -313,10 +290,6 @@ class Channel:
         while True:
             await trio.lowlevel.wait_readable(self._ours)
             self.flush()
-
-
-def _nothing_to_do() -> bool:
-    return False
 
 
 def _either(first: Answer, second: Answer) -> Answer:

@@ -13,7 +13,7 @@ import trio
 
 from kvfs.store import Store
 from kvfs.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE
-from mount.channel import OPCODES, Answer
+from mount.channel import Answer
 from mount.errno_door import errno_of
 from mount.handles import Handle, HandleKind, Handles
 from mount.room import Room
@@ -22,6 +22,7 @@ from mount.wire import (
     GETXATTR_IN,
     LSEEK_IN,
     LSEEK_OUT,
+    OPCODES,
     Opcode,
     data_reply,
     error_reply,

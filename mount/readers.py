@@ -4,22 +4,32 @@ A load is an open, a read and a close, and most loads come again. What an open f
 block holds as long as its record is the same, so the next one is a look at that, and a count.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from kvfs.lifecycle import IDENTIFIED, State
 from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
+from kvfs.records import inode_key
 from kvfs.types import InodeNo, InodeRecord
 from mount.grant import Grant
 from mount.handles import Handle, Handles
+from mount.wire import OPEN_OUT
 
 
-class Shared(NamedTuple):
+class Shared:
     """A handle, the record that its block had when it was opened, and what the kernel was told."""
 
-    handle: Handle
-    record: InodeRecord
-    grant: Grant
+    __slots__ = ("grant", "handle", "key", "opened", "record", "told")
+
+    def __init__(self, handle: Handle, record: InodeRecord, grant: Grant) -> None:
+        self.handle = handle
+        self.opened = handle.opened
+        self.record = record
+        #: Of the record's row.
+        self.key = inode_key(handle.opened.ino)
+        self.grant = grant
+        #: The same as struct fuse_open_out.
+        self.told = OPEN_OUT.pack(handle.fh, grant.open_flags, grant.backing_id)
 
 
 class Readers:
@@ -37,23 +47,30 @@ class Readers:
         self._shared: dict[InodeNo, Shared] = {}
 
     def enter(self, ino: InodeNo, flags: int) -> Shared | None:
-        """Count one more reader on the handle of *ino* for open(2) *flags*, if there is one."""
+        """Count one more reader on the handle of *ino* for open(2) *flags*, if there is one.
+
+        Raises OSError: the index cannot be read; nothing is counted then.
+        """
         shared = self._shared.get(ino)
-        if shared is None:
-            return None
-        handle = shared.handle
-        if handle.flags != flags:
+        if shared is None or shared.handle.flags != flags:
             return None
         pool = self._pool
         # Atomic: no checkpoint from the look at the record until the handle is counted.
-        record = pool.index.inode_or_miss(ino)
-        same = record is shared.record or record == shared.record
-        if same and pool.open_inodes.enter_again(handle.opened):
+        same = pool.index.still(shared.key, shared.record) or self._is_equal(shared)
+        if same and pool.open_inodes.enter_again(shared.opened):
             pool.heat.touch(ino)
-            self._handles.share(handle)
+            self._handles.share(shared.handle)
             return shared
         self.forget(ino)
         return None
+
+    def _is_equal(self, shared: Shared) -> bool:
+        """Whether the record is what it was, though it had to be read again."""
+        record = self._pool.index.inode_or_miss(shared.opened.ino)
+        if record is None or record != shared.record:
+            return False
+        shared.record = record
+        return True
 
     def share(self, handle: Handle, grant: Grant) -> None:
         """Let *handle*, a reader's just opened, serve the next ones, if its block is whole.
@@ -78,20 +95,33 @@ class Readers:
 
         Else the handle is closed, and its inode is still to be. Raises BadHandle.
         """
-        opened = handle.opened
-        shared = self._shared.get(opened.ino)
-        is_shared = shared is not None and shared.handle is handle
-        if is_shared and opened.readers == 1 and not self._may_be_parked(opened):
-            self.forget(opened.ino)
-            is_shared = False
-        if not is_shared:
-            self._handles.close(handle.fh)
+        ino = handle.opened.ino
+        if self.leave(ino, handle.fh):
+            return True
+        shared = self._shared.get(ino)
+        if shared is not None and shared.handle is handle:
+            self.forget(ino)
+        self._handles.close(handle.fh)
+        return False
+
+    def leave(self, ino: InodeNo, fh: int) -> bool:
+        """Count one reader less on the handle of *ino* if it is *fh* and stays shared, else False.
+
+        A close by number, for who need not know the handle.
+        """
+        shared = self._shared.get(ino)
+        if shared is None:
             return False
-        self._handles.leave(handle)
+        handle, opened = shared.handle, shared.opened
+        if handle.fh != fh or not handle.opens:
+            return False
         if opened.readers > 1:
             opened.readers -= 1
-        else:
+        elif self._may_be_parked(opened):
             self._pool.open_inodes.park(opened)
+        else:
+            return False
+        self._handles.leave(handle)
         return True
 
     def _may_be_parked(self, opened: OpenInode) -> bool:

@@ -172,7 +172,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.store.reclaim.vanished = self.notifier.entry_vanished
         self.store.reclaim.unnamed = self._removed
         self.files.about_to_wait = self.channel.about_to_wait
-        self.channel.idle = self.store.pool.background.run_one
+        self.channel.intake.idle = self.store.pool.background.run_one
         operations = Operations(
             self.store,
             self.files,
@@ -202,6 +202,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                     )
                     self.channel.serve(stores.answers())
                     self.channel.serve(DataLane(self.files).answers())
+                    self.channel.intake.readers = self.files.readers
                 nursery.start_soon(self._serve_signals, load)
                 nursery.start_soon(self.channel.flush_late)
                 verbs = {"status": self._status, **EvictVerbs(self.store, nursery).table()}

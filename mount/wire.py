@@ -65,6 +65,9 @@ class Opcode(IntEnum):
     COPY_FILE_RANGE_64 = 53
 
 
+#: Codes are counted below this; later ones as 0.
+OPCODES: Final = 64
+
 #: struct fuse_in_header: len, opcode, unique, nodeid, uid, gid, pid, total_extlen, padding.
 IN_HEADER: Final = struct.Struct("<IIQQIIIHH")
 IN_HEADER_BYTES: Final = 40

@@ -64,7 +64,7 @@ class Wires:
                 scope.cancel()
                 return False
 
-            self.channel.idle = idle
+            self.channel.intake.idle = idle
             await self.channel.next_request()
         assert scope.cancelled_caught
 
