@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from kvfs.cli.counts import count_of
 from kvfs.cli.mkfs import size_of
 from kvfs.cli.on_mount import OnMount, locate
 from kvfs.cli.parser import add_verb
@@ -58,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"mountpoint": where.mountpoint, **done}, indent=2))
     else:
         what = "would go" if args.dry_run else "evicted"
-        print(f"{done['blocks']} blocks, {format_size(done['bytes'])} {what}", end="")
+        blocks = count_of(done["blocks"], "block")
+        print(f"{blocks}, {format_size(done['bytes'])} {what}", end="")
         reasons = ", ".join(f"{why} {count}" for why, count in sorted(done["kept"].items()))
         print(f"; {kept} stay: {reasons}" if kept else "")
     if size_bytes is not None and done["bytes"] < size_bytes:

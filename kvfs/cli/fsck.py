@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvfs.cli.caller import need_root
+from kvfs.cli.counts import count_of
 from kvfs.cli.parser import add_verb
 from kvfs.errors import CheckFailed, NoSpace, SourceDamaged, SourceFull
 
@@ -40,11 +41,12 @@ def run(args: argparse.Namespace) -> int:
     _print(args, report)
     left = report.found - report.repaired
     if left > 0 and args.repair:
-        raise CheckFailed(f"{args.source}: {left} of {report.found} problems could not be repaired")
+        found = count_of(report.found, "problem")
+        raise CheckFailed(f"{args.source}: {left} of {found} could not be repaired")
     if left > 0:
-        raise CheckFailed(
-            f"{args.source}: {left} problems; `kvfs fsck {args.source} --repair` repairs them"
-        )
+        found = count_of(left, "problem")
+        repair = f"`kvfs fsck {args.source} --repair` repairs {'it' if left == 1 else 'them'}"
+        raise CheckFailed(f"{args.source}: {found}; {repair}")
     return 0
 
 
@@ -75,9 +77,11 @@ def _print(args: argparse.Namespace, report: "FsckReport") -> None:
         return
     for problem in report.problems:
         print(problem)
-    found = f"{report.found} problems, {report.repaired} repaired"
+    found = f"{count_of(report.found, 'problem')}, {report.repaired:,} repaired"
     verdict = found if report.found else "no problem"
-    print(f"{args.source}: {report.blocks} blocks, {report.directories} directories, {verdict}")
+    blocks = count_of(report.blocks, "block")
+    directories = count_of(report.directories, "directory", "directories")
+    print(f"{args.source}: {blocks}, {directories}, {verdict}")
 
 
 @contextmanager

@@ -139,7 +139,7 @@ def test_a_real_pool_is_checked_and_its_index_rebuilt(pool: Path) -> None:
         (mountpoint / "draft").rename(mountpoint / "deep" / "block")
         mount.stop()
         assert run_kvfs("fsck", str(pool)).stdout == (
-            f"{pool}: 1 blocks, 2 directories, no problem\n"
+            f"{pool}: 1 block, 2 directories, no problem\n"
         )
         with (pool / "index" / "data.mdb").open("r+b") as file:
             file.write(os.urandom(65536))
