@@ -19,7 +19,7 @@ import trio
 from mount.errno_door import counted_errno
 from mount.grant import Grant
 from mount.init_reply import Features, patch_init_reply
-from mount.intake import TURN_MESSAGES, Intake
+from mount.intake import Intake
 from mount.well_formed import well_formed
 from mount.wire import (
     ENTRY_OUT_BYTES,
@@ -129,8 +129,8 @@ class Channel:
             if self._stopped:
                 raise trio.ClosedResourceError
             if self.intake.left <= 0:
-                self.intake.left = TURN_MESSAGES
                 await trio.lowlevel.checkpoint()
+                self.intake.begin_turn()
             try:
                 size_bytes = self.intake.next(may_wait=not self._unanswered and not self._late)
             except OSError as error:
@@ -141,8 +141,8 @@ class Channel:
                 raise
             if not size_bytes:
                 if self.intake.left > 0:
-                    self.intake.left = TURN_MESSAGES
                     await self._wait()
+                    self.intake.begin_turn()
                 continue
             if self._take(size_bytes):
                 return

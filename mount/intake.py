@@ -9,6 +9,7 @@ import os
 import select
 import struct
 from collections.abc import Callable
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Final
 
 from mount.busy_poll import BusyPoll
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
     from kvfs.types import InodeNo
     from mount.readers import Readers
 
-#: After so many requests or jobs without a pause the other tasks get a turn.
+#: After so many requests or jobs without a pause the other tasks get a turn,
 TURN_MESSAGES: Final = 32
+#: and after such a time, waiting included: as often as the tick wants to look at open drafts, which
+#: may take any amount meanwhile (UNWATCHED_BYTES in kvfs/headroom.py).
+TURN_NS: Final = 20_000_000
 #: Requests of one client follow each other within this; trio's own way of waiting costs 30 us a
 #: request more than poll(2). While we wait here other tasks wait too, so it must be short.
 _POLL_MS: Final = 15
@@ -53,6 +57,7 @@ class Intake:
         busy_poll_us: int,
         counted: tuple[list[int], list[int]],
         reply: Callable[[bytes], None],
+        clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
         """*counted*: requests by opcode, and those that were answered; *reply* sends an answer."""
         poller = select.poll()
@@ -66,12 +71,19 @@ class Intake:
         self._reply: Final = reply
         #: The kind of the request read last.
         self._last_code = 0
+        self._clock_ns: Final = clock_ns
         #: How many more may be read before the other tasks get their turn.
-        self.left = TURN_MESSAGES
+        self.left = 0
+        self._turn_ends_ns = 0
         #: Whose opens and closes are answered here; without them nobody's.
         self.readers: Readers | None = None
         #: Does one short piece of work when no request waits; False when there is none.
         self.idle: Callable[[], bool] = _nothing_to_do
+
+    def begin_turn(self) -> None:
+        """Have a turn, after the other tasks had theirs."""
+        self.left = TURN_MESSAGES
+        self._turn_ends_ns = self._clock_ns() + TURN_NS
 
     def next(self, *, may_wait: bool) -> int:
         """Read the next request that is not answered here, and return its size in bytes.
@@ -88,6 +100,8 @@ class Intake:
                     continue
                 if not (may_wait and self._wait(self._last_code, _POLL_MS)):
                     return 0
+                if self._clock_ns() >= self._turn_ends_ns:
+                    self.left = 0  # with the one that came
             size_bytes = os.readv(self._device_fd, self._buffers)
             code, unique, nodeid, argument = _ASKED.unpack_from(buffer)
             self._last_code = code if code < OPCODES else 0

@@ -36,6 +36,7 @@ class Door:
         self.desk = desk
         self.kernel, self._device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.replies: list[bytes] = []
+        self.now_ns = 0
         self.requests, self.answered = [0] * OPCODES, [0] * OPCODES
         self.intake = Intake(
             self._device.fileno(),
@@ -43,8 +44,14 @@ class Door:
             busy_poll_us=40,
             counted=(self.requests, self.answered),
             reply=self.replies.append,
+            clock_ns=self.clock_ns,
         )
         self.intake.readers = desk.files.readers
+        self.intake.begin_turn()
+
+    def clock_ns(self) -> int:
+        """Look at the clock."""
+        return self.now_ns
 
     def ask(self, opcode: int, unique: int, ino: InodeNo, body: bytes) -> int:
         """Send a request; return the size of one that is left to others, 0 if there is none."""
@@ -170,9 +177,31 @@ def test_readers_leave_turns_to_others(door: Door) -> None:
     assert door.intake.next(may_wait=False) == 0
     assert door.intake.left == 0
     assert len(door.replies) == TURN_MESSAGES
-    door.intake.left = TURN_MESSAGES
+    door.intake.begin_turn()
     assert door.intake.next(may_wait=False) == 0
     assert len(door.replies) == TURN_MESSAGES + 1
+
+
+def test_readers_who_come_slowly_leave_turns_to_others_too(door: Door) -> None:
+    """The tick looks at drafts that nobody stops meanwhile."""
+    ino = door.desk.put(b"one")
+    door.desk.load(ino)
+    head = IN_HEADER.pack(IN_HEADER_BYTES + OPEN_IN.size, Opcode.OPEN, 1, ino, 0, 0, 99, 0, 0)
+    asked = head + OPEN_IN.pack(os.O_RDONLY, 0)
+
+    def asleep() -> bool:
+        """No request waits, nor any work; the next one comes 3 ms later."""
+        door.now_ns += 3_000_000
+        door.kernel.send(asked)
+        return False
+
+    door.intake.idle = asleep
+    assert door.intake.next(may_wait=True) == 0
+    assert door.intake.left == 0
+    assert len(door.replies) == 7, "the first one after 20 ms is the last one"
+    door.intake.begin_turn()
+    assert door.intake.next(may_wait=True) == 0
+    assert len(door.replies) == 2 * 7
 
 
 def test_work_is_done_while_no_request_waits_and_counts_for_the_turn(door: Door) -> None:
@@ -185,6 +214,6 @@ def test_work_is_done_while_no_request_waits_and_counts_for_the_turn(door: Door)
     assert door.intake.next(may_wait=False) == 0
     assert (door.intake.left, len(jobs)) == (0, 5)
     ino = door.desk.put(b"one")
-    door.intake.left = TURN_MESSAGES
+    door.intake.begin_turn()
     assert door.open(1, ino), "a request comes before work"
     assert len(jobs) == 5
