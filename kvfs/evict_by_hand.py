@@ -223,6 +223,9 @@ def _look(pool: Pool, ino: InodeNo, order: Order, progress: Progress) -> _Found 
     record = pool.index.inode_or_miss(ino)
     if record is None:
         return None
+    if not stat.S_ISREG(record.mode):  # named itself: below a directory only files are looked at
+        progress.kept["not a file"] += 1
+        return None
     if order.older_than_s is not None:
         used_ns = max(record.atime_ns, record.mtime_ns, record.ctime_ns)
         if used_ns > pool.clock_ns() - int(order.older_than_s * _NS):

@@ -5,19 +5,32 @@ step it is in. It goes on when who started it goes away.
 """
 
 import contextlib
+import logging
+import math
 from collections.abc import Iterator
 from itertools import count
 from typing import Any, Final
 
 import trio
 
-from kvfs.errors import CommandError, KvfsError, NoSuchAttribute, SourceBusy, UsageError
+from kvfs.errors import (
+    CommandError,
+    KvfsError,
+    NoSuchAttribute,
+    ServeFailed,
+    SourceBusy,
+    UsageError,
+)
 from kvfs.evict_by_hand import Order, Progress, carry_out, find
 from kvfs.policy import PIN
 from kvfs.reclaim_figures import path_of
 from kvfs.store import Store
 from mount.control import Verb
 
+_log: Final = logging.getLogger(__name__)
+
+#: Bytes and seconds beyond this are nobody's; times in ns must fit into 64 bits.
+_NUMBER_MAX: Final = 1 << 62
 #: Between two steps requests are answered; a step takes a millisecond or two.
 _PAUSE_S: Final = 0.001
 
@@ -37,6 +50,10 @@ class _Job:
                     await trio.sleep(_PAUSE_S)
         except KvfsError as error:
             self.error = error
+        except Exception:
+            # As in control.py: beyond this job lies the mount, which must go on.
+            _log.exception("eviction by hand failed")
+            self.error = ServeFailed("the server failed on this eviction; see its log")
         finally:
             self.done = True
 
@@ -149,4 +166,6 @@ def _number(args: dict[str, Any], name: str, kind: type[int] | type[float]) -> A
     value = args.get(name)
     if value is not None and (not isinstance(value, (int, kind)) or isinstance(value, bool)):
         raise UsageError(f"{name}: a number is wanted")
+    if value is not None and not (math.isfinite(value) and abs(value) <= _NUMBER_MAX):
+        raise UsageError(f"{name}: {value} is out of range")
     return value

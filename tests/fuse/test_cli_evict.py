@@ -93,6 +93,31 @@ def test_a_dry_run_evicts_nothing(kv: Path) -> None:
     assert evict(kv, "--dry-run", "--bytes", "1.5M")["blocks"] == 2
 
 
+def test_what_is_no_file_stays_and_the_server_goes_on(kv: Path) -> None:
+    """A link or a fifo named itself, as by a shell's pattern; links are not followed."""
+    (block,) = store(kv / "a", 1)
+    (kv / "link").symlink_to("a")
+    os.mkfifo(kv / "fifo")
+    try:
+        for path in (kv / "link", kv / "fifo"):
+            assert "nothing may go there" in fails(EvictedTooLittle, "evict", path)
+        done = evict(kv / "link", kv / "fifo", kv / "a", "--dry-run")
+        assert (done["blocks"], done["kept"]) == (1, {"not a file": 2})
+        assert block.exists()
+    finally:
+        (kv / "link").unlink()
+        (kv / "fifo").unlink()
+
+
+@pytest.mark.parametrize("age", ["1e999", "-1e300", "1e300", "NaN"])
+def test_a_number_that_is_none_is_refused(pool: Mounted, age: str) -> None:
+    """The command sends no such number; whoever else asks gets an answer, and the mount lives."""
+    socket_of = socket_path(name_of(str(pool.path)))
+    args = {"paths": [""], "older_than_s": float(age), "dry_run": True}
+    with pytest.raises(UsageError, match="out of range"):
+        ask(socket_of, "evict", args)
+
+
 def test_evict_what_the_policy_names(kv: Path) -> None:
     """Of the whole mount, as for a writer who needs the room."""
     blocks = store(kv / "a", 10)
