@@ -56,8 +56,10 @@ class Reclaim:
         self._heat_scan = heat_scan
         #: Told each inode that lost its name.
         self.unnamed: Callable[[InodeNo], None] = _tell_nobody
-        #: Told the name, for the kernel.
+        #: For the kernel: told the name of a block that is still open, or the inode of one that
+        #: is not, with its directory.
         self.vanished: Callable[[InodeNo, bytes], None] = lambda _parent, _name: None
+        self.died: Callable[[InodeNo, InodeNo], None] = lambda _ino, _parent: None
         self._queue: deque[InodeNo] = deque()
         self._planned_s = -_PLAN_AGE_S
         #: The heat's clock when the plan began: who was touched since is not what it named.
@@ -329,16 +331,18 @@ class Reclaim:
         """The index has forgotten *ino*: its space comes back, at once or after its last reader."""
         pool = self._pool
         pool.heat.evicted(ino)
-        freed_bytes = 0
-        if ino in pool.open_inodes:
+        is_open = ino in pool.open_inodes
+        if is_open:
             self._namespace.bury(ino, record, now_ns)
         else:
             pool.holdings.drop(ino)
             pool.pins.drop(ino)
             pool.identities.erase(ino, record)
-            freed_bytes = record.allocated_bytes
         self.unnamed(ino)
-        self.vanished(record.parent, record.name)
+        if is_open:
+            self.vanished(record.parent, record.name)
+        else:
+            self.died(ino, record.parent)
         self.evicted_blocks += 1
         self.evicted_bytes += record.allocated_bytes
-        return freed_bytes
+        return 0 if is_open else record.allocated_bytes

@@ -13,6 +13,7 @@ from typing import Final
 from kvfs.types import BackingId
 from mount.wire import (
     NOTIFY_INVAL_ENTRY,
+    NOTIFY_INVAL_INODE,
     OUT_HEADER,
     OUT_HEADER_BYTES,
 )
@@ -21,6 +22,7 @@ DEVICE: Final = "/dev/fuse"
 MS_RDONLY: Final = 1
 MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
+MNT_FORCE: Final = 1
 MNT_DETACH: Final = 2
 
 #: _IOW(229, 1, struct fuse_backing_map): the id is the return value.
@@ -66,9 +68,13 @@ def mount(device_fd: int, mountpoint: str, source: str, *, read_only: bool) -> N
     )
 
 
-def unmount(mountpoint: str, *, lazy: bool) -> None:
-    """Unmount *mountpoint* (umount2(2)); *lazy* detaches it even while it is in use."""
-    _check(_libc.umount2(os.fsencode(mountpoint), MNT_DETACH if lazy else 0), "umount")
+def unmount(mountpoint: str, *, lazy: bool, force: bool = False) -> None:
+    """Unmount *mountpoint* (umount2(2)); *lazy* detaches it even while it is in use.
+
+    *force* ends all requests that nobody will answer first, also if the rest fails.
+    """
+    flags = (MNT_DETACH if lazy else 0) | (MNT_FORCE if force else 0)
+    _check(_libc.umount2(os.fsencode(mountpoint), flags), "umount")
 
 
 def open_backing(device_fd: int, extent_fd: int) -> BackingId:
@@ -92,7 +98,19 @@ def _notify(device_fd: int, code: int, payload: bytes) -> None:
     os.write(device_fd, message)
 
 
+def notify_inval_inode(device_fd: int, ino: int) -> None:
+    """Have the attributes of *ino* asked for anew; waits for nobody.
+
+    struct fuse_notify_inval_inode_out; an offset below 0 leaves the page cache alone.
+    """
+    _notify(device_fd, NOTIFY_INVAL_INODE, struct.pack("<Qqq", ino, -1, 0))
+
+
 def notify_inval_entry(device_fd: int, parent: int, name: bytes) -> None:
-    """Drop a cached name. Blocks while a LOOKUP or CREATE in *parent* is unanswered."""
+    """Drop a cached name. Blocks while a LOOKUP or CREATE in *parent* is unanswered.
+
+    Who is killed meanwhile is not gone before that is answered, which nobody does any more: the
+    device stays open, and the mount hangs until it is unmounted by force.
+    """
     head = struct.pack("<QII", parent, len(name), 0)
     _notify(device_fd, NOTIFY_INVAL_ENTRY, head + name + b"\0")

@@ -1,13 +1,18 @@
 """Tells the kernel what kvfs itself changed, from a thread of its own.
 
-Dropping a name waits for the directory's lock, which a LOOKUP or CREATE that we have not answered
-yet may hold: on the loop's thread that would be for ever. Nothing depends on a notification: an
-OPEN or GETATTR of a gone inode is answered ESTALE, and the kernel looks the name up again.
+Nothing depends on a notification: an OPEN or GETATTR of a gone inode is answered ESTALE, and the
+kernel looks the name up again. So of an evicted block the kernel is told that its attributes are
+old, which waits for nobody. Dropping a name waits for the directory's lock, which a LOOKUP or
+CREATE that we have not answered yet may hold: on the loop's thread that would be for ever, and in
+a server that is killed meanwhile, too. It is for names whose inode lives on.
 """
 
+import contextlib
+import functools
 import logging
 import queue
 import threading
+from collections.abc import Callable
 from typing import Final
 
 from kvfs.types import InodeNo
@@ -17,6 +22,9 @@ _log: Final = logging.getLogger(__name__)
 #: Names waiting to be told; above it they are not told, which costs a look-up each.
 _BACKLOG_MAX: Final = 65_536
 
+#: Tells the kernel of one name. Raises OSError.
+_Telling = Callable[[], None]
+
 
 class Notifier:
     """The thread and its bounded queue."""
@@ -25,7 +33,7 @@ class Notifier:
         """*tells* false, the kernel is told nothing and finds out by itself."""
         self._device_fd = device_fd
         self._tells = tells
-        self._names: queue.Queue[tuple[InodeNo, bytes] | None] = queue.Queue(_BACKLOG_MAX)
+        self._tellings: queue.Queue[_Telling | None] = queue.Queue(_BACKLOG_MAX)
         self._thread: threading.Thread | None = None
         self.told = 0
         self.untold = 0
@@ -33,10 +41,17 @@ class Notifier:
     @property
     def backlog(self) -> int:
         """Names not told yet."""
-        return self._names.qsize()
+        return self._tellings.qsize()
 
     def entry_vanished(self, parent: InodeNo, name: bytes) -> None:
-        """Have the kernel forget *name* in *parent*."""
+        """Have the kernel forget *name* in *parent*, whose inode may still be open."""
+        self._tell(functools.partial(kernel.notify_inval_entry, self._device_fd, parent, name))
+
+    def inode_vanished(self, ino: InodeNo, parent: InodeNo) -> None:
+        """Have the kernel ask again for *ino*, which is gone, and for its directory *parent*."""
+        self._tell(functools.partial(_inval_inodes, self._device_fd, ino, parent))
+
+    def _tell(self, telling: _Telling) -> None:
         if not self._tells:
             self.untold += 1
             return
@@ -44,7 +59,7 @@ class Notifier:
             self._thread = threading.Thread(target=self._work, name="kvfs-notify", daemon=True)
             self._thread.start()
         try:
-            self._names.put_nowait((parent, name))
+            self._tellings.put_nowait(telling)
         except queue.Full:
             self.untold += 1
 
@@ -52,18 +67,24 @@ class Notifier:
         """End the thread as soon as it does not wait for the kernel; the mount is gone anyway."""
         if self._thread is not None:
             try:
-                self._names.put_nowait(None)
+                self._tellings.put_nowait(None)
             except queue.Full:
                 return
             self._thread.join(timeout=1.0)
 
     def _work(self) -> None:
-        while (entry := self._names.get()) is not None:
+        while (telling := self._tellings.get()) is not None:
             try:
-                kernel.notify_inval_entry(self._device_fd, *entry)
+                telling()
                 self.told += 1
             except FileNotFoundError:
                 self.told += 1  # the kernel did not know it
             except OSError as error:
                 self.untold += 1
-                _log.debug("kernel not told of %r: %s", entry[1], error)
+                _log.debug("kernel not told: %s", error)
+
+
+def _inval_inodes(device_fd: int, *inos: InodeNo) -> None:
+    for ino in inos:
+        with contextlib.suppress(FileNotFoundError):  # the kernel does not know it
+            kernel.notify_inval_inode(device_fd, ino)

@@ -132,6 +132,7 @@ FOPEN_NOFLUSH: Final = 1 << 5
 FOPEN_PASSTHROUGH: Final = 1 << 7
 
 #: Of enum fuse_notify_code.
+NOTIFY_INVAL_INODE: Final = 2
 NOTIFY_INVAL_ENTRY: Final = 3
 
 #: Requests the kernel expects no answer to.

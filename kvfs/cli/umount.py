@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     server_pid = server_of(mountpoint)
     pidfd = _open_process(server_pid)
     try:
-        _unmount(mountpoint, lazy=args.lazy)
+        _unmount(mountpoint, lazy=args.lazy, force=_was_killed(server_pid))
         ended = _wait_for_end(pidfd, min(args.wait_s, _LAZY_WAIT_S) if args.lazy else args.wait_s)
     finally:
         if pidfd >= 0:
@@ -115,11 +115,24 @@ def _wait_for_source(source: str) -> None:
         wait_released(source)
 
 
-def _unmount(mountpoint: str, *, lazy: bool) -> None:
+def _was_killed(pid: int) -> bool:
+    """Whether server *pid* is dead but for a thread that the kernel holds up.
+
+    It has /dev/fuse open, so that callers wait for answers that never come.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name in brackets may hold anything (proc_pid_stat(5)); the state comes next.
+            return file.read().rpartition(b") ")[2].startswith((b"Z", b"X"))
+    except OSError:
+        return False
+
+
+def _unmount(mountpoint: str, *, lazy: bool, force: bool) -> None:
     from mount.kernel import unmount
 
     try:
-        unmount(mountpoint, lazy=lazy)
+        unmount(mountpoint, lazy=lazy, force=force)
     except OSError as error:
         if error.errno != errno.EBUSY:
             raise MountpointUnusable(f"{mountpoint}: {error.strerror}") from None

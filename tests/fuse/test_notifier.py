@@ -1,0 +1,216 @@
+"""What the kernel is told of evicted blocks: at once, whoever waits for us in their directory."""
+
+import contextlib
+import ctypes
+import errno
+import os
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import PIPE
+from typing import Final
+
+import pytest
+
+from kvfs.cli.umount import _was_killed
+from kvfs.types import InodeNo
+from mount.notifier import Notifier
+from tests.support.mounting import (
+    KVFS,
+    ROOT,
+    Mounted,
+    run_kvfs,
+    skip_without_mounts,
+    workplace,
+)
+
+pytestmark = pytest.mark.needs_fuse
+
+_PIDFD_GETFD: Final = 438
+_WAIT_S: Final = 30.0
+BLOCK_BYTES: Final = 4 << 20
+
+
+@contextlib.contextmanager
+def device_of(server_pid: int) -> Iterator[int]:
+    """Yield a descriptor of the server's /dev/fuse (pidfd_getfd(2))."""
+    (theirs,) = [
+        int(entry.name)
+        for entry in Path(f"/proc/{server_pid}/fd").iterdir()
+        if os.readlink(entry) == "/dev/fuse"
+    ]
+    pidfd = os.pidfd_open(server_pid)
+    ours = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, pidfd, theirs, 0)
+    os.close(pidfd)
+    assert ours >= 0, os.strerror(ctypes.get_errno())
+    try:
+        yield ours
+    finally:
+        os.close(ours)
+
+
+@contextlib.contextmanager
+def stopped(server_pid: int) -> Iterator[None]:
+    """Keep the server from answering."""
+    os.kill(server_pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server_pid, signal.SIGCONT)
+
+
+def in_a_thread(call: Callable[[], object]) -> tuple[threading.Thread, int]:
+    """Run *call* in a thread; returns when the thread waits for an answer of the server's."""
+    began = threading.Event()
+    tids: list[int] = []
+
+    def run() -> None:
+        tids.append(threading.get_native_id())
+        began.set()
+        call()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert began.wait(_WAIT_S)
+    wait_until(lambda: waits_for(tids[0], "request_wait_answer"))
+    return thread, tids[0]
+
+
+def waits_for(tid: int, function: str) -> bool:
+    return Path(f"/proc/self/task/{tid}/wchan").read_text() == function
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """Look again and again, for a bounded time."""
+    never = threading.Event()
+    for _ in range(int(_WAIT_S * 100)):
+        if true():
+            return
+        never.wait(0.01)
+    raise AssertionError("in vain")
+
+
+@pytest.fixture
+def mounted() -> Iterator[Mounted]:
+    skip_without_mounts()
+    with workplace() as directory:
+        (directory / "pool").mkdir()
+        with Mounted(directory / "pool", directory / "kv", "--capacity", "256M") as mounted:
+            yield mounted
+
+
+def test_the_kernel_is_told_of_a_gone_inode_whoever_waits_for_us_there(mounted: Mounted) -> None:
+    """A server killed between the two would never end otherwise, nor would the waiting call."""
+    directory = mounted.path / "d"
+    directory.mkdir()
+    block = directory / "block"
+    block.write_bytes(b"bytes")
+    ino, parent = InodeNo(block.stat().st_ino), InodeNo(directory.stat().st_ino)
+    with device_of(mounted.server_pid) as device_fd:
+        gone, name = Notifier(device_fd), Notifier(device_fd)
+        with stopped(mounted.server_pid):
+            making, _ = in_a_thread((directory / "new").mkdir)
+            gone.inode_vanished(ino, parent)
+            wait_until(lambda: gone.told == 1)
+            name.entry_vanished(parent, b"block")
+            wait_until(lambda: name.backlog == 0)
+            assert name.told == 0, "the directory is locked, or this test shows nothing"
+        making.join(_WAIT_S)
+        wait_until(lambda: name.told == 1)
+        for notifier in (gone, name):
+            notifier.stop()
+    assert (directory / "new").is_dir()
+    assert block.read_bytes() == b"bytes", "it was not gone, and was looked up again"
+
+
+def test_an_evicted_block_does_not_exist_any_more(mounted: Mounted) -> None:
+    """Though the kernel knew its name and attributes for minutes to come."""
+    block = mounted.path / "block"
+    (mounted.path / "block.tmp").write_bytes(b"bytes")
+    (mounted.path / "block.tmp").rename(block)
+    assert block.exists()
+    before_ns = mounted.path.stat().st_mtime_ns
+    run_kvfs("evict", str(block))
+    wait_until(lambda: mounted.status()["notifications"]["told"] == 1)
+    assert not block.exists()
+    assert not os.access(block, os.F_OK)
+    assert mounted.path.stat().st_mtime_ns > before_ns
+    assert list(mounted.path.iterdir()) == []
+    block.write_bytes(b"anew")
+    assert block.read_bytes() == b"anew"
+
+
+def test_umount_ends_the_calls_that_wait_for_a_killed_server() -> None:
+    """One that was telling of an open block: its thread is held up and holds the device open.
+
+    A draft waits in its directory, which is locked, for readers to be done; what they read has
+    lost its name meanwhile.
+    """
+    skip_without_mounts()
+    with workplace() as place, contextlib.ExitStack() as stack:
+        (place / "pool").mkdir()
+        # Started first: who forks later closes our files on the mount, and waits for the server.
+        command = shlex.join([*KVFS, "umount", "--lazy", str(place / "kv")])
+        umount = subprocess.Popen(["sh", "-c", f"read go; {command}"], stdin=PIPE, cwd=ROOT)
+        assert umount.stdin is not None
+        flags = ("--capacity", "64M", "--set", "room_wait_s=60")
+        mounted = stack.enter_context(Mounted(place / "pool", place / "kv", *flags))
+        directory = mounted.path / "d"
+        directory.mkdir()
+        for number in range(12):  # in place: they stay while we live
+            (mounted.path / str(number)).write_bytes(bytes(BLOCK_BYTES))
+        for number in range(3):
+            (directory / "tmp").write_bytes(bytes(BLOCK_BYTES))
+            (directory / "tmp").rename(directory / f"read{number}")
+            reader = os.open(directory / f"read{number}", os.O_RDONLY)
+            stack.callback(close_dead, reader)
+        failed: list[OSError] = []
+        storing = threading.Thread(target=store_more, args=(directory, failed))
+        storing.start()
+        wait_until(lambda: is_telling(mounted.server_pid))
+        os.kill(mounted.server_pid, signal.SIGKILL)
+        wait_until(lambda: _was_killed(mounted.server_pid))
+        assert storing.is_alive()
+        umount.stdin.close()
+        assert umount.wait(_WAIT_S) == 0
+        storing.join(_WAIT_S)
+        assert [error.errno for error in failed] == [errno.ECONNABORTED]
+
+
+def close_dead(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(fd)
+
+
+def store_more(directory: Path, failed: list[OSError]) -> None:
+    """Create files until one waits for room, and until that fails."""
+    try:
+        for number in range(8):
+            with (directory / f"new{number}").open("xb", buffering=0) as file:
+                file.write(bytes(BLOCK_BYTES))
+    except OSError as error:
+        failed.append(error)
+
+
+def is_telling(server_pid: int) -> bool:
+    """Whether a thread of the server waits for a directory's lock."""
+    tasks = Path(f"/proc/{server_pid}/task").iterdir()
+    return any((task / "wchan").read_text() == "fuse_reverse_inval_entry" for task in tasks)
+
+
+def test_who_was_killed_is_known_by_its_state() -> None:
+    child = os.fork()
+    if not child:
+        signal.pause()
+    try:
+        assert not _was_killed(child)
+        os.kill(child, signal.SIGKILL)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        assert _was_killed(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert not _was_killed(child)
