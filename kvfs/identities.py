@@ -58,6 +58,10 @@ class Identities:
         #: Overwritten in place and final now: their bytes are on their way to the device, and the
         #: identity follows. A rebuild could not tell old bytes from new ones.
         self._syncing: dict[InodeNo, Identity] = {}
+        #: Taken away, but the device may have them still: until an fsync, a new one, or the end.
+        self._lingering: set[InodeNo] = set()
+        #: Their removal is queued, or failed.
+        self._withdrawing: set[InodeNo] = set()
 
     def write(self, ino: InodeNo, record: InodeRecord, *, overwritten: bool = False) -> None:
         """Queue *record*'s identity; drafts have none, nor have fifos and sockets.
@@ -104,21 +108,33 @@ class Identities:
     def withdraw(self, ino: InodeNo) -> None:
         """Queue the removal of an extent's identity: its bytes are about to change."""
         self._syncing.pop(ino, None)
+        self._withdrawing.add(ino)
         self._background.identify(ino, lambda: self._unidentify(ino))
 
-    def withdraw_now(self, ino: InodeNo) -> bool:
-        """Remove an extent's identity; False if there was none. Raises OSError.
+    def was_identified(self, ino: InodeNo) -> bool:
+        """Whether *ino*'s identity was taken away, or is to be, and the device may have it."""
+        return ino in self._lingering or ino in self._withdrawing
 
-        The device may have it still: it is gone for good after an fsync of the extent.
+    def withdraw_now(self, ino: InodeNo) -> bool:
+        """Remove an extent's identity; False if the device has none either. Raises OSError.
+
+        Else it is gone for good after an fsync of the extent, which ``forgotten`` is told of.
         """
         self._syncing.pop(ino, None)
         self._background.forget(ino)
-        return self._extents.unidentify(ino)
+        self._unidentify(ino)
+        return ino in self._lingering
+
+    def forgotten(self, ino: InodeNo) -> None:
+        """Learn that an fsync of *ino*'s extent followed the removal of its identity."""
+        self._lingering.discard(ino)
 
     def erase(self, ino: InodeNo, record: InodeRecord) -> None:
         """Queue the removal of what *record*'s inode has on the device."""
         self._syncing.pop(ino, None)
         self._background.forget(ino)
+        self._lingering.discard(ino)
+        self._withdrawing.discard(ino)
         if stat.S_ISREG(record.mode):
             remove = functools.partial(self._extents.unlink, ino)
             in_use = functools.partial(self._extents.is_used, ino)
@@ -127,7 +143,11 @@ class Identities:
             self._background.submit(lambda: self._extents.forget_node(ino))
 
     def _unidentify(self, ino: InodeNo) -> None:
-        self._extents.unidentify(ino)
+        if self._extents.unidentify(ino):
+            self._lingering.add(ino)
+        self._withdrawing.discard(ino)
 
     def _write_extent(self, ino: InodeNo, identity: Identity) -> None:
         self._extents.identify(ino, identity)
+        self._lingering.discard(ino)  # the next removal finds this one
+        self._withdrawing.discard(ino)

@@ -78,7 +78,10 @@ class Publishing:
         if opened.writers == 1:
             opened.renamed = opened.torn = False
         opened.unfinished = state in UNFINISHED
-        if opened.gone is not None or state in UNFINISHED:
+        if state in UNFINISHED:
+            return
+        if opened.gone is not None:  # a power loss may bring its name back
+            opened.identity_lingers = self._identities.withdraw_now(opened.ino)
             return
         reopened = after(state, Event.REOPEN)
         # Also a slab whose state stays: a start after a kill measures what was open for writing.
@@ -89,7 +92,12 @@ class Publishing:
             opened.unfinished = True
             pool.holdings.drop(opened.ino)
             evictable.note(pool, opened.ino, record._replace(state=State.REWRITE))
-            opened.identity_lingers = self._identities.withdraw_now(opened.ino)
+        may_linger = reopened is State.REWRITE or self._was_identified(opened.ino)
+        opened.identity_lingers = may_linger and self._identities.withdraw_now(opened.ino)
+
+    def _was_identified(self, ino: InodeNo) -> bool:
+        """Whether a slab may have been a final block a moment ago, or when the last server died."""
+        return self._identities.was_identified(ino) or ino < self._pool.numbers.first
 
     def must_forget(self, opened: OpenInode) -> bool:
         """Whether old bytes may be overwritten that the device still calls whole.
@@ -102,6 +110,7 @@ class Publishing:
         """Wait until the device has no identity of *opened*; in a thread. Raises OSError."""
         self._pool.syscalls.fsync(opened.fd)
         opened.identity_lingers = False
+        self._identities.forgotten(opened.ino)
 
     def allocate_ahead(self, ino: InodeNo) -> None:
         """Space was allocated ahead of bytes (fallocate, truncate up): it is a slab in the making.

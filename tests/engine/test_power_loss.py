@@ -1,7 +1,7 @@
 """A real XFS loses power: what comes back is whole, and what was synced comes back."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -10,7 +10,7 @@ from kvfs.devices import open_source
 from kvfs.errors import IndexDamaged, NotFound
 from kvfs.open_inodes import OpenInode
 from kvfs.store import Store
-from kvfs.types import ROOT_INODE
+from kvfs.types import ROOT_INODE, InodeNo
 from tests.support.power import Cut, Drive, drive, write_back
 from tests.support.stores import DIRECTORY, assert_no_strays, get, put, settle, tree, write
 
@@ -116,7 +116,10 @@ def test_a_size_that_came_before_its_bytes_is_no_block(powered: Drive) -> None:
 
 def overwrite(store: Store, name: bytes, data: bytes) -> OpenInode:
     """Open a block in place as the mount does, and have half of *data* on the device."""
-    ino = store.namespace.lookup(ROOT_INODE, name)
+    return overwrite_inode(store, store.namespace.lookup(ROOT_INODE, name), data)
+
+
+def overwrite_inode(store: Store, ino: InodeNo, data: bytes) -> OpenInode:
     opened = store.blocks.open(ino, writer=True, truncate=False)
     if store.blocks.publishing.must_forget(opened):
         store.blocks.publishing.forget_durably(opened)
@@ -138,6 +141,53 @@ def test_bytes_of_a_rewrite_never_come_before_the_end_of_the_old_identity(
     store = powered.start()
     with pytest.raises(NotFound):
         store.namespace.lookup(ROOT_INODE, b"K")
+
+
+def append(store: Store, ino: InodeNo) -> None:
+    """Open for appending and close without a byte: the identity goes, and a tick brings it back."""
+    store.blocks.close(
+        store.blocks.open(ino, writer=True, truncate=False, appends=True), writer=True
+    )
+
+
+def cut_short(store: Store, ino: InodeNo) -> None:
+    store.blocks.truncate(ino, LARGE_BYTES // 2)
+
+
+def make_longer(store: Store, ino: InodeNo) -> None:
+    """It is a slab from now on; its identity goes, and the tick takes it away."""
+    store.blocks.truncate(ino, LARGE_BYTES + 4096)
+    settle(store)
+
+
+def make_longer_just_now(store: Store, ino: InodeNo) -> None:
+    store.blocks.truncate(ino, LARGE_BYTES + 4096)
+
+
+@pytest.mark.parametrize("before", [append, cut_short, make_longer, make_longer_just_now])
+def test_an_identity_that_went_before_the_rewrite_is_waited_for_too(
+    powered: Drive, before: Callable[[Store, InodeNo], None]
+) -> None:
+    """Whoever took it away: the device has it still, and a block of its size under it."""
+    store = running(powered)
+    ino = put(store, ROOT_INODE, b"K", b"1" * LARGE_BYTES)
+    sync(store)
+    before(store, ino)
+    overwrite(store, b"K", b"2" * LARGE_BYTES)
+    powered.cut(Cut.NOTHING)
+    assert tree(powered.start()) == {}
+
+
+def test_a_removed_block_that_is_opened_again_is_not_called_whole(powered: Drive) -> None:
+    """By way of /proc/self/fd: a power loss may bring its name back, but then with its bytes."""
+    store = running(powered)
+    ino = put(store, ROOT_INODE, b"K", b"1" * LARGE_BYTES)
+    sync(store)
+    store.blocks.open(ino, writer=False, truncate=False)
+    store.namespace.unlink(ROOT_INODE, b"K")
+    overwrite_inode(store, ino, b"2" * LARGE_BYTES)
+    powered.cut(Cut.NOTHING)
+    assert tree(powered.start()) == {}
 
 
 @pytest.mark.parametrize("cut", Cut, ids=lambda cut: cut.name)

@@ -126,6 +126,24 @@ def test_an_open_for_writing_marks_a_published_block(running: Host) -> None:
     assert_exact(running)
 
 
+def test_a_taken_identity_is_remembered_until_it_can_do_no_harm(running: Host) -> None:
+    """Until an fsync, a new one, or the end of the inode."""
+    store, identities = running.store, running.store.pool.identities
+    kept, synced, removed = (put(store, ROOT_INODE, name, b"bytes") for name in (b"a", b"b", b"c"))
+    store.pool.background.hurry()
+    opened = store.blocks.open(kept, writer=True, truncate=False, appends=True)
+    store.blocks.close(opened, writer=True)
+    opened = store.blocks.open(synced, writer=True, truncate=False)
+    store.blocks.truncate(removed, 2 * PAGE_BYTES)
+    assert all(map(identities.was_identified, (kept, synced, removed)))
+    store.blocks.publishing.forget_durably(opened)
+    store.blocks.close(opened, writer=True)
+    store.pool.background.hurry()
+    store.namespace.unlink(ROOT_INODE, b"c")
+    settle(store)
+    assert not any(map(identities.was_identified, (kept, synced, removed)))
+
+
 def test_rewriting_within_a_tick_of_the_clock_is_noticed(running: Host) -> None:
     store = running.store
     ino = put(store, ROOT_INODE, b"a", b"old")
