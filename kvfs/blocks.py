@@ -146,7 +146,7 @@ class Blocks:
             if truncate and record.size_bytes:
                 self.truncate(ino, 0)
         except BaseException:
-            self.close(opened, writer=writer)
+            self.abandon(opened, writer=writer)
             raise
         return opened
 
@@ -255,6 +255,12 @@ class Blocks:
             if opened.ino in self.superseding.old:
                 self.superseding.old.end(opened.ino)
         self._pool.leave(opened, writer=writer)
+
+    def abandon(self, opened: OpenInode, *, writer: bool) -> None:
+        """Give back a handle that its opener never got: a draft of its own is no empty block."""
+        if writer and opened.writers == 1:
+            self.spoil(opened)
+        self.close(opened, writer=writer)
 
     def settle(self) -> None:
         """Try again to publish the blocks that could not be, up to one that still cannot.
@@ -386,5 +392,5 @@ class Blocks:
         return max(0, min(end_bytes - opened.allocated_bytes, size_bytes))
 
     def spoil(self, opened: OpenInode) -> None:
-        """A write was refused for lack of room: what is being written will not be whole."""
+        """A write, or the open, was refused: what is being written will not be whole."""
         opened.torn = opened.torn or opened.unfinished

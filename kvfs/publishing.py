@@ -68,6 +68,7 @@ class Publishing:
                 return
             opened.appended_only = False
         else:
+            opened.unfinished = state in UNFINISHED  # also if the rest fails: no empty block
             pool.syscalls.utime(opened.fd, ns=(record.atime_ns, record.mtime_ns))
             # A time that was looked at is not given to the next write, too (multigrain
             # timestamps, Linux 6.13): what is written now is told from what is not.
@@ -77,7 +78,6 @@ class Publishing:
         opened.before = State.PUBLISHED if state is State.RENAMED else state
         if opened.writers == 1:
             opened.renamed = opened.torn = False
-        opened.unfinished = state in UNFINISHED
         if state in UNFINISHED:
             return
         if opened.gone is not None:  # a power loss may bring its name back

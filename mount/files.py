@@ -128,6 +128,9 @@ class Files:
             blocks.enter_reader(opened)
             try:
                 fh, grant = self._granted(opened, flags, writer=False)
+            except BaseException:
+                blocks.spoil(opened)
+                raise
             finally:
                 blocks.close(opened, writer=True)
             return fh, grant, opened.ino, blocks.present(opened.ino)
@@ -170,7 +173,7 @@ class Files:
         except BaseException as error:
             if isinstance(error, Damaged):
                 self.store.blocks.publishing.dismiss(opened, error)
-            self.store.blocks.close(opened, writer=writer)
+            self.store.blocks.abandon(opened, writer=writer)
             raise
 
     def release(self, fh: int) -> None:

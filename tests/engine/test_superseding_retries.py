@@ -1,5 +1,6 @@
 """Second tries of truncating opens: what a refused OPEN leaves behind must not hit later ones."""
 
+import errno
 from collections.abc import Iterator
 
 import pytest
@@ -9,9 +10,14 @@ from kvfs.makers import Maker
 from kvfs.open_inodes import OpenInode
 from kvfs.types import ROOT_INODE, InodeNo
 from tests.support.life_model import Lives
-from tests.support.stores import FILE, Host, get, host, write
+from tests.support.stores import FILE, Host, assert_exact, get, host, put, settle, tree, write
 
 TMP = b"K.tmp"
+
+
+def refuse(*_: object, **__: object) -> None:
+    """Stand for a system call that fails."""
+    raise OSError(errno.EIO, "no time")
 
 
 class Client:
@@ -92,3 +98,21 @@ def test_a_name_that_comes_and_goes_between_two_looks(running: Host) -> None:
     slow.refused(writing.ino)
     assert get(store, ROOT_INODE, b"K") == b"whole"
     store.blocks.close(draft, writer=True)
+
+
+def test_a_fresh_inode_that_cannot_be_opened_is_no_empty_block(
+    running: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old version went with its name: a miss, and no bytes that nobody wrote."""
+    store = running.store
+    client = Client(running, 100)
+    put(store, ROOT_INODE, b"K", b"whole")
+    client.refused(client.look(b"K"))
+    promised = client.look(b"K")
+    with monkeypatch.context() as failing:
+        failing.setattr(store.pool.syscalls, "utime", refuse)
+        with pytest.raises(OSError, match="no time"):
+            client.open(promised)
+    settle(store)
+    assert tree(store) == {}
+    assert_exact(running)

@@ -208,17 +208,32 @@ async def test_create_opens_what_is_there_unless_told_otherwise(
 
 
 @pytest.mark.parametrize("flags", [NEW, os.O_RDONLY | os.O_CREAT])
-def test_a_create_that_cannot_be_recorded_leaves_no_writer(
+def test_a_create_that_cannot_be_recorded_leaves_nothing(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, flags: int
 ) -> None:
-    """A writer that nobody closes would keep the block a draft for ever."""
+    """Neither a writer that nobody closes nor an empty block that others would load."""
     monkeypatch.setattr(desk.handles, "open", fail)
     with pytest.raises(MemoryError):
         desk.create(b"block", flags)
     monkeypatch.undo()
     assert len(desk.store.pool.open_inodes) == 0
-    ino = desk.store.namespace.lookup(ROOT_INODE, b"block")
-    assert state_of(desk, ino) is State.LEASED
+    assert inos(desk.store) == []
+
+
+def test_an_emptying_open_that_cannot_be_recorded_leaves_no_empty_block(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name went to a draft that nobody has now: a miss."""
+    ino = put(desk.store, ROOT_INODE, b"block", b"bytes")
+    with pytest.raises(DeadInode):
+        desk.files.open(ino, os.O_WRONLY | os.O_TRUNC)
+    monkeypatch.setattr(desk.handles, "open", fail)
+    fresh = desk.store.namespace.lookup(ROOT_INODE, b"block")
+    with pytest.raises(MemoryError):
+        desk.files.open(fresh, os.O_WRONLY | os.O_TRUNC)
+    monkeypatch.undo()
+    desk.assert_nothing_is_open()
+    assert inos(desk.store) == []
 
 
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND])
