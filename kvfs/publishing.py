@@ -161,19 +161,21 @@ class Publishing:
         if allocated_bytes > round_up(record.size_bytes) and before.state != State.SLAB_DRAFT:
             allocated_bytes = pool.extents.trim(opened.fd, record.size_bytes)
         pool.note_allocated(opened, allocated_bytes)
-        opened.unfinished = False
         if opened.gone is not None:
             opened.gone = record
+            opened.unfinished = False
             return
         state = self._closed(opened, State(before.state), written=written)
         if state is State.GONE:
             self._drop_torn(opened, record)
+            opened.unfinished = False
             return
         same = state == opened.before == before.state and not written
         if not same or allocated_bytes != before.allocated_bytes:
             owned = self._owned(opened, record, state, written=written)
             self._record(opened, before, owned, allocated_bytes)
-        opened.torn = opened.renamed = False
+        # Only now: until it is published another writer's death tears it.
+        opened.unfinished = opened.torn = opened.renamed = False
 
     def _closed(self, opened: OpenInode, state: State, *, written: bool) -> State:
         """Return what the last writable close makes of a block in *state*."""

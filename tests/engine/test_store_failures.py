@@ -4,6 +4,7 @@ A request that fails changes nothing, or all of it; space is exact to the byte; 
 """
 
 import errno
+import signal
 from collections.abc import Iterator
 from typing import Final
 
@@ -83,6 +84,28 @@ def test_the_device_may_fail_from_any_call_on_and_come_back(error_no: int) -> No
             assert tree(store) == expected
             assert_exact(made)
             assert_sound(made, expected)
+
+
+def test_who_dies_on_a_block_that_is_not_published_yet_tears_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its first writer's close failed to publish; the second one overwrote a half of it."""
+    failing = FailingSyscalls(["commit"])
+    monkeypatch.setattr("kvfs.makers.Makers.exit_signal", lambda *_: signal.SIGKILL)
+    with host() as made:
+        store = made.start(failing)
+        first, _ = store.blocks.create(ROOT_INODE, b"K", FILE, 0, 0)
+        write(store, first, b"1" * 8192)
+        failing.calls, failing.fail_at = 0, 1
+        store.blocks.close(first, writer=True)
+        assert failing.failed
+        second = store.blocks.open(first.ino, writer=True, truncate=False)
+        store.tick()
+        write(store, second, b"2" * 4096)
+        store.blocks.publishing.look_at_closer(second, 1)
+        store.blocks.close(second, writer=True)
+        settle(store)
+        assert_sound(made, {})
 
 
 @ERRORS
