@@ -95,14 +95,13 @@ class Identities:
             del self._syncing[ino]
             self._background.identify(ino, lambda: self._write_extent(ino, identity))
 
-    @property
-    def waits_for_sync(self) -> bool:
-        """Whether an identity waits for its bytes."""
-        return bool(self._syncing)
+    def waiting_for_sync(self) -> dict[InodeNo, Identity]:
+        """Return the identities that wait for their bytes now, for ``all_synced``."""
+        return dict(self._syncing)
 
-    def all_synced(self) -> None:
-        """Everything is durable that was written before: no identity has to wait any more."""
-        for ino, identity in list(self._syncing.items()):
+    def all_synced(self, waiting: dict[InodeNo, Identity]) -> None:
+        """Everything is durable that was written when these were *waiting*: they wait no more."""
+        for ino, identity in waiting.items():
             self._synced(ino, identity)
 
     def withdraw(self, ino: InodeNo) -> None:

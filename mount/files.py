@@ -337,10 +337,10 @@ class Files:
         pool = self.store.pool
         pool.background.hurry()
         pool.index.settle()
-        waiting = pool.identities.waits_for_sync
+        waiting = pool.identities.waiting_for_sync()
         await self._in_thread(pool.sync)
         if waiting:
-            pool.identities.all_synced()
+            pool.identities.all_synced(waiting)
             pool.background.hurry()
             await self._in_thread(pool.sync)
 

@@ -21,7 +21,7 @@ from mount.files import Files
 from mount.grant import Grant
 from mount.handles import HandleKind, Handles
 from mount.operations import Operations
-from tests.support.stores import FILE, MIB, get, host, put, settle
+from tests.support.stores import FILE, MIB, allocate, get, host, put, settle
 
 NEW: Final = os.O_RDWR | os.O_CREAT
 
@@ -172,6 +172,35 @@ async def test_the_kernel_gets_a_rewrites_handle_after_that_wait(
     assert order == ["fsync", "granted"]
     desk.files.release(told.fh)
     desk.assert_nothing_is_open()
+
+
+async def test_a_sync_vouches_for_what_was_final_when_it_began(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slab renamed meanwhile may have bytes that are not on the device: no identity yet."""
+    store, pool = desk.store, desk.store.pool
+    slabs = {}
+    for name in (b"before", b"meanwhile"):
+        fh, slabs[name] = desk.create(b"." + name)
+        allocate(store, desk.handles.get(fh).opened, 8192)
+        assert await desk.files.write(fh, 0, b"x" * 8192) == 8192
+        desk.files.release(fh)
+    identified: list[list[bool]] = []
+
+    def rename(name: bytes) -> None:
+        store.rename(ROOT_INODE, b"." + name, ROOT_INODE, name, replace=True)
+
+    def sync() -> None:
+        identified.append([pool.extents.identity(ino) is not None for ino in slabs.values()])
+        if len(identified) == 1:
+            trio.from_thread.run_sync(rename, b"meanwhile")
+
+    monkeypatch.setattr(pool.background, "submit_long", lambda _: None)  # the thread is busy
+    monkeypatch.setattr(pool, "sync", sync)
+    rename(b"before")
+    await desk.files.sync_names()
+    assert identified == [[False, False], [True, False]]
+    monkeypatch.undo()
 
 
 def test_create_for_reading_publishes_at_once(desk: Desk) -> None:
