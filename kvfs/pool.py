@@ -223,7 +223,9 @@ class Pool:
     def _make_room(self, size_bytes: int) -> None:
         space = self.space
         self.departures.hurry(size_bytes)
-        for give_way in (self.ready.give_way, self.graves.give_way, self.forget_nameless):
+        graves = self.graves.give_way
+        # What the third lets go lies in a grave first.
+        for give_way in (self.ready.give_way, graves, self.forget_nameless, graves):
             if size_bytes <= space.unclaimed_bytes:
                 return
             give_way()

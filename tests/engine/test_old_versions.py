@@ -16,6 +16,7 @@ from tests.support.stores import (
     Host,
     assert_exact,
     assert_no_strays,
+    get,
     host,
     put,
     settle,
@@ -148,6 +149,23 @@ def test_it_gives_way_to_the_new_version(running: Host) -> None:
     assert seen(running, b"K", WRITER) == opened.ino
     close(running, opened)
     assert seen(running, b"K", READER) == opened.ino
+    assert_exact(running)
+
+
+def test_a_small_one_gives_way_too(running: Host) -> None:
+    """Of up to a 64th of the pool, which lies in a grave as soon as it is let go."""
+    store = running.store
+    blocks = store.blocks
+    for name, size_bytes in ((b"K", MIB), (b"rest", 63 * MIB - 8192)):
+        # In lease, so that nothing else may go.
+        opened, _ = blocks.create(ROOT_INODE, name, FILE, 0, 0, WRITER)
+        write(store, opened, b"1" * size_bytes)
+        close(running, opened)
+        settle(store)
+    opened = rewrite(running, b"K", OTHER)
+    write(store, opened, b"2" * MIB)
+    close(running, opened)
+    assert get(store, ROOT_INODE, b"K") == b"2" * MIB
     assert_exact(running)
 
 
