@@ -1,11 +1,13 @@
-"""Which rank a block has among those that may go: its record and its directory's policy say so."""
+"""Which rank a block has among those that may go: its record, its policy and its pin say so."""
 
 import stat
 from typing import Final
 
 from kvfs.checksum import crc32c
+from kvfs.errors import Damaged
 from kvfs.eviction import Rank
-from kvfs.lifecycle import TABLE, Goes, State
+from kvfs.lifecycle import SETTLED, TABLE, Goes, State
+from kvfs.policy import PIN
 from kvfs.pool import Pool
 from kvfs.types import InodeNo, InodeRecord
 
@@ -14,7 +16,7 @@ SMALL_BYTES: Final = 64 << 10
 
 
 def rank_of(record: InodeRecord, evict: str) -> Rank:
-    """Return the rank of a block with *record* in a directory whose policy says *evict*."""
+    """Return the rank of a block with *record*, if no pin holds it, where the policy is *evict*."""
     goes = TABLE[State(record.state)].goes
     if goes is Goes.NEVER or evict == "never":
         return Rank.NEVER
@@ -25,6 +27,15 @@ def rank_of(record: InodeRecord, evict: str) -> Rank:
     return Rank.SMALL if record.size_bytes < SMALL_BYTES else Rank.PUBLISHED
 
 
+def is_pinned(pool: Pool, ino: InodeNo, *, policy_says: bool = True) -> bool:
+    """Whether a pin holds *ino*: its own, which wins, or that of a directory above it."""
+    try:
+        own = pool.index.xattr(ino, PIN)
+    except Damaged:
+        return True  # it may be one: fsck decides
+    return policy_says if own is None else own == b"1"
+
+
 def name_hash(record: InodeRecord) -> int:
     """Return 32 bits that tell *record*'s name again, in this run of kvfs and in later ones."""
     return crc32c(record.name, record.parent & 0xFFFFFFFF)
@@ -33,5 +44,21 @@ def name_hash(record: InodeRecord) -> int:
 def note(pool: Pool, ino: InodeNo, record: InodeRecord, *, used_s: int = -1) -> None:
     """Tell the heat what file *ino* is now; *used_s* as in ``Heat.note``."""
     if stat.S_ISREG(record.mode):
-        rank = rank_of(record, pool.policies.of(record.parent).evict)
+        policy = pool.policies.of(record.parent)
+        rank = rank_of(record, policy.evict)
+        # Where nothing is pinned this costs no look into the index.
+        if rank is not Rank.NEVER and (ino in pool.pins or (policy.pin and is_pinned(pool, ino))):
+            rank = Rank.NEVER
         pool.heat.note(ino, record.allocated_bytes, rank, name_hash(record), used_s=used_s)
+
+
+def note_found(pool: Pool, ino: InodeNo, record: InodeRecord) -> None:
+    """Do the same for what is no news: *ino* counts as used when it changed last."""
+    if record.state in SETTLED:
+        note(pool, ino, record, used_s=max(0, record.ctime_ns // 10**9))
+
+
+def keep(pool: Pool, ino: InodeNo, record: InodeRecord) -> None:
+    """Have no plan name block *ino* again before something about it changes."""
+    if ino in pool.heat:
+        pool.heat.note(ino, record.allocated_bytes, Rank.NEVER, name_hash(record))

@@ -8,7 +8,6 @@ from kvfs import evictable
 from kvfs.errors import Damaged
 from kvfs.eviction import Rank
 from kvfs.lifecycle import State, label
-from kvfs.policy import PIN
 from kvfs.pool import Pool
 from kvfs.types import InodeNo, InodeRecord
 
@@ -48,7 +47,8 @@ def obstacle(pool: Pool, ino: InodeNo, record: InodeRecord, *, open_too: bool) -
     if evictable.rank_of(record, policy.evict) is Rank.NEVER:
         evictable.note(pool, ino, record)
         return "evict=never" if policy.evict == "never" else label(State(record.state))
-    if _is_pinned(pool, ino, policy_says=policy.pin):
+    if evictable.is_pinned(pool, ino, policy_says=policy.pin):
+        evictable.keep(pool, ino, record)
         return "pinned"
     opened = pool.open_inodes.get(ino)
     if opened is not None:
@@ -72,12 +72,3 @@ def sidecars_of(pool: Pool, record: InodeRecord) -> Iterator[InodeNo]:
             continue
         if ino is not None and beside is not None and beside.size_bytes < evictable.SMALL_BYTES:
             yield ino
-
-
-def _is_pinned(pool: Pool, ino: InodeNo, *, policy_says: bool) -> bool:
-    """Whether a pin holds *ino*: its own, which wins, or that of a directory above it."""
-    try:
-        own = pool.index.xattr(ino, PIN)
-    except Damaged:
-        return True  # it may be one: fsck decides
-    return policy_says if own is None else own == b"1"

@@ -4,7 +4,6 @@ Needed after a start, since the policies in the settings may have changed, HEAT 
 older than the index, and when a policy changes for all that lies below a directory.
 """
 
-import stat
 from typing import Final
 
 from kvfs import evictable
@@ -69,9 +68,7 @@ class HeatScan:
                 record = parse_inode(raw)
             except Damaged:
                 continue  # whoever asks for it will make it known
-            if stat.S_ISREG(record.mode):
-                used_s = max(0, record.ctime_ns // 10**9)
-                evictable.note(pool, parse_inode_key(key), record, used_s=used_s)
+            evictable.note_found(pool, parse_inode_key(key), record)
         return bool(rows)
 
     def _step_heat(self) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 from typing import Final
 
+from kvfs import evictable
 from kvfs.errors import Damaged
 from kvfs.lifecycle import SETTLED, State
 from kvfs.policy import PIN
@@ -66,6 +67,7 @@ class HoldingsScan:
                 record = pool.index.inode(ino) if name == PIN else None
                 if record is not None and unseal(key, raw) == b"1":
                     pool.pins.learn(ino, record)
+                    evictable.note_found(pool, ino, record)  # its walk may have come before
         pool.background.submit_leisure(self._step_pins)
 
     def _note(self, ino: InodeNo) -> None:

@@ -323,8 +323,9 @@ class Namespace:
             evictable.note(pool, ino, record)
         elif stat.S_ISDIR(record.mode):
             pool.policies.clear()
-            evict, inherited = (pool.policies.of(above).evict for above in (before, record.parent))
-            if pool.settings.policies or evict != inherited:
+            left, inherited = (pool.policies.of(above) for above in (before, record.parent))
+            ranks_differ = (left.evict, left.pin) != (inherited.evict, inherited.pin)
+            if pool.settings.policies or ranks_differ:
                 pool.rank_anew()
 
     def exchange(self, parent: InodeNo, name: bytes, new_parent: InodeNo, new_name: bytes) -> None:

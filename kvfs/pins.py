@@ -24,9 +24,12 @@ class Pins:
         self._index = index
         self._pinned: dict[InodeNo, int] = {}
 
+    def __contains__(self, ino: InodeNo) -> bool:
+        return ino in self._pinned
+
     @property
     def pinned_bytes(self) -> int:
-        """Allocated bytes under all pins, as of when they were set."""
+        """Allocated bytes under all pins, as of when they were set: for their bound alone."""
         return sum(self._pinned.values())
 
     def rows(self) -> list[tuple[InodeNo, int]]:

@@ -203,9 +203,9 @@ class Pool:
 
     @property
     def evictable_bytes(self) -> int:
-        """Bytes in blocks whose state and policy let them go, as the heat knows them."""
+        """Bytes in blocks whose state, policy and pin let them go, as the heat knows them."""
         held_bytes = self.heat.held_bytes
-        return max(0, sum(held_bytes[rank] for rank in EVICTABLE) - self.pins.pinned_bytes)
+        return sum(held_bytes[rank] for rank in EVICTABLE)
 
     def require_space(self, size_bytes: int) -> None:
         """Make room for *size_bytes* more data: the one door to it.

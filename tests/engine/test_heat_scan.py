@@ -10,7 +10,7 @@ import pytest
 from kvfs.attributes import Change
 from kvfs.eviction import BURST_BITS, Rank
 from kvfs.heat_file import FILE_NAME
-from kvfs.policy import EVICT
+from kvfs.policy import EVICT, PIN
 from kvfs.store import Store
 from kvfs.types import ROOT_INODE, InodeNo
 from tests.support.stores import DIRECTORY, FILE, Host, put, settle
@@ -165,6 +165,50 @@ def test_a_directory_that_moves_below_a_policy_follows_it(running: Host) -> None
     store.rename(above, b"moved", ROOT_INODE, b"moved", replace=True)
     settle(store)
     assert rank(store, ino) is Rank.PUBLISHED
+
+
+def test_a_pin_is_part_of_the_rank(running: Host) -> None:
+    store = running.store
+    above, other = directory(store, b"above"), directory(store, b"other")
+    first, second = stored(store, above, b"first"), stored(store, above, b"second")
+    outside = stored(store, other, b"outside")
+    store.attributes.set_xattr(above, PIN, b"1")
+    store.attributes.set_xattr(second, PIN, b"0")
+    store.attributes.set_xattr(outside, PIN, b"1")
+    settle(store)
+    assert [rank(store, ino) for ino in (first, second, outside)] == [
+        Rank.NEVER,
+        Rank.PUBLISHED,
+        Rank.NEVER,
+    ]
+    assert rank(store, stored(store, above, b"later")) is Rank.NEVER
+    store.rename(above, b"first", other, b"first", replace=True)  # it left what was pinned
+    store.rename(other, b"outside", ROOT_INODE, b"outside", replace=True)  # its pin is its own
+    assert [rank(store, ino) for ino in (first, outside)] == [Rank.PUBLISHED, Rank.NEVER]
+    store.rename(ROOT_INODE, b"other", above, b"other", replace=True)
+    settle(store)
+    assert rank(store, first) is Rank.NEVER
+    for ino in (above, outside):
+        store.attributes.remove_xattr(ino, PIN)
+    settle(store)
+    assert {rank(store, ino) for ino in (first, second, outside)} == {Rank.PUBLISHED}
+
+
+@pytest.mark.parametrize("heat", ["heat", "no heat"])
+def test_a_pin_is_part_of_the_rank_after_a_start_too(running: Host, heat: str) -> None:
+    store = running.store
+    inos = [stored(store, ROOT_INODE, b"%d" % number) for number in range(3)]
+    store.attributes.set_xattr(inos[1], PIN, b"1")
+    settle(store)
+    stamps = [stamp(store, ino) for ino in inos]
+    running.stop()
+    if heat == "no heat":
+        (running.path / FILE_NAME).unlink()
+    store = running.start()
+    settle(store)
+    assert [rank(store, ino) for ino in inos] == [Rank.PUBLISHED, Rank.NEVER, Rank.PUBLISHED]
+    if heat == "heat":
+        assert [stamp(store, ino) for ino in inos] == stamps  # learning of it is no touch
 
 
 def test_a_walk_that_fails_begins_anew_with_the_next_one(

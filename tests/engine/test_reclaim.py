@@ -179,6 +179,48 @@ def test_policies_and_pins_are_kept(running: Host) -> None:
     assert_exact(running)
 
 
+@pytest.mark.parametrize("walked", [True, False], ids=["ranked", "found by plans"])
+def test_any_number_of_pinned_blocks_keeps_no_other_from_going(
+    running: Host, walked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvfs.reclaim._PLAN_MAX", 2)
+    monkeypatch.setattr("kvfs.reclaim._REFUSED_MAX", 3)
+    store = running.store
+    pinned, _ = store.namespace.make_node(ROOT_INODE, b"pinned", DIRECTORY, 0, 0)
+    for number in range(12):  # longer than all rounds of a call can pass over
+        store_block(store, b"%02d" % number, MIB, parent=pinned)
+    store.attributes.set_xattr(pinned, b"user.kvfs.pin", b"1")
+    if walked:
+        settle(store)
+    store_block(store, b"ordinary", MIB)
+    for _ in range(1 if walked else 2):
+        store.reclaim.search_anew()  # as somebody does who waits
+        store.pool.evict(MIB)
+    assert names(store) == {b"pinned"}
+    assert len(names(store, pinned)) == 12
+    assert_exact(running)
+
+
+def test_what_may_go_is_told_without_the_pinned_and_with_all_others(running: Host) -> None:
+    store = running.store
+    pinned, _ = store.namespace.make_node(ROOT_INODE, b"pinned", DIRECTORY, 0, 0)
+    for number in range(6):
+        store_block(store, b"%02d" % number, parent=pinned)
+    store.attributes.set_xattr(pinned, b"user.kvfs.pin", b"1")
+    store_block(store, b"ordinary")
+    settle(store)
+    assert store.pool.evictable_bytes == 4 * MIB
+    free_bytes = store.totals().blocks_free * 4096
+    assert free_bytes == CAPACITY_BYTES - 24 * MIB
+    store_block(store, b"later", parent=pinned)
+    assert store.pool.evictable_bytes == 4 * MIB
+    for number in range(6):  # the pin's own figure is of when it was set
+        store.namespace.unlink(pinned, b"%02d" % number)
+    assert store.pool.evictable_bytes == 4 * MIB
+    assert store.describe()["pinned_bytes"] == 24 * MIB
+    assert_exact(running)
+
+
 def test_a_sidecar_goes_with_its_block(running: Host) -> None:
     store = running.store
     store_block(store, b"1.bucket")
