@@ -14,6 +14,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Final
 
+from kvfs.errors import NoSpace
 from kvfs.types import InodeNo
 
 _log: Final = logging.getLogger(__name__)
@@ -31,6 +32,9 @@ class Background:
         self._fresh: dict[InodeNo, Job] = {}
         self._due: dict[InodeNo, Job] = {}
         self._leisure: deque[Job] = deque()
+        #: Of those, what was refused since the last tick, and what the log tells of already.
+        self._put_off: list[Job] = []
+        self._told: set[Job] = set()
         self._long: SimpleQueue[Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self.failures = 0
@@ -39,7 +43,7 @@ class Background:
     def backlog(self) -> int:
         """Jobs not yet done."""
         queued = len(self._jobs) + len(self._fresh) + len(self._due) + len(self._leisure)
-        return queued + self._long.qsize()
+        return queued + len(self._put_off) + self._long.qsize()
 
     def do(self, job: Job) -> None:
         """Do *job* at once, on the caller's thread; a failure is logged and counted."""
@@ -62,7 +66,9 @@ class Background:
     def submit_leisure(self, job: Job) -> None:
         """Queue a short *job* that nobody waits for: a step of a walk through a million rows.
 
-        It runs when nothing else is due; ``hurry``, ``drain`` and ``stop`` leave it undone.
+        It runs when nothing else is due; ``hurry``, ``drain`` and ``stop`` leave it undone. One
+        that the device refuses (NoSpace, OSError) is done again after the next tick: what a walk
+        that ended there did not reach would stay unknown.
         """
         self._leisure.append(job)
 
@@ -90,7 +96,9 @@ class Background:
         self._due.pop(ino, None)
 
     def tick(self) -> None:
-        """Make the identities due that were queued before; called a few times a second."""
+        """Make due what waited for it, identities first of all; called a few times a second."""
+        self._leisure += self._put_off
+        self._put_off.clear()
         if not self._due:
             self._due, self._fresh = self._fresh, self._due
 
@@ -100,7 +108,7 @@ class Background:
             return True
         if not self._leisure:
             return False
-        self.do(self._leisure.popleft())
+        self.do(self._go_on_at_leisure)
         return True
 
     def work(self, turn_s: float) -> None:
@@ -110,7 +118,7 @@ class Background:
         """
         end_s = time.monotonic() + turn_s
         if self._leisure:
-            self.do(self._leisure.popleft())
+            self.do(self._go_on_at_leisure)
         while self.run_one() and time.monotonic() < end_s:
             pass
 
@@ -146,6 +154,19 @@ class Background:
         else:
             return False
         return True
+
+    def _go_on_at_leisure(self) -> None:
+        """Do the next job that nobody waits for, or put it off."""
+        job = self._leisure.popleft()
+        try:
+            job()
+        except (NoSpace, OSError) as error:
+            if job not in self._told:
+                _log.warning("a walk through the index is put off: %s", error)
+                self._told.add(job)
+            self._put_off.append(job)
+        else:
+            self._told.discard(job)
 
     def _work(self) -> None:
         while (job := self._long.get()) is not None:

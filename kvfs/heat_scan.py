@@ -7,7 +7,7 @@ older than the index, and when a policy changes for all that lies below a direct
 from typing import Final
 
 from kvfs import evictable
-from kvfs.errors import Damaged
+from kvfs.errors import Damaged, NoSpace
 from kvfs.lifecycle import SETTLED
 from kvfs.pool import Pool
 from kvfs.records import INODE_PREFIX, parse_inode, parse_inode_key, state_of_inode
@@ -46,10 +46,13 @@ class HeatScan:
         self._pool.background.submit_leisure(self._step)
 
     def _step(self) -> None:
-        """Go on for a moment; a walk that fails has ended, and the next start begins anew."""
-        self._running = False
-        if self._step_index() or self._step_heat():
-            self._running = True
+        """Go on for a moment; after damage the walk has ended, and the next start begins anew."""
+        try:
+            self._running = self._step_index() or self._step_heat()
+        except Exception as error:
+            self._running = isinstance(error, (NoSpace, OSError))  # which is put off
+            raise
+        if self._running:
             self._pool.background.submit_leisure(self._step)
         elif self._again:
             self.start()
@@ -60,7 +63,6 @@ class HeatScan:
         if self._after is None:
             return False
         rows = pool.index.rows(INODE_PREFIX, self._after, _STEP)
-        self._after = rows[-1][0] if rows else None
         for key, raw in rows:
             try:
                 if state_of_inode(raw) not in SETTLED:
@@ -69,14 +71,15 @@ class HeatScan:
             except Damaged:
                 continue  # whoever asks for it will make it known
             evictable.note_found(pool, parse_inode_key(key), record)
+        self._after = rows[-1][0] if rows else None
         return bool(rows)
 
     def _step_heat(self) -> bool:
         """Drop some rows of the heat that the index does not know; False behind its end."""
         pool = self._pool
         rows = pool.heat.columns().ino[self._row : self._row + _STEP].tolist()
-        self._row += _STEP
         for ino in rows:
             if ino and not pool.index.knows(InodeNo(ino)):
                 pool.heat.drop(InodeNo(ino))
+        self._row += _STEP
         return bool(rows)

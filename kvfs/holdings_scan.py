@@ -46,11 +46,11 @@ class HoldingsScan:
             self._after = b""
             pool.background.submit_leisure(self._step_pins)
             return
-        self._after = rows[-1][0]
         for key, raw in rows:
             with contextlib.suppress(Damaged):  # the next lookup of its name reports it
                 if state_of_inode(raw) in _OWNED:
                     self._note(parse_inode_key(key))
+        self._after = rows[-1][0]
         pool.background.submit_leisure(self.step)
 
     def _step_pins(self) -> None:
@@ -60,7 +60,6 @@ class HoldingsScan:
         if not rows:
             pool.holdings.complete = True
             return
-        self._after = rows[-1][0]
         for key, raw in rows:
             ino, name = parse_xattr_key(key)
             with contextlib.suppress(Damaged):
@@ -68,6 +67,7 @@ class HoldingsScan:
                 if record is not None and unseal(key, raw) == b"1":
                     pool.pins.learn(ino, record)
                     evictable.note_found(pool, ino, record)  # its walk may have come before
+        self._after = rows[-1][0]
         pool.background.submit_leisure(self._step_pins)
 
     def _note(self, ino: InodeNo) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvfs.background import Background, Job
+from kvfs.errors import NoSpace
 from kvfs.types import InodeNo
 
 
@@ -50,6 +51,31 @@ def test_what_has_leisure_runs_when_nothing_else_is_due_and_holds_up_no_stop() -
     background.stop()
     assert log == ["job", "step"]
     assert background.backlog == 1
+
+
+@pytest.mark.parametrize("error", [NoSpace("no room"), OSError("no device")])
+def test_what_has_leisure_and_is_refused_is_done_again_after_a_tick(
+    background: Background, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    log: list[str] = []
+    refusals = [error, error]
+
+    def step() -> None:
+        if refusals:
+            raise refusals.pop()
+        log.append("step")
+
+    background.submit_leisure(step)
+    for _ in range(2):
+        assert background.run_one()
+        assert not background.run_one()  # not at once
+        assert background.backlog == 1
+        background.tick()
+    background.work(0.0)
+    assert log == ["step"]
+    assert background.backlog == 0
+    assert caplog.text.count("put off") == 1
+    assert background.failures == 0
 
 
 def test_above_the_bound_the_caller_does_the_oldest_job() -> None:

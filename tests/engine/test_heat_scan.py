@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvfs.attributes import Change
+from kvfs.errors import Damaged
 from kvfs.eviction import BURST_BITS, Rank
 from kvfs.heat_file import FILE_NAME
 from kvfs.policy import EVICT, PIN
@@ -211,7 +212,27 @@ def test_a_pin_is_part_of_the_rank_after_a_start_too(running: Host, heat: str) -
         assert [stamp(store, ino) for ino in inos] == stamps  # learning of it is no touch
 
 
-def test_a_walk_that_fails_begins_anew_with_the_next_one(
+def test_a_walk_that_the_device_refuses_goes_on_with_the_next_tick(
+    running: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that had ended for good would leave what it did not reach out of every plan."""
+    store = running.store
+    above = directory(store, b"above")
+    ino = stored(store, above, b"block")
+    settle(store)
+    with monkeypatch.context() as broken:
+        broken.setattr(store.pool.index, "rows", broken_rows)
+        store.attributes.set_xattr(above, EVICT, b"never")
+        for _ in range(3):
+            settle(store)
+    assert caplog.text.count("put off") == 1
+    assert not store.heat_scan.done
+    settle(store)
+    assert store.heat_scan.done
+    assert rank(store, ino) is Rank.NEVER
+
+
+def test_a_walk_that_ends_in_damage_begins_anew_with_the_next_one(
     running: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = running.store
@@ -219,7 +240,7 @@ def test_a_walk_that_fails_begins_anew_with_the_next_one(
     ino = stored(store, above, b"block")
     settle(store)
     with monkeypatch.context() as broken:
-        broken.setattr(store.pool.index, "rows", broken_rows)
+        broken.setattr(store.pool.index, "rows", damaged_rows)
         store.attributes.set_xattr(above, EVICT, b"never")
         assert store.pool.background.run_one()
     assert "background work failed" in caplog.text
@@ -230,8 +251,13 @@ def test_a_walk_that_fails_begins_anew_with_the_next_one(
 
 
 def broken_rows(*_: object) -> None:
-    """Stand in for an index that cannot be read."""
+    """Stand in for an index that the device does not let read."""
     raise OSError("the device is gone")
+
+
+def damaged_rows(*_: object) -> None:
+    """Stand in for an index whose tree is broken."""
+    raise Damaged("index: broken tree")
 
 
 # ---- starts ----

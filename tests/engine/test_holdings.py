@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvfs.errors import NoSpace
 from kvfs.holdings import Holdings
 from kvfs.lifecycle import State
 from kvfs.makers import NOBODY, Maker
@@ -173,6 +174,30 @@ def test_a_start_finds_every_holding_again(running: Host, end: str, lived: bool)
     if not lived:
         expected = [State.PUBLISHED, State.SPENT, State.ORPHAN]
     assert [state_of(running, name) for name in (b"block", b"slab", b"K.tmp")] == expected
+
+
+@pytest.mark.usefixtures("caplog")
+def test_a_start_whose_walk_is_refused_finds_the_holdings_later(
+    running: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the leases of whoever died meanwhile would never end."""
+    watch(running).begin(ONE)
+    make(running, b"block", ONE)
+    running.stop()
+    running.start()
+    watch(running)
+
+    def refuse(*_: object) -> None:
+        raise NoSpace("index: no room for what waits")
+
+    with monkeypatch.context() as full:
+        full.setattr(running.store.pool.index, "rows", refuse)
+        settle(running.store)
+        assert not running.store.pool.holdings.complete
+    settle(running.store)
+    running.store.tick()
+    assert running.store.pool.holdings.complete
+    assert state_of(running, b"block") is State.PUBLISHED
 
 
 @pytest.mark.usefixtures("caplog")
