@@ -143,13 +143,12 @@ class Attributes:
         total_bytes = sum(len(other) + len(self.xattr(ino, other)) for other in names)
         if total_bytes + len(name) + len(value) > settings.xattr_total_max_bytes:
             raise AttributeTooLarge(f"{total_bytes} bytes are set already")
-        if is_own(name):
-            self._own.check(ino, record, name, value, uid)
+        pinned_bytes = self._own.check(ino, record, name, value, uid) if is_own(name) else None
         with self._pool.index.write() as txn:
             txn.put_xattr(ino, name, value)
             txn.put_inode(ino, record._replace(ctime_ns=self._pool.clock_ns()))
         if is_own(name):
-            self._own.changed()
+            self._own.changed(ino, name, pinned_bytes)
 
     def remove_xattr(self, ino: InodeNo, name: bytes, uid: int = 0) -> None:
         """Remove attribute *name*. Raises NoSuchAttribute, Unsupported, ReadOnly."""
@@ -165,7 +164,7 @@ class Attributes:
             txn.delete_xattr(ino, name)
             txn.put_inode(ino, record._replace(ctime_ns=self._pool.clock_ns()))
         if is_own(name):
-            self._own.changed()
+            self._own.changed(ino, name, None)
 
     def _require_settable(self, name: bytes) -> None:
         if self._pool.settings.read_only:

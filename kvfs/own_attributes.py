@@ -51,11 +51,11 @@ class OwnAttributes:
 
     def check(
         self, ino: InodeNo, record: InodeRecord, name: bytes, value: bytes | None, uid: int
-    ) -> None:
+    ) -> int | None:
         """Raise unless user *uid* may set *name* to *value* (None: remove it).
 
-        NotPermitted for others than root and the owner, and beyond the bound of pins;
-        InvalidRequest for a value nobody knows.
+        Return what it would pin, None if it is no pin. NotPermitted for others than root and the
+        owner, and beyond the bound of pins; InvalidRequest for a value nobody knows.
         """
         if name not in VALUES:
             raise NotPermitted(f"{name!r} is told, not set")
@@ -65,14 +65,19 @@ class OwnAttributes:
             raise InvalidRequest(f"{name!r} belongs to directories")
         if value is not None:
             check_value(name, value)
-        if name == PIN:
-            if value == b"1":
-                limit = self._pool.settings.pin_share * self._pool.space.capacity_bytes
-                self._pool.pins.set(ino, record, int(limit))
-            else:
-                self._pool.pins.drop(ino)
+        if name != PIN or value != b"1":
+            return None
+        limit = self._pool.settings.pin_share * self._pool.space.capacity_bytes
+        return self._pool.pins.count(ino, record, int(limit))
 
-    def changed(self) -> None:
-        """A policy was set or removed: what was inherited from it is looked up again."""
+    def changed(self, ino: InodeNo, name: bytes, pinned_bytes: int | None) -> None:
+        """Follow *name* of *ino*, which the index has now: *pinned_bytes* as ``check`` told.
+
+        What was inherited from it is looked up again.
+        """
+        if name == PIN and pinned_bytes is None:
+            self._pool.pins.drop(ino)
+        elif pinned_bytes is not None:
+            self._pool.pins.set(ino, pinned_bytes)
         self._pool.policies.clear()
         self._pool.rank_anew()

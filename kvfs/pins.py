@@ -36,8 +36,8 @@ class Pins:
         """Return what is pinned, and the bytes that it held when it was."""
         return list(self._pinned.items())
 
-    def set(self, ino: InodeNo, record: InodeRecord, limit_bytes: int) -> None:
-        """Pin *ino*. Raises NotPermitted beyond *limit_bytes*."""
+    def count(self, ino: InodeNo, record: InodeRecord, limit_bytes: int) -> int:
+        """Return what a pin of *ino* would hold. Raises NotPermitted beyond *limit_bytes*."""
         size_bytes, is_all = self._held(ino, record)
         if not is_all:
             raise NotPermitted(f"more than {_COUNTED_MAX} names to count")
@@ -46,6 +46,10 @@ class Pins:
             raise NotPermitted(
                 f"pins would hold {others_bytes + size_bytes} bytes, the bound is {limit_bytes}"
             )
+        return size_bytes
+
+    def set(self, ino: InodeNo, size_bytes: int) -> None:
+        """Pin *ino*, which holds *size_bytes*."""
         self._pinned[ino] = size_bytes
 
     def drop(self, ino: InodeNo) -> None:

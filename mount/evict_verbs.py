@@ -136,7 +136,8 @@ class EvictVerbs:
         attributes = self._store.attributes
         if args.get("all") is True:
             for ino, _ in self._store.pool.pins.rows():
-                attributes.remove_xattr(ino, PIN)
+                with contextlib.suppress(NoSuchAttribute):  # one does not keep the rest pinned
+                    attributes.remove_xattr(ino, PIN)
         for path in _texts(args, "paths"):
             ino = find(self._store.pool, self._store.namespace, path)
             with contextlib.suppress(NoSuchAttribute):

@@ -10,6 +10,7 @@ from kvfs.errors import DeadInode, InvalidRequest, NoSuchAttribute, NotPermitted
 from kvfs.makers import Maker
 from kvfs.policy import DRAFTS, EVICT, PIN, Policy
 from kvfs.types import ROOT_INODE, InodeNo
+from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.stores import FILE, MIB, Host, make_directory, put, settle, write
 
 OWNER_UID = 1000
@@ -190,6 +191,26 @@ def test_pins_are_bounded_by_half_the_capacity(running: Host) -> None:
     attributes.remove_xattr(top, PIN)
     attributes.set_xattr(other, PIN, b"1")
     assert pins.pinned_bytes == 16 * MIB
+
+
+def test_a_pin_that_the_index_does_not_take_is_none(running: Host) -> None:
+    """What is pinned is what the index says, in either direction."""
+    running.stop()
+    calls = FailingSyscalls(["commit"])
+    store = running.start(syscalls=calls)
+    ino = put(store, ROOT_INODE, b"a", b"x" * MIB)
+    calls.fail_at = calls.calls + 1
+    with pytest.raises(OSError, match="Input/output error"):
+        store.attributes.set_xattr(ino, PIN, b"1")
+    assert store.pool.pins.rows() == []
+    store.attributes.set_xattr(ino, PIN, b"1")
+    calls.fail_at = calls.calls + 1
+    with pytest.raises(OSError, match="Input/output error"):
+        store.attributes.remove_xattr(ino, PIN)
+    assert store.pool.pins.rows() == [(ino, MIB)]
+    assert value(running, ino, PIN) == b"1"
+    store.attributes.set_xattr(ino, PIN, b"0")
+    assert store.pool.pins.rows() == []
 
 
 def test_a_pin_goes_with_its_name(running: Host) -> None:
