@@ -56,7 +56,7 @@ class Holdings:
         self.totals: dict[State, tuple[int, int]] = dict.fromkeys(_KEPT, (0, 0))
         #: Makers that live.
         self._by_maker: dict[Maker, _Made] = {}
-        #: What makers left that ended; then what is to be settled besides.
+        #: What makers left that ended; what is to be settled besides has every other turn.
         self._left: deque[Iterator[int]] = deque()
         #: Leases by time: when each block was used last, oldest first.
         self._timed: OrderedDict[InodeNo, float] = OrderedDict()
@@ -141,22 +141,23 @@ class Holdings:
             del self._timed[ino]
             self._ended.append(ino)
         again: list[InodeNo] = []
-        for _ in range(_SETTLED_A_TICK):
-            ended = self._next_ended()
+        for turn in range(_SETTLED_A_TICK):
+            ended = self._next_ended(left_first=turn % 2 > 0)
             if ended is None:
                 break
             if self._is_without_maker(ended) and not self.settle(ended):
                 again.append(ended)
         self._ended.extend(again)
 
-    def _next_ended(self) -> InodeNo | None:
-        if self._ended:
+    def _next_ended(self, *, left_first: bool) -> InodeNo | None:
+        """Return what is to be settled next: neither those that cannot be yet nor the left wait."""
+        if self._ended and not (left_first and self._left):
             return self._ended.popleft()
         while self._left:
             for ino in self._left[0]:
                 return InodeNo(ino)
             self._left.popleft()
-        return None
+        return self._ended.popleft() if self._ended else None
 
     def _is_without_maker(self, ino: InodeNo) -> bool:
         """Whether *ino* is held still, and nobody made it anew since its maker ended."""

@@ -87,6 +87,38 @@ def test_what_cannot_be_settled_is_tried_again(table: Table) -> None:
     assert table.settled == [20]
 
 
+def test_what_cannot_be_settled_keeps_nothing_else_waiting(table: Table) -> None:
+    """Slabs that somebody has open for writing may stay so for days, however many they are."""
+    slabs, leases, later = range(20, 520), range(1000, 1100), range(2000, 2100)
+    table.refused.update(InodeNo(ino) for ino in slabs)
+    for ino in slabs:
+        table.note(ino, State.SLAB, ONE)  # who is dead
+    table.lives.begin(OTHER)
+    for ino in leases:
+        table.note(ino, State.LEASED, OTHER)
+    table.holdings.tick(0.0)
+    table.lives.end(OTHER)
+    for ino in later:
+        table.note(ino, State.LEASED, ONE)
+    for _ in range(20):
+        table.holdings.tick(0.0)
+    assert sorted(table.settled) == [*leases, *later]
+
+
+def test_what_a_dead_process_left_keeps_nothing_else_waiting(table: Table) -> None:
+    table.lives.begin(OTHER)
+    for ino in range(1000, 3000):
+        table.note(ino, State.LEASED, OTHER)
+    table.lives.end(OTHER)
+    table.note(20, State.LEASED, ONE)
+    table.holdings.tick(0.0)
+    assert 20 in table.settled
+    assert len(table.settled) > 64
+    table.note(21, State.LEASED, ONE)
+    table.holdings.tick(0.0)
+    assert 21 in table.settled
+
+
 def test_a_block_made_anew_before_its_turn_is_left_alone(table: Table) -> None:
     table.note(20, State.REWRITTEN, ONE)
     table.lives.begin(OTHER)
