@@ -33,6 +33,11 @@ def look_at(pool: Pool, ino: InodeNo) -> Verdict:
     if record is None or not stat.S_ISREG(record.mode):
         pool.heat.drop(ino)
         return _NO
+    parent = pool.index.inode_or_miss(record.parent)
+    if parent is None or not stat.S_ISDIR(parent.mode):
+        # Nobody can count its name out of there, and the batch it is in would fail: fsck decides.
+        evictable.keep(pool, ino, record)
+        return _NO
     why = obstacle(pool, ino, record, open_too=False)
     if why is None:
         return Verdict(record)

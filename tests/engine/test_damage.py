@@ -124,6 +124,32 @@ def test_a_policy_that_cannot_be_read_is_none(running: Host) -> None:
     assert store.pool.policies.of(below) == Policy()
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_directory_that_cannot_be_read_keeps_no_other_block_from_going(
+    running: Host, lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvfs.reclaim._PLAN_MAX", 4)
+    store = running.store
+    inos = []
+    for name in (b"spoiled", b"sound"):
+        top = make_directory(running, name)
+        for number in range(6):
+            ino = put(store, top, b"%d.tmp" % number, b"x" * 5000)
+            store.namespace.rename(top, b"%d.tmp" % number, top, b"%d" % number)
+            inos.append(ino)
+    settle(store)
+    spoiled = store.namespace.lookup(ROOT_INODE, b"spoiled")
+    spoil(store, inode_key(spoiled))
+    if lost:
+        with store.pool.index.write() as txn:
+            txn.delete_inode(spoiled)
+    assert store.pool.evictable_bytes == 12 * 8192
+    assert store.pool.evict(8192) == 8192
+    store.pool.evict(12 * 8192)
+    assert [store.pool.index.knows(ino) for ino in inos] == [True] * 6 + [False] * 6
+    assert store.pool.evictable_bytes == 0
+
+
 def test_housekeeping_goes_on_beside_what_cannot_be_read(running: Host) -> None:
     store = running.store
     leased, other = (put(store, ROOT_INODE, name, b"y" * 5000) for name in (b"leased", b"other"))
