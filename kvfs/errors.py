@@ -43,6 +43,10 @@ class NotPermitted(KvfsError):
     """kvfs never does this: hard links, device nodes (EPERM)."""
 
 
+class AccessDenied(KvfsError):
+    """The caller may not have what lies there (EACCES)."""
+
+
 class Unsupported(KvfsError):
     """The operation does not exist here (EOPNOTSUPP)."""
 

@@ -127,6 +127,16 @@ class Superseding:
         """*thread* is done with its second try: it creates the file."""
         self._refused.pop(thread, None)
 
+    def refuse_create(self, thread: int, *, truncates: bool) -> None:
+        """A CREATE of *thread* is answered ESTALE: what follows is its second try.
+
+        The permission to truncate is not checked yet, so that its LOOKUP supersedes nothing.
+        """
+        self._refused.pop(thread, None)
+        if truncates and thread > 0:
+            until_s = self._pool.monotonic_s() + _RETRY_S
+            self._refused[thread] = Refusal(InodeNo(0), until_s, looked=True)
+
     def _holds(self, refusal: "Refusal") -> bool:
         return refusal.until_s > self._pool.monotonic_s()
 

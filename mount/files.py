@@ -7,18 +7,20 @@ may reach the bytes; an inode stays on one path from its first handle to its las
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Callable
 from typing import Final, Protocol, TypeVar
 
 import trio
 
-from kvfs.errors import BadHandle, Damaged, Exists, NoSpace
+from kvfs.errors import AccessDenied, BadHandle, Damaged, DeadInode, Exists, NoSpace
 from kvfs.makers import NOBODY, Maker
 from kvfs.open_inodes import OpenInode
 from kvfs.store import Store
 from kvfs.types import HandleNo, InodeNo, InodeRecord
 from mount.grant import Grant
 from mount.handles import Handle, HandleKind, Handles
+from mount.permissions import surely_may_open
 from mount.readers import Readers
 from mount.room import Room
 
@@ -143,7 +145,7 @@ class Files:
         """Create and open a file; without O_EXCL an existing one is opened, as open(2) has it.
 
         The kernel asks for that when it had not seen the name. Raises what ``create``,
-        ``Blocks.open`` and ``settle_rewrite`` raise.
+        ``_require_open``, ``Blocks.open`` and ``settle_rewrite`` raise.
         """
         try:
             return self.create(parent, name, mode, flags, uid, gid)
@@ -151,9 +153,27 @@ class Files:
             if flags & os.O_EXCL:
                 raise
         ino = self.store.namespace.lookup(parent, name)
+        self._require_open(ino, flags, uid, gid)
         fh, grant = self.open(ino, flags)
         await self.settle_rewrite(fh)
         return fh, grant, ino, self.store.blocks.present(ino)
+
+    def _require_open(self, ino: InodeNo, flags: int, uid: int, gid: int) -> None:
+        """Refuse what a CREATE must not open: behind one the kernel checks no permissions.
+
+        Raises AccessDenied for what the requester does not see, and DeadInode: the kernel then
+        looks the name up again by itself, checks, and sends an OPEN.
+        """
+        store, truncates = self.store, bool(flags & os.O_TRUNC)
+        record = store.namespace.record(ino)
+        sticky = store.namespace.directory(record.parent).mode & stat.S_ISVTX
+        may = surely_may_open(record, flags, uid, gid, sticky=bool(sticky))
+        seen = store.visibility.seen(ino, record, self.requester())
+        if seen is None and not (may and truncates):
+            raise AccessDenied(f"inode {ino} is not shown to who asks")
+        if not may or (seen != ino and not truncates):
+            store.blocks.superseding.refuse_create(self.thread(), truncates=truncates)
+            raise DeadInode(f"inode {ino} is opened by its number")
 
     def trusts_created(self, record: InodeRecord) -> bool:
         """Whether the kernel may keep the name that a CREATE just made.

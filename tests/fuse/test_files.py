@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -10,8 +11,10 @@ import pyfuse3
 import pytest
 import trio
 
+from kvfs.attributes import Change
 from kvfs.errors import BadHandle, DeadInode, Exists, IsADirectory, NoSpace
 from kvfs.lifecycle import State
+from kvfs.makers import NOBODY
 from kvfs.open_inodes import OpenInode
 from kvfs.store import Store
 from kvfs.types import ROOT_INODE, InodeNo
@@ -234,6 +237,39 @@ async def test_create_opens_what_is_there_unless_told_otherwise(
     assert get(desk.store, ROOT_INODE, b"block") == b""
     desk.store.blocks.superseding.close()  # who was refused never comes
     desk.assert_nothing_is_open()
+
+
+@pytest.mark.parametrize("flags", [NEW, NEW | os.O_TRUNC, os.O_RDONLY | os.O_CREAT])
+async def test_a_create_leaves_the_check_of_permissions_to_the_kernel(
+    desk: Desk, flags: int
+) -> None:
+    """Behind a CREATE it makes none: ESTALE, and it comes back by LOOKUP, its check and OPEN.
+
+    That LOOKUP supersedes nothing, and an OPEN that is refused then, too, leaves nothing behind
+    that would hit the thread's next one.
+    """
+    store, superseding = desk.store, desk.store.blocks.superseding
+    desk.files.thread = lambda: 7
+    ino = put(store, ROOT_INODE, b"block", b"bytes")
+    store.attributes.change(ino, Change(mode=0o600))
+    with pytest.raises(DeadInode):
+        await desk.files.open_or_create(ROOT_INODE, b"block", FILE, flags, 1000, 1000)
+    assert superseding.looked_up(ino, 7, NOBODY) == ino
+    if flags & os.O_TRUNC:
+        with pytest.raises(DeadInode):
+            desk.files.open(ino, flags)
+    else:
+        desk.files.release(desk.files.open(ino, flags)[0])
+    assert not superseding.retrying
+    assert get(store, ROOT_INODE, b"block") == b"bytes"
+    desk.assert_nothing_is_open()
+
+
+async def test_a_create_opens_no_directory(desk: Desk) -> None:
+    """The kernel finds out by itself what stands there."""
+    desk.store.namespace.make_node(ROOT_INODE, b"d", stat.S_IFDIR | 0o777, 0, 0)
+    with pytest.raises(DeadInode):
+        await desk.files.open_or_create(ROOT_INODE, b"d", FILE, NEW, 0, 0)
 
 
 @pytest.mark.parametrize("flags", [NEW, os.O_RDONLY | os.O_CREAT])

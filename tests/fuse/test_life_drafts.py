@@ -219,6 +219,38 @@ def test_another_process_asked_before_the_writers_rename(private: Path) -> None:
         assert read_file(final) == b"bytes"
 
 
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC])
+def test_a_stranger_does_not_create_a_hidden_draft(private: Path, flags: int) -> None:
+    """[life-drafts-owner] O_CREAT neither opens it nor takes its name, whatever it asks for."""
+    os.chmod(private, 0o777)
+    block = str(private / "block")
+    with Caller(1000, 1000) as writer, Caller(1001, 1001) as stranger, Caller(1000, 1000) as own:
+        fd = writer.os("open", block, CREATE | os.O_EXCL, 0o600)
+        writer.os("write", fd, b"secret")
+        with refused(errno.EACCES):
+            stranger.os("open", block, flags | os.O_CREAT, 0o644)
+        if not flags & os.O_TRUNC:
+            with refused(errno.EACCES):
+                own.os("open", block, flags | os.O_CREAT, 0o644)
+        writer.os("close", fd)
+        assert writer.os("stat", block).st_size == 6
+        assert read_file(block) == b"secret"
+
+
+def test_another_process_of_the_owner_takes_a_hidden_draft_over(private: Path) -> None:
+    """[life-drafts-owner] O_TRUNC by who may write it: the name is his, with a draft of his own."""
+    os.chmod(private, 0o777)
+    block = str(private / "block")
+    with Caller(1000, 1000) as first, Caller(1000, 1000) as second:
+        one = first.os("open", block, CREATE | os.O_TRUNC, 0o600)
+        first.os("write", one, b"first")
+        two = second.os("open", block, CREATE | os.O_TRUNC, 0o600)
+        second.os("write", two, b"second")
+        first.os("close", one)
+        second.os("close", two)
+        assert read_file(block) == b"second"
+
+
 def test_the_policy_is_inherited_and_ends(private: Path) -> None:
     """[life-drafts-owner] Deeper directories inherit it until one says otherwise."""
     os.makedirs(private / "a" / "b")

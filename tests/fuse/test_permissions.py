@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.inode_rules import blank_record
+from kvfs.types import ROOT_INODE
+from mount.permissions import surely_may_open
 from tests.support.callers import Caller
 from tests.support.calls import read_file, refused, write_file
 
@@ -71,6 +74,32 @@ def test_directories_ask_for_their_own_bits(kv: Path, nobody: Caller, bits: int)
     allowed(WRITE | EXECUTE, "mkfifo", f"{path}/fifo")
     allowed(WRITE | EXECUTE, "rename", f"{path}/file", f"{path}/moved")
     allowed(WRITE | EXECUTE, "unlink", f"{path}/gone")
+
+
+@pytest.mark.parametrize("bits", range(8))
+@pytest.mark.parametrize("who", ["owner", "group", "other"])
+def test_what_a_create_may_open_without_the_kernels_check(who: str, bits: int) -> None:
+    """Never more than the class's bits grant, whatever groups the caller has besides."""
+    shift = {"owner": 6, "group": 3, "other": 0}[who]
+    mode = stat.S_IFREG | bits << shift
+    record = blank_record(ROOT_INODE, b"file", mode, 1000, GROUP, 0)
+    uid, gid = {"owner": (1000, 1), "group": (2000, GROUP), "other": (2000, 1)}[who]
+    for flags, needs in (
+        (os.O_RDONLY, READ),
+        (os.O_WRONLY, WRITE),
+        (os.O_RDWR, READ | WRITE),
+        (os.O_RDONLY | os.O_TRUNC, READ | WRITE),
+        (os.O_WRONLY | os.O_TRUNC, WRITE),
+    ):
+        granted = bits & needs == needs
+        certain = granted and who != "other"
+        assert surely_may_open(record, flags, uid, gid, sticky=False) == certain
+        assert surely_may_open(record, flags, uid, gid, sticky=True) == (granted and uid == 1000)
+        for_both = record._replace(mode=mode | bits << 3)
+        if who == "other":
+            assert surely_may_open(for_both, flags, uid, gid, sticky=False) == granted
+        folder = record._replace(mode=stat.S_IFDIR | 0o777)
+        assert not surely_may_open(folder, flags, uid, gid, sticky=False)
 
 
 def test_each_component_of_a_path_is_checked(kv: Path, nobody: Caller) -> None:

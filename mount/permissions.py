@@ -1,0 +1,34 @@
+"""The one permission check that is ours: the kernel checks all others (default_permissions).
+
+A CREATE that finds the name taken is not checked by the kernel (may_open(), fs/namei.c).
+"""
+
+import os
+import stat
+
+from kvfs.types import InodeRecord
+
+_READ, _WRITE = 4, 2
+
+
+def surely_may_open(record: InodeRecord, flags: int, uid: int, gid: int, *, sticky: bool) -> bool:
+    """Whether *uid* with group *gid* may open *record* with open(2) *flags*; False: ask the kernel.
+
+    It alone knows other groups, capabilities, and its rule for *sticky* directories
+    (fs.protected_regular).
+    """
+    if not stat.S_ISREG(record.mode):
+        return False
+    access = flags & os.O_ACCMODE
+    needs = 0 if access == os.O_WRONLY else _READ
+    if access != os.O_RDONLY or flags & os.O_TRUNC:
+        needs |= _WRITE
+    if uid == record.uid:
+        granted = record.mode >> 6
+    elif sticky:
+        return False
+    elif gid == record.gid:
+        granted = record.mode >> 3
+    else:  # of the group or not, whichever
+        granted = record.mode >> 3 & record.mode
+    return granted & needs == needs
