@@ -22,6 +22,8 @@ from kvfs.pool import Pool
 from kvfs.types import InodeNo, InodeRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvfs.ready import ReadyExtent
 
 #: The kernel's second OPEN follows at once; after this the opener has died in between.
@@ -69,6 +71,8 @@ class Superseding:
         self._fought_over: OrderedDict[tuple[InodeNo, bytes], float] = OrderedDict()
         self._displaced: OrderedDict[InodeNo, Displaced] = OrderedDict()
         self.old = OldVersions(pool)
+        #: Told each inode that lost its name: a backing id would hold on to its space.
+        self.unnamed: Callable[[InodeNo], None] = lambda _ino: None
         pool.forget_nameless = self.give_way
 
     def admits(self, ino: InodeNo, thread: int, maker: Maker) -> bool:
@@ -206,6 +210,7 @@ class Superseding:
             self._displace(ino, record, thread=0 if awaited is None else awaited[2])
         self.old.keep(ino, record, fresh)
         self._namespace.bury(ino, record, now_ns)
+        self.unnamed(ino)
         if awaited is not None:  # its OPEN is still to come
             promised = self._pool.open_inodes[ino]
             promised.unfinished = True
@@ -380,6 +385,6 @@ class Superseding:
         record = self._pool.index.inode_or_miss(ino)
         if record is not None:
             try:
-                self._namespace.unlink(record.parent, record.name)
+                self.unnamed(self._namespace.unlink(record.parent, record.name))
             except (KvfsError, OSError):
                 return

@@ -172,6 +172,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.store.reclaim.vanished = self.notifier.entry_vanished
         self.store.reclaim.died = self.notifier.inode_vanished
         self.store.reclaim.unnamed = self._removed
+        self.store.blocks.superseding.unnamed = self._removed
         self.files.about_to_wait = self.channel.about_to_wait
         self.channel.intake.idle = self.store.pool.background.run_one
         operations = Operations(

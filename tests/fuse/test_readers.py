@@ -86,6 +86,25 @@ def test_a_removed_block_has_no_handle_left(desk: Desk) -> None:
     assert not desk.ids.live
 
 
+@pytest.mark.parametrize("read", [False, True])
+def test_a_temporary_name_that_is_written_anew_leaves_no_id(desk: Desk, read: bool) -> None:
+    """Nobody reads what lost it: an id would pin its space, which nothing counts any more."""
+    fh, _, lost, _ = desk.files.create(ROOT_INODE, b"same.tmp", FILE, NEW, 0, 0)
+    os.pwrite(desk.store.blocks.extent_fd(desk.handles.get(fh).opened), b"bytes", 0)
+    desk.files.release(fh)
+    if read:
+        desk.load(lost)
+    (kept,) = desk.ids.live
+    with pytest.raises(DeadInode):
+        desk.files.open(lost, os.O_WRONLY | os.O_TRUNC)
+    fresh = desk.store.namespace.lookup(ROOT_INODE, b"same.tmp")
+    assert fresh != lost
+    assert kept not in desk.ids.live
+    desk.load(fresh)  # who looks before the OPEN comes, which never does
+    desk.store.blocks.superseding.close()
+    assert not desk.ids.live
+
+
 def test_who_reads_a_removed_block_keeps_it_to_the_end(desk: Desk) -> None:
     ino = desk.put(b"one", b"old")
     (first, _), (second, _) = (desk.files.open(ino, os.O_RDONLY) for _ in range(2))
