@@ -41,7 +41,9 @@ def configure(subparsers: "Subparsers") -> None:
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--source", help="make the pool of this blank drive, image or directory")
-    where.add_argument("--on", metavar="DIR", help=f"use DIR/{FOLDER}; format and mount nothing")
+    where.add_argument(
+        "--on", metavar="DIR", help=f"use a new DIR/{FOLDER}; format and mount nothing"
+    )
     parser.add_argument(
         "--bytes", metavar="SIZE", default=DEFAULT_SIZE, help=f"data to store ({DEFAULT_SIZE})"
     )
@@ -92,12 +94,23 @@ def _folder(directory: Path, args: argparse.Namespace) -> Iterator[Path]:
     folder = directory / FOLDER
     if args.stored and not folder.is_dir():
         raise UsageError(f"--stored: there is no {folder}")
-    folder.mkdir(exist_ok=True)
+    if not args.stored:
+        _make_folder(folder)
     try:
         yield folder
     finally:
         if not args.keep and not args.stored:
             shutil.rmtree(folder)
+
+
+def _make_folder(folder: Path) -> None:
+    # What the demo removes at the end must be its own.
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        raise UsageError(f"{folder} exists; load it with --stored, or remove it") from None
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be made: {error.strerror}") from None
 
 
 def _run_load(folder: Path, args: argparse.Namespace, total_bytes: int) -> "KvLoad":

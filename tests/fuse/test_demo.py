@@ -62,6 +62,24 @@ def test_one_wrong_byte_fails_the_demo(place: Path) -> None:
     assert_one_wrong_byte_is_reported(place)
 
 
+@pytest.mark.parametrize("kind", ["directory", "file", "link"])
+def test_demo_takes_no_folder_that_it_did_not_make(place: Path, kind: str) -> None:
+    folder, elsewhere = place / "kvfs-demo", place / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "thesis.tex").write_text("years of work")
+    if kind == "directory":
+        elsewhere.rename(folder)
+    elif kind == "file":
+        folder.write_text("years of work")
+    else:
+        folder.symlink_to(elsewhere)
+    before = sorted(path for path in place.rglob("*"))
+    done = run_kvfs("demo", "--on", str(place), *FEW, check=False)
+    assert done.returncode == UsageError.exit_code
+    assert done.stderr == f"kvfs: {folder} exists; load it with --stored, or remove it\n"
+    assert sorted(path for path in place.rglob("*")) == before
+
+
 @pytest.mark.needs_fuse
 def test_one_wrong_byte_on_a_mount_fails_the_demo(kv: Path) -> None:
     assert_one_wrong_byte_is_reported(kv)
