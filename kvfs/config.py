@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 
 from kvfs.errors import UsageError
 from kvfs.setting_values import convert, default_of, setting, show
+from kvfs.types import CAPACITY_MIN_BYTES
 
 _KIB: Final = 1 << 10
 _MIB: Final = 1 << 20
@@ -44,7 +45,10 @@ class Settings:
         "", "not set: made from the mountpoint, so that two mounts do not share a control socket"
     )
     capacity_bytes: int | None = setting(
-        None, "not set: what mkfs was told, else all that SOURCE offers", unit="bytes", low=_MIB
+        None,
+        "not set: what mkfs was told, else all that SOURCE offers",
+        unit="bytes",
+        low=CAPACITY_MIN_BYTES,
     )
     uid: int | None = setting(
         None, "not set: the root directory keeps its owner (0 in a new pool)", low=0, high=_ID_MAX

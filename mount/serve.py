@@ -22,6 +22,7 @@ from kvfs.makers import Maker
 from kvfs.open_inodes import OpenInode
 from kvfs.pool_name import socket_path
 from kvfs.ready import abandon_nothing, adopt_nothing
+from kvfs.sizes import format_size
 from kvfs.store import Store
 from kvfs.types import InodeNo
 from mount import kernel
@@ -58,11 +59,15 @@ _TASKS_MAX: Final = 256
 
 
 def run(
-    settings: Settings, ready: Callable[[], None], load: Callable[[], Settings] | None = None
+    settings: Settings,
+    ready: Callable[[], None],
+    load: Callable[[], Settings] | None = None,
+    remark: Callable[[str], None] = _log.warning,
 ) -> None:
     """Serve until the mount is gone or SIGTERM comes; *ready* is called once it serves.
 
-    *load* reads the settings anew at SIGHUP. Raises CommandError.
+    *load* reads the settings anew at SIGHUP, *remark* takes what who mounts must know. Raises
+    CommandError.
     """
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(
@@ -75,6 +80,11 @@ def run(
         )
         store = Store(device, settings)
         stack.callback(store.close)
+        held_bytes = store.pool.space.used_bytes
+        if settings.capacity_bytes is not None and held_bytes > device.capacity_bytes:
+            excess = format_size(held_bytes - device.capacity_bytes)
+            held = format_size(held_bytes)
+            remark(f"evicts {excess} of {held}: the capacity is below what the pool holds")
         store.own_root(settings.uid, settings.gid, settings.mode)
         mount = stack.enter_context(_Mount(device, store, settings))
         try:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -51,8 +52,13 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
         notify("READY=1", f"STATUS=serving {settings.source} at {settings.mountpoint}")
         settle_memory()
 
+    def remark(line: str) -> None:
+        _log.warning("%s", line)
+        if pipe is not None:  # the log is not what the operator sees
+            print(f"kvfs: {line}", file=sys.stderr, flush=True)
+
     try:
-        _serve_or_format(settings, load, ready)
+        _serve_or_format(settings, load, ready, remark)
         _log.info("stopped: %s is unmounted", settings.mountpoint)
     except OSError as error:  # a failing drive, mostly; the log says where it failed
         _log.exception("stopped")
@@ -66,14 +72,17 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
 
 
 def _serve_or_format(
-    settings: Settings, load: Callable[[], Settings], ready: Callable[[], None]
+    settings: Settings,
+    load: Callable[[], Settings],
+    ready: Callable[[], None],
+    remark: Callable[[str], None],
 ) -> None:
     from kvfs.devices import format_source
     from kvfs.founding import found_pool
     from mount import serve
 
     try:
-        serve.run(settings, ready, load)
+        serve.run(settings, ready, load, remark)
         return
     except SourceBlank:
         if settings.read_only:
@@ -86,4 +95,4 @@ def _serve_or_format(
         force=False,
         fill=found_pool,
     )
-    serve.run(settings, ready, load)
+    serve.run(settings, ready, load, remark)

@@ -5,7 +5,7 @@ import os
 from typing import Final
 
 from kvfs.devices import pool_files
-from kvfs.devices.capacity import CAPACITY_MIN_BYTES, Reserve, metadata_bytes, reserve_bytes
+from kvfs.devices.capacity import Reserve, metadata_bytes, reserve_bytes
 from kvfs.devices.device import Device, Fill
 from kvfs.devices.parent_fs import fs_type_of, try_out
 from kvfs.devices.pool_files import PoolHeader
@@ -18,6 +18,7 @@ from kvfs.errors import (
     SourceMissing,
 )
 from kvfs.sizes import format_size
+from kvfs.types import CAPACITY_MIN_BYTES
 
 _NAMES_SHOWN: Final = 3
 

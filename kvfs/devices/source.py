@@ -14,6 +14,8 @@ from kvfs.devices.capacity import Reserve
 from kvfs.devices.device import Device, Fill, Kind, fill_nothing
 from kvfs.devices.pool_files import PoolHeader
 from kvfs.errors import SourceBlank, SourceBusy, SourceMissing, UsageError
+from kvfs.sizes import format_size
+from kvfs.types import CAPACITY_MIN_BYTES
 
 _RESERVE: Final = Reserve()
 #: The kernel sends no event for the end of a claim or lock that is not waited for in line.
@@ -56,6 +58,11 @@ def format_source(
     written last. The source is free again on return. Raises SourceMissing, SourceForeign (named;
     *force* overrides), SourceBusy, SourceFull, SourceDamaged, UsageError, ToolMissing, NotRoot.
     """
+    if capacity_bytes is not None and capacity_bytes < CAPACITY_MIN_BYTES:
+        raise UsageError(
+            f"{source}: a capacity of {format_size(capacity_bytes)} is too little; a pool needs "
+            f"{format_size(CAPACITY_MIN_BYTES)}"
+        )
     kind = _kind_to_be(source, may_create=not (size_bytes is None and capacity_bytes is None))
     if size_bytes is not None and kind != "image":
         raise UsageError(f"{source} is a {kind}; only an image file can be given a size")

@@ -295,6 +295,18 @@ def test_a_capacity_beyond_the_image_is_refused() -> None:
         format_source(source.path, capacity_bytes=DRIVE_BYTES)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_capacity_of_no_use_is_refused(kind: str) -> None:
+    with blank_source(kind) as source, untouched(source):
+        for capacity_bytes in (1, 64 * MIB - 1):
+            with refused(UsageError, source.path, "64 MiB"):
+                format_source(source.path, capacity_bytes=capacity_bytes)
+    with workplace() as place:
+        with refused(UsageError, "64 MiB"):
+            format_source(str(place / "image"), capacity_bytes=MIB)
+        assert os.listdir(place) == []
+
+
 # ---- tools ----
 
 

@@ -232,6 +232,24 @@ def test_settings_from_a_file_and_flags_over_them(place: Path) -> None:
         run_kvfs("umount", "--config", str(config), check=False)
 
 
+def test_a_capacity_below_what_the_pool_holds_is_said(place: Path) -> None:
+    with mounted(place) as mount:
+        for number in range(10):
+            (mount.path / f"{number}").write_bytes(bytes(10 << 20))
+        flags = ("--log-file", str(mount.log_file), "--capacity")
+        arguments = ("mount", mount.source, str(mount.path), *flags)
+        mount.stop()
+        done = run_kvfs(*arguments, "1M", check=False)
+        assert done.returncode == errors.UsageError.exit_code
+        assert done.stderr == "kvfs: command line: capacity_bytes: 1048576 is below 64 MiB\n"
+        done = run_kvfs(*arguments, "64M")
+        said = "evicts 36 MiB of 100 MiB: the capacity is below what the pool holds"
+        assert done.stderr == f"kvfs: {said}\n"
+        assert lines_of(mount.log_file, said)
+        run_kvfs("umount", str(mount.path))
+        mount.start()
+
+
 def test_sigterm_stops_cleanly(place: Path) -> None:
     log = place / "kv.log"
     with mounted(place, f"--log-file={log}") as mount:
