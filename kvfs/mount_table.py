@@ -10,6 +10,8 @@ from typing import Final, NamedTuple
 
 FS_TYPE: Final = "fuse.kvfs"
 _MOUNTINFO: Final = "/proc/self/mountinfo"
+#: As many as the kernel follows in one path (path_resolution(7)).
+_LINKS_MAX: Final = 40
 _ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
 
 
@@ -64,10 +66,28 @@ def where_mounted(source: str) -> str:
 
 
 def resolve_mountpoint(path: str) -> str:
-    """Return *path* absolute and without symlinks, never looking at a mounted kvfs itself."""
-    parent, name = os.path.split(os.path.abspath(path))
-    resolved = os.path.join(os.path.realpath(parent), name)
-    return resolved if kvfs_at(resolved) else os.path.realpath(resolved)
+    """Return *path* absolute and without symlinks, but for those in a kvfs.
+
+    A mounted kvfs is never looked at: its server may hang.
+    """
+    fs_types = {mount.mountpoint: mount.fs_type for mount in mounts()}
+    resolved, waiting, links = "/", os.path.abspath(path).split("/"), 0
+    while waiting:
+        name = waiting.pop(0)
+        resolved = os.path.normpath(os.path.join(resolved, name))
+        if fs_types.get(resolved) == FS_TYPE:
+            return os.path.normpath(os.path.join(resolved, *waiting))
+        try:
+            target = os.readlink(resolved)
+        except OSError:  # no link
+            continue
+        links += 1
+        if links > _LINKS_MAX:
+            break
+        resolved = os.path.join(os.path.dirname(resolved), target)
+        waiting = [*resolved.split("/"), *waiting]
+        resolved = "/"
+    return os.path.normpath(os.path.join(resolved, *waiting))
 
 
 def _parse(line: bytes) -> Mount:

@@ -1,12 +1,11 @@
 """Paths on a mount as the server knows them: below its mountpoint, without asking the kernel."""
 
-import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvfs.cli.servers import answer_of, status_of
 from kvfs.errors import NotMounted, UsageError
-from kvfs.mount_table import FS_TYPE, mount_of
+from kvfs.mount_table import FS_TYPE, mount_of, resolve_mountpoint
 
 
 class OnMount(NamedTuple):
@@ -33,8 +32,8 @@ def locate(paths: Sequence[str]) -> OnMount:
 
 
 def _below_mount(path: str) -> tuple[str, str]:
-    for absolute in (os.path.abspath(path), os.path.realpath(path)):
-        mount = mount_of(absolute)
-        if mount is not None and mount.fs_type == FS_TYPE:
-            return mount.mountpoint, absolute[len(mount.mountpoint) :].strip("/")
+    absolute = resolve_mountpoint(path)
+    mount = mount_of(absolute)
+    if mount is not None and mount.fs_type == FS_TYPE:
+        return mount.mountpoint, absolute[len(mount.mountpoint) :].strip("/")
     raise NotMounted(f"{path} is on no kvfs mount")

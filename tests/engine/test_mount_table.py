@@ -1,11 +1,12 @@
 """Which mount a path lies on, and what the kernel says of it."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from kvfs.bench import comparison
-from kvfs.mount_table import Mount, kvfs_at, mount_at, mount_of
+from kvfs.mount_table import Mount, kvfs_at, mount_at, mount_of, resolve_mountpoint
 
 MOUNTINFO = """\
 1 0 254:0 / / rw,noatime shared:1 - ext4 /dev/root rw
@@ -59,3 +60,28 @@ def test_a_mount_is_a_kvfs_if_the_topmost_there_is() -> None:
     assert kvfs_at("/kv") == KV
     assert kvfs_at("/k") is None
     assert kvfs_at("/nowhere") is None
+
+
+@pytest.mark.parametrize("target", ["/kv", "near", "../there/near"])
+def test_links_are_followed_up_to_a_kvfs_and_not_into_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    readlink = os.readlink
+
+    def outside(path: str) -> str:
+        assert not path.startswith("/kv"), "its server may hang"
+        return readlink(path)
+
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "link").symlink_to(target)
+    (tmp_path / "there" / "near").symlink_to("/kv")
+    monkeypatch.setattr("os.readlink", outside)
+    assert resolve_mountpoint(f"{tmp_path}/there/link/model/a") == "/kv/model/a"
+    assert resolve_mountpoint(f"{tmp_path}/there/link") == "/kv"
+
+
+def test_links_that_lead_nowhere_have_an_end(tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to("other")
+    (tmp_path / "other").symlink_to("one")
+    assert resolve_mountpoint(f"{tmp_path}/one/kv").startswith(str(tmp_path))
+    assert resolve_mountpoint(f"{tmp_path}/none/../kv") == f"{tmp_path}/kv"

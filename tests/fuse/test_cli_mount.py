@@ -158,6 +158,10 @@ def test_a_server_that_hangs_is_named_and_its_mount_can_go(place: Path) -> None:
             result = run_kvfs("status", str(mount.path), check=False)
             assert result.returncode == errors.ServeFailed.exit_code
             assert "no answer within" in result.stderr
+            (place / "link").symlink_to(mount.path)
+            result = run_kvfs("evict", str(place / "link" / "never-seen"), check=False)
+            assert result.returncode == errors.ServeFailed.exit_code
+            assert "no answer within" in result.stderr
             result = run_kvfs("umount", str(mount.path), "--wait-s=0.1", check=False)
             assert result.returncode == errors.ServeFailed.exit_code
             assert f"unmounted, but server {mount.server_pid} still runs" in result.stderr
