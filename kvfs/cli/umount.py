@@ -20,6 +20,8 @@ from kvfs.mount_table import FS_TYPE, mount_at, resolve_mountpoint
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
 
+#: As in stop_timeout_s.
+_WAIT_MAX_S: Final = 3600.0
 #: How long a lazy umount waits for a server that nobody uses any more.
 _LAZY_WAIT_S: Final = 2.0
 
@@ -43,11 +45,21 @@ def configure(subparsers: "Subparsers") -> None:
     )
     parser.add_argument(
         "--wait-s",
-        type=float,
+        type=_seconds,
         default=Settings().stop_timeout_s,
         metavar="SECONDS",
         help="most seconds to wait for the server's end (default: %(default)g)",
     )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1
+    if not 0 <= seconds <= _WAIT_MAX_S:  # nan is not, either
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 0 to {_WAIT_MAX_S:g} seconds")
+    return seconds
 
 
 def run(args: argparse.Namespace) -> int:

@@ -69,7 +69,13 @@ def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFi
         (("mkfs",), "the following arguments are required: SOURCE (see `kvfs mkfs --help`)"),
         (("mkfs", "/a", "--capacity", "many"), "--capacity: 'many' is not a size"),
         (("mkfs", "/a", "--capacity", "0"), "--capacity: 0 is no size"),
-        (("umount", "/a", "--wait-s", "x"), "argument --wait-s: invalid float value: 'x'"),
+        *(
+            (
+                ("umount", "/a", "--wait-s", wrong),
+                f"argument --wait-s: '{wrong}' is no number of 0 to 3600 seconds",
+            )
+            for wrong in ("x", "nan", "inf", "1e300", "-1")
+        ),
     ],
 )
 def test_a_wrong_command_line_is_one_line(
