@@ -5,7 +5,6 @@ start fast.
 """
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -13,6 +12,7 @@ from typing import Final
 from kvfs import __version__
 from kvfs.cli.failures import explain
 from kvfs.cli.parser import OneLineParser
+from kvfs.cli.standard_streams import flush_output, make_usable, say
 
 #: Each verb is the module of that name here; its summary stands here so that ``kvfs --help``
 #: imports none of them.
@@ -34,16 +34,30 @@ VERBS: Final = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line *argv* and return the exit code."""
+    make_usable()
     try:
-        return _dispatch(sys.argv[1:] if argv is None else list(argv))
-    except BrokenPipeError:
-        # The reader of our output has gone (kvfs status | head): nothing to say to anybody.
-        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())
-        return 1
+        exit_code = _dispatch(sys.argv[1:] if argv is None else list(argv))
+    except SystemExit as end:  # --help and --version
+        if (unwritten := flush_output()) is None:
+            raise
+        return _unwritten(unwritten) if not end.code else int(end.code)
     except (Exception, KeyboardInterrupt) as error:  # the command line's door
+        unwritten = flush_output()
+        if isinstance(error, BrokenPipeError) or (unwritten and isinstance(error, OSError)):
+            return _unwritten(unwritten or error)
         line, exit_code = explain(error)
-        print(f"kvfs: {line}", file=sys.stderr)
+        say(f"kvfs: {line}")
         return exit_code
+    if (unwritten := flush_output()) is not None:
+        return _unwritten(unwritten)
+    return exit_code
+
+
+def _unwritten(error: OSError) -> int:
+    # The reader of our output has gone (kvfs status | head): nothing to say to anybody.
+    if not isinstance(error, BrokenPipeError):
+        say(f"kvfs: cannot write the output: {error.strerror}")
+    return 1
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -62,9 +76,7 @@ def _dispatch(argv: list[str]) -> int:
             subparsers.add_parser(verb, help=summary)
     arguments = parser.parse_args(argv)
     arguments.argv = argv  # mount runs itself again
-    exit_code = int(arguments.run(arguments))
-    sys.stdout.flush()
-    return exit_code
+    return int(arguments.run(arguments))
 
 
 if __name__ == "__main__":

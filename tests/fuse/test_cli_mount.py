@@ -236,6 +236,18 @@ def test_settings_from_a_file_and_flags_over_them(place: Path) -> None:
         run_kvfs("umount", "--config", str(config), check=False)
 
 
+def test_a_mount_needs_no_standard_streams(place: Path) -> None:
+    arguments = [str(place / "pool"), str(place / "kv"), f"--log-file={place / 'log'}"]
+    command = [*KVFS, "mount", *arguments]
+    try:
+        shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
+        assert subprocess.run(shell, cwd=ROOT, check=False).returncode == 0
+        (place / "kv" / "block").write_bytes(b"served")
+        assert (place / "kv" / "block").read_bytes() == b"served"
+    finally:
+        run_kvfs("umount", str(place / "kv"), check=False)
+
+
 def test_a_capacity_below_what_the_pool_holds_is_said(place: Path) -> None:
     with mounted(place) as mount:
         for number in range(10):
