@@ -103,7 +103,10 @@ def _format_new(
             f"{path}: {format_size(size_bytes)} do not fit into the {format_size(free_bytes)} "
             f"that are free in {parent}"
         )
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be made: {error.strerror}") from None
     try:
         with _locked(path) as image_fd:
             _allocate(image_fd, path, size_bytes)

@@ -141,8 +141,12 @@ def wait_released(source: str, wait_s: float = 10.0) -> None:
 
 def _kind_to_be(source: str, *, may_create: bool) -> Kind:
     """Return the kind of *source*; a missing one may become an image. Raises SourceMissing."""
+    if not source:
+        raise UsageError("SOURCE is empty; give a block device, an image file or a directory")
     if os.path.lexists(source) or not may_create:
         return recognise(source)
+    if source.endswith("/"):
+        raise UsageError(f"{source} does not exist; make it, or name an image file without a slash")
     parent = os.path.dirname(os.path.abspath(source))
     if not os.path.isdir(parent):
         raise SourceMissing(f"{source}: the directory {parent} does not exist")

@@ -286,6 +286,19 @@ def test_too_small_an_image_is_refused_and_not_made() -> None:
         assert os.listdir(place) == []
 
 
+def test_an_image_needs_a_name_of_its_own() -> None:
+    with workplace() as place:
+        for name, said in (
+            (f"{place}/new/", "without a slash"),
+            (f"{place}/new/.", "cannot be made: No such file"),
+            (f"{place}/{'x' * 300}", "cannot be made: File name too long"),
+            ("", "SOURCE is empty"),
+        ):
+            with refused(UsageError, said):
+                format_source(name, capacity_bytes=100 * MIB)
+        assert os.listdir(place) == []
+
+
 def test_a_capacity_beyond_the_image_is_refused() -> None:
     with (
         blank_source("image") as source,
