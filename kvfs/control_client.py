@@ -18,6 +18,8 @@ from kvfs.pool_name import RUN_DIRECTORY, SOCKET_SUFFIX
 PROTOCOL_VERSION: Final = 1
 #: No reply is longer; a status with every counter is a few KiB.
 REPLY_MAX_BYTES: Final = 1 << 20
+#: No event tells that a listening socket takes another connection.
+_BACKLOG_POLL_S: Final = 0.02
 #: struct ucred of unix(7): pid, uid, gid of the other side.
 PEERCRED: Final = struct.Struct("iII")
 
@@ -57,7 +59,7 @@ def ask(
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(timeout_s)
         try:
-            connection.connect(path)
+            _connect(connection, path, deadline_s)
             connection.sendall(request.encode())
             line = _read_line(connection, deadline_s)
         except (FileNotFoundError, NotADirectoryError):
@@ -71,6 +73,17 @@ def ask(
         except OSError as error:
             raise ServeFailed(f"{path}: {error.strerror or error}") from None
     return _result(path, line)
+
+
+def _connect(connection: socket.socket, path: str, deadline_s: float) -> None:
+    """Connect, also while a server that hangs has as many waiting as it takes (EAGAIN)."""
+    while True:
+        try:
+            return connection.connect(path)
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                raise TimeoutError from None
+        time.sleep(_BACKLOG_POLL_S)
 
 
 def peer_pid(path: str) -> int:

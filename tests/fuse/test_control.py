@@ -1,5 +1,6 @@
 """The control socket: private, bounded, and alive whatever a client sends."""
 
+import contextlib
 import json
 import os
 import socket
@@ -251,6 +252,21 @@ def test_a_server_that_says_nothing_is_given_up(tmp_path: Path) -> None:
     path = str(tmp_path / "kv.sock")
     with listen(path), pytest.raises(ServeFailed, match=r"no answer within 0\.05 s"):
         ask(path, "status", timeout_s=0.05)
+
+
+def test_a_server_that_takes_nobody_any_more_is_given_up_in_time(tmp_path: Path) -> None:
+    """A stopped server's connections wait in line, and the line has an end."""
+    path = str(tmp_path / "kv.sock")
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(listen(path))
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+                waiting.setblocking(False)
+                waiting.connect(path)
+        with pytest.raises(ServeFailed, match=r"no answer within 0\.1 s"):
+            ask(path, "status", timeout_s=0.1)
+        assert listening.fileno() >= 0
 
 
 @pytest.mark.parametrize(
