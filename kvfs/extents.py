@@ -133,32 +133,45 @@ class Extents:
         somebody, until its last close and unmapping. The lease is given back at once: who opens
         in between waits those 3 us, and the SIGIO that tells of it is ignored.
         """
-        if signal.getsignal(signal.SIGIO) is signal.SIG_DFL:
-            signal.signal(signal.SIGIO, signal.SIG_IGN)
-        try:
-            self._syscalls.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        except OSError as error:
-            if error.errno == errno.EAGAIN:
-                return True
-            raise
-        self._syscalls.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-        return False
+        return self._refuses_lease(fd, fcntl.F_WRLCK)
 
     def is_used(self, ino: InodeNo) -> bool:
         """Whether anybody has the extent of *ino*, which is closed here, open or mapped.
 
         False where that cannot be told, and for one that is missing.
         """
+        return self._is_held(ino, os.O_RDWR, fcntl.F_WRLCK)
+
+    def is_written(self, ino: InodeNo) -> bool:
+        """Whether anybody may write the extent of *ino*, which is closed here: a dead mount's.
+
+        A read lease is refused then. False as for ``is_used``.
+        """
+        return self._is_held(ino, os.O_RDONLY, fcntl.F_RDLCK)
+
+    def _is_held(self, ino: InodeNo, flags: int, lease: int) -> bool:
         try:
-            fd = self.open(ino, os.O_RDWR)
+            fd = self.open(ino, flags)
         except (Damaged, OSError):
             return False
         try:
-            return self.in_use(fd)
+            return self._refuses_lease(fd, lease)
         except OSError:
             return False  # no leases here: then what was closed counts as unused
         finally:
             self._syscalls.close(fd)
+
+    def _refuses_lease(self, fd: int, lease: int) -> bool:
+        if signal.getsignal(signal.SIGIO) is signal.SIG_DFL:
+            signal.signal(signal.SIGIO, signal.SIG_IGN)
+        try:
+            self._syscalls.fcntl(fd, fcntl.F_SETLEASE, lease)
+        except OSError as error:
+            if error.errno == errno.EAGAIN:
+                return True
+            raise
+        self._syscalls.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return False
 
     def stat(self, ino: InodeNo) -> os.stat_result | None:
         """Return the stat of *ino*'s extent, None if there is none."""

@@ -1,9 +1,9 @@
 """What a server that did not stop leaves open in an index that is still good, and its end.
 
 Drafts go: nobody will finish them, and nobody may take them for whole. So do blocks that were
-being rewritten in place, or written on after their rename, unless nothing was written. Slabs are
-measured, since their extent is the truth. Neither touches a file: extents without an inode are the
-sweep's.
+being rewritten in place, or written on after their rename, unless nothing was written and nobody
+can any more. Slabs are measured, since their extent is the truth. Neither touches a file: extents
+without an inode are the sweep's.
 """
 
 import logging
@@ -71,7 +71,8 @@ def _measured(extents: Extents, ino: InodeNo, record: InodeRecord) -> InodeRecor
         return None
     state = State(record.state)
     if state in (State.RENAMED, State.REWRITE):
-        if not is_as_recorded(status, record):
+        # A client of the dead mount may write on past any server, by passthrough or a mapping.
+        if not is_as_recorded(status, record) or extents.is_written(ino):
             return None
         # What was in rewriting may have been rewritten before, and so have no identity.
         state = State.PUBLISHED if state is State.RENAMED else State.REWRITTEN

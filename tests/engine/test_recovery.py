@@ -82,6 +82,32 @@ def test_a_kill_leaves_a_block_that_was_only_opened_for_writing(running: Host) -
     assert tree(store) == {b"/a": b"x" * 50_000}
 
 
+@pytest.mark.parametrize("way", ["rewritten", "renamed"])
+@pytest.mark.parametrize("access", [os.O_RDWR, os.O_WRONLY, os.O_RDONLY])
+def test_a_kill_takes_a_block_that_the_dead_mount_still_writes(
+    running: Host, way: str, access: int
+) -> None:
+    """By passthrough or a mapping: under the next server its bytes would change, unasked."""
+    store = running.store
+    opened, _ = store.blocks.create(ROOT_INODE, b"a.tmp", FILE, 0, 0)
+    write(store, opened, b"x" * 50_000)
+    if way == "rewritten":
+        store.blocks.close(opened, writer=True)
+    store.namespace.rename(ROOT_INODE, b"a.tmp", ROOT_INODE, b"a")
+    if way == "rewritten":
+        store.blocks.open(opened.ino, writer=True, truncate=False)
+    running.kill()
+    client = os.open(running.extent(opened.ino), access)
+    try:
+        store = running.start()
+        assert tree(store) == ({b"/a": b"x" * 50_000} if access == os.O_RDONLY else {})
+        settle(store)
+        assert_no_strays(store)
+        assert_exact(running)
+    finally:
+        os.close(client)
+
+
 def test_a_kill_leaves_an_open_slab_as_its_extent_is(running: Host) -> None:
     """A slab was never whole in one piece: its maker knows what is where."""
     store = running.store

@@ -1,5 +1,6 @@
 """The mount as a whole: numbers, options, remounts, a killed server, a full pool."""
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterator
@@ -203,6 +204,25 @@ def test_a_killed_server_fails_calls_at_once(places: tuple[Path, Path]) -> None:
                 os.stat("absent", dir_fd=old)
         mounted.start()
         assert read_file(mountpoint / "file") == b"content"
+
+
+def test_a_writer_that_outlives_its_server(places: tuple[Path, Path]) -> None:
+    """[killed-daemon] By passthrough it may write on: not into what the next server shows."""
+    source, mountpoint = places
+    content = b"1" * 65536
+    with Mounted(source, mountpoint) as mounted:
+        write_file(mountpoint / "file", content)
+        fd = os.open(mountpoint / "file", os.O_RDWR)
+        try:
+            mounted.kill_daemon()
+            mounted.start()
+            with contextlib.suppress(OSError):
+                os.pwrite(fd, b"2" * 4096, 0)
+            names = os.listdir(mountpoint)
+            assert [read_file(mountpoint / name) for name in names] in ([], [content])
+        finally:
+            with contextlib.suppress(OSError):
+                os.close(fd)  # its FLUSH has no server
 
 
 def test_a_full_pool(places: tuple[Path, Path]) -> None:
