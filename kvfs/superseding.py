@@ -6,6 +6,7 @@ rename between LOOKUP and OPEN does not empty what it made final. Two nodes that
 temporary name (LMCache) each get an inode of their own this way, and each renames its own.
 """
 
+import contextlib
 import stat
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -381,6 +382,8 @@ class Superseding:
         """Nobody opened the fresh inode: its name is a draft that nobody writes."""
         ino, (extent, _, _) = self._awaited.popitem(last=False)
         self._pool.space.extra_bytes -= extent.reserve_bytes
+        with contextlib.suppress(OSError):  # a reader, or its grave, may keep the extent
+            self._pool.extents.trim(extent.fd, 0)
         self._pool.ready.let_go(extent)
         record = self._pool.index.inode_or_miss(ino)
         if record is not None:

@@ -10,7 +10,18 @@ from kvfs.makers import Maker
 from kvfs.open_inodes import OpenInode
 from kvfs.types import ROOT_INODE, InodeNo
 from tests.support.life_model import Lives
-from tests.support.stores import FILE, Host, assert_exact, get, host, put, settle, tree, write
+from tests.support.stores import (
+    FILE,
+    MIB,
+    Host,
+    assert_exact,
+    get,
+    host,
+    put,
+    settle,
+    tree,
+    write,
+)
 
 TMP = b"K.tmp"
 
@@ -115,4 +126,24 @@ def test_a_fresh_inode_that_cannot_be_opened_is_no_empty_block(
             client.open(promised)
     settle(store)
     assert tree(store) == {}
+    assert_exact(running)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_fresh_inode_that_nobody_opens_gives_its_reserve_back(running: Host, reads: bool) -> None:
+    """At once, also where a reader has it open, or its grave keeps it for a moment."""
+    store = running.store
+    client = Client(running, 100)
+    for number in range(4):
+        put(store, ROOT_INODE, b"%d" % number, b"x" * MIB)
+    settle(store)
+    client.refused(client.look(b"0"))
+    promised = client.look(b"0")
+    assert running.allocated_bytes(promised) >= MIB
+    opened = store.blocks.open_to_read(promised) if reads else None
+    store.blocks.superseding.tick(store.pool.monotonic_s() + 10)
+    assert_exact(running)
+    if opened is not None:
+        store.blocks.close(opened, writer=False)
+    settle(store)
     assert_exact(running)
