@@ -9,9 +9,10 @@ import logging
 import os
 import stat
 from collections import deque
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
+from kvfs import holes
+from kvfs.allocations import Allocations
 from kvfs.errors import (
     Damaged,
     DeadInode,
@@ -31,24 +32,11 @@ from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
 from kvfs.publishing import Publishing
 from kvfs.superseding import Superseding
-from kvfs.syscalls import FALLOC_FL_PUNCH_HOLE
-from kvfs.types import InodeNo, InodeRecord
+from kvfs.types import SIZE_MAX_BYTES, InodeNo, InodeRecord
 
 _log: Final = logging.getLogger(__name__)
 #: A block that so many ticks in a row could not publish (two seconds) is given up.
 _PUBLISH_TRIES: Final = 100
-#: off_t is signed: no offset lies behind this (open(2), EOVERFLOW).
-_SIZE_MAX_BYTES: Final = (1 << 63) - 1
-
-
-class Allocation(NamedTuple):
-    """An fallocate(2) to be done: the room pledged for it, and the work.
-
-    The work returns what the extent holds then; afterwards the pledge is over.
-    """
-
-    pledged_bytes: int
-    work: Callable[[], int]
 
 
 class Blocks:
@@ -58,6 +46,7 @@ class Blocks:
         self._pool = pool
         self._namespace = namespace
         self.publishing = Publishing(pool, namespace)
+        self.allocations = Allocations(pool, self.publishing)
         self.superseding = Superseding(pool, namespace)
         #: Closed by their last writer, but the index could not be told; and how often. The
         #: writer's handle stays counted, so that the extent goes on telling the truth.
@@ -208,6 +197,9 @@ class Blocks:
             written = self.open(opened.ino, writer=True, truncate=False, maker=maker)
             self.close(written, writer=True)
         if writer:
+            if opened.writers == 1:
+                opened.front_bytes = -1
+                holes.look(opened, record.size_bytes)
             self.extent_fd(opened)
             self.publishing.begin(opened, record, maker, appends=appends)
 
@@ -318,7 +310,7 @@ class Blocks:
 
     def truncate(self, ino: InodeNo, size_bytes: int) -> None:
         """Set the length of file *ino*; growing allocates nothing. Raises TooLarge, DeadInode."""
-        if size_bytes > _SIZE_MAX_BYTES:
+        if size_bytes > SIZE_MAX_BYTES:
             raise TooLarge(f"{size_bytes} bytes")
         pool = self._pool
         if size_bytes > self.present(ino).size_bytes:
@@ -328,6 +320,7 @@ class Blocks:
             self._make_room_ahead(size_bytes - opened.allocated_bytes)
             fd = self.extent_fd(opened)
             opened.appended_only = False
+            opened.front_bytes = min(opened.front_bytes, size_bytes)
             pool.syscalls.ftruncate(fd, size_bytes)
             pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
             return
@@ -347,49 +340,15 @@ class Blocks:
             with contextlib.suppress(NoSpace):
                 pool.require_space(min(size_bytes, pool.headroom.most_bytes))
 
-    def allocation(
-        self, opened: OpenInode, mode: int, offset_bytes: int, length_bytes: int
-    ) -> Allocation:
-        """Return fallocate(2) on an open file as work for a thread; its room is pledged.
-
-        Raises NoSpace, TooLarge; the work OSError.
-        """
-        pool = self._pool
-        fd = self.extent_fd(opened)
-        end_bytes = offset_bytes + length_bytes
-        if end_bytes > _SIZE_MAX_BYTES:
-            raise TooLarge(f"{end_bytes} bytes")
-        growth_bytes = 0
-        if not mode & FALLOC_FL_PUNCH_HOLE:
-            growth_bytes = self.growth_bytes(opened, end_bytes, length_bytes)
-            pool.require_space(growth_bytes)
-        self.publishing.allocate_ahead(opened.ino)
-        pool.space.pledged_bytes += growth_bytes
-        opened.allocating += 1
-
-        def work() -> int:
-            pool.syscalls.fallocate(fd, mode, offset_bytes, length_bytes)
-            return pool.extents.allocated_bytes(fd)
-
-        return Allocation(growth_bytes, work)
-
-    def end_allocation(self, opened: OpenInode, allocation: Allocation) -> None:
-        """The work is done, or failed: what the extent holds now is what counts.
-
-        Who asked for room takes no more unasked: none is kept ahead of it (watch.py).
-        """
-        self._pool.space.pledged_bytes -= allocation.pledged_bytes
-        opened.allocating -= 1
-        opened.unreserved = opened.unreserved and not allocation.pledged_bytes
-
     def growth_bytes(self, opened: OpenInode, end_bytes: int, size_bytes: int) -> int:
         """Return what a write of *size_bytes* that ends at *end_bytes* may allocate.
 
         Raises TooLarge.
         """
-        if end_bytes > _SIZE_MAX_BYTES:
+        if end_bytes > SIZE_MAX_BYTES:
             raise TooLarge(f"{end_bytes} bytes")
-        return max(0, min(end_bytes - opened.allocated_bytes, size_bytes))
+        start_bytes = end_bytes - size_bytes
+        return holes.growth_bytes(self._pool.syscalls, opened, start_bytes, end_bytes)
 
     def spoil(self, opened: OpenInode) -> None:
         """A write, or the open, was refused: what is being written will not be whole."""

@@ -17,6 +17,10 @@ class OpenInode:
     fd = -1
     readers = 0
     writers = 0
+    #: Blocks without a hole from offset 0 on; -1 while all of them lie so (holes.py).
+    front_bytes = -1
+    #: Else no block lies behind this.
+    reach_bytes = 0
     #: Allocations under way, whose room is pledged: nobody measures it meanwhile.
     allocating = 0
     #: What it holds beyond the usual size of its directory, so as not to outgrow its reserve.

@@ -286,6 +286,8 @@ class Pool:
         """
         if not opened.created_in or not opened.unfinished:
             return 0
+        if opened.front_bytes not in (-1, opened.allocated_bytes):
+            return 0  # some of what it holds may lie behind the reserve (holes.py)
         usual_bytes = round_up(self.ready.demand.usual_bytes(opened.created_in))
         lacking_bytes = usual_bytes - opened.allocated_bytes
         return usual_bytes if growth_bytes < lacking_bytes <= self.space.unclaimed_bytes else 0

@@ -24,6 +24,8 @@ PAGE_BYTES: Final = 4096
 CAPACITY_MIN_BYTES: Final = 64 << 20
 #: st_blocks counts these, whatever the file system's own block is (stat(2)).
 STAT_BLOCK_BYTES: Final = 512
+#: off_t is signed: no offset lies behind this (open(2), EOVERFLOW).
+SIZE_MAX_BYTES: Final = (1 << 63) - 1
 
 
 class InodeRecord(NamedTuple):

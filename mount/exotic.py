@@ -118,15 +118,17 @@ class Exotic:
         opened = handle.opened
         code = 0
         try:
-            if not mode & FALLOC_FL_PUNCH_HOLE:
-                end_bytes = offset_bytes + length_bytes
-                await self._room.find(blocks.growth_bytes(opened, end_bytes, length_bytes))
+            lacking_bytes = blocks.allocations.growth_bytes(
+                opened, mode, offset_bytes, length_bytes
+            )
+            if lacking_bytes:
+                await self._room.find(lacking_bytes)
             # Atomic: no checkpoint since the room was found.
-            allocation = blocks.allocation(opened, mode, offset_bytes, length_bytes)
+            allocation = blocks.allocations.begin(opened, mode, offset_bytes, length_bytes)
             try:
                 allocated_bytes = await trio.to_thread.run_sync(allocation.work)
             finally:
-                blocks.end_allocation(opened, allocation)
+                blocks.allocations.end(opened, allocation)
             if opened.ino in pool.open_inodes:
                 pool.note_allocated(opened, allocated_bytes)
         except Exception as error:

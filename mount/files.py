@@ -13,6 +13,7 @@ from typing import Final, Protocol, TypeVar
 
 import trio
 
+from kvfs import holes
 from kvfs.errors import AccessDenied, BadHandle, Damaged, DeadInode, Exists, NoSpace
 from kvfs.makers import NOBODY, Maker
 from kvfs.open_inodes import OpenInode
@@ -283,6 +284,7 @@ class Files:
         try:
             with contextlib.suppress(NoSpace):
                 await self._in_thread(pool.extents.reserve, fd, end_bytes)
+                holes.reserved(opened, end_bytes)
         finally:
             pool.space.pledged_bytes -= lacking_bytes
         if opened.ino in pool.open_inodes:

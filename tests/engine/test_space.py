@@ -1,13 +1,27 @@
 """The bound of the pool: what counts as used, and who gives way first."""
 
 import os
+import random
 
 import pytest
 
 from kvfs.errors import NoSpace
+from kvfs.open_inodes import OpenInode
 from kvfs.space import Space
-from kvfs.types import PAGE_BYTES, ROOT_INODE
-from tests.support.stores import FILE, MIB, Host, allocate, assert_exact, put, settle, write
+from kvfs.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
+from kvfs.types import PAGE_BYTES, ROOT_INODE, round_up
+from tests.support.failing_syscalls import FailingSyscalls
+from tests.support.stores import (
+    FILE,
+    MIB,
+    Host,
+    allocate,
+    assert_exact,
+    host,
+    put,
+    settle,
+    write,
+)
 
 
 def test_used_is_what_is_recorded_and_what_is_open_beyond_it() -> None:
@@ -107,3 +121,116 @@ def test_while_sizes_vary_room_is_kept_for_a_draft_larger_than_all_of_late(runni
     assert space.lacking_bytes == 0
     settle(store)
     assert_exact(running)
+
+
+# ---- holes ----
+
+
+def test_holes_are_filled_up_to_the_capacity_and_no_farther(running: Host) -> None:
+    """UCM, FlexKV, vLLM: ftruncate, then pieces in any order."""
+    store, space = running.store, running.store.pool.space
+    slab, _ = store.blocks.create(ROOT_INODE, b"slab", FILE, 0, 0)
+    store.blocks.truncate(slab.ino, 96 * MIB)
+    for at in range(48, 96):
+        write(store, slab, bytes(MIB), at * MIB)
+    for at in range(16):
+        write(store, slab, bytes(MIB), at * MIB)
+    assert space.used_bytes == space.capacity_bytes == 64 * MIB
+    for again in ("the writer", "who opens it again, and cannot know where the holes are"):
+        write(store, slab, bytes(2 * MIB), 14 * MIB)
+        write(store, slab, bytes(MIB), 95 * MIB)
+        assert store.blocks.growth_bytes(slab, 17 * MIB, 2 * MIB) == MIB, again
+        store.blocks.close(slab, writer=True)
+        slab = store.blocks.open(slab.ino, writer=True, truncate=False)
+    with pytest.raises(NoSpace):
+        write(store, slab, bytes(MIB), 16 * MIB)
+    store.blocks.close(slab, writer=True)
+    assert_exact(running)
+
+
+@pytest.mark.parametrize("mode", [0, FALLOC_FL_KEEP_SIZE])
+def test_each_piece_of_a_slab_asks_for_its_room(running: Host, mode: int) -> None:
+    store = running.store
+    slab, _ = store.blocks.create(ROOT_INODE, b"slab", FILE, 0, 0)
+    allocate(store, slab, 40 * MIB, 40 * MIB, mode=mode)
+    with pytest.raises(NoSpace):
+        allocate(store, slab, 40 * MIB, mode=mode)
+    with pytest.raises(NoSpace):
+        write(store, slab, bytes(25 * MIB))
+    allocate(store, slab, 24 * MIB, mode=mode)
+    assert store.pool.space.used_bytes == 64 * MIB
+    store.blocks.close(slab, writer=True)
+    assert_exact(running)
+
+
+def test_a_punched_hole_is_room_for_others(running: Host) -> None:
+    store = running.store
+    slab, _ = store.blocks.create(ROOT_INODE, b"slab", FILE, 0, 0)
+    allocate(store, slab, 64 * MIB)
+    allocate(store, slab, 8 * MIB, 8 * MIB, mode=FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE)
+    put(store, ROOT_INODE, b"block", bytes(8 * MIB))
+    write(store, slab, bytes(8 * MIB))
+    with pytest.raises(NoSpace):
+        write(store, slab, bytes(MIB), 8 * MIB)
+
+
+def test_what_is_reserved_from_the_beginning_needs_no_room(running: Host) -> None:
+    """Also of a file with holes, though the file system calls a reserve a hole, too."""
+    store = running.store
+    slab, _ = store.blocks.create(ROOT_INODE, b"slab", FILE, 0, 0)
+    allocate(store, slab, 40 * MIB)
+    store.blocks.truncate(slab.ino, 200 * MIB)
+    write(store, slab, bytes(24 * MIB), 100 * MIB)
+    assert store.pool.space.unclaimed_bytes == 0
+    write(store, slab, bytes(8 * MIB), 32 * MIB)
+    with pytest.raises(NoSpace):
+        write(store, slab, bytes(8 * MIB), 33 * MIB)
+
+
+def test_bytes_in_their_order_are_written_without_a_look(running: Host) -> None:
+    running.stop()
+    calls = FailingSyscalls(["lseek"])
+    store = running.start(calls)
+    for name, start in ((b"block", 0), (b"next", 3)):  # the second one has a reserve
+        opened, _ = store.blocks.create(ROOT_INODE, name, FILE, 0, 0)
+        for at in (*range(start, 8), 0, 5):
+            write(store, opened, bytes(MIB), at * MIB)
+        store.blocks.close(opened, writer=True)
+    assert calls.calls == 0
+
+
+def allocates_at_most(running: Host, opened: OpenInode, draw: random.Random) -> None:
+    """Do one thing to a file; it takes what it said, and the same once more takes nothing."""
+    store = running.store
+    offset_bytes, size_bytes = draw.randrange(400_000), draw.randrange(1, 80_000)
+    before_bytes = opened.allocated_bytes
+    asked_bytes, what = 0, draw.choice("wwwwwrpt")
+    if what == "w":
+        asked_bytes = store.blocks.growth_bytes(opened, offset_bytes + size_bytes, size_bytes)
+        write(store, opened, bytes(size_bytes), offset_bytes)
+        again_bytes = store.blocks.growth_bytes(opened, offset_bytes + size_bytes, size_bytes)
+        assert again_bytes < PAGE_BYTES
+    elif what == "r":
+        asked_bytes = store.blocks.allocations.growth_bytes(opened, 0, offset_bytes, size_bytes)
+        allocate(store, opened, size_bytes, offset_bytes)
+    elif what == "p":
+        mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+        allocate(store, opened, size_bytes, offset_bytes, mode=mode)
+    else:
+        store.blocks.truncate(opened.ino, offset_bytes)
+    # What it begins and ends in counts as a whole.
+    assert opened.allocated_bytes - before_bytes <= round_up(asked_bytes) + PAGE_BYTES
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_allocates_more_than_it_asks_for(seed: int) -> None:
+    draw = random.Random(seed)
+    with host() as made:
+        store = made.start()
+        if seed % 2:
+            put(store, ROOT_INODE, b"usual", bytes(160_000))  # so that it gets a reserve
+        opened, _ = store.blocks.create(ROOT_INODE, b"file", FILE, 0, 0)
+        for _ in range(60):
+            allocates_at_most(made, opened, draw)
+        store.blocks.close(opened, writer=True)
+        assert_exact(made)

@@ -184,11 +184,11 @@ def test_a_slab_is_never_stopped(running: Host) -> None:
     """It asked for its room; and while it is allocated nobody counts its bytes twice."""
     store = running.store
     slab = draft(store, b"slab")
-    allocation = store.blocks.allocation(slab, 0, 0, 40 * MIB)
+    allocation = store.blocks.allocations.begin(slab, 0, 0, 40 * MIB)
     allocation.work()
     store.watch.tick(0.0)
     assert store.pool.space.unclaimed_bytes == 24 * MIB - store.pool.space.lacking_bytes
-    store.blocks.end_allocation(slab, allocation)
+    store.blocks.allocations.end(slab, allocation)
     allocate(store, slab, 40 * MIB)
     greedy = draft(store, b"greedy")
     grow(greedy, 30 * MIB)

@@ -372,6 +372,28 @@ async def test_a_write_beyond_the_capacity_is_refused(desk: Desk) -> None:
         desk.store.blocks.present(ino)
 
 
+async def test_pieces_written_at_once_and_in_any_order_do_not_overstep_the_pool(desk: Desk) -> None:
+    """The first of them reserves what the directory's blocks hold; the rest lies behind that."""
+    space = desk.store.pool.space
+    put(desk.store, ROOT_INODE, b"usual", bytes(8 * MIB))
+    desk.store.namespace.unlink(ROOT_INODE, b"usual")
+    fh, ino = desk.create(b"slab")
+    desk.store.blocks.truncate(ino, 96 * MIB)
+    for first in range(88, 40, -8):
+        async with trio.open_nursery() as nursery:
+            for at in range(first, first + 8):
+                nursery.start_soon(desk.files.write, fh, at * MIB, bytes(MIB))
+    for at in (0, 8, 7):
+        assert await desk.files.write(fh, at * MIB, bytes(MIB)) == MIB
+    for at in range(9, 16):
+        assert await desk.files.write(fh, at * MIB, bytes(MIB)) == MIB
+    assert space.used_bytes == space.capacity_bytes == 64 * MIB
+    with pytest.raises(NoSpace):
+        await desk.files.write(fh, 16 * MIB, bytes(MIB))
+    assert space.used_bytes == desk.store.pool.extents.allocated_bytes(desk.files.extent_fd(fh))
+    desk.files.release(fh)
+
+
 async def test_a_guess_about_others_makes_a_writer_wait_and_never_fail(desk: Desk) -> None:
     """A draft that grew fast is believed to take the whole pool, which is all but empty."""
     pool, files = desk.store.pool, desk.files

@@ -19,15 +19,16 @@ _MODULES: Final = {
     # One thing of the machine each: a file, a device, the index, a socket.
     "io": """
         kvfs.available_memory kvfs.background kvfs.bench.* kvfs.control_client kvfs.control_files
-        kvfs.devices.* kvfs.extents kvfs.fan_out kvfs.heat kvfs.heat_file kvfs.holdings kvfs.index
-        kvfs.index_environment kvfs.index_errors kvfs.index_file kvfs.index_place
+        kvfs.devices.* kvfs.extents kvfs.fan_out kvfs.heat kvfs.heat_file kvfs.holdings kvfs.holes
+        kvfs.index kvfs.index_environment kvfs.index_errors kvfs.index_file kvfs.index_place
         kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files kvfs.kv_load kvfs.makers
         kvfs.measure kvfs.mount_table kvfs.open_inodes kvfs.pending_rows kvfs.pins kvfs.policies
         kvfs.record_cache kvfs.rested_code kvfs.run_state kvfs.syscalls kvfs.wake_up
     """,
     # The pool as a whole: names, blocks, space.
     "engine": """
-        kvfs.attributes kvfs.blocks kvfs.check kvfs.check_files kvfs.check_rows kvfs.damage
+        kvfs.allocations kvfs.attributes kvfs.blocks kvfs.check kvfs.check_files kvfs.check_rows
+        kvfs.damage
         kvfs.departures kvfs.device_room kvfs.evict_by_hand kvfs.evictable kvfs.fitness
         kvfs.founding kvfs.fsck_report kvfs.graves kvfs.heat_scan kvfs.holdings_scan
         kvfs.identities kvfs.index_walk kvfs.namespace kvfs.old_versions kvfs.own_attributes

@@ -196,11 +196,13 @@ def write(store: Store, opened: OpenInode, data: bytes, offset_bytes: int = 0) -
     store.pool.note_allocated(opened, store.pool.extents.allocated_bytes(fd))
 
 
-def allocate(store: Store, opened: OpenInode, size_bytes: int) -> None:
-    """Do what fallocate(2) of the first *size_bytes* does."""
-    allocation = store.blocks.allocation(opened, 0, 0, size_bytes)
+def allocate(
+    store: Store, opened: OpenInode, size_bytes: int, offset_bytes: int = 0, *, mode: int = 0
+) -> None:
+    """Do what fallocate(2) of *size_bytes*, the first ones, does."""
+    allocation = store.blocks.allocations.begin(opened, mode, offset_bytes, size_bytes)
     store.pool.note_allocated(opened, allocation.work())
-    store.blocks.end_allocation(opened, allocation)
+    store.blocks.allocations.end(opened, allocation)
 
 
 def put(store: Store, parent: InodeNo, name: bytes, data: bytes) -> InodeNo:
