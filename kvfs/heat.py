@@ -2,7 +2,8 @@
 
 A hint, never the truth: the index says what a block is, and who evicts looks there again. The
 clock is a counter (eviction.py): it goes on by one a touch, and to the next burst about once a
-second. It starts at the time of day, so that blocks found by a search can be put before it.
+second, or sooner. It starts at the time of day; by how much it is ahead of that is told at a start,
+so that blocks found by a search can be put before it.
 """
 
 import logging
@@ -12,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from kvfs.eviction import BURST_BITS, CHAIN_PART, Columns, Policy, Rank
-from kvfs.heat_file import Rows, copy_rows, grown, read_heat, write_heat, zero_rows
+from kvfs.heat_file import Rows, copy_rows, grown, read_heat, saved_s, write_heat, zero_rows
 from kvfs.row_table import RowTable
 from kvfs.syscalls import Syscalls
 from kvfs.types import InodeNo
@@ -56,11 +57,14 @@ class Heat:
         self._count = 0
         self._saved_s = self._burst_s = float("-inf")
         self._stamp = 0
+        self._found_s = 0
         found = None if read_only else self._read()
         self._table = RowTable()
         self._take(zero_rows(_ROWS_MIN) if found is None else _sound(found))
         newest = int(self._rows.touched.max()) >> BURST_BITS
-        self._begin_burst(max(now_s, newest + 1))
+        #: What was used after HEAT was saved belongs behind all that it tells.
+        self._ahead_s = 0 if found is None else max(0, newest + 1 - self._found_s)
+        self._begin_burst(max(now_s + self._ahead_s, newest + 1))
         self._saved_stamp = self._stamp
 
     def __len__(self) -> int:
@@ -155,7 +159,10 @@ class Heat:
 
     def _read(self) -> Rows | None:
         try:
-            return read_heat(self._pool_fd, self._syscalls, self._epoch)
+            found = read_heat(self._pool_fd, self._syscalls, self._epoch)
+            if found is not None:
+                self._found_s = saved_s(self._pool_fd, self._syscalls)
+            return found
         except OSError as error:
             _log.warning("the heat of the blocks is not known any more: %s", error)
             return None
@@ -194,7 +201,7 @@ class Heat:
             self._stamp = stamp + 1
         else:
             self._touches[row] = 1
-            stamp = min(used_s << BURST_BITS, self._burst_begin - 1)
+            stamp = min(used_s + self._ahead_s << BURST_BITS, self._burst_begin - 1)
         self._touched[row] = stamp
         self._ino[row] = ino
         self._table.add(ino, row)

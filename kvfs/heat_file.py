@@ -142,3 +142,8 @@ def read_heat(pool_fd: int, syscalls: Syscalls, epoch: int) -> Rows | None:
         return rows if its_crc == crc else None
     finally:
         syscalls.close(fd)
+
+
+def saved_s(pool_fd: int, syscalls: Syscalls) -> int:
+    """Return when HEAT was written, in seconds since the epoch. Raises OSError."""
+    return int(syscalls.stat(FILE_NAME, dir_fd=pool_fd, follow_symlinks=False).st_mtime)

@@ -39,6 +39,7 @@ def opened(
     policy: str = "lru",
     syscalls: Syscalls | None = None,
     read_only: bool = False,
+    now_s: int = NOW_S,
 ) -> Heat:
     """Return the heat of the pool, as a start finds it."""
     return Heat(
@@ -47,7 +48,7 @@ def opened(
         epoch=epoch,
         read_only=read_only,
         policy=policy_named(policy),
-        now_s=NOW_S,
+        now_s=now_s,
     )
 
 
@@ -220,6 +221,27 @@ def test_a_restart_goes_on_where_it_was(pool_fd: int) -> None:
     assert order(after)[-2:] == [coldest, 5] or order(after)[-3:] == [2000, coldest, 5]
 
 
+@pytest.mark.parametrize("saved_s", [NOW_S + 100, NOW_S + 100_000])
+def test_what_was_stored_after_the_last_save_is_younger_than_all_in_it(
+    pool_fd: int, tmp_path: Path, saved_s: int
+) -> None:
+    """The clock may be far ahead of the time of day, since it goes on faster under load."""
+    heat = opened(pool_fd)
+    note(heat, *range(20, 60))
+    for number in range(20_000):
+        heat.touch(InodeNo(20 + number % 40))
+    assert heat.stamp >> BURST_BITS > NOW_S + 1000
+    known = order(heat)
+    heat.save()
+    os.utime(tmp_path / FILE_NAME, (saved_s, saved_s))
+    after = opened(pool_fd, now_s=saved_s + 60)
+    for ino, used_s in ((70, saved_s + 50), (71, saved_s), (72, saved_s + 40)):
+        after.note(InodeNo(ino), MIB, Rank.PUBLISHED, ino, used_s=used_s)
+    note(after, 80)
+    after.touch(InodeNo(known[0]))
+    assert order(after) == [*known[1:], 71, 72, 70, 80, known[0]]
+
+
 def test_names_and_touches_survive_too(pool_fd: int) -> None:
     heat = opened(pool_fd)
     note(heat, 20, 21)
@@ -285,7 +307,7 @@ def test_a_failed_save_leaves_the_last_one(pool_fd: int, tmp_path: Path, call: s
     assert len(opened(pool_fd)) == 1451
 
 
-@pytest.mark.parametrize("call", ["open", "pread", "preadv", "fstat"])
+@pytest.mark.parametrize("call", ["open", "pread", "preadv", "fstat", "stat"])
 def test_a_file_that_cannot_be_read_is_a_cold_start(
     pool_fd: int, call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
