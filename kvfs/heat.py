@@ -224,8 +224,12 @@ class Heat:
 
 
 def _sound(found: Rows) -> Rows:
-    """Return *found* with room; a row that moved while it was saved may stand there twice."""
-    _, first = np.unique(found.ino, return_index=True)
+    """Return *found* with room; a row that moved while it was saved may stand there twice.
+
+    And one whose block went meanwhile is nobody's, whatever bytes it tells.
+    """
+    inos, first = np.unique(found.ino, return_index=True)
+    first = first[inos != 0]
     rows = zero_rows(max(_ROWS_MIN, len(first) + len(first) // 2 + 1))
     copy_rows(rows, 1, found, first)
     np.minimum(rows.rank, np.uint8(max(Rank)), out=rows.rank)

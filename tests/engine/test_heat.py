@@ -328,6 +328,25 @@ def test_a_row_that_moved_during_the_save_is_read_once(pool_fd: int, tmp_path: P
     assert after.held_bytes[Rank.PUBLISHED] == 2 * MIB
 
 
+def test_the_bytes_of_a_block_that_went_during_the_save_are_not_counted(
+    pool_fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, syscalls = zero_rows(3), Syscalls()
+    rows.ino[:] = (20, 21, 22)
+    rows.allocated_bytes[:] = MIB
+    rows.rank[:] = Rank.PUBLISHED
+
+    def go_first(*_: object, **__: object) -> int:
+        rows.ino[0] = 0
+        return os.open(TEMPORARY_NAME, os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=pool_fd)
+
+    monkeypatch.setattr(syscalls, "open", go_first)  # when what is to be saved was chosen
+    write_heat(pool_fd, syscalls, EPOCH, rows)
+    after = opened(pool_fd)
+    assert sorted(order(after)) == [21, 22]
+    assert after.held_bytes[Rank.PUBLISHED] == 2 * MIB
+
+
 def test_blocks_that_come_and_go_during_the_save_do_not_stop_it(pool_fd: int) -> None:
     """numpy counts what it will return, and fails when it finds more or less of it."""
     rows = zero_rows(1 << 20)
