@@ -13,13 +13,10 @@ from kvfs.types import SIZE_MAX_BYTES
 
 
 class Allocation(NamedTuple):
-    """An fallocate(2) to be done: the room pledged for it, and the work.
-
-    The work returns what the extent holds then; afterwards the pledge is over.
-    """
+    """An fallocate(2) to be done: the room pledged for it until it ends, and the work."""
 
     pledged_bytes: int
-    work: Callable[[], int]
+    work: Callable[[], None]
 
 
 class Allocations:
@@ -60,17 +57,20 @@ class Allocations:
         pool.space.pledged_bytes += growth_bytes
         opened.allocating += 1
 
-        def work() -> int:
+        def work() -> None:
             pool.syscalls.fallocate(fd, mode, offset_bytes, length_bytes)
-            return pool.extents.allocated_bytes(fd)
 
         return Allocation(growth_bytes, work)
 
     def end(self, opened: OpenInode, allocation: Allocation) -> None:
         """The work is done, or failed: what the extent holds now is what counts.
 
-        Who asked for room takes no more unasked: none is kept ahead of it (watch.py).
+        Who asked for room takes no more unasked: none is kept ahead of it (watch.py). Raises
+        OSError.
         """
-        self._pool.space.pledged_bytes -= allocation.pledged_bytes
+        pool = self._pool
+        pool.space.pledged_bytes -= allocation.pledged_bytes
         opened.allocating -= 1
         opened.unreserved = opened.unreserved and not allocation.pledged_bytes
+        if pool.open_inodes.get(opened.ino) is opened:
+            pool.note_allocated(opened, pool.extents.allocated_bytes(opened.fd))

@@ -11,12 +11,13 @@ from typing import Final
 
 import trio
 
+from kvfs.open_inodes import OpenInode
 from kvfs.store import Store
 from kvfs.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE
 from mount.channel import Answer
 from mount.errno_door import errno_of
 from mount.handles import Handle, HandleKind, Handles
-from mount.room import Room
+from mount.room import DEVICE_TRIES, NO_SPACE, Room
 from mount.wire import (
     FALLOCATE_IN,
     GETXATTR_IN,
@@ -113,27 +114,35 @@ class Exotic:
     async def _finish_fallocate(
         self, unique: int, handle: Handle, mode: int, offset_bytes: int, length_bytes: int
     ) -> None:
-        """Allocate in a thread (tmpfs clears memory) and account what the extent holds then."""
-        blocks, pool = self._store.blocks, self._store.pool
-        opened = handle.opened
         code = 0
         try:
-            lacking_bytes = blocks.allocations.growth_bytes(
-                opened, mode, offset_bytes, length_bytes
-            )
-            if lacking_bytes:
-                await self._room.find(lacking_bytes)
-            # Atomic: no checkpoint since the room was found.
-            allocation = blocks.allocations.begin(opened, mode, offset_bytes, length_bytes)
-            try:
-                allocated_bytes = await trio.to_thread.run_sync(allocation.work)
-            finally:
-                blocks.allocations.end(opened, allocation)
-            if opened.ino in pool.open_inodes:
-                pool.note_allocated(opened, allocated_bytes)
+            await self._allocate(handle.opened, mode, offset_bytes, length_bytes)
         except Exception as error:
             code = errno_of(error)
         self._reply(error_reply(unique, code))
+
+    async def _allocate(
+        self, opened: OpenInode, mode: int, offset_bytes: int, length_bytes: int
+    ) -> None:
+        """Allocate in a thread (tmpfs clears memory). Raises NoSpace, TooLarge, OSError."""
+        allocations = self._store.blocks.allocations
+        for tries_left in reversed(range(DEVICE_TRIES)):
+            lacking_bytes = allocations.growth_bytes(opened, mode, offset_bytes, length_bytes)
+            if lacking_bytes:
+                await self._room.find(lacking_bytes)
+            # Atomic: no checkpoint since the room was found.
+            allocation = allocations.begin(opened, mode, offset_bytes, length_bytes)
+            try:
+                await trio.to_thread.run_sync(allocation.work)
+            except OSError as error:
+                if error.errno not in NO_SPACE or not tries_left:
+                    raise
+            else:
+                return
+            finally:
+                allocations.end(opened, allocation)
+            # Somebody else fills the file system that the pool lies on.
+            self._store.pool.device_room.refused()
 
     def _lseek(self, unique: int, _nodeid: int, request: memoryview) -> bytes:
         """SEEK_DATA and SEEK_HOLE; the kernel does the other three itself."""

@@ -23,15 +23,12 @@ from mount.grant import Grant
 from mount.handles import Handle, HandleKind, Handles
 from mount.permissions import surely_may_open
 from mount.readers import Readers
-from mount.room import Room
+from mount.room import DEVICE_TRIES, NO_SPACE, Room
 
 R = TypeVar("R")
 _WRITABLE: Final = (os.O_WRONLY, os.O_RDWR)
 #: Opens that write or truncate change the block's life.
 NOT_A_READER: Final = os.O_ACCMODE | os.O_TRUNC
-_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-#: A write on a device that others fill as fast as room is made.
-_DEVICE_TRIES: Final = 3
 
 
 class DataPath(Protocol):
@@ -297,7 +294,7 @@ class Files:
         """Write *data*, for which *growth_bytes* of room were found just now."""
         pool = self.store.pool
         done_bytes = 0
-        for attempt in range(_DEVICE_TRIES):
+        for attempt in range(DEVICE_TRIES):
             # Atomic: no checkpoint since the room was found.
             pool.space.pledged_bytes += growth_bytes
             try:
@@ -311,11 +308,11 @@ class Files:
                 pool.note_allocated(opened, allocated_bytes)
             if error is None:
                 return done_bytes
-            full = error.errno in _NO_SPACE
+            full = error.errno in NO_SPACE
             if not full and done_bytes:
                 return done_bytes
             try:
-                if not full or attempt == _DEVICE_TRIES - 1:
+                if not full or attempt == DEVICE_TRIES - 1:
                     raise error
                 # Somebody else fills the file system that the pool lies on.
                 growth_bytes = len(data) - done_bytes

@@ -3,6 +3,7 @@
 Every wait has a bound, and none begins when nothing may go.
 """
 
+import errno
 from collections.abc import Callable
 from typing import Final
 
@@ -17,6 +18,10 @@ _LOOK_S: Final = 0.002
 _PATIENCE_S: Final = 0.05
 #: Who has read a block for long after its name went keeps it: for such nobody waits longer.
 _LAST_USER_S: Final = 1.0
+#: What a device answers that has no room left, whatever the capacity says.
+NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+#: How often to try on one that others fill as fast as room is made.
+DEVICE_TRIES: Final = 3
 
 
 def _go_on() -> None:

@@ -201,7 +201,7 @@ def allocate(
 ) -> None:
     """Do what fallocate(2) of *size_bytes*, the first ones, does."""
     allocation = store.blocks.allocations.begin(opened, mode, offset_bytes, size_bytes)
-    store.pool.note_allocated(opened, allocation.work())
+    allocation.work()
     store.blocks.allocations.end(opened, allocation)
 
 
