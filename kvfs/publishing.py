@@ -138,6 +138,9 @@ class Publishing:
         with self._pool.index.write() as txn:
             txn.put_inode(ino, record)
         self._identities.withdraw(ino)
+        if opened is None or not opened.writers:  # what follows may fail before its close tells
+            self._pool.holdings.note(ino, record, self._pool.monotonic_s())
+            evictable.note(self._pool, ino, record)
 
     # ---- ending ----
 

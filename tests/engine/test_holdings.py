@@ -1,14 +1,19 @@
 """Leases and slabs end with their makers, or with time; a start finds them again."""
 
+import contextlib
+import errno
+
 import pytest
 
-from kvfs.errors import NoSpace
+from kvfs.errors import KvfsError, NoSpace
+from kvfs.fitness import obstacle
 from kvfs.holdings import Holdings
 from kvfs.lifecycle import State
 from kvfs.makers import NOBODY, Maker
 from kvfs.types import ROOT_INODE, InodeNo, InodeRecord, Sequence
+from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.life_model import Lives
-from tests.support.stores import FILE, Host, put, settle, write
+from tests.support.stores import FILE, MIB, Host, assert_exact, host, put, settle, write
 
 ONE = Maker(100, 1)
 OTHER = Maker(101, 2)
@@ -313,3 +318,34 @@ def test_a_block_made_over_and_over_is_settled_once_and_a_lost_one_never(table: 
     table.lives.end(ONE)
     table.holdings.tick(0.0)
     assert table.settled == [20, 21]
+
+
+@pytest.mark.usefixtures("caplog")
+@pytest.mark.parametrize("error_no", [errno.EFBIG, errno.EIO])
+def test_a_block_that_could_not_be_made_longer_may_go_some_time_later(error_no: int) -> None:
+    """Any call of a truncate by path fails: the block is what it was, or a slab of nobody."""
+    fail_at, seen = 0, set()
+    while True:
+        fail_at += 1
+        calls = FailingSyscalls(["open", "ftruncate", "fstat", "utime", "commit"], 0, error_no)
+        with host() as made:
+            store = made.start(calls)
+            ino = put(store, ROOT_INODE, b"block.tmp", bytes(MIB))
+            store.rename(ROOT_INODE, b"block.tmp", ROOT_INODE, b"block", replace=True)
+            settle(store)
+            calls.calls, calls.fail_at = 0, fail_at
+            with contextlib.suppress(OSError, KvfsError):
+                store.blocks.truncate(ino, 8 * MIB)
+            calls.fail_at = 0
+            settle(store)
+            seen.add(state_of(made, b"block"))
+            store.pool.holdings.tick(1e9)
+            record = store.pool.index.inode(ino)
+            assert record is not None
+            assert obstacle(store.pool, ino, record, open_too=False) is None
+            assert store.pool.evictable_bytes >= MIB
+            assert_exact(made)
+        if not calls.failed:
+            break
+    assert fail_at > 5
+    assert seen == {State.PUBLISHED, State.SLAB}
