@@ -115,8 +115,10 @@ class Superseding:
         """
         record = self._pool.index.inode(ino)
         before = self._refused.get(thread)
-        if before is None or before.looked or record is None or not stat.S_ISREG(record.mode):
+        if before is None or record is None or not stat.S_ISREG(record.mode):
             return ino  # or it is still on its way to the file
+        if before.looked:
+            return self._promised(record, thread) or ino
         self.found_nothing(thread)
         if not self._holds(before) or not self._due(ino, record, thread):
             return ino
@@ -159,6 +161,12 @@ class Superseding:
         """Whether *ino* was *thread*'s fresh inode when another writer took the name."""
         displaced = self._displaced.get(ino)
         return displaced is not None and displaced.thread == thread > 0
+
+    def _promised(self, record: InodeRecord, thread: int) -> InodeNo | None:
+        """Return *thread*'s fresh inode that lost *record*'s name between two looks of one try."""
+        name = (record.parent, record.name)
+        lost = (ino for ino, kept in self._displaced.items() if (kept.parent, kept.name) == name)
+        return next((ino for ino in lost if self._is_promised(ino, thread)), None)
 
     def supersede(
         self, ino: InodeNo, record: InodeRecord, maker: Maker, thread: int = 0

@@ -69,11 +69,10 @@ def running() -> Iterator[Host]:
         yield made
 
 
-def test_a_store_that_failed_empties_nothing_later(running: Host) -> None:
-    """Seen once in a dozen races: the thread's next open found the block by its trusted name.
+def test_who_loses_the_name_between_two_looks_writes_his_own_draft(running: Host) -> None:
+    """The kernel looks twice in a second try, and has no third for an OPEN of the other's.
 
-    Its OPEN was taken for one by handle, since the one before had been refused, too, and emptied
-    in place what had become final meanwhile.
+    One open in thirty failed with ESTALE where two writers rewrote one name in place.
     """
     store = running.store
     first, slow, quick = (Client(running, tid) for tid in (100, 101, 102))
@@ -82,14 +81,35 @@ def test_a_store_that_failed_empties_nothing_later(running: Host) -> None:
     promised = slow.look()
     quick.refused(promised)
     taken = quick.look()
-    writing = quick.open(taken)
-    slow.refused(slow.look())  # open(2) fails
-    write(store, writing, b"whole")
-    store.blocks.close(writing, writer=True)
+    quicks = quick.open(taken)
+    assert slow.look() == promised
+    slows = slow.open(promised)
+    write(store, quicks, b"quick")
+    write(store, slows, b"slow")
+    store.blocks.close(slows, writer=True)
+    store.blocks.close(quicks, writer=True)
     store.rename(ROOT_INODE, TMP, ROOT_INODE, b"K", replace=True, who=quick.maker)
     slow.refused(taken)  # the kernel's name for it was older than the rename
-    assert get(store, ROOT_INODE, b"K") == b"whole"
+    assert get(store, ROOT_INODE, b"K") == b"quick"
     store.blocks.close(draft, writer=True)
+
+
+def test_only_its_own_second_try_finds_a_lost_draft(running: Host) -> None:
+    """Other threads, and the same one once it has it open, are led to who took the name."""
+    store = running.store
+    first, slow, quick = (Client(running, tid) for tid in (100, 101, 102))
+    draft, _ = store.blocks.create(ROOT_INODE, TMP, FILE, 0, 0, first.maker)
+    slow.refused(draft.ino)
+    promised = slow.look()
+    quick.refused(promised)
+    taken = quick.look()
+    quicks = quick.open(taken)
+    assert first.look() == taken
+    assert slow.look() == promised
+    slows = slow.open(promised)
+    assert slow.look() == taken
+    for opened in (slows, quicks, draft):
+        store.blocks.close(opened, writer=True)
 
 
 def test_a_name_that_comes_and_goes_between_two_looks(running: Host) -> None:
