@@ -1,5 +1,6 @@
 """Attributes: mode, owner, times and size of an inode, and its small user.* xattrs."""
 
+import contextlib
 import stat
 from typing import Final, NamedTuple
 
@@ -61,6 +62,7 @@ class Attributes:
                 raise IsADirectory if stat.S_ISDIR(record.mode) else InvalidRequest
             self._blocks.truncate(ino, change.size_bytes)
             record = self._namespace.record(ino)
+        self._hand_on(ino, change)
         changed = self._changed(record, change)
         if change.atime_ns is not None:  # how UCM and llm-d say that a block is warm
             pool.heat.touch(ino)
@@ -78,6 +80,14 @@ class Attributes:
                 txn.put_inode(ino, changed)
             self._identities.write(ino, changed)
         return self._blocks.present(ino)
+
+    def _hand_on(self, ino: InodeNo, change: Change) -> None:
+        """Whose name *ino* is shown under gets owner and mode, too: it is what stays."""
+        draft = self._bearer(ino)
+        if draft == ino or (change.mode, change.uid, change.gid) == (None, None, None):
+            return
+        with contextlib.suppress(DeadInode):
+            self.change(draft, Change(change.mode, change.uid, change.gid))
 
     def _changed(self, record: InodeRecord, change: Change) -> InodeRecord:
         mode = record.mode

@@ -1,9 +1,11 @@
 """While a final block is rewritten with O_TRUNC, others see the version that was there before."""
 
+import stat
 from collections.abc import Iterator
 
 import pytest
 
+from kvfs.attributes import Change
 from kvfs.errors import DeadInode, NotFound
 from kvfs.makers import Maker
 from kvfs.open_inodes import OpenInode
@@ -198,3 +200,20 @@ def test_a_create_that_evicts_beside_itself_counts_its_directory_right(running: 
     running.stop()
     assert running.check().problems == []
     running.start()
+
+
+def test_owner_and_mode_are_handed_on_as_long_as_it_stands_in(running: Host) -> None:
+    """Not the times: they are of the bytes; and nothing any more once the draft is final."""
+    old = published(running, b"K", b"old")
+    store = running.store
+    opened = rewrite(running, b"K")
+    store.attributes.change(old, Change(mode=0o600, uid=1, gid=2, mtime_ns=3))
+    for ino in (old, opened.ino):
+        record = store.blocks.present(ino)
+        assert (stat.S_IMODE(record.mode), record.uid, record.gid) == (0o600, 1, 2)
+    assert store.blocks.present(old).mtime_ns == 3
+    assert store.blocks.present(opened.ino).mtime_ns != 3
+    write(store, opened, b"new")
+    store.blocks.close(opened, writer=True)
+    assert stat.S_IMODE(store.namespace.record(opened.ino).mode) == 0o600
+    assert_exact(running)

@@ -145,6 +145,24 @@ def test_others_see_the_version_before_until_the_new_is_whole(kv: Path) -> None:
     until(lambda: not os.path.exists(kv / "K"), "gone with its writer", GONE_WAIT_S)
 
 
+def test_owner_and_mode_set_meanwhile_stay(kv: Path) -> None:
+    """[life-rewrite] chmod, chown and xattrs by name while others are shown the version before."""
+    renaming(kv / "K", 0)
+    with Caller() as writer:
+        fd = writer.os("open", str(kv / "K"), CREATE | os.O_TRUNC, 0o644)
+        writer.os("write", fd, stamped("K", SIZE, 1))
+        os.chmod(kv / "K", 0o600)
+        os.chown(kv / "K", 1000, 1001)
+        os.setxattr(kv / "K", "user.a", b"1")
+        assert whole_by_reading(kv / "K") == 0
+        before = os.stat(kv / "K")
+        writer.os("close", fd)
+        assert whole_by_reading(kv / "K") == 1
+        for info in (before, os.stat(kv / "K")):
+            assert (info.st_mode & 0o777, info.st_uid, info.st_gid) == (0o600, 1000, 1001)
+        assert os.getxattr(kv / "K", "user.a") == b"1"
+
+
 def test_append_keeps_a_lease(kv: Path) -> None:
     """[life-leased] A block that is only appended to is no slab."""
     write_file(kv / "log", b"one ")
