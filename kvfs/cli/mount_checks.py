@@ -3,6 +3,8 @@
 import os
 import stat
 
+from kvfs.cli.servers import answer_of
+from kvfs.control_client import ServerGone
 from kvfs.errors import MountpointUnusable
 from kvfs.mount_table import kvfs_at
 
@@ -11,7 +13,11 @@ def check_mountpoint(mountpoint: str) -> None:
     """Raise MountpointUnusable unless the resolved path *mountpoint* can take a mount."""
     present = kvfs_at(mountpoint)
     if present is not None:
-        raise MountpointUnusable(f"{mountpoint} is a kvfs mount of {present.source} already")
+        dead = f"; its server is dead: `kvfs umount {mountpoint}` clears it"
+        raise MountpointUnusable(
+            f"{mountpoint} is a kvfs mount of {present.source} already"
+            f"{dead if _is_dead(mountpoint) else ''}"
+        )
     try:
         mode = os.stat(mountpoint).st_mode
     except FileNotFoundError:
@@ -20,6 +26,11 @@ def check_mountpoint(mountpoint: str) -> None:
         raise MountpointUnusable(f"mountpoint {mountpoint}: {error.strerror}") from None
     if not stat.S_ISDIR(mode):
         raise MountpointUnusable(f"mountpoint {mountpoint} is not a directory")
+
+
+def _is_dead(mountpoint: str) -> bool:
+    answer = answer_of(mountpoint)
+    return answer is None or isinstance(answer.error, ServerGone)
 
 
 def check_apart(source: str, mountpoint: str) -> None:
