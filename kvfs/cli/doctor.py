@@ -2,14 +2,16 @@
 
 import argparse
 import json
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.parser import add_verb
-from kvfs.errors import NotMounted, SeriousFindings
+from kvfs.errors import NotMounted, NotRoot, SeriousFindings
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
+    from kvfs.cli.servers import Answer
     from kvfs.doctor.finding import Report
 
 _WIDTH_WITHOUT_TERMINAL: Final = 120
@@ -53,8 +55,9 @@ def run(args: argparse.Namespace) -> int:
     from kvfs.doctor.examine import examine
     from kvfs.doctor.finding import Severity
 
-    reports = []
-    for mountpoint in _mountpoints(args):
+    mountpoints, silent = ([args.mountpoint], []) if args.mountpoint else _all_servers()
+    reports = [report for answer in silent if (report := _report_of_silent(answer)) is not None]
+    for mountpoint in mountpoints:
         try:
             facts = gather(mountpoint, args.connector_limit, args.connector_config)
         except NotMounted as error:
@@ -73,18 +76,37 @@ def run(args: argparse.Namespace) -> int:
     if bad:
         sys.stdout.flush()
         raise SeriousFindings(f"serious findings at {', '.join(bad)}")
+    if not reports:  # standard error has why
+        return silent[0].error.exit_code if silent and silent[0].error else NotMounted.exit_code
     return 0
 
 
-def _mountpoints(args: argparse.Namespace) -> list[str]:
-    if args.mountpoint:
-        return [args.mountpoint]
+def _all_servers() -> tuple[list[str], list["Answer"]]:
+    """Return the mountpoints of the servers that answer, and what came of the others."""
     from kvfs.cli.servers import answers
 
-    found = [answer.status["mountpoint"] for answer in answers() if answer.error is None]
+    found = list(answers())
     if not found:
         raise NotMounted("no kvfs is mounted")
-    return found
+    answered = [answer.status["mountpoint"] for answer in found if answer.error is None]
+    return answered, [answer for answer in found if answer.error is not None]
+
+
+def _report_of_silent(answer: "Answer") -> "Report | None":
+    """Return a report about a server that is dead or hangs; say what is no news of a mount."""
+    from kvfs.cli.servers import complaint, mountpoint_behind
+    from kvfs.control_client import ServerGone
+    from kvfs.doctor.finding import Finding, Report, Severity, Verdict
+
+    mountpoint = mountpoint_behind(answer.path)
+    if not mountpoint or isinstance(answer.error, NotRoot):
+        print(f"kvfs: {complaint(answer)}", file=sys.stderr)
+        return None
+    dead = isinstance(answer.error, ServerGone)
+    problem = "the server is dead: every call fails" if dead else f"calls hang: {answer.error}"
+    fix = f"kvfs umount {shlex.quote(mountpoint)}\nthen mount it again"
+    finding = Finding(Severity.SERIOUS, problem, fix)
+    return Report(mountpoint, (Verdict("server", (finding,), is_decided=True),))
 
 
 def _as_json(report: "Report") -> dict[str, Any]:

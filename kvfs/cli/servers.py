@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from kvfs.control_client import ServerGone, ask, peer_pid, socket_paths
 from kvfs.control_files import locked_directory, remove_stale
 from kvfs.errors import CommandError, NotMounted, SourceBusy
-from kvfs.mount_table import kvfs_at, resolve_mountpoint
+from kvfs.mount_table import FS_TYPE, kvfs_at, mounts, resolve_mountpoint
 from kvfs.pool_name import RUN_DIRECTORY, name_of, socket_path
 
 #: A server answers within milliseconds; what takes longer hangs.
@@ -53,12 +53,30 @@ def status_of(path: str) -> dict[str, Any]:
     if kvfs_at(mountpoint) is None:
         raise NotMounted(f"no kvfs is mounted at {mountpoint}{_stale_note(answer)}")
     if answer is None or isinstance(answer.error, ServerGone):
-        raise NotMounted(
-            f"the server of {mountpoint} is dead; `kvfs umount {mountpoint}` clears the mount"
-        )
+        raise NotMounted(_dead(mountpoint))
     if answer.error is not None:
         raise answer.error
     return answer.status
+
+
+def mountpoint_behind(path: str) -> str:
+    """Return where the server of the socket *path* has mounted, by its name; "" if not known."""
+    for mount in mounts():
+        if mount.fs_type == FS_TYPE and socket_path(name_of(mount.mountpoint)) == path:
+            return mount.mountpoint
+    return ""
+
+
+def complaint(answer: Answer) -> str:
+    """Return why there is no status, and what to do about a server that is dead."""
+    if not isinstance(answer.error, ServerGone):
+        return str(answer.error)
+    mountpoint = mountpoint_behind(answer.path)
+    return _dead(mountpoint) if mountpoint else f"{answer.error}; `rm {answer.path}` removes it"
+
+
+def _dead(mountpoint: str) -> str:
+    return f"the server of {mountpoint} is dead; `kvfs umount {mountpoint}` clears the mount"
 
 
 def _stale_note(answer: Answer | None) -> str:

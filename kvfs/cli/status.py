@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.parser import add_verb
-from kvfs.cli.servers import answers, status_of
+from kvfs.cli.servers import answers, complaint, status_of
 from kvfs.errors import NotMounted
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         _print(served, as_json=args.json, single=False)
     failed = [answer for answer in found if answer.error is not None]
     for answer in failed:
-        print(f"kvfs: {answer.error}", file=sys.stderr)
+        print(f"kvfs: {complaint(answer)}", file=sys.stderr)
     if not served:
         # The lines above say more than "nothing is mounted" where there are any.
         if failed and failed[0].error is not None:

@@ -12,10 +12,14 @@ import pytest
 from kvfs.cli.doctor_disks import Drives, xfs_on
 from kvfs.cli.doctor_facts import gather
 from kvfs.cli.doctor_process import parse_ranges
+from kvfs.cli.main import main
+from kvfs.cli.servers import Answer
+from kvfs.control_client import ServerGone
 from kvfs.doctor.examine import RULES
 from kvfs.doctor.facts import Disk, ReadAhead
 from kvfs.doctor.machine_rules import READ_AHEAD_WANTED_BYTES
-from kvfs.errors import NotMounted, SeriousFindings, UsageError
+from kvfs.errors import NotMounted, NotRoot, SeriousFindings, ServeFailed, UsageError
+from kvfs.pool_name import name_of, socket_path
 from tests.support.mounting import KVFS, Mounted, run_kvfs, skip_without_mounts, workplace
 
 MIB = 1 << 20
@@ -142,6 +146,28 @@ def test_doctor_reads_the_table_of_exports(
 def test_doctor_looks_at_all_mounts(doctored: Mounted) -> None:
     done = run_kvfs("doctor", "--json", check=False)
     assert str(doctored.path) in [report["mountpoint"] for report in json.loads(done.stdout)]
+
+
+@pytest.mark.needs_fuse
+def test_doctor_without_a_mount_tells_of_servers_that_do_not_answer(
+    doctored: Mounted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here, gone = socket_path(name_of(str(doctored.path))), "/run/kvfs/gone.sock"
+    for path, error, exit_code, said in (
+        (here, ServerGone("x"), SeriousFindings.exit_code, "the server is dead"),
+        (here, ServeFailed("no answer"), SeriousFindings.exit_code, "calls hang: no answer"),
+        (here, NotRoot("for root"), NotRoot.exit_code, "kvfs: for root\n"),
+        (gone, ServerGone(f"{gone} is stale"), NotMounted.exit_code, f"`rm {gone}` removes it"),
+    ):
+        found = [Answer(path, {}, error)]
+        monkeypatch.setattr("kvfs.cli.servers.answers", lambda found=found: found)
+        assert main(["doctor"]) == exit_code
+        captured = capsys.readouterr()
+        assert said in captured.out + captured.err
+    detached = [Answer(gone, {"mountpoint": "/nowhere"}, None)]
+    monkeypatch.setattr("kvfs.cli.servers.answers", lambda _first="": detached)
+    assert main(["doctor"]) == NotMounted.exit_code
+    assert capsys.readouterr().err == "kvfs: no kvfs is mounted at /nowhere\n"
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,13 @@ def test_a_dead_server_is_named_and_its_mount_cleared(place: Path) -> None:
         assert f"the server of {mount.path} is dead" in result.stderr
         result = run_kvfs("mount", str(place / "pool"), str(mount.path), *mount.flags, check=False)
         assert result.returncode == errors.MountpointUnusable.exit_code
+        cleared = f"its server is dead: `kvfs umount {mount.path}` clears it"
+        assert cleared in result.stderr
+        result = run_kvfs("status", check=False)
+        assert f"the server of {mount.path} is dead; `kvfs umount {mount.path}`" in result.stderr
+        result = run_kvfs("doctor", check=False)
+        assert result.returncode == errors.SeriousFindings.exit_code
+        assert f"kvfs umount {mount.path}\n     # then mount it again" in result.stdout
         run_kvfs("umount", str(mount.path))
         assert not os.path.ismount(mount.path)
         assert not os.path.exists(socket_path(name_of(str(mount.path))))
