@@ -1,9 +1,7 @@
 """``kvfs bench``: compare a mount with a plain directory, on the user's own drive."""
 
 import argparse
-import signal
 from contextlib import ExitStack
-from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from kvfs.cli.mkfs import size_of
@@ -111,7 +109,6 @@ def run_full(args: argparse.Namespace) -> int:
     )
     if not load.blocks:
         raise UsageError("--device-size: half of it must hold a block of each writer")
-    signal.signal(signal.SIGTERM, _interrupt)
     with Output(args.json, "rounds") as output:
         output.begin(args.rounds)
         report = run(load, output.say, output.tick)
@@ -142,8 +139,6 @@ def run_compare(args: argparse.Namespace) -> int:
         effort = effort._replace(data_bytes=data_bytes)
     if min(args.pairs, args.set_ups) < 1:
         raise UsageError("--pairs, --set-ups: at least one")
-    # A stop by the service manager or a shell's kill must take down what was made, as Ctrl-C does.
-    signal.signal(signal.SIGTERM, _interrupt)
     with PairsOutput(args.json, args.plot) as output:
         output.begin(len(jobs) * args.pairs)
         outcomes = [
@@ -174,7 +169,3 @@ def _one_set_up(args: argparse.Namespace, plan: "Plan", output: "PairsOutput") -
             raise UsageError("say --mount DIR and --baseline DIR, or --self-contained")
         check_places(places, plan)
         return compare(places, plan, output)
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -3,12 +3,10 @@
 import argparse
 import json
 import shutil
-import signal
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 from kvfs.cli.caller import need_root
 from kvfs.cli.mkfs import size_of
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
 DEFAULT_SIZE: Final = "1G"
 #: All that the demo leaves in a directory lies below this name.
 FOLDER: Final = "kvfs-demo"
-#: 128 + SIGTERM, as shells report it.
-TERMINATED_EXIT: Final = 143
 
 
 def configure(subparsers: "Subparsers") -> None:
@@ -63,7 +59,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--seed: must not be negative")
     if args.stored and not args.on:
         raise UsageError("--stored: needs --on, the directory where an earlier --keep left blocks")
-    signal.signal(signal.SIGTERM, _terminated)
     from kvfs.cli.demo_pool import demo_pool
 
     place: AbstractContextManager[Path]
@@ -76,11 +71,6 @@ def run(args: argparse.Namespace) -> int:
         load = _run_load(folder, args, total_bytes)
     _print_report(load, args)
     return 0
-
-
-def _terminated(*_: object) -> NoReturn:
-    # As an exception, so that what was mounted is unmounted.
-    sys.exit(TERMINATED_EXIT)
 
 
 def _existing(directory: str) -> AbstractContextManager[Path]:

@@ -20,6 +20,8 @@ PLACES: Final = ("/var/tmp", "/tmp", "/dev/shm")
 #: More capacity than data: the ready extents (5 %), partly used blocks, and some air.
 CAPACITY_FACTOR: Final = 1.25
 CAPACITY_EXTRA_BYTES: Final = 256 << 20
+#: From SIGTERM to SIGKILL; kvfs mount itself gives its server 10 s.
+_GRACE_S: Final = 15.0
 #: The index and what the parent file system keeps for itself.
 PLACE_EXTRA_BYTES: Final = 512 << 20
 
@@ -34,8 +36,8 @@ def demo_pool(source: str | None, data_bytes: int, *, keep: bool, quiet: bool) -
     capacity_bytes = int(data_bytes * CAPACITY_FACTOR) + CAPACITY_EXTRA_BYTES
     directory, pool = _make(source, capacity_bytes, quiet=quiet)
     mountpoint = directory / "kv"
-    mountpoint.mkdir()
     try:
+        mountpoint.mkdir()
         _kvfs("mount", pool, str(mountpoint), quiet=quiet)
         if not quiet:
             _show_data_path(mountpoint)
@@ -72,6 +74,9 @@ def _make(source: str | None, capacity_bytes: int, *, quiet: bool) -> tuple[Path
                 raise
             refused = error
             continue
+        except BaseException:
+            shutil.rmtree(directory)
+            raise
         return directory, pool
     raise refused
 
@@ -104,19 +109,32 @@ def _kvfs(*arguments: str, quiet: bool) -> str:
         print(f"$ kvfs {shlex.join(arguments)}", flush=True)
     # No pipes: a server that kept one open would keep the demo waiting for its end.
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as said:
-        done = subprocess.run(
+        with subprocess.Popen(
             [sys.executable, "-m", "kvfs.cli.main", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=said,
-            check=False,
-        )
+        ) as command:
+            exit_code = _wait(command)
         said.seek(0)
-        if done.returncode != 0:
+        if exit_code != 0:
             line = said.read().strip().removeprefix("kvfs: ")
-            raise _error_of(done.returncode)(line or f"exit code {done.returncode}")
+            raise _error_of(exit_code)(line or f"exit code {exit_code}")
         printed.seek(0)
         return printed.read()
+
+
+def _wait(command: "subprocess.Popen[bytes]") -> int:
+    """Return its exit code; what ends us ends it too, with time to take back what it began."""
+    try:
+        return command.wait()
+    except BaseException:
+        command.terminate()
+        try:
+            command.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            command.kill()
+        raise
 
 
 def _error_of(exit_code: int) -> type[CommandError]:

@@ -4,12 +4,15 @@ import os
 import tempfile
 import traceback
 
+from kvfs.cli.termination import Terminated
 from kvfs.errors import CommandError, KvfsError
 
 #: EX_SOFTWARE of sysexits.h: a bug in kvfs.
 INTERNAL_ERROR_EXIT = 70
 #: 128 + SIGINT, as shells report it.
 INTERRUPTED_EXIT = 130
+#: 128 + SIGTERM.
+TERMINATED_EXIT = 143
 
 
 def explain(error: BaseException) -> tuple[str, int]:
@@ -19,6 +22,8 @@ def explain(error: BaseException) -> tuple[str, int]:
     """
     if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         return explain(error.exceptions[0])
+    if isinstance(error, Terminated):
+        return "terminated", TERMINATED_EXIT
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", INTERRUPTED_EXIT
     if isinstance(error, KvfsError):

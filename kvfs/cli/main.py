@@ -13,6 +13,7 @@ from kvfs import __version__
 from kvfs.cli.failures import explain
 from kvfs.cli.parser import OneLineParser
 from kvfs.cli.standard_streams import flush_output, make_usable, say
+from kvfs.cli.termination import sigterm_raises
 
 #: Each verb is the module of that name here; its summary stands here so that ``kvfs --help``
 #: imports none of them.
@@ -76,7 +77,10 @@ def _dispatch(argv: list[str]) -> int:
             subparsers.add_parser(verb, help=summary)
     arguments = parser.parse_args(argv)
     arguments.argv = argv  # mount runs itself again
-    return int(arguments.run(arguments))
+    if getattr(arguments, "foreground", False):  # a server's end is no failure
+        return int(arguments.run(arguments))
+    with sigterm_raises():
+        return int(arguments.run(arguments))
 
 
 if __name__ == "__main__":

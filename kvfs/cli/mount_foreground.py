@@ -9,6 +9,7 @@ from typing import Final
 from kvfs.cli.failures import explain
 from kvfs.cli.mount_checks import check_apart, check_mountpoint
 from kvfs.cli.ready_pipe import ReadyPipe
+from kvfs.cli.termination import sigterm_raises
 from kvfs.config import Settings
 from kvfs.errors import KvfsError, ServeFailed, SourceBlank
 
@@ -89,10 +90,11 @@ def _serve_or_format(
             raise
     # Outside of the handler: what goes wrong from here on has nothing to do with a blank source.
     _log.info("%s is blank: making a pool of it", settings.source)
-    format_source(
-        settings.source,
-        capacity_bytes=settings.capacity_bytes,
-        force=False,
-        fill=found_pool,
-    )
+    with sigterm_raises():
+        format_source(
+            settings.source,
+            capacity_bytes=settings.capacity_bytes,
+            force=False,
+            fill=found_pool,
+        )
     serve.run(settings, ready, load, remark)

@@ -99,6 +99,6 @@ def test_a_stop_in_the_middle_takes_it_down_too(places: tuple[Path, Path]) -> No
                 break
         running.send_signal(signal.SIGTERM)
         rest = running.stderr.read()
-    assert running.returncode == 130, rest
-    assert "interrupted" in rest
+    assert running.returncode == 143, rest
+    assert "terminated" in rest
     assert left_behind(backing, temporary) == []

@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import signal
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +15,15 @@ from typing import NamedTuple
 import pytest
 
 from kvfs import errors
-from tests.support.mounting import Mounted, loop_device, run_kvfs, workplace
+from tests.support.mounting import (
+    COMMAND_WAIT_S,
+    KVFS,
+    ROOT,
+    Mounted,
+    loop_device,
+    run_kvfs,
+    workplace,
+)
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -291,6 +300,32 @@ def test_a_parent_disk_too_small_or_full(place: Place) -> None:
         exit_code, line = refused("mkfs", image, "--capacity", "1G")
         assert exit_code == errors.SourceFull.exit_code
         assert not image.exists()
+
+
+@pytest.mark.needs_loop
+@pytest.mark.parametrize("verb", ["mkfs", "mount"])
+def test_a_format_that_is_terminated_leaves_no_image(place: Place, verb: str) -> None:
+    """In the middle of mkfs.xfs: this one opens two pipes, and nobody comes to the second."""
+    started, tools, image = place.directory / "started", place.directory / "bin", place.source / "i"
+    tools.mkdir()
+    for pipe in (started, place.directory / "never"):
+        os.mkfifo(pipe)
+    (tools / "mkfs.xfs").write_text(f"#!/bin/sh\n: >{started}\nexec cat {place.directory}/never\n")
+    (tools / "mkfs.xfs").chmod(0o755)
+    places = [image] if verb == "mkfs" else [image, place.mountpoint, "--log-file", os.devnull]
+    with subprocess.Popen(
+        [*KVFS, verb, "--capacity", "512M", *map(str, places)],
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as command:
+        assert started.read_bytes() == b""
+        command.send_signal(signal.SIGTERM)
+        _, said = command.communicate(timeout=COMMAND_WAIT_S)
+    assert command.returncode == 128 + signal.SIGTERM
+    assert said.splitlines()[-1] == "kvfs: terminated"
+    assert os.listdir(place.source) == []
 
 
 def test_a_blank_source_is_not_formatted_read_only(place: Place) -> None:

@@ -122,6 +122,28 @@ def test_a_terminated_demo_unmounts(place: Path) -> None:
     assert not pool.exists() or os.listdir(pool) == []
 
 
+@pytest.mark.needs_fuse
+@pytest.mark.parametrize("step", ["$ kvfs mkfs", "$ kvfs mount", "Data path:"])
+def test_a_demo_that_is_terminated_on_its_way_leaves_nothing(place: Path, step: str) -> None:
+    pool = place / "pool"
+    pool.mkdir()
+    command = [*KVFS, "demo", "--source", str(pool), "--bytes", "2G"]
+    with subprocess.Popen(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as demo:
+        assert demo.stdout is not None
+        shown = ""
+        while not shown.startswith(step):
+            shown = demo.stdout.readline()
+        demo.send_signal(signal.SIGTERM)
+        _, said = demo.communicate(timeout=COMMAND_WAIT_S)
+    assert demo.returncode == 128 + signal.SIGTERM
+    assert said.endswith("kvfs: terminated\n")
+    if "mount" in step:
+        assert not Path(shown.split()[-1]).parent.exists()
+    assert os.listdir(pool) == []
+
+
 @pytest.mark.parametrize(
     "flags", [("--stored",), ("--on", "/nonexistent"), ("--bytes", "many"), ("--seed", "-1")]
 )
