@@ -16,6 +16,7 @@ from kvfs.eviction import BURST_BITS
 from kvfs.fitness import obstacle
 from kvfs.namespace import Namespace
 from kvfs.pool import Pool
+from kvfs.printable import printable
 from kvfs.reclaim import Reclaim
 from kvfs.types import ROOT_INODE, InodeNo
 
@@ -77,7 +78,7 @@ def find(pool: Pool, namespace: Namespace, path: str) -> InodeNo:
         except Damaged:
             found = None
         if found is None:
-            raise PathMissing(f"there is no {path} on this mount")
+            raise PathMissing(f"there is no {printable(path)} on this mount")
         ino = found
     return ino
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.parser import add_verb
 from kvfs.errors import NotMounted, NotRoot, SeriousFindings
+from kvfs.printable import printable
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
@@ -157,10 +158,12 @@ def _print(report: "Report") -> None:
         table.add_column("check", no_wrap=True)
         table.add_column("what will hurt")
         for number, (check, finding) in enumerate(found, start=1):
-            table.add_row(str(number), finding.severity.name.lower(), check, finding.problem)
+            table.add_row(
+                str(number), finding.severity.name.lower(), check, printable(finding.problem)
+            )
         console.print(table)
         for number, (_, finding) in enumerate(found, start=1):
-            command, *remarks = finding.fix.splitlines()
+            command, *remarks = map(printable, finding.fix.splitlines())
             print(f"{number:3}. {command}")
             for remark in remarks:
                 print(f"     # {remark}")

@@ -6,6 +6,7 @@ import traceback
 
 from kvfs.cli.termination import Terminated
 from kvfs.errors import CommandError, KvfsError
+from kvfs.printable import printable
 
 #: EX_SOFTWARE of sysexits.h: a bug in kvfs.
 INTERNAL_ERROR_EXIT = 70
@@ -34,8 +35,11 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 
 def one_line(text: str) -> str:
-    """Return *text* with its line breaks folded, so that a log or a script sees one line."""
-    return " ".join(text.split())
+    """Return *text* with its line breaks folded, so that a log or a script sees one line.
+
+    A name in it that would steer the terminal is escaped.
+    """
+    return printable(" ".join(text.split()))
 
 
 def _keep_traceback(error: BaseException) -> str:

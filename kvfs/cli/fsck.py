@@ -11,6 +11,7 @@ from kvfs.cli.caller import need_root
 from kvfs.cli.counts import count_of
 from kvfs.cli.parser import add_verb
 from kvfs.errors import CheckFailed, NoSpace, SourceDamaged, SourceFull
+from kvfs.printable import printable
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
@@ -76,7 +77,7 @@ def _print(args: argparse.Namespace, report: "FsckReport") -> None:
         print(json.dumps(result, indent=2))
         return
     for problem in report.problems:
-        print(problem)
+        print(printable(problem))
     found = f"{count_of(report.found, 'problem')}, {report.repaired:,} repaired"
     verdict = found if report.found else "no problem"
     blocks = count_of(report.blocks, "block")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kvfs.cli.on_mount import locate
 from kvfs.cli.parser import add_verb
 from kvfs.control_client import ask
+from kvfs.printable import printable
 from kvfs.sizes import format_size
 
 if TYPE_CHECKING:
@@ -45,5 +46,5 @@ def show(pinned: dict[str, Any], *, as_json: bool) -> None:
         print(json.dumps(pinned, indent=2))
         return
     for path, size_bytes in sorted(pinned["pins"].items()):
-        print(f"{format_size(size_bytes):>12}  {path}")
+        print(f"{format_size(size_bytes):>12}  {printable(path)}")
     print(f"{format_size(pinned['pinned_bytes']):>12}  pinned")

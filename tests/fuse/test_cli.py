@@ -13,7 +13,15 @@ from kvfs.cli.failures import INTERNAL_ERROR_EXIT, INTERRUPTED_EXIT, explain
 from kvfs.cli.main import VERBS, main
 from kvfs.cli.mount_background import StartFailed, start_in_background
 from kvfs.config import Settings
-from kvfs.errors import CommandError, Damaged, MountpointUnusable, NotRoot, ServeFailed, UsageError
+from kvfs.errors import (
+    CommandError,
+    Damaged,
+    MountpointUnusable,
+    NotRoot,
+    PathMissing,
+    ServeFailed,
+    UsageError,
+)
 from tests.support.mounting import KVFS, ROOT, run_kvfs
 
 NOBODY = 65534
@@ -174,6 +182,7 @@ def test_exit_codes_are_distinct() -> None:
 
 def test_an_expected_failure_is_its_own_words() -> None:
     assert explain(MountpointUnusable("no such\n  place")) == ("no such place", 7)
+    assert explain(PathMissing("no \x1b[2J\n\u202eon it")) == (r"no \x1b[2J \u202eon it", 20)
     assert explain(Damaged()) == ("Damaged", CommandError.exit_code)
     assert explain(ExceptionGroup("x", [NotRoot("needs root")])) == ("needs root", 3)
 

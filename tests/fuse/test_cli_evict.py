@@ -203,6 +203,15 @@ def test_pins_of_files_and_directories(kv: Path) -> None:
     assert evict(kv)["blocks"] == 2
 
 
+def test_names_do_not_steer_the_terminal(kv: Path) -> None:
+    (kv / "a\n  9 GiB  b\x1b[2J").mkdir()
+    run_kvfs("pin", *map(str, kv.iterdir()))
+    pinned, _total = run_kvfs("pin", "--list", str(kv)).stdout.splitlines()
+    assert pinned.split(maxsplit=2)[-1] == r"/a\n  9 GiB  b\x1b[2J"
+    line = fails(PathMissing, "evict", kv / "no\nname\x1b[2J")
+    assert line == "kvfs: there is no no\\nname\\x1b[2J on this mount"
+
+
 def test_status_tells_what_may_go(kv: Path, pool: Mounted) -> None:
     store(kv / "a", 4)
     (kv / "a" / "leased").write_bytes(bytes(BLOCK_BYTES))

@@ -13,8 +13,8 @@ _MODULES: Final = {
     "pure": """
         kvfs kvfs.census kvfs.checksum kvfs.config kvfs.demand kvfs.doctor.* kvfs.errors
         kvfs.eviction kvfs.ghosts kvfs.headroom kvfs.inode_rules kvfs.kv_content kvfs.kv_shapes
-        kvfs.lifecycle kvfs.policy kvfs.pool_name kvfs.records kvfs.row_table kvfs.setting_values
-        kvfs.sizes kvfs.types
+        kvfs.lifecycle kvfs.policy kvfs.pool_name kvfs.printable kvfs.records kvfs.row_table
+        kvfs.setting_values kvfs.sizes kvfs.types
     """,
     # One thing of the machine each: a file, a device, the index, a socket.
     "io": """
