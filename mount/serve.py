@@ -40,6 +40,7 @@ from mount.lane import Lane
 from mount.logging_setup import apply_levels
 from mount.notifier import Notifier
 from mount.operations import Operations
+from mount.own_mount import OwnMount
 from mount.path_choice import NOT_OFFERED, PathChoice, choose_path, without_passthrough
 from mount.read_ahead import read_ahead_far
 from mount.status import Parts, describe
@@ -127,7 +128,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.lane: Lane | None = None
         self._makers = store.pool.holdings.makers
         self._settled = trio.Event()
-        self._mounted = False
+        self._own = OwnMount(settings.mountpoint)
 
     def _make_path(self) -> DataPath:
         if not self.choice.passthrough:
@@ -150,24 +151,14 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         except OSError as error:
             os.close(self.device_fd)
             raise ServeFailed(f"cannot mount at {settings.mountpoint}: {error.strerror}") from error
-        self._mounted = True
+        self._own.begun()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._unmount()
+        self._own.unmount()
         if isinstance(self.path, PassthroughPath):
             self.path.disconnect()
         os.close(self.device_fd)
-
-    def _unmount(self) -> None:
-        """Unmount; a busy mount is detached, and its users get ENOTCONN once we are gone."""
-        if not self._mounted:
-            return
-        self._mounted = False
-        for lazy in (False, True):
-            with contextlib.suppress(OSError):
-                kernel.unmount(self.settings.mountpoint, lazy=lazy)
-                return
 
     async def serve(self, ready: Callable[[], None], load: Callable[[], Settings] | None) -> None:
         """Run everything until the mount goes away."""
@@ -221,7 +212,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 await nursery.start(serve_control, socket_path(self.settings.name), verbs)
                 nursery.start_soon(self._announce, ready, nursery)
                 await pyfuse3.main(min_tasks=_TASKS_MAX, max_tasks=_TASKS_MAX)
-                self._mounted = False
+                self._own.ended()
                 nursery.cancel_scope.cancel()
         finally:
             self.notifier.stop()
@@ -285,7 +276,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 _log.info("%s: stopping", signal.Signals(number).name)
                 # Our own reader sees ENODEV when the last user is gone; a thread may unmount,
                 # since umount(2) can send requests that this loop must answer.
-                await trio.to_thread.run_sync(self._unmount)
+                await trio.to_thread.run_sync(self._own.unmount)
                 pyfuse3.terminate()
                 self.channel.stop()
                 return

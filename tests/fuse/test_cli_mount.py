@@ -17,6 +17,7 @@ from kvfs.cli import mount_background
 from kvfs.config import Settings
 from kvfs.control_client import ask
 from kvfs.pool_name import name_of, socket_path
+from mount import kernel
 from tests.support.mounting import COMMAND_WAIT_S, KVFS, ROOT, Mounted, run_kvfs, workplace
 
 pytestmark = pytest.mark.needs_fuse
@@ -286,6 +287,25 @@ def test_sigterm_stops_cleanly(place: Path) -> None:
         assert lines_of(log, "is unmounted")
         mount.start()
         assert (mount.path / "block").read_bytes() == b"kept"
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_a_stopping_server_leaves_what_others_mounted_there(place: Path, detached: bool) -> None:
+    """Over it, or where it was until it was detached in use: what is there is not ours."""
+    with mounted(place) as mount:
+        holder = subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=mount.path)
+        if detached:
+            kernel.unmount(str(mount.path), lazy=True)
+        subprocess.run(["mount", "-t", "tmpfs", "foreign", mount.path], check=True)
+        try:
+            os.kill(mount.server_pid, signal.SIGTERM)
+            mount._wait_for_server()
+            there = mount_table.mount_at(str(mount.path))
+            assert there is not None
+            assert there.source == "foreign"
+        finally:
+            kernel.unmount(str(mount.path), lazy=True)
+            holder.communicate()
 
 
 def test_sighup_takes_over_what_may_change_and_names_the_rest(place: Path) -> None:
