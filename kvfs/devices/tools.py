@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from typing import Final
 
+from kvfs.devices.apart import without_fuse
 from kvfs.errors import SourceDamaged, ToolMissing
 
 #: The Debian package of each program.
@@ -26,9 +27,10 @@ def run_tool(name: str, *arguments: str, timeout_s: float) -> subprocess.Complet
 
     Raises ToolMissing, and SourceDamaged when it does not finish within *timeout_s*.
     """
+    program = find_tool(name)
     try:
         return subprocess.run(
-            [find_tool(name), *arguments],
+            [program, *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
@@ -36,6 +38,7 @@ def run_tool(name: str, *arguments: str, timeout_s: float) -> subprocess.Complet
             env={**os.environ, "LC_ALL": "C"},
             timeout=timeout_s,
             check=False,
+            preexec_fn=without_fuse(program),
         )
     except subprocess.TimeoutExpired:
         target = arguments[-1]

@@ -127,7 +127,7 @@ def open_pool(
     The pool was looked at before. Raises as look_at_pool, and UsageError.
     """
     flags = (*_MOUNT_FLAGS, *(_READ_ONLY_FLAGS if read_only else ()))
-    if journal_is_dirty(block_path):
+    if journal_is_dirty(block_path, source):
         _go_through_journal(block_path, source)
     with contextlib.ExitStack() as stack:
         mount_fd, pool_fd = _mount(stack, block_path, source, flags)

@@ -1,0 +1,60 @@
+"""A mount of this machine that hangs holds up nobody else."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvfs.devices import journal
+from kvfs.errors import SourceBusy
+from tests.support.mounting import COMMAND_WAIT_S, ROOT, workplace
+from tests.support.pools import refused
+
+#: In a mount namespace of its own, a FUSE mount that nobody serves; a pool is made beside it.
+BESIDE_A_HUNG_MOUNT = """\
+import sys
+from kvfs.devices import format_source, open_source
+from mount import kernel
+mountpoint, image = sys.argv[1:]
+fd = kernel.open_device()
+kernel.mount(fd, mountpoint, "/never", read_only=False)
+format_source(image, capacity_bytes=100 << 20)
+with open_source(image) as device:
+    print(device.fs_type)
+print(kernel.unmount(mountpoint, lazy=True))
+"""
+
+
+@pytest.mark.needs_loop
+@pytest.mark.needs_fuse
+def test_a_mount_that_hangs_holds_up_neither_mkfs_nor_mount() -> None:
+    with workplace() as place:
+        (place / "kv").mkdir()
+        program = [
+            sys.executable,
+            "-c",
+            BESIDE_A_HUNG_MOUNT,
+            str(place / "kv"),
+            str(place / "image"),
+        ]
+        done = subprocess.run(
+            ["unshare", "--mount", "--propagation", "private", *program],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_WAIT_S,
+            check=False,
+        )
+    assert done.stdout == "xfs\nNone\n", "it is still mounted for everybody else\n" + done.stderr
+
+
+def test_a_journal_that_gives_no_answer_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "hangs").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
+    (tmp_path / "hangs").chmod(0o755)
+    monkeypatch.setattr(journal, "find_tool", lambda _: str(tmp_path / "hangs"))
+    monkeypatch.setattr(journal, "_ANSWER_WAIT_S", 0.1)
+    with refused(SourceBusy, "kv.img: no answer of xfs_logprint in 0.1 s"):
+        journal.journal_is_dirty("/dev/none", "kv.img")
