@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
+from kvfs.cli.settings_file import read_file
 from kvfs.doctor.connector_settings import (
     LMCACHE_CONFIG,
     from_command_line,
@@ -51,8 +52,7 @@ def limits_of_file(path: str, mountpoint: str) -> list[ConnectorLimit]:
 
 
 def _read(path: str) -> str:
-    with open(path, "rb") as file:
-        return file.read(_FILE_MAX_BYTES).decode(errors="replace")
+    return read_file(path, _FILE_MAX_BYTES).decode(errors="replace")
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 from typing import Final
 
+from kvfs.cli.settings_file import read_file
 from kvfs.config import Settings
 from kvfs.errors import UsageError
 from kvfs.mount_table import resolve_mountpoint
@@ -51,13 +52,14 @@ def read_settings_file(path: str, *, must_exist: bool) -> str:
     Raises UsageError when it cannot be read.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
+        return read_file(path).decode()
     except FileNotFoundError:
         if not must_exist:
             return ""
         raise UsageError(f"settings file {path} does not exist") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UsageError(f"settings file {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise UsageError(f"settings file {path}: {error}") from None
 
 

@@ -22,7 +22,7 @@ from kvfs.errors import (
     ServeFailed,
     UsageError,
 )
-from tests.support.mounting import KVFS, ROOT, run_kvfs
+from tests.support.mounting import ROOT, run_kvfs
 
 NOBODY = 65534
 #: What a program costs that only asks a server, or only says its version.
@@ -231,59 +231,6 @@ def test_a_reader_that_goes_away_is_no_bug() -> None:
     os.close(writing)
     assert done.returncode == 1
     assert done.stderr == b""
-
-
-def shell(command: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run kvfs from a shell, where *command* says "$@"."""
-    return subprocess.run(
-        ["sh", "-c", command, "sh", *KVFS, *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [("mount", "--print-settings"), ("--version",), ("mkfs", "--help"), ("bench", "jobs")],
-)
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_full_output_is_one_line(
-    arguments: tuple[str, ...], unbuffered: str, tmp_path: Path
-) -> None:
-    environment = {"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": unbuffered}
-    done = shell('"$@" >/dev/full', *arguments, **environment)
-    assert done.returncode == CommandError.exit_code
-    assert done.stderr == "kvfs: cannot write the output: No space left on device\n"
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-", "2>/dev/full"])
-def test_closed_and_full_streams_change_no_exit_code(closed: str) -> None:
-    assert shell(f'"$@" {closed}', "mount", "--print-settings").returncode == 0
-    assert shell(f'"$@" {closed}', "--version").returncode == 0
-    done = shell(f'"$@" {closed}', "status", "/proc")
-    assert done.returncode == errors.NotMounted.exit_code
-    if "2>" not in closed:
-        assert done.stderr == "kvfs: no kvfs is mounted at /proc\n"
-
-
-@pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii:strict"])
-def test_a_name_that_cannot_be_printed_is_escaped(encoding: str, tmp_path: Path) -> None:
-    directory = tmp_path / os.fsdecode(b"caf\xc3\xa9-\xff")
-    directory.mkdir()
-    done = shell('"$@" 2>&1', "status", str(directory), PYTHONIOENCODING=encoding)
-    assert done.returncode == errors.NotMounted.exit_code
-    assert done.stdout.endswith("-\\udcff\n")
-    program = (
-        "import sys; from kvfs.cli import main as m; m._dispatch = print; m.main(sys.argv[1:])"
-    )
-    command = [sys.executable, "-c", program, str(directory)]
-    environment = {**os.environ, "PYTHONIOENCODING": encoding}
-    printed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
-    assert rb"-\udcff" in printed.stdout or rb"-\\udcff" in printed.stdout
 
 
 @pytest.mark.parametrize("arguments", [("--version",), ("status", "/none"), ("mount", "/none")])

@@ -1,0 +1,26 @@
+"""Reading a file that somebody names, without waiting for whoever would write into a pipe."""
+
+import errno
+import os
+import stat
+from typing import Final
+
+#: /dev/null (Documentation/admin-guide/devices.txt).
+_NULL: Final = os.makedev(1, 3)
+#: What the caller's shell has opened already: ``--config <(command)``.
+_OPEN_ALREADY: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+
+
+def read_file(path: str, most_bytes: int = -1) -> bytes:
+    """Return what is in *path*, *most_bytes* of it. Raises OSError, also when it is no file."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) and found.st_rdev != _NULL:
+            if not path.startswith(_OPEN_ALREADY):
+                raise OSError(errno.EINVAL, "is no regular file")
+            os.set_blocking(fd, True)
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(most_bytes)
+    finally:
+        os.close(fd)
