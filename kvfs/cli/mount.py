@@ -6,9 +6,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from kvfs.cli.caller import need_root
-from kvfs.cli.mount_settings import load_settings
+from kvfs.cli.mount_settings import load_settings, settings_to_show
 from kvfs.cli.parser import add_verb
-from kvfs.config import Settings
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
@@ -84,8 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_settings(args: argparse.Namespace) -> None:
-    given = args.source or args.config
-    settings = load_settings(args) if given else Settings()
+    settings = settings_to_show(args)
     from rich.console import Console
     from rich.table import Table
 

@@ -31,10 +31,7 @@ def load_settings(args: argparse.Namespace) -> Settings:
     Paths in *args* are absolute already, those in the file must be; the mountpoint comes out
     without symlinks, the name filled in. Raises UsageError.
     """
-    overrides = _overrides(args)
-    path = args.config or _implied_config(args)
-    text = read_settings_file(path, must_exist=bool(args.config)) if path else ""
-    settings = Settings.from_toml(text, overrides, origin=path)
+    settings, path = _given(args)
     if not settings.source or not settings.mountpoint:
         raise UsageError("give SOURCE and MOUNTPOINT (or both in the file of --config)")
     for name in ("source", "mountpoint", "log_file"):
@@ -44,6 +41,19 @@ def load_settings(args: argparse.Namespace) -> Settings:
     mountpoint = resolve_mountpoint(settings.mountpoint)
     name = check_name(settings.name or name_of(mountpoint))
     return replace(settings, mountpoint=mountpoint, name=name)
+
+
+def settings_to_show(args: argparse.Namespace) -> Settings:
+    """Return the settings of *args*, which may name neither source nor mountpoint."""
+    return load_settings(args) if args.source or args.config else _given(args)[0]
+
+
+def _given(args: argparse.Namespace) -> tuple[Settings, str]:
+    """Return what is set, and the file it is from, which may be missing if no flag names it."""
+    overrides = _overrides(args)
+    path = args.config or _implied_config(args)
+    text = read_settings_file(path, must_exist=bool(args.config)) if path else ""
+    return Settings.from_toml(text, overrides, origin=path), path
 
 
 def read_settings_file(path: str, *, must_exist: bool) -> str:

@@ -147,6 +147,11 @@ def test_settings_are_printed_with_default_and_reason(
     assert ["negative_timeout_s", "5.0", "s", "60.0", "s", "a"] in [row[:6] for row in rows]
     assert ["fsync", "honour", "relaxed"] in [row[:3] for row in rows]
     assert ["source", "/pool", "-"] in [row[:3] for row in rows]
+    assert main(["mount", "--print-settings", "--set", "lease_s=17"]) == 0
+    assert "17.0 s" in capsys.readouterr().out
+    exit_code, line = failed("mount", "--print-settings", "--set", "foo=1", capsys=capsys)
+    assert exit_code == UsageError.exit_code
+    assert "unknown setting 'foo'" in line
 
 
 @pytest.mark.parametrize(
