@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from kvfs import errors
-from kvfs.errors import CommandError, NotMounted, NotRoot, ServeFailed
+from kvfs.errors import CommandError, NotMounted, NotRoot, ServeFailed, UsageError
 from kvfs.pool_name import RUN_DIRECTORY, SOCKET_SUFFIX
 
 PROTOCOL_VERSION: Final = 1
+#: No request is longer: verbs take a few names and numbers.
+LINE_MAX_BYTES: Final = 64 * 1024
 #: No reply is longer; a status with every counter is a few KiB.
 REPLY_MAX_BYTES: Final = 1 << 20
 #: No event tells that a listening socket takes another connection.
@@ -51,10 +53,12 @@ def ask(
     """Return the result of the verb *do* of the server behind the socket *path*.
 
     Raises ServerGone when nobody listens, NotMounted when there is no socket, NotRoot when the
-    socket is not for this user, ServeFailed when no whole reply came within *timeout_s*, and
-    what the server answered otherwise.
+    socket is not for this user, UsageError for more paths than a request holds, ServeFailed when
+    no whole reply came within *timeout_s*, and what the server answered otherwise.
     """
     request = json.dumps({"v": PROTOCOL_VERSION, "do": do, "args": dict(args or {})}) + "\n"
+    if len(request) > LINE_MAX_BYTES:
+        raise UsageError("too many paths for one request; name their directory")
     deadline_s = time.monotonic() + timeout_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(timeout_s)

@@ -14,14 +14,12 @@ from typing import Any, Final
 
 import trio
 
-from kvfs.control_client import PEERCRED, PROTOCOL_VERSION
+from kvfs.control_client import LINE_MAX_BYTES, PEERCRED, PROTOCOL_VERSION
 from kvfs.control_files import locked_directory, remove_stale
 from kvfs.errors import CommandError, KvfsError, NotRoot, ServeFailed, UsageError
 
 Verb = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
-#: No request is longer: verbs take a few names and numbers.
-LINE_MAX_BYTES: Final = 64 * 1024
 #: Operators and one exporter; more than this is a leak on the other side.
 CONNECTIONS_MAX: Final = 16
 #: A client that says nothing, or does not read its reply, is dropped.

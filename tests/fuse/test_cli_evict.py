@@ -242,6 +242,7 @@ def test_too_much_cannot_be_pinned(kv: Path) -> None:
         (("evict", "/"), NotMounted),
         (("pin", "/tmp"), NotMounted),
         (("evict",), UsageError),
+        (("evict", *(f"{{kv}}/{number:030}" for number in range(3000))), UsageError),
         (("evict", "{kv}", "--bytes", "much"), UsageError),
         (("evict", "{kv}", "--older-than", "soon"), UsageError),
     ],

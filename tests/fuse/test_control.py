@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 
-from kvfs.control_client import ServerGone, ask, peer_pid, socket_paths
+from kvfs.control_client import LINE_MAX_BYTES, ServerGone, ask, peer_pid, socket_paths
 from kvfs.errors import (
     IndexDamaged,
     NotFound,
@@ -23,7 +23,7 @@ from kvfs.errors import (
     SourceBusy,
     UsageError,
 )
-from mount.control import CONNECTIONS_MAX, LINE_MAX_BYTES, listen, serve_control
+from mount.control import CONNECTIONS_MAX, listen, serve_control
 from tests.support.mounting import workplace
 
 NOBODY = 65534
