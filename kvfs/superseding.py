@@ -20,6 +20,7 @@ from kvfs.namespace import Namespace
 from kvfs.old_versions import OldVersions
 from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
+from kvfs.refusal import Refusal
 from kvfs.types import InodeNo, InodeRecord
 
 if TYPE_CHECKING:
@@ -47,15 +48,6 @@ class Displaced(NamedTuple):
     until_s: float
     #: Whose OPEN of it is still to come, 0 if it was opened.
     thread: int
-
-
-class Refusal(NamedTuple):
-    """A truncating OPEN of *ino* that was answered ESTALE; the kernel tries again at once."""
-
-    ino: InodeNo
-    until_s: float
-    #: Whether the LOOKUP of the second try has come.
-    looked: bool
 
 
 class Superseding:
@@ -144,7 +136,7 @@ class Superseding:
             until_s = self._pool.monotonic_s() + _RETRY_S
             self._refused[thread] = Refusal(InodeNo(0), until_s, looked=True)
 
-    def _holds(self, refusal: "Refusal") -> bool:
+    def _holds(self, refusal: Refusal) -> bool:
         return refusal.until_s > self._pool.monotonic_s()
 
     def _due(self, ino: InodeNo, record: InodeRecord, thread: int) -> bool:

@@ -13,8 +13,8 @@ _MODULES: Final = {
     "pure": """
         kvfs kvfs.census kvfs.checksum kvfs.config kvfs.demand kvfs.doctor.* kvfs.errors
         kvfs.eviction kvfs.ghosts kvfs.headroom kvfs.inode_rules kvfs.kv_content kvfs.kv_shapes
-        kvfs.lifecycle kvfs.policy kvfs.pool_name kvfs.printable kvfs.records kvfs.row_table
-        kvfs.setting_values kvfs.sizes kvfs.types
+        kvfs.lifecycle kvfs.policy kvfs.pool_name kvfs.printable kvfs.records kvfs.refusal
+        kvfs.row_table kvfs.setting_values kvfs.sizes kvfs.types
     """,
     # One thing of the machine each: a file, a device, the index, a socket.
     "io": """
@@ -28,8 +28,7 @@ _MODULES: Final = {
     # The pool as a whole: names, blocks, space.
     "engine": """
         kvfs.allocations kvfs.attributes kvfs.blocks kvfs.check kvfs.check_files kvfs.check_rows
-        kvfs.damage
-        kvfs.departures kvfs.device_room kvfs.evict_by_hand kvfs.evictable kvfs.fitness
+        kvfs.damage kvfs.departures kvfs.device_room kvfs.evict_by_hand kvfs.evictable kvfs.fitness
         kvfs.founding kvfs.fsck_report kvfs.graves kvfs.heat_scan kvfs.holdings_scan
         kvfs.identities kvfs.index_walk kvfs.namespace kvfs.old_versions kvfs.own_attributes
         kvfs.pool kvfs.pool_change kvfs.publishing kvfs.ready kvfs.rebuild kvfs.reclaim

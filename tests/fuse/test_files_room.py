@@ -1,0 +1,108 @@
+"""Handles on a store that is full, or believed to be: who waits, for what, and for how long."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+import trio
+
+from kvfs.errors import DeadInode, NoSpace
+from kvfs.types import ROOT_INODE
+from tests.support.counted_desk import CountedDesk, counted_desk
+from tests.support.stores import FILE, MIB, put, settle
+
+
+@pytest.fixture
+def desk() -> Iterator[CountedDesk]:
+    """Files over a fresh pool in memory."""
+    with counted_desk() as made:
+        yield made
+
+
+async def test_a_write_beyond_the_capacity_is_refused(desk: CountedDesk) -> None:
+    """Before a byte of it is written; and what was there is not whole, so that it goes."""
+    fh, ino = desk.create(b"block")
+    assert await desk.files.write(fh, 0, bytes(MIB)) == MIB
+    with pytest.raises(NoSpace):
+        await desk.files.write(fh, MIB, bytes(64 * MIB))
+    assert desk.store.blocks.present(ino).size_bytes == MIB
+    desk.files.release(fh)
+    with pytest.raises(DeadInode):
+        desk.store.blocks.present(ino)
+
+
+async def test_pieces_written_at_once_and_in_any_order_do_not_overstep_the_pool(
+    desk: CountedDesk,
+) -> None:
+    """The first of them reserves what the directory's blocks hold; the rest lies behind that."""
+    space = desk.store.pool.space
+    put(desk.store, ROOT_INODE, b"usual", bytes(8 * MIB))
+    desk.store.namespace.unlink(ROOT_INODE, b"usual")
+    fh, ino = desk.create(b"slab")
+    desk.store.blocks.truncate(ino, 96 * MIB)
+    for first in range(88, 40, -8):
+        async with trio.open_nursery() as nursery:
+            for at in range(first, first + 8):
+                nursery.start_soon(desk.files.write, fh, at * MIB, bytes(MIB))
+    for at in (0, 8, 7):
+        assert await desk.files.write(fh, at * MIB, bytes(MIB)) == MIB
+    for at in range(9, 16):
+        assert await desk.files.write(fh, at * MIB, bytes(MIB)) == MIB
+    assert space.used_bytes == space.capacity_bytes == 64 * MIB
+    with pytest.raises(NoSpace):
+        await desk.files.write(fh, 16 * MIB, bytes(MIB))
+    assert space.used_bytes == desk.store.pool.extents.allocated_bytes(desk.files.extent_fd(fh))
+    desk.files.release(fh)
+
+
+async def test_a_guess_about_others_makes_a_writer_wait_and_never_fail(desk: CountedDesk) -> None:
+    """A draft that grew fast is believed to take the whole pool, which is all but empty."""
+    pool, files = desk.store.pool, desk.files
+    pool.writers_run_free = True
+    settle(desk.store)  # until then there may be blocks that could go
+    fast, _ = desk.store.blocks.create(ROOT_INODE, b"fast", FILE, 0, 0)
+    pool.open_inodes.let_run(fast)
+    fh, _ = desk.create(b"asks")
+    os.pwrite(fast.fd, bytes(20 * MIB), 0)
+    desk.store.watch.tick(0.0)
+    assert pool.space.unclaimed_bytes < 0
+    assert not pool.evictable_bytes
+    with pytest.raises(NoSpace):
+        await files.write(fh, 0, bytes(45 * MIB))  # beside 20 in 64: no guess is in the way
+    assert files.room.stalls == 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(files.write, fh, 0, bytes(MIB))
+        nursery.start_soon(files.find_room, 1)  # as a create does
+        while files.room.stalls < 2:
+            await trio.lowlevel.checkpoint()
+        desk.store.blocks.close(fast, writer=True)
+        desk.store.watch.tick(0.1)
+    assert os.fstat(files.extent_fd(fh)).st_size == MIB
+    files.release(fh)
+
+
+async def test_a_wait_for_a_guess_has_an_end(desk: CountedDesk) -> None:
+    pool, files = desk.store.pool, desk.files
+    pool.settings = dataclasses.replace(pool.settings, room_wait_s=0.05)
+    settle(desk.store)
+    pool.space.lacking_bytes = pool.space.capacity_bytes
+    with pytest.raises(NoSpace):
+        await files.find_room(1)
+    assert files.room.longest_s >= 0.05
+
+
+async def test_others_are_served_while_a_handler_waits(desk: CountedDesk) -> None:
+    """It says so before it waits, and makes room before it answers; in this order."""
+    said = []
+
+    def about_to_wait() -> Callable[[], None]:
+        said.append("wait")
+        return lambda: said.append("answer")
+
+    desk.files.about_to_wait = about_to_wait
+    fh, _ = desk.create(b"block")
+    await desk.files.write(fh, 0, b"bytes")
+    await desk.files.read(fh, 0, 5)
+    assert said == ["wait", "answer"] * 2
+    desk.files.release(fh)

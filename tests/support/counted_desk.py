@@ -1,0 +1,77 @@
+"""Files over a store, without a kernel, on a data path that tells what it believes open."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from kvfs.open_inodes import OpenInode
+from kvfs.store import Store
+from kvfs.types import ROOT_INODE, InodeNo
+from mount.data_path import DaemonPath
+from mount.files import Files
+from mount.grant import Grant
+from mount.handles import Handles
+from tests.support.stores import FILE, host, put
+
+NEW: Final = os.O_RDWR | os.O_CREAT
+
+
+class CountedPath(DaemonPath):
+    """A data path that tells which inodes it believes open, and that may refuse."""
+
+    def __init__(self) -> None:
+        self.open: set[InodeNo] = set()
+        self.refuse = False
+
+    def grant(self, opened: OpenInode, *, writer: bool) -> Grant:
+        """Grant, or fail as an ioctl does."""
+        if self.refuse:
+            raise OSError(errno.ENOMEM, "no id")
+        self.open.add(opened.ino)
+        return super().grant(opened, writer=writer)
+
+    def freed(self, opened: OpenInode) -> None:
+        """Note the last one."""
+        self.open.discard(opened.ino)
+
+
+class CountedDesk:
+    """Files over a store, with what they keep."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.path = CountedPath()
+        self.fd = os.memfd_create("handles")
+        self.handles = Handles(self.fd)
+        self.files = Files(store, self.handles, self.path, io_threads=2)
+        store.pool.freed = self.path.freed
+
+    def create(self, name: bytes, flags: int = NEW) -> tuple[int, InodeNo]:
+        """Create a file in the root; return handle and inode."""
+        fh, _, ino, _ = self.files.create(ROOT_INODE, name, FILE, flags, 0, 0)
+        return fh, ino
+
+    def identified(self, name: bytes) -> InodeNo:
+        """Store a block that the device knows to be whole; return its inode."""
+        ino = put(self.store, ROOT_INODE, name, b"bytes")
+        self.store.pool.background.hurry()
+        return ino
+
+    def assert_nothing_is_open(self) -> None:
+        """Assert that store, table and data path agree."""
+        assert len(self.handles) == len(self.store.pool.open_inodes) == len(self.path.open) == 0
+
+
+@contextlib.contextmanager
+def counted_desk() -> Iterator[CountedDesk]:
+    """Yield files over a fresh pool in memory."""
+    with host() as machine:
+        made = CountedDesk(machine.start())
+        try:
+            yield made
+        finally:
+            del made.handles, made.files  # the table's mapping holds a descriptor of its own
+            os.close(made.fd)
+            machine.stop()
