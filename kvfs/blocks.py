@@ -270,18 +270,20 @@ class Blocks:
                     return
             self._pool.leave(opened, writer=True)
 
-    def close_all(self) -> bool:
+    def close_all(self, *, all_closed: bool = False) -> bool:
         """Close every handle; False if a block could not be published, which stays a draft.
 
         A draft that somebody still writes is not whole, and its writer will hear of an error at
-        the next call: its name goes.
+        the next call: its name goes. Not if *all_closed*: then only the RELEASE was lost.
         """
         closed = {opened.ino for opened, _ in self._unpublished if opened.writers == 1}
         self._unpublished.clear()  # their writers are counted, and close once more
         self.superseding.close()
         for opened in list(self._pool.open_inodes.values()):
             if opened.ino not in closed:
-                opened.torn = opened.torn or opened.unfinished
+                opened.torn = opened.torn or (
+                    opened.unfinished and not (all_closed and opened.flushed)
+                )
             for _ in range(opened.readers):
                 self.close(opened, writer=False)
             for _ in range(opened.writers):

@@ -13,7 +13,7 @@ from kvfs.types import BackingId, InodeNo, InodeRecord
 class OpenInode:
     """One open inode. ``fd`` is its extent, -1 for a directory or while nobody needed it."""
 
-    # Defaults of the class: who opens a block to read it sets two of them, not twenty-three.
+    # Defaults of the class: who opens a block to read it sets two of them, not two dozen.
     fd = -1
     readers = 0
     writers = 0
@@ -45,6 +45,8 @@ class OpenInode:
     unfinished = False
     #: A writer died of a signal before the block was whole: the name goes at the last close.
     torn = False
+    #: A writer's descriptor was closed since the last writer came: a close that was heard of.
+    flushed = False
     #: Whether every writer since the reopening adds bytes only: appends, or found it empty.
     appended_only = True
     #: Renamed while it was written: the last close carries it out.

@@ -66,6 +66,8 @@ class Store:
         self.namespace = Namespace(self.pool)
         self.blocks = Blocks(self.pool, self.namespace)
         self.attributes = Attributes(self.pool, self.namespace, self.blocks)
+        #: Whether all handles that are still counted at ``close`` are known to be closed.
+        self.all_closed = False
         self.visibility = Visibility(self.pool, self.blocks.superseding.old)
         self.heat_scan = HeatScan(self.pool)
         self.pool.rank_anew = self.heat_scan.start
@@ -118,7 +120,8 @@ class Store:
 
     def close(self) -> None:
         """Stop cleanly; every open inode is published or freed first. Raises OSError."""
-        self.pool.close(settled=self.blocks.close_all(), swept=self.sweep.done)
+        settled = self.blocks.close_all(all_closed=self.all_closed)
+        self.pool.close(settled=settled, swept=self.sweep.done)
 
     def rename(
         self,

@@ -184,7 +184,9 @@ class Files:
 
     def _granted(self, opened: OpenInode, flags: int, *, writer: bool) -> tuple[HandleNo, Grant]:
         """Record the handle before the reply that tells the kernel of it."""
-        kind = HandleKind.WRITER if writer else HandleKind.READER
+        kind = HandleKind.READER
+        if writer:
+            kind, opened.flushed = HandleKind.WRITER, False
         try:
             grant = self.path.grant(opened, writer=writer)
             return self.handles.open(kind, flags, opened, grant.backing_id).fh, grant
@@ -209,6 +211,7 @@ class Files:
         if handle.kind is HandleKind.WRITER:
             self.store.blocks.publishing.look_at_closer(handle.opened, tid)
             self.store.watch.look_at_closing(handle.opened)
+            handle.opened.flushed = True
             if handle.opened.overrun:
                 raise NoSpace("its bytes were given back")
 

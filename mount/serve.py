@@ -128,7 +128,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.lane: Lane | None = None
         self._makers = store.pool.holdings.makers
         self._settled = trio.Event()
-        self._own = OwnMount(settings.mountpoint)
+        self._own = OwnMount(self.device_fd, settings.mountpoint)
 
     def _make_path(self) -> DataPath:
         if not self.choice.passthrough:
@@ -159,6 +159,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         if isinstance(self.path, PassthroughPath):
             self.path.disconnect()
         os.close(self.device_fd)
+        self.store.all_closed = self._own.is_unused()
 
     async def serve(self, ready: Callable[[], None], load: Callable[[], Settings] | None) -> None:
         """Run everything until the mount goes away."""

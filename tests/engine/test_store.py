@@ -315,6 +315,22 @@ def test_a_clean_stop_drops_what_is_being_written(running: Host) -> None:
     assert names(running) == []
 
 
+@pytest.mark.parametrize("flushed", [True, False])
+@pytest.mark.parametrize("torn", [True, False])
+def test_a_stop_after_the_last_close_keeps_what_was_closed(
+    running: Host, flushed: bool, torn: bool
+) -> None:
+    """Only the RELEASE was lost; a close that nobody heard of may have been after an abort."""
+    opened, _ = running.store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
+    write(running.store, opened, b"whole")
+    opened.flushed, opened.torn = flushed, torn
+    running.store.all_closed = True
+    running.stop()
+    assert running.check().problems == []
+    running.start()
+    assert names(running) == ([b"a"] if flushed and not torn else [])
+
+
 def test_inode_numbers_are_never_given_out_again(
     running: Host, caplog: pytest.LogCaptureFixture
 ) -> None:

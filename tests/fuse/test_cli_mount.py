@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -287,6 +288,34 @@ def test_sigterm_stops_cleanly(place: Path) -> None:
         assert lines_of(log, "is unmounted")
         mount.start()
         assert (mount.path / "block").read_bytes() == b"kept"
+
+
+@pytest.mark.parametrize("path", ["daemon", "passthrough"])
+@pytest.mark.parametrize("unused", [True, False])
+def test_the_end_of_a_mount_keeps_what_was_closed(place: Path, path: str, unused: bool) -> None:
+    """The kernel drops the RELEASEs that wait when a mount goes; nobody could write any more.
+
+    A descriptor on its way through a socket ends without a FLUSH, which would wait for the server.
+    """
+    with mounted(place, f"--data-path={path}") as mount:
+        block = mount.path / "block"
+        one, other = socket.socketpair()
+        with one, other:
+            with block.open("wb", buffering=0) as file:
+                file.write(b"kept")
+                socket.send_fds(one, [b"x"], [file.fileno()])
+            os.kill(mount.server_pid, signal.SIGSTOP)
+            if unused:
+                one.close()
+                other.close()
+                kernel.unmount(str(mount.path), lazy=False)
+            else:
+                os.kill(mount.server_pid, signal.SIGTERM)
+            os.kill(mount.server_pid, signal.SIGCONT)
+            mount._wait_for_server()
+        mount.start()
+        assert block.exists() == unused
+        assert not unused or block.read_bytes() == b"kept"
 
 
 @pytest.mark.parametrize("detached", [True, False])

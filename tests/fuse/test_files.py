@@ -55,6 +55,22 @@ async def test_the_last_writer_publishes(desk: CountedDesk) -> None:
     desk.assert_nothing_is_open()
 
 
+def test_a_close_is_heard_of_until_the_next_writer_comes(desk: CountedDesk) -> None:
+    """What a stop goes by when a RELEASE was lost (Blocks.close_all)."""
+    fh, ino = desk.create(b"block")
+    opened = desk.store.pool.open_inodes[ino]
+    assert not opened.flushed
+    reader, _ = desk.files.open(ino, os.O_RDONLY)
+    desk.files.flush(reader, 0)
+    assert not opened.flushed
+    desk.files.flush(fh, 0)
+    assert opened.flushed
+    again, _ = desk.files.open(ino, os.O_WRONLY)
+    assert not opened.flushed
+    for each in (fh, reader, again):
+        desk.files.release(each)
+
+
 async def test_a_draft_without_a_reserve_gets_it_with_its_first_bytes(desk: CountedDesk) -> None:
     """When the room of its reserve is there by then: what went for its first bytes was as large."""
     store = desk.store
