@@ -20,8 +20,8 @@ NAME_MAX_BYTES: Final = 255
 TARGET_MAX_BYTES: Final = 4095
 #: The unit of allocation, of statfs and of O_DIRECT alignment (LMCache aligns by f_bsize).
 PAGE_BYTES: Final = 4096
-#: Below this a pool is of no use, and an XFS with its log does not fit.
-CAPACITY_MIN_BYTES: Final = 64 << 20
+#: A smaller capacity is a slip of who gives it.
+CAPACITY_MIN_BYTES: Final = 1 << 20
 #: st_blocks counts these, whatever the file system's own block is (stat(2)).
 STAT_BLOCK_BYTES: Final = 512
 #: off_t is signed: no offset lies behind this (open(2), EOVERFLOW).

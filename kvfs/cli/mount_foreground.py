@@ -2,13 +2,13 @@
 
 import logging
 import os
-import sys
 from collections.abc import Callable
 from typing import Final
 
 from kvfs.cli.failures import explain
 from kvfs.cli.mount_checks import check_apart, check_mountpoint
 from kvfs.cli.ready_pipe import ReadyPipe
+from kvfs.cli.standard_streams import say
 from kvfs.cli.termination import sigterm_raises
 from kvfs.config import Settings
 from kvfs.errors import KvfsError, ServeFailed, SourceBlank
@@ -56,7 +56,7 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
     def remark(line: str) -> None:
         _log.warning("%s", line)
         if pipe is not None:  # the log is not what the operator sees
-            print(f"kvfs: {line}", file=sys.stderr, flush=True)
+            say(f"kvfs: {line}")
 
     try:
         _serve_or_format(settings, load, ready, remark)

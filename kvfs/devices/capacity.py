@@ -6,6 +6,8 @@ from kvfs.types import round_up
 
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
+#: Room for less is of no use, and an XFS with its log does not fit.
+ROOM_MIN_BYTES: Final = 64 * _MIB
 #: mkfs.xfs (xfsprogs 5.19 and later) refuses anything smaller.
 XFS_MIN_BYTES: Final = 300 * _MIB
 #: mkfs.xfs makes the log 1/2048 of the device within these bounds, and drops a last allocation

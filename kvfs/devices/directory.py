@@ -5,7 +5,7 @@ import os
 from typing import Final
 
 from kvfs.devices import pool_files
-from kvfs.devices.capacity import Reserve, metadata_bytes, reserve_bytes
+from kvfs.devices.capacity import ROOM_MIN_BYTES, Reserve, metadata_bytes, reserve_bytes
 from kvfs.devices.device import Device, Fill
 from kvfs.devices.parent_fs import fs_type_of, try_out
 from kvfs.devices.pool_files import PoolHeader
@@ -18,7 +18,6 @@ from kvfs.errors import (
     SourceMissing,
 )
 from kvfs.sizes import format_size
-from kvfs.types import CAPACITY_MIN_BYTES
 
 _NAMES_SHOWN: Final = 3
 
@@ -160,8 +159,8 @@ def _capacity(pool_fd: int, path: str, wanted_bytes: int | None, reserve: Reserv
     kept_bytes = reserve_bytes(total_bytes, reserve)
     usable_bytes = max(0, space.f_bavail * space.f_frsize - kept_bytes)
     most_bytes = usable_bytes - metadata_bytes(usable_bytes)
-    if max(wanted_bytes or 0, CAPACITY_MIN_BYTES) > most_bytes:
-        wanted = format_size(wanted_bytes or CAPACITY_MIN_BYTES)
+    if max(wanted_bytes or 0, ROOM_MIN_BYTES) > most_bytes:
+        wanted = format_size(wanted_bytes or ROOM_MIN_BYTES)
         raise SourceFull(
             f"{path}: no room for {wanted} of blocks: {format_size(most_bytes)} to be had, "
             f"{format_size(kept_bytes)} stay free for others"

@@ -67,7 +67,7 @@ def test_toml_and_flags_mean_the_same_and_flags_win() -> None:
         ('mode = "0799"', "mode: '0799' is not an octal mode such as 0755"),
         ("mode = 0o4755", "mode: 0o4755 is outside 0o0 .. 0o1777"),
         ('capacity_bytes = "10X"', "'10X' is not a size"),
-        ("capacity_bytes = 5", "capacity_bytes: 5 is below 64 MiB"),
+        ("capacity_bytes = 5", "capacity_bytes: 5 is below 1 MiB"),
         ("ready_share = nan", "ready_share: nan is outside 0 .. 0.5"),
         ("entry_timeout_s = inf", "entry_timeout_s: inf is outside 0 .. 86400"),
         ("negative_timeout_s = 601", "negative_timeout_s: 601.0 is outside 0 .. 600"),

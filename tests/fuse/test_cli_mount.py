@@ -262,9 +262,9 @@ def test_a_capacity_below_what_the_pool_holds_is_said(place: Path) -> None:
         flags = ("--log-file", str(mount.log_file), "--capacity")
         arguments = ("mount", mount.source, str(mount.path), *flags)
         mount.stop()
-        done = run_kvfs(*arguments, "1M", check=False)
+        done = run_kvfs(*arguments, "1000K", check=False)
         assert done.returncode == errors.UsageError.exit_code
-        assert done.stderr == "kvfs: command line: capacity_bytes: 1048576 is below 64 MiB\n"
+        assert done.stderr == "kvfs: command line: capacity_bytes: 1024000 is below 1 MiB\n"
         done = run_kvfs(*arguments, "64M")
         said = "evicts 36 MiB of 100 MiB: the capacity is below what the pool holds"
         assert done.stderr == f"kvfs: {said}\n"
