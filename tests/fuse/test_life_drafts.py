@@ -1,6 +1,8 @@
 """Drafts: who sees them, what ends them and what does not."""
 
+import ctypes
 import errno
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 
 from tests.support.callers import Caller
 from tests.support.calls import opened, read_file, refused, tolerated, write_file
+from tests.support.mounting import Mounted
 from tests.support.stamped import seed_of, stamped, state
 from tests.support.stepping import Stepping, until
 from tests.support.writers import SIZE
@@ -58,6 +61,28 @@ def test_a_mapping_writes_after_the_last_close(kv: Path) -> None:
         writer.to("unmapped")
         assert state(kv / "block") == "leased"
         assert read_file(kv / "block") == stamped("block", SIZE)
+
+
+def test_a_mapping_without_any_descriptor_writes_on(kv: Path, mounted: Mounted) -> None:
+    """[life-published] The kernel maps the extent itself on passthrough, and the file is closed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    with opened(kv / "block", os.O_RDWR | os.O_CREAT) as fd:
+        os.ftruncate(fd, mmap.PAGESIZE)
+        flags = (mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED)
+        address = libc.mmap(None, mmap.PAGESIZE, *flags, fd, 0)
+    try:
+        if mounted.status()["data_path"] == "passthrough":
+            until(lambda: state(kv / "block") == "slab", "closed", 10)
+        else:
+            assert state(kv / "block") == "slab_draft"
+        ctypes.memset(address, ord("b"), mmap.PAGESIZE)
+    finally:
+        assert libc.munmap(address, mmap.PAGESIZE) == 0
+    until(lambda: state(kv / "block") == "slab", "unmapped", 10)
+    assert read_file(kv / "block") == b"b" * mmap.PAGESIZE
 
 
 def test_close_and_rename_in_one_breath(kv: Path) -> None:
