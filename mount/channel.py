@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -43,6 +44,10 @@ REQUEST_MAX_BYTES: Final = (1 << 20) + 8192
 _SOCKET_BUFFER_BYTES: Final = 4 << 20
 #: So many bytes of a message that is answered here take about as long to copy as a message takes.
 _MESSAGE_BYTES: Final = 128 << 10
+#: What send(2) says then; so often, and with such pauses, it is tried again.
+_NO_MEMORY: Final = frozenset({errno.ENOBUFS, errno.ENOMEM})
+_SEND_TRIES: Final = 100
+_SEND_PAUSE_S: Final = 0.002
 #: The request was aborted before it was read.
 _READ_ANEW: Final = frozenset({errno.EAGAIN, errno.ENOENT, errno.EINTR})
 #: The request was aborted meanwhile (ENOENT), or is answered already (EINVAL): nobody waits.
@@ -195,13 +200,30 @@ class Channel:
             self.reply(error_reply(unique, errno.EIO))
             return False
         try:
-            self._ours.send(self._view[:size_bytes])
+            self._hand_on(size_bytes)
         except OSError as error:
             _log.error("request %d not handed on: %s", opcode, error)
             self.reply(error_reply(unique, errno.EIO))
             return False
         self._unanswered += 1
         return True
+
+    def _hand_on(self, size_bytes: int) -> None:
+        """Give libfuse the request in the buffer. Raises OSError.
+
+        A megabyte of a WRITE wants as much memory in one piece (unix_dgram_sendmsg in
+        net/unix/af_unix.c), which the kernel may lack for a moment.
+        """
+        request = self._view[:size_bytes]
+        for _ in range(_SEND_TRIES):
+            try:
+                self._ours.send(request)
+                return
+            except OSError as error:
+                if error.errno not in _NO_MEMORY:
+                    raise
+            time.sleep(_SEND_PAUSE_S)
+        self._ours.send(request)
 
     def serve(self, answers: Mapping[int, Answer]) -> None:
         """Let *answers* have the requests of their opcodes before libfuse; code 0 is unknown ones.

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -30,6 +31,7 @@ from mount.wire import (
     data_reply,
     error_reply,
 )
+from tests.support.short_of_memory import ShortOfMemory
 
 GRANT: Final = Grant(FOPEN_PASSTHROUGH, BackingId(77))
 ROOM_BYTES: Final = 1 << 20
@@ -357,6 +359,26 @@ async def test_a_refused_reply_harms_nobody(
     with caplog.at_level(logging.WARNING):
         wires.channel.reply(error_reply(2, 0))
     assert len(caplog.records) == lines
+
+
+async def test_a_request_waits_for_memory_to_be_handed_on_but_not_for_ever(
+    wires: Wires, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    channel, asked = wires.channel, request(Opcode.STATFS, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(channel, "_ours", ShortOfMemory(channel._ours, 3))
+        wires.kernel.send(asked)
+        assert await wires.pump() == asked
+    assert len(pauses) == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(channel, "_ours", ShortOfMemory(channel._ours, 10**6))
+        wires.kernel.send(request(Opcode.STATFS, 4))
+        await wires.drain()
+    assert wires.replies() == [error_reply(4, errno.EIO)]
+    assert "not handed on" in caplog.text
+    assert sum(pauses) < 1.0
 
 
 async def test_libfuse_gone_is_an_error_of_the_call(
