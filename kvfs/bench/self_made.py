@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kvfs.available_memory import available_memory_bytes
-from kvfs.bench.daemon import KVFS, mount_status
+from kvfs.bench.daemon import KVFS, environment, mount_status
 from kvfs.errors import BenchFailed, NotRoot, ToolMissing, UsageError
 from kvfs.sizes import format_size
+from kvfs.stopping import exit_code_of
 
 _TOOLS: Final = ("losetup", "mkfs.xfs", "mount", "umount")
 #: Of everything that is made, so that what a killed run left behind is known again.
@@ -28,6 +29,8 @@ _ZEROS: Final = bytes(4 << 20)
 _SPARE_BYTES: Final = 2 << 30
 #: How long the server may take to stop.
 _STOP_WAIT_S: Final = 10
+#: From SIGTERM to SIGKILL for a tool; kvfs mount itself gives its server 10 s.
+_GRACE_S: Final = 15.0
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -69,7 +72,10 @@ def torn_down() -> Iterator[ExitStack]:
 
 def folders(stack: ExitStack, backing: str) -> tuple[Path, Path]:
     """Return a new folder in *backing* for images and another one for mountpoints."""
-    images = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=backing))
+    try:
+        images = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=backing))
+    except OSError as error:
+        raise UsageError(f"--backing {backing}: {error.strerror}") from None
     stack.callback(shutil.rmtree, images, ignore_errors=True)
     # All mountpoints are siblings, so that all paths are walked in as many steps.
     points = Path(tempfile.mkdtemp(prefix=_PREFIX))
@@ -127,10 +133,10 @@ def _next_data(fd: int, start: int, end: int) -> int:
 def check_room(devices_bytes: int, backing: str) -> None:
     """Raise NotRoot, ToolMissing or UsageError unless devices of so many bytes can be made."""
     if os.geteuid() != 0:
-        raise NotRoot("--self-contained makes devices and mounts, which needs root")
+        raise NotRoot("kvfs bench makes devices and mounts here, which needs root")
     for tool in _TOOLS:
         if shutil.which(tool) is None:
-            raise ToolMissing(f"--self-contained needs {tool}: install xfsprogs and util-linux")
+            raise ToolMissing(f"kvfs bench needs {tool}: install xfsprogs and util-linux")
     if not os.path.isdir(backing):
         raise UsageError(f"{backing} is no directory")
     need_bytes = devices_bytes + _SPARE_BYTES
@@ -138,7 +144,7 @@ def check_room(devices_bytes: int, backing: str) -> None:
     have_bytes = min(free.f_bavail * free.f_frsize, available_memory_bytes() or 0)
     if have_bytes < need_bytes:
         raise UsageError(
-            f"--self-contained needs {format_size(need_bytes)} of memory and of room in {backing}, "
+            f"the devices need {format_size(need_bytes)} of memory and of room in {backing}, "
             f"and there are {format_size(have_bytes)}: say a smaller --device-size"
         )
 
@@ -166,9 +172,12 @@ def run_tool(*argv: str) -> str:
     """Return what *argv* prints; raises ``BenchFailed`` with its message when it fails."""
     # Files, not pipes: a server in the background may keep its standard output open.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        code = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, check=False
-        ).returncode
+        code = exit_code_of(
+            lambda: subprocess.Popen(
+                argv, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            ),
+            _GRACE_S,
+        )
         out.seek(0)
         err.seek(0)
         if code != 0:
@@ -185,12 +194,11 @@ def kvfs_mount(
     pidfd = -1
     try:
         run_tool(*KVFS, "mount", f"--data-path={data_path}", device, mountpoint)
-        if (status := mount_status(mountpoint)) is not None:
-            pidfd = os.pidfd_open(int(status["server_pid"]))
+        pidfd = os.pidfd_open(int(mount_status(mountpoint)["server_pid"]))
         yield
     finally:
         stop = [*KVFS, "umount", "--wait-s", str(_STOP_WAIT_S), mountpoint]
-        subprocess.run(stop, check=False, capture_output=True)
+        subprocess.run(stop, env=environment(), check=False, capture_output=True)
         unmount(mountpoint)
         if pidfd >= 0:
             _end(pidfd, say)

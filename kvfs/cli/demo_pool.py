@@ -1,9 +1,11 @@
 """A pool for the time of a demo, made and removed with the commands an operator would type."""
 
+import contextlib
 import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,8 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from kvfs.errors import CommandError, ServeFailed, SourceFull
+from kvfs.again import program_again
+from kvfs.errors import CommandError, ServeFailed, SourceBlank, SourceFull, SourceMissing
 from kvfs.sizes import format_size
+from kvfs.stopping import exit_code_of
 
 #: Disks first; a machine whose disk is an overlay (a container) has memory at least.
 PLACES: Final = ("/var/tmp", "/tmp", "/dev/shm")
@@ -22,6 +26,7 @@ CAPACITY_FACTOR: Final = 1.25
 CAPACITY_EXTRA_BYTES: Final = 256 << 20
 #: From SIGTERM to SIGKILL; kvfs mount itself gives its server 10 s.
 _GRACE_S: Final = 15.0
+_STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 #: The index and what the parent file system keeps for itself.
 PLACE_EXTRA_BYTES: Final = 512 << 20
 
@@ -42,16 +47,29 @@ def demo_pool(source: str | None, data_bytes: int, *, keep: bool, quiet: bool) -
         if not quiet:
             _show_data_path(mountpoint)
         yield mountpoint
+        _remove(directory, pool, keep=keep, quiet=quiet)
     except BaseException:
-        # What ended the load is what the operator must read, whatever the clean-up meets.
+        # What ended the load is what the operator must read, whatever the clean-up meets. It may
+        # have been ended in the middle of that: what is left then goes now.
         try:
-            _remove(directory, pool, keep=keep, quiet=quiet)
+            with _undisturbed():
+                _remove(directory, pool, keep=keep, quiet=quiet)
         except CommandError as error:
             print(f"kvfs: {directory} is left behind: {error}", file=sys.stderr)
         raise
-    _remove(directory, pool, keep=keep, quiet=quiet)
     if keep and not quiet:
         print(f"Kept: {pool} is mounted on {mountpoint}.")
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let no second Ctrl-C leave half of it standing; what is started meanwhile has none, too."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _make(source: str | None, capacity_bytes: int, *, quiet: bool) -> tuple[Path, str]:
@@ -86,8 +104,10 @@ def _remove(directory: Path, pool: str, *, keep: bool, quiet: bool) -> None:
         return
     if os.path.ismount(directory / "kv"):
         _kvfs("umount", str(directory / "kv"), quiet=quiet)
-    _kvfs("destroy", pool, "--yes", quiet=quiet)
-    shutil.rmtree(directory)
+    with contextlib.suppress(SourceBlank, SourceMissing):  # it was destroyed before
+        _kvfs("destroy", pool, "--yes", quiet=quiet)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(directory)
 
 
 def _has_room(place: str, needed_bytes: int) -> bool:
@@ -109,32 +129,23 @@ def _kvfs(*arguments: str, quiet: bool) -> str:
         print(f"$ kvfs {shlex.join(arguments)}", flush=True)
     # No pipes: a server that kept one open would keep the demo waiting for its end.
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as said:
-        with subprocess.Popen(
-            [sys.executable, "-m", "kvfs.cli.main", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=printed,
-            stderr=said,
-        ) as command:
-            exit_code = _wait(command)
+        program, environment = program_again("kvfs.cli.main")
+        exit_code = exit_code_of(
+            lambda: subprocess.Popen(
+                [*program, *arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=said,
+            ),
+            _GRACE_S,
+        )
         said.seek(0)
         if exit_code != 0:
             line = said.read().strip().removeprefix("kvfs: ")
             raise _error_of(exit_code)(line or f"exit code {exit_code}")
         printed.seek(0)
         return printed.read()
-
-
-def _wait(command: "subprocess.Popen[bytes]") -> int:
-    """Return its exit code; what ends us ends it too, with time to take back what it began."""
-    try:
-        return command.wait()
-    except BaseException:
-        command.terminate()
-        try:
-            command.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            command.kill()
-        raise
 
 
 def _error_of(exit_code: int) -> type[CommandError]:

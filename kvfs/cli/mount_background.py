@@ -6,12 +6,13 @@ import subprocess
 from collections.abc import Sequence
 from typing import Final
 
-from kvfs.cli.again import program_again
+from kvfs.again import program_again
 from kvfs.cli.ready_pipe import Outcome, wait_for_outcome
 from kvfs.cli.servers import server_of
 from kvfs.config import Settings
 from kvfs.errors import CommandError, ServeFailed
 from kvfs.mount_table import kvfs_at, mount_at
+from kvfs.stopping import held_back, stop
 
 #: From SIGTERM to SIGKILL for a server that did not come up in time.
 _GRACE_S: Final = 10.0
@@ -34,15 +35,18 @@ def start_in_background(settings: Settings, argv: Sequence[str]) -> None:
     reading, writing = os.pipe()
     try:
         with contextlib.closing(os.fdopen(reading, "rb", buffering=0)):
-            server = _spawn([*argv, "--foreground", "--ready-fd", str(writing)], writing)
-            os.close(writing)
-            writing = -1
+            server = None
             try:
+                with held_back():
+                    server = _spawn([*argv, "--foreground", "--ready-fd", str(writing)], writing)
+                    os.close(writing)
+                    writing = -1
                 _await_ready(server, reading, settings.start_timeout_s)
             except StartFailed:
                 raise
             except BaseException:  # Ctrl-C too: nobody would know about the server
-                _stop(server)
+                if server is not None:
+                    stop(server, _GRACE_S)
                 if not mounted_before:
                     _clear_dead_mount(settings.mountpoint)
                 raise
@@ -79,17 +83,6 @@ def _await_ready(server: "subprocess.Popen[bytes]", reading: int, wait_s: float)
             server.wait(_GRACE_S)
         raise StartFailed(outcome)
     server.returncode = 0  # from here on no child to wait for; Popen would warn
-
-
-def _stop(server: "subprocess.Popen[bytes]") -> None:
-    """End a server that nobody was told about."""
-    server.terminate()
-    try:
-        server.wait(_GRACE_S)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(_GRACE_S)
 
 
 def _clear_dead_mount(mountpoint: str) -> None:
