@@ -49,6 +49,12 @@ class Rank(IntEnum):
 EVICTABLE: Final = (Rank.FIRST, Rank.PUBLISHED, Rank.SMALL, Rank.SPENT)
 
 
+#: Which rank a block has that goes for its name, by its rank.
+_RANK_BY_NAME: Final = np.array(
+    [Rank.PUBLISHED if rank is Rank.SMALL else rank for rank in Rank], np.uint8
+)
+
+
 class Columns(NamedTuple):
     """Arrays of equal length, a row a block; a row that is not in use has ``ino`` 0.
 
@@ -249,6 +255,21 @@ class _Found:
         if not len(self._but_not):
             return rows
         return rows[np.isin(self._columns.ino[rows], self._but_not, invert=True)]
+
+
+def coldest_names(
+    columns: Columns, count: int, but_not: NDArray[np.uint64] = NOTHING
+) -> NDArray[np.uint64]:
+    """Return *count* inode numbers, first to go first, where names are short, not bytes.
+
+    Each block counts as one, also one that holds no space, and small ones go in their turn: of
+    names they may be nearly all. None of *but_not*. Takes milliseconds: it belongs in a thread.
+    """
+    each_one = columns._replace(
+        rank=_RANK_BY_NAME[columns.rank],
+        allocated_bytes=np.broadcast_to(np.uint64(1), columns.ino.shape),
+    )
+    return Lru().victims(each_one, bytes_wanted=count, count_max=count, but_not=but_not)
 
 
 def _of_rank(columns: Columns, rank: Rank) -> NDArray[np.bool_]:

@@ -8,12 +8,13 @@ transaction, so none lives across an ``await``. Knows keys and records, not what
 import contextlib
 import errno
 import os
+from functools import partial
 from typing import Final, Self
 
 import lmdb
 
 from kvfs.errors import Damaged, Exists, NoSpace
-from kvfs.index_environment import check_format, open_environment
+from kvfs.index_environment import check_format, open_environment, rows_bytes
 from kvfs.index_errors import raise_index_error
 from kvfs.index_file import (
     DATA_NAME,
@@ -22,6 +23,7 @@ from kvfs.index_file import (
     allocate_lock_file,
     check_data_file,
 )
+from kvfs.index_room import IndexRoom, mapped_bytes
 from kvfs.index_transaction import Rows, WriteTransaction
 from kvfs.pending_rows import PendingRows
 from kvfs.record_cache import RecordCache
@@ -78,7 +80,8 @@ class Index:
 
         Read-only writes nothing at all, lock file included: the caller holds the pool's LOCK. A
         full file system does not keep an index from opening; ``preallocation_due`` stays true.
-        Raises IndexDamaged, FormatUnknown, NoSpace (no lock file and no room for it), OSError.
+        Raises IndexDamaged, FormatUnknown, ToolMissing (no address space for the map), NoSpace (no
+        lock file and no room for it), OSError.
         """
         self._syscalls = syscalls if syscalls is not None else Syscalls()
         self._commits_to_look = 0
@@ -87,19 +90,21 @@ class Index:
         self._records = RecordCache()
         self._writing = False
         used_bytes = check_data_file(path, spare_pages=0 if read_only else SPARE_PAGES)
+        map_bytes = mapped_bytes(map_size_bytes, used_bytes)
         with contextlib.ExitStack() as parts:
             if not read_only:
-                self._file = IndexFile(path, preallocate_bytes, map_size_bytes, self._syscalls)
+                self._file = IndexFile(path, preallocate_bytes, map_bytes, self._syscalls)
                 parts.callback(self._file.close)
                 self._file.cover(used_bytes)
             # Looked at read-only first: an index that is refused stays as it was.
             check_format(path, map_size_bytes)
             if not read_only:
                 allocate_lock_file(path, self._syscalls)
-            self._env = open_environment(path, map_size_bytes, read_only=read_only)
+            self._env = open_environment(path, map_bytes, read_only=read_only)
             parts.callback(self._env.close)
             self._begin = self._env.begin
             self._page_bytes: int = self._env.stat()["psize"]
+            self.room = IndexRoom(map_size_bytes, partial(rows_bytes, self._env))
             if self._file is not None:
                 with contextlib.suppress(NoSpace):
                     self._file.allocate(self.used_bytes())
@@ -116,7 +121,7 @@ class Index:
     ) -> None:
         """Make an empty index in directory *path*, made if missing; durable on return.
 
-        Raises Exists when there is one already, NoSpace, OSError.
+        Raises Exists when there is one already, ToolMissing, NoSpace, OSError.
         """
         calls = syscalls if syscalls is not None else Syscalls()
         os.makedirs(path, mode=0o700, exist_ok=True)
@@ -306,9 +311,6 @@ class Index:
         except lmdb.Error as error:
             raise_index_error(error)
 
-    def _full(self) -> bool:
-        return self._file is not None and self._file.full()
-
     def _get(self, key: bytes) -> bytes | None:
         raw: bytes | None = self._pending.get(key, _ABSENT)
         if raw is not _ABSENT:
@@ -329,6 +331,7 @@ class Index:
         self._writing = begins
 
     def _defer(self, rows: Rows, records: dict[bytes, InodeRecord]) -> None:
+        self.room.require(rows)
         if self._pending.full:
             self._commit(rows)
         else:
@@ -336,6 +339,7 @@ class Index:
         self._records.learn(rows, records)
 
     def _keep(self, rows: Rows, records: dict[bytes, InodeRecord]) -> None:
+        self.room.require(rows)
         self._commit(rows)
         self._records.learn(rows, records)
 
@@ -356,13 +360,14 @@ class Index:
         except (lmdb.Error, OSError) as failure:
             txn.abort()
             # LMDB calls a short write, the first sign of a full file system, EIO.
-            if isinstance(failure, lmdb.Error) and self._full():
+            if isinstance(failure, lmdb.Error) and self._file and self._file.full():
                 raise NoSpace(f"index: {failure}") from failure
             raise_index_error(failure)
         except BaseException:
             txn.abort()
             raise
         self._pending.clear()
+        self.room.note_commit()
 
     def _keys(self, prefix: bytes) -> list[bytes]:
         """Return the keys with *prefix* without committing anything."""

@@ -2,12 +2,16 @@
 
 import lmdb
 
-from kvfs.errors import Damaged, FormatUnknown, IndexDamaged
+from kvfs.errors import Damaged, FormatUnknown, IndexDamaged, ToolMissing
 from kvfs.records import FORMAT_KEY, INDEX_FORMAT, parse_format
+from kvfs.sizes import format_size
 
 
 def check_format(path: str, map_size_bytes: int) -> None:
-    """Raise IndexDamaged or FormatUnknown unless the index names the format known here."""
+    """Raise IndexDamaged or FormatUnknown unless the index names the format known here.
+
+    Raises ToolMissing as ``open_environment``.
+    """
     env = open_environment(path, map_size_bytes, read_only=True)
     try:
         with env.begin() as txn:
@@ -24,7 +28,7 @@ def check_format(path: str, map_size_bytes: int) -> None:
 
 
 def open_environment(path: str, map_size_bytes: int, *, read_only: bool) -> lmdb.Environment:
-    """Open LMDB without any fsync of its own; raises IndexDamaged, OSError.
+    """Open LMDB without any fsync of its own; raises IndexDamaged, ToolMissing, OSError.
 
     ``writemap`` stays off: a wild write of this process could not reach the index. ``lock`` is on
     so that a copy taken in a thread pins its pages; read-only opens leave the lock file alone.
@@ -44,5 +48,17 @@ def open_environment(path: str, map_size_bytes: int, *, read_only: bool) -> lmdb
             max_dbs=0,
             max_spare_txns=1,
         )
+    except lmdb.MemoryError:  # of mmap: nothing of the index was looked at yet
+        raise ToolMissing(
+            f"index: no address space for its map of {format_size(map_size_bytes)}; "
+            "`ulimit -v unlimited` or LimitAS=infinity of its unit gives it"
+        ) from None
     except lmdb.Error as error:
         raise IndexDamaged(f"index: {error}") from None
+
+
+def rows_bytes(env: lmdb.Environment) -> int:
+    """Return how much of the map holds rows; what transactions freed does not count."""
+    found = env.stat()
+    pages = found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]
+    return pages * found["psize"]

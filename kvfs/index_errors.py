@@ -5,9 +5,9 @@ from typing import NoReturn
 
 import lmdb
 
-from kvfs.errors import Damaged, NoSpace, ReadOnly
+from kvfs.errors import NO_SPACE, Damaged, NoSpace, ReadOnly
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = NO_SPACE | {errno.EFBIG}
 # PageFullError is LMDB's internal error: a page whose own numbers contradict each other.
 _BROKEN_TREE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PageFullError)
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from lmdb.verify import VerifyError, verify
 
-from kvfs.errors import FormatUnknown, IndexDamaged, NoSpace
+from kvfs.errors import NO_SPACE, FormatUnknown, IndexDamaged, NoSpace
 from kvfs.syscalls import Syscalls
 
 DATA_NAME: Final = "data.mdb"
@@ -128,7 +128,7 @@ class IndexFile:
         try:
             self._syscalls.fallocate(self._fd, 0, start_bytes, end_bytes - start_bytes)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if error.errno in NO_SPACE | {errno.EFBIG}:
                 raise NoSpace(f"index: no room for {end_bytes} bytes of {DATA_NAME}") from error
             raise
         self.allocated_bytes = end_bytes
@@ -177,7 +177,7 @@ def allocate_lock_file(path: str, syscalls: Syscalls) -> None:
         if syscalls.fstat(fd).st_blocks * 512 < LOCK_FILE_BYTES:
             syscalls.fallocate(fd, 0, 0, LOCK_FILE_BYTES)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in NO_SPACE:
             raise NoSpace(f"index: no room for {LOCK_NAME}") from error
         raise
     finally:

@@ -4,6 +4,7 @@ It collects rows in memory; LMDB sees them when it commits, all in one go, toget
 of earlier transactions that need not last (pending_rows.py).
 """
 
+import contextlib
 from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Final, Self
@@ -26,6 +27,7 @@ from kvfs.records import (
     parse_counters,
     parse_inode,
     parse_name,
+    parse_xattr_key,
     seal,
     unseal,
     xattr_key,
@@ -156,12 +158,18 @@ class WriteTransaction:
         self._delete(key)
         return was_set
 
-    def delete_xattrs(self, ino: InodeNo) -> None:
-        """Remove every extended attribute of *ino*."""
+    def delete_xattrs(self, ino: InodeNo) -> dict[bytes, bytes]:
+        """Remove every extended attribute of *ino*; return those that can be read."""
         prefix = xattr_key(ino, b"")
         written = [key for key in self._rows if key.startswith(prefix)]
+        values: dict[bytes, bytes] = {}
         for key in written + self._keys(prefix):
+            with contextlib.suppress(Damaged):
+                name = parse_xattr_key(key)[1]
+                if (value := self.xattr(ino, name)) is not None:
+                    values[name] = value
             self._delete(key)
+        return values
 
     def put_counters(self, counters: Counters) -> None:
         """Write the counters."""

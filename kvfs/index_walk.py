@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Final, NoReturn
 
-from kvfs.errors import CommandError, Damaged, FormatUnknown, IndexDamaged
+from kvfs.errors import CommandError, Damaged, FormatUnknown, IndexDamaged, ToolMissing
 from kvfs.index import Index
 from kvfs.index_place import index_path
 from kvfs.records import INODE_PREFIX, META_PREFIX
@@ -29,7 +29,8 @@ _TEXT_MAX_BYTES: Final = 4096
 def refuse_unreadable(pool_fd: int, prefixes: Iterable[bytes]) -> None:
     """Raise IndexDamaged or FormatUnknown unless the rows of *prefixes* can be read, and the root.
 
-    Writes nothing. Takes the time of a fork, some ms, and a second for some million rows.
+    Raises ToolMissing without the address space to look. Writes nothing. Takes the time of a fork,
+    some ms, and a second for some million rows.
     """
     reading, writing = os.pipe()
     try:
@@ -51,8 +52,9 @@ def refuse_unreadable(pool_fd: int, prefixes: Iterable[bytes]) -> None:
         name = signal.Signals(os.WTERMSIG(status)).name
         raise IndexDamaged(f"index: reading it ends in {name}")
     exit_code = os.waitstatus_to_exitcode(status)
-    if exit_code == FormatUnknown.exit_code:
-        raise FormatUnknown(text)
+    for kind in (FormatUnknown, ToolMissing):
+        if exit_code == kind.exit_code:
+            raise kind(text)
     if exit_code != 0:
         raise IndexDamaged(text)
 

@@ -14,6 +14,8 @@ VALUES: Final[dict[bytes, frozenset[bytes]]] = {
     EVICT: frozenset({b"auto", b"never", b"first"}),
     PIN: frozenset({b"0", b"1"}),
 }
+#: A directory's own path has none of them.
+_NO_NAMES: Final = frozenset({"", ".", ".."})
 
 
 class Policy(NamedTuple):
@@ -42,6 +44,8 @@ def policies_of(table: object) -> dict[str, dict[str, str]]:
     for path, said in table.items():
         if not isinstance(said, dict) or not str(path).startswith("/"):
             raise ValueError(f'{path!r}: write [policies."/DIR"] with the path below the mount')
+        if path != "/" and not _NO_NAMES.isdisjoint(str(path)[1:].split("/")):
+            raise ValueError(f"{path!r} names no directory: leave out '.', '..' and empty parts")
         found[str(path)] = {key: _text(key, value) for key, value in said.items()}
     return found
 

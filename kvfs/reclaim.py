@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfs.dropping import drop
 from kvfs.errors import Damaged, KvfsError
 from kvfs.eviction import EVICTABLE
 from kvfs.fitness import look_at, sidecars_of
@@ -315,9 +316,7 @@ class Reclaim:
                 parents[record.parent] = emptied(parent, record, now_ns)
             with pool.change(counters) as txn:
                 for ino, record in batch:
-                    txn.delete_name(record.parent, record.name, ino)
-                    txn.delete_inode(ino)
-                    txn.delete_xattrs(ino)
+                    drop(txn, pool.open_inodes, ino, record)
                 for directory, directory_record in parents.items():
                     txn.put_inode(directory, directory_record)
         except (KvfsError, OSError, Damaged) as error:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from kvfs.lifecycle import State
 from kvfs.pool import Pool
 from kvfs.reclaim import Reclaim
+from kvfs.state_totals import gone_totals
 from kvfs.types import ROOT_INODE, InodeNo
 from kvfs.watch import Watch
 
@@ -33,7 +34,7 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: Watch) -> dict[str, Any
         "pinned_bytes": pool.pins.pinned_bytes,
         "open_bytes": open_bytes,
         "leaving_bytes": space.leaving_bytes,
-        "lingering_bytes": space.lingering_bytes,
+        "lingering_bytes": gone_totals(pool)["bytes"],
         "headroom_bytes": pool.headroom.target_bytes(pool.monotonic_s()),
         "overcommitted_bytes": space.overcommitted_bytes,
         "eviction": {

@@ -1,5 +1,7 @@
 """How many blocks, and how many bytes of the device, are in each state of their life."""
 
+import stat
+
 from kvfs.lifecycle import State, label
 from kvfs.pool import Pool
 
@@ -9,7 +11,8 @@ Totals = dict[str, dict[str, int]]
 def state_totals(pool: Pool) -> Totals:
     """Return blocks and bytes by state, for `kvfs status`.
 
-    What is open and what belongs to somebody is counted; the rest of the blocks are published.
+    What is open and what belongs to somebody is counted; the rest of the blocks that have a name
+    are published. All but the ready ones are what is used: graves count as free.
     """
     totals: Totals = {}
 
@@ -28,9 +31,26 @@ def state_totals(pool: Pool) -> Totals:
                 count(State(record.state), opened.allocated_bytes)
     elsewhere = sum(row["blocks"] for row in totals.values())
     held_bytes = sum(row["bytes"] for row in totals.values())
+    gone = gone_totals(pool)
+    nameless_bytes = gone["bytes"] - pool.space.lingering_bytes + pool.graves.held_bytes
     totals["published"] = {
         "blocks": max(0, pool.counters.blocks - elsewhere),
-        "bytes": max(0, pool.space.used_bytes - held_bytes),
+        "bytes": max(0, pool.space.used_bytes - held_bytes - nameless_bytes),
     }
+    if gone["blocks"]:
+        totals[label(State.GONE)] = gone
     totals["ready"] = {"blocks": pool.ready.count, "bytes": pool.space.ready_bytes}
     return totals
+
+
+def gone_totals(pool: Pool) -> dict[str, int]:
+    """Return blocks and bytes of what has no name any more, and is open or mapped still."""
+    gone = [
+        opened.allocated_bytes
+        for opened in pool.open_inodes.values()
+        if opened.gone is not None and stat.S_ISREG(opened.gone.mode)
+    ]
+    return {
+        "blocks": len(gone) + pool.departures.lingering,
+        "bytes": sum(gone) + pool.space.lingering_bytes,
+    }

@@ -9,7 +9,7 @@ from kvfs.config import Settings
 from kvfs.errors import DeadInode, InvalidRequest, NoSuchAttribute, NotPermitted, UsageError
 from kvfs.makers import Maker
 from kvfs.policy import DRAFTS, EVICT, PIN, Policy
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.types import PAGE_BYTES, ROOT_INODE, InodeNo
 from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.stores import FILE, MIB, Host, make_directory, put, settle, write
 
@@ -104,6 +104,10 @@ def test_the_settings_file_speaks_for_paths_and_an_attribute_wins(running: Host)
         '[policies."/lmcache"]\ndrafts = "nobody"',
         '[policies."/lmcache"]\nevict = true',
         '[policies."/lmcache"]\nkeep = true',
+        '[policies."/a/../b"]\npin = true',
+        '[policies."/./b"]\npin = true',
+        '[policies."/b/"]\npin = true',
+        '[policies."//b"]\npin = true',
     ],
 )
 def test_a_settings_file_that_nobody_understands_is_refused(text: str) -> None:
@@ -244,6 +248,34 @@ def test_a_pinned_directory_that_grew_too_large_to_count_hinders_no_start(
     running.start()
     settle(running.store)
     assert running.store.pool.holdings.complete
+
+
+def test_what_pins_hold_is_counted_in_steps_after_a_start(
+    running: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten pinned directories of 99,000 names kept every request waiting for twenty seconds."""
+    top = make_directory(running, b"top")
+    inner = make_directory(running, b"inner", top)
+    for parent in (top, inner):
+        for number in range(10):
+            put(running.store, parent, b"%d" % number, b"x" * PAGE_BYTES)
+        running.store.attributes.set_xattr(parent, PIN, b"1")
+    running.stop()
+    monkeypatch.setattr("kvfs.pins._STEP", 2)
+    store = running.start()
+    listed: list[InodeNo] = []
+    children = store.pool.index.children
+
+    def noting(parent: InodeNo, after: InodeNo, limit: int) -> list[tuple[InodeNo, bytes]]:
+        listed.append(parent)
+        return children(parent, after, limit)
+
+    monkeypatch.setattr(store.pool.index, "children", noting)
+    most = 0
+    while store.pool.background.run_one():
+        most, listed[:] = max(most, len(listed)), []
+    assert 1 <= most <= 2  # one step, or the end of a directory and a step of the next
+    assert store.pool.pins.pinned_bytes == (20 + 10) * PAGE_BYTES
 
 
 # ---- who sees a draft ----
