@@ -5,6 +5,7 @@ index that cannot be read is rebuilt from the identities. What is lost is a miss
 """
 
 import contextlib
+import functools
 
 from kvfs.check_files import FileCheck
 from kvfs.check_rows import RowCheck
@@ -20,6 +21,7 @@ from kvfs.index_walk import ALL_ROWS, refuse_unreadable
 from kvfs.rebuild import (
     Progress,
     no_progress,
+    node_record,
     numbers_lie_behind,
     rebuild_index,
     skip_numbers,
@@ -65,15 +67,19 @@ class _Check:
         self._progress = progress
         self._repair = repair
         self._report = FsckReport()
+        #: Whether RUN says that the pool was stopped cleanly.
+        self._said_clean = False
 
     def run(self) -> FsckReport:
         report = self._report
         state = read_run_state(self._pool_fd, self._syscalls)
+        self._said_clean = state.clean
         if self._repair:
             settle_index(self._pool_fd, self._syscalls)
         if self._is_unusable(state):
             if not self._repair:
                 return report
+            self._unsay_clean()
             rebuild_index(
                 self._pool_fd, self._extents, self._settings, self._syscalls, self._progress
             )
@@ -82,6 +88,9 @@ class _Check:
         with self._open() as index:
             if self._repair and not state.clean:
                 finish_index(index, self._extents)
+                # Before any identity is written: what the killed server saw overwritten in place
+                # may still be on its way to the device, and says so nowhere.
+                self._syscalls.syncfs(self._pool_fd)
             self._check(index, state)
             if self._repair and (report.repaired or not state.clean or state.strays):
                 self._make_clean(index)
@@ -110,23 +119,35 @@ class _Check:
     def _open(self, *, read_only: bool | None = None) -> Index:
         return Index(
             index_path(self._pool_fd),
-            map_size_bytes=self._settings.index_map_bytes,
+            # Repairs may add rows where a mount would take no more names.
+            map_size_bytes=2 * self._settings.index_map_bytes,
             preallocate_bytes=self._settings.index_preallocate_bytes,
             read_only=not self._repair if read_only is None else read_only,
             syscalls=self._syscalls,
         )
 
+    def _unsay_clean(self) -> None:
+        """Before the first repair: what is mended is synced at the end, and believed only then.
+
+        Cut short by a loss of power it is an index in any state, by a kill one with strays.
+        """
+        if self._said_clean:
+            write_run_state(self._pool_fd, self._syscalls, clean=False)
+            self._said_clean = False
+
     def _check(self, index: Index, state: RunState) -> None:
         total = _inodes_of(index)
+        repair = self._unsay_clean if self._repair else None
+        leftovers = state.strays or not state.clean
         files = FileCheck(
-            index,
-            self._extents,
-            self._report,
-            repair=self._repair,
-            leftovers=state.strays or not state.clean,
+            index, self._extents, self._report, before_repair=repair, leftovers=leftovers
         )
-        rows = RowCheck(index, self._report, repair=self._repair)
-        rows.run(files.inode, lambda done: self._progress(min(done, total), total))
+        rows = RowCheck(index, self._report, before_repair=repair)
+        rows.run(
+            files.inode,
+            functools.partial(node_record, self._extents),
+            lambda done: self._progress(min(done, total), total),
+        )
         files.strays()
         self._progress(total, total)
         self._check_numbers(files.highest)

@@ -5,7 +5,7 @@ import stat
 from collections.abc import Callable, Iterable
 
 from kvfs.errors import Damaged
-from kvfs.extents import Extents
+from kvfs.extents import BROKEN_FILE, Extents
 from kvfs.fsck_report import FsckReport
 from kvfs.identities import carries_identity, identity_of, says
 from kvfs.index import Index
@@ -14,7 +14,7 @@ from kvfs.types import InodeNo, InodeRecord
 
 
 class FileCheck:
-    """Checks files against the index.
+    """Checks files against the index; with *before_repair*, called each time, it mends them.
 
     *leftovers* says that a server ended before it could tidy up: strays and identities that are
     out of date are then no damage, since the next mount's sweep sees to them.
@@ -26,19 +26,27 @@ class FileCheck:
         extents: Extents,
         report: FsckReport,
         *,
-        repair: bool,
+        before_repair: Callable[[], None] | None,
         leftovers: bool,
     ) -> None:
         self._index = index
         self._extents = extents
         self._report = report
-        self._repair = repair
+        self._before_repair = before_repair
         self._leftovers = leftovers
         self.highest = InodeNo(0)
 
     def inode(self, ino: InodeNo, record: InodeRecord) -> str | None:
         """Say why *ino* must go: its bytes are not what was published. Mends its identity."""
         self.highest = max(self.highest, ino)
+        try:
+            return self._look(ino, record)
+        except OSError as error:
+            if error.errno not in BROKEN_FILE or not stat.S_ISREG(record.mode):
+                raise
+            return f"its extent is broken: {error.strerror}"
+
+    def _look(self, ino: InodeNo, record: InodeRecord) -> str | None:
         if stat.S_ISREG(record.mode):
             status = self._extents.stat(ino)
             if status is None:
@@ -77,11 +85,22 @@ class FileCheck:
 
     def _wrong(self, text: str, repair: Callable[[], object]) -> None:
         """A problem of the files alone; among leftovers it is none, but mended all the same."""
-        if self._repair:
-            repair()
-        if not self._leftovers:
+        mended = self._before_repair is not None and self._mend(repair)
+        if not self._leftovers or (self._before_repair is not None and not mended):
             self._report.problem(text)
-            self._report.repaired += self._repair
+            self._report.repaired += mended
+
+    def _mend(self, repair: Callable[[], object]) -> bool:
+        """Do *repair*; False for a file that is broken: xfs_repair or e2fsck comes first."""
+        assert self._before_repair is not None
+        self._before_repair()
+        try:
+            repair()
+        except OSError as error:
+            if error.errno not in BROKEN_FILE:
+                raise
+            return False
+        return True
 
     def _identity_fits(self, ino: InodeNo, record: InodeRecord) -> bool:
         try:
@@ -90,6 +109,10 @@ class FileCheck:
             node = self._extents.node(ino)
         except Damaged:
             return False
+        except OSError as error:
+            if error.errno not in BROKEN_FILE or stat.S_ISREG(record.mode):
+                raise
+            return False  # a directory does not go for its identity
         return node is not None and node[1] == record.target and says(node[0], ino, record)
 
     def _says_it(self, ino: InodeNo) -> bool:

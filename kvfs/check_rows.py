@@ -32,18 +32,23 @@ _STEP: Final = 1024
 Repair = Callable[[WriteTransaction], None]
 #: Looks at one inode's files; says what is wrong with them so that the inode must go.
 Files = Callable[[InodeNo, InodeRecord], str | None]
+#: Returns what the identity file of a directory or symlink says of it, if it says anything.
+Node = Callable[[InodeNo], InodeRecord | None]
 
 
 class RowCheck:
-    """Checks the rows of one index; with *repair* it mends them as it goes."""
+    """Checks the rows of one index; with *before_repair*, called each time, it mends them."""
 
-    def __init__(self, index: Index, report: FsckReport, *, repair: bool) -> None:
+    def __init__(
+        self, index: Index, report: FsckReport, *, before_repair: Callable[[], None] | None
+    ) -> None:
         self._index = index
         self._report = report
-        self._repair = repair
+        self._before_repair = before_repair
 
-    def run(self, files: Files, tell: Callable[[int], None]) -> None:
+    def run(self, files: Files, node: Node, tell: Callable[[int], None]) -> None:
         """Check everything; *tell* hears how many inodes are done."""
+        self._nodes(node)
         self._inodes(files, tell)
         self._names()
         self._children()
@@ -52,12 +57,26 @@ class RowCheck:
 
     def _wrong(self, text: str, repair: Repair) -> None:
         self._report.problem(text)
-        if self._repair:
+        if self._before_repair is not None:
+            self._before_repair()
             with self._index.write() as txn:
                 repair(txn)
             self._report.repaired += 1
 
     # ---- one keyspace after the other ----
+
+    def _nodes(self, node: Node) -> None:
+        """Mend the records of directories first: all that lies below one would go with it."""
+        for ino, record in self._records():
+            if record is not None or (said := node(ino)) is None:
+                continue
+            try:
+                named = self._index.lookup(said.parent, said.name) == ino
+            except Damaged:
+                continue
+            if named:  # else it says what it was before a rename
+                text = f"inode {ino:#x} {said.name!r}: damaged record, its identity is whole"
+                self._wrong(text, _recording(ino, said))
 
     def _inodes(self, files: Files, tell: Callable[[int], None]) -> None:
         for done, (ino, record) in enumerate(self._records(), 1):
@@ -197,6 +216,10 @@ def _dropping(ino: InodeNo, record: InodeRecord | None) -> Repair:
         txn.delete_xattrs(ino)
 
     return repair
+
+
+def _recording(ino: InodeNo, record: InodeRecord) -> Repair:
+    return lambda txn: txn.put_inode(ino, record)
 
 
 def _naming(ino: InodeNo, record: InodeRecord) -> Repair:

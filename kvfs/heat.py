@@ -57,13 +57,12 @@ class Heat:
         self._count = 0
         self._saved_s = self._burst_s = float("-inf")
         self._stamp = 0
-        self._found_s = 0
-        found = None if read_only else self._read()
+        found, found_s = (None, 0) if read_only else self._read()
         self._table = RowTable()
         self._take(zero_rows(_ROWS_MIN) if found is None else _sound(found))
         newest = int(self._rows.touched.max()) >> BURST_BITS
         #: What was used after HEAT was saved belongs behind all that it tells.
-        self._ahead_s = 0 if found is None else max(0, newest + 1 - self._found_s)
+        self._ahead_s = 0 if found is None else max(0, newest + 1 - found_s)
         self._begin_burst(max(now_s + self._ahead_s, newest + 1))
         self._saved_stamp = self._stamp
 
@@ -157,15 +156,14 @@ class Heat:
         except OSError as error:
             _log.info("the heat of the blocks is not saved: %s", error)
 
-    def _read(self) -> Rows | None:
+    def _read(self) -> tuple[Rows | None, int]:
+        """Return what HEAT says, and when it was saved (s since the epoch)."""
         try:
             found = read_heat(self._pool_fd, self._syscalls, self._epoch)
-            if found is not None:
-                self._found_s = saved_s(self._pool_fd, self._syscalls)
-            return found
+            return found, 0 if found is None else saved_s(self._pool_fd, self._syscalls)
         except OSError as error:
             _log.warning("the heat of the blocks is not known any more: %s", error)
-            return None
+            return None, 0
 
     def _take(self, rows: Rows) -> None:
         """Work on *rows* from now on."""

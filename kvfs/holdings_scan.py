@@ -1,7 +1,8 @@
 """After a start: find the leased blocks, slabs, orphans and pins that the index knows of."""
 
 import contextlib
-from typing import Final
+from collections import deque
+from typing import TYPE_CHECKING, Final
 
 from kvfs import evictable
 from kvfs.errors import Damaged
@@ -18,6 +19,9 @@ from kvfs.records import (
 )
 from kvfs.run_state import present_boot_id
 from kvfs.types import InodeNo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: Inodes a step: a step runs between two requests.
 _STEP: Final = 256
@@ -36,6 +40,8 @@ class HoldingsScan:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._after = b""
+        #: Counts what the pins hold that were found: for their bound, so that it comes last.
+        self._counts: deque[Iterator[None]] = deque()
         self._same_boot = pool.former_boot_id == present_boot_id()
 
     def step(self) -> None:
@@ -59,16 +65,26 @@ class HoldingsScan:
         rows = pool.index.rows(XATTR_PREFIX, self._after, _STEP)
         if not rows:
             pool.holdings.complete = True
+            self._step_counts()
             return
         for key, raw in rows:
             ino, name = parse_xattr_key(key)
             with contextlib.suppress(Damaged):
                 record = pool.index.inode(ino) if name == PIN else None
                 if record is not None and unseal(key, raw) == b"1":
-                    pool.pins.learn(ino, record)
+                    self._counts.append(pool.pins.learn(ino, record))
                     evictable.note_found(pool, ino, record)  # its walk may have come before
         self._after = rows[-1][0]
         pool.background.submit_leisure(self._step_pins)
+
+    def _step_counts(self) -> None:
+        """Count some of what the pins hold: a directory may have as many names as it likes."""
+        while self._counts:
+            with contextlib.suppress(Damaged):
+                for _ in self._counts[0]:
+                    self._pool.background.submit_leisure(self._step_counts)
+                    return
+            self._counts.popleft()
 
     def _note(self, ino: InodeNo) -> None:
         pool = self._pool

@@ -62,11 +62,15 @@ class Identities:
         self._lingering: set[InodeNo] = set()
         #: Their removal is queued, or failed.
         self._withdrawing: set[InodeNo] = set()
+        #: Of inodes below it nobody knows whether their bytes are durable: a killed server may
+        #: have overwritten them in place, and what it noted of that is gone (sweep.py).
+        self.unsure_below = InodeNo(0)
 
     def write(self, ino: InodeNo, record: InodeRecord, *, overwritten: bool = False) -> None:
         """Queue *record*'s identity; drafts have none, nor have fifos and sockets.
 
-        That of a block that was *overwritten* in place waits until its bytes are durable.
+        That of a block that was *overwritten* in place, or may have been, waits until its bytes
+        are durable.
         """
         if not carries_identity(record):
             return
@@ -75,7 +79,7 @@ class Identities:
             self._background.identify(
                 ino, lambda: self._extents.identify_node(ino, identity, target)
             )
-        elif overwritten or ino in self._syncing:
+        elif overwritten or ino in self._syncing or ino < self.unsure_below:
             self._background.forget(ino)
             self._syncing[ino] = identity
             self._background.submit_long(lambda: self._sync(ino, identity))

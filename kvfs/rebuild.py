@@ -6,6 +6,7 @@ the extent, and bytes under all of it. What is lost is a miss; docs/durability.m
 """
 
 import errno
+import functools
 import logging
 import os
 import stat
@@ -42,6 +43,10 @@ Progress = Callable[[int, int], None]
 
 #: So many claims a transaction: LMDB copies each touched leaf once for all of them.
 _BATCH: Final = 1024
+#: What an inode takes of the index at most: its name four times over in half-full pages, and a
+#: symlink its target.
+_BLOCK_MOST_BYTES: Final = 4 << 10
+_NODE_MOST_BYTES: Final = 16 << 10
 #: Numbers used before INODES was lost may live on in NFS handles: stay far behind them. Of 2**64
 #: this wastes as many as no pool will ever use.
 _NUMBERS_LEFT_OUT: Final = 1 << 40
@@ -108,9 +113,13 @@ class _Rebuild:
         self._progress = progress
         self._highest = InodeNo(0)
         self._sequence = 0
+        self._nodes = sum(1 for _ in extents.scan_nodes())
+        self._blocks = sum(1 for _ in extents.scan())
 
     def run(self) -> Counters:
         settings = self._settings
+        # Whatever the setting says: what is too much for it goes later, name by name.
+        needed_bytes = self._blocks * _BLOCK_MOST_BYTES + self._nodes * _NODE_MOST_BYTES
         path = index_path(self._pool_fd, INDEX_NEW)
         Index.create(
             path,
@@ -120,7 +129,7 @@ class _Rebuild:
         )
         with Index(
             path,
-            map_size_bytes=settings.index_map_bytes,
+            map_size_bytes=max(2 * settings.index_map_bytes, needed_bytes),
             preallocate_bytes=settings.index_preallocate_bytes,
             syscalls=self._syscalls,
         ) as index:
@@ -140,10 +149,10 @@ class _Rebuild:
 
     def _claims(self) -> Iterator[_Claim]:
         """Yield whatever is whole: directories and symlinks first, then blocks."""
-        total = sum(1 for _ in self._extents.scan_nodes()) + sum(1 for _ in self._extents.scan())
+        total = self._nodes + self._blocks
         done = 0
         for files, claim in (
-            (self._extents.scan_nodes(), self._node),
+            (self._extents.scan_nodes(), functools.partial(node_record, self._extents)),
             (self._extents.scan(), self._block),
         ):
             for ino in files:
@@ -156,22 +165,6 @@ class _Rebuild:
                     self._sequence = max(self._sequence, record.sequence)
                     yield _Claim(ino, record)
         self._progress(done, total)
-
-    def _node(self, ino: InodeNo) -> InodeRecord | None:
-        """Return the record of a directory or symlink that says what it is."""
-        try:
-            found = self._extents.node(ino)
-        except Damaged:
-            return None
-        except OSError as error:
-            _raise_unless_file_fails(error)
-            return None
-        if found is None or stat.S_IFMT(found[0].mode) not in (stat.S_IFDIR, stat.S_IFLNK):
-            return None
-        identity, target = found
-        if (ino == ROOT_INODE) != (identity.name == b""):
-            return None
-        return _record(identity, identity.mtime_ns, 0, target)
 
     def _block(self, ino: InodeNo) -> InodeRecord | None:
         """Return the record of an extent that is provably whole.
@@ -231,6 +224,23 @@ class _Rebuild:
         with index.write() as txn:
             txn.put_counters(counters)
         return counters
+
+
+def node_record(extents: Extents, ino: InodeNo) -> InodeRecord | None:
+    """Return the record of a directory or symlink that says what it is. Raises OSError."""
+    try:
+        found = extents.node(ino)
+    except Damaged:
+        return None
+    except OSError as error:
+        _raise_unless_file_fails(error)
+        return None
+    if found is None or stat.S_IFMT(found[0].mode) not in (stat.S_IFDIR, stat.S_IFLNK):
+        return None
+    identity, target = found
+    if (ino == ROOT_INODE) != (identity.name == b""):
+        return None
+    return _record(identity, identity.mtime_ns, 0, target)
 
 
 def numbers_lie_behind(highest: InodeNo, pool_fd: int, syscalls: Syscalls) -> bool:

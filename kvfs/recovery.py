@@ -22,7 +22,7 @@ from kvfs.inode_numbers import InodeNumbers
 from kvfs.rebuild import rebuild_index
 from kvfs.run_state import read_run_state
 from kvfs.syscalls import Syscalls
-from kvfs.types import ROOT_INODE
+from kvfs.types import ROOT_INODE, InodeNo
 from kvfs.unfinished import finish_index
 
 _log: Final = logging.getLogger(__name__)
@@ -59,7 +59,8 @@ def _look(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
 
     Return whether it lists what is unfinished.
     """
-    InodeNumbers(device.pool_fd, syscalls, read_only=True).close()
+    numbers = InodeNumbers(device.pool_fd, syscalls, read_only=True)
+    numbers.close()
     refuse_unreadable(device.pool_fd, START_ROWS)
     path = index_path(device.pool_fd)
     with Index(
@@ -69,6 +70,9 @@ def _look(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
         root = index.inode(ROOT_INODE)
         if root is None or not stat.S_ISDIR(root.mode):
             raise IndexDamaged("index: it has no root directory")
+        # Of another pool, or older than the index: what it gives out is in use.
+        if index.committed_inodes(InodeNo(numbers.first - 1), 1):
+            raise IndexDamaged(f"INODES: not behind {numbers.first:#x}, which the index knows")
         return index.unfinished() is not None
 
 

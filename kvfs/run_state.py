@@ -9,7 +9,10 @@ import json
 import os
 from typing import Final, NamedTuple
 
+from kvfs.errors import NO_SPACE, IndexDamaged
+from kvfs.inode_numbers import InodeNumbers
 from kvfs.syscalls import Syscalls
+from kvfs.types import FIRST_INODE
 
 _NAME: Final = "RUN"
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
@@ -19,6 +22,8 @@ _SIZE_MAX_BYTES: Final = 4096
 class RunState(NamedTuple):
     """The last word a server left in the pool; a pool that never ran is clean.
 
+    ``copied``: of another directory, and so perhaps while a server changed what was copied.
+
     ``strays``: stopped cleanly, but files may lie there that no inode knows, or identities that
     are out of date, because the device failed or a sweep was not done.
     """
@@ -26,11 +31,12 @@ class RunState(NamedTuple):
     boot_id: str
     clean: bool
     strays: bool = False
+    copied: bool = False
 
     @property
     def trusted(self) -> bool:
         """Whether the index is what was last committed to it."""
-        return self.clean or self.boot_id == present_boot_id()
+        return self.clean or (self.boot_id == present_boot_id() and not self.copied)
 
 
 def present_boot_id() -> str:
@@ -40,15 +46,21 @@ def present_boot_id() -> str:
 
 
 def read_run_state(pool_fd: int, syscalls: Syscalls) -> RunState:
-    """Return what RUN says; an unreadable file says "not clean, of no known boot"."""
+    """Return what RUN says; an unreadable file says "not clean, of no known boot".
+
+    So does a missing one where inode numbers were ever given out: the pool ran, and lost it.
+    """
     try:
         fd = syscalls.open(_NAME, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pool_fd)
     except FileNotFoundError:
-        return RunState("", clean=True)
+        return RunState("", clean=_never_ran(pool_fd, syscalls))
     try:
         state = json.loads(syscalls.read(fd, _SIZE_MAX_BYTES))
         return RunState(
-            str(state["boot_id"]), clean=state["clean"] is True, strays=state.get("strays") is True
+            str(state["boot_id"]),
+            clean=state["clean"] is True,
+            strays=state.get("strays") is True,
+            copied=state.get("directory", here := syscalls.fstat(pool_fd).st_ino) != here,
         )
     except (ValueError, KeyError, TypeError):
         return RunState("", clean=False)
@@ -56,10 +68,52 @@ def read_run_state(pool_fd: int, syscalls: Syscalls) -> RunState:
         syscalls.close(fd)
 
 
+def _never_ran(pool_fd: int, syscalls: Syscalls) -> bool:
+    try:
+        numbers = InodeNumbers(pool_fd, syscalls, read_only=True)
+    except IndexDamaged:
+        return False
+    numbers.close()
+    return numbers.first == FIRST_INODE
+
+
 def write_run_state(pool_fd: int, syscalls: Syscalls, *, clean: bool, strays: bool = False) -> None:
-    """Replace RUN and make it durable. Raises OSError."""
-    state = {"boot_id": present_boot_id(), "clean": clean, "strays": strays, "pid": os.getpid()}
+    """Replace RUN and make it durable; in place where there is no room. Raises OSError."""
+    state = {
+        "boot_id": present_boot_id(),
+        "clean": clean,
+        "strays": strays,
+        "pid": os.getpid(),
+        "directory": syscalls.fstat(pool_fd).st_ino,
+    }
     text = json.dumps(state)
+    try:
+        _replace(pool_fd, syscalls, text)
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        try:
+            _overwrite(pool_fd, syscalls, text)
+        except FileNotFoundError:  # a pool that was never mounted has none
+            raise error from None
+
+
+def _overwrite(pool_fd: int, syscalls: Syscalls, text: str) -> None:
+    """Write *text* over RUN, in the block that it has: others may have filled a directory's device.
+
+    A pool must come up then to make room. It is one sector, which is written whole or not at all.
+    """
+    fd = syscalls.open(_NAME, os.O_RDWR | os.O_CLOEXEC, dir_fd=pool_fd)
+    try:
+        # Never shorter than before: bytes left behind would belong to no JSON.
+        size_bytes = max(len(text), syscalls.fstat(fd).st_size)
+        syscalls.pwrite(fd, text.ljust(size_bytes).encode(), 0)
+        syscalls.fsync(fd)
+    finally:
+        syscalls.close(fd)
+
+
+def _replace(pool_fd: int, syscalls: Syscalls, text: str) -> None:
     temporary = _NAME + ".new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     fd = syscalls.open(temporary, flags, 0o600, dir_fd=pool_fd)
@@ -85,7 +139,10 @@ def distrust_index(pool_fd: int, syscalls: Syscalls) -> None:
     """
     if read_run_state(pool_fd, syscalls).clean:
         return
-    fd = syscalls.open(_NAME, os.O_WRONLY | os.O_CLOEXEC, dir_fd=pool_fd)
+    try:
+        fd = syscalls.open(_NAME, os.O_WRONLY | os.O_CLOEXEC, dir_fd=pool_fd)
+    except FileNotFoundError:
+        return  # says the same
     try:
         syscalls.ftruncate(fd, 0)
         syscalls.fsync(fd)

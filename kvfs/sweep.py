@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from kvfs.errors import Damaged
+from kvfs.extents import BROKEN_FILE, Extents
 from kvfs.identities import carries_identity, says
 from kvfs.pool import Pool
 from kvfs.types import InodeNo, InodeRecord
@@ -36,14 +37,20 @@ class Sweep:
         self._suspects: deque[tuple[InodeNo, Callable[[InodeNo], None]]] = deque()
         self._work = self._steps()
         self._searching = False
+        #: Whether the search came to its end: one that failed has not seen every identity.
+        self._searched = False
         self.done = True
         self.removed = 0
         self.renewed = 0
 
     def start(self) -> None:
-        """Begin; ``Store.tick`` carries it on."""
+        """Begin; ``Store.tick`` carries it on.
+
+        Until every identity that is lacking waits for its bytes none is written ahead of them.
+        """
         self._searching = True
         self.done = False
+        self._pool.identities.unsure_below = self._pool.numbers.first
         self._pool.background.submit_long(self._search)
 
     def tick(self) -> None:
@@ -66,6 +73,8 @@ class Sweep:
             self.renewed += 1
         if not self._searching and not self._outdated and not self._suspects:
             self.done = True
+            if self._searched:
+                self._pool.identities.unsure_below = InodeNo(0)
             _log.info("sweep: %d strays removed, %d identities", self.removed, self.renewed)
 
     def _search(self) -> None:
@@ -76,6 +85,7 @@ class Sweep:
         more = False
         try:
             more = next(self._work, None) is not None
+            self._searched = not more
         finally:
             if not more:
                 self._searching = False
@@ -113,6 +123,16 @@ class Sweep:
         if ino >= self._pool.numbers.first:
             return False
         extents = self._pool.extents
+        try:
+            return self._differs(extents, ino, record)
+        except OSError as error:
+            if error.errno not in BROKEN_FILE:
+                raise
+            _log.warning("inode %#x: its file is broken: %s", ino, error.strerror)
+            return False  # its open tells
+
+    def _differs(self, extents: Extents, ino: InodeNo, record: InodeRecord) -> bool:
+        """Whether *ino* says of itself what *record* does not."""
         try:
             if not carries_identity(record):  # a slab by now; a kill came before the withdrawal
                 return stat.S_ISREG(record.mode) and extents.identity(ino) is not None

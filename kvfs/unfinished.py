@@ -6,12 +6,13 @@ can any more. Slabs are measured, since their extent is the truth. Neither touch
 without an inode are the sweep's.
 """
 
+import contextlib
 import logging
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from kvfs.errors import Damaged
-from kvfs.extents import Extents
+from kvfs.extents import BROKEN_FILE, Extents
 from kvfs.index import Index
 from kvfs.index_transaction import WriteTransaction
 from kvfs.lifecycle import UNFINISHED, State
@@ -66,13 +67,21 @@ def finish_index(index: Index, extents: Extents) -> Finished:
 
 def _measured(extents: Extents, ino: InodeNo, record: InodeRecord) -> InodeRecord | None:
     """Return what *record* is now, None if it must go. Raises OSError."""
-    status = None if record.state in UNFINISHED else extents.stat(ino)
-    if status is None:
-        return None
     state = State(record.state)
+    # A client of the dead mount may write on past any server, by passthrough or a mapping. Asked
+    # before the extent is measured: who closes now may have written until now.
+    outlives = state in (State.RENAMED, State.REWRITE) and extents.is_written(ino)
+    try:
+        status = None if record.state in UNFINISHED else extents.stat(ino)
+    except OSError as error:
+        if error.errno not in BROKEN_FILE:
+            raise
+        _log.warning("extent %#x is broken: %s", ino, error.strerror)
+        return None
+    if status is None or outlives:
+        return None
     if state in (State.RENAMED, State.REWRITE):
-        # A client of the dead mount may write on past any server, by passthrough or a mapping.
-        if not is_as_recorded(status, record) or extents.is_written(ino):
+        if not is_as_recorded(status, record):
             return None
         # What was in rewriting may have been rewritten before, and so have no identity.
         state = State.PUBLISHED if state is State.RENAMED else State.REWRITTEN
@@ -110,12 +119,21 @@ def _search(index: Index) -> Iterator[tuple[InodeNo, InodeRecord]]:
 
 
 def _drop(txn: WriteTransaction, ino: InodeNo, record: InodeRecord, counters: Counters) -> Counters:
-    """Remove *ino* and its name; return the counters without it."""
-    if txn.lookup(record.parent, record.name) == ino:
+    """Remove *ino* and its name; return the counters without it.
+
+    A row beside it that cannot be read keeps neither a start nor a repair: fsck mends the rest.
+    """
+    try:
+        named = txn.lookup(record.parent, record.name) == ino
+    except Damaged as error:
+        _log.warning("index: %s; it goes with its inode", error)
+        named = True  # no other inode has this name
+    if named:
         txn.delete_name(record.parent, record.name, ino)
-        parent = txn.inode(record.parent)
-        if parent is not None:
-            txn.put_inode(record.parent, parent._replace(entries=parent.entries - 1))
+        with contextlib.suppress(Damaged):
+            parent = txn.inode(record.parent)
+            if parent is not None:
+                txn.put_inode(record.parent, parent._replace(entries=parent.entries - 1))
     txn.delete_inode(ino)
     txn.delete_xattrs(ino)
     return counters._replace(

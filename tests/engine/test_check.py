@@ -141,7 +141,18 @@ DAMAGES = {
         lambda pool: pool.change(raw(inode_key(pool.one), b"garbage")), "damaged", (b"/one",)
     ),
     "record of a directory": Damage(
-        lambda pool: pool.change(raw(inode_key(pool.directory), b"")), "damaged", (b"/dir",)
+        lambda pool: pool.change(raw(inode_key(pool.directory), b"")), "identity is whole"
+    ),
+    "record of a symlink": Damage(
+        lambda pool: pool.change(raw(inode_key(pool.link), b"garbage")), "identity is whole"
+    ),
+    "record and identity of a directory": Damage(
+        lambda pool: (
+            pool.change(raw(inode_key(pool.directory), b"")),
+            os.unlink(identity_file(pool, pool.directory)),
+        ),
+        "damaged",
+        (b"/dir",),
     ),
     "record gone": Damage(
         lambda pool: pool.change(lambda txn: txn.delete_inode(pool.one)), "leads to", (b"/one",)

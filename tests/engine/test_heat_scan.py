@@ -217,12 +217,8 @@ def test_a_walk_that_the_device_refuses_goes_on_with_the_next_tick(
 ) -> None:
     """One that had ended for good would leave what it did not reach out of every plan."""
     store = running.store
-    above = directory(store, b"above")
-    ino = stored(store, above, b"block")
-    settle(store)
     with monkeypatch.context() as broken:
-        broken.setattr(store.pool.index, "rows", broken_rows)
-        store.attributes.set_xattr(above, EVICT, b"never")
+        ino = begin_walk_in_vain(store, broken, OSError("the device is gone"))
         for _ in range(3):
             settle(store)
     assert caplog.text.count("put off") == 1
@@ -236,12 +232,8 @@ def test_a_walk_that_ends_in_damage_begins_anew_with_the_next_one(
     running: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = running.store
-    above = directory(store, b"above")
-    ino = stored(store, above, b"block")
-    settle(store)
     with monkeypatch.context() as broken:
-        broken.setattr(store.pool.index, "rows", damaged_rows)
-        store.attributes.set_xattr(above, EVICT, b"never")
+        ino = begin_walk_in_vain(store, broken, Damaged("index: broken tree"))
         assert store.pool.background.run_one()
     assert "background work failed" in caplog.text
     assert store.heat_scan.done
@@ -250,14 +242,18 @@ def test_a_walk_that_ends_in_damage_begins_anew_with_the_next_one(
     assert rank(store, ino) is Rank.NEVER
 
 
-def broken_rows(*_: object) -> None:
-    """Stand in for an index that the device does not let read."""
-    raise OSError("the device is gone")
+def begin_walk_in_vain(store: Store, broken: pytest.MonkeyPatch, failure: Exception) -> InodeNo:
+    """Let a block no longer go, which a walk through an index that fails is to find; return it."""
 
+    def fail(*_: object) -> None:
+        raise failure
 
-def damaged_rows(*_: object) -> None:
-    """Stand in for an index whose tree is broken."""
-    raise Damaged("index: broken tree")
+    above = directory(store, b"above")
+    ino = stored(store, above, b"block")
+    settle(store)
+    broken.setattr(store.pool.index, "rows", fail)
+    store.attributes.set_xattr(above, EVICT, b"never")
+    return ino
 
 
 # ---- starts ----

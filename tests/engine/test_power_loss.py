@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvfs.check import check_pool
-from kvfs.devices import open_source
+from kvfs.devices import cut_off, open_source, wait_released
 from kvfs.errors import IndexDamaged, NotFound
 from kvfs.open_inodes import OpenInode
+from kvfs.run_state import read_run_state
 from kvfs.store import Store
+from kvfs.syscalls import Syscalls
 from kvfs.types import ROOT_INODE, InodeNo
 from tests.support.power import Cut, Drive, drive, write_back
 from tests.support.stores import DIRECTORY, assert_no_strays, get, put, settle, tree, write
@@ -231,6 +233,30 @@ def test_a_cut_within_one_boot_is_not_taken_for_a_kill(powered: Drive) -> None:
         ]
     store = powered.start()
     assert tree(store) == {b"/synced": b"s"}
+
+
+def test_a_start_that_is_killed_while_xfs_recovers_leaves_its_reason_behind(
+    powered: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log is clean from there on, and RUN says nothing yet."""
+    store = running(powered)
+    put(store, ROOT_INODE, b"synced", b"s")
+    sync(store)
+    put(store, ROOT_INODE, b"late", b"l")
+    powered.cut(Cut.NOTHING)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr("kvfs.devices.xfs.distrust_index", die)
+        with pytest.raises(KeyboardInterrupt):
+            powered.start()
+    wait_released(str(powered.path))
+    with open_source(str(powered.path), read_only=True) as device:
+        assert not read_run_state(device.pool_fd, Syscalls()).trusted
+    assert tree(powered.start()) == {b"/synced": b"s"}
+    assert not cut_off.is_noted(running(powered).pool.device.epoch)
 
 
 def test_a_clean_pool_is_mounted_read_only_and_checked_so(powered: Drive) -> None:

@@ -10,7 +10,7 @@ from kvfs.attributes import Change
 from kvfs.errors import DeadInode
 from kvfs.inode_numbers import InodeNumbers
 from kvfs.lifecycle import State
-from kvfs.records import UNFINISHED_KEY, UNFINISHED_MAX
+from kvfs.records import UNFINISHED_KEY, UNFINISHED_MAX, inode_key, name_key
 from kvfs.run_state import RunState, distrust_index, read_run_state, write_run_state
 from kvfs.syscalls import Syscalls
 from kvfs.types import ROOT_INODE, InodeNo
@@ -21,6 +21,7 @@ from tests.support.stores import (
     Host,
     assert_exact,
     assert_no_strays,
+    kill_behind_an_overwriting,
     put,
     settle,
     tree,
@@ -149,6 +150,26 @@ def test_what_is_written_in_place_does_not_say_that_it_is_final(
     assert tree(running.start()) == {}
 
 
+@pytest.mark.parametrize("change", ["touch", "rename"])
+def test_what_was_overwritten_before_a_kill_is_identified_behind_its_bytes(
+    running: Host, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """On a directory source they may be in the page cache still; and its sweep comes later."""
+    ino = kill_behind_an_overwriting(running, monkeypatch)
+    store = running.start()
+    assert store.pool.extents.identity(ino) is None
+    if change == "touch":
+        store.attributes.change(ino, Change(mtime_ns=5))
+    else:
+        store.namespace.rename(ROOT_INODE, b"a", ROOT_INODE, b"b")
+    assert ino in store.pool.identities.waiting_for_sync()
+    settle(store)
+    assert store.pool.extents.identity(ino) is not None
+    # From here on everything that was written before the kill waited, or need not.
+    store.attributes.change(ino, Change(mtime_ns=6))
+    assert ino not in store.pool.identities.waiting_for_sync()
+
+
 def test_a_removed_block_that_is_read_for_hours_does_not_come_back(running: Host) -> None:
     store = running.store
     ino = put(store, ROOT_INODE, b"a", b"x" * 5000)
@@ -237,11 +258,12 @@ def test_distrust_needs_no_room_and_spares_a_clean_stop(tmp_path: Path) -> None:
     pool_fd = os.open(tmp_path, os.O_RDONLY)
     try:
         syscalls = Syscalls()
+        InodeNumbers.create(pool_fd, syscalls)
         distrust_index(pool_fd, syscalls)
         assert read_run_state(pool_fd, syscalls).clean, "a pool that never ran"
         write_run_state(pool_fd, syscalls, clean=True, strays=True)
         distrust_index(pool_fd, syscalls)
-        assert read_run_state(pool_fd, syscalls)[1:] == (True, True)
+        assert read_run_state(pool_fd, syscalls)[1:] == (True, True, False)
         write_run_state(pool_fd, syscalls, clean=False)
         assert read_run_state(pool_fd, syscalls).trusted
         distrust_index(pool_fd, syscalls)
@@ -297,6 +319,32 @@ def test_any_number_of_drafts_is_dropped_after_a_kill(running: Host, drafts: int
     store = running.start()
     assert tree(store) == {b"/published": b"x"}
     assert store.pool.index.unfinished() == []
+    assert_exact(running)
+
+
+@pytest.mark.parametrize("damaged", ["name", "parent"])
+@pytest.mark.parametrize("mender", ["start", "fsck"])
+def test_a_damaged_row_beside_a_draft_keeps_no_pool_down(
+    running: Host, damaged: str, mender: str
+) -> None:
+    """The start was refused for it, and so was the repair that the refusal asked for."""
+    store = running.store
+    put(store, ROOT_INODE, b"a", b"x" * 5000)
+    directory, _ = store.namespace.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0)
+    draft, _ = store.blocks.create(directory, b"draft", FILE, 0, 0)
+    store.pool.index.settle()
+    key = name_key(directory, b"draft") if damaged == "name" else inode_key(directory)
+    with store.pool.index.write() as txn:
+        txn._put(key, b"garbage")
+    running.kill()
+    if mender == "start":
+        assert running.start().pool.index.inode(draft.ino) is None
+        settle(running.store)
+        running.stop()
+    running.check(repair=True)
+    assert running.check().problems == []
+    left = {b"/dir": "directory"} if damaged == "name" else {}
+    assert tree(running.start()) == {b"/a": b"x" * 5000, **left}
     assert_exact(running)
 
 

@@ -1,0 +1,105 @@
+"""RUN where it cannot be replaced, is lost, or tells of another pool."""
+
+import dataclasses
+import errno
+import os
+import shutil
+
+import pytest
+
+from kvfs.errors import IndexDamaged
+from kvfs.inode_numbers import pack_end
+from kvfs.run_state import RunState, present_boot_id, read_run_state
+from kvfs.syscalls import Syscalls
+from kvfs.types import FIRST_INODE, ROOT_INODE
+from tests.support.failing_syscalls import FailingSyscalls
+from tests.support.stores import FILE, Host, put, settle, tree, write
+
+pytestmark = pytest.mark.usefixtures("caplog")
+
+
+@pytest.mark.parametrize("refused", ["write", "rename"])
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_a_pool_comes_up_where_there_is_no_room_for_another_run_file(
+    running: Host, refused: str, end: str
+) -> None:
+    """Others filled the device of a directory: only who has come up can make room."""
+    put(running.store, ROOT_INODE, b"a", b"x" * 5000)
+    settle(running.store)
+    running.kill() if end == "kill" else running.stop()
+    (running.path / "RUN").write_text((running.path / "RUN").read_text() + " " * 100)
+    failing = FailingSyscalls([refused], 1, errno.ENOSPC, for_good=True)
+    running.start(failing)
+    assert failing.failed
+    state = read_run_state(running.store.pool.device.pool_fd, Syscalls())
+    assert state == RunState(present_boot_id(), clean=False)
+    running.kill()
+    assert tree(running.start()) == {b"/a": b"x" * 5000}
+
+
+@pytest.mark.parametrize("inodes", ["there", "lost"])
+def test_a_pool_that_ran_and_lost_its_run_file_is_not_believed(
+    running: Host, inodes: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(running.store, ROOT_INODE, b"a", b"x" * 5000)
+    settle(running.store)
+    running.kill()
+    (running.path / "RUN").unlink()
+    if inodes == "lost":
+        (running.path / "INODES").unlink()
+    caplog.clear()
+    assert tree(running.start()) == {b"/a": b"x" * 5000}
+    assert "its index is rebuilt" in caplog.text
+    running.stop()
+    assert running.check().problems == []
+
+
+def test_a_copy_of_a_directory_in_use_is_rebuilt_from_what_is_whole(running: Host) -> None:
+    """Its files are of different moments, and no page cache says which: as after a power loss."""
+    store, place = running.store, running.path.parent
+    put(store, ROOT_INODE, b"whole", b"w" * 5000)
+    settle(store)
+    draft, _ = store.blocks.create(ROOT_INODE, b"half", FILE, 0, 0)
+    write(store, draft, b"h" * 5000)
+    shutil.copytree(running.path, place / "copy", ignore=shutil.ignore_patterns("index"))
+    for extent in (running.path / "extents").glob("*/*"):
+        for key in os.listxattr(extent):
+            copied = place / "copy" / extent.relative_to(running.path)
+            os.setxattr(copied, key, os.getxattr(extent, key))
+    write(store, draft, b"h" * 5000, 5000)
+    store.blocks.close(draft, writer=True)
+    settle(store)
+    shutil.copytree(running.path / "index", place / "copy" / "index")
+    running.kill()
+    running.path.rename(place / "original")
+    (place / "copy").rename(running.path)
+    assert tree(running.start()) == {b"/whole": b"w" * 5000}
+    running.kill()
+    assert tree(running.start()) == {b"/whole": b"w" * 5000}
+
+
+def test_a_directory_may_be_renamed_after_a_kill(
+    running: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(running.store, ROOT_INODE, b"a", b"x" * 5000)
+    running.kill()
+    other = running.path.with_name("other")
+    running.path.rename(other)
+    running.path = other
+    running.settings = dataclasses.replace(running.settings, source=str(other))
+    caplog.clear()
+    assert tree(running.start()) == {b"/a": b"x" * 5000}
+    assert "rebuilt" not in caplog.text
+
+
+def test_numbers_that_the_index_knows_are_given_out_by_nobody(running: Host) -> None:
+    """INODES of another pool, or older than the index: its numbers are those of living blocks."""
+    put(running.store, ROOT_INODE, b"a", b"x" * 5000)
+    running.stop()
+    (running.path / "INODES").write_bytes(pack_end(FIRST_INODE))
+    with pytest.raises(IndexDamaged, match="INODES: not behind"):
+        running.start()
+    assert running.check(repair=True).repaired == 1
+    running.start()
+    put(running.store, ROOT_INODE, b"b", b"y")
+    assert tree(running.store) == {b"/a": b"x" * 5000, b"/b": b"y"}
