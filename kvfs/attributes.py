@@ -17,6 +17,7 @@ from kvfs.errors import (
 from kvfs.inode_rules import storable_mode
 from kvfs.measure import measured
 from kvfs.namespace import Namespace
+from kvfs.open_inodes import OpenInode
 from kvfs.own_attributes import OwnAttributes, is_own
 from kvfs.policy import VALUES
 from kvfs.pool import Pool
@@ -115,18 +116,37 @@ class Attributes:
     # ---- extended attributes ----
 
     def xattr(self, ino: InodeNo, name: bytes) -> bytes:
-        """Return the value of *name*. Raises NoSuchAttribute, also for every other namespace."""
+        """Return the value of *name*.
+
+        Raises NoSuchAttribute, also for every other namespace, and DeadInode.
+        """
         if is_own(name):
             return self._own.value(ino, self._namespace.record(ino), name)
         ino = self._bearer(ino)
-        value = self._pool.index.xattr(ino, name) if name.startswith(_USER_PREFIX) else None
+        if not name.startswith(_USER_PREFIX):
+            raise NoSuchAttribute
+        value = self._stored(ino, name)
         if value is None:
+            self._namespace.record(ino)  # the kernel may ask of an evicted block by its old name
             raise NoSuchAttribute
         return value
 
+    def _stored(self, ino: InodeNo, name: bytes) -> bytes | None:
+        gone = self._gone(ino)
+        return self._pool.index.xattr(ino, name) if gone is None else gone.attributes.get(name)
+
+    def _gone(self, ino: InodeNo) -> OpenInode | None:
+        """Return *ino* if it is open and has no name: its attributes are in memory then."""
+        opened = self._pool.open_inodes.get(ino)
+        return opened if opened is not None and opened.gone is not None else None
+
     def xattr_names(self, ino: InodeNo) -> list[bytes]:
         """Return the names set on *ino*; kvfs's own are answered, never listed."""
-        names = self._pool.index.xattrs(self._bearer(ino))
+        ino = self._bearer(ino)
+        gone = self._gone(ino)
+        names = self._pool.index.xattrs(ino) if gone is None else list(gone.attributes)
+        if not names:
+            self._namespace.record(ino)
         return [name for name in names if not is_own(name)]
 
     def _bearer(self, ino: InodeNo) -> InodeNo:
@@ -138,43 +158,61 @@ class Attributes:
         """Set user.* attribute *name* for user *uid*.
 
         Raises Unsupported for other namespaces, NotPermitted for policies of others,
-        AttributeTooLarge beyond the settings' bounds, DeadInode also for an inode that is
-        open but has no name: its attributes went with it.
+        AttributeTooLarge beyond the settings' bounds, DeadInode also for a policy of an inode
+        that is open but has no name.
         """
         settings = self._pool.settings
         ino = self._bearer(ino)
         self._require_settable(name)
         if len(value) > settings.xattr_value_max_bytes:
             raise AttributeTooLarge(f"{len(value)} bytes")
+        self._pool.require_name()
         record = self._namespace.record(ino)
-        if self._blocks.is_gone(ino):
+        if is_own(name) and self._gone(ino) is not None:
             raise DeadInode(f"inode {ino}")
         names = [other for other in self.xattr_names(ino) if other != name]
         total_bytes = sum(len(other) + len(self.xattr(ino, other)) for other in names)
         if total_bytes + len(name) + len(value) > settings.xattr_total_max_bytes:
             raise AttributeTooLarge(f"{total_bytes} bytes are set already")
         pinned_bytes = self._own.check(ino, record, name, value, uid) if is_own(name) else None
-        with self._pool.index.write() as txn:
-            txn.put_xattr(ino, name, value)
-            txn.put_inode(ino, record._replace(ctime_ns=self._pool.clock_ns()))
-        if is_own(name):
-            self._own.changed(ino, name, pinned_bytes)
+        self._store(ino, record, name, value, pinned_bytes)
 
     def remove_xattr(self, ino: InodeNo, name: bytes, uid: int = 0) -> None:
         """Remove attribute *name*. Raises NoSuchAttribute, Unsupported, ReadOnly."""
         self._require_settable(name)
         ino = self._bearer(ino)
         record = self._namespace.record(ino)
-        present = self._pool.index.xattr(ino, name) is not None
+        present = self._stored(ino, name) is not None
         if is_own(name) and (present or name not in VALUES):
             self._own.check(ino, record, name, None, uid)
         if not present:
             raise NoSuchAttribute
+        self._store(ino, record, name, None, None)
+
+    def _store(
+        self,
+        ino: InodeNo,
+        record: InodeRecord,
+        name: bytes,
+        value: bytes | None,
+        pinned_bytes: int | None,
+    ) -> None:
+        """Give *ino* attribute *name*, without a *value* take it away; where its others are."""
+        record = record._replace(ctime_ns=self._pool.clock_ns())
+        gone = self._gone(ino)
+        if gone is not None:
+            kept = {key: held for key, held in gone.attributes.items() if key != name}
+            gone.attributes = kept if value is None else {**kept, name: value}
+            gone.gone = record
+            return
         with self._pool.index.write() as txn:
-            txn.delete_xattr(ino, name)
-            txn.put_inode(ino, record._replace(ctime_ns=self._pool.clock_ns()))
+            if value is None:
+                txn.delete_xattr(ino, name)
+            else:
+                txn.put_xattr(ino, name, value)
+            txn.put_inode(ino, record)
         if is_own(name):
-            self._own.changed(ino, name, None)
+            self._own.changed(ino, name, pinned_bytes)
 
     def _require_settable(self, name: bytes) -> None:
         if self._pool.settings.read_only:

@@ -5,6 +5,7 @@ from, and whether the paths in it exist, is the caller's business.
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
@@ -210,7 +211,7 @@ class Settings:
     )
     index_map_bytes: int = setting(
         64 * _GIB,
-        "address space only; set once and large, LMDB cannot grow it under readers",
+        "address space only, of which a name takes some 550 bytes; a full one costs blocks",
         unit="bytes",
         low=16 * _MIB,
         high=16 * _TIB,
@@ -271,6 +272,10 @@ class Settings:
             table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise UsageError(f"{origin}: {error}") from None
+        except (ValueError, RecursionError):  # thousands of digits or of brackets
+            raise UsageError(f"{origin}: is no settings file") from None
+        if "mode" in table and _DECIMAL_MODE.search(text):
+            raise UsageError(f'{origin}: mode: TOML reads it as decimal; write 0o755 or "0755"')
         values = _converted(table, origin)
         given = {key: value for key, value in (overrides or {}).items() if value is not None}
         values.update(_converted(given, "command line"))
@@ -297,6 +302,9 @@ class Settings:
             for name, declared in _FIELDS.items()
         ]
 
+
+#: 755 would be 01363, which anybody may write to.
+_DECIMAL_MODE: Final = re.compile(r"^[ \t]*[\"']?mode[\"']?[ \t]*=[ \t]*\+?[1-9]", re.MULTILINE)
 
 _FIELDS: Final[dict[str, Field[Any]]] = {declared.name: declared for declared in fields(Settings)}
 

@@ -45,6 +45,11 @@ class Departures:
         """Return how many give their bytes back without anybody's doing."""
         return len(self._waiting) + self._in_thread
 
+    @property
+    def lingering(self) -> int:
+        """How many have no handle any more, and somebody uses them still."""
+        return len(self._lingering)
+
     def add(
         self, remove: Callable[[], None], size_bytes: int, in_use: Callable[[], bool] = _nobody
     ) -> None:

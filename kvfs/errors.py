@@ -4,7 +4,11 @@
 ``CommandError`` subclasses reach the operator as one line and the process's exit code.
 """
 
-from typing import ClassVar
+import errno
+from typing import ClassVar, Final
+
+#: What a device answers that has no room left, whatever the capacity says.
+NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class KvfsError(Exception):
@@ -156,7 +160,7 @@ class ServeFailed(CommandError):
 
 
 class ToolMissing(CommandError):
-    """A program or kernel feature that the command needs is not there."""
+    """A program, a kernel feature or a process limit that the command needs is not there."""
 
     exit_code = 13
 

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
-from kvfs.errors import Damaged, NoSpace
+from kvfs.errors import NO_SPACE, Damaged, NoSpace
 from kvfs.fan_out import FanOut, file_name
 from kvfs.records import Identity, pack_identity, parse_identity
 from kvfs.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Syscalls
@@ -24,7 +24,8 @@ from kvfs.types import STAT_BLOCK_BYTES, TARGET_MAX_BYTES, InodeNo, round_up
 #: takes a block, and 30 us instead of 4.
 XATTR_FIXED: Final = "trusted.kvfs.fixed"
 XATTR_NAME: Final = "trusted.kvfs.name"
-_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+#: What XFS and ext4 say of a file whose own inode or attributes are broken. EIO may be the device.
+BROKEN_FILE: Final = frozenset({errno.EUCLEAN, errno.EBADMSG})
 _FILE_FLAGS: Final = os.O_CLOEXEC | os.O_NOATIME | os.O_NOFOLLOW
 #: MAX_LFS_FILESIZE (linux/fs.h), the s_maxbytes of XFS and tmpfs: a hole may end there.
 _FILE_END_BYTES: Final = (1 << 63) - 1
@@ -35,7 +36,7 @@ def _space_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _NO_SPACE:
+        if error.errno in NO_SPACE:
             raise NoSpace(str(error)) from error
         raise
 
@@ -46,8 +47,15 @@ class Extents:
     def __init__(self, pool_fd: int, syscalls: Syscalls, fs_type: str) -> None:
         self._syscalls = syscalls
         self._fs_type = fs_type
+        # A lease that somebody breaks tells us so; only the main thread may say what of it.
+        with contextlib.suppress(ValueError):
+            if signal.getsignal(signal.SIGIO) is signal.SIG_DFL:
+                signal.signal(signal.SIGIO, signal.SIG_IGN)
         self._extents = FanOut(pool_fd, "extents", syscalls)
         self._nodes = FanOut(pool_fd, "identities", syscalls)
+        #: The connection of a mount whose server was killed may hold what has a lower number, as
+        #: long as a client of it has any file open: all that was registered for passthrough.
+        self.held_below = InodeNo(0)
 
     def close(self) -> None:
         """Close the directories; extents that were handed out as fds stay open."""
@@ -91,12 +99,19 @@ class Extents:
             self._syscalls.fallocate(fd, FALLOC_FL_KEEP_SIZE, offset_bytes, size_bytes)
 
     def open(self, ino: InodeNo, flags: int) -> int:
-        """Open *ino*'s extent with *flags* (access mode, O_DIRECT). Raises Damaged if missing."""
+        """Open *ino*'s extent with *flags* (access mode, O_DIRECT).
+
+        Raises Damaged if it is missing or broken.
+        """
         try:
             directory_fd = self._extents.directory(ino)
             return self._syscalls.open(file_name(ino), flags | _FILE_FLAGS, dir_fd=directory_fd)
         except FileNotFoundError as error:
             raise Damaged(f"extent {ino:#x} is missing") from error
+        except OSError as error:
+            if error.errno not in BROKEN_FILE:
+                raise
+            raise Damaged(f"extent {ino:#x} is broken: {error.strerror}") from error
 
     def trim(self, fd: int, size_bytes: int) -> int:
         """Give back the blocks beyond *size_bytes*, the file's size; return what it still holds.
@@ -163,7 +178,7 @@ class Extents:
 
     def _refuses_lease(self, fd: int, lease: int) -> bool:
         if signal.getsignal(signal.SIGIO) is signal.SIG_DFL:
-            signal.signal(signal.SIGIO, signal.SIG_IGN)
+            raise OSError(errno.EPERM, "SIGIO would end the process")
         try:
             self._syscalls.fcntl(fd, fcntl.F_SETLEASE, lease)
         except OSError as error:
@@ -182,8 +197,22 @@ class Extents:
             return None
 
     def unlink(self, ino: InodeNo) -> None:
-        """Remove *ino*'s extent; a missing one is fine. Open fds keep the bytes and the blocks."""
+        """Remove *ino*'s extent; a missing one is fine. Open fds keep the bytes and the blocks.
+
+        A dead mount's connection keeps no blocks of what nobody has open or mapped.
+        """
+        if ino < self.held_below:
+            with contextlib.suppress(Damaged, OSError):
+                self._give_back(ino)
         self._unlink(self._extents, ino)
+
+    def _give_back(self, ino: InodeNo) -> None:
+        fd = self.open(ino, os.O_RDWR)
+        try:
+            if not self.in_use(fd):
+                self._syscalls.ftruncate(fd, 0)
+        finally:
+            self._syscalls.close(fd)
 
     def identify(self, ino: InodeNo, identity: Identity, *, fd: int | None = None) -> bool:
         """Write *identity* onto *ino*'s extent (two setxattr); False if the extent is gone.

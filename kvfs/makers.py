@@ -4,13 +4,17 @@ A request names a thread. Its process is ``Tgid`` in /proc/TID/status, which lik
 never waits for the thread: one that sits inside execve(2) while its files are being closed holds
 a lock that ``stat``, ``fd``, ``environ``, ``maps``, ``syscall`` and ``stack`` wait for, and it
 waits for us. The birth of a process is the inode number of its pidfd, unique for one boot (pidfs,
-Linux 6.9; pidfd_open(2)).
+Linux 6.9; pidfd_open(2)), mixed with the id of the boot: both numbers begin anew with each, and
+rise together, so that a service that is started at boot gets the same two again.
 """
 
 import os
 import select
+import zlib
 from collections import OrderedDict
 from typing import Final, NamedTuple
+
+from kvfs.run_state import present_boot_id
 
 #: A thread number is believed for so long without a look: shorter than any cycle of numbers.
 _THREAD_BELIEVED_S: Final = 1.0
@@ -22,6 +26,8 @@ _STATM_BYTES: Final = 128
 #: exit_code in /proc/PID/stat (proc_pid_stat(5)), counted behind the command's closing bracket.
 _EXIT_CODE_FIELD: Final = 52 - 3
 _SIGNAL_MASK: Final = 0x7F
+#: Above the inode numbers of pidfds: 32 bits of the boot's id.
+_BOOT_SHIFT: Final = 32
 #: User-space NFS servers: a lease by their life would never end.
 _SERVERS: Final = (b"ganesha.nfsd",)
 
@@ -44,10 +50,24 @@ def _signal_in_exit(tid: int) -> int:
     status = _read(f"/proc/{tid}/status", _STATUS_BYTES)
     if b"\nFDSize:\t0\n" not in status:
         return 0
-    fields = _read(f"/proc/{tid}/stat", _STAT_BYTES).rpartition(b") ")[2].split()
+    fields = stat_fields(tid)
     if len(fields) <= _EXIT_CODE_FIELD:
         return 0
     return int(fields[_EXIT_CODE_FIELD]) & _SIGNAL_MASK
+
+
+def stat_fields(pid: int) -> list[bytes]:
+    """Return /proc/PID/stat behind the name: the state and what follows; empty if it is gone.
+
+    The name stands in brackets and may hold anything (proc_pid_stat(5)). Not to be asked of a
+    process that may be inside execve.
+    """
+    return _read(f"/proc/{pid}/stat", _STAT_BYTES).rpartition(b") ")[2].split()
+
+
+def has_exited(pid: int) -> bool:
+    """Whether *pid* is dead, and not waited for yet or held up by the kernel in a thread."""
+    return stat_fields(pid)[:1] in ([b"Z"], [b"X"])
 
 
 def _read(path: str, size_bytes: int) -> bytes:
@@ -67,6 +87,7 @@ class Makers:
     """The processes that blocks belong to, and whether they live."""
 
     def __init__(self) -> None:
+        self._boot = zlib.crc32(present_boot_id().encode()) << _BOOT_SHIFT
         self._threads: OrderedDict[int, tuple[float, Maker]] = OrderedDict()
         #: A pidfd for each watched process; readable once it has ended.
         self._pidfds: OrderedDict[Maker, int] = OrderedDict()
@@ -109,13 +130,16 @@ class Makers:
             pidfd = os.pidfd_open(tgid)
         except OSError:
             return NOBODY
-        maker = Maker(tgid, os.fstat(pidfd).st_ino)
+        maker = Maker(tgid, self._birth(pidfd))
         if maker in self._pidfds or len(self._pidfds) >= _PROCESSES_MAX:
             os.close(pidfd)
         else:
             self._pidfds[maker] = pidfd
             self._poll.register(pidfd, select.POLLIN)
         return maker
+
+    def _birth(self, pidfd: int) -> int:
+        return os.fstat(pidfd).st_ino ^ self._boot
 
     def exit_signal(self, tid: int) -> int:
         """Return the signal that thread *tid* is dying of, 0 if it lives or exits by itself.
@@ -150,7 +174,7 @@ class Makers:
             pidfd = os.pidfd_open(maker.tgid)
         except (OSError, ValueError, OverflowError):
             return False
-        if os.fstat(pidfd).st_ino != maker.birth or _ended(pidfd):
+        if self._birth(pidfd) != maker.birth or _ended(pidfd):
             os.close(pidfd)
             return False
         self._pidfds[maker] = pidfd

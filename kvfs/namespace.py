@@ -5,9 +5,10 @@ the kernel's business. Times of directories follow POSIX: a changed listing chan
 """
 
 import stat
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvfs import evictable
+from kvfs.dropping import drop
 from kvfs.errors import (
     Damaged,
     DeadInode,
@@ -30,8 +31,16 @@ from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
 from kvfs.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeNo, InodeRecord
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 #: A listing is read from the index in steps of this many names.
 LISTING_STEP: Final = 256
+
+
+def _promise_nothing(_ino: InodeNo, _record: InodeRecord) -> bool:
+    """Stand in while nobody awaits an OPEN."""
+    return False
 
 
 class Namespace:
@@ -40,6 +49,10 @@ class Namespace:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._identities = pool.identities
+        #: Whether an inode that is about to be buried was promised to an OPEN that will come, and
+        #: has been entered among the open ones; then told when it is buried.
+        self.promised: Callable[[InodeNo, InodeRecord], bool] = _promise_nothing
+        self.keep_promise: Callable[[InodeNo], None] = lambda _ino: None
 
     # ---- looking ----
 
@@ -148,6 +161,7 @@ class Namespace:
         if stat.S_ISLNK(mode) and not 0 < len(target) <= TARGET_MAX_BYTES:
             raise NameTooLong(f"target of {len(target)} bytes")
         pool = self._pool
+        pool.require_name()
         parent_record = self.require_free(parent, name)
         ino = pool.numbers.take()
         now_ns = pool.clock_ns()
@@ -189,15 +203,10 @@ class Namespace:
         parent_record = self.directory(parent)
         now_ns = pool.clock_ns()
         with pool.change(counted(pool.counters, record, -1)) as txn:
-            self._drop(txn, ino, record)
+            drop(txn, pool.open_inodes, ino, record)
             txn.put_inode(parent, emptied(parent_record, record, now_ns))
         self.bury(ino, record, now_ns)
         return ino
-
-    def _drop(self, txn: WriteTransaction, ino: InodeNo, record: InodeRecord) -> None:
-        txn.delete_name(record.parent, record.name, ino)
-        txn.delete_inode(ino)
-        txn.delete_xattrs(ino)
 
     def bury(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> None:
         """After the index forgot *ino*: keep it for its handles, or for a moment."""
@@ -205,6 +214,7 @@ class Namespace:
         pool.holdings.drop(ino)
         pool.heat.drop(ino)
         pool.pins.drop(ino)
+        promised = self.promised(ino, record)
         opened = pool.open_inodes.get(ino)
         pool.space.extra_bytes += record.allocated_bytes
         if opened is not None:
@@ -216,6 +226,8 @@ class Namespace:
                 self._identities.withdraw(ino)
         else:
             pool.graves.dig(ino, record._replace(ctime_ns=now_ns), pool.monotonic_s())
+        if promised:
+            self.keep_promise(ino)
 
     def rename(
         self,
@@ -251,8 +263,7 @@ class Namespace:
                 return None
             replaced_record = self.record(replaced)
             refuse_mismatch(record, replaced_record)
-        now_ns = pool.clock_ns()
-        sequence = pool.next_sequence()
+        now_ns, sequence = pool.clock_ns(), pool.next_sequence()
         opened = pool.open_inodes.get(ino)
         published = self._publishes(opened, record, who)
         moved = self._renamed(opened, record) if published else record
@@ -294,7 +305,7 @@ class Namespace:
         now_ns: int,
     ) -> InodeRecord:
         """Drop the inode that loses its name to a rename; return its parent's record then."""
-        self._drop(txn, replaced, replaced_record)
+        drop(txn, self._pool.open_inodes, replaced, replaced_record)
         return emptied(parent_record, replaced_record, now_ns)
 
     def _publishes(self, opened: OpenInode | None, record: InodeRecord, who: Maker | None) -> bool:
@@ -302,7 +313,8 @@ class Namespace:
         if not stat.S_ISREG(record.mode):
             return False
         if opened is None or not opened.writers:
-            return True
+            # A draft that nobody writes waits for its OPEN (superseding.py): it has no bytes yet.
+            return record.state not in UNFINISHED
         own = record.state in UNFINISHED and (who is None or who == opened.maker)
         return own and not opened.torn
 
@@ -317,16 +329,20 @@ class Namespace:
 
     def _settle_moved(self, ino: InodeNo, record: InodeRecord, before: InodeNo) -> None:
         """Let what depends on an inode's name or state follow a rename from directory *before*."""
-        pool = self._pool
+        pool, is_directory = self._pool, stat.S_ISDIR(record.mode)
         if stat.S_ISREG(record.mode):
             pool.holdings.note(ino, record, pool.monotonic_s())
             evictable.note(pool, ino, record)
-        elif stat.S_ISDIR(record.mode):
+        if is_directory:
             pool.policies.clear()
-            left, inherited = (pool.policies.of(above) for above in (before, record.parent))
-            ranks_differ = (left.evict, left.pin) != (inherited.evict, inherited.pin)
-            if pool.settings.policies or ranks_differ:
-                pool.rank_anew()
+        elif record.state not in UNFINISHED:
+            return
+        left, inherited = (pool.policies.of(above) for above in (before, record.parent))
+        if pool.settings.policies or left.drafts_of_owner != inherited.drafts_of_owner:
+            pool.show_drafts_anew()
+        ranks_differ = (left.evict, left.pin) != (inherited.evict, inherited.pin)
+        if is_directory and (pool.settings.policies or ranks_differ):
+            pool.rank_anew()
 
     def exchange(self, parent: InodeNo, name: bytes, new_parent: InodeNo, new_name: bytes) -> None:
         """Swap two existing names atomically (RENAME_EXCHANGE). Raises NotFound, ReadOnly."""

@@ -5,6 +5,9 @@ removed inode lives on here (``gone``) until then, because a handle must go on r
 and attributes.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from kvfs.lifecycle import State
 from kvfs.makers import NOBODY, Maker
 from kvfs.types import BackingId, InodeNo, InodeRecord
@@ -45,6 +48,8 @@ class OpenInode:
     unfinished = False
     #: A writer died of a signal before the block was whole: the name goes at the last close.
     torn = False
+    #: Its mount has ended and a client can write on all the same: it is torn, written to or not.
+    outlives = False
     #: A writer's descriptor was closed since the last writer came: a close that was heard of.
     flushed = False
     #: Whether every writer since the reopening adds bytes only: appends, or found it empty.
@@ -56,6 +61,8 @@ class OpenInode:
     before = State.DRAFT
     #: The last record of an inode that has no name any more.
     gone: InodeRecord | None = None
+    #: And its extended attributes then.
+    attributes: Mapping[bytes, bytes] = MappingProxyType({})
     #: The identity of what is now rewritten was removed, but the device may have it still.
     identity_lingers = False
     #: The draft that took its name, and for which it is shown until that is whole; 0: none.

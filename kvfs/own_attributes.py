@@ -81,3 +81,5 @@ class OwnAttributes:
             self._pool.pins.set(ino, pinned_bytes)
         self._pool.policies.clear()
         self._pool.rank_anew()
+        if name == DRAFTS:
+            self._pool.show_drafts_anew()

@@ -5,13 +5,15 @@ may go: a pool that is all pins is full.
 """
 
 import stat
+from collections.abc import Iterator
 from typing import Final
 
 from kvfs.errors import NotPermitted
 from kvfs.index import Index
 from kvfs.types import InodeNo, InodeRecord
 
-_STEP: Final = 1024
+#: Names a step: after a start a step runs between two requests.
+_STEP: Final = 256
 #: A directory with more names than this is pinned from the settings file, not by an attribute:
 #: counting it here would keep every request waiting.
 _COUNTED_MAX: Final = 100_000
@@ -62,14 +64,33 @@ class Pins:
         if size_bytes is not None:
             self._pinned[fresh] = size_bytes
 
-    def learn(self, ino: InodeNo, record: InodeRecord) -> None:
-        """Take a pin over that the index knows from before."""
-        self._pinned[ino], _ = self._held(ino, record)
+    def learn(self, ino: InodeNo, record: InodeRecord) -> Iterator[None]:
+        """Take a pin over that the index knows from before: it holds at once.
+
+        What it holds is counted in steps, one whenever the iterator is asked for more.
+        """
+        self._pinned[ino] = 0
+        return self._recount(ino, record)
+
+    def _recount(self, ino: InodeNo, record: InodeRecord) -> Iterator[None]:
+        for held_bytes, _ in self._count(ino, record):
+            if ino not in self._pinned:  # unpinned meanwhile
+                return
+            self._pinned[ino] = held_bytes
+            yield
 
     def _held(self, ino: InodeNo, record: InodeRecord) -> tuple[int, bool]:
         """Return the bytes below *ino*, and whether that is all: too many names are not counted."""
+        held = (0, True)
+        for so_far in self._count(ino, record):
+            held = so_far
+        return held
+
+    def _count(self, ino: InodeNo, record: InodeRecord) -> Iterator[tuple[int, bool]]:
+        """Count in steps; yield the bytes so far, and whether names are left out at the end."""
         if not stat.S_ISDIR(record.mode):
-            return record.allocated_bytes, True
+            yield record.allocated_bytes, True
+            return
         held_bytes = counted = 0
         waiting = [ino]
         while waiting:
@@ -78,7 +99,8 @@ class Pins:
                 after = children[-1][0]
                 counted += len(children)
                 if counted > _COUNTED_MAX:
-                    return held_bytes, False
+                    yield held_bytes, False
+                    return
                 for child, _ in children:
                     child_record = self._index.inode_or_miss(child)
                     if child_record is None:
@@ -86,4 +108,4 @@ class Pins:
                     held_bytes += child_record.allocated_bytes
                     if stat.S_ISDIR(child_record.mode):
                         waiting.append(child)
-        return held_bytes, True
+                yield held_bytes, True

@@ -26,7 +26,7 @@ from kvfs.identities import Identities
 from kvfs.index import Index
 from kvfs.index_place import index_path
 from kvfs.inode_numbers import InodeNumbers
-from kvfs.lifecycle import SETTLED
+from kvfs.lifecycle import SETTLED, UNFINISHED
 from kvfs.makers import Makers
 from kvfs.open_inodes import OpenInode, OpenInodes
 from kvfs.pins import Pins
@@ -52,7 +52,7 @@ def _tell_nobody(_opened: OpenInode) -> None:
 
 
 def _do_nothing() -> None:
-    """Stand in for ``Reclaim.top_up``, ``Watch.look_at_runners`` and ``HeatScan.start``."""
+    """Stand in for ``Reclaim.top_up``, ``NameEviction.make_room`` and others."""
 
 
 def _evict_nothing(_size_bytes: int) -> int:
@@ -147,12 +147,16 @@ class Pool:
         self.forget_nameless: Callable[[], None] = self.graves.give_way
         #: Evicts so many bytes' worth, if it can; returns how many are on their way back.
         self.evict: Callable[[int], int] = _evict_nothing
+        #: Evicts blocks for their names, if it can.
+        self.evict_names: Callable[[], None] = _do_nothing
         #: Accounts what passthrough writers took since the last look.
         self.look_at_runners: Callable[[], None] = _do_nothing
         #: Has room made ahead of the next draft, when no request waits.
         self.top_up: Callable[[], None] = _do_nothing
         #: Has every block's rank looked up again: a policy changed for many of them.
         self.rank_anew: Callable[[], None] = _do_nothing
+        #: Has the kernel look drafts up again: others see them now, or do not any more.
+        self.show_drafts_anew: Callable[[], None] = _do_nothing
         self.ready.spendable_bytes = lambda: self.evictable_bytes
         #: Whether writers may allocate without asking (passthrough).
         self.writers_run_free = False
@@ -220,6 +224,11 @@ class Pool:
         space.require(size_bytes)
         self.headroom.note(size_bytes, self.monotonic_s())
 
+    def require_name(self) -> None:
+        """Have blocks go for their names if the index would refuse one more; it says so itself."""
+        if self.index.room.crowded:
+            self.evict_names()
+
     def _make_room(self, size_bytes: int) -> None:
         space = self.space
         self.departures.hurry(size_bytes)
@@ -234,15 +243,20 @@ class Pool:
         if short_bytes > 0 and self.evict(short_bytes):
             self.departures.hurry(size_bytes)
 
-    def take_extent(self, parent: InodeNo) -> ReadyExtent:
+    def take_extent(self, parent: InodeNo, *, roomless: bool = False) -> ReadyExtent:
         """Return an extent for a draft in *parent*, with what it will likely need if there is room.
 
-        Raises NoSpace, OSError.
+        Raises NoSpace, if not *roomless* also where there is none for a single byte; OSError.
         """
         now_s = self.monotonic_s()
         wanted_bytes = self._reserve_bytes(parent)
         self.look_at_runners()
-        self.require_space(1)
+        try:
+            self.require_space(1)
+        except NoSpace:
+            if not roomless:
+                raise
+            wanted_bytes = 0
         if wanted_bytes and not self.ready.has(wanted_bytes):
             # A guess must not take the room that other writers have left.
             if wanted_bytes > max(self.space.free_bytes // 2, self.evictable_bytes):
@@ -324,13 +338,19 @@ class Pool:
         """Count one handle less; the last one closes the extent, and unlinks a nameless one."""
         if not self.open_inodes.leave(opened, writer=writer):
             return
-        self.unfinished.discard(opened.ino)  # the index learns it with the next one
+        if opened.ino in self.unfinished and not self._is_draft(opened):
+            self.unfinished.discard(opened.ino)  # the index learns it with the next one
         self.freed(opened)
         if opened.fd >= 0:
             self.syscalls.close(opened.fd)
             opened.fd = -1
         if opened.gone is not None:
             self._bury(opened, opened.gone)
+
+    def _is_draft(self, opened: OpenInode) -> bool:
+        """Whether *opened* waits for its writer, and a reader was faster (superseding.py)."""
+        record = None if opened.gone is not None else self.index.inode_or_miss(opened.ino)
+        return record is not None and record.state in UNFINISHED
 
     def _bury(self, opened: OpenInode, record: InodeRecord) -> None:
         """Erase what nobody has open any more; what lost its name just now is kept for a moment.

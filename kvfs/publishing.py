@@ -50,6 +50,13 @@ class Publishing:
         self.vanished: Vanished = _tell_nobody
         self.torn = 0
 
+    def show_drafts_anew(self) -> None:
+        """Who may see them changed: the kernel keeps names of drafts that all could see."""
+        for ino in self._pool.open_inodes.written:
+            record = self._pool.index.inode_or_miss(ino)
+            if record is not None and record.state in UNFINISHED:
+                self.vanished(record.parent, record.name)
+
     # ---- beginning ----
 
     def begin(self, opened: OpenInode, record: InodeRecord, maker: Maker, *, appends: bool) -> None:
@@ -165,6 +172,8 @@ class Publishing:
             allocated_bytes = pool.extents.trim(opened.fd, record.size_bytes)
         pool.note_allocated(opened, allocated_bytes)
         if opened.gone is not None:
+            if before.state == State.REWRITE and not written:  # whole, for who looked before
+                record = record._replace(state=opened.before)
             opened.gone = record
             opened.unfinished = False
             return
@@ -182,7 +191,7 @@ class Publishing:
 
     def _closed(self, opened: OpenInode, state: State, *, written: bool) -> State:
         """Return what the last writable close makes of a block in *state*."""
-        if opened.torn and (written or state in UNFINISHED):
+        if opened.torn and (written or opened.outlives or state in UNFINISHED):
             state = after(state, Event.TEAR)
         if state is State.REWRITE and not written:
             state = opened.before

@@ -70,6 +70,12 @@ def default_of(declared: Field[Any]) -> object:
     return declared.default
 
 
+def refuse_control_characters(text: str) -> None:
+    """Raise ValueError when *text*, a path or a name, holds one: logs and scripts read lines."""
+    if any(ord(character) < 32 for character in text):
+        raise ValueError(f"{text!r} holds a control character")
+
+
 def _as_bool(value: object) -> bool:
     if isinstance(value, bool):
         return value
@@ -85,8 +91,7 @@ def _as_text(declared: Field[Any], value: object) -> str:
     choices: tuple[str, ...] = declared.metadata["choices"]
     if choices and value not in choices:
         raise ValueError(f"{value!r} is none of {', '.join(choices)}")
-    if any(ord(character) < 32 for character in value):
-        raise ValueError(f"{value!r} holds a control character")
+    refuse_control_characters(value)
     return value
 
 
@@ -99,7 +104,10 @@ def _as_number(unit: str, kind: str, value: object) -> int | float:
         if isinstance(value, float) and not value.is_integer():
             raise ValueError(f"{value!r} is not a whole number")
         return int(value)
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError("is larger than any number here") from None
 
 
 def _parse_number(unit: str, kind: str, text: str) -> int | float:

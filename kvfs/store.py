@@ -18,6 +18,7 @@ from kvfs.errors import NoSpace
 from kvfs.heat_scan import HeatScan
 from kvfs.holdings_scan import HoldingsScan
 from kvfs.makers import NOBODY, Maker
+from kvfs.name_eviction import NameEviction
 from kvfs.namespace import Namespace
 from kvfs.pool import Pool
 from kvfs.reclaim import Reclaim
@@ -71,8 +72,11 @@ class Store:
         self.visibility = Visibility(self.pool, self.blocks.superseding.old)
         self.heat_scan = HeatScan(self.pool)
         self.pool.rank_anew = self.heat_scan.start
+        self.pool.show_drafts_anew = self.blocks.publishing.show_drafts_anew
         self.reclaim = Reclaim(self.pool, self.namespace, self.heat_scan)
         self.pool.evict = self.reclaim.evict
+        self.name_eviction = NameEviction(self.pool, self.reclaim)
+        self.pool.evict_names = self.name_eviction.make_room
         self.pool.top_up = self.reclaim.top_up
         self.watch = Watch(self.pool)
         self.watch.more_may_go = lambda: self.reclaim.hopeful
@@ -85,6 +89,8 @@ class Store:
         self._chores = self._list_chores()
         if sweep_due:
             self.sweep.start()
+        if sweep_due or device.outlived:
+            self.pool.extents.held_below = self.pool.numbers.first
 
     def _list_chores(self) -> tuple[Callable[[float], None], ...]:
         """Return what a tick does, in order; each takes the time."""
@@ -95,6 +101,7 @@ class Store:
             self.watch.tick,
             lambda _: pool.device_room.look(),
             self.reclaim.tick,
+            self.name_eviction.tick,
             pool.ready.tick,
             lambda _: self.blocks.settle(),
             self._settle_index,
@@ -225,6 +232,8 @@ class Store:
             "blocks": counters.blocks,
             "directories": counters.directories,
             "symlinks": counters.symlinks,
+            "index_rows_bytes": self.pool.index.room.rows_bytes(),
+            "index_map_bytes": self.pool.index.room.map_bytes,
             "open_inodes": len(self.pool.open_inodes),
             "ready_extents": self.pool.ready.count,
             "ready_hits": self.pool.ready.hits,

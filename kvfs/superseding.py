@@ -12,7 +12,9 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvfs import evictable
+from kvfs.dropping import drop
 from kvfs.errors import KvfsError, NotFound
+from kvfs.fought_over import FoughtOver
 from kvfs.inode_rules import counted, new_record, refuse_mismatch
 from kvfs.lifecycle import UNFINISHED, State, is_temporary
 from kvfs.makers import NOBODY, Maker
@@ -35,8 +37,6 @@ _RETRY_S: Final = 1.0
 #: Drafts without a name are kept for the writers that will rename them: for so long, so many.
 _DISPLACED_S: Final = 60.0
 _DISPLACED_MAX: Final = 64
-#: Names that writers took from each other lately; the oldest is believed to be at peace.
-_FOUGHT_OVER_MAX: Final = 1024
 
 
 class Displaced(NamedTuple):
@@ -60,13 +60,15 @@ class Superseding:
         self._awaited: OrderedDict[InodeNo, tuple[ReadyExtent, float, int]] = OrderedDict()
         #: By thread: its truncating OPEN was answered ESTALE, its next LOOKUP is the second try.
         self._refused: OrderedDict[int, Refusal] = OrderedDict()
+        self._fought_over = FoughtOver()
         #: Oldest first; few, so that they are searched.
-        self._fought_over: OrderedDict[tuple[InodeNo, bytes], float] = OrderedDict()
         self._displaced: OrderedDict[InodeNo, Displaced] = OrderedDict()
         self.old = OldVersions(pool)
         #: Told each inode that lost its name: a backing id would hold on to its space.
         self.unnamed: Callable[[InodeNo], None] = lambda _ino: None
         pool.forget_nameless = self.give_way
+        namespace.promised = self._promised_to_an_open
+        namespace.keep_promise = self._keep_promise
 
     def admits(self, ino: InodeNo, thread: int, maker: Maker) -> bool:
         """Whether *thread* may empty *ino* itself; if not, its name leads to a fresh inode.
@@ -76,18 +78,18 @@ class Superseding:
         *thread* that is not known (0) has no second chance. Raises NoSpace, OSError.
         """
         before = self._refused.pop(thread, None)
-        record = self._pool.index.inode(ino)
-        if record is None:
+        by_handle = before is not None and before.is_met_by(ino, self._pool.monotonic_s())
+        if (record := self._pool.index.inode(ino)) is None:
             if self._is_promised(ino, thread):
                 self._displaced[ino] = self._displaced[ino]._replace(thread=0)
                 return True
-        elif not self._due(ino, record, thread):
+            if by_handle and ino in self._pool.open_inodes:
+                return True
+        elif by_handle or not self._due(ino, record, thread):
             return True
         elif thread <= 0:
             self.supersede(ino, record, maker, thread)
             return False
-        elif before is not None and before.ino == ino and not before.looked and self._holds(before):
-            return True  # no LOOKUP came in between: it was opened by handle
         # There is no third try: after the second the next OPEN of this thread is another open(2)'s
         # first, and taken for one by handle it would empty what has become final meanwhile.
         if thread > 0 and not (before is not None and before.looked):
@@ -183,9 +185,7 @@ class Superseding:
                     if value is not None:
                         txn.put_xattr(extent.ino, key, value)
                 if held:
-                    txn.delete_name(record.parent, record.name, ino)
-                    txn.delete_inode(ino)
-                    txn.delete_xattrs(ino)
+                    drop(txn, pool.open_inodes, ino, record)
                     txn.put_inode(extent.ino, fresh)
                     txn.put_name(record.parent, record.name, extent.ino)
                 else:
@@ -206,16 +206,24 @@ class Superseding:
     ) -> None:
         """After the index gave the name of *ino* to *fresh*: who may need *ino* still."""
         self._pool.pins.move(ino, fresh)
-        awaited = self._awaited.get(ino)
-        if awaited is not None or self._may_be_renamed(ino, record, taker):
-            self._displace(ino, record, thread=0 if awaited is None else awaited[2])
+        if ino in self._awaited or self._may_be_renamed(ino, record, taker):
+            self._displace(ino, record)
+            self._fought_over.note(record.parent, record.name, self._displaced[ino].until_s)
         self.old.keep(ino, record, fresh)
         self._namespace.bury(ino, record, now_ns)
         self.unnamed(ino)
-        if awaited is not None:  # its OPEN is still to come
-            promised = self._pool.open_inodes[ino]
-            promised.unfinished = True
-            self.claim(promised)
+
+    def _promised_to_an_open(self, ino: InodeNo, record: InodeRecord) -> bool:
+        """Keep *ino*, about to be buried, if its OPEN is still to come: the kernel tries once."""
+        due = ino in self._awaited
+        if due and ino not in self._displaced:
+            self._displace(ino, record)
+        return due
+
+    def _keep_promise(self, ino: InodeNo) -> None:
+        promised = self._pool.open_inodes[ino]
+        promised.unfinished = True
+        self.claim(promised)
 
     def claim(self, opened: OpenInode) -> None:
         """The OPEN that a fresh inode waited for has come."""
@@ -242,17 +250,15 @@ class Superseding:
             return False
         return is_temporary(record.name) or taker != (record.maker_tgid, record.maker_birth)
 
-    def _displace(self, ino: InodeNo, record: InodeRecord, *, thread: int) -> None:
-        """Keep a draft that another writer took the name of: its own writer will rename it."""
+    def _displace(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Keep a draft that lost its name: its writer will open it, or rename it."""
         opened = self._pool.open_inodes.enter(ino, writer=False)
         if not opened.writers:
             opened.maker = Maker(record.maker_tgid, record.maker_birth)
             opened.allocated_bytes = record.allocated_bytes
+        awaited = self._awaited.get(ino)
+        thread = 0 if awaited is None else awaited[2]
         until_s = self._pool.monotonic_s() + _DISPLACED_S
-        self._fought_over[record.parent, record.name] = until_s
-        self._fought_over.move_to_end((record.parent, record.name))
-        if len(self._fought_over) > _FOUGHT_OVER_MAX:
-            self._fought_over.popitem(last=False)
         self._displaced[opened.ino] = Displaced(record.parent, record.name, opened, until_s, thread)
         if len(self._displaced) > _DISPLACED_MAX:
             self._forget_oldest()
@@ -289,8 +295,7 @@ class Superseding:
 
     def fought_over(self, parent: InodeNo, name: bytes) -> bool:
         """Whether writers took this name from each other a moment ago."""
-        until_s = self._fought_over.get((parent, name))
-        return until_s is not None and until_s > self._pool.monotonic_s()
+        return self._fought_over.is_still(parent, name, self._pool.monotonic_s())
 
     def refuse_unfinished(self, ino: InodeNo, who: Maker) -> None:
         """Raise NotFound if *ino* is the draft of another process than *who*, who lost his own.
@@ -311,8 +316,7 @@ class Superseding:
         pool = self._pool
         record = opened.gone
         assert record is not None, "a displaced draft has no name"
-        now_ns = pool.clock_ns()
-        sequence = pool.next_sequence()
+        now_ns, sequence = pool.clock_ns(), pool.next_sequence()
         replaced = pool.index.lookup(new_parent, new_name)
         replaced_record = None if replaced is None else self._namespace.record(replaced)
         if replaced_record is not None:
@@ -336,6 +340,8 @@ class Superseding:
                 parent_record = self._namespace.replace_in(
                     txn, replaced, replaced_record, parent_record, now_ns
                 )
+            for key, value in opened.attributes.items():
+                txn.put_xattr(opened.ino, key, value)
             self._namespace.enter(txn, opened.ino, final, parent_record)
         opened.gone = None
         self.old.stop_showing(opened)
@@ -385,9 +391,9 @@ class Superseding:
         with contextlib.suppress(OSError):  # a reader, or its grave, may keep the extent
             self._pool.extents.trim(extent.fd, 0)
         self._pool.ready.let_go(extent)
-        record = self._pool.index.inode_or_miss(ino)
-        if record is not None:
+        if (record := self._pool.index.inode_or_miss(ino)) is not None:
             try:
                 self.unnamed(self._namespace.unlink(record.parent, record.name))
             except (KvfsError, OSError):
                 return
+        self._pool.unfinished.discard(ino)

@@ -45,6 +45,19 @@ def rewrite_header(source: Source, change: Callable[[bytes], bytes]) -> None:
         path.write_bytes(change(path.read_bytes()))
 
 
+@pytest.mark.parametrize("name", ["a\nb", "a\x1bb", "a\tb"])
+def test_a_name_that_no_mount_takes_is_not_formatted(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with workplace() as place:
+        (place / name).mkdir()
+        monkeypatch.chdir(place / name)  # the mount makes it absolute
+        for path in (place / name, place / name / "image", Path("image")):
+            with refused(UsageError, repr(name)[1:-1], "holds a control character"):
+                format_source(str(path), capacity_bytes=100 * MIB)
+        assert list(place.rglob("*")) == [place / name]
+
+
 # ---- foreign drives and images ----
 
 
@@ -250,6 +263,18 @@ def test_an_image_that_is_attached_elsewhere_is_refused() -> None:
         refused(SourceBusy, source.path, drive.path),
     ):
         format_source(source.path, force=True)
+
+
+@pytest.mark.needs_loop
+def test_a_drive_whose_file_is_another_drive_too_is_refused() -> None:
+    with (
+        blank_source("image") as source,
+        loop_device(0, backing=source.bytes_at) as drive,
+        loop_device(0, backing=source.bytes_at) as other,
+        untouched(source),
+        refused(SourceBusy, drive.path, other.path),
+    ):
+        format_source(drive.path, force=True)
 
 
 # ---- missing, too small, full ----

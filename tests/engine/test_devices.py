@@ -20,12 +20,21 @@ from kvfs.devices import (
     image,
     loop,
     open_source,
+    pool_files,
     recognise,
     wait_released,
 )
 from kvfs.devices.capacity import image_size_bytes, reserve_bytes, xfs_usable_bytes
 from kvfs.devices.detached import mount_detached
-from kvfs.errors import NoSpace, SourceBlank, SourceBusy, SourceFull, UsageError
+from kvfs.errors import (
+    NoSpace,
+    SourceBlank,
+    SourceBusy,
+    SourceDamaged,
+    SourceForeign,
+    SourceFull,
+    UsageError,
+)
 from kvfs.fan_out import FAN_OUT
 from tests.support.loop import loops_over
 from tests.support.mounting import ROOT, workplace
@@ -314,6 +323,48 @@ def test_destroy_leaves_what_is_not_the_pools() -> None:
         destroy_source(source.path)
         left = sorted(path for path in source.bytes_at.rglob("*") if path.is_file())
         assert left == sorted(foreign)
+
+
+def test_a_new_pool_leaves_what_is_not_the_pools() -> None:
+    """It had removed the old pool when it met the directory of a file that is not its own."""
+    with blank_source("directory") as source:
+        format_source(source.path)
+        foreign = [source.bytes_at / name for name in ("extents/00/mine", "index/other")]
+        for path in foreign:
+            path.write_text("keep")
+        format_source(source.path, force=True)
+        open_source(source.path).close()
+        assert all(path.read_text() == "keep" for path in foreign)
+
+
+def test_a_new_pool_names_what_is_in_its_way() -> None:
+    with blank_source("directory") as source:
+        format_source(source.path)
+        (source.bytes_at / "extents/07").rmdir()
+        (source.bytes_at / "extents/07").symlink_to("00")
+        with refused(SourceDamaged, source.path, "extents/07: File exists"):
+            format_source(source.path, force=True)
+
+
+def test_destroy_ends_what_an_interrupted_destroy_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(name: str, directory_fd: int) -> None:
+        if name == "RUN":
+            raise KeyboardInterrupt
+        unlink(name, directory_fd)
+
+    unlink = pool_files._unlink
+    with blank_source("directory") as source:
+        format_source(source.path)
+        monkeypatch.setattr(pool_files, "_unlink", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            destroy_source(source.path)
+        monkeypatch.undo()
+        with refused(SourceForeign, source.path, "unfinished pool"):
+            open_source(source.path)
+        destroy_source(source.path)
+        assert os.listdir(source.path) == []
+        with refused(SourceBlank, source.path):
+            destroy_source(source.path)
 
 
 def test_an_empty_ext4_with_its_lost_and_found_is_blank() -> None:

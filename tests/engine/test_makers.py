@@ -262,3 +262,13 @@ def test_sigkill_is_told() -> None:
 @pytest.mark.parametrize("code", [0, 1, 9, 137, 255])
 def test_an_exit_is_no_signal(code: int) -> None:
     assert run_in_child(lambda: os._exit(code)) == 0
+
+
+def test_nobody_of_another_boot_lives(makers: Makers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that is started at boot has the same number again, and the same pidfd."""
+    maker = makers.of(os.getpid(), 0.0)
+    monkeypatch.setattr("kvfs.makers.present_boot_id", lambda: "another")
+    with contextlib.closing(Makers()) as later:
+        assert not later.lives(maker)
+        assert later.lives(later.of(os.getpid(), 0.0))
+        assert later.of(os.getpid(), 0.0) != maker

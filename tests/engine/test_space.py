@@ -56,6 +56,36 @@ def test_statfs_totals_never_change(running: Host) -> None:
     assert before.inodes_free - after.inodes_free == 1
 
 
+def test_what_has_no_name_is_not_told_as_published(running: Host) -> None:
+    """Of four blocks one stays, one is removed and open, one removed and mapped, one just gone."""
+    store = running.store
+    for number, name in enumerate((b"grave", b"open", b"mapped", b"stays"), 1):
+        put(store, ROOT_INODE, b"new.tmp", bytes(number * MIB))
+        store.rename(ROOT_INODE, b"new.tmp", ROOT_INODE, name, replace=True)
+    opened = store.blocks.open_to_read(store.namespace.lookup(ROOT_INODE, b"open"))
+    mapped = running.extent(store.namespace.lookup(ROOT_INODE, b"mapped"))
+    settle(store)
+    assert store.describe()["states"]["published"] == {"blocks": 4, "bytes": 10 * MIB}
+    with mapped.open("rb"):
+        store.namespace.unlink(ROOT_INODE, b"mapped")
+        store.pool.graves.give_way()
+        store.pool.background.drain()
+        store.namespace.unlink(ROOT_INODE, b"open")
+        store.namespace.unlink(ROOT_INODE, b"grave")
+        told = store.describe()
+    assert told["states"]["published"] == {"blocks": 1, "bytes": 4 * MIB}
+    assert told["states"]["gone"] == {"blocks": 2, "bytes": 5 * MIB}
+    assert told["lingering_bytes"] == 5 * MIB
+    assert told["graves"] == 1
+    states = {state: row for state, row in told["states"].items() if state != "ready"}
+    assert sum(row["bytes"] for row in states.values()) == told["used_bytes"] == 9 * MIB
+    store.blocks.close(opened, writer=False)
+    settle(store)
+    assert store.describe()["lingering_bytes"] == 0
+    assert "gone" not in store.describe()["states"]
+    assert_exact(running)
+
+
 def test_ready_extents_give_way_to_writers(running: Host) -> None:
     store = running.store
     for number in range(8):

@@ -126,6 +126,28 @@ def test_an_open_for_writing_marks_a_published_block(running: Host) -> None:
     assert_exact(running)
 
 
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_whole_block_can_still_be_opened_when_its_writer_was_faster(
+    running: Host, writes: bool
+) -> None:
+    """Who looked the name up before it was replaced opens the old block, unless it was changed."""
+    store = running.store
+    ino = put(store, ROOT_INODE, b"block", b"bytes")
+    opened = store.blocks.open(ino, writer=True, truncate=False)
+    put(store, ROOT_INODE, b"tmp", b"newer")
+    store.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"block", replace=True)
+    if writes:
+        write(store, opened, b"other")
+    store.blocks.close(opened, writer=True)
+    if writes:
+        with pytest.raises(DeadInode):
+            store.blocks.open_to_read(ino)
+    else:
+        store.blocks.close(store.blocks.open_to_read(ino), writer=False)
+    settle(store)
+    assert_exact(running)
+
+
 def test_a_taken_identity_is_remembered_until_it_can_do_no_harm(running: Host) -> None:
     """Until an fsync, a new one, or the end of the inode."""
     store, identities = running.store, running.store.pool.identities
@@ -193,8 +215,10 @@ def test_attributes_of_a_removed_open_inode_bring_nothing_back(running: Host) ->
     store.namespace.unlink(ROOT_INODE, b"a")
     changed = store.attributes.change(ino, Change(mode=0o600, mtime_ns=5))
     assert (stat.S_IMODE(changed.mode), changed.mtime_ns) == (0o600, 5)
+    store.attributes.set_xattr(ino, b"user.a", b"1")
+    assert store.attributes.xattr(ino, b"user.a") == b"1"
     with pytest.raises(DeadInode):
-        store.attributes.set_xattr(ino, b"user.a", b"1")
+        store.attributes.set_xattr(ino, b"user.kvfs.pin", b"1")
     assert store.pool.index.inode(ino) is None
     store.blocks.close(opened, writer=False)
     running.stop()

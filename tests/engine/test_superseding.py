@@ -210,9 +210,11 @@ def two_writers(running: Host) -> tuple[OpenInode, OpenInode]:
 def test_each_of_two_writers_renames_its_own(running: Host) -> None:
     store = running.store
     first, second = two_writers(running)
+    store.attributes.set_xattr(first.ino, b"user.who", b"one")
     close(running, first)
     assert rename(running, ONE) is None
     assert get(store, ROOT_INODE, b"K") == b"1" * 5000
+    assert store.pool.index.xattr(first.ino, b"user.who") == b"one"
     assert store.namespace.record(first.ino).state == State.PUBLISHED
     assert store.namespace.record(second.ino).name == TMP
     assert_exact(running)

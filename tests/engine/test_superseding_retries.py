@@ -2,10 +2,12 @@
 
 import errno
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
 from kvfs.errors import DeadInode, NotFound
+from kvfs.lifecycle import State
 from kvfs.makers import Maker
 from kvfs.open_inodes import OpenInode
 from kvfs.types import ROOT_INODE, InodeNo
@@ -61,6 +63,27 @@ class Client:
             self.open(ino)
 
 
+class Race(NamedTuple):
+    """One draft's name, which two others took one after the other; *slow* has not opened yet."""
+
+    first: Client
+    draft: OpenInode
+    slow: Client
+    promised: InodeNo
+    quick: Client
+    quicks: OpenInode
+
+
+def lose_the_name(running: Host) -> Race:
+    """Let *slow* be refused and look, and *quick* take the name before *slow* opens."""
+    first, slow, quick = (Client(running, tid) for tid in (100, 101, 102))
+    draft, _ = running.store.blocks.create(ROOT_INODE, TMP, FILE, 0, 0, first.maker)
+    slow.refused(draft.ino)
+    promised = slow.look()
+    quick.refused(promised)
+    return Race(first, draft, slow, promised, quick, quick.open(quick.look()))
+
+
 @pytest.fixture
 def running() -> Iterator[Host]:
     with host() as made:
@@ -74,41 +97,27 @@ def test_who_loses_the_name_between_two_looks_writes_his_own_draft(running: Host
 
     One open in thirty failed with ESTALE where two writers rewrote one name in place.
     """
-    store = running.store
-    first, slow, quick = (Client(running, tid) for tid in (100, 101, 102))
-    draft, _ = store.blocks.create(ROOT_INODE, TMP, FILE, 0, 0, first.maker)
-    slow.refused(draft.ino)
-    promised = slow.look()
-    quick.refused(promised)
-    taken = quick.look()
-    quicks = quick.open(taken)
-    assert slow.look() == promised
-    slows = slow.open(promised)
-    write(store, quicks, b"quick")
+    store, race = running.store, lose_the_name(running)
+    assert race.slow.look() == race.promised
+    slows = race.slow.open(race.promised)
+    write(store, race.quicks, b"quick")
     write(store, slows, b"slow")
     store.blocks.close(slows, writer=True)
-    store.blocks.close(quicks, writer=True)
-    store.rename(ROOT_INODE, TMP, ROOT_INODE, b"K", replace=True, who=quick.maker)
-    slow.refused(taken)  # the kernel's name for it was older than the rename
+    store.blocks.close(race.quicks, writer=True)
+    store.rename(ROOT_INODE, TMP, ROOT_INODE, b"K", replace=True, who=race.quick.maker)
+    race.slow.refused(race.quicks.ino)  # the kernel's name for it was older than the rename
     assert get(store, ROOT_INODE, b"K") == b"quick"
-    store.blocks.close(draft, writer=True)
+    store.blocks.close(race.draft, writer=True)
 
 
 def test_only_its_own_second_try_finds_a_lost_draft(running: Host) -> None:
     """Other threads, and the same one once it has it open, are led to who took the name."""
-    store = running.store
-    first, slow, quick = (Client(running, tid) for tid in (100, 101, 102))
-    draft, _ = store.blocks.create(ROOT_INODE, TMP, FILE, 0, 0, first.maker)
-    slow.refused(draft.ino)
-    promised = slow.look()
-    quick.refused(promised)
-    taken = quick.look()
-    quicks = quick.open(taken)
-    assert first.look() == taken
-    assert slow.look() == promised
-    slows = slow.open(promised)
-    assert slow.look() == taken
-    for opened in (slows, quicks, draft):
+    store, race = running.store, lose_the_name(running)
+    assert race.first.look() == race.quicks.ino
+    assert race.slow.look() == race.promised
+    slows = race.slow.open(race.promised)
+    assert race.slow.look() == race.quicks.ino
+    for opened in (slows, race.quicks, race.draft):
         store.blocks.close(opened, writer=True)
 
 
@@ -129,6 +138,94 @@ def test_a_name_that_comes_and_goes_between_two_looks(running: Host) -> None:
     slow.refused(writing.ino)
     assert get(store, ROOT_INODE, b"K") == b"whole"
     store.blocks.close(draft, writer=True)
+
+
+@pytest.mark.parametrize("unlinked", [False, True])
+def test_a_draft_is_emptied_by_its_number(running: Host, unlinked: bool) -> None:
+    """``echo >/dev/fd/3``: no LOOKUP leads to another one; ESTALE, or its old bytes stayed."""
+    store = running.store
+    client = Client(running, 100)
+    draft, _ = store.blocks.create(ROOT_INODE, TMP, FILE, 0, 0, client.maker)
+    write(store, draft, b"bytes")
+    if unlinked:
+        store.namespace.unlink(ROOT_INODE, TMP)
+    client.refused(draft.ino)
+    assert client.open(draft.ino) is draft
+    assert store.blocks.present(draft.ino).size_bytes == 0
+    write(store, draft, b"new")
+    for _ in range(2):
+        store.blocks.close(draft, writer=True)
+    settle(store)
+    assert tree(store) == ({} if unlinked else {b"/" + TMP: b"new"})
+    assert_exact(running)
+
+
+def publish(running: Host, who: Client, data: bytes) -> None:
+    """Store K as most connectors do."""
+    store = running.store
+    draft, _ = store.blocks.create(ROOT_INODE, TMP, FILE, 0, 0, who.maker)
+    write(store, draft, data)
+    store.blocks.close(draft, writer=True)
+    store.rename(ROOT_INODE, TMP, ROOT_INODE, b"K", replace=True, who=who.maker)
+
+
+@pytest.mark.parametrize("unlinks", [False, True])
+@pytest.mark.parametrize("looks", [1, 2])
+def test_a_fresh_inode_that_loses_its_name_before_its_open(
+    running: Host, looks: int, unlinks: bool
+) -> None:
+    """Who opens it came just before the rename or the unlink: nobody finds what he writes.
+
+    One open in ten failed with ESTALE where another process renamed over the name.
+    """
+    store = running.store
+    slow, quick = (Client(running, tid) for tid in (100, 101))
+    publish(running, quick, b"one")
+    slow.refused(slow.look(b"K"))
+    promised = slow.look(b"K")
+    if looks == 2:
+        assert slow.look(b"K") == promised
+    if unlinks:
+        store.namespace.unlink(ROOT_INODE, b"K")
+    else:
+        publish(running, quick, b"two")
+        if looks == 1:
+            assert slow.look(b"K") == promised
+    opened = slow.open(promised)
+    write(store, opened, b"three")
+    store.blocks.close(opened, writer=True)
+    left = {} if unlinks else {b"/K": b"two"}
+    assert tree(store) == left
+    store.blocks.superseding.tick(store.pool.monotonic_s() + 61)
+    settle(store)
+    assert tree(store) == left
+    assert_exact(running)
+    assert not running.extent(promised).exists()
+
+
+def test_a_fresh_inode_that_is_renamed_before_its_open_is_no_empty_block(running: Host) -> None:
+    """Others see the old version under the new name, until the new one is whole.
+
+    Such a rename published the inode without a byte, and all saw it grow.
+    """
+    store = running.store
+    writer, mover = (Client(running, tid) for tid in (100, 101))
+    put(store, ROOT_INODE, TMP, b"whole")
+    store.rename(ROOT_INODE, TMP, ROOT_INODE, b"K", replace=True)
+    old = writer.look(b"K")
+    writer.refused(old)
+    promised = writer.look(b"K")
+    store.rename(ROOT_INODE, b"K", ROOT_INODE, b"L", replace=True, who=mover.maker)
+    record = store.namespace.record(promised)
+    assert record.state == State.DRAFT
+    assert store.visibility.seen(promised, record, mover.maker) == old
+    opened = writer.open(promised)
+    write(store, opened, b"new")
+    assert store.visibility.seen(promised, store.namespace.record(promised), mover.maker) == old
+    store.blocks.close(opened, writer=True)
+    assert get(store, ROOT_INODE, b"L") == b"new"
+    settle(store)
+    assert_exact(running)
 
 
 def test_a_fresh_inode_that_cannot_be_opened_is_no_empty_block(
@@ -167,3 +264,36 @@ def test_a_fresh_inode_that_nobody_opens_gives_its_reserve_back(running: Host, r
         store.blocks.close(opened, writer=False)
     settle(store)
     assert_exact(running)
+
+
+@pytest.mark.usefixtures("caplog")
+@pytest.mark.parametrize("comes", [True, False], ids=["comes", "does not come"])
+def test_a_reader_before_the_writer_leaves_the_fresh_draft_unfinished(
+    running: Host, comes: bool
+) -> None:
+    """Another thread of the writer's process sees the draft, between its LOOKUP and its OPEN."""
+    store = running.store
+    client = Client(running, 100)
+    ino = put(store, ROOT_INODE, b"K", b"old" * 3000)
+    client.refused(ino)
+    fresh = client.look(b"K")
+    assert store.visibility.seen(fresh, store.namespace.record(fresh), client.maker) == fresh
+    store.blocks.close(store.blocks.open_to_read(fresh), writer=False)
+    if comes:
+        write(store, client.open(fresh), b"new" * 1000)
+    put(store, ROOT_INODE, b"other", b"")  # which writes the list of the unfinished
+    running.kill()
+    assert tree(running.start()) == {b"/other": b""}
+    settle(running.store)
+    assert_exact(running)
+
+
+def test_a_fresh_draft_that_nobody_opens_does_not_stay_listed(running: Host) -> None:
+    store = running.store
+    client = Client(running, 100)
+    ino = put(store, ROOT_INODE, b"K", b"old" * 3000)
+    client.refused(ino)
+    fresh = client.look(b"K")
+    assert fresh in store.pool.unfinished
+    store.blocks.superseding.tick(store.pool.monotonic_s() + 60.0)
+    assert not store.pool.unfinished

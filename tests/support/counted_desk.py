@@ -13,6 +13,7 @@ from mount.data_path import DaemonPath
 from mount.files import Files
 from mount.grant import Grant
 from mount.handles import Handles
+from mount.transfers import Transfers
 from tests.support.stores import FILE, host, put
 
 NEW: Final = os.O_RDWR | os.O_CREAT
@@ -46,6 +47,7 @@ class CountedDesk:
         self.fd = os.memfd_create("handles")
         self.handles = Handles(self.fd)
         self.files = Files(store, self.handles, self.path, io_threads=2)
+        self.transfers = Transfers(self.files)
         store.pool.freed = self.path.freed
 
     def create(self, name: bytes, flags: int = NEW) -> tuple[int, InodeNo]:
@@ -72,6 +74,7 @@ def counted_desk() -> Iterator[CountedDesk]:
         try:
             yield made
         finally:
-            del made.handles, made.files  # the table's mapping holds a descriptor of its own
+            # the table's mapping holds a descriptor of its own
+            del made.handles, made.files, made.transfers
             os.close(made.fd)
             machine.stop()

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final
 from unittest import mock
 
+import pytest
+
 from kvfs.check import check_pool
 from kvfs.config import Settings
 from kvfs.devices import Device, Reserve, open_source, pool_files
@@ -347,3 +349,16 @@ def assert_exact(host: Host) -> None:
     )
     coming_bytes = sum(size_bytes * count for size_bytes, count in ready._coming.items())
     assert ready._coming_bytes == coming_bytes
+
+
+def kill_behind_an_overwriting(running: Host, patch: pytest.MonkeyPatch) -> InodeNo:
+    """Kill a server whose block was overwritten and renamed, and waits for its bytes; return it."""
+    store = running.store
+    ino = put(store, ROOT_INODE, b"a.tmp", b"old" * 3000)
+    opened = store.blocks.open(ino, writer=True, truncate=False)
+    write(store, opened, b"new" * 3000)
+    store.blocks.close(opened, writer=True)
+    patch.setattr(store.pool.background, "submit_long", lambda _job: None)
+    store.namespace.rename(ROOT_INODE, b"a.tmp", ROOT_INODE, b"a")
+    running.kill()
+    return ino

@@ -1,0 +1,107 @@
+"""An extent whose own inode the file system cannot read: a miss, and no more than that."""
+
+import errno
+import os
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import pytest
+
+from kvfs.check import check_pool
+from kvfs.devices import open_source
+from kvfs.errors import Damaged, NotFound
+from kvfs.fsck_report import FsckReport
+from kvfs.syscalls import Syscalls
+from kvfs.types import ROOT_INODE, InodeNo
+from tests.support.stores import DIRECTORY, FILE, Host, assert_exact, get, put, settle, tree
+
+pytestmark = pytest.mark.usefixtures("caplog")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Breaking(Syscalls):
+    """XFS with one broken inode (EFSCORRUPTED): all calls that name its file fail."""
+
+    def __init__(self, ino: InodeNo) -> None:
+        self._name = f"{ino:016x}"
+        for name in ("open", "stat", "unlink", "getxattr", "setxattr", "removexattr"):
+            setattr(self, name, self._broken(getattr(self, name)))
+
+    def _broken(self, call: Callable[P, T]) -> Callable[P, T]:
+        def broken(*args: P.args, **kwargs: P.kwargs) -> T:
+            if str(args[0]).endswith(self._name):
+                raise OSError(errno.EUCLEAN, os.strerror(errno.EUCLEAN))
+            return call(*args, **kwargs)
+
+        return broken
+
+
+def check(running: Host, broken: InodeNo, *, repair: bool) -> FsckReport:
+    with open_source(str(running.path), read_only=not repair) as device:
+        return check_pool(
+            device, repair=repair, settings=running.settings, syscalls=Breaking(broken)
+        )
+
+
+def test_a_load_of_it_is_a_miss_from_the_second_try_on(running: Host) -> None:
+    """It was EIO, on a name that stayed."""
+    broken = put(running.store, ROOT_INODE, b"broken", b"b")
+    running.stop()
+    store = running.start(Breaking(broken))
+    with pytest.raises(Damaged):
+        get(store, ROOT_INODE, b"broken")
+    with pytest.raises(NotFound):
+        get(store, ROOT_INODE, b"broken")
+    assert store.pool.dismissed == 1
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_fsck_names_it_and_mends_what_it_can(running: Host, end: str) -> None:
+    """It ended at the first one, with nothing but "Structure needs cleaning"."""
+    broken = put(running.store, ROOT_INODE, b"broken", b"b")
+    put(running.store, ROOT_INODE, b"whole", b"w")
+    settle(running.store)
+    running.stop() if end == "stop" else running.kill()
+    assert any("broken: " in line for line in check(running, broken, repair=False).problems)
+    report = check(running, broken, repair=True)
+    assert report.found - report.repaired == 1, "the file itself is xfs_repair's"
+    running.extent(broken).unlink()
+    assert running.check().problems == []
+    assert tree(running.start()) == {b"/whole": b"w"}
+    assert_exact(running)
+
+
+def test_a_directory_does_not_go_for_its_identity_file(running: Host) -> None:
+    directory, _ = running.store.namespace.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0)
+    put(running.store, directory, b"whole", b"w")
+    settle(running.store)
+    running.stop()
+    report = check(running, directory, repair=True)
+    assert (report.found, report.repaired) == (1, 0)
+    assert tree(running.start()) == {b"/dir": "directory", b"/dir/whole": b"w"}
+
+
+def test_a_sweep_goes_on_behind_it(running: Host) -> None:
+    """It ended there at every start, and what lay behind was never looked at."""
+    store = running.store
+    broken = put(store, ROOT_INODE, b"broken", b"b")
+    late = put(store, ROOT_INODE, b"late", b"l")
+    running.kill()
+    store = running.start(Breaking(broken))
+    settle(store)
+    assert store.pool.background.failures == 0
+    assert store.pool.extents.identity(late) is not None
+
+
+def test_a_start_after_a_kill_drops_it(running: Host) -> None:
+    """The start was refused for one slab that was open for writing."""
+    store = running.store
+    put(store, ROOT_INODE, b"whole", b"w")
+    slab, _ = store.blocks.create(ROOT_INODE, b"slab", FILE, 0, 0)
+    store.blocks.truncate(slab.ino, 10_000)
+    store.blocks.close(slab, writer=True)
+    store.blocks.open(slab.ino, writer=True, truncate=False)
+    running.kill()
+    assert tree(running.start(Breaking(slab.ino))) == {b"/whole": b"w"}

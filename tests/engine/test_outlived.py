@@ -1,0 +1,125 @@
+"""A pool whose file system outlived its server, since a client still has a file of it open."""
+
+import contextlib
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvfs.devices import destroy_source, format_source, open_source, wait_released, xfs
+from kvfs.devices.outlived import Outlived, outlived
+from kvfs.errors import SourceBusy
+from tests.support.loop import loops_over
+from tests.support.pools import Source, blank_source, refused
+
+pytestmark = pytest.mark.needs_loop
+
+NAME = "extents/07/file"
+
+
+@pytest.fixture(params=["block", "image"])
+def source(request: pytest.FixtureRequest) -> Iterator[Source]:
+    """A pool."""
+    with blank_source(request.param) as source:
+        format_source(source.path)
+        yield source
+
+
+@contextlib.contextmanager
+def client_of(source: Source) -> Iterator[int]:
+    """Let a server store a file and go, and yield a client's descriptor of it."""
+    with open_source(source.path) as device:
+        fd = os.open(NAME, os.O_CREAT | os.O_RDWR, 0o600, dir_fd=device.pool_fd)
+        os.write(fd, b"stored")
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def drive_of(source: Source) -> str:
+    """Return the loop device that the bytes of *source* pass through."""
+    (path,) = loops_over(source.bytes_at)
+    return path
+
+
+def test_the_next_server_finds_all_of_it_there(source: Source) -> None:
+    """Whoever it is joins the file system, with what was never synced; one at a time."""
+    with client_of(source) as fd:
+        with refused(SourceBusy, source.path):
+            wait_released(source.path, wait_s=0.02)
+        with open_source(source.path) as device:
+            path = Path(f"/proc/self/fd/{device.pool_fd}") / NAME
+            assert path.read_bytes() == b"stored"
+            assert os.path.samestat(os.fstat(fd), path.stat())
+            path.unlink()
+            assert os.pread(fd, 10, 0) == b"stored"
+            with refused(SourceBusy, source.path, "mounted already"):
+                open_source(source.path)
+    wait_released(source.path)
+    with open_source(source.path) as device:
+        assert not (Path(f"/proc/self/fd/{device.pool_fd}") / NAME).exists()
+
+
+def test_who_joins_for_a_look_writes_nothing(source: Source) -> None:
+    with client_of(source), open_source(source.path, read_only=True) as device:
+        with pytest.raises(OSError, match="Read-only") as failure:
+            os.open(NAME, os.O_WRONLY, dir_fd=device.pool_fd)
+        assert failure.value.errno == errno.EROFS
+        with refused(SourceBusy, source.path):
+            open_source(source.path)
+
+
+def test_it_is_neither_formatted_nor_destroyed(source: Source) -> None:
+    with client_of(source):
+        with refused(SourceBusy, source.path):
+            format_source(source.path, force=True)
+        with refused(SourceBusy, source.path):
+            destroy_source(source.path)
+    destroy_source(source.path)
+
+
+def test_one_that_went_meanwhile_is_not_believed_to_have_lived_on(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that nobody looked at may be dirty."""
+    with client_of(source):
+        with monkeypatch.context() as patch:
+            patch.setattr(Outlived, "is_gone", lambda _: True)
+            with refused(SourceBusy, source.path, "try again"):
+                open_source(source.path)
+        open_source(source.path).close()
+    wait_released(source.path)
+
+
+def test_a_pool_in_the_making_is_not_joined(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file system looks as one that outlived its server; POOL is written last."""
+    with client_of(source), monkeypatch.context() as patch:
+        patch.setattr(xfs, "read_header", lambda *_: None)
+        with refused(SourceBusy, source.path, "try again"):
+            open_source(source.path)
+
+
+def test_a_found_one_tells_when_it_went(source: Source) -> None:
+    with contextlib.ExitStack() as stack:
+        with client_of(source):
+            found = stack.enter_context(outlived(drive_of(source)))
+            assert found is not None
+            assert not found.is_gone()
+        assert found.is_gone()
+
+
+def test_what_somebody_mounted_is_not_joined(source: Source, tmp_path: Path) -> None:
+    with client_of(source):
+        subprocess.run(["mount", drive_of(source), tmp_path], check=True)
+        try:
+            with refused(SourceBusy, source.path):
+                open_source(source.path)
+        finally:
+            subprocess.run(["umount", tmp_path], check=True)
+        open_source(source.path).close()
