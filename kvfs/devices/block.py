@@ -6,6 +6,7 @@ import os
 from kvfs.devices import busy, loop, probe, xfs
 from kvfs.devices.capacity import XFS_MIN_BYTES, xfs_usable_bytes
 from kvfs.devices.device import Device, Fill
+from kvfs.devices.outlived import outlived
 from kvfs.devices.pool_files import PoolHeader
 from kvfs.errors import (
     SourceBlank,
@@ -36,11 +37,17 @@ def open_block(path: str, *, read_only: bool, capacity_bytes: int | None) -> Dev
     Raises SourceBlank, SourceForeign, FormatUnknown, SourceBusy, SourceDamaged, UsageError,
     ToolMissing, NotRoot; the device is untouched then.
     """
+    with outlived(path) as found:
+        if found is not None:
+            require_pool(path)
+            return xfs.join_pool(
+                found, path, path, "block", read_only=read_only, capacity_bytes=capacity_bytes
+            )
     busy.refuse_busy(path)
     require_pool(path)
-    xfs.look_at_pool(path, path)
+    header = xfs.look_at_pool(path, path)
     return xfs.open_pool(
-        path, path, "block", read_only=read_only, capacity_bytes=capacity_bytes, held_fds=[]
+        path, path, "block", header.epoch, read_only=read_only, capacity_bytes=capacity_bytes
     )
 
 

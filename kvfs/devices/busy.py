@@ -5,10 +5,14 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
+from kvfs.devices import loop
 from kvfs.errors import SourceBusy, SourceDamaged
 from kvfs.mount_table import mounts, where_mounted
 
 _SWAPS: Final = "/proc/swaps"
+_UNKNOWN_USER: Final = (
+    "by another program, as a pool that is mounted already, or by clients of a dead mount"
+)
 
 
 def claim(path: str, flags: int = os.O_RDONLY) -> int:
@@ -21,19 +25,38 @@ def claim(path: str, flags: int = os.O_RDONLY) -> int:
         return os.open(path, flags | os.O_EXCL | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.EBUSY:
-            raise SourceBusy(f"{path} is in use: {_user_of(path)}") from None
+            raise SourceBusy(f"{path} is in use: {_known_user(path) or _UNKNOWN_USER}") from None
         raise SourceDamaged(f"{path}: {error.strerror}") from error
 
 
 def refuse_busy(path: str) -> None:
-    """Raise SourceBusy when block device *path* has a user or a holder in /sys/block."""
+    """Raise SourceBusy when block device *path* has a user or a holder in /sys/block.
+
+    Another loop device over the same file is one: the pool may be mounted by that.
+    """
     os.close(claim(path))
+    if loop.is_loop(path) and (others := list(loop.others_of(path))):
+        raise SourceBusy(f"{path} is in use: its file is attached to {', '.join(others)} as well")
     holders = list(_holders(_sys_path(os.stat(path).st_rdev)))
     if holders:
         raise SourceBusy(f"{path} is in use: held by {', '.join(holders)}")
 
 
-def _user_of(path: str) -> str:
+def has_unknown_user(path: str) -> bool:
+    """Whether block device *path* is claimed and nothing tells by whom. Raises SourceDamaged."""
+    try:
+        os.close(claim(path))
+    except SourceBusy:
+        return not _known_user(path)
+    return False
+
+
+def kernel_name(path: str) -> str:
+    """Return the name of block device *path* in the kernel, as in /sys/block."""
+    return os.path.basename(os.path.realpath(_sys_path(os.stat(path).st_rdev)))
+
+
+def _known_user(path: str) -> str:
     device_no = os.stat(path).st_rdev
     sys_path = _sys_path(device_no)
     numbers = {f"{os.major(device_no)}:{os.minor(device_no)}", *_partitions(sys_path)}
@@ -53,7 +76,7 @@ def _user_of(path: str) -> str:
                 return "swap space"
     if where := where_mounted(path):
         return f"the pool on it is mounted {where}"
-    return "by another program, or as a pool that is mounted already"
+    return ""
 
 
 def _sys_path(device_no: int) -> str:

@@ -21,6 +21,7 @@ _SET_FLAG: Final = 0
 _SET_STRING: Final = 1
 _CMD_CREATE: Final = 6
 _CMD_CREATE_EXCL: Final = 8  # Linux 6.6: never joins a mount that is there already
+MOUNT_ATTR_RDONLY: Final = 0x01
 MOUNT_ATTR_NOSUID: Final = 0x02
 MOUNT_ATTR_NODEV: Final = 0x04
 MOUNT_ATTR_NOATIME: Final = 0x10
@@ -32,11 +33,18 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def mount_detached(
-    fs_type: str, source: str, options: Mapping[str, str], flags: Iterable[str], attributes: int
+    fs_type: str,
+    source: str,
+    options: Mapping[str, str],
+    flags: Iterable[str],
+    attributes: int,
+    *,
+    joins: bool = False,
 ) -> int:
     """Mount block device *source* on no path and return an fd of its root (O_PATH).
 
-    *flags* are options without a value (``ro``), *attributes* MOUNT_ATTR_*. The last close of an
+    *flags* are options without a value (``ro``), *attributes* MOUNT_ATTR_*. *joins*: where the
+    device is mounted already this is one more mount of the same file system. The last close of an
     fd in the mount unmounts it. Raises OSError, with the kernel's own words where it has some.
     """
     context_fd = _call(_SYS_FSOPEN, fs_type.encode(), ctypes.c_uint(_FSOPEN_CLOEXEC))
@@ -46,18 +54,25 @@ def mount_detached(
             _set(context_fd, _SET_STRING, name, value)
         for name in flags:
             _set(context_fd, _SET_FLAG, name, None)
-        try:
-            _call(_SYS_FSCONFIG, context_fd, _CMD_CREATE_EXCL, None, None, 0)
-        except OSError as error:
-            if error.errno != errno.EOPNOTSUPP:
-                raise
-            _call(_SYS_FSCONFIG, context_fd, _CMD_CREATE, None, None, 0)
+        _create(context_fd, joins=joins)
         attributes_word = ctypes.c_uint(attributes)
         return _call(_SYS_FSMOUNT, context_fd, ctypes.c_uint(_FSMOUNT_CLOEXEC), attributes_word)
     except OSError as error:
         raise OSError(error.errno, _reason(context_fd, error)) from None
     finally:
         os.close(context_fd)
+
+
+def _create(context_fd: int, *, joins: bool) -> None:
+    if not joins:
+        try:
+            _call(_SYS_FSCONFIG, context_fd, _CMD_CREATE_EXCL, None, None, 0)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+        else:
+            return
+    _call(_SYS_FSCONFIG, context_fd, _CMD_CREATE, None, None, 0)
 
 
 def _set(context_fd: int, command: int, key: str, value: str | None) -> None:

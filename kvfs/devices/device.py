@@ -55,6 +55,8 @@ class Device:
         self.uuid = header.uuid
         self.created_ns = header.created_ns
         self.read_only = read_only
+        #: Clients of an ended mount have files of it open.
+        self.outlived = False
         self.usable_bytes = usable_bytes
         self.capacity_bytes = min(
             capacity_bytes or header.capacity_bytes or usable_bytes, usable_bytes

@@ -29,16 +29,18 @@ def format_directory(
 
     *force* replaces a pool that is there; another's files are never touched, so a directory with
     such is refused in any case. Without *capacity_bytes* it is what is free now, less *reserve*
-    and the pool's own needs. Raises SourceMissing, SourceForeign, SourceBusy, SourceFull; a
-    failure on the way leaves an empty directory.
+    and the pool's own needs. Raises SourceMissing, SourceForeign, SourceBusy, SourceFull, all
+    before a file goes; a failure on the way leaves an empty directory.
     """
     with contextlib.ExitStack() as stack:
         pool_fd = _open(path)
         stack.callback(os.close, pool_fd)
         fs_type = fs_type_of(pool_fd, path)
         _refuse_foreign(pool_fd, path)
+        pool_files.refuse_no_files(pool_fd, path)
         was_pool = bool(pool_files.own_names(pool_fd))
         if was_pool and not force:
+            _refuse_in_the_making(pool_fd, path)
             what = _pool_words(pool_fd, path)
             raise SourceForeign(f"{path} is not blank: {what}; --force overwrites it")
         if not was_pool:
@@ -48,10 +50,12 @@ def format_directory(
             stack.callback(os.close, pool_files.lock_pool(pool_fd, path, create=True))
             if not was_pool and pool_files.own_names(pool_fd) != [pool_files.LOCK]:
                 raise SourceBusy(f"{path} was formatted by somebody else just now")
+            if was_pool:
+                freed_bytes = pool_files.held_bytes(pool_fd)
+                capacity_bytes = _capacity(pool_fd, path, capacity_bytes, reserve, freed_bytes)
             try:
                 if was_pool:
                     pool_files.remove_tree(pool_fd, keep_lock=True)
-                    capacity_bytes = _capacity(pool_fd, path, capacity_bytes, reserve)
                 header = pool_files.new_header(capacity_bytes)
                 pool_files.make_tree(pool_fd)
                 fill(pool_fd)
@@ -97,11 +101,15 @@ def open_directory(
 
 
 def destroy_directory(path: str) -> None:
-    """Remove the pool's own files from *path* and leave the rest. Raises as open_directory."""
+    """Remove the pool's own files from *path* and leave the rest. Raises as open_directory.
+
+    An unfinished pool goes as well: POOL is the first file that an interrupted removal took.
+    """
     with contextlib.ExitStack() as stack:
         pool_fd = _open(path)
         stack.callback(os.close, pool_fd)
-        _require_pool(pool_fd, path)
+        if not _is_unfinished(pool_fd, path):
+            _require_pool(pool_fd, path)
         stack.callback(os.close, pool_files.lock_pool(pool_fd, path))
         with pool_files.write_errors(path):
             pool_files.remove_tree(pool_fd)
@@ -142,8 +150,26 @@ def _require_pool(pool_fd: int, path: str) -> PoolHeader:
         return header
     _refuse_foreign(pool_fd, path)
     if pool_files.own_names(pool_fd):
+        _refuse_in_the_making(pool_fd, path)
+        header = pool_files.read_header(pool_fd, path)  # somebody finished it meanwhile
+        if header is not None:
+            return header
         raise SourceForeign(f"{path} holds an unfinished pool; kvfs mkfs --force starts again")
     raise SourceBlank(f"{path} is empty; kvfs mkfs {path} makes a pool of it")
+
+
+def _refuse_in_the_making(pool_fd: int, path: str) -> None:
+    """Raise SourceBusy when the pool without a POOL is one that somebody makes just now."""
+    if pool_files.read_header(pool_fd, path) is None and pool_files.is_locked(pool_fd):
+        raise SourceBusy(f"{path} is in use: somebody makes a pool of it, or removes one")
+
+
+def _is_unfinished(pool_fd: int, path: str) -> bool:
+    """Whether a format or destroy was cut short here: LOCK is their first file, and their last."""
+    if pool_files.read_header(pool_fd, path) is not None:
+        return False
+    _refuse_foreign(pool_fd, path)
+    return pool_files.LOCK in pool_files.own_names(pool_fd)
 
 
 def _pool_words(pool_fd: int, path: str) -> str:
@@ -152,12 +178,17 @@ def _pool_words(pool_fd: int, path: str) -> str:
     return "unfinished kvfs pool" if header is None else f"kvfs pool, UUID {header.uuid}"
 
 
-def _capacity(pool_fd: int, path: str, wanted_bytes: int | None, reserve: Reserve) -> int:
-    """Return the capacity of a new pool. Raises SourceFull when there is no room for it."""
+def _capacity(
+    pool_fd: int, path: str, wanted_bytes: int | None, reserve: Reserve, freed_bytes: int = 0
+) -> int:
+    """Return the capacity of a new pool, for which *freed_bytes* are removed.
+
+    Raises SourceFull when there is no room for it.
+    """
     space = os.fstatvfs(pool_fd)
     total_bytes = space.f_blocks * space.f_frsize
     kept_bytes = reserve_bytes(total_bytes, reserve)
-    usable_bytes = max(0, space.f_bavail * space.f_frsize - kept_bytes)
+    usable_bytes = max(0, space.f_bavail * space.f_frsize + freed_bytes - kept_bytes)
     most_bytes = usable_bytes - metadata_bytes(usable_bytes)
     if max(wanted_bytes or 0, ROOM_MIN_BYTES) > most_bytes:
         wanted = format_size(wanted_bytes or ROOM_MIN_BYTES)

@@ -5,7 +5,6 @@ ends when the last user of the pool is gone, however the server ended.
 """
 
 import contextlib
-import errno
 import fcntl
 import logging
 import os
@@ -14,8 +13,11 @@ from collections.abc import Iterator
 from kvfs.devices import block, loop, probe, xfs
 from kvfs.devices.capacity import image_size_bytes
 from kvfs.devices.device import Device, Fill
+from kvfs.devices.lock_holders import holders, is_alive
+from kvfs.devices.outlived import Outlived, outlived
 from kvfs.devices.pool_files import PoolHeader
 from kvfs.errors import (
+    NO_SPACE,
     SourceBusy,
     SourceDamaged,
     SourceFull,
@@ -55,20 +57,25 @@ def format_image(
 
 def open_image(path: str, *, read_only: bool, capacity_bytes: int | None) -> Device:
     """Open the pool in image file *path*. Raises as open_block; the image is untouched then."""
-    with contextlib.ExitStack() as stack:
-        image_fd = stack.enter_context(_locked(path))
+    with _outlived_in(path) as (block_path, found):
+        if found is not None:
+            block.require_pool(path)
+            return xfs.join_pool(
+                found, block_path, path, "image", read_only=read_only, capacity_bytes=capacity_bytes
+            )
+    with _locked(path) as image_fd:
         block.require_pool(path)
         with _attached(image_fd, path, read_only=True) as block_path:
-            xfs.look_at_pool(block_path, path)
+            header = xfs.look_at_pool(block_path, path)
+        # The loop device holds the image, and with it the lock, longer than any fd.
         with _attached(image_fd, path) as block_path:
             return xfs.open_pool(
                 block_path,
                 path,
                 "image",
+                header.epoch,
                 read_only=read_only,
                 capacity_bytes=capacity_bytes,
-                # The loop device holds the image, and with it the lock, longer than any fd.
-                held_fds=[],
             )
 
 
@@ -104,16 +111,19 @@ def _format_new(
             f"that are free in {parent}"
         )
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        image_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise UsageError(f"{path} cannot be made: {error.strerror}") from None
     try:
-        with _locked(path) as image_fd:
+        _lock(image_fd, path)  # who was faster makes the pool; the file is not ours to remove
+        try:
             _allocate(image_fd, path, size_bytes)
             return _make_pool(image_fd, path, fill, capacity_bytes)
-    except BaseException:
-        os.unlink(path)
-        raise
+        except BaseException:
+            os.unlink(path)
+            raise
+    finally:
+        os.close(image_fd)
 
 
 def _new_size(path: str, size_bytes: int | None, capacity_bytes: int | None) -> int:
@@ -133,9 +143,37 @@ def _allocate(image_fd: int, path: str, size_bytes: int) -> None:
     try:
         Syscalls().fallocate(image_fd, 0, 0, size_bytes)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in NO_SPACE:
             raise SourceFull(f"{path}: no room for {format_size(size_bytes)}") from error
         raise SourceDamaged(f"{path} cannot be allocated: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _outlived_in(path: str) -> Iterator[tuple[str, Outlived | None]]:
+    """Yield the loop device of an image whose file system outlived its server, or None."""
+    with contextlib.ExitStack() as stack:
+        for user in _loop_users(path):
+            found = stack.enter_context(outlived(user))
+            if found is not None:
+                yield user, found
+                return
+        yield "", None
+
+
+def _loop_users(path: str) -> list[str]:
+    if where_mounted(path):
+        return []
+    try:
+        image_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # refused where it is opened for good
+        return []
+    try:
+        others = holders(os.fstat(image_fd)) - {os.getpid()}
+        if any(map(is_alive, others)):
+            return []  # a server that lives, or who makes a pool of it just now
+        return list(loop.users_of(image_fd))
+    finally:
+        os.close(image_fd)
 
 
 @contextlib.contextmanager
@@ -148,17 +186,21 @@ def _locked(path: str) -> Iterator[int]:
     except OSError as error:
         raise SourceDamaged(f"{path}: {error.strerror}") from error
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            where = where_mounted(path) or "already"
-            raise SourceBusy(f"{path} is in use: the pool in it is mounted {where}") from None
-        users = list(loop.users_of(fd))
-        if users:
-            raise SourceBusy(f"{path} is in use: attached to {', '.join(users)}")
+        _lock(fd, path)
         yield fd
     finally:
         os.close(fd)
+
+
+def _lock(image_fd: int, path: str) -> None:
+    try:
+        fcntl.flock(image_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        where = where_mounted(path) or "already"
+        raise SourceBusy(f"{path} is in use: the pool in it is mounted {where}") from None
+    users = list(loop.users_of(image_fd))
+    if users:
+        raise SourceBusy(f"{path} is in use: attached to {', '.join(users)}")
 
 
 @contextlib.contextmanager

@@ -72,6 +72,26 @@ def attach(image_fd: int, image: str, *, read_only: bool = False) -> Attached:
 def users_of(image_fd: int) -> Iterator[str]:
     """Yield the loop devices that have the file behind *image_fd*, by device and inode number."""
     wanted = os.fstat(image_fd)
+    for path, info in _attached_ones():
+        if info[:2] == (_kernel_device_no(wanted), wanted.st_ino):
+            yield path
+
+
+def others_of(path: str) -> Iterator[str]:
+    """Yield the other loop devices that have bytes of the file behind loop device *path*.
+
+    Several may stand for one file, and the kernel's exclusive claim is one of each device.
+    """
+    number = os.stat(path).st_rdev
+    infos = dict(_attached_ones())
+    own = next((info for other, info in infos.items() if os.stat(other).st_rdev == number), None)
+    for other, info in infos.items():
+        if own is not None and info is not own and info[:2] == own[:2] and _overlap(info, own):
+            yield other
+
+
+def _attached_ones() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the path and the status of each loop device that has a file."""
     for name in sorted(os.listdir("/sys/block")):
         if not os.path.exists(f"/sys/block/{name}/loop"):
             continue
@@ -85,8 +105,14 @@ def users_of(image_fd: int) -> Iterator[str]:
             continue
         finally:
             os.close(fd)
-        if (info[0], info[1]) == (_kernel_device_no(wanted), wanted.st_ino):
-            yield f"/dev/{name}"
+        yield f"/dev/{name}", info
+
+
+def _overlap(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether two loop devices of one file share bytes; a size limit of 0 is none."""
+    (start, limit), (other_start, other_limit) = one[3:5], other[3:5]
+    ends_before = other_limit and other_start + other_limit <= start
+    return not ends_before and not (limit and start + limit <= other_start)
 
 
 def is_loop(path: str) -> bool:

@@ -5,7 +5,7 @@ import errno
 import os
 from typing import Final
 
-from kvfs.errors import SourceDamaged, SourceFull, SourceMissing
+from kvfs.errors import NO_SPACE, NotRoot, SourceDamaged, SourceFull, SourceMissing
 from kvfs.extents import XATTR_FIXED, Extents
 from kvfs.syscalls import FALLOC_FL_KEEP_SIZE, Syscalls
 
@@ -64,10 +64,12 @@ def try_out(directory_fd: int, source: str, fs_type: str) -> None:
         finally:
             syscalls.close(fd)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in NO_SPACE:
             raise SourceFull(f"{source}: its file system is full") from error
         if error.errno == errno.EROFS:
             raise SourceDamaged(f"{source}: its file system is read-only") from error
+        if error.errno == errno.EPERM:
+            raise NotRoot(f"{source}: {step} need root (CAP_SYS_ADMIN)") from error
         raise SourceMissing(
             f"{source} lies on {fs_type}, which lacks {step} ({error.strerror}); {_ADVICE}"
         ) from error

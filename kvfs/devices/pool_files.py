@@ -8,13 +8,16 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import time
 import uuid
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from kvfs import __version__
+from kvfs.devices.lock_holders import holders
 from kvfs.errors import (
+    NO_SPACE,
     FormatUnknown,
     NoSpace,
     SourceBusy,
@@ -24,6 +27,7 @@ from kvfs.errors import (
 )
 from kvfs.fan_out import FAN_OUT, parse_file_name
 from kvfs.mount_table import where_mounted
+from kvfs.types import STAT_BLOCK_BYTES
 
 FORMAT_VERSION: Final = 1
 HEADER: Final = "POOL"
@@ -37,6 +41,8 @@ _INDEX_FILES: Final = ("data.mdb", "lock.mdb")
 _FILES: Final = ("RUN", "RUN.new", "INODES", "HEAT", "HEAT.new", f"{HEADER}.new", LOCK)
 #: mkfs.ext4 leaves it in every new file system; it is nobody's data.
 _LOST_FOUND: Final = "lost+found"
+#: What open(2) says of a directory, a symlink and a socket.
+_NO_FILE: Final = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -78,8 +84,27 @@ def parse_header(raw: bytes, source: str) -> PoolHeader:
         raise SourceForeign(f"{source}: its file POOL is not a pool's header") from None
 
 
+def refuse_no_files(pool_fd: int, source: str) -> None:
+    """Raise SourceForeign where something else has the name of one of the pool's own files.
+
+    An open of a fifo waits for a writer, a symlink leads to somebody else's file, and what stands
+    behind a directory's name is not ours to remove. What cannot be looked at fails who reads it.
+    """
+    for name in (HEADER, *_FILES):
+        try:
+            mode = os.stat(name, dir_fd=pool_fd, follow_symlinks=False).st_mode
+        except OSError:
+            continue
+        if not stat.S_ISREG(mode):
+            raise SourceForeign(f"{source}: its {name} is no file; remove it, and run this again")
+
+
 def read_header(pool_fd: int, source: str) -> PoolHeader | None:
-    """Return the header of the pool in *pool_fd*, None without POOL. Errors as parse_header."""
+    """Return the header of the pool in *pool_fd*, None without POOL.
+
+    Errors as parse_header and refuse_no_files.
+    """
+    refuse_no_files(pool_fd, source)
     try:
         fd = os.open(HEADER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=pool_fd)
     except FileNotFoundError:
@@ -88,8 +113,6 @@ def read_header(pool_fd: int, source: str) -> PoolHeader | None:
         raise SourceForeign(f"{source}: its file POOL cannot be read: {error.strerror}") from None
     try:
         return parse_header(os.read(fd, _HEADER_MAX_BYTES), source)
-    except IsADirectoryError:
-        raise SourceForeign(f"{source}: its file POOL is a directory") from None
     finally:
         os.close(fd)
 
@@ -113,24 +136,30 @@ def write_header(pool_fd: int, header: PoolHeader) -> None:
 
 
 def make_tree(pool_fd: int) -> None:
-    """Make the directories of a new pool. Raises OSError (FileExistsError: not a new one)."""
-    os.mkdir(_INDEX, 0o700, dir_fd=pool_fd)
+    """Make the directories of a new pool, which may be there with others' files. Raises OSError."""
+    for top in (_INDEX, *_FAN_OUTS):
+        _make_directory(top, pool_fd)
     for top in _FAN_OUTS:
-        os.mkdir(top, 0o700, dir_fd=pool_fd)
         for slot in range(FAN_OUT):
-            os.mkdir(f"{top}/{slot:02x}", 0o700, dir_fd=pool_fd)
+            _make_directory(f"{top}/{slot:02x}", pool_fd)
+
+
+def _make_directory(path: str, pool_fd: int) -> None:
+    """Make *path*, unless it is there: ``remove_tree`` left it for what is not the pool's in it."""
+    try:
+        os.mkdir(path, 0o700, dir_fd=pool_fd)
+    except FileExistsError:
+        if not stat.S_ISDIR(os.stat(path, dir_fd=pool_fd, follow_symlinks=False).st_mode):
+            raise
 
 
 def lock_pool(pool_fd: int, source: str, *, create: bool = False) -> int:
-    """Return an fd that holds the pool's lock until its last close. Raises SourceBusy.
+    """Return an fd that holds the pool's lock until its last close.
 
-    Opened for reading: a read-only mount locks too.
+    Opened for reading: a read-only mount locks too. Raises SourceBusy, SourceForeign without a
+    file LOCK, SourceFull, SourceDamaged.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
-    try:
-        fd = os.open(LOCK, flags, 0o600, dir_fd=pool_fd)
-    except FileNotFoundError:
-        raise SourceForeign(f"{source} is an incomplete pool: no file {LOCK}") from None
+    fd = _open_lock(pool_fd, source, create=create)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -143,6 +172,33 @@ def lock_pool(pool_fd: int, source: str, *, create: bool = False) -> int:
     return fd
 
 
+def is_locked(pool_fd: int) -> bool:
+    """Whether a process that we may see holds the pool's lock; nothing is locked for the look."""
+    try:
+        return bool(holders(os.stat(LOCK, dir_fd=pool_fd, follow_symlinks=False)))
+    except OSError:
+        return False
+
+
+def _open_lock(pool_fd: int, source: str, *, create: bool) -> int:
+    # Not to wait for who writes into a fifo in its place.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+    with write_errors(source):
+        try:
+            fd = os.open(LOCK, flags | (os.O_CREAT if create else 0), 0o600, dir_fd=pool_fd)
+        except FileNotFoundError:
+            raise SourceForeign(f"{source} is an incomplete pool: no file {LOCK}") from None
+        except OSError as error:
+            if error.errno not in _NO_FILE:
+                raise
+            fd = -1
+    if fd >= 0 and stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    if fd >= 0:
+        os.close(fd)
+    raise SourceForeign(f"{source}: its {LOCK} is no file; remove it, and a mount makes it anew")
+
+
 @contextlib.contextmanager
 def write_errors(source: str) -> Iterator[None]:
     """Turn what writing a new pool raises into SourceFull or SourceDamaged."""
@@ -151,9 +207,12 @@ def write_errors(source: str) -> Iterator[None]:
     except NoSpace as error:
         raise SourceFull(f"{source}: no room for the pool: {error}") from error
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in NO_SPACE:
             raise SourceFull(f"{source}: no room for the pool: {error.strerror}") from error
-        raise SourceDamaged(f"{source}: the pool cannot be written: {error.strerror}") from error
+        what = f"{error.filename}: " if isinstance(error.filename, str) else ""
+        raise SourceDamaged(
+            f"{source}: the pool cannot be written: {what}{error.strerror}"
+        ) from error
 
 
 def foreign_names(pool_fd: int) -> list[str]:
@@ -175,31 +234,50 @@ def remove_tree(pool_fd: int, *, keep_lock: bool = False) -> None:
     """
     _unlink(HEADER, pool_fd)
     os.fsync(pool_fd)
+    for directory in _own_directories():
+        for directory_fd, name in _own_files(directory, pool_fd):
+            _unlink(name, directory_fd)
+        _rmdir(directory, pool_fd)
     for top in _FAN_OUTS:
-        for slot in range(FAN_OUT):
-            _remove_directory(f"{top}/{slot:02x}", pool_fd, None)
         _rmdir(top, pool_fd)
-    for index in _INDEXES:
-        _remove_directory(index, pool_fd, _INDEX_FILES)
     for name in _FILES:
         if name != LOCK or not keep_lock:
             _unlink(name, pool_fd)
     os.fsync(pool_fd)
 
 
-def _remove_directory(path: str, pool_fd: int, names: tuple[str, ...] | None) -> None:
-    """Unlink *names* in *path* (None: the files named as inodes), then *path* if it is empty."""
+def held_bytes(pool_fd: int) -> int:
+    """Return what ``remove_tree`` gives back, about: the blocks of a pool's own files.
+
+    Takes a look at each, less than their removal.
+    """
+    found = 0
+    for directory in _own_directories():
+        for directory_fd, name in _own_files(directory, pool_fd):
+            status = os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
+            found += status.st_blocks * STAT_BLOCK_BYTES
+    return found
+
+
+def _own_directories() -> Iterator[str]:
+    for top in _FAN_OUTS:
+        yield from (f"{top}/{slot:02x}" for slot in range(FAN_OUT))
+    yield from _INDEXES
+
+
+def _own_files(directory: str, pool_fd: int) -> Iterator[tuple[int, str]]:
+    """Yield the pool's own files in *directory*, if that is there, with an fd of it."""
     try:
-        fd = os.open(path, _OPEN_DIRECTORY, dir_fd=pool_fd)
+        fd = os.open(directory, _OPEN_DIRECTORY, dir_fd=pool_fd)
     except (FileNotFoundError, NotADirectoryError):
         return
+    in_index = directory in _INDEXES
     try:
         for name in os.listdir(fd):
-            if name in names if names is not None else parse_file_name(name) is not None:
-                _unlink(name, fd)
+            if name in _INDEX_FILES if in_index else parse_file_name(name) is not None:
+                yield fd, name
     finally:
         os.close(fd)
-    _rmdir(path, pool_fd)
 
 
 def _unlink(name: str, directory_fd: int) -> None:

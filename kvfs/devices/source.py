@@ -14,6 +14,7 @@ from kvfs.devices.capacity import Reserve
 from kvfs.devices.device import Device, Fill, Kind, fill_nothing
 from kvfs.devices.pool_files import PoolHeader
 from kvfs.errors import SourceBlank, SourceBusy, SourceMissing, UsageError
+from kvfs.setting_values import refuse_control_characters
 from kvfs.sizes import format_size
 from kvfs.types import CAPACITY_MIN_BYTES
 
@@ -64,6 +65,10 @@ def format_source(
             f"{format_size(CAPACITY_MIN_BYTES)}"
         )
     kind = _kind_to_be(source, may_create=not (size_bytes is None and capacity_bytes is None))
+    try:
+        refuse_control_characters(os.path.abspath(source))  # kvfs mount would refuse it
+    except ValueError as error:
+        raise UsageError(f"SOURCE: {error}") from None
     if size_bytes is not None and kind != "image":
         raise UsageError(f"{source} is a {kind}; only an image file can be given a size")
     if kind == "block":

@@ -2,19 +2,23 @@
 
 import contextlib
 import errno
+import logging
 import os
 from typing import Final
 
+from kvfs.devices import cut_off
 from kvfs.devices.capacity import metadata_bytes
 from kvfs.devices.detached import (
     MOUNT_ATTR_NOATIME,
     MOUNT_ATTR_NODEV,
     MOUNT_ATTR_NODIRATIME,
     MOUNT_ATTR_NOSUID,
+    MOUNT_ATTR_RDONLY,
     mount_detached,
 )
 from kvfs.devices.device import Device, Fill, Kind
 from kvfs.devices.journal import journal_is_dirty
+from kvfs.devices.outlived import Outlived
 from kvfs.devices.pool_files import (
     PoolHeader,
     lock_pool,
@@ -35,6 +39,8 @@ from kvfs.errors import (
 )
 from kvfs.run_state import distrust_index
 from kvfs.syscalls import Syscalls
+
+_log: Final = logging.getLogger(__name__)
 
 #: Discarding a large drive takes mkfs the longest.
 _MKFS_TIMEOUT_S: Final = 600.0
@@ -117,41 +123,84 @@ def open_pool(
     block_path: str,
     source: str,
     kind: Kind,
+    epoch: int,
     *,
     read_only: bool,
     capacity_bytes: int | None,
-    held_fds: list[int],
 ) -> Device:
-    """Mount the pool on *block_path* and return its device, which takes over *held_fds*.
+    """Mount the pool on *block_path* and return its device.
 
-    The pool was looked at before. Raises as look_at_pool, and UsageError.
+    The pool was looked at before: it has *epoch*. Raises as look_at_pool, and UsageError.
     """
     flags = (*_MOUNT_FLAGS, *(_READ_ONLY_FLAGS if read_only else ()))
-    if journal_is_dirty(block_path, source):
+    if journal_is_dirty(block_path, source) or cut_off.is_noted(epoch):
+        cut_off.note(epoch)
         _go_through_journal(block_path, source)
+        cut_off.forget(epoch)
     with contextlib.ExitStack() as stack:
         mount_fd, pool_fd = _mount(stack, block_path, source, flags)
-        header = read_header(pool_fd, source)
-        if header is None:
-            raise SourceForeign(f"{source}: its file system holds no POOL")
-        lock_fd = lock_pool(pool_fd, source, create=not read_only)
-        stack.callback(os.close, lock_fd)
-        space = os.fstatvfs(pool_fd)
-        total_bytes = space.f_blocks * space.f_frsize
-        device = Device(
-            kind=kind,
-            source=source,
-            fs_type="xfs",
-            header=header,
-            pool_fd=pool_fd,
-            held_fds=[lock_fd, mount_fd, *held_fds],
-            usable_bytes=total_bytes - metadata_bytes(total_bytes),
-            reserved_bytes=0,
-            capacity_bytes=capacity_bytes,
-            read_only=read_only,
-        )
+        device = _device(stack, mount_fd, pool_fd, source, kind, read_only, capacity_bytes)
         stack.pop_all()  # the device closes them now
     return device
+
+
+def join_pool(
+    found: Outlived,
+    block_path: str,
+    source: str,
+    kind: Kind,
+    *,
+    read_only: bool,
+    capacity_bytes: int | None,
+) -> Device:
+    """Open the pool on *block_path*, whose file system *found* outlived its server.
+
+    Its log says nothing, since nobody unmounted it; the page cache is that of before. Raises as
+    open_pool; SourceBusy also when it went meanwhile.
+    """
+    attributes = _ATTRIBUTES | (MOUNT_ATTR_RDONLY if read_only else 0)
+    with contextlib.ExitStack() as stack:
+        mount_fd, pool_fd = _mount(
+            stack, block_path, source, _MOUNT_FLAGS, attributes=attributes, joins=True
+        )
+        if found.is_gone() or read_header(pool_fd, source) is None:  # one in the making has none
+            raise SourceBusy(f"{source} was in use until just now; try again")
+        device = _device(stack, mount_fd, pool_fd, source, kind, read_only, capacity_bytes)
+        device.outlived = True
+        stack.pop_all()  # the device closes them now
+    _log.info("%s: clients of a dead mount have files of it open; its file system lives on", source)
+    return device
+
+
+def _device(
+    stack: contextlib.ExitStack,
+    mount_fd: int,
+    pool_fd: int,
+    source: str,
+    kind: Kind,
+    read_only: bool,
+    capacity_bytes: int | None,
+) -> Device:
+    """Return the device of the pool in *pool_fd*, locked; until then *stack* closes its fds."""
+    header = read_header(pool_fd, source)
+    if header is None:
+        raise SourceForeign(f"{source}: its file system holds no POOL")
+    lock_fd = lock_pool(pool_fd, source, create=not read_only)
+    stack.callback(os.close, lock_fd)
+    space = os.fstatvfs(pool_fd)
+    total_bytes = space.f_blocks * space.f_frsize
+    return Device(
+        kind=kind,
+        source=source,
+        fs_type="xfs",
+        header=header,
+        pool_fd=pool_fd,
+        held_fds=[lock_fd, mount_fd],
+        usable_bytes=total_bytes - metadata_bytes(total_bytes),
+        reserved_bytes=0,
+        capacity_bytes=capacity_bytes,
+        read_only=read_only,
+    )
 
 
 def _go_through_journal(block_path: str, source: str) -> None:
@@ -167,11 +216,17 @@ def _go_through_journal(block_path: str, source: str) -> None:
 
 
 def _mount(
-    stack: contextlib.ExitStack, block_path: str, source: str, flags: tuple[str, ...]
+    stack: contextlib.ExitStack,
+    block_path: str,
+    source: str,
+    flags: tuple[str, ...],
+    *,
+    attributes: int = _ATTRIBUTES,
+    joins: bool = False,
 ) -> tuple[int, int]:
     """Return the fds of a new mount and of its root, which *stack* closes."""
     try:
-        mount_fd = mount_detached("xfs", block_path, _MOUNT_OPTIONS, flags, _ATTRIBUTES)
+        mount_fd = mount_detached("xfs", block_path, _MOUNT_OPTIONS, flags, attributes, joins=joins)
     except OSError as error:
         raise _mount_error(source, error) from error
     stack.callback(os.close, mount_fd)

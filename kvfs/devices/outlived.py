@@ -1,0 +1,48 @@
+"""An XFS that outlived its server: clients of a dead mount have files of it open, so it lives on.
+
+It is mounted on no path. A second mount of its device joins it (get_tree_bdev in fs/super.c), with
+its page cache and its log; which of two servers may have the pool, its lock decides.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from kvfs.devices import busy
+
+#: Each mounted XFS has it, by the name of its device; Documentation/ABI/testing/sysfs-fs-xfs.
+_XFS_IN_SYSFS: Final = "/sys/fs/xfs/{}/log/log_head_lsn"
+
+
+class Outlived:
+    """One such file system; tells whether it still is the one that was found."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def is_gone(self) -> bool:
+        """Whether it was unmounted since: a file in sysfs dies with what it is about."""
+        try:
+            return not os.pread(self._fd, 1, 0)
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                raise
+            return True
+
+
+@contextlib.contextmanager
+def outlived(block_path: str) -> Iterator[Outlived | None]:
+    """Yield the XFS on *block_path* if it is mounted and nobody can be seen who did; else None."""
+    fd = -1
+    if busy.has_unknown_user(block_path):
+        with contextlib.suppress(FileNotFoundError):  # another claim than an XFS's, or no sysfs
+            fd = os.open(
+                _XFS_IN_SYSFS.format(busy.kernel_name(block_path)), os.O_RDONLY | os.O_CLOEXEC
+            )
+    try:
+        yield Outlived(fd) if fd >= 0 else None
+    finally:
+        if fd >= 0:
+            os.close(fd)
