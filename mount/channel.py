@@ -10,8 +10,7 @@ import errno
 import logging
 import os
 import socket
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import pyfuse3
@@ -31,6 +30,7 @@ from mount.wire import (
     OPEN_OUT,
     OUT_HEADER,
     OUT_HEADER_BYTES,
+    READ_IN,
     UNANSWERED,
     Opcode,
     error_reply,
@@ -44,10 +44,12 @@ REQUEST_MAX_BYTES: Final = (1 << 20) + 8192
 _SOCKET_BUFFER_BYTES: Final = 4 << 20
 #: So many bytes of a message that is answered here take about as long to copy as a message takes.
 _MESSAGE_BYTES: Final = 128 << 10
-#: What send(2) says then; so often, and with such pauses, it is tried again.
-_NO_MEMORY: Final = frozenset({errno.ENOBUFS, errno.ENOMEM})
-_SEND_TRIES: Final = 100
-_SEND_PAUSE_S: Final = 0.002
+#: The most that libfuse answers to one READDIR. A reply beyond some 80 KiB wants its memory in one
+#: piece (sock_alloc_send_pskb in net/core/sock.c); libfuse drops the one that the socket refuses.
+_LISTING_MAX_BYTES: Final = 64 << 10
+_LISTINGS: Final = frozenset({Opcode.READDIR, Opcode.READDIRPLUS})
+#: So many requests at once are answered late; a WRITE among them holds a megabyte.
+_LATE_MAX: Final = 256
 #: The request was aborted before it was read.
 _READ_ANEW: Final = frozenset({errno.EAGAIN, errno.ENOENT, errno.EINTR})
 #: The request was aborted meanwhile (ENOENT), or is answered already (EINVAL): nobody waits.
@@ -88,6 +90,7 @@ class Channel:
         self._unanswered = 0
         #: Answers that a task of ours will give; it needs trio to run.
         self._late = 0
+        self._late_ended = trio.lowlevel.ParkingLot()
         self._stopped = False
         self._waiting = trio.CancelScope()
         self._grants: dict[int, Grant] = {}
@@ -133,6 +136,9 @@ class Channel:
                 self.flush()
             if self._stopped:
                 raise trio.ClosedResourceError
+            if self._late >= _LATE_MAX:
+                await self._wait(self._late_ended.park)
+                continue
             if self.intake.left <= 0:
                 await trio.lowlevel.checkpoint()
                 self.intake.begin_turn()
@@ -146,20 +152,24 @@ class Channel:
                 raise
             if not size_bytes:
                 if self.intake.left > 0:
-                    await self._wait()
+                    await self._wait(self._readable)
                     self.intake.begin_turn()
                 continue
             if self._take(size_bytes):
                 return
 
-    async def _wait(self) -> None:
+    async def _wait(self, until: Callable[[], Awaitable[None]]) -> None:
         with trio.CancelScope() as self._waiting:
-            await trio.lowlevel.wait_readable(self.device_fd)
+            await until()
+
+    async def _readable(self) -> None:
+        await trio.lowlevel.wait_readable(self.device_fd)
 
     def stop(self) -> None:
         """Make ``next_request`` end; replies still under way are flushed by ``close``."""
         self._stopped = True
         self._waiting.cancel()
+        self.lock.end()
 
     def _take(self, size_bytes: int) -> bool:
         """Answer the request in the buffer or hand it to libfuse; True if libfuse has it now."""
@@ -199,31 +209,17 @@ class Channel:
             _log.error("request %d of %d bytes is malformed", opcode, size_bytes)
             self.reply(error_reply(unique, errno.EIO))
             return False
+        if opcode in _LISTINGS:
+            fh, cookie, wanted_bytes, *rest = READ_IN.unpack_from(request)
+            READ_IN.pack_into(request, 0, fh, cookie, min(wanted_bytes, _LISTING_MAX_BYTES), *rest)
         try:
-            self._hand_on(size_bytes)
+            self._ours.send(self._view[:size_bytes])
         except OSError as error:
             _log.error("request %d not handed on: %s", opcode, error)
             self.reply(error_reply(unique, errno.EIO))
             return False
         self._unanswered += 1
         return True
-
-    def _hand_on(self, size_bytes: int) -> None:
-        """Give libfuse the request in the buffer. Raises OSError.
-
-        A megabyte of a WRITE wants as much memory in one piece (unix_dgram_sendmsg in
-        net/unix/af_unix.c), which the kernel may lack for a moment.
-        """
-        request = self._view[:size_bytes]
-        for _ in range(_SEND_TRIES):
-            try:
-                self._ours.send(request)
-                return
-            except OSError as error:
-                if error.errno not in _NO_MEMORY:
-                    raise
-            time.sleep(_SEND_PAUSE_S)
-        self._ours.send(request)
 
     def serve(self, answers: Mapping[int, Answer]) -> None:
         """Let *answers* have the requests of their opcodes before libfuse; code 0 is unknown ones.
@@ -278,20 +274,25 @@ class Channel:
                 continue
             self.reply(reply)
 
-    def reply_late(self, reply: bytes) -> None:
+    def reply_late(self, header: bytes, body: bytes) -> None:
         """Write the reply of a request whose answer was b""."""
         self._late -= 1
-        self.reply(reply)
+        self._late_ended.unpark()
+        try:
+            os.writev(self.device_fd, (header, body))
+        except OSError as error:
+            self._refused(error)
 
     def reply(self, reply: Message) -> None:
         """Write one whole reply to the kernel."""
         try:
             os.write(self.device_fd, reply)
         except OSError as error:
-            if error.errno == errno.ENODEV:
-                return
-            if error.errno not in _REPLY_UNWANTED:
-                _log.error("reply refused: %s", error)
+            self._refused(error)
+
+    def _refused(self, error: OSError) -> None:
+        if error.errno != errno.ENODEV and error.errno not in _REPLY_UNWANTED:
+            _log.error("reply refused: %s", error)
 
     def _with_grant(self, reply: memoryview, grant: Grant) -> memoryview:
         offset = len(reply) - OPEN_OUT.size
@@ -346,6 +347,7 @@ class PumpLock:
 
     def __init__(self) -> None:
         self._held = False
+        self._ending = False
         self._parked = trio.lowlevel.ParkingLot()
 
     async def __aenter__(self) -> None:
@@ -355,13 +357,22 @@ class PumpLock:
 
     async def __aexit__(self, failure: type[BaseException] | None, *_: object) -> None:
         self._held = False
-        if failure is not None:
+        if failure is not None or self._ending:
             # The mount is gone: every other task must find out, too, or main() never ends.
             self._parked.unpark_all()
 
     def hand_over(self) -> None:
         """Let another task read while the caller waits."""
         self._parked.unpark()
+
+    def end(self) -> None:
+        """Let every task have the lock once more, and see that it is over.
+
+        pyfuse3's tasks look for the end after each request: the one that holds the lock now may
+        well leave with a last one, and wake nobody.
+        """
+        self._ending = True
+        self._parked.unpark_all()
 
 
 class _Trio:

@@ -22,6 +22,10 @@ Verb = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 #: Operators and one exporter; more than this is a leak on the other side.
 CONNECTIONS_MAX: Final = 16
+#: Each that asks a server which hangs, or was killed and is held up by the kernel, leaves its
+#: connection waiting for good, and behind the last one nobody can tell any more who listens
+#: (``peer_pid``). So many as the kernel lets wait: somaxconn bounds it.
+_WAITING_MAX: Final = 1 << 16
 #: A client that says nothing, or does not read its reply, is dropped.
 IDLE_MAX_S: Final = 30.0
 
@@ -62,7 +66,7 @@ def listen(path: str) -> socket.socket:
         with locked_directory(os.path.dirname(path)):
             remove_stale(path)
             listening.bind(path)
-            listening.listen(CONNECTIONS_MAX)
+            listening.listen(_WAITING_MAX)
     except OSError as error:
         listening.close()
         raise ServeFailed(f"control socket {path}: {error.strerror or error}") from error

@@ -1,14 +1,16 @@
-"""The fast lane of bytes that go through the daemon: READ of what is in memory, WRITE into it.
+"""READ and WRITE of the daemon path: what need not wait within the message, the rest by a task.
 
-Behind libfuse and pyfuse3 each of them is copied twice more and waits for a thread. Whatever would
-wait here for the device goes that way still, since nothing may wait here (RWF_NOWAIT, preadv2(2)).
+libfuse has no part in them. Behind it each is copied twice more and waits for a thread; and an
+answer of a megabyte that finds no memory for the socket on its way here would be lost, its caller
+would wait for ever.
 """
 
-import os
 from typing import Final
 
 from mount.channel import REQUEST_MAX_BYTES, Answer, Message
-from mount.files import Files
+from mount.late import Late
+from mount.transfers import Transfers
+from mount.well_formed import TRANSFER_MAX_BYTES
 from mount.wire import (
     OUT_HEADER,
     OUT_HEADER_BYTES,
@@ -23,12 +25,14 @@ from mount.wire import (
 class DataLane:
     """The two answers; both run on the trio thread and never wait.
 
-    What one of them raises the channel answers, as for every opcode.
+    What one of them raises the channel answers, as for every opcode; what is malformed, too.
     """
 
-    def __init__(self, files: Files) -> None:
-        self._files = files
-        self._preadv: Final = files.store.pool.syscalls.preadv
+    def __init__(self, transfers: Transfers, late: Late, *, at_once: bool) -> None:
+        """Without *at_once* a task answers every one."""
+        self._transfers = transfers
+        self._late = late
+        self._at_once = at_once
         self._reply: Final = memoryview(bytearray(REQUEST_MAX_BYTES))
 
     def answers(self) -> dict[int, Answer]:
@@ -37,23 +41,27 @@ class DataLane:
 
     def _read(self, unique: int, _nodeid: int, request: memoryview) -> Message | None:
         fh, offset_bytes, size_bytes, _, _, _, _ = READ_IN.unpack_from(request)
-        if size_bytes > REQUEST_MAX_BYTES - OUT_HEADER_BYTES:
+        if size_bytes > TRANSFER_MAX_BYTES:
             return None
-        data = self._reply[OUT_HEADER_BYTES : OUT_HEADER_BYTES + size_bytes]
-        fd = self._files.extent_fd(fh)
-        try:
-            found_bytes = self._preadv(fd, [data], offset_bytes, os.RWF_NOWAIT)
-            if found_bytes < size_bytes and offset_bytes + found_bytes < os.fstat(fd).st_size:
-                return None  # the rest is not in memory
-        except OSError:
-            return None  # nothing is; or the device fails, which the thread finds out
-        length_bytes = OUT_HEADER_BYTES + found_bytes
-        OUT_HEADER.pack_into(self._reply, 0, length_bytes, 0, unique)
-        return self._reply[:length_bytes]
+        if self._at_once:
+            data = self._reply[OUT_HEADER_BYTES : OUT_HEADER_BYTES + size_bytes]
+            found_bytes = self._transfers.read_at_once(fh, offset_bytes, data)
+            if found_bytes >= 0:
+                length_bytes = OUT_HEADER_BYTES + found_bytes
+                OUT_HEADER.pack_into(self._reply, 0, length_bytes, 0, unique)
+                return self._reply[:length_bytes]
+        return self._late.answer(unique, lambda: self._transfers.read(fh, offset_bytes, size_bytes))
 
     def _write(self, unique: int, _nodeid: int, request: memoryview) -> Message | None:
         fh, offset_bytes, size_bytes, _, _, _, _ = WRITE_IN.unpack_from(request)
         data = request[WRITE_IN.size :]
-        if len(data) != size_bytes or not self._files.write_at_once(fh, offset_bytes, data):
+        if len(data) != size_bytes:
             return None
-        return data_reply(unique, WRITE_OUT.pack(size_bytes, 0))
+        if self._at_once and self._transfers.write_at_once(fh, offset_bytes, data):
+            return data_reply(unique, WRITE_OUT.pack(size_bytes, 0))
+        own = bytes(data)  # the next request will lie there
+
+        async def write() -> bytes:
+            return WRITE_OUT.pack(await self._transfers.write(fh, offset_bytes, own), 0)
+
+        return self._late.answer(unique, write)

@@ -4,6 +4,7 @@ The rules of Linux's passthrough (fs/fuse/iomode.c): while an inode is open in o
 one is refused with EIO, and all its handles share one backing id.
 """
 
+import contextlib
 import os
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
@@ -63,6 +64,8 @@ class PassthroughPath:
         #: were closed lately, oldest first.
         self._open: dict[InodeNo, BackingId] = {}
         self._idle: OrderedDict[InodeNo, BackingId] = OrderedDict()
+        #: All that the kernel has.
+        self._registered: set[BackingId] = set()
         self.opened_ids = 0
         self.closed_ids = 0
         #: Lets a parked inode go; False when there is none.
@@ -80,15 +83,18 @@ class PassthroughPath:
         """Make an id from *path_fd*, which is closed."""
         self.opened_ids += 1
         try:
-            return kernel.open_backing(self._device_fd, path_fd)
+            backing_id = kernel.open_backing(self._device_fd, path_fd)
         finally:
             os.close(path_fd)
+        self._registered.add(backing_id)
+        return backing_id
 
     def abandon(self, backing_id: BackingId) -> None:
         """Give an id back that no inode uses."""
         self.closed_ids += 1
         if self._device_fd < 0:
             return
+        self._registered.discard(backing_id)
         kernel.close_backing(self._device_fd, backing_id)
 
     def obstacle(self) -> str | None:
@@ -103,7 +109,14 @@ class PassthroughPath:
         return None
 
     def disconnect(self) -> None:
-        """Forget the connection, which takes its ids with it."""
+        """Give all ids back, and forget the connection.
+
+        A client with a file open keeps that alive, however dead, and with it every extent of an id.
+        """
+        for backing_id in self._registered:
+            with contextlib.suppress(OSError):
+                kernel.close_backing(self._device_fd, backing_id)
+        self._registered.clear()
         self._device_fd = -1
 
     def grant(self, opened: OpenInode, *, writer: bool) -> Grant:

@@ -25,6 +25,7 @@ from kvfs.evict_by_hand import Order, Progress, carry_out, find
 from kvfs.policy import PIN
 from kvfs.reclaim_figures import path_of
 from kvfs.store import Store
+from kvfs.types import InodeNo
 from mount.control import Verb
 
 _log: Final = logging.getLogger(__name__)
@@ -99,8 +100,8 @@ class EvictVerbs:
             _number(args, "older_than_s", float),
             args.get("dry_run") is True,
         )
-        if self._store.pool.settings.read_only and not order.dry_run:
-            raise UsageError("the mount is read-only")
+        if not order.dry_run:
+            self._refuse_read_only()
         job = self._job = _Job(next(self._numbers))
         steps = carry_out(
             self._store.pool, self._store.namespace, self._store.reclaim, order, job.progress
@@ -122,8 +123,8 @@ class EvictVerbs:
         return {"job": job.number}
 
     async def _pin(self, args: dict[str, Any]) -> dict[str, Any]:
-        for path in _texts(args, "paths"):
-            ino = find(self._store.pool, self._store.namespace, path)
+        self._refuse_read_only()
+        for path, ino in self._found(args):
             try:
                 self._store.attributes.set_xattr(ino, PIN, b"1")
             except KvfsError as error:
@@ -133,13 +134,14 @@ class EvictVerbs:
         return self._listed()
 
     async def _unpin(self, args: dict[str, Any]) -> dict[str, Any]:
+        self._refuse_read_only()
         attributes = self._store.attributes
+        found = self._found(args)
         if args.get("all") is True:
             for ino, _ in self._store.pool.pins.rows():
                 with contextlib.suppress(NoSuchAttribute):  # one does not keep the rest pinned
                     attributes.remove_xattr(ino, PIN)
-        for path in _texts(args, "paths"):
-            ino = find(self._store.pool, self._store.namespace, path)
+        for _, ino in found:
             with contextlib.suppress(NoSuchAttribute):
                 attributes.remove_xattr(ino, PIN)
             if attributes.xattr(ino, PIN) == b"1":  # a directory above it is pinned
@@ -148,6 +150,15 @@ class EvictVerbs:
 
     async def _pins(self, _args: dict[str, Any]) -> dict[str, Any]:
         return self._listed()
+
+    def _refuse_read_only(self) -> None:
+        if self._store.pool.settings.read_only:
+            raise UsageError("the mount is read-only")
+
+    def _found(self, args: dict[str, Any]) -> list[tuple[str, InodeNo]]:
+        """Return all paths with their inodes: one that is missing is told before any changes."""
+        pool, namespace = self._store.pool, self._store.namespace
+        return [(path, find(pool, namespace, path)) for path in _texts(args, "paths")]
 
     def _listed(self) -> dict[str, Any]:
         pool = self._store.pool

@@ -6,18 +6,18 @@ linux/fuse.h.
 
 import errno
 import os
-from collections.abc import Callable
 from typing import Final
 
 import trio
 
+from kvfs.errors import NO_SPACE
 from kvfs.open_inodes import OpenInode
 from kvfs.store import Store
 from kvfs.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE
 from mount.channel import Answer
-from mount.errno_door import errno_of
-from mount.handles import Handle, HandleKind, Handles
-from mount.room import DEVICE_TRIES, NO_SPACE, Room
+from mount.handles import HandleKind, Handles
+from mount.late import Late
+from mount.room import DEVICE_TRIES, Room
 from mount.wire import (
     FALLOCATE_IN,
     GETXATTR_IN,
@@ -68,22 +68,14 @@ def _refusing(code: int) -> Answer:
 class Exotic:
     """Answers what libfuse and pyfuse3 would fail or not understand.
 
-    What an answer raises the channel answers; a task of ours has its own door.
+    What an answer raises the channel answers.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        handles: Handles,
-        room: Room,
-        reply: Callable[[bytes], None],
-        nursery: trio.Nursery,
-    ) -> None:
+    def __init__(self, store: Store, handles: Handles, room: Room, late: Late) -> None:
         self._store = store
         self._room = room
         self._handles = handles
-        self._reply = reply
-        self._nursery = nursery
+        self._late = late
 
     def answers(self) -> dict[int, Answer]:
         """Return what to answer by opcode; 0 stands for every code this protocol does not know."""
@@ -107,23 +99,13 @@ class Exotic:
             return error_reply(unique, errno.EBADF)
         if mode not in _FALLOCATE_MODES:
             return error_reply(unique, errno.EOPNOTSUPP)
-        work = self._finish_fallocate(unique, handle, mode, offset_bytes, length_bytes)
-        self._nursery.start_soon(lambda: work)
-        return b""
-
-    async def _finish_fallocate(
-        self, unique: int, handle: Handle, mode: int, offset_bytes: int, length_bytes: int
-    ) -> None:
-        code = 0
-        try:
-            await self._allocate(handle.opened, mode, offset_bytes, length_bytes)
-        except Exception as error:
-            code = errno_of(error)
-        self._reply(error_reply(unique, code))
+        return self._late.answer(
+            unique, lambda: self._allocate(handle.opened, mode, offset_bytes, length_bytes)
+        )
 
     async def _allocate(
         self, opened: OpenInode, mode: int, offset_bytes: int, length_bytes: int
-    ) -> None:
+    ) -> bytes:
         """Allocate in a thread (tmpfs clears memory). Raises NoSpace, TooLarge, OSError."""
         allocations = self._store.blocks.allocations
         for tries_left in reversed(range(DEVICE_TRIES)):
@@ -138,18 +120,29 @@ class Exotic:
                 if error.errno not in NO_SPACE or not tries_left:
                     raise
             else:
-                return
+                break
             finally:
                 allocations.end(opened, allocation)
             # Somebody else fills the file system that the pool lies on.
             self._store.pool.device_room.refused()
+        return b""
 
     def _lseek(self, unique: int, _nodeid: int, request: memoryview) -> bytes:
         """SEEK_DATA and SEEK_HOLE; the kernel does the other three itself."""
         fh, offset_bytes, whence, _ = LSEEK_IN.unpack_from(request)
-        fd = self._store.blocks.extent_fd(self._handles.get(fh).opened)
+        handle = self._handles.get(fh)
+        opened, syscalls = handle.opened, self._store.pool.syscalls
+        fd = self._store.blocks.extent_fd(opened)
         try:
-            found_bytes = os.lseek(fd, offset_bytes, whence)
+            size_bytes = syscalls.fstat(fd).st_size
+            if offset_bytes >= size_bytes:  # a negative one too, which comes as a large one
+                return error_reply(unique, errno.ENXIO)
+            if opened.writers and not handle.backing_id:
+                # What a writer stored in memory may be in the kernel alone, where the extent has
+                # a hole: all of it is data. His handle lives as long as his mapping.
+                found_bytes = offset_bytes if whence == os.SEEK_DATA else size_bytes
+            else:
+                found_bytes = syscalls.lseek(fd, offset_bytes, whence)
         except OSError as error:  # ENXIO: no more data, or holes
             return error_reply(unique, error.errno or errno.EIO)
         return data_reply(unique, LSEEK_OUT.pack(found_bytes))

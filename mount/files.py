@@ -1,11 +1,9 @@
-"""Files as handles: open, create, read, write, release, on whichever data path there is.
+"""Files as handles: open, create, release, on whichever data path there is.
 
 Handlers know this class, and this class knows no message. The data path decides how the kernel
 may reach the bytes; an inode stays on one path from its first handle to its last.
 """
 
-import contextlib
-import errno
 import os
 import stat
 from collections.abc import Callable
@@ -13,17 +11,25 @@ from typing import Final, Protocol, TypeVar
 
 import trio
 
-from kvfs import holes
-from kvfs.errors import AccessDenied, BadHandle, Damaged, DeadInode, Exists, NoSpace
+from kvfs.attributes import Change
+from kvfs.errors import (
+    AccessDenied,
+    BadHandle,
+    Damaged,
+    DeadInode,
+    Exists,
+    NoSpace,
+    NotFound,
+)
 from kvfs.makers import NOBODY, Maker
 from kvfs.open_inodes import OpenInode
 from kvfs.store import Store
-from kvfs.types import HandleNo, InodeNo, InodeRecord
+from kvfs.types import PAGE_BYTES, HandleNo, InodeNo, InodeRecord
 from mount.grant import Grant
-from mount.handles import Handle, HandleKind, Handles
+from mount.handles import HandleKind, Handles
 from mount.permissions import surely_may_open
 from mount.readers import Readers
-from mount.room import DEVICE_TRIES, NO_SPACE, Room
+from mount.room import Room
 
 R = TypeVar("R")
 _WRITABLE: Final = (os.O_WRONLY, os.O_RDWR)
@@ -67,13 +73,10 @@ class Files:
         self.requester: Callable[[], Maker] = lambda: NOBODY
         #: And which thread.
         self.thread: Callable[[], int] = lambda: 0
-        self._limiter = trio.CapacityLimiter(io_threads)
+        self.limiter = trio.CapacityLimiter(io_threads)
         self.room = Room(store)
-        #: Whether the backing file system knows writes that do not wait: ext4 and tmpfs do not.
-        self._writes_at_once = True
         #: Called before a handler waits, so that the next request is read meanwhile. What it
-        #: returns is called before the handler goes on: many may end waiting at once, each with a
-        #: megabyte, and an answer without room is lost.
+        #: returns is called before the handler goes on.
         self.about_to_wait: Callable[[], Callable[[], None]] = lambda: _do_nothing
 
     def open(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
@@ -115,12 +118,42 @@ class Files:
             self.release(fh)
             raise
 
+    async def change(self, ino: InodeNo, change: Change) -> None:
+        """Apply *change* to *ino*; raises what ``Attributes.change`` raises, and OSError.
+
+        A block that is cut short inside a page gets zeros there, of which the device may hear
+        before it hears of the new size: so it first forgets that the old one is whole.
+        """
+        attributes, blocks, size_bytes = self.store.attributes, self.store.blocks, change.size_bytes
+        if (
+            size_bytes is None
+            or size_bytes % PAGE_BYTES == 0
+            or size_bytes >= blocks.present(ino).size_bytes
+        ):
+            attributes.change(ino, change)
+            return
+        opened = blocks.open(ino, writer=True, truncate=False)
+        try:
+            if opened.identity_lingers:
+                await self._in_thread(blocks.publishing.forget_durably, opened)
+            attributes.change(ino, change)
+        finally:
+            blocks.close(opened, writer=True)
+
     def create(
-        self, parent: InodeNo, name: bytes, mode: int, flags: int, uid: int, gid: int
+        self,
+        parent: InodeNo,
+        name: bytes,
+        mode: int,
+        flags: int,
+        uid: int,
+        gid: int,
+        *,
+        roomless: bool = False,
     ) -> tuple[HandleNo, Grant, InodeNo, InodeRecord]:
         """Create and open a file. Raises what ``Blocks.create`` and ``Blocks.open`` raise."""
-        blocks = self.store.blocks
-        opened, record = blocks.create(parent, name, mode, uid, gid, self.requester())
+        blocks, maker = self.store.blocks, self.requester()
+        opened, record = blocks.create(parent, name, mode, uid, gid, maker, roomless=roomless)
         if blocks.superseding.retrying:
             blocks.superseding.forget(self.thread())
         if not is_writer(flags):
@@ -129,10 +162,9 @@ class Files:
             try:
                 fh, grant = self._granted(opened, flags, writer=False)
             except BaseException:
-                blocks.spoil(opened)
+                blocks.abandon(opened, writer=True)
                 raise
-            finally:
-                blocks.close(opened, writer=True)
+            blocks.close(opened, writer=True)
             return fh, grant, opened.ino, blocks.present(opened.ino)
         fh, grant = self._granted(opened, flags, writer=True)
         return fh, grant, opened.ino, record
@@ -142,11 +174,12 @@ class Files:
     ) -> tuple[HandleNo, Grant, InodeNo, InodeRecord]:
         """Create and open a file; without O_EXCL an existing one is opened, as open(2) has it.
 
-        The kernel asks for that when it had not seen the name. Raises what ``create``,
-        ``_require_open``, ``Blocks.open`` and ``settle_rewrite`` raise.
+        The kernel asks for that when it had not seen the name. ``find_room_to_create`` comes
+        first, and no checkpoint in between. Raises what ``create``, ``_require_open``,
+        ``Blocks.open`` and ``settle_rewrite`` raise.
         """
         try:
-            return self.create(parent, name, mode, flags, uid, gid)
+            return self.create(parent, name, mode, flags, uid, gid, roomless=True)
         except Exists:
             if flags & os.O_EXCL:
                 raise
@@ -215,139 +248,19 @@ class Files:
             if handle.opened.overrun:
                 raise NoSpace("its bytes were given back")
 
-    async def read(self, fh: int, offset_bytes: int, size_bytes: int) -> bytes:
-        """Return up to *size_bytes* from *offset_bytes*, short only at the end of the file."""
-        fd = self.extent_fd(fh)
-        return await self._in_thread(self.store.pool.syscalls.pread, fd, size_bytes, offset_bytes)
-
-    async def write(self, fh: int, offset_bytes: int, data: bytes) -> int:
-        """Write *data* and return how much of it was taken. Raises NoSpace, TooLarge, OSError."""
-        handle = self.handles.get(fh)
-        if handle.kind is not HandleKind.WRITER:
-            raise BadHandle("not open for writing")
-        blocks = self.store.blocks
-        opened = handle.opened
-        fd = self._extent_fd(handle)
-        growth_bytes = blocks.growth_bytes(opened, offset_bytes + len(data), len(data))
-        if growth_bytes:
-            try:
-                await self.find_room(growth_bytes)
-                if await self._reserve_late(opened, fd, growth_bytes):
-                    growth_bytes = blocks.growth_bytes(opened, offset_bytes + len(data), len(data))
-                    if growth_bytes:
-                        await self.find_room(growth_bytes)
-            except NoSpace:
-                blocks.spoil(opened)
-                raise
-        return await self._write_all(opened, fd, offset_bytes, memoryview(data), growth_bytes)
-
-    def write_at_once(self, fh: int, offset_bytes: int, data: memoryview) -> bool:
-        """Write all of *data* if there is room and no need to wait; else False.
-
-        ``write`` does it then, from the start. Raises BadHandle, Damaged, TooLarge, OSError.
-        """
-        handle = self.handles.get(fh)
-        if handle.kind is not HandleKind.WRITER or not self._writes_at_once:
-            return False
-        opened, pool = handle.opened, self.store.pool
-        growth_bytes = self.store.blocks.growth_bytes(opened, offset_bytes + len(data), len(data))
-        fd = self._extent_fd(handle)
-        try:
-            if growth_bytes:
-                if pool.late_reserve_bytes(opened, growth_bytes):
-                    return False  # more than a short job
-                # No await from here to the account of what was allocated.
-                pool.require_space(growth_bytes)
-                pool.extents.reserve_write(fd, offset_bytes, len(data))
-            # A new mtime is a transaction, for which such a write does not wait; nor would it be
-            # one that lasts: an unlink is longer.
-            pool.syscalls.utime(fd)
-            written_bytes = pool.syscalls.pwritev(fd, [data], offset_bytes, os.RWF_NOWAIT)
-        except NoSpace:
-            return False  # it is worth waiting for, or not
-        except OSError as error:
-            self._writes_at_once = error.errno != errno.EOPNOTSUPP
-            return False  # it would wait; or the device fails, which the thread finds out
-        finally:
-            # Also holes were filled, if the file has some.
-            pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
-        return written_bytes == len(data)
-
-    async def _reserve_late(self, opened: OpenInode, fd: int, growth_bytes: int) -> bool:
-        """Give a draft the room for all of it, if that is there now; False if nothing was done."""
-        pool = self.store.pool
-        end_bytes = pool.late_reserve_bytes(opened, growth_bytes)
-        if not end_bytes:
-            return False
-        lacking_bytes = end_bytes - opened.allocated_bytes
-        pool.space.pledged_bytes += lacking_bytes
-        try:
-            with contextlib.suppress(NoSpace):
-                await self._in_thread(pool.extents.reserve, fd, end_bytes)
-                holes.reserved(opened, end_bytes)
-        finally:
-            pool.space.pledged_bytes -= lacking_bytes
-        if opened.ino in pool.open_inodes:
-            pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
-        return True
-
-    async def _write_all(
-        self, opened: OpenInode, fd: int, offset_bytes: int, data: memoryview, growth_bytes: int
-    ) -> int:
-        """Write *data*, for which *growth_bytes* of room were found just now."""
-        pool = self.store.pool
-        done_bytes = 0
-        for attempt in range(DEVICE_TRIES):
-            # Atomic: no checkpoint since the room was found.
-            pool.space.pledged_bytes += growth_bytes
-            try:
-                written_bytes, allocated_bytes, error = await self._in_thread(
-                    self._write, fd, offset_bytes + done_bytes, data[done_bytes:], growth_bytes
-                )
-            finally:
-                pool.space.pledged_bytes -= growth_bytes
-            done_bytes += written_bytes
-            if opened.ino in pool.open_inodes:
-                pool.note_allocated(opened, allocated_bytes)
-            if error is None:
-                return done_bytes
-            full = error.errno in NO_SPACE
-            if not full and done_bytes:
-                return done_bytes
-            try:
-                if not full or attempt == DEVICE_TRIES - 1:
-                    raise error
-                # Somebody else fills the file system that the pool lies on.
-                growth_bytes = len(data) - done_bytes
-                pool.device_room.refused()
-                await self.find_room(growth_bytes)
-            except (NoSpace, OSError):
-                self.store.blocks.spoil(opened)
-                raise
-        raise AssertionError("the last attempt returns or raises")
-
     async def find_room(self, size_bytes: int) -> None:
         """Make room, waiting for it if something may go. Raises NoSpace."""
         await self.room.find(size_bytes, self.about_to_wait)
 
-    def _write(
-        self, fd: int, offset_bytes: int, data: memoryview, growth_bytes: int
-    ) -> tuple[int, int, OSError | None]:
-        """Write all of *data* if the device takes it; in a thread. It allocates *growth_bytes*.
-
-        Returns how much it took, what the extent holds then, and why it took no more.
-        """
-        pool = self.store.pool
-        failure = None
-        done_bytes = 0
+    async def find_room_to_create(self, parent: InodeNo, name: bytes, flags: int) -> None:
+        """Make room for what a CREATE of *name* needs, waiting for it. Raises NoSpace."""
         try:
-            if growth_bytes:
-                pool.extents.reserve_write(fd, offset_bytes, len(data))
-            while done_bytes < len(data):
-                done_bytes += pool.syscalls.pwrite(fd, data[done_bytes:], offset_bytes + done_bytes)
-        except OSError as error:
-            failure = error
-        return done_bytes, pool.extents.allocated_bytes(fd), failure
+            self.store.namespace.lookup(parent, name)
+        except NotFound:
+            await self.room.find_to_create(self.about_to_wait)
+        else:
+            if flags & os.O_TRUNC and not flags & os.O_EXCL:
+                await self.find_room(1)
 
     async def sync(self, fh: int) -> None:
         """Make the bytes and the name of *fh*'s file durable (``--fsync=honour``)."""
@@ -369,7 +282,7 @@ class Files:
     async def _in_thread(self, work: Callable[..., R], *args: object) -> R:
         resume = self.about_to_wait()
         try:
-            return await trio.to_thread.run_sync(work, *args, limiter=self._limiter)
+            return await trio.to_thread.run_sync(work, *args, limiter=self.limiter)
         finally:
             resume()  # no checkpoint from here until the answer is written
 
@@ -381,9 +294,7 @@ class Files:
 
     def extent_fd(self, fh: int) -> int:
         """Return the descriptor that file handle *fh* is read by. Raises BadHandle, Damaged."""
-        return self._extent_fd(self.handles.get(fh))
-
-    def _extent_fd(self, handle: Handle) -> int:
+        handle = self.handles.get(fh)
         if handle.kind is HandleKind.DIRECTORY:
             raise BadHandle("a directory")
         return self.store.blocks.extent_fd(handle.opened)

@@ -35,6 +35,8 @@ class Notifier:
         self._tells = tells
         self._tellings: queue.Queue[_Telling | None] = queue.Queue(_BACKLOG_MAX)
         self._thread: threading.Thread | None = None
+        #: From then on the device may be closed, and its number that of an extent.
+        self._stopped = False
         self.told = 0
         self.untold = 0
 
@@ -52,7 +54,7 @@ class Notifier:
         self._tell(functools.partial(_inval_inodes, self._device_fd, ino, parent))
 
     def _tell(self, telling: _Telling) -> None:
-        if not self._tells:
+        if not self._tells or self._stopped:
             self.untold += 1
             return
         if self._thread is None:
@@ -64,16 +66,18 @@ class Notifier:
             self.untold += 1
 
     def stop(self) -> None:
-        """End the thread as soon as it does not wait for the kernel; the mount is gone anyway."""
+        """Tell nothing any more: the mount is gone, and the device closed next.
+
+        The thread ends as soon as it does not wait for the kernel.
+        """
+        self._stopped = True
         if self._thread is not None:
-            try:
+            with contextlib.suppress(queue.Full):
                 self._tellings.put_nowait(None)
-            except queue.Full:
-                return
             self._thread.join(timeout=1.0)
 
     def _work(self) -> None:
-        while (telling := self._tellings.get()) is not None:
+        while (telling := self._tellings.get()) is not None and not self._stopped:
             try:
                 telling()
                 self.told += 1

@@ -190,8 +190,8 @@ class Operations(pyfuse3.Operations):
         """Return attributes; of a removed inode that is open, too."""
         return self._present(InodeNo(inode))
 
-    @answered
-    def setattr(
+    @awaited
+    async def setattr(
         self,
         inode: int,
         attr: EntryAttributes,
@@ -208,7 +208,7 @@ class Operations(pyfuse3.Operations):
             atime_ns=_storable(attr.st_atime_ns) if fields.update_atime else None,
             mtime_ns=_storable(attr.st_mtime_ns) if fields.update_mtime else None,
         )
-        self._store.attributes.change(InodeNo(inode), change)
+        await self._files.change(InodeNo(inode), change)
         return self._present(InodeNo(inode))
 
     @answered
@@ -260,23 +260,14 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         """Create and open a file; a full pool first lets something go."""
-        await self._files.find_room(1)
+        parent = InodeNo(parent_inode)
+        await self._files.find_room_to_create(parent, name, flags)
         fh, grant, ino, record = await self._files.open_or_create(
-            InodeNo(parent_inode), name, stat.S_IFREG | mode, flags, ctx.uid, ctx.gid
+            parent, name, stat.S_IFREG | mode, flags, ctx.uid, ctx.gid
         )
         trusted = self._files.trusts_created(record)
         entry = self._entries.created(ino, record, name_trusted=trusted)
         return self._file_info(fh, grant), entry
-
-    @awaited
-    async def read(self, fh: int, off: int, size: int) -> bytes:
-        """Read on the daemon path."""
-        return await self._files.read(fh, off, size)
-
-    @awaited
-    async def write(self, fh: int, off: int, buf: bytes) -> int:
-        """Write on the daemon path."""
-        return await self._files.write(fh, off, buf)
 
     @answered
     def flush(self, fh: int) -> None:

@@ -11,6 +11,7 @@ import select
 import time
 from typing import Final
 
+from kvfs.devices.detached import mount_detached
 from kvfs.mount_table import kvfs_at, mount_at, mounts
 from mount import kernel
 
@@ -18,6 +19,7 @@ _log: Final = logging.getLogger(__name__)
 
 #: Where the control file system, if it is mounted, shows each superblock by its minor number.
 _CONNECTIONS: Final = "/sys/fs/fuse/connections"
+_CONTROL_FS: Final = "fusectl"
 #: The kernel takes it from there right after it has ended the connection.
 _GONE_WAIT_S: Final = 0.5
 _LOOK_S: Final = 0.002
@@ -63,18 +65,40 @@ class OwnMount:
                 self._unused = not lazy and not aborted and self._is_down()
                 return
 
+    def cut_off(self) -> None:
+        """End the connection if it lives yet, detached perhaps: nobody answers any more.
+
+        Left to the end of this process it waits for the last thread, and that may wait in the
+        kernel for a client who waits for us (mount/notifier.py): for ever, both of them.
+        """
+        if not self._number:
+            return
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            root_fd = mount_detached(_CONTROL_FS, _CONTROL_FS, {}, (), 0, joins=True)
+            stack.callback(os.close, root_fd)
+            path = f"{self._minor}/abort"
+            abort_fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=root_fd)
+            stack.callback(os.close, abort_fd)
+            # As it lives, what was opened is ours, and not a later mount's of the same number.
+            if not self._is_down():
+                os.write(abort_fd, b"1")
+
     def is_unused(self) -> bool:
         """Whether all that was open is known to be closed; to be called at the end.
 
         Not after an abort or a forced or lazy umount of what was in use.
         """
-        shown = os.path.join(_CONNECTIONS, self._number.rpartition(":")[2])
+        shown = os.path.join(_CONNECTIONS, self._minor)
         until_s = time.monotonic() + _GONE_WAIT_S
         while self._unused and self._number and os.path.lexists(shown):
             if time.monotonic() >= until_s:
                 return False
             time.sleep(_LOOK_S)
         return self._unused
+
+    @property
+    def _minor(self) -> str:
+        return self._number.rpartition(":")[2]
 
     def _is_down(self) -> bool:
         poll = select.poll()

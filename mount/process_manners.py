@@ -10,6 +10,7 @@ import resource
 from typing import Final
 
 from kvfs.config import Settings
+from kvfs.errors import ToolMissing
 
 #: linux/prctl.h. Memory that this thread, and threads it starts later, ask for never waits on
 #: writing dirty blocks of our own mount, which would wait for us.
@@ -17,6 +18,8 @@ _PR_SET_IO_FLUSHER: Final = 57
 #: Allocations between two looks of the collector: handlers make short-lived tuples, and a look at
 #: every 700 of them (Python's default) costs more than it finds.
 _COLLECT_EVERY: Final = 50_000
+#: Twice 256 directories, and as much again for clients; the lowest open_files_max.
+_OPEN_FILES_MIN: Final = 1024
 
 
 def adopt(settings: Settings) -> list[str]:
@@ -30,6 +33,41 @@ def adopt(settings: Settings) -> list[str]:
         _set_open_files(settings.open_files_max),
     ]
     return [refusal for refusal in refusals if refusal]
+
+
+def require_open_files(wanted: int) -> None:
+    """Ask for *wanted* open files. Raises ToolMissing where a pool needs more than there are.
+
+    All directories of extents and identities are held open, and control connections come on top.
+    """
+    _set_open_files(wanted)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if most < _OPEN_FILES_MIN:
+        raise ToolMissing(
+            f"only {most} files may be open at a time, and {_OPEN_FILES_MIN} are needed; "
+            f"`ulimit -Hn {_OPEN_FILES_MIN}` or LimitNOFILE= of its unit raises it"
+        )
+
+
+def require_file_size() -> None:
+    """Lift the limit on the size of a file. Raises ToolMissing where it may not be lifted.
+
+    What the server writes and allocates for its clients has the sizes that they want.
+    """
+    unlimited = resource.RLIM_INFINITY
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if (soft, hard) == (unlimited, unlimited):
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, unlimited))
+    except (ValueError, OSError):
+        if hard == unlimited:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, hard))
+            return
+        raise ToolMissing(
+            f"a file may have {hard} bytes at most, and a pool needs larger ones; "
+            "`ulimit -Hf unlimited` or LimitFSIZE=infinity of its unit lifts that"
+        ) from None
 
 
 def settle_memory() -> None:

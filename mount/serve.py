@@ -37,6 +37,7 @@ from mount.files import DataPath, Files
 from mount.handles import Handles
 from mount.init_reply import Features, agree
 from mount.lane import Lane
+from mount.late import Late
 from mount.logging_setup import apply_levels
 from mount.notifier import Notifier
 from mount.operations import Operations
@@ -45,6 +46,7 @@ from mount.path_choice import NOT_OFFERED, PathChoice, choose_path, without_pass
 from mount.read_ahead import read_ahead_far
 from mount.status import Parts, describe
 from mount.store_lane import StoreLane
+from mount.transfers import Transfers
 from mount.wire import Opcode
 
 _log: Final = logging.getLogger(__name__)
@@ -54,7 +56,7 @@ _TICK_S: Final = 0.02
 #: Without requests that change something, only what waits for its time is due.
 _IDLE_TICK_S: Final = 0.25
 _CHANGING: Final = (Opcode.CREATE, Opcode.RENAME, Opcode.UNLINK, Opcode.SETATTR, Opcode.WRITE)
-#: pyfuse3's tasks: each daemon-path request in flight occupies one. None ends before the mount
+#: pyfuse3's tasks: each open or create that waits for room occupies one. None ends before the mount
 #: does: one that ended with the pump's lock in its hands would leave the others parked.
 _TASKS_MAX: Final = 256
 
@@ -188,10 +190,11 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         pyfuse3.init(operations, self.channel.libfuse_mountpoint, set())
         try:
             async with trio.open_nursery() as nursery:
-                exotic = Exotic(
-                    self.store, self.handles, self.files.room, self.channel.reply_late, nursery
-                )
+                late = Late(nursery, self.channel.reply_late)
+                exotic = Exotic(self.store, self.handles, self.files.room, late)
                 self.channel.serve(exotic.answers())
+                lane = DataLane(Transfers(self.files), late, at_once=self.settings.fast_lane)
+                self.channel.serve(lane.answers())
                 if self.settings.fast_lane:
                     self.lane = Lane(
                         self.store,
@@ -205,7 +208,6 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                         self.lane, self.files, lambda: self.channel.present, self._removed
                     )
                     self.channel.serve(stores.answers())
-                    self.channel.serve(DataLane(self.files).answers())
                     self.channel.intake.readers = self.files.readers
                 nursery.start_soon(self._serve_signals, load)
                 nursery.start_soon(self.channel.flush_late)
@@ -216,6 +218,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 self._own.ended()
                 nursery.cancel_scope.cancel()
         finally:
+            self._own.cut_off()
             self.notifier.stop()
             pyfuse3.close(unmount=False)
             self.channel.close()

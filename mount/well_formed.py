@@ -69,7 +69,7 @@ def well_formed(opcode: int, body: memoryview) -> bool:
     if shape is None or len(body) < shape.fixed_bytes:
         return False
     if opcode == Opcode.WRITE:
-        return bool(len(body) >= shape.fixed_bytes + _SIZE.unpack_from(body)[0])
+        return bool(len(body) == shape.fixed_bytes + _SIZE.unpack_from(body)[0])
     if opcode in (Opcode.READ, Opcode.READDIR, Opcode.READDIRPLUS):
         return bool(_SIZE.unpack_from(body)[0] <= TRANSFER_MAX_BYTES)
     if not shape.names:

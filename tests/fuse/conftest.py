@@ -26,6 +26,7 @@ from tests.support.mounting import (
     skip_without_mounts,
     workplace,
 )
+from tests.support.wires import Wires
 
 REFERENCE = os.environ.get("KVFS_TEST_REFERENCE")
 SOURCE = os.environ.get("KVFS_TEST_SOURCE", "tmpfs")
@@ -131,3 +132,10 @@ def other() -> Iterator[Caller]:
         pytest.skip("needs root")
     with Caller(OTHER, OTHER) as caller:
         yield caller
+
+
+@pytest.fixture
+def wires() -> Iterator[Wires]:
+    """A fresh channel between two sockets."""
+    with contextlib.closing(Wires()) as made:
+        yield made

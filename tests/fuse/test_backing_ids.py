@@ -160,14 +160,18 @@ def test_an_id_that_is_not_to_be_had_fails_the_open_and_nothing_else(
     assert path.grant(inode, writer=False).backing_id == 1
 
 
-def test_after_the_connection_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its number may be another file's by now."""
+def test_the_connection_ends_without_ids_and_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may live on, and keep their extents; and its number may be another file's by now."""
     ids = FakeIds(monkeypatch)
     path = path_over(OpenInodes())
-    backing_id = path.adopt(InodeNo(20), 0)
+    fresh = [path.adopt(InodeNo(20), 0), path.adopt(InodeNo(21), 0)]
+    path.abandon(fresh[0])
     path.disconnect()
-    path.abandon(backing_id)
-    assert ids.live == {backing_id}
+    assert ids.live == set()
+    path.abandon(fresh[1])
+    path.disconnect()
 
 
 # ---- on a real mount ----

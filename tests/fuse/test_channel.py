@@ -1,13 +1,9 @@
 """The channel by itself: a socket stands for /dev/fuse, the test for both kernel and libfuse."""
 
-import contextlib
 import errno
 import logging
 import os
-import socket
 import struct
-import time
-from collections.abc import Iterator
 from typing import Final
 
 import pytest
@@ -15,13 +11,11 @@ import trio
 import trio.testing
 
 from kvfs.types import BackingId
-from mount.channel import Channel
 from mount.grant import Grant
 from mount.init_reply import Features
 from mount.wire import (
     ENTRY_OUT_BYTES,
     FOPEN_PASSTHROUGH,
-    IN_HEADER,
     IN_HEADER_BYTES,
     INIT_OUT_BYTES,
     OPEN_OUT,
@@ -31,68 +25,9 @@ from mount.wire import (
     data_reply,
     error_reply,
 )
-from tests.support.short_of_memory import ShortOfMemory
+from tests.support.wires import Wires, request
 
 GRANT: Final = Grant(FOPEN_PASSTHROUGH, BackingId(77))
-ROOM_BYTES: Final = 1 << 20
-
-
-def request(opcode: int, unique: int, body: bytes = b"", nodeid: int = 1) -> bytes:
-    """Return a whole request of process 99."""
-    size_bytes = IN_HEADER_BYTES + len(body)
-    return IN_HEADER.pack(size_bytes, opcode, unique, nodeid, 0, 0, 99, 0, 0) + body
-
-
-class Wires:
-    """A channel between two sockets; ``kernel`` and ``libfuse`` are the test's ends."""
-
-    def __init__(self) -> None:
-        self.kernel, self._device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._device.setblocking(False)
-        self.channel = Channel(self._device.fileno(), max_background=100, busy_poll_us=40)
-        self.libfuse = socket.socket(fileno=os.dup(int(self.channel.libfuse_mountpoint[8:])))
-        self.kernel.setblocking(False)
-
-    async def pump(self) -> bytes:
-        """Let the channel work until libfuse has a request; return that."""
-        await self.channel.next_request()
-        return self.libfuse.recv(ROOM_BYTES)
-
-    async def drain(self) -> None:
-        """Let the channel work until it has nothing to do."""
-        with trio.CancelScope() as scope:
-
-            def idle() -> bool:
-                scope.cancel()
-                return False
-
-            self.channel.intake.idle = idle
-            await self.channel.next_request()
-        assert scope.cancelled_caught
-
-    def replies(self) -> list[bytes]:
-        """Return what the kernel got."""
-        found = []
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                found.append(self.kernel.recv(ROOM_BYTES))
-        return found
-
-    def close(self) -> None:
-        """Close all ends."""
-        theirs = int(self.channel.libfuse_mountpoint[8:])
-        self.channel.close()
-        os.close(theirs)
-        for end in (self.kernel, self._device, self.libfuse):
-            end.close()
-
-
-@pytest.fixture
-def wires() -> Iterator[Wires]:
-    """A fresh channel."""
-    made = Wires()
-    yield made
-    made.close()
 
 
 async def test_what_the_channel_does_not_know_goes_to_libfuse_and_back(wires: Wires) -> None:
@@ -143,15 +78,6 @@ async def test_an_answer_that_raises_fails_its_call_alone(
     await wires.drain()
     assert wires.replies() == [error_reply(2, errno.EIO), error_reply(4, 0)]
     assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [failure]
-
-
-async def test_a_later_answer_is_the_only_one(wires: Wires) -> None:
-    wires.channel.serve({Opcode.FALLOCATE: lambda *_: b""})
-    wires.kernel.send(request(Opcode.FALLOCATE, 2, bytes(32)))
-    await wires.drain()
-    assert wires.replies() == []
-    wires.channel.reply(error_reply(2, 0))
-    assert wires.replies() == [error_reply(2, 0)]
 
 
 async def test_who_was_first_to_serve_is_asked_second(wires: Wires) -> None:
@@ -258,24 +184,6 @@ async def test_an_init_without_its_flags_is_refused(
     assert "malformed" in caplog.text
 
 
-async def test_late_replies_are_passed_on_while_no_request_comes(wires: Wires) -> None:
-    """A handler that waited answers when the pump waits, too: a task of its own flushes."""
-    for unique in (2, 4):
-        wires.kernel.send(request(Opcode.STATFS, unique))
-        await wires.pump()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(wires.channel.flush_late)
-        nursery.start_soon(wires.channel.next_request)
-        await trio.testing.wait_all_tasks_blocked()
-        wires.libfuse.send(error_reply(4, 0))
-        await trio.lowlevel.wait_readable(wires.kernel)
-        assert wires.replies() == [error_reply(4, 0)]
-        wires.libfuse.send(error_reply(2, 0))
-        await trio.lowlevel.wait_readable(wires.kernel)
-        assert wires.replies() == [error_reply(2, 0)]
-        nursery.cancel_scope.cancel()
-
-
 async def test_a_flood_of_requests_leaves_turns_to_others(wires: Wires) -> None:
     """Else neither ticks nor signals nor the control socket would ever run."""
     wires.channel.serve({Opcode.FLUSH: lambda unique, *_: error_reply(unique, 0)})
@@ -361,24 +269,17 @@ async def test_a_refused_reply_harms_nobody(
     assert len(caplog.records) == lines
 
 
-async def test_a_request_waits_for_memory_to_be_handed_on_but_not_for_ever(
-    wires: Wires, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("opcode", [Opcode.READDIR, Opcode.READDIRPLUS])
+async def test_libfuse_answers_no_more_than_a_socket_surely_takes(
+    wires: Wires, opcode: Opcode
 ) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
-    channel, asked = wires.channel, request(Opcode.STATFS, 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(channel, "_ours", ShortOfMemory(channel._ours, 3))
-        wires.kernel.send(asked)
-        assert await wires.pump() == asked
-    assert len(pauses) == 3
-    with monkeypatch.context() as patch:
-        patch.setattr(channel, "_ours", ShortOfMemory(channel._ours, 10**6))
-        wires.kernel.send(request(Opcode.STATFS, 4))
-        await wires.drain()
-    assert wires.replies() == [error_reply(4, errno.EIO)]
-    assert "not handed on" in caplog.text
-    assert sum(pauses) < 1.0
+    """A larger reply wants its memory in one piece; libfuse drops it where there is none."""
+    for unique, (asked_bytes, passed_bytes) in enumerate([(4096, 4096), (1 << 20, 64 << 10)], 1):
+        body = struct.pack("<QQIIQII", 7, 8, asked_bytes, 1, 2, 3, 0)
+        wires.kernel.send(request(opcode, unique, body))
+        handed = await wires.pump()
+        assert handed[IN_HEADER_BYTES:] == struct.pack("<QQIIQII", 7, 8, passed_bytes, 1, 2, 3, 0)
+        wires.libfuse.send(data_reply(unique, b""))
 
 
 async def test_libfuse_gone_is_an_error_of_the_call(

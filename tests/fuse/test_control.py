@@ -259,6 +259,7 @@ def test_a_server_that_takes_nobody_any_more_is_given_up_in_time(tmp_path: Path)
     path = str(tmp_path / "kv.sock")
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(listen(path))
+        listening.listen(4)  # a shorter one
         with contextlib.suppress(BlockingIOError):
             while True:
                 waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -297,3 +298,10 @@ async def test_a_broken_reply_is_one_line(tmp_path: Path, reply: bytes, said: st
 
 def test_no_directory_means_no_sockets(tmp_path: Path) -> None:
     assert socket_paths(str(tmp_path / "none")) == []
+
+
+def test_who_listens_is_known_however_many_have_asked_in_vain(tmp_path: Path) -> None:
+    """A server that hangs takes no connection; `kvfs umount` must know whether it lives."""
+    path = str(tmp_path / "run" / "kv.sock")
+    with contextlib.closing(listen(path)):
+        assert {peer_pid(path) for _ in range(100)} == {os.getpid()}

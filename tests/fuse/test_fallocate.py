@@ -10,6 +10,7 @@ import trio
 
 from kvfs.types import ROOT_INODE
 from mount.exotic import Exotic
+from mount.late import Late
 from mount.wire import FALLOCATE_IN, OUT_HEADER, Opcode
 from tests.support.readers_desk import Desk
 from tests.support.stores import FILE, MIB, assert_exact, host, settle
@@ -33,7 +34,8 @@ async def fallocated(desk: Desk, fh: int, size_bytes: int) -> int:
     """Allocate the first bytes of a file by a message; return the errno of the answer."""
     replies: list[bytes] = []
     async with trio.open_nursery() as nursery:
-        exotic = Exotic(desk.store, desk.handles, desk.files.room, replies.append, nursery)
+        late = Late(nursery, lambda header, body: replies.append(header + body))
+        exotic = Exotic(desk.store, desk.handles, desk.files.room, late)
         request = memoryview(FALLOCATE_IN.pack(fh, 0, size_bytes, 0, 0))
         exotic.answers()[Opcode.FALLOCATE](7, 0, request)
     return -int(OUT_HEADER.unpack(replies[0])[1])

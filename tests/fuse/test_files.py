@@ -46,7 +46,7 @@ def fail(*_: object, **__: object) -> None:
 async def test_the_last_writer_publishes(desk: CountedDesk) -> None:
     first, ino = desk.create(b"block")
     second, _ = desk.files.open(ino, os.O_WRONLY)
-    assert await desk.files.write(first, 0, b"bytes") == 5
+    assert await desk.transfers.write(first, 0, b"bytes") == 5
     desk.files.release(first)
     assert state_of(desk, ino) is State.DRAFT
     desk.files.release(second)
@@ -81,7 +81,7 @@ async def test_a_draft_without_a_reserve_gets_it_with_its_first_bytes(desk: Coun
     fh, ino = desk.create(b"draft.tmp")
     assert store.pool.open_inodes[ino].allocated_bytes == 0, "all that could go is being read"
     store.blocks.close(read.pop(), writer=False)
-    assert await desk.files.write(fh, 0, bytes(5 * MIB)) == 5 * MIB
+    assert await desk.transfers.write(fh, 0, bytes(5 * MIB)) == 5 * MIB
     assert store.pool.open_inodes[ino].allocated_bytes == 20 * MIB
     desk.files.release(fh)
     assert store.pool.index.inode(ino).allocated_bytes == 5 * MIB
@@ -133,6 +133,37 @@ async def test_the_kernel_gets_a_rewrites_handle_after_that_wait(
     desk.assert_nothing_is_open()
 
 
+@pytest.mark.parametrize(
+    ("size_bytes", "calls"), [(3, ["fsync", "cut"]), (0, ["cut"]), (5, ["cut"]), (9000, ["cut"])]
+)
+@pytest.mark.parametrize("flags", [None, os.O_WRONLY | os.O_APPEND])
+async def test_a_page_is_cut_when_the_device_forgot_that_all_of_it_is_whole(
+    desk: CountedDesk,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: int | None,
+    size_bytes: int,
+    calls: list[str],
+) -> None:
+    """By path, or by a descriptor that was opened for appending: neither had to wait before."""
+    syscalls, order = desk.store.pool.syscalls, []
+    ino = desk.identified(b"block")
+    fh = -1 if flags is None else desk.files.open(ino, flags)[0]
+    cut = syscalls.ftruncate
+
+    def note(fd: int, to_bytes: int) -> None:
+        order.append("cut")
+        cut(fd, to_bytes)
+
+    monkeypatch.setattr(syscalls, "fsync", lambda _: order.append("fsync"))
+    monkeypatch.setattr(syscalls, "ftruncate", note)
+    await desk.files.change(ino, Change(size_bytes=size_bytes))
+    assert order == calls
+    assert desk.store.blocks.present(ino).size_bytes == size_bytes
+    if fh >= 0:
+        desk.files.release(fh)
+    desk.assert_nothing_is_open()
+
+
 async def test_a_sync_vouches_for_what_was_final_when_it_began(
     desk: CountedDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +173,7 @@ async def test_a_sync_vouches_for_what_was_final_when_it_began(
     for name in (b"before", b"meanwhile"):
         fh, slabs[name] = desk.create(b"." + name)
         allocate(store, desk.handles.get(fh).opened, 8192)
-        assert await desk.files.write(fh, 0, b"x" * 8192) == 8192
+        assert await desk.transfers.write(fh, 0, b"x" * 8192) == 8192
         desk.files.release(fh)
     identified: list[list[bool]] = []
 
@@ -294,18 +325,18 @@ async def test_a_handle_does_what_it_was_opened_for(desk: CountedDesk) -> None:
     ino = put(desk.store, ROOT_INODE, b"block", b"bytes")
     reader, _ = desk.files.open(ino, os.O_RDONLY)
     directory = desk.files.open_directory(ROOT_INODE)
-    assert await desk.files.read(reader, 1, 100) == b"ytes"
-    assert await desk.files.read(reader, 100, 100) == b""
+    assert await desk.transfers.read(reader, 1, 100) == b"ytes"
+    assert await desk.transfers.read(reader, 100, 100) == b""
     with pytest.raises(BadHandle):
-        await desk.files.write(reader, 0, b"no")
+        await desk.transfers.write(reader, 0, b"no")
     with pytest.raises(BadHandle):
-        await desk.files.read(directory, 0, 1)
+        await desk.transfers.read(directory, 0, 1)
     for fh in (reader, directory):
         desk.files.release(fh)
         with pytest.raises(BadHandle):
             desk.files.release(fh)
     with pytest.raises(BadHandle):
-        await desk.files.read(reader, 0, 1)
+        await desk.transfers.read(reader, 0, 1)
 
 
 def test_what_is_no_file_is_not_opened(desk: CountedDesk) -> None:

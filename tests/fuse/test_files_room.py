@@ -9,7 +9,7 @@ import trio
 
 from kvfs.errors import DeadInode, NoSpace
 from kvfs.types import ROOT_INODE
-from tests.support.counted_desk import CountedDesk, counted_desk
+from tests.support.counted_desk import NEW, CountedDesk, counted_desk
 from tests.support.stores import FILE, MIB, put, settle
 
 
@@ -23,9 +23,9 @@ def desk() -> Iterator[CountedDesk]:
 async def test_a_write_beyond_the_capacity_is_refused(desk: CountedDesk) -> None:
     """Before a byte of it is written; and what was there is not whole, so that it goes."""
     fh, ino = desk.create(b"block")
-    assert await desk.files.write(fh, 0, bytes(MIB)) == MIB
+    assert await desk.transfers.write(fh, 0, bytes(MIB)) == MIB
     with pytest.raises(NoSpace):
-        await desk.files.write(fh, MIB, bytes(64 * MIB))
+        await desk.transfers.write(fh, MIB, bytes(64 * MIB))
     assert desk.store.blocks.present(ino).size_bytes == MIB
     desk.files.release(fh)
     with pytest.raises(DeadInode):
@@ -44,14 +44,14 @@ async def test_pieces_written_at_once_and_in_any_order_do_not_overstep_the_pool(
     for first in range(88, 40, -8):
         async with trio.open_nursery() as nursery:
             for at in range(first, first + 8):
-                nursery.start_soon(desk.files.write, fh, at * MIB, bytes(MIB))
+                nursery.start_soon(desk.transfers.write, fh, at * MIB, bytes(MIB))
     for at in (0, 8, 7):
-        assert await desk.files.write(fh, at * MIB, bytes(MIB)) == MIB
+        assert await desk.transfers.write(fh, at * MIB, bytes(MIB)) == MIB
     for at in range(9, 16):
-        assert await desk.files.write(fh, at * MIB, bytes(MIB)) == MIB
+        assert await desk.transfers.write(fh, at * MIB, bytes(MIB)) == MIB
     assert space.used_bytes == space.capacity_bytes == 64 * MIB
     with pytest.raises(NoSpace):
-        await desk.files.write(fh, 16 * MIB, bytes(MIB))
+        await desk.transfers.write(fh, 16 * MIB, bytes(MIB))
     assert space.used_bytes == desk.store.pool.extents.allocated_bytes(desk.files.extent_fd(fh))
     desk.files.release(fh)
 
@@ -69,10 +69,10 @@ async def test_a_guess_about_others_makes_a_writer_wait_and_never_fail(desk: Cou
     assert pool.space.unclaimed_bytes < 0
     assert not pool.evictable_bytes
     with pytest.raises(NoSpace):
-        await files.write(fh, 0, bytes(45 * MIB))  # beside 20 in 64: no guess is in the way
+        await desk.transfers.write(fh, 0, bytes(45 * MIB))  # beside 20 in 64: no guess matters
     assert files.room.stalls == 0
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(files.write, fh, 0, bytes(MIB))
+        nursery.start_soon(desk.transfers.write, fh, 0, bytes(MIB))
         nursery.start_soon(files.find_room, 1)  # as a create does
         while files.room.stalls < 2:
             await trio.lowlevel.checkpoint()
@@ -102,7 +102,70 @@ async def test_others_are_served_while_a_handler_waits(desk: CountedDesk) -> Non
 
     desk.files.about_to_wait = about_to_wait
     fh, _ = desk.create(b"block")
-    await desk.files.write(fh, 0, b"bytes")
-    await desk.files.read(fh, 0, 5)
+    await desk.files.sync(fh)
     assert said == ["wait", "answer"] * 2
     desk.files.release(fh)
+
+
+def read_block(desk: CountedDesk, size_bytes: int) -> int:
+    """Store a block and open it for reading; return the handle."""
+    put(desk.store, ROOT_INODE, b"read.tmp", bytes(size_bytes))
+    desk.store.rename(ROOT_INODE, b"read.tmp", ROOT_INODE, b"read", replace=True)
+    settle(desk.store)
+    fh, _ = desk.files.open(desk.store.namespace.lookup(ROOT_INODE, b"read"), os.O_RDONLY)
+    return fh
+
+
+async def create(desk: CountedDesk, name: bytes, flags: int = NEW) -> tuple[int, float]:
+    """Do what a CREATE does; return the handle and how long it took."""
+    start_s = trio.current_time()
+    await desk.files.find_room_to_create(ROOT_INODE, name, flags)
+    fh, _, _, _ = await desk.files.open_or_create(ROOT_INODE, name, FILE, flags, 0, 0)
+    return fh, trio.current_time() - start_s
+
+
+async def test_a_create_does_not_wait_long_for_those_who_read(desk: CountedDesk) -> None:
+    """[capacity] Its directory is locked meanwhile; the draft's first write waits instead."""
+    reader = read_block(desk, 64 * MIB)
+    created = [await create(desk, name) for name in (b"one", b"two", b"three")]
+    waited_s = [waited_s for _, waited_s in created]
+    assert waited_s[0] < 0.5
+    assert max(waited_s[1:]) < 0.1, "and the next ones not at all"
+    writer = created[0][0]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(desk.transfers.write, writer, 0, bytes(MIB))
+        await trio.sleep(0.3)
+        assert os.fstat(desk.files.extent_fd(writer)).st_size == 0
+        desk.files.release(reader)
+    assert os.fstat(desk.files.extent_fd(writer)).st_size == MIB
+    for fh, _ in created:
+        desk.files.release(fh)
+
+
+async def test_a_create_is_refused_where_nothing_may_go(desk: CountedDesk) -> None:
+    """[capacity] Drafts fill the pool: whatever its users do, no room comes."""
+    writer, _ = desk.create(b"draft")
+    await desk.transfers.write(writer, 0, bytes(64 * MIB))
+    settle(desk.store)
+    with pytest.raises(NoSpace):
+        await create(desk, b"new")
+    again, _ = await create(desk, b"draft", os.O_RDWR | os.O_CREAT)  # which needs no room
+    for fh in (again, writer):
+        desk.files.release(fh)
+
+
+async def test_who_comes_after_a_wait_in_vain_does_not_wait_as_long(desk: CountedDesk) -> None:
+    """They come one after the other, and would all wait for the same readers."""
+    store, files = desk.store, desk.files
+    store.pool.settings = dataclasses.replace(store.pool.settings, room_wait_s=1.2)
+    fh = read_block(desk, 40 * MIB)
+    waited_s = []
+    for _ in range(4):
+        start_s = trio.current_time()
+        with pytest.raises(NoSpace):
+            await files.find_room(40 * MIB)
+        waited_s.append(trio.current_time() - start_s)
+    assert waited_s[0] >= 1
+    assert max(waited_s[1:]) < 0.5
+    files.release(fh)
+    await files.find_room(40 * MIB)

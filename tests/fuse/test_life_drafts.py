@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.callers import Caller
-from tests.support.calls import opened, read_file, refused, tolerated, write_file
+from tests.support.calls import (
+    RENAME_EXCHANGE,
+    opened,
+    read_file,
+    refused,
+    renameat2,
+    tolerated,
+    write_file,
+)
 from tests.support.mounting import Mounted
 from tests.support.stamped import seed_of, stamped, state
 from tests.support.stepping import Stepping, until
@@ -286,6 +294,57 @@ def test_the_policy_is_inherited_and_ends(private: Path) -> None:
         os.setxattr(private / "a", "user.kvfs.drafts", b"all")
         assert os.path.exists(private / "a/b/block")
         writer.os("close", fd)
+
+
+def test_the_policy_hides_drafts_that_all_have_seen(kv: Path) -> None:
+    """[life-drafts-owner] The kernel kept such a name for an hour; it is told, a moment later."""
+    with Caller() as writer:
+        fd = writer.os("open", str(kv / "block"), CREATE, 0o644)
+        assert os.path.exists(kv / "block")
+        os.setxattr(kv, "user.kvfs.drafts", b"owner")
+        tries, pause = iter(range(1000)), threading.Event()
+        while os.path.exists(kv / "block"):
+            next(tries)
+            pause.wait(0.01)
+        assert writer.os("access", str(kv / "block"), os.F_OK)
+        writer.os("close", fd)
+        assert os.path.exists(kv / "block")
+
+
+def forgotten(path: Path) -> None:
+    """Wait until *path* is not there for this process: the kernel is told, a moment later."""
+    until(lambda: not os.path.exists(path), f"{path.name} is hidden", 10)
+
+
+@pytest.mark.parametrize("flags", [0, RENAME_EXCHANGE], ids=["moved", "exchanged"])
+def test_a_directory_takes_its_drafts_to_another_policy(
+    kv: Path, private: Path, flags: int
+) -> None:
+    """[life-drafts-owner] What all have seen is hidden where a moved directory has come to be."""
+    os.makedirs(kv / "public" / "deep")
+    if flags:
+        os.mkdir(private / "public")
+    with Caller() as writer:
+        fd = writer.os("open", str(kv / "public/deep/block"), CREATE, 0o644)
+        assert os.path.exists(kv / "public/deep/block")
+        renameat2(kv / "public", private / "public", flags)
+        forgotten(private / "public/deep/block")
+        assert writer.os("access", str(private / "public/deep/block"), os.F_OK)
+        renameat2(private / "public", kv / "public", flags)
+        assert os.path.exists(kv / "public/deep/block")
+        writer.os("close", fd)
+
+
+def test_another_process_moves_a_draft_to_another_policy(kv: Path, private: Path) -> None:
+    """[life-drafts-owner] It is a draft still, and all had seen it: now its writer alone does."""
+    with Caller() as writer:
+        fd = writer.os("open", str(kv / "block"), CREATE, 0o644)
+        assert os.path.exists(kv / "block")
+        os.rename(kv / "block", private / "block")
+        forgotten(private / "block")
+        assert writer.os("access", str(private / "block"), os.F_OK)
+        writer.os("close", fd)
+        assert os.path.exists(private / "block")
 
 
 def test_the_state_is_told_and_not_listed(kv: Path) -> None:

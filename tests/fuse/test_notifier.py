@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from kvfs.cli.umount import _was_killed
+from kvfs.cli.liveness import was_killed
 from kvfs.types import InodeNo
 from mount.notifier import Notifier
 from tests.support.mounting import (
@@ -26,6 +26,7 @@ from tests.support.mounting import (
     skip_without_mounts,
     workplace,
 )
+from tests.support.places import blank_place, small_mount
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -96,10 +97,8 @@ def wait_until(true: Callable[[], bool]) -> None:
 @pytest.fixture
 def mounted() -> Iterator[Mounted]:
     skip_without_mounts()
-    with workplace() as directory:
-        (directory / "pool").mkdir()
-        with Mounted(directory / "pool", directory / "kv", "--capacity", "256M") as mounted:
-            yield mounted
+    with blank_place() as place, small_mount(place) as mounted:
+        yield mounted
 
 
 def test_the_kernel_is_told_of_a_gone_inode_whoever_waits_for_us_there(mounted: Mounted) -> None:
@@ -143,6 +142,39 @@ def test_an_evicted_block_does_not_exist_any_more(mounted: Mounted) -> None:
     assert block.read_bytes() == b"anew"
 
 
+@pytest.mark.parametrize("told", [0, 1])
+def test_after_the_stop_nothing_is_told_to_what_has_the_devices_number(
+    tmp_path: Path, told: int
+) -> None:
+    """The store lets names go yet when the device is closed, and opens extents."""
+    fd = os.open(tmp_path / "extent", os.O_CREAT | os.O_RDWR)
+    notifier = Notifier(fd)
+    for _ in range(told):
+        notifier.entry_vanished(InodeNo(1), b"before")
+    wait_until(lambda: notifier.told == told)
+    size_bytes = os.fstat(fd).st_size
+    notifier.stop()
+    notifier.entry_vanished(InodeNo(1), b"after")
+    notifier.inode_vanished(InodeNo(2), InodeNo(1))
+    assert "kvfs-notify" not in [thread.name for thread in threading.enumerate()]
+    assert (notifier.told, notifier.untold) == (told, 2)
+    assert os.fstat(fd).st_size == size_bytes
+    os.close(fd)
+
+
+def test_an_evicted_block_has_no_attributes_by_its_old_name(mounted: Mounted) -> None:
+    """The kernel still knows the name, and is told of the inode only: it looks again at ESTALE."""
+    block = mounted.path / "attributed"
+    block.with_suffix(".tmp").write_bytes(bytes(BLOCK_BYTES))
+    block.with_suffix(".tmp").rename(block)
+    os.setxattr(block, "user.note", b"value")
+    assert os.getxattr(block, "user.note") == b"value"
+    run_kvfs("evict", str(block))
+    for call in (lambda: os.getxattr(block, "user.note"), lambda: os.listxattr(block)):
+        with pytest.raises(FileNotFoundError):
+            call()
+
+
 def test_umount_ends_the_calls_that_wait_for_a_killed_server() -> None:
     """One that was telling of an open block: its thread is held up and holds the device open.
 
@@ -153,9 +185,17 @@ def test_umount_ends_the_calls_that_wait_for_a_killed_server() -> None:
     with workplace() as place, contextlib.ExitStack() as stack:
         (place / "pool").mkdir()
         # Started first: who forks later closes our files on the mount, and waits for the server.
-        command = shlex.join([*KVFS, "umount", "--lazy", str(place / "kv")])
-        umount = subprocess.Popen(["sh", "-c", f"read go; {command}"], stdin=PIPE, cwd=ROOT)
-        assert umount.stdin is not None
+        status, command = (
+            shlex.join([*KVFS, *verb, str(place / "kv")])
+            for verb in (["status"], ["umount", "--lazy"])
+        )
+        umount = subprocess.Popen(
+            ["sh", "-c", f"read go; {status}; {command}"],
+            stdin=PIPE,
+            stderr=PIPE,
+            text=True,
+            cwd=ROOT,
+        )
         flags = ("--capacity", "64M", "--set", "room_wait_s=60")
         mounted = stack.enter_context(Mounted(place / "pool", place / "kv", *flags))
         directory = mounted.path / "d"
@@ -172,10 +212,11 @@ def test_umount_ends_the_calls_that_wait_for_a_killed_server() -> None:
         storing.start()
         wait_until(lambda: is_telling(mounted.server_pid))
         os.kill(mounted.server_pid, signal.SIGKILL)
-        wait_until(lambda: _was_killed(mounted.server_pid))
+        wait_until(lambda: was_killed(mounted.server_pid))
         assert storing.is_alive()
-        umount.stdin.close()
-        assert umount.wait(_WAIT_S) == 0
+        _, said = umount.communicate(timeout=_WAIT_S)
+        assert umount.returncode == 0
+        assert "is dead; `kvfs umount" in said
         storing.join(_WAIT_S)
         assert [error.errno for error in failed] == [errno.ECONNABORTED]
 
@@ -206,11 +247,11 @@ def test_who_was_killed_is_known_by_its_state() -> None:
     if not child:
         signal.pause()
     try:
-        assert not _was_killed(child)
+        assert not was_killed(child)
         os.kill(child, signal.SIGKILL)
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-        assert _was_killed(child)
+        assert was_killed(child)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    assert not _was_killed(child)
+    assert not was_killed(child)

@@ -11,6 +11,7 @@ import pytest
 from kvfs.errors import BadHandle, DeadInode
 from kvfs.makers import Maker
 from kvfs.types import ROOT_INODE
+from mount.transfers import Transfers
 from tests.support.readers_desk import IDS_MAX, NEW, Desk
 from tests.support.stores import FILE, host
 
@@ -173,7 +174,7 @@ def test_a_lease_by_life_is_shared(desk: Desk, monkeypatch: pytest.MonkeyPatch) 
 async def test_an_extent_that_was_read_here_is_closed_with_its_last_reader(desk: Desk) -> None:
     ino = desk.put(b"one")
     fh, _ = desk.files.open(ino, os.O_RDONLY)
-    assert await desk.files.read(fh, 0, 100) == b"bytes"
+    assert await Transfers(desk.files).read(fh, 0, 100) == b"bytes"
     opened = desk.handles.get(fh).opened
     assert opened.fd >= 0
     desk.files.release(fh)

@@ -265,6 +265,17 @@ def test_seeking_data_and_holes(kv: Path) -> None:
                 os.lseek(fd, size, whence)
 
 
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR], ids=["read", "written"])
+def test_seeking_from_nowhere(kv: Path, flags: int) -> None:
+    """[seek-hole] ENXIO at the end, behind it, and before the beginning."""
+    write_file(kv / "file", pattern(9_000))
+    with opened(kv / "file", flags) as fd:
+        for at in (9_000, 1 << 40, -1, -(1 << 63)):
+            for whence in (os.SEEK_DATA, os.SEEK_HOLE):
+                with refused(ENXIO):
+                    os.lseek(fd, at, whence)
+
+
 def test_sync_calls_return(kv: Path) -> None:
     """[fsync] Every way to ask for durability succeeds, on files and on directories."""
     with opened(kv / "file", os.O_CREAT | os.O_RDWR) as fd:

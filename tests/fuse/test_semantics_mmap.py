@@ -1,17 +1,37 @@
 """Memory mappings."""
 
 import contextlib
+import ctypes
 import mmap
 import os
 import random
+from collections.abc import Iterator
+from errno import ENXIO
 from pathlib import Path
 
+import pytest
+
 from tests.support.callers import Caller
-from tests.support.calls import opened, read_file, write_file
+from tests.support.calls import opened, read_file, refused, write_file
 from tests.support.mounting import Mounted, Reference
 
 PAGE = mmap.PAGESIZE
 MIB = 1 << 20
+
+
+@contextlib.contextmanager
+def mapping(fd: int, size_bytes: int) -> Iterator[int]:
+    """Yield the address of a shared mapping that, unlike mmap.mmap, holds no descriptor."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    address = libc.mmap(None, size_bytes, protection, mmap.MAP_SHARED, fd, 0)
+    try:
+        yield address
+    finally:
+        assert libc.munmap(address, size_bytes) == 0
 
 
 def test_a_shared_mapping_and_writes_see_each_other(kv: Path) -> None:
@@ -112,3 +132,26 @@ def test_memory_behind_the_end_is_zero_and_not_stored(kv: Path) -> None:
         os.ftruncate(fd, 200)
         assert os.pread(fd, 1000, 0) == b"x" * 99 + b"y" + bytes(100)
     assert os.stat(kv / "file").st_size == 200
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
+def test_what_is_stored_in_memory_is_data(kv: Path, *, closed: bool) -> None:
+    """[seek-hole] Bytes that only the kernel has are in no hole, also behind the descriptor."""
+    with Caller() as elsewhere, contextlib.ExitStack() as until_closed:
+        # Who is started later flushes the descriptor, and with it what was stored.
+        fd = until_closed.enter_context(opened(kv / "file", os.O_CREAT | os.O_RDWR))
+        os.write(fd, b"head")
+        os.ftruncate(fd, MIB)
+        with mapping(fd, MIB) as address:
+            if closed:
+                until_closed.close()
+            ctypes.memset(address + MIB // 2, ord("s"), 4)
+            remote = elsewhere.os("open", str(kv / "file"), os.O_RDONLY)
+            assert elsewhere.os("lseek", remote, MIB // 2, os.SEEK_DATA) == MIB // 2
+            assert elsewhere.os("lseek", remote, MIB // 2, os.SEEK_HOLE) > MIB // 2
+            assert elsewhere.os("lseek", remote, PAGE, os.SEEK_DATA) <= MIB // 2
+            for whence in (os.SEEK_DATA, os.SEEK_HOLE):
+                with refused(ENXIO):
+                    elsewhere.os("lseek", remote, MIB, whence)
+            elsewhere.os("close", remote)
+    assert read_file(kv / "file")[MIB // 2 - 1 : MIB // 2 + 5] == b"\0ssss\0"

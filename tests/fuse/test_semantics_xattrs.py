@@ -67,6 +67,35 @@ def test_attributes_belong_to_the_file(kv: Path) -> None:
     assert os.listxattr(kv / "moved") == []
 
 
+@pytest.mark.parametrize("replaced", [False, True], ids=["unlinked", "replaced"])
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_attributes_of_what_has_no_name(kv: Path, kind: str, *, replaced: bool) -> None:
+    """[xattrs] Who has it open reads, sets and removes them until the last close."""
+    for name in ("one", "other"):
+        write_file(kv / name, b"bytes") if kind == "file" else os.mkdir(kv / name)
+    os.setxattr(kv / "one", "user.a", b"1")
+    with opened(kv / "one", os.O_RDONLY) as fd:
+        if replaced:
+            os.rename(kv / "other", kv / "one")
+        else:
+            os.unlink(kv / "one") if kind == "file" else os.rmdir(kv / "one")
+        assert os.getxattr(fd, "user.a") == b"1"
+        before = os.fstat(fd).st_ctime_ns
+        os.setxattr(fd, "user.b", b"2", CREATE)
+        assert os.fstat(fd).st_ctime_ns > before
+        os.setxattr(fd, "user.a", b"3", REPLACE)
+        with refused(EEXIST):
+            os.setxattr(fd, "user.b", b"4", CREATE)
+        assert sorted(os.listxattr(fd)) == ["user.a", "user.b"]
+        assert os.getxattr(fd, "user.a") == b"3"
+        os.removexattr(fd, "user.a")
+        assert os.listxattr(fd) == ["user.b"]
+        with refused(ENODATA):
+            os.getxattr(fd, "user.a")
+    if replaced:
+        assert os.listxattr(kv / "one") == []
+
+
 def test_a_small_buffer_is_refused(kv: Path) -> None:
     """[xattrs] ERANGE for lists and values that do not fit; size 0 asks how much is needed."""
     write_file(kv / "file", b"")

@@ -203,6 +203,14 @@ class Mounted:
         self._wait_for_server()
         subprocess.run(["umount", "--lazy", str(self.path)], check=False, capture_output=True)
 
+    def ask_to_stop(self) -> None:
+        """Ask the server to stop, in use or not, as a service manager does (SIGTERM)."""
+        signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+
+    def wait_stopped(self) -> None:
+        """Wait for the end of a server that was asked to stop."""
+        self._wait_for_server()
+
     def status(self) -> dict[str, Any]:
         """Return what ``kvfs status MOUNT --json`` says."""
         answer = json.loads(run_kvfs("status", str(self.path), "--json").stdout)

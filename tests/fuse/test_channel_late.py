@@ -1,0 +1,78 @@
+"""Answers that come later: by a task of ours, or by a handler that waited."""
+
+import pytest
+import trio
+import trio.testing
+
+from mount.wire import IN_HEADER, OUT_HEADER, OUT_HEADER_BYTES, Opcode, data_reply, error_reply
+from tests.support.wires import Wires, request
+
+
+async def test_a_later_answer_is_the_only_one(wires: Wires) -> None:
+    wires.channel.serve({Opcode.FALLOCATE: lambda *_: b""})
+    wires.kernel.send(request(Opcode.FALLOCATE, 2, bytes(32)))
+    await wires.drain()
+    assert wires.replies() == []
+    wires.channel.reply(error_reply(2, 0))
+    assert wires.replies() == [error_reply(2, 0)]
+
+
+async def test_no_more_is_read_while_too_many_answers_are_late(
+    wires: Wires, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may hold a megabyte."""
+    monkeypatch.setattr("mount.channel._LATE_MAX", 2)
+    wires.channel.serve({Opcode.WRITE: lambda *_: b""})
+    for unique in (2, 4, 6):
+        wires.kernel.send(request(Opcode.WRITE, unique, b"bytes"))
+    wires.kernel.send(request(Opcode.STATFS, 8))
+    got: list[bytes] = []
+
+    async def pump() -> None:
+        got.append(await wires.pump())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pump)
+        for read, unique in ((2, 4), (3, 2)):
+            await trio.testing.wait_all_tasks_blocked()
+            assert wires.channel.requests[Opcode.WRITE] == read
+            assert not got
+            header = OUT_HEADER.pack(OUT_HEADER_BYTES + 4, 0, unique)
+            wires.channel.reply_late(header, b"done")
+    assert [IN_HEADER.unpack_from(asked)[2] for asked in got] == [8]
+    assert wires.replies() == [data_reply(unique, b"done") for unique in (4, 2)]
+
+
+async def test_a_pump_that_waits_for_late_answers_can_be_stopped(
+    wires: Wires, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mount.channel._LATE_MAX", 1)
+    wires.channel.serve({Opcode.WRITE: lambda *_: b""})
+    wires.kernel.send(request(Opcode.WRITE, 2, b"bytes"))
+
+    async def pump() -> None:
+        with pytest.raises(trio.ClosedResourceError):
+            await wires.channel.next_request()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pump)
+        await trio.testing.wait_all_tasks_blocked()
+        wires.channel.stop()
+
+
+async def test_late_replies_are_passed_on_while_no_request_comes(wires: Wires) -> None:
+    """A handler that waited answers when the pump waits, too: a task of its own flushes."""
+    for unique in (2, 4):
+        wires.kernel.send(request(Opcode.STATFS, unique))
+        await wires.pump()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wires.channel.flush_late)
+        nursery.start_soon(wires.channel.next_request)
+        await trio.testing.wait_all_tasks_blocked()
+        wires.libfuse.send(error_reply(4, 0))
+        await trio.lowlevel.wait_readable(wires.kernel)
+        assert wires.replies() == [error_reply(4, 0)]
+        wires.libfuse.send(error_reply(2, 0))
+        await trio.lowlevel.wait_readable(wires.kernel)
+        assert wires.replies() == [error_reply(2, 0)]
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,63 @@
+"""A channel whose kernel and libfuse are the test: sockets stand for /dev/fuse and for the pair."""
+
+import contextlib
+import os
+import socket
+from typing import Final
+
+import trio
+
+from mount.channel import Channel
+from mount.wire import IN_HEADER, IN_HEADER_BYTES
+
+ROOM_BYTES: Final = 1 << 20
+
+
+def request(opcode: int, unique: int, body: bytes = b"", nodeid: int = 1) -> bytes:
+    """Return a whole request of process 99."""
+    size_bytes = IN_HEADER_BYTES + len(body)
+    return IN_HEADER.pack(size_bytes, opcode, unique, nodeid, 0, 0, 99, 0, 0) + body
+
+
+class Wires:
+    """A channel between two sockets; ``kernel`` and ``libfuse`` are the test's ends."""
+
+    def __init__(self) -> None:
+        self.kernel, self._device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._device.setblocking(False)
+        self.channel = Channel(self._device.fileno(), max_background=100, busy_poll_us=40)
+        self.libfuse = socket.socket(fileno=os.dup(int(self.channel.libfuse_mountpoint[8:])))
+        self.kernel.setblocking(False)
+
+    async def pump(self) -> bytes:
+        """Let the channel work until libfuse has a request; return that."""
+        await self.channel.next_request()
+        return self.libfuse.recv(ROOM_BYTES)
+
+    async def drain(self) -> None:
+        """Let the channel work until it has nothing to do."""
+        with trio.CancelScope() as scope:
+
+            def idle() -> bool:
+                scope.cancel()
+                return False
+
+            self.channel.intake.idle = idle
+            await self.channel.next_request()
+        assert scope.cancelled_caught
+
+    def replies(self) -> list[bytes]:
+        """Return what the kernel got."""
+        found = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                found.append(self.kernel.recv(ROOM_BYTES))
+        return found
+
+    def close(self) -> None:
+        """Close all ends."""
+        theirs = int(self.channel.libfuse_mountpoint[8:])
+        self.channel.close()
+        os.close(theirs)
+        for end in (self.kernel, self._device, self.libfuse):
+            end.close()
