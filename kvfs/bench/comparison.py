@@ -118,10 +118,7 @@ def compare(places: Places, plan: Plan, output: PairsOutput) -> Outcome:
             "long here: others have the caches by then, and the server's CPU time with them"
         )
     baseline_on, mount_on = _mount_of(places.baseline), _mount_of(places.mount)
-    status = mount_status(mount_on.mountpoint)
-    _insist_on_data_path(plan.data_path, status, mount_on.mountpoint)
-    if status is None:
-        output.say(f"no kvfs serves {places.mount}: there will be no figures of a server")
+    status = _status(mount_on.mountpoint, plan.data_path, output)
     daemon = None if status is None else Daemon(int(status["server_pid"]))
     with ExitStack() as stack:
         baseline = stack.enter_context(Side(places.baseline, None))
@@ -154,12 +151,21 @@ def compare(places: Places, plan: Plan, output: PairsOutput) -> Outcome:
     return Outcome(runs, setting)
 
 
-def _insist_on_data_path(wanted: str, status: dict[str, Any] | None, mountpoint: str) -> None:
-    if wanted == "auto":
-        return
-    found = status.get("data_path") if status else None
-    if found != wanted:
-        reason = (status or {}).get("data_path_reason") or "no reason given"
+def _status(mountpoint: str, data_path: str, output: PairsOutput) -> dict[str, Any] | None:
+    """Return what the server says, None if none does; raises ``BenchFailed`` for the data path."""
+    try:
+        status = mount_status(mountpoint)
+    except BenchFailed as error:
+        _insist_on_data_path(data_path, None, mountpoint, str(error))
+        output.say(f"{error}: there will be no figures of a server")
+        return None
+    reason = status.get("data_path_reason") or "no reason given"
+    _insist_on_data_path(data_path, status.get("data_path"), mountpoint, reason)
+    return status
+
+
+def _insist_on_data_path(wanted: str, found: str | None, mountpoint: str, reason: str) -> None:
+    if wanted not in ("auto", found):
         raise BenchFailed(f"the data path of {mountpoint} is {found}, not {wanted}: {reason}")
 
 

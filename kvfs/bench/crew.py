@@ -3,12 +3,10 @@
 import json
 import os
 import subprocess
-import sys
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-import kvfs
+from kvfs.again import program_again
 from kvfs.errors import BenchFailed
 
 
@@ -39,15 +37,14 @@ class Crew:
 
     def __init__(self, threads: int, buffer_bytes: int) -> None:
         self._gate_read_fd, self._gate_write_fd = os.pipe()
-        root = str(Path(kvfs.__file__).parents[1])
-        argv = [sys.executable, "-m", "kvfs.bench.worker", str(self._gate_read_fd)]
+        program, environment = program_again("kvfs.bench.worker")
         self._workers = [
             subprocess.Popen(
-                [*argv, str(buffer_bytes)],
+                [*program, str(self._gate_read_fd), str(buffer_bytes)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[self._gate_read_fd],
-                env={**os.environ, "PYTHONPATH": root},
+                env=environment,
                 # Away from the terminal's Ctrl-C: they end when their stdin does.
                 start_new_session=True,
             )

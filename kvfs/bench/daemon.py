@@ -3,15 +3,16 @@
 import json
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, Final
 
+from kvfs.again import program_again
 from kvfs.errors import BenchFailed
 
+_MODULE: Final = "kvfs.cli.main"
 #: The command as this interpreter has it, wherever the package is installed.
-KVFS: Final = (sys.executable, "-m", "kvfs.cli.main")
+KVFS: Final = tuple(program_again(_MODULE)[0])
 _KIB: Final = 1024
 #: CPUCLOCK_SCHED of linux/posix-timers.h: the scheduler's exact sum over all threads, ended ones
 #: included; /proc/PID/stat has the same in ticks of 10 ms.
@@ -59,11 +60,16 @@ def parse_anonymous(status: str) -> int:
     return int(found[1]) * _KIB if found else 0
 
 
-def mount_status(mountpoint: str) -> dict[str, Any] | None:
-    """Return ``kvfs status MOUNT --json``, or None when no kvfs serves there."""
+def environment() -> dict[str, str]:
+    """Return the environment in which KVFS finds its package."""
+    return program_again(_MODULE)[1]
+
+
+def mount_status(mountpoint: str) -> dict[str, Any]:
+    """Return ``kvfs status MOUNT --json``; raises ``BenchFailed`` with the line that it says."""
     argv = [*KVFS, "status", mountpoint, "--json"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    done = subprocess.run(argv, env=environment(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        return None
-    status = json.loads(done.stdout)
-    return status if isinstance(status, dict) else None
+        raise BenchFailed(done.stderr.strip().removeprefix("kvfs: "))
+    status: dict[str, Any] = json.loads(done.stdout)
+    return status

@@ -1,16 +1,17 @@
 """What the user sees of any run: progress while it lasts, then tables, and a JSON file."""
 
 import json
+import os
 from collections.abc import Mapping
-from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import Any, Final, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from kvfs.errors import UsageError
+from kvfs.errors import CommandError, UsageError
 
 _STDOUT: Final = "-"
 #: The tables' width: on a narrower terminal lines wrap, but no digit is cut off.
@@ -20,14 +21,13 @@ _COLUMNS: Final = 104
 class Output:
     """The terminal and the files; progress goes to stderr, and the tables too with ``--json -``.
 
-    The files are opened first: a wrong path is told before the run, not after it.
+    The files are tried first: a wrong path is told before the run, not after it. What they hold
+    stays until there is something to take its place.
     """
 
     def __init__(self, json_path: str | None, counted: str) -> None:
         """*counted* is what the progress bar counts, in the plural."""
         self._json_path = json_path
-        self._stack = ExitStack()
-        self._json: IO[str] | None = None
         self._notes = Console(stderr=True, highlight=False)
         width = max(_COLUMNS, self._notes.width)
         self._tables = Console(stderr=json_path == _STDOUT, highlight=False, width=width)
@@ -44,7 +44,7 @@ class Output:
 
     def __enter__(self) -> Self:
         if self._json_path not in (None, _STDOUT):
-            self._json = self._opened(str(self._json_path))
+            try_file(str(self._json_path))
         return self
 
     def __exit__(
@@ -54,15 +54,6 @@ class Output:
         traceback: TracebackType | None,
     ) -> None:
         self._progress.stop()
-        self._stack.close()
-
-    def _opened(self, path: str) -> IO[str]:
-        """Open file *path* for writing until the end. Raises UsageError."""
-        try:
-            return self._stack.enter_context(open(path, "w"))
-        except OSError as error:
-            self._stack.close()
-            raise UsageError(f"{error.filename}: {error.strerror}") from None
 
     def say(self, text: str) -> None:
         """Tell of a step that takes a while, or of something to know."""
@@ -83,7 +74,28 @@ class Output:
         for each in shown:
             self._tables.print(each)
         text = json.dumps(report, indent=1) + "\n"
-        if self._json is not None:
-            self._json.write(text)
-        elif self._json_path == _STDOUT:
+        if self._json_path == _STDOUT:
             print(text, end="")
+        elif self._json_path is not None:
+            write_file(self._json_path, text)
+
+
+def try_file(path: str) -> None:
+    """Raise UsageError unless file *path* can be written; it is as before."""
+    is_new = not os.path.lexists(path)
+    if not is_new and not os.path.isfile(path) and not os.path.isdir(path):
+        return  # whoever reads a pipe would see its end
+    try:
+        open(path, "ab").close()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    if is_new:
+        os.unlink(path)
+
+
+def write_file(path: str, text: str) -> None:
+    """Write *text* to file *path*. Raises CommandError."""
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}") from None

@@ -1,10 +1,10 @@
 """What ``kvfs bench compare`` shows: each job's line as soon as it is known, tables, a plot."""
 
 from collections.abc import Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from kvfs.bench.jobs import Job
-from kvfs.bench.output import Output
+from kvfs.bench.output import Output, try_file, write_file
 from kvfs.bench.plot import plot
 from kvfs.bench.report import build_report
 from kvfs.bench.results import JobRuns, daemon_costs, summarise
@@ -20,12 +20,11 @@ class PairsOutput(Output):
     def __init__(self, json_path: str | None, plot_path: str | None) -> None:
         super().__init__(json_path, "pairs")
         self._plot_path = plot_path
-        self._plot: IO[str] | None = None
 
     def __enter__(self) -> Self:
         super().__enter__()
         if self._plot_path is not None:
-            self._plot = self._opened(self._plot_path)
+            try_file(self._plot_path)
         return self
 
     def start_job(self, job: Job) -> None:
@@ -46,5 +45,5 @@ class PairsOutput(Output):
             shown.append(costs_table(daemon_costs(results), setting["rss_anon_bytes"]))
             shown.append(f"data path: {setting['mount']['data_path']}")
         self.show(build_report(results, setting), *shown)
-        if self._plot is not None:
-            self._plot.write(plot(results, baseline_name))
+        if self._plot_path is not None:
+            write_file(self._plot_path, plot(results, baseline_name))

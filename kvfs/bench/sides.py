@@ -11,6 +11,7 @@ from kvfs.bench.crew import Crew, Order
 from kvfs.bench.daemon import Daemon
 from kvfs.bench.jobs import Job, Kind, Mode, Work
 from kvfs.bench.results import Sample
+from kvfs.errors import UsageError
 
 _DROP_CACHES: Final = Path("/proc/sys/vm/drop_caches")
 _VERBS: Final = {
@@ -27,12 +28,16 @@ class Side:
     """A directory of its own under *root*, gone on leaving; *daemon* serves it, or nobody does."""
 
     def __init__(self, root: str, daemon: Daemon | None) -> None:
-        self.directory = os.path.join(root, f"kvfs-bench-{os.getpid()}-{time.monotonic_ns():x}")
+        name = f"kvfs-bench-{os.getpid()}-{time.monotonic_ns():x}"
+        self.directory = os.path.abspath(os.path.join(root, name))  # workers change theirs
         self.daemon = daemon
         self._rounds = 0
 
     def __enter__(self) -> Self:
-        os.mkdir(self.directory)
+        try:
+            os.mkdir(self.directory)
+        except OSError as error:
+            raise UsageError(f"{self.directory} cannot be made: {error.strerror}") from None
         return self
 
     def __exit__(

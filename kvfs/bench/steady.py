@@ -8,13 +8,12 @@ before, and on an XFS that is kept from filling up by a script that deletes the 
 import os
 import statistics
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import kvfs
+from kvfs.again import program_again
 from kvfs.bench.crew import Crew, Order, wall_s
 from kvfs.bench.daemon import KVFS, Daemon, mount_status
 from kvfs.bench.self_made import (
@@ -131,7 +130,7 @@ def _round(crew: Crew, side: Side, load: Load) -> None:
 
 def _require_full(side: Side) -> None:
     status = mount_status(os.path.dirname(side.directory))
-    if status is None or not status["eviction"]["blocks"]:
+    if not status["eviction"]["blocks"]:
         raise BenchFailed("the pool that should be full has evicted nothing")
 
 
@@ -155,10 +154,7 @@ def _make(stack: ExitStack, load: Load, say: Callable[[str], None]) -> list[Side
             run_tool("mount", "-t", "xfs", device, point)
         else:
             stack.enter_context(kvfs_mount(device, point, load.data_path, say))
-            status = mount_status(point)
-            if status is None:
-                raise BenchFailed(f"nobody serves {point}")
-            daemon = Daemon(int(status["server_pid"]))
+            daemon = Daemon(int(mount_status(point)["server_pid"]))
         directory = os.path.join(point, "blocks")
         os.mkdir(directory)
         sides.append(Side(title, directory, daemon))
@@ -167,16 +163,17 @@ def _make(stack: ExitStack, load: Load, say: Callable[[str], None]) -> list[Side
 
 
 def _start_cleaner(stack: ExitStack, directory: str) -> None:
+    program, environment = program_again("kvfs.bench.cleaner")
     cleaner = subprocess.Popen(
-        [sys.executable, "-m", "kvfs.bench.cleaner", directory, *_CLEANER_SHARES],
-        env={**os.environ, "PYTHONPATH": str(Path(kvfs.__file__).parents[1])},
+        [*program, directory, *_CLEANER_SHARES],
+        env=environment,
         start_new_session=True,
     )
     stack.callback(cleaner.wait)
     stack.callback(cleaner.kill)
 
 
-def report(load: Load, sides: list[Side], status: dict[str, Any] | None) -> dict[str, Any]:
+def report(load: Load, sides: list[Side], status: dict[str, Any]) -> dict[str, Any]:
     """Return everything measured, with the ratios round by round. Pure but for its arguments."""
     full, empty, xfs = (side.rounds for side in sides)
 
@@ -187,12 +184,12 @@ def report(load: Load, sides: list[Side], status: dict[str, Any] | None) -> dict
         "format": 1,
         "kvfs": kvfs.__version__,
         "load": load._asdict() | {"blocks_a_round": load.blocks},
-        "data_path": None if status is None else status["data_path"],
+        "data_path": status["data_path"],
         "sides": {side.name: [each._asdict() for each in side.rounds] for side in sides},
         "full_to_empty_rate": ratio(lambda r: r.rate_bytes_s, full, empty),
         "full_to_empty_p99": ratio(lambda r: r.p99_us, full, empty),
         "full_to_xfs_rate": ratio(lambda r: r.rate_bytes_s, full, xfs),
         "full_to_xfs_p99": ratio(lambda r: r.p99_us, full, xfs),
         "refused": {side.name: sum(each.refused for each in side.rounds) for side in sides},
-        "eviction": None if status is None else status["eviction"],
+        "eviction": status["eviction"],
     }

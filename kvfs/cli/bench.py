@@ -4,6 +4,7 @@ import argparse
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
+from kvfs.cli.caller import need_root
 from kvfs.cli.mkfs import size_of
 from kvfs.cli.parser import add_verb
 from kvfs.errors import UsageError
@@ -109,6 +110,7 @@ def run_full(args: argparse.Namespace) -> int:
     )
     if not load.blocks:
         raise UsageError("--device-size: half of it must hold a block of each writer")
+    need_root("kvfs bench full")
     with Output(args.json, "rounds") as output:
         output.begin(args.rounds)
         report = run(load, output.say, output.tick)
@@ -159,6 +161,7 @@ def _one_set_up(args: argparse.Namespace, plan: "Plan", output: "PairsOutput") -
         if args.self_contained:
             if args.mount or args.baseline:
                 raise UsageError("--self-contained makes both: leave out --mount and --baseline")
+            need_root("kvfs bench --self-contained")
             device_bytes = size_of(args.device_size, "--device-size") or 0
             places = stack.enter_context(
                 self_made(device_bytes, args.backing, args.data_path, output.say)

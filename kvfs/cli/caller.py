@@ -1,11 +1,33 @@
 """Who runs the command."""
 
 import os
+from typing import Final
 
 from kvfs.errors import NotRoot
 
+#: linux/capability.h.
+_CAP_SYS_ADMIN: Final = 21
+#: linux/proc_ns.h, PROC_USER_INIT_INO: root of another user namespace is not the machine's.
+_FIRST_USER_NAMESPACE: Final = 0xEFFFFFFD
+
 
 def need_root(what: str) -> None:
-    """Raise NotRoot unless the command runs as root."""
+    """Raise NotRoot unless the command runs as root, with what a container may take from root."""
     if os.geteuid() != 0:
         raise NotRoot(f"{what} needs root")
+    if not _may_administer():
+        raise NotRoot(
+            f"{what} needs root with CAP_SYS_ADMIN, which is not here: a container must be given "
+            "it, outside of a user namespace"
+        )
+
+
+def _may_administer() -> bool:
+    """Whether this is the machine's own CAP_SYS_ADMIN; True where /proc does not tell."""
+    try:
+        with open("/proc/self/status", encoding="utf-8", errors="replace") as status:
+            held = [int(line.split()[1], 16) for line in status if line.startswith("CapEff:")]
+        namespace = os.stat("/proc/self/ns/user").st_ino
+    except OSError:
+        return True
+    return namespace == _FIRST_USER_NAMESPACE and all(mask >> _CAP_SYS_ADMIN & 1 for mask in held)

@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from kvfs.cli.caller import need_root
 from kvfs.cli.mkfs import size_of
 from kvfs.cli.parser import add_verb
+from kvfs.cli.tables import console_for_tables
 from kvfs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 DEFAULT_SIZE: Final = "1G"
 #: All that the demo leaves in a directory lies below this name.
 FOLDER: Final = "kvfs-demo"
+#: In fewer the table's digits are cut off.
+_TABLE_COLUMNS: Final = 80
 
 
 def configure(subparsers: "Subparsers") -> None:
@@ -74,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _existing(directory: str) -> AbstractContextManager[Path]:
-    if not Path(directory).is_dir():
+    if not os.path.isdir(directory):  # Path.is_dir() raises for a name too long
         raise UsageError(f"--on {directory}: is no directory")
     return nullcontext(Path(directory))
 
@@ -82,7 +87,7 @@ def _existing(directory: str) -> AbstractContextManager[Path]:
 @contextmanager
 def _folder(directory: Path, args: argparse.Namespace) -> Iterator[Path]:
     folder = directory / FOLDER
-    if args.stored and not folder.is_dir():
+    if args.stored and not os.path.isdir(folder):
         raise UsageError(f"--stored: there is no {folder}")
     if not args.stored:
         _make_folder(folder)
@@ -117,7 +122,7 @@ def _run_load(folder: Path, args: argparse.Namespace, total_bytes: int) -> "KvLo
         DownloadColumn(),
         TimeElapsedColumn(),
         console=Console(stderr=True),
-        disable=args.json,
+        disable=args.json or not sys.stderr.isatty(),
     ) as bar:
         task = bar.add_task("preparing", total=None)
         load = KvLoad(
@@ -141,9 +146,7 @@ def _print_report(load: "KvLoad", args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(as_json(load), indent=2))
     else:
-        from rich.console import Console
-
-        console = Console(highlight=False)
+        console = console_for_tables(_TABLE_COLUMNS, _TABLE_COLUMNS)
         console.print(as_table(load))
         total = load.report.total()
         console.print(

@@ -4,9 +4,10 @@ import argparse
 import json
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from kvfs.cli.parser import add_verb
+from kvfs.cli.tables import console_for_tables
 from kvfs.errors import NotMounted, NotRoot, SeriousFindings
 from kvfs.printable import printable
 
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
     from kvfs.cli.servers import Answer
     from kvfs.doctor.finding import Report
-
-_WIDTH_WITHOUT_TERMINAL: Final = 120
 
 
 def configure(subparsers: "Subparsers") -> None:
@@ -84,9 +83,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _all_servers() -> tuple[list[str], list["Answer"]]:
     """Return the mountpoints of the servers that answer, and what came of the others."""
-    from kvfs.cli.servers import answers
+    from kvfs.cli.servers import answers_and_dead
 
-    found = list(answers())
+    found = answers_and_dead()
     if not found:
         raise NotMounted("no kvfs is mounted")
     answered = [answer.status["mountpoint"] for answer in found if answer.error is None]
@@ -140,15 +139,12 @@ def _undecided(report: "Report") -> list[str]:
 def _print(report: "Report") -> None:
     """Print a table of what hurts, worst first, then the commands, which a reader copies whole."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     found = [
         (verdict.check, finding) for verdict in report.verdicts for finding in verdict.findings
     ]
     found.sort(key=lambda row: -row[1].severity)
-    width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
-    console = Console(width=width, highlight=False, markup=False)
     if found:
         table = Table(
             title=report.mountpoint, title_justify="left", box=SIMPLE_HEAD, pad_edge=False
@@ -161,7 +157,7 @@ def _print(report: "Report") -> None:
             table.add_row(
                 str(number), finding.severity.name.lower(), check, printable(finding.problem)
             )
-        console.print(table)
+        console_for_tables().print(table)
         for number, (_, finding) in enumerate(found, start=1):
             command, *remarks = map(printable, finding.fix.splitlines())
             print(f"{number:3}. {command}")

@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from kvfs.again import seen_in_time
 from kvfs.available_memory import available_memory_bytes
-from kvfs.cli.again import seen_in_time
 from kvfs.cli.doctor_connectors import limits_of_file
 from kvfs.cli.doctor_disks import Drives, xfs_on
 from kvfs.cli.doctor_process import cpus_of, limits_of

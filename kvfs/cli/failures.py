@@ -5,7 +5,7 @@ import tempfile
 import traceback
 
 from kvfs.cli.termination import Terminated
-from kvfs.errors import CommandError, KvfsError
+from kvfs.errors import CommandError, KvfsError, UsageError
 from kvfs.printable import printable
 
 #: EX_SOFTWARE of sysexits.h: a bug in kvfs.
@@ -30,8 +30,21 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, KvfsError):
         exit_code = error.exit_code if isinstance(error, CommandError) else CommandError.exit_code
         return one_line(str(error) or type(error).__name__), exit_code
+    if isinstance(error, FileNotFoundError) and _directory_is_gone():
+        return (
+            "the current directory was removed; go to another one, or give paths from / on",
+            UsageError.exit_code,
+        )
     what = one_line(f"{type(error).__name__}: {error}")
     return f"internal error: {what} ({_keep_traceback(error)})", INTERNAL_ERROR_EXIT
+
+
+def _directory_is_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def one_line(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvfs.cli.caller import need_root
 from kvfs.cli.counts import count_of
 from kvfs.cli.parser import add_verb
-from kvfs.errors import CheckFailed, NoSpace, SourceDamaged, SourceFull
+from kvfs.errors import NO_SPACE, CheckFailed, NoSpace, SourceDamaged, SourceFull
 from kvfs.printable import printable
 
 if TYPE_CHECKING:
@@ -53,14 +53,20 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(source: str, *, repair: bool) -> "FsckReport":
     from kvfs.check import check_pool
+    from kvfs.config import Settings
     from kvfs.devices import open_source
+    from mount.process_manners import require_file_size, require_open_files
 
+    require_file_size()
+    require_open_files(Settings().open_files_max)
     with open_source(source, read_only=not repair) as device, _progress_bar() as progress:
         try:
             return check_pool(device, repair=repair, progress=progress)
         except NoSpace as error:
             raise SourceFull(f"{source}: no room for the repair: {error}") from error
         except OSError as error:
+            if error.errno in NO_SPACE:
+                raise SourceFull(f"{source}: no room for the repair") from error
             raise SourceDamaged(f"{source}: {error.strerror or error}") from error
 
 

@@ -41,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
     need_root("kvfs mkfs")
     from kvfs.devices import format_source
     from kvfs.founding import found_pool
+    from mount.process_manners import require_file_size
 
+    require_file_size()
     format_source(args.source, capacity_bytes=capacity_bytes, force=args.force, fill=found_pool)
     return 0
 

@@ -2,12 +2,12 @@
 
 import argparse
 import os
-import sys
 from typing import TYPE_CHECKING
 
 from kvfs.cli.caller import need_root
 from kvfs.cli.mount_settings import load_settings, settings_to_show
 from kvfs.cli.parser import add_verb
+from kvfs.cli.tables import console_for_tables
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
@@ -84,11 +84,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_settings(args: argparse.Namespace) -> None:
     settings = settings_to_show(args)
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("setting", "value", "default", "why", box=None, pad_edge=False)
     for row in settings.table():
         table.add_row(*row)
-    width = None if sys.stdout.isatty() else 160
-    Console(width=width, highlight=False, markup=False).print(table)
+    console_for_tables(without_terminal=160).print(table)

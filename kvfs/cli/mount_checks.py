@@ -3,8 +3,7 @@
 import os
 import stat
 
-from kvfs.cli.servers import answer_of
-from kvfs.control_client import ServerGone
+from kvfs.cli.servers import answer_of, is_dead
 from kvfs.errors import MountpointUnusable
 from kvfs.mount_table import kvfs_at
 
@@ -16,7 +15,7 @@ def check_mountpoint(mountpoint: str) -> None:
         dead = f"; its server is dead: `kvfs umount {mountpoint}` clears it"
         raise MountpointUnusable(
             f"{mountpoint} is a kvfs mount of {present.source} already"
-            f"{dead if _is_dead(mountpoint) else ''}"
+            f"{dead if is_dead(mountpoint, answer_of(mountpoint)) else ''}"
         )
     try:
         mode = os.stat(mountpoint).st_mode
@@ -26,11 +25,6 @@ def check_mountpoint(mountpoint: str) -> None:
         raise MountpointUnusable(f"mountpoint {mountpoint}: {error.strerror}") from None
     if not stat.S_ISDIR(mode):
         raise MountpointUnusable(f"mountpoint {mountpoint} is not a directory")
-
-
-def _is_dead(mountpoint: str) -> bool:
-    answer = answer_of(mountpoint)
-    return answer is None or isinstance(answer.error, ServerGone)
 
 
 def check_apart(source: str, mountpoint: str) -> None:

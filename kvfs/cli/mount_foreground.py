@@ -11,7 +11,7 @@ from kvfs.cli.ready_pipe import ReadyPipe
 from kvfs.cli.standard_streams import say
 from kvfs.cli.termination import sigterm_raises
 from kvfs.config import Settings
-from kvfs.errors import KvfsError, ServeFailed, SourceBlank
+from kvfs.errors import NO_SPACE, KvfsError, ServeFailed, SourceBlank, SourceFull
 
 _log: Final = logging.getLogger(__name__)
 
@@ -24,7 +24,8 @@ def serve_here(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
     """
     try:
         _serve(load, pipe)
-    except Exception as error:  # the server's door: who waits for us must learn of everything
+    except (Exception, KeyboardInterrupt) as error:  # the server's door
+        # Who waits for us must learn of everything, and say it: two would say it twice.
         if pipe is None or not pipe.awaited:
             raise
         line, exit_code = explain(error)
@@ -36,6 +37,10 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
     settings = load()
     check_mountpoint(settings.mountpoint)
     check_apart(settings.source, settings.mountpoint)
+    from mount.process_manners import require_file_size, require_open_files
+
+    require_file_size()
+    require_open_files(settings.open_files_max)
     # Only now what is slow to import: a wrong flag is answered at once.
     from mount.logging_setup import close_logging, set_up_logging
     from mount.notify_systemd import notify
@@ -63,6 +68,10 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
         _log.info("stopped: %s is unmounted", settings.mountpoint)
     except OSError as error:  # a failing drive, mostly; the log says where it failed
         _log.exception("stopped")
+        if error.errno in NO_SPACE:
+            raise SourceFull(
+                f"{settings.source}: the file system below is full: {error.strerror}"
+            ) from error
         raise ServeFailed(f"{settings.source}: {error.strerror or error}") from error
     except Exception as error:
         _log.error("stopped: %s", error, exc_info=not isinstance(error, KvfsError))

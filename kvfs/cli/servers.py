@@ -4,10 +4,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+from kvfs.cli.liveness import has_ended, was_killed
 from kvfs.control_client import ServerGone, ask, peer_pid, socket_paths
 from kvfs.control_files import locked_directory, remove_stale
-from kvfs.errors import CommandError, NotMounted, SourceBusy
-from kvfs.mount_table import FS_TYPE, kvfs_at, mounts, resolve_mountpoint
+from kvfs.errors import CommandError, NotMounted, ServeFailed, SourceBusy
+from kvfs.mount_table import FS_TYPE, Mount, kvfs_at, mounts, resolve_mountpoint
 from kvfs.pool_name import RUN_DIRECTORY, name_of, socket_path
 
 #: A server answers within milliseconds; what takes longer hangs.
@@ -28,7 +29,34 @@ def answers(first: str = "") -> Iterator[Answer]:
         try:
             yield Answer(path, ask(path, "status", timeout_s=_ANSWER_WAIT_S), None)
         except CommandError as error:
-            yield Answer(path, {}, error)
+            yield Answer(path, {}, _gone(path) if was_killed(peer_pid(path)) else error)
+
+
+def _gone(path: str) -> ServerGone:
+    return ServerGone(f"the server of {path} was killed")
+
+
+def answers_and_dead() -> list[Answer]:
+    """Return what came of asking each server, and of each dead one that left only its mount.
+
+    A dead server's socket goes with the next umount of any kvfs (remove_dead_sockets).
+    """
+    found = list(answers())
+    spoken_for = {mountpoint_behind(answer.path) for answer in found}
+    spoken_for.update(answer.status.get("mountpoint", "") for answer in found)
+    there = _kvfs_mounts()
+    # By device: a bind mount is the same file system once more.
+    devices = {mount.device for mount in there if mount.mountpoint in spoken_for}
+    for mount in there:
+        if mount.device not in devices and has_ended(mount.mountpoint):
+            error = ServerGone(_dead(mount.mountpoint))
+            found.append(Answer(socket_path(name_of(mount.mountpoint)), {}, error))
+        devices.add(mount.device)
+    return found
+
+
+def _kvfs_mounts() -> list[Mount]:
+    return [mount for mount in mounts() if mount.fs_type == FS_TYPE]
 
 
 def answer_of(mountpoint: str) -> Answer | None:
@@ -52,17 +80,27 @@ def status_of(path: str) -> dict[str, Any]:
     answer = answer_of(mountpoint)
     if kvfs_at(mountpoint) is None:
         raise NotMounted(f"no kvfs is mounted at {mountpoint}{_stale_note(answer)}")
-    if answer is None or isinstance(answer.error, ServerGone):
+    if is_dead(mountpoint, answer):
         raise NotMounted(_dead(mountpoint))
+    if answer is None:
+        raise ServeFailed(
+            f"the server of {mountpoint} is not known to be dead, but answers at no socket in "
+            f"{RUN_DIRECTORY}"
+        )
     if answer.error is not None:
         raise answer.error
     return answer.status
 
 
+def is_dead(mountpoint: str, answer: Answer | None) -> bool:
+    """Whether the kvfs mounted at *mountpoint*, of which *answer* came, has lost its server."""
+    return has_ended(mountpoint) if answer is None else isinstance(answer.error, ServerGone)
+
+
 def mountpoint_behind(path: str) -> str:
     """Return where the server of the socket *path* has mounted, by its name; "" if not known."""
-    for mount in mounts():
-        if mount.fs_type == FS_TYPE and socket_path(name_of(mount.mountpoint)) == path:
+    for mount in _kvfs_mounts():
+        if socket_path(name_of(mount.mountpoint)) == path:
             return mount.mountpoint
     return ""
 

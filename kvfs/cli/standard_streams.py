@@ -26,6 +26,38 @@ class _Output(io.TextIOWrapper):
             raise
 
 
+class _Remarks(io.TextIOWrapper):
+    """Standard error; what it does not take is dropped, since no command fails for a remark."""
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except BrokenPipeError:
+            raise
+        except OSError:
+            _drop(2)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except BrokenPipeError:
+            raise
+        except OSError:
+            _drop(2)
+
+
+def _again(kind: type[io.TextIOWrapper], stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """Return *stream* as one of *kind*, to which no name fails to print."""
+    return kind(
+        stream.buffer,
+        stream.encoding,
+        "backslashreplace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
 def make_usable() -> None:
     """Open what is closed on /dev/null, and let no name fail to print.
 
@@ -44,14 +76,10 @@ def make_usable() -> None:
     if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__:
-        sys.stdout = _Output(
-            sys.stdout.buffer,
-            sys.stdout.encoding,
-            "backslashreplace",
-            line_buffering=sys.stdout.line_buffering,
-            write_through=sys.stdout.write_through,
-        )
-    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stdout = _again(_Output, sys.stdout)
+    if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
+        sys.stderr = _again(_Remarks, sys.stderr)
+    elif isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(errors="backslashreplace")
 
 

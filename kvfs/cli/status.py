@@ -3,16 +3,15 @@
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from kvfs.cli.parser import add_verb
-from kvfs.cli.servers import answers, complaint, status_of
+from kvfs.cli.servers import answers_and_dead, complaint, status_of
+from kvfs.cli.tables import console_for_tables
 from kvfs.errors import NotMounted
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
-
-_WIDTH_WITHOUT_TERMINAL: Final = 120
 
 
 def configure(subparsers: "Subparsers") -> None:
@@ -35,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         status = status_of(args.mountpoint)
         _print([status], as_json=args.json, single=True)
         return 0
-    found = list(answers())
+    found = answers_and_dead()
     served = [answer.status for answer in found if answer.error is None]
     if served or args.json:
         _print(served, as_json=args.json, single=False)
@@ -54,12 +53,9 @@ def _print(statuses: list[dict[str, Any]], *, as_json: bool, single: bool) -> No
     if as_json:
         print(json.dumps(statuses[0] if single else statuses, indent=2))
         return
-    from rich.console import Console
-
     from kvfs.cli.status_table import tables
 
-    width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
-    console = Console(width=width, highlight=False, markup=False)
+    console = console_for_tables()
     for status in statuses:
         for table in tables(status):
             console.print(table)

@@ -8,8 +8,9 @@ import select
 import sys
 from typing import TYPE_CHECKING, Final
 
-from kvfs.cli.again import seen_in_time
+from kvfs.again import seen_in_time
 from kvfs.cli.caller import need_root
+from kvfs.cli.liveness import was_killed
 from kvfs.cli.mount_settings import read_settings_file
 from kvfs.cli.parser import add_verb
 from kvfs.cli.servers import remove_dead_sockets, server_of
@@ -20,10 +21,13 @@ from kvfs.mount_table import FS_TYPE, mount_at, resolve_mountpoint
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
 
-#: As in stop_timeout_s.
-_WAIT_MAX_S: Final = 3600.0
+_WAIT_MAX_S: Final[float] = Settings.__dataclass_fields__["stop_timeout_s"].metadata["high"]
 #: How long a lazy umount waits for a server that nobody uses any more.
 _LAZY_WAIT_S: Final = 2.0
+#: From a server's end to that of its file system, which may have bytes to write back.
+_SOURCE_WAIT_S: Final = 10.0
+#: Clients of a dead mount may hold it for longer, which keeps no next server out.
+_DEAD_WAIT_S: Final = 2.0
 
 
 def configure(subparsers: "Subparsers") -> None:
@@ -75,14 +79,14 @@ def run(args: argparse.Namespace) -> int:
     server_pid = server_of(mountpoint)
     pidfd = _open_process(server_pid)
     try:
-        _unmount(mountpoint, lazy=args.lazy, force=_was_killed(server_pid))
+        _unmount(mountpoint, lazy=args.lazy, force=was_killed(server_pid))
         ended = _wait_for_end(pidfd, min(args.wait_s, _LAZY_WAIT_S) if args.lazy else args.wait_s)
     finally:
         if pidfd >= 0:
             os.close(pidfd)
     if ended:
         remove_dead_sockets()
-        _wait_for_source(present.source)
+        _wait_for_source(present.source, _SOURCE_WAIT_S if server_pid > 0 else _DEAD_WAIT_S)
         return 0
     if args.lazy:
         print(f"kvfs: server {server_pid} lives on until its last user ends", file=sys.stderr)
@@ -119,25 +123,12 @@ def _wait_for_end(pidfd: int, wait_s: float) -> bool:
     return bool(poll.poll(wait_s * 1000))
 
 
-def _wait_for_source(source: str) -> None:
+def _wait_for_source(source: str, wait_s: float) -> None:
     """Wait until the kernel has let go of a drive or image, which can follow the server's end."""
     from kvfs.devices import wait_released
 
     with contextlib.suppress(CommandError):  # somebody else has it, or took it away: not our news
-        wait_released(source)
-
-
-def _was_killed(pid: int) -> bool:
-    """Whether server *pid* is dead but for a thread that the kernel holds up.
-
-    It has /dev/fuse open, so that callers wait for answers that never come.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name in brackets may hold anything (proc_pid_stat(5)); the state comes next.
-            return file.read().rpartition(b") ")[2].startswith((b"Z", b"X"))
-    except OSError:
-        return False
+        wait_released(source, wait_s)
 
 
 def _unmount(mountpoint: str, *, lazy: bool, force: bool) -> None:
@@ -146,6 +137,8 @@ def _unmount(mountpoint: str, *, lazy: bool, force: bool) -> None:
     try:
         unmount(mountpoint, lazy=lazy, force=force)
     except OSError as error:
+        if error.errno == errno.EINVAL and mount_at(mountpoint) is None:  # another was faster
+            raise NotMounted(f"nothing is mounted at {mountpoint} any more") from None
         if error.errno != errno.EBUSY:
             raise MountpointUnusable(f"{mountpoint}: {error.strerror}") from None
         raise MountpointUnusable(f"{mountpoint} is busy{_held_by(mountpoint)}") from None

@@ -5,6 +5,7 @@ versions in docs/connectors.md.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -63,7 +64,7 @@ def from_command_line(
             value = words[position + 1]
         try:
             adapter = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(adapter, dict):
             yield from _of_adapter(adapter, mountpoint, origin)
@@ -76,7 +77,7 @@ def from_settings(text: str, mountpoint: str, file: str) -> Iterator[ConnectorLi
     """
     try:
         parsed = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = None
     if isinstance(parsed, dict):
         yield from (limit._replace(file=file) for limit in _of_adapter(parsed, mountpoint, file))
@@ -132,11 +133,12 @@ def _is_below(path: str | None, mountpoint: str) -> bool:
 
 
 def _number(value: object) -> float:
-    """Return *value* as a number, 0 when it is none."""
+    """Return *value* as a number, 0 when it is none; `inf` is none to compare with."""
     try:
-        return max(0.0, float(str(value)))
+        number = float(str(value))
     except ValueError:
         return 0.0
+    return max(0.0, number) if math.isfinite(number) else 0.0
 
 
 def _sglang_bytes(text: str) -> int:
@@ -144,4 +146,4 @@ def _sglang_bytes(text: str) -> int:
     if match is None:
         return 0
     number, unit, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
+    return int(_number(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])

@@ -10,6 +10,7 @@ RULES: Final[dict[str, Rule]] = {
     "connector limits": pool_rules.connector_limits,
     "evictable data": pool_rules.evictable_data,
     "backing space": pool_rules.backing_space,
+    "index map": pool_rules.index_map,
     "damage": pool_rules.damage,
     "passthrough": pool_rules.passthrough,
     "request timeouts": server_rules.request_timeouts,

@@ -6,12 +6,14 @@ from typing import Final
 
 from kvfs.doctor.facts import ConnectorLimit, Facts
 from kvfs.doctor.finding import Finding, Severity
+from kvfs.index_room import IndexRoom
 from kvfs.sizes import format_size
 
 #: What is left to kvfs: ready extents (ready_share), headroom and partly used blocks.
 _CONNECTOR_SHARE: Final = 0.9
 #: Below it a burst of stores meets ENOSPC before anything can go.
 _EVICTABLE_SHARE_MIN: Final = 0.05
+_GIB: Final = 1 << 30
 #: A pool that is emptier than this has room enough without evicting.
 _FULL_SHARE: Final = 0.9
 
@@ -45,16 +47,30 @@ def connector_limits(facts: Facts) -> list[Finding] | None:
                 Severity.WARNING,
                 f"the connectors may keep {format_size(together_bytes)} together, more than 90 % "
                 f"of the pool's {format_size(capacity_bytes)}: {shares}",
-                _lower(largest, max(0, most_bytes - together_bytes + largest.limit_bytes)),
+                _lower(largest, _fair(largest, together_bytes, most_bytes)),
             )
         )
     return found
 
 
+def _fair(largest: ConnectorLimit, together_bytes: int, most_bytes: int) -> int:
+    """Return what is left for the largest, or its share where the others leave it too little."""
+    left_bytes = most_bytes - together_bytes + largest.limit_bytes
+    share_bytes = most_bytes * largest.limit_bytes // together_bytes
+    return left_bytes if left_bytes >= largest.unit_bytes else share_bytes
+
+
 def _lower(limit: ConnectorLimit, most_bytes: int) -> str:
-    value = most_bytes // limit.unit_bytes
-    if limit.file:
-        line = rf"s/({re.escape(limit.setting)}[\"']?\s*[:=]\s*)[0-9.]+/\1{value}/"
+    value: float = most_bytes // limit.unit_bytes
+    if value == 0 and limit.unit_bytes == _GIB:  # LMCache takes fractions
+        value = most_bytes * 100 // _GIB / 100
+    if value == 0:  # which means "no limit" to most of them
+        return (
+            "kvfs mount --capacity SIZE SOURCE MOUNT\nwith a larger pool: no value of "
+            f"{limit.setting} fits into {format_size(most_bytes)}"
+        )
+    if limit.file:  # a number may stand in quotation marks, or have a unit
+        line = rf"s/({re.escape(limit.setting)}[\"']?\s*[:=]\s*[\"']?)[0-9.]+[A-Za-z]*/\1{value}/"
         return f"sed -Ei {shlex.quote(line)} {shlex.quote(limit.file)}\nthen restart the connector"
     if limit.setting.isupper():
         return f"export {limit.setting}={value}\nthen restart the connector"
@@ -174,6 +190,26 @@ def damage(facts: Facts) -> list[Finding] | None:
         problem = f"{count} jobs in the background failed; the log says why"
         found.append(Finding(Severity.WARNING, problem, "dmesg --level=err,warn | tail\n" + check))
     return found
+
+
+def index_map(facts: Facts) -> list[Finding] | None:
+    """The index's map takes so many names; what is stored beyond them costs others their place."""
+    if "index_rows_bytes" not in facts.status or "index_map_bytes" not in facts.status:
+        return None
+    rows_bytes, map_bytes = facts.status["index_rows_bytes"], facts.status["index_map_bytes"]
+    if not IndexRoom(map_bytes, lambda: rows_bytes).binds():
+        return []
+    where = shlex.quote(facts.mountpoint)
+    return [
+        Finding(
+            Severity.WARNING,
+            f"the names fill {format_size(rows_bytes)} of the {format_size(map_bytes)} that the "
+            "index may have: blocks are evicted for names though there is room for bytes",
+            f"kvfs umount {where} && kvfs mount --set index_map_bytes={2 * map_bytes} "
+            f"{shlex.quote(facts.source)} {where}\n"
+            "and in the settings file, if there is one",
+        )
+    ]
 
 
 def passthrough(facts: Facts) -> list[Finding] | None:

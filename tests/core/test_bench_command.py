@@ -6,12 +6,15 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from kvfs.bench import daemon
 from kvfs.bench.crew import Crew, Order
 from kvfs.bench.self_made import fill_holes
+from kvfs.cli.main import main
 from kvfs.errors import BenchFailed, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +38,17 @@ def compare(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 def left_in(tmp_path: Path) -> list[str]:
     """Name what a run left behind."""
     return [name for side in ("a", "b") for name in os.listdir(tmp_path / side)]
+
+
+@contextmanager
+def readonly(directory: Path) -> Iterator[None]:
+    """Let *directory* be a file system that takes nothing."""
+    mount = ["mount", "-t", "tmpfs", "-o", "ro,size=64M", "none", str(directory)]
+    subprocess.run(mount, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)
 
 
 def test_a_comparison_of_two_directories_reports_every_job(tmp_path: Path) -> None:
@@ -75,8 +89,23 @@ def test_the_report_goes_to_a_file_and_the_table_to_stdout(tmp_path: Path) -> No
 def test_insisting_on_a_data_path_fails_where_no_kvfs_serves(tmp_path: Path) -> None:
     done = compare(tmp_path, "--jobs", "stat-hit-1t", "--data-path", "passthrough")
     assert done.returncode == BenchFailed.exit_code
-    assert "is None, not passthrough" in done.stderr
+    assert "is None, not passthrough: no kvfs is mounted at " in done.stderr
     assert left_in(tmp_path) == []
+
+
+def test_why_there_are_no_figures_of_a_server_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who may not ask the server is not told that there is none."""
+    said = "kvfs: the socket is for root; run this as root"
+    monkeypatch.setattr(daemon, "KVFS", ("sh", "-c", f"echo {said!r} >&2; exit 3"))
+    for side in ("a", "b"):
+        (tmp_path / side).mkdir()
+    places = ("--mount", str(tmp_path / "a"), "--baseline", str(tmp_path / "b"))
+    flags = ("--quick", "--data", "2M", "--pairs", "1", "--jobs", "stat-hit-1t")
+    assert main(["bench", "compare", *places, *flags]) == 0
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "the socket is for root; run this as root: there will be no figures" in shown
 
 
 @pytest.mark.parametrize(
@@ -101,6 +130,49 @@ def test_wrong_flags_are_one_line(flags: list[str]) -> None:
     assert done.stderr.startswith("kvfs: ")
 
 
+@pytest.mark.needs_fuse
+def test_a_place_that_takes_no_directory_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    flags = ("--quick", "--data", "2M", "--jobs", "stat-hit-1t")
+    with readonly(tmp_path / "a"):
+        done = kvfs(
+            "bench", "compare", "--mount", str(tmp_path / "a"), "--baseline", str(tmp_path), *flags
+        )
+    assert done.returncode == UsageError.exit_code
+    assert "cannot be made: Read-only file system" in done.stderr.splitlines()[-1]
+    assert "internal" not in done.stderr
+
+
+def test_places_may_be_relative(tmp_path: Path) -> None:
+    for side in ("a", "b"):
+        (tmp_path / side).mkdir()
+    places = [os.path.relpath(tmp_path / side, ROOT) for side in ("a", "b")]
+    flags = ("--quick", "--data", "2M", "--pairs", "1", "--jobs", "store-2m-1t-buffered")
+    done = kvfs("bench", "compare", "--mount", places[0], "--baseline", places[1], *flags)
+    assert done.returncode == 0, done.stderr
+    assert left_in(tmp_path) == []
+
+
+def test_a_refused_run_keeps_earlier_results(tmp_path: Path) -> None:
+    kept, made = tmp_path / "kept.json", tmp_path / "made.svg"
+    kept.write_text("{}")
+    done = compare(tmp_path, "--jobs", "no-*", "--json", str(kept), "--plot", str(made))
+    assert done.returncode == UsageError.exit_code
+    places = ("--mount", "/nowhere", "--baseline", "/")
+    done = kvfs("bench", "compare", *places, "--json", str(kept), "--plot", str(made))
+    assert done.returncode == UsageError.exit_code
+    assert kept.read_text() == "{}"
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("flag", ["--json", "--plot"])
+def test_results_that_cannot_be_written_are_one_line(tmp_path: Path, flag: str) -> None:
+    done = compare(tmp_path, "--jobs", "stat-hit-1t", flag, "/dev/full")
+    assert done.returncode == 1
+    assert "stat-hit-1t" in done.stdout
+    assert done.stderr.endswith("kvfs: cannot write /dev/full: No space left on device\n")
+
+
 def test_the_job_list_marks_the_usual_ones() -> None:
     lines = kvfs("bench", "jobs").stdout.splitlines()
     assert "* load-32m-2t-buffered" in lines
@@ -112,6 +184,15 @@ def crew() -> Iterator[Crew]:
     """Two workers."""
     with Crew(2, 64 * KIB) as crew:
         yield crew
+
+
+def test_workers_run_no_code_of_the_directory_that_the_bench_is_called_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mmap.py").write_text("raise SystemExit(99)")
+    monkeypatch.chdir(tmp_path)
+    with Crew(1, 64 * KIB) as crew:
+        assert crew.run(order(tmp_path, "access", threads=1)) > 0
 
 
 def order(directory: Path, do: str, threads: int = 2) -> Order:

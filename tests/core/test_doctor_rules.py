@@ -1,6 +1,8 @@
 """Each rule of `kvfs doctor`: silent about a healthy mount, right about an ill one."""
 
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -32,6 +34,8 @@ STATUS: Final = {
     "evictable_bytes": 900 * GIB,
     "data_path": "passthrough",
     "data_path_reason": "the kernel and the backing file system allow it",
+    "index_rows_bytes": 50 * GIB,
+    "index_map_bytes": 64 * GIB,
     "damaged_rows": 0,
     "background_failures": 0,
 }
@@ -142,6 +146,13 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
         SERIOUS,
         "may still grow by 890 GiB",
         "kvfs umount /kv && kvfs mount --capacity",
+    ),
+    (
+        "index map",
+        status(index_rows_bytes=55 * GIB),
+        WARNING,
+        "55 GiB of the 64 GiB",
+        "kvfs umount /kv && kvfs mount --set index_map_bytes=137438953472 /data/pool /kv",
     ),
     ("damage", status(damaged_rows=3), WARNING, "3 rows", "kvfs fsck --repair /data/pool"),
     ("damage", status(background_failures=2), WARNING, "2 jobs", "kvfs fsck --repair"),
@@ -340,6 +351,34 @@ def test_a_kernel_without_request_timeouts_is_fine() -> None:
 def test_the_mounts_own_read_ahead_does_not_count_with_passthrough() -> None:
     none = ReadAhead(0, "/sys/class/bdi/0:50/read_ahead_kb")
     assert findings_of(replace(HEALTHY, fuse_read_ahead=none)) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "lowered"),
+    [
+        ('{"max_local_disk_size": "1200"}', '{"max_local_disk_size": "900"}'),
+        ("max_local_disk_size: 1200.5   # GiB", "max_local_disk_size: 900   # GiB"),
+        ("max_local_disk_size='1200Gi'", "max_local_disk_size='900'"),
+    ],
+)
+def test_the_command_lowers_what_the_file_says(tmp_path: Path, said: str, lowered: str) -> None:
+    file = tmp_path / "settings"
+    file.write_text(said)
+    limit = IN_A_FILE._replace(file=str(file))
+    ((_, finding),) = findings_of(replace(HEALTHY, **connectors(limit)))
+    subprocess.run(finding.fix.splitlines()[0], shell=True, check=True)
+    assert file.read_text() == lowered
+
+
+def test_no_connector_is_told_to_keep_nothing_at_all() -> None:
+    each = [LOCAL_DISK._replace(limit_bytes=600 * GIB, origin=f"process {n}") for n in range(3)]
+    ((_, finding),) = findings_of(replace(HEALTHY, **connectors(*each)))
+    assert "_SIZE=300\n" in finding.fix
+    small = replace(HEALTHY, status={**HEALTHY.status, "capacity_bytes": GIB})
+    slots = LOCAL_DISK._replace(setting="pool_size", unit_bytes=2 * GIB)
+    for limit, said in (LOCAL_DISK, "_SIZE=0.89\n"), (slots, "no value of pool_size fits"):
+        fixes = [finding.fix for _, finding in findings_of(replace(small, **connectors(limit)))]
+        assert any(said in fix for fix in fixes)
 
 
 def test_the_lowered_setting_of_a_file_is_what_sed_finds() -> None:

@@ -79,6 +79,19 @@ def test_limits_in_a_command_line(is_one_word: bool) -> None:
     assert (limit.limit_bytes, limit.keeps_index) == (100 * GIB, False)
 
 
+@pytest.mark.parametrize("number", ["inf", "nan", "1e999", "9" * 400])
+def test_a_number_that_is_no_size_is_no_limit(number: str) -> None:
+    assert not list(from_environment({**LMCACHE, "LMCACHE_MAX_LOCAL_DISK_SIZE": number}, "/kv", ""))
+    assert not list(from_environment({SGLANG_DIR: "/kv", SGLANG_SIZE: f"{number}G"}, "/kv", ""))
+    adapter = {"type": "nixl_store", "file_path": "/kv", "pool_size": 1, "file_size": number}
+    assert not list(from_settings(json.dumps(adapter), "/kv", "file"))
+
+
+def test_brackets_without_end_are_no_settings() -> None:
+    assert not list(from_settings("[" * 100_000, "/kv", "file"))
+    assert not list(from_command_line(["--l2-adapter", "[" * 100_000], "/kv", ""))
+
+
 def test_a_command_line_that_is_no_adapter() -> None:
     words = ["vllm", "serve", "--l2-adapter", "{", "--l2-adapter"]
     assert list(from_command_line(words, "/kv", "")) == []

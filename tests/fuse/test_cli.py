@@ -1,5 +1,6 @@
 """The command line itself: one line and an exit code for whatever goes wrong, no server needed."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -20,11 +21,13 @@ from kvfs.errors import (
     NotRoot,
     PathMissing,
     ServeFailed,
+    ToolMissing,
     UsageError,
 )
 from tests.support.mounting import ROOT, run_kvfs
 
 NOBODY = 65534
+KVFS = (sys.executable, "-m", "kvfs.cli.main")
 #: What a program costs that only asks a server, or only says its version.
 HEAVY_MODULES = ("trio", "pyfuse3", "numpy", "lmdb", "rich")
 
@@ -176,6 +179,56 @@ def test_without_root_it_says_so(
         os.seteuid(0)
     assert exit_code == NotRoot.exit_code
     assert line == f"kvfs {arguments[0]} needs root"
+
+
+def without(capability: str, *command: str) -> tuple[int, str]:
+    """Run *command* as root without *capability*; return its exit code and what it said."""
+    done = subprocess.run(
+        ["setpriv", f"--bounding-set=-{capability}", f"--inh-caps=-{capability}", *command],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    return done.returncode, done.stderr
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "command",
+    [("mkfs", "/none"), ("umount", "/none"), ("bench", "full"), ("demo",)],
+    ids=" ".join,
+)
+def test_root_without_its_capability_is_told_so(command: tuple[str, ...]) -> None:
+    """mkfs.xfs failed for want of it, and the drive got the blame."""
+    exit_code, said = without("sys_admin", *KVFS, *command)
+    assert exit_code == NotRoot.exit_code
+    assert "CAP_SYS_ADMIN" in said
+
+
+@needs_root
+@pytest.mark.parametrize("verb", ["mkfs", "mount", "fsck"])
+def test_a_limit_on_files_is_named(verb: str, tmp_path: Path) -> None:
+    """It looked as a full disk, or as a bug of kvfs."""
+    command = [*KVFS, verb, "/none", *([str(tmp_path)] if verb == "mount" else [])]
+    exit_code, said = without("sys_resource", "prlimit", "--fsize=1048576", *command)
+    assert exit_code == ToolMissing.exit_code, said
+    assert "LimitFSIZE=infinity" in said
+    assert len(said.splitlines()) == 1
+
+
+@needs_root
+@pytest.mark.parametrize("command", [("mkfs", "p", "--capacity", "1G"), ("mount", "p", "kv")])
+def test_a_removed_current_directory_is_no_bug(
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    with contextlib.chdir(gone):
+        gone.rmdir()
+        exit_code, line = failed(*command, capsys=capsys)
+    assert exit_code == UsageError.exit_code
+    assert line.startswith("the current directory was removed")
 
 
 def test_exit_codes_are_distinct() -> None:

@@ -274,15 +274,28 @@ def test_a_header_that_is_none(pool: Place) -> None:
 
 
 @contextlib.contextmanager
-def small_disk(path: Path) -> Iterator[Path]:
+def small_disk(path: Path, size_bytes: int = SMALL_DISK_BYTES) -> Iterator[Path]:
     """Mount a small tmpfs at *path*."""
     path.mkdir()
-    options = ["-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "kvfs-test", str(path)]
+    options = ["-t", "tmpfs", "-o", f"size={size_bytes}", "kvfs-test", str(path)]
     subprocess.run(["mount", *options], check=True)
     try:
         yield path
     finally:
         subprocess.run(["umount", "--lazy", str(path)], check=False)
+
+
+def test_a_pool_whose_parent_disk_others_filled(place: Place) -> None:
+    with small_disk(place.directory / "disk", 200 << 20) as disk:
+        source = disk / "pool"
+        source.mkdir()
+        run_kvfs("mkfs", str(source))
+        with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 65536)
+        exit_code, line = refused("mount", source, place.mountpoint)
+        assert exit_code == errors.SourceFull.exit_code
+        assert str(source) in line
 
 
 def test_a_parent_disk_too_small_or_full(place: Place) -> None:
@@ -303,8 +316,13 @@ def test_a_parent_disk_too_small_or_full(place: Place) -> None:
 
 
 @pytest.mark.needs_loop
+@pytest.mark.parametrize(
+    ("ended_by", "said"), [(signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupted")]
+)
 @pytest.mark.parametrize("verb", ["mkfs", "mount"])
-def test_a_format_that_is_terminated_leaves_no_image(place: Place, verb: str) -> None:
+def test_a_format_that_is_ended_leaves_no_image(
+    place: Place, verb: str, ended_by: signal.Signals, said: str
+) -> None:
     """In the middle of mkfs.xfs: this one opens two pipes, and nobody comes to the second."""
     started, tools, image = place.directory / "started", place.directory / "bin", place.source / "i"
     tools.mkdir()
@@ -321,12 +339,12 @@ def test_a_format_that_is_terminated_leaves_no_image(place: Place, verb: str) ->
         text=True,
     ) as command:
         assert started.read_bytes() == b""
-        command.send_signal(signal.SIGTERM)
-        _, said = command.communicate(timeout=COMMAND_WAIT_S)
+        command.send_signal(ended_by)
+        _, line = command.communicate(timeout=COMMAND_WAIT_S)
     with contextlib.suppress(OSError):  # a tool that outlives who started it ends by itself
         os.close(os.open(place.directory / "never", os.O_WRONLY | os.O_NONBLOCK))
-    assert command.returncode == 128 + signal.SIGTERM
-    assert said.splitlines()[-1] == "kvfs: terminated"
+    assert command.returncode == 128 + ended_by
+    assert line == f"kvfs: {said}\n"
     assert os.listdir(place.source) == []
 
 
@@ -340,6 +358,32 @@ def test_more_capacity_than_there_is(place: Place) -> None:
     exit_code, line = mount_refused(place, "--capacity", "900T")
     assert exit_code == errors.SourceFull.exit_code
     assert "900 TiB" in line
+
+
+def test_too_few_open_files(pool: Place) -> None:
+    """The pool is sound: exit code 18 would say that it is not."""
+    few = ["prlimit", "--nofile=64:64", "setpriv", "--bounding-set=-sys_resource"]
+    for verb in (["fsck", str(pool.source)], ["mount", str(pool.source), str(pool.mountpoint)]):
+        command = [*few, "--inh-caps=-sys_resource", *KVFS, *verb]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == errors.ToolMissing.exit_code
+        (line,) = done.stderr.splitlines()
+        assert "only 64 files may be open at a time" in line
+
+
+def test_too_little_address_space(pool: Place) -> None:
+    """The index is sound: exit code 9 would send the operator to a repair that fails alike."""
+    before = snapshot(pool.source)
+    little = ["prlimit", f"--as={1 << 30}"]
+    for verb in (["mount"], ["fsck"], ["fsck", "--repair"]):
+        places = [str(pool.source), *([str(pool.mountpoint)] if verb == ["mount"] else [])]
+        command = [*little, *KVFS, *verb, *places]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == errors.ToolMissing.exit_code, done.stderr
+        (line,) = done.stderr.splitlines()
+        assert "`ulimit -v unlimited` or LimitAS=infinity" in line
+        assert "fsck" not in line
+        assert snapshot(pool.source) == before
 
 
 def test_a_log_file_that_cannot_be_written(pool: Place) -> None:

@@ -19,6 +19,7 @@ from kvfs.doctor.examine import RULES
 from kvfs.doctor.facts import Disk, ReadAhead
 from kvfs.doctor.machine_rules import READ_AHEAD_WANTED_BYTES
 from kvfs.errors import NotMounted, NotRoot, SeriousFindings, ServeFailed, UsageError
+from kvfs.mount_table import mounts
 from kvfs.pool_name import name_of, socket_path
 from tests.support.mounting import KVFS, Mounted, run_kvfs, skip_without_mounts, workplace
 
@@ -153,6 +154,9 @@ def test_doctor_without_a_mount_tells_of_servers_that_do_not_answer(
     doctored: Mounted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here, gone = socket_path(name_of(str(doctored.path))), "/run/kvfs/gone.sock"
+    # Another test beside this one may have a dead mount just now.
+    ours = [mount for mount in mounts() if mount.mountpoint == str(doctored.path)]
+    monkeypatch.setattr("kvfs.cli.servers.mounts", lambda: ours)
     for path, error, exit_code, said in (
         (here, ServerGone("x"), SeriousFindings.exit_code, "the server is dead"),
         (here, ServeFailed("no answer"), SeriousFindings.exit_code, "calls hang: no answer"),

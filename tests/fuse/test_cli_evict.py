@@ -19,7 +19,8 @@ from kvfs.errors import (
     UsageError,
 )
 from kvfs.pool_name import name_of, socket_path
-from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts, workplace
+from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts
+from tests.support.places import blank_place, small_mount
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -30,12 +31,10 @@ BLOCK_BYTES = 1 << 20
 def pool() -> Iterator[Mounted]:
     """A small pool of its own: what is evicted here is nobody else's."""
     skip_without_mounts()
-    with workplace() as directory:
-        (directory / "pool").mkdir()
-        with Mounted(directory / "pool", directory / "kv", "--capacity", "256M") as mounted:
-            yield mounted
-            mounted.stop()
-            assert mounted.errors() == []
+    with blank_place() as place, small_mount(place) as mounted:
+        yield mounted
+        mounted.stop()
+        assert mounted.errors() == []
 
 
 @pytest.fixture
@@ -225,6 +224,24 @@ def test_status_tells_what_may_go(kv: Path, pool: Mounted) -> None:
     assert status["evictable_bytes"] >= 3 * BLOCK_BYTES
     assert status["warning"] is None
     (kv / "a" / "leased").unlink()
+
+
+def test_a_path_that_is_missing_pins_and_unpins_none(kv: Path) -> None:
+    store(kv / "a", 1)
+    fails(PathMissing, "pin", kv / "a", kv / "nothing")
+    assert json.loads(run_kvfs("pin", "--list", "--json", str(kv)).stdout)["pins"] == {}
+    run_kvfs("pin", str(kv / "a"))
+    fails(PathMissing, "unpin", kv / "a", kv / "nothing")
+    assert list(json.loads(run_kvfs("pin", "--list", "--json", str(kv)).stdout)["pins"]) == ["/a"]
+
+
+def test_nothing_is_pinned_on_a_read_only_mount() -> None:
+    skip_without_mounts()
+    with blank_place() as place:
+        run_kvfs("mkfs", str(place / "pool"))
+        with Mounted(place / "pool", place / "kv", "-o", "ro") as mounted:
+            for verb in ("pin", "unpin", "evict"):
+                assert fails(UsageError, verb, mounted.path) == "kvfs: the mount is read-only"
 
 
 def test_too_much_cannot_be_pinned(kv: Path) -> None:

@@ -1,5 +1,6 @@
 """``kvfs fsck``: what it prints and how it ends; what it finds is tests/engine's business."""
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ import pytest
 
 from kvfs.cli.main import main
 from kvfs.devices import Device
-from kvfs.errors import CheckFailed, NoSpace, SourceDamaged, SourceFull
+from kvfs.errors import CheckFailed, NoSpace, SourceDamaged, SourceForeign, SourceFull
 from kvfs.fsck_report import FsckReport
 from tests.support.mounting import Mounted, run_kvfs, workplace
 
@@ -109,6 +110,7 @@ def test_what_could_not_be_repaired_is_no_success(
     [
         (OSError(5, "Input/output error"), SourceDamaged.exit_code, "Input/output error"),
         (NoSpace("the map is full"), SourceFull.exit_code, "no room for the repair"),
+        (OSError(errno.ENOSPC, "full"), SourceFull.exit_code, "no room for the repair"),
     ],
 )
 def test_a_check_that_fails_is_one_line(
@@ -150,3 +152,13 @@ def test_a_real_pool_is_checked_and_its_index_rebuilt(pool: Path) -> None:
         run_kvfs("fsck", str(pool))
         mount.start()
         assert (mountpoint / "deep" / "block").read_bytes() == b"kept" * 5000
+
+
+def test_a_directory_in_the_locks_place_is_one_line(
+    pool: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (pool / "LOCK").unlink()
+    (pool / "LOCK").mkdir()
+    assert main(["fsck", str(pool), "--repair"]) == SourceForeign.exit_code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"kvfs: {pool}: its LOCK is no file; remove it")

@@ -13,37 +13,26 @@ from pathlib import Path
 import pytest
 
 from kvfs import __version__, errors, mount_table
-from kvfs.cli import mount_background
+from kvfs.cli import liveness, mount_background, servers
+from kvfs.cli.main import main
 from kvfs.config import Settings
 from kvfs.control_client import ask
 from kvfs.pool_name import name_of, socket_path
-from tests.support.mounting import COMMAND_WAIT_S, KVFS, ROOT, Mounted, run_kvfs, workplace
+from mount import kernel
+from tests.support.mounting import COMMAND_WAIT_S, KVFS, ROOT, run_kvfs
+from tests.support.places import CAPACITY_BYTES, blank_place, lines_of, small_mount
 
 pytestmark = pytest.mark.needs_fuse
-
-CAPACITY_BYTES = 256 << 20
 
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory with a blank source ``pool`` and a mountpoint ``kv``."""
-    with workplace() as directory:
-        (directory / "pool").mkdir()
-        (directory / "kv").mkdir()
+    with blank_place() as directory:
         yield directory
 
 
-def mounted(place: Path, *flags: str) -> Mounted:
-    return Mounted(place / "pool", place / "kv", f"--capacity={CAPACITY_BYTES}", *flags)
-
-
-def lines_of(path: Path, word: str) -> list[str]:
-    """Return the log's lines that hold *word*."""
-    return [line for line in path.read_text().splitlines() if word in line]
-
-
 def test_a_mount_says_all_about_itself(place: Path) -> None:
-    with mounted(place) as mount:
+    with small_mount(place) as mount:
         status = mount.status()
         assert status["version"] == __version__
         assert status["mountpoint"] == str(place / "kv")
@@ -63,7 +52,7 @@ def test_a_mount_says_all_about_itself(place: Path) -> None:
 
 
 def test_status_for_a_reader_and_for_all_mounts(place: Path) -> None:
-    with mounted(place) as mount:
+    with small_mount(place) as mount:
         shown = run_kvfs("status", str(mount.path)).stdout
         assert shown.splitlines()[0].strip() == str(mount.path)
         assert re.search(rf"^ source +{place / 'pool'} *$", shown, re.MULTILINE)
@@ -96,7 +85,7 @@ def test_the_command_returns_when_it_serves_and_leaves_no_terminal_held(place: P
 
 
 def test_after_umount_everything_is_free_at_once(place: Path) -> None:
-    with mounted(place) as mount:
+    with small_mount(place) as mount:
         (mount.path / "block").write_bytes(b"kept")
         path = socket_path(name_of(str(mount.path)))
         assert os.path.exists(path)
@@ -111,7 +100,7 @@ def test_after_umount_everything_is_free_at_once(place: Path) -> None:
 
 
 def test_a_busy_mount_is_named_with_who_keeps_it_busy(place: Path) -> None:
-    with mounted(place) as mount:
+    with small_mount(place) as mount:
         holder = subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=mount.path)
         try:
             result = run_kvfs("umount", str(mount.path), check=False)
@@ -123,7 +112,7 @@ def test_a_busy_mount_is_named_with_who_keeps_it_busy(place: Path) -> None:
 
 
 def test_a_lazy_umount_detaches_what_is_in_use(place: Path) -> None:
-    with mounted(place) as mount:
+    with small_mount(place) as mount:
         with (mount.path / "block").open("wb", buffering=0) as file:
             result = run_kvfs("umount", "--lazy", str(mount.path))
             assert result.stderr.startswith(f"kvfs: server {mount.server_pid} lives on")
@@ -132,8 +121,24 @@ def test_a_lazy_umount_detaches_what_is_in_use(place: Path) -> None:
         mount._wait_for_server()
 
 
+def test_of_two_umounts_the_later_finds_nothing_mounted(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unmount = kernel.unmount
+
+    def later(mountpoint: str, *, lazy: bool, force: bool) -> None:
+        unmount(mountpoint, lazy=False)
+        unmount(mountpoint, lazy=lazy, force=force)
+
+    monkeypatch.setattr(kernel, "unmount", later)
+    with small_mount(place) as mount:
+        assert main(["umount", str(mount.path)]) == errors.NotMounted.exit_code
+        assert capsys.readouterr().err == f"kvfs: nothing is mounted at {mount.path} any more\n"
+        mount._wait_for_server()
+
+
 def test_a_dead_server_is_named_and_its_mount_cleared(place: Path) -> None:
-    with mounted(place) as mount:
+    with small_mount(place) as mount:
         (mount.path / "draft").write_bytes(b"kept")
         # The rename publishes, and has done so when it returns; a close is told to nobody.
         (mount.path / "draft").rename(mount.path / "block")
@@ -148,6 +153,12 @@ def test_a_dead_server_is_named_and_its_mount_cleared(place: Path) -> None:
         assert cleared in result.stderr
         result = run_kvfs("status", check=False)
         assert f"the server of {mount.path} is dead; `kvfs umount {mount.path}`" in result.stderr
+        # As any umount of another kvfs does: the mount table tells of it all the same.
+        Path(socket_path(name_of(str(mount.path)))).unlink(missing_ok=True)
+        result = run_kvfs("status", check=False)
+        assert f"the server of {mount.path} is dead; `kvfs umount {mount.path}`" in result.stderr
+        result = run_kvfs("status", str(mount.path), check=False)
+        assert f"the server of {mount.path} is dead" in result.stderr
         result = run_kvfs("doctor", check=False)
         assert result.returncode == errors.SeriousFindings.exit_code
         assert f"kvfs umount {mount.path}\n     # then mount it again" in result.stdout
@@ -158,8 +169,37 @@ def test_a_dead_server_is_named_and_its_mount_cleared(place: Path) -> None:
         assert (mount.path / "block").read_bytes() == b"kept"
 
 
+def test_only_what_the_kernel_says_is_dead_is_called_dead(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second place of a mount has no server by its name, nor has one that is named otherwise."""
+    monkeypatch.setattr(servers, "_ANSWER_WAIT_S", 0.2)
+    monkeypatch.setattr(liveness, "_LOOK_MAX_S", 1.0)
+    again = place / "again"
+    again.mkdir()
+    with small_mount(place, "--name=kvfs-test-other") as mount:
+        subprocess.run(["mount", "--bind", mount.path, again], check=True)
+        try:
+            assert main(["status", str(again)]) == errors.ServeFailed.exit_code
+            assert f"the server of {again} is not known to be dead" in capsys.readouterr().err
+            main(["status"])
+            assert str(again) not in capsys.readouterr().err
+        finally:
+            subprocess.run(["umount", again], check=True)
+        os.kill(mount.server_pid, signal.SIGSTOP)
+        try:
+            assert main(["status", str(mount.path)]) == errors.ServeFailed.exit_code
+            assert "is not known to be dead" in capsys.readouterr().err
+            main(["status"])
+            everything = capsys.readouterr().err
+            assert "kvfs-test-other.sock: no answer within" in everything
+            assert f"the server of {mount.path} is dead" not in everything
+        finally:
+            os.kill(mount.server_pid, signal.SIGCONT)
+
+
 def test_a_server_that_hangs_is_named_and_its_mount_can_go(place: Path) -> None:
-    with mounted(place) as mount:
+    with small_mount(place) as mount:
         os.kill(mount.server_pid, signal.SIGSTOP)
         try:
             result = run_kvfs("status", str(mount.path), check=False)
@@ -204,13 +244,13 @@ def test_a_start_that_hangs_leaves_neither_server_nor_mount(
 
 def test_a_server_with_a_name_of_its_own_is_found_by_its_mountpoint(place: Path) -> None:
     name = f"kvfs-test-{os.getpid()}"
-    with mounted(place, "--name", name) as mount:
+    with small_mount(place, "--name", name) as mount:
         assert os.path.exists(socket_path(name))
         assert mount.status()["name"] == name
 
 
 def test_the_root_directory_gets_owner_and_mode_and_keeps_them(place: Path) -> None:
-    with mounted(place, "-o", "uid=1234,gid=2345", "-o", "mode=0750") as mount:
+    with small_mount(place, "-o", "uid=1234,gid=2345", "-o", "mode=0750") as mount:
         mount.stop()
         mount.flags = ()
         mount.start()
@@ -219,7 +259,7 @@ def test_the_root_directory_gets_owner_and_mode_and_keeps_them(place: Path) -> N
 
 
 def test_a_read_only_mount_takes_nothing(place: Path) -> None:
-    with mounted(place) as mount:
+    with small_mount(place) as mount:
         (mount.path / "block").write_bytes(b"kept")
         mount.remount("-o", "ro")
         assert (mount.path / "block").read_bytes() == b"kept"
@@ -256,7 +296,7 @@ def test_a_mount_needs_no_standard_streams(place: Path) -> None:
 
 
 def test_a_capacity_below_what_the_pool_holds_is_said(place: Path) -> None:
-    with mounted(place) as mount:
+    with small_mount(place) as mount:
         for number in range(10):
             (mount.path / f"{number}").write_bytes(bytes(10 << 20))
         flags = ("--log-file", str(mount.log_file), "--capacity")

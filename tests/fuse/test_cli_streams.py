@@ -1,5 +1,6 @@
 """Standard streams and settings files as a caller may leave them: closed, full, a pipe."""
 
+import json
 import os
 import subprocess
 import sys
@@ -48,6 +49,18 @@ def test_closed_and_full_streams_change_no_exit_code(closed: str) -> None:
     assert done.returncode == errors.NotMounted.exit_code
     if "2>" not in closed:
         assert done.stderr == "kvfs: no kvfs is mounted at /proc\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_standard_error_ends_no_bench(unbuffered: str, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    places = ("--mount", str(tmp_path / "a"), "--baseline", str(tmp_path / "b"))
+    flags = ("--quick", "--data", "2M", "--pairs", "1", "--jobs", "stat-hit-1t", "--json", "-")
+    arguments = ("bench", "compare", *places, *flags)
+    done = shell('"$@" 2>/dev/full', *arguments, PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == 0
+    assert [job["name"] for job in json.loads(done.stdout)["jobs"]] == ["stat-hit-1t"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii:strict"])

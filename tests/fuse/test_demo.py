@@ -56,6 +56,7 @@ def test_demo_says_what_it_did(place: Path) -> None:
     done = run_kvfs("demo", "--on", str(place), *FEW)
     assert "every one is what was stored" in done.stdout
     assert "DeepSeek-V3" in done.stdout
+    assert done.stderr == ""  # no bar where nobody looks
 
 
 def test_one_wrong_byte_fails_the_demo(place: Path) -> None:
@@ -96,6 +97,19 @@ def test_demo_makes_and_removes_its_pool(place: Path) -> None:
 
 
 @pytest.mark.needs_fuse
+def test_demo_runs_no_code_of_the_directory_that_it_is_called_in(place: Path) -> None:
+    (place / "trio.py").write_text("raise SystemExit(99)")
+    pool = place / "pool"
+    pool.mkdir()
+    command = [*KVFS[:1], "-P", *KVFS[1:], "demo", "--source", str(pool), *FEW]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=place, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.needs_fuse
 def test_demo_leaves_what_is_not_blank_alone(place: Path) -> None:
     (place / "precious").write_text("data")
     done = run_kvfs("demo", "--source", str(place), *FEW, check=False)
@@ -104,14 +118,17 @@ def test_demo_leaves_what_is_not_blank_alone(place: Path) -> None:
     assert [path.read_text() for path in place.iterdir()] == ["data"]
 
 
+def long_demo(pool: Path, stderr: int) -> "subprocess.Popen[str]":
+    """Start a demo in a blank *pool* that would take a while."""
+    pool.mkdir()
+    command = [*KVFS, "demo", "--source", str(pool), "--bytes", "2G"]
+    return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=stderr)
+
+
 @pytest.mark.needs_fuse
 def test_a_terminated_demo_unmounts(place: Path) -> None:
     pool = place / "pool"
-    pool.mkdir()
-    command = [*KVFS, "demo", "--source", str(pool), "--bytes", "2G"]
-    with subprocess.Popen(
-        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as demo:
+    with long_demo(pool, subprocess.DEVNULL) as demo:
         assert demo.stdout is not None
         line = next(line for line in demo.stdout if line.startswith("Blocks go to "))
         folder = Path(line.removeprefix("Blocks go to ").strip())
@@ -126,11 +143,7 @@ def test_a_terminated_demo_unmounts(place: Path) -> None:
 @pytest.mark.parametrize("step", ["$ kvfs mkfs", "$ kvfs mount", "Data path:"])
 def test_a_demo_that_is_terminated_on_its_way_leaves_nothing(place: Path, step: str) -> None:
     pool = place / "pool"
-    pool.mkdir()
-    command = [*KVFS, "demo", "--source", str(pool), "--bytes", "2G"]
-    with subprocess.Popen(
-        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as demo:
+    with long_demo(pool, subprocess.PIPE) as demo:
         assert demo.stdout is not None
         shown = ""
         while not shown.startswith(step):
@@ -144,8 +157,49 @@ def test_a_demo_that_is_terminated_on_its_way_leaves_nothing(place: Path, step: 
     assert os.listdir(pool) == []
 
 
+@pytest.mark.needs_fuse
+@pytest.mark.parametrize("step", ["$ kvfs umount", "$ kvfs destroy"])
+def test_a_demo_that_is_interrupted_while_it_cleans_up_leaves_nothing(
+    place: Path, step: str
+) -> None:
+    """Ctrl-C reaches the command that it runs, too; and who sees no end presses it again."""
+    pool = place / "pool"
+    pool.mkdir()
+    command = [*KVFS, "demo", "--source", str(pool), *FEW]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as demo:
+        assert demo.stdout is not None
+        folder = Path("/")
+        for line in demo.stdout:
+            if line.startswith("Blocks go to "):
+                folder = Path(line.removeprefix("Blocks go to ").strip())
+            if line.startswith(step):
+                break
+        os.killpg(demo.pid, signal.SIGINT)
+        for line in demo.stdout:
+            if line.startswith("$ kvfs destroy"):
+                os.killpg(demo.pid, signal.SIGINT)
+        demo.communicate(timeout=COMMAND_WAIT_S)
+    assert demo.returncode == 128 + signal.SIGINT
+    assert not folder.parent.parent.exists()
+    assert os.listdir(pool) == []
+
+
 @pytest.mark.parametrize(
-    "flags", [("--stored",), ("--on", "/nonexistent"), ("--bytes", "many"), ("--seed", "-1")]
+    "flags",
+    [
+        ("--stored",),
+        ("--on", "/nonexistent"),
+        ("--on", "/" + 300 * "x"),
+        ("--bytes", "many"),
+        ("--seed", "-1"),
+    ],
 )
 def test_flags_that_make_no_sense(flags: tuple[str, ...]) -> None:
     done = run_kvfs("demo", *flags, check=False)

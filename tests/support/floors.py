@@ -12,25 +12,28 @@ _MODULES: Final = {
     # Values and rules; no machine, no clock.
     "pure": """
         kvfs kvfs.census kvfs.checksum kvfs.config kvfs.demand kvfs.doctor.* kvfs.errors
-        kvfs.eviction kvfs.ghosts kvfs.headroom kvfs.inode_rules kvfs.kv_content kvfs.kv_shapes
-        kvfs.lifecycle kvfs.policy kvfs.pool_name kvfs.printable kvfs.records kvfs.refusal
-        kvfs.row_table kvfs.setting_values kvfs.sizes kvfs.types
+        kvfs.eviction kvfs.fought_over kvfs.ghosts kvfs.headroom kvfs.index_room kvfs.inode_rules
+        kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle kvfs.policy kvfs.pool_name kvfs.printable
+        kvfs.records kvfs.refusal kvfs.row_table kvfs.setting_values kvfs.sizes kvfs.types
     """,
     # One thing of the machine each: a file, a device, the index, a socket.
     "io": """
-        kvfs.available_memory kvfs.background kvfs.bench.* kvfs.control_client kvfs.control_files
-        kvfs.devices.* kvfs.extents kvfs.fan_out kvfs.heat kvfs.heat_file kvfs.holdings kvfs.holes
-        kvfs.index kvfs.index_environment kvfs.index_errors kvfs.index_file kvfs.index_place
-        kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files kvfs.kv_load kvfs.makers
-        kvfs.measure kvfs.mount_table kvfs.open_inodes kvfs.pending_rows kvfs.pins kvfs.policies
-        kvfs.record_cache kvfs.rested_code kvfs.run_state kvfs.syscalls kvfs.wake_up
+        kvfs.again kvfs.available_memory kvfs.background kvfs.bench.* kvfs.control_client
+        kvfs.control_files kvfs.devices.* kvfs.extents kvfs.fan_out kvfs.heat kvfs.heat_file
+        kvfs.holdings kvfs.holes kvfs.index kvfs.index_environment kvfs.index_errors kvfs.index_file
+        kvfs.index_place kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files kvfs.kv_load
+        kvfs.makers kvfs.measure kvfs.mount_table kvfs.open_inodes kvfs.pending_rows kvfs.pins
+        kvfs.policies kvfs.record_cache kvfs.rested_code kvfs.run_state kvfs.stopping kvfs.syscalls
+        kvfs.wake_up
     """,
     # The pool as a whole: names, blocks, space.
     "engine": """
         kvfs.allocations kvfs.attributes kvfs.blocks kvfs.check kvfs.check_files kvfs.check_rows
-        kvfs.damage kvfs.departures kvfs.device_room kvfs.evict_by_hand kvfs.evictable kvfs.fitness
+        kvfs.damage kvfs.departures kvfs.device_room kvfs.dropping kvfs.evict_by_hand kvfs.evictable
+        kvfs.fitness
         kvfs.founding kvfs.fsck_report kvfs.graves kvfs.heat_scan kvfs.holdings_scan
-        kvfs.identities kvfs.index_walk kvfs.namespace kvfs.old_versions kvfs.own_attributes
+        kvfs.identities kvfs.index_walk kvfs.name_eviction kvfs.namespace kvfs.old_versions
+        kvfs.own_attributes
         kvfs.pool kvfs.pool_change kvfs.publishing kvfs.ready kvfs.rebuild kvfs.reclaim
         kvfs.reclaim_figures kvfs.recovery kvfs.space kvfs.state_totals kvfs.store
         kvfs.superseding kvfs.sweep kvfs.unfinished kvfs.visibility kvfs.watch

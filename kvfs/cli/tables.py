@@ -1,0 +1,25 @@
+"""Where the tables of a command go: standard output, never too narrow for them."""
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LEAST_COLUMNS: Final = 60
+_COLUMNS_WITHOUT_TERMINAL: Final = 120
+
+
+def console_for_tables(
+    least: int = LEAST_COLUMNS, without_terminal: int = _COLUMNS_WITHOUT_TERMINAL
+) -> "Console":
+    """Return standard output as a console of *least* columns or more.
+
+    On a narrower terminal the lines wrap; rich would leave out whole columns, values first.
+    """
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else without_terminal
+    console = Console(width=width, highlight=False, markup=False)
+    console.width = max(least, console.width)
+    return console

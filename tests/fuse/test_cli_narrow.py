@@ -1,0 +1,59 @@
+"""Tables on a terminal of 20 columns: every value is shown, on lines that wrap."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvfs.cli.main import main
+from kvfs.doctor.finding import Finding, Report, Severity, Verdict
+from kvfs.errors import SeriousFindings
+
+
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let standard output be a terminal of 20 columns; pytest has another one for fixtures."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for name, value in (("COLUMNS", "20"), ("LINES", "24"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+
+
+def test_status_shows_its_values(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrow(monkeypatch)
+    status = {"mountpoint": "/kv", "source": "/dev/nvme0n1", "capacity_bytes": 1 << 40}
+    monkeypatch.setattr("kvfs.cli.status.status_of", lambda _: status)
+    assert main(["status", "/kv"]) == 0
+    shown = capsys.readouterr().out
+    assert "/dev/nvme0n1" in shown
+    assert "1 TiB" in shown
+
+
+def test_doctor_shows_what_will_hurt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrow(monkeypatch)
+    finding = Finding(Severity.SERIOUS, "nothing may go", "kvfs unpin /kv")
+    report = Report("/kv", (Verdict("connector limits", (finding,), is_decided=True),))
+    monkeypatch.setattr("kvfs.cli.doctor_facts.gather", lambda *_: None)
+    monkeypatch.setattr("kvfs.doctor.examine.examine", lambda _: report)
+    assert main(["doctor", "/kv"]) == SeriousFindings.exit_code
+    assert "nothing may go" in capsys.readouterr().out
+
+
+def test_settings_show_their_reasons(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrow(monkeypatch)
+    assert main(["mount", "--print-settings"]) == 0
+    assert "drive wants" in capsys.readouterr().out
+
+
+def test_the_demo_cuts_no_digit_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrow(monkeypatch)
+    assert main(["demo", "--on", str(tmp_path), "--bytes", "16M"]) == 0
+    shown = capsys.readouterr().out
+    assert "4,194,304" in shown
+    assert "…" not in shown
