@@ -43,7 +43,7 @@ def make_tree(root: Path, files: int) -> None:
             size = int(chance.paretovariate(0.7) * 20) % 200_000
             write_file(path, chance.randbytes(size) if kind > 0.2 else b"")
             if kind > 0.98:
-                os.truncate(path, size + 10 * MIB)
+                os.truncate(path, size + MIB)
             if kind > 0.95:
                 os.setxattr(path, "user.note", b"%d" % number)
         os.chmod(path, chance.choice([0o600, 0o644, 0o755, 0o400]))
