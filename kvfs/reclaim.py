@@ -1,13 +1,10 @@
 """Eviction carried out: which blocks were named by the policy, which of them may go, and their end.
 
-A plan is a hint: a scan of the heat names victims, in a thread when there are many rows. Carrying
-it out looks at each victim again, takes the names of a batch in one index transaction, and only
-what is needed goes. All but the scan runs on the loop's thread.
+The plan is a hint (``Victims``). Carrying it out looks at each victim again, takes the names of a
+batch in one index transaction, and only what is needed goes. All of it runs on the loop's thread.
 """
 
-import functools
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -16,13 +13,14 @@ from numpy.typing import NDArray
 
 from kvfs.dropping import drop
 from kvfs.errors import Damaged, KvfsError
-from kvfs.eviction import EVICTABLE
+from kvfs.eviction import EVICTABLE, Columns
 from kvfs.fitness import look_at, sidecars_of
 from kvfs.heat_scan import HeatScan
 from kvfs.inode_rules import counted, emptied
 from kvfs.namespace import Namespace
 from kvfs.pool import Pool
 from kvfs.types import InodeNo, InodeRecord
+from kvfs.victims import Victims
 
 _log: Final = logging.getLogger(__name__)
 
@@ -30,15 +28,11 @@ _log: Final = logging.getLogger(__name__)
 _BATCH: Final = 32
 #: Names that one call takes at most: 20 ms. Who needs more comes again.
 _CALL_MAX: Final = 256
-#: Up to so many rows a scan takes less than a request may wait, and needs no thread.
-_INLINE_ROWS: Final = 16_384
 _PLAN_MAX: Final = 1024
 #: A plan is forgotten after this: blocks it names may have been used since.
 _PLAN_AGE_S: Final = 1.0
 #: After a search that found nothing no other one begins for so long.
 _BARREN_S: Final = 0.1
-#: Rows that were looked at in vain, and are left out of the next plans for a while.
-_REFUSED_MAX: Final = 4096
 _ROUNDS: Final = 4
 
 Victim = tuple[InodeNo, InodeRecord]
@@ -61,23 +55,21 @@ class Reclaim:
         #: is not, with its directory.
         self.vanished: Callable[[InodeNo, bytes], None] = lambda _parent, _name: None
         self.died: Callable[[InodeNo, InodeNo], None] = lambda _ino, _parent: None
-        self._queue: deque[InodeNo] = deque()
-        self._planned_s = -_PLAN_AGE_S
-        #: The heat's clock when the plan began: who was touched since is not what it named.
-        self._planned_at = 0
-        self._stamp = 0
-        self._plan: NDArray[np.uint64] | None = None
-        self.planning = False
-        self._barren_until_s = 0.0
-        self._refused: dict[InodeNo, None] = {}
-        self._refused_since_s = 0.0
-        #: Of those, what somebody reads (True) or maps: the last resort.
+        #: Of those refused, what somebody reads (True) or maps: the last resort.
         self._used: dict[InodeNo, bool] = {}
+        self._victims = Victims(
+            pool, barren_s=_BARREN_S, age_s=_PLAN_AGE_S, forgotten=self._used.clear
+        )
         self._topping_up = False
         self.evicted_blocks = 0
         self.evicted_bytes = 0
         self.batches = 0
         self.refusals = 0
+
+    @property
+    def planning(self) -> bool:
+        """Whether the thread looks for blocks that may go."""
+        return self._victims.planning
 
     @property
     def hopeful(self) -> bool:
@@ -87,7 +79,7 @@ class Reclaim:
             return True
         if not self._heat_scan.done:
             return True  # what the pool held at the start is still being looked for
-        return pool.evictable_bytes > 0 and pool.monotonic_s() >= self._barren_until_s
+        return pool.evictable_bytes > 0 and not self._victims.is_barren()
 
     def tick(self, now_s: float) -> None:
         """Keep room ahead of the writers."""
@@ -127,11 +119,11 @@ class Reclaim:
         self._name_again()
         while gone_bytes < size_bytes and count < _CALL_MAX and rounds < _ROUNDS:
             batch = self._next_batch(size_bytes - gone_bytes, ahead=ahead)
-            if not batch and ahead and self._queue:
+            if not batch and ahead and self._victims:
                 break
             if not batch:
                 rounds += 1
-                if not self._replan():
+                if not self._victims.replan(self._choose):
                     break
                 continue
             freed_bytes = self._execute(batch)
@@ -159,9 +151,7 @@ class Reclaim:
 
     def search_anew(self) -> None:
         """Somebody waits: what was found or not a moment ago counts no more."""
-        self._barren_until_s = 0.0
-        self._refused.clear()
-        self._used.clear()
+        self._victims.search_anew()
 
     @property
     def awaits_users(self) -> bool:
@@ -214,80 +204,39 @@ class Reclaim:
         done = [ino for ino, read in self._used.items() if read and ino not in pool.open_inodes]
         for ino in done:
             del self._used[ino]
-            self._refused.pop(ino, None)
+            self._victims.allow(ino)
         if done:
-            self._queue.clear()
+            self._victims.drop()
 
-    def _replan(self) -> bool:
-        """Get more victims; True if there are some now."""
-        pool = self._pool
-        now_s = pool.monotonic_s()
-        if self._plan is not None:
-            self._take_plan(now_s)
-            return bool(self._queue)
-        if self.planning or now_s < self._barren_until_s:
-            return False
-        if now_s - self._refused_since_s > _PLAN_AGE_S or len(self._refused) > _REFUSED_MAX:
-            self._refused.clear()
-            self._used.clear()
-            self._refused_since_s = now_s
-        scan = self._scan()
-        if len(pool.heat) > _INLINE_ROWS:
-            self.planning = True
-            pool.background.submit_long(functools.partial(self._in_the_thread, scan))
-            return False
-        self._plan = scan()
-        self._take_plan(now_s)
-        return bool(self._queue)
-
-    def _scan(self) -> Callable[[], NDArray[np.uint64]]:
-        pool = self._pool
-        columns, self._planned_at = pool.heat.columns(), pool.heat.stamp
-        but_not = np.fromiter(self._refused, np.uint64, len(self._refused))
-        choose, capacity_bytes = pool.heat.policy.victims, pool.space.capacity_bytes
-        return lambda: choose(
+    def _choose(self, columns: Columns, but_not: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        return self._pool.heat.policy.victims(
             columns,
-            bytes_wanted=capacity_bytes,  # many of them may be in use
+            bytes_wanted=self._pool.space.capacity_bytes,  # many of them may be in use
             count_max=_PLAN_MAX,
             ranks=EVICTABLE,
             but_not=but_not,
         )
 
-    def _in_the_thread(self, scan: Callable[[], NDArray[np.uint64]]) -> None:
-        try:
-            self._plan = scan()
-        finally:
-            self.planning = False
-
-    def _take_plan(self, now_s: float) -> None:
-        plan, self._plan = self._plan, None
-        if plan is None:
-            return
-        self._queue = deque(InodeNo(int(ino)) for ino in plan)
-        self._planned_s = now_s
-        self._stamp = self._planned_at
-        if not self._queue:
-            self._barren_until_s = now_s + _BARREN_S
-
     def _next_batch(self, size_bytes: int, *, ahead: bool) -> list[Victim]:
         """Take victims from the plan that may go now, for *size_bytes*, with their sidecars."""
-        if self._pool.monotonic_s() - self._planned_s > _PLAN_AGE_S:
-            self._queue.clear()
+        self._victims.drop_if_old()
         batch: dict[InodeNo, InodeRecord] = {}
         held_bytes = 0
-        while self._queue and len(batch) < _BATCH and held_bytes < size_bytes:
-            ino = self._queue.popleft()
-            if ino in batch or self._pool.heat.touched(ino) >= self._stamp:
-                continue  # used since it was named: the next plan says whether it goes
+        while len(batch) < _BATCH and held_bytes < size_bytes:
+            ino = self._victims.next()
+            if ino is None:
+                break
+            if ino in batch:
+                continue  # beside another one
             record, used = look_at(self._pool, ino)
             if record is None or used:
                 self.refusals += 1
-                self._refused[ino] = None
+                self._victims.refuse(ino)
                 if used:
                     self._used[ino] = ino in self._pool.open_inodes
                 continue
             if ahead and record.allocated_bytes > 2 * (size_bytes - held_bytes):
-                self._queue.appendleft(ino)
+                self._victims.put_back(ino)
                 break
             batch[ino] = record
             held_bytes += record.allocated_bytes
@@ -321,7 +270,7 @@ class Reclaim:
                     txn.put_inode(directory, directory_record)
         except (KvfsError, OSError, Damaged) as error:
             _log.error("nothing evicted: %s", error)
-            self._barren_until_s = pool.monotonic_s() + _BARREN_S
+            self._victims.rest()
             return -1
         self.batches += 1
         return sum(self._let_go(ino, record, now_ns) for ino, record in batch)

@@ -101,7 +101,7 @@ class Store:
             self.watch.tick,
             lambda _: pool.device_room.look(),
             self.reclaim.tick,
-            self.name_eviction.tick,
+            lambda _: self.name_eviction.tick(),
             pool.ready.tick,
             lambda _: self.blocks.settle(),
             self._settle_index,

@@ -70,7 +70,7 @@ def test_the_oldest_blocks_go_before_the_map_is_full(
     running: Host, planned: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if planned == "in the thread":
-        monkeypatch.setattr("kvfs.name_eviction._INLINE_ROWS", 0)
+        monkeypatch.setattr("kvfs.victims._INLINE_ROWS", 0)
     for number in range(2000):
         name = store_block(running, number)
         if number % 10 == 9:

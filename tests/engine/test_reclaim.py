@@ -184,7 +184,7 @@ def test_any_number_of_pinned_blocks_keeps_no_other_from_going(
     running: Host, walked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvfs.reclaim._PLAN_MAX", 2)
-    monkeypatch.setattr("kvfs.reclaim._REFUSED_MAX", 3)
+    monkeypatch.setattr("kvfs.victims._REFUSED_MAX", 3)
     store = running.store
     pinned, _ = store.namespace.make_node(ROOT_INODE, b"pinned", DIRECTORY, 0, 0)
     for number in range(12):  # longer than all rounds of a call can pass over

@@ -36,7 +36,7 @@ _MODULES: Final = {
         kvfs.own_attributes
         kvfs.pool kvfs.pool_change kvfs.publishing kvfs.ready kvfs.rebuild kvfs.reclaim
         kvfs.reclaim_figures kvfs.recovery kvfs.space kvfs.state_totals kvfs.store
-        kvfs.superseding kvfs.sweep kvfs.unfinished kvfs.visibility kvfs.watch
+        kvfs.superseding kvfs.sweep kvfs.unfinished kvfs.victims kvfs.visibility kvfs.watch
     """,
     # The only floor that knows FUSE.
     "mount": "mount.*",
