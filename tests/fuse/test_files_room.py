@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from kvfs.errors import DeadInode, NoSpace
 from kvfs.types import ROOT_INODE
@@ -124,7 +125,9 @@ async def create(desk: CountedDesk, name: bytes, flags: int = NEW) -> tuple[int,
     return fh, trio.current_time() - start_s
 
 
-async def test_a_create_does_not_wait_long_for_those_who_read(desk: CountedDesk) -> None:
+async def test_a_create_does_not_wait_long_for_those_who_read(
+    desk: CountedDesk, autojump_clock: MockClock
+) -> None:
     """[capacity] Its directory is locked meanwhile; the draft's first write waits instead."""
     reader = read_block(desk, 64 * MIB)
     created = [await create(desk, name) for name in (b"one", b"two", b"three")]
@@ -154,7 +157,9 @@ async def test_a_create_is_refused_where_nothing_may_go(desk: CountedDesk) -> No
         desk.files.release(fh)
 
 
-async def test_who_comes_after_a_wait_in_vain_does_not_wait_as_long(desk: CountedDesk) -> None:
+async def test_who_comes_after_a_wait_in_vain_does_not_wait_as_long(
+    desk: CountedDesk, autojump_clock: MockClock
+) -> None:
     """They come one after the other, and would all wait for the same readers."""
     store, files = desk.store, desk.files
     store.pool.settings = dataclasses.replace(store.pool.settings, room_wait_s=1.2)
