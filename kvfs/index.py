@@ -8,6 +8,7 @@ transaction, so none lives across an ``await``. Knows keys and records, not what
 import contextlib
 import errno
 import os
+import threading
 from functools import partial
 from typing import Final, Self
 
@@ -23,6 +24,7 @@ from kvfs.index_file import (
     allocate_lock_file,
     check_data_file,
 )
+from kvfs.index_range import committed_rows
 from kvfs.index_room import IndexRoom, mapped_bytes
 from kvfs.index_transaction import Rows, WriteTransaction
 from kvfs.pending_rows import PendingRows
@@ -89,6 +91,9 @@ class Index:
         self._pending = PendingRows()
         self._records = RecordCache()
         self._writing = False
+        #: Who reads in another thread pins the pages that are freed meanwhile, and may wait for
+        #: the GIL for as long as a hundred commits take: a map with little room would be full.
+        self._unread = threading.Lock()
         used_bytes = check_data_file(path, spare_pages=0 if read_only else SPARE_PAGES)
         map_bytes = mapped_bytes(map_size_bytes, used_bytes)
         with contextlib.ExitStack() as parts:
@@ -201,7 +206,8 @@ class Index:
         out of the question: a record that the writer replaces meanwhile would stay in the cache.
         """
         try:
-            return self._get(inode_key(ino)) is not None
+            with self._unread:
+                return self._get(inode_key(ino)) is not None
         except Damaged:
             return True
 
@@ -237,7 +243,10 @@ class Index:
     ) -> list[tuple[InodeNo, InodeRecord | None]]:
         """Return the same without what waits for a commit; any thread may ask."""
         found: list[tuple[InodeNo, InodeRecord | None]] = []
-        for key, raw in self._committed_rows(inode_key(InodeNo(after + 1)), INODE_PREFIX, limit):
+        start = inode_key(InodeNo(after + 1))
+        with self._unread:
+            rows = committed_rows(self._env, start, INODE_PREFIX, limit)
+        for key, raw in rows:
             try:
                 record = parse_inode(raw)
             except Damaged:
@@ -345,6 +354,12 @@ class Index:
 
     def _commit(self, rows: Rows) -> None:
         """Write *rows* and all that wait, in one LMDB transaction; failing, those go on waiting."""
+        with self._unread:
+            self._write(rows)
+        self._pending.clear()
+        self.room.note_commit()
+
+    def _write(self, rows: Rows) -> None:
         self._commits_to_look -= 1
         try:
             txn = self._env.begin(write=True)
@@ -366,34 +381,12 @@ class Index:
         except BaseException:
             txn.abort()
             raise
-        self._pending.clear()
-        self.room.note_commit()
 
     def _keys(self, prefix: bytes) -> list[bytes]:
         """Return the keys with *prefix* without committing anything."""
-        committed = [key for key, _ in self._committed_rows(prefix, prefix, None)]
+        committed = [key for key, _ in committed_rows(self._env, prefix, prefix, None)]
         return self._pending.keys_after(committed, prefix)
 
     def _rows(self, start: bytes, prefix: bytes, limit: int | None) -> list[tuple[bytes, bytes]]:
         self.settle()  # rare beside single rows, so that the two need not be merged
-        return self._committed_rows(start, prefix, limit)
-
-    def _committed_rows(
-        self, start: bytes, prefix: bytes, limit: int | None
-    ) -> list[tuple[bytes, bytes]]:
-        found: list[tuple[bytes, bytes]] = []
-        if limit is not None and limit <= 0:
-            return found
-        try:
-            with self._begin() as txn, txn.cursor() as cursor:
-                if not cursor.set_range(start):
-                    return found
-                for row in cursor.iternext(keys=True, values=True):
-                    if not row[0].startswith(prefix):
-                        break
-                    found.append(row)
-                    if len(found) == limit:
-                        break
-        except lmdb.Error as error:
-            raise_index_error(error)
-        return found
+        return committed_rows(self._env, start, prefix, limit)

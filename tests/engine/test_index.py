@@ -3,7 +3,9 @@
 import errno
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -180,6 +182,34 @@ def test_a_listing_stays_right_while_names_come_and_go(index: Index) -> None:
             txn.delete_name(ROOT_INODE, b"%d" % seen[-1], seen[-1])
             txn.put_name(ROOT_INODE, b"new%d" % seen[-1], InodeNo(seen[-1] - 90))
     assert seen == list(range(100, 200))
+
+
+def test_who_reads_in_another_thread_keeps_no_freed_pages_from_use(index: Index) -> None:
+    """A map with little room would be full, though rows only go."""
+    inos = [InodeNo(FILE + number) for number in range(200)]
+    for ino in inos:
+        with index.write() as txn:
+            txn.put_inode(ino, record())
+            txn.put_xattr(ino, b"user.note", bytes(4000))
+    began, ended = threading.Event(), threading.Event()
+
+    def sweep() -> None:
+        while not ended.is_set():
+            assert index.knows(FILE)
+            assert len(index.committed_inodes(InodeNo(0), 50)) == 50
+            began.set()
+
+    before_bytes = index.used_bytes()
+    with ThreadPoolExecutor(1) as threads:
+        looking = threads.submit(sweep)
+        began.wait()
+        for _ in range(10):
+            for ino in inos:
+                with index.write() as txn:
+                    txn.put_xattr(ino, b"user.note", bytes(4000))
+        ended.set()
+        looking.result()
+    assert index.used_bytes() - before_bytes < MIB // 4
 
 
 def test_extended_attributes_belong_to_one_inode(index: Index) -> None:

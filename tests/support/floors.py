@@ -21,10 +21,10 @@ _MODULES: Final = {
         kvfs.again kvfs.available_memory kvfs.background kvfs.bench.* kvfs.control_client
         kvfs.control_files kvfs.devices.* kvfs.extents kvfs.fan_out kvfs.heat kvfs.heat_file
         kvfs.holdings kvfs.holes kvfs.index kvfs.index_environment kvfs.index_errors kvfs.index_file
-        kvfs.index_place kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files kvfs.kv_load
-        kvfs.makers kvfs.measure kvfs.mount_table kvfs.open_inodes kvfs.pending_rows kvfs.pins
-        kvfs.policies kvfs.record_cache kvfs.rested_code kvfs.run_state kvfs.stopping kvfs.syscalls
-        kvfs.wake_up
+        kvfs.index_place kvfs.index_range kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files
+        kvfs.kv_load kvfs.makers kvfs.measure kvfs.mount_table kvfs.open_inodes kvfs.pending_rows
+        kvfs.pins kvfs.policies kvfs.record_cache kvfs.rested_code kvfs.run_state kvfs.stopping
+        kvfs.syscalls kvfs.wake_up
     """,
     # The pool as a whole: names, blocks, space.
     "engine": """
