@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,11 +12,21 @@ import pytest
 from kvfs.stopping import exit_code_of
 
 _GRACE_S = 20.0
-#: Makes its file when it is told to end, and lives no longer than the test. It needs no other
-#: process: ``timeout``, told to end right after its fork, leaves what it runs behind.
-_TAKES_BACK = 'trap ": > \\"$1\\"; exit 7" TERM; {then}; read -r line'
+#: Makes its file when it is told to end. Not a shell with a trap: what comes just before its
+#: ``read`` waits for a line to be seen.
+_TAKES_BACK = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+os.write(1, b"begun")
+if sys.argv[2] == "interrupts":
+    os.kill(os.getppid(), signal.SIGINT)
+elif sys.argv[2] == "ends":
+    sys.exit(3)
+if signal.sigtimedwait([signal.SIGTERM], 60):
+    open(sys.argv[1], "x")
+"""
 
-#: Starts such a process, which first does what is said in a shell's words, and waits for a line.
+#: Starts such a process, which "interrupts" us, "waits" or "ends", and returns once it has begun.
 Start = Callable[[str], "subprocess.Popen[bytes]"]
 
 
@@ -26,21 +37,16 @@ def ended(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(ended: Path) -> Iterator[Start]:
-    reading, writing = os.pipe()
     told, telling = os.pipe()
 
     def started(then: str) -> "subprocess.Popen[bytes]":
-        process = subprocess.Popen(
-            ["sh", "-c", _TAKES_BACK.format(then=f"echo; {then}"), "sh", ended],
-            env={**os.environ, "TEST": str(os.getpid())},
-            stdin=reading,
-            stdout=telling,
-        )
-        assert os.read(told, 1) == b"\n"
+        command = [sys.executable, "-I", "-c", _TAKES_BACK, str(ended), then]
+        process = subprocess.Popen(command, stdout=telling)
+        assert os.read(told, 5) == b"begun"
         return process
 
     yield started
-    for fd in (reading, writing, told, telling):
+    for fd in (told, telling):
         os.close(fd)
 
 
@@ -49,7 +55,7 @@ def test_it_may_take_back_what_it_began_when_the_wait_is_interrupted(
 ) -> None:
     """Killed, ``kvfs mount`` left its server behind, which then mounted what was taken down."""
     with pytest.raises(KeyboardInterrupt):
-        exit_code_of(lambda: start('kill -INT "$TEST"'), _GRACE_S)
+        exit_code_of(lambda: start("interrupts"), _GRACE_S)
     assert ended.exists()
 
 
@@ -57,7 +63,7 @@ def test_what_comes_while_it_is_being_started_ends_it_too(start: Start, ended: P
     """``subprocess.Popen()`` interrupted has started a process, and tells nobody its number."""
 
     def interrupted() -> "subprocess.Popen[bytes]":
-        process = start(":")
+        process = start("waits")
         signal.raise_signal(signal.SIGINT)
         return process
 
@@ -72,7 +78,7 @@ def test_what_is_ignored_stays_ignored(start: Start) -> None:
 
     def interrupted() -> "subprocess.Popen[bytes]":
         signal.raise_signal(signal.SIGINT)
-        return start("exit 3")
+        return start("ends")
 
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
