@@ -19,8 +19,12 @@ from tests.support.mounting import why_no_mounts
 
 
 def pytest_configure() -> None:
-    """Let a terminated run take its mounts down like an interrupted one."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Let a terminated run take its mounts down like an interrupted one.
+
+    A shell's background job ignores SIGINT, and so would all that it starts.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
 
 
 class TwoRows(LoadScopeScheduling):
