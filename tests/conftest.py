@@ -12,10 +12,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.mounting import why_no_mounts
+
+# How long an example takes says nothing on a machine that others use, too. CI tries the examples
+# that were tried before a commit; KVFS_LONG=1 looks for others.
+settings.register_profile(
+    "kvfs",
+    deadline=None,
+    derandomize=os.environ.get("KVFS_LONG") != "1",
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    print_blob=True,
+)
+settings.load_profile("kvfs")
 
 
 def pytest_configure() -> None:

@@ -6,7 +6,7 @@ import tempfile
 from typing import Final
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -243,9 +243,4 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndexModel = IndexMachine.TestCase
-TestIndexModel.settings = settings(
-    max_examples=150,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+TestIndexModel.settings = settings(max_examples=150, stateful_step_count=40)

@@ -7,7 +7,7 @@ from typing import Final
 from unittest import mock
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -382,9 +382,4 @@ class ProcessesMachine(RuleBasedStateMachine):
 
 
 TestProcesses = pytest.mark.usefixtures("caplog")(ProcessesMachine.TestCase)
-TestProcesses.settings = settings(
-    max_examples=80,
-    stateful_step_count=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+TestProcesses.settings = settings(max_examples=80, stateful_step_count=60)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -341,9 +341,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStore = pytest.mark.usefixtures("caplog")(StoreMachine.TestCase)
-TestStore.settings = settings(
-    max_examples=80,
-    stateful_step_count=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+TestStore.settings = settings(max_examples=80, stateful_step_count=60)

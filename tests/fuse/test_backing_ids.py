@@ -131,7 +131,7 @@ class IdsMachine(RuleBasedStateMachine):
 
 
 TestIds = IdsMachine.TestCase
-TestIds.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestIds.settings = settings(max_examples=60, stateful_step_count=60)
 
 
 def test_a_closed_inode_keeps_its_id_for_the_next_opener(monkeypatch: pytest.MonkeyPatch) -> None:

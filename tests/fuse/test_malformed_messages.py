@@ -148,7 +148,7 @@ def assert_one_answer(
     assert_alive(kernel)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(message=messages(), handle=st.integers(0, 2))
 def test_any_message_gets_one_answer(
     fuzzed: Fuzzed, message: tuple[int, int, list[int], bytes, int], handle: int
@@ -157,7 +157,7 @@ def test_any_message_gets_one_answer(
 
 
 @pytest.mark.proof
-@settings(max_examples=20_000, deadline=None)
+@settings(max_examples=20_000)
 @given(message=messages(), handle=st.integers(0, 2))
 def test_twenty_thousand_messages_get_one_answer_each(
     fuzzed: Fuzzed, message: tuple[int, int, list[int], bytes, int], handle: int

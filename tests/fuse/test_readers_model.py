@@ -151,4 +151,4 @@ class ReadersMachine(RuleBasedStateMachine):
 
 
 TestReaders = ReadersMachine.TestCase
-TestReaders.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestReaders.settings = settings(max_examples=80, stateful_step_count=50)

@@ -32,11 +32,9 @@ LONG: Final = os.environ.get("KVFS_LONG") == "1"
 SETTINGS: Final = settings(
     max_examples=600 if LONG else 60,
     stateful_step_count=80 if LONG else 30,
-    derandomize=not LONG,
     # Shrinking a failure remounts for minutes: it is for whoever looks into one.
     phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if LONG else [])],
     database=None,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 HANDLES_MAX: Final = 6
