@@ -35,6 +35,9 @@ class OwnMount:
         self._number = ""
         self._mounted = False
         self._unused = False
+        #: What is written there ends the connection, nothing after its end (fuse_conn_abort_write
+        #: in fs/fuse/control.c); -1: the kernel has no such file.
+        self.abort_fd = -1
 
     def begun(self) -> None:
         """It was mounted just now."""
@@ -42,6 +45,13 @@ class OwnMount:
         with contextlib.suppress(OSError):
             present = kvfs_at(self._mountpoint)
             self._number = "" if present is None else present.device
+            self.abort_fd = self._open_abort()
+
+    def close(self) -> None:
+        """Nothing is to be ended any more."""
+        if self.abort_fd >= 0:
+            os.close(self.abort_fd)
+            self.abort_fd = -1
 
     def ended(self) -> None:
         """The connection has ended. Unless by ``unmount``, the mount is gone, or was aborted."""
@@ -71,17 +81,9 @@ class OwnMount:
         Left to the end of this process it waits for the last thread, and that may wait in the
         kernel for a client who waits for us (mount/notifier.py): for ever, both of them.
         """
-        if not self._number:
-            return
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            root_fd = mount_detached(_CONTROL_FS, _CONTROL_FS, {}, (), 0, joins=True)
-            stack.callback(os.close, root_fd)
-            path = f"{self._minor}/abort"
-            abort_fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=root_fd)
-            stack.callback(os.close, abort_fd)
-            # As it lives, what was opened is ours, and not a later mount's of the same number.
-            if not self._is_down():
-                os.write(abort_fd, b"1")
+        if self.abort_fd >= 0 and not self._is_down():
+            with contextlib.suppress(OSError):
+                os.write(self.abort_fd, b"1")
 
     def is_unused(self) -> bool:
         """Whether all that was open is known to be closed; to be called at the end.
@@ -95,6 +97,15 @@ class OwnMount:
                 return False
             time.sleep(_LOOK_S)
         return self._unused
+
+    def _open_abort(self) -> int:
+        if not self._number:
+            return -1
+        root_fd = mount_detached(_CONTROL_FS, _CONTROL_FS, {}, (), 0, joins=True)
+        try:
+            return os.open(f"{self._minor}/abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=root_fd)
+        finally:
+            os.close(root_fd)
 
     @property
     def _minor(self) -> str:

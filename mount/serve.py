@@ -26,6 +26,7 @@ from kvfs.sizes import format_size
 from kvfs.store import Store
 from kvfs.types import InodeNo
 from mount import kernel
+from mount.abort_guard import AbortGuard
 from mount.channel import Channel
 from mount.control import serve_control
 from mount.data_lane import DataLane
@@ -154,6 +155,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             os.close(self.device_fd)
             raise ServeFailed(f"cannot mount at {settings.mountpoint}: {error.strerror}") from error
         self._own.begun()
+        self._guard = AbortGuard(self._own.abort_fd)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -161,6 +163,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         if isinstance(self.path, PassthroughPath):
             self.path.disconnect()
         os.close(self.device_fd)
+        self._guard.dismiss()
+        self._own.close()
         self.store.all_closed = self._own.is_unused()
 
     async def serve(self, ready: Callable[[], None], load: Callable[[], Settings] | None) -> None:

@@ -118,6 +118,7 @@ def test_a_mount_that_is_cut_off_makes_nobody_wait(place: Path) -> None:
         assert "not connected" in client.stderr
         own.cut_off()
     finally:
+        own.close()
         os.close(device_fd)
         os.close(root_fd)
 
@@ -217,5 +218,6 @@ def test_a_client_of_an_ended_mount_keeps_no_blocks_but_its_own(end: str) -> Non
                 run_kvfs("evict", str(mount.path))
                 mount.stop()
                 given_back = (os.statvfs(xfs).f_bfree - full.f_bfree) * full.f_frsize
-                assert given_back >= 39 * 4 * MIB
+                # Less what the pool's directories and inodes take meanwhile: a block or two.
+                assert given_back > 39 * 4 * MIB - MIB
                 assert len(reading.read()) == 4 * MIB

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import select
 import shlex
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import PIPE
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 
@@ -175,27 +176,38 @@ def test_an_evicted_block_has_no_attributes_by_its_old_name(mounted: Mounted) ->
             call()
 
 
-def test_umount_ends_the_calls_that_wait_for_a_killed_server() -> None:
-    """One that was telling of an open block: its thread is held up and holds the device open.
+class Telling(NamedTuple):
+    """A server that tells of a block that is read, and is held up by somebody who waits for it.
 
     A draft waits in its directory, which is locked, for readers to be done; what they read has
-    lost its name meanwhile.
+    lost its name meanwhile. So the notifier's thread keeps a killed server, and its device open.
     """
-    skip_without_mounts()
-    with workplace() as place, contextlib.ExitStack() as stack:
-        (place / "pool").mkdir()
-        # Started first: who forks later closes our files on the mount, and waits for the server.
-        status, command = (
-            shlex.join([*KVFS, *verb, str(place / "kv")])
-            for verb in (["status"], ["umount", "--lazy"])
-        )
-        umount = subprocess.Popen(
-            ["sh", "-c", f"read go; {status}; {command}"],
-            stdin=PIPE,
-            stderr=PIPE,
-            text=True,
-            cwd=ROOT,
-        )
+
+    mounted: Mounted
+    storing: threading.Thread
+    failed: list[OSError]
+
+    def kill(self) -> None:
+        """Kill the server; returns when all of it but that thread has ended."""
+        os.kill(self.mounted.server_pid, signal.SIGKILL)
+        wait_until(lambda: was_killed(self.mounted.server_pid))
+
+    def kill_guard(self) -> None:
+        """Kill what would end the connection."""
+        (guard,) = children_of(self.mounted.server_pid)
+        os.kill(guard, signal.SIGKILL)
+        wait_until(lambda: was_killed(guard))
+
+    def assert_ended(self) -> None:
+        """Assert that who waits is told so."""
+        self.storing.join(_WAIT_S)
+        assert [error.errno for error in self.failed] == [errno.ECONNABORTED]
+
+
+@contextlib.contextmanager
+def telling(place: Path) -> Iterator[Telling]:
+    (place / "pool").mkdir()
+    with contextlib.ExitStack() as stack:
         flags = ("--capacity", "64M", "--set", "room_wait_s=60")
         mounted = stack.enter_context(Mounted(place / "pool", place / "kv", *flags))
         directory = mounted.path / "d"
@@ -211,14 +223,58 @@ def test_umount_ends_the_calls_that_wait_for_a_killed_server() -> None:
         storing = threading.Thread(target=store_more, args=(directory, failed))
         storing.start()
         wait_until(lambda: is_telling(mounted.server_pid))
-        os.kill(mounted.server_pid, signal.SIGKILL)
-        wait_until(lambda: was_killed(mounted.server_pid))
-        assert storing.is_alive()
-        _, said = umount.communicate(timeout=_WAIT_S)
-        assert umount.returncode == 0
-        assert "is dead; `kvfs umount" in said
-        storing.join(_WAIT_S)
-        assert [error.errno for error in failed] == [errno.ECONNABORTED]
+        yield Telling(mounted, storing, failed)
+
+
+def test_umount_ends_the_calls_that_wait_for_a_killed_server() -> None:
+    """Where nothing else does: what guards against that was killed, too."""
+    skip_without_mounts()
+    with workplace() as place:
+        # Started first: who forks later closes our files on the mount, and waits for the server.
+        status, command = (
+            shlex.join([*KVFS, *verb, str(place / "kv")])
+            for verb in (["status"], ["umount", "--lazy"])
+        )
+        umount = subprocess.Popen(
+            ["sh", "-c", f"read go; {status}; {command}"],
+            stdin=PIPE,
+            stderr=PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        with telling(place) as held_up:
+            held_up.kill_guard()
+            held_up.kill()
+            assert held_up.storing.is_alive()
+            _, said = umount.communicate(timeout=_WAIT_S)
+            assert umount.returncode == 0
+            assert "is dead; `kvfs umount" in said
+            held_up.assert_ended()
+
+
+def test_nobody_waits_for_a_killed_server() -> None:
+    skip_without_mounts()
+    with workplace() as place, telling(place) as held_up:
+        held_up.kill()
+        held_up.assert_ended()
+
+
+def test_what_guards_against_that_ends_with_a_server_that_stops(mounted: Mounted) -> None:
+    """And with none before: what comes to all processes of a unit or a session stops the server."""
+    (guard,) = children_of(mounted.server_pid)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(guard, number)
+    (mounted.path / "block").write_bytes(b"bytes")
+    assert (mounted.path / "block").read_bytes() == b"bytes"
+    guard_fd = os.pidfd_open(guard)
+    mounted.stop()
+    assert select.select([guard_fd], [], [], _WAIT_S)[0] == [guard_fd]
+    os.close(guard_fd)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that the main thread of *pid* has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def close_dead(fd: int) -> None:
