@@ -28,28 +28,41 @@ def exit_code_of(start: "Callable[[], subprocess.Popen[bytes]]", grace_s: float)
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """Let SIGINT and SIGTERM wait until this is left, in the main thread.
+def held_back() -> Iterator[Callable[[], None]]:
+    """Let SIGINT and SIGTERM wait until this is left, or until what it yields is called.
 
-    Raised inside ``subprocess.Popen()``, a ``KeyboardInterrupt`` loses the process: it runs, and
-    nobody has its number. What is ignored stays ignored.
+    On the main thread. Raised inside ``subprocess.Popen()`` or ``os.open()``, a
+    ``KeyboardInterrupt`` loses what was begun: it is there, and nobody has its number. Cython's
+    modules lose the exception while they are imported. What is ignored stays ignored.
     """
     came: list[int] = []
 
     def hold(number: int, _frame: FrameType | None) -> None:
         came.append(number)
 
-    before = {number: signal.getsignal(number) for number in _STOPS}
-    held = [number for number in _STOPS if before[number] not in (signal.SIG_IGN, None)]
+    def let_through() -> None:
+        while came:
+            number = came.pop(0)
+            _deliver(number, before[number])
+
+    before = {int(number): signal.getsignal(number) for number in _STOPS}
+    held = [number for number in before if before[number] not in (signal.SIG_IGN, None)]
     try:
         for number in held:
             signal.signal(number, hold)
-        yield
+        yield let_through
     finally:
         for number in held:
             signal.signal(number, before[number])
-        for came_number in came:
-            signal.raise_signal(came_number)
+        let_through()
+
+
+def _deliver(number: int, handler: object) -> None:
+    if callable(handler):
+        handler(number, None)
+    else:  # the default, which ends us
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
 
 
 def stop(process: "subprocess.Popen[bytes]", grace_s: float) -> None:

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,6 +15,7 @@ from kvfs.cli.mkfs import size_of
 from kvfs.cli.parser import add_verb
 from kvfs.cli.tables import console_for_tables
 from kvfs.errors import UsageError
+from kvfs.stopping import held_back
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
@@ -72,8 +73,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         need_root("kvfs demo")
         place = demo_pool(args.source, total_bytes, keep=args.keep, quiet=args.json)
-    with place as directory, _folder(directory, args) as folder:
-        load = _run_load(folder, args, total_bytes)
+    # A file that we had open would keep the mount busy: we end between two blocks.
+    with (
+        place as directory,
+        _folder(directory, args) as folder,
+        held_back() as end_if_told,
+    ):
+        load = _run_load(folder, args, total_bytes, end_if_told)
     _print_report(load, args)
     return 0
 
@@ -95,7 +101,8 @@ def _folder(directory: Path, args: argparse.Namespace) -> Iterator[Path]:
         yield folder
     finally:
         if not args.keep and not args.stored:
-            shutil.rmtree(folder)
+            with held_back():
+                shutil.rmtree(folder)
 
 
 def _make_folder(folder: Path) -> None:
@@ -108,7 +115,9 @@ def _make_folder(folder: Path) -> None:
         raise UsageError(f"{folder} cannot be made: {error.strerror}") from None
 
 
-def _run_load(folder: Path, args: argparse.Namespace, total_bytes: int) -> "KvLoad":
+def _run_load(
+    folder: Path, args: argparse.Namespace, total_bytes: int, end_if_told: Callable[[], None]
+) -> "KvLoad":
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -125,11 +134,16 @@ def _run_load(folder: Path, args: argparse.Namespace, total_bytes: int) -> "KvLo
         disable=args.json or not sys.stderr.isatty(),
     ) as bar:
         task = bar.add_task("preparing", total=None)
+
+        def progress(moved_bytes: int) -> None:
+            end_if_told()
+            bar.advance(task, moved_bytes)
+
         load = KvLoad(
             folder,
             total_bytes=total_bytes,
             seed=args.seed,
-            progress=lambda moved_bytes: bar.advance(task, moved_bytes),
+            progress=progress,
         )
         if not args.stored:
             bar.reset(task, description="storing", total=load.bytes)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.stopping import exit_code_of
+from kvfs.stopping import exit_code_of, held_back
 
 _GRACE_S = 20.0
 #: Makes its file when it is told to end. Not a shell with a trap: what comes just before its
@@ -71,6 +71,19 @@ def test_what_comes_while_it_is_being_started_ends_it_too(start: Start, ended: P
         exit_code_of(interrupted, _GRACE_S)
     assert ended.exists()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_is_held_back_comes_when_it_is_let_through() -> None:
+    """A demo that opens files on its own mount ends between two of them: it unmounts next."""
+    done = []
+    with held_back() as let_through:
+        signal.raise_signal(signal.SIGINT)
+        done.append("opened and closed")
+        with pytest.raises(KeyboardInterrupt):
+            let_through()
+        let_through()
+        done.append("told once")
+    assert done == ["opened and closed", "told once"]
 
 
 def test_what_is_ignored_stays_ignored(start: Start) -> None:
