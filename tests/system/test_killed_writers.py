@@ -27,6 +27,8 @@ pytestmark = pytest.mark.needs_fuse
 WAYS: Final = [f"{a}-{b}" for a in ("buffered", "direct") for b in ("place", "rename")]
 #: Of the kills, so many must fall inside a write: else this proves little.
 INSIDE_SHARE_MIN: Final = 0.2
+#: On a busy machine fewer do, and it takes more kills: at most so many times as many.
+KILLS_MOST: Final = 5
 #: The kernel closes what a dead process had open, and the server reads it, within this.
 SETTLE_WAIT_S: Final = 20.0
 #: A block is stored in some 5 to 10 ms; the kill falls so long after the beginning of one.
@@ -92,7 +94,7 @@ class Tally:
         return {
             "data_path": path,
             "kills": self.kills,
-            "inside_a_write": sum(self.inside.values()),
+            "inside_a_write": self.inside.total(),
             "inside_by_way": dict(self.inside),
             "moments": dict(self.moments),
             "visible_and_whole": self.whole,
@@ -134,14 +136,14 @@ def kill_some(mount: Mounted, tally: Tally, place: Path, chance: random.Random) 
 def kill_writers(mount: Mounted, kills: int, seed: int) -> None:
     """Kill at least *kills* writers and hold what is left against the promise."""
     chance, tally = random.Random(seed), Tally()
+    enough, most = INSIDE_SHARE_MIN * kills, KILLS_MOST * kills
     with workplace() as place:
-        while tally.kills < kills:
+        while tally.kills < kills or (enough > tally.inside.total() and tally.kills < most):
             kill_some(mount, tally, place, chance)
     report = tally.report(mount.status()["data_path"])
     print(json.dumps(report))
     assert tally.wrong == []
-    inside = sum(tally.inside.values())
-    assert inside >= INSIDE_SHARE_MIN * tally.kills, report
+    assert tally.inside.total() >= enough, report
 
 
 def test_forty_killed_writers(mounted: Mounted) -> None:
