@@ -236,10 +236,9 @@ def test_a_name_that_is_taken(pool: Place) -> None:
     other.source.mkdir()
     other.mountpoint.mkdir()
     run_kvfs("mkfs", str(other.source))
-    with Mounted(pool.source, pool.mountpoint, "--name=kvfs-test-taken"):
-        exit_code, line = refused(
-            "mount", other.source, other.mountpoint, "--name", "kvfs-test-taken"
-        )
+    name = f"kvfs-test-taken-{os.getpid()}"  # another run may go on beside this one
+    with Mounted(pool.source, pool.mountpoint, f"--name={name}"):
+        exit_code, line = refused("mount", other.source, other.mountpoint, "--name", name)
         assert exit_code == errors.SourceBusy.exit_code
         assert "serves under this name already" in line
         assert not os.path.ismount(other.mountpoint)

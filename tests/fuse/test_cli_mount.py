@@ -177,7 +177,7 @@ def test_only_what_the_kernel_says_is_dead_is_called_dead(
     monkeypatch.setattr(liveness, "_LOOK_MAX_S", 1.0)
     again = place / "again"
     again.mkdir()
-    with small_mount(place, "--name=kvfs-test-other") as mount:
+    with small_mount(place, f"--name=kvfs-test-other-{os.getpid()}") as mount:
         subprocess.run(["mount", "--bind", mount.path, again], check=True)
         try:
             assert main(["status", str(again)]) == errors.ServeFailed.exit_code
@@ -192,7 +192,7 @@ def test_only_what_the_kernel_says_is_dead_is_called_dead(
             assert "is not known to be dead" in capsys.readouterr().err
             main(["status"])
             everything = capsys.readouterr().err
-            assert "kvfs-test-other.sock: no answer within" in everything
+            assert f"kvfs-test-other-{os.getpid()}.sock: no answer within" in everything
             assert f"the server of {mount.path} is dead" not in everything
         finally:
             os.kill(mount.server_pid, signal.SIGCONT)
