@@ -1,4 +1,4 @@
-"""Ending a process that a command has started, when the command itself is ended."""
+"""What ends a command: held back where something would be left behind, told to what was started."""
 
 import contextlib
 import signal
