@@ -20,6 +20,7 @@ from tests.support.source_tree import (
     SOURCES,
     TESTS,
     Function,
+    code_lines_of,
     functions_of,
     imports_of,
     lines_of,
@@ -66,7 +67,8 @@ IMPURE: Final = frozenset(
 )
 DOES_IO: Final = frozenset({"open", "print", "input"})
 
-FILE_MAX_LINES: Final = 399
+#: Lines of code: what explains costs nothing, and cutting off fragments brings nothing.
+FILE_MAX_LINES: Final = 300
 FUNCTION_MAX_LINES: Final = 69
 MEDIAN_MAX_LINES: Final = 200
 
@@ -155,7 +157,7 @@ def test_only_the_mount_knows_fuse(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES + TESTS, ids=shown)
 def test_files_and_functions_are_short(path: Path) -> None:
-    assert lines_of(path) <= FILE_MAX_LINES, f"{shown(path)}: split it"
+    assert code_lines_of(path) <= FILE_MAX_LINES, f"{shown(path)}: split it"
     for function in functions_of(path):
         length = (function.end_lineno or function.lineno) - function.lineno + 1
         assert length <= FUNCTION_MAX_LINES, f"{shown(path)}: {function.name}: {length} lines"
@@ -225,6 +227,6 @@ def test_exit_codes_tell_errors_apart() -> None:
 
 
 if __name__ == "__main__":
-    for at in sorted(SOURCES, key=lines_of):
-        print(f"{lines_of(at):5} {shown(at)}")
+    for at in sorted(SOURCES, key=code_lines_of):
+        print(f"{code_lines_of(at):5} {shown(at)}")
     print(f"{statistics.median(map(lines_of, SOURCES)):5.0f} median of {len(SOURCES)} files")

@@ -4,8 +4,10 @@ For the tidy tests; it reads, and judges nothing.
 """
 
 import ast
+import io
 import re
 import subprocess
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -97,6 +99,36 @@ def words_of(name: str) -> set[str]:
 def lines_of(path: Path) -> int:
     """Return the number of lines."""
     return len(path.read_text().splitlines())
+
+
+_NO_CODE: Final = frozenset(
+    {
+        tokenize.COMMENT,
+        tokenize.DEDENT,
+        tokenize.ENCODING,
+        tokenize.ENDMARKER,
+        tokenize.INDENT,
+        tokenize.NEWLINE,
+        tokenize.NL,
+    }
+)
+
+
+@cache
+def code_lines_of(path: Path) -> int:
+    """Return the number of lines that hold code: blank lines, comments and docstrings are free."""
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+    code = {
+        number
+        for token in tokens
+        if token.type not in _NO_CODE
+        for number in range(token.start[0], token.end[0] + 1)
+    }
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Module | ast.ClassDef | Function) and ast.get_docstring(node):
+            told = node.body[0]
+            code -= set(range(told.lineno, (told.end_lineno or told.lineno) + 1))
+    return len(code)
 
 
 def tracked_texts() -> Iterator[tuple[str, str]]:
