@@ -7,7 +7,6 @@ the kernel's business. Times of directories follow POSIX: a changed listing chan
 import stat
 from typing import TYPE_CHECKING, Final
 
-from kvfs import evictable
 from kvfs.dropping import drop
 from kvfs.errors import (
     Damaged,
@@ -24,10 +23,9 @@ from kvfs.errors import (
 from kvfs.identities import carries_identity
 from kvfs.index_transaction import WriteTransaction
 from kvfs.inode_rules import counted, emptied, new_record, refuse_mismatch
-from kvfs.lifecycle import SLABS, UNFINISHED, Event, State, after
+from kvfs.lifecycle import SLABS, State
 from kvfs.makers import Maker
-from kvfs.measure import measured
-from kvfs.open_inodes import OpenInode
+from kvfs.moved import publishes, renamed, settle
 from kvfs.pool import Pool
 from kvfs.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeNo, InodeRecord
 
@@ -265,8 +263,8 @@ class Namespace:
             refuse_mismatch(record, replaced_record)
         now_ns, sequence = pool.clock_ns(), pool.next_sequence()
         opened = pool.open_inodes.get(ino)
-        published = self._publishes(opened, record, who)
-        moved = self._renamed(opened, record) if published else record
+        published = publishes(opened, record, who)
+        moved = renamed(pool, opened, record) if published else record
         moved = moved._replace(parent=new_parent, name=new_name, ctime_ns=now_ns, sequence=sequence)
         counters = pool.counters._replace(sequence=sequence)
         if replaced_record is not None:
@@ -291,7 +289,7 @@ class Namespace:
         if opened is not None and opened.writers:
             opened.renamed = True
         self._identities.write(ino, moved, overwritten=record.state in SLABS)
-        self._settle_moved(ino, moved, parent)
+        settle(pool, ino, moved, parent)
         if replaced is not None and replaced_record is not None:
             self.bury(replaced, replaced_record, now_ns)
         return replaced
@@ -307,42 +305,6 @@ class Namespace:
         """Drop the inode that loses its name to a rename; return its parent's record then."""
         drop(txn, self._pool.open_inodes, replaced, replaced_record)
         return emptied(parent_record, replaced_record, now_ns)
-
-    def _publishes(self, opened: OpenInode | None, record: InodeRecord, who: Maker | None) -> bool:
-        """Whether a rename by *who* publishes *record* at once, and not at its last close."""
-        if not stat.S_ISREG(record.mode):
-            return False
-        if opened is None or not opened.writers:
-            # A draft that nobody writes waits for its OPEN (superseding.py): it has no bytes yet.
-            return record.state not in UNFINISHED
-        own = record.state in UNFINISHED and (who is None or who == opened.maker)
-        return own and not opened.torn
-
-    def _renamed(self, opened: OpenInode | None, record: InodeRecord) -> InodeRecord:
-        """Return a block's *record* as a rename to another name leaves it: published."""
-        state = after(State(record.state), Event.RENAME)
-        if opened is not None and opened.writers and opened.fd >= 0:
-            # Renamed before it is closed (llm-d), or the RELEASE comes behind the RENAME.
-            now = measured(self._pool.syscalls, opened, record)
-            record = now._replace(allocated_bytes=record.allocated_bytes)
-        return record._replace(state=state, maker_tgid=0, maker_birth=0)
-
-    def _settle_moved(self, ino: InodeNo, record: InodeRecord, before: InodeNo) -> None:
-        """Let what depends on an inode's name or state follow a rename from directory *before*."""
-        pool, is_directory = self._pool, stat.S_ISDIR(record.mode)
-        if stat.S_ISREG(record.mode):
-            pool.holdings.note(ino, record, pool.monotonic_s())
-            evictable.note(pool, ino, record)
-        if is_directory:
-            pool.policies.clear()
-        elif record.state not in UNFINISHED:
-            return
-        left, inherited = (pool.policies.of(above) for above in (before, record.parent))
-        if pool.settings.policies or left.drafts_of_owner != inherited.drafts_of_owner:
-            pool.show_drafts_anew()
-        ranks_differ = (left.evict, left.pin) != (inherited.evict, inherited.pin)
-        if is_directory and (pool.settings.policies or ranks_differ):
-            pool.rank_anew()
 
     def exchange(self, parent: InodeNo, name: bytes, new_parent: InodeNo, new_name: bytes) -> None:
         """Swap two existing names atomically (RENAME_EXCHANGE). Raises NotFound, ReadOnly."""
@@ -377,7 +339,7 @@ class Namespace:
             self.enter(txn, other, other_moved, _required(txn.inode(parent)))
         for ino, settled, before in ((one, moved, parent), (other, other_moved, new_parent)):
             self._identities.write(ino, settled)
-            self._settle_moved(ino, settled, before)
+            settle(pool, ino, settled, before)
 
     def _refuse_loop(self, ino: InodeNo, new_parent: InodeNo) -> None:
         """Raise InvalidRequest if directory *ino* is *new_parent* or stands above it."""

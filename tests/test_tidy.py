@@ -69,6 +69,8 @@ DOES_IO: Final = frozenset({"open", "print", "input"})
 
 #: Lines of code: what explains costs nothing, and cutting off fragments brings nothing.
 FILE_MAX_LINES: Final = 300
+#: A test file is a list: its length hides nothing.
+TEST_FILE_MAX_LINES: Final = 360
 FUNCTION_MAX_LINES: Final = 69
 MEDIAN_MAX_LINES: Final = 200
 
@@ -157,7 +159,8 @@ def test_only_the_mount_knows_fuse(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES + TESTS, ids=shown)
 def test_files_and_functions_are_short(path: Path) -> None:
-    assert code_lines_of(path) <= FILE_MAX_LINES, f"{shown(path)}: split it"
+    most = TEST_FILE_MAX_LINES if path in TESTS else FILE_MAX_LINES
+    assert code_lines_of(path) <= most, f"{shown(path)}: split it"
     for function in functions_of(path):
         length = (function.end_lineno or function.lineno) - function.lineno + 1
         assert length <= FUNCTION_MAX_LINES, f"{shown(path)}: {function.name}: {length} lines"

@@ -32,7 +32,8 @@ _MODULES: Final = {
         kvfs.damage kvfs.departures kvfs.device_room kvfs.dropping kvfs.evict_by_hand kvfs.evictable
         kvfs.fitness
         kvfs.founding kvfs.fsck_report kvfs.graves kvfs.heat_scan kvfs.holdings_scan
-        kvfs.identities kvfs.index_walk kvfs.name_eviction kvfs.namespace kvfs.old_versions
+        kvfs.identities kvfs.index_walk kvfs.moved kvfs.name_eviction kvfs.namespace
+        kvfs.old_versions
         kvfs.own_attributes
         kvfs.pool kvfs.pool_change kvfs.publishing kvfs.ready kvfs.rebuild kvfs.reclaim
         kvfs.reclaim_figures kvfs.recovery kvfs.space kvfs.state_totals kvfs.store
