@@ -58,7 +58,7 @@ class Allocations:
         opened.allocating += 1
 
         def work() -> None:
-            pool.syscalls.fallocate(fd, mode, offset_bytes, length_bytes)
+            pool.extents.allocate(fd, mode, offset_bytes, length_bytes)
 
         return Allocation(growth_bytes, work)
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from kvfs.errors import NO_SPACE, Damaged, NoSpace
 from kvfs.fan_out import FanOut, file_name
+from kvfs.fiemap import gaps
 from kvfs.records import Identity, pack_identity, parse_identity
 from kvfs.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Syscalls
 from kvfs.types import STAT_BLOCK_BYTES, TARGET_MAX_BYTES, InodeNo, round_up
@@ -90,13 +91,36 @@ class Extents:
         with _space_errors():
             self._syscalls.fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, size_bytes)
 
+    def reserve_rest(self, fd: int, size_bytes: int) -> None:
+        """As ``reserve``, of an extent that holds some of it. Raises NoSpace."""
+        with _space_errors():
+            self.allocate(fd, FALLOC_FL_KEEP_SIZE, 0, size_bytes)
+
+    def allocate(self, fd: int, mode: int, offset_bytes: int, length_bytes: int) -> None:
+        """Call fallocate(2) in an extent that may hold some of the range. Raises OSError.
+
+        XFS sets the whole range aside again before it looks what is there: in a full pool that
+        is no room, and while it lasts others find none. So it is asked for what is missing.
+        """
+        keep_size = mode & FALLOC_FL_KEEP_SIZE
+        if self._fs_type != "xfs" or mode != keep_size:
+            self._syscalls.fallocate(fd, mode, offset_bytes, length_bytes)
+            return
+        end_bytes = offset_bytes + length_bytes
+        for gap in gaps(self._syscalls, fd, offset_bytes, end_bytes):
+            gap_bytes = gap.end_bytes - gap.start_bytes
+            self._syscalls.fallocate(fd, FALLOC_FL_KEEP_SIZE, gap.start_bytes, gap_bytes)
+        if not keep_size and self._syscalls.fstat(fd).st_size < end_bytes:
+            # For its last byte alone; ftruncate would cut off what somebody adds meanwhile.
+            self._syscalls.fallocate(fd, mode, end_bytes - 1, 1)
+
     def reserve_write(self, fd: int, offset_bytes: int, size_bytes: int) -> None:
         """Allocate what a write that makes the extent grow will fill. Raises OSError.
 
         XFS else allocates ahead of it as much as the file has, which nobody made room for.
         """
         if self._fs_type == "xfs":
-            self._syscalls.fallocate(fd, FALLOC_FL_KEEP_SIZE, offset_bytes, size_bytes)
+            self.allocate(fd, FALLOC_FL_KEEP_SIZE, offset_bytes, size_bytes)
 
     def open(self, ino: InodeNo, flags: int) -> int:
         """Open *ino*'s extent with *flags* (access mode, O_DIRECT).

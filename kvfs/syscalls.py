@@ -66,7 +66,6 @@ class Syscalls:
     listxattr = staticmethod(os.listxattr)
     removexattr = staticmethod(os.removexattr)
     flock = staticmethod(fcntl.flock)
-    ioctl = staticmethod(fcntl.ioctl)
     # Last of its module: the name hides the module from here on.
     fcntl = staticmethod(fcntl.fcntl)
     posix_fadvise = staticmethod(os.posix_fadvise)
@@ -74,6 +73,10 @@ class Syscalls:
     def listdir(self, fd: int) -> list[str]:
         """Return the names in the directory *fd*, which nobody else reads meanwhile."""
         return os.listdir(fd)
+
+    def ioctl(self, fd: int, request: int, told: bytearray) -> None:
+        """Call ioctl(2) with a structure of the caller's, which holds the answer then."""
+        fcntl.ioctl(fd, request, told, True)
 
     def fallocate(self, fd: int, mode: int, offset_bytes: int, length_bytes: int) -> None:
         """Call fallocate(2) with *mode* (FALLOC_FL_*), again after a signal.

@@ -110,7 +110,7 @@ class Transfers:
         pool.space.pledged_bytes += lacking_bytes
         try:
             with contextlib.suppress(NoSpace):
-                await self._in_thread(pool.extents.reserve, fd, end_bytes)
+                await self._in_thread(pool.extents.reserve_rest, fd, end_bytes)
                 holes.reserved(opened, end_bytes)
         finally:
             pool.space.pledged_bytes -= lacking_bytes

@@ -17,7 +17,7 @@ from kvfs.errors import Damaged, NoSpace
 from kvfs.extents import XATTR_FIXED, XATTR_NAME, Extents
 from kvfs.fan_out import FAN_OUT, file_name, parse_file_name
 from kvfs.records import Identity
-from kvfs.syscalls import Syscalls
+from kvfs.syscalls import FALLOC_FL_KEEP_SIZE, Syscalls
 from kvfs.types import NAME_MAX_BYTES, TARGET_MAX_BYTES, InodeNo, Sequence, round_up
 from tests.support.extent_map import runs_of
 from tests.support.failing_syscalls import FailingSyscalls
@@ -106,6 +106,40 @@ def test_a_new_extent_is_empty_and_holds_what_was_reserved(extents: Extents) -> 
         assert extents.stat(ino) == status
         assert os.pwrite(fd, b"x", 0) == 1, "the fd is writable"
         assert os.pread(fd, 2, 0) == b"x", "and readable"
+
+
+def test_allocating_takes_what_is_missing_and_no_more_room(extents: Extents, place: Place) -> None:
+    """Also where what is there already would not fit a second time (XFS sets it aside again)."""
+    length_bytes = 64 * MIB
+    with created(extents, length_bytes // 2) as (_, fd), created(extents) as (_, filler):
+        os.pwrite(fd, b"k" * MIB, 8 * MIB)  # promised in memory, or in its place
+        free_bytes = os.statvfs(fd).f_bavail * os.statvfs(fd).f_frsize
+        if place.fs_type == "xfs":
+            os.posix_fallocate(filler, 0, free_bytes - length_bytes // 2 - 8 * MIB)
+        extents.allocate(fd, 0, MIB + 5, length_bytes - MIB)
+        assert os.fstat(fd).st_size == length_bytes + 5
+        assert extents.allocated_bytes(fd) == length_bytes + 4096
+        assert os.pread(fd, MIB, 8 * MIB) == b"k" * MIB
+        os.ftruncate(fd, 2 * length_bytes)
+        extents.allocate(fd, 0, 0, length_bytes)
+        assert os.fstat(fd).st_size == 2 * length_bytes, "it makes nothing shorter"
+
+
+def test_holes_among_blocks_are_filled(extents: Extents) -> None:
+    with created(extents) as (_, fd):
+        for at in range(0, 600, 2):  # more than are told at a time
+            os.pwrite(fd, b"%d" % at, at * 4096)
+            if not at % 100:
+                os.fsync(fd)  # some are allocated, the others promised
+        extents.allocate(fd, FALLOC_FL_KEEP_SIZE, 4096, 700 * 4096)
+        os.fsync(fd)
+        assert 701 <= extents.allocated_bytes(fd) // 4096 <= 704  # ext4 counts its own blocks, too
+        assert os.fstat(fd).st_size == 598 * 4096 + 3
+        assert [os.pread(fd, 4, at * 4096)[:3].rstrip(b"\0") for at in (0, 2, 598)] == [
+            b"0",
+            b"2",
+            b"598",
+        ]
 
 
 def test_an_extent_without_bytes_holds_no_blocks(extents: Extents) -> None:

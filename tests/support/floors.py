@@ -19,8 +19,9 @@ _MODULES: Final = {
     # One thing of the machine each: a file, a device, the index, a socket.
     "io": """
         kvfs.again kvfs.available_memory kvfs.background kvfs.bench.* kvfs.control_client
-        kvfs.control_files kvfs.devices.* kvfs.extents kvfs.fan_out kvfs.heat kvfs.heat_file
-        kvfs.holdings kvfs.holes kvfs.index kvfs.index_environment kvfs.index_errors kvfs.index_file
+        kvfs.control_files kvfs.devices.* kvfs.extents kvfs.fan_out kvfs.fiemap kvfs.heat
+        kvfs.heat_file kvfs.holdings kvfs.holes kvfs.index kvfs.index_environment
+        kvfs.index_errors kvfs.index_file
         kvfs.index_place kvfs.index_range kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files
         kvfs.kv_load kvfs.makers kvfs.measure kvfs.mount_table kvfs.open_inodes kvfs.pending_rows
         kvfs.pins kvfs.policies kvfs.record_cache kvfs.rested_code kvfs.run_state kvfs.stopping

@@ -1,0 +1,101 @@
+"""A full pool on a drive of its own (XFS), where all may go: whoever stores, in whatever way.
+
+Each block is small beside the pool, and no call fails.
+"""
+
+import contextlib
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support.mounting import Mounted, loop_device, skip_without_mounts, workplace
+
+pytestmark = pytest.mark.needs_loop
+
+MIB: Final = 1 << 20
+DRIVE_BYTES: Final = 1 << 30
+
+
+@pytest.fixture(params=["daemon", "passthrough"])
+def mounted(request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    """A fresh pool on a drive, on each data path."""
+    skip_without_mounts()
+    with (
+        workplace("disk") as place,
+        loop_device(DRIVE_BYTES) as device,
+        Mounted(device, place / "kv", f"--data-path={request.param}") as mount,
+    ):
+        yield mount
+        mount.stop()
+        assert mount.errors() == []
+
+
+def store(root: Path, name: str, size_bytes: int, *, direct: bool, ahead: bool) -> None:
+    """Store a block: all of it in one write, and *ahead* of it allocated."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | (os.O_DIRECT if direct else 0)
+    fd = os.open(root / f"{name}.tmp", flags)
+    with mmap.mmap(-1, size_bytes) as memory:  # aligned, as direct I/O wants it
+        memory[:8] = memory[-8:] = name.encode().ljust(8)
+        try:
+            if ahead:
+                os.posix_fallocate(fd, 0, size_bytes)
+            assert os.pwrite(fd, memory, 0) == size_bytes
+        finally:
+            os.close(fd)
+    os.rename(root / f"{name}.tmp", root / name)
+
+
+def store_many(
+    root: Path,
+    names: list[str],
+    size_bytes: int,
+    *,
+    writers: int = 1,
+    direct: bool = False,
+    ahead: bool = False,
+) -> None:
+    """Store blocks under *names* by so many *writers* at a time; raise what a call raised."""
+    failures: list[BaseException] = []
+
+    def work(part: list[str]) -> None:
+        try:
+            for name in part:
+                store(root, name, size_bytes, direct=direct, ahead=ahead)
+        except (OSError, AssertionError) as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(names[i::writers],)) for i in range(writers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def assert_whole(root: Path, size_bytes: int) -> int:
+    """Expect each block that is there to be whole; return how many are."""
+    whole = 0
+    for name in os.listdir(root):
+        with contextlib.suppress(FileNotFoundError), (root / name).open("rb") as file:
+            stamp = name.encode().ljust(8)
+            assert os.fstat(file.fileno()).st_size == size_bytes
+            assert file.read(8) == stamp
+            assert os.pread(file.fileno(), 8, size_bytes - 8) == stamp
+            whole += 1
+    return whole
+
+
+def test_blocks_that_are_allocated_before_they_are_written(mounted: Mounted) -> None:
+    """[capacity] What is reserved already needs no room a second time."""
+    names = [f"a{number}" for number in range(40)]
+    store_many(mounted.path, names, 32 * MIB, ahead=True)
+    assert assert_whole(mounted.path, 32 * MIB) > 15
+    more = [f"b{number}" for number in range(40)]
+    store_many(mounted.path, more, 32 * MIB, writers=4, ahead=True)
+    assert assert_whole(mounted.path, 32 * MIB) > 15
+    assert mounted.status()["eviction"]["blocks"] > 40
