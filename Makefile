@@ -10,12 +10,7 @@ PYTHON ?=
 export PYTHON
 
 # A Python that has the connectors' packages; the default is one made for the purpose.
-# CONNECTORS=no leaves them out, and with them the tests that run real connectors.
-ifeq ($(CONNECTORS),no)
-KVFS_CONNECTORS_PYTHON :=
-else
 KVFS_CONNECTORS_PYTHON ?= $(CURDIR)/$(CONNECTORS_VENV)/bin/python
-endif
 export KVFS_CONNECTORS_PYTHON
 
 # Flags for the demo and for pytest, e.g. make demo DEMO="--bytes 4GiB", make test TESTS=tests/core.
@@ -24,13 +19,15 @@ DEMO ?=
 CONNECTOR ?=
 TESTS ?=
 
-.PHONY: help demo test check proof lint connectors install-connectors system clean
+.PHONY: help demo test test-connectors check proof lint connectors install-connectors system clean
 
 help:
 	@echo "make demo    mount a small pool, run a KV-shaped load on it, check every byte (a minute)"
 	@echo "make demo CONNECTOR=lmcache"
 	@echo "             the same with LMCache's own code, beside a plain directory (a minute or two)"
-	@echo "make test    everything that CI runs"
+	@echo "make test    lint, types and all tests but the connectors'"
+	@echo "make test-connectors"
+	@echo "             the tests that run real connectors; 940 MB of downloads the first time"
 	@echo "make proof   the long proofs; their output goes to docs/proof-*.txt"
 	@echo "make clean   remove what the others made in this folder"
 
@@ -42,8 +39,13 @@ demo: $(VENV)/.runtime install-connectors
 	$(VENV)/bin/python -m tests.connectors.demo $(CONNECTOR) $(DEMO)
 endif
 
-test: lint connectors
-	$(VENV)/bin/pytest -n 2 --dist loadscope $(TESTS)
+PYTEST := $(VENV)/bin/pytest -n 2 --dist loadscope
+
+test: lint
+	$(PYTEST) --ignore=tests/connectors $(TESTS)
+
+test-connectors: lint connectors
+	$(PYTEST) tests/connectors
 
 check: test
 
@@ -53,6 +55,7 @@ lint: $(VENV)/.test
 	$(VENV)/bin/mypy
 
 proof: $(VENV)/.test connectors
+	sh make/system.sh make/packages-proof.txt
 	sh make/proof.sh
 
 system:

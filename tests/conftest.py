@@ -3,6 +3,7 @@
 A test that expects a warning asks for ``caplog``; that announces it.
 """
 
+import fcntl
 import gc
 import logging
 import os
@@ -10,11 +11,10 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.mounting import why_no_mounts
 
@@ -30,6 +30,10 @@ settings.register_profile(
 settings.load_profile("kvfs")
 
 
+#: Held shared by every test, alone by one that drops the machine's caches (proc(5), drop_caches).
+CACHES_LOCK: Final = Path("/dev/shm/kvfs-test-caches.lock")
+
+
 def pytest_configure() -> None:
     """Let a terminated run take its mounts down like an interrupted one.
 
@@ -37,21 +41,6 @@ def pytest_configure() -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-
-
-class TwoRows(LoadScopeScheduling):
-    """With two workers (make test) the connectors' tests run beside all others.
-
-    These go one after the other: some of them drop caches that others count on.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        return "connectors" if nodeid.startswith("tests/connectors/") else "others"
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> TwoRows:
-    """Share the tests out among the workers."""
-    return TwoRows(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -86,6 +75,23 @@ def no_open_file_stays() -> Iterator[None]:
         after = open_files()
     left = {fd: what for fd, what in after.items() if before.get(fd) != what}
     assert len(after) <= len(before), f"left open: {left}"
+
+
+@pytest.fixture(autouse=True)
+def caches_of_the_machine(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Hold the machine's caches: shared, since others' tests count on them, or to drop them.
+
+    A lock on a file of all runs of all checkouts; a killed run gives it back with its descriptor.
+    """
+    drops = any(request.node.iter_markers("drops_caches"))
+    fd = os.open(CACHES_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX if drops else fcntl.LOCK_SH)
+        yield
+    finally:
+        # By name: a process forked meanwhile has the same open file.
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
 
 
 class _Surprises(logging.Handler):

@@ -19,7 +19,7 @@ from tests.support.calls import opened, write_file
 from tests.support.loop import loop_device
 from tests.support.mounting import Mounted, workplace
 
-pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
+pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop, pytest.mark.drops_caches]
 
 MIB: Final = 1 << 20
 BLOCK_BYTES: Final = 32 * MIB
