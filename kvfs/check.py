@@ -61,6 +61,7 @@ class _Check:
         repair: bool,
     ) -> None:
         self._pool_fd = device.pool_fd
+        self._superblock = device.superblock
         self._extents = extents
         self._settings = settings
         self._syscalls = syscalls
@@ -72,7 +73,7 @@ class _Check:
 
     def run(self) -> FsckReport:
         report = self._report
-        state = read_run_state(self._pool_fd, self._syscalls)
+        state = read_run_state(self._pool_fd, self._syscalls, self._superblock)
         self._said_clean = state.clean
         if self._repair:
             settle_index(self._pool_fd, self._syscalls)
@@ -132,7 +133,7 @@ class _Check:
         Cut short by a loss of power it is an index in any state, by a kill one with strays.
         """
         if self._said_clean:
-            write_run_state(self._pool_fd, self._syscalls, clean=False)
+            write_run_state(self._pool_fd, self._syscalls, clean=False, superblock=self._superblock)
             self._said_clean = False
 
     def _check(self, index: Index, state: RunState) -> None:
@@ -164,7 +165,7 @@ class _Check:
         """The next mount need not look again, read-only ones included."""
         index.sync()
         self._syscalls.syncfs(self._pool_fd)
-        write_run_state(self._pool_fd, self._syscalls, clean=True)
+        write_run_state(self._pool_fd, self._syscalls, clean=True, superblock=self._superblock)
 
 
 def _inodes_of(index: Index) -> int:

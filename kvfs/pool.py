@@ -127,7 +127,9 @@ class Pool:
             #: The boot in which the pool ran last: makers of another one are dead.
             self.former_boot_id = read_run_state(device.pool_fd, self.syscalls).boot_id
             if not settings.read_only:
-                write_run_state(device.pool_fd, self.syscalls, clean=False)
+                write_run_state(
+                    device.pool_fd, self.syscalls, clean=False, superblock=device.superblock
+                )
             self._parts = stack.pop_all()
 
     def _measure_space(self) -> None:
@@ -178,7 +180,13 @@ class Pool:
                 self._make_durable()
                 if settled:
                     strays = self.background.failures > 0 or not swept
-                    write_run_state(self.device.pool_fd, self.syscalls, clean=True, strays=strays)
+                    write_run_state(
+                        self.device.pool_fd,
+                        self.syscalls,
+                        clean=True,
+                        strays=strays,
+                        superblock=self.device.superblock,
+                    )
         finally:
             self._parts.close()
 

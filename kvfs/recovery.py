@@ -34,7 +34,7 @@ def recover(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
     An index that should be good and is not leaves the device untouched. Raises IndexDamaged,
     FormatUnknown, SourceFull, OSError.
     """
-    state = read_run_state(device.pool_fd, syscalls)
+    state = read_run_state(device.pool_fd, syscalls, device.superblock)
     with _errors_named(device):
         if settings.read_only:
             if not state.clean:

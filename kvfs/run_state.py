@@ -22,7 +22,8 @@ _SIZE_MAX_BYTES: Final = 4096
 class RunState(NamedTuple):
     """The last word a server left in the pool; a pool that never ran is clean.
 
-    ``copied``: of another directory, and so perhaps while a server changed what was copied.
+    ``copied``: of another directory, and so perhaps while a server changed what was copied; or of
+    a file system that was mounted anew since, and so perhaps cut off before.
 
     ``strays``: stopped cleanly, but files may lie there that no inode knows, or identities that
     are out of date, because the device failed or a sweep was not done.
@@ -45,10 +46,11 @@ def present_boot_id() -> str:
         return file.read().strip()
 
 
-def read_run_state(pool_fd: int, syscalls: Syscalls) -> RunState:
+def read_run_state(pool_fd: int, syscalls: Syscalls, superblock: str = "") -> RunState:
     """Return what RUN says; an unreadable file says "not clean, of no known boot".
 
-    So does a missing one where inode numbers were ever given out: the pool ran, and lost it.
+    So does a missing one where inode numbers were ever given out: the pool ran, and lost it. On
+    *superblock* (devices/superblock.py) the directory lies now; empty: its log was asked instead.
     """
     try:
         fd = syscalls.open(_NAME, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pool_fd)
@@ -56,11 +58,13 @@ def read_run_state(pool_fd: int, syscalls: Syscalls) -> RunState:
         return RunState("", clean=_never_ran(pool_fd, syscalls))
     try:
         state = json.loads(syscalls.read(fd, _SIZE_MAX_BYTES))
+        boot_id, clean = str(state["boot_id"]), state["clean"] is True
+        moved = state.get("directory", here := syscalls.fstat(pool_fd).st_ino) != here
         return RunState(
-            str(state["boot_id"]),
-            clean=state["clean"] is True,
+            boot_id,
+            clean=clean,
             strays=state.get("strays") is True,
-            copied=state.get("directory", here := syscalls.fstat(pool_fd).st_ino) != here,
+            copied=moved or state.get("superblock", "") != superblock,
         )
     except (ValueError, KeyError, TypeError):
         return RunState("", clean=False)
@@ -77,7 +81,9 @@ def _never_ran(pool_fd: int, syscalls: Syscalls) -> bool:
     return numbers.first == FIRST_INODE
 
 
-def write_run_state(pool_fd: int, syscalls: Syscalls, *, clean: bool, strays: bool = False) -> None:
+def write_run_state(
+    pool_fd: int, syscalls: Syscalls, *, clean: bool, strays: bool = False, superblock: str = ""
+) -> None:
     """Replace RUN and make it durable; in place where there is no room. Raises OSError."""
     state = {
         "boot_id": present_boot_id(),
@@ -85,6 +91,7 @@ def write_run_state(pool_fd: int, syscalls: Syscalls, *, clean: bool, strays: bo
         "strays": strays,
         "pid": os.getpid(),
         "directory": syscalls.fstat(pool_fd).st_ino,
+        "superblock": superblock,
     }
     text = json.dumps(state)
     try:

@@ -39,6 +39,7 @@ class Device:
         reserved_bytes: int,
         capacity_bytes: int | None,
         read_only: bool,
+        superblock: str = "",
     ) -> None:
         """Take over the fds. *capacity_bytes* overrides the header's. Raises UsageError."""
         if capacity_bytes is not None and capacity_bytes > usable_bytes:
@@ -55,6 +56,9 @@ class Device:
         self.uuid = header.uuid
         self.created_ns = header.created_ns
         self.read_only = read_only
+        #: The mounted file system that a directory lies on (superblock.py); empty where kvfs mounts
+        #: it itself.
+        self.superblock = superblock
         #: Clients of an ended mount have files of it open.
         self.outlived = False
         self.usable_bytes = usable_bytes

@@ -9,6 +9,7 @@ from kvfs.devices.capacity import ROOM_MIN_BYTES, Reserve, metadata_bytes, reser
 from kvfs.devices.device import Device, Fill
 from kvfs.devices.parent_fs import fs_type_of, try_out
 from kvfs.devices.pool_files import PoolHeader
+from kvfs.devices.superblock import superblock_of
 from kvfs.errors import (
     SourceBlank,
     SourceBusy,
@@ -95,6 +96,7 @@ def open_directory(
             reserved_bytes=reserved_bytes,
             capacity_bytes=capacity_bytes,
             read_only=read_only,
+            superblock=superblock_of(pool_fd, fs_type),
         )
         stack.pop_all()  # the device closes them now
     return device

@@ -32,6 +32,11 @@ class Cut(IntEnum):
     LOG_ONLY = 1
 
 
+def shut_down(directory_fd: int, cut: Cut) -> None:
+    """Shut the XFS that *directory_fd* lies on down by force: calls on it fail from now on."""
+    fcntl.ioctl(directory_fd, _XFS_IOC_GOINGDOWN, struct.pack("I", cut))
+
+
 class Drive:
     """An image file with a pool, and the store on it."""
 
@@ -66,7 +71,7 @@ class Drive:
         if self.store is not None:
             kill(self.store)
             self.store = None
-        fcntl.ioctl(self._device.pool_fd, _XFS_IOC_GOINGDOWN, struct.pack("I", cut))
+        shut_down(self._device.pool_fd, cut)
         self.kill()
 
     def kill(self) -> None:
