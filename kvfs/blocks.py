@@ -24,7 +24,7 @@ from kvfs.errors import (
     TooLarge,
 )
 from kvfs.inode_rules import counted, new_record
-from kvfs.lifecycle import SETTLED
+from kvfs.lifecycle import SETTLED, is_temporary
 from kvfs.makers import NOBODY, Maker
 from kvfs.measure import measured
 from kvfs.namespace import Namespace
@@ -70,6 +70,7 @@ class Blocks:
         pool = self._pool
         pool.require_name()
         self._namespace.require_free(parent, name)
+        self._require_lease(parent, name, uid, maker)
         extent = pool.take_extent(parent, roomless=roomless)
         # To make room for the extent names of this directory may have been evicted.
         parent_record = self._namespace.directory(parent)
@@ -95,6 +96,15 @@ class Blocks:
         pool.space.extra_bytes += extent.reserve_bytes
         pool.choose_course(opened, parent)
         return opened, record
+
+    def _require_lease(self, parent: InodeNo, name: bytes, uid: int, maker: Maker) -> None:
+        """Raise NoSpace for a store under a final name by who has more leases than his share."""
+        pool = self._pool
+        if is_temporary(name) or not pool.holdings.leases.refuses(uid, maker):
+            return
+        if pool.policies.of(parent).leases:
+            pool.holdings.leases.refused += 1
+            raise NoSpace(f"process {maker.tgid} has more leases than its share (lease_max)")
 
     def make_file(
         self, parent: InodeNo, name: bytes, mode: int, uid: int, gid: int

@@ -157,6 +157,14 @@ class Settings:
         low=0,
         high=86_400,
     )
+    lease_max: float = setting(
+        0.92,
+        "of the capacity, at most, may be leased: connectors with an index keep up to 90 %, the "
+        "rest is for stores of others",
+        unit="share",
+        low=0,
+        high=1,
+    )
     eviction: str = setting(
         "lru",
         "best on a recorded trace from an eighth of its blocks up, arc below (docs/eviction.md)",

@@ -11,7 +11,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from kvfs.lifecycle import HELD, State
+from kvfs.lease_shares import LeaseShares
+from kvfs.lifecycle import HELD, LEASES, State
 from kvfs.makers import NOBODY, Maker, Makers
 from kvfs.types import InodeNo, InodeRecord
 
@@ -30,6 +31,7 @@ class Holding(NamedTuple):
     state: State
     allocated_bytes: int
     maker: Maker
+    uid: int
 
 
 class _Made:
@@ -45,8 +47,9 @@ class _Made:
 class Holdings:
     """The tables."""
 
-    def __init__(self, makers: Makers, lease_s: float) -> None:
+    def __init__(self, makers: Makers, lease_s: float, leases: LeaseShares) -> None:
         self.makers = makers
+        self.leases = leases
         self._lease_s = lease_s
         #: Told each inode whose maker is gone; False if it cannot be settled yet.
         self.settle: Callable[[InodeNo], bool] = self._forget
@@ -71,8 +74,9 @@ class Holdings:
         if state not in _KEPT:
             return
         maker = Maker(record.maker_tgid, record.maker_birth)
-        self._held[ino] = self._shared(Holding(state, record.allocated_bytes, maker))
-        self._count(state, 1, record.allocated_bytes)
+        holding = self._shared(Holding(state, record.allocated_bytes, maker, record.uid))
+        self._held[ino] = holding
+        self._count(holding, 1)
         if state not in HELD:
             return
         if maker == NOBODY:
@@ -86,9 +90,12 @@ class Holdings:
         else:
             self._ended.append(ino)
 
-    def _count(self, state: State, blocks: int, size_bytes: int) -> None:
+    def _count(self, holding: Holding, step: int) -> None:
+        state, size_bytes = holding.state, step * holding.allocated_bytes
         before_blocks, before_bytes = self.totals[state]
-        self.totals[state] = (before_blocks + blocks, before_bytes + size_bytes)
+        self.totals[state] = (before_blocks + step, before_bytes + size_bytes)
+        if state in LEASES:
+            self.leases.note(holding.uid, holding.maker, size_bytes)
 
     def _shared(self, holding: Holding) -> Holding:
         if len(self._kinds) > _KINDS_MAX:
@@ -100,7 +107,7 @@ class Holdings:
         holding = self._held.pop(ino, None)
         if holding is None:
             return
-        self._count(holding.state, -1, -holding.allocated_bytes)
+        self._count(holding, -1)
         self._timed.pop(ino, None)
         if holding.state not in HELD:
             return

@@ -239,6 +239,8 @@ IDENTIFIED: Final = frozenset({State.PUBLISHED, State.LEASED, State.ORPHAN})
 SLABS: Final = frozenset({State.SLAB, State.REWRITTEN, State.SPENT})
 #: Belongs to the process that made it while that lives.
 HELD: Final = frozenset({State.LEASED, State.SLAB, State.REWRITTEN})
+#: Of these, what its maker got for closing it, and not for asking for its room before.
+LEASES: Final = HELD - {State.SLAB}
 
 assert set(TABLE) == set(State) - {State.NODE}, "every state has a row"
 

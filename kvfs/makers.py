@@ -14,6 +14,7 @@ import zlib
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
+from kvfs.printable import printable
 from kvfs.run_state import present_boot_id
 
 #: A thread number is believed for so long without a look: shorter than any cycle of numbers.
@@ -68,6 +69,12 @@ def stat_fields(pid: int) -> list[bytes]:
 def has_exited(pid: int) -> bool:
     """Whether *pid* is dead, and not waited for yet or held up by the kernel in a thread."""
     return stat_fields(pid)[:1] in ([b"Z"], [b"X"])
+
+
+def program_of(pid: int) -> str:
+    """Return the name of *pid*'s program, printable; "?" if it is gone or cannot be told."""
+    name = _read(f"/proc/{pid}/comm", _STATUS_BYTES) if pid > 0 else b""
+    return printable(name.decode(errors="replace").removesuffix("\n")) or "?"
 
 
 def _read(path: str, size_bytes: int) -> bytes:

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvfs.errors import InvalidRequest, NoSuchAttribute, NotPermitted
 from kvfs.lifecycle import State, label
-from kvfs.policy import DRAFTS, EVICT, PIN, PREFIX, VALUES, check_value
+from kvfs.policy import DRAFTS, EVICT, LEASE, PIN, PREFIX, VALUES, check_value
 from kvfs.pool import Pool
 from kvfs.types import InodeNo, InodeRecord
 
@@ -36,6 +36,8 @@ class OwnAttributes:
             return b"owner" if policy.drafts_of_owner else b"all"
         if name == EVICT:
             return policy.evict.encode()
+        if name == LEASE:
+            return b"maker" if policy.leases else b"none"
         if name == PIN:
             own = self._pool.index.xattr(ino, PIN)
             return own if own is not None else str(int(policy.pin)).encode()

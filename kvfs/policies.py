@@ -1,4 +1,4 @@
-"""Policies of directories: who sees drafts, what may be evicted, what is pinned.
+"""Policies of directories: who sees drafts, what may be evicted, what is leased, what is pinned.
 
 Each is an extended attribute of a directory, or a line of the settings file, and holds for all
 below it until a deeper directory says otherwise. They are answered when asked for by name and
@@ -11,7 +11,7 @@ from typing import Final
 
 from kvfs.errors import Damaged
 from kvfs.index import Index
-from kvfs.policy import DRAFTS, EVICT, PIN, PREFIX, VALUES, Policy
+from kvfs.policy import DRAFTS, EVICT, LEASE, PIN, PREFIX, VALUES, Policy
 from kvfs.types import ROOT_INODE, InodeNo, InodeRecord
 
 #: Directories whose policy is remembered; the rest is looked up again.
@@ -62,6 +62,8 @@ class Policies:
                 inherited = inherited._replace(drafts_of_owner=value == b"owner")
             elif name == EVICT:
                 inherited = inherited._replace(evict=value.decode())
+            elif name == LEASE:
+                inherited = inherited._replace(leases=value == b"maker")
             elif name == PIN:
                 inherited = inherited._replace(pin=value == b"1")
         return inherited

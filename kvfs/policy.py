@@ -6,12 +6,14 @@ from kvfs.errors import InvalidRequest
 
 DRAFTS: Final = b"user.kvfs.drafts"
 EVICT: Final = b"user.kvfs.evict"
+LEASE: Final = b"user.kvfs.lease"
 PIN: Final = b"user.kvfs.pin"
 #: Every name under this belongs to kvfs.
 PREFIX: Final = b"user.kvfs."
 VALUES: Final[dict[bytes, frozenset[bytes]]] = {
     DRAFTS: frozenset({b"all", b"owner"}),
     EVICT: frozenset({b"auto", b"never", b"first"}),
+    LEASE: frozenset({b"maker", b"none"}),
     PIN: frozenset({b"0", b"1"}),
 }
 #: A directory's own path has none of them.
@@ -24,6 +26,8 @@ class Policy(NamedTuple):
     drafts_of_owner: bool = False
     evict: str = "auto"
     pin: bool = False
+    #: Whether what is closed under its final name belongs to who made it.
+    leases: bool = True
 
 
 def check_value(name: bytes, value: bytes) -> None:
@@ -36,7 +40,8 @@ def check_value(name: bytes, value: bytes) -> None:
 def policies_of(table: object) -> dict[str, dict[str, str]]:
     """Return the settings file's policies by path below the mountpoint; raises ValueError.
 
-    ``[policies."/lmcache"]`` with ``drafts = "owner"``, ``evict = "never"`` or ``pin = true``.
+    ``[policies."/lmcache"]`` with ``drafts = "owner"``, ``evict = "never"``,
+    ``lease = "none"`` or ``pin = true``.
     """
     if not isinstance(table, dict):
         raise ValueError('is no table: write [policies."/DIR"]')
@@ -54,7 +59,7 @@ def _text(key: str, value: object) -> str:
     text = str(int(value)) if isinstance(value, bool) else str(value)
     known = VALUES.get(PREFIX + key.encode())
     if known is None:
-        raise ValueError(f"no policy is called {key!r}; there are drafts, evict and pin")
+        raise ValueError(f"no policy is called {key!r}; there are drafts, evict, lease and pin")
     if text.encode() not in known:
         raise ValueError(f"{key}: one of {b', '.join(sorted(known)).decode()}")
     return text

@@ -26,6 +26,7 @@ from kvfs.identities import Identities
 from kvfs.index import Index
 from kvfs.index_place import index_path
 from kvfs.inode_numbers import InodeNumbers
+from kvfs.lease_shares import LeaseShares
 from kvfs.lifecycle import SETTLED, UNFINISHED
 from kvfs.makers import Makers
 from kvfs.open_inodes import OpenInode, OpenInodes
@@ -112,7 +113,8 @@ class Pool:
             self.graves = Graves(self.space, self.identities.erase)
             makers = Makers()
             stack.callback(makers.close)
-            self.holdings = Holdings(makers, settings.lease_s)
+            leases = LeaseShares(self._leases_end_bytes, self.space.capacity_bytes)
+            self.holdings = Holdings(makers, settings.lease_s, leases)
             self.heat = Heat(
                 device.pool_fd,
                 self.syscalls,
@@ -231,6 +233,10 @@ class Pool:
             self._make_room(size_bytes)
         space.require(size_bytes)
         self.headroom.note(size_bytes, self.monotonic_s())
+
+    def _leases_end_bytes(self) -> int:
+        """Return how much leases may keep."""
+        return int(self.settings.lease_max * self.space.capacity_bytes)
 
     def require_name(self) -> None:
         """Have blocks go for their names if the index would refuse one more; it says so itself."""

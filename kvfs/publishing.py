@@ -13,6 +13,7 @@ from kvfs.errors import KvfsError
 from kvfs.lifecycle import (
     HELD,
     IDENTIFIED,
+    LEASES,
     TABLE,
     UNFINISHED,
     Event,
@@ -177,7 +178,8 @@ class Publishing:
             opened.gone = record
             opened.unfinished = False
             return
-        state = self._closed(opened, State(before.state), written=written)
+        closed = before._replace(allocated_bytes=allocated_bytes)
+        state = self._closed(opened, closed, written=written)
         if state is State.GONE:
             self._drop_torn(opened, record)
             opened.unfinished = False
@@ -189,8 +191,9 @@ class Publishing:
         # Only now: until it is published another writer's death tears it.
         opened.unfinished = opened.torn = opened.renamed = False
 
-    def _closed(self, opened: OpenInode, state: State, *, written: bool) -> State:
-        """Return what the last writable close makes of a block in *state*."""
+    def _closed(self, opened: OpenInode, record: InodeRecord, *, written: bool) -> State:
+        """Return what the last writable close makes of the block with *record*."""
+        state = State(record.state)
         if opened.torn and (written or opened.outlives or state in UNFINISHED):
             state = after(state, Event.TEAR)
         if state is State.REWRITE and not written:
@@ -200,8 +203,18 @@ class Publishing:
         elif Event.CLOSE in TABLE[state].on:  # else the open failed before it began
             state = after(state, Event.CLOSE)
         if opened.renamed and state is not State.GONE:
-            state = after(state, Event.RENAME)
-        return state
+            return after(state, Event.RENAME)
+        due = state in LEASES and (written or state is not opened.before)
+        # As if it were nobody's already. Not an orphan, which goes first: its rename may follow.
+        return state if not due or self._gets_lease(record) else after(state, Event.MAKER_DIED)
+
+    def _gets_lease(self, record: InodeRecord) -> bool:
+        """Whether the block with *record* belongs to its writer once it is closed."""
+        pool = self._pool
+        if not pool.policies.of(record.parent).leases and not is_temporary(record.name):
+            return False
+        leases = pool.holdings.leases
+        return leases.gives(record.uid, record.allocated_bytes)
 
     def _owned(
         self, opened: OpenInode, record: InodeRecord, state: State, *, written: bool

@@ -5,6 +5,7 @@ from itertools import islice
 from typing import Any, Final
 
 from kvfs.lifecycle import State
+from kvfs.makers import program_of
 from kvfs.pool import Pool
 from kvfs.reclaim import Reclaim
 from kvfs.state_totals import gone_totals
@@ -30,6 +31,8 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: Watch) -> dict[str, Any
     return {
         "evictable_bytes": evictable_bytes,
         "leased_bytes": totals[State.LEASED][1],
+        "lessee": _lessee(pool),
+        "lease_max_bytes": pool.holdings.leases.bound_bytes,
         "slab_bytes": sum(totals[state][1] for state in _SLABS),
         "pinned_bytes": pool.pins.pinned_bytes,
         "open_bytes": open_bytes,
@@ -47,6 +50,19 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: Watch) -> dict[str, Any
         },
         "holder": {"directory": directory, "bytes": held_bytes},
         "warning": _WARNING.format(directory, held_bytes) if low else None,
+    }
+
+
+def _lessee(pool: Pool) -> dict[str, Any] | None:
+    """Return the process whose leases keep most; pid 0 are those that cannot be watched."""
+    leases = pool.holdings.leases
+    if (most := leases.most()) is None:
+        return None
+    return {
+        "pid": most.maker.tgid,
+        "program": program_of(most.maker.tgid),
+        "bytes": most.held_bytes,
+        "stores_refused": leases.refused,
     }
 
 

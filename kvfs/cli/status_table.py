@@ -29,6 +29,8 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "free_bytes": "free",
         "evictable_bytes": "may be evicted",
         "leased_bytes": "leased to processes",
+        "lessee": "most by process",
+        "lease_max_bytes": "at most (lease_max)",
         "slab_bytes": "slabs",
         "pinned_bytes": "pinned",
         "open_bytes": "open",
@@ -73,6 +75,9 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 
+#: Numbers that are no counts.
+_PIDS: Final = ("pid", "server_pid")
+
 #: Of all sections, so that their second columns stand below each other.
 _LABEL_WIDTH: Final = max(len(label) for names in _SECTIONS.values() for label in names.values())
 
@@ -116,7 +121,7 @@ def _shown(name: str, value: object) -> str:
         return "\n".join(_shown(name, item) for item in value) or "-"
     if name.endswith("bytes") and isinstance(value, int):
         return format_size(value)
-    return f"{value:,}" if isinstance(value, int) and name != "server_pid" else str(value)
+    return f"{value:,}" if isinstance(value, int) and name not in _PIDS else str(value)
 
 
 def _listed(value: Mapping[str, Any]) -> str:

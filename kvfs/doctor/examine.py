@@ -2,13 +2,14 @@
 
 from typing import Final
 
-from kvfs.doctor import fs_rules, machine_rules, nfs_rules, pool_rules, server_rules
+from kvfs.doctor import fs_rules, lease_rules, machine_rules, nfs_rules, pool_rules, server_rules
 from kvfs.doctor.facts import Facts
 from kvfs.doctor.finding import Report, Rule, Verdict
 
 RULES: Final[dict[str, Rule]] = {
     "connector limits": pool_rules.connector_limits,
     "evictable data": pool_rules.evictable_data,
+    "leases": lease_rules.leases,
     "backing space": pool_rules.backing_space,
     "index map": pool_rules.index_map,
     "damage": pool_rules.damage,

@@ -6,6 +6,7 @@ from typing import Final
 
 from kvfs.doctor.facts import ConnectorLimit, Facts
 from kvfs.doctor.finding import Finding, Severity
+from kvfs.doctor.lease_rules import lessee_of
 from kvfs.index_room import IndexRoom
 from kvfs.sizes import format_size
 
@@ -108,9 +109,11 @@ def _let_go(facts: Facts) -> str:
     largest = max(_held(facts), key=lambda held: held[1], default=("", 0))[0]
     if largest == "pinned":
         return f"kvfs unpin --all {where}\nkvfs pin --list {where} shows what is pinned"
+    lessee = lessee_of(facts)
+    most = f" (most leases: {lessee})" if lessee else ""
     return (
-        f"fuser --verbose --mount {where}\nleases and slabs go with the process that made them: "
-        "end it, or set its own limit lower"
+        f"fuser --verbose --mount {where}\nleases and slabs go with the process that made them"
+        f"{most}: end it, or set its own limit lower, or lease_max"
     )
 
 

@@ -38,7 +38,12 @@ STATUS: Final = {
     "index_map_bytes": 64 * GIB,
     "damaged_rows": 0,
     "background_failures": 0,
+    "leased_bytes": 9 * GIB,
+    "lease_max_bytes": 900 * GIB,
+    "lessee": None,
 }
+LESSEE: Final = {"pid": 4711, "program": "vllm", "bytes": 9 * GIB, "stores_refused": 7}
+KEEPS: Final = ("process 4711 (vllm)", "setfattr -n user.kvfs.lease -v none /kv")
 LIMITS: Final = Limits(300, 1_048_576, None, None, "kvfs@kv.service", -900)
 HOME: Final = BackingFs("xfs", frozenset({"rw", "noatime"}), "/data", 100 * GIB)
 HEALTHY: Final = Facts(
@@ -127,6 +132,7 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
         "evictable data",
         status(
             evictable_bytes=None,
+            leased_bytes=None,
             states={"published": {"bytes": 2 * GIB}, "slab": {"bytes": 940 * GIB}},
         ),
         SERIOUS,
@@ -140,6 +146,7 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
         "(leased 9 GiB, pinned 800 GiB)",
         "kvfs unpin --all /kv",
     ),
+    ("leases", status(leased_bytes=930 * GIB, lessee=LESSEE), WARNING, *KEEPS),
     (
         "backing space",
         {**status(used_bytes=100 * GIB), "backing": HOME._replace(free_bytes=200 * GIB)},

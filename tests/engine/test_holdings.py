@@ -8,6 +8,7 @@ import pytest
 from kvfs.errors import KvfsError, NoSpace
 from kvfs.fitness import obstacle
 from kvfs.holdings import Holdings
+from kvfs.lease_shares import LeaseShares
 from kvfs.lifecycle import State
 from kvfs.makers import NOBODY, Maker
 from kvfs.types import ROOT_INODE, InodeNo, InodeRecord, Sequence
@@ -25,7 +26,7 @@ class Table:
 
     def __init__(self) -> None:
         self.lives = Lives()
-        self.holdings = Holdings(self.lives, LEASE_S)
+        self.holdings = Holdings(self.lives, LEASE_S, LeaseShares(lambda: MIB, MIB))
         self.settled: list[InodeNo] = []
         self.holdings.settle = self.settle
         self.refused: set[InodeNo] = set()

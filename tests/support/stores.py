@@ -67,7 +67,10 @@ class Host:
     def __init__(self, path: Path, *, capacity_bytes: int = 64 * MIB) -> None:
         self.path = path
         self.settings = Settings(
-            index_preallocate_bytes=MIB, index_map_bytes=64 * MIB, source=str(path)
+            index_preallocate_bytes=MIB,
+            index_map_bytes=64 * MIB,
+            lease_max=1.0,  # a pool that is full of leases is what many tests are about
+            source=str(path),
         )
         make_pool(path, capacity_bytes)
         self._device: Device | None = None

@@ -1,0 +1,41 @@
+"""What `kvfs doctor` says of leases: who keeps most, also when nobody can tell."""
+
+from kvfs.doctor.examine import examine
+from kvfs.doctor.facts import Facts
+from kvfs.doctor.finding import Finding
+
+MIB = 1 << 20
+STATUS = {
+    "leased_bytes": 93 * MIB,
+    "lease_max_bytes": 92 * MIB,
+    "lessee": {"pid": 4711, "program": "vllm", "bytes": 90 * MIB, "stores_refused": 7},
+}
+
+
+def found(**status: object) -> list[Finding]:
+    """Return the findings about a mount with *status* besides; only one rule may have any."""
+    report = examine(Facts("/k v", status={**STATUS, **status}))
+    return [finding for verdict in report.verdicts for finding in verdict.findings]
+
+
+def test_who_keeps_most_is_named_with_the_setting_and_the_way_out() -> None:
+    (finding,) = found()
+    assert "93 MiB, lease_max allows 92 MiB: process 4711 (vllm) keeps most" in finding.problem
+    assert "(7 so far)" in finding.problem
+    assert finding.fix.startswith("setfattr -n user.kvfs.lease -v none '/k v'\n")
+
+
+def test_processes_that_nobody_can_watch_are_named_as_such() -> None:
+    (finding,) = found(lessee={"pid": 0, "program": "?", "bytes": 90 * MIB})
+    assert "processes that cannot be watched (NFS, another pid namespace)" in finding.problem
+
+
+def test_up_to_the_bound_nothing_is_said() -> None:
+    assert found(leased_bytes=92 * MIB) == []
+    assert found(lessee=None) == []
+
+
+def test_in_a_pool_where_nothing_may_go_the_process_is_named_too() -> None:
+    full = {"capacity_bytes": 100 * MIB, "used_bytes": 99 * MIB, "evictable_bytes": 0}
+    findings = found(**full, leased_bytes=91 * MIB)
+    assert any("(most leases: process 4711 (vllm))" in finding.fix for finding in findings)
