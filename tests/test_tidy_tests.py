@@ -5,8 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-import pytest
-
+from tests.support.house_rules import of_each
 from tests.support.source_tree import TESTS, Function, calls_of, functions_of, shown, tree_of
 
 CLAIMS: Final = frozenset({"raises", "warns", "fail"})
@@ -38,7 +37,7 @@ def claims_something(function: Function, seen: frozenset[str] = frozenset()) -> 
 
 
 # Classes in a file called *contract* are collected where a test module subclasses them.
-@pytest.mark.parametrize("path", TESTS, ids=shown)
+@of_each(TESTS)
 def test_every_test_is_collected(path: Path) -> None:
     if path.name.startswith("test_"):
         # Tests can be inherited from a contract, or made by hypothesis from a state machine.
@@ -51,7 +50,7 @@ def test_every_test_is_collected(path: Path) -> None:
 
 
 # A driver runs in a process of its own and may have to poll a connector that offers no event.
-@pytest.mark.parametrize("path", [path for path in TESTS if "drivers" not in path.parts], ids=shown)
+@of_each([path for path in TESTS if "drivers" not in path.parts])
 def test_no_test_sleeps(path: Path) -> None:
     sleeps = [
         node.lineno
@@ -71,7 +70,7 @@ def test_no_test_sleeps(path: Path) -> None:
     assert not sleeps, f"{shown(path)}: sleeps in lines {sleeps}; wait for the event itself"
 
 
-@pytest.mark.parametrize("path", TESTS, ids=shown)
+@of_each(TESTS)
 def test_every_test_claims_something(path: Path) -> None:
     silent = [test.name for test in named_tests(path) if not claims_something(test)]
     assert not silent, f"{shown(path)}: these assert nothing: {silent}"
