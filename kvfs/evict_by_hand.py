@@ -18,6 +18,7 @@ from kvfs.namespace import Namespace
 from kvfs.pool import Pool
 from kvfs.printable import printable
 from kvfs.reclaim import Reclaim
+from kvfs.state_totals import gone_totals
 from kvfs.types import ROOT_INODE, InodeNo
 
 #: Names looked at, and blocks taken, in one step: a millisecond or two.
@@ -28,6 +29,11 @@ _NS: Final = 1_000_000_000
 _AT_ONCE_BYTES: Final = 256 << 20
 #: Steps that gave nothing after which no more is expected: a scan takes some of them.
 _VAIN_MAX: Final = 200
+#: Why a block stays, beside what fitness.py says.
+_NO_FILE: Final = "not a file"
+_IN_USE: Final = "in use meanwhile"
+_REMOVED: Final = "removed, still used"
+_UNKNOWN: Final = "last use not known"
 
 
 class Order(NamedTuple):
@@ -37,12 +43,13 @@ class Order(NamedTuple):
     size_bytes: int | None = None
     """Only so much, what was not used for longest first; None: all that the rest names."""
     older_than_s: float | None = None
-    """Only what was stored, renamed or told to be warm (utime) longer ago."""
+    """Only what was used last longer ago: stored, renamed, told to be warm (utime), looked up,
+    opened."""
     dry_run: bool = False
 
 
 class Progress:
-    """How far it is; ``kept`` counts the blocks that may not go by the reason."""
+    """How far it is; ``kept`` counts the blocks that stay by the reason, and their bytes."""
 
     def __init__(self) -> None:
         self.looked_at = 0
@@ -51,10 +58,16 @@ class Progress:
         self.blocks = 0
         self.bytes = 0
         self.kept: Counter[str] = Counter()
+        self.kept_bytes: Counter[str] = Counter()
+
+    def keep(self, why: str, size_bytes: int) -> None:
+        """Count a block that stays."""
+        self.kept[why] += 1
+        self.kept_bytes[why] += size_bytes
 
     def shown(self) -> dict[str, object]:
         """Return it JSON-ready."""
-        return {**vars(self), "kept": dict(self.kept)}
+        return {**vars(self), "kept": dict(self.kept), "kept_bytes": dict(self.kept_bytes)}
 
 
 class _Found(NamedTuple):
@@ -91,6 +104,8 @@ def carry_out(
         raise UsageError("give more than 0 bytes")
     if order.size_bytes is not None and "" in order.paths and not _is_particular(order):
         yield from _by_policy(pool, reclaim, order.size_bytes, progress)
+        if progress.bytes < order.size_bytes:
+            yield from _tell_what_stays(pool, order, progress)
         return
     candidates = _candidates(pool, namespace, order, progress)
     if order.size_bytes is None:
@@ -124,19 +139,38 @@ def _by_policy(pool: Pool, reclaim: Reclaim, size_bytes: int, progress: Progress
         yield
 
 
+def _tell_what_stays(pool: Pool, order: Order, progress: Progress) -> Iterator[None]:
+    """Count what the policy left, by the reason; the policy itself never looks at most of it."""
+    for ino in _below(pool, ROOT_INODE):
+        if ino == 0:
+            yield
+        else:
+            progress.looked_at += 1
+            _look(pool, ino, order, progress, None)
+    gone = gone_totals(pool)
+    if gone["blocks"]:
+        progress.kept[_REMOVED] += gone["blocks"]
+        progress.kept_bytes[_REMOVED] += gone["bytes"]
+
+
 def _candidates(
     pool: Pool, namespace: Namespace, order: Order, progress: Progress
 ) -> Iterator["_Found | None"]:
     """Yield what may go, and None after every step."""
     paths = {path.strip("/") for path in order.paths}
     outermost = [path for path in paths if not any(_is_below(path, other) for other in paths)]
+    cutoff_ns = None
+    if order.older_than_s is not None:
+        now_ns = pool.clock_ns()
+        pool.heat.mark(now_ns)  # what was touched until now came before what follows
+        cutoff_ns = now_ns - int(order.older_than_s * _NS)
     for root in [find(pool, namespace, path) for path in sorted(outermost)]:
         for ino in _below(pool, root):
             if ino == 0:
                 yield None
                 continue
             progress.looked_at += 1
-            one = _look(pool, ino, order, progress)
+            one = _look(pool, ino, order, progress, cutoff_ns)
             if one is not None:
                 progress.found_blocks += 1
                 progress.found_bytes += one.allocated_bytes
@@ -194,7 +228,9 @@ def _take_batch(reclaim: Reclaim, batch: list["_Found"], order: Order, progress:
     progress.blocks += blocks
     progress.bytes += size_bytes
     if blocks < len(batch):
-        progress.kept["in use meanwhile"] += len(batch) - blocks
+        left_bytes = max(0, sum(one.allocated_bytes for one in batch) - size_bytes)
+        progress.kept[_IN_USE] += len(batch) - blocks
+        progress.kept_bytes[_IN_USE] += left_bytes
 
 
 def _below(pool: Pool, root: InodeNo) -> Iterator[InodeNo]:
@@ -219,21 +255,27 @@ def _below(pool: Pool, root: InodeNo) -> Iterator[InodeNo]:
             yield InodeNo(0)
 
 
-def _look(pool: Pool, ino: InodeNo, order: Order, progress: Progress) -> _Found | None:
-    """Return block *ino* for the list, or count why it stays."""
+def _look(
+    pool: Pool, ino: InodeNo, order: Order, progress: Progress, cutoff_ns: int | None
+) -> _Found | None:
+    """Return block *ino* for the list, or count why it stays; used since *cutoff_ns*, neither."""
     record = pool.index.inode_or_miss(ino)
     if record is None:
         return None
     if not stat.S_ISREG(record.mode):  # named itself: below a directory only files are looked at
-        progress.kept["not a file"] += 1
+        progress.keep(_NO_FILE, record.allocated_bytes)
         return None
-    if order.older_than_s is not None:
-        used_ns = max(record.atime_ns, record.mtime_ns, record.ctime_ns)
-        if used_ns > pool.clock_ns() - int(order.older_than_s * _NS):
-            return None
+    if cutoff_ns is not None and max(record.atime_ns, record.mtime_ns, record.ctime_ns) > cutoff_ns:
+        return None
     why = obstacle(pool, ino, record, open_too=order.size_bytes is None)
+    if why is None and cutoff_ns is not None:
+        used = pool.heat.used_since(ino, cutoff_ns)
+        if used:
+            return None
+        if used is None:
+            why = _UNKNOWN
     if why is not None:
-        progress.kept[why] += 1
+        progress.keep(why, record.allocated_bytes)
         return None
     rank = rank_of(record, pool.policies.of(record.parent).evict)
     burst = pool.heat.touched(ino) >> BURST_BITS

@@ -13,7 +13,17 @@ from typing import Final
 import numpy as np
 
 from kvfs.eviction import BURST_BITS, CHAIN_PART, Columns, Policy, Rank
-from kvfs.heat_file import Rows, copy_rows, grown, read_heat, saved_s, write_heat, zero_rows
+from kvfs.heat_file import (
+    Rows,
+    Saved,
+    copy_rows,
+    grown,
+    read_heat,
+    saved_s,
+    write_heat,
+    zero_rows,
+)
+from kvfs.heat_marks import HeatMarks
 from kvfs.row_table import RowTable
 from kvfs.syscalls import Syscalls
 from kvfs.types import InodeNo
@@ -22,6 +32,7 @@ _log: Final = logging.getLogger(__name__)
 
 _TOUCHES_MAX: Final = (1 << 16) - 1
 _ROWS_MIN: Final = 1 << 10
+_NS: Final = 1_000_000_000
 #: A prompt's blocks are touched within about a second.
 BURST_S: Final = 1.0
 #: The look-ups and opens of one load are one use, so a burst has a few touches at least.
@@ -57,12 +68,16 @@ class Heat:
         self._count = 0
         self._saved_s = self._burst_s = float("-inf")
         self._stamp = 0
-        found, found_s = (None, 0) if read_only else self._read()
+        saved, found_s = (None, 0) if read_only else self._read()
+        found = None if saved is None else saved.rows
         self._table = RowTable()
         self._take(zero_rows(_ROWS_MIN) if found is None else _sound(found))
         newest = int(self._rows.touched.max()) >> BURST_BITS
         #: What was used after HEAT was saved belongs behind all that it tells.
         self._ahead_s = 0 if found is None else max(0, newest + 1 - found_s)
+        self._marks = HeatMarks(() if saved is None else saved.marks)
+        if found is not None:  # all that it tells came before it was written
+            self._marks.note((found_s + 1) * _NS, newest + 1 << BURST_BITS)
         self._begin_burst(max(now_s + self._ahead_s, newest + 1))
         self._saved_stamp = self._stamp
 
@@ -115,6 +130,16 @@ class Heat:
         row = self._table.find(ino)
         return self._touched[row] if row else 0
 
+    def mark(self, wall_ns: int) -> None:
+        """Remember that it is *wall_ns* since the epoch now."""
+        self._marks.note(wall_ns, self._stamp)
+
+    def used_since(self, ino: InodeNo, wall_ns: int) -> bool | None:
+        """Tell whether *ino* was touched since *wall_ns* (since the epoch); None: not known."""
+        row = self._table.find(ino)
+        before = self._marks.stamp_at(wall_ns)
+        return self._touched[row] >= before if row and before is not None else None
+
     def drop(self, ino: InodeNo) -> None:
         """Block *ino* is gone, and not because it was evicted."""
         row = self._table.remove(ino)
@@ -152,11 +177,12 @@ class Heat:
     def save(self) -> None:
         """Write HEAT; in a thread, since it takes a while. A failure is no more than a log line."""
         try:
-            write_heat(self._pool_fd, self._syscalls, self._epoch, self._rows)
+            marks = self._marks.all()
+            write_heat(self._pool_fd, self._syscalls, self._epoch, self._rows, marks)
         except OSError as error:
             _log.info("the heat of the blocks is not saved: %s", error)
 
-    def _read(self) -> tuple[Rows | None, int]:
+    def _read(self) -> tuple[Saved | None, int]:
         """Return what HEAT says, and when it was saved (s since the epoch)."""
         try:
             found = read_heat(self._pool_fd, self._syscalls, self._epoch)

@@ -9,21 +9,24 @@ must not end the server.
 import contextlib
 import os
 import struct
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvfs.checksum import crc32c
+from kvfs.heat_marks import MARKS_MAX, Mark
 from kvfs.syscalls import Syscalls
 
 FILE_NAME: Final = "HEAT"
 TEMPORARY_NAME: Final = FILE_NAME + ".new"
 VERSION: Final = 1
 _MAGIC: Final = b"KVFSHEAT"
-#: Magic, version, zero, the pool's epoch, rows, then the CRC32C of the columns and of this header.
+#: Magic, version, marks, the pool's epoch, rows, then the CRC32C of the rest and of this header.
 _HEADER: Final = struct.Struct("<8sIIQQI")
 _CRC: Final = struct.Struct("<I")
+_MARK: Final = struct.Struct("<QQ")
 _HEADER_BYTES: Final = _HEADER.size + _CRC.size
 #: Rows copied at a time: the loop's thread wants the interpreter in between.
 _STEP_ROWS: Final = 1 << 16
@@ -41,6 +44,13 @@ class Rows(NamedTuple):
     name_hash: NDArray[np.uint32]
     touches: NDArray[np.uint16]
     rank: NDArray[np.uint8]
+
+
+class Saved(NamedTuple):
+    """What HEAT holds."""
+
+    rows: Rows
+    marks: tuple[Mark, ...]
 
 
 def zero_rows(count: int) -> Rows:
@@ -78,14 +88,16 @@ def row_bytes() -> int:
     return sum(column.itemsize for column in _columns(zero_rows(0)))
 
 
-def pack_header(epoch: int, count: int, columns_crc: int) -> bytes:
-    """Return the head of a HEAT with *count* rows."""
-    head = _HEADER.pack(_MAGIC, VERSION, 0, epoch, count, columns_crc)
+def pack_header(epoch: int, count: int, marks: int, rest_crc: int) -> bytes:
+    """Return the head of a HEAT with *count* rows and so many *marks*."""
+    head = _HEADER.pack(_MAGIC, VERSION, marks, epoch, count, rest_crc)
     return head + _CRC.pack(crc32c(head))
 
 
-def write_heat(pool_fd: int, syscalls: Syscalls, epoch: int, rows: Rows) -> None:
-    """Replace HEAT by the *rows* in use, which may change meanwhile. Raises OSError.
+def write_heat(
+    pool_fd: int, syscalls: Syscalls, epoch: int, rows: Rows, marks: Sequence[Mark] = ()
+) -> None:
+    """Replace HEAT by the *rows* in use, which may change meanwhile, and *marks*. Raises OSError.
 
     It takes milliseconds for each MB: a job for a thread.
     """
@@ -95,14 +107,13 @@ def write_heat(pool_fd: int, syscalls: Syscalls, epoch: int, rows: Rows) -> None
     fd = syscalls.open(TEMPORARY_NAME, flags, 0o600, dir_fd=pool_fd)
     try:
         crc, at_bytes = 0, _HEADER_BYTES
-        for column in _columns(rows):
-            for start in range(0, len(used), _STEP_ROWS):
-                data = memoryview(column[used[start : start + _STEP_ROWS]].tobytes())
-                crc = crc32c(data, crc)
-                while data:
-                    written_bytes = syscalls.pwrite(fd, data, at_bytes)
-                    data, at_bytes = data[written_bytes:], at_bytes + written_bytes
-        syscalls.pwrite(fd, pack_header(epoch, len(used), crc), 0)
+        for piece in _pieces(rows, used, marks):
+            data = memoryview(piece)
+            crc = crc32c(data, crc)
+            while data:
+                written_bytes = syscalls.pwrite(fd, data, at_bytes)
+                data, at_bytes = data[written_bytes:], at_bytes + written_bytes
+        syscalls.pwrite(fd, pack_header(epoch, len(used), len(marks), crc), 0)
         syscalls.rename(TEMPORARY_NAME, FILE_NAME, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -112,7 +123,16 @@ def write_heat(pool_fd: int, syscalls: Syscalls, epoch: int, rows: Rows) -> None
         syscalls.close(fd)
 
 
-def read_heat(pool_fd: int, syscalls: Syscalls, epoch: int) -> Rows | None:
+def _pieces(rows: Rows, used: NDArray[np.intp], marks: Sequence[Mark]) -> Iterator[bytes]:
+    """Yield what follows the header, some rows of a column at a time."""
+    for column in _columns(rows):
+        for start in range(0, len(used), _STEP_ROWS):
+            yield column[used[start : start + _STEP_ROWS]].tobytes()
+    if marks:
+        yield b"".join(_MARK.pack(*mark) for mark in marks)
+
+
+def read_heat(pool_fd: int, syscalls: Syscalls, epoch: int) -> Saved | None:
     """Return what HEAT holds; None unless it is whole and of the pool with *epoch*.
 
     Raises OSError when the device fails.
@@ -125,21 +145,24 @@ def read_heat(pool_fd: int, syscalls: Syscalls, epoch: int) -> Rows | None:
         head = syscalls.pread(fd, _HEADER_BYTES, 0)
         if len(head) != _HEADER_BYTES or _CRC.pack(crc32c(head[: _HEADER.size])) != head[-4:]:
             return None
-        magic, version, _, its_epoch, count, crc = _HEADER.unpack_from(head)
-        if (magic, version, its_epoch) != (_MAGIC, VERSION, epoch):
+        magic, version, mark_count, its_epoch, count, crc = _HEADER.unpack_from(head)
+        if (magic, version, its_epoch) != (_MAGIC, VERSION, epoch) or mark_count > MARKS_MAX:
             return None
-        if syscalls.fstat(fd).st_size != _HEADER_BYTES + count * row_bytes():
+        rest_bytes = count * row_bytes() + mark_count * _MARK.size
+        if syscalls.fstat(fd).st_size != _HEADER_BYTES + rest_bytes:
             return None
         rows, at_bytes, its_crc = zero_rows(count), _HEADER_BYTES, 0
-        for column in _columns(rows):
-            data = column.data.cast("B")
+        marks = bytearray(mark_count * _MARK.size)
+        for data in (*(column.data.cast("B") for column in _columns(rows)), memoryview(marks)):
             while data:
                 read_bytes = syscalls.preadv(fd, [data], at_bytes)
                 if read_bytes == 0:
                     return None
                 its_crc = crc32c(data[:read_bytes], its_crc)
                 data, at_bytes = data[read_bytes:], at_bytes + read_bytes
-        return rows if its_crc == crc else None
+        if its_crc != crc:
+            return None
+        return Saved(rows, tuple(map(Mark._make, _MARK.iter_unpack(marks))))
     finally:
         syscalls.close(fd)
 

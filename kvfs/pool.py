@@ -178,6 +178,7 @@ class Pool:
             self.ready.give_way()
             self.background.drain()
             if not self.settings.read_only:
+                self.heat.mark(self.clock_ns())
                 self.heat.save()
                 self._make_durable()
                 if settled:

@@ -108,6 +108,7 @@ class Store:
             self.blocks.superseding.tick,
             pool.holdings.tick,
             pool.heat.tick,
+            lambda _: pool.heat.mark(pool.clock_ns()),
             self._save_heat,
             self._sweep_on,
         )

@@ -30,8 +30,9 @@ def configure(subparsers: "Subparsers") -> None:
         "evict",
         run,
         description="Evict the blocks at PATHs and below them. With --bytes only so much, what was "
-        "not used for longest first;\nwith --older-than only what was stored, or said to be warm "
-        "(utime), longer ago. What is pinned, leased, a slab\nor being written stays. A block that "
+        "not used for longest first;\nwith --older-than only what was used last longer ago: "
+        "stored, looked up, opened, or said to be warm (utime).\nWhat is pinned, leased, a slab or "
+        "being written stays. A block that "
         "somebody reads loses its name at once and its space after the last reader;\n--bytes "
         "leaves it alone. Ends with exit code 21 when nothing could be evicted, or less than "
         "--bytes.",
@@ -61,17 +62,26 @@ def run(args: argparse.Namespace) -> int:
         what = "would go" if args.dry_run else "evicted"
         blocks = count_of(done["blocks"], "block")
         print(f"{blocks}, {format_size(done['bytes'])} {what}", end="")
-        reasons = ", ".join(f"{why} {count}" for why, count in sorted(done["kept"].items()))
-        print(f"; {kept} stay: {reasons}" if kept else "")
+        print(f"; {kept:,} stay: {_reasons(done)}" if kept else "")
     if size_bytes is not None and done["bytes"] < size_bytes:
         sys.stdout.flush()
         raise EvictedTooLittle(
             f"{format_size(done['bytes'])} instead of {format_size(size_bytes)}: no more may go"
+            + (f" ({_reasons(done)})" if kept else "")
         )
     if kept and not done["blocks"]:
         sys.stdout.flush()
         raise EvictedTooLittle("nothing may go there")
     return 0
+
+
+def _reasons(done: dict[str, Any]) -> str:
+    """Return why blocks stay, how many and of which size: ``leased 30 (300 MiB)``."""
+    sizes = done.get("kept_bytes", {})
+    return ", ".join(
+        f"{why} {count:,} ({format_size(sizes.get(why, 0))})"
+        for why, count in sorted(done["kept"].items())
+    )
 
 
 def age_of(text: str | None) -> float | None:

@@ -48,10 +48,11 @@ def test_every_use_is_a_touch(fast_lane: bool) -> None:
         epoch = json.loads((pool / "POOL").read_text())["epoch"]
         pool_fd = os.open(pool, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            rows = read_heat(pool_fd, Syscalls(), epoch)
+            saved = read_heat(pool_fd, Syscalls(), epoch)
         finally:
             os.close(pool_fd)
-        assert rows is not None
+        assert saved is not None
+        rows = saved.rows
         stamps = dict(zip(rows.ino.tolist(), rows.touched.tolist(), strict=True))
         by_name = {name: stamps[ino] for name, ino in numbers.items()}
         assert all(by_name[name] > by_name["stored-last"] for name in USES)

@@ -12,7 +12,8 @@ _MODULES: Final = {
     # Values and rules; no machine, no clock.
     "pure": """
         kvfs kvfs.census kvfs.checksum kvfs.config kvfs.demand kvfs.doctor.* kvfs.errors
-        kvfs.eviction kvfs.fought_over kvfs.ghosts kvfs.headroom kvfs.index_room kvfs.inode_rules
+        kvfs.eviction kvfs.fought_over kvfs.ghosts kvfs.headroom kvfs.heat_marks kvfs.index_room
+        kvfs.inode_rules
         kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle kvfs.policy kvfs.pool_name kvfs.printable
         kvfs.records kvfs.refusal kvfs.row_table kvfs.setting_values kvfs.sizes kvfs.types
     """,
