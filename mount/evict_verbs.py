@@ -5,6 +5,7 @@ step it is in. It goes on when who started it goes away.
 """
 
 import contextlib
+import heapq
 import logging
 import math
 from collections.abc import Iterator
@@ -34,6 +35,12 @@ _log: Final = logging.getLogger(__name__)
 _NUMBER_MAX: Final = 1 << 62
 #: Between two steps requests are answered; a step takes a millisecond or two.
 _PAUSE_S: Final = 0.001
+#: A reply is bounded (control_client.REPLY_MAX_BYTES), and requests wait while one is made; a
+#: letter may become six bytes of JSON.
+_PINS_A_REPLY: Final = 1024
+_LETTERS_A_REPLY: Final = 64 << 10
+#: PATH_MAX of linux/limits.h.
+_PATH_MAX: Final = 4096
 
 
 class _Job:
@@ -131,7 +138,10 @@ class EvictVerbs:
                 if isinstance(error, CommandError):
                     raise
                 raise UsageError(f"{path or '/'} cannot be pinned: {error}") from None
-        return self._listed()
+        pool = self._store.pool
+        held = dict(pool.pins.rows())
+        pins = {path_of(pool, ino): held.get(ino, 0) for _, ino in self._found(args)}
+        return {"pins": pins, "pinned_bytes": pool.pins.pinned_bytes}
 
     async def _unpin(self, args: dict[str, Any]) -> dict[str, Any]:
         self._refuse_read_only()
@@ -146,10 +156,22 @@ class EvictVerbs:
                 attributes.remove_xattr(ino, PIN)
             if attributes.xattr(ino, PIN) == b"1":  # a directory above it is pinned
                 attributes.set_xattr(ino, PIN, b"0")
-        return self._listed()
+        return {"pins": {}, "pinned_bytes": self._store.pool.pins.pinned_bytes}
 
-    async def _pins(self, _args: dict[str, Any]) -> dict[str, Any]:
-        return self._listed()
+    async def _pins(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Tell some pins, those of inodes above ``after``; ``next``: where to go on, or None."""
+        pool, after = self._store.pool, _number(args, "after", int) or 0
+        rows = [row for row in pool.pins.rows() if row[0] > after]
+        pins: dict[str, int] = {}
+        told = letters = 0
+        for ino, size_bytes in heapq.nsmallest(_PINS_A_REPLY, rows):
+            path = _shortened(path_of(pool, ino))
+            pins[path] = size_bytes
+            told, letters, after = told + 1, letters + len(path), ino
+            if letters > _LETTERS_A_REPLY:
+                break
+        more = after if told < len(rows) else None
+        return {"pins": pins, "pinned_bytes": pool.pins.pinned_bytes, "next": more}
 
     def _refuse_read_only(self) -> None:
         if self._store.pool.settings.read_only:
@@ -160,11 +182,10 @@ class EvictVerbs:
         pool, namespace = self._store.pool, self._store.namespace
         return [(path, find(pool, namespace, path)) for path in _texts(args, "paths")]
 
-    def _listed(self) -> dict[str, Any]:
-        pool = self._store.pool
-        rows = pool.pins.rows()
-        pins = {path_of(pool, ino): size_bytes for ino, size_bytes in rows}
-        return {"pins": pins, "pinned_bytes": pool.pins.pinned_bytes}
+
+def _shortened(path: str) -> str:
+    """Return *path*, or its end: directories may lie deeper than any call can name."""
+    return path if len(path) <= _PATH_MAX else f"...{path[-_PATH_MAX:]}"
 
 
 def _texts(args: dict[str, Any], name: str) -> list[str]:

@@ -22,7 +22,8 @@ def configure(subparsers: "Subparsers") -> None:
         run,
         description="Keep what is at PATHs, and what lies below a directory, from being evicted: "
         "the same as\n`setfattr -n user.kvfs.pin -v 1 PATH`. All pins together are bounded by the "
-        "setting pin_share.\nWith --list show the pins of the mount at PATH.",
+        "setting pin_share.\nShows what it pinned, and how much "
+        "all pins hold; with --list all pins of the mount at PATH.",
         example="kvfs pin /kv/system-prompts\n  kvfs pin --list /kv",
     )
     parser.add_argument("paths", metavar="PATH", nargs="+")
@@ -31,17 +32,28 @@ def configure(subparsers: "Subparsers") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask for it, and print what is pinned now."""
+    """Ask for it, and print what was pinned now, or all pins."""
     where = locate(args.paths)
     if args.list:
-        show(ask(where.socket, "pins"), as_json=args.json)
+        show(all_pins(where.socket), as_json=args.json)
     else:
         show(ask(where.socket, "pin", {"paths": list(where.paths)}), as_json=args.json)
     return 0
 
 
+def all_pins(socket: str) -> dict[str, Any]:
+    """Return all pins of the mount behind *socket*, of which a reply holds some."""
+    pins: dict[str, int] = {}
+    after: int | None = 0
+    while after is not None:
+        told = ask(socket, "pins", {"after": after})
+        pins.update(told["pins"])
+        after = told.get("next")
+    return {"pins": pins, "pinned_bytes": told["pinned_bytes"]}
+
+
 def show(pinned: dict[str, Any], *, as_json: bool) -> None:
-    """Print all pins of the mount with the bytes that they held when they were set."""
+    """Print pins with the bytes that they held when they were set, and those of all pins."""
     if as_json:
         print(json.dumps(pinned, indent=2))
         return

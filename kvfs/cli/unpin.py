@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from kvfs.cli.on_mount import locate
 from kvfs.cli.parser import add_verb
-from kvfs.cli.pin import show
+from kvfs.cli.pin import all_pins, show
 from kvfs.control_client import ask
 
 if TYPE_CHECKING:
@@ -32,5 +32,6 @@ def run(args: argparse.Namespace) -> int:
     """Ask for it, and print what is still pinned."""
     where = locate(args.paths)
     wanted = {"all": True} if args.all else {"paths": list(where.paths)}
-    show(ask(where.socket, "unpin", wanted), as_json=args.json)
+    ask(where.socket, "unpin", wanted)
+    show(all_pins(where.socket), as_json=args.json)
     return 0

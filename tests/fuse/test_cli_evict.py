@@ -3,6 +3,7 @@
 import json
 import mmap
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from kvfs.errors import (
     UsageError,
 )
 from kvfs.pool_name import name_of, socket_path
-from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts
+from tests.support.mounting import COMMAND_WAIT_S, Mounted, run_kvfs, skip_without_mounts
 from tests.support.places import blank_place, small_mount
 
 pytestmark = pytest.mark.needs_fuse
@@ -140,12 +141,63 @@ def test_evict_so_many_bytes_and_no_more(kv: Path) -> None:
 
 def test_evict_by_age(kv: Path) -> None:
     old, fresh = store(kv / "a", 2)
-    assert evict(kv, "--older-than", "1h")["blocks"] == 0
+    assert evict(kv, "--older-than", "1s", "--dry-run")["blocks"] == 0
     # A change of times is a sign of life, too: to be old all three must be.
     os.utime(old, (1, 1))
     assert evict(kv, "--older-than", "1h")["blocks"] == 0
     assert evict(kv, "--older-than", "0s")["blocks"] == 2
     assert not fresh.exists()
+
+
+def test_age_is_since_the_last_use(kv: Path) -> None:
+    """A block that is read all the time is young, however long ago it was stored."""
+    cold, hot = store(kv / "a", 2)
+
+    def old() -> int:
+        return int(evict(kv, "--older-than", "2s", "--dry-run")["blocks"])
+
+    deadline_s = time.monotonic() + COMMAND_WAIT_S
+    while old() < 2:
+        assert time.monotonic() < deadline_s
+    hot.read_bytes()
+    assert evict(kv, "--older-than", "2s")["blocks"] == 1
+    assert (cold.exists(), hot.exists()) == (False, True)
+
+
+def test_so_many_bytes_of_a_leased_pool(kv: Path) -> None:
+    """Nothing may go, and the answer says what stays and why."""
+    leased = [kv / f"leased-{number}" for number in range(3)]
+    for block in leased:
+        block.write_bytes(bytes(BLOCK_BYTES))
+    (pinned,) = store(kv / "a", 1)
+    run_kvfs("pin", str(pinned))
+    done = run_kvfs("evict", str(kv), "--bytes", "100M", check=False)
+    why = "leased 3 (3 MiB), pinned 1 (1 MiB)"
+    assert done.returncode == EvictedTooLittle.exit_code
+    assert done.stdout == f"0 blocks, 0 B evicted; 4 stay: {why}\n"
+    assert done.stderr == f"kvfs: 0 B instead of 100 MiB: no more may go ({why})\n"
+    answer = json.loads(run_kvfs("evict", str(kv), "--bytes=1M", "--json", check=False).stdout)
+    assert answer["kept"] == {"leased": 3, "pinned": 1}
+    assert answer["kept_bytes"] == {"leased": 3 * BLOCK_BYTES, "pinned": BLOCK_BYTES}
+    for block in leased:
+        block.unlink()
+
+
+def test_as_many_pins_as_are_wanted(kv: Path) -> None:
+    """All of them are listed, though no reply holds them; a pin that was set is a success."""
+    names = [f"{number:0240}" for number in range(5000)]
+    (kv / "a").mkdir()
+    for name in names:
+        (kv / "a" / name).mkdir()
+        os.setxattr(kv / "a" / name, "user.kvfs.pin", b"1")
+    (one,) = store(kv / "b", 1)
+    done = json.loads(run_kvfs("pin", str(one), "--json").stdout)
+    assert done["pins"] == {"/b/000.data": BLOCK_BYTES}
+    listed = json.loads(run_kvfs("pin", "--list", str(kv), "--json").stdout)
+    assert set(listed["pins"]) == {"/b/000.data", *(f"/a/{name}" for name in names)}
+    run_kvfs("unpin", "--all", str(kv))
+    for directory in (kv / "a").iterdir():
+        directory.rmdir()
 
 
 def test_what_may_not_go_stays_and_is_told(kv: Path) -> None:
