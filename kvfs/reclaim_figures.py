@@ -78,7 +78,7 @@ def holder(pool: Pool) -> tuple[str, int]:
         record = gone or pool.index.inode_or_miss(ino)
         if record is not None:
             held[record.parent] = held.get(record.parent, 0) + size_bytes
-    for ino, size_bytes in pool.pins.rows():
+    for ino, size_bytes in islice(pool.pins.rows(), _LOOKED_AT_MAX):
         record = pool.index.inode_or_miss(ino)
         if record is not None:
             parent = ino if stat.S_ISDIR(record.mode) else record.parent

@@ -5,11 +5,12 @@ import logging.handlers
 import os
 import sys
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from kvfs.config import Settings
 from kvfs.errors import UsageError
 from kvfs.pool_name import log_path
+from kvfs.printable import printable
 from mount.log_rate import RateLimited
 from mount.log_sockets import JournalHandler, SyslogHandler
 
@@ -83,6 +84,17 @@ def _file(path: str) -> logging.Handler:
     return _formatted(handler, _LINE)
 
 
+class _OneLineEach(logging.Formatter):
+    """A record is one line, and a traceback's lines are indented: a name in either forges none."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: ANN401 - as logging has it
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(f"  {printable(line)}" for line in lines)
+
+
 def _formatted(handler: logging.Handler, line: str) -> logging.Handler:
-    handler.setFormatter(logging.Formatter(line))
+    handler.setFormatter(_OneLineEach(line))
     return handler

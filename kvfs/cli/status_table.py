@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from rich.table import Table
 
+from kvfs.printable import printable
 from kvfs.sizes import format_size
 
 #: Headings, and under each the figures with their names for a reader.
@@ -96,12 +97,17 @@ def tables(status: Mapping[str, Any]) -> Iterator[Table]:
         if rows:
             yield _table(mountpoint if heading == "Mount" else heading, rows)
     if told:
-        yield _table("More", [(name, _shown(name, value)) for name, value in told.items()])
+        more = [(printable(name), _shown(name, value)) for name, value in told.items()]
+        yield _table("More", more)
 
 
 def _table(heading: str, rows: list[tuple[str, str]]) -> Table:
     table = Table(
-        title=heading, show_header=False, box=None, title_justify="left", title_style="bold"
+        title=printable(heading),
+        show_header=False,
+        box=None,
+        title_justify="left",
+        title_style="bold",
     )
     table.add_column(min_width=_LABEL_WIDTH)
     for row in rows:
@@ -121,18 +127,22 @@ def _shown(name: str, value: object) -> str:
         return "\n".join(_shown(name, item) for item in value) or "-"
     if name.endswith("bytes") and isinstance(value, int):
         return format_size(value)
-    return f"{value:,}" if isinstance(value, int) and name not in _PIDS else str(value)
+    if isinstance(value, int) and name not in _PIDS:
+        return f"{value:,}"
+    return printable(str(value))
 
 
 def _listed(value: Mapping[str, Any]) -> str:
     """Return counts, the most frequent first, which a reader looks for; states a line each."""
     if value and all(isinstance(each, Mapping) for each in value.values()):
-        return "\n".join(f"{key}: {_listed(each)}" for key, each in value.items())
+        return "\n".join(f"{printable(key)}: {_listed(each)}" for key, each in value.items())
     counts = all(isinstance(count, int) for count in value.values())
     frequent = counts and not any(key.endswith("bytes") for key in value)
     rows = sorted(value.items(), key=lambda row: -row[1]) if frequent else list(value.items())
     parts = [
-        _shown(key, each) if key == "bytes" else f"{key.replace('_', ' ')} {_shown(key, each)}"
+        _shown(key, each)
+        if key == "bytes"
+        else f"{printable(key).replace('_', ' ')} {_shown(key, each)}"
         for key, each in rows
     ]
     return ", ".join(parts) or "-"
