@@ -92,6 +92,11 @@ class CommandError(KvfsError):
 
     exit_code: ClassVar[int] = 1
 
+    def __init__(self, found: str = "", advice: str = "") -> None:
+        """*found* is what is wrong; *advice* is left out by verbs for which it would be wrong."""
+        super().__init__(f"{found}; {advice}" if advice else found)
+        self.found = found
+
 
 class UsageError(CommandError):
     """Wrong flags or settings."""

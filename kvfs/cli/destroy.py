@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvfs.cli.caller import need_root
 from kvfs.cli.parser import add_verb
+from kvfs.cli.pool_source import wanted_pool
 from kvfs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
         return 1
     from kvfs.devices import destroy_source
 
-    destroy_source(args.source)
+    with wanted_pool(args.source):
+        destroy_source(args.source)
     return 0
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvfs.cli.caller import need_root
 from kvfs.cli.counts import count_of
 from kvfs.cli.parser import add_verb
+from kvfs.cli.pool_source import wanted_pool
 from kvfs.errors import NO_SPACE, CheckFailed, NoSpace, SourceDamaged, SourceFull
 from kvfs.printable import printable
 
@@ -59,7 +60,11 @@ def _check(source: str, *, repair: bool) -> "FsckReport":
 
     require_file_size()
     require_open_files(Settings().open_files_max)
-    with open_source(source, read_only=not repair) as device, _progress_bar() as progress:
+    with (
+        wanted_pool(source),
+        open_source(source, read_only=not repair) as device,
+        _progress_bar() as progress,
+    ):
         try:
             return check_pool(device, repair=repair, progress=progress)
         except NoSpace as error:
@@ -88,7 +93,7 @@ def _print(args: argparse.Namespace, report: "FsckReport") -> None:
     verdict = found if report.found else "no problem"
     blocks = count_of(report.blocks, "block")
     directories = count_of(report.directories, "directory", "directories")
-    print(f"{args.source}: {blocks}, {directories}, {verdict}")
+    print(f"{printable(args.source)}: {blocks}, {directories}, {verdict}")
 
 
 @contextmanager

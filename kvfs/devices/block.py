@@ -69,10 +69,12 @@ def require_pool(path: str) -> None:
     """Raise SourceBlank or SourceForeign unless the device or image at *path* holds a pool."""
     content = probe.find_content(path)
     if content is None:
-        raise SourceBlank(f"{path} is blank; kvfs mkfs {path} makes a pool of it")
+        raise SourceBlank(
+            f"{path} is no kvfs pool: it is blank", f"kvfs mkfs {path} makes a pool of it"
+        )
     if not content.is_pool:
         raise SourceForeign(
-            f"{path} is no kvfs pool: {content.text}; kvfs mkfs --force overwrites it"
+            f"{path} is no kvfs pool: {content.text}", "kvfs mkfs --force overwrites it"
         )
 
 

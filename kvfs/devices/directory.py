@@ -142,7 +142,7 @@ def _refuse_foreign(pool_fd: int, path: str) -> None:
         shown = ", ".join(ascii(name)[1:-1] for name in names[:_NAMES_SHOWN])
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
         raise SourceForeign(
-            f"{path} is no kvfs pool and not empty: {shown}{more}; give an empty directory"
+            f"{path} is no kvfs pool and not empty: {shown}{more}", "give an empty directory"
         )
 
 
@@ -157,7 +157,9 @@ def _require_pool(pool_fd: int, path: str) -> PoolHeader:
         if header is not None:
             return header
         raise SourceForeign(f"{path} holds an unfinished pool; kvfs mkfs --force starts again")
-    raise SourceBlank(f"{path} is empty; kvfs mkfs {path} makes a pool of it")
+    raise SourceBlank(
+        f"{path} is no kvfs pool: it is empty", f"kvfs mkfs {path} makes a pool of it"
+    )
 
 
 def _refuse_in_the_making(pool_fd: int, path: str) -> None:

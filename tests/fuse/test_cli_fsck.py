@@ -10,7 +10,14 @@ import pytest
 
 from kvfs.cli.main import main
 from kvfs.devices import Device
-from kvfs.errors import CheckFailed, NoSpace, SourceDamaged, SourceForeign, SourceFull
+from kvfs.errors import (
+    CheckFailed,
+    NoSpace,
+    SourceBlank,
+    SourceDamaged,
+    SourceForeign,
+    SourceFull,
+)
 from kvfs.fsck_report import FsckReport
 from tests.support.mounting import Mounted, run_kvfs, workplace
 
@@ -162,3 +169,37 @@ def test_a_directory_in_the_locks_place_is_one_line(
     assert main(["fsck", str(pool), "--repair"]) == SourceForeign.exit_code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"kvfs: {pool}: its LOCK is no file; remove it")
+
+
+@pytest.mark.parametrize("verb", [("fsck",), ("fsck", "--repair"), ("destroy", "--yes")])
+def test_what_is_no_pool_is_named_and_left_alone(
+    verb: tuple[str, ...], pool: Path, tmp_path: Path
+) -> None:
+    """No word of how to make a pool of it: who asks for a check or a removal wants none."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "thesis").write_text("years of work")
+    (tmp_path / "blank").write_bytes(bytes(1 << 20))
+    (tmp_path / "notes").write_text("more work\n" * 1000)
+    for name, what, error in (
+        ("empty", "it is empty", SourceBlank),
+        ("work", "and not empty: thesis", SourceForeign),
+        ("blank", "it is blank", SourceBlank),
+        ("notes", "", SourceForeign),
+    ):
+        path = tmp_path / name
+        done = run_kvfs(verb[0], str(path), *verb[1:], check=False)
+        assert done.returncode == error.exit_code, done.stderr
+        assert f"{path} is no kvfs pool" in done.stderr
+        assert what in done.stderr
+        assert "mkfs" not in done.stderr
+        assert "--force" not in done.stderr
+        assert "give an empty" not in done.stderr
+    assert (tmp_path / "work" / "thesis").read_text() == "years of work"
+    with Mounted(pool, pool.parent / "kv") as mounted:
+        done = run_kvfs(verb[0], str(mounted.path), *verb[1:], check=False)
+        assert done.returncode == SourceForeign.exit_code
+        assert done.stderr == (
+            f"kvfs: {mounted.path} is no pool: it is where one is mounted; "
+            f"give its source, {pool}\n"
+        )
