@@ -16,7 +16,7 @@ from typing import Final
 
 from kvfs.errors import NO_SPACE, Damaged, NoSpace
 from kvfs.fan_out import FanOut, file_name
-from kvfs.fiemap import gaps
+from kvfs.fiemap import Range, gaps, unwritten
 from kvfs.records import Identity, pack_identity, parse_identity
 from kvfs.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Syscalls
 from kvfs.types import STAT_BLOCK_BYTES, TARGET_MAX_BYTES, InodeNo, round_up
@@ -30,6 +30,8 @@ BROKEN_FILE: Final = frozenset({errno.EUCLEAN, errno.EBADMSG})
 _FILE_FLAGS: Final = os.O_CLOEXEC | os.O_NOATIME | os.O_NOFOLLOW
 #: MAX_LFS_FILESIZE (linux/fs.h), the s_maxbytes of XFS and tmpfs: a hole may end there.
 _FILE_END_BYTES: Final = (1 << 63) - 1
+#: Holes looked for in what was reserved, some 2 us each.
+_LOOKS_MAX: Final = 256
 
 
 @contextlib.contextmanager
@@ -108,8 +110,7 @@ class Extents:
             return
         end_bytes = offset_bytes + length_bytes
         for gap in gaps(self._syscalls, fd, offset_bytes, end_bytes):
-            gap_bytes = gap.end_bytes - gap.start_bytes
-            self._syscalls.fallocate(fd, FALLOC_FL_KEEP_SIZE, gap.start_bytes, gap_bytes)
+            self._syscalls.fallocate(fd, FALLOC_FL_KEEP_SIZE, gap.start_bytes, gap.size_bytes)
         if not keep_size and self._syscalls.fstat(fd).st_size < end_bytes:
             # For its last byte alone; ftruncate would cut off what somebody adds meanwhile.
             self._syscalls.fallocate(fd, mode, end_bytes - 1, 1)
@@ -151,6 +152,36 @@ class Extents:
                 mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
                 self._syscalls.fallocate(fd, mode, start_bytes, _FILE_END_BYTES - start_bytes)
         return self.allocated_bytes(fd)
+
+    def trim_holes(self, fd: int, size_bytes: int) -> int:
+        """Give back blocks that were reserved and not written, up to *size_bytes*, the file's size.
+
+        Nobody may write meanwhile: who maps an extent is found by ``in_use``. Where they are many
+        the first ones go: a reserve lies in front. Return what it still holds. Raises OSError.
+        """
+        looks = 0
+        for run in unwritten(self._syscalls, fd, round_up(size_bytes)):
+            at_bytes = run.start_bytes
+            while at_bytes < run.end_bytes and looks < _LOOKS_MAX:
+                looks += 1
+                data_bytes = self._seek(fd, at_bytes, os.SEEK_DATA, run.end_bytes)
+                hole = Range(round_up(at_bytes), min(data_bytes, run.end_bytes))
+                if hole.size_bytes > 0:
+                    mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+                    self._syscalls.fallocate(fd, mode, hole.start_bytes, hole.size_bytes)
+                if data_bytes >= run.end_bytes:
+                    break
+                at_bytes = self._seek(fd, data_bytes, os.SEEK_HOLE, run.end_bytes)
+        return self.allocated_bytes(fd)
+
+    def _seek(self, fd: int, at_bytes: int, whence: int, end_bytes: int) -> int:
+        """Return where the next data or hole begins, *end_bytes* if there is none."""
+        try:
+            return self._syscalls.lseek(fd, at_bytes, whence)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return end_bytes
 
     def empty(self, fd: int) -> int:
         """Give back the blocks of an extent that somebody still writes; return what it holds then.

@@ -171,6 +171,8 @@ class Publishing:
         allocated_bytes = pool.extents.allocated_bytes(opened.fd)
         if allocated_bytes > round_up(record.size_bytes) and before.state != State.SLAB_DRAFT:
             allocated_bytes = pool.extents.trim(opened.fd, record.size_bytes)
+        if opened.created_in and allocated_bytes < record.size_bytes:
+            allocated_bytes = self._trim_holes(opened, before, record, allocated_bytes)
         pool.note_allocated(opened, allocated_bytes)
         if opened.gone is not None:
             if before.state == State.REWRITE and not written:  # whole, for who looked before
@@ -190,6 +192,18 @@ class Publishing:
             self._record(opened, before, owned, allocated_bytes)
         # Only now: until it is published another writer's death tears it.
         opened.unfinished = opened.torn = opened.renamed = False
+
+    def _trim_holes(
+        self, opened: OpenInode, before: InodeRecord, record: InodeRecord, allocated_bytes: int
+    ) -> int:
+        """Give back the reserve of a draft that was written here and there; return what it holds.
+
+        Not of a slab, which asked for it; nor while somebody maps the extent, who may write yet.
+        """
+        pool = self._pool
+        if before.state == State.SLAB_DRAFT or pool.extents.in_use(opened.fd):
+            return allocated_bytes
+        return pool.extents.trim_holes(opened.fd, record.size_bytes)
 
     def _closed(self, opened: OpenInode, record: InodeRecord, *, written: bool) -> State:
         """Return what the last writable close makes of the block with *record*."""

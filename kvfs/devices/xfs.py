@@ -60,9 +60,11 @@ _MKFS_OPTIONS: Final = (
     POOL_LABEL,
 )
 _MOUNT_OPTIONS: Final = {
-    # The default preallocates as much again as a growing file holds, which would take the
-    # headroom of other writers; an extent that was reserved needs none at all.
-    "allocsize": "1m",
+    # XFS allocates so much ahead of each write past the end: by default as much again as the file
+    # holds, which would take the headroom of other writers. None: an extent that was reserved
+    # needs no more, one that grows is allocated when it is written back, in one piece, and of
+    # writes far from each other each would hold its part for good.
+    "allocsize": "4k",
     # Creates and unlinks are bursts of small log items: the largest log buffer writes them in
     # fewer I/Os. Nothing here is fsynced on a client's path, so that nobody waits for it to fill.
     "logbsize": "256k",

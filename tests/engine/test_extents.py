@@ -142,6 +142,40 @@ def test_holes_among_blocks_are_filled(extents: Extents) -> None:
         ]
 
 
+def test_a_reserve_is_given_back_where_nothing_was_written(extents: Extents) -> None:
+    """Bytes that are only in memory yet stay, and those on the drive, and all blocks of both."""
+    size_bytes = 40 * MIB + 5
+    with created(extents, 8 * MIB) as (_, fd):
+        for at in (3, MIB, 6 * MIB + 100, size_bytes - 5):
+            os.pwrite(fd, b"bytes", at)
+            if at == MIB:
+                os.fsync(fd)
+        held_bytes = extents.trim_holes(fd, size_bytes)
+        assert held_bytes == extents.allocated_bytes(fd)
+        assert 4 * 4096 <= held_bytes <= 40 * 4096
+        os.fsync(fd)
+        assert os.fstat(fd).st_size == size_bytes
+        found = os.pread(fd, size_bytes, 0)
+        assert found.count(b"bytes") == 4
+        assert [found.find(b"bytes", at) for at in (0, MIB, 6 * MIB, 8 * MIB)] == [
+            3,
+            MIB,
+            6 * MIB + 100,
+            size_bytes - 5,
+        ]
+        assert found.count(b"\0") == size_bytes - 20
+
+
+def test_what_holds_no_reserve_keeps_its_holes_and_its_bytes(extents: Extents) -> None:
+    with created(extents) as (_, fd):
+        for number in range(600):
+            os.pwrite(fd, b"%04d" % number * 1024, number * 3 * 4096)
+        size_bytes = os.fstat(fd).st_size
+        extents.trim_holes(fd, size_bytes)
+        for number in range(600):
+            assert os.pread(fd, 4096, number * 3 * 4096) == b"%04d" % number * 1024
+
+
 def test_an_extent_without_bytes_holds_no_blocks(extents: Extents) -> None:
     with created(extents) as (_, fd):
         assert extents.allocated_bytes(fd) == 0

@@ -18,7 +18,7 @@ from tests.support.mounting import Mounted, loop_device, skip_without_mounts, wo
 pytestmark = pytest.mark.needs_loop
 
 MIB: Final = 1 << 20
-DRIVE_BYTES: Final = 1 << 30
+DRIVE_BYTES: Final = 512 * MIB
 
 
 @pytest.fixture(params=["daemon", "passthrough"])
@@ -93,9 +93,61 @@ def assert_whole(root: Path, size_bytes: int) -> int:
 def test_blocks_that_are_allocated_before_they_are_written(mounted: Mounted) -> None:
     """[capacity] What is reserved already needs no room a second time."""
     names = [f"a{number}" for number in range(40)]
-    store_many(mounted.path, names, 32 * MIB, ahead=True)
-    assert assert_whole(mounted.path, 32 * MIB) > 15
+    store_many(mounted.path, names, 16 * MIB, ahead=True)
+    assert assert_whole(mounted.path, 16 * MIB) > 15
     more = [f"b{number}" for number in range(40)]
-    store_many(mounted.path, more, 32 * MIB, writers=4, ahead=True)
-    assert assert_whole(mounted.path, 32 * MIB) > 15
+    store_many(mounted.path, more, 16 * MIB, writers=4, ahead=True)
+    assert assert_whole(mounted.path, 16 * MIB) > 15
     assert mounted.status()["eviction"]["blocks"] > 40
+
+
+def scatter(path: Path, writes: int) -> int:
+    """Write 2,560 bytes every 10 MiB of a new file; return what it holds when it is closed."""
+    with path.open("xb", buffering=0) as file:
+        for number in range(writes):
+            file.seek(number * 10 * MIB)
+            assert file.write(b"%04d" % number * 640) == 2560
+    return path.stat().st_blocks * 512
+
+
+def assert_scattered(path: Path, writes: int) -> None:
+    """Expect every byte of it, zeros between included."""
+    with path.open("rb") as file:
+        assert os.fstat(file.fileno()).st_size == (writes - 1) * 10 * MIB + 2560
+        for number in range(writes):
+            at = number * 10 * MIB
+            assert os.pread(file.fileno(), 2560, at) == b"%04d" % number * 640
+            assert os.pread(file.fileno(), 4096, at + 2560) in (bytes(4096), b"")
+
+
+def test_small_writes_far_from_each_other(mounted: Mounted) -> None:
+    """[capacity] Each holds its blocks and nothing ahead of them, which would fill the pool."""
+    assert scatter(mounted.path / "few", 100) <= 2 * 100 * 4096
+    assert scatter(mounted.path / "many", 1000) <= 2 * 1000 * 4096
+    assert_scattered(mounted.path / "many", 1000)
+    blocks = mounted.path / "blocks"
+    blocks.mkdir()
+    store_many(blocks, [str(number) for number in range(70)], 8 * MIB)
+    assert mounted.status()["eviction"]["blocks"] > 20
+    (mounted.path / "new").mkdir()
+    assert scatter(mounted.path / "new" / "last", 1000) <= 2 * 1000 * 4096
+    assert_scattered(mounted.path / "new" / "last", 1000)
+    assert_whole(blocks, 8 * MIB)
+
+
+def test_who_maps_a_file_with_holes_writes_there_after_the_close(mounted: Mounted) -> None:
+    """[capacity] What was reserved for it is given back at the close, but not under a mapping."""
+    for number in range(4):
+        store(mounted.path, f"usual{number}", 8 * MIB, direct=False, ahead=False)
+    with (mounted.path / "holes").open("x+b", buffering=0) as file:
+        assert file.write(b"first") == 5
+        file.seek(40 * MIB)
+        assert file.write(b"last") == 4
+        assert os.fstat(file.fileno()).st_blocks * 512 > 8 * MIB
+        mapping = mmap.mmap(file.fileno(), 4096, offset=2 * MIB)
+    with mapping:
+        mapping[:6] = b"middle"
+    with (mounted.path / "holes").open("rb") as file:
+        found = file.read()
+    assert (found[:5], found[2 * MIB :][:6], found[40 * MIB :]) == (b"first", b"middle", b"last")
+    assert len(found) - found.count(b"\0") == 15
