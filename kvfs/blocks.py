@@ -121,6 +121,7 @@ class Blocks:
         writer: bool,
         truncate: bool,
         appends: bool = False,
+        reads: bool = True,
         maker: Maker = NOBODY,
         thread: int = 0,
     ) -> OpenInode:
@@ -132,7 +133,7 @@ class Blocks:
         if not writer and not truncate:
             return self.open_to_read(ino)
         writes = not self._pool.settings.read_only
-        if truncate and writes and not self.superseding.admits(ino, thread, maker):
+        if truncate and writes and not self.superseding.admits(ino, thread, maker, reads=reads):
             raise DeadInode(f"inode {ino} keeps its bytes, its name leads to another one")
         record = self._file(ino)
         if not writes:

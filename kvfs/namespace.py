@@ -20,6 +20,7 @@ from kvfs.errors import (
     NotFound,
     ReadOnly,
 )
+from kvfs.former_names import FormerNames
 from kvfs.identities import carries_identity
 from kvfs.index_transaction import WriteTransaction
 from kvfs.inode_rules import counted, emptied, new_record, refuse_mismatch
@@ -47,6 +48,7 @@ class Namespace:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._identities = pool.identities
+        self.former_names = FormerNames()
         #: Whether an inode that is about to be buried was promised to an OPEN that will come, and
         #: has been entered among the open ones; then told when it is buried.
         self.promised: Callable[[InodeNo, InodeRecord], bool] = _promise_nothing
@@ -289,6 +291,7 @@ class Namespace:
         if opened is not None and opened.writers:
             opened.renamed = True
         self._identities.write(ino, moved, overwritten=record.state in SLABS)
+        self.former_names.note(ino, (parent, name), pool.monotonic_s())
         settle(pool, ino, moved, parent)
         if replaced is not None and replaced_record is not None:
             self.bury(replaced, replaced_record, now_ns)
@@ -337,9 +340,10 @@ class Namespace:
             )
             self.enter(txn, one, moved, _required(txn.inode(new_parent)))
             self.enter(txn, other, other_moved, _required(txn.inode(parent)))
-        for ino, settled, before in ((one, moved, parent), (other, other_moved, new_parent)):
+        for ino, before, settled in ((one, record, moved), (other, other_record, other_moved)):
             self._identities.write(ino, settled)
-            settle(pool, ino, settled, before)
+            self.former_names.note(ino, (before.parent, before.name), pool.monotonic_s())
+            settle(pool, ino, settled, before.parent)
 
     def _refuse_loop(self, ino: InodeNo, new_parent: InodeNo) -> None:
         """Raise InvalidRequest if directory *ino* is *new_parent* or stands above it."""

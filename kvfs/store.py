@@ -147,11 +147,12 @@ class Store:
         """
         superseding = self.blocks.superseding
         renames = (parent, name) != (new_parent, new_name)
-        if replace and renames and superseding.contended(parent, name):
+        if replace and renames and superseding.displaced.contended(parent, name):
             ino = self.namespace.lookup(parent, name)
-            finished = superseding.meant(parent, name, ino, who)
+            awaited = superseding.is_awaited(ino)
+            finished = superseding.displaced.meant(parent, name, ino, who, awaited=awaited)
             if finished is not None:
-                replaced = superseding.restore(finished, new_parent, new_name)
+                replaced = superseding.displaced.restore(finished, new_parent, new_name)
                 for changed in ((parent, name), (new_parent, new_name)):
                     self.blocks.publishing.vanished(*changed)
                 return replaced

@@ -89,6 +89,7 @@ class Files:
             writer=writer,
             truncate=bool(flags & os.O_TRUNC),
             appends=bool(flags & os.O_APPEND),
+            reads=flags & os.O_ACCMODE != os.O_WRONLY,
             maker=self.requester() if writer else NOBODY,
             thread=self.thread(),
         )
@@ -154,8 +155,8 @@ class Files:
         """Create and open a file. Raises what ``Blocks.create`` and ``Blocks.open`` raise."""
         blocks, maker = self.store.blocks, self.requester()
         opened, record = blocks.create(parent, name, mode, uid, gid, maker, roomless=roomless)
-        if blocks.superseding.retrying:
-            blocks.superseding.forget(self.thread())
+        if blocks.superseding.refusals:
+            blocks.superseding.refusals.forget(self.thread())
         if not is_writer(flags):
             # A reader's handle on a file that nobody writes: it is published, empty, at once.
             blocks.enter_reader(opened)
@@ -203,7 +204,9 @@ class Files:
         if seen is None and not (may and truncates):
             raise AccessDenied(f"inode {ino} is not shown to who asks")
         if not may or (seen != ino and not truncates):
-            store.blocks.superseding.refuse_create(self.thread(), truncates=truncates)
+            reads = flags & os.O_ACCMODE != os.O_WRONLY
+            superseding = store.blocks.superseding
+            superseding.refuse_create(self.thread(), ino, truncates=truncates, reads=reads)
             raise DeadInode(f"inode {ino} is opened by its number")
 
     def trusts_created(self, record: InodeRecord) -> bool:
@@ -211,7 +214,7 @@ class Files:
 
         Not when somebody lost it before: his rename would carry the kernel's belief along.
         """
-        if self.store.blocks.superseding.contended(record.parent, record.name):
+        if self.store.blocks.superseding.displaced.contended(record.parent, record.name):
             return False
         return self.store.visibility.trusts_name(record, just_created=True)
 

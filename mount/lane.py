@@ -76,7 +76,7 @@ class Lane:
         }
 
     def _lookup(self, unique: int, nodeid: int, request: memoryview) -> bytes | None:
-        if self._store.blocks.superseding.retrying:
+        if self._store.blocks.superseding.refusals:
             return None
         try:
             ino = self._store.namespace.lookup(InodeNo(nodeid), bytes(request[:-1]))

@@ -5,6 +5,7 @@ their end within the message that asked.
 """
 
 import errno
+import functools
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -14,15 +15,17 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, RequestContext, SetattrFields, StatvfsData
 
 from kvfs.attributes import Change
+from kvfs.credentials import credentials_of
 from kvfs.errors import InvalidRequest, NotFound, NotPermitted
 from kvfs.lifecycle import UNFINISHED
 from kvfs.store import Store
-from kvfs.types import NAME_MAX_BYTES, PAGE_BYTES, InodeNo
+from kvfs.types import NAME_MAX_BYTES, PAGE_BYTES, InodeNo, InodeRecord
 from mount.entries import Entries
 from mount.errno_door import answered, awaited
 from mount.files import Files
 from mount.grant import Grant
 from mount.listing import list_directory
+from mount.permissions import may_empty
 from mount.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE
 
 _NODE_KINDS: Final = (stat.S_IFIFO, stat.S_IFSOCK)
@@ -89,11 +92,12 @@ class Operations(pyfuse3.Operations):
         superseding, thread = self._store.blocks.superseding, self._thread()
         try:
             ino = self._namespace.lookup(InodeNo(parent_inode), name)
-            if superseding.retrying:
-                ino = superseding.looked_up(ino, thread, self._files.requester())
+            if superseding.refusals:
+                may = functools.partial(self._may_empty, thread, ctx)
+                ino = superseding.looked_up(ino, thread, self._files.requester(), may)
             record = self._store.blocks.present(ino)
         except NotFound:
-            superseding.found_nothing(thread)
+            superseding.refusals.looked(thread)
             return self._entries.absent()
         if record.state not in UNFINISHED:
             self._store.pool.heat.touch(ino)
@@ -105,6 +109,16 @@ class Operations(pyfuse3.Operations):
             old = self._store.blocks.present(seen)
             return self._entries.entry(seen, old, nlink=1, name_trusted=False)
         return self._entries.entry(ino, record, settled=False, name_trusted=False)
+
+    def _may_empty(
+        self, thread: int, ctx: RequestContext, record: InodeRecord, *, reads: bool
+    ) -> bool:
+        """Whether *thread*, whose request is *ctx*, may empty *record*; not if that is unknown."""
+        who = credentials_of(thread)
+        if who is None or (who.uid, who.gid) != (ctx.uid, ctx.gid):
+            return False
+        sticky = self._namespace.directory(record.parent).mode & stat.S_ISVTX
+        return may_empty(record, who, reads=reads, sticky=bool(sticky))
 
     @answered
     def mkdir(

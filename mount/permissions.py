@@ -1,11 +1,13 @@
-"""The one permission check that is ours: the kernel checks all others (default_permissions).
+"""The two permission checks that are ours: the kernel checks all others (default_permissions).
 
-A CREATE that finds the name taken is not checked by the kernel (may_open(), fs/namei.c).
+A CREATE that finds the name taken is not checked by the kernel (may_open(), fs/namei.c). And it
+checks behind a LOOKUP, which is too late where that LOOKUP empties the file (superseding.py).
 """
 
 import os
 import stat
 
+from kvfs.credentials import Credentials
 from kvfs.types import InodeRecord
 
 _READ, _WRITE = 4, 2
@@ -31,4 +33,24 @@ def surely_may_open(record: InodeRecord, flags: int, uid: int, gid: int, *, stic
         granted = record.mode >> 3
     else:  # of the group or not, whichever
         granted = record.mode >> 3 & record.mode
+    return granted & needs == needs
+
+
+def may_empty(record: InodeRecord, who: Credentials, *, reads: bool, sticky: bool) -> bool:
+    """Whether *who* may open file *record* with O_TRUNC, and for reading too if it *reads*.
+
+    As acl_permission_check() and generic_permission() have it, fs/namei.c. In a *sticky* directory
+    only its owner: an O_CREAT would be refused for others, also to root (fs.protected_regular).
+    """
+    if sticky and who.uid != record.uid:
+        return False
+    if who.overrides:
+        return True
+    if who.uid == record.uid:
+        granted = record.mode >> 6
+    elif record.gid == who.gid or record.gid in who.groups:
+        granted = record.mode >> 3
+    else:
+        granted = record.mode
+    needs = _WRITE | (_READ if reads else 0)
     return granted & needs == needs

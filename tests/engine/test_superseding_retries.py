@@ -1,6 +1,7 @@
 """Second tries of truncating opens: what a refused OPEN leaves behind must not hit later ones."""
 
 import errno
+import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from kvfs.errors import DeadInode, NotFound
 from kvfs.lifecycle import State
 from kvfs.makers import Maker
 from kvfs.open_inodes import OpenInode
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.types import ROOT_INODE, InodeNo, InodeRecord
 from tests.support.life_model import Lives
 from tests.support.stores import (
     FILE,
@@ -33,6 +34,12 @@ def refuse(*_: object, **__: object) -> None:
     raise OSError(errno.EIO, "no time")
 
 
+def anything(_record: InodeRecord, *, reads: bool) -> bool:
+    """Stand for modes that let everybody in."""
+    del reads
+    return True
+
+
 class Client:
     """A process of one thread; its calls are the messages that the kernel makes of them."""
 
@@ -47,9 +54,14 @@ class Client:
         try:
             ino = self.store.namespace.lookup(ROOT_INODE, name)
         except NotFound:
-            self.store.blocks.superseding.found_nothing(self.tid)
+            self.store.blocks.superseding.refusals.looked(self.tid)
             raise
         return self.store.blocks.superseding.looked_up(ino, self.tid, self.maker)
+
+    def look_where_it_may(self, name: bytes) -> InodeNo:
+        """LOOKUP by one whom every file lets write."""
+        ino = self.store.namespace.lookup(ROOT_INODE, name)
+        return self.store.blocks.superseding.looked_up(ino, self.tid, self.maker, anything)
 
     def open(self, ino: InodeNo) -> OpenInode:
         """OPEN with O_TRUNC; raises DeadInode."""
@@ -297,3 +309,71 @@ def test_a_fresh_draft_that_nobody_opens_does_not_stay_listed(running: Host) -> 
     assert fresh in store.pool.unfinished
     store.blocks.superseding.tick(store.pool.monotonic_s() + 60.0)
     assert not store.pool.unfinished
+
+
+@pytest.mark.parametrize("may", [False, True], ids=["may not", "may"])
+def test_a_second_try_that_ends_at_another_file_empties_nothing(running: Host, may: bool) -> None:
+    """A link was put in place of the refused one: who owns one file emptied those of others.
+
+    It is refused even where it may write: the name is not the one that was asked for.
+    """
+    store = running.store
+    client = Client(running, 100)
+    put(store, ROOT_INODE, b"victim", b"theirs")
+    client.refused(put(store, ROOT_INODE, b"own", b"mine"))
+    store.rename(ROOT_INODE, b"own", ROOT_INODE, b"aside", replace=True)
+    store.namespace.make_node(ROOT_INODE, b"own", stat.S_IFLNK | 0o777, 0, 0, b"victim")
+    client.look(b"own")
+    (client.look_where_it_may if may else client.look)(b"victim")
+    client.look(b"aside")
+    assert get(store, ROOT_INODE, b"victim") == b"theirs"
+    assert get(store, ROOT_INODE, b"aside") == b"mine"
+
+
+@pytest.mark.parametrize("may", [False, True], ids=["may not", "may"])
+def test_a_second_try_empties_only_what_its_thread_may_write(running: Host, may: bool) -> None:
+    """Another's file has the name by now: the kernel checks, but behind this LOOKUP."""
+    store = running.store
+    client = Client(running, 100)
+    client.refused(put(store, ROOT_INODE, b"K", b"mine"))
+    theirs = put(store, ROOT_INODE, b"T", b"theirs")
+    store.rename(ROOT_INODE, b"T", ROOT_INODE, b"K", replace=True)
+    led_to = (client.look_where_it_may if may else client.look)(b"K")
+    assert (led_to != theirs) == may
+    if not may:
+        assert get(store, ROOT_INODE, b"K") == b"theirs"
+
+
+def test_a_second_try_that_failed_leaves_the_next_open_its_own(running: Host) -> None:
+    """What the kernel refused behind the LOOKUP has no OPEN: the next one is another call's first.
+
+    It was taken for the end of the second try, got no second one, and the caller ESTALE.
+    """
+    store = running.store
+    client = Client(running, 100)
+    client.refused(put(store, ROOT_INODE, b"K", b"mine"))
+    store.namespace.unlink(ROOT_INODE, b"K")
+    with pytest.raises(NotFound):
+        client.look(b"K")
+    client.refused(put(store, ROOT_INODE, b"L", b"other"))
+    opened = client.open(client.look(b"L"))
+    write(store, opened, b"new")
+    store.blocks.close(opened, writer=True)
+    assert get(store, ROOT_INODE, b"L") == b"new"
+
+
+def test_who_looked_a_name_up_just_before_its_rename_means_that_name(running: Host) -> None:
+    """Of two writers of one temporary name each renames its own, however they meet."""
+    store = running.store
+    first, slow = (Client(running, tid) for tid in (100, 101))
+    draft, _ = store.blocks.create(ROOT_INODE, TMP, FILE, 0, 0, first.maker)
+    known = slow.look()
+    store.rename(ROOT_INODE, TMP, ROOT_INODE, b"K", replace=True, who=first.maker)
+    again, _ = store.blocks.create(ROOT_INODE, TMP, FILE, 0, 0, first.maker)
+    slow.refused(known)
+    slows = slow.open(slow.look_where_it_may(TMP))
+    assert slows is not again
+    for opened in (draft, again, slows):
+        store.blocks.close(opened, writer=True)
+    settle(store)
+    assert_exact(running)

@@ -13,7 +13,7 @@ from kvfs.errors import BadHandle, DeadInode, Exists, IsADirectory
 from kvfs.lifecycle import State
 from kvfs.makers import NOBODY
 from kvfs.store import Store
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.types import ROOT_INODE, InodeNo, InodeRecord
 from mount.entries import Entries
 from mount.handles import HandleKind
 from mount.operations import Operations
@@ -232,8 +232,8 @@ async def test_a_create_leaves_the_check_of_permissions_to_the_kernel(
 ) -> None:
     """Behind a CREATE it makes none: ESTALE, and it comes back by LOOKUP, its check and OPEN.
 
-    That LOOKUP supersedes nothing, and an OPEN that is refused then, too, leaves nothing behind
-    that would hit the thread's next one.
+    That LOOKUP supersedes nothing for who may not write, and an OPEN that is refused then, too,
+    leaves nothing behind that would hit the thread's next one.
     """
     store, superseding = desk.store, desk.store.blocks.superseding
     desk.files.thread = lambda: 7
@@ -247,8 +247,30 @@ async def test_a_create_leaves_the_check_of_permissions_to_the_kernel(
             desk.files.open(ino, flags)
     else:
         desk.files.release(desk.files.open(ino, flags)[0])
-    assert not superseding.retrying
+    assert not superseding.refusals
     assert get(store, ROOT_INODE, b"block") == b"bytes"
+    desk.assert_nothing_is_open()
+
+
+async def test_who_may_write_by_a_group_of_his_empties_behind_a_create(desk: CountedDesk) -> None:
+    """The second try of that CREATE found the old file, and there is no third: it was ESTALE."""
+    store, superseding = desk.store, desk.store.blocks.superseding
+    desk.files.thread = lambda: 7
+    ino = put(store, ROOT_INODE, b"block", b"bytes")
+    store.attributes.change(ino, Change(mode=0o620))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with pytest.raises(DeadInode):
+        await desk.files.open_or_create(ROOT_INODE, b"block", FILE, flags, 1000, 1000)
+    asked: list[bool] = []
+
+    def may_empty(_record: InodeRecord, *, reads: bool) -> bool:
+        asked.append(reads)
+        return True
+
+    fresh = superseding.looked_up(ino, 7, NOBODY, may_empty)
+    assert (fresh != ino, asked) == (True, [False])
+    desk.files.release(desk.files.open(fresh, flags)[0])
+    assert get(store, ROOT_INODE, b"block") == b""
     desk.assert_nothing_is_open()
 
 

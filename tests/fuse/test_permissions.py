@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.credentials import Credentials
 from kvfs.inode_rules import blank_record
 from kvfs.types import ROOT_INODE
-from mount.permissions import surely_may_open
+from mount.permissions import may_empty, surely_may_open
 from tests.support.callers import Caller
 from tests.support.calls import read_file, refused, write_file
 
@@ -220,3 +221,30 @@ def test_attributes_follow_the_file_permissions(kv: Path, nobody: Caller) -> Non
     os.chmod(path, 0o600)
     with refused(EACCES):
         nobody.os("getxattr", path, "user.a")
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("bits", range(8))
+@pytest.mark.parametrize("who", ["owner", "group", "supplementary", "others"])
+def test_who_may_empty_a_file_behind_a_lookup(who: str, bits: int, reads: bool) -> None:
+    shift = {"owner": 6, "others": 0}.get(who, 3)
+    record = blank_record(ROOT_INODE, b"K", stat.S_IFREG | bits << shift, 0, 0, 0)._replace(
+        uid=1000, gid=GROUP
+    )
+    caller = Credentials(
+        1000 if who == "owner" else 2000,
+        GROUP if who == "group" else 3000,
+        frozenset({8888, GROUP} if who == "supplementary" else {8888}),
+        overrides=False,
+    )
+    needs = 6 if reads else 2
+    assert may_empty(record, caller, reads=reads, sticky=False) == (bits & needs == needs)
+    assert may_empty(record, caller._replace(overrides=True), reads=reads, sticky=False)
+
+
+def test_in_a_sticky_directory_only_the_owner_empties() -> None:
+    """An O_CREAT of others is refused there, to root too (fs.protected_regular)."""
+    record = blank_record(ROOT_INODE, b"K", stat.S_IFREG | 0o666, 0, 0, 0)._replace(uid=1000)
+    for uid in (0, 1000, 2000):
+        caller = Credentials(uid, 0, frozenset(), overrides=uid == 0)
+        assert may_empty(record, caller, reads=True, sticky=True) == (uid == 1000)

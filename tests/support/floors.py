@@ -13,6 +13,7 @@ _MODULES: Final = {
     "pure": """
         kvfs kvfs.census kvfs.checksum kvfs.config kvfs.demand kvfs.doctor.* kvfs.errors
         kvfs.eviction kvfs.fought_over kvfs.ghosts kvfs.headroom kvfs.heat_marks kvfs.index_room
+        kvfs.former_names
         kvfs.inode_rules
         kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle kvfs.policy kvfs.pool_name kvfs.printable
         kvfs.records kvfs.refusal kvfs.row_table kvfs.setting_values kvfs.sizes kvfs.types
@@ -23,6 +24,7 @@ _MODULES: Final = {
         kvfs.control_files kvfs.devices.* kvfs.extents kvfs.fan_out kvfs.fiemap kvfs.heat
         kvfs.heat_file kvfs.holdings kvfs.holes kvfs.index kvfs.index_environment
         kvfs.index_errors kvfs.index_file
+        kvfs.credentials
         kvfs.index_place kvfs.index_range kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files
         kvfs.kv_load kvfs.lease_shares kvfs.makers kvfs.measure kvfs.mount_table kvfs.open_inodes
         kvfs.pending_rows kvfs.pins kvfs.policies kvfs.record_cache kvfs.rested_code kvfs.run_state
@@ -31,7 +33,8 @@ _MODULES: Final = {
     # The pool as a whole: names, blocks, space.
     "engine": """
         kvfs.allocations kvfs.attributes kvfs.blocks kvfs.check kvfs.check_files kvfs.check_rows
-        kvfs.damage kvfs.departures kvfs.device_room kvfs.dropping kvfs.evict_by_hand kvfs.evictable
+        kvfs.damage kvfs.departures kvfs.device_room kvfs.displaced kvfs.dropping kvfs.evict_by_hand
+        kvfs.evictable
         kvfs.fitness
         kvfs.founding kvfs.fsck_report kvfs.graves kvfs.heat_scan kvfs.holdings_scan
         kvfs.identities kvfs.index_walk kvfs.moved kvfs.name_eviction kvfs.namespace
