@@ -9,7 +9,6 @@ channel can answer itself (``mount.lane``, ``mount.exotic``) never reaches libfu
 import errno
 import logging
 import os
-import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +19,7 @@ from mount.errno_door import counted_errno
 from mount.grant import Grant
 from mount.init_reply import Features, patch_init_reply
 from mount.intake import Intake
+from mount.libfuse_pair import libfuse_pair
 from mount.well_formed import well_formed
 from mount.wire import (
     ENTRY_OUT_BYTES,
@@ -40,8 +40,6 @@ _log: Final = logging.getLogger(__name__)
 
 #: max_write of libfuse 3 (1 MiB), the request's own fields and a page; the kernel asks for that.
 REQUEST_MAX_BYTES: Final = (1 << 20) + 8192
-#: One message must fit into the socket's buffer, with the kernel's bookkeeping.
-_SOCKET_BUFFER_BYTES: Final = 4 << 20
 #: So many bytes of a message that is answered here take about as long to copy as a message takes.
 _MESSAGE_BYTES: Final = 128 << 10
 #: The most that libfuse answers to one READDIR. A reply beyond some 80 KiB wants its memory in one
@@ -75,14 +73,10 @@ class Channel:
     """The pump of one mount. All methods run on the trio thread."""
 
     def __init__(self, device_fd: int, max_background: int, busy_poll_us: int) -> None:
+        """Raises ServeFailed where a socket has too little room."""
         self.device_fd = device_fd
         self._max_background = max_background
-        self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (self._ours, self._theirs):
-            # SO_SNDBUFFORCE and SO_RCVBUFFORCE (socket(7)): beyond wmem_max, as root.
-            end.setsockopt(socket.SOL_SOCKET, 32, _SOCKET_BUFFER_BYTES)
-            end.setsockopt(socket.SOL_SOCKET, 33, _SOCKET_BUFFER_BYTES)
-            end.setblocking(False)
+        self._ours, self._theirs = libfuse_pair()
         self._buffer = bytearray(REQUEST_MAX_BYTES)
         self._view = memoryview(self._buffer)
         self._replies = bytearray(REQUEST_MAX_BYTES)
