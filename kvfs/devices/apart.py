@@ -4,9 +4,11 @@ mkfs.xfs and xfs_logprint ask by stat(2) what is mounted where (platform_check_m
 and wait for as long as the server of any FUSE mount hangs.
 """
 
+import contextlib
 import ctypes
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from kvfs.mount_table import mounts
@@ -16,32 +18,53 @@ _CLONE_NEWNS: Final = 0x20000
 _MS_REC: Final = 0x4000
 _MS_SLAVE: Final = 0x80000
 _MNT_DETACH: Final = 2
+_REASON_MAX_BYTES: Final = 256
+
+_log: Final = logging.getLogger(__name__)
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def without_fuse(program: str) -> Callable[[], None] | None:
-    """Return what a child does before it becomes *program*: it goes where no FUSE is mounted.
+@contextlib.contextmanager
+def without_fuse(program: str) -> Iterator[Callable[[], None] | None]:
+    """Yield what a child does before it becomes *program*: it goes where no FUSE is mounted.
 
     None where nothing is to be done. In the child's own mount namespace, which gets what is
-    unmounted outside and tells nothing of what is unmounted in it.
+    unmounted outside and tells nothing of what is unmounted in it. Where it may not have one (a
+    unit's RestrictNamespaces=, no CAP_SYS_ADMIN) the program runs all the same, and the log says
+    so: start it inside.
     """
     mountpoints = {mount.mountpoint for mount in mounts() if _is_fuse(mount.fs_type)}
     # Not what the program itself lies on.
     apart = [path for path in mountpoints if not f"{program}/".startswith(f"{path.rstrip('/')}/")]
     if not apart:
-        return None
+        yield None
+        return
     # The outermost first: what is mounted in it goes along, and is not walked to.
     paths = [os.fsencode(path) for path in sorted(apart, key=len)]
     flags = ctypes.c_ulong(_MS_REC | _MS_SLAVE)
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def leave() -> None:
         if _libc.unshare(_CLONE_NEWNS) != 0 or _libc.mount(None, b"/", None, flags, None) != 0:
+            os.write(writing, os.strerror(ctypes.get_errno()).encode())
             return
         for path in paths:
             _libc.umount2(path, _MNT_DETACH)
 
-    return leave
+    try:
+        yield leave
+    finally:
+        with contextlib.suppress(BlockingIOError):  # it says nothing where all went well
+            refusal = os.read(reading, _REASON_MAX_BYTES).decode()
+            _log.warning(
+                "%s gets no mount namespace of its own (%s): it looks at every mount of this "
+                "machine, and hangs where a FUSE server does",
+                program,
+                refusal,
+            )
+        os.close(reading)
+        os.close(writing)
 
 
 def _is_fuse(fs_type: str) -> bool:

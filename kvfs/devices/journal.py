@@ -28,14 +28,15 @@ def journal_is_dirty(block_path: str, source: str) -> bool:
     """
     program = find_tool("xfs_logprint")
     # Behind its third line it prints the log, gigabytes of it if it may.
-    tool = subprocess.Popen(
-        [program, "-t", block_path],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "LC_ALL": "C"},
-        preexec_fn=without_fuse(program),
-    )
+    with without_fuse(program) as leave:
+        tool = subprocess.Popen(
+            [program, "-t", block_path],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C"},
+            preexec_fn=leave,
+        )
     assert tool.stdout is not None
     try:
         with tool.stdout:

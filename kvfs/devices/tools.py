@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from typing import Final
 
@@ -12,6 +13,7 @@ from kvfs.errors import SourceDamaged, ToolMissing
 _PACKAGES: Final = {"mkfs.xfs": "xfsprogs", "xfs_logprint": "xfsprogs", "blkid": "util-linux"}
 #: root's daemons often have no sbin in PATH.
 _SBIN: Final = "/usr/local/sbin:/usr/sbin:/sbin"
+_END_WAIT_S: Final = 1.0
 
 
 def find_tool(name: str) -> str:
@@ -28,21 +30,41 @@ def run_tool(name: str, *arguments: str, timeout_s: float) -> subprocess.Complet
     Raises ToolMissing, and SourceDamaged when it does not finish within *timeout_s*.
     """
     program = find_tool(name)
-    try:
-        return subprocess.run(
+    with without_fuse(program) as leave:
+        tool = subprocess.Popen(
             [program, *arguments],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="backslashreplace",
             env={**os.environ, "LC_ALL": "C"},
-            timeout=timeout_s,
-            check=False,
-            preexec_fn=without_fuse(program),
+            preexec_fn=leave,
         )
+    assert tool.stdout is not None
+    assert tool.stderr is not None
+    with tool.stdout, tool.stderr:
+        try:
+            printed, complaint = tool.communicate(timeout=timeout_s)
+        except BaseException as error:
+            _end(tool)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise  # Ctrl-C
+            target = arguments[-1]
+            raise SourceDamaged(
+                f"{target}: {name} did not finish in {timeout_s:.0f} s; does a mount on this "
+                f"machine hang (df)?"
+            ) from None
+    return subprocess.CompletedProcess(tool.args, tool.returncode, printed, complaint)
+
+
+def _end(tool: "subprocess.Popen[str]") -> None:
+    """Kill it; one that hangs in a stat lives on, and is not waited for."""
+    tool.kill()
+    try:
+        tool.wait(_END_WAIT_S)
     except subprocess.TimeoutExpired:
-        target = arguments[-1]
-        raise SourceDamaged(f"{target}: {name} did not finish in {timeout_s:.0f} s") from None
+        tool.returncode = -signal.SIGKILL  # Popen would warn
 
 
 def last_line(text: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from kvfs.devices import journal
 from kvfs.errors import SourceBusy
-from tests.support.mounting import COMMAND_WAIT_S, ROOT, workplace
+from tests.support.mounting import COMMAND_WAIT_S, ROOT, loop_device, workplace
 from tests.support.pools import refused
 
 #: In a mount namespace of its own, a FUSE mount that nobody serves; a pool is made beside it.
@@ -47,6 +47,45 @@ def test_a_mount_that_hangs_holds_up_neither_mkfs_nor_mount() -> None:
             check=False,
         )
     assert done.stdout == "xfs\nNone\n", "it is still mounted for everybody else\n" + done.stderr
+
+
+#: As above, run by a process that may make no namespace (a unit's RestrictNamespaces=yes does the
+#: same): the program hangs in its look at the mount.
+WITHOUT_A_NAMESPACE = """\
+import subprocess, sys
+from mount import kernel
+mountpoint, image = sys.argv[1:]
+fd = kernel.open_device()
+kernel.mount(fd, mountpoint, "/never", read_only=False)
+program = '''
+import sys
+from kvfs.devices.tools import run_tool
+run_tool("mkfs.xfs", sys.argv[1], timeout_s=1.0)
+'''
+command = ["setpriv", "--bounding-set=-sys_admin", sys.executable, "-c", program, image]
+done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+kernel.unmount(mountpoint, lazy=True)
+print(done.stderr)
+"""
+
+
+@pytest.mark.needs_loop
+@pytest.mark.needs_fuse
+def test_a_program_that_cannot_go_apart_is_told_of_and_given_up() -> None:
+    with workplace() as place, loop_device(400 << 20) as device:
+        (place / "kv").mkdir()
+        program = [sys.executable, "-c", WITHOUT_A_NAMESPACE, str(place / "kv"), device]
+        done = subprocess.run(
+            ["unshare", "--mount", "--propagation", "private", *program],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_WAIT_S,
+            check=False,
+        )
+    told = "mkfs.xfs gets no mount namespace of its own (Operation not permitted)"
+    assert told in done.stdout, done.stdout + done.stderr
+    assert "mkfs.xfs did not finish in 1 s; does a mount on this machine hang" in done.stdout
 
 
 def test_a_journal_that_gives_no_answer_is_given_up(
