@@ -20,7 +20,8 @@ def locked_directory(directory: str) -> Iterator[None]:
     os.makedirs(directory, mode=0o755, exist_ok=True)
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)  # held for a few system calls only, by everybody
+        # Held for a few system calls, or for one more look at a dead mount.
+        fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
         os.close(fd)

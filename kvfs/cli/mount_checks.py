@@ -3,20 +3,20 @@
 import os
 import stat
 
-from kvfs.cli.servers import answer_of, is_dead
+from kvfs.cli.dead_mount import free_place
 from kvfs.errors import MountpointUnusable
 from kvfs.mount_table import kvfs_at
 
 
-def check_mountpoint(mountpoint: str) -> None:
-    """Raise MountpointUnusable unless the resolved path *mountpoint* can take a mount."""
+def prepare_mountpoint(mountpoint: str) -> list[str]:
+    """Take dead mounts away from the resolved path *mountpoint*, and return what to say of it.
+
+    Raises MountpointUnusable unless it can take a mount then.
+    """
+    lines = free_place(mountpoint)
     present = kvfs_at(mountpoint)
     if present is not None:
-        dead = f"; its server is dead: `kvfs umount {mountpoint}` clears it"
-        raise MountpointUnusable(
-            f"{mountpoint} is a kvfs mount of {present.source} already"
-            f"{dead if is_dead(mountpoint, answer_of(mountpoint)) else ''}"
-        )
+        raise MountpointUnusable(f"{mountpoint} is a kvfs mount of {present.source} already")
     try:
         mode = os.stat(mountpoint).st_mode
     except FileNotFoundError:
@@ -25,6 +25,7 @@ def check_mountpoint(mountpoint: str) -> None:
         raise MountpointUnusable(f"mountpoint {mountpoint}: {error.strerror}") from None
     if not stat.S_ISDIR(mode):
         raise MountpointUnusable(f"mountpoint {mountpoint} is not a directory")
+    return lines
 
 
 def check_apart(source: str, mountpoint: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvfs.cli.failures import explain
-from kvfs.cli.mount_checks import check_apart, check_mountpoint
+from kvfs.cli.mount_checks import check_apart, prepare_mountpoint
 from kvfs.cli.ready_pipe import ReadyPipe
 from kvfs.cli.standard_streams import say
 from kvfs.cli.termination import sigterm_raises
@@ -35,8 +35,8 @@ def serve_here(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
 
 def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
     settings = load()
-    check_mountpoint(settings.mountpoint)
     check_apart(settings.source, settings.mountpoint)
+    remarks = prepare_mountpoint(settings.mountpoint)
     from mount.process_manners import require_file_size, require_open_files
 
     require_file_size()
@@ -63,6 +63,8 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
         if pipe is not None:  # the log is not what the operator sees
             say(f"kvfs: {line}")
 
+    for line in remarks:
+        remark(line)
     try:
         _serve_or_format(settings, load, ready, remark)
         _log.info("stopped: %s is unmounted", settings.mountpoint)

@@ -4,12 +4,12 @@ import argparse
 import contextlib
 import errno
 import os
-import select
 import sys
 from typing import TYPE_CHECKING, Final
 
 from kvfs.again import seen_in_time
 from kvfs.cli.caller import need_root
+from kvfs.cli.dead_mount import dead_mount_at, open_process, take_away, wait_for_end
 from kvfs.cli.liveness import was_killed
 from kvfs.cli.mount_settings import read_settings_file
 from kvfs.cli.parser import add_verb
@@ -37,7 +37,7 @@ def configure(subparsers: "Subparsers") -> None:
         "umount",
         run,
         description="Unmount MOUNTPOINT and wait until its server has stopped, so that the source "
-        "is free.\nA mount whose server is dead is taken away as well.",
+        "is free.\nA mount whose server is dead is taken away as well, in use or not.",
         example="kvfs umount /kv",
     )
     parser.add_argument("mountpoint", metavar="MOUNTPOINT", nargs="?")
@@ -77,10 +77,15 @@ def run(args: argparse.Namespace) -> int:
         raise NotMounted(f"{mountpoint} is a mount of type {present.fs_type}, not a kvfs")
     # Before the umount: afterwards the server stops answering.
     server_pid = server_of(mountpoint)
-    pidfd = _open_process(server_pid)
+    lives = server_pid > 0 and not was_killed(server_pid)
+    dead = None if lives else dead_mount_at(mountpoint)
+    pidfd = open_process(server_pid)
     try:
-        _unmount(mountpoint, lazy=args.lazy, force=was_killed(server_pid))
-        ended = _wait_for_end(pidfd, min(args.wait_s, _LAZY_WAIT_S) if args.lazy else args.wait_s)
+        if dead is None:
+            _unmount(mountpoint, lazy=args.lazy)
+        else:
+            take_away(dead)
+        ended = wait_for_end(pidfd, min(args.wait_s, _LAZY_WAIT_S) if args.lazy else args.wait_s)
     finally:
         if pidfd >= 0:
             os.close(pidfd)
@@ -105,24 +110,6 @@ def _configured_mountpoint(path: str | None) -> str:
     return settings.mountpoint
 
 
-def _open_process(pid: int) -> int:
-    """Return a pidfd, or -1 where there is no such process."""
-    if pid <= 0:
-        return -1
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        return -1
-
-
-def _wait_for_end(pidfd: int, wait_s: float) -> bool:
-    if pidfd < 0:
-        return True
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(wait_s * 1000))
-
-
 def _wait_for_source(source: str, wait_s: float) -> None:
     """Wait until the kernel has let go of a drive or image, which can follow the server's end."""
     from kvfs.devices import wait_released
@@ -131,11 +118,11 @@ def _wait_for_source(source: str, wait_s: float) -> None:
         wait_released(source, wait_s)
 
 
-def _unmount(mountpoint: str, *, lazy: bool, force: bool) -> None:
+def _unmount(mountpoint: str, *, lazy: bool) -> None:
     from mount.kernel import unmount
 
     try:
-        unmount(mountpoint, lazy=lazy, force=force)
+        unmount(mountpoint, lazy=lazy)
     except OSError as error:
         if error.errno == errno.EINVAL and mount_at(mountpoint) is None:  # another was faster
             raise NotMounted(f"nothing is mounted at {mountpoint} any more") from None

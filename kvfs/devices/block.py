@@ -51,6 +51,12 @@ def open_block(path: str, *, read_only: bool, capacity_bytes: int | None) -> Dev
     )
 
 
+def outlives(path: str) -> bool:
+    """Whether a file system on *path* outlived its server. Raises SourceDamaged."""
+    with outlived(path) as found:
+        return found is not None
+
+
 def destroy_block(path: str) -> None:
     """Make the pool on block device *path* unrecognisable. Raises as open_block."""
     busy.refuse_busy(path)

@@ -79,6 +79,12 @@ def open_image(path: str, *, read_only: bool, capacity_bytes: int | None) -> Dev
             )
 
 
+def outlives(path: str) -> bool:
+    """Whether a file system in image *path* outlived its server. Raises SourceDamaged."""
+    with _outlived_in(path) as (_, found):
+        return found is not None
+
+
 def destroy_image(path: str) -> None:
     """Blank the pool in image file *path*; the file stays. Raises as open_image."""
     with _locked(path) as image_fd:

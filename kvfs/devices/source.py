@@ -26,6 +26,10 @@ _REFUSE_BUSY: Final[Mapping[Kind, Callable[[str], None]]] = {
     "image": image.refuse_busy_image,
     "directory": directory.refuse_busy_directory,
 }
+_OUTLIVES: Final[Mapping[Kind, Callable[[str], bool]]] = {
+    "block": block.outlives,
+    "image": image.outlives,
+}
 
 
 def recognise(source: str) -> Kind:
@@ -127,17 +131,23 @@ def destroy_source(source: str) -> None:
     wait_released(source)
 
 
-def wait_released(source: str, wait_s: float = 10.0) -> None:
+def wait_released(source: str, wait_s: float = 10.0, *, joins: bool = False) -> None:
     """Return when the last user of *source* is gone, so that fsck, mkfs or mount may follow.
 
     A server's end and the unmount of its device are not one step: the last fd may be closed by
-    the kernel, and udev looks at loop devices that go. Raises SourceBusy after *wait_s*.
+    the kernel, and udev looks at loop devices that go. *joins*: a mount follows, and clients of
+    the last one, who keep its file system, hold that up no longer. Raises SourceBusy after
+    *wait_s*.
     """
-    refuse_busy = _REFUSE_BUSY[recognise(source)]
+    kind = recognise(source)
+    refuse_busy = _REFUSE_BUSY[kind]
     deadline_s = time.monotonic() + wait_s
     while True:
+        if joins and kind in _OUTLIVES and _OUTLIVES[kind](source):
+            return
         try:
-            return refuse_busy(source)
+            refuse_busy(source)
+            return
         except SourceBusy:
             if time.monotonic() >= deadline_s:
                 raise

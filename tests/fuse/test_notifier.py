@@ -226,14 +226,20 @@ def telling(place: Path) -> Iterator[Telling]:
         yield Telling(mounted, storing, failed)
 
 
-def test_umount_ends_the_calls_that_wait_for_a_killed_server() -> None:
+@pytest.mark.parametrize(
+    "then", [("umount", "--lazy", "KV"), ("umount", "KV"), ("mount", "POOL", "KV")]
+)
+def test_umount_and_mount_end_the_calls_that_wait_for_a_killed_server(
+    then: tuple[str, ...],
+) -> None:
     """Where nothing else does: what guards against that was killed, too."""
     skip_without_mounts()
     with workplace() as place:
         # Started first: who forks later closes our files on the mount, and waits for the server.
+        paths = {"KV": str(place / "kv"), "POOL": str(place / "pool")}
         status, command = (
-            shlex.join([*KVFS, *verb, str(place / "kv")])
-            for verb in (["status"], ["umount", "--lazy"])
+            shlex.join([*KVFS, *(paths.get(word, word) for word in verb)])
+            for verb in (("status", "KV"), then)
         )
         umount = subprocess.Popen(
             ["sh", "-c", f"read go; {status}; {command}"],

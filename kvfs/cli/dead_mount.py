@@ -1,0 +1,106 @@
+"""A kvfs mount whose server is dead: nothing served there can come back, so its place is free.
+
+Clients that hold files of it keep them: it is detached, and ends with its last user.
+"""
+
+import contextlib
+import errno
+import os
+import select
+from typing import Final, NamedTuple
+
+from kvfs.cli.liveness import has_ended, was_killed
+from kvfs.cli.servers import server_of
+from kvfs.control_files import locked_directory
+from kvfs.errors import CommandError, MountpointUnusable
+from kvfs.mount_table import Mount, kvfs_at
+from kvfs.pool_name import RUN_DIRECTORY
+
+#: From its server's end to that of its file system, which may have bytes to write back.
+_SOURCE_WAIT_S: Final = 10.0
+
+
+class DeadMount(NamedTuple):
+    """The topmost mount at its mountpoint."""
+
+    mount: Mount
+    held_up_pid: int
+    """Its killed server, of which the kernel still holds up a thread; 0 if it is gone."""
+
+
+def dead_mount_at(mountpoint: str) -> DeadMount | None:
+    """Return what a dead server left at the resolved path *mountpoint*.
+
+    None where nothing is mounted, and where it is not known that the server is dead.
+    """
+    present = kvfs_at(mountpoint)
+    if present is None:
+        return None
+    server_pid = server_of(mountpoint)
+    if was_killed(server_pid):
+        return DeadMount(present, server_pid)
+    return DeadMount(present, 0) if has_ended(mountpoint) else None
+
+
+def take_away(dead: DeadMount) -> None:
+    """Detach *dead*, in use or not; one that is gone meanwhile is none. Raises MountpointUnusable.
+
+    Calls that wait for the killed server end with an error.
+    """
+    from mount.kernel import unmount
+
+    mountpoint = dead.mount.mountpoint
+    pidfd = open_process(dead.held_up_pid)
+    try:
+        # Of two who start at once the later one must not detach what the other mounted meanwhile.
+        with locked_directory(RUN_DIRECTORY):
+            if dead_mount_at(mountpoint) != dead:
+                return
+            unmount(mountpoint, lazy=True, force=dead.held_up_pid > 0)
+        # Its locks on the source last as long as it does.
+        wait_for_end(pidfd, _SOURCE_WAIT_S)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise MountpointUnusable(
+                f"{mountpoint}: the mount of a dead server cannot be taken away: {error.strerror}"
+            ) from None
+    finally:
+        if pidfd >= 0:
+            os.close(pidfd)
+
+
+def free_place(mountpoint: str) -> list[str]:
+    """Take every dead mount at the resolved path *mountpoint* away; return a line about each.
+
+    When it returns a server may open what they served. Raises MountpointUnusable.
+    """
+    from kvfs.devices import wait_released
+
+    lines = []
+    last = ""
+    while (dead := dead_mount_at(mountpoint)) is not None and dead.mount.device != last:
+        last = dead.mount.device
+        take_away(dead)
+        lines.append(f"takes the place of a dead mount of {dead.mount.source} at {mountpoint}")
+        with contextlib.suppress(CommandError):  # what is wrong with it says who opens it
+            wait_released(dead.mount.source, _SOURCE_WAIT_S, joins=True)
+    return lines
+
+
+def open_process(pid: int) -> int:
+    """Return a pidfd, or -1 where there is no such process."""
+    if pid <= 0:
+        return -1
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return -1
+
+
+def wait_for_end(pidfd: int, wait_s: float) -> bool:
+    """Wait for the end of the process behind *pidfd* (-1: it is gone); whether it came."""
+    if pidfd < 0:
+        return True
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(wait_s * 1000))

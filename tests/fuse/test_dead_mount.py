@@ -1,0 +1,153 @@
+"""What a killed server left mounted makes room for the next one by itself, also while in use."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvfs import errors
+from kvfs.cli import liveness
+from kvfs.cli.dead_mount import dead_mount_at, free_place, take_away
+from kvfs.mount_table import mounts
+from tests.fuse.conftest import require_passthrough
+from tests.support.mounting import KVFS, ROOT, Mounted, run_kvfs, workplace
+from tests.support.places import blank_place, small_mount
+from tests.support.pools import MIB, blank_source
+
+pytestmark = pytest.mark.needs_fuse
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with blank_place() as directory:
+        yield directory
+
+
+def kill(mount: Mounted) -> None:
+    """End the server as the OOM killer does; its mount stays."""
+    os.kill(mount.server_pid, signal.SIGKILL)
+    mount._wait_for_server()
+
+
+def times_mounted(path: Path) -> int:
+    return [mount.mountpoint for mount in mounts()].count(str(path))
+
+
+@pytest.mark.needs_loop
+@pytest.mark.parametrize("kind", ["directory", "block", "image"])
+@pytest.mark.parametrize("path", ["daemon", "passthrough"])
+def test_a_mount_takes_a_dead_ones_place_while_clients_hold_its_files(kind: str, path: str) -> None:
+    with (
+        blank_source(kind) as source,
+        workplace("disk") as directory,
+        Mounted(source.path, directory / "kv", f"--data-path={path}") as mount,
+        contextlib.ExitStack() as clients,
+    ):
+        if path == "passthrough":
+            require_passthrough(mount)
+        (mount.path / "tmp").write_bytes(b"kept" * MIB)
+        (mount.path / "tmp").rename(mount.path / "block")
+        reading = clients.enter_context((mount.path / "block").open("rb", buffering=0))
+        inside = subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=mount.path)
+        clients.callback(inside.communicate)
+        kill(mount)
+        done = run_kvfs("mount", mount.source, str(mount.path), *mount.flags)
+        told = f"kvfs: takes the place of a dead mount of {source.path} at {mount.path}\n"
+        assert done.stderr == told
+        status = mount.status()
+        mount.server_pid = status["server_pid"]
+        mount._pidfd = os.pidfd_open(mount.server_pid)
+        assert times_mounted(mount.path) == 1
+        assert (mount.path / "block").read_bytes() == b"kept" * MIB
+        (mount.path / "more").write_bytes(b"stored")
+        if path == "passthrough":  # what the kernel reads by itself it reads on
+            assert os.pread(reading.fileno(), 4, 0) == b"kept"
+        else:
+            with pytest.raises(OSError, match="not connected"):
+                os.pread(reading.fileno(), 4, 4 * MIB - 4)
+        with contextlib.suppress(OSError):  # the FLUSH of a close
+            clients.close()
+        mount.stop()
+        assert times_mounted(mount.path) == 0
+
+
+def test_a_dead_mount_in_use_is_unmounted_without_a_word_about_it(place: Path) -> None:
+    with small_mount(place) as mount:
+        holder = subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=mount.path)
+        try:
+            kill(mount)
+            assert run_kvfs("umount", str(mount.path)).stderr == ""
+            assert times_mounted(mount.path) == 0
+        finally:
+            holder.communicate()
+
+
+def test_of_two_who_start_at_a_dead_mount_one_serves(place: Path) -> None:
+    with small_mount(place) as mount:
+        kill(mount)
+        starts = [
+            subprocess.Popen(
+                [
+                    *KVFS,
+                    "mount",
+                    mount.source,
+                    str(mount.path),
+                    f"--name=kvfs-test-{os.getpid()}-{n}",
+                ],
+                cwd=ROOT,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for n in range(3)
+        ]
+        said = [start.communicate(timeout=60)[1] for start in starts]
+        codes = sorted(start.returncode for start in starts)
+        refusals = {errors.SourceBusy.exit_code, errors.MountpointUnusable.exit_code}
+        assert codes[0] == 0, said
+        assert set(codes[1:]) <= refusals, said
+        status = mount.status()
+        mount.server_pid = status["server_pid"]
+        mount._pidfd = os.pidfd_open(mount.server_pid)
+        assert times_mounted(mount.path) == 1
+        (mount.path / "block").write_bytes(b"served")
+
+
+def test_what_is_not_known_to_be_dead_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "_LOOK_MAX_S", 1.0)
+    with small_mount(place) as mount:
+        os.kill(mount.server_pid, signal.SIGSTOP)
+        try:
+            assert dead_mount_at(str(mount.path)) is None
+            assert free_place(str(mount.path)) == []
+            done = run_kvfs("mount", mount.source, str(mount.path), check=False)
+            assert done.returncode == errors.MountpointUnusable.exit_code
+            assert "is a kvfs mount of" in done.stderr
+        finally:
+            os.kill(mount.server_pid, signal.SIGCONT)
+        (mount.path / "block").write_bytes(b"served")
+
+
+def test_a_mount_that_came_meanwhile_is_not_taken_away(place: Path) -> None:
+    with small_mount(place) as mount:
+        kill(mount)
+        dead = dead_mount_at(str(mount.path))
+        assert dead is not None
+        take_away(dead)
+        mount.start()
+        take_away(dead)  # the new one may well have the old one's device number
+        (mount.path / "block").write_bytes(b"served")
+
+
+def test_a_dead_mount_outlasts_a_start_with_wrong_arguments(place: Path) -> None:
+    """Bare, its place would take what clients store."""
+    with small_mount(place) as mount:
+        kill(mount)
+        inside = str(mount.path / "pool")
+        done = run_kvfs("mount", inside, str(mount.path), check=False)
+        assert done.returncode == errors.MountpointUnusable.exit_code
+        with pytest.raises(OSError, match="not connected"):
+            (mount.path / "block").write_bytes(b"nowhere")
