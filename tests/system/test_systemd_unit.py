@@ -1,30 +1,121 @@
-"""systemd/kvfs@.service: systemd accepts it, and what it runs does what Type=notify promises."""
+"""systemd/kvfs@.service, run by a real systemd as it stands: its command, within its bounds."""
 
 import configparser
+import contextlib
 import json
 import os
-import shlex
-import shutil
-import signal
-import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
 from kvfs.config import Settings
-from tests.support.mounting import KVFS, ROOT, run_kvfs, workplace
+from tests.support.mounting import (
+    PASSTHROUGH_WORKS,
+    kernel_has_passthrough,
+    skip_without_mounts,
+    workplace,
+)
+from tests.support.own_systemd import UNIT, OwnSystemd, own_systemd
 
-UNIT = ROOT / "systemd" / "kvfs@.service"
 #: Each gives the service a mount namespace, in which the mount would be seen by nobody else.
-HIDES_THE_MOUNT = (
+HIDES_THE_MOUNT: Final = (
     *("PrivateTmp", "PrivateDevices", "PrivateMounts", "ProtectSystem", "ProtectHome"),
     *("ProtectKernelTunables", "ProtectKernelModules", "ProtectKernelLogs", "ProtectClock"),
     *("ProtectControlGroups", "ProtectHostname", "ProtectProc", "ProcSubset", "DynamicUser"),
     *("ReadOnlyPaths", "ReadWritePaths", "InaccessiblePaths", "TemporaryFileSystem", "BindPaths"),
     *("RootDirectory", "RootImage", "MountFlags"),
 )
+#: linux/capability.h.
+CAPABILITIES: Final = {
+    "CAP_CHOWN": 0,
+    "CAP_DAC_OVERRIDE": 1,
+    "CAP_DAC_READ_SEARCH": 2,
+    "CAP_FOWNER": 3,
+    "CAP_KILL": 5,
+    "CAP_SYS_PTRACE": 19,
+    "CAP_SYS_ADMIN": 21,
+    "CAP_SYS_RESOURCE": 24,
+}
+#: XATTR_SIZE_MAX of the kernel: the largest message between the channel and libfuse.
+XATTR_BYTES: Final = 64 << 10
+IMAGE_BYTES: Final = 400 << 20
+PATHS: Final = ("daemon", "passthrough")
+#: A FUSE mount that nobody serves: who looks at it hangs.
+HANGS: Final = """\
+import signal, sys
+from mount import kernel
+fd = kernel.open_device()
+kernel.mount(fd, sys.argv[1], "/never", read_only=False)
+print("there", flush=True)
+signal.pause()
+"""
+SETTINGS: Final = """\
+source = "{place}/{name}.img"
+mountpoint = "{place}/{name}"
+data_path = "{path}"
+log_file = "{place}/{name}.log"
+xattr_value_max_bytes = {xattr_bytes}
+xattr_total_max_bytes = {xattr_total_bytes}
+"""
+
+
+class Unit:
+    """One instance of the unit: its files, and what its systemd says of it."""
+
+    def __init__(self, systemd: OwnSystemd, place: Path, path: str) -> None:
+        self.systemd = systemd
+        self.name = f"kvfs@{path}"
+        self.path = path
+        self.mountpoint = place / path
+        self._log = place / f"{path}.log"
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def control(self, verb: str) -> None:
+        self.systemd.run("systemctl", verb, self.name)
+
+    def show(self, name: str) -> str:
+        return self.systemd.show(self.name, name)
+
+    def sh(self, script: str) -> str:
+        """Run *script* beside the service, in the mountpoint's parent."""
+        parent = str(self.mountpoint.parent)
+        return self.systemd.run("sh", "-euc", f"cd {parent}; {script}").stdout
+
+    def status(self) -> dict[str, Any]:
+        said = self.systemd.run("kvfs", "status", str(self.mountpoint), "--json").stdout
+        answer = json.loads(said)
+        assert isinstance(answer, dict)
+        return answer
+
+    def is_mounted(self) -> bool:
+        return f" {self.mountpoint} fuse.kvfs " in self.sh("cat /proc/mounts")
+
+
+def capabilities_of_this_machine() -> int:
+    """Return those that a container, say, leaves to its root."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("CapBnd")), 16)
+
+
+@contextlib.contextmanager
+def in_use_by(unit: Unit, script: str) -> Iterator[None]:
+    """Run *script*, which ends with cat, beside the service."""
+    with subprocess.Popen(
+        unit.systemd.inside("sh", "-euc", script), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        client.stdin.write(b"go\n")
+        client.stdin.flush()
+        assert client.stdout.readline() == b"go\n"  # it came to its last line
+        yield
+        client.stdin.close()
 
 
 @pytest.fixture(scope="module")
@@ -35,29 +126,54 @@ def service() -> configparser.SectionProxy:
     return parser["Service"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    """A directory with a source, a mountpoint and a settings file, cleaned up whatever happens."""
+    skip_without_mounts()
     with workplace() as directory:
-        (directory / "pool").mkdir()
-        (directory / "kv").mkdir()
-        (directory / "kv.toml").write_text(
-            f'source = "{directory / "pool"}"\nmountpoint = "{directory / "kv"}"\n'
+        for name in PATHS:
+            (directory / name).mkdir()
+            with (directory / f"{name}.img").open("wb") as image:
+                image.truncate(IMAGE_BYTES)
+        (directory / "hangs").mkdir()
+        (directory / "systemd").mkdir()
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def systemd(place: Path) -> Iterator[OwnSystemd]:
+    settings = {
+        f"{path}.toml": SETTINGS.format(
+            place=place,
+            name=path,
+            path=path,
+            xattr_bytes=XATTR_BYTES,
+            xattr_total_bytes=2 * XATTR_BYTES,
         )
-        try:
-            yield directory
-        finally:
-            run_kvfs("umount", "--lazy", str(directory / "kv"), check=False)
+        for path in PATHS
+    }
+    with own_systemd(place / "systemd", settings) as booted:
+        hangs = subprocess.Popen(
+            booted.inside(sys.executable, "-c", HANGS, str(place / "hangs")),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert hangs.stdout is not None
+        with hangs.stdout:
+            assert hangs.stdout.readline() == "there\n"
+        yield booted
+    hangs.wait()
 
 
-def command(line: str, place: Path) -> list[str]:
-    """Return what systemd would run for *line* of the instance whose settings are in *place*."""
-    name = f"kvfs-test-{os.getpid()}"
-    expanded = line.removeprefix("-").replace("/etc/kvfs/%i.toml", str(place / "kv.toml"))
-    program, *arguments = shlex.split(expanded.replace("%i", name))
-    assert program == "kvfs"
-    assert "%" not in expanded.replace("%i", "")
-    return [*KVFS, *arguments]
+@pytest.fixture(params=PATHS)
+def unit(request: pytest.FixtureRequest, systemd: OwnSystemd, place: Path) -> Iterator[Unit]:
+    """A stopped one for each data path; its pool is blank the first time."""
+    path = str(request.param)
+    if path == "passthrough" and not (PASSTHROUGH_WORKS and kernel_has_passthrough()):
+        pytest.skip("this kernel has no FUSE passthrough")
+    one = Unit(systemd, place, path)
+    yield one
+    one.control("stop")
+    assert not one.is_mounted()
 
 
 def test_nothing_hides_the_mount_from_the_host(service: configparser.SectionProxy) -> None:
@@ -72,81 +188,82 @@ def test_the_units_bounds_enclose_the_servers_own(service: configparser.SectionP
     assert int(service["OOMScoreAdjust"]) == settings.oom_score_adj
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_accepts_it(tmp_path: Path) -> None:
-    # An instance, since a template alone is not checked; /bin/true in place of an installed kvfs.
-    unit = tmp_path / "kvfs@kv.service"
-    unit.write_text(
-        UNIT.read_text().replace("=kvfs ", "=/bin/true ").replace("=-kvfs ", "=-/bin/true ")
-    )
-    done = subprocess.run(
-        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert str(unit) not in done.stderr
+def test_a_unit_without_its_settings_does_not_start(systemd: OwnSystemd) -> None:
+    systemd.run("systemctl", "start", "kvfs@nobody")
+    assert systemd.show("kvfs@nobody", "ConditionResult") == "no"
+    assert systemd.show("kvfs@nobody", "ActiveState") == "inactive"
 
 
-@pytest.mark.needs_fuse
-def test_it_starts_tells_systemd_reloads_and_stops(
-    service: configparser.SectionProxy, place: Path
+def test_systemd_has_nothing_to_say_about_it(systemd: OwnSystemd, place: Path) -> None:
+    units = f"SYSTEMD_UNIT_PATH={place}/systemd/units"
+    verify = ("systemd-analyze", "verify", "--man=no", "kvfs@daemon.service")
+    done = systemd.run("env", units, *verify)
+    assert done.stdout + done.stderr == ""
+
+
+def test_it_makes_a_pool_and_serves_within_its_bounds(
+    service: configparser.SectionProxy, unit: Unit
 ) -> None:
-    with (
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified,
-        (place / "stderr").open("wb") as stderr,
-    ):
-        notified.bind(str(place / "notify"))
-        notified.settimeout(60)
-        server = subprocess.Popen(
-            command(service["ExecStart"], place),
-            cwd=ROOT,
-            env={**os.environ, "NOTIFY_SOCKET": str(place / "notify")},
-            stderr=stderr,
-        )
-        try:
-            ready = notified.recv(4096).splitlines()
-            assert b"READY=1" in ready
-            assert f"STATUS=serving {place / 'pool'} at {place / 'kv'}".encode() in ready
-            # What is ordered after the unit finds the mount, served by systemd's main process.
-            (place / "kv" / "block").write_bytes(b"kept")
-            status = json.loads(run_kvfs("status", str(place / "kv"), "--json").stdout)
-            assert status["server_pid"] == server.pid
-            assert status["name"] == f"kvfs-test-{os.getpid()}"
-            assert service["ExecReload"] == "kill -HUP $MAINPID"
-            server.send_signal(signal.SIGHUP)
-            stop = subprocess.run(command(service["ExecStop"], place), cwd=ROOT, check=False)
-            assert stop.returncode == 0
-            assert server.wait(60) == 0
-            assert notified.recv(4096) == b"STOPPING=1"
-        finally:
-            server.kill()
-            server.wait()
-    assert "settings reloaded" in (place / "stderr").read_text()
+    """A blank image is formatted, beside a FUSE mount that hangs."""
+    unit.control("start")  # returns at READY=1
+    assert unit.show("ActiveState") == "active"
+    server_pid = unit.status()["server_pid"]
+    assert str(server_pid) == unit.show("MainPID")
+    assert unit.status()["data_path"] == unit.path
+    # They are its own bounds that it serves within.
+    process = dict(
+        line.split(":\t", 1) for line in unit.sh(f"cat /proc/{server_pid}/status").splitlines()
+    )
+    wanted = sum(1 << CAPABILITIES[name] for name in service["CapabilityBoundingSet"].split())
+    assert int(process["CapBnd"], 16) == wanted & capabilities_of_this_machine()
+    assert (process["NoNewPrivs"], process["Seccomp"]) == ("1", "2")
+    # Whoever is ordered after it finds the mount, and may do there what he may elsewhere.
+    unit.sh(f"cd {unit.path}; mkdir d; echo stored > d/tmp; mv d/tmp d/block; cat d/block")
+    value = f"import os; os.setxattr('{unit.path}/d/block', 'user.note', bytes({XATTR_BYTES - 1}))"
+    read = f"print(len(os.getxattr('{unit.path}/d/block', 'user.note')))"
+    assert unit.sh(f'{sys.executable} -c "{value}; {read}"') == f"{XATTR_BYTES - 1}\n"
+    assert unit.sh(f"ls {unit.path}/d") == "block\n"
+    unit.control("reload")
+    unit.systemd.run("kvfs", "umount", str(unit.mountpoint))
+    unit.systemd.wait_for(unit.name, "ActiveState", "inactive")
+    assert unit.show("Result") == "success"
+    assert "settings reloaded" in unit.log()
+    assert "WARNING" not in unit.log()
+    assert "ERROR" not in unit.log()
 
 
-@pytest.mark.needs_fuse
-def test_after_a_crash_the_unit_clears_the_way_for_its_restart(
-    service: configparser.SectionProxy, place: Path
-) -> None:
-    for _start in range(2):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
-            address = f"\0kvfs-test-{os.getpid()}"  # systemd may use the abstract namespace
-            notified.bind(address)
-            notified.settimeout(60)
-            server = subprocess.Popen(
-                command(service["ExecStart"], place),
-                cwd=ROOT,
-                env={**os.environ, "NOTIFY_SOCKET": "@" + address[1:]},
-                stderr=subprocess.DEVNULL,
-            )
-            try:
-                assert notified.recv(4096).startswith(b"READY=1")
-            finally:
-                server.kill()
-                server.wait()
-            after = subprocess.run(command(service["ExecStopPost"], place), cwd=ROOT, check=False)
-            assert after.returncode == 0
-            assert not os.path.ismount(place / "kv")
+def test_after_a_crash_it_serves_again_although_a_client_holds_a_file(unit: Unit) -> None:
+    unit.control("start")
+    unit.sh(f"cd {unit.path}; rm -rf kept; echo stored > tmp; mv tmp kept")
+    client = f"cd {unit.mountpoint}; exec 3< kept; cat"
+    with in_use_by(unit, client):
+        before = unit.show("MainPID")
+        unit.sh(f"kill -KILL {before}")
+        unit.systemd.wait_for(unit.name, "NRestarts", "1")
+        unit.systemd.wait_for(unit.name, "ActiveState", "active")
+        assert unit.show("MainPID") not in ("0", before)
+        assert unit.sh(f"cat {unit.path}/kept") == "stored\n"
+        assert unit.sh("cat /proc/mounts").count(f" {unit.mountpoint} fuse.kvfs ") == 1
+        assert "takes the place of a dead mount" in unit.log()
 
 
-def test_a_unit_without_its_settings_does_not_start() -> None:
-    assert "ConditionPathExists=/etc/kvfs/%i.toml" in UNIT.read_text().splitlines()
+def test_a_stop_ends_a_mount_in_use(unit: Unit) -> None:
+    """It is refused to `kvfs umount`, and SIGTERM detaches it."""
+    unit.control("start")
+    with in_use_by(unit, f"cd {unit.mountpoint}; cat"):
+        unit.control("stop")
+        assert unit.show("Result") == "success"
+
+
+def test_it_comes_back_from_a_settings_file_that_was_wrong(unit: Unit, place: Path) -> None:
+    """What fails is said with the exit code of its kind, and costs nothing."""
+    settings = f"/etc/kvfs/{unit.path}.toml"
+    unit.sh(f"cp {settings} kept.toml; echo no_such_setting = 1 >> {settings}")
+    started = unit.systemd.run("systemctl", "start", unit.name, check=False)
+    assert started.returncode != 0
+    assert unit.show("ExecMainStatus") == "2"
+    unit.sh(f"cp kept.toml {settings}")
+    unit.control("reset-failed")
+    unit.control("restart")
+    assert unit.show("ActiveState") == "active"
+    assert os.path.exists(place / f"{unit.path}.img")
