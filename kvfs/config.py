@@ -182,7 +182,7 @@ class Settings:
     )
     pin_share: float = setting(
         0.5,
-        "of the capacity, at most, may be pinned: the rest must be able to go",
+        "of the capacity, at most, is kept by pins and evict=never: the rest must be able to go",
         unit="share",
         low=0,
         high=1,

@@ -7,7 +7,7 @@ from kvfs.checksum import crc32c
 from kvfs.errors import Damaged
 from kvfs.eviction import Rank
 from kvfs.lifecycle import SETTLED, TABLE, Goes, State
-from kvfs.policy import PIN
+from kvfs.policy import PIN, Policy
 from kvfs.pool import Pool
 from kvfs.types import InodeNo, InodeRecord
 
@@ -16,9 +16,9 @@ SMALL_BYTES: Final = 64 << 10
 
 
 def rank_of(record: InodeRecord, evict: str) -> Rank:
-    """Return the rank of a block with *record*, if no pin holds it, where the policy is *evict*."""
+    """Return the rank of a block with *record*, unless it is kept, where the policy is *evict*."""
     goes = TABLE[State(record.state)].goes
-    if goes is Goes.NEVER or evict == "never":
+    if goes is Goes.NEVER:
         return Rank.NEVER
     if goes is Goes.FIRST or evict == "first":
         return Rank.FIRST
@@ -36,6 +36,28 @@ def is_pinned(pool: Pool, ino: InodeNo, *, policy_says: bool = True) -> bool:
     return policy_says if own is None else own == b"1"
 
 
+def why_kept(pool: Pool, ino: InodeNo, policy: Policy) -> str | None:
+    """Return what says that *ino*, in a directory with *policy*, stays; None if nothing does."""
+    if policy.evict == "never":
+        return "evict=never"
+    # Where nothing is pinned this costs no look into the index.
+    if ino in pool.pins or (policy.pin and is_pinned(pool, ino)):
+        return "pinned"
+    return None
+
+
+def _may_be_kept(pool: Pool, ino: InodeNo, size_bytes: int) -> bool:
+    """Whether *ino* is within the bound of what is kept; who came first stays so."""
+    heat, bounds = pool.heat, pool.stay_bounds
+    own_bytes = heat.held_as(ino, Rank.KEPT)
+    others_bytes = heat.held_bytes[Rank.KEPT] - (own_bytes or 0)
+    if own_bytes is None:
+        end_bytes = bounds.kept_end_bytes(pool.holdings.leases.held_bytes)
+    else:
+        end_bytes = bounds.kept_most_bytes
+    return others_bytes + size_bytes <= end_bytes
+
+
 def name_hash(record: InodeRecord) -> int:
     """Return 32 bits that tell *record*'s name again, in this run of kvfs and in later ones."""
     return crc32c(record.name, record.parent & 0xFFFFFFFF)
@@ -46,9 +68,12 @@ def note(pool: Pool, ino: InodeNo, record: InodeRecord, *, used_s: int = -1) -> 
     if stat.S_ISREG(record.mode):
         policy = pool.policies.of(record.parent)
         rank = rank_of(record, policy.evict)
-        # Where nothing is pinned this costs no look into the index.
-        if rank is not Rank.NEVER and (ino in pool.pins or (policy.pin and is_pinned(pool, ino))):
-            rank = Rank.NEVER
+        if (
+            rank is not Rank.NEVER
+            and why_kept(pool, ino, policy)
+            and _may_be_kept(pool, ino, record.allocated_bytes)
+        ):
+            rank = Rank.KEPT
         pool.heat.note(ino, record.allocated_bytes, rank, name_hash(record), used_s=used_s)
 
 

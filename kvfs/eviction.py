@@ -43,6 +43,8 @@ class Rank(IntEnum):
     SMALL = 3
     #: Slabs whose maker is gone.
     SPENT = 4
+    #: Pinned, or under ``evict=never``, and within the bound of all that is. Does not go.
+    KEPT = 5
 
 
 #: What may go, first to last.

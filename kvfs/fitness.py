@@ -51,10 +51,11 @@ def obstacle(pool: Pool, ino: InodeNo, record: InodeRecord, *, open_too: bool) -
     policy = pool.policies.of(record.parent)
     if evictable.rank_of(record, policy.evict) is Rank.NEVER:
         evictable.note(pool, ino, record)
-        return "evict=never" if policy.evict == "never" else label(State(record.state))
-    if evictable.is_pinned(pool, ino, policy_says=policy.pin):
-        evictable.keep(pool, ino, record)
-        return "pinned"
+        return label(State(record.state))
+    if (why := evictable.why_kept(pool, ino, policy)) is not None:
+        evictable.note(pool, ino, record)  # it may have been set just now
+        if pool.heat.held_as(ino, Rank.KEPT) is not None:
+            return why
     opened = pool.open_inodes.get(ino)
     if opened is not None:
         return None if open_too and not opened.writers else "open"

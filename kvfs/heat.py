@@ -120,6 +120,11 @@ class Heat:
             if stamp >= self._burst_end:
                 self._begin_burst((stamp >> BURST_BITS) + 1)
 
+    def held_as(self, ino: InodeNo, rank: Rank) -> int | None:
+        """Return what block *ino* holds if it has *rank*, else None."""
+        row = self._table.find(ino)
+        return self._allocated[row] if row and self._rank[row] == rank else None
+
     @property
     def stamp(self) -> int:
         """The clock: what the next touch will be stamped with."""

@@ -7,6 +7,7 @@ import stat
 from typing import Final
 
 from kvfs.errors import InvalidRequest, NoSuchAttribute, NotPermitted
+from kvfs.eviction import Rank
 from kvfs.lifecycle import State, label
 from kvfs.policy import DRAFTS, EVICT, LEASE, PIN, PREFIX, VALUES, check_value
 from kvfs.pool import Pool
@@ -69,8 +70,9 @@ class OwnAttributes:
             check_value(name, value)
         if name != PIN or value != b"1":
             return None
-        limit = self._pool.settings.pin_share * self._pool.space.capacity_bytes
-        return self._pool.pins.count(ino, record, int(limit))
+        pool = self._pool
+        kept_bytes = pool.heat.held_bytes[Rank.KEPT]
+        return pool.pins.count(ino, record, kept_bytes, pool.stay_bounds.kept_most_bytes)
 
     def changed(self, ino: InodeNo, name: bytes, pinned_bytes: int | None) -> None:
         """Follow *name* of *ino*, which the index has now: *pinned_bytes* as ``check`` told.

@@ -1,7 +1,8 @@
 """What is pinned: files and directories that must not be evicted, and how many bytes they held.
 
 A directory counts with what it held when it was pinned. The bound keeps a part of the pool that
-may go: a pool that is all pins is full.
+may go: a pool that is all pins is full. It is looked at here when a pin is set, and for each block
+as it comes (evictable.py).
 """
 
 import stat
@@ -38,13 +39,16 @@ class Pins:
         """Return what is pinned, and the bytes that it held when it was."""
         return list(self._pinned.items())
 
-    def count(self, ino: InodeNo, record: InodeRecord, limit_bytes: int) -> int:
-        """Return what a pin of *ino* would hold. Raises NotPermitted beyond *limit_bytes*."""
+    def count(self, ino: InodeNo, record: InodeRecord, kept_bytes: int, limit_bytes: int) -> int:
+        """Return what a pin of *ino* would hold beside *kept_bytes*, which all others keep now.
+
+        Raises NotPermitted beyond *limit_bytes*; not for what is pinned already.
+        """
         size_bytes, is_all = self._held(ino, record)
         if not is_all:
             raise NotPermitted(f"more than {_COUNTED_MAX} names to count")
-        others_bytes = self.pinned_bytes - self._pinned.get(ino, 0)
-        if others_bytes + size_bytes > limit_bytes:
+        others_bytes = max(kept_bytes, self.pinned_bytes)
+        if ino not in self._pinned and others_bytes + size_bytes > limit_bytes:
             raise NotPermitted(
                 f"pins would hold {others_bytes + size_bytes} bytes, the bound is {limit_bytes}"
             )

@@ -16,7 +16,7 @@ from kvfs.departures import Departures
 from kvfs.device_room import DeviceRoom
 from kvfs.devices import Device
 from kvfs.errors import NoSpace
-from kvfs.eviction import EVICTABLE, policy_named
+from kvfs.eviction import EVICTABLE, Rank, policy_named
 from kvfs.extents import Extents
 from kvfs.graves import GRAVE_S, Graves
 from kvfs.headroom import UNWATCHED_BYTES, Headroom, outgrowing_bytes, reserve_bytes
@@ -37,6 +37,7 @@ from kvfs.ready import ReadyExtent, ReadyQueue
 from kvfs.records import Counters
 from kvfs.run_state import distrust_index, read_run_state, write_run_state
 from kvfs.space import Space
+from kvfs.stay_bounds import StayBounds
 from kvfs.syscalls import Syscalls
 from kvfs.types import InodeNo, InodeRecord, Sequence, round_up
 
@@ -139,6 +140,9 @@ class Pool:
         capacity_bytes = self.settings.capacity_bytes or self.device.capacity_bytes
         self.space = Space(capacity_bytes, self.counters.used_bytes)
         self.headroom = Headroom(capacity_bytes)
+        self.stay_bounds = StayBounds(
+            capacity_bytes, lease_max=self.settings.lease_max, pin_share=self.settings.pin_share
+        )
         self.device_room = DeviceRoom(self.space, self.device.free_bytes)
 
     def _hook_nothing(self) -> None:
@@ -237,7 +241,7 @@ class Pool:
 
     def _leases_end_bytes(self) -> int:
         """Return how much leases may keep."""
-        return int(self.settings.lease_max * self.space.capacity_bytes)
+        return self.stay_bounds.leases_end_bytes(self.heat.held_bytes[Rank.KEPT])
 
     def require_name(self) -> None:
         """Have blocks go for their names if the index would refuse one more; it says so itself."""

@@ -4,6 +4,7 @@ import stat
 from itertools import islice
 from typing import Any, Final
 
+from kvfs.eviction import Rank
 from kvfs.lifecycle import State
 from kvfs.makers import program_of
 from kvfs.pool import Pool
@@ -34,7 +35,7 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: Watch) -> dict[str, Any
         "lessee": _lessee(pool),
         "lease_max_bytes": pool.holdings.leases.bound_bytes,
         "slab_bytes": sum(totals[state][1] for state in _SLABS),
-        "pinned_bytes": pool.pins.pinned_bytes,
+        "pinned_bytes": pool.heat.held_bytes[Rank.KEPT],
         "open_bytes": open_bytes,
         "leaving_bytes": space.leaving_bytes,
         "lingering_bytes": gone_totals(pool)["bytes"],

@@ -143,7 +143,7 @@ def test_lru_is_what_sorting_everything_gives(
         Row(20 + number, burst, size_bytes=size, rank=rank)
         for number, (burst, size, rank) in enumerate(drawn)
     ]
-    candidates = [row for row in rows if row.rank is not Rank.NEVER and row.size_bytes]
+    candidates = [row for row in rows if row.rank in EVICTABLE and row.size_bytes]
     expected: list[int] = []
     for row in sorted(candidates, key=lambda row: (row.rank, row.burst, row.ino)):
         if wanted <= 0 or len(expected) == count_max:

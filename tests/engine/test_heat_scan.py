@@ -128,7 +128,7 @@ def test_a_policy_counts_for_what_is_below_already(running: Host) -> None:
     below = directory(store, b"below", above)
     ino = stored(store, below, b"block")
     for value, wanted in (
-        (b"never", Rank.NEVER),
+        (b"never", Rank.KEPT),
         (b"first", Rank.FIRST),
         (b"auto", Rank.PUBLISHED),
     ):
@@ -149,7 +149,7 @@ def test_a_policy_that_changes_during_the_walk_counts_too(running: Host) -> None
     assert store.pool.background.run_one()  # some of them are ranked anew
     store.attributes.set_xattr(above, EVICT, b"never")
     settle(store)
-    assert {rank(store, ino) for ino in inos} == {Rank.NEVER}
+    assert {rank(store, ino) for ino in inos} == {Rank.KEPT}
 
 
 def test_a_directory_that_moves_below_a_policy_follows_it(running: Host) -> None:
@@ -162,7 +162,7 @@ def test_a_directory_that_moves_below_a_policy_follows_it(running: Host) -> None
     assert store.heat_scan.done  # nothing changes for what lies below
     store.rename(ROOT_INODE, b"renamed", above, b"moved", replace=True)
     settle(store)
-    assert rank(store, ino) is Rank.NEVER
+    assert rank(store, ino) is Rank.KEPT
     store.rename(above, b"moved", ROOT_INODE, b"moved", replace=True)
     settle(store)
     assert rank(store, ino) is Rank.PUBLISHED
@@ -178,17 +178,17 @@ def test_a_pin_is_part_of_the_rank(running: Host) -> None:
     store.attributes.set_xattr(outside, PIN, b"1")
     settle(store)
     assert [rank(store, ino) for ino in (first, second, outside)] == [
-        Rank.NEVER,
+        Rank.KEPT,
         Rank.PUBLISHED,
-        Rank.NEVER,
+        Rank.KEPT,
     ]
-    assert rank(store, stored(store, above, b"later")) is Rank.NEVER
+    assert rank(store, stored(store, above, b"later")) is Rank.KEPT
     store.rename(above, b"first", other, b"first", replace=True)  # it left what was pinned
     store.rename(other, b"outside", ROOT_INODE, b"outside", replace=True)  # its pin is its own
-    assert [rank(store, ino) for ino in (first, outside)] == [Rank.PUBLISHED, Rank.NEVER]
+    assert [rank(store, ino) for ino in (first, outside)] == [Rank.PUBLISHED, Rank.KEPT]
     store.rename(ROOT_INODE, b"other", above, b"other", replace=True)
     settle(store)
-    assert rank(store, first) is Rank.NEVER
+    assert rank(store, first) is Rank.KEPT
     for ino in (above, outside):
         store.attributes.remove_xattr(ino, PIN)
     settle(store)
@@ -207,7 +207,7 @@ def test_a_pin_is_part_of_the_rank_after_a_start_too(running: Host, heat: str) -
         (running.path / FILE_NAME).unlink()
     store = running.start()
     settle(store)
-    assert [rank(store, ino) for ino in inos] == [Rank.PUBLISHED, Rank.NEVER, Rank.PUBLISHED]
+    assert [rank(store, ino) for ino in inos] == [Rank.PUBLISHED, Rank.KEPT, Rank.PUBLISHED]
     if heat == "heat":
         assert [stamp(store, ino) for ino in inos] == stamps  # learning of it is no touch
 
@@ -225,7 +225,7 @@ def test_a_walk_that_the_device_refuses_goes_on_with_the_next_tick(
     assert not store.heat_scan.done
     settle(store)
     assert store.heat_scan.done
-    assert rank(store, ino) is Rank.NEVER
+    assert rank(store, ino) is Rank.KEPT
 
 
 def test_a_walk_that_ends_in_damage_begins_anew_with_the_next_one(
@@ -239,7 +239,7 @@ def test_a_walk_that_ends_in_damage_begins_anew_with_the_next_one(
     assert store.heat_scan.done
     store.heat_scan.start()
     settle(store)
-    assert rank(store, ino) is Rank.NEVER
+    assert rank(store, ino) is Rank.KEPT
 
 
 def begin_walk_in_vain(store: Store, broken: pytest.MonkeyPatch, failure: Exception) -> InodeNo:
@@ -316,7 +316,7 @@ def test_a_policy_in_the_settings_counts_from_the_next_start(running: Host) -> N
     policies = {"/models": {"evict": "never"}}
     store = running.start(settings=dataclasses.replace(running.settings, policies=policies))
     settle(store)
-    assert rank(store, ino) is Rank.NEVER
+    assert rank(store, ino) is Rank.KEPT
 
 
 def test_drafts_and_special_files_are_not_in_the_heat(running: Host) -> None:

@@ -16,7 +16,8 @@ _MODULES: Final = {
         kvfs.former_names
         kvfs.inode_rules
         kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle kvfs.policy kvfs.pool_name kvfs.printable
-        kvfs.records kvfs.refusal kvfs.row_table kvfs.setting_values kvfs.sizes kvfs.types
+        kvfs.records kvfs.refusal kvfs.row_table kvfs.setting_values kvfs.sizes
+        kvfs.stay_bounds kvfs.types
     """,
     # One thing of the machine each: a file, a device, the index, a socket.
     "io": """

@@ -1,0 +1,32 @@
+"""How much of the pool may stay whatever comes: leases, and what is pinned or policy keeps. Pure.
+
+Each has its share, and both together leave some of the pool to what may go: else stores of those
+who have neither would be refused. Who comes first has the room; nobody loses what he has.
+"""
+
+from typing import Final
+
+#: Of the capacity, for both together; more only if a setting says so.
+_TOGETHER_SHARE: Final = 0.92
+
+
+class StayBounds:
+    """The bounds of a pool of *capacity_bytes*, by its settings."""
+
+    def __init__(self, capacity_bytes: int, *, lease_max: float, pin_share: float) -> None:
+        self._leases_bytes = int(lease_max * capacity_bytes)
+        self._kept_bytes = int(pin_share * capacity_bytes)
+        self._together_bytes = int(max(_TOGETHER_SHARE, lease_max, pin_share) * capacity_bytes)
+
+    def leases_end_bytes(self, kept_bytes: int) -> int:
+        """Return how much leases may hold beside *kept_bytes*."""
+        return max(0, min(self._leases_bytes, self._together_bytes - kept_bytes))
+
+    def kept_end_bytes(self, leased_bytes: int) -> int:
+        """Return up to where more may be kept beside *leased_bytes*."""
+        return max(0, min(self._kept_bytes, self._together_bytes - leased_bytes))
+
+    @property
+    def kept_most_bytes(self) -> int:
+        """How much may stay kept that was before there were so many leases."""
+        return self._kept_bytes

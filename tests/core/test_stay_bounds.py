@@ -1,0 +1,17 @@
+"""Leases and what is kept leave some of the pool to others, whichever came first."""
+
+from kvfs.stay_bounds import StayBounds
+
+
+def test_each_has_its_share_and_both_together_leave_some() -> None:
+    bounds = StayBounds(1000, lease_max=0.9, pin_share=0.5)
+    assert (bounds.leases_end_bytes(0), bounds.kept_end_bytes(0)) == (900, 500)
+    assert bounds.leases_end_bytes(500) == 420
+    assert bounds.kept_end_bytes(900) == 20
+    assert bounds.kept_end_bytes(1000) == bounds.leases_end_bytes(1000) == 0
+    assert bounds.kept_most_bytes == 500
+
+
+def test_who_asks_for_more_gets_it() -> None:
+    assert StayBounds(1000, lease_max=1, pin_share=0.5).leases_end_bytes(0) == 1000
+    assert StayBounds(1000, lease_max=0.2, pin_share=1).kept_end_bytes(200) == 800
