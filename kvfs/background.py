@@ -6,12 +6,13 @@ ones, such as the unlink of a large extent, go to a thread. A job's failure is l
 counted, never raised.
 """
 
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from kvfs.errors import NoSpace
@@ -136,6 +137,14 @@ class Background:
         if self._thread is not None:
             done.wait()
             self.hurry()  # what the long ones handed over
+
+    def discard(self) -> None:
+        """Drop all that is queued: the device is gone. What is under way ends by itself."""
+        for queued in (self._jobs, self._fresh, self._due, self._leisure, self._put_off):
+            queued.clear()
+        with contextlib.suppress(Empty):
+            while True:
+                self._long.get_nowait()
 
     def stop(self) -> None:
         """Do what is queued and end the thread."""

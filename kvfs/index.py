@@ -290,6 +290,10 @@ class Index:
         if self._pending:
             self._commit({})
 
+    def forget_pending(self) -> None:
+        """Drop what waits for a commit: the device is gone."""
+        self._pending.clear()
+
     def used_bytes(self) -> int:
         """Return how much of data.mdb LMDB has ever used: pages freed since are used again."""
         last_page: int = self._env.info()["last_pgno"]

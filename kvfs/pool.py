@@ -149,6 +149,8 @@ class Pool:
         """Stand in for those who say more once they are there."""
         #: Blocks whose name went because their bytes were damaged or could not be kept.
         self.dismissed = 0
+        #: A sync has failed, and was told of it: the next one will not be (write_back.py).
+        self.unsynced = False
         #: Told each inode whose last handle is closed, before its extent may go.
         self.freed: Callable[[OpenInode], None] = _tell_nobody
         #: Gives up finished drafts that lost their name, when their room is needed.
@@ -217,8 +219,22 @@ class Pool:
         Before it ``background.hurry`` writes the identities that are queued, from which a rebuild
         starts, and ``index.settle`` commits what waits. Raises OSError.
         """
-        self.index.sync()
-        self.syscalls.syncfs(self.device.pool_fd)
+        try:
+            self.index.sync()
+            self.syscalls.syncfs(self.device.pool_fd)
+        except OSError:
+            self.unsynced = True
+            raise
+
+    def ends_first(self, end: Callable[[], None]) -> None:
+        """Have *end* called before the parts close, whatever the end is: it uses them."""
+        self._parts.callback(end)
+
+    def abandon(self) -> None:
+        """Close without a look at anything on the device, which is gone."""
+        self.background.discard()
+        self.index.forget_pending()
+        self._parts.close()
 
     @property
     def evictable_bytes(self) -> int:

@@ -5,6 +5,7 @@ index transaction, or the name goes.
 """
 
 import logging
+import stat
 from collections.abc import Callable
 from typing import Final
 
@@ -292,6 +293,19 @@ class Publishing:
             self.vanished(record.parent, record.name)
         self._pool.dismissed += 1
         _log.error("inode %#x dismissed: %s", opened.ino, error)
+        return True
+
+    def dismiss_lost(self, ino: InodeNo) -> bool:
+        """Take the name of block *ino*, open or not, whose bytes the device lost.
+
+        False if there is none. Raises NoSpace, OSError.
+        """
+        record = self._pool.index.inode_or_miss(ino)
+        if record is None or not stat.S_ISREG(record.mode):
+            return False
+        self._namespace.unlink(record.parent, record.name)
+        self.vanished(record.parent, record.name)
+        self._pool.dismissed += 1
         return True
 
     def lose_maker(self, ino: InodeNo) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from kvfs.attributes import Attributes
 from kvfs.blocks import Blocks
 from kvfs.config import Settings
+from kvfs.device_watch import DeviceWatch
 from kvfs.devices import Device
 from kvfs.errors import NoSpace
 from kvfs.heat_scan import HeatScan
@@ -85,6 +86,7 @@ class Store:
         self.pool.background.submit_leisure(HoldingsScan(self.pool).step)
         if not settings.read_only:
             self.heat_scan.start()
+        self.device_watch = DeviceWatch(self.pool, self.blocks.publishing)
         self.sweep = Sweep(self.pool)
         self._chores = self._list_chores()
         if sweep_due:
@@ -127,7 +129,13 @@ class Store:
             self.pool.identities.write(ROOT_INODE, wanted)
 
     def close(self) -> None:
-        """Stop cleanly; every open inode is published or freed first. Raises OSError."""
+        """Stop cleanly; every open inode is published or freed first. Raises OSError.
+
+        On a device that was lost nothing is done any more: the next start rebuilds.
+        """
+        if self.device_watch.lost:
+            self.pool.abandon()
+            return
         settled = self.blocks.close_all(all_closed=self.all_closed)
         self.pool.close(settled=settled, swept=self.sweep.done)
 
@@ -198,6 +206,9 @@ class Store:
         if pool.settings.read_only:
             return
         now_s = pool.monotonic_s()
+        pool.background.do(lambda: self.device_watch.tick(now_s))
+        if self.device_watch.lost:
+            return
         for chore in self._chores:
             pool.background.do(functools.partial(chore, now_s))
         pool.background.tick()
@@ -246,5 +257,6 @@ class Store:
             "background_backlog": self.pool.background.backlog,
             "background_failures": self.pool.background.failures,
             "dismissed": self.pool.dismissed,
+            "write_back_failures": self.device_watch.write_back.failures,
             "damaged_rows": self.pool.damage.misses,
         }

@@ -31,7 +31,20 @@ class Transfers:
     async def read(self, fh: int, offset_bytes: int, size_bytes: int) -> bytes:
         """Return up to *size_bytes* from *offset_bytes*, short only at the end of the file."""
         fd = self._files.extent_fd(fh)
-        return await self._in_thread(self._store.pool.syscalls.pread, fd, size_bytes, offset_bytes)
+        pread = self._store.pool.syscalls.pread
+        try:
+            return await self._in_thread(pread, fd, size_bytes, offset_bytes)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                self._dismiss(fh, error)
+            raise
+
+    def _dismiss(self, fh: int, error: OSError) -> None:
+        """Take the name of a block that the device cannot read; its writer may put it right."""
+        opened = self._files.handles.get(fh).opened
+        if not opened.writers and opened.gone is None:
+            self._store.blocks.publishing.dismiss(opened, error)
+            self._store.pool.graves.give_way()
 
     def read_at_once(self, fh: int, offset_bytes: int, into: memoryview) -> int:
         """Read what is in memory; return how much, short only at the end of the file.

@@ -71,6 +71,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "warning": "warning",
         "torn": "torn blocks dropped",
         "dismissed": "lost blocks dropped",
+        "write_back_failures": "failed write-backs",
         "damaged_rows": "damaged rows",
         "background_failures": "failed jobs",
     },

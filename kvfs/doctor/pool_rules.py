@@ -184,6 +184,14 @@ def damage(facts: Facts) -> list[Finding] | None:
         f"kvfs umount {shlex.quote(facts.mountpoint)} && kvfs fsck --repair "
         f"{shlex.quote(facts.source)}"
     )
+    if facts.status.get("write_back_failures"):
+        count = facts.status["write_back_failures"]
+        problem = (
+            f"blocks could not be written back {count} times: the device loses what is stored, "
+            f"and {facts.status.get('dismissed', 0)} blocks are misses for it"
+        )
+        fix = "dmesg --level=err,warn | tail\nand replace the drive that it names"
+        found.append(Finding(Severity.SERIOUS, problem, fix))
     if facts.status["damaged_rows"]:
         count = facts.status["damaged_rows"]
         problem = f"{count} rows of the index cannot be read; what they told of are misses"

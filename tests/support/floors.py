@@ -21,11 +21,11 @@ _MODULES: Final = {
     """,
     # One thing of the machine each: a file, a device, the index, a socket.
     "io": """
-        kvfs.again kvfs.available_memory kvfs.background kvfs.bench.* kvfs.control_client
+        kvfs.again kvfs.aside kvfs.available_memory kvfs.background kvfs.bench.* kvfs.control_client
         kvfs.control_files kvfs.devices.* kvfs.extents kvfs.fan_out kvfs.fiemap kvfs.heat
         kvfs.heat_file kvfs.holdings kvfs.holes kvfs.index kvfs.index_environment
         kvfs.index_errors kvfs.index_file
-        kvfs.credentials
+        kvfs.credentials kvfs.kernel_log
         kvfs.index_place kvfs.index_range kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files
         kvfs.kv_load kvfs.lease_shares kvfs.makers kvfs.measure kvfs.mount_table kvfs.open_inodes
         kvfs.pending_rows kvfs.pins kvfs.policies kvfs.record_cache kvfs.rested_code kvfs.run_state
@@ -36,14 +36,15 @@ _MODULES: Final = {
         kvfs.allocations kvfs.attributes kvfs.blocks kvfs.check kvfs.check_files kvfs.check_rows
         kvfs.damage kvfs.departures kvfs.device_room kvfs.displaced kvfs.dropping kvfs.evict_by_hand
         kvfs.evictable
-        kvfs.fitness
+        kvfs.fitness kvfs.device_watch
         kvfs.founding kvfs.fsck_report kvfs.graves kvfs.heat_scan kvfs.holdings_scan
         kvfs.identities kvfs.index_walk kvfs.moved kvfs.name_eviction kvfs.namespace
         kvfs.old_versions
         kvfs.own_attributes
         kvfs.pool kvfs.pool_change kvfs.publishing kvfs.ready kvfs.rebuild kvfs.reclaim
         kvfs.reclaim_figures kvfs.recovery kvfs.space kvfs.state_totals kvfs.store
-        kvfs.superseding kvfs.sweep kvfs.unfinished kvfs.victims kvfs.visibility kvfs.watch
+        kvfs.superseding kvfs.sweep kvfs.unfinished kvfs.unreadable kvfs.victims kvfs.visibility
+        kvfs.watch kvfs.write_back
     """,
     # The only floor that knows FUSE.
     "mount": "mount.*",

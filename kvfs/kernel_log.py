@@ -1,0 +1,86 @@
+"""What the kernel says of the device below: /dev/kmsg is where a failed request shows at once.
+
+A read error of a passthrough reader, or a page that could not be written back, is nobody's errno
+in this process. Lines looked for are those of blk_print_req_error() in block/blk-mq.c and of
+iomap's write-back; the kernel prints at most ten of a kind in five seconds. Whoever may not read
+the kernel's log hears nothing, and has to look for itself.
+"""
+
+import contextlib
+import os
+import re
+from typing import Final, NamedTuple
+
+_LOG: Final = "/dev/kmsg"
+_DEVICE: Final = "/sys/dev/block/{major}:{minor}"
+#: A record is at most so long, its dictionary included (Documentation/ABI/testing/dev-kmsg).
+_RECORD_MAX_BYTES: Final = 8192
+#: Of one look; the rest belongs to the next.
+_RECORDS_MAX: Final = 1000
+_DEPTH_MAX: Final = 8
+
+
+class DeviceErrors(NamedTuple):
+    """Whether some requests to the device failed since the last look."""
+
+    reads: bool = False
+    writes: bool = False
+
+
+class KernelLog:
+    """The kernel's log from now on, as far as it tells of one device."""
+
+    def __init__(self, directory_fd: int) -> None:
+        """Follow what is below the file system of *directory_fd*; without a right to, nothing."""
+        self._fd = -1
+        names = device_names(os.fstat(directory_fd).st_dev)
+        if not names:
+            return
+        alternatives = b"|".join(re.escape(os.fsencode(name)) for name in sorted(names))
+        self._ours = re.compile(rb"(?:dev |\(|;)(?:" + alternatives + rb")[,):]")
+        with contextlib.suppress(OSError):
+            self._fd = os.open(_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._fd, 0, os.SEEK_END)
+
+    def errors(self) -> DeviceErrors:
+        """Return what failed since the last call; takes 1 us if nothing was logged."""
+        if self._fd < 0:
+            return DeviceErrors()
+        reads = writes = False
+        for _ in range(_RECORDS_MAX):
+            try:
+                record = os.read(self._fd, _RECORD_MAX_BYTES)
+            except BrokenPipeError:
+                continue  # some were overwritten before they were read
+            except OSError:
+                break  # EAGAIN: no more
+            line = record.partition(b"\n")[0]
+            if b"error" in line.lower() and self._ours.search(line):
+                reads = reads or (b"(WRITE)" not in line and b"writeback" not in line)
+                writes = writes or b"(READ)" not in line
+        return DeviceErrors(reads, writes)
+
+    def close(self) -> None:
+        """Follow no more."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def device_names(number: int) -> set[str]:
+    """Return the kernel's names of block device *number* and of all that it lies on.
+
+    Empty for a file system without one.
+    """
+    path = os.path.realpath(_DEVICE.format(major=os.major(number), minor=os.minor(number)))
+    return _names_below(path, _DEPTH_MAX) if os.path.isdir(path) else set()
+
+
+def _names_below(path: str, depth: int) -> set[str]:
+    names = {os.path.basename(path)}
+    if depth and os.path.exists(f"{path}/partition"):
+        names |= _names_below(os.path.dirname(path), depth - 1)
+    with contextlib.suppress(OSError):
+        for slave in os.listdir(f"{path}/slaves") if depth else ():
+            names |= _names_below(os.path.realpath(f"{path}/slaves/{slave}"), depth - 1)
+    return names

@@ -1,0 +1,109 @@
+"""Looks for write-back that failed, where the kernel's log is silent or may not be read."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvfs.config import Settings
+from kvfs.devices import Device, format_source, open_source, wait_released
+from kvfs.kernel_log import DeviceErrors
+from kvfs.store import Store
+from kvfs.types import ROOT_INODE
+from tests.support.failing_drive import FailingDrive, failing_drive
+from tests.support.failing_drive_program import BAD_PAGE, PAGE_BYTES, Fails
+from tests.support.mounting import skip_without_mounts
+from tests.support.stepping import until
+from tests.support.stores import MIB, fill_pool, put, tree
+
+pytestmark = [
+    pytest.mark.needs_loop,
+    pytest.mark.needs_fuse,
+    pytest.mark.usefixtures("caplog"),
+]
+
+LOST = (BAD_PAGE + bytes(PAGE_BYTES))[:PAGE_BYTES] * 4
+SETTINGS = Settings(index_preallocate_bytes=MIB, index_map_bytes=64 * MIB)
+
+
+@pytest.fixture
+def drive() -> Iterator[FailingDrive]:
+    skip_without_mounts()
+    with failing_drive(400 * MIB) as made:
+        format_source(made.path, fill=fill_pool)
+        yield made
+
+
+@pytest.fixture
+def device(drive: FailingDrive) -> Iterator[Device]:
+    with open_source(drive.path) as opened:
+        yield opened
+    wait_released(drive.path)
+
+
+@pytest.fixture
+def store(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """A store that hears nothing of the kernel and looks often, as under a load without a rest."""
+    monkeypatch.setattr("kvfs.kernel_log.KernelLog.errors", lambda _: DeviceErrors())
+    monkeypatch.setattr("kvfs.write_back.LOADED_S", 0.1)
+    made = Store(device, SETTINGS)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def tick_until(store: Store, dismissed: int) -> None:
+    def holds() -> bool:
+        store.tick()
+        return store.pool.dismissed >= dismissed
+
+    until(holds, f"{dismissed} blocks are dismissed")
+
+
+def looked(store: Store) -> bool:
+    """Tick; whether all that was stored is known to be durable."""
+    store.tick()
+    return store.device_watch.write_back.is_proven
+
+
+def test_a_look_finds_what_the_kernel_told_nobody(store: Store, drive: FailingDrive) -> None:
+    put(store, ROOT_INODE, b"good", b"w" * 5000)
+    until(lambda: looked(store), "what was stored is durable")
+    drive.fail(writes=Fails.BAD_PAGES)
+    put(store, ROOT_INODE, b"bad", LOST)
+    put(store, ROOT_INODE, b"since", b"w" * 5000)
+    tick_until(store, 2)
+    assert tree(store) == {b"/good": b"w" * 5000}, "what was proven stays"
+    drive.recover()
+    put(store, ROOT_INODE, b"later", b"w" * 5000)
+    until(lambda: looked(store), "that is durable, too")
+    assert set(tree(store)) == {b"/good", b"/later"}
+    assert store.device_watch.write_back.failures == 1
+
+
+def test_an_error_that_a_clients_fsync_was_told_of_is_not_lost(
+    store: Store, drive: FailingDrive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells each description once."""
+    monkeypatch.setattr("kvfs.write_back.LOADED_S", 86_400.0)
+    drive.fail(writes=Fails.BAD_PAGES)
+    put(store, ROOT_INODE, b"bad", LOST)
+    store.pool.index.settle()
+    with pytest.raises(OSError, match="Input/output error"):
+        store.pool.sync()
+    tick_until(store, 1)
+    assert tree(store) == {}
+
+
+def test_nothing_is_looked_at_while_nothing_is_stored(store: Store) -> None:
+    """A syncfs of a shared file system is others' time."""
+    until(lambda: looked(store), "the start is proven")
+    looks = store.device_watch.write_back.looks
+    put(store, ROOT_INODE, b"a", b"w" * 5000)
+    until(lambda: looked(store), "the block is proven")
+    after = store.device_watch.write_back.looks
+    assert after > looks
+    for _ in range(50):
+        store.pool.monotonic_s = lambda: 1e9
+        store.tick()
+    assert store.device_watch.write_back.looks == after

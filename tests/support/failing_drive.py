@@ -1,0 +1,88 @@
+"""A drive that fails on demand: a loop device over a file that a program of the test's own serves.
+
+Neither device-mapper nor the kernel's fault injection is needed: the program is a FUSE file system
+with one file, and answers EIO where it is told to (failing_drive_program.py).
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Final, Self
+
+from tests.support.failing_drive_program import FILE, Fails
+from tests.support.loop import loop_device
+from tests.support.mounting import ROOT, workplace
+
+_END_WAIT_S: Final = 20.0
+
+
+class FailingDrive:
+    """The drive at ``path``; ``fail`` says what fails from now on."""
+
+    def __init__(self, program: "subprocess.Popen[str]") -> None:
+        self.path = ""
+        self._program = program
+
+    def fail(self, *, reads: Fails = Fails.NONE, writes: Fails = Fails.NONE) -> None:
+        """Fail these from now on, and nothing else."""
+        self._ask({"reads": reads, "writes": writes})
+
+    def recover(self) -> None:
+        """Fail nothing any more."""
+        self.fail()
+
+    def failed(self) -> int:
+        """Return how many requests have failed since the drive was made."""
+        return self._ask({})
+
+    def _ask(self, orders: dict[str, str]) -> int:
+        assert self._program.stdin is not None
+        assert self._program.stdout is not None
+        self._program.stdin.write(json.dumps(orders) + "\n")
+        self._program.stdin.flush()
+        return int(self._program.stdout.readline())
+
+    def __enter__(self) -> Self:
+        self._ask({})  # it serves
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._program.stdin is not None
+        self._program.stdin.close()
+        self._program.wait(_END_WAIT_S)
+        assert self._program.stdout is not None
+        self._program.stdout.close()
+
+
+@contextlib.contextmanager
+def failing_drive(size_bytes: int) -> Iterator[FailingDrive]:
+    """Yield a blank drive of *size_bytes* that does not fail yet; its bytes lie in memory."""
+    with workplace() as place:
+        (place / "file").touch()
+        os.truncate(place / "file", size_bytes)
+        (place / "served").mkdir()
+        program = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tests.support.failing_drive_program",
+                place / "file",
+                place / "served",
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        with (
+            FailingDrive(program) as drive,
+            loop_device(size_bytes, backing=place / "served" / os.fsdecode(FILE)) as device,
+        ):
+            drive.path = device.path
+            try:
+                yield drive
+            finally:
+                drive.recover()
