@@ -105,6 +105,8 @@ class Demand:
         self._directories_max = directories_max
         self._directories: OrderedDict[InodeNo, _Sizes] = OrderedDict()
         self._lately: deque[int] = deque(maxlen=AGREEING)
+        #: Whether the first block of each directory was as large as believed, or smaller.
+        self._believed: deque[bool] = deque(maxlen=AGREEING)
         self._rates: OrderedDict[int, _Rate] = OrderedDict()
 
     def note_published(self, parent: InodeNo, size_bytes: int, now_s: float) -> None:
@@ -112,6 +114,7 @@ class Demand:
         directories = self._directories
         sizes = directories.get(parent)
         if sizes is None:
+            self._believed.append(size_bytes <= self.expected_bytes(parent))
             sizes = directories[parent] = _Sizes()
         sizes.note(size_bytes)
         directories.move_to_end(parent)
@@ -143,6 +146,15 @@ class Demand:
         """Return the largest size that *parent* published of late; 0 means unknown."""
         sizes = self._directories.get(parent)
         return self.expected_bytes(parent) if sizes is None else sizes.largest_bytes
+
+    def foretells(self, parent: InodeNo) -> bool:
+        """Whether what *parent* will store is known from its own blocks, or from such as it.
+
+        A directory that stored nothing yet inherits a size; where blocks are spread over many
+        directories that is right every time, in one for another kind of blocks it is wrong.
+        """
+        believed = self._believed
+        return parent in self._directories or (len(believed) == AGREEING and all(believed))
 
     def wanted(self, now_s: float, *, limit_bytes: int, limit_extents: int) -> Mapping[int, int]:
         """Return how many extents of each size to keep ready, within both limits.

@@ -351,7 +351,8 @@ class Pool:
             return
         demand = self.ready.demand
         largest_bytes = demand.largest_bytes(parent)
-        opened.unreserved = not largest_bytes or opened.allocated_bytes < largest_bytes
+        foretold = largest_bytes and demand.foretells(parent)
+        opened.unreserved = not foretold or opened.allocated_bytes < largest_bytes
         if not opened.unreserved:
             usual_bytes = demand.usual_bytes(parent)
             self.open_inodes.spare(opened, max(0, opened.allocated_bytes - usual_bytes))

@@ -4,6 +4,7 @@ What a close means is the table's business (lifecycle.py); here its answer is ca
 index transaction, or the name goes.
 """
 
+import contextlib
 import logging
 import stat
 from collections.abc import Callable
@@ -199,12 +200,16 @@ class Publishing:
     ) -> int:
         """Give back the reserve of a draft that was written here and there; return what it holds.
 
-        Not of a slab, which asked for it; nor while somebody maps the extent, who may write yet.
+        Not of a slab, which asked for it; nor while somebody maps the extent, who may write yet,
+        or where nobody can tell. The block is whole without it.
         """
-        pool = self._pool
-        if before.state == State.SLAB_DRAFT or pool.extents.in_use(opened.fd):
+        extents = self._pool.extents
+        if before.state == State.SLAB_DRAFT:
             return allocated_bytes
-        return pool.extents.trim_holes(opened.fd, record.size_bytes)
+        with contextlib.suppress(OSError):
+            if not extents.in_use(opened.fd):
+                extents.trim_holes(opened.fd, record.size_bytes)
+        return extents.allocated_bytes(opened.fd)
 
     def _closed(self, opened: OpenInode, record: InodeRecord, *, written: bool) -> State:
         """Return what the last writable close makes of the block with *record*."""

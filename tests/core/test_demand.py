@@ -39,6 +39,20 @@ def test_an_unknown_directory_inherits_a_size_that_recent_publishes_agree_on() -
     assert demand.expected_bytes(InodeNo(99)) == 6 * MIB
 
 
+def test_what_a_new_directory_inherits_is_believed_once_others_kept_to_it() -> None:
+    """Four in a row: a pool spreads its blocks over directories, or has several kinds of them."""
+    demand = Demand(16)
+    new = InodeNo(99)
+    for ino in range(20, 25):
+        assert not demand.foretells(new)
+        demand.note_published(InodeNo(ino), 4 * MIB, 0.0)
+        assert demand.foretells(InodeNo(ino)), "of its own blocks"
+    assert demand.foretells(new)
+    demand.note_published(new, 64 * MIB, 0.0)
+    assert demand.foretells(new)
+    assert not demand.foretells(InodeNo(98))
+
+
 def test_only_so_many_directories_are_remembered_and_the_oldest_goes() -> None:
     demand = Demand(2)
     for ino, size_bytes in ((20, 1), (21, 2), (20, 3), (22, 4)):

@@ -9,7 +9,17 @@ from kvfs.errors import NotFound
 from kvfs.open_inodes import OpenInode
 from kvfs.store import Store
 from kvfs.types import ROOT_INODE
-from tests.support.stores import FILE, MIB, Host, allocate, assert_exact, host, settle
+from tests.support.stores import (
+    FILE,
+    MIB,
+    Host,
+    allocate,
+    assert_exact,
+    host,
+    make_directory,
+    put,
+    settle,
+)
 
 
 @pytest.fixture
@@ -35,6 +45,24 @@ def grow(opened: OpenInode, size_bytes: int) -> None:
 
 def test_a_small_pool_lets_no_draft_of_unknown_size_run_free(running: Host) -> None:
     opened, _ = running.store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
+    assert opened.through_daemon
+    running.store.blocks.close(opened, writer=True)
+
+
+def test_the_first_draft_of_a_directory_runs_free_where_others_kept_to_their_size(
+    running: Host,
+) -> None:
+    """What it inherits is reserved, and may be a tenth of what it writes at once."""
+    courses = []
+    for number in range(7):
+        directory = make_directory(running, b"%d" % number)
+        opened, _ = running.store.blocks.create(directory, b"a", FILE, 0, 0)
+        courses.append("asks" if opened.through_daemon else "runs")
+        grow(opened, MIB)
+        running.store.blocks.close(opened, writer=True)
+    assert courses == ["asks"] * 5 + ["runs"] * 2
+    put(running.store, ROOT_INODE, b"larger", bytes(2 * MIB))
+    opened, _ = running.store.blocks.create(make_directory(running, b"n"), b"a", FILE, 0, 0)
     assert opened.through_daemon
     running.store.blocks.close(opened, writer=True)
 

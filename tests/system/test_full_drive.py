@@ -151,3 +151,16 @@ def test_who_maps_a_file_with_holes_writes_there_after_the_close(mounted: Mounte
         found = file.read()
     assert (found[:5], found[2 * MIB :][:6], found[40 * MIB :]) == (b"first", b"middle", b"last")
     assert len(found) - found.count(b"\0") == 15
+
+
+def test_the_first_blocks_of_a_directory_are_larger_than_all_before(mounted: Mounted) -> None:
+    """[capacity] Many at a time, each in one write: nobody knew that so much would be needed."""
+    small, large = mounted.path / "small", mounted.path / "large"
+    small.mkdir()
+    large.mkdir()
+    store_many(small, [str(number) for number in range(120)], 4 * MIB)
+    assert mounted.status()["eviction"]["blocks"] > 20
+    names = [str(number) for number in range(6)]
+    store_many(large, names, 32 * MIB, writers=6, direct=True)
+    assert assert_whole(large, 32 * MIB) == 6
+    assert mounted.status()["eviction"]["overruns"] == 0
