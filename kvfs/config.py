@@ -180,6 +180,9 @@ class Settings:
         low=0,
         high=60,
     )
+    room_wait_bytes: int = setting(
+        512 * _MIB, "of writes that wait in memory; one more is refused", unit="bytes", low=_MIB
+    )
     pin_share: float = setting(
         0.5,
         "of the capacity, at most, is kept by pins and evict=never: the rest must be able to go",

@@ -169,7 +169,8 @@ class Superseding:
         """Give *record*'s name to a fresh draft for *thread*. Raises NoSpace, OSError."""
         pool = self._pool
         attributes = {key: pool.index.xattr(ino, key) for key in pool.index.xattrs(ino)}
-        extent = pool.take_extent(record.parent)
+        # Its OPEN found that there is room, or that some may come: the first write asks again.
+        extent = pool.take_extent(record.parent, roomless=True)
         # To make room for the extent *ino* itself may have been evicted.
         held = pool.index.inode(ino) is not None
         now_ns = pool.clock_ns()

@@ -46,7 +46,8 @@ _MESSAGE_BYTES: Final = 128 << 10
 #: piece (sock_alloc_send_pskb in net/core/sock.c); libfuse drops the one that the socket refuses.
 _LISTING_MAX_BYTES: Final = 64 << 10
 _LISTINGS: Final = frozenset({Opcode.READDIR, Opcode.READDIRPLUS})
-#: So many requests at once are answered late; a WRITE among them holds a megabyte.
+#: So many requests at once are answered late; a WRITE among them holds a megabyte. Those that wait
+#: for room have a bound of their own (room.py): the close that makes some may be the next request.
 _LATE_MAX: Final = 256
 #: The request was aborted before it was read.
 _READ_ANEW: Final = frozenset({errno.EAGAIN, errno.ENOENT, errno.EINTR})
@@ -84,6 +85,8 @@ class Channel:
         self._unanswered = 0
         #: Answers that a task of ours will give; it needs trio to run.
         self._late = 0
+        #: Those of them that wait for room, which only further requests may bring.
+        self._aside = 0
         self._late_ended = trio.lowlevel.ParkingLot()
         self._stopped = False
         self._waiting = trio.CancelScope()
@@ -130,7 +133,7 @@ class Channel:
                 self.flush()
             if self._stopped:
                 raise trio.ClosedResourceError
-            if self._late >= _LATE_MAX:
+            if self._late - self._aside >= _LATE_MAX:
                 await self._wait(self._late_ended.park)
                 continue
             if self.intake.left <= 0:
@@ -267,6 +270,19 @@ class Channel:
                 self.agreed()
                 continue
             self.reply(reply)
+
+    def stand_aside(self) -> Callable[[], None]:
+        """Let a late answer wait for what other requests bring about: those are read meanwhile.
+
+        What is returned is called when it goes on.
+        """
+        self._aside += 1
+        self._late_ended.unpark()
+
+        def go_on() -> None:
+            self._aside -= 1
+
+        return go_on
 
     def reply_late(self, header: bytes, body: bytes) -> None:
         """Write the reply of a request whose answer was b""."""

@@ -62,6 +62,7 @@ class DataLane:
         own = bytes(data)  # the next request will lie there
 
         async def write() -> bytes:
-            return WRITE_OUT.pack(await self._transfers.write(fh, offset_bytes, own), 0)
+            aside = self._late.about_to_wait
+            return WRITE_OUT.pack(await self._transfers.write(fh, offset_bytes, own, aside), 0)
 
         return self._late.answer(unique, write)

@@ -111,7 +111,7 @@ class Exotic:
         for tries_left in reversed(range(DEVICE_TRIES)):
             lacking_bytes = allocations.growth_bytes(opened, mode, offset_bytes, length_bytes)
             if lacking_bytes:
-                await self._room.find(lacking_bytes)
+                await self._room.find(lacking_bytes, self._late.about_to_wait)
             # Atomic: no checkpoint since the room was found.
             allocation = allocations.begin(opened, mode, offset_bytes, length_bytes)
             try:

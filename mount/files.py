@@ -251,19 +251,22 @@ class Files:
             if handle.opened.overrun:
                 raise NoSpace("its bytes were given back")
 
-    async def find_room(self, size_bytes: int) -> None:
-        """Make room, waiting for it if something may go. Raises NoSpace."""
-        await self.room.find(size_bytes, self.about_to_wait)
+    async def find_room_to_begin(self) -> None:
+        """Make room for a new draft, or know that some may come. Raises NoSpace."""
+        await self.room.find_to_begin(self.about_to_wait)
 
     async def find_room_to_create(self, parent: InodeNo, name: bytes, flags: int) -> None:
-        """Make room for what a CREATE of *name* needs, waiting for it. Raises NoSpace."""
+        """Make room for what a CREATE of *name* needs, or know that some may come. Raises NoSpace.
+
+        It waits for a moment at most: the kernel has locked the directory.
+        """
         try:
             self.store.namespace.lookup(parent, name)
         except NotFound:
-            await self.room.find_to_create(self.about_to_wait)
+            await self.find_room_to_begin()
         else:
             if flags & os.O_TRUNC and not flags & os.O_EXCL:
-                await self.find_room(1)
+                await self.find_room_to_begin()
 
     async def sync(self, fh: int) -> None:
         """Make the bytes and the name of *fh*'s file durable (``--fsync=honour``)."""

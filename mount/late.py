@@ -6,6 +6,7 @@ from typing import Final
 import trio
 
 from mount.errno_door import counted_errno
+from mount.room import AboutToWait, tell_nobody
 from mount.wire import OUT_HEADER, OUT_HEADER_BYTES
 
 #: Writes a reply in two parts: its header, and what follows.
@@ -15,9 +16,13 @@ ReplyLate = Callable[[bytes, bytes], None]
 class Late:
     """Starts the tasks; an errno is the answer of one that fails."""
 
-    def __init__(self, nursery: trio.Nursery, reply: ReplyLate) -> None:
+    def __init__(
+        self, nursery: trio.Nursery, reply: ReplyLate, about_to_wait: AboutToWait = tell_nobody
+    ) -> None:
+        """*about_to_wait* is for tasks that wait for what other requests bring about."""
         self._nursery: Final = nursery
         self._reply: Final = reply
+        self.about_to_wait: Final = about_to_wait
 
     def answer(self, unique: int, work: Callable[[], Awaitable[bytes]]) -> bytes:
         """Answer request *unique* with what *work* will return; returns what says so."""

@@ -264,7 +264,7 @@ class Operations(pyfuse3.Operations):
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         """Open a file; what will be written anew needs a little room, or an old identity gone."""
         if flags & os.O_TRUNC:
-            await self._files.find_room(1)
+            await self._files.find_room_to_begin()
         fh, grant = self._files.open(InodeNo(inode), flags)
         await self._files.settle_rewrite(fh)
         return self._file_info(fh, grant)

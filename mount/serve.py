@@ -194,7 +194,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         pyfuse3.init(operations, self.channel.libfuse_mountpoint, set())
         try:
             async with trio.open_nursery() as nursery:
-                late = Late(nursery, self.channel.reply_late)
+                late = Late(nursery, self.channel.reply_late, self.channel.stand_aside)
                 exotic = Exotic(self.store, self.handles, self.files.room, late)
                 self.channel.serve(exotic.answers())
                 lane = DataLane(Transfers(self.files), late, at_once=self.settings.fast_lane)

@@ -41,6 +41,8 @@ def describe(mount: Parts) -> dict[str, Any]:
         **path.describe(),
         "stalls": {
             "waits": mount.files.room.stalls,
+            "waiting": mount.files.room.waiting,
+            "turned_away": mount.files.room.turned_away,
             "waited_s": round(mount.files.room.stalled_s, 3),
             "longest_s": round(mount.files.room.longest_s, 3),
         },

@@ -2,8 +2,9 @@
 
 import contextlib
 import errno
+import functools
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 import trio
@@ -13,7 +14,7 @@ from kvfs.errors import NO_SPACE, BadHandle, NoSpace
 from kvfs.open_inodes import OpenInode
 from mount.files import Files
 from mount.handles import HandleKind
-from mount.room import DEVICE_TRIES
+from mount.room import DEVICE_TRIES, AboutToWait, tell_nobody
 
 R = TypeVar("R")
 
@@ -60,26 +61,35 @@ class Transfers:
             return -1  # nothing is; or the device fails, which the thread finds out
         return found_bytes if whole else -1
 
-    async def write(self, fh: int, offset_bytes: int, data: bytes) -> int:
-        """Write *data* and return how much of it was taken. Raises NoSpace, TooLarge, OSError."""
+    async def write(
+        self, fh: int, offset_bytes: int, data: bytes, about_to_wait: AboutToWait = tell_nobody
+    ) -> int:
+        """Write *data* and return how much of it was taken. Raises NoSpace, TooLarge, OSError.
+
+        *about_to_wait* is told before it waits for room.
+        """
         handle = self._files.handles.get(fh)
         if handle.kind is not HandleKind.WRITER:
             raise BadHandle("not open for writing")
         blocks = self._store.blocks
         opened = handle.opened
         fd = self._files.extent_fd(fh)
+        find_room = functools.partial(
+            self._files.room.find, about_to_wait=about_to_wait, held_bytes=len(data)
+        )
         growth_bytes = blocks.growth_bytes(opened, offset_bytes + len(data), len(data))
         if growth_bytes:
             try:
-                await self._files.room.find(growth_bytes)
+                await find_room(growth_bytes)
                 if await self._reserve_late(opened, fd, growth_bytes):
                     growth_bytes = blocks.growth_bytes(opened, offset_bytes + len(data), len(data))
                     if growth_bytes:
-                        await self._files.room.find(growth_bytes)
+                        await find_room(growth_bytes)
             except NoSpace:
                 blocks.spoil(opened)
                 raise
-        return await self._write_all(opened, fd, offset_bytes, memoryview(data), growth_bytes)
+        whole = memoryview(data)
+        return await self._write_all(opened, fd, offset_bytes, whole, growth_bytes, find_room)
 
     def write_at_once(self, fh: int, offset_bytes: int, data: memoryview) -> bool:
         """Write all of *data* if there is room and no need to wait; else False.
@@ -132,7 +142,13 @@ class Transfers:
         return True
 
     async def _write_all(
-        self, opened: OpenInode, fd: int, offset_bytes: int, data: memoryview, growth_bytes: int
+        self,
+        opened: OpenInode,
+        fd: int,
+        offset_bytes: int,
+        data: memoryview,
+        growth_bytes: int,
+        find_room: Callable[[int], Awaitable[None]],
     ) -> int:
         """Write *data*, for which *growth_bytes* of room were found just now."""
         pool = self._store.pool
@@ -160,7 +176,7 @@ class Transfers:
                 # Somebody else fills the file system that the pool lies on.
                 growth_bytes = len(data) - done_bytes
                 pool.device_room.refused()
-                await self._files.room.find(growth_bytes)
+                await find_room(growth_bytes)
             except (NoSpace, OSError):
                 self._store.blocks.spoil(opened)
                 raise

@@ -43,6 +43,34 @@ async def test_no_more_is_read_while_too_many_answers_are_late(
     assert wires.replies() == [data_reply(unique, b"done") for unique in (4, 2)]
 
 
+async def test_requests_are_read_while_late_answers_wait_for_room(
+    wires: Wires, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The close that makes some may be the next one."""
+    monkeypatch.setattr("mount.channel._LATE_MAX", 1)
+    wires.channel.serve({Opcode.WRITE: lambda *_: b""})
+    go_on = []
+    for unique in (2, 4, 6):
+        wires.kernel.send(request(Opcode.WRITE, unique, b"bytes"))
+        go_on.append(wires.channel.stand_aside())
+    wires.kernel.send(request(Opcode.STATFS, 8))
+    assert IN_HEADER.unpack_from(await wires.pump())[2] == 8
+    for step in go_on:
+        step()
+    wires.kernel.send(request(Opcode.STATFS, 10))
+    got: list[bytes] = []
+
+    async def pump() -> None:
+        got.append(await wires.pump())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pump)
+        for unique in (2, 4, 6):
+            await trio.testing.wait_all_tasks_blocked()
+            assert not got, "they are under way again"
+            wires.channel.reply_late(OUT_HEADER.pack(OUT_HEADER_BYTES + 4, 0, unique), b"done")
+
+
 async def test_a_pump_that_waits_for_late_answers_can_be_stopped(
     wires: Wires, monkeypatch: pytest.MonkeyPatch
 ) -> None:

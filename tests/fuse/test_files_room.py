@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from kvfs.errors import DeadInode, NoSpace
+from kvfs.errors import DeadInode, NoSpace, NotFound
 from kvfs.types import ROOT_INODE
 from tests.support.counted_desk import NEW, CountedDesk, counted_desk
 from tests.support.stores import FILE, MIB, put, settle
@@ -74,7 +74,7 @@ async def test_a_guess_about_others_makes_a_writer_wait_and_never_fail(desk: Cou
     assert files.room.stalls == 0
     async with trio.open_nursery() as nursery:
         nursery.start_soon(desk.transfers.write, fh, 0, bytes(MIB))
-        nursery.start_soon(files.find_room, 1)  # as a create does
+        nursery.start_soon(files.room.find, 1)
         while files.room.stalls < 2:
             await trio.lowlevel.checkpoint()
         desk.store.blocks.close(fast, writer=True)
@@ -89,7 +89,7 @@ async def test_a_wait_for_a_guess_has_an_end(desk: CountedDesk) -> None:
     settle(desk.store)
     pool.space.lacking_bytes = pool.space.capacity_bytes
     with pytest.raises(NoSpace):
-        await files.find_room(1)
+        await files.room.find(1)
     assert files.room.longest_s >= 0.05
 
 
@@ -145,6 +145,106 @@ async def test_a_create_does_not_wait_long_for_those_who_read(
         desk.files.release(fh)
 
 
+async def test_all_creates_together_wait_no_longer_than_one(
+    desk: CountedDesk, autojump_clock: MockClock
+) -> None:
+    """[capacity] They come one after the other: a lookup there waits for all before it."""
+    reader = read_block(desk, 64 * MIB)
+    start_s = trio.current_time()
+    created = [await create(desk, b"%d" % number) for number in range(200)]
+    assert trio.current_time() - start_s < 0.5
+    await trio.sleep(2)
+    _, waited_s = again = await create(desk, b"later")
+    assert 0.1 < waited_s < 0.5, "a usual load may well be over"
+    for fh, _ in (*created, again):
+        desk.files.release(fh)
+    desk.files.release(reader)
+
+
+async def test_a_truncating_open_waits_no_longer_than_a_create(
+    desk: CountedDesk, autojump_clock: MockClock
+) -> None:
+    """Each that waits occupies one of pyfuse3's tasks, and the last one reads the requests."""
+    reader = read_block(desk, 64 * MIB)
+    start_s = trio.current_time()
+    for _ in range(10):
+        await desk.files.find_room_to_begin()
+    assert trio.current_time() - start_s < 0.5
+    desk.files.release(reader)
+
+
+async def waiting(desk: CountedDesk, count: int) -> None:
+    """Return when *count* wait for room."""
+    while desk.files.room.waiting < count:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_the_oldest_waiter_looks_for_all(
+    desk: CountedDesk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred that each search for themselves leave the loop no time for the closes."""
+    looks, served = [], []
+    search_anew = desk.store.reclaim.search_anew
+    monkeypatch.setattr(desk.store.reclaim, "search_anew", lambda: (looks.append(1), search_anew()))
+    reader = read_block(desk, 64 * MIB)
+
+    async def find(number: int) -> None:
+        await desk.files.room.find(MIB // 2)
+        served.append(number)
+        desk.store.pool.space.extra_bytes += MIB // 2  # taken with no checkpoint in between
+
+    async with trio.open_nursery() as nursery:
+        for number in range(100):
+            nursery.start_soon(find, number)
+            await waiting(desk, number + 1)
+        await trio.sleep(0.1)
+        assert 10 < len(looks) <= 51
+        desk.files.release(reader)
+    assert sorted(served) == list(range(100))
+    assert desk.store.pool.space.pledged_bytes == 0
+
+
+async def test_a_waiter_that_is_cancelled_leaves_the_line_to_the_next(
+    desk: CountedDesk, autojump_clock: MockClock
+) -> None:
+    """Else nobody would look any more."""
+    reader = read_block(desk, 64 * MIB)
+    room, space = desk.files.room, desk.store.pool.space
+    async with trio.open_nursery() as others:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(room.find, 40 * MIB)
+            await waiting(desk, 1)
+            others.start_soon(room.find, 41 * MIB)
+            await waiting(desk, 2)
+            nursery.cancel_scope.cancel()
+        assert room.waiting == 1
+        desk.files.release(reader)
+    assert (room.waiting, space.pledged_bytes) == (0, 0)
+
+
+async def test_what_waits_in_memory_has_a_bound(
+    desk: CountedDesk, autojump_clock: MockClock
+) -> None:
+    """One more is refused at once; the reading of requests goes on (channel.py)."""
+    pool, transfers = desk.store.pool, desk.transfers
+    pool.settings = dataclasses.replace(pool.settings, room_wait_bytes=3 * MIB)
+    reader = read_block(desk, 64 * MIB)
+    drafts = [(await create(desk, b"%d" % number))[0] for number in range(3)]
+    async with trio.open_nursery() as nursery:
+        for number, fh in enumerate(drafts[:2], 1):
+            nursery.start_soon(transfers.write, fh, 0, bytes(MIB))
+            await waiting(desk, number)
+        with pytest.raises(NoSpace):
+            await transfers.write(drafts[2], 0, bytes(MIB))
+        assert desk.files.room.turned_away == 1
+        desk.files.release(reader)
+    for fh in drafts:
+        desk.files.release(fh)
+    assert desk.store.namespace.lookup(ROOT_INODE, b"1")
+    with pytest.raises(NotFound):
+        desk.store.namespace.lookup(ROOT_INODE, b"2")
+
+
 async def test_a_create_is_refused_where_nothing_may_go(desk: CountedDesk) -> None:
     """[capacity] Drafts fill the pool: whatever its users do, no room comes."""
     writer, _ = desk.create(b"draft")
@@ -168,9 +268,9 @@ async def test_who_comes_after_a_wait_in_vain_does_not_wait_as_long(
     for _ in range(4):
         start_s = trio.current_time()
         with pytest.raises(NoSpace):
-            await files.find_room(40 * MIB)
+            await files.room.find(40 * MIB)
         waited_s.append(trio.current_time() - start_s)
     assert waited_s[0] >= 1
     assert max(waited_s[1:]) < 0.5
     files.release(fh)
-    await files.find_room(40 * MIB)
+    await files.room.find(40 * MIB)
