@@ -7,7 +7,7 @@ import pyfuse3
 
 from kvfs.config import Settings
 from kvfs.lifecycle import UNFINISHED
-from kvfs.types import PAGE_BYTES, STAT_BLOCK_BYTES, InodeNo, InodeRecord
+from kvfs.types import PAGE_BYTES, ROOT_INODE, STAT_BLOCK_BYTES, InodeNo, InodeRecord
 
 #: A field of 32 bits in struct fuse_attr.
 _LINKS_MAX: Final = (1 << 32) - 1
@@ -27,7 +27,10 @@ class Entries:
     """Builds replies about inodes."""
 
     def __init__(self, settings: Settings, generation: int) -> None:
-        """*generation* is the pool's epoch: an NFS handle of another pool is stale."""
+        """*generation* is the pool's epoch: an NFS handle of another pool is stale.
+
+        The root's is 0: the kernel warns of any other (fuse_lookup_name in fs/fuse/dir.c).
+        """
         self.settings = settings
         self._generation = generation & 0xFFFFFFFF
         self._negative = pyfuse3.EntryAttributes()
@@ -47,7 +50,7 @@ class Entries:
         """
         entry = pyfuse3.EntryAttributes()
         entry.st_ino = ino
-        entry.generation = self._generation
+        entry.generation = 0 if ino == ROOT_INODE else self._generation
         entry.st_mode = record.mode
         entry.st_nlink = link_count(record) if nlink < 0 else nlink
         entry.st_uid = record.uid

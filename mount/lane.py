@@ -11,7 +11,7 @@ from kvfs.config import Settings
 from kvfs.errors import NotFound
 from kvfs.lifecycle import UNFINISHED
 from kvfs.store import Store
-from kvfs.types import PAGE_BYTES, STAT_BLOCK_BYTES, InodeNo, InodeRecord
+from kvfs.types import PAGE_BYTES, ROOT_INODE, STAT_BLOCK_BYTES, InodeNo, InodeRecord
 from mount.channel import Answer
 from mount.entries import CREATED_S, link_count
 from mount.files import NOT_A_READER, Files
@@ -90,7 +90,8 @@ class Lane:
             return _pack_out(_ENTRY_REPLY_BYTES, 0, unique) + head + _NO_ATTR
         attr, (attr_s, attr_ns) = self._attr(ino, record)
         valid_s, valid_ns = self._entry_valid
-        head = ENTRY_OUT_HEAD.pack(ino, self._generation, valid_s, attr_s, valid_ns, attr_ns)
+        generation = 0 if ino == ROOT_INODE else self._generation  # as Entries says it
+        head = ENTRY_OUT_HEAD.pack(ino, generation, valid_s, attr_s, valid_ns, attr_ns)
         return _pack_out(_ENTRY_REPLY_BYTES, 0, unique) + head + attr
 
     def _getattr(self, unique: int, nodeid: int, _request: memoryview) -> bytes:

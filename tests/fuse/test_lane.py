@@ -211,6 +211,21 @@ def test_odd_questions_have_the_right_errors() -> None:
     assert codes["release no handle 0"] == -EBADF
 
 
+@pytest.mark.parametrize("lane", ["true", "false"])
+def test_the_roots_generation_is_0_and_all_others_the_pools(lane: str) -> None:
+    """The kernel warns of any other for the root, which NFS asks for by ".." (fuse_lookup_name)."""
+    with fake_kernel("--set", f"fast_lane={lane}") as kernel:
+        server = Server(kernel)
+        made = kernel.call(Opcode.MKDIR, 1, struct.pack("<II", 0o755, 0) + b"a\0")
+        directory, generation, *_ = ENTRY_OUT_HEAD.unpack_from(made.payload)
+        assert generation != 0
+        for parent, name, wanted in ((directory, b"..", 0), (1, b".", 0), (1, b"a", generation)):
+            reply = kernel.call(Opcode.LOOKUP, parent, name + b"\0")
+            ino, told, *_ = ENTRY_OUT_HEAD.unpack_from(reply.payload)
+            assert (ino, told) == (directory if wanted else 1, wanted)
+        assert server.said == []
+
+
 # ---- permissions: the kernel asks before it sends an OPEN (default_permissions) ----
 
 
