@@ -236,6 +236,7 @@ class Store:
         """Return the figures `kvfs status` shows, in bytes and counts."""
         space, counters = self.pool.space, self.pool.counters
         return {
+            "uuid": self.pool.device.uuid,
             "capacity_bytes": space.capacity_bytes,
             "used_bytes": self._kept_bytes(),
             "bound_bytes": space.bound_bytes,

@@ -13,12 +13,14 @@ from kvfs.available_memory import available_memory_bytes
 from kvfs.cli.doctor_connectors import limits_of_file
 from kvfs.cli.doctor_disks import Drives, xfs_on
 from kvfs.cli.doctor_process import cpus_of, limits_of
+from kvfs.cli.kernel_holders import ETAB
 from kvfs.cli.servers import status_of
 from kvfs.devices import recognise
-from kvfs.doctor.connector_settings import from_flag, widest
+from kvfs.doctor.connector_settings import from_flag, with_given
 from kvfs.doctor.etab import parse_exports
 from kvfs.doctor.facts import (
     BackingFs,
+    ConnectorHabit,
     ConnectorLimit,
     Dirty,
     Export,
@@ -32,8 +34,6 @@ from kvfs.mount_table import FS_TYPE, Mount, mount_at, mount_of, resolve_mountpo
 from kvfs.wake_up import halt_poll_ns, round_trip_us
 
 _SYSCTL: Final = "/proc/sys"
-#: What the kernel's NFS server exports now, with every option (exportfs(8)).
-_ETAB: Final = "/var/lib/nfs/etab"
 _TIMEOUTS: Final = ("default_request_timeout", "max_request_timeout")
 
 
@@ -54,13 +54,16 @@ def gather(path: str, flags: Sequence[str] = (), files: Sequence[str] = ()) -> F
     drives = Drives()
     device = _device_of(source, kind, drives)
     server_pid = int(status["server_pid"])
+    given = _given(mountpoint, flags, files)
+    limits, habits = _of_processes(mountpoint)
     return Facts(
         mountpoint=mountpoint,
         source=source,
         kind=kind,
         server_pid=server_pid,
         status=status,
-        limits_of_connectors=_connectors(mountpoint, flags, files),
+        limits_of_connectors=with_given(limits, given),
+        habits_of_connectors=habits,
         backing=backing,
         disks=drives.under(_home_of(source, kind, device)) if device is not None else None,
         device_read_ahead=drives.read_ahead(device) if device is not None else None,
@@ -122,9 +125,7 @@ def _number(mount: Mount) -> int:
     return os.makedev(int(major), int(minor))
 
 
-def _connectors(
-    mountpoint: str, flags: Sequence[str], files: Sequence[str]
-) -> tuple[ConnectorLimit, ...]:
+def _given(mountpoint: str, flags: Sequence[str], files: Sequence[str]) -> list[ConnectorLimit]:
     found = []
     for flag in flags:
         try:
@@ -136,8 +137,18 @@ def _connectors(
             found += limits_of_file(os.path.abspath(file), mountpoint)
         except OSError as error:
             raise UsageError(f"--connector-config {file}: {error.strerror}") from None
-    of_processes = seen_in_time("kvfs.cli.doctor_connectors", mountpoint)
-    return widest([*found, *(ConnectorLimit(**json.loads(line)) for line in of_processes)])
+    return found
+
+
+def _of_processes(
+    mountpoint: str,
+) -> tuple[tuple[ConnectorLimit, ...], tuple[ConnectorHabit, ...]]:
+    lines = seen_in_time("kvfs.cli.doctor_connectors", mountpoint)
+    said = [json.loads(line) for line in lines]
+    return (
+        tuple(ConnectorLimit(**one) for kind, one in said if kind == ConnectorLimit.__name__),
+        tuple(ConnectorHabit(**one) for kind, one in said if kind == ConnectorHabit.__name__),
+    )
 
 
 def _dirty() -> Dirty | None:
@@ -179,7 +190,7 @@ def _sysctl(name: str) -> int | None:
 
 def _exports(mountpoint: str) -> tuple[Export, ...] | None:
     try:
-        with open(_ETAB, encoding="utf-8", errors="surrogateescape") as file:
+        with open(ETAB, encoding="utf-8", errors="surrogateescape") as file:
             return parse_exports(file.read(), mountpoint)
     except FileNotFoundError:
         return ()  # no NFS server of the kernel's here

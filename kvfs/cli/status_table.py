@@ -21,6 +21,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "read_only": "read only",
         "server_pid": "server's pid",
         "version": "version",
+        "uuid": "UUID",
         "name": "name",
     },
     "Space": {

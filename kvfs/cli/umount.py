@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from kvfs.again import seen_in_time
 from kvfs.cli.caller import need_root
 from kvfs.cli.dead_mount import dead_mount_at, open_process, take_away, wait_for_end
+from kvfs.cli.kernel_holders import held_by_kernel
 from kvfs.cli.liveness import was_killed
 from kvfs.cli.mount_settings import read_settings_file
 from kvfs.cli.parser import add_verb
@@ -135,4 +136,5 @@ def _held_by(mountpoint: str) -> str:
     """Return who holds it, as far as a bounded look tells."""
     seen = seen_in_time("kvfs.cli.holders", mountpoint)
     holders = [line.decode(errors="backslashreplace") for line in seen]
+    holders += held_by_kernel(mountpoint)
     return f": used by {', '.join(holders)}" if holders else "; --lazy detaches it all the same"

@@ -17,14 +17,19 @@ _GIB: Final = 1 << 30
 
 #: LMCache names this in its environment (v1, in process).
 LMCACHE_CONFIG: Final = "LMCACHE_CONFIG_FILE"
-_LOCAL_DISK_FILE: Final = re.compile(
-    r"^\s*[\"']?(local_disk|max_local_disk_size)[\"']?\s*[:=]\s*[\"']?([^\"'#\n,]+)", re.MULTILINE
-)
-_MOONCAKE_BACKEND: Final = "bucket_storage_backend"
+_YAML_LINE: Final = re.compile(r"(\s*)[\"']?([\w.]+)[\"']?\s*[:=]\s*[\"']?([^\"'#\n,]*)")
+#: Names that LMCache's environment gives the settings of its file; they are what counts.
+_OVERRIDES: Final = {
+    "local_disk": "LMCACHE_LOCAL_DISK",
+    "max_local_disk_size": "LMCACHE_MAX_LOCAL_DISK_SIZE",
+}
+MOONCAKE_PATH: Final = "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH"
+MOONCAKE_BACKEND: Final = "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR"
+_BUCKETS: Final = "bucket_storage_backend"
 #: Mooncake's backend: the variables with its limit, the first one set counts; each ignores the
 #: others', and ``file_per_key`` has none: it keeps to 90 % of what statvfs says.
 _MOONCAKE_LIMITS: Final = {
-    _MOONCAKE_BACKEND: ("MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE", "MOONCAKE_BUCKET_MAX_TOTAL_SIZE"),
+    _BUCKETS: ("MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE", "MOONCAKE_BUCKET_MAX_TOTAL_SIZE"),
     "offset_allocator_storage_backend": ("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES",),
 }
 #: SGLang reads "200G" as decimal and "200Gi" as binary; other texts switch its evictor off.
@@ -33,19 +38,19 @@ _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def from_environment(
-    environment: Mapping[str, str], mountpoint: str, origin: str
+    environment: Mapping[str, str], mountpoint: str, origin: str, config: str = "", file: str = ""
 ) -> Iterator[ConnectorLimit]:
-    """Yield the limits that environment variables set for directories below *mountpoint*."""
-    if _is_below(environment.get("LMCACHE_LOCAL_DISK"), mountpoint):
-        name = "LMCACHE_MAX_LOCAL_DISK_SIZE"
-        if size_gib := _number(environment.get(name)):
-            yield ConnectorLimit(name, int(size_gib * _GIB), origin, _GIB)
-    if _is_below(environment.get("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"), mountpoint):
+    """Yield the limits that environment variables set for directories below *mountpoint*.
+
+    *config* is the text of LMCache's settings *file*, if the environment names one.
+    """
+    yield from _of_local_disk(environment, config, file, mountpoint, origin)
+    if is_below(environment.get("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"), mountpoint):
         name = "SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE"
         if size_bytes := _sglang_bytes(environment.get(name, "")):
             yield ConnectorLimit(name, size_bytes, origin, keeps_index=False)
-    if _is_below(environment.get("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH"), mountpoint):
-        backend = environment.get("MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR", _MOONCAKE_BACKEND)
+    if is_below(environment.get(MOONCAKE_PATH), mountpoint):
+        backend = environment.get(MOONCAKE_BACKEND, _BUCKETS)
         for name in _MOONCAKE_LIMITS.get(backend, ()):
             if size_bytes := int(_number(environment.get(name))):
                 yield ConnectorLimit(name, size_bytes, origin)
@@ -81,12 +86,10 @@ def from_settings(text: str, mountpoint: str, file: str) -> Iterator[ConnectorLi
         parsed = None
     if isinstance(parsed, dict):
         yield from (limit._replace(file=file) for limit in _of_adapter(parsed, mountpoint, file))
+    if "local_disk" in _top_level(text):
+        yield from _of_local_disk({}, text, file, mountpoint, file)
         return
-    said = {name: value.strip() for name, value in _LOCAL_DISK_FILE.findall(text)}
-    if _is_below(said.get("local_disk"), mountpoint):
-        if size_gib := _number(said.get("max_local_disk_size")):
-            limit_bytes = int(size_gib * _GIB)
-            yield ConnectorLimit("max_local_disk_size", limit_bytes, file, _GIB, file)
+    if isinstance(parsed, dict):
         return
     lines = (line.strip().removeprefix("export ").partition("=") for line in text.splitlines())
     variables = {name.strip(): value.strip().strip("\"'") for name, _, value in lines}
@@ -99,12 +102,48 @@ def from_flag(text: str) -> ConnectorLimit:
     return ConnectorLimit("the limit", parse_size(text), f"--connector-limit {text}")
 
 
-def widest(limits: Sequence[ConnectorLimit]) -> tuple[ConnectorLimit, ...]:
-    """Return *limits* without those that workers have inherited: one for each setting and value."""
-    kept: dict[tuple[str, int, str], ConnectorLimit] = {}
-    for limit in limits:
-        kept.setdefault((limit.setting, limit.limit_bytes, limit.file), limit)
-    return tuple(kept.values())
+def with_given(
+    running: Sequence[ConnectorLimit], given: Sequence[ConnectorLimit]
+) -> tuple[ConnectorLimit, ...]:
+    """Return the limits of *running* connectors, and those *given* that are of none of them.
+
+    Two connectors with equal limits are two; a file that was given may be a running one's.
+    """
+    of_files = {(limit.setting, limit.limit_bytes, limit.file) for limit in running if limit.file}
+    others = [one for one in given if (one.setting, one.limit_bytes, one.file) not in of_files]
+    return (*others, *running)
+
+
+def _of_local_disk(
+    environment: Mapping[str, str], config: str, file: str, mountpoint: str, origin: str
+) -> Iterator[ConnectorLimit]:
+    """Yield the limit of LMCache's local_disk: the environment wins over the file."""
+    in_file = _top_level(config)
+    said = {name: environment.get(over, in_file.get(name)) for name, over in _OVERRIDES.items()}
+    size_gib = _number(said["max_local_disk_size"])
+    if not is_below(said["local_disk"], mountpoint) or not size_gib:
+        return
+    limit = ConnectorLimit("max_local_disk_size", int(size_gib * _GIB), origin, _GIB, file)
+    name = _OVERRIDES["max_local_disk_size"]
+    yield limit._replace(setting=name, file="") if name in environment else limit
+
+
+def _top_level(text: str) -> dict[str, str]:
+    """Return the settings of a YAML or JSON that are no other setting's part, the last of each."""
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        parsed = None
+    if isinstance(parsed, dict):
+        return {name: str(value) for name, value in parsed.items()}
+    said: dict[str, str] = {}
+    indent: str | None = None
+    for line in text.splitlines():
+        match = _YAML_LINE.match(line)
+        if match is not None and (indent is None or match[1] == indent):
+            indent = match[1]
+            said[match[2]] = match[3].strip()
+    return said
 
 
 def _of_adapter(
@@ -113,7 +152,7 @@ def _of_adapter(
     """Yield what one L2 adapter of LMCache's may keep."""
     parameters = adapter.get("backend_params")
     said = {**adapter, **(parameters if isinstance(parameters, dict) else {})}
-    if not _is_below(str(said.get("base_path") or said.get("file_path") or ""), mountpoint):
+    if not is_below(str(said.get("base_path") or said.get("file_path") or ""), mountpoint):
         return
     # nixl_store_dynamic goes on believing in what is gone; fs and fs_native look on disk.
     keeps_index = str(said.get("type", "")).startswith("nixl")
@@ -126,7 +165,7 @@ def _of_adapter(
             yield ConnectorLimit("pool_size", limit_bytes, origin, file_bytes)
 
 
-def _is_below(path: str | None, mountpoint: str) -> bool:
+def is_below(path: str | None, mountpoint: str) -> bool:
     """Tell whether *path*, or one of a list of them, is the mountpoint or below it."""
     paths = [one.strip().removeprefix("file://") for one in (path or "").split(",")]
     return any(one == mountpoint or one.startswith(f"{mountpoint}/") for one in paths)

@@ -2,12 +2,22 @@
 
 from typing import Final
 
-from kvfs.doctor import fs_rules, lease_rules, machine_rules, nfs_rules, pool_rules, server_rules
+from kvfs.doctor import (
+    connector_rules,
+    fs_rules,
+    lease_rules,
+    machine_rules,
+    nfs_rules,
+    pool_rules,
+    server_rules,
+)
 from kvfs.doctor.facts import Facts
 from kvfs.doctor.finding import Report, Rule, Verdict
 
 RULES: Final[dict[str, Rule]] = {
     "connector limits": pool_rules.connector_limits,
+    "load failures": connector_rules.load_failures,
+    "file per key": connector_rules.file_per_key,
     "evictable data": pool_rules.evictable_data,
     "leases": lease_rules.leases,
     "backing space": pool_rules.backing_space,

@@ -93,6 +93,8 @@ class Export(NamedTuple):
     path: str
     client: str
     options: frozenset[str]
+    same_fsid: tuple[str, ...] = ()
+    """Other exported paths with the same fsid=."""
 
 
 class NfsMount(NamedTuple):
@@ -118,6 +120,18 @@ class ConnectorLimit(NamedTuple):
     """Whether it believes its own memory and not the disk: what kvfs evicts, it then misses."""
 
 
+class ConnectorHabit(NamedTuple):
+    """What a connector does that its settings decide."""
+
+    habit: str
+    origin: str
+    """Whose it is: ``process 4711 (python)``."""
+    command: str = ""
+    """The command line that does better, if that is what it takes."""
+    is_remote: bool = False
+    """Whether another process has the files, which need not lie below the mount."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """The snapshot."""
@@ -130,6 +144,7 @@ class Facts:
     status: Mapping[str, Any] = field(default_factory=dict)
     """What the server says; empty for a mount through NFS."""
     limits_of_connectors: tuple[ConnectorLimit, ...] = ()
+    habits_of_connectors: tuple[ConnectorHabit, ...] | None = None
     backing: BackingFs | None = None
     disks: tuple[Disk, ...] | None = None
     """None: not found out; empty: memory, or a file system without a drive."""

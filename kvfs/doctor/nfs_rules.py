@@ -3,6 +3,8 @@
 exports(5) and nfs(5).
 """
 
+import hashlib
+import re
 import shlex
 from typing import Final
 
@@ -12,7 +14,8 @@ from kvfs.sizes import format_size
 
 _SIZE_WANTED_BYTES: Final = 1 << 20
 _BOUNDED: Final = frozenset({"soft", "softerr"})
-_SAFE_EXPORT: Final = "rw,async,no_subtree_check,fsid=4242"
+_UUID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_SAFE_EXPORT: Final = "rw,async,no_subtree_check,fsid={}"
 
 
 def exports(facts: Facts) -> list[Finding] | None:
@@ -21,9 +24,14 @@ def exports(facts: Facts) -> list[Finding] | None:
         return None
     found = []
     for export in facts.exports:
-        fix = f"exportfs -o {_SAFE_EXPORT} {shlex.quote(f'{export.client}:{export.path}')}"
+        options = _SAFE_EXPORT.format(_own_fsid(facts, export.path))
+        fix = f"exportfs -o {options} {shlex.quote(f'{export.client}:{export.path}')}"
         if not any(option.startswith(("fsid=", "uuid=")) for option in export.options):
             problem = "without fsid=: the kernel refuses it, or its handles die at each mount"
+            found.append(_of_export(Severity.SERIOUS, export, problem, fix))
+        if export.same_fsid:
+            shared = f"with the fsid of {', '.join(export.same_fsid)}"
+            problem = f"{shared}: clients of one are given files of the other"
             found.append(_of_export(Severity.SERIOUS, export, problem, fix))
         if "subtree_check" in export.options:
             problem = (
@@ -35,6 +43,20 @@ def exports(facts: Facts) -> list[Finding] | None:
             problem = "read-only: no client can store"
             found.append(_of_export(Severity.NOTE, export, problem, fix))
     return found
+
+
+def _own_fsid(facts: Facts, path: str) -> str:
+    """Return an fsid= for *path* that no other export has, the same each time (exports(5)).
+
+    The pool's UUID; of a directory in it one that is made of that and its path.
+    """
+    below = path.removeprefix(facts.mountpoint)
+    pool = str(facts.status.get("uuid", ""))
+    if _UUID.fullmatch(pool) and not below:
+        return pool
+    named = f"{pool or facts.source}{below}".encode(errors="backslashreplace")
+    digits = hashlib.sha256(named).hexdigest()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32]))
 
 
 def _of_export(severity: Severity, export: Export, problem: str, fix: str) -> Finding:

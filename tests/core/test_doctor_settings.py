@@ -10,7 +10,7 @@ from kvfs.doctor.connector_settings import (
     from_environment,
     from_flag,
     from_settings,
-    widest,
+    with_given,
 )
 from kvfs.doctor.etab import parse_exports
 from kvfs.doctor.facts import ConnectorLimit, Export
@@ -114,10 +114,52 @@ def test_limits_in_settings_files() -> None:
     assert (limit.limit_bytes, limit.file) == (500 * GIB, "/etc/env")
 
 
-def test_what_workers_inherit_counts_once() -> None:
+def test_equal_limits_count_each_and_a_file_that_is_known_once() -> None:
     limits = [ConnectorLimit("A", GIB, f"process {pid} (python)") for pid in (1, 2)]
-    other = ConnectorLimit("A", 2 * GIB, "process 3 (python)")
-    assert widest([*limits, other]) == (limits[0], other)
+    flag = ConnectorLimit("A", GIB, "--connector-limit 1G")
+    assert with_given(limits, [flag, flag]) == (flag, flag, *limits)
+    (given,) = from_settings(YAML, "/kv", "/etc/l.yaml")
+    running = given._replace(origin="process 3 (python)")
+    assert with_given([running], [given]) == (running,)
+
+
+NESTED: Final = """\
+# max_local_disk_size: 1
+local_disk: /kv/lmcache
+max_local_disk_size: 99999
+extra_config:
+  local_disk: /elsewhere
+  max_local_disk_size: 1
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        NESTED,
+        "".join(f"  {line}\n" for line in NESTED.splitlines()),
+        json.dumps(
+            {
+                "local_disk": "/kv",
+                "max_local_disk_size": 99999,
+                "extra_config": {"max_local_disk_size": 1},
+            }
+        ),
+    ],
+)
+def test_a_later_setting_of_that_name_hides_none(text: str) -> None:
+    """What belongs to another setting is another one, and a comment is none."""
+    (limit,) = from_settings(text, "/kv", "l.yaml")
+    assert limit.limit_bytes == 99999 * GIB
+
+
+def test_the_environment_wins_over_lmcaches_file() -> None:
+    environment = {"LMCACHE_MAX_LOCAL_DISK_SIZE": "99999"}
+    (limit,) = from_environment(environment, "/kv", "process 1 (x)", YAML, "/etc/l.yaml")
+    assert limit == ConnectorLimit("LMCACHE_MAX_LOCAL_DISK_SIZE", 99999 * GIB, "process 1 (x)", GIB)
+    (limit,) = from_environment({}, "/kv", "process 1 (x)", YAML, "/etc/l.yaml")
+    assert (limit.setting, limit.file) == ("max_local_disk_size", "/etc/l.yaml")
+    assert not list(from_environment({"LMCACHE_LOCAL_DISK": "/else"}, "/kv", "", YAML, "l.yaml"))
 
 
 def test_a_flag_is_a_size() -> None:
@@ -128,6 +170,8 @@ def test_a_flag_is_a_size() -> None:
 
 def test_exports_of_the_mount_and_below() -> None:
     etab = "/kv\t10.0.0.0/24(rw,sync,fsid=7)\n/kv/a\\040b\t*(ro)\n/kvx\t*(rw)\n/srv\t*(rw)\n# no\n"
+    same = "/kv\t*(fsid=7)\n/srv\t*(fsid=7)\n"
+    assert [export.same_fsid for export in parse_exports(same, "/kv")] == [("/srv",)]
     assert parse_exports(etab, "/kv") == (
         Export("/kv", "10.0.0.0/24", frozenset({"rw", "sync", "fsid=7"})),
         Export("/kv/a b", "*", frozenset({"ro"})),

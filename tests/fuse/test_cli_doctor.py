@@ -1,9 +1,11 @@
 """``kvfs doctor`` on real mounts and files: what it gathers, how it ends, what it prints."""
 
+import contextlib
 import json
 import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +96,65 @@ def test_doctor_finds_a_connectors_limit_in_its_environment(doctored: Mounted) -
 
 
 @pytest.mark.needs_fuse
+def test_two_connectors_with_equal_limits_count_twice_and_workers_not(doctored: Mounted) -> None:
+    """Their launcher has the limit, too, and keeps nothing; a worker has it from its connector."""
+    variables = {
+        "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": f"{doctored.path}/sglang",
+        "SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE": "600Mi",
+    }
+    connector = (
+        "import subprocess, sys; w = subprocess.Popen(['cat']); print(1, flush=True); w.wait()"
+    )
+    shell = shlex.join([sys.executable, "-c", connector])
+    with subprocess.Popen(
+        ["sh", "-c", f"exec 3<&0; {shell} <&3 & {shell} <&3 & wait"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **variables},
+    ) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdin is not None
+        assert [launcher.stdout.readline() for _ in range(2)] == [b"1\n"] * 2
+        limits = gather(str(doctored.path)).limits_of_connectors
+        done = run_kvfs("doctor", str(doctored.path), "--json", check=False)
+        launcher.stdin.close()
+    assert [limit.limit_bytes for limit in limits] == [600 * MIB] * 2
+    (finding,) = [
+        one for one in json.loads(done.stdout)["findings"] if one["check"] == "connector limits"
+    ]
+    assert "1.17 GiB together" in finding["problem"]
+
+
+@pytest.mark.needs_fuse
+def test_doctor_finds_habits_in_command_lines(doctored: Mounted) -> None:
+    """A vLLM that fails requests, and one whose blocks are those of an LMCache server here."""
+    adapter = json.dumps({"type": "fs", "base_path": f"{doctored.path}/lmcache"})
+    tier = {"secondary_tiers": [{"type": "fs", "root_dir": f"{doctored.path}/vllm"}]}
+    vllm = [
+        json.dumps({"kv_connector": name, "kv_connector_extra_config": extra})
+        for name, extra in (("OffloadingConnector", tier), ("LMCacheMPConnector", {}))
+    ]
+    with contextlib.ExitStack() as stack:
+        for words in (
+            ("vllm", "serve", "--kv-transfer-config", vllm[0]),
+            ("vllm", "serve", "--kv-transfer-config", vllm[1]),
+            ("lmcache", "server", "--l2-adapter", adapter),
+        ):
+            process = subprocess.Popen(
+                [sys.executable, "-c", "print(input())", *words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+            )
+            stack.callback(process.communicate, b"end\n")
+        done = run_kvfs("doctor", str(doctored.path), "--json", check=False)
+    assert done.returncode == SeriousFindings.exit_code
+    found = json.loads(done.stdout)["findings"]
+    fixes = [one["fix"] for one in found if one["check"] == "load failures"]
+    assert len(fixes) == 2
+    assert all('"kv_load_failure_policy": "recompute"' in fix for fix in fixes)
+
+
+@pytest.mark.needs_fuse
 def test_doctor_takes_limits_and_settings(doctored: Mounted, tmp_path: Path) -> None:
     settings = tmp_path / "lmcache.yaml"
     settings.write_text(f"local_disk: file://{doctored.path}\nmax_local_disk_size: 99999\n")
@@ -119,7 +180,7 @@ EXPORTED = (
 
 
 @pytest.mark.needs_fuse
-@pytest.mark.parametrize(("fsid", "found"), [("", ["serious"]), ("fsid=4242,", [])])
+@pytest.mark.parametrize(("fsid", "found"), [("", ["serious"]), ("fsid=4711,", [])])
 def test_doctor_reads_the_table_of_exports(
     doctored: Mounted, tmp_path: Path, fsid: str, found: list[str]
 ) -> None:
@@ -139,7 +200,8 @@ def test_doctor_reads_the_table_of_exports(
     assert [one["severity"] for one in of_exports] == found
     for one in of_exports:
         assert one["fix"] == (
-            f"exportfs -o rw,async,no_subtree_check,fsid=4242 127.0.0.1:{doctored.path}"
+            f"exportfs -o rw,async,no_subtree_check,fsid={doctored.status()['uuid']} "
+            f"127.0.0.1:{doctored.path}"
         )
 
 

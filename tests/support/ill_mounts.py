@@ -1,0 +1,331 @@
+"""A healthy mount as `kvfs doctor` sees it, and for each rule ones that are ill."""
+
+from typing import Any, Final
+
+from kvfs.doctor.facts import (
+    BackingFs,
+    ConnectorHabit,
+    ConnectorLimit,
+    Cpus,
+    Dirty,
+    Disk,
+    Export,
+    Facts,
+    Limits,
+    NfsMount,
+    ReadAhead,
+    Wake,
+    Xfs,
+)
+from kvfs.doctor.finding import Severity
+
+GIB: Final = 1 << 30
+KIB: Final = 1 << 10
+
+STATUS: Final = {
+    "uuid": "0e3c1ff2-0c2d-4b2c-9a5e-6f0e3c1ff20c",
+    "capacity_bytes": 1000 * GIB,
+    "used_bytes": 950 * GIB,
+    "ready_bytes": 10 * GIB,
+    "evictable_bytes": 900 * GIB,
+    "data_path": "passthrough",
+    "data_path_reason": "the kernel and the backing file system allow it",
+    "index_rows_bytes": 50 * GIB,
+    "index_map_bytes": 64 * GIB,
+    "damaged_rows": 0,
+    "background_failures": 0,
+    "leased_bytes": 9 * GIB,
+    "lease_max_bytes": 900 * GIB,
+    "lessee": None,
+}
+LESSEE: Final = {"pid": 4711, "program": "vllm", "bytes": 9 * GIB, "stores_refused": 7}
+KEEPS: Final = ("process 4711 (vllm)", "setfattr -n user.kvfs.lease -v none /kv")
+LIMITS: Final = Limits(300, 1_048_576, None, None, "kvfs@kv.service", -900)
+HOME: Final = BackingFs("xfs", frozenset({"rw", "noatime"}), "/data", 100 * GIB)
+HEALTHY: Final = Facts(
+    mountpoint="/kv",
+    source="/data/pool",
+    kind="directory",
+    server_pid=77,
+    status=STATUS,
+    backing=HOME,
+    disks=(Disk("nvme0n1", "none", False, 1),),
+    device_read_ahead=ReadAhead(4096 * KIB, "/sys/block/nvme0n1/queue/read_ahead_kb"),
+    fuse_read_ahead=ReadAhead(128 * KIB, "/sys/class/bdi/0:50/read_ahead_kb"),
+    xfs=Xfs("/dev/nvme0n1", 4000 * GIB, 1024, 2 * GIB, has_reflink=False, has_rmapbt=False),
+    dirty=Dirty(GIB, 8 * GIB),
+    zone_reclaim_mode=0,
+    limits=LIMITS,
+    cpus=Cpus(frozenset({8, 9}), {0: frozenset(range(8)), 1: frozenset(range(8, 16))}),
+    wake=Wake(9.5, None),
+    fuse_timeouts_s={"fs.fuse.default_request_timeout": 0, "fs.fuse.max_request_timeout": 0},
+    habits_of_connectors=(),
+    exports=(Export("/kv", "10.0.0.0/24", frozenset({"rw", "fsid=1", "no_subtree_check"})),),
+)
+THROUGH_NFS: Final = {"vers": "4.2", "softerr": "", "proto": "tcp", "nconnect": "8"}
+
+DAEMON: Final = {"data_path": "daemon"}
+#: On that path the mount's own read-ahead counts, which the kernel starts with 128 KiB.
+FAR: Final = {"fuse_read_ahead": HEALTHY.device_read_ahead}
+
+SERIOUS, WARNING, NOTE = Severity.SERIOUS, Severity.WARNING, Severity.NOTE
+
+
+def status(**changed: object) -> dict[str, Any]:
+    return {"status": {**STATUS, **changed}}
+
+
+def disks(**changed: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {"disks": (HEALTHY.disks[0]._replace(**changed),)} if HEALTHY.disks else {}
+
+
+def connectors(*limits: ConnectorLimit) -> dict[str, Any]:
+    return {"limits_of_connectors": limits}
+
+
+def nfs(**changed: str) -> dict[str, Any]:
+    options = {**THROUGH_NFS, **changed}
+    return {"nfs": NfsMount("box:/kv", "nfs4", options)}
+
+
+def export(*options: str) -> dict[str, Any]:
+    return {"exports": (Export("/kv/a b", "*", frozenset(options)),)}
+
+
+LOCAL_DISK: Final = ConnectorLimit(
+    "LMCACHE_MAX_LOCAL_DISK_SIZE", 1200 * GIB, "process 5 (vllm)", GIB
+)
+IN_A_FILE: Final = ConnectorLimit("max_local_disk_size", 1200 * GIB, "l.yaml", GIB, "l.yaml")
+
+FAILS: Final = ConnectorHabit(
+    "fails requests",
+    "process 5 (vllm)",
+    'vllm serve MODEL --kv-transfer-config \'{"kv_load_failure_policy": "recompute"}\'',
+)
+
+#: Rule, what is ill, and then: how bad, a part of the problem, a part of the command.
+ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
+    ("connector limits", connectors(LOCAL_DISK), SERIOUS, "1.17 TiB", "_SIZE=900\n"),
+    ("connector limits", connectors(IN_A_FILE), SERIOUS, "of l.yaml", "sed -Ei "),
+    (
+        "connector limits",
+        connectors(LOCAL_DISK._replace(setting="max_capacity_gb", keeps_index=False)),
+        WARNING,
+        "before the connector does",
+        "with max_capacity_gb 900 (in 1 GiB)",
+    ),
+    (
+        "connector limits",
+        connectors(
+            LOCAL_DISK._replace(limit_bytes=600 * GIB),
+            IN_A_FILE._replace(limit_bytes=500 * GIB),
+        ),
+        WARNING,
+        "1.07 TiB together",
+        "_SIZE=400\n",
+    ),
+    (
+        "load failures",
+        {"habits_of_connectors": (FAILS,)},
+        SERIOUS,
+        "process 5 (vllm) fails each request",
+        "vllm serve MODEL --kv-transfer-config",
+    ),
+    (
+        "file per key",
+        {"habits_of_connectors": (ConnectorHabit("keeps a file per key", "process 6 (x)"),)},
+        WARNING,
+        "its stores fail when that is full",
+        "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE=966367641600",
+    ),
+    (
+        "evictable data",
+        status(evictable_bytes=GIB, leased_bytes=900 * GIB, pinned_bytes=0),
+        SERIOUS,
+        "only 1 GiB of it may go (leased 900 GiB)",
+        "fuser --verbose --mount /kv",
+    ),
+    (
+        "evictable data",
+        status(
+            evictable_bytes=None,
+            leased_bytes=None,
+            states={"published": {"bytes": 2 * GIB}, "slab": {"bytes": 940 * GIB}},
+        ),
+        SERIOUS,
+        "only 2 GiB of it may go (slab 940 GiB)",
+        "fuser --verbose --mount /kv",
+    ),
+    (
+        "evictable data",
+        status(evictable_bytes=GIB, leased_bytes=9 * GIB, pinned_bytes=800 * GIB),
+        SERIOUS,
+        "(leased 9 GiB, pinned 800 GiB)",
+        "kvfs unpin --all /kv",
+    ),
+    ("leases", status(leased_bytes=930 * GIB, lessee=LESSEE), WARNING, *KEEPS),
+    (
+        "backing space",
+        {**status(used_bytes=100 * GIB), "backing": HOME._replace(free_bytes=200 * GIB)},
+        SERIOUS,
+        "may still grow by 890 GiB",
+        "kvfs umount /kv && kvfs mount --capacity",
+    ),
+    (
+        "index map",
+        status(index_rows_bytes=55 * GIB),
+        WARNING,
+        "55 GiB of the 64 GiB",
+        "kvfs umount /kv && kvfs mount --set index_map_bytes=137438953472 /data/pool /kv",
+    ),
+    ("damage", status(write_back_failures=2), SERIOUS, "could not be written", "dmesg"),
+    ("damage", status(damaged_rows=3), WARNING, "3 rows", "kvfs fsck --repair /data/pool"),
+    ("damage", status(background_failures=2), WARNING, "2 jobs", "kvfs fsck --repair"),
+    *(
+        ("passthrough", {**status(**DAEMON, data_path_reason=why), **FAR}, WARNING, why, fix)
+        for why, fix in (
+            ("asked for by the setting data_path", "kvfs mount --data-path=auto /data/pool /kv"),
+            ("no passthrough: Linux 6.1.0 has none", "apt-get install -t bookworm-backports"),
+            ("no passthrough: stacked itself (overlayfs)", "kvfs mount /dev/DRIVE /kv"),
+            ("no passthrough: the server has no CAP_SYS_ADMIN", "--cap-add SYS_ADMIN"),
+        )
+    ),
+    (
+        "request timeouts",
+        {"fuse_timeouts_s": {"fs.fuse.max_request_timeout": 60}},
+        SERIOUS,
+        "fs.fuse.max_request_timeout = 60",
+        "sysctl -w fs.fuse.max_request_timeout=0\n",
+    ),
+    (
+        "open files",
+        {"limits": LIMITS._replace(open_files_max=1024)},
+        WARNING,
+        "may have 1024 files open",
+        "prlimit --pid 77 --nofile=1048576:1048576\nfor good: LimitNOFILE=1048576",
+    ),
+    (
+        "open files",
+        {"limits": LIMITS._replace(open_files=1_000_000, unit="")},
+        SERIOUS,
+        "has 1000000",
+        "--nofile=2097152:2097152",
+    ),
+    (
+        "memory bound",
+        {"limits": LIMITS._replace(memory_max_bytes=GIB)},
+        WARNING,
+        "1 GiB of memory",
+        "systemctl set-property kvfs@kv.service MemoryMax=infinity",
+    ),
+    (
+        "memory bound",
+        {"limits": LIMITS._replace(memory_max_bytes=GIB // 4, unit="")},
+        SERIOUS,
+        "256 MiB of memory",
+        "echo max > /sys/fs/cgroup/GROUP/memory.max",
+    ),
+    (
+        "CPU bound",
+        {"limits": LIMITS._replace(cpus_max=0.5)},
+        WARNING,
+        "0.50 of a CPU",
+        "systemctl set-property kvfs@kv.service CPUQuota=",
+    ),
+    (
+        "OOM killer",
+        {"limits": LIMITS._replace(oom_score_adj=200)},
+        WARNING,
+        "oom_score_adj 200",
+        "echo -900 > /proc/77/oom_score_adj",
+    ),
+    ("NUMA", disks(numa_node=0), WARNING, "may not run there", "--cpu-list --pid 0-7 77"),
+    (
+        "NUMA",
+        {"cpus": Cpus(frozenset(range(16)), {0: frozenset({0, 2, 3}), 1: frozenset({8})})},
+        NOTE,
+        "nvme0n1 is at NUMA node 1",
+        "CPUAffinity=8 by `systemctl edit kvfs@kv.service`",
+    ),
+    ("I/O scheduler", disks(scheduler="bfq"), WARNING, "bfq", "echo none > /sys/block/nvme0n1/"),
+    ("rotating drive", disks(is_rotational=True), WARNING, "rotating", "kvfs mount /dev/DRIVE /kv"),
+    (
+        "read-ahead",
+        {"device_read_ahead": ReadAhead(128 * KIB, "/sys/block/a/queue/read_ahead_kb")},
+        WARNING,
+        "128 KiB ahead of readers on the drive",
+        "echo 4096 > /sys/block/a/queue/read_ahead_kb",
+    ),
+    (
+        "read-ahead",
+        status(data_path="daemon"),
+        WARNING,
+        "128 KiB ahead of readers on the mount",
+        "echo 4096 > /sys/class/bdi/0:50/read_ahead_kb",
+    ),
+    ("dirty limits", {"dirty": Dirty(GIB, 200 * GIB)}, WARNING, "200 GiB", "vm.dirty_bytes="),
+    ("dirty limits", {"dirty": Dirty(1, KIB)}, WARNING, "only 1 KiB", "vm.dirty_bytes="),
+    ("CPU wake-ups", {"wake": Wake(160.0, None)}, WARNING, "takes 160 us", "cpupower idle-set"),
+    ("CPU wake-ups", {"wake": Wake(99.0, 0)}, WARNING, "takes 99 us", "echo 200000 > /sys/module"),
+    ("CPU wake-ups", {"wake": Wake(50.0, 200_000)}, WARNING, "takes 50 us", "echo 400000 > /sys"),
+    ("page cache", {"zone_reclaim_mode": 1}, WARNING, "is 1", "sysctl -w vm.zone_reclaim_mode=0"),
+    (
+        "mount options",
+        {"backing": HOME._replace(options=frozenset({"rw", "sync"}))},
+        WARNING,
+        "mounted with sync",
+        "mount -o remount,async /data",
+    ),
+    (
+        "mount options",
+        {"backing": HOME._replace(options=frozenset({"data=journal"}))},
+        WARNING,
+        "written twice",
+        "umount /data && mount -o data=ordered /data",
+    ),
+    (
+        "mount options",
+        {"backing": HOME._replace(options=frozenset({"discard"}))},
+        NOTE,
+        "own discard",
+        "mount -o remount,nodiscard /data",
+    ),
+    *(
+        ("XFS", {"xfs": HEALTHY.xfs._replace(**changed)}, NOTE, problem, fix)
+        for changed, problem, fix in (
+            ({"inode_bytes": 512}, "inodes of 512 bytes", "mkfs.xfs -f -i size=1024"),
+            ({"log_bytes": 10 << 20}, "is 10 MiB", "-l size=256m"),
+            ({"has_reflink": True, "has_rmapbt": True}, "reflink and rmapbt", "reflink=0,rmapbt=0"),
+        )
+        if HEALTHY.xfs is not None
+    ),
+    ("NFS exports", export("rw", "no_subtree_check"), SERIOUS, "fsid=", "exportfs -o rw,async,"),
+    ("NFS exports", export("rw", "subtree_check", "fsid=1"), WARNING, "rename", "'*:/kv/a b'"),
+    (
+        "NFS exports",
+        {"exports": (Export("/kv", "*", frozenset({"rw", "fsid=1"}), ("/other",)),)},
+        SERIOUS,
+        "with the fsid of /other",
+        "fsid=0e3c1ff2-0c2d-4b2c-9a5e-6f0e3c1ff20c '*:/kv'",
+    ),
+    ("NFS exports", export("ro", "fsid=1"), NOTE, "read-only", "exportfs -o rw,"),
+    ("NFS mount", nfs(sync=""), WARNING, "sync: every write", "umount /kv && mount -t nfs -o vers"),
+    ("NFS mount", nfs(noac=""), WARNING, "noac", "softerr,nconnect=8 box:/kv /kv"),
+    ("NFS mount", nfs(lookupcache="none"), WARNING, "every miss", "lookupcache=all"),
+    ("NFS mount", nfs(rsize="32768"), WARNING, "32 KiB a message", "rsize=1048576"),
+    ("NFS mount", nfs(proto="udp"), WARNING, "udp", "proto=tcp"),
+    (
+        "NFS mount",
+        {"nfs": NfsMount("box:/kv", "nfs4", {"hard": "", "nconnect": "4"})},
+        WARNING,
+        "hang",
+        "softerr,timeo=50,retrans=2",
+    ),
+    (
+        "NFS mount",
+        {"nfs": NfsMount("box:/kv", "nfs4", {"softerr": ""})},
+        NOTE,
+        "one connection",
+        "nconnect=8",
+    ),
+]
