@@ -27,9 +27,12 @@ class Mount(NamedTuple):
     """Of the mount, then of its file system."""
 
 
-def mounts() -> list[Mount]:
-    """Return all mounts, the topmost of one mountpoint last."""
-    with open(_MOUNTINFO, "rb") as file:
+def mounts(pid: int = 0) -> list[Mount]:
+    """Return all mounts, the topmost of one mountpoint last; as process *pid* sees them, if not 0.
+
+    Raises OSError when that has ended or is not ours to look at.
+    """
+    with open(f"/proc/{pid}/mountinfo" if pid else _MOUNTINFO, "rb") as file:
         return [_parse(line) for line in file]
 
 

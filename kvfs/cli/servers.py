@@ -9,6 +9,7 @@ from kvfs.control_client import ServerGone, ask, peer_pid, socket_paths
 from kvfs.control_files import locked_directory, remove_stale
 from kvfs.errors import CommandError, NotMounted, ServeFailed, SourceBusy
 from kvfs.mount_table import FS_TYPE, Mount, kvfs_at, mounts, resolve_mountpoint
+from kvfs.mounted_elsewhere import note_of
 from kvfs.pool_name import RUN_DIRECTORY, name_of, socket_path
 
 #: A server answers within milliseconds; what takes longer hangs.
@@ -79,7 +80,8 @@ def status_of(path: str) -> dict[str, Any]:
     mountpoint = resolve_mountpoint(path)
     answer = answer_of(mountpoint)
     if kvfs_at(mountpoint) is None:
-        raise NotMounted(f"no kvfs is mounted at {mountpoint}{_stale_note(answer)}")
+        note = not_here(mountpoint) or f"no kvfs is mounted at {mountpoint}{_stale_note(answer)}"
+        raise NotMounted(note)
     if is_dead(mountpoint, answer):
         raise NotMounted(_dead(mountpoint))
     if answer is None:
@@ -90,6 +92,12 @@ def status_of(path: str) -> dict[str, Any]:
     if answer.error is not None:
         raise answer.error
     return answer.status
+
+
+def not_here(mountpoint: str) -> str:
+    """Return a line if a kvfs is mounted at *mountpoint* in other mount namespaces; else ""."""
+    note = note_of(lambda mount: mount.mountpoint == mountpoint)
+    return f"no kvfs is mounted at {mountpoint} here{note}" if note else ""
 
 
 def is_dead(mountpoint: str, answer: Answer | None) -> bool:

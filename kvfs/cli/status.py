@@ -6,9 +6,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from kvfs.cli.parser import add_verb
-from kvfs.cli.servers import answers_and_dead, complaint, status_of
+from kvfs.cli.servers import answers_and_dead, complaint, not_here, status_of
 from kvfs.cli.tables import console_for_tables
 from kvfs.errors import NotMounted
+from kvfs.mount_table import kvfs_at
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
@@ -38,6 +39,10 @@ def run(args: argparse.Namespace) -> int:
     served = [answer.status for answer in found if answer.error is None]
     if served or args.json:
         _print(served, as_json=args.json, single=False)
+    for status in served:  # its server lives, and nobody here can see why
+        mountpoint = str(status["mountpoint"])
+        if kvfs_at(mountpoint) is None and (note := not_here(mountpoint)):
+            print(f"kvfs: {note}", file=sys.stderr)
     failed = [answer for answer in found if answer.error is not None]
     for answer in failed:
         print(f"kvfs: {complaint(answer)}", file=sys.stderr)

@@ -18,13 +18,14 @@ from kvfs.cli.servers import remove_dead_sockets, server_of
 from kvfs.config import Settings
 from kvfs.errors import CommandError, MountpointUnusable, NotMounted, ServeFailed, UsageError
 from kvfs.mount_table import FS_TYPE, mount_at, resolve_mountpoint
+from kvfs.mounted_elsewhere import note_of
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
 
 _WAIT_MAX_S: Final[float] = Settings.__dataclass_fields__["stop_timeout_s"].metadata["high"]
-#: How long a lazy umount waits for a server that nobody uses any more.
-_LAZY_WAIT_S: Final = 2.0
+#: How long a server that nobody uses any more may take, before who uses it is looked for.
+_UNUSED_WAIT_S: Final = 2.0
 #: From a server's end to that of its file system, which may have bytes to write back.
 _SOURCE_WAIT_S: Final = 10.0
 #: Clients of a dead mount may hold it for longer, which keeps no next server out.
@@ -73,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
     mountpoint = resolve_mountpoint(args.mountpoint or _configured_mountpoint(args.config))
     present = mount_at(mountpoint)
     if present is None:
-        raise NotMounted(f"nothing is mounted at {mountpoint}")
+        note = note_of(lambda mount: mount.mountpoint == mountpoint)
+        raise NotMounted(f"nothing is mounted at {mountpoint}{f' here{note}' if note else ''}")
     if present.fs_type != FS_TYPE:
         raise NotMounted(f"{mountpoint} is a mount of type {present.fs_type}, not a kvfs")
     # Before the umount: afterwards the server stops answering.
@@ -86,7 +88,11 @@ def run(args: argparse.Namespace) -> int:
             _unmount(mountpoint, lazy=args.lazy)
         else:
             take_away(dead)
-        ended = wait_for_end(pidfd, min(args.wait_s, _LAZY_WAIT_S) if args.lazy else args.wait_s)
+        ended = wait_for_end(pidfd, min(args.wait_s, _UNUSED_WAIT_S))
+        # Of what somebody has a copy of nobody can tell when it ends.
+        note = "" if ended else note_of(lambda mount: mount.device == present.device)
+        if not (ended or note or args.lazy):
+            ended = wait_for_end(pidfd, max(0.0, args.wait_s - _UNUSED_WAIT_S))
     finally:
         if pidfd >= 0:
             os.close(pidfd)
@@ -95,8 +101,11 @@ def run(args: argparse.Namespace) -> int:
         _wait_for_source(present.source, _SOURCE_WAIT_S if server_pid > 0 else _DEAD_WAIT_S)
         return 0
     if args.lazy:
-        print(f"kvfs: server {server_pid} lives on until its last user ends", file=sys.stderr)
+        last = f"kvfs: server {server_pid} lives on until its last user ends{note}"
+        print(last, file=sys.stderr)
         return 0
+    if note:
+        raise ServeFailed(f"{mountpoint} is unmounted here, but server {server_pid} lives on{note}")
     raise ServeFailed(
         f"{mountpoint} is unmounted, but server {server_pid} still runs after {args.wait_s:g} s"
     )

@@ -8,6 +8,7 @@ from typing import Final
 from kvfs.devices import loop
 from kvfs.errors import SourceBusy, SourceDamaged
 from kvfs.mount_table import mounts, where_mounted
+from kvfs.mounted_elsewhere import where_in_use
 
 _SWAPS: Final = "/proc/swaps"
 _UNKNOWN_USER: Final = (
@@ -25,7 +26,8 @@ def claim(path: str, flags: int = os.O_RDONLY) -> int:
         return os.open(path, flags | os.O_EXCL | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.EBUSY:
-            raise SourceBusy(f"{path} is in use: {_known_user(path) or _UNKNOWN_USER}") from None
+            user = _known_user(path) or _user_elsewhere(path) or _UNKNOWN_USER
+            raise SourceBusy(f"{path} is in use: {user}") from None
         raise SourceDamaged(f"{path}: {error.strerror}") from error
 
 
@@ -77,6 +79,12 @@ def _known_user(path: str) -> str:
     if where := where_mounted(path):
         return f"the pool on it is mounted {where}"
     return ""
+
+
+def _user_elsewhere(path: str) -> str:
+    """For the message only: a dead server's mount elsewhere keeps nobody from joining the pool."""
+    where = where_in_use(path)
+    return f"the pool on it is mounted {where}" if where else ""
 
 
 def _sys_path(device_no: int) -> str:

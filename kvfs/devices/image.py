@@ -25,6 +25,7 @@ from kvfs.errors import (
     UsageError,
 )
 from kvfs.mount_table import where_mounted
+from kvfs.mounted_elsewhere import where_in_use
 from kvfs.sizes import format_size
 from kvfs.syscalls import Syscalls
 from kvfs.types import PAGE_BYTES, round_up
@@ -202,7 +203,7 @@ def _lock(image_fd: int, path: str) -> None:
     try:
         fcntl.flock(image_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        where = where_mounted(path) or "already"
+        where = where_in_use(path) or "already"
         raise SourceBusy(f"{path} is in use: the pool in it is mounted {where}") from None
     users = list(loop.users_of(image_fd))
     if users:

@@ -26,7 +26,7 @@ from kvfs.errors import (
     SourceFull,
 )
 from kvfs.fan_out import FAN_OUT, parse_file_name
-from kvfs.mount_table import where_mounted
+from kvfs.mounted_elsewhere import where_in_use
 from kvfs.types import STAT_BLOCK_BYTES
 
 FORMAT_VERSION: Final = 1
@@ -164,7 +164,7 @@ def lock_pool(pool_fd: int, source: str, *, create: bool = False) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        where = where_mounted(source) or "already"
+        where = where_in_use(source) or "already"
         raise SourceBusy(f"{source} is in use: the pool is mounted {where}") from None
     if os.fstat(fd).st_nlink == 0:  # a format or destroy removed it meanwhile
         os.close(fd)

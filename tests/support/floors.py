@@ -27,9 +27,9 @@ _MODULES: Final = {
         kvfs.index_errors kvfs.index_file
         kvfs.credentials kvfs.kernel_log
         kvfs.index_place kvfs.index_range kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files
-        kvfs.kv_load kvfs.lease_shares kvfs.makers kvfs.measure kvfs.mount_table kvfs.open_inodes
-        kvfs.pending_rows kvfs.pins kvfs.policies kvfs.record_cache kvfs.rested_code kvfs.run_state
-        kvfs.stopping kvfs.syscalls kvfs.wake_up
+        kvfs.kv_load kvfs.lease_shares kvfs.makers kvfs.measure kvfs.mount_table
+        kvfs.mounted_elsewhere kvfs.open_inodes kvfs.pending_rows kvfs.pins kvfs.policies
+        kvfs.record_cache kvfs.rested_code kvfs.run_state kvfs.stopping kvfs.syscalls kvfs.wake_up
     """,
     # The pool as a whole: names, blocks, space.
     "engine": """

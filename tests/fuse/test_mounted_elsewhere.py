@@ -1,0 +1,115 @@
+"""A copy of a mount in a mount namespace of its own: who has it is named, and how it ends."""
+
+import contextlib
+import re
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from kvfs import errors
+from kvfs.mounted_elsewhere import elsewhere
+from tests.support.mounting import Mounted, run_kvfs, workplace
+from tests.support.pools import blank_source
+
+pytestmark = pytest.mark.needs_fuse
+
+
+@contextlib.contextmanager
+def copy_of_all_mounts(*program: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a process that has copies of all mounts and hears of no umount, as a container may."""
+    with subprocess.Popen(
+        ["unshare", "--mount", "--propagation", "private", *(program or ("cat",))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        holder.stdin.write(b"there\n")
+        holder.stdin.flush()
+        assert holder.stdout.readline() == b"there\n"
+        yield holder
+        holder.stdin.close()
+
+
+def refused(*arguments: str) -> tuple[int, str]:
+    done = run_kvfs(*arguments, check=False)
+    return done.returncode, done.stderr
+
+
+def as_shown(said: str, path: str) -> None:
+    """Run what the line about *path* says; others on this machine may have copies as well."""
+    (line,) = [line for line in said.splitlines() if path in line]
+    subprocess.run(["sh", "-c", line.split("`")[1]], check=False)
+
+
+@pytest.mark.needs_loop
+@pytest.mark.parametrize("kind", ["directory", "block", "image"])
+def test_umount_status_mount_and_fsck_name_the_holder(kind: str) -> None:
+    with (
+        blank_source(kind) as source,
+        workplace("disk") as place,
+        Mounted(source.path, place / "kv") as mount,
+        copy_of_all_mounts() as holder,
+    ):
+        path = str(mount.path)
+        (place / "other").mkdir()
+        named = rf"at {path} in the mount namespace of process {holder.pid} \(cat, mnt:\[\d+\]\)"
+        way_out = f"nsenter -t {holder.pid} -m umount {path}"
+        code, said = refused("umount", path)
+        assert code == errors.ServeFailed.exit_code
+        assert f"{path} is unmounted here, but server {mount.server_pid} lives on" in said
+        assert re.search(named, said), said
+        assert way_out in said
+        for code, arguments in (
+            (errors.NotMounted.exit_code, ("umount", path)),
+            (errors.NotMounted.exit_code, ("status", path)),
+            (errors.SourceBusy.exit_code, ("mount", source.path, path)),
+            (errors.SourceBusy.exit_code, ("mount", source.path, str(place / "other"))),
+            (errors.SourceBusy.exit_code, ("fsck", source.path)),
+            (errors.SourceBusy.exit_code, ("destroy", source.path, "--yes")),
+        ):
+            ended, said = refused(*arguments)
+            assert (ended, arguments) == (code, arguments), said
+            assert re.search(named, said), (arguments, said)
+            assert way_out in said
+        said = run_kvfs("status").stderr
+        assert re.search(named, said), said
+        assert f"no kvfs is mounted at {path} here: it is mounted at" in said
+        as_shown(said, path)
+        mount._wait_for_server()
+        mount.start()
+        assert not list(elsewhere(lambda one: one.mountpoint == path))
+
+
+def test_a_lazy_umount_names_him_too() -> None:
+    with workplace() as place:
+        (place / "pool").mkdir()
+        with Mounted(place / "pool", place / "kv") as mount:
+            with copy_of_all_mounts() as holder:
+                said = run_kvfs("umount", "--lazy", str(mount.path)).stderr
+                assert f"server {mount.server_pid} lives on until its last user ends" in said
+                assert f"in the mount namespace of process {holder.pid} (cat, mnt:[" in said
+            mount._wait_for_server()
+
+
+def test_a_dead_servers_copy_keeps_no_next_server_out() -> None:
+    with workplace() as place:
+        (place / "pool").mkdir()
+        with Mounted(place / "pool", place / "kv") as mount, copy_of_all_mounts():
+            mount.kill_daemon()
+            mount.start()
+            (mount.path / "block").write_bytes(b"served")
+            mount.stop()
+
+
+def test_a_name_of_a_process_writes_nothing_on_the_terminal() -> None:
+    forged = ("sh", "-c", r"printf '\033[2J' > /proc/$$/comm; read line; echo $line; read line")
+    with workplace() as place:
+        (place / "pool").mkdir()
+        with Mounted(place / "pool", place / "kv") as mount, copy_of_all_mounts(*forged):
+            _, said = refused("umount", str(mount.path))
+            assert "lives on" in said
+            assert r"(\x1b[2J, mnt:[" in said
+            as_shown(said, str(mount.path))
+            mount._wait_for_server()
