@@ -2,13 +2,13 @@
 
 import argparse
 import json
-import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
+from kvfs.cli.failures import one_line
 from kvfs.cli.parser import add_verb
 from kvfs.cli.tables import console_for_tables
-from kvfs.errors import NotMounted, NotRoot, SeriousFindings
+from kvfs.errors import NotMounted, NotRoot, SeriousFindings, ServeFailed
 from kvfs.printable import printable
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def configure(subparsers: "Subparsers") -> None:
 def run(args: argparse.Namespace) -> int:
     """Gather, judge, print; raise SeriousFindings at the end."""
     from kvfs.cli.doctor_facts import gather
+    from kvfs.cli.doctor_silent import report_of_silent
     from kvfs.doctor.examine import examine
     from kvfs.doctor.finding import Severity
 
@@ -60,10 +61,14 @@ def run(args: argparse.Namespace) -> int:
     for mountpoint in mountpoints:
         try:
             facts = gather(mountpoint, args.connector_limit, args.connector_config)
-        except NotMounted as error:
-            if args.mountpoint:
+        except (NotMounted, ServeFailed) as error:
+            silent_one = report_of_silent(mountpoint, error)
+            if silent_one is not None:
+                reports.append(silent_one)
+            elif args.mountpoint:
                 raise
-            print(f"kvfs: {error}", file=sys.stderr)  # it went while the others were looked at
+            else:  # it went while the others were looked at
+                print(f"kvfs: {one_line(str(error))}", file=sys.stderr)
         else:
             reports.append(examine(facts))
     if args.json:
@@ -94,19 +99,16 @@ def _all_servers() -> tuple[list[str], list["Answer"]]:
 
 def _report_of_silent(answer: "Answer") -> "Report | None":
     """Return a report about a server that is dead or hangs; say what is no news of a mount."""
+    from kvfs.cli.doctor_silent import report_of_silent
     from kvfs.cli.servers import complaint, mountpoint_behind
-    from kvfs.control_client import ServerGone
-    from kvfs.doctor.finding import Finding, Report, Severity, Verdict
 
     mountpoint = mountpoint_behind(answer.path)
-    if not mountpoint or isinstance(answer.error, NotRoot):
-        print(f"kvfs: {complaint(answer)}", file=sys.stderr)
-        return None
-    dead = isinstance(answer.error, ServerGone)
-    problem = "the server is dead: every call fails" if dead else f"calls hang: {answer.error}"
-    fix = f"kvfs umount {shlex.quote(mountpoint)}\nthen mount it again"
-    finding = Finding(Severity.SERIOUS, problem, fix)
-    return Report(mountpoint, (Verdict("server", (finding,), is_decided=True),))
+    report = None
+    if mountpoint and answer.error is not None and not isinstance(answer.error, NotRoot):
+        report = report_of_silent(mountpoint, answer.error)
+    if report is None:
+        print(f"kvfs: {one_line(complaint(answer))}", file=sys.stderr)
+    return report
 
 
 def _as_json(report: "Report") -> dict[str, Any]:
@@ -147,7 +149,10 @@ def _print(report: "Report") -> None:
     found.sort(key=lambda row: -row[1].severity)
     if found:
         table = Table(
-            title=report.mountpoint, title_justify="left", box=SIMPLE_HEAD, pad_edge=False
+            title=printable(report.mountpoint),
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
         )
         table.add_column("", justify="right", no_wrap=True)
         table.add_column("severity", no_wrap=True)
@@ -165,5 +170,5 @@ def _print(report: "Report") -> None:
                 print(f"     # {remark}")
         print()
     passed, undecided = _passed(report), _undecided(report)
-    print(f"{report.mountpoint}: {len(passed)} checks passed", end="")
+    print(f"{printable(report.mountpoint)}: {len(passed)} checks passed", end="")
     print(f"; not decided: {', '.join(undecided)}" if undecided else "")

@@ -5,6 +5,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from kvfs.cli.failures import one_line
 from kvfs.cli.parser import add_verb
 from kvfs.cli.servers import answers_and_dead, complaint, not_here, status_of
 from kvfs.cli.tables import console_for_tables
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"kvfs: {note}", file=sys.stderr)
     failed = [answer for answer in found if answer.error is not None]
     for answer in failed:
-        print(f"kvfs: {complaint(answer)}", file=sys.stderr)
+        print(f"kvfs: {one_line(complaint(answer))}", file=sys.stderr)
     if not served:
         # The lines above say more than "nothing is mounted" where there are any.
         if failed and failed[0].error is not None:

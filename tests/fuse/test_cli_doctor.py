@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -234,6 +235,41 @@ def test_doctor_without_a_mount_tells_of_servers_that_do_not_answer(
     monkeypatch.setattr("kvfs.cli.servers.answers", lambda _first="": detached)
     assert main(["doctor"]) == NotMounted.exit_code
     assert capsys.readouterr().err == "kvfs: no kvfs is mounted at /nowhere\n"
+
+
+@pytest.mark.needs_fuse
+def test_doctor_of_a_server_that_is_stopped_or_dead_has_a_finding() -> None:
+    """By the mount's name, too; the command below the finding ends it."""
+    skip_without_mounts()
+    with workplace() as place:
+        (place / "pool").mkdir()
+        with Mounted(place / "pool", place / "kv", "--capacity", "256M") as mount:
+            (mount.path / "block").write_bytes(b"kept")
+            os.rename(mount.path / "block", mount.path / "final")
+            for number, said in ((signal.SIGSTOP, "is stopped"), (signal.SIGKILL, "is dead")):
+                os.kill(int(mount.status()["server_pid"]), number)
+                for command in ((str(mount.path), "--json"), (f"{mount.path}/", "--json")):
+                    done = run_kvfs("doctor", *command, check=False)
+                    assert done.returncode == SeriousFindings.exit_code
+                    (finding,) = json.loads(done.stdout)["findings"]
+                    assert (finding["check"], finding["severity"]) == ("server", "serious")
+                    assert said in finding["problem"]
+                run_fix(finding["fix"])
+                assert (mount.path / "final").read_bytes() == b"kept"
+            os.close(mount._pidfd)
+            mount.server_pid = int(mount.status()["server_pid"])
+            mount._pidfd = os.pidfd_open(mount.server_pid)
+
+
+def run_fix(fix: str) -> None:
+    """Run what doctor shows as one would who copies it."""
+    programs = Path(sys.executable).parent
+    path = f"{programs}:{os.environ['PATH']}"
+    command = fix.splitlines()[0]
+    done = subprocess.run(
+        ["bash", "-c", command], env={**os.environ, "PATH": path}, timeout=90, check=False
+    )
+    assert done.returncode == 0, command
 
 
 @pytest.mark.parametrize(
