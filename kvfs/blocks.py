@@ -28,7 +28,7 @@ from kvfs.lifecycle import SETTLED, is_temporary
 from kvfs.makers import NOBODY, Maker
 from kvfs.measure import measured
 from kvfs.namespace import Namespace
-from kvfs.open_inodes import OpenInode
+from kvfs.open_inodes import Hand, OpenInode
 from kvfs.pool import Pool
 from kvfs.publishing import Publishing
 from kvfs.superseding import Superseding
@@ -62,6 +62,8 @@ class Blocks:
         maker: Maker = NOBODY,
         *,
         roomless: bool = False,
+        appends: bool = False,
+        thread: int = 0,
     ) -> tuple[OpenInode, InodeRecord]:
         """Make a draft and open it for writing; *roomless*, its first bytes ask for room.
 
@@ -91,6 +93,7 @@ class Blocks:
         opened.fresh_id = extent.backing_id
         opened.created_in = parent
         opened.maker = maker
+        opened.note_hand(Hand(maker, thread), appends=appends)
         opened.unfinished = True
         opened.allocated_bytes = extent.reserve_bytes
         pool.space.extra_bytes += extent.reserve_bytes
@@ -139,17 +142,19 @@ class Blocks:
         if not writes:
             raise ReadOnly
         if truncate and record.state in SETTLED and not record.size_bytes:
-            record = self._touched(ino, record)
+            record = self.publishing.touched(ino, record)
         opened = self._pool.open_inodes.enter(ino, writer=writer)
         if writer and opened.stands_in:
             self._pool.leave(opened, writer=True)
             raise DeadInode(f"inode {ino} is shown until the new version is whole")
         try:
+            if writer:
+                opened.note_hand(Hand(maker, thread), appends=appends)
             self._begin(opened, record, maker, writer=writer, truncate=truncate, appends=appends)
             if truncate and self.present(ino).size_bytes:  # writers make the record old
                 self.truncate(ino, 0)
         except BaseException:
-            self.abandon(opened, writer=writer)
+            self.abandon(opened, writer=writer, appends=writer and appends)
             raise
         return opened
 
@@ -177,16 +182,6 @@ class Blocks:
     def _touch(self, ino: InodeNo) -> None:
         self._pool.holdings.touch(ino, self._pool.monotonic_s())
         self._pool.heat.touch(ino)
-
-    def _touched(self, ino: InodeNo, record: InodeRecord) -> InodeRecord:
-        """Emptying what is empty is a change, too (open(2)): return *record* with its times."""
-        pool = self._pool
-        now_ns, sequence = pool.clock_ns(), pool.next_sequence()
-        record = record._replace(mtime_ns=now_ns, ctime_ns=now_ns, sequence=sequence)
-        with pool.change(pool.counters._replace(sequence=sequence)) as txn:
-            txn.put_inode(ino, record)
-        pool.identities.write(ino, record)
-        return record
 
     def _begin(
         self,
@@ -245,12 +240,13 @@ class Blocks:
                 raise
         return opened.fd
 
-    def close(self, opened: OpenInode, *, writer: bool) -> None:
+    def close(self, opened: OpenInode, *, writer: bool, appends: bool = False) -> None:
         """Give one handle back; the last writer publishes, the last handle frees.
 
         A publish that fails is tried again by ``settle``: who closes cannot be told (close(2)
         is answered before), and a whole block is not to be lost to one failed write.
         """
+        opened.appenders -= appends
         if writer and opened.writers == 1 and not self._pool.settings.read_only:
             try:
                 self.publishing.publish(opened)
@@ -262,11 +258,11 @@ class Blocks:
                 self.superseding.old.end(opened.ino)
         self._pool.leave(opened, writer=writer)
 
-    def abandon(self, opened: OpenInode, *, writer: bool) -> None:
+    def abandon(self, opened: OpenInode, *, writer: bool, appends: bool = False) -> None:
         """Give back a handle that its opener never got: a draft of its own is no empty block."""
         if writer and opened.writers == 1:
             self.spoil(opened)
-        self.close(opened, writer=writer)
+        self.close(opened, writer=writer, appends=appends)
 
     def settle(self) -> None:
         """Try again to publish the blocks that could not be, up to one that still cannot.

@@ -7,10 +7,21 @@ and attributes.
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from kvfs.lifecycle import State
 from kvfs.makers import NOBODY, Maker
 from kvfs.types import BackingId, InodeNo, InodeRecord
+
+#: Of one inode at a time; the first ones go.
+_HANDS_MAX: Final = 64
+
+
+class Hand(NamedTuple):
+    """Who opened a block for writing: a process, and its thread."""
+
+    maker: Maker
+    thread: int
 
 
 class OpenInode:
@@ -59,6 +70,10 @@ class OpenInode:
     #: The process that writes, and what the block was before it was reopened.
     maker: Maker = NOBODY
     before = State.DRAFT
+    #: Who opened it for writing since it had no writer.
+    hands: tuple[Hand, ...] = ()
+    #: Its writers that only append (O_APPEND).
+    appenders = 0
     #: The last record of an inode that has no name any more.
     gone: InodeRecord | None = None
     #: And its extended attributes then.
@@ -72,6 +87,29 @@ class OpenInode:
         self.ino = ino
         #: What the extent held when last looked at; the index learns it at the last close.
         self.allocated_bytes = allocated_bytes
+
+    def note_hand(self, hand: Hand, *, appends: bool) -> None:
+        """*hand* opened it for writing, the first or one more."""
+        if self.writers == 1:
+            self.hands, self.appenders = (hand,), int(appends)
+            return
+        self.appenders += appends
+        if hand not in self.hands:
+            self.hands = (*self.hands[1 - _HANDS_MAX :], hand)
+
+    def is_shared_with(self, maker: Maker, thread: int, *, temporary: bool) -> bool:
+        """Whether who empties it by its name means the bytes that are being written, as on XFS.
+
+        Its writer does, and whoever empties what is only appended to. Under a *temporary* name
+        only the writing thread: two others that store one block at a time each rename their own.
+        """
+        if not self.writers:
+            return False
+        if temporary:
+            return thread > 0 and (maker, thread) in self.hands
+        if self.appenders == self.writers:
+            return True
+        return maker != NOBODY and any(hand.maker == maker for hand in self.hands)
 
     @property
     def runs_free(self) -> bool:

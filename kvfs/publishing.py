@@ -152,6 +152,16 @@ class Publishing:
             self._pool.holdings.note(ino, record, self._pool.monotonic_s())
             evictable.note(self._pool, ino, record)
 
+    def touched(self, ino: InodeNo, record: InodeRecord) -> InodeRecord:
+        """Emptying what is empty is a change, too (open(2)): return *record* with its times."""
+        pool = self._pool
+        now_ns, sequence = pool.clock_ns(), pool.next_sequence()
+        record = record._replace(mtime_ns=now_ns, ctime_ns=now_ns, sequence=sequence)
+        with pool.change(pool.counters._replace(sequence=sequence)) as txn:
+            txn.put_inode(ino, record)
+        self._identities.write(ino, record)
+        return record
+
     # ---- ending ----
 
     def look_at_closer(self, opened: OpenInode, tid: int) -> None:

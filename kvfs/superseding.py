@@ -82,7 +82,7 @@ class Superseding:
                 return True
             if by_handle and ino in self._pool.open_inodes:
                 return True
-        elif by_handle or not self._due(ino, record, thread):
+        elif by_handle or not self._due(ino, record, thread, maker):
             return True
         elif thread <= 0:
             self.supersede(ino, record, maker, thread)
@@ -124,22 +124,20 @@ class Superseding:
         is_file, is_meant = stat.S_ISREG(record.mode), (record.parent, record.name) in before.names
         if is_file and before.led_to is not None:
             ino = self.displaced.promised(record, thread) or ino
-        elif is_file and is_meant and self._empties(ino, record, before, may_empty, thread):
-            ino = self.supersede(ino, record, maker, thread)
+        elif is_file and is_meant and self._means(ino, record, before, may_empty):
+            if self._due(ino, record, thread, maker):
+                ino = self.supersede(ino, record, maker, thread)
+            elif ino in self.old and self._pool.open_inodes[ino].maker != maker:
+                self.old.end(ino)  # what others append to is emptied for all
         if is_file or is_meant:  # else it is still on its way to the file
             self.refusals.looked(thread, ino)
         return ino
 
-    def _empties(
-        self,
-        ino: InodeNo,
-        record: InodeRecord,
-        before: Refusal,
-        may_empty: MayEmpty,
-        thread: int,
+    def _means(
+        self, ino: InodeNo, record: InodeRecord, before: Refusal, may_empty: MayEmpty
     ) -> bool:
-        """Whether the LOOKUP that tries *before* again leads from *ino* to a fresh inode."""
-        if before.until_s <= self._pool.monotonic_s() or not self._due(ino, record, thread):
+        """Whether the LOOKUP that tries *before* again may empty *ino*."""
+        if before.until_s <= self._pool.monotonic_s():
             return False
         return ino == before.ino or may_empty(record, reads=before.reads)
 
@@ -153,12 +151,16 @@ class Superseding:
             names = self._names(ino, self._pool.index.inode(ino))
             self._refuse(thread, InodeNo(0), names, reads=reads)
 
-    def _due(self, ino: InodeNo, record: InodeRecord, thread: int) -> bool:
-        """Whether a truncating open of *ino* must get another inode."""
+    def _due(self, ino: InodeNo, record: InodeRecord, thread: int, maker: Maker) -> bool:
+        """Whether a truncating open of *ino* by *thread* of *maker* must get another inode."""
         awaited = self._awaited.get(ino)
         if awaited is not None:
             return awaited[2] != thread
         opened = self._pool.open_inodes.get(ino)
+        if opened is not None and opened.writers:
+            temporary = is_temporary(record.name)
+            if opened.is_shared_with(maker, thread, temporary=temporary):
+                return False
         if record.state in UNFINISHED:
             return opened is not None and opened.writers > 0
         return record.size_bytes > 0 or opened is not None

@@ -90,7 +90,7 @@ class Files:
             truncate=bool(flags & os.O_TRUNC),
             appends=bool(flags & os.O_APPEND),
             reads=flags & os.O_ACCMODE != os.O_WRONLY,
-            maker=self.requester() if writer else NOBODY,
+            maker=self.requester(),
             thread=self.thread(),
         )
         return self._granted(opened, flags, writer=writer)
@@ -154,7 +154,17 @@ class Files:
     ) -> tuple[HandleNo, Grant, InodeNo, InodeRecord]:
         """Create and open a file. Raises what ``Blocks.create`` and ``Blocks.open`` raise."""
         blocks, maker = self.store.blocks, self.requester()
-        opened, record = blocks.create(parent, name, mode, uid, gid, maker, roomless=roomless)
+        opened, record = blocks.create(
+            parent,
+            name,
+            mode,
+            uid,
+            gid,
+            maker,
+            roomless=roomless,
+            appends=bool(flags & os.O_APPEND),
+            thread=self.thread(),
+        )
         if blocks.superseding.refusals:
             blocks.superseding.refusals.forget(self.thread())
         if not is_writer(flags):
@@ -229,14 +239,17 @@ class Files:
         except BaseException as error:
             if isinstance(error, Damaged):
                 self.store.blocks.publishing.dismiss(opened, error)
-            self.store.blocks.abandon(opened, writer=writer)
+            appends = writer and bool(flags & os.O_APPEND)
+            self.store.blocks.abandon(opened, writer=writer, appends=appends)
             raise
 
     def release(self, fh: int) -> None:
         """Close handle *fh*: the last writer publishes. Raises BadHandle, NoSpace."""
         handle = self.handles.get(fh)
         if not self.readers.close(handle):
-            self.store.blocks.close(handle.opened, writer=handle.kind is HandleKind.WRITER)
+            writer = handle.kind is HandleKind.WRITER
+            appends = writer and bool(handle.flags & os.O_APPEND)
+            self.store.blocks.close(handle.opened, writer=writer, appends=appends)
 
     def flush(self, fh: int, tid: int) -> None:
         """Thread *tid* closes a descriptor of *fh*; says nothing about being done.

@@ -118,7 +118,7 @@ class ProcessesMachine(RuleBasedStateMachine):
         block = self.seen_by(process, what)
         if block is None:
             return
-        if how == "w" and block.must_be_superseded:
+        if how == "w" and block.must_be_superseded(process.maker):
             block = self.supersede(process, block)
         writer, appends = how != "r", how == "a"
         opened = self.store.blocks.open(
@@ -130,6 +130,9 @@ class ProcessesMachine(RuleBasedStateMachine):
             block.open_writer(process.maker, appends=appends)
         else:
             block.writers = 1
+            block.note_hand(process.maker, appends=appends)
+        if how == "w" and block.data:
+            block.truncate(0)
         process.descriptors.append(Handle(block, opened, writer=writer, appends=appends))
 
     def supersede(self, process: Process, block: Block) -> Block:
@@ -171,8 +174,10 @@ class ProcessesMachine(RuleBasedStateMachine):
         handle.count -= 1
         if handle.count:
             return
-        self.store.blocks.close(handle.opened, writer=handle.writer)
+        appends = handle.writer and handle.appends
+        self.store.blocks.close(handle.opened, writer=handle.writer, appends=appends)
         if handle.writer:
+            handle.block.appenders -= appends
             handle.block.close_writer()
         else:
             handle.block.readers -= 1

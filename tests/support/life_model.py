@@ -47,6 +47,9 @@ class Block:
         self.maker = self.opener = maker
         self.writers = 1
         self.readers = 0
+        #: Who opened it for writing since it had no writer, and how many only append now.
+        self.hands = {maker}
+        self.appenders = 0
         self.has_name = True
         self.changed = self.adds = self.renamed = self.torn = False
         self.opened_empty = True
@@ -58,9 +61,19 @@ class Block:
     def is_unfinished(self) -> bool:
         return self.writers > 0 and self.state in TEARABLE
 
-    @property
-    def must_be_superseded(self) -> bool:
-        """Whether O_TRUNC must leave it to those who have it."""
+    def note_hand(self, maker: Maker, *, appends: bool) -> None:
+        """*maker* has become a writer."""
+        if self.writers == 1:
+            self.hands, self.appenders = set(), 0
+        self.hands.add(maker)
+        self.appenders += appends
+
+    def must_be_superseded(self, maker: Maker) -> bool:
+        """Whether an O_TRUNC of *maker* must leave it to those who have it."""
+        own = maker != NOBODY and maker in self.hands
+        shared = self.writers > 0 and (own or self.appenders == self.writers)
+        if shared and not is_temporary(self.name):
+            return False
         if self.state in UNFINISHED:
             return self.writers > 0
         return bool(self.data) or self.writers + self.readers > 0
@@ -75,6 +88,7 @@ class Block:
 
     def open_writer(self, maker: Maker, *, appends: bool) -> None:
         self.writers += 1
+        self.note_hand(maker, appends=appends)
         if self.writers == 1:
             self.opener = maker
             self.opened_empty = not self.data
