@@ -10,6 +10,7 @@ from typing import Final
 
 from kvfs.again import seen_in_time
 from kvfs.available_memory import available_memory_bytes
+from kvfs.below_mount import below, told
 from kvfs.cli.doctor_connectors import limits_of_file
 from kvfs.cli.doctor_disks import Drives, xfs_on
 from kvfs.cli.doctor_process import cpus_of, limits_of
@@ -29,7 +30,7 @@ from kvfs.doctor.facts import (
     Wake,
     Xfs,
 )
-from kvfs.errors import CommandError, UsageError
+from kvfs.errors import CommandError, NotMounted, UsageError
 from kvfs.mount_table import FS_TYPE, Mount, mount_at, mount_of, resolve_mountpoint
 from kvfs.wake_up import halt_poll_ns, round_trip_us
 
@@ -47,7 +48,12 @@ def gather(path: str, flags: Sequence[str] = (), files: Sequence[str] = ()) -> F
     present = mount_at(mountpoint)
     if present is not None and present.fs_type.startswith("nfs"):
         return Facts(mountpoint=mountpoint, nfs=_nfs(present), dirty=_dirty())
-    status = status_of(path)
+    try:
+        status = status_of(path)
+    except NotMounted as error:
+        if present is None and (files := told(below(mountpoint))):
+            raise NotMounted(f"{error}; {files} lie in that directory itself") from None
+        raise
     source = str(status["source"])
     kind = _kind(source)
     backing = _backing(source) if kind in ("directory", "image") else None
@@ -65,6 +71,7 @@ def gather(path: str, flags: Sequence[str] = (), files: Sequence[str] = ()) -> F
         limits_of_connectors=with_given(limits, given),
         habits_of_connectors=habits,
         backing=backing,
+        below=below(mountpoint),
         disks=drives.under(_home_of(source, kind, device)) if device is not None else None,
         device_read_ahead=drives.read_ahead(device) if device is not None else None,
         fuse_read_ahead=drives.mount_read_ahead(_number(present)) if present else None,

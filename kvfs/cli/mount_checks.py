@@ -3,6 +3,7 @@
 import os
 import stat
 
+from kvfs.below_mount import below, told
 from kvfs.cli.dead_mount import free_place
 from kvfs.errors import MountpointUnusable
 from kvfs.mount_table import kvfs_at
@@ -25,6 +26,12 @@ def prepare_mountpoint(mountpoint: str) -> list[str]:
         raise MountpointUnusable(f"mountpoint {mountpoint}: {error.strerror}") from None
     if not stat.S_ISDIR(mode):
         raise MountpointUnusable(f"mountpoint {mountpoint} is not a directory")
+    if files := told(below(mountpoint)):
+        lines.append(
+            f"{mountpoint} is not empty: {files}, stored while nothing was mounted there, stay on "
+            f"the file system below and are hidden by the mount; `kvfs doctor {mountpoint}` says "
+            "how to get at them"
+        )
     return lines
 
 

@@ -38,6 +38,7 @@ RULES: Final[dict[str, Rule]] = {
     "page cache": machine_rules.page_cache,
     "mount options": fs_rules.mount_options,
     "XFS": fs_rules.xfs,
+    "below the mount": fs_rules.below_mount,
     "NFS exports": nfs_rules.exports,
     "NFS mount": nfs_rules.mount,
 }

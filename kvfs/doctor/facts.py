@@ -36,6 +36,16 @@ class BackingFs(NamedTuple):
     free_bytes: int
 
 
+class Below(NamedTuple):
+    """What was stored in the mountpoint's own directory, while nothing was mounted there."""
+
+    files: int
+    size_bytes: int
+    """What they take of the file system below."""
+    is_whole: bool
+    """Whether all was counted; else there is more."""
+
+
 class Xfs(NamedTuple):
     """What the superblock of an XFS says (fs/xfs/libxfs/xfs_format.h)."""
 
@@ -146,6 +156,7 @@ class Facts:
     limits_of_connectors: tuple[ConnectorLimit, ...] = ()
     habits_of_connectors: tuple[ConnectorHabit, ...] | None = None
     backing: BackingFs | None = None
+    below: Below | None = None
     disks: tuple[Disk, ...] | None = None
     """None: not found out; empty: memory, or a file system without a drive."""
     device_read_ahead: ReadAhead | None = None

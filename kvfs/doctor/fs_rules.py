@@ -53,6 +53,29 @@ def mount_options(facts: Facts) -> list[Finding] | None:
     return found
 
 
+def below_mount(facts: Facts) -> list[Finding] | None:
+    """What clients store while nothing is mounted fills the disk that the mountpoint lies on."""
+    if facts.below is None:
+        return None
+    if not facts.below.files:
+        return []
+    at_least = "" if facts.below.is_whole else "at least "
+    parent, name = facts.mountpoint.rsplit("/", 1)
+    shown = f'"$d"/{shlex.quote(name)}'
+    return [
+        Finding(
+            Severity.WARNING,
+            f"{at_least}{format_size(facts.below.size_bytes)} in {facts.below.files} files lie in "
+            f"the directory {facts.mountpoint} itself, below the mount: stored while nothing was "
+            "mounted there, on the file system that the directory lies on",
+            f'd=$(mktemp -d) && mount --bind {shlex.quote(parent or "/")} "$d" && '
+            f'ls -lR {shown}; umount "$d"; rmdir "$d"\n'
+            "which shows them; in the same way they are moved or removed. Clients that start after "
+            "the mount store nothing there, nor anybody where the empty directory is `chattr +i`",
+        )
+    ]
+
+
 def xfs(facts: Facts) -> list[Finding] | None:
     """An XFS that kvfs made is right; one that a directory lies on may have been made otherwise."""
     if facts.xfs is None:

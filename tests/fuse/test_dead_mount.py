@@ -1,4 +1,4 @@
-"""What a killed server left mounted makes room for the next one by itself, also while in use."""
+"""[killed-daemon] The next mount takes the place of what a killed server left, also in use."""
 
 import contextlib
 import os

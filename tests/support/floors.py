@@ -21,8 +21,9 @@ _MODULES: Final = {
     """,
     # One thing of the machine each: a file, a device, the index, a socket.
     "io": """
-        kvfs.again kvfs.aside kvfs.available_memory kvfs.background kvfs.bench.* kvfs.control_client
-        kvfs.control_files kvfs.devices.* kvfs.extents kvfs.fan_out kvfs.fiemap kvfs.heat
+        kvfs.again kvfs.aside kvfs.available_memory kvfs.background kvfs.below_mount kvfs.bench.*
+        kvfs.control_client kvfs.control_files kvfs.devices.* kvfs.extents kvfs.fan_out kvfs.fiemap
+        kvfs.heat
         kvfs.heat_file kvfs.holdings kvfs.holes kvfs.index kvfs.index_environment
         kvfs.index_errors kvfs.index_file
         kvfs.credentials kvfs.kernel_log

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from kvfs.doctor.facts import (
     BackingFs,
+    Below,
     ConnectorHabit,
     ConnectorLimit,
     Cpus,
@@ -49,6 +50,7 @@ HEALTHY: Final = Facts(
     server_pid=77,
     status=STATUS,
     backing=HOME,
+    below=Below(0, 0, is_whole=True),
     disks=(Disk("nvme0n1", "none", False, 1),),
     device_read_ahead=ReadAhead(4096 * KIB, "/sys/block/nvme0n1/queue/read_ahead_kb"),
     fuse_read_ahead=ReadAhead(128 * KIB, "/sys/class/bdi/0:50/read_ahead_kb"),
@@ -105,6 +107,13 @@ FAILS: Final = ConnectorHabit(
 
 #: Rule, what is ill, and then: how bad, a part of the problem, a part of the command.
 ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
+    (
+        "below the mount",
+        {"below": Below(1234, 670 << 20, is_whole=False)},
+        WARNING,
+        "at least 670 MiB in 1234 files",
+        'mount --bind / "$d" && ls -lR "$d"/kv; umount "$d"',
+    ),
     ("connector limits", connectors(LOCAL_DISK), SERIOUS, "1.17 TiB", "_SIZE=900\n"),
     ("connector limits", connectors(IN_A_FILE), SERIOUS, "of l.yaml", "sed -Ei "),
     (
