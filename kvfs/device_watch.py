@@ -5,11 +5,14 @@ has shut itself down is the end: then nobody may look at the index any more, who
 mapping of it (SIGBUS for whoever touches one that is not in memory).
 """
 
+import contextlib
 import os
 
+from kvfs.index_map import STATE
 from kvfs.kernel_log import KernelLog
 from kvfs.pool import Pool
 from kvfs.publishing import Publishing
+from kvfs.run_state import distrust_index
 from kvfs.unreadable import Unreadable
 from kvfs.write_back import WriteBack
 
@@ -28,7 +31,10 @@ class DeviceWatch:
 
     def tick(self, now_s: float) -> None:
         """Look; 3 us while nothing is wrong."""
-        self.lost = self.lost or self._why_lost()
+        if not self.lost and (why := self._why_lost()):
+            self.lost = why
+            with contextlib.suppress(OSError):  # then its log is dirty, which says the same
+                distrust_index(self._pool.device.pool_fd, self._pool.syscalls)
         if self.lost:
             return
         errors = self._log.errors()
@@ -45,6 +51,8 @@ class DeviceWatch:
             os.fstatvfs(self._pool.device.pool_fd)
         except OSError as error:
             return f"its file system has failed: {error.strerror}"
+        if STATE.lost:
+            return "pages of its index cannot be read"
         return self.write_back.index_error
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from kvfs.index_file import (
     allocate_lock_file,
     check_data_file,
 )
+from kvfs.index_map import STATE
 from kvfs.index_range import committed_rows
 from kvfs.index_room import IndexRoom, mapped_bytes
 from kvfs.index_transaction import Rows, WriteTransaction
@@ -364,6 +365,8 @@ class Index:
         self.room.note_commit()
 
     def _write(self, rows: Rows) -> None:
+        if STATE.lost:
+            raise OSError(errno.EIO, "index: its pages cannot be read any more")
         self._commits_to_look -= 1
         try:
             txn = self._env.begin(write=True)
@@ -375,6 +378,8 @@ class Index:
                     txn.delete(key)
                 else:
                     txn.put(key, value)
+            if STATE.lost:  # what it read since was none of the index's
+                raise OSError(errno.EIO, "index: its pages cannot be read any more")
             self._syscalls.commit(txn)
         except (lmdb.Error, OSError) as failure:
             txn.abort()

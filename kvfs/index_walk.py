@@ -77,6 +77,7 @@ def _read_and_exit(pool_fd: int, prefixes: Iterable[bytes], writing: int) -> NoR
     exit_code = IndexDamaged.exit_code
     try:
         faulthandler.disable()
+        signal.signal(signal.SIGBUS, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         walk(index_path(pool_fd), prefixes)

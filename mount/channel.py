@@ -18,7 +18,7 @@ import trio
 from mount.errno_door import counted_errno
 from mount.grant import Grant
 from mount.init_reply import Features, patch_init_reply
-from mount.intake import Intake
+from mount.intake import Intake, nothing_to_do
 from mount.libfuse_pair import libfuse_pair
 from mount.well_formed import well_formed
 from mount.wire import (
@@ -226,6 +226,13 @@ class Channel:
         for code, answer in answers.items():
             second = self._answers[code]
             self._answers[code] = answer if second is None else _either(answer, second)
+
+    def serve_only(self, answers: Mapping[int, Answer]) -> None:
+        """Let *answers* have the requests of their opcodes, and nobody else."""
+        self.intake.readers = None
+        self.intake.idle = nothing_to_do
+        for code, answer in answers.items():
+            self._answers[code] = answer
 
     def about_to_wait(self) -> Callable[[], None]:
         """Let another task read while the present request's handler waits.

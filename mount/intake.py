@@ -78,7 +78,7 @@ class Intake:
         #: Whose opens and closes are answered here; without them nobody's.
         self.readers: Readers | None = None
         #: Does one short piece of work when no request waits; False when there is none.
-        self.idle: Callable[[], bool] = _nothing_to_do
+        self.idle: Callable[[], bool] = nothing_to_do
 
     def begin_turn(self) -> None:
         """Have a turn, after the other tasks had theirs."""
@@ -126,5 +126,6 @@ class Intake:
         return 0
 
 
-def _nothing_to_do() -> bool:
+def nothing_to_do() -> bool:
+    """Stand in for who has work in idle moments."""
     return False

@@ -12,6 +12,7 @@ from typing import Final
 
 from kvfs.types import BackingId
 from mount.wire import (
+    NOTIFY_INC_EPOCH,
     NOTIFY_INVAL_ENTRY,
     NOTIFY_INVAL_INODE,
     OUT_HEADER,
@@ -104,6 +105,11 @@ def notify_inval_inode(device_fd: int, ino: int) -> None:
     struct fuse_notify_inval_inode_out; an offset below 0 leaves the page cache alone.
     """
     _notify(device_fd, NOTIFY_INVAL_INODE, struct.pack("<Qqq", ino, -1, 0))
+
+
+def notify_inc_epoch(device_fd: int) -> None:
+    """Have every name looked up again. Raises OSError EINVAL before Linux 6.16."""
+    _notify(device_fd, NOTIFY_INC_EPOCH, b"")
 
 
 def notify_inval_entry(device_fd: int, parent: int, name: bytes) -> None:

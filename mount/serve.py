@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import pyfuse3
@@ -24,11 +24,11 @@ from kvfs.pool_name import socket_path
 from kvfs.ready import abandon_nothing, adopt_nothing
 from kvfs.sizes import format_size
 from kvfs.store import Store
-from kvfs.types import InodeNo
+from kvfs.types import ROOT_INODE, InodeNo, InodeRecord
 from mount import kernel
 from mount.abort_guard import AbortGuard
 from mount.channel import Channel
-from mount.control import serve_control
+from mount.control import Verb, serve_control
 from mount.data_lane import DataLane
 from mount.data_path import DaemonPath, PassthroughPath
 from mount.entries import Entries
@@ -40,12 +40,13 @@ from mount.init_reply import Features, agree
 from mount.lane import Lane
 from mount.late import Late
 from mount.logging_setup import apply_levels
+from mount.lost_device import LostDevice
 from mount.notifier import Notifier
 from mount.operations import Operations
 from mount.own_mount import OwnMount
 from mount.path_choice import NOT_OFFERED, PathChoice, choose_path, without_passthrough
 from mount.read_ahead import read_ahead_far
-from mount.status import Parts, describe
+from mount.status import Parts, describe, describe_lost
 from mount.store_lane import StoreLane
 from mount.transfers import Transfers
 from mount.wire import Opcode
@@ -215,7 +216,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                     self.channel.intake.readers = self.files.readers
                 nursery.start_soon(self._serve_signals, load)
                 nursery.start_soon(self.channel.flush_late)
-                verbs = {"status": self._status, **EvictVerbs(self.store, nursery).table()}
+                verbs = self._verbs(EvictVerbs(self.store, nursery).table())
                 await nursery.start(serve_control, socket_path(self.settings.name), verbs)
                 nursery.start_soon(self._announce, ready, nursery)
                 await pyfuse3.main(min_tasks=_TASKS_MAX, max_tasks=_TASKS_MAX)
@@ -268,12 +269,42 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             self.path.forget(ino)
 
     async def _tick(self) -> None:
+        root = self.store.namespace.directory(ROOT_INODE)
         changed = -1
         while True:
             self.store.tick()
+            if self.store.device_watch.lost:
+                self._go_on_without_device(root)
+                return
             before, changed = changed, sum(self.channel.requests[code] for code in _CHANGING)
             busy = changed != before or self.store.growing
             await trio.sleep(_TICK_S if busy else _IDLE_TICK_S)
+
+    def _go_on_without_device(self, root: InodeRecord) -> None:
+        """Answer misses and refusals from now on, and never look at the pool again."""
+        _log.critical(
+            "%s is lost: %s (see dmesg); names are misses and stores are refused until it is "
+            "mounted again",
+            self.settings.source,
+            self.store.device_watch.lost,
+        )
+        self.channel.serve_only(LostDevice(root).answers())
+        self.store.pool.background.discard()
+        with contextlib.suppress(OSError):  # else each name is asked for when it is opened
+            kernel.notify_inc_epoch(self.device_fd)
+
+    def _verbs(self, verbs: Mapping[str, Verb]) -> dict[str, Verb]:
+        """Return what the control socket can do; of a lost pool it can only tell."""
+
+        def guarded(verb: Verb) -> Verb:
+            async def ask(args: dict[str, Any]) -> dict[str, Any]:
+                if lost := self.store.device_watch.lost:
+                    raise ServeFailed(f"{self.settings.source} is lost: {lost}")
+                return await verb(args)
+
+            return ask
+
+        return {"status": self._status, **{do: guarded(verb) for do, verb in verbs.items()}}
 
     async def _serve_signals(self, load: Callable[[], Settings] | None) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
@@ -304,6 +335,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         _log.info("settings reloaded%s", f"; need a new mount: {ignored}" if ignored else "")
 
     async def _status(self, _args: dict[str, Any]) -> dict[str, Any]:
+        if lost := self.store.device_watch.lost:
+            return describe_lost(self.settings, lost)
         return describe(
             Parts(self.settings, self.choice, self.store, self.channel, self.files, self.notifier)
         )

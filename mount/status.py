@@ -58,6 +58,22 @@ def describe(mount: Parts) -> dict[str, Any]:
     }
 
 
+def describe_lost(settings: Settings, why: str) -> dict[str, Any]:
+    """Return what is known of a mount whose device is lost, without a look at the pool."""
+    return {
+        "version": kvfs.__version__,
+        "mountpoint": settings.mountpoint,
+        "source": settings.source,
+        "name": settings.name,
+        "read_only": settings.read_only,
+        "data_path": "none",
+        "data_path_reason": "the device is lost",
+        "server_pid": os.getpid(),
+        "lost": why,
+        "requests": {},
+    }
+
+
 def _by_name(counts: list[int]) -> dict[str, int]:
     return {
         Opcode(code).name if code in _CODES else f"UNKNOWN_{code}": count

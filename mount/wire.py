@@ -90,6 +90,8 @@ ATTR: Final = struct.Struct("<QQQqqqIIIIIIIIII")
 assert ATTR.size == 88
 assert ENTRY_OUT_HEAD.size + ATTR.size == ENTRY_OUT_BYTES
 
+#: struct fuse_kstatfs: blocks, bfree, bavail, files, ffree, bsize, namelen, frsize, padding, spare.
+STATFS_OUT: Final = struct.Struct("<QQQQQIII28x")
 #: struct fuse_open_in: flags, open_flags.
 OPEN_IN: Final = struct.Struct("<II")
 #: struct fuse_release_in: fh, flags, release_flags, lock_owner.
@@ -134,6 +136,8 @@ FOPEN_PASSTHROUGH: Final = 1 << 7
 #: Of enum fuse_notify_code.
 NOTIFY_INVAL_INODE: Final = 2
 NOTIFY_INVAL_ENTRY: Final = 3
+#: Since Linux 6.16.
+NOTIFY_INC_EPOCH: Final = 8
 
 #: Requests the kernel expects no answer to.
 UNANSWERED: Final = frozenset(

@@ -42,11 +42,13 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
     require_file_size()
     require_open_files(settings.open_files_max)
     # Only now what is slow to import: a wrong flag is answered at once.
+    from kvfs.index_map import outlive_bus_errors
     from mount.logging_setup import close_logging, set_up_logging
     from mount.notify_systemd import notify
     from mount.process_manners import adopt, settle_memory
 
     place = set_up_logging(settings, background=pipe is not None)
+    outlive_bus_errors()
     os.chdir("/")  # the server must not hold somebody's directory busy
     for refusal in adopt(settings):
         _log.info("not granted: %s", refusal)

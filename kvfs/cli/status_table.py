@@ -70,6 +70,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "Trouble": {
         "warning": "warning",
+        "lost": "lost",
         "torn": "torn blocks dropped",
         "dismissed": "lost blocks dropped",
         "write_back_failures": "failed write-backs",

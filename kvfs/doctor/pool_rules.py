@@ -177,6 +177,11 @@ def backing_space(facts: Facts) -> list[Finding] | None:
 
 def damage(facts: Facts) -> list[Finding] | None:
     """Damage is a miss and a counter; a counter that grows is a drive that dies."""
+    if facts.status.get("lost"):
+        problem = f"{facts.source} is lost: {facts.status['lost']}; every name is a miss"
+        where, source = shlex.quote(facts.mountpoint), shlex.quote(facts.source)
+        fix = f"dmesg --level=err,warn | tail\nkvfs umount {where} && kvfs mount {source} {where}"
+        return [Finding(Severity.SERIOUS, problem, fix)]
     if "damaged_rows" not in facts.status:
         return None
     found = []

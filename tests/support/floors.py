@@ -26,7 +26,7 @@ _MODULES: Final = {
         kvfs.heat
         kvfs.heat_file kvfs.holdings kvfs.holes kvfs.index kvfs.index_environment
         kvfs.index_errors kvfs.index_file
-        kvfs.credentials kvfs.kernel_log
+        kvfs.credentials kvfs.index_map kvfs.kernel_log
         kvfs.index_place kvfs.index_range kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files
         kvfs.kv_load kvfs.lease_shares kvfs.makers kvfs.measure kvfs.mount_table
         kvfs.mounted_elsewhere kvfs.open_inodes kvfs.pending_rows kvfs.pins kvfs.policies

@@ -187,6 +187,7 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
         "55 GiB of the 64 GiB",
         "kvfs umount /kv && kvfs mount --set index_map_bytes=137438953472 /data/pool /kv",
     ),
+    ("damage", status(lost="EIO"), SERIOUS, "is lost: EIO", "kvfs mount"),
     ("damage", status(write_back_failures=2), SERIOUS, "could not be written", "dmesg"),
     ("damage", status(damaged_rows=3), WARNING, "3 rows", "kvfs fsck --repair /data/pool"),
     ("damage", status(background_failures=2), WARNING, "2 jobs", "kvfs fsck --repair"),

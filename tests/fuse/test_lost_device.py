@@ -1,0 +1,142 @@
+"""The device below is gone: clients get misses, or one errno at once, and the log says why."""
+
+import errno
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvfs.errors import SourceDamaged
+from tests.fuse.conftest import require_passthrough
+from tests.support.failing_drive import FailingDrive, failing_drive
+from tests.support.failing_drive_program import Fails
+from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts, workplace
+from tests.support.stepping import until
+
+pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
+
+DRIVE_BYTES = 400 << 20
+COUNT = 300
+DATA = b"w" * 9000
+#: Of a mount whose server has ended.
+ENDED = {errno.ENOTCONN, errno.ECONNABORTED}
+
+
+@pytest.fixture
+def drive() -> Iterator[FailingDrive]:
+    skip_without_mounts()
+    with failing_drive(DRIVE_BYTES) as made:
+        yield made
+
+
+@pytest.fixture(params=["daemon", "passthrough"])
+def mounted(request: pytest.FixtureRequest, drive: FailingDrive) -> Iterator[Mounted]:
+    """A pool on the drive with some blocks, durable."""
+    with (
+        workplace("disk") as place,
+        Mounted(drive.path, place / "kv", f"--data-path={request.param}") as mount,
+    ):
+        if request.param == "passthrough":
+            require_passthrough(mount)
+        for number in range(COUNT):
+            (mount.path / f"{number}.tmp").write_bytes(DATA)
+            os.rename(mount.path / f"{number}.tmp", mount.path / f"{number}")
+        write_back(drive)
+        yield mount
+
+
+def write_back(drive: FailingDrive) -> None:
+    subprocess.run(["blockdev", "--flushbufs", drive.path], check=False, capture_output=True)
+
+
+def drop_caches() -> None:
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+
+
+def load(path: Path) -> int:
+    """Return the errno of a load, 0 for a whole block."""
+    try:
+        assert path.read_bytes() == DATA
+    except OSError as error:
+        return error.errno or -1
+    return 0
+
+
+def store(path: Path) -> int:
+    try:
+        path.write_bytes(DATA)
+    except OSError as error:
+        return error.errno or -1
+    return 0
+
+
+def test_a_lost_device_is_misses_and_refused_stores(mounted: Mounted, drive: FailingDrive) -> None:
+    """[device-lost] XFS shuts itself down when it cannot write its log."""
+    kept = (mounted.path / "0").open("rb")
+    drive.fail(reads=Fails.ALL, writes=Fails.ALL)
+    store(mounted.path / "new")
+    write_back(drive)
+    until(lambda: "lost" in mounted.status(), "the server finds out")
+    found = {load(mounted.path / f"{number}") for number in range(COUNT)}
+    assert found == {errno.ENOENT}
+    assert {store(mounted.path / f"new{number}") for number in range(20)} == {errno.EIO}
+    assert os.listdir(mounted.path) == []
+    assert os.stat(mounted.path).st_ino == 1
+    assert os.statvfs(mounted.path).f_bfree == 0
+    with pytest.raises(OSError, match="Input/output error"):
+        (mounted.path / "directory").mkdir()
+    kept.close()
+    assert any(f"{drive.path} is lost: " in line for line in mounted.errors())
+    assert "lost" in run_kvfs("status", str(mounted.path)).stdout
+    refused = run_kvfs("evict", "--all", str(mounted.path), check=False)
+    assert refused.returncode != 0
+    report = run_kvfs("doctor", str(mounted.path), check=False)
+    assert "is lost" in report.stdout
+    assert os.path.exists(f"/proc/{mounted.server_pid}")
+    drive.recover()
+    mounted.remount()
+    assert {load(mounted.path / f"{number}") for number in range(COUNT)} <= {0, errno.ENOENT}
+    assert store(mounted.path / "again") == 0
+
+
+def test_an_index_that_cannot_be_read_ends_nothing(mounted: Mounted, drive: FailingDrive) -> None:
+    """[device-lost] Its pages come from the device when they are not in memory: SIGBUS."""
+    drive.fail(reads=Fails.ALL)
+    found: set[int] = set()
+
+    def is_lost() -> bool:
+        drop_caches()
+        found.update(load(mounted.path / f"{number}") for number in range(0, COUNT, 7))
+        return "lost" in mounted.status()
+
+    until(is_lost, "the server finds out")
+    assert found <= {0, errno.EIO, errno.ESTALE, errno.ENOENT}
+    assert {load(mounted.path / f"{number}") for number in range(COUNT)} == {errno.ENOENT}
+    assert any("SIGBUS" in line for line in mounted.errors())
+    assert store(mounted.path / "new") == errno.EIO
+    drive.recover()
+    mounted.remount()
+    assert {load(mounted.path / f"{number}") for number in range(COUNT)} <= {0, errno.ENOENT}
+    assert store(mounted.path / "again") == 0
+
+
+def test_a_server_killed_on_a_lost_device_leaves_one_errno(
+    mounted: Mounted, drive: FailingDrive
+) -> None:
+    """[device-lost] And the next start works once the device does."""
+    drive.fail(reads=Fails.ALL, writes=Fails.ALL)
+    write_back(drive)
+    store(mounted.path / "new")
+    until(lambda: "lost" in mounted.status(), "the server finds out")
+    os.kill(mounted.server_pid, signal.SIGKILL)
+    until(lambda: not os.path.exists(f"/proc/{mounted.server_pid}/fd/0"), "it has ended")
+    assert {load(mounted.path / f"{number}") for number in range(COUNT)} <= ENDED
+    mounted.kill_daemon()
+    refused = run_kvfs("mount", drive.path, str(mounted.path), check=False)
+    assert refused.returncode == SourceDamaged.exit_code, refused.stderr
+    drive.recover()
+    mounted.start()
+    assert {load(mounted.path / f"{number}") for number in range(COUNT)} <= {0, errno.ENOENT}
