@@ -15,6 +15,7 @@ from tests.connectors.connector import Connector, Drivers
 from tests.connectors.contract import MIB
 from tests.connectors.contract_eviction import evict, skip_without_kvfs
 from tests.connectors.document import example
+from tests.support.documented import of
 from tests.support.mounting import Mounted, Reference
 
 pytestmark = pytest.mark.connectors
@@ -27,13 +28,17 @@ CHUNK_BYTES: Final = 2 * MIB
 PROMPTS: Final = (1, 2, 3)
 
 
+@pytest.mark.parametrize("document", ["README.md", "docs/connectors.md"])
 @pytest.mark.parametrize("connector", ["OffloadingConnector", "LMCacheMPConnector"])
-def test_vllm_reads_the_documented_command_line(drivers: Drivers, connector: str) -> None:
+def test_vllm_reads_the_documented_command_line(
+    drivers: Drivers, connector: str, document: str
+) -> None:
     """Its parser takes every word of it, and it finds the connector that it names."""
+    (command,) = [text for text in of(document, "vllm serve ") if connector in text]
     engine = drivers.take(*DRIVER)
-    read = engine.call("read", command=example("vllm serve", connector))
+    read = engine.call("read", command=command)
     drivers.give_back(engine, *DRIVER)
-    assert read == {"connector": connector, "role": "kv_both"}
+    assert read == {"connector": connector, "role": "kv_both", "policy": "recompute"}
 
 
 class TestOffloadingConnector:

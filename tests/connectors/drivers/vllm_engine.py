@@ -168,7 +168,8 @@ class Engine:
         """What vLLM's own parser makes of a `vllm serve`, and whose connector it would load."""
         transfer = engine_args(shlex.split(command)).kv_transfer_config
         cls = KVConnectorFactory.get_connector_class(transfer)
-        return {"connector": cls.__name__, "role": transfer.kv_role}
+        policy = transfer.kv_load_failure_policy
+        return {"connector": cls.__name__, "role": transfer.kv_role, "policy": policy}
 
     def open(self, command: str, kv_dir: str, cpu_bytes: int) -> dict[str, Any]:
         """Build both from ``command``: its tier in ``kv_dir``, its memory tier of ``cpu_bytes``."""

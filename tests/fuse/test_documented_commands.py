@@ -1,0 +1,148 @@
+"""The commands of kvfs that README and docs show, run as they stand, but for places and sizes."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from kvfs.errors import SeriousFindings
+from tests.support.documented import of, quoted
+from tests.support.mounting import (
+    COMMAND_WAIT_S,
+    loop_device,
+    run_kvfs,
+    skip_without_mounts,
+    workplace,
+)
+
+pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
+
+SIZE_BYTES: Final = 420 << 20
+#: What doctor finds is the machine's.
+FOUND: Final = {"kvfs doctor ": {0, SeriousFindings.exit_code}}
+
+
+class Shell:
+    """A shell in which the documents' paths and sizes stand for a test's own."""
+
+    def __init__(self, place: Path, drive: str) -> None:
+        self.kv = place / "kv"
+        self._instead = {
+            "/dev/nvme0n1p2": drive,
+            "/dev/nvme0n1p1": drive,
+            "/dev/nvme0n1": drive,
+            "/var/lib/kvfs": f"{place}/pool",
+            "/data/kv.img": f"{place}/kv.img",
+            "/mnt/xfs": f"{place}/xfs",
+            "/kv": str(self.kv),
+        }
+
+    def run(self, command: str) -> str:
+        """Run *command* and return what it printed."""
+        said = command
+        for word, instead in self._instead.items():
+            said = " ".join(
+                instead + part[len(word) :] if part == word or part.startswith(f"{word}/") else part
+                for part in said.split(" ")
+            )
+        said = said.replace("200G", "100M").replace("100G", "1M")
+        done = subprocess.run(
+            ["bash", "-c", said],
+            env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=COMMAND_WAIT_S,
+            check=False,
+        )
+        fine = next((codes for start, codes in FOUND.items() if command.startswith(start)), {0})
+        assert done.returncode in fine, f"{said}\n{done.stdout}"
+        return done.stdout
+
+    def unmount(self) -> None:
+        """Unmount what is mounted."""
+        if os.path.ismount(self.kv):
+            run_kvfs("umount", str(self.kv))
+
+
+@pytest.fixture
+def shell() -> Iterator[Shell]:
+    skip_without_mounts()
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(workplace())
+        drive = stack.enter_context(loop_device(SIZE_BYTES))
+        for name in ("kv", "pool", "xfs"):
+            (place / name).mkdir()
+        shell = Shell(place, drive)
+        stack.callback(shell.unmount)
+        yield shell
+
+
+def store(directory: Path) -> None:
+    """Store a block as connectors do."""
+    directory.mkdir(exist_ok=True)
+    (directory / "block.tmp").write_bytes(bytes(1 << 20))
+    (directory / "block.tmp").rename(directory / "block")
+
+
+def test_use_it(shell: Shell) -> None:
+    """README from a drive to the end, on each kind of source."""
+    first, *commands = of("README.md", "kvfs ")
+    shell.run(first)
+    for command in commands:
+        if command.startswith("kvfs mount "):
+            shell.unmount()
+        if command.startswith("kvfs evict "):
+            store(shell.kv / "old-model")
+        shell.run(command)
+    assert not os.path.ismount(shell.kv)
+    assert (shell.kv.parent / "kv.img").stat().st_size > 100 << 20
+    image = shell.kv.parent / "kv.img"
+    run_kvfs("mount", str(image), str(shell.kv))
+
+
+def test_evicting_by_hand(shell: Shell) -> None:
+    run_kvfs("mount", str(shell.kv.parent / "pool"), str(shell.kv), "--capacity=256M")
+    for command in of("docs/eviction.md", "kvfs "):
+        for name in ("lmcache", "system-prompts"):
+            store(shell.kv / name)
+        shell.run(command)
+    assert os.getxattr(shell.kv / "system-prompts", "user.kvfs.pin") == b"1"
+
+
+def test_a_drive_beside_xfs(shell: Shell) -> None:
+    """What is compared in docs/performance.md; the measurement itself takes minutes."""
+    (mount,) = of("docs/performance.md", "kvfs mount ")
+    shell.run(mount)
+    store(shell.kv / "a")
+    shell.unmount()
+    run_kvfs("destroy", shell._instead["/dev/nvme0n1"], "--yes")
+    (xfs,) = of("docs/performance.md", "mkfs.xfs ")
+    shell.run(xfs)
+    try:
+        store(shell.kv.parent / "xfs" / "a")
+    finally:
+        subprocess.run(["umount", shell.kv.parent / "xfs"], check=True)
+
+
+def test_what_sentences_say_to_run(shell: Shell) -> None:
+    """Whole commands in docs/connectors.md: a mount with an owner, a directory, its policies."""
+    said = [one.text for one in quoted("kvfs") if "-o uid=1000" in one.text]
+    assert said
+    for command in said:
+        shell.unmount()
+        shell.run(command)
+        assert shell.kv.stat().st_uid == 1000
+    commands = [one.text for program in ("mkdir", "setfattr") for one in quoted(program)]
+    commands = [command for command in commands if " /kv/" in command]
+    assert len(commands) >= 3
+    (shell.kv / "sglang").mkdir()
+    for command in commands:
+        shell.run(command)
+    assert os.getxattr(shell.kv / "lmcache", "user.kvfs.evict") == b"never"
