@@ -25,6 +25,8 @@ from kvfs.types import STAT_BLOCK_BYTES, TARGET_MAX_BYTES, InodeNo, round_up
 #: takes a block, and 30 us instead of 4.
 XATTR_FIXED: Final = "trusted.kvfs.fixed"
 XATTR_NAME: Final = "trusted.kvfs.name"
+#: The name to come, while an identity changes: the checksum tells which of the two counts.
+XATTR_NEXT_NAME: Final = "trusted.kvfs.next"
 #: What XFS and ext4 say of a file whose own inode or attributes are broken. EIO may be the device.
 BROKEN_FILE: Final = frozenset({errno.EUCLEAN, errno.EBADMSG})
 _FILE_FLAGS: Final = os.O_CLOEXEC | os.O_NOATIME | os.O_NOFOLLOW
@@ -363,22 +365,64 @@ class Extents:
             self._syscalls.unlink(file_name(ino), dir_fd=files.directory(ino))
 
     def _set_identity(self, file: int | str, identity: Identity, target: bytes = b"") -> None:
+        """Two calls; more where another name stands: a cut in between leaves old or new whole."""
         fixed, name = pack_identity(identity, target)
-        # Between the two the CRC in the first does not fit the second: Damaged, never a mixture.
-        self._syscalls.setxattr(file, XATTR_NAME, name)
-        self._syscalls.setxattr(file, XATTR_FIXED, fixed)
-
-    def _get_identity(self, ino: InodeNo, file: int | str, target: bytes = b"") -> Identity | None:
+        beside = False
         try:
-            fixed = self._syscalls.getxattr(file, XATTR_FIXED)
-            name = self._syscalls.getxattr(file, XATTR_NAME)
-        except FileNotFoundError:
-            return None
+            self._syscalls.setxattr(file, XATTR_NAME, name, os.XATTR_CREATE)
+        except FileExistsError:
+            if self._xattr(file, XATTR_NAME) != name:
+                beside = self._put_beside(file, name, target)
+        self._syscalls.setxattr(file, XATTR_FIXED, fixed)
+        if beside:
+            self._syscalls.setxattr(file, XATTR_NAME, name)
+            self._syscalls.removexattr(file, XATTR_NEXT_NAME)
+
+    def _put_beside(self, file: int | str, name: bytes, target: bytes) -> bool:
+        """Put *name* where the next fixed part finds it, beside the one that the present needs.
+
+        False if there is none, and *name* has its place.
+        """
+        fixed, after_it = (self._xattr(file, key) for key in (XATTR_FIXED, XATTR_NEXT_NAME))
+        if fixed is None:
+            self._syscalls.setxattr(file, XATTR_NAME, name)
+            return False
+        if after_it is not None and _fits(fixed, after_it, target):  # a change that was cut short
+            self._syscalls.setxattr(file, XATTR_NAME, after_it)
+        self._syscalls.setxattr(file, XATTR_NEXT_NAME, name)
+        return True
+
+    def _xattr(self, file: int | str, key: str) -> bytes | None:
+        try:
+            return self._syscalls.getxattr(file, key)
         except OSError as error:
             if error.errno == errno.ENODATA:
                 return None
             raise
-        identity = parse_identity(fixed, name, target)
+
+    def _get_identity(self, ino: InodeNo, file: int | str, target: bytes = b"") -> Identity | None:
+        try:
+            fixed, name = (self._xattr(file, key) for key in (XATTR_FIXED, XATTR_NAME))
+        except FileNotFoundError:
+            return None
+        if fixed is None or name is None:
+            return None
+        try:
+            identity = parse_identity(fixed, name, target)
+        except Damaged:
+            after_it = self._xattr(file, XATTR_NEXT_NAME)
+            if after_it is None:
+                raise
+            identity = parse_identity(fixed, after_it, target)
         if identity.ino != ino:
             raise Damaged(f"file {ino:#x} carries the identity of {identity.ino:#x}")
         return identity
+
+
+def _fits(fixed: bytes, name: bytes, target: bytes) -> bool:
+    """Whether the checksum in *fixed* is over this *name*."""
+    try:
+        parse_identity(fixed, name, target)
+    except Damaged:
+        return False
+    return True

@@ -327,14 +327,36 @@ def test_an_identity_is_two_small_xattrs_that_fit_the_inode(place: Place) -> Non
         assert all(len(os.getxattr(fd, name)) <= 255 for name in (XATTR_FIXED, XATTR_NAME))
 
 
+@pytest.mark.parametrize("cuts", list(itertools.product(range(5), range(5))), ids=str)
+def test_an_identity_is_the_old_or_the_new_one_at_every_moment(
+    place: Place, cuts: tuple[int, int]
+) -> None:
+    """Also where the change before was cut short, and of a name that comes back."""
+    with place.extents() as extents, created(extents) as (ino, _):
+        said = [identity_of(ino, name=name) for name in (b"one", b"two", b"three", b"one")]
+        said = [one._replace(sequence=Sequence(at)) for at, one in enumerate(said)]
+        extents.identify(ino, said[0])
+        before = said[0]
+        for calls, identity in zip((*cuts, 4), said[1:], strict=True):
+            # After so many calls the power goes; the last change is carried out.
+            syscalls = FailingSyscalls(["setxattr", "removexattr"], fail_at=calls + 2)
+            with place.extents(syscalls) as failing, contextlib.suppress(OSError):
+                failing.identify(ino, identity)
+            found = extents.identity(ino)
+            assert found in (before, identity)
+            before = found
+        assert before == said[-1]
+
+
 def test_half_an_identity_is_damage(place: Place) -> None:
-    syscalls = FailingSyscalls(["setxattr"], fail_at=4)
-    with place.extents(syscalls) as extents, created(extents) as (ino, _):
+    """A file without the name that its fixed part is over, as an older kvfs left it."""
+    with place.extents() as extents, created(extents) as (ino, fd):
         extents.identify(ino, identity_of(ino, name=b"before"))
-        with pytest.raises(OSError, match="Input/output"):
-            extents.identify(ino, identity_of(ino, name=b"after"))
+        os.setxattr(fd, XATTR_NAME, b"after")
         with pytest.raises(Damaged):
             extents.identity(ino)
+        extents.identify(ino, identity_of(ino, name=b"healed"))
+        assert extents.identity(ino) == identity_of(ino, name=b"healed")
 
 
 def test_an_extent_that_claims_to_be_another_is_damage(extents: Extents) -> None:

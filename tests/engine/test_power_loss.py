@@ -1,6 +1,8 @@
 """A real XFS loses power: what comes back is whole, and what was synced comes back."""
 
+import contextlib
 import os
+import stat
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -271,3 +273,49 @@ def test_a_pool_that_was_cut_off_is_not_mounted_read_only(powered: Drive) -> Non
     powered.settings = powered.read_only()
     with pytest.raises(IndexDamaged, match="not stopped cleanly"):
         powered.start()
+
+
+class PowerFails(BaseException):
+    """The machine stops in the middle of a call's work."""
+
+
+def cut_behind(store: Store, calls: int, failing: pytest.MonkeyPatch) -> None:
+    """Let the power go after *calls* more changes of extended attributes; they have happened."""
+    left = iter(range(calls))
+
+    def counted(call: Callable[..., None]) -> Callable[..., None]:
+        def made(*arguments: object) -> None:
+            if next(left, None) is None:
+                raise PowerFails
+            call(*arguments)
+
+        return made
+
+    syscalls = store.pool.syscalls
+    for name in ("setxattr", "removexattr"):
+        failing.setattr(syscalls, name, counted(getattr(syscalls, name)))
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 4])
+def test_a_cut_inside_a_rename_loses_no_directory(
+    powered: Drive, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    """It was lost with all its blocks: its two attributes were changed one by one."""
+    store = running(powered)
+    directory, _ = store.namespace.make_node(ROOT_INODE, b"one", DIRECTORY, 0, 0)
+    put(store, directory, b"in", b"inside")
+    store.namespace.make_node(ROOT_INODE, b"link", stat.S_IFLNK | 0o777, 0, 0, b"link")
+    sync(store)
+    for name, new_name in ((b"one", b"two"), (b"link", b"other")):
+        store.namespace.rename(ROOT_INODE, name, ROOT_INODE, new_name)
+        with monkeypatch.context() as failing, contextlib.suppress(PowerFails):
+            cut_behind(store, calls, failing)
+            store.pool.background.hurry()
+    powered.cut(Cut.LOG_ONLY)
+    store = powered.start()
+    found = [name for _, name in store.namespace.children(ROOT_INODE, InodeNo(0))]
+    assert len(found) == 2
+    kept = b"one" if b"one" in found else b"two"
+    assert get(store, store.namespace.lookup(ROOT_INODE, kept), b"in") == b"inside"
+    link = b"link" if b"link" in found else b"other"
+    assert store.namespace.record(store.namespace.lookup(ROOT_INODE, link)).target == b"link"
