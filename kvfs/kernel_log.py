@@ -18,6 +18,9 @@ _RECORD_MAX_BYTES: Final = 8192
 #: Of one look; the rest belongs to the next.
 _RECORDS_MAX: Final = 1000
 _DEPTH_MAX: Final = 8
+#: What failed, by blk_op_str() in block/blk-core.c.
+_OPERATION: Final = re.compile(rb" op 0x[0-9a-f]+:\(([A-Z_]+)\)")
+_WRITES: Final = frozenset({b"WRITE", b"FLUSH", b"ZONE_APPEND"})
 
 
 class DeviceErrors(NamedTuple):
@@ -46,7 +49,7 @@ class KernelLog:
         """Return what failed since the last call; takes 1 us if nothing was logged."""
         if self._fd < 0:
             return DeviceErrors()
-        reads = writes = False
+        found = DeviceErrors()
         for _ in range(_RECORDS_MAX):
             try:
                 record = os.read(self._fd, _RECORD_MAX_BYTES)
@@ -55,16 +58,27 @@ class KernelLog:
             except OSError:
                 break  # EAGAIN: no more
             line = record.partition(b"\n")[0]
-            if b"error" in line.lower() and self._ours.search(line):
-                reads = reads or (b"(WRITE)" not in line and b"writeback" not in line)
-                writes = writes or b"(READ)" not in line
-        return DeviceErrors(reads, writes)
+            if self._ours.search(line):
+                more = errors_in(line)
+                found = DeviceErrors(found.reads or more.reads, found.writes or more.writes)
+        return found
 
     def close(self) -> None:
         """Follow no more."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def errors_in(line: bytes) -> DeviceErrors:
+    """Return what *line* of the kernel's log, which is about the device, tells of."""
+    if b"error" not in line.lower():
+        return DeviceErrors()
+    operation = _OPERATION.search(line)
+    if operation is not None:  # discards, and zeroing by the device, lose nothing
+        return DeviceErrors(operation[1] == b"READ", operation[1] in _WRITES)
+    # Without one it is the file system that says so: of a file's bytes, or of its own metadata.
+    return DeviceErrors(reads=b"writeback" not in line, writes=True)
 
 
 def device_names(number: int) -> set[str]:

@@ -39,6 +39,7 @@ CAPABILITIES: Final = {
     "CAP_SYS_PTRACE": 19,
     "CAP_SYS_ADMIN": 21,
     "CAP_SYS_RESOURCE": 24,
+    "CAP_SYSLOG": 34,
 }
 #: XATTR_SIZE_MAX of the kernel: the largest message between the channel and libfuse.
 XATTR_BYTES: Final = 64 << 10
