@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvfs.again import program_again
+from kvfs.cli.dead_mount import free_place
 from kvfs.cli.ready_pipe import Outcome, wait_for_outcome
-from kvfs.cli.servers import server_of
 from kvfs.config import Settings
 from kvfs.errors import CommandError, ServeFailed
-from kvfs.mount_table import kvfs_at, mount_at
 from kvfs.stopping import held_back, stop
 
 #: From SIGTERM to SIGKILL for a server that did not come up in time.
@@ -31,7 +30,6 @@ def start_in_background(settings: Settings, argv: Sequence[str]) -> None:
 
     Raises what the server raised, or ServeFailed when it says nothing within start_timeout_s.
     """
-    mounted_before = mount_at(settings.mountpoint) is not None
     reading, writing = os.pipe()
     try:
         with contextlib.closing(os.fdopen(reading, "rb", buffering=0)):
@@ -47,8 +45,8 @@ def start_in_background(settings: Settings, argv: Sequence[str]) -> None:
             except BaseException:  # Ctrl-C too: nobody would know about the server
                 if server is not None:
                     stop(server, _GRACE_S)
-                if not mounted_before:
-                    _clear_dead_mount(settings.mountpoint)
+                with contextlib.suppress(CommandError):
+                    free_place(settings.mountpoint)
                 raise
     finally:
         if writing >= 0:
@@ -83,12 +81,3 @@ def _await_ready(server: "subprocess.Popen[bytes]", reading: int, wait_s: float)
             server.wait(_GRACE_S)
         raise StartFailed(outcome)
     server.returncode = 0  # from here on no child to wait for; Popen would warn
-
-
-def _clear_dead_mount(mountpoint: str) -> None:
-    """Take away what a killed server left mounted; another command's mount has a server."""
-    from mount.kernel import unmount
-
-    if kvfs_at(mountpoint) is not None and server_of(mountpoint) == 0:
-        with contextlib.suppress(OSError):
-            unmount(mountpoint, lazy=True)

@@ -51,6 +51,7 @@ def test_the_next_server_finds_all_of_it_there(source: Source) -> None:
     with client_of(source) as fd:
         with refused(SourceBusy, source.path):
             wait_released(source.path, wait_s=0.02)
+        wait_released(source.path, wait_s=0.0, joins=True)  # who mounts it need not wait
         with open_source(source.path) as device:
             path = Path(f"/proc/self/fd/{device.pool_fd}") / NAME
             assert path.read_bytes() == b"stored"
