@@ -149,6 +149,15 @@ class Attributes:
             self._namespace.record(ino)
         return [name for name in names if not is_own(name)]
 
+    def bearers(self, ino: InodeNo) -> set[InodeNo]:
+        """Return whose owner and mode are *ino*'s: its own, and those that it shares a name with.
+
+        A block that is shown until the draft that took its name is whole may come back with it.
+        """
+        old = self._blocks.superseding.old
+        before = old.of(ino) if ino in old else None
+        return {ino, self._bearer(ino), ino if before is None else before}
+
     def _bearer(self, ino: InodeNo) -> InodeNo:
         """Return who has *ino*'s attributes: the draft it stands in for took them along."""
         opened = self._pool.open_inodes.get(ino)

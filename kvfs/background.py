@@ -91,6 +91,12 @@ class Background:
         if len(self._fresh) > self._jobs_max:
             self.do(self._fresh.pop(next(iter(self._fresh))))
 
+    def carry_out(self, ino: InodeNo) -> None:
+        """Write the pending identity of *ino* now, if there is one; raises what that raises."""
+        job = self._fresh.pop(ino, None) or self._due.pop(ino, None)
+        if job is not None:
+            job()
+
     def forget(self, ino: InodeNo) -> None:
         """Drop the pending identity of *ino*, which is going away."""
         self._fresh.pop(ino, None)

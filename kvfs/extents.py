@@ -360,6 +360,19 @@ class Extents:
 
     # ---- both kinds ----
 
+    def make_durable(self, ino: InodeNo) -> None:
+        """Make what *ino* says of itself durable, with its bytes; it blocks. Raises OSError."""
+        for files in (self._extents, self._nodes):
+            try:
+                directory_fd = files.directory(ino)
+                fd = self._syscalls.open(file_name(ino), _FILE_FLAGS, dir_fd=directory_fd)
+            except FileNotFoundError:
+                continue
+            try:
+                self._syscalls.fsync(fd)
+            finally:
+                self._syscalls.close(fd)
+
     def _unlink(self, files: FanOut, ino: InodeNo) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._syscalls.unlink(file_name(ino), dir_fd=files.directory(ino))

@@ -99,14 +99,24 @@ class Identities:
             del self._syncing[ino]
             self._background.identify(ino, lambda: self._write_extent(ino, identity))
 
-    def waiting_for_sync(self) -> dict[InodeNo, Identity]:
-        """Return the identities that wait for their bytes now, for ``all_synced``."""
-        return dict(self._syncing)
+    def waiting_for_sync(self, ino: InodeNo | None = None) -> dict[InodeNo, Identity]:
+        """Return the identities that wait for their bytes now, or *ino*'s, for ``all_synced``."""
+        if ino is None:
+            return dict(self._syncing)
+        return {ino: self._syncing[ino]} if ino in self._syncing else {}
 
     def all_synced(self, waiting: dict[InodeNo, Identity]) -> None:
         """Everything is durable that was written when these were *waiting*: they wait no more."""
         for ino, identity in waiting.items():
             self._synced(ino, identity)
+
+    def is_said(self, ino: InodeNo, record: InodeRecord) -> bool:
+        """Whether the device may have an identity of *ino*, the present one or a former."""
+        return carries_identity(record) or self.was_identified(ino) or ino < self.unsure_below
+
+    def say_now(self, ino: InodeNo) -> None:
+        """Carry out what is queued for *ino*; one that waits for its bytes waits on."""
+        self._background.carry_out(ino)
 
     def withdraw(self, ino: InodeNo) -> None:
         """Queue the removal of an extent's identity: its bytes are about to change."""

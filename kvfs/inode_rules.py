@@ -43,6 +43,16 @@ def new_record(
     return blank_record(parent, name, mode, uid, gid, now_ns)
 
 
+def is_narrowed(before: InodeRecord, now: InodeRecord) -> bool:
+    """Whether somebody may do less than *before*: bits went, the owner or the group changed.
+
+    The sticky bit takes away by being there.
+    """
+    if (before.uid, before.gid) != (now.uid, now.gid):
+        return True
+    return bool((before.mode ^ stat.S_ISVTX) & ~(now.mode ^ stat.S_ISVTX))
+
+
 def blank_record(
     parent: InodeNo, name: bytes, mode: int, uid: int, gid: int, now_ns: int
 ) -> InodeRecord:

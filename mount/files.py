@@ -4,6 +4,7 @@ Handlers know this class, and this class knows no message. The data path decides
 may reach the bytes; an inode stays on one path from its first handle to its last.
 """
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from kvfs.errors import (
     NoSpace,
     NotFound,
 )
+from kvfs.inode_rules import is_narrowed
 from kvfs.makers import NOBODY, Maker
 from kvfs.open_inodes import OpenInode
 from kvfs.store import Store
@@ -122,8 +124,34 @@ class Files:
     async def change(self, ino: InodeNo, change: Change) -> None:
         """Apply *change* to *ino*; raises what ``Attributes.change`` raises, and OSError.
 
-        A block that is cut short inside a page gets zeros there, of which the device may hear
-        before it hears of the new size: so it first forgets that the old one is whole.
+        Who was shut out by it stays so after a power loss: that is durable before the answer.
+        """
+        if (change.mode, change.uid, change.gid) == (None, None, None):
+            await self._change(ino, change)
+            return
+        before = self.store.blocks.present(ino)
+        await self._change(ino, change)
+        if is_narrowed(before, self.store.blocks.present(ino)):
+            for shown in self.store.attributes.bearers(ino):
+                with contextlib.suppress(DeadInode):  # it was removed meanwhile
+                    await self._say_durably(shown, self.store.blocks.present(shown))
+
+    async def _say_durably(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Wait until the device knows *ino* as it is. Raises NoSpace, OSError."""
+        pool = self.store.pool
+        if not pool.identities.is_said(ino, record):
+            return
+        waiting = pool.identities.waiting_for_sync(ino)
+        if waiting:
+            await self._in_thread(pool.extents.make_durable, ino)
+            pool.identities.all_synced(waiting)
+        pool.identities.say_now(ino)
+        await self._in_thread(pool.extents.make_durable, ino)
+
+    async def _change(self, ino: InodeNo, change: Change) -> None:
+        """Apply *change*; before a block is cut short inside a page the device forgets it.
+
+        Such a one gets zeros there, of which the device may hear before it hears of the new size.
         """
         attributes, blocks, size_bytes = self.store.attributes, self.store.blocks, change.size_bytes
         if (
