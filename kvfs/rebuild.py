@@ -182,6 +182,8 @@ class _Rebuild:
                 size_bytes = status.st_size
                 if size_bytes != identity.size_bytes:
                     return None
+                # What failed to be written is clean in memory, and would hide the hole.
+                self._syscalls.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
                 if size_bytes and self._syscalls.lseek(fd, 0, os.SEEK_HOLE) < size_bytes:
                     return None
                 allocated_bytes = status.st_blocks * STAT_BLOCK_BYTES

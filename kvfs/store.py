@@ -25,6 +25,7 @@ from kvfs.pool import Pool
 from kvfs.reclaim import Reclaim
 from kvfs.reclaim_figures import reclaim_figures
 from kvfs.recovery import recover
+from kvfs.run_state import distrust_index
 from kvfs.state_totals import state_totals
 from kvfs.sweep import Sweep
 from kvfs.syscalls import Syscalls
@@ -137,6 +138,9 @@ class Store:
             self.pool.abandon()
             return
         settled = self.blocks.close_all(all_closed=self.all_closed)
+        if self.device_watch.write_back.is_in_doubt():
+            settled = False
+            distrust_index(self.pool.device.pool_fd, self.pool.syscalls)
         self.pool.close(settled=settled, swept=self.sweep.done)
 
     def rename(

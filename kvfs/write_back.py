@@ -87,6 +87,16 @@ class WriteBack:
             self.looks += 1
             self._look.start(lambda: self._look_now(begun_at))
 
+    def is_in_doubt(self) -> bool:
+        """Whether an error was found that nobody has acted on to the end; waits for a look.
+
+        The kernel told the look of it, and tells nobody again.
+        """
+        self._look.join()
+        found = self._look.take()
+        unread = self._pool.unsynced or (found is not None and found.error is not None)
+        return unread or self._upto is not None
+
     def close(self) -> None:
         """Wait for a look that is under way."""
         self._look.join()

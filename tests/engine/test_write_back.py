@@ -95,6 +95,29 @@ def test_an_error_that_a_clients_fsync_was_told_of_is_not_lost(
     assert tree(store) == {}
 
 
+def test_an_error_found_just_before_a_stop_is_no_clean_stop(
+    device: Device, drive: FailingDrive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look took the error, which the stop's own sync is not told of any more."""
+    monkeypatch.setattr("kvfs.kernel_log.KernelLog.errors", lambda _: DeviceErrors())
+    first = Store(device, SETTINGS)
+    put(first, ROOT_INODE, b"good", b"w" * 5000)
+    first.pool.background.hurry()
+    first.pool.sync()
+    drive.fail(writes=Fails.BAD_PAGES)
+    put(first, ROOT_INODE, b"bad", LOST)
+    monkeypatch.setattr("kvfs.write_back.LOADED_S", 0.0)
+    first.tick()
+    until(lambda: drive.failed() > 0, "a look meets the error")
+    drive.recover()
+    first.close()
+    second = Store(device, SETTINGS)
+    try:
+        assert tree(second) == {b"/good": b"w" * 5000}
+    finally:
+        second.close()
+
+
 def test_nothing_is_looked_at_while_nothing_is_stored(store: Store) -> None:
     """A syncfs of a shared file system is others' time."""
     until(lambda: looked(store), "the start is proven")
