@@ -48,6 +48,7 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: Watch) -> dict[str, Any
             "batches": reclaim.batches,
             "passed_over": reclaim.refusals,
             "overruns": watch.overruns,
+            "given_up": watch.given_up,
         },
         "holder": {"directory": directory, "bytes": held_bytes},
         "warning": _WARNING.format(directory, held_bytes) if low else None,

@@ -10,10 +10,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from kvfs.errors import NoSpace
-from kvfs.headroom import lacking_bytes
-from kvfs.lifecycle import State
+from kvfs.headroom import UNWATCHED_BYTES, lacking_bytes
+from kvfs.lifecycle import State, is_temporary
 from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
+from kvfs.types import InodeNo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +24,8 @@ _log: Final = logging.getLogger(__name__)
 _LOOKS_A_TICK: Final = 512
 #: And before one more is made: many at a time run only where there is room for them until a tick.
 _LOOKS_A_DRAFT: Final = 32
+#: What a draft with a temporary name is after its close; PUBLISHED where its maker gets no lease.
+_GIVEN_UP: Final = frozenset({State.LEASED, State.PUBLISHED, State.ORPHAN})
 
 
 class Watch:
@@ -34,6 +37,7 @@ class Watch:
         self.more_may_go: Callable[[], bool] = lambda: False
         self._skip = 0
         self.overruns = 0
+        self.given_up = 0
 
     def tick(self, now_s: float) -> None:
         """Look at the drafts; stop some if the bound would be overstepped."""
@@ -54,6 +58,21 @@ class Watch:
         self._look(opened, self._pool.monotonic_s())
         if self._pool.space.overstepped_bytes:
             self._hold_the_bound()
+
+    def look_at_removal(self, ino: InodeNo) -> None:
+        """Count a draft that its writer takes away: the device may have refused its bytes.
+
+        A refusal of a passthrough write is seen by nobody else. It comes only after all that was
+        reserved is written, and while there is little room.
+        """
+        pool = self._pool
+        if not pool.writers_run_free or pool.space.unclaimed_bytes >= UNWATCHED_BYTES:
+            return
+        record = pool.index.inode_or_miss(ino)
+        if record is None or record.state not in _GIVEN_UP or not is_temporary(record.name):
+            return
+        usual_bytes = pool.ready.demand.usual_bytes(record.parent)
+        self.given_up += 0 < usual_bytes <= record.size_bytes
 
     def _hold_the_bound(self) -> None:
         pool = self._pool

@@ -168,7 +168,9 @@ class Operations(pyfuse3.Operations):
     @answered
     def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
         """Remove a file's name."""
-        self._removed(self._namespace.unlink(InodeNo(parent_inode), name))
+        parent = InodeNo(parent_inode)
+        self._store.watch.look_at_removal(self._namespace.lookup(parent, name))
+        self._removed(self._namespace.unlink(parent, name))
 
     @answered
     def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:

@@ -67,6 +67,22 @@ def test_the_first_draft_of_a_directory_runs_free_where_others_kept_to_their_siz
     running.store.blocks.close(opened, writer=True)
 
 
+def test_drafts_that_their_writers_give_up_are_counted(running: Host) -> None:
+    """Of those as large as their reserve: XFS refuses what lies beyond it, and nobody hears."""
+    store = running.store
+    for number in range(3):
+        put(store, ROOT_INODE, b"%d" % number, bytes(MIB))
+    counts = []
+    for name, size_bytes in ((b"a.tmp", MIB), (b"b.tmp", MIB // 2), (b"c", 2 * MIB)):
+        store.watch.look_at_removal(put(store, ROOT_INODE, name, bytes(size_bytes)))
+        store.namespace.unlink(ROOT_INODE, name)
+        counts.append(store.watch.given_up)
+    assert counts == [1, 1, 1]
+    store.pool.writers_run_free = False  # each of its writes asked
+    store.watch.look_at_removal(put(store, ROOT_INODE, b"d.tmp", bytes(4 * MIB)))
+    assert store.watch.given_up == 1
+
+
 def test_what_a_draft_took_is_accounted_and_more_is_kept_for_it(running: Host) -> None:
     store = running.store
     opened = draft(store, b"a")

@@ -164,3 +164,8 @@ def test_the_first_blocks_of_a_directory_are_larger_than_all_before(mounted: Mou
     store_many(large, names, 32 * MIB, writers=6, direct=True)
     assert assert_whole(large, 32 * MIB) == 6
     assert mounted.status()["eviction"]["overruns"] == 0
+    with (large / "refused.tmp").open("xb") as file:
+        file.write(bytes(32 * MIB))
+    os.unlink(large / "refused.tmp")  # as a writer does whose write failed
+    status = mounted.status()
+    assert status["eviction"]["given_up"] == int(status["data_path"] == "passthrough")
