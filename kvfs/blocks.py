@@ -26,7 +26,7 @@ from kvfs.errors import (
 from kvfs.inode_rules import counted, new_record
 from kvfs.lifecycle import SETTLED, is_temporary
 from kvfs.makers import NOBODY, Maker
-from kvfs.measure import measured
+from kvfs.measure import measured, not_before, tick_ns
 from kvfs.namespace import Namespace
 from kvfs.open_inodes import Hand, OpenInode
 from kvfs.pool import Pool
@@ -78,6 +78,7 @@ class Blocks:
         parent_record = self._namespace.directory(parent)
         now_ns = pool.clock_ns()
         record = new_record(parent, name, mode, uid, gid, now_ns, parent_record)
+        record = record._replace(mtime_ns=tick_ns(now_ns))
         if maker is not NOBODY:
             record = record._replace(maker_tgid=maker.tgid, maker_birth=maker.birth)
         counters = counted(pool.counters, record, 1)
@@ -335,7 +336,7 @@ class Blocks:
         record = self._namespace.record(ino)
         if opened is None or not opened.writers or opened.fd < 0:
             return record
-        return measured(self._pool.syscalls, opened, record)
+        return not_before(record, measured(self._pool.syscalls, opened, record))
 
     def is_gone(self, ino: InodeNo) -> bool:
         """Whether living inode *ino* has lost its name (its link count is 0)."""

@@ -1,10 +1,37 @@
 """What an open extent says of its block: size and times, while somebody may write it."""
 
 import os
+import time
+from typing import Final
 
 from kvfs.open_inodes import OpenInode
 from kvfs.syscalls import Syscalls
 from kvfs.types import STAT_BLOCK_BYTES, InodeRecord
+
+
+#: The kernel's own clock goes on in ticks of 1 to 10 ms, late ones on a virtual machine.
+_TICK_NS: Final = 50_000_000
+#: CLOCK_REALTIME_COARSE of linux/time.h.
+_REALTIME_COARSE: Final = 5
+
+
+def tick_ns(now_ns: int) -> int:
+    """Return *now_ns* by the clock that stamps writes (current_time() in the kernel).
+
+    It lags behind ours by a tick: a write right behind the creation would come before it.
+    """
+    at_ns = time.clock_gettime_ns(_REALTIME_COARSE)
+    return at_ns if now_ns - _TICK_NS < at_ns < now_ns else now_ns
+
+
+def not_before(record: InodeRecord, written: InodeRecord) -> InodeRecord:
+    """Return *written*, what an extent said of *record*'s block; no earlier than that by a tick.
+
+    For who looks, and for the last close; until then its mtime tells whether more was written.
+    """
+    if written.mtime_ns < record.mtime_ns < written.mtime_ns + _TICK_NS:
+        return written._replace(mtime_ns=record.mtime_ns + 1)
+    return written
 
 
 def measured(syscalls: Syscalls, opened: OpenInode, record: InodeRecord) -> InodeRecord:

@@ -24,7 +24,7 @@ from kvfs.lifecycle import (
     is_temporary,
 )
 from kvfs.makers import NOBODY, Maker
-from kvfs.measure import measured
+from kvfs.measure import measured, not_before
 from kvfs.namespace import Namespace
 from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
@@ -200,7 +200,7 @@ class Publishing:
             return
         same = state == opened.before == before.state and not written
         if not same or allocated_bytes != before.allocated_bytes:
-            owned = self._owned(opened, record, state, written=written)
+            owned = self._owned(opened, not_before(before, record), state, written=written)
             self._record(opened, before, owned, allocated_bytes)
         # Only now: until it is published another writer's death tears it.
         opened.unfinished = opened.torn = opened.renamed = False

@@ -132,6 +132,11 @@ class PassthroughPath:
             known = self._owned(opened) or self._register(opened)
             self._open[opened.ino] = known
             self._bound()
+        if writer and opened.writers == 1 and not opened.created_in:
+            # The kernel does not notice what is stored through a mapping, and would go on showing
+            # the time before. From now on it asks, until the last writer has closed.
+            with contextlib.suppress(OSError):  # it may not know the inode
+                kernel.notify_inval_inode(self._device_fd, opened.ino)
         flags = FOPEN_PASSTHROUGH if writer else FOPEN_PASSTHROUGH | FOPEN_NOFLUSH
         return Grant(flags, known)
 

@@ -45,6 +45,7 @@ from mount.notifier import Notifier
 from mount.operations import Operations
 from mount.own_mount import OwnMount
 from mount.path_choice import NOT_OFFERED, PathChoice, choose_path, without_passthrough
+from mount.present_time import PresentTime
 from mount.read_ahead import read_ahead_far
 from mount.status import Parts, describe, describe_lost
 from mount.store_lane import StoreLane
@@ -198,6 +199,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 late = Late(nursery, self.channel.reply_late, self.channel.stand_aside)
                 exotic = Exotic(self.store, self.handles, self.files.room, late)
                 self.channel.serve(exotic.answers())
+                self.channel.serve(PresentTime(self.store.pool.clock_ns).answers())
                 lane = DataLane(Transfers(self.files), late, at_once=self.settings.fast_lane)
                 self.channel.serve(lane.answers())
                 if self.settings.fast_lane:

@@ -92,6 +92,11 @@ assert ENTRY_OUT_HEAD.size + ATTR.size == ENTRY_OUT_BYTES
 
 #: struct fuse_kstatfs: blocks, bfree, bavail, files, ffree, bsize, namelen, frsize, padding, spare.
 STATFS_OUT: Final = struct.Struct("<QQQQQIII28x")
+#: Of struct fuse_setattr_in valid, with what follows up to the times; and atime, mtime, ctime in
+#: seconds, then their nanoseconds.
+SETATTR_IN_VALID: Final = struct.Struct("<I28x")
+SETATTR_IN_TIMES: Final = struct.Struct("<QQQIII")
+SETATTR_IN_BYTES: Final = 88
 #: struct fuse_open_in: flags, open_flags.
 OPEN_IN: Final = struct.Struct("<II")
 #: struct fuse_release_in: fh, flags, release_flags, lock_owner.
