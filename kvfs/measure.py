@@ -8,7 +8,6 @@ from kvfs.open_inodes import OpenInode
 from kvfs.syscalls import Syscalls
 from kvfs.types import STAT_BLOCK_BYTES, InodeRecord
 
-
 #: The kernel's own clock goes on in ticks of 1 to 10 ms, late ones on a virtual machine.
 _TICK_NS: Final = 50_000_000
 #: CLOCK_REALTIME_COARSE of linux/time.h.

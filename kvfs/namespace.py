@@ -62,6 +62,8 @@ class Namespace:
         if ino is not None:
             return ino
         if name == b".":
+            if parent in self._pool.graves:  # for who looked its name up before, not by a handle
+                raise DeadInode(f"inode {parent}")
             return parent
         if name == b"..":
             return self.directory(parent).parent
