@@ -117,7 +117,8 @@ def _backing(source: str) -> BackingFs | None:
         return None
     space = os.statvfs(path)
     free_bytes = space.f_bavail * space.f_frsize
-    return BackingFs(home.fs_type, frozenset(home.options), home.mountpoint, free_bytes)
+    options = frozenset(home.options)
+    return BackingFs(home.fs_type, options, home.mountpoint, free_bytes, home.source)
 
 
 def _xfs(source: str, kind: str) -> Xfs | None:

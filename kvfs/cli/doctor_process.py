@@ -22,7 +22,11 @@ def limits_of(pid: int) -> Limits | None:
         oom_score_adj = int((process / "oom_score_adj").read_text())
     except (OSError, ValueError):
         return None
-    return Limits(used, soft, _memory(groups), _cpus(groups), _unit(groups), oom_score_adj)
+    memory_bytes, memory_group = _memory(groups)
+    cpus, cpu_group = _cpus(groups)
+    return Limits(
+        used, soft, memory_bytes, cpus, _unit(groups), oom_score_adj, memory_group, cpu_group
+    )
 
 
 def cpus_of(pid: int) -> Cpus | None:
@@ -66,31 +70,31 @@ def _groups(text: str) -> dict[str, Path]:
     return groups
 
 
-def _memory(groups: dict[str, Path]) -> int | None:
-    """Return the tightest bound of the group and those above it."""
-    bounds = [int(text) for text in _up(groups, "memory", "memory.max") if text != "max"]
-    bounds += [int(text) for text in _up(groups, "memory", "memory.limit_in_bytes")]
-    least = min(bounds, default=_NO_BOUND_BYTES)
-    return least if least < _NO_BOUND_BYTES else None
+def _memory(groups: dict[str, Path]) -> tuple[int | None, str]:
+    """Return the tightest bound of the group and those above it, and the file that says it."""
+    bounds = [(int(t), file) for t, file in _up(groups, "memory", "memory.max") if t != "max"]
+    bounds += [(int(t), file) for t, file in _up(groups, "memory", "memory.limit_in_bytes")]
+    least, file = min(bounds, default=(_NO_BOUND_BYTES, ""))
+    return (least, file) if least < _NO_BOUND_BYTES else (None, "")
 
 
-def _cpus(groups: dict[str, Path]) -> float | None:
-    shares = []
-    for text in _up(groups, "cpu", "cpu.max"):
+def _cpus(groups: dict[str, Path]) -> tuple[float | None, str]:
+    shares: list[tuple[float, str]] = []
+    for text, file in _up(groups, "cpu", "cpu.max"):
         quota, period = text.split()
         if quota != "max":
-            shares.append(int(quota) / int(period))
+            shares.append((int(quota) / int(period), file))
     quotas, periods = (_up(groups, "cpu", f"cpu.cfs_{what}_us") for what in ("quota", "period"))
     shares += [
-        int(quota) / int(period)
-        for quota, period in zip(quotas, periods, strict=False)
+        (int(quota) / int(period), file)
+        for (quota, file), (period, _) in zip(quotas, periods, strict=False)
         if int(quota) > 0
     ]
-    return min(shares, default=None)
+    return min(shares, default=(None, ""))
 
 
-def _up(groups: dict[str, Path], controller: str, file: str) -> list[str]:
-    """Return what *file* says in the group and in all above it, in either version of cgroups."""
+def _up(groups: dict[str, Path], controller: str, file: str) -> list[tuple[str, str]]:
+    """Return what *file* says in the group and in all above it, and where, in either version."""
     found = []
     for home, group in (
         (_CGROUPS, groups.get("")),
@@ -100,8 +104,9 @@ def _up(groups: dict[str, Path], controller: str, file: str) -> list[str]:
         if group is None:
             continue
         for level in (group, *group.parents):
+            path = home / str(level).lstrip("/") / file
             try:
-                found.append((home / str(level).lstrip("/") / file).read_text().strip())
+                found.append((path.read_text().strip(), str(path)))
             except OSError:
                 continue
     return found

@@ -34,6 +34,8 @@ class BackingFs(NamedTuple):
     options: frozenset[str]
     mountpoint: str
     free_bytes: int
+    source: str = ""
+    """What is mounted there."""
 
 
 class Below(NamedTuple):
@@ -79,6 +81,9 @@ class Limits(NamedTuple):
     unit: str
     """Its systemd unit; empty where it runs in none."""
     oom_score_adj: int
+    memory_group: str = ""
+    """The control group's file with the tightest bound on memory, empty without one."""
+    cpu_group: str = ""
 
 
 class Cpus(NamedTuple):

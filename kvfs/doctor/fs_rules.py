@@ -17,7 +17,7 @@ _LOG_MATTERS_FROM_BYTES: Final = 100 << 30
 _COSTLY: Final = {
     "sync": ("every write waits for the drive", "async"),
     "dirsync": ("every create and unlink waits for the drive", "async"),
-    "wsync": ("every create and unlink waits for the drive", "nowsync"),
+    "wsync": ("every create and unlink waits for the drive", "defaults"),
     "data=journal": ("every byte is written twice", "data=ordered"),
     "discard": ("every unlink waits for the drive's own discard", "nodiscard"),
 }
@@ -41,7 +41,8 @@ def mount_options(facts: Facts) -> list[Finding] | None:
         cost, instead = _COSTLY[option]
         fix = f"mount -o remount,{instead} {where}"
         if option in _NEEDS_NEW_MOUNT:
-            fix = f"umount {where} && mount -o {instead} {where}\nand in /etc/fstab"
+            again = f"mount -o {instead} {shlex.quote(facts.backing.source)} {where}"
+            fix = f"{_without_pool(facts, f'umount {where} && {again}')}\nand in /etc/fstab"
         found.append(
             Finding(
                 Severity.WARNING if option in _SEVERE else Severity.NOTE,
@@ -76,16 +77,34 @@ def below_mount(facts: Facts) -> list[Finding] | None:
     ]
 
 
+def _without_pool(facts: Facts, commands: str) -> str:
+    """Return *commands* for which nobody may use the pool, and what comes before and after."""
+    where, source = shlex.quote(facts.mountpoint), shlex.quote(facts.source)
+    return f"kvfs umount {where} && {commands} && kvfs mount {source} {where}"
+
+
+def _made_anew(facts: Facts, device: str) -> str:
+    """Return what makes the XFS on *device* as kvfs does."""
+    source = shlex.quote(facts.source)
+    if facts.kind != "directory" or facts.backing is None:
+        remark = "erases the pool: when a cold cache costs less"
+        return f"{_without_pool(facts, f'kvfs mkfs --force {source}')}\n{remark}"
+    home, drive = shlex.quote(facts.backing.mountpoint), shlex.quote(device)
+    commands = (
+        f"umount {home} && mkfs.xfs -f -i size=1024,maxpct=100 -m reflink=0,rmapbt=0 {drive} && "
+        f"mount {drive} {home} && mkdir -p {source}"
+    )
+    remark = f"erases all of {facts.backing.mountpoint}: only when it is made anew in any case"
+    return f"{_without_pool(facts, commands)}\n{remark}"
+
+
 def xfs(facts: Facts) -> list[Finding] | None:
     """An XFS that kvfs made is right; one that a directory lies on may have been made otherwise."""
     if facts.xfs is None:
         return [] if facts.backing is not None and facts.backing.fs_type != "xfs" else None
     made = facts.xfs
     found = []
-    again = (
-        f"mkfs.xfs -f -i size=1024,maxpct=100 -m reflink=0,rmapbt=0 {shlex.quote(made.device)}\n"
-        "only when it is made anew: this erases it"
-    )
+    again = _made_anew(facts, made.device)
     if made.inode_bytes < _INODE_WANTED_BYTES:
         problem = (
             f"the XFS on {made.device} has inodes of {made.inode_bytes} bytes: what a block says "

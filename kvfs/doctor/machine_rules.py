@@ -69,7 +69,9 @@ def wake_ups(facts: Facts) -> list[Finding] | None:
         return []
     if halt_poll_ns is None:
         fix = (
-            "cpupower idle-set --disable-by-latency 20\n"
+            "for state in /sys/devices/system/cpu/cpu*/cpuidle/state*; do "
+            '[ ! -e "$state" ] || [ "$(cat "$state/latency")" -le 20 ] || echo 1 > '
+            '"$state/disable"; done\n'
             "in a virtual machine: modprobe cpuidle_haltpoll, or ask its host for halt polling"
         )
     else:
@@ -106,7 +108,8 @@ def rotating_drive(facts: Facts) -> list[Finding] | None:
         Finding(
             Severity.WARNING,
             f"{disk.name} says that it is a rotating disk: a load is slower than a recompute",
-            f"kvfs mount /dev/DRIVE {facts.mountpoint}\nor, if it is flash all the same: "
+            "lsblk --output NAME,SIZE,ROTA,FSTYPE,MOUNTPOINTS\nshows the drives: ROTA is 0 for "
+            "flash; mount one of those. If this one is flash all the same: "
             f"echo 0 > /sys/block/{disk.name}/queue/rotational",
         )
         for disk in facts.disks

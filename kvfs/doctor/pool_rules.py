@@ -25,13 +25,14 @@ def connector_limits(facts: Facts) -> list[Finding] | None:
     if capacity_bytes is None:
         return None
     most_bytes = int(capacity_bytes * _CONNECTOR_SHARE)
+    where = shlex.quote(facts.mountpoint)
     found = [
         Finding(
             Severity.SERIOUS if limit.keeps_index else Severity.WARNING,
             f"{limit.setting} of {limit.origin} is {format_size(limit.limit_bytes)}, more than "
             f"90 % of the pool's {format_size(capacity_bytes)}: kvfs evicts before the connector "
             + ("does, and the connector fails on what is gone" if limit.keeps_index else "does"),
-            _lower(limit, most_bytes),
+            _lower(limit, most_bytes, where),
         )
         for limit in facts.limits_of_connectors
         if limit.limit_bytes > most_bytes
@@ -48,7 +49,7 @@ def connector_limits(facts: Facts) -> list[Finding] | None:
                 Severity.WARNING,
                 f"the connectors may keep {format_size(together_bytes)} together, more than 90 % "
                 f"of the pool's {format_size(capacity_bytes)}: {shares}",
-                _lower(largest, _fair(largest, together_bytes, most_bytes)),
+                _lower(largest, _fair(largest, together_bytes, most_bytes), where),
             )
         )
     return found
@@ -61,14 +62,15 @@ def _fair(largest: ConnectorLimit, together_bytes: int, most_bytes: int) -> int:
     return left_bytes if left_bytes >= largest.unit_bytes else share_bytes
 
 
-def _lower(limit: ConnectorLimit, most_bytes: int) -> str:
+def _lower(limit: ConnectorLimit, most_bytes: int, where: str) -> str:
     value: float = most_bytes // limit.unit_bytes
     if value == 0 and limit.unit_bytes == _GIB:  # LMCache takes fractions
         value = most_bytes * 100 // _GIB / 100
     if value == 0:  # which means "no limit" to most of them
         return (
-            "kvfs mount --capacity SIZE SOURCE MOUNT\nwith a larger pool: no value of "
-            f"{limit.setting} fits into {format_size(most_bytes)}"
+            f"kvfs status {where}\na larger pool is wanted: no value of {limit.setting} fits into "
+            f"{format_size(most_bytes)}; make it of a larger drive, with a capacity of "
+            f"{format_size(int(limit.limit_bytes / _CONNECTOR_SHARE))}"
         )
     if limit.file:  # a number may stand in quotation marks, or have a unit
         line = rf"s/({re.escape(limit.setting)}[\"']?\s*[:=]\s*[\"']?)[0-9.]+[A-Za-z]*/\1{value}/"
@@ -76,7 +78,9 @@ def _lower(limit: ConnectorLimit, most_bytes: int) -> str:
     if limit.setting.isupper():
         return f"export {limit.setting}={value}\nthen restart the connector"
     unit = "" if limit.unit_bytes == 1 else f" (in {format_size(limit.unit_bytes)})"
-    return f"restart the connector with {limit.setting} {value}{unit}"
+    process = re.match(r"process (\d+) ", limit.origin)
+    show = f"ps --format args= --pid {process[1]}" if process else f"kvfs status {where}"
+    return f"{show}\nrestart the connector with {limit.setting} {value}{unit}"
 
 
 def evictable_data(facts: Facts) -> list[Finding] | None:
@@ -187,7 +191,8 @@ def damage(facts: Facts) -> list[Finding] | None:
     found = []
     check = (
         f"kvfs umount {shlex.quote(facts.mountpoint)} && kvfs fsck --repair "
-        f"{shlex.quote(facts.source)}"
+        f"{shlex.quote(facts.source)} && kvfs mount {shlex.quote(facts.source)} "
+        f"{shlex.quote(facts.mountpoint)}"
     )
     if facts.status.get("write_back_failures"):
         count = facts.status["write_back_failures"]
@@ -241,10 +246,16 @@ def passthrough(facts: Facts) -> list[Finding] | None:
     if "asked for" in reason:
         fix = f"{again}--data-path=auto {where}"
     elif "overlayfs" in reason:
-        fix = f"{again}/dev/DRIVE {shlex.quote(facts.mountpoint)}\nor a directory not on overlayfs"
+        fix = (
+            "lsblk --output NAME,SIZE,ROTA,FSTYPE,MOUNTPOINTS\nshows the drives: mount a blank "
+            "one, or a directory that is not on overlayfs"
+        )
     elif "CAP_SYS_ADMIN" in reason:
         fix = f"{again}{where}\nas root, in a container with --cap-add SYS_ADMIN --device /dev/fuse"
     else:
-        fix = "apt-get install -t bookworm-backports linux-image-amd64\nthen reboot: 6.9 or later"
+        fix = (
+            ". /etc/os-release && apt-get install --yes -t $VERSION_CODENAME-backports "
+            "linux-image-amd64\nwith backports among the sources of apt; then reboot: 6.9 or later"
+        )
     problem = f"bytes go through the server ({reason}): some 1-2 GB/s instead of the drives' speed"
     return [Finding(Severity.WARNING, problem, fix)]

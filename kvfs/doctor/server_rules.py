@@ -1,5 +1,6 @@
 """Rules about the server process: what it may use, and what ends it."""
 
+import shlex
 from typing import Final
 
 from kvfs.doctor.facts import Facts, Limits
@@ -74,7 +75,7 @@ def memory_bound(facts: Facts) -> list[Finding] | None:
             Severity.SERIOUS if serious else Severity.WARNING,
             f"the server may use {format_size(most_bytes)} of memory: too little for the index in "
             "use; beyond it the kernel kills the server or makes it wait",
-            _property(facts.limits, "MemoryMax=infinity", "memory.max"),
+            _property("MemoryMax=infinity", facts.limits, facts.limits.memory_group),
         )
     ]
 
@@ -90,15 +91,22 @@ def cpu_bound(facts: Facts) -> list[Finding] | None:
             Severity.WARNING,
             f"the server may use {facts.limits.cpus_max:.2f} of a CPU: every open and store waits "
             "while it is throttled",
-            _property(facts.limits, "CPUQuota=", "cpu.max"),
+            _property("CPUQuota=", facts.limits, facts.limits.cpu_group),
         )
     ]
 
 
-def _property(limits: Limits, assignment: str, file: str) -> str:
-    if limits.unit:
-        return f"systemctl set-property {limits.unit} {assignment}"
-    return f"echo max > /sys/fs/cgroup/GROUP/{file}\nGROUP as in /proc/PID/cgroup of the server"
+def _property(assignment: str, limits: Limits, file: str) -> str:
+    """Return what lifts the bound in a control group's *file*; systemd undoes what it is not told.
+
+    "max" is no bound in the files of version 2, -1 in those of version 1 (cgroups(7)).
+    """
+    group = file.rpartition("/")[0].rpartition("/")[2]
+    unit = group if group.endswith((".service", ".slice", ".scope")) else limits.unit
+    if unit and (not file or unit == group):
+        return f"systemctl set-property {shlex.quote(unit)} {assignment}"
+    none = "max" if file.endswith(".max") else "-1"
+    return f"echo {none} > {shlex.quote(file)}"
 
 
 def oom_killer(facts: Facts) -> list[Finding] | None:

@@ -1,9 +1,11 @@
 """LMCache's in-process mode: the backend ``local_disk`` and the remote connector ``fs``."""
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from tests.connectors.connector import Drivers
 from tests.connectors.contract import BlockFiles, Deletes
 from tests.connectors.contract_eviction import (
     EvictedAfterItsProcess,
@@ -82,3 +84,20 @@ class TestFsConnectorDirect(FsConnector):
         "fs_connector_use_odirect": True,
         "fs_connector_relative_tmp_dir": "drafts",
     }
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_with_o_direct_the_directory_must_be_there(
+    drivers: Drivers, tmp_path: Path, is_made: bool
+) -> None:
+    """As docs/connectors.md says: it asks for the block size before it would make it."""
+    if is_made:
+        (tmp_path / "kv").mkdir()
+    connector = drivers.take("lmcache_v1")
+    arguments = {"kv_dir": str(tmp_path / "kv"), "size_bytes": 2 << 20}
+    try:
+        connector.call("open", **arguments, **TestFsConnectorDirect().config)
+        assert ("No such file or directory" in connector.log_tail()) is not is_made
+    finally:
+        connector.kill()
+    assert (tmp_path / "kv").is_dir() is is_made

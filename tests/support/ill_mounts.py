@@ -42,7 +42,9 @@ STATUS: Final = {
 LESSEE: Final = {"pid": 4711, "program": "vllm", "bytes": 9 * GIB, "stores_refused": 7}
 KEEPS: Final = ("process 4711 (vllm)", "setfattr -n user.kvfs.lease -v none /kv")
 LIMITS: Final = Limits(300, 1_048_576, None, None, "kvfs@kv.service", -900)
-HOME: Final = BackingFs("xfs", frozenset({"rw", "noatime"}), "/data", 100 * GIB)
+HOME: Final = BackingFs("xfs", frozenset({"rw", "noatime"}), "/data", 100 * GIB, "/dev/nvme0n1")
+#: A control group that systemd does not know.
+GROUP: Final = "/sys/fs/cgroup/a/memory.max"
 HEALTHY: Final = Facts(
     mountpoint="/kv",
     source="/data/pool",
@@ -195,8 +197,11 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
         ("passthrough", {**status(**DAEMON, data_path_reason=why), **FAR}, WARNING, why, fix)
         for why, fix in (
             ("asked for by the setting data_path", "kvfs mount --data-path=auto /data/pool /kv"),
-            ("no passthrough: Linux 6.1.0 has none", "apt-get install -t bookworm-backports"),
-            ("no passthrough: stacked itself (overlayfs)", "kvfs mount /dev/DRIVE /kv"),
+            (
+                "no passthrough: Linux 6.1.0 has none",
+                "install --yes -t $VERSION_CODENAME-backports",
+            ),
+            ("no passthrough: stacked itself (overlayfs)", "lsblk --output NAME"),
             ("no passthrough: the server has no CAP_SYS_ADMIN", "--cap-add SYS_ADMIN"),
         )
     ),
@@ -230,10 +235,10 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
     ),
     (
         "memory bound",
-        {"limits": LIMITS._replace(memory_max_bytes=GIB // 4, unit="")},
+        {"limits": LIMITS._replace(memory_max_bytes=GIB // 4, unit="", memory_group=GROUP)},
         SERIOUS,
         "256 MiB of memory",
-        "echo max > /sys/fs/cgroup/GROUP/memory.max",
+        "echo max > /sys/fs/cgroup/a/memory.max",
     ),
     (
         "CPU bound",
@@ -258,7 +263,13 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
         "CPUAffinity=8 by `systemctl edit kvfs@kv.service`",
     ),
     ("I/O scheduler", disks(scheduler="bfq"), WARNING, "bfq", "echo none > /sys/block/nvme0n1/"),
-    ("rotating drive", disks(is_rotational=True), WARNING, "rotating", "kvfs mount /dev/DRIVE /kv"),
+    (
+        "rotating drive",
+        disks(is_rotational=True),
+        WARNING,
+        "rotating",
+        "lsblk --output NAME,SIZE,ROTA",
+    ),
     (
         "read-ahead",
         {"device_read_ahead": ReadAhead(128 * KIB, "/sys/block/a/queue/read_ahead_kb")},
@@ -275,7 +286,7 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
     ),
     ("dirty limits", {"dirty": Dirty(GIB, 200 * GIB)}, WARNING, "200 GiB", "vm.dirty_bytes="),
     ("dirty limits", {"dirty": Dirty(1, KIB)}, WARNING, "only 1 KiB", "vm.dirty_bytes="),
-    ("CPU wake-ups", {"wake": Wake(160.0, None)}, WARNING, "takes 160 us", "cpupower idle-set"),
+    ("CPU wake-ups", {"wake": Wake(160.0, None)}, WARNING, "takes 160 us", "cpuidle/state*"),
     ("CPU wake-ups", {"wake": Wake(99.0, 0)}, WARNING, "takes 99 us", "echo 200000 > /sys/module"),
     ("CPU wake-ups", {"wake": Wake(50.0, 200_000)}, WARNING, "takes 50 us", "echo 400000 > /sys"),
     ("page cache", {"zone_reclaim_mode": 1}, WARNING, "is 1", "sysctl -w vm.zone_reclaim_mode=0"),
@@ -291,7 +302,7 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
         {"backing": HOME._replace(options=frozenset({"data=journal"}))},
         WARNING,
         "written twice",
-        "umount /data && mount -o data=ordered /data",
+        "umount /data && mount -o data=ordered /dev/nvme0n1 /data && kvfs mount",
     ),
     (
         "mount options",
