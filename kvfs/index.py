@@ -110,10 +110,11 @@ class Index:
             parts.callback(self._env.close)
             self._begin = self._env.begin
             self._page_bytes: int = self._env.stat()["psize"]
-            self.room = IndexRoom(map_size_bytes, partial(rows_bytes, self._env))
             if self._file is not None:
                 with contextlib.suppress(NoSpace):
                     self._file.allocate(self.used_bytes())
+            file_end_bytes = None if self._file is None else self._file.rows_end_bytes
+            self.room = IndexRoom(map_size_bytes, partial(rows_bytes, self._env), file_end_bytes)
             self._parts = parts.pop_all()
 
     @classmethod
@@ -138,7 +139,7 @@ class Index:
         try:
             file = IndexFile(path, preallocate_bytes, map_size_bytes, calls)
             try:
-                file.allocate(0)
+                file.allocate(0, whole=True)
             finally:
                 file.close()
             txn = env.begin(write=True)
@@ -344,8 +345,17 @@ class Index:
             raise OSError(errno.EDEADLK, "index: a transaction inside a transaction")
         self._writing = begins
 
+    def _require_room(self, rows: Rows) -> None:
+        """Raise NoSpace if *rows* add a name, and neither map nor device takes one more."""
+        try:
+            self.room.require(rows)
+        except NoSpace:
+            self.preallocate()  # names came faster than they were looked at
+            self.room.look()
+            self.room.require(rows)
+
     def _defer(self, rows: Rows, records: dict[bytes, InodeRecord]) -> None:
-        self.room.require(rows)
+        self._require_room(rows)
         if self._pending.full:
             self._commit(rows)
         else:
@@ -353,7 +363,7 @@ class Index:
         self._records.learn(rows, records)
 
     def _keep(self, rows: Rows, records: dict[bytes, InodeRecord]) -> None:
-        self.room.require(rows)
+        self._require_room(rows)
         self._commit(rows)
         self._records.learn(rows, records)
 

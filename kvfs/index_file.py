@@ -24,6 +24,11 @@ LOCK_FILE_BYTES: Final = 8192
 #: a sound file may be shorter than it says, if it was not allocated ahead. Measured: up to 28.
 SPARE_PAGES: Final = 256
 
+#: Of what is allocated, kept for deletes: as much of the map is (index_room.py).
+_KEPT_BYTES: Final = 4 << 20
+#: On a device with little room less is allocated at a time, down to this.
+_LEAST_STEP_BYTES: Final = 256 << 10
+
 #: LMDB gathers at most 64 pages in one write (MDB_COMMIT_PAGES).
 _WRITE_BYTES: Final = 64 * 4096
 
@@ -116,22 +121,35 @@ class IndexFile:
         """Whether less than one step is allocated beyond *used_bytes*."""
         return self.allocated_bytes < min(used_bytes + self._step_bytes, self._limit_bytes)
 
-    def allocate(self, used_bytes: int) -> None:
+    def allocate(self, used_bytes: int, *, whole: bool = False) -> None:
         """Allocate two steps beyond *used_bytes*, at most to the end of LMDB's map.
 
-        Takes some 100 us for 64 MiB on XFS. Raises NoSpace, OSError.
+        Less where the device has less, unless *whole*. Takes some 100 us for 64 MiB on XFS. Raises
+        NoSpace, OSError.
         """
         start_bytes = self.allocated_bytes
         end_bytes = min(used_bytes + 2 * self._step_bytes, self._limit_bytes)
         if end_bytes <= start_bytes:
             return
-        try:
-            self._syscalls.fallocate(self._fd, 0, start_bytes, end_bytes - start_bytes)
-        except OSError as error:
-            if error.errno in NO_SPACE | {errno.EFBIG}:
-                raise NoSpace(f"index: no room for {end_bytes} bytes of {DATA_NAME}") from error
-            raise
-        self.allocated_bytes = end_bytes
+        while True:
+            try:
+                self._syscalls.fallocate(self._fd, 0, start_bytes, end_bytes - start_bytes)
+            except OSError as error:
+                if error.errno not in NO_SPACE | {errno.EFBIG}:
+                    raise
+                size_bytes = (end_bytes - start_bytes) // 4
+                if whole or size_bytes < _LEAST_STEP_BYTES:
+                    raise NoSpace(f"index: no room for {end_bytes} bytes of {DATA_NAME}") from error
+                end_bytes = start_bytes + size_bytes
+            else:
+                break
+        # Who waits for room for a name does the same on another thread.
+        self.allocated_bytes = max(self.allocated_bytes, end_bytes)
+
+    def rows_end_bytes(self) -> int:
+        """Return how much rows may take of what is allocated; the rest is for deletes."""
+        kept_bytes = min(_KEPT_BYTES, self._step_bytes, self.allocated_bytes // 4)
+        return self.allocated_bytes - kept_bytes
 
     def full(self) -> bool:
         """Whether the file system has less room than LMDB writes at once. Raises OSError."""

@@ -1,7 +1,8 @@
 """How much of the index's map may hold rows: names take room there whatever their blocks hold.
 
 LMDB changes nothing in place, so a full map refuses even deletes (MDB_MAP_FULL in lmdb.h), and
-with them eviction and the next start. So growth ends before, and eviction begins before that.
+with them eviction and the next start. So growth ends before, and eviction begins before that. A
+full device is no better, but for what was allocated ahead: growth leaves the last of it.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,8 +40,17 @@ def _least_kept_bytes(map_bytes: int) -> int:
 class IndexRoom:
     """Compares the rows with the map of *map_bytes*."""
 
-    def __init__(self, map_bytes: int, rows_bytes: Callable[[], int]) -> None:
-        """*rows_bytes* tells how much of the map holds rows."""
+    def __init__(
+        self,
+        map_bytes: int,
+        rows_bytes: Callable[[], int],
+        file_end_bytes: Callable[[], int] | None = None,
+    ) -> None:
+        """*rows_bytes* tells how much of the map holds rows.
+
+        *file_end_bytes* tells how much they may take of what the device has given to the file.
+        """
+        self._file_end_bytes = file_end_bytes
         self.map_bytes: Final = map_bytes
         self.rows_bytes: Final = rows_bytes
         kept_bytes = max(map_bytes * _KEPT_SHARE, _least_kept_bytes(map_bytes))
@@ -61,7 +71,7 @@ class IndexRoom:
         if self.crowded and _grows(rows):
             self.look()
             if self.crowded:
-                raise NoSpace("index: its map takes no more names (index_map_bytes)")
+                raise NoSpace("index: its map or the device takes no more names")
 
     def excess_names(self, names: int) -> int:
         """Return how many of all *names* are to go, so that others find room."""
@@ -75,7 +85,10 @@ class IndexRoom:
 
     def look(self) -> None:
         """Ask LMDB how much there is."""
-        left_bytes = self._growth_end_bytes - self.rows_bytes()
+        end_bytes = self._growth_end_bytes
+        if self._file_end_bytes is not None:
+            end_bytes = min(end_bytes, self._file_end_bytes())
+        left_bytes = end_bytes - self.rows_bytes()
         self.crowded = left_bytes <= 0
         self._commits_to_look = min(left_bytes // _COMMIT_MOST_BYTES, _COMMITS_PER_LOOK)
 

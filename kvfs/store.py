@@ -4,6 +4,7 @@ It knows no FUSE and no data path. Order of effects (docs/architecture.md): rese
 data -> one index transaction -> visible; removal: index first -> unlink.
 """
 
+import contextlib
 import functools
 import logging
 import stat
@@ -21,7 +22,7 @@ from kvfs.holdings_scan import HoldingsScan
 from kvfs.makers import NOBODY, Maker
 from kvfs.name_eviction import NameEviction
 from kvfs.namespace import Namespace
-from kvfs.pool import Pool
+from kvfs.pool import INDEX_STEP_BYTES, Pool
 from kvfs.reclaim import Reclaim
 from kvfs.reclaim_figures import reclaim_figures
 from kvfs.recovery import recover
@@ -89,6 +90,8 @@ class Store:
             self.heat_scan.start()
         self.device_watch = DeviceWatch(self.pool, self.blocks.publishing)
         self.sweep = Sweep(self.pool)
+        #: Whether the device had no room for the index to grow: blocks are to go for it.
+        self._index_starves = False
         self._chores = self._list_chores()
         if sweep_due:
             self.sweep.start()
@@ -220,7 +223,19 @@ class Store:
         if pool.numbers.refill_due:
             pool.background.submit_long(pool.numbers.refill)
         if pool.index.preallocation_due():
-            pool.background.submit_long(pool.index.preallocate)
+            pool.background.submit_long(self._grow_index)
+        if self._index_starves:
+            self._index_starves = False
+            with contextlib.suppress(NoSpace):
+                pool.find_device_room(INDEX_STEP_BYTES)
+
+    def _grow_index(self) -> None:
+        """Allocate ahead of the index; in a thread."""
+        try:
+            self.pool.index.preallocate()
+        except NoSpace as error:
+            _log.info("%s; blocks go for it", error)
+            self._index_starves = True
 
     def _save_heat(self, now_s: float) -> None:
         if self.pool.heat.save_due(now_s):
