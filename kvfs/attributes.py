@@ -16,6 +16,7 @@ from kvfs.errors import (
 )
 from kvfs.inode_rules import storable_mode
 from kvfs.measure import measured
+from kvfs.name_room import require_name, require_node
 from kvfs.namespace import Namespace
 from kvfs.open_inodes import OpenInode
 from kvfs.own_attributes import OwnAttributes, is_own
@@ -175,7 +176,8 @@ class Attributes:
         self._require_settable(name)
         if len(value) > settings.xattr_value_max_bytes:
             raise AttributeTooLarge(f"{len(value)} bytes")
-        self._pool.require_name()
+        require_name(self._pool)
+        require_node(self._pool, uid)
         record = self._namespace.record(ino)
         if is_own(name) and self._gone(ino) is not None:
             raise DeadInode(f"inode {ino}")

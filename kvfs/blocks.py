@@ -27,6 +27,7 @@ from kvfs.inode_rules import counted, new_record
 from kvfs.lifecycle import SETTLED, is_temporary
 from kvfs.makers import NOBODY, Maker
 from kvfs.measure import measured, not_before, tick_ns
+from kvfs.name_room import require_name
 from kvfs.namespace import Namespace
 from kvfs.open_inodes import Hand, OpenInode
 from kvfs.pool import Pool
@@ -70,7 +71,7 @@ class Blocks:
         Raises Exists, NoSpace, NameTooLong, NotADirectory, DeadInode, ReadOnly.
         """
         pool = self._pool
-        pool.require_name()
+        require_name(pool)
         self._namespace.require_free(parent, name)
         self._require_lease(parent, name, uid, maker)
         extent = pool.take_extent(parent, roomless=roomless)

@@ -27,6 +27,7 @@ from kvfs.inode_rules import counted, emptied, new_record, refuse_mismatch
 from kvfs.lifecycle import SLABS, State
 from kvfs.makers import Maker
 from kvfs.moved import publishes, renamed, settle
+from kvfs.name_room import require_name, require_node
 from kvfs.pool import Pool
 from kvfs.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeNo, InodeRecord
 
@@ -163,8 +164,9 @@ class Namespace:
         if stat.S_ISLNK(mode) and not 0 < len(target) <= TARGET_MAX_BYTES:
             raise NameTooLong(f"target of {len(target)} bytes")
         pool = self._pool
-        pool.require_name()
+        require_name(pool)
         parent_record = self.require_free(parent, name)
+        require_node(pool, uid)
         ino = pool.numbers.take()
         now_ns = pool.clock_ns()
         record = new_record(parent, name, mode, uid, gid, now_ns, parent_record)

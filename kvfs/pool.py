@@ -47,8 +47,6 @@ _NOBODY: Final = InodeNo(0)
 
 #: A device that is fuller than the capacity says gets at least so much room at a time.
 _DEVICE_STEP_BYTES: Final = 1 << 20
-#: So much is made free at a time for the index, which grows some bytes a name.
-INDEX_STEP_BYTES: Final = 4 << 20
 
 
 def _tell_nobody(_opened: OpenInode) -> None:
@@ -260,24 +258,6 @@ class Pool:
     def _leases_end_bytes(self) -> int:
         """Return how much leases may keep."""
         return self.stay_bounds.leases_end_bytes(self.heat.held_bytes[Rank.KEPT])
-
-    def require_name(self) -> None:
-        """Have blocks go for their names if the index would refuse one more; it says so itself."""
-        room = self.index.room
-        if room.crowded:
-            self.evict_names()
-            if room.crowded:
-                self._grow_index()
-
-    def _grow_index(self) -> None:
-        """Have the device give the index more; blocks go for it. It says itself what it got."""
-        with contextlib.suppress(NoSpace):
-            try:
-                self.index.preallocate()
-            except NoSpace:
-                self.find_device_room(INDEX_STEP_BYTES)
-                self.index.preallocate()
-        self.index.room.look()
 
     def _make_room(self, size_bytes: int) -> None:
         space = self.space

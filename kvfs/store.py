@@ -4,7 +4,6 @@ It knows no FUSE and no data path. Order of effects (docs/architecture.md): rese
 data -> one index transaction -> visible; removal: index first -> unlink.
 """
 
-import contextlib
 import functools
 import logging
 import stat
@@ -21,8 +20,9 @@ from kvfs.heat_scan import HeatScan
 from kvfs.holdings_scan import HoldingsScan
 from kvfs.makers import NOBODY, Maker
 from kvfs.name_eviction import NameEviction
+from kvfs.name_room import make_index_room
 from kvfs.namespace import Namespace
-from kvfs.pool import INDEX_STEP_BYTES, Pool
+from kvfs.pool import Pool
 from kvfs.reclaim import Reclaim
 from kvfs.reclaim_figures import reclaim_figures
 from kvfs.recovery import recover
@@ -226,8 +226,7 @@ class Store:
             pool.background.submit_long(self._grow_index)
         if self._index_starves:
             self._index_starves = False
-            with contextlib.suppress(NoSpace):
-                pool.find_device_room(INDEX_STEP_BYTES)
+            make_index_room(pool)
 
     def _grow_index(self) -> None:
         """Allocate ahead of the index; in a thread."""

@@ -15,7 +15,8 @@ _MODULES: Final = {
         kvfs.eviction kvfs.fought_over kvfs.ghosts kvfs.headroom kvfs.heat_marks kvfs.index_room
         kvfs.former_names
         kvfs.inode_rules
-        kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle kvfs.policy kvfs.pool_name kvfs.printable
+        kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle kvfs.node_bound
+        kvfs.policy kvfs.pool_name kvfs.printable
         kvfs.records kvfs.refusal kvfs.row_table kvfs.setting_values kvfs.sizes
         kvfs.stay_bounds kvfs.types
     """,
@@ -39,7 +40,7 @@ _MODULES: Final = {
         kvfs.evictable
         kvfs.fitness kvfs.device_watch
         kvfs.founding kvfs.fsck_report kvfs.graves kvfs.heat_scan kvfs.holdings_scan
-        kvfs.identities kvfs.index_walk kvfs.moved kvfs.name_eviction kvfs.namespace
+        kvfs.identities kvfs.index_walk kvfs.moved kvfs.name_eviction kvfs.name_room kvfs.namespace
         kvfs.old_versions
         kvfs.own_attributes
         kvfs.pool kvfs.pool_change kvfs.publishing kvfs.ready kvfs.rebuild kvfs.reclaim
