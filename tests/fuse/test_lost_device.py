@@ -16,7 +16,7 @@ from tests.support.failing_drive_program import Fails
 from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts, workplace
 from tests.support.stepping import until
 
-pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
+pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop, pytest.mark.drops_caches]
 
 DRIVE_BYTES = 400 << 20
 COUNT = 300
