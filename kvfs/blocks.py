@@ -8,22 +8,22 @@ import contextlib
 import logging
 import os
 import stat
-from collections import deque
 from typing import Final
 
 from kvfs import holes
 from kvfs.allocations import Allocations
+from kvfs.doubts import Closing, Doubts
 from kvfs.errors import (
     Damaged,
     DeadInode,
     InvalidRequest,
     IsADirectory,
-    KvfsError,
     NoSpace,
     ReadOnly,
     TooLarge,
 )
 from kvfs.inode_rules import counted, new_record
+from kvfs.last_closes import LastCloses
 from kvfs.lifecycle import SETTLED, is_temporary
 from kvfs.makers import NOBODY, Maker
 from kvfs.measure import measured, not_before, tick_ns
@@ -36,8 +36,6 @@ from kvfs.superseding import Superseding
 from kvfs.types import SIZE_MAX_BYTES, InodeNo, InodeRecord
 
 _log: Final = logging.getLogger(__name__)
-#: A block that so many ticks in a row could not publish (two seconds) is given up.
-_PUBLISH_TRIES: Final = 100
 
 
 class Blocks:
@@ -49,9 +47,8 @@ class Blocks:
         self.publishing = Publishing(pool, namespace)
         self.allocations = Allocations(pool, self.publishing)
         self.superseding = Superseding(pool, namespace)
-        #: Closed by their last writer, but the index could not be told; and how often. The
-        #: writer's handle stays counted, so that the extent goes on telling the truth.
-        self._unpublished: deque[tuple[OpenInode, int]] = deque()
+        self._last_closes = LastCloses(pool, self.publishing, self.superseding.old)
+        self.doubts = Doubts(pool, self._last_closes.close)
 
     def create(
         self,
@@ -242,23 +239,25 @@ class Blocks:
                 raise
         return opened.fd
 
-    def close(self, opened: OpenInode, *, writer: bool, appends: bool = False) -> None:
+    def close(
+        self,
+        opened: OpenInode,
+        *,
+        writer: bool,
+        appends: bool = False,
+        closing: Closing | None = None,
+    ) -> None:
         """Give one handle back; the last writer publishes, the last handle frees.
 
-        A publish that fails is tried again by ``settle``: who closes cannot be told (close(2)
-        is answered before), and a whole block is not to be lost to one failed write.
+        *closing* is how a client closed it; what that leaves in doubt ``settle`` closes.
         """
         opened.appenders -= appends
-        if writer and opened.writers == 1 and not self._pool.settings.read_only:
-            try:
-                self.publishing.publish(opened)
-            except (KvfsError, OSError) as error:
-                _log.warning("inode %#x is not published yet: %s", opened.ino, error)
-                self._unpublished.append((opened, 1))
-                return
-            if opened.ino in self.superseding.old:
-                self.superseding.old.end(opened.ino)
-        self._pool.leave(opened, writer=writer)
+        if closing is not None and self.doubts.raised(opened, closing):
+            return
+        if writer:
+            self._last_closes.close(opened)
+        else:
+            self._pool.leave(opened, writer=False)
 
     def abandon(self, opened: OpenInode, *, writer: bool, appends: bool = False) -> None:
         """Give back a handle that its opener never got: a draft of its own is no empty block."""
@@ -267,20 +266,12 @@ class Blocks:
         self.close(opened, writer=writer, appends=appends)
 
     def settle(self) -> None:
-        """Try again to publish the blocks that could not be, up to one that still cannot.
+        """Carry out the closes that wait: for what is known of a writer, or for the index.
 
-        Called by the tick. In the end such a block is dismissed.
+        Called by the tick.
         """
-        while self._unpublished:
-            opened, tries = self._unpublished.popleft()
-            try:
-                if opened.writers == 1:  # else the next close publishes
-                    self.publishing.publish(opened)
-            except (KvfsError, OSError) as error:
-                if tries < _PUBLISH_TRIES or not self.publishing.dismiss(opened, error):
-                    self._unpublished.append((opened, tries + 1))
-                    return
-            self._pool.leave(opened, writer=True)
+        self.doubts.tick(self._pool.monotonic_s())
+        self._last_closes.settle()
 
     def close_all(self, *, all_closed: bool = False) -> bool:
         """Close every handle; False if a block could not be published, which stays a draft.
@@ -289,8 +280,8 @@ class Blocks:
         the next call: its name goes. So does that of a block in rewrite whose client can write on
         past any server (passthrough). Not if *all_closed*: then only the RELEASE was lost.
         """
-        closed = {opened.ino for opened, _ in self._unpublished if opened.writers == 1}
-        self._unpublished.clear()  # their writers are counted, and close once more
+        self.doubts.close()
+        closed = self._last_closes.forget_all()
         self.superseding.close()
         settled = True
         for opened in list(self._pool.open_inodes.values()):
@@ -307,10 +298,7 @@ class Blocks:
                 self.close(opened, writer=False)
             for _ in range(opened.writers):
                 self.close(opened, writer=True)
-        settled = settled and not self._unpublished
-        while self._unpublished:
-            self._pool.leave(self._unpublished.popleft()[0], writer=True)
-        return settled
+        return self._last_closes.end() and settled
 
     def _outlives(self, opened: OpenInode) -> bool:
         """Whether a client of the mount, which has ended, can write to the extent for ever.

@@ -4,15 +4,12 @@ Pure: text in, a frozen ``Settings`` out, or a UsageError of one line. Which fil
 from, and whether the paths in it exist, is the caller's business.
 """
 
-import difflib
-import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Final, Self
 
-from kvfs.errors import UsageError
-from kvfs.setting_values import convert, default_of, setting, show
+from kvfs.setting_values import default_of, setting, show
+from kvfs.settings_text import converted, table_of
 from kvfs.types import CAPACITY_MIN_BYTES
 
 _KIB: Final = 1 << 10
@@ -165,6 +162,18 @@ class Settings:
         low=0,
         high=1,
     )
+    foreign_closes: str = setting(
+        "doubted",
+        "a close in another pid namespace looks like a death: only a rename proves it whole",
+        choices=("doubted", "trusted"),
+    )
+    foreign_close_s: float = setting(
+        5.0,
+        "from such a close to the rename; what is not renamed then is gone",
+        unit="s",
+        low=0.1,
+        high=3600,
+    )
     eviction: str = setting(
         "lru",
         "best on a recorded trace from an eighth of its blocks up, arc below (docs/eviction.md)",
@@ -201,6 +210,13 @@ class Settings:
         "every open block is an open extent; the kernel's default hard limit",
         low=1024,
         high=1_073_741_816,
+    )
+    open_files_user_share: float = setting(
+        0.5,
+        "of the server's open files, at most, for one user (not root): the rest is for others",
+        unit="share",
+        low=0.01,
+        high=1,
     )
     oom_score_adj: int = setting(
         -900, "its death stalls every client, and its memory is small", low=-1000, high=1000
@@ -279,17 +295,9 @@ class Settings:
         An override of ``None`` is a flag that was not given. *origin* names the file in errors.
         Raises UsageError on bad TOML, an unknown key or a value out of range.
         """
-        try:
-            table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise UsageError(f"{origin}: {error}") from None
-        except (ValueError, RecursionError):  # thousands of digits or of brackets
-            raise UsageError(f"{origin}: is no settings file") from None
-        if "mode" in table and _DECIMAL_MODE.search(text):
-            raise UsageError(f'{origin}: mode: TOML reads it as decimal; write 0o755 or "0755"')
-        values = _converted(table, origin)
+        values = converted(_FIELDS, table_of(text, origin), origin)
         given = {key: value for key, value in (overrides or {}).items() if value is not None}
-        values.update(_converted(given, "command line"))
+        values.update(converted(_FIELDS, given, "command line"))
         return cls(**values)
 
     def reloaded(self, fresh: Self) -> tuple[Self, list[str]]:
@@ -314,25 +322,4 @@ class Settings:
         ]
 
 
-#: 755 would be 01363, which anybody may write to.
-_DECIMAL_MODE: Final = re.compile(r"^[ \t]*[\"']?mode[\"']?[ \t]*=[ \t]*\+?[1-9]", re.MULTILINE)
-
 _FIELDS: Final[dict[str, Field[Any]]] = {declared.name: declared for declared in fields(Settings)}
-
-
-def _converted(values: Mapping[str, object], origin: str) -> dict[str, Any]:
-    converted: dict[str, Any] = {}
-    for name, value in values.items():
-        declared = _FIELDS.get(name)
-        if declared is None:
-            raise UsageError(f"{origin}: unknown setting {name!r}{_nearest(name)}")
-        try:
-            converted[name] = convert(declared, value)
-        except ValueError as error:
-            raise UsageError(f"{origin}: {name}: {error}") from None
-    return converted
-
-
-def _nearest(name: str) -> str:
-    close = difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else "; see `kvfs mount --print-settings`"

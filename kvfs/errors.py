@@ -71,6 +71,10 @@ class TooLarge(KvfsError):
     """An offset beyond what a file can hold (EFBIG)."""
 
 
+class TooManyOpen(KvfsError):
+    """A user has open what one user may have of the server's descriptors (EMFILE)."""
+
+
 class BadHandle(KvfsError):
     """The handle was never given out, or is closed, or has the wrong mode."""
 

@@ -79,9 +79,10 @@ class Holdings:
         self._count(holding, 1)
         if state not in HELD:
             return
-        if maker == NOBODY:
+        lives = self._lives(maker)
+        if lives is None:
             self._timed[ino] = now_s
-        elif maker in self._by_maker or self.makers.lives(maker):
+        elif lives:
             made = self._by_maker.get(maker)
             if made is None:
                 made = self._by_maker[maker] = _Made()
@@ -89,6 +90,17 @@ class Holdings:
             made.count += 1
         else:
             self._ended.append(ino)
+
+    def _lives(self, maker: Maker) -> bool | None:
+        """Whether *maker* lives, None if it cannot be watched."""
+        if maker == NOBODY:
+            return None
+        if maker in self._by_maker:
+            return True
+        try:
+            return self.makers.lives(maker)
+        except OSError:  # no descriptor is left to look at it
+            return None
 
     def _count(self, holding: Holding, step: int) -> None:
         state, size_bytes = holding.state, step * holding.allocated_bytes

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Final
 
 from kvfs import evictable
+from kvfs.doubts import Closing
+from kvfs.endings import Fate
 from kvfs.errors import KvfsError
 from kvfs.lifecycle import (
     HELD,
@@ -164,13 +166,34 @@ class Publishing:
 
     # ---- ending ----
 
-    def look_at_closer(self, opened: OpenInode, tid: int) -> None:
+    def look_at_closer(self, opened: OpenInode, tid: int) -> Closing | None:
         """A descriptor of a writer is being closed by thread *tid*: is it dying of a signal?
 
-        A FLUSH is no commit: dup2, fork and exec send it in the middle of a write.
+        A FLUSH is no commit: dup2, fork and exec send it in the middle of a write. Returns what
+        the RELEASE needs to know of it, None if nothing is at stake. Raises OSError.
         """
-        if opened.unfinished and not opened.torn and tid > 0:
-            opened.torn = self._pool.holdings.makers.exit_signal(tid) != 0
+        if not opened.unfinished or opened.torn or opened.fd < 0:
+            return None
+        pool = self._pool
+        fate = pool.holdings.makers.fate_of(tid)
+        if fate is Fate.KILLED:
+            opened.torn = True
+            return None
+        now_s = pool.monotonic_s()
+        status = pool.syscalls.fstat(opened.fd)
+        closer = pool.holdings.makers.of(tid, now_s)
+        return Closing(tid, closer, fate, now_s, status.st_size, status.st_mtime_ns)
+
+    def never_closed(self, opened: OpenInode, tid: int) -> Closing:
+        """Return what is known of a handle that thread *tid* opened and nobody closed.
+
+        Such a file was never a descriptor (io_uring), or its opener died in open(2).
+        """
+        pool, maker = self._pool, opened.maker
+        fate = Fate.LIVES if tid > 0 else Fate.UNKNOWN
+        if maker == NOBODY and not pool.holdings.makers.is_kernel_thread(tid):
+            fate = Fate.UNKNOWN
+        return Closing(tid, maker, fate, pool.monotonic_s(), -1, 0)
 
     def publish(self, opened: OpenInode) -> None:
         """Tell the index what the last writer left. Raises NoSpace when the index is full."""

@@ -273,6 +273,7 @@ class Store:
             "graves": len(self.pool.graves),
             "states": state_totals(self.pool),
             "torn": self.blocks.publishing.torn,
+            "unproven": self.blocks.doubts.unproven,
             "background_backlog": self.pool.background.backlog,
             "background_failures": self.pool.background.failures,
             "dismissed": self.pool.dismissed,

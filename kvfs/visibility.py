@@ -3,8 +3,8 @@
 And of a block that is being rewritten with O_TRUNC everybody but its writer sees the old version.
 """
 
-from kvfs.lifecycle import UNFINISHED
-from kvfs.makers import Maker
+from kvfs.lifecycle import UNFINISHED, is_temporary
+from kvfs.makers import NOBODY, Maker
 from kvfs.old_versions import OldVersions
 from kvfs.pool import Pool
 from kvfs.types import InodeNo, InodeRecord
@@ -20,7 +20,7 @@ class Visibility:
     def seen(self, ino: InodeNo, record: InodeRecord, who: Maker) -> InodeNo | None:
         """Return what process *who* sees under the name of *record*; None: nothing."""
         if record.state in UNFINISHED:
-            if ino in self._old and who != self._maker(ino, record):
+            if ino in self._old and not self._is_maker(who, ino, record):
                 return self._old.of(ino)
             if self.hidden(ino, record, who):
                 return None
@@ -30,7 +30,15 @@ class Visibility:
         """Whether process *who* must not see *record* under its name."""
         if record.state not in UNFINISHED:
             return False
-        return self.is_private(record) and who != self._maker(ino, record)
+        return self.is_private(record) and not self._is_maker(who, ino, record)
+
+    def _is_maker(self, who: Maker, ino: InodeNo, record: InodeRecord) -> bool:
+        """Whether *who* writes *ino*: that nobody knows of those that cannot be told apart.
+
+        Under a temporary name all of those may be meant: the writer must find it to rename it.
+        """
+        maker = self._maker(ino, record)
+        return who == maker and (who != NOBODY or is_temporary(record.name))
 
     def is_private(self, record: InodeRecord) -> bool:
         """Whether a draft in *record*'s directory is its maker's alone."""

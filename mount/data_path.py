@@ -31,6 +31,7 @@ class DaemonPath:
     """Reads and writes come to this process; the kernel caches what it read (only kvfs writes)."""
 
     name = "daemon"
+    holds_readers = True
 
     def grant(self, opened: OpenInode, *, writer: bool) -> Grant:
         """Let the kernel keep its cache: nobody else changes the bytes."""
@@ -55,6 +56,7 @@ class PassthroughPath:
     """
 
     name = "passthrough"
+    holds_readers = False
 
     def __init__(self, pool: Pool, device_fd: int, ids_max: int) -> None:
         self._pool = pool

@@ -35,6 +35,7 @@ ERRNO: Final[dict[type[errors.KvfsError], int]] = {
     errors.NoSpace: errno.ENOSPC,
     errors.TooLarge: errno.EFBIG,
     errors.BadHandle: errno.EBADF,
+    errors.TooManyOpen: errno.EMFILE,
     errors.DeadInode: errno.ESTALE,
     errors.ReadOnly: errno.EROFS,
     # A name whose bytes are gone is a miss: the caller looks it up again and finds nothing.

@@ -13,6 +13,7 @@ from typing import Final, Protocol, TypeVar
 import trio
 
 from kvfs.attributes import Change
+from kvfs.endings import Fate
 from kvfs.errors import (
     AccessDenied,
     BadHandle,
@@ -43,6 +44,8 @@ class DataPath(Protocol):
     """How the kernel reaches the bytes of an open file."""
 
     name: str
+    #: Whether what is open for reading costs a descriptor here, too.
+    holds_readers: bool
 
     def grant(self, opened: OpenInode, *, writer: bool) -> Grant:
         """Decide for a new handle on *opened*."""
@@ -66,11 +69,22 @@ def is_writer(flags: int) -> bool:
 class Files:
     """All open files and directories of one mount."""
 
-    def __init__(self, store: Store, handles: Handles, path: DataPath, io_threads: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        handles: Handles,
+        path: DataPath,
+        io_threads: int,
+        uid: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """*uid* tells who made the request being handled."""
         self.store = store
         self.handles = handles
         self.readers = Readers(store.pool, handles, store.pool.settings.backing_ids_max)
         self.path = path
+        self._shares = handles.shares
+        self._shares.give_up_one = self.readers.give_up_one
+        self._uid = uid
         #: Tells which process made the request being handled.
         self.requester: Callable[[], Maker] = lambda: NOBODY
         #: And which thread.
@@ -82,9 +96,10 @@ class Files:
         self.about_to_wait: Callable[[], Callable[[], None]] = lambda: _do_nothing
 
     def open(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
-        """Open file *ino*. Raises what ``Blocks.open`` raises."""
+        """Open file *ino*. Raises TooManyOpen, and what ``Blocks.open`` raises."""
         if not flags & NOT_A_READER:
             return self._open_to_read(ino, flags)
+        self._require_share()
         writer = is_writer(flags)
         opened = self.store.blocks.open(
             ino,
@@ -101,6 +116,8 @@ class Files:
         shared = self.readers.enter(ino, flags)
         if shared is not None:
             return shared.handle.fh, shared.grant
+        if self.path.holds_readers:
+            self._require_share()
         opened = self.store.blocks.open_to_read(ino)
         fh, grant = self._granted(opened, flags, writer=False)
         self.readers.share(self.handles.get(fh), grant)
@@ -181,6 +198,7 @@ class Files:
         roomless: bool = False,
     ) -> tuple[HandleNo, Grant, InodeNo, InodeRecord]:
         """Create and open a file. Raises what ``Blocks.create`` and ``Blocks.open`` raise."""
+        self._require_share()
         blocks, maker = self.store.blocks, self.requester()
         opened, record = blocks.create(
             parent,
@@ -263,21 +281,38 @@ class Files:
             kind, opened.flushed = HandleKind.WRITER, False
         try:
             grant = self.path.grant(opened, writer=writer)
-            return self.handles.open(kind, flags, opened, grant.backing_id).fh, grant
+            handle = self.handles.open(kind, flags, opened, grant.backing_id)
         except BaseException as error:
             if isinstance(error, Damaged):
                 self.store.blocks.publishing.dismiss(opened, error)
             appends = writer and bool(flags & os.O_APPEND)
             self.store.blocks.abandon(opened, writer=writer, appends=appends)
             raise
+        if writer:
+            handle.tid = self.thread()
+        if writer or self.path.holds_readers:
+            handle.uid = self._uid()
+            self._shares.take(handle.uid)
+        return handle.fh, grant
+
+    def _require_share(self) -> None:
+        """Refuse who has his share of the descriptors open. Raises TooManyOpen."""
+        self._shares.require_one(self._uid())
 
     def release(self, fh: int) -> None:
         """Close handle *fh*: the last writer publishes. Raises BadHandle, NoSpace."""
         handle = self.handles.get(fh)
-        if not self.readers.close(handle):
-            writer = handle.kind is HandleKind.WRITER
-            appends = writer and bool(handle.flags & os.O_APPEND)
-            self.store.blocks.close(handle.opened, writer=writer, appends=appends)
+        if self.readers.close(handle):
+            return
+        blocks, opened = self.store.blocks, handle.opened
+        if handle.kind is not HandleKind.WRITER:
+            blocks.close(opened, writer=False)
+            return
+        closing = handle.closing
+        if not handle.flushed:
+            closing = blocks.publishing.never_closed(opened, handle.tid)
+        appends = bool(handle.flags & os.O_APPEND)
+        blocks.close(opened, writer=True, appends=appends, closing=closing)
 
     def flush(self, fh: int, tid: int) -> None:
         """Thread *tid* closes a descriptor of *fh*; says nothing about being done.
@@ -286,7 +321,11 @@ class Files:
         """
         handle = self.handles.get(fh)
         if handle.kind is HandleKind.WRITER:
-            self.store.blocks.publishing.look_at_closer(handle.opened, tid)
+            closing = self.store.blocks.publishing.look_at_closer(handle.opened, tid)
+            before = handle.closing
+            if before is None or before.fate is not Fate.UNKNOWN or before.tid <= 0:
+                handle.closing = closing  # else it is still to be found out how that one fared
+            handle.flushed = True
             self.store.watch.look_at_closing(handle.opened)
             handle.opened.flushed = True
             if handle.opened.overrun:

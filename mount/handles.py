@@ -11,11 +11,15 @@ import mmap
 import os
 import struct
 from enum import IntEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvfs.errors import BadHandle
 from kvfs.open_inodes import OpenInode
 from kvfs.types import BackingId, HandleNo, InodeNo
+from mount.open_shares import OpenShares
+
+if TYPE_CHECKING:
+    from kvfs.doubts import Closing
 
 _ROW: Final = struct.Struct("<QIiIIQQI4x")
 _ROW_BYTES: Final = 48
@@ -41,7 +45,19 @@ class HandleKind(IntEnum):
 class Handle:
     """One handle; ``opened`` is the inode it keeps open, ``opens`` how many share it."""
 
-    __slots__ = ("backing_id", "fh", "flags", "kind", "opened", "opens", "slot")
+    __slots__ = (
+        "backing_id",
+        "closing",
+        "fh",
+        "flags",
+        "flushed",
+        "kind",
+        "opened",
+        "opens",
+        "slot",
+        "tid",
+        "uid",
+    )
 
     def __init__(
         self,
@@ -59,14 +75,24 @@ class Handle:
         self.opened = opened
         self.backing_id = backing_id
         self.opens = 1
+        #: Of a writer: the thread that opened it, whether it was closed, and by whom last.
+        self.tid = 0
+        self.flushed = False
+        self.closing: Closing | None = None
+        #: Whose share it is charged to, -1: nobody's (open_shares.py).
+        self.uid = -1
 
 
 class Handles:
     """The table: rows in shared memory, and this process's view of them."""
 
-    def __init__(self, fd: int) -> None:
-        """Use the file *fd* (a memfd, or a file on tmpfs), which is grown as needed."""
+    def __init__(self, fd: int, shares: OpenShares | None = None) -> None:
+        """Use the file *fd* (a memfd, or a file on tmpfs), which is grown as needed.
+
+        *shares* hears of the end of each handle that it counted.
+        """
         self._fd = fd
+        self.shares = OpenShares(1.0) if shares is None else shares
         self._generation = 0
         self._rows = 0
         self._free: list[int] = []
@@ -119,6 +145,8 @@ class Handles:
     def forget(self, handle: Handle) -> None:
         """Give the number of *handle* up, which has no opens."""
         del self._open[handle.fh]
+        if handle.uid >= 0:
+            self.shares.give_back(handle.uid)
         _ROW.pack_into(self._memory, handle.slot * _ROW_BYTES, 0, 0, 0, 0, 0, 0, 0, 0)
         self._free.append(handle.slot)
 

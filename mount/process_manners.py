@@ -15,6 +15,8 @@ from kvfs.errors import ToolMissing
 #: linux/prctl.h. Memory that this thread, and threads it starts later, ask for never waits on
 #: writing dirty blocks of our own mount, which would wait for us.
 _PR_SET_IO_FLUSHER: Final = 57
+#: PROC_PID_INIT_INO of linux/proc_ns.h.
+_FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
 #: Allocations between two looks of the collector: handlers make short-lived tuples, and a look at
 #: every 700 of them (Python's default) costs more than it finds.
 _COLLECT_EVERY: Final = 50_000
@@ -68,6 +70,25 @@ def require_file_size() -> None:
             f"a file may have {hard} bytes at most, and a pool needs larger ones; "
             "`ulimit -Hf unlimited` or LimitFSIZE=infinity of its unit lifts that"
         ) from None
+
+
+def what_it_cannot_see(settings: Settings) -> str:
+    """Return a line for who mounts if this process sees no clients outside its pid namespace.
+
+    Empty if it is in the machine's first one, or trusts them. A request of a process outside
+    carries the number 0 (fs/fuse/dev.c).
+    """
+    if settings.foreign_closes == "trusted":
+        return ""
+    try:
+        if os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE:
+            return ""
+    except OSError:
+        pass  # unknown is not "sees all"
+    return (
+        "runs in a pid namespace of its own: what a process outside closes in place is not kept, "
+        "only what it renames; share the host's (hostPID), or set foreign_closes"
+    )
 
 
 def settle_memory() -> None:

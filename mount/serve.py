@@ -42,10 +42,12 @@ from mount.late import Late
 from mount.logging_setup import apply_levels
 from mount.lost_device import LostDevice
 from mount.notifier import Notifier
+from mount.open_shares import OpenShares
 from mount.operations import Operations
 from mount.own_mount import OwnMount
 from mount.path_choice import NOT_OFFERED, PathChoice, choose_path, without_passthrough
 from mount.present_time import PresentTime
+from mount.process_manners import what_it_cannot_see
 from mount.read_ahead import read_ahead_far
 from mount.status import Parts, describe, describe_lost
 from mount.store_lane import StoreLane
@@ -91,6 +93,8 @@ def run(
             excess = format_size(held_bytes - device.capacity_bytes)
             held = format_size(held_bytes)
             remark(f"evicts {excess} of {held}: the capacity is below what the pool holds")
+        if blind := what_it_cannot_see(settings):
+            remark(blind)
         store.own_root(settings.uid, settings.gid, settings.mode)
         mount = stack.enter_context(_Mount(device, store, settings))
         try:
@@ -124,10 +128,13 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             ) from error
         self.choice: PathChoice = choose_path(settings.data_path)
         self.channel = Channel(self.device_fd, settings.max_background, settings.busy_poll_us)
-        self.handles = Handles(os.memfd_create("kvfs-handles", os.MFD_CLOEXEC))
+        shares = OpenShares(settings.open_files_user_share)
+        self.handles = Handles(os.memfd_create("kvfs-handles", os.MFD_CLOEXEC), shares)
         self.entries = Entries(settings, device.epoch)
         self.path = self._make_path()
-        self.files = Files(store, self.handles, self.path, settings.io_threads)
+        self.files = Files(
+            store, self.handles, self.path, settings.io_threads, lambda: self.channel.present.uid
+        )
         if isinstance(self.path, PassthroughPath):
             self.path.give_up_one = self.files.readers.give_up_one
         self.lane: Lane | None = None

@@ -44,7 +44,7 @@ def was_killed(pid: int) -> bool:
     It has /dev/fuse open, so that callers wait for answers that never come; and its socket, at
     which nobody answers either.
     """
-    from kvfs.makers import has_exited
+    from kvfs.endings import has_exited
 
     return has_exited(pid)
 

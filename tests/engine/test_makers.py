@@ -14,7 +14,9 @@ from typing import Final
 
 import pytest
 
+from kvfs.endings import Fate, judge, stat_fields
 from kvfs.makers import NOBODY, Maker, Makers
+from tests.support.stepping import until
 
 #: A kernel thread: kthreadd.
 KERNEL_THREAD: Final = 2
@@ -90,6 +92,59 @@ def test_a_thread_is_looked_at_again_after_a_second(makers: Makers) -> None:
         maker = makers.of(process.pid, 0.0)
     assert makers.of(process.pid, 0.9) == maker
     assert makers.of(process.pid, 1.1) == NOBODY
+
+
+# ---- without descriptors ----
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Take all descriptors that this process may have."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(map(int, os.listdir("/proc/self/fd"))) + 10
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_reserve_answers_when_no_descriptor_is_left(makers: Makers) -> None:
+    with child() as dead, child() as living, child() as known:
+        dead.kill()
+        wait_for_end(dead.pid)
+        makers.ended()  # the tick
+        with no_descriptor_left():
+            for _ in range(20):
+                assert makers.fate_of(dead.pid) is Fate.KILLED
+                assert makers.fate_of(living.pid) is Fate.LIVES
+            maker = makers.of(known.pid, 0.0)
+            assert maker.tgid == known.pid
+            assert makers.lives(maker)
+
+
+def test_without_any_descriptor_nothing_is_told(makers: Makers) -> None:
+    """Neither that it lives nor that it does not; and the next time it is looked at again."""
+    with child() as dead, child() as living:
+        with contextlib.closing(Makers()) as others:
+            maker = others.of(living.pid, 0.0)
+        dead.kill()
+        wait_for_end(dead.pid)
+        with no_descriptor_left():
+            assert makers.fate_of(dead.pid) is Fate.UNKNOWN
+            assert makers.fate_of(living.pid) is Fate.UNKNOWN
+            assert makers.of(living.pid, 0.0) == NOBODY
+            assert makers.ask(maker).fate is Fate.UNKNOWN
+            with pytest.raises(OSError, match="Too many open files"):
+                makers.lives(maker)
+        assert makers.fate_of(dead.pid) is Fate.KILLED
+        assert makers.of(living.pid, 0.0) == maker
 
 
 # ---- lives ----
@@ -170,10 +225,9 @@ def test_a_zombie_does_not_live(makers: Makers) -> None:
 
 def test_a_living_process_dies_of_nothing(makers: Makers) -> None:
     with child() as process:
-        assert makers.exit_signal(process.pid) == 0
-    assert makers.exit_signal(os.getpid()) == 0
-    assert makers.exit_signal(KERNEL_THREAD) == 0
-    assert makers.exit_signal(1 << 22) == 0
+        assert makers.fate_of(process.pid) is Fate.LIVES
+    assert makers.fate_of(os.getpid()) is Fate.LIVES
+    assert makers.fate_of(KERNEL_THREAD) is Fate.LIVES
 
 
 def test_of_a_living_process_only_what_never_waits_is_read(
@@ -190,7 +244,7 @@ def test_of_a_living_process_only_what_never_waits_is_read(
     with child() as process:
         monkeypatch.setattr(os, "open", note)
         for _ in range(3):
-            assert makers.exit_signal(process.pid) == 0
+            assert makers.fate_of(process.pid) is Fate.LIVES
         makers.of(process.pid, 0.0)
         monkeypatch.undo()
     # Its statm stays open for the next close.
@@ -199,24 +253,24 @@ def test_of_a_living_process_only_what_never_waits_is_read(
 
 def test_who_was_seen_alive_is_seen_to_die(makers: Makers) -> None:
     with child() as process:
-        assert makers.exit_signal(process.pid) == 0
+        assert makers.fate_of(process.pid) is Fate.LIVES
         process.kill()
         wait_for_end(process.pid)
-        assert makers.exit_signal(process.pid) == signal.SIGKILL
+        assert makers.fate_of(process.pid) is Fate.KILLED
 
 
 def test_a_number_that_went_to_another_thread_is_looked_up_anew(makers: Makers) -> None:
     """What is kept of a thread that is gone says nothing of the next one with its number."""
     with child() as gone, child() as other:
-        assert makers.exit_signal(gone.pid) == makers.exit_signal(other.pid) == 0
+        assert makers.fate_of(gone.pid) is makers.fate_of(other.pid) is Fate.LIVES
         gone.kill()
         gone.wait()
         other.kill()
         wait_for_end(other.pid)
         statms = makers._statms
         os.dup2(statms[gone.pid], statms[other.pid])
-        assert makers.exit_signal(other.pid) == signal.SIGKILL
-        assert makers.exit_signal(gone.pid) == 0
+        assert makers.fate_of(other.pid) is Fate.KILLED
+        assert makers.fate_of(gone.pid) is Fate.UNKNOWN
     assert list(statms) == [other.pid]
 
 
@@ -227,19 +281,19 @@ def test_no_more_threads_are_kept_than_agreed(monkeypatch: pytest.MonkeyPatch) -
         processes = [children.enter_context(child()) for _ in range(4)]
         with_pipes = len(os.listdir("/proc/self/fd"))
         for process in processes * 2:
-            assert made.exit_signal(process.pid) == 0
+            assert made.fate_of(process.pid) is Fate.LIVES
         assert len(os.listdir("/proc/self/fd")) == with_pipes + 2
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def run_in_child(end: Callable[[], None]) -> int:
-    """Return what ``exit_signal`` says of a zombie child that ended by *end*."""
+def run_in_child(end: Callable[[], None]) -> Fate:
+    """Return what ``fate_of`` says of a zombie child that ended by *end*."""
     process = multiprocessing.get_context("fork").Process(target=end)
     process.start()
     assert process.pid is not None
     wait_for_end(process.pid)
     with contextlib.closing(Makers()) as made:
-        told = made.exit_signal(process.pid)
+        told = made.fate_of(process.pid)
     process.join()
     return told
 
@@ -252,16 +306,58 @@ def raise_signal(number: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV])
 def test_the_signal_of_a_dead_process_is_told(number: signal.Signals) -> None:
-    assert run_in_child(lambda: raise_signal(number)) == number
+    assert run_in_child(lambda: raise_signal(number)) is Fate.KILLED
 
 
 def test_sigkill_is_told() -> None:
-    assert run_in_child(lambda: os.kill(os.getpid(), signal.SIGKILL)) == signal.SIGKILL
+    assert run_in_child(lambda: os.kill(os.getpid(), signal.SIGKILL)) is Fate.KILLED
+
+
+@pytest.mark.parametrize("tid", [0, -1, 1 << 22])
+def test_of_a_foreign_or_vanished_thread_nothing_is_known(makers: Makers, tid: int) -> None:
+    """Another pid namespace, no such directory in /proc."""
+    assert makers.fate_of(tid) is Fate.UNKNOWN
+
+
+def test_a_process_is_judged_at_any_moment_of_its_end(makers: Makers) -> None:
+    """Living, stopped, dead, waited for; and of one whose number is another's nothing is known."""
+    with child() as process:
+        maker = makers.of(process.pid, 0.0)
+
+        def fate() -> Fate | None:
+            question = makers.ask(maker)
+            question.wait(DEADLINE_S)
+            return question.fate
+
+        assert fate() is Fate.LIVES
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: stat_fields(process.pid)[:1] == [b"T"], "stopped")
+        assert fate() is Fate.LIVES
+        process.kill()
+        wait_for_end(process.pid)
+        assert fate() is Fate.KILLED
+        assert makers.ended() == [maker]
+        process.wait()
+        assert fate() is Fate.KILLED
+        assert makers.ask(maker._replace(birth=1)).fate is Fate.UNKNOWN
+
+
+def test_who_was_waited_for_is_remembered_by_his_descriptor() -> None:
+    """From Linux 6.15 on; before, nothing is known then."""
+    with child() as process:
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            assert judge(process.pid, pidfd) is Fate.LIVES
+            process.kill()
+            process.wait()
+            assert judge(process.pid, pidfd) in (Fate.KILLED, Fate.UNKNOWN)
+        finally:
+            os.close(pidfd)
 
 
 @pytest.mark.parametrize("code", [0, 1, 9, 137, 255])
 def test_an_exit_is_no_signal(code: int) -> None:
-    assert run_in_child(lambda: os._exit(code)) == 0
+    assert run_in_child(lambda: os._exit(code)) is Fate.EXITED
 
 
 def test_nobody_of_another_boot_lives(makers: Makers, monkeypatch: pytest.MonkeyPatch) -> None:

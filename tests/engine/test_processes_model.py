@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvfs.endings import Fate
 from kvfs.errors import DeadInode
 from kvfs.lifecycle import HELD, TABLE, UNFINISHED, Seen, State, label
 from kvfs.makers import NOBODY, Maker
@@ -38,10 +39,10 @@ class ProcessesMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.stack = contextlib.ExitStack()
         self.host = self.stack.enter_context(host())
-        #: By thread: the signal that it is dying of.
-        self.dying: dict[int, int] = {}
+        #: By thread: how it ends.
+        self.dying: dict[int, Fate] = {}
         self.stack.enter_context(
-            mock.patch("kvfs.makers.Makers.exit_signal", lambda _, tid: self.dying.get(tid, 0))
+            mock.patch("kvfs.makers.Makers.fate_of", lambda _, tid: self.dying.get(tid, Fate.LIVES))
         )
         self.lives = Lives()
         self.blocks: list[Block] = []
@@ -167,7 +168,7 @@ class ProcessesMachine(RuleBasedStateMachine):
         process.descriptors.remove(handle)
         if handle.writer:
             self.store.blocks.publishing.look_at_closer(handle.opened, process.tid)
-            handle.block.flush(self.dying.get(process.tid, 0))
+            handle.block.flush(self.dying.get(process.tid, Fate.LIVES) is Fate.KILLED)
         self.drop(handle)
 
     def drop(self, handle: Handle) -> None:
@@ -216,7 +217,7 @@ class ProcessesMachine(RuleBasedStateMachine):
     def end_process(self, who: int, signal: int) -> None:
         """The kernel takes the memory first, then the descriptors, then tells the pidfd."""
         process = self.processes[1 + who % (len(self.processes) - 1)]
-        self.dying[process.tid] = signal
+        self.dying[process.tid] = Fate.KILLED if signal else Fate.EXITED
         while process.mappings:
             self.drop(process.mappings.pop(0))
         while process.descriptors:

@@ -4,12 +4,12 @@ A request that fails changes nothing, or all of it; space is exact to the byte; 
 """
 
 import errno
-import signal
 from collections.abc import Iterator
 from typing import Final
 
 import pytest
 
+from kvfs.endings import Fate
 from kvfs.errors import CommandError
 from kvfs.types import ROOT_INODE
 from tests.support.failing_syscalls import FailingSyscalls
@@ -91,7 +91,7 @@ def test_who_dies_on_a_block_that_is_not_published_yet_tears_it(
 ) -> None:
     """Its first writer's close failed to publish; the second one overwrote a half of it."""
     failing = FailingSyscalls(["commit"])
-    monkeypatch.setattr("kvfs.makers.Makers.exit_signal", lambda *_: signal.SIGKILL)
+    monkeypatch.setattr("kvfs.makers.Makers.fate_of", lambda *_: Fate.KILLED)
     with host() as made:
         store = made.start(failing)
         first, _ = store.blocks.create(ROOT_INODE, b"K", FILE, 0, 0)

@@ -47,9 +47,9 @@ async def test_the_last_writer_publishes(desk: CountedDesk) -> None:
     first, ino = desk.create(b"block")
     second, _ = desk.files.open(ino, os.O_WRONLY)
     assert await desk.transfers.write(first, 0, b"bytes") == 5
-    desk.files.release(first)
+    desk.close_file(first)
     assert state_of(desk, ino) is State.DRAFT
-    desk.files.release(second)
+    desk.close_file(second)
     assert state_of(desk, ino) is State.LEASED
     assert get(desk.store, ROOT_INODE, b"block") == b"bytes"
     desk.assert_nothing_is_open()
@@ -83,7 +83,7 @@ async def test_a_draft_without_a_reserve_gets_it_with_its_first_bytes(desk: Coun
     store.blocks.close(read.pop(), writer=False)
     assert await desk.transfers.write(fh, 0, bytes(5 * MIB)) == 5 * MIB
     assert store.pool.open_inodes[ino].allocated_bytes == 20 * MIB
-    desk.files.release(fh)
+    desk.close_file(fh)
     assert store.pool.index.inode(ino).allocated_bytes == 5 * MIB
     for opened in read:
         store.blocks.close(opened, writer=False)
@@ -105,8 +105,8 @@ async def test_a_rewrite_waits_until_the_old_identity_is_gone(
             again, _ = desk.files.open(ino, flags)
             await desk.files.settle_rewrite(again)
             assert len(synced) == expected
-            desk.files.release(again)
-        desk.files.release(fh)
+            desk.close_file(again)
+        desk.close_file(fh)
         desk.store.pool.background.hurry()
     desk.assert_nothing_is_open()
 
@@ -129,7 +129,7 @@ async def test_the_kernel_gets_a_rewrites_handle_after_that_wait(
     )
     told = await operations.open(ino, os.O_RDWR, pyfuse3.RequestContext())
     assert order == ["fsync", "granted"]
-    desk.files.release(told.fh)
+    desk.close_file(told.fh)
     desk.assert_nothing_is_open()
 
 
@@ -160,7 +160,7 @@ async def test_a_page_is_cut_when_the_device_forgot_that_all_of_it_is_whole(
     assert order == calls
     assert desk.store.blocks.present(ino).size_bytes == size_bytes
     if fh >= 0:
-        desk.files.release(fh)
+        desk.close_file(fh)
     desk.assert_nothing_is_open()
 
 
@@ -174,7 +174,7 @@ async def test_a_sync_vouches_for_what_was_final_when_it_began(
         fh, slabs[name] = desk.create(b"." + name)
         allocate(store, desk.handles.get(fh).opened, 8192)
         assert await desk.transfers.write(fh, 0, b"x" * 8192) == 8192
-        desk.files.release(fh)
+        desk.close_file(fh)
     identified: list[list[bool]] = []
 
     def rename(name: bytes) -> None:
@@ -198,7 +198,7 @@ def test_create_for_reading_publishes_at_once(desk: CountedDesk) -> None:
     fh, ino = desk.create(b"empty", os.O_RDONLY | os.O_CREAT)
     assert state_of(desk, ino) is State.LEASED
     assert desk.handles.get(fh).kind is HandleKind.READER
-    desk.files.release(fh)
+    desk.close_file(fh)
     desk.assert_nothing_is_open()
 
 
@@ -217,7 +217,7 @@ async def test_create_opens_what_is_there_unless_told_otherwise(
     fh, found = await create(NEW)
     assert found == ino
     assert synced == [desk.handles.get(fh).opened.fd]  # the device forgot that it was whole
-    desk.files.release(fh)
+    desk.close_file(fh)
     # The kernel looks the name up again; for a thread it cannot tell the inode is fresh at once.
     with pytest.raises(DeadInode):
         await create(NEW | os.O_TRUNC)
@@ -246,7 +246,7 @@ async def test_a_create_leaves_the_check_of_permissions_to_the_kernel(
         with pytest.raises(DeadInode):
             desk.files.open(ino, flags)
     else:
-        desk.files.release(desk.files.open(ino, flags)[0])
+        desk.close_file(desk.files.open(ino, flags)[0])
     assert not superseding.refusals
     assert get(store, ROOT_INODE, b"block") == b"bytes"
     desk.assert_nothing_is_open()
@@ -269,7 +269,7 @@ async def test_who_may_write_by_a_group_of_his_empties_behind_a_create(desk: Cou
 
     fresh = superseding.looked_up(ino, 7, NOBODY, may_empty)
     assert (fresh != ino, asked) == (True, [False])
-    desk.files.release(desk.files.open(fresh, flags)[0])
+    desk.close_file(desk.files.open(fresh, flags)[0])
     assert get(store, ROOT_INODE, b"block") == b""
     desk.assert_nothing_is_open()
 
@@ -339,7 +339,7 @@ def test_a_failed_open_beside_others_takes_nothing_from_them(
         desk.files.open(ino, os.O_RDWR)
     monkeypatch.undo()
     assert desk.path.open == {ino}
-    desk.files.release(fh)
+    desk.close_file(fh)
     desk.assert_nothing_is_open()
 
 
@@ -354,9 +354,9 @@ async def test_a_handle_does_what_it_was_opened_for(desk: CountedDesk) -> None:
     with pytest.raises(BadHandle):
         await desk.transfers.read(directory, 0, 1)
     for fh in (reader, directory):
-        desk.files.release(fh)
+        desk.close_file(fh)
         with pytest.raises(BadHandle):
-            desk.files.release(fh)
+            desk.close_file(fh)
     with pytest.raises(BadHandle):
         await desk.transfers.read(reader, 0, 1)
 

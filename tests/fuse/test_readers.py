@@ -15,6 +15,8 @@ from mount.transfers import Transfers
 from tests.support.readers_desk import IDS_MAX, NEW, Desk
 from tests.support.stores import FILE, host
 
+#: kthreadd: nfsd is such a one, too.
+KERNEL_THREAD: Final = 2
 ALIVE: Final = Maker(os.getpid(), 1)
 
 
@@ -128,6 +130,7 @@ def test_a_rewritten_block_is_opened_anew(desk: Desk) -> None:
     assert before != during
     assert grant.backing_id == same.backing_id
     os.pwrite(desk.store.blocks.extent_fd(desk.handles.get(writer).opened), b"x" * 9000, 0)
+    desk.files.flush(writer, os.getpid())
     desk.files.release(writer)
     desk.files.release(during)
     after, _ = desk.load(ino)
@@ -155,6 +158,7 @@ def test_a_lease_by_time_starts_anew_with_each_open(desk: Desk) -> None:
     now_s = [100.0]
     desk.store.pool.monotonic_s = lambda: now_s[0]
     fh, _, ino, _ = desk.files.create(ROOT_INODE, b"in place", FILE, NEW, 0, 0)
+    desk.files.flush(fh, KERNEL_THREAD)
     desk.files.release(fh)
     for _ in range(2):
         now_s[0] += 50.0
@@ -167,6 +171,7 @@ def test_a_lease_by_life_is_shared(desk: Desk, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(desk.store.pool.holdings.makers, "lives", lambda _: True)
     desk.files.requester = lambda: ALIVE
     fh, _, ino, _ = desk.files.create(ROOT_INODE, b"in place", FILE, NEW, 0, 0)
+    desk.files.flush(fh, os.getpid())
     desk.files.release(fh)
     assert desk.load(ino) == desk.load(ino)
 

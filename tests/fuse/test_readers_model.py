@@ -77,6 +77,7 @@ class ReadersMachine(RuleBasedStateMachine):
         """Any handle."""
         if self.open:
             fh, _, _ = self.open.pop(which % len(self.open))
+            self.desk.files.flush(fh, os.getpid())
             self.desk.files.release(fh)
 
     @rule(which=integers(0, 1000))

@@ -55,6 +55,11 @@ class CountedDesk:
         fh, _, ino, _ = self.files.create(ROOT_INODE, name, FILE, flags, 0, 0)
         return fh, ino
 
+    def close_file(self, fh: int) -> None:
+        """Close a handle as a living process does."""
+        self.files.flush(fh, os.getpid())
+        self.files.release(fh)
+
     def identified(self, name: bytes) -> InodeNo:
         """Store a block that the device knows to be whole; return its inode."""
         ino = put(self.store, ROOT_INODE, name, b"bytes")

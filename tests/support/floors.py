@@ -18,6 +18,7 @@ _MODULES: Final = {
         kvfs.kv_content kvfs.kv_shapes kvfs.lifecycle kvfs.node_bound
         kvfs.policy kvfs.pool_name kvfs.printable
         kvfs.records kvfs.refusal kvfs.row_table kvfs.setting_values kvfs.sizes
+        kvfs.settings_text
         kvfs.stay_bounds kvfs.types
     """,
     # One thing of the machine each: a file, a device, the index, a socket.
@@ -28,6 +29,7 @@ _MODULES: Final = {
         kvfs.heat_file kvfs.holdings kvfs.holes kvfs.index kvfs.index_environment
         kvfs.index_errors kvfs.index_file
         kvfs.credentials kvfs.index_map kvfs.kernel_log
+        kvfs.endings kvfs.spare_files
         kvfs.index_place kvfs.index_range kvfs.index_transaction kvfs.inode_numbers kvfs.kv_files
         kvfs.kv_load kvfs.lease_shares kvfs.makers kvfs.measure kvfs.mount_table
         kvfs.mounted_elsewhere kvfs.open_inodes kvfs.pending_rows kvfs.pins kvfs.policies
@@ -38,10 +40,11 @@ _MODULES: Final = {
         kvfs.allocations kvfs.attributes kvfs.blocks kvfs.check kvfs.check_files kvfs.check_rows
         kvfs.damage kvfs.departures kvfs.device_room kvfs.displaced kvfs.dropping kvfs.evict_by_hand
         kvfs.evictable
-        kvfs.fitness kvfs.device_watch
+        kvfs.fitness kvfs.device_watch kvfs.doubts
         kvfs.founding kvfs.fsck_report kvfs.graves kvfs.heat_scan kvfs.holdings_scan
         kvfs.identities kvfs.index_walk kvfs.moved kvfs.name_eviction kvfs.name_room kvfs.namespace
         kvfs.old_versions
+        kvfs.last_closes
         kvfs.own_attributes
         kvfs.pool kvfs.pool_change kvfs.publishing kvfs.ready kvfs.rebuild kvfs.reclaim
         kvfs.reclaim_figures kvfs.recovery kvfs.space kvfs.state_totals kvfs.store

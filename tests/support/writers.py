@@ -202,6 +202,15 @@ def renames_and_waits(path: str) -> None:
     say("renamed")
 
 
+def renames_and_goes_on(path: str) -> None:
+    """Write half of it, rename it, write on, and wait to be killed."""
+    fd = _draft(path + ".tmp")
+    os.rename(path + ".tmp", path)
+    say("renamed")
+    os.write(fd, stamped("block", SIZE)[SIZE // 2 :])
+    say("written")
+
+
 def maps_and_closes(path: str) -> None:
     """Write through a mapping after the descriptor was closed."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -270,6 +279,7 @@ WRITERS: Final[dict[str, Callable[..., None]]] = {
         forked_child_holds,
         renames_while_a_child_holds,
         renames_and_waits,
+        renames_and_goes_on,
         maps_and_closes,
         truncating,
         renaming,

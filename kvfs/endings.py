@@ -1,0 +1,132 @@
+"""How a process ends, as far as the kernel tells: each answer, also "that cannot be told".
+
+``status`` and ``statm`` of a process never wait for it. ``stat`` may: one that sits inside
+execve(2) while its files are being closed holds a lock that ``stat`` waits for, and it waits for
+us. So ``stat`` is read of those that are past that, or in a thread of its own (``judge``).
+"""
+
+import fcntl
+import os
+import signal
+import struct
+from collections.abc import Callable
+from enum import Enum
+from typing import Final
+
+_STATUS_BYTES: Final = 2048
+_STAT_BYTES: Final = 2048
+#: Fields of /proc/PID/stat (proc_pid_stat(5)), counted behind the command's closing bracket.
+_STATE_FIELD: Final = 3 - 3
+_FLAGS_FIELD: Final = 9 - 3
+_EXIT_CODE_FIELD: Final = 52 - 3
+_SIGNAL_MASK: Final = 0x7F
+#: linux/sched.h: on its way out.
+_PF_EXITING: Final = 0x4
+#: linux/pidfd.h: PIDFD_GET_INFO, struct pidfd_info of the first size, its exit code (Linux 6.15).
+_GET_INFO: Final = 0xC040FF0B
+_INFO: Final = struct.Struct("<Q52xi")
+_INFO_EXIT: Final = 1 << 3
+
+
+class Fate(Enum):
+    """What became of a process."""
+
+    LIVES = "lives"
+    EXITED = "exits by itself"
+    KILLED = "dies of a signal"
+    #: Another pid namespace, no descriptor left to look, a look that failed.
+    UNKNOWN = "cannot be told"
+
+
+def _fate_of_code(code: int) -> Fate:
+    return Fate.KILLED if code & _SIGNAL_MASK else Fate.EXITED
+
+
+def read_at_once(path: str, size_bytes: int, open_file: Callable[[str], int]) -> bytes:
+    """Return what *path* of /proc says, opened by *open_file*; empty if it cannot be read."""
+    try:
+        fd = open_file(path)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, size_bytes)
+    except OSError:
+        return b""  # it ended between open and read (ESRCH)
+    finally:
+        os.close(fd)
+
+
+def open_to_read(path: str) -> int:
+    """Open *path*. Raises OSError."""
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def status_of(tid: int, open_file: Callable[[str], int] = open_to_read) -> bytes:
+    """Return /proc/TID/status, which never waits for the thread; empty if it cannot be read."""
+    return read_at_once(f"/proc/{tid}/status", _STATUS_BYTES, open_file)
+
+
+def stat_fields(pid: int, open_file: Callable[[str], int] = open_to_read) -> list[bytes]:
+    """Return /proc/PID/stat behind the name: the state and what follows; empty if it is gone.
+
+    The name stands in brackets and may hold anything (proc_pid_stat(5)). Not to be asked of a
+    process that may be inside execve.
+    """
+    told = read_at_once(f"/proc/{pid}/stat", _STAT_BYTES, open_file)
+    return told.rpartition(b") ")[2].split()
+
+
+def has_exited(pid: int) -> bool:
+    """Whether *pid* is dead, and not waited for yet or held up by the kernel in a thread."""
+    return stat_fields(pid)[:1] in ([b"Z"], [b"X"])
+
+
+def fate_without_memory(tid: int, open_file: Callable[[str], int]) -> Fate:
+    """Return the fate of thread *tid*, which has no memory: a kernel thread, or one that ends.
+
+    ``FDSize: 0`` says that it is past execve's locks and in exit(2); only then ``stat`` is safe.
+    """
+    status = status_of(tid, open_file)
+    if not status:
+        return Fate.UNKNOWN
+    if b"\nFDSize:\t0\n" not in status:
+        return Fate.LIVES
+    fields = stat_fields(tid, open_file)
+    if len(fields) <= _EXIT_CODE_FIELD:
+        return Fate.UNKNOWN
+    return _fate_of_code(int(fields[_EXIT_CODE_FIELD]))
+
+
+def judge(tgid: int, pidfd: int) -> Fate:
+    """Return the fate of process *tgid*, which *pidfd* refers to, at this moment.
+
+    From kill(2) on ``stat`` has the signal, before the process knows of it. May wait, for as long
+    as the process is inside execve: never to be called by the thread that serves.
+    """
+    fields = stat_fields(tgid)
+    try:
+        signal.pidfd_send_signal(pidfd, 0)
+    except ProcessLookupError:
+        return fate_of_reaped(pidfd)
+    except OSError:
+        return Fate.UNKNOWN
+    # It was not waited for, so that its number was not given to another one.
+    if len(fields) <= _EXIT_CODE_FIELD:
+        return Fate.UNKNOWN
+    if fields[_STATE_FIELD] in (b"T", b"t"):
+        return Fate.LIVES  # stopped: what stands there is the signal that stopped it
+    code = int(fields[_EXIT_CODE_FIELD])
+    ends = int(fields[_FLAGS_FIELD]) & _PF_EXITING or fields[_STATE_FIELD] in (b"Z", b"X")
+    return _fate_of_code(code) if ends or code & _SIGNAL_MASK else Fate.LIVES
+
+
+def fate_of_reaped(pidfd: int) -> Fate:
+    """Return the fate of a process that was waited for, which its *pidfd* remembers."""
+    told = bytearray(_INFO.size)
+    _INFO.pack_into(told, 0, _INFO_EXIT, 0)
+    try:
+        fcntl.ioctl(pidfd, _GET_INFO, told)
+    except OSError:
+        return Fate.UNKNOWN  # before Linux 6.15
+    mask, code = _INFO.unpack(told)
+    return _fate_of_code(code) if mask & _INFO_EXIT else Fate.UNKNOWN

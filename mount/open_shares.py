@@ -1,0 +1,50 @@
+"""How many of the server's descriptors one user may take: a share, so that others go on.
+
+An open file of a client may cost a descriptor here: the extent of each block that is written, and
+on the daemon path of each that is read. They end where the server's limit does, for everybody.
+"""
+
+import resource
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from kvfs.errors import TooManyOpen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ROOT: Final = 0
+
+
+class OpenShares:
+    """The handles of each user that cost a descriptor; root may have any number."""
+
+    def __init__(self, share: float) -> None:
+        """Let each user have *share* of what the server may have open."""
+        self._share: Final = share
+        self._held: Counter[int] = Counter()
+        #: Closes what nobody uses and is kept for the next reader; False when there is none.
+        self.give_up_one: Callable[[], bool] = bool
+
+    @property
+    def most(self) -> int:
+        """Return how many a user may have."""
+        return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * self._share)
+
+    def require_one(self, uid: int) -> None:
+        """Refuse one more to *uid* who has his share. Raises TooManyOpen."""
+        if uid == _ROOT or self._held[uid] < self.most:
+            return
+        while self._held[uid] >= self.most:
+            if not self.give_up_one():
+                raise TooManyOpen(f"uid {uid} has {self._held[uid]} files open")
+
+    def take(self, uid: int) -> None:
+        """Count one for *uid*."""
+        self._held[uid] += 1
+
+    def give_back(self, uid: int) -> None:
+        """Count one less for *uid*."""
+        self._held[uid] -= 1
+        if not self._held[uid]:
+            del self._held[uid]
