@@ -28,7 +28,8 @@ def not_before(record: InodeRecord, written: InodeRecord) -> InodeRecord:
 
     For who looks, and for the last close; until then its mtime tells whether more was written.
     """
-    if written.mtime_ns < record.mtime_ns < written.mtime_ns + _TICK_NS:
+    # By one nanosecond a record differs whose time was set while it was written (attributes.py).
+    if written.mtime_ns + 1 < record.mtime_ns < written.mtime_ns + _TICK_NS:
         return written._replace(mtime_ns=record.mtime_ns + 1)
     return written
 
