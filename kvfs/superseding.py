@@ -127,7 +127,7 @@ class Superseding:
         elif is_file and is_meant and self._means(ino, record, before, may_empty):
             if self._due(ino, record, thread, maker):
                 ino = self.supersede(ino, record, maker, thread)
-            elif ino in self.old and self._pool.open_inodes[ino].maker != maker:
+            elif ino in self.old and self._is_anothers(ino, maker):
                 self.old.end(ino)  # what others append to is emptied for all
         if is_file or is_meant:  # else it is still on its way to the file
             self.refusals.looked(thread, ino)
@@ -140,6 +140,11 @@ class Superseding:
         if before.until_s <= self._pool.monotonic_s():
             return False
         return ino == before.ino or may_empty(record, reads=before.reads)
+
+    def _is_anothers(self, ino: InodeNo, maker: Maker) -> bool:
+        """Whether another process than *maker* writes *ino*; not one that waits for its OPEN."""
+        opened = self._pool.open_inodes.get(ino)
+        return opened is not None and opened.writers > 0 and opened.maker != maker
 
     def refuse_create(self, thread: int, ino: InodeNo, *, truncates: bool, reads: bool) -> None:
         """A CREATE that found *ino* is answered ESTALE: what follows is its second try.
