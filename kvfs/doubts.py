@@ -92,8 +92,11 @@ class Doubts:
         if closing.fate is Fate.LIVES:
             if closing.closer == NOBODY:
                 return False  # a thread of the kernel, an NFS server: no signal cuts its writes
+            if opened.writers > 1:
+                return False  # the bytes may be others', whose closes are to come
             status = pool.syscalls.fstat(opened.fd)
-            unchanged = (status.st_size, status.st_mtime_ns) == closing[-2:]
+            # Another handle's FLUSH may be the newer one, behind what was written through that.
+            unchanged = (status.st_size, status.st_mtime_ns) in (closing[-2:], opened.flushed_as)
             if unchanged and pool.monotonic_s() - closing.at_s < _AT_ONCE_S:
                 return False
         elif closing.fate is not Fate.UNKNOWN or (

@@ -63,6 +63,8 @@ class OpenInode:
     outlives = False
     #: A writer's descriptor was closed since the last writer came: a close that was heard of.
     flushed = False
+    #: Size and mtime (ns) of the extent when a writer's descriptor was closed last.
+    flushed_as = (-1, 0)
     #: Whether every writer since the reopening adds bytes only: appends, or found it empty.
     appended_only = True
     #: Renamed while it was written: the last close carries it out.

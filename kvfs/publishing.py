@@ -181,6 +181,7 @@ class Publishing:
             return None
         now_s = pool.monotonic_s()
         status = pool.syscalls.fstat(opened.fd)
+        opened.flushed_as = (status.st_size, status.st_mtime_ns)
         closer = pool.holdings.makers.of(tid, now_s)
         return Closing(tid, closer, fate, now_s, status.st_size, status.st_mtime_ns)
 
