@@ -18,6 +18,7 @@ from kvfs.inode_rules import storable_mode
 from kvfs.measure import measured
 from kvfs.name_room import require_name, require_node
 from kvfs.namespace import Namespace
+from kvfs.node_bound import attribute_bytes
 from kvfs.open_inodes import OpenInode
 from kvfs.own_attributes import OwnAttributes, is_own
 from kvfs.policy import VALUES
@@ -80,6 +81,8 @@ class Attributes:
             changed = changed._replace(sequence=pool.next_sequence())
             with pool.change(pool.counters._replace(sequence=changed.sequence)) as txn:
                 txn.put_inode(ino, changed)
+            if changed.uid != record.uid:
+                pool.node_shares.hand_over(ino, record, changed, self._all_stored(ino))
             self._identities.write(ino, changed)
         return self._blocks.present(ino)
 
@@ -135,6 +138,10 @@ class Attributes:
     def _stored(self, ino: InodeNo, name: bytes) -> bytes | None:
         gone = self._gone(ino)
         return self._pool.index.xattr(ino, name) if gone is None else gone.attributes.get(name)
+
+    def _all_stored(self, ino: InodeNo) -> dict[bytes, bytes]:
+        index = self._pool.index
+        return {name: index.xattr(ino, name) or b"" for name in index.xattrs(ino)}
 
     def _gone(self, ino: InodeNo) -> OpenInode | None:
         """Return *ino* if it is open and has no name: its attributes are in memory then."""
@@ -216,12 +223,15 @@ class Attributes:
             gone.attributes = kept if value is None else {**kept, name: value}
             gone.gone = record
             return
+        before = self._pool.index.xattr(ino, name)
         with self._pool.index.write() as txn:
             if value is None:
                 txn.delete_xattr(ino, name)
             else:
                 txn.put_xattr(ino, name, value)
             txn.put_inode(ino, record)
+        growth_bytes = attribute_bytes(name, value) - attribute_bytes(name, before)
+        self._pool.node_shares.set_attributes(ino, record, growth_bytes)
         if is_own(name):
             self._own.changed(ino, name, pinned_bytes)
 

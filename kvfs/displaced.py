@@ -13,6 +13,7 @@ from kvfs.inode_rules import counted, refuse_mismatch
 from kvfs.lifecycle import State
 from kvfs.makers import NOBODY, Maker
 from kvfs.namespace import Namespace
+from kvfs.node_bound import attributes_bytes
 from kvfs.old_versions import OldVersions
 from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
@@ -144,6 +145,7 @@ class DisplacedDrafts:
             for key, value in opened.attributes.items():
                 txn.put_xattr(opened.ino, key, value)
             self._namespace.enter(txn, opened.ino, final, parent_record)
+        pool.node_shares.set_attributes(opened.ino, final, attributes_bytes(opened.attributes))
         opened.gone = None
         self._old.stop_showing(opened)
         pool.space.extra_bytes -= opened.allocated_bytes

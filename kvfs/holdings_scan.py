@@ -1,4 +1,7 @@
-"""After a start: find the leased blocks, slabs, orphans and pins that the index knows of."""
+"""After a start: find the leased blocks, slabs, orphans and pins that the index knows of.
+
+And what of it is never evicted, by user (node_bound.py).
+"""
 
 import contextlib
 from collections import deque
@@ -7,11 +10,13 @@ from typing import TYPE_CHECKING, Final
 from kvfs import evictable
 from kvfs.errors import Damaged
 from kvfs.lifecycle import SETTLED, State
+from kvfs.node_bound import attribute_bytes
 from kvfs.policy import PIN
 from kvfs.pool import Pool
 from kvfs.records import (
     INODE_PREFIX,
     XATTR_PREFIX,
+    parse_inode,
     parse_inode_key,
     parse_xattr_key,
     state_of_inode,
@@ -25,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Inodes a step: a step runs between two requests.
 _STEP: Final = 256
+#: No inode has a higher number.
+_LAST: Final = InodeNo((1 << 64) - 1)
 _OWNED: Final = SETTLED - {State.PUBLISHED}
 #: No process has this number: the maker ran in another boot, where births were others.
 _OF_ANOTHER_BOOT: Final = (1 << 32) - 1
@@ -50,31 +57,41 @@ class HoldingsScan:
         rows = pool.index.rows(INODE_PREFIX, self._after, _STEP)
         if not rows:
             self._after = b""
+            pool.node_shares.reach(_LAST)
             pool.background.submit_leisure(self._step_pins)
             return
         for key, raw in rows:
             with contextlib.suppress(Damaged):  # the next lookup of its name reports it
-                if state_of_inode(raw) in _OWNED:
+                state = state_of_inode(raw)
+                if state == State.NODE:
+                    pool.node_shares.find(parse_inode_key(key), parse_inode(raw))
+                elif state in _OWNED:
                     self._note(parse_inode_key(key))
         self._after = rows[-1][0]
+        pool.node_shares.reach(parse_inode_key(self._after))
         pool.background.submit_leisure(self.step)
 
     def _step_pins(self) -> None:
-        """Look at some extended attributes for pins."""
+        """Look at some extended attributes: for pins, and for what they take."""
         pool = self._pool
         rows = pool.index.rows(XATTR_PREFIX, self._after, _STEP)
         if not rows:
+            pool.node_shares.reach_attributes(_LAST)
             pool.holdings.complete = True
             self._step_counts()
             return
         for key, raw in rows:
             ino, name = parse_xattr_key(key)
             with contextlib.suppress(Damaged):
-                record = pool.index.inode(ino) if name == PIN else None
-                if record is not None and unseal(key, raw) == b"1":
+                record, value = pool.index.inode(ino), unseal(key, raw)
+                if record is None:
+                    continue
+                pool.node_shares.find_attribute(ino, record, attribute_bytes(name, value))
+                if name == PIN and value == b"1":
                     self._counts.append(pool.pins.learn(ino, record))
                     evictable.note_found(pool, ino, record)  # its walk may have come before
         self._after = rows[-1][0]
+        pool.node_shares.reach_attributes(parse_xattr_key(self._after)[0])
         pool.background.submit_leisure(self._step_pins)
 
     def _step_counts(self) -> None:

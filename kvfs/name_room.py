@@ -39,7 +39,8 @@ def make_index_room(pool: Pool) -> None:
 
 def require_node(pool: Pool, uid: int) -> None:
     """Raise NoSpace if user *uid* is to make nothing more that never goes. Not for root."""
-    if uid and not node_bound.admits(
-        pool.counters, pool.index.room.rows_bytes(), pool.space.capacity_bytes
-    ):
+    if not uid:
+        return
+    taken_bytes = node_bound.taken_bytes(pool.counters, pool.index.room.rows_bytes())
+    if pool.node_shares.refuses(uid, taken_bytes, pool.space.capacity_bytes):
         raise NoSpace("directories, symlinks and attributes have their share of the pool")

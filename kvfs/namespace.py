@@ -176,6 +176,7 @@ class Namespace:
         counters = counted(pool.counters, record, 1)._replace(sequence=record.sequence)
         with pool.change(counters) as txn:
             self.enter(txn, ino, record, parent_record)
+        pool.node_shares.come(ino, record)
         self._identities.write(ino, record)
         return ino, record
 
@@ -207,7 +208,7 @@ class Namespace:
         parent_record = self.directory(parent)
         now_ns = pool.clock_ns()
         with pool.change(counted(pool.counters, record, -1)) as txn:
-            drop(txn, pool.open_inodes, ino, record)
+            drop(txn, pool, ino, record)
             txn.put_inode(parent, emptied(parent_record, record, now_ns))
         self.bury(ino, record, now_ns)
         return ino
@@ -310,7 +311,7 @@ class Namespace:
         now_ns: int,
     ) -> InodeRecord:
         """Drop the inode that loses its name to a rename; return its parent's record then."""
-        drop(txn, self._pool.open_inodes, replaced, replaced_record)
+        drop(txn, self._pool, replaced, replaced_record)
         return emptied(parent_record, replaced_record, now_ns)
 
     def exchange(self, parent: InodeNo, name: bytes, new_parent: InodeNo, new_name: bytes) -> None:

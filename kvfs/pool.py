@@ -29,6 +29,7 @@ from kvfs.inode_numbers import InodeNumbers
 from kvfs.lease_shares import LeaseShares
 from kvfs.lifecycle import SETTLED, UNFINISHED
 from kvfs.makers import Makers
+from kvfs.node_bound import NodeShares
 from kvfs.open_inodes import OpenInode, OpenInodes
 from kvfs.pins import Pins
 from kvfs.policies import Policies
@@ -144,6 +145,7 @@ class Pool:
             capacity_bytes, lease_max=self.settings.lease_max, pin_share=self.settings.pin_share
         )
         self.device_room = DeviceRoom(self.space, self.device.free_bytes)
+        self.node_shares = NodeShares(self.numbers.first)
 
     def _hook_nothing(self) -> None:
         """Stand in for those who say more once they are there."""

@@ -265,7 +265,7 @@ class Reclaim:
                 parents[record.parent] = emptied(parent, record, now_ns)
             with pool.change(counters) as txn:
                 for ino, record in batch:
-                    drop(txn, pool.open_inodes, ino, record)
+                    drop(txn, pool, ino, record)
                 for directory, directory_record in parents.items():
                     txn.put_inode(directory, directory_record)
         except (KvfsError, OSError, Damaged) as error:

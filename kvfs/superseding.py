@@ -20,6 +20,7 @@ from kvfs.inode_rules import counted, new_record
 from kvfs.lifecycle import UNFINISHED, State, is_temporary
 from kvfs.makers import NOBODY, Maker
 from kvfs.namespace import Namespace
+from kvfs.node_bound import attributes_bytes
 from kvfs.old_versions import OldVersions
 from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
@@ -194,7 +195,7 @@ class Superseding:
                     if value is not None:
                         txn.put_xattr(extent.ino, key, value)
                 if held:
-                    drop(txn, pool.open_inodes, ino, record)
+                    drop(txn, pool, ino, record)
                     txn.put_inode(extent.ino, fresh)
                     txn.put_name(record.parent, record.name, extent.ino)
                 else:
@@ -202,6 +203,7 @@ class Superseding:
         except BaseException:
             pool.ready.put_back(extent)
             raise
+        pool.node_shares.set_attributes(extent.ino, fresh, attributes_bytes(attributes))
         if held:
             self._replaced(ino, record, extent.ino, maker, now_ns)
         else:

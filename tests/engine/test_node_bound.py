@@ -4,12 +4,24 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvfs.attributes import Change
 from kvfs.errors import NoSpace
-from kvfs.node_bound import admits, taken_bytes
+from kvfs.inode_rules import blank_record
+from kvfs.node_bound import NodeShares, bound_bytes, taken_bytes
 from kvfs.records import Counters
-from tests.support.stores import DIRECTORY, MIB, SYMLINK, Host, host, make_directory, put
+from kvfs.types import ROOT_INODE, InodeNo, InodeRecord
+from tests.support.stores import (
+    DIRECTORY,
+    FIFO,
+    MIB,
+    SYMLINK,
+    Host,
+    host,
+    make_directory,
+    put,
+)
 
-USER = 1000
+USER, OTHER, THIRD = 1000, 1001, 1002
 CAPACITY_BYTES = 64 * MIB
 
 
@@ -20,6 +32,11 @@ def running() -> Iterator[Host]:
         yield made
 
 
+def owned_by(uid: int) -> InodeRecord:
+    """Return a directory's record."""
+    return blank_record(ROOT_INODE, b"d", DIRECTORY, uid, 0, 1)
+
+
 def test_what_is_evicted_costs_nothing_here() -> None:
     rows_bytes = 550 * 10_000
     assert taken_bytes(Counters(blocks=10_000), rows_bytes) == 0
@@ -28,9 +45,20 @@ def test_what_is_evicted_costs_nothing_here() -> None:
 
 
 def test_the_bound_is_a_share_of_the_capacity() -> None:
-    assert admits(Counters(symlinks=50_000), 20 * MIB, 2048 * MIB)
-    assert not admits(Counters(symlinks=50_000), 20 * MIB, 512 * MIB)
-    assert admits(Counters(directories=65_536), 32 * MIB, 512 * MIB)
+    assert bound_bytes(2048 * MIB) == 512 * MIB
+    assert bound_bytes(MIB) == 8 * MIB
+
+
+def test_over_the_bound_only_who_has_an_equal_share_is_refused() -> None:
+    shares = NodeShares(InodeNo(1))
+    shares.set_attributes(InodeNo(5), owned_by(USER), 20 * MIB)
+    shares.set_attributes(InodeNo(6), owned_by(OTHER), 2 * MIB)
+    for refused, everyones_bytes in (((), 16), ((USER,), 17), ((USER, OTHER, THIRD), 34)):
+        for uid in (0, USER, OTHER, THIRD):
+            refuses = shares.refuses(uid, everyones_bytes * MIB, 4 * 16 * MIB + 4)
+            assert refuses == (uid in refused)
+    shares.set_attributes(InodeNo(6), owned_by(OTHER), 6 * MIB)
+    assert shares.refuses(OTHER, 17 * MIB, 64 * MIB)
 
 
 @pytest.mark.parametrize("target", [b"t", b"t" * 4000])
@@ -50,8 +78,107 @@ def test_a_user_makes_symlinks_up_to_the_bound_and_others_store_on(
             store.namespace.make_node(mine, b"one", refused, USER, 0, b"t")
     with pytest.raises(NoSpace):
         store.attributes.set_xattr(mine, b"user.large", b"x" * 4000, USER)
+    theirs = make_directory(running, b"theirs", uid=OTHER)
+    store.namespace.make_node(theirs, b"one", SYMLINK, OTHER, 0, b"t")
+    store.attributes.set_xattr(theirs, b"user.large", b"x" * 4000, OTHER)
     make_directory(running, b"root's")
     put(store, mine, b"block", b"x" * MIB)
     for number in range(made // 2):
         store.namespace.unlink(mine, b"%06d" % number)
     store.namespace.make_node(mine, b"one", SYMLINK, USER, 0, b"t")
+
+
+def charged(running: Host) -> dict[int, int]:
+    """Return the bytes that the running store counts for each user."""
+    return {uid: running.store.pool.node_shares.held_bytes(uid) for uid in (0, USER, OTHER)}
+
+
+def walk(running: Host) -> None:
+    """Let the walks after a start end."""
+    while running.store.pool.background.run_one():
+        pass
+
+
+def make_all_kinds(running: Host) -> list[InodeNo]:
+    """Have two users make some of each kind; return the first one's directory and file."""
+    store = running.store
+    mine = make_directory(running, b"mine", uid=USER)
+    theirs = make_directory(running, b"theirs", uid=OTHER)
+    for parent, uid in ((mine, USER), (theirs, OTHER), (theirs, USER)):
+        for number in range(300):
+            store.namespace.make_node(parent, b"%d-%d" % (uid, number), SYMLINK, uid, 0, b"to")
+    store.namespace.make_node(mine, b"fifo", FIFO, USER, 0)
+    block = put(store, mine, b"block", b"x")
+    store.attributes.change(block, Change(uid=USER))
+    for ino in (mine, block):
+        store.attributes.set_xattr(ino, b"user.one", b"1" * 1900, USER)
+        store.attributes.set_xattr(ino, b"user.one", b"1" * 100, USER)
+        store.attributes.set_xattr(ino, b"user.two", b"2" * 2500, USER)
+        store.attributes.remove_xattr(ino, b"user.two", USER)
+    return [mine, block]
+
+
+@pytest.mark.parametrize("end", ["stop", "kill", "lose_power"])
+def test_a_start_counts_what_each_user_has(
+    running: Host, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_all_kinds(running)
+    running.store.pool.background.hurry()  # else nobody knows of them after a power loss
+    before = charged(running)
+    assert before[0] == 0
+    assert before[USER] > before[OTHER] > 300 * 5 * 1024
+    getattr(running, end)()
+    running.start()
+    assert ("not stopped" in caplog.text) == (end == "kill")
+    assert ("cut off" in caplog.text) == (end == "lose_power")
+    assert charged(running) == dict.fromkeys(before, 0)
+    walk(running)
+    after = charged(running)
+    if end == "lose_power":  # attributes and special files have no identity
+        assert after[OTHER] == before[OTHER]
+        assert before[USER] - 2000 < after[USER] < before[USER]
+    else:
+        assert after == before
+
+
+def test_what_changes_during_the_walk_is_counted_once(running: Host) -> None:
+    mine, block = make_all_kinds(running)
+    before = charged(running)
+    running.stop()
+    store = running.start()
+    theirs = store.namespace.lookup(ROOT_INODE, b"theirs")
+
+    def change(number: int) -> None:
+        store.namespace.unlink(mine, b"%d-%d" % (USER, number))
+        store.namespace.make_node(mine, b"again-%d" % number, SYMLINK, USER, 0, b"to")
+        ino = store.namespace.lookup(theirs, b"%d-%d" % (OTHER, number))
+        store.attributes.change(ino, Change(uid=0))
+        store.attributes.change(ino, Change(uid=OTHER))
+        for holder in (mine, block):
+            store.attributes.set_xattr(holder, b"user.%d" % number, b"x")
+            store.attributes.remove_xattr(holder, b"user.%d" % number)
+
+    for number in range(300):
+        change(number)
+        store.pool.background.run_one()
+    walk(running)
+    assert charged(running) == before
+
+
+def test_what_goes_and_changes_hands_is_not_charged_any_more(running: Host) -> None:
+    store = running.store
+    mine, block = make_all_kinds(running)
+    before = charged(running)
+    for ino in (mine, block):
+        store.attributes.change(ino, Change(uid=OTHER))
+    between = charged(running)
+    assert between[USER] + between[OTHER] == before[USER] + before[OTHER]
+    assert between[OTHER] > before[OTHER]
+    theirs = store.namespace.lookup(ROOT_INODE, b"theirs")
+    for parent in (mine, theirs):
+        while found := store.namespace.children(parent, InodeNo(0)):
+            for _, name in found:
+                store.namespace.unlink(parent, name)
+    for name in (b"mine", b"theirs"):
+        store.namespace.rmdir(ROOT_INODE, name)
+    assert charged(running) == {0: 0, USER: 0, OTHER: 0}
