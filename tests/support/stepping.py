@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
@@ -37,7 +38,8 @@ def until(
 ) -> None:
     """Wait until *holds* for what no event tells: what the server does at its next tick."""
     pause = threading.Event()
-    for _ in range(int(wait_s / pause_s)):
+    give_up_s = time.monotonic() + wait_s
+    while time.monotonic() < give_up_s:
         if holds():
             return
         pause.wait(pause_s)
