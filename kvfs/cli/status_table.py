@@ -72,6 +72,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "warning": "warning",
         "lost": "lost",
         "torn": "torn blocks dropped",
+        "unproven": "unproven blocks dropped",
         "dismissed": "lost blocks dropped",
         "write_back_failures": "failed write-backs",
         "damaged_rows": "damaged rows",

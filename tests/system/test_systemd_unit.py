@@ -229,7 +229,9 @@ def test_it_makes_a_pool_and_serves_within_its_bounds(
     unit.systemd.wait_for(unit.name, "ActiveState", "inactive")
     assert unit.show("Result") == "success"
     assert "settings reloaded" in unit.log()
-    assert "WARNING" not in unit.log()
+    warnings = [line for line in unit.log().splitlines() if " WARNING " in line]
+    # own_systemd.py gives it a pid namespace, which a machine's systemd does not.
+    assert all("pid namespace of its own" in line for line in warnings), warnings
     assert "ERROR" not in unit.log()
 
 
