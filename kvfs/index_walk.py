@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, NoReturn
 
 from kvfs.errors import CommandError, Damaged, FormatUnknown, IndexDamaged, ToolMissing
@@ -32,6 +32,14 @@ def refuse_unreadable(pool_fd: int, prefixes: Iterable[bytes]) -> None:
     Raises ToolMissing without the address space to look. Writes nothing. Takes the time of a fork,
     some ms, and a second for some million rows.
     """
+    read_apart(lambda: walk(index_path(pool_fd), prefixes))
+
+
+def read_apart(job: Callable[[], object]) -> None:
+    """Do *job*, which reads an index, in a process of its own.
+
+    Raises IndexDamaged for whatever ends it, but FormatUnknown and ToolMissing if it raises those.
+    """
     reading, writing = os.pipe()
     try:
         with warnings.catch_warnings():
@@ -39,7 +47,7 @@ def refuse_unreadable(pool_fd: int, prefixes: Iterable[bytes]) -> None:
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child == 0:
-            _read_and_exit(pool_fd, prefixes, writing)
+            _read_and_exit(job, writing)
         os.close(writing)
         writing = -1
         text = os.read(reading, _TEXT_MAX_BYTES).decode(errors="replace")
@@ -72,7 +80,7 @@ def walk(path: str, prefixes: Iterable[bytes]) -> int:
     return count
 
 
-def _read_and_exit(pool_fd: int, prefixes: Iterable[bytes], writing: int) -> NoReturn:
+def _read_and_exit(job: Callable[[], object], writing: int) -> NoReturn:
     """Be the child: no word on stderr, no core file, no cleaning up of the parent's things."""
     exit_code = IndexDamaged.exit_code
     try:
@@ -80,7 +88,7 @@ def _read_and_exit(pool_fd: int, prefixes: Iterable[bytes], writing: int) -> NoR
         signal.signal(signal.SIGBUS, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        walk(index_path(pool_fd), prefixes)
+        job()
         exit_code = 0
     except (CommandError, Damaged, OSError) as error:
         if isinstance(error, CommandError):

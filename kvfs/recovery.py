@@ -16,6 +16,7 @@ from kvfs.devices import Device
 from kvfs.errors import Damaged, FormatUnknown, IndexDamaged, NoSpace, SourceFull
 from kvfs.extents import Extents
 from kvfs.index import Index
+from kvfs.index_compaction import compact_index
 from kvfs.index_place import index_path, settle_index
 from kvfs.index_walk import INODE_ROWS, START_ROWS, refuse_unreadable
 from kvfs.inode_numbers import InodeNumbers
@@ -48,6 +49,7 @@ def recover(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
             settle_index(device.pool_fd, syscalls)
             if not state.clean:
                 _finish(device, settings, syscalls)
+            compact_index(device.pool_fd, syscalls)
         else:
             _log.warning("%s: cut off before it could stop; its index is rebuilt", device.source)
             _rebuild(device, settings, syscalls)

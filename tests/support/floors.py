@@ -42,6 +42,7 @@ _MODULES: Final = {
         kvfs.evictable
         kvfs.fitness kvfs.device_watch kvfs.doubts
         kvfs.founding kvfs.fsck_report kvfs.graves kvfs.heat_scan kvfs.holdings_scan
+        kvfs.index_compaction
         kvfs.identities kvfs.index_walk kvfs.moved kvfs.name_eviction kvfs.name_room kvfs.namespace
         kvfs.old_versions
         kvfs.last_closes
