@@ -7,6 +7,7 @@ from kvfs.checksum import crc32c
 from kvfs.errors import Damaged
 from kvfs.eviction import Rank
 from kvfs.lifecycle import SETTLED, TABLE, Goes, State
+from kvfs.name_room import empty_names_too_many
 from kvfs.policy import PIN, Policy
 from kvfs.pool import Pool
 from kvfs.types import InodeNo, InodeRecord
@@ -52,6 +53,8 @@ def _may_be_kept(pool: Pool, ino: InodeNo, size_bytes: int) -> bool:
     own_bytes = heat.held_as(ino, Rank.KEPT)
     others_bytes = heat.held_bytes[Rank.KEPT] - (own_bytes or 0)
     if own_bytes is None:
+        if not size_bytes and empty_names_too_many(pool):
+            return False
         end_bytes = bounds.kept_end_bytes(pool.holdings.leases.held_bytes)
     else:
         end_bytes = bounds.kept_most_bytes

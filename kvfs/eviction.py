@@ -274,6 +274,14 @@ def coldest_names(
     return Lru().victims(each_one, bytes_wanted=count, count_max=count, but_not=but_not)
 
 
+def coldest_empty(
+    columns: Columns, count: int, but_not: NDArray[np.uint64] = NOTHING
+) -> NDArray[np.uint64]:
+    """Return *count* inode numbers of blocks that hold no space, as ``coldest_names`` does."""
+    empty = columns.allocated_bytes == 0
+    return coldest_names(columns._replace(ino=columns.ino * empty), count, but_not)
+
+
 def _of_rank(columns: Columns, rank: Rank) -> NDArray[np.bool_]:
     """Return a mask of the blocks of *rank* that hold space."""
     of_rank: NDArray[np.bool_] = columns.rank == rank

@@ -4,12 +4,14 @@ Apart from ``Reclaim``, which counts bytes: by these the few large blocks would 
 of many small ones, and an empty one never.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvfs.eviction import Columns, coldest_names
+from kvfs.eviction import Columns, coldest_empty, coldest_names
+from kvfs.name_room import empty_names_too_many
 from kvfs.pool import Pool
 from kvfs.reclaim import Reclaim
 from kvfs.types import InodeNo
@@ -26,24 +28,23 @@ _PLAN_MAX: Final = 1 << 16
 _BARREN_S: Final = 1.0
 
 
+#: Names some blocks, first to go first; none of those in the array.
+_Coldest = Callable[[Columns, int, NDArray[np.uint64]], NDArray[np.uint64]]
+
+
 class NameEviction:
-    """Keeps the names to as many as the index's map takes; never fewer for it."""
+    """Keeps the names to as many as the index's map and the device take; never fewer for it."""
 
     def __init__(self, pool: Pool, reclaim: Reclaim) -> None:
         self._pool = pool
-        self._reclaim = reclaim
-        self._victims = Victims(pool, barren_s=_BARREN_S)
+        self._of_all = _Turns(pool, reclaim, coldest_names)
+        #: Of a device that is short of room for blocks.
+        self._of_empty = _Turns(pool, reclaim, coldest_empty)
 
     def tick(self) -> None:
         """Let go of as many blocks as there are names too many, in turns of milliseconds."""
-        excess = self._excess()
-        looked_at = 0
-        while looked_at < min(excess, _CALL_MAX):
-            batch = self._next_batch(min(_BATCH, excess - looked_at))
-            if not batch and not self._replan(excess):
-                return
-            self._take(batch)
-            looked_at += len(batch)
+        self._of_all.take(self._excess())
+        self._of_empty.take(empty_names_too_many(self._pool))
 
     def make_room(self) -> None:
         """Do so at once: the index would refuse the next name."""
@@ -55,11 +56,31 @@ class NameEviction:
         nodes = counters.directories + counters.symlinks + counters.others
         return self._pool.index.room.excess_names(counters.blocks + nodes)
 
+
+class _Turns:
+    """Takes the names of those that one rule names."""
+
+    def __init__(self, pool: Pool, reclaim: Reclaim, coldest: _Coldest) -> None:
+        self._pool = pool
+        self._reclaim = reclaim
+        self._coldest = coldest
+        self._victims = Victims(pool, barren_s=_BARREN_S)
+
+    def take(self, excess: int) -> None:
+        """Let some of *excess* blocks go: what one turn can."""
+        looked_at = 0
+        while looked_at < min(excess, _CALL_MAX):
+            batch = self._next_batch(min(_BATCH, excess - looked_at))
+            if not batch and not self._replan(excess):
+                return
+            self._let_go(batch)
+            looked_at += len(batch)
+
     def _next_batch(self, size: int) -> list[InodeNo]:
         named = (self._victims.next() for _ in range(size))
         return [ino for ino in named if ino is not None]
 
-    def _take(self, batch: list[InodeNo]) -> None:
+    def _let_go(self, batch: list[InodeNo]) -> None:
         self._reclaim.take(batch, open_too=False)
         for ino in batch:
             if ino in self._pool.heat:
@@ -71,6 +92,6 @@ class NameEviction:
         count = min(count, _PLAN_MAX)
 
         def choose(columns: Columns, but_not: NDArray[np.uint64]) -> NDArray[np.uint64]:
-            return coldest_names(columns, count, but_not)
+            return self._coldest(columns, count, but_not)
 
         return self._victims.replan(choose)

@@ -37,6 +37,18 @@ def make_index_room(pool: Pool) -> None:
         pool.find_device_room(_STEP_BYTES)
 
 
+def empty_names_too_many(pool: Pool) -> int:
+    """Return how many blocks without bytes are to go for blocks with bytes.
+
+    Each takes an inode and rows of the device, and nothing of what the capacity counts. Where the
+    device has the capacity all the same, they are in nobody's way.
+    """
+    space = pool.space
+    if space.bound_bytes >= space.capacity_bytes:
+        return 0
+    return node_bound.names_too_many(pool.counters, space.capacity_bytes)
+
+
 def require_node(pool: Pool, uid: int) -> None:
     """Raise NoSpace if user *uid* is to make nothing more that never goes. Not for root."""
     if not uid:

@@ -38,6 +38,11 @@ def bound_bytes(capacity_bytes: int) -> int:
     return max(_LEAST_BYTES, int(capacity_bytes * _SHARE))
 
 
+def names_too_many(counters: Counters, capacity_bytes: int) -> int:
+    """Return how many blocks there are beyond those whose names take as much as that."""
+    return max(0, counters.blocks - bound_bytes(capacity_bytes) // (_ROWS_BYTES + _INODE_BYTES))
+
+
 def attribute_bytes(name: bytes, value: bytes | None) -> int:
     """Return what one attribute counts; nothing without a *value*."""
     return 0 if value is None else _row_bytes(_ATTRIBUTE_BYTES + len(name) + len(value))

@@ -27,6 +27,7 @@ from kvfs.lifecycle import (
 )
 from kvfs.makers import NOBODY, Maker
 from kvfs.measure import measured, not_before
+from kvfs.name_room import empty_names_too_many
 from kvfs.namespace import Namespace
 from kvfs.open_inodes import OpenInode
 from kvfs.pool import Pool
@@ -267,8 +268,9 @@ class Publishing:
         pool = self._pool
         if not pool.policies.of(record.parent).leases and not is_temporary(record.name):
             return False
-        leases = pool.holdings.leases
-        return leases.gives(record.uid, record.allocated_bytes)
+        if not record.allocated_bytes and empty_names_too_many(pool):
+            return False
+        return pool.holdings.leases.gives(record.uid, record.allocated_bytes)
 
     def _owned(
         self, opened: OpenInode, record: InodeRecord, state: State, *, written: bool

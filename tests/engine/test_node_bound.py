@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from kvfs.attributes import Change
-from kvfs.errors import NoSpace
+from kvfs.errors import NoSpace, NotFound
 from kvfs.inode_rules import blank_record
-from kvfs.node_bound import NodeShares, bound_bytes, taken_bytes
+from kvfs.node_bound import NodeShares, bound_bytes, names_too_many, taken_bytes
 from kvfs.records import Counters
 from kvfs.types import ROOT_INODE, InodeNo, InodeRecord
 from tests.support.stores import (
@@ -182,3 +182,30 @@ def test_what_goes_and_changes_hands_is_not_charged_any_more(running: Host) -> N
     for name in (b"mine", b"theirs"):
         store.namespace.rmdir(ROOT_INODE, name)
     assert charged(running) == {0: 0, USER: 0, OTHER: 0}
+
+
+def test_names_that_take_a_quarter_are_too_many() -> None:
+    most = 16 * MIB // 1574
+    assert names_too_many(Counters(blocks=most), CAPACITY_BYTES) == 0
+    assert names_too_many(Counters(blocks=most + 7), CAPACITY_BYTES) == 7
+
+
+def test_empty_blocks_go_where_the_device_is_short_and_nowhere_else(running: Host) -> None:
+    store = running.store
+    put(store, ROOT_INODE, b"full", b"x" * 100)
+    most = 8 * MIB // 1574
+    for number in range(most + 200):
+        put(store, ROOT_INODE, b"tmp", b"")
+        store.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"%d" % number, replace=True)
+    store.pool.space.capacity_bytes = 16 * MIB  # a quarter is 4, and 8 is the least
+    store.pool.space.bound_bytes = 16 * MIB
+    store.name_eviction.tick()
+    assert store.pool.counters.blocks == most + 201
+    store.pool.space.bound_bytes -= 1
+    for _ in range(3):
+        store.name_eviction.tick()
+    assert store.pool.counters.blocks == most
+    assert store.namespace.lookup(ROOT_INODE, b"full")
+    assert store.namespace.lookup(ROOT_INODE, b"%d" % (most + 199))
+    with pytest.raises(NotFound):
+        store.namespace.lookup(ROOT_INODE, b"0")

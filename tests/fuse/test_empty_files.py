@@ -1,0 +1,67 @@
+"""Files without bytes take inodes and rows of the device: they give way to blocks with bytes."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.fuse.conftest import pool_source
+from tests.support.calls import write_file
+from tests.support.mounting import Mounted, skip_without_mounts, workplace
+
+pytestmark = pytest.mark.needs_fuse
+
+MIB = 1 << 20
+SOURCE_BYTES = 320 * MIB
+#: More than the device has beside the index, so that it is the device that bounds the pool.
+CAPACITY_BYTES = 120 * MIB
+#: Names whose rows and inodes take a quarter of the capacity.
+NAMES = CAPACITY_BYTES // 4 // 1574
+MANY = NAMES + 3000
+SLACK = 300
+WAIT_S = 20.0
+#: Makes files in its argument, closes them, and lives on: they are its own.
+MAKER = """
+import os, sys
+for number in range(int(sys.argv[2])):
+    os.close(os.open(f"{sys.argv[1]}/{number}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+print("made", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_empty_files_that_are_leased_and_pinned_give_way() -> None:
+    """Nothing of theirs is counted by bytes, nor by the bounds of leases and pins."""
+    skip_without_mounts()
+    flags = ("-o", "mode=0777", "--capacity", str(CAPACITY_BYTES), "--data-path=daemon")
+    flags += ("--set", "index_preallocate_bytes=1M")
+    with (
+        workplace("disk") as place,
+        pool_source("xfs", SOURCE_BYTES) as source,
+        Mounted(source, place / "kv", *flags) as mounted,
+    ):
+        assert mounted.status()["bound_bytes"] < CAPACITY_BYTES
+        theirs = mounted.path / "theirs"
+        theirs.mkdir()
+        os.chown(theirs, 1000, 1000)
+        os.setxattr(theirs, "user.kvfs.pin", b"1")
+        write_file(mounted.path / "block", b"x" * MIB)
+        with subprocess.Popen(
+            [sys.executable, "-c", MAKER, str(theirs), str(MANY)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            user=1000,
+            group=1000,
+        ) as maker:
+            assert maker.stdout is not None
+            assert maker.stdout.readline() == b"made\n"
+            deadline_s = time.monotonic() + WAIT_S
+            while mounted.status()["blocks"] >= NAMES + SLACK:
+                assert time.monotonic() < deadline_s, "the files without bytes stay"
+            assert mounted.status()["blocks"] > NAMES - SLACK
+            assert (mounted.path / "block").stat().st_size == MIB
+            maker.kill()
+        mounted.stop()
+        assert mounted.errors() == []
