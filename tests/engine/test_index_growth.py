@@ -73,6 +73,7 @@ def test_blocks_give_way_for_names(running: Host) -> None:
     assert made == 4000
     assert store.reclaim.evicted_blocks > evicted
     for number in range(10_000, 10_008):
+        store.pool.device_room.look()  # as each tick does
         store_block(store, number)
         settle(store)
     assert_exact(running)
