@@ -83,7 +83,6 @@ class Files:
         self.readers = Readers(store.pool, handles, store.pool.settings.backing_ids_max)
         self.path = path
         self._shares = handles.shares
-        self._shares.give_up_one = self.readers.give_up_one
         self._uid = uid
         #: Tells which process made the request being handled.
         self.requester: Callable[[], Maker] = lambda: NOBODY
@@ -297,7 +296,7 @@ class Files:
 
     def _require_share(self) -> None:
         """Refuse who has his share of the descriptors open. Raises TooManyOpen."""
-        self._shares.require_one(self._uid())
+        self._shares.require_one(self._uid(), self.readers.give_up_one)
 
     def release(self, fh: int) -> None:
         """Close handle *fh*: the last writer publishes. Raises BadHandle, NoSpace."""

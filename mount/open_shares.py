@@ -23,20 +23,21 @@ class OpenShares:
         """Let each user have *share* of what the server may have open."""
         self._share: Final = share
         self._held: Counter[int] = Counter()
-        #: Closes what nobody uses and is kept for the next reader; False when there is none.
-        self.give_up_one: Callable[[], bool] = bool
 
     @property
     def most(self) -> int:
         """Return how many a user may have."""
         return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * self._share)
 
-    def require_one(self, uid: int) -> None:
-        """Refuse one more to *uid* who has his share. Raises TooManyOpen."""
+    def require_one(self, uid: int, give_up_one: "Callable[[], bool]") -> None:
+        """Refuse one more to *uid* who has his share. Raises TooManyOpen.
+
+        *give_up_one* closes what nobody uses and is kept for the next reader; False: there is none.
+        """
         if uid == _ROOT or self._held[uid] < self.most:
             return
         while self._held[uid] >= self.most:
-            if not self.give_up_one():
+            if not give_up_one():
                 raise TooManyOpen(f"uid {uid} has {self._held[uid]} files open")
 
     def take(self, uid: int) -> None:
