@@ -79,6 +79,8 @@ class DisplacedDrafts:
 
     def contended(self, parent: InodeNo, name: bytes) -> bool:
         """Whether a draft that lost this name may still be renamed by its writer."""
+        if not self._kept:  # asked twice a rename
+            return False
         return any(lost.name == name and lost.parent == parent for lost in self._kept.values())
 
     def meant(

@@ -29,7 +29,7 @@ class LeaseShares:
     """What leases hold, by user and process."""
 
     def __init__(self, bound_bytes: Callable[[], int], capacity_bytes: int) -> None:
-        """*bound_bytes* tells how much of *capacity_bytes* leases may keep now."""
+        """*bound_bytes* tells how much of *capacity_bytes* leases may keep now, 0 or more."""
         self._bound_bytes = bound_bytes
         self._capacity_bytes = capacity_bytes
         self._by_user: dict[int, dict[Maker, int]] = {}
@@ -40,7 +40,7 @@ class LeaseShares:
     @property
     def bound_bytes(self) -> int:
         """How much leases may keep now."""
-        return max(0, self._bound_bytes())
+        return self._bound_bytes()
 
     def note(self, uid: int, maker: Maker, change_bytes: int) -> None:
         """*maker*, of user *uid*, holds *change_bytes* more, or less if that is below 0."""
@@ -59,7 +59,7 @@ class LeaseShares:
 
     def gives(self, uid: int, size_bytes: int) -> bool:
         """Whether user *uid* gets a lease for *size_bytes* that were just stored."""
-        bound_bytes = self.bound_bytes
+        bound_bytes = self._bound_bytes()
         lacking_bytes = self.held_bytes + size_bytes - bound_bytes
         if lacking_bytes <= 0:
             return True

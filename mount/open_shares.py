@@ -5,7 +5,6 @@ on the daemon path of each that is read. They end where the server's limit does,
 """
 
 import resource
-from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from kvfs.errors import TooManyOpen
@@ -22,7 +21,7 @@ class OpenShares:
     def __init__(self, share: float) -> None:
         """Let each user have *share* of what the server may have open."""
         self._share: Final = share
-        self._held: Counter[int] = Counter()
+        self._held: dict[int, int] = {}
 
     @property
     def most(self) -> int:
@@ -34,18 +33,20 @@ class OpenShares:
 
         *give_up_one* closes what nobody uses and is kept for the next reader; False: there is none.
         """
-        if uid == _ROOT or self._held[uid] < self.most:
+        if uid == _ROOT:
             return
-        while self._held[uid] >= self.most:
+        while self._held.get(uid, 0) >= self.most:
             if not give_up_one():
                 raise TooManyOpen(f"uid {uid} has {self._held[uid]} files open")
 
     def take(self, uid: int) -> None:
         """Count one for *uid*."""
-        self._held[uid] += 1
+        self._held[uid] = self._held.get(uid, 0) + 1
 
     def give_back(self, uid: int) -> None:
         """Count one less for *uid*."""
-        self._held[uid] -= 1
-        if not self._held[uid]:
+        held = self._held[uid] - 1
+        if held:
+            self._held[uid] = held
+        else:
             del self._held[uid]
