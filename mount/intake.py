@@ -10,7 +10,7 @@ import select
 import struct
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from mount.busy_poll import BusyPoll
 from mount.wire import (
@@ -25,7 +25,6 @@ from mount.wire import (
 
 if TYPE_CHECKING:
     from kvfs.types import InodeNo
-    from mount.readers import Readers
 
 #: After so many requests or jobs without a pause the other tasks get a turn,
 TURN_MESSAGES: Final = 32
@@ -45,6 +44,24 @@ _FLAGS_MASK: Final = (1 << 32) - 1
 _OPENED_BYTES: Final = OUT_HEADER_BYTES + OPEN_OUT.size
 _OPEN: Final = int(Opcode.OPEN)
 _RELEASE: Final = int(Opcode.RELEASE)
+
+
+class _Told(Protocol):
+    """An open that others share."""
+
+    @property
+    def told(self) -> bytes:
+        """The body of the answer to its OPEN."""
+
+
+class KnownReaders(Protocol):
+    """Whose opens and closes are answered here: readers of blocks that others have open."""
+
+    def enter(self, ino: "InodeNo", flags: int, /) -> _Told | None:
+        """One more opens *ino*; None if that is not known to be right."""
+
+    def leave(self, ino: "InodeNo", fh: int, /) -> bool:
+        """One of handle *fh* of *ino* closes; False if that is not known."""
 
 
 class Intake:
@@ -76,7 +93,7 @@ class Intake:
         self.left = 0
         self._turn_ends_ns = 0
         #: Whose opens and closes are answered here; without them nobody's.
-        self.readers: Readers | None = None
+        self.readers: KnownReaders | None = None
         #: Does one short piece of work when no request waits; False when there is none.
         self.idle: Callable[[], bool] = nothing_to_do
 
