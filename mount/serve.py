@@ -15,44 +15,44 @@ from typing import Any, Final
 import pyfuse3
 import trio
 
-from kvfs.config import Settings
+from kvfs.core.errors import CommandError, ServeFailed
+from kvfs.core.mount_name import socket_path
+from kvfs.core.settings import Settings
+from kvfs.core.sizes import format_size
+from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.devices import Device, Reserve, open_source
-from kvfs.errors import CommandError, ServeFailed
-from kvfs.makers import Maker
-from kvfs.open_inodes import OpenInode
-from kvfs.pool_name import socket_path
-from kvfs.ready import abandon_nothing, adopt_nothing
-from kvfs.sizes import format_size
-from kvfs.store import Store
-from kvfs.types import ROOT_INODE, InodeNo, InodeRecord
-from mount import kernel
-from mount.abort_guard import AbortGuard
-from mount.channel import Channel
-from mount.control import Verb, serve_control
-from mount.data_lane import DataLane
-from mount.data_path import DaemonPath, PassthroughPath
-from mount.entries import Entries
-from mount.evict_verbs import EvictVerbs
-from mount.exotic import Exotic
-from mount.files import DataPath, Files
-from mount.handles import Handles
-from mount.init_reply import Features, agree
-from mount.lane import Lane
-from mount.late import Late
-from mount.logging_setup import apply_levels
-from mount.lost_device import LostDevice
-from mount.notifier import Notifier
-from mount.open_shares import OpenShares
-from mount.operations import Operations
-from mount.own_mount import OwnMount
-from mount.path_choice import NOT_OFFERED, PathChoice, choose_path, without_passthrough
-from mount.present_time import PresentTime
-from mount.process_manners import what_it_cannot_see
-from mount.read_ahead import read_ahead_far
-from mount.status import Parts, describe, describe_lost
-from mount.store_lane import StoreLane
-from mount.transfers import Transfers
-from mount.wire import Opcode
+from kvfs.engine.store import Store
+from kvfs.machine.processes import Maker
+from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.ready_extents import abandon_nothing, adopt_nothing
+from mount.control.socket import Verb, serve_control
+from mount.control.status import Parts, describe, describe_lost
+from mount.control.verbs import EvictVerbs
+from mount.files.data_path import DaemonPath, PassthroughPath
+from mount.files.files import DataPath, Files
+from mount.files.handles import Handles
+from mount.files.open_shares import OpenShares
+from mount.files.path_choice import NOT_OFFERED, PathChoice, choose_path, without_passthrough
+from mount.files.read_ahead import read_ahead_far
+from mount.files.transfers import Transfers
+from mount.fuse import kernel
+from mount.fuse.abort_guard import AbortGuard
+from mount.fuse.channel import Channel
+from mount.fuse.init_reply import Features, agree
+from mount.fuse.invalidations import Notifier
+from mount.fuse.kernel_mount import OwnMount
+from mount.fuse.wire import Opcode
+from mount.process.logs import apply_levels
+from mount.process.process_limits import what_it_cannot_see
+from mount.requests.data import DataLane
+from mount.requests.entry_attributes import Entries
+from mount.requests.fast import Lane
+from mount.requests.fast_store import StoreLane
+from mount.requests.late import Late
+from mount.requests.lost_device import LostDevice
+from mount.requests.operations import Operations
+from mount.requests.present_time import PresentTime
+from mount.requests.raw import Exotic
 
 _log: Final = logging.getLogger(__name__)
 

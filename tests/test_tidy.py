@@ -10,8 +10,8 @@ import tomllib
 from pathlib import Path
 from typing import Final
 
-from kvfs import errors
-from tests.support.floors import FLOORS, floor_of
+from kvfs.core import errors
+from tests.support.floors import FLOORS, floor_of, is_pure
 from tests.support.house_rules import of_each
 from tests.support.source_tree import (
     MODULES,
@@ -98,11 +98,13 @@ ALLOWED_NAMES: Final = frozenset({"PAGE_BYTES", "page_cache", "entry_timeout_s",
 #: Where another's language is spoken: FUSE's (a name with its attributes), LMDB's.
 ALLOWED_WORDS: Final = {
     "mount.": frozenset({"entry", "entries"}),
-    "kvfs.index": frozenset({"page", "pages"}),
+    "kvfs.storage.index": frozenset({"page", "pages"}),
 }
 
 #: What logging calls.
-CALLED_FROM_OUTSIDE: Final = frozenset({"mount.log_rate.emit", "mount.log_sockets.emit"})
+CALLED_FROM_OUTSIDE: Final = frozenset(
+    {"mount.process.log_rate.emit", "mount.process.log_sockets.emit"}
+)
 
 #: Hosts that a text may point a reader to. Registries and mirrors are the machine's business.
 READERS_HOSTS: Final = re.compile(
@@ -135,9 +137,22 @@ def test_imports_make_no_circle() -> None:
     assert not left, f"these import each other: {sorted(left)}"
 
 
+def test_the_house_is_made_of_folders() -> None:
+    """At most ten rooms in kvfs/ and six in mount/, and nothing lies between the rooms."""
+    for top, most, alone in (
+        ("kvfs", 10, {"__init__"}),
+        ("mount", 6, {"__init__", "serve"}),
+    ):
+        assert {path.stem for path in (ROOT / top).glob("*.py")} == alone
+        rooms = [path.parent for path in (ROOT / top).glob("*/__init__.py")]
+        assert 0 < len(rooms) <= most
+    unused = [floor for floor in FLOORS if floor not in MODULES]
+    assert not unused, "folders of the table that are not there"
+
+
 @of_each(SOURCES)
 def test_the_pure_floor_touches_no_machine(path: Path) -> None:
-    if floor_of(module_of(path)) == "pure":
+    if is_pure(module_of(path)):
         impure = {name for name in imports_of(path) if name.partition(".")[0] in IMPURE}
         assert not impure, f"{module_of(path)} is pure and imports {sorted(impure)}"
         calls = [
@@ -152,7 +167,7 @@ def test_the_pure_floor_touches_no_machine(path: Path) -> None:
 
 @of_each(SOURCES)
 def test_only_the_mount_knows_fuse(path: Path) -> None:
-    if floor_of(module_of(path)) != "mount":
+    if module_of(path).partition(".")[0] != "mount":
         assert "pyfuse3" not in {name.partition(".")[0] for name in imports_of(path)}
 
 

@@ -6,8 +6,8 @@ import subprocess
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from kvfs.again import program_again
-from kvfs.errors import BenchFailed
+from kvfs.client.subprocesses import program_again
+from kvfs.core.errors import BenchFailed
 
 
 class Order(NamedTuple):

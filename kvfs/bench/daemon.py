@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from kvfs.again import program_again
-from kvfs.errors import BenchFailed
+from kvfs.client.subprocesses import program_again
+from kvfs.core.errors import BenchFailed
 
 _MODULE: Final = "kvfs.cli.main"
 #: The command as this interpreter has it, wherever the package is installed.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from kvfs.errors import UsageError
-from kvfs.types import PAGE_BYTES
+from kvfs.core.errors import UsageError
+from kvfs.core.types import PAGE_BYTES
 
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30

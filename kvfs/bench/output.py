@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from kvfs.errors import CommandError, UsageError
+from kvfs.core.errors import CommandError, UsageError
 
 _STDOUT: Final = "-"
 #: The tables' width: on a narrower terminal lines wrap, but no digit is cut off.

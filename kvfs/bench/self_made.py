@@ -15,11 +15,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kvfs.available_memory import available_memory_bytes
 from kvfs.bench.daemon import KVFS, environment, mount_status
-from kvfs.errors import BenchFailed, NotRoot, ToolMissing, UsageError
-from kvfs.sizes import format_size
-from kvfs.stopping import exit_code_of
+from kvfs.client.stopping import exit_code_of
+from kvfs.core.errors import BenchFailed, NotRoot, ToolMissing, UsageError
+from kvfs.core.sizes import format_size
+from kvfs.machine.available_memory import available_memory_bytes
 
 _TOOLS: Final = ("losetup", "mkfs.xfs", "mount", "umount")
 #: Of everything that is made, so that what a killed run left behind is known again.

@@ -11,7 +11,7 @@ from kvfs.bench.crew import Crew, Order
 from kvfs.bench.daemon import Daemon
 from kvfs.bench.jobs import Job, Kind, Mode, Work
 from kvfs.bench.results import Sample
-from kvfs.errors import UsageError
+from kvfs.core.errors import UsageError
 
 _DROP_CACHES: Final = Path("/proc/sys/vm/drop_caches")
 _VERBS: Final = {

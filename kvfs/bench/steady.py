@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 
 import kvfs
-from kvfs.again import program_again
 from kvfs.bench.crew import Crew, Order, wall_s
 from kvfs.bench.daemon import KVFS, Daemon, mount_status
 from kvfs.bench.self_made import (
@@ -26,7 +25,8 @@ from kvfs.bench.self_made import (
     torn_down,
     unmount,
 )
-from kvfs.errors import BenchFailed
+from kvfs.client.subprocesses import program_again
+from kvfs.core.errors import BenchFailed
 
 FULL: Final = "kvfs, full"
 EMPTY: Final = "kvfs, emptied"

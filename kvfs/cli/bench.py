@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from kvfs.cli.caller import need_root
 from kvfs.cli.mkfs import size_of
 from kvfs.cli.parser import add_verb
-from kvfs.errors import UsageError
+from kvfs.core.errors import UsageError
 
 if TYPE_CHECKING:
     from kvfs.bench.comparison import Outcome, Plan

@@ -3,7 +3,7 @@
 import os
 from typing import Final
 
-from kvfs.errors import NotRoot
+from kvfs.core.errors import NotRoot
 
 #: linux/capability.h.
 _CAP_SYS_ADMIN: Final = 21

@@ -9,12 +9,12 @@ import os
 import select
 from typing import Final, NamedTuple
 
-from kvfs.cli.liveness import has_ended, was_killed
-from kvfs.cli.servers import server_of
-from kvfs.control_files import locked_directory
-from kvfs.errors import CommandError, MountpointUnusable
-from kvfs.mount_table import Mount, kvfs_at
-from kvfs.pool_name import RUN_DIRECTORY
+from kvfs.client.control_files import locked_directory
+from kvfs.client.liveness import has_ended, was_killed
+from kvfs.client.servers import server_of
+from kvfs.core.errors import CommandError, MountpointUnusable
+from kvfs.core.mount_name import RUN_DIRECTORY
+from kvfs.machine.mount_table import Mount, kvfs_at
 
 #: From its server's end to that of its file system, which may have bytes to write back.
 _SOURCE_WAIT_S: Final = 10.0
@@ -47,7 +47,7 @@ def take_away(dead: DeadMount) -> None:
 
     Calls that wait for the killed server end with an error.
     """
-    from mount.kernel import unmount
+    from mount.fuse.kernel import unmount
 
     mountpoint = dead.mount.mountpoint
     pidfd = open_process(dead.held_up_pid)

@@ -14,12 +14,12 @@ from kvfs.cli.caller import need_root
 from kvfs.cli.mkfs import size_of
 from kvfs.cli.parser import add_verb
 from kvfs.cli.tables import console_for_tables
-from kvfs.errors import UsageError
-from kvfs.stopping import held_back
+from kvfs.client.stopping import held_back
+from kvfs.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from kvfs.bench.kv_load import KvLoad
     from kvfs.cli.parser import Subparsers
-    from kvfs.kv_load import KvLoad
 
 #: Enough for every shape to repeat, little enough for any machine's disk and a minute.
 DEFAULT_SIZE: Final = "1G"
@@ -121,7 +121,7 @@ def _run_load(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from kvfs.kv_load import KvLoad
+    from kvfs.bench.kv_load import KvLoad
 
     if not args.json:
         print(f"Blocks go to {folder}", flush=True)

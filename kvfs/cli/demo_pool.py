@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from kvfs.again import program_again
-from kvfs.errors import CommandError, ServeFailed, SourceBlank, SourceFull, SourceMissing
-from kvfs.sizes import format_size
-from kvfs.stopping import exit_code_of
+from kvfs.client.stopping import exit_code_of
+from kvfs.client.subprocesses import program_again
+from kvfs.core.errors import CommandError, ServeFailed, SourceBlank, SourceFull, SourceMissing
+from kvfs.core.sizes import format_size
 
 #: Disks first; a machine whose disk is an overlay (a container) has memory at least.
 PLACES: Final = ("/var/tmp", "/tmp", "/dev/shm")

@@ -5,7 +5,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from kvfs.kv_load import KvLoad, Moved, Tally
+from kvfs.bench.kv_load import KvLoad, Moved, Tally
 
 
 def as_table(load: KvLoad) -> Table:

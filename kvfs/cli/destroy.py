@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvfs.cli.caller import need_root
 from kvfs.cli.parser import add_verb
 from kvfs.cli.pool_source import wanted_pool
-from kvfs.errors import UsageError
+from kvfs.core.errors import UsageError
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from kvfs.cli.failures import one_line
 from kvfs.cli.parser import add_verb
 from kvfs.cli.tables import console_for_tables
-from kvfs.errors import NotMounted, NotRoot, SeriousFindings, ServeFailed
-from kvfs.printable import printable
+from kvfs.core.errors import NotMounted, NotRoot, SeriousFindings, ServeFailed
+from kvfs.core.printable import printable
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
-    from kvfs.cli.servers import Answer
+    from kvfs.client.servers import Answer
     from kvfs.doctor.finding import Report
 
 
@@ -51,10 +51,10 @@ def configure(subparsers: "Subparsers") -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Gather, judge, print; raise SeriousFindings at the end."""
-    from kvfs.cli.doctor_facts import gather
     from kvfs.cli.doctor_silent import report_of_silent
     from kvfs.doctor.examine import examine
     from kvfs.doctor.finding import Severity
+    from kvfs.doctor.gather import gather
 
     mountpoints, silent = ([args.mountpoint], []) if args.mountpoint else _all_servers()
     reports = [report for answer in silent if (report := _report_of_silent(answer)) is not None]
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _all_servers() -> tuple[list[str], list["Answer"]]:
     """Return the mountpoints of the servers that answer, and what came of the others."""
-    from kvfs.cli.servers import answers_and_dead
+    from kvfs.client.servers import answers_and_dead
 
     found = answers_and_dead()
     if not found:
@@ -100,7 +100,7 @@ def _all_servers() -> tuple[list[str], list["Answer"]]:
 def _report_of_silent(answer: "Answer") -> "Report | None":
     """Return a report about a server that is dead or hangs; say what is no news of a mount."""
     from kvfs.cli.doctor_silent import report_of_silent
-    from kvfs.cli.servers import complaint, mountpoint_behind
+    from kvfs.client.servers import complaint, mountpoint_behind
 
     mountpoint = mountpoint_behind(answer.path)
     report = None

@@ -3,12 +3,12 @@
 import shlex
 from typing import Final
 
-from kvfs.cli.liveness import has_ended, was_killed
-from kvfs.control_client import ServerGone, peer_pid
+from kvfs.client.control_socket import ServerGone, peer_pid
+from kvfs.client.liveness import has_ended, was_killed
+from kvfs.core.errors import CommandError
+from kvfs.core.mount_name import name_of, socket_path
 from kvfs.doctor.finding import Finding, Report, Severity, Verdict
-from kvfs.errors import CommandError
-from kvfs.mount_table import kvfs_at, resolve_mountpoint
-from kvfs.pool_name import name_of, socket_path
+from kvfs.machine.mount_table import kvfs_at, resolve_mountpoint
 
 #: States of proc_pid_stat(5): by a signal, by a debugger.
 _STOPPED: Final = frozenset("Tt")

@@ -11,9 +11,9 @@ from kvfs.cli.counts import count_of
 from kvfs.cli.mkfs import size_of
 from kvfs.cli.on_mount import OnMount, locate
 from kvfs.cli.parser import add_verb
-from kvfs.control_client import ask
-from kvfs.errors import EvictedTooLittle, UsageError
-from kvfs.sizes import format_size
+from kvfs.client.control_socket import ask
+from kvfs.core.errors import EvictedTooLittle, UsageError
+from kvfs.core.sizes import format_size
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers

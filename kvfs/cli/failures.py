@@ -5,8 +5,8 @@ import tempfile
 import traceback
 
 from kvfs.cli.termination import Terminated
-from kvfs.errors import CommandError, KvfsError, UsageError
-from kvfs.printable import printable
+from kvfs.core.errors import CommandError, KvfsError, UsageError
+from kvfs.core.printable import printable
 
 #: EX_SOFTWARE of sysexits.h: a bug in kvfs.
 INTERNAL_ERROR_EXIT = 70

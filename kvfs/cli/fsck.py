@@ -11,12 +11,12 @@ from kvfs.cli.caller import need_root
 from kvfs.cli.counts import count_of
 from kvfs.cli.parser import add_verb
 from kvfs.cli.pool_source import wanted_pool
-from kvfs.errors import NO_SPACE, CheckFailed, NoSpace, SourceDamaged, SourceFull
-from kvfs.printable import printable
+from kvfs.core.errors import NO_SPACE, CheckFailed, NoSpace, SourceDamaged, SourceFull
+from kvfs.core.printable import printable
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
-    from kvfs.fsck_report import FsckReport
+    from kvfs.engine.recovery.fsck_report import FsckReport
 
 Progress = Callable[[int, int], None]
 
@@ -53,10 +53,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(source: str, *, repair: bool) -> "FsckReport":
-    from kvfs.check import check_pool
-    from kvfs.config import Settings
+    from kvfs.core.settings import Settings
     from kvfs.devices import open_source
-    from mount.process_manners import require_file_size, require_open_files
+    from kvfs.engine.recovery.fsck import check_pool
+    from mount.process.process_limits import require_file_size, require_open_files
 
     require_file_size()
     require_open_files(Settings().open_files_max)

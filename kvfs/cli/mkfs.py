@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from kvfs.cli.caller import need_root
 from kvfs.cli.parser import add_verb
-from kvfs.errors import UsageError
-from kvfs.sizes import parse_size
+from kvfs.core.errors import UsageError
+from kvfs.core.sizes import parse_size
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
     capacity_bytes = size_of(args.capacity, "--capacity")
     need_root("kvfs mkfs")
     from kvfs.devices import format_source
-    from kvfs.founding import found_pool
-    from mount.process_manners import require_file_size
+    from kvfs.engine.recovery.new_pool import found_pool
+    from mount.process.process_limits import require_file_size
 
     require_file_size()
     format_source(args.source, capacity_bytes=capacity_bytes, force=args.force, fill=found_pool)

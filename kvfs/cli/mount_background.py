@@ -6,12 +6,12 @@ import subprocess
 from collections.abc import Sequence
 from typing import Final
 
-from kvfs.again import program_again
 from kvfs.cli.dead_mount import free_place
 from kvfs.cli.ready_pipe import Outcome, wait_for_outcome
-from kvfs.config import Settings
-from kvfs.errors import CommandError, ServeFailed
-from kvfs.stopping import held_back, stop
+from kvfs.client.stopping import held_back, stop
+from kvfs.client.subprocesses import program_again
+from kvfs.core.errors import CommandError, ServeFailed
+from kvfs.core.settings import Settings
 
 #: From SIGTERM to SIGKILL for a server that did not come up in time.
 _GRACE_S: Final = 10.0

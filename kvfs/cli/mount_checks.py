@@ -3,10 +3,10 @@
 import os
 import stat
 
-from kvfs.below_mount import below, told
 from kvfs.cli.dead_mount import free_place
-from kvfs.errors import MountpointUnusable
-from kvfs.mount_table import kvfs_at
+from kvfs.core.errors import MountpointUnusable
+from kvfs.doctor.below_mount import below, told
+from kvfs.machine.mount_table import kvfs_at
 
 
 def prepare_mountpoint(mountpoint: str) -> list[str]:

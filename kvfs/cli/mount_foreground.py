@@ -10,8 +10,8 @@ from kvfs.cli.mount_checks import check_apart, prepare_mountpoint
 from kvfs.cli.ready_pipe import ReadyPipe
 from kvfs.cli.standard_streams import say
 from kvfs.cli.termination import sigterm_raises
-from kvfs.config import Settings
-from kvfs.errors import NO_SPACE, KvfsError, ServeFailed, SourceBlank, SourceFull
+from kvfs.core.errors import NO_SPACE, KvfsError, ServeFailed, SourceBlank, SourceFull
+from kvfs.core.settings import Settings
 
 _log: Final = logging.getLogger(__name__)
 
@@ -37,15 +37,15 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
     settings = load()
     check_apart(settings.source, settings.mountpoint)
     remarks = prepare_mountpoint(settings.mountpoint)
-    from mount.process_manners import require_file_size, require_open_files
+    from mount.process.process_limits import require_file_size, require_open_files
 
     require_file_size()
     require_open_files(settings.open_files_max)
     # Only now what is slow to import: a wrong flag is answered at once.
-    from kvfs.index_map import outlive_bus_errors
-    from mount.logging_setup import close_logging, set_up_logging
-    from mount.notify_systemd import notify
-    from mount.process_manners import adopt, settle_memory
+    from kvfs.storage.index_map import outlive_bus_errors
+    from mount.process.logs import close_logging, set_up_logging
+    from mount.process.notify_systemd import notify
+    from mount.process.process_limits import adopt, settle_memory
 
     place = set_up_logging(settings, background=pipe is not None)
     outlive_bus_errors()
@@ -92,7 +92,7 @@ def _serve_or_format(
     remark: Callable[[str], None],
 ) -> None:
     from kvfs.devices import format_source
-    from kvfs.founding import found_pool
+    from kvfs.engine.recovery.new_pool import found_pool
     from mount import serve
 
     try:

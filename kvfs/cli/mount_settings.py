@@ -5,11 +5,11 @@ import os
 from dataclasses import replace
 from typing import Final
 
-from kvfs.cli.settings_file import read_file
-from kvfs.config import Settings
-from kvfs.errors import UsageError
-from kvfs.mount_table import resolve_mountpoint
-from kvfs.pool_name import check_name, config_path, name_of
+from kvfs.client.user_file import read_file
+from kvfs.core.errors import UsageError
+from kvfs.core.mount_name import check_name, config_path, name_of
+from kvfs.core.settings import Settings
+from kvfs.machine.mount_table import resolve_mountpoint
 
 #: Flags of the same name as a setting.
 _FLAGS: Final = (

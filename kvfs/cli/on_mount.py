@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvfs.cli.servers import answer_of, status_of
-from kvfs.errors import NotMounted, UsageError
-from kvfs.mount_table import FS_TYPE, mount_of, resolve_mountpoint
+from kvfs.client.servers import answer_of, status_of
+from kvfs.core.errors import NotMounted, UsageError
+from kvfs.machine.mount_table import FS_TYPE, mount_of, resolve_mountpoint
 
 
 class OnMount(NamedTuple):

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvfs.cli.on_mount import locate
 from kvfs.cli.parser import add_verb
-from kvfs.control_client import ask
-from kvfs.printable import printable
-from kvfs.sizes import format_size
+from kvfs.client.control_socket import ask
+from kvfs.core.printable import printable
+from kvfs.core.sizes import format_size
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers

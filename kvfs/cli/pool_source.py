@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kvfs.errors import SourceBlank, SourceForeign
-from kvfs.mount_table import kvfs_at, resolve_mountpoint
+from kvfs.core.errors import SourceBlank, SourceForeign
+from kvfs.machine.mount_table import kvfs_at, resolve_mountpoint
 
 
 @contextmanager

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvfs.cli.failures import one_line
 from kvfs.cli.parser import add_verb
-from kvfs.cli.servers import answers_and_dead, complaint, not_here, status_of
 from kvfs.cli.tables import console_for_tables
-from kvfs.errors import NotMounted
-from kvfs.mount_table import kvfs_at
+from kvfs.client.servers import answers_and_dead, complaint, not_here, status_of
+from kvfs.core.errors import NotMounted
+from kvfs.machine.mount_table import kvfs_at
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers

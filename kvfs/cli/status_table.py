@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from kvfs.printable import printable
-from kvfs.sizes import format_size
+from kvfs.core.printable import printable
+from kvfs.core.sizes import format_size
 
 #: Headings, and under each the figures with their names for a reader.
 _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {

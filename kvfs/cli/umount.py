@@ -7,18 +7,18 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final
 
-from kvfs.again import seen_in_time
 from kvfs.cli.caller import need_root
 from kvfs.cli.dead_mount import dead_mount_at, open_process, take_away, wait_for_end
-from kvfs.cli.kernel_holders import held_by_kernel
-from kvfs.cli.liveness import was_killed
 from kvfs.cli.mount_settings import read_settings_file
 from kvfs.cli.parser import add_verb
-from kvfs.cli.servers import remove_dead_sockets, server_of
-from kvfs.config import Settings
-from kvfs.errors import CommandError, MountpointUnusable, NotMounted, ServeFailed, UsageError
-from kvfs.mount_table import FS_TYPE, mount_at, resolve_mountpoint
-from kvfs.mounted_elsewhere import note_of
+from kvfs.client.liveness import was_killed
+from kvfs.client.servers import remove_dead_sockets, server_of
+from kvfs.client.subprocesses import seen_in_time
+from kvfs.core.errors import CommandError, MountpointUnusable, NotMounted, ServeFailed, UsageError
+from kvfs.core.settings import Settings
+from kvfs.doctor.kernel_holders import held_by_kernel
+from kvfs.machine.mount_table import FS_TYPE, mount_at, resolve_mountpoint
+from kvfs.machine.mounted_elsewhere import note_of
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
@@ -129,7 +129,7 @@ def _wait_for_source(source: str, wait_s: float) -> None:
 
 
 def _unmount(mountpoint: str, *, lazy: bool) -> None:
-    from mount.kernel import unmount
+    from mount.fuse.kernel import unmount
 
     try:
         unmount(mountpoint, lazy=lazy)
@@ -143,7 +143,7 @@ def _unmount(mountpoint: str, *, lazy: bool) -> None:
 
 def _held_by(mountpoint: str) -> str:
     """Return who holds it, as far as a bounded look tells."""
-    seen = seen_in_time("kvfs.cli.holders", mountpoint)
+    seen = seen_in_time("kvfs.client.processes_on_mount", mountpoint)
     holders = [line.decode(errors="backslashreplace") for line in seen]
     holders += held_by_kernel(mountpoint)
     return f": used by {', '.join(holders)}" if holders else "; --lazy detaches it all the same"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from kvfs.cli.on_mount import locate
 from kvfs.cli.parser import add_verb
 from kvfs.cli.pin import all_pins, show
-from kvfs.control_client import ask
+from kvfs.client.control_socket import ask
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers

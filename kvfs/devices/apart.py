@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from kvfs.mount_table import mounts
+from kvfs.machine.mount_table import mounts
 
 #: linux/sched.h, linux/mount.h; umount(2).
 _CLONE_NEWNS: Final = 0x20000

@@ -3,19 +3,19 @@
 import contextlib
 import os
 
-from kvfs.devices import busy, loop, probe, xfs
-from kvfs.devices.capacity import XFS_MIN_BYTES, xfs_usable_bytes
-from kvfs.devices.device import Device, Fill
-from kvfs.devices.outlived import outlived
-from kvfs.devices.pool_files import PoolHeader
-from kvfs.errors import (
+from kvfs.core.errors import (
     SourceBlank,
     SourceDamaged,
     SourceForeign,
     SourceFull,
     UsageError,
 )
-from kvfs.sizes import format_size
+from kvfs.core.sizes import format_size
+from kvfs.devices import busy, loop, probe, xfs
+from kvfs.devices.capacity import XFS_MIN_BYTES, xfs_usable_bytes
+from kvfs.devices.device import Device, Fill
+from kvfs.devices.outlived import outlived
+from kvfs.devices.pool_files import PoolHeader
 
 
 def format_block(path: str, *, capacity_bytes: int | None, force: bool, fill: Fill) -> PoolHeader:

@@ -5,10 +5,10 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
+from kvfs.core.errors import SourceBusy, SourceDamaged
 from kvfs.devices import loop
-from kvfs.errors import SourceBusy, SourceDamaged
-from kvfs.mount_table import mounts, where_mounted
-from kvfs.mounted_elsewhere import where_in_use
+from kvfs.machine.mount_table import mounts, where_mounted
+from kvfs.machine.mounted_elsewhere import where_in_use
 
 _SWAPS: Final = "/proc/swaps"
 _UNKNOWN_USER: Final = (

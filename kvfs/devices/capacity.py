@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from kvfs.types import round_up
+from kvfs.core.types import round_up
 
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30

@@ -8,7 +8,7 @@ long as the boot whose page cache RUN vouches for.
 import contextlib
 import os
 
-from kvfs.pool_name import RUN_DIRECTORY
+from kvfs.core.mount_name import RUN_DIRECTORY
 
 
 def note(epoch: int) -> None:

@@ -4,9 +4,9 @@ import os
 from collections.abc import Callable
 from typing import Final, Literal, Self
 
+from kvfs.core.errors import UsageError
+from kvfs.core.sizes import format_size
 from kvfs.devices.pool_files import PoolHeader
-from kvfs.errors import UsageError
-from kvfs.sizes import format_size
 
 Kind = Literal["block", "image", "directory"]
 

@@ -10,13 +10,7 @@ import logging
 import os
 from collections.abc import Iterator
 
-from kvfs.devices import block, loop, probe, xfs
-from kvfs.devices.capacity import image_size_bytes
-from kvfs.devices.device import Device, Fill
-from kvfs.devices.lock_holders import holders, is_alive
-from kvfs.devices.outlived import Outlived, outlived
-from kvfs.devices.pool_files import PoolHeader
-from kvfs.errors import (
+from kvfs.core.errors import (
     NO_SPACE,
     SourceBusy,
     SourceDamaged,
@@ -24,11 +18,17 @@ from kvfs.errors import (
     SourceMissing,
     UsageError,
 )
-from kvfs.mount_table import where_mounted
-from kvfs.mounted_elsewhere import where_in_use
-from kvfs.sizes import format_size
-from kvfs.syscalls import Syscalls
-from kvfs.types import PAGE_BYTES, round_up
+from kvfs.core.sizes import format_size
+from kvfs.core.types import PAGE_BYTES, round_up
+from kvfs.devices import block, loop, probe, xfs
+from kvfs.devices.capacity import image_size_bytes
+from kvfs.devices.device import Device, Fill
+from kvfs.devices.lock_holders import holders, is_alive
+from kvfs.devices.outlived import Outlived, outlived
+from kvfs.devices.pool_files import PoolHeader
+from kvfs.machine.mount_table import where_mounted
+from kvfs.machine.mounted_elsewhere import where_in_use
+from kvfs.storage.syscalls import Syscalls
 
 _log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import subprocess
 import time
 from typing import Final
 
+from kvfs.core.errors import SourceBusy
 from kvfs.devices.apart import without_fuse
 from kvfs.devices.tools import find_tool
-from kvfs.errors import SourceBusy
 
 #: ``log tail: 2 head: 8 state: <DIRTY>``, the third line of xfs_logprint(8).
 _STATE: Final = re.compile(rb"state: <(\w+)>")

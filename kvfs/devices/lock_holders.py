@@ -5,7 +5,7 @@ A lock tried for the look would fail who locks at the same time.
 
 import os
 
-from kvfs.endings import has_exited
+from kvfs.machine.process_ends import has_exited
 
 
 def holders(status: os.stat_result) -> set[int]:

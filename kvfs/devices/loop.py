@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from kvfs.errors import SourceBusy, SourceDamaged, ToolMissing
+from kvfs.core.errors import SourceBusy, SourceDamaged, ToolMissing
 
 _CONTROL: Final = "/dev/loop-control"
 _LOOP_CTL_GET_FREE: Final = 0x4C82

@@ -5,9 +5,9 @@ import errno
 import os
 from typing import Final
 
-from kvfs.errors import NO_SPACE, NotRoot, SourceDamaged, SourceFull, SourceMissing
-from kvfs.extents import XATTR_FIXED, Extents
-from kvfs.syscalls import FALLOC_FL_KEEP_SIZE, Syscalls
+from kvfs.core.errors import NO_SPACE, NotRoot, SourceDamaged, SourceFull, SourceMissing
+from kvfs.storage.extents import XATTR_FIXED, Extents
+from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, Syscalls
 
 #: linux/magic.h; ext2 and ext3 share ext4's, and fail the trial for want of extents.
 _KNOWN: Final = {0x58465342: "xfs", 0xEF53: "ext4", 0x01021994: "tmpfs", 0x9123683E: "btrfs"}

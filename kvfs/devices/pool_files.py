@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from kvfs import __version__
-from kvfs.devices.lock_holders import holders
-from kvfs.errors import (
+from kvfs.core.errors import (
     NO_SPACE,
     FormatUnknown,
     NoSpace,
@@ -25,9 +24,10 @@ from kvfs.errors import (
     SourceForeign,
     SourceFull,
 )
-from kvfs.fan_out import FAN_OUT, parse_file_name
-from kvfs.mounted_elsewhere import where_in_use
-from kvfs.types import STAT_BLOCK_BYTES
+from kvfs.core.types import STAT_BLOCK_BYTES
+from kvfs.devices.lock_holders import holders
+from kvfs.machine.mounted_elsewhere import where_in_use
+from kvfs.storage.fan_out import FAN_OUT, parse_file_name
 
 FORMAT_VERSION: Final = 1
 HEADER: Final = "POOL"

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from kvfs.core.errors import SourceBlank, SourceBusy, SourceMissing, UsageError
+from kvfs.core.setting_values import refuse_control_characters
+from kvfs.core.sizes import format_size
+from kvfs.core.types import CAPACITY_MIN_BYTES
 from kvfs.devices import block, busy, directory, image
 from kvfs.devices.capacity import Reserve
 from kvfs.devices.device import Device, Fill, Kind, fill_nothing
 from kvfs.devices.pool_files import PoolHeader
-from kvfs.errors import SourceBlank, SourceBusy, SourceMissing, UsageError
-from kvfs.setting_values import refuse_control_characters
-from kvfs.sizes import format_size
-from kvfs.types import CAPACITY_MIN_BYTES
 
 _RESERVE: Final = Reserve()
 #: The kernel sends no event for the end of a claim or lock that is not waited for in line.

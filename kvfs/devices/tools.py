@@ -6,8 +6,8 @@ import signal
 import subprocess
 from typing import Final
 
+from kvfs.core.errors import SourceDamaged, ToolMissing
 from kvfs.devices.apart import without_fuse
-from kvfs.errors import SourceDamaged, ToolMissing
 
 #: The Debian package of each program.
 _PACKAGES: Final = {"mkfs.xfs": "xfsprogs", "xfs_logprint": "xfsprogs", "blkid": "util-linux"}

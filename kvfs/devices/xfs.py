@@ -6,6 +6,13 @@ import logging
 import os
 from typing import Final
 
+from kvfs.core.errors import (
+    NotRoot,
+    SourceBusy,
+    SourceDamaged,
+    SourceForeign,
+    ToolMissing,
+)
 from kvfs.devices import cut_off
 from kvfs.devices.capacity import metadata_bytes
 from kvfs.devices.detached import (
@@ -30,15 +37,8 @@ from kvfs.devices.pool_files import (
 )
 from kvfs.devices.probe import POOL_LABEL
 from kvfs.devices.tools import last_line, run_tool
-from kvfs.errors import (
-    NotRoot,
-    SourceBusy,
-    SourceDamaged,
-    SourceForeign,
-    ToolMissing,
-)
-from kvfs.run_state import distrust_index
-from kvfs.syscalls import Syscalls
+from kvfs.storage.run_state import distrust_index
+from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from kvfs.core.sizes import parse_size
 from kvfs.doctor.facts import ConnectorLimit
-from kvfs.sizes import parse_size
 
 _GIB: Final = 1 << 30
 

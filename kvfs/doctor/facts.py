@@ -1,6 +1,6 @@
 """What the rules of `kvfs doctor` judge: one snapshot of a mount, its machine and its users.
 
-Pure values; kvfs/cli/doctor_facts.py gathers them. None means that the machine did not tell: a
+Pure values; kvfs/doctor/gather.py gathers them. None means that the machine did not tell: a
 rule that would need such a fact is not decided, which the report says.
 """
 

@@ -3,9 +3,9 @@
 import shlex
 from typing import Final
 
+from kvfs.core.sizes import format_size
 from kvfs.doctor.facts import Facts
 from kvfs.doctor.finding import Finding, Severity
-from kvfs.sizes import format_size
 
 #: Both identity xattrs of an extent stay inside an inode of this size (kvfs/devices/xfs.py);
 #: in a smaller one each costs a block of its own, 30 us instead of 4.

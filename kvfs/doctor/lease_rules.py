@@ -3,9 +3,9 @@
 import shlex
 from typing import Any
 
+from kvfs.core.sizes import format_size
 from kvfs.doctor.facts import Facts
 from kvfs.doctor.finding import Finding, Severity
-from kvfs.sizes import format_size
 
 
 def leases(facts: Facts) -> list[Finding] | None:

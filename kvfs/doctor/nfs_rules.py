@@ -8,9 +8,9 @@ import re
 import shlex
 from typing import Final
 
+from kvfs.core.sizes import format_size
 from kvfs.doctor.facts import Export, Facts, NfsMount
 from kvfs.doctor.finding import Finding, Severity
-from kvfs.sizes import format_size
 
 _SIZE_WANTED_BYTES: Final = 1 << 20
 _BOUNDED: Final = frozenset({"soft", "softerr"})

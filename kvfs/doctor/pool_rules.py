@@ -4,11 +4,11 @@ import re
 import shlex
 from typing import Final
 
+from kvfs.core.index_room import IndexRoom
+from kvfs.core.sizes import format_size
 from kvfs.doctor.facts import ConnectorLimit, Facts
 from kvfs.doctor.finding import Finding, Severity
 from kvfs.doctor.lease_rules import lessee_of
-from kvfs.index_room import IndexRoom
-from kvfs.sizes import format_size
 
 #: What is left to kvfs: ready extents (ready_share), headroom and partly used blocks.
 _CONNECTOR_SHARE: Final = 0.9
@@ -132,7 +132,7 @@ def evictable_of(facts: Facts) -> int | None:
     return sum(int(states.get(state, {}).get("bytes", 0)) for state in _MAY_GO)
 
 
-#: States that policy lets go (kvfs/lifecycle.py).
+#: States that policy lets go (kvfs/core/lifecycle.py).
 _MAY_GO: Final = ("published", "spent", "orphan")
 
 

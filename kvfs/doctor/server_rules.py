@@ -3,9 +3,9 @@
 import shlex
 from typing import Final
 
+from kvfs.core.sizes import format_size
 from kvfs.doctor.facts import Facts, Limits
 from kvfs.doctor.finding import Finding, Severity
-from kvfs.sizes import format_size
 
 #: Ids of 16,384 lately opened blocks, the ready extents, the open ones: the setting
 #: open_files_max asks for a million.

@@ -21,15 +21,15 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
-from kvfs import evictable
+from kvfs.core.eviction_policy import Columns, Rank, policy_named
+from kvfs.core.lifecycle import State
+from kvfs.core.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.devices import open_source
-from kvfs.eviction import Columns, Rank, policy_named
-from kvfs.heat import Heat
-from kvfs.index import Index
-from kvfs.index_place import index_path
-from kvfs.lifecycle import State
-from kvfs.syscalls import Syscalls
-from kvfs.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
+from kvfs.pool import ranks
+from kvfs.storage.heat import Heat
+from kvfs.storage.index import Index
+from kvfs.storage.index_swap import index_path
+from kvfs.storage.syscalls import Syscalls
 from tests.support.mounting import MEMORY_DIRECTORY
 from tests.support.stores import Host
 
@@ -189,7 +189,7 @@ def measure_pool(blocks: int, directory: str) -> dict[str, object]:
             "walk_step_us": walk_s / steps * 1e6,
             "rss_anon_mb": rss_anon_mb() - before_mb,
             "renote_us": _mean_us(
-                lambda ino: evictable.note(store.pool, InodeNo(ino), record),
+                lambda ino: ranks.note(store.pool, InodeNo(ino), record),
                 range(FIRST_INODE, FIRST_INODE + blocks),
             ),
         }

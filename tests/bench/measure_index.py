@@ -10,8 +10,8 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from kvfs.index import Index
-from kvfs.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
+from kvfs.core.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
+from kvfs.storage.index import Index
 
 _CALLS = 100_000
 

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 
-from kvfs.types import ROOT_INODE
+from kvfs.core.types import ROOT_INODE
 from tests.support.stores import FILE, MIB, host, write
 
 BATCH_BLOCKS = 32

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from kvfs.cli.demo_pool import demo_pool
 from kvfs.cli.failures import explain
 from kvfs.cli.mkfs import size_of
-from kvfs.errors import CommandError, ToolMissing, UsageError, VerifyFailed
+from kvfs.core.errors import CommandError, ToolMissing, UsageError, VerifyFailed
 from tests.connectors.connector import Connector, interpreter
 
 MIB: Final = 1 << 20

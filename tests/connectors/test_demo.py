@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.errors import ToolMissing, UsageError, VerifyFailed
+from kvfs.core.errors import ToolMissing, UsageError, VerifyFailed
 from tests.connectors import demo
 from tests.connectors.connector import ROOT, Drivers
 from tests.support.mounting import skip_without_mounts

@@ -15,7 +15,7 @@ from kvfs.bench import daemon
 from kvfs.bench.crew import Crew, Order
 from kvfs.bench.self_made import fill_holes
 from kvfs.cli.main import main
-from kvfs.errors import BenchFailed, UsageError
+from kvfs.core.errors import BenchFailed, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 KIB = 1 << 10

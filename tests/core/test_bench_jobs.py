@@ -16,8 +16,8 @@ from kvfs.bench.jobs import (
     select_jobs,
     size_name,
 )
-from kvfs.errors import UsageError
-from kvfs.types import PAGE_BYTES
+from kvfs.core.errors import UsageError
+from kvfs.core.types import PAGE_BYTES
 
 
 def test_names_are_unique_and_every_default_job_can_be_asked_for() -> None:

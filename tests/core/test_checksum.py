@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.checksum import CRC32C_RESIDUE, crc32c
+from kvfs.core.checksum import CRC32C_RESIDUE, crc32c
 
 reference = crcmod.predefined.mkPredefinedCrcFun("crc-32c")
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.demand import FORGET_S, PEAK_WINDOW_S, SIZES_MAX, Demand
-from kvfs.types import PAGE_BYTES, ROOT_INODE, InodeNo
+from kvfs.core.size_forecast import FORGET_S, PEAK_WINDOW_S, SIZES_MAX, Demand
+from kvfs.core.types import PAGE_BYTES, ROOT_INODE, InodeNo
 
 MIB = 1 << 20
 AMPLE = {"limit_bytes": 1 << 40, "limit_extents": 1 << 20}

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.eviction import BURST_BITS, EVICTABLE, Arc, Columns, Lru, Policy, Rank, policy_named
+from kvfs.core.eviction_policy import (
+    BURST_BITS,
+    EVICTABLE,
+    Arc,
+    Columns,
+    Lru,
+    Policy,
+    Rank,
+    policy_named,
+)
 
 MIB: Final = 1 << 20
 ALL: Final = 1 << 62

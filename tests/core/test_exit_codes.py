@@ -1,11 +1,11 @@
-"""docs/exit-codes.md and kvfs/errors.py hold each other: same codes, same meanings."""
+"""docs/exit-codes.md and kvfs/core/errors.py hold each other: same codes, same meanings."""
 
 import re
 from pathlib import Path
 
-from kvfs import errors
 from kvfs.cli.failures import INTERNAL_ERROR_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT
-from kvfs.errors import CommandError
+from kvfs.core import errors
+from kvfs.core.errors import CommandError
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| (\d+) \| (.+) \| (.+) \|$", re.MULTILINE)

@@ -2,7 +2,7 @@
 
 import random
 
-from kvfs.heat_marks import MARKS_MAX, HeatMarks
+from kvfs.core.heat_marks import MARKS_MAX, HeatMarks
 
 S = 1_000_000_000
 

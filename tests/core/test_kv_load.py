@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvfs.errors import VerifyFailed
-from kvfs.kv_content import Content, first_difference
-from kvfs.kv_files import Span, aligned_buffer
-from kvfs.kv_load import ABSENT_PER_BLOCK, KvLoad, Moved
-from kvfs.kv_shapes import SHAPES, Block, Layout, Shape, absent_blocks, name_block
-from kvfs.types import NAME_MAX_BYTES, PAGE_BYTES
+from kvfs.bench.kv_content import Content, first_difference
+from kvfs.bench.kv_files import Span, aligned_buffer
+from kvfs.bench.kv_load import ABSENT_PER_BLOCK, KvLoad, Moved
+from kvfs.bench.kv_shapes import SHAPES, Block, Layout, Shape, absent_blocks, name_block
+from kvfs.core.errors import VerifyFailed
+from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES
 from tests.support.mounting import workplace
 
 SMALL_BYTES = 24 << 20

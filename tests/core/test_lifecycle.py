@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from kvfs.lifecycle import (
+from kvfs.core.lifecycle import (
     HELD,
     IDENTIFIED,
     SETTLED,

@@ -9,11 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs import records
-from kvfs.checksum import crc32c
-from kvfs.errors import Damaged
-from kvfs.records import Counters, Identity
-from kvfs.types import FIRST_INODE, NAME_MAX_BYTES, TARGET_MAX_BYTES, InodeNo, InodeRecord, Sequence
+from kvfs.core import records
+from kvfs.core.checksum import crc32c
+from kvfs.core.errors import Damaged
+from kvfs.core.records import Counters, Identity
+from kvfs.core.types import (
+    FIRST_INODE,
+    NAME_MAX_BYTES,
+    TARGET_MAX_BYTES,
+    InodeNo,
+    InodeRecord,
+    Sequence,
+)
 
 u16, u32, u64 = (st.integers(0, (1 << bits) - 1) for bits in (16, 32, 64))
 i64 = st.integers(-(1 << 63), (1 << 63) - 1)

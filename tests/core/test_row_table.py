@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 import pytest
 
-from kvfs.ghosts import Ghosts
-from kvfs.row_table import RowTable
+from kvfs.core.ghosts import Ghosts
+from kvfs.core.row_table import RowTable
 
 ROOM: Final = 5000
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs.background import Background, Job
-from kvfs.errors import NoSpace
-from kvfs.types import InodeNo
+from kvfs.core.errors import NoSpace
+from kvfs.core.types import InodeNo
+from kvfs.storage.background import Background, Job
 
 
 @pytest.fixture

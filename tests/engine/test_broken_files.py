@@ -7,12 +7,12 @@ from typing import ParamSpec, TypeVar
 
 import pytest
 
-from kvfs.check import check_pool
+from kvfs.core.errors import Damaged, NotFound
+from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.devices import open_source
-from kvfs.errors import Damaged, NotFound
-from kvfs.fsck_report import FsckReport
-from kvfs.syscalls import Syscalls
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.engine.recovery.fsck import check_pool
+from kvfs.engine.recovery.fsck_report import FsckReport
+from kvfs.storage.syscalls import Syscalls
 from tests.support.stores import DIRECTORY, FILE, Host, assert_exact, get, put, settle, tree
 
 pytestmark = pytest.mark.usefixtures("caplog")

@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 import pytest
 
-from kvfs.errors import IndexDamaged
-from kvfs.fsck_report import PROBLEMS_MAX, FsckReport
-from kvfs.index import Index
-from kvfs.index_transaction import WriteTransaction
-from kvfs.index_walk import ALL_ROWS, refuse_unreadable
-from kvfs.inode_numbers import pack_end
-from kvfs.lifecycle import State
-from kvfs.records import COUNTERS_KEY, child_key, inode_key, name_key, xattr_key
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.core.errors import IndexDamaged
+from kvfs.core.lifecycle import State
+from kvfs.core.records import COUNTERS_KEY, child_key, inode_key, name_key, xattr_key
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.engine.recovery.fsck_report import PROBLEMS_MAX, FsckReport
+from kvfs.engine.recovery.index_probe import ALL_ROWS, refuse_unreadable
+from kvfs.storage.index import Index
+from kvfs.storage.index_transaction import WriteTransaction
+from kvfs.storage.inode_numbers import pack_end
 from tests.support.stores import (
     DIRECTORY,
     MIB,

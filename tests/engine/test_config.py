@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.config import RELOADABLE, Settings
-from kvfs.errors import UsageError
-from kvfs.pool_name import NAME_MAX_CHARACTERS, check_name, name_of, socket_path
-from kvfs.setting_values import convert, default_of
-from kvfs.sizes import format_size, parse_size
+from kvfs.core.errors import UsageError
+from kvfs.core.mount_name import NAME_MAX_CHARACTERS, check_name, name_of, socket_path
+from kvfs.core.setting_values import convert, default_of
+from kvfs.core.settings import RELOADABLE, Settings
+from kvfs.core.sizes import format_size, parse_size
 
 SUN_PATH_MAX_BYTES = 107
 

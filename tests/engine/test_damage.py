@@ -2,12 +2,12 @@
 
 import pytest
 
-from kvfs.errors import Damaged, NotFound
-from kvfs.lifecycle import State
-from kvfs.policy import EVICT, PIN, Policy
-from kvfs.records import child_key, inode_key, name_key, xattr_key
-from kvfs.store import Store
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.core.directory_policy import EVICT, PIN, Policy
+from kvfs.core.errors import Damaged, NotFound
+from kvfs.core.lifecycle import State
+from kvfs.core.records import child_key, inode_key, name_key, xattr_key
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.engine.store import Store
 from tests.support.stores import DIRECTORY, FILE, Host, get, make_directory, put, settle, tree
 
 pytestmark = pytest.mark.usefixtures("caplog")
@@ -128,7 +128,7 @@ def test_a_policy_that_cannot_be_read_is_none(running: Host) -> None:
 def test_a_directory_that_cannot_be_read_keeps_no_other_block_from_going(
     running: Host, lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvfs.reclaim._PLAN_MAX", 4)
+    monkeypatch.setattr("kvfs.engine.eviction.reclaim._PLAN_MAX", 4)
     store = running.store
     inos = []
     for name in (b"spoiled", b"sound"):

@@ -8,16 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.devices import (
-    busy,
-    destroy_source,
-    format_source,
-    open_source,
-    probe,
-    recognise,
-    tools,
-)
-from kvfs.errors import (
+from kvfs.core.errors import (
     FormatUnknown,
     SourceBlank,
     SourceBusy,
@@ -27,6 +18,15 @@ from kvfs.errors import (
     SourceMissing,
     ToolMissing,
     UsageError,
+)
+from kvfs.devices import (
+    busy,
+    destroy_source,
+    format_source,
+    open_source,
+    probe,
+    recognise,
+    tools,
 )
 from tests.support.loop import loop_device
 from tests.support.mounting import workplace

@@ -13,6 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.core.errors import (
+    NoSpace,
+    SourceBlank,
+    SourceBusy,
+    SourceDamaged,
+    SourceForeign,
+    SourceFull,
+    UsageError,
+)
 from kvfs.devices import (
     Reserve,
     destroy_source,
@@ -26,16 +35,7 @@ from kvfs.devices import (
 )
 from kvfs.devices.capacity import image_size_bytes, reserve_bytes, xfs_usable_bytes
 from kvfs.devices.detached import mount_detached
-from kvfs.errors import (
-    NoSpace,
-    SourceBlank,
-    SourceBusy,
-    SourceDamaged,
-    SourceForeign,
-    SourceFull,
-    UsageError,
-)
-from kvfs.fan_out import FAN_OUT
+from kvfs.storage.fan_out import FAN_OUT
 from tests.support.loop import loops_over
 from tests.support.mounting import ROOT, workplace
 from tests.support.pools import DRIVE_BYTES, MIB, Source, blank_source, refused

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.core.errors import NotRoot, SourceBusy, SourceForeign, SourceFull, SourceMissing
 from kvfs.devices import destroy_source, directory, format_source, open_source, parent_fs
 from kvfs.devices.detached import mount_detached
-from kvfs.errors import NotRoot, SourceBusy, SourceForeign, SourceFull, SourceMissing
-from kvfs.founding import found_pool
-from kvfs.syscalls import Syscalls
+from kvfs.engine.recovery.new_pool import found_pool
+from kvfs.storage.syscalls import Syscalls
 from tests.support.mounting import workplace
 from tests.support.pools import MIB, Source, blank_source, refused, untouched
 

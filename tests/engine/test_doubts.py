@@ -9,13 +9,13 @@ from typing import Final
 
 import pytest
 
-from kvfs.doubts import Closing
-from kvfs.endings import Fate
-from kvfs.errors import NotFound
-from kvfs.lifecycle import State
-from kvfs.makers import NOBODY, Maker, Question
-from kvfs.open_inodes import OpenInode
-from kvfs.types import ROOT_INODE
+from kvfs.core.errors import NotFound
+from kvfs.core.lifecycle import State
+from kvfs.core.types import ROOT_INODE
+from kvfs.engine.blocks.doubts import Closing
+from kvfs.machine.process_ends import Fate
+from kvfs.machine.processes import NOBODY, Maker, Question
+from kvfs.pool.open_inodes import OpenInode
 from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.stores import FILE, Host, assert_exact, get, host, settle, write
 
@@ -48,8 +48,10 @@ def fates() -> dict[Maker, Fate | None]:
 def running(
     clock: Clock, fates: dict[Maker, Fate | None], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Host]:
-    monkeypatch.setattr("kvfs.makers.Makers.ask", lambda _, maker: Question(fates.get(maker)))
-    monkeypatch.setattr("kvfs.makers.Makers.of", lambda *_: WRITER)
+    monkeypatch.setattr(
+        "kvfs.machine.processes.Makers.ask", lambda _, maker: Question(fates.get(maker))
+    )
+    monkeypatch.setattr("kvfs.machine.processes.Makers.of", lambda *_: WRITER)
     with host() as made:
         made.start()
         made.store.pool.monotonic_s = clock

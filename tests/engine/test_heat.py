@@ -12,11 +12,11 @@ from typing import Final
 import numpy as np
 import pytest
 
-from kvfs.eviction import BURST_BITS, Lru, Rank, policy_named
-from kvfs.heat import Heat
-from kvfs.heat_file import FILE_NAME, TEMPORARY_NAME, read_heat, write_heat, zero_rows
-from kvfs.syscalls import Syscalls
-from kvfs.types import InodeNo
+from kvfs.core.eviction_policy import BURST_BITS, Lru, Rank, policy_named
+from kvfs.core.types import InodeNo
+from kvfs.storage.heat import Heat
+from kvfs.storage.heat_file import FILE_NAME, TEMPORARY_NAME, read_heat, write_heat, zero_rows
+from kvfs.storage.syscalls import Syscalls
 from tests.support.failing_syscalls import FailingSyscalls
 
 MIB: Final = 1 << 20

@@ -7,13 +7,13 @@ from typing import Final
 import numpy as np
 import pytest
 
-from kvfs.attributes import Change
-from kvfs.errors import Damaged
-from kvfs.eviction import BURST_BITS, Rank
-from kvfs.heat_file import FILE_NAME
-from kvfs.policy import EVICT, PIN
-from kvfs.store import Store
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.core.directory_policy import EVICT, PIN
+from kvfs.core.errors import Damaged
+from kvfs.core.eviction_policy import BURST_BITS, Rank
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.engine.attributes import Change
+from kvfs.engine.store import Store
+from kvfs.storage.heat_file import FILE_NAME
 from tests.support.stores import DIRECTORY, FILE, Host, put, settle
 
 BLOCK: Final = b"k" * 70_000

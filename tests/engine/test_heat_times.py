@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from kvfs.heat import Heat
-from kvfs.heat_file import FILE_NAME
-from kvfs.types import InodeNo
+from kvfs.core.types import InodeNo
+from kvfs.storage.heat import Heat
+from kvfs.storage.heat_file import FILE_NAME
 from tests.engine.test_heat import filled, note, opened, order, pool_fd
 
 __all__ = ["pool_fd"]

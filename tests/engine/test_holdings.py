@@ -5,13 +5,13 @@ import errno
 
 import pytest
 
-from kvfs.errors import KvfsError, NoSpace
-from kvfs.fitness import obstacle
-from kvfs.holdings import Holdings
-from kvfs.lease_shares import LeaseShares
-from kvfs.lifecycle import State
-from kvfs.makers import NOBODY, Maker
-from kvfs.types import ROOT_INODE, InodeNo, InodeRecord, Sequence
+from kvfs.core.errors import KvfsError, NoSpace
+from kvfs.core.lifecycle import State
+from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord, Sequence
+from kvfs.engine.eviction.eligibility import obstacle
+from kvfs.machine.processes import NOBODY, Maker
+from kvfs.pool.lease_shares import LeaseShares
+from kvfs.pool.leases import Holdings
 from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.life_model import Lives
 from tests.support.stores import FILE, MIB, Host, assert_exact, host, put, settle, write

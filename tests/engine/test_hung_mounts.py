@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.core.errors import SourceBusy
 from kvfs.devices import journal
-from kvfs.errors import SourceBusy
 from tests.support.mounting import COMMAND_WAIT_S, ROOT, loop_device, workplace
 from tests.support.pools import refused
 
@@ -15,7 +15,7 @@ from tests.support.pools import refused
 BESIDE_A_HUNG_MOUNT = """\
 import sys
 from kvfs.devices import format_source, open_source
-from mount import kernel
+from mount.fuse import kernel
 mountpoint, image = sys.argv[1:]
 fd = kernel.open_device()
 kernel.mount(fd, mountpoint, "/never", read_only=False)
@@ -53,7 +53,7 @@ def test_a_mount_that_hangs_holds_up_neither_mkfs_nor_mount() -> None:
 #: same): the program hangs in its look at the mount.
 WITHOUT_A_NAMESPACE = """\
 import subprocess, sys
-from mount import kernel
+from mount.fuse import kernel
 mountpoint, image = sys.argv[1:]
 fd = kernel.open_device()
 kernel.mount(fd, mountpoint, "/never", read_only=False)

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
+from kvfs.core.errors import SourceBusy
 from kvfs.devices import format_source
-from kvfs.errors import SourceBusy
 from tests.support.mounting import KVFS, ROOT, workplace
 from tests.support.pools import MIB, refused
 

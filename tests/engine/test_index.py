@@ -12,11 +12,11 @@ from typing import Final
 import lmdb
 import pytest
 
-from kvfs import records
-from kvfs.errors import Damaged, Exists, NoSpace, ReadOnly
-from kvfs.index import Index
-from kvfs.records import Counters
-from kvfs.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
+from kvfs.core import records
+from kvfs.core.errors import Damaged, Exists, NoSpace, ReadOnly
+from kvfs.core.records import Counters
+from kvfs.core.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
+from kvfs.storage.index import Index
 from tests.support.failing_syscalls import FailingSyscalls
 
 MIB: Final = 1 << 20
@@ -303,7 +303,7 @@ def test_a_clean_stop_and_start_keep_everything(path: Path) -> None:
 
 KILLED: Final = """
 import os, signal, sys
-from kvfs.index import Index
+from kvfs.storage.index import Index
 index = Index(sys.argv[1], map_size_bytes=64 << 20, preallocate_bytes=1 << 20)
 with index.write() as txn:
     txn.put_name(1, b"committed", 20)

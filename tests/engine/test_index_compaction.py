@@ -8,10 +8,10 @@ from typing import ParamSpec, TypeVar
 
 import pytest
 
-from kvfs import index_compaction
-from kvfs.index_compaction import compact_index
-from kvfs.syscalls import Syscalls
-from kvfs.types import ROOT_INODE
+from kvfs.core.types import ROOT_INODE
+from kvfs.engine.recovery import index_compaction
+from kvfs.engine.recovery.index_compaction import compact_index
+from kvfs.storage.syscalls import Syscalls
 from tests.support.stores import MIB, SYMLINK, Host, assert_exact, host, put, settle, tree
 
 P = ParamSpec("P")
@@ -95,7 +95,7 @@ def test_a_start_gives_back_what_names_held(
     assert index_bytes(running) > 20 * MIB
     if end == "kill":
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("kvfs.recovery.compact_index", lambda *_: 0)
+            patch.setattr("kvfs.engine.recovery.recovery.compact_index", lambda *_: 0)
             running.start()
         running.kill()
     assert_sound(running, expected)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs.errors import KvfsError, NoSpace
-from kvfs.store import Store
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.core.errors import KvfsError, NoSpace
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.engine.store import Store
 from tests.support.mounting import mounted_at, workplace
 from tests.support.stores import DIRECTORY, MIB, Host, assert_exact, make_directory, put, settle
 

@@ -15,12 +15,12 @@ from hypothesis.stateful import (
     rule,
 )
 
-from kvfs.errors import NoSpace
-from kvfs.index import Index
-from kvfs.index_file import verify_data_file
-from kvfs.index_transaction import WriteTransaction
-from kvfs.records import Counters
-from kvfs.types import InodeNo, InodeRecord, Sequence
+from kvfs.core.errors import NoSpace
+from kvfs.core.records import Counters
+from kvfs.core.types import InodeNo, InodeRecord, Sequence
+from kvfs.storage.index import Index
+from kvfs.storage.index_file import verify_data_file
+from kvfs.storage.index_transaction import WriteTransaction
 from tests.support.failing_syscalls import FailingSyscalls
 
 MAP_BYTES: Final = 64 << 20

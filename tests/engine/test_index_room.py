@@ -8,11 +8,11 @@ from typing import Final
 
 import pytest
 
-from kvfs.errors import DeadInode, NoSpace
-from kvfs.index_room import IndexRoom
-from kvfs.policy import PIN
-from kvfs.records import child_key, inode_key, name_key, xattr_key
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.core.directory_policy import PIN
+from kvfs.core.errors import DeadInode, NoSpace
+from kvfs.core.index_room import IndexRoom
+from kvfs.core.records import child_key, inode_key, name_key, xattr_key
+from kvfs.core.types import ROOT_INODE, InodeNo
 from tests.support.stores import (
     MIB,
     SYMLINK,
@@ -70,7 +70,7 @@ def test_the_oldest_blocks_go_before_the_map_is_full(
     running: Host, planned: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if planned == "in the thread":
-        monkeypatch.setattr("kvfs.victims._INLINE_ROWS", 0)
+        monkeypatch.setattr("kvfs.engine.eviction.victims._INLINE_ROWS", 0)
     for number in range(2000):
         name = store_block(running, number)
         if number % 10 == 9:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.errors import IndexDamaged
-from kvfs.inode_numbers import FILE_NAME, RANGE_NUMBERS, InodeNumbers, parse_end
-from kvfs.syscalls import Syscalls
-from kvfs.types import FIRST_INODE, InodeNo
+from kvfs.core.errors import IndexDamaged
+from kvfs.core.types import FIRST_INODE, InodeNo
+from kvfs.storage.inode_numbers import FILE_NAME, RANGE_NUMBERS, InodeNumbers, parse_end
+from kvfs.storage.syscalls import Syscalls
 from tests.support.failing_syscalls import FailingSyscalls
 
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs.eviction import Rank
-from kvfs.policy import EVICT, PIN
-from kvfs.store import Store
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.core.directory_policy import EVICT, PIN
+from kvfs.core.eviction_policy import Rank
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.engine.store import Store
 from tests.support.stores import FILE, MIB, Host, host, make_directory, put, settle, write
 
 #: Of which half may be kept.

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from kvfs.lease_shares import LeaseShares, Lessee
-from kvfs.lifecycle import State
-from kvfs.makers import NOBODY, Maker
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.core.lifecycle import State
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.machine.processes import NOBODY, Maker
+from kvfs.pool.lease_shares import LeaseShares, Lessee
 from tests.support.stores import FILE, MIB, Host, host, put, write
 
 ONE, OTHER, THIRD = (Maker(100 + number, number) for number in range(1, 4))

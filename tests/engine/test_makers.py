@@ -14,8 +14,8 @@ from typing import Final
 
 import pytest
 
-from kvfs.endings import Fate, judge, stat_fields
-from kvfs.makers import NOBODY, Maker, Makers
+from kvfs.machine.process_ends import Fate, judge, stat_fields
+from kvfs.machine.processes import NOBODY, Maker, Makers
 from tests.support.stepping import until
 
 #: A kernel thread: kthreadd.
@@ -275,7 +275,7 @@ def test_a_number_that_went_to_another_thread_is_looked_up_anew(makers: Makers) 
 
 
 def test_no_more_threads_are_kept_than_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvfs.makers._THREADS_MAX", 2)
+    monkeypatch.setattr("kvfs.machine.processes._THREADS_MAX", 2)
     before = len(os.listdir("/proc/self/fd"))
     with contextlib.closing(Makers()) as made, contextlib.ExitStack() as children:
         processes = [children.enter_context(child()) for _ in range(4)]
@@ -363,7 +363,7 @@ def test_an_exit_is_no_signal(code: int) -> None:
 def test_nobody_of_another_boot_lives(makers: Makers, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service that is started at boot has the same number again, and the same pidfd."""
     maker = makers.of(os.getpid(), 0.0)
-    monkeypatch.setattr("kvfs.makers.present_boot_id", lambda: "another")
+    monkeypatch.setattr("kvfs.machine.processes.present_boot_id", lambda: "another")
     with contextlib.closing(Makers()) as later:
         assert not later.lives(maker)
         assert later.lives(later.of(os.getpid(), 0.0))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.bench import comparison
-from kvfs.mount_table import Mount, kvfs_at, mount_at, mount_of, resolve_mountpoint
+from kvfs.machine.mount_table import Mount, kvfs_at, mount_at, mount_of, resolve_mountpoint
 
 MOUNTINFO = """\
 1 0 254:0 / / rw,noatime shared:1 - ext4 /dev/root rw
@@ -23,7 +23,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A mount table of our own, in place of the kernel's."""
     path = tmp_path / "mountinfo"
     path.write_text(MOUNTINFO)
-    monkeypatch.setattr("kvfs.mount_table._MOUNTINFO", str(path))
+    monkeypatch.setattr("kvfs.machine.mount_table._MOUNTINFO", str(path))
     return path
 
 

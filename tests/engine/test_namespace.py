@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from kvfs.errors import (
+from kvfs.core.errors import (
     DeadInode,
     Exists,
     InvalidRequest,
@@ -13,7 +13,7 @@ from kvfs.errors import (
     NotEmpty,
     NotFound,
 )
-from kvfs.types import ROOT_INODE
+from kvfs.core.types import ROOT_INODE
 from tests.support.stores import (
     FILE,
     SYMLINK,

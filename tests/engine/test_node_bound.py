@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs.attributes import Change
-from kvfs.errors import NoSpace, NotFound
-from kvfs.inode_rules import blank_record
-from kvfs.node_bound import NodeShares, bound_bytes, names_too_many, taken_bytes
-from kvfs.records import Counters
-from kvfs.types import ROOT_INODE, InodeNo, InodeRecord
+from kvfs.core.errors import NoSpace, NotFound
+from kvfs.core.inode_rules import blank_record
+from kvfs.core.node_bound import NodeShares, bound_bytes, names_too_many, taken_bytes
+from kvfs.core.records import Counters
+from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
+from kvfs.engine.attributes import Change
 from tests.support.stores import (
     DIRECTORY,
     FIFO,

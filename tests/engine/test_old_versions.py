@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs.attributes import Change
-from kvfs.errors import DeadInode, NotFound
-from kvfs.makers import Maker
-from kvfs.open_inodes import OpenInode
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.core.errors import DeadInode, NotFound
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.engine.attributes import Change
+from kvfs.machine.processes import Maker
+from kvfs.pool.open_inodes import OpenInode
 from tests.support.life_model import Lives
 from tests.support.stores import (
     DIRECTORY,

@@ -5,11 +5,11 @@ import os
 
 import pytest
 
-from kvfs.config import Settings
-from kvfs.errors import DeadInode, InvalidRequest, NoSuchAttribute, NotPermitted, UsageError
-from kvfs.makers import Maker
-from kvfs.policy import DRAFTS, EVICT, PIN, Policy
-from kvfs.types import PAGE_BYTES, ROOT_INODE, InodeNo
+from kvfs.core.directory_policy import DRAFTS, EVICT, PIN, Policy
+from kvfs.core.errors import DeadInode, InvalidRequest, NoSuchAttribute, NotPermitted, UsageError
+from kvfs.core.settings import Settings
+from kvfs.core.types import PAGE_BYTES, ROOT_INODE, InodeNo
+from kvfs.machine.processes import Maker
 from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.stores import FILE, MIB, Host, make_directory, put, settle, write
 
@@ -241,7 +241,7 @@ def test_a_pinned_directory_that_grew_too_large_to_count_hinders_no_start(
     running.store.attributes.set_xattr(top, PIN, b"1")
     for number in range(5):
         put(running.store, top, b"%d" % number, b"x")
-    monkeypatch.setattr("kvfs.pins._COUNTED_MAX", 3)
+    monkeypatch.setattr("kvfs.pool.pins._COUNTED_MAX", 3)
     with pytest.raises(NotPermitted, match="names to count"):
         running.store.attributes.set_xattr(top, PIN, b"1")
     running.stop()
@@ -261,7 +261,7 @@ def test_what_pins_hold_is_counted_in_steps_after_a_start(
             put(running.store, parent, b"%d" % number, b"x" * PAGE_BYTES)
         running.store.attributes.set_xattr(parent, PIN, b"1")
     running.stop()
-    monkeypatch.setattr("kvfs.pins._STEP", 2)
+    monkeypatch.setattr("kvfs.pool.pins._STEP", 2)
     store = running.start()
     listed: list[InodeNo] = []
     children = store.pool.index.children

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvfs.check import check_pool
+from kvfs.core.errors import IndexDamaged, NotFound
+from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.devices import cut_off, open_source, wait_released
-from kvfs.errors import IndexDamaged, NotFound
-from kvfs.open_inodes import OpenInode
-from kvfs.run_state import read_run_state
-from kvfs.store import Store
-from kvfs.syscalls import Syscalls
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.engine.recovery.fsck import check_pool
+from kvfs.engine.store import Store
+from kvfs.pool.open_inodes import OpenInode
+from kvfs.storage.run_state import read_run_state
+from kvfs.storage.syscalls import Syscalls
 from tests.support.power import Cut, Drive, drive, write_back
 from tests.support.stores import DIRECTORY, assert_no_strays, get, put, settle, tree, write
 

@@ -11,13 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvfs.endings import Fate
-from kvfs.errors import DeadInode
-from kvfs.lifecycle import HELD, TABLE, UNFINISHED, Seen, State, label
-from kvfs.makers import NOBODY, Maker
-from kvfs.policy import DRAFTS
-from kvfs.store import Store
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.core.directory_policy import DRAFTS
+from kvfs.core.errors import DeadInode
+from kvfs.core.lifecycle import HELD, TABLE, UNFINISHED, Seen, State, label
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.engine.store import Store
+from kvfs.machine.process_ends import Fate
+from kvfs.machine.processes import NOBODY, Maker
 from tests.support.life_model import Block, Handle, Lives, Process, meant_by
 from tests.support.stores import DIRECTORY, FILE, allocate, assert_exact, get, host, settle, write
 
@@ -42,7 +42,10 @@ class ProcessesMachine(RuleBasedStateMachine):
         #: By thread: how it ends.
         self.dying: dict[int, Fate] = {}
         self.stack.enter_context(
-            mock.patch("kvfs.makers.Makers.fate_of", lambda _, tid: self.dying.get(tid, Fate.LIVES))
+            mock.patch(
+                "kvfs.machine.processes.Makers.fate_of",
+                lambda _, tid: self.dying.get(tid, Fate.LIVES),
+            )
         )
         self.lives = Lives()
         self.blocks: list[Block] = []

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.background import Background
-from kvfs.config import Settings
-from kvfs.demand import FORGET_S
-from kvfs.departures import Departures
-from kvfs.errors import NoSpace
-from kvfs.extents import Extents
-from kvfs.inode_numbers import InodeNumbers
-from kvfs.ready import ReadyExtent, ReadyQueue
-from kvfs.space import Space
-from kvfs.syscalls import Syscalls
-from kvfs.types import ROOT_INODE, BackingId, InodeNo
+from kvfs.core.errors import NoSpace
+from kvfs.core.settings import Settings
+from kvfs.core.size_forecast import FORGET_S
+from kvfs.core.types import ROOT_INODE, BackingId, InodeNo
+from kvfs.pool.ready_extents import ReadyExtent, ReadyQueue
+from kvfs.pool.space import Space
+from kvfs.pool.unlink_queue import Departures
+from kvfs.storage.background import Background
+from kvfs.storage.extents import Extents
+from kvfs.storage.inode_numbers import InodeNumbers
+from kvfs.storage.syscalls import Syscalls
 from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.mounting import workplace
 from tests.support.stores import MIB

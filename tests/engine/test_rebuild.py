@@ -5,14 +5,14 @@ import random
 
 import pytest
 
-from kvfs import index_place
+from kvfs.core.errors import NoSpace
+from kvfs.core.lifecycle import State
+from kvfs.core.records import Identity
+from kvfs.core.types import ROOT_INODE, InodeNo, Sequence
 from kvfs.devices import destroy_source
-from kvfs.errors import NoSpace
-from kvfs.index import Index
-from kvfs.lifecycle import State
-from kvfs.records import Identity
-from kvfs.syscalls import Syscalls
-from kvfs.types import ROOT_INODE, InodeNo, Sequence
+from kvfs.storage import index_swap
+from kvfs.storage.index import Index
+from kvfs.storage.syscalls import Syscalls
 from tests.support.stores import (
     DIRECTORY,
     FIFO,
@@ -160,7 +160,7 @@ def test_a_rebuild_that_is_interrupted_is_done_again(
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(f"kvfs.rebuild._Rebuild.{name}", interrupt)
+            patched.setattr(f"kvfs.engine.recovery.rebuild._Rebuild.{name}", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 running.start()
     assert tree(running.start()) == {b"/a": b"x"}
@@ -177,7 +177,7 @@ def test_a_rebuilt_index_takes_the_old_ones_place_whole(
     try:
         os.rename(running.path / "index", running.path / "index.new")
         (running.path / "index.old").mkdir()
-        index_place.settle_index(pool_fd, Syscalls())
+        index_swap.settle_index(pool_fd, Syscalls())
     finally:
         os.close(pool_fd)
     assert sorted(path.name for path in running.path.glob("index*")) == ["index"]

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs.errors import DeadInode, NoSpace, NotFound
-from kvfs.makers import NOBODY
-from kvfs.store import Store
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.core.errors import DeadInode, NoSpace, NotFound
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.engine.store import Store
+from kvfs.machine.processes import NOBODY
 from tests.support.stores import DIRECTORY, FILE, MIB, Host, assert_exact, get, host, settle, write
 
 CAPACITY_BYTES = 64 * MIB
@@ -183,8 +183,8 @@ def test_policies_and_pins_are_kept(running: Host) -> None:
 def test_any_number_of_pinned_blocks_keeps_no_other_from_going(
     running: Host, walked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvfs.reclaim._PLAN_MAX", 2)
-    monkeypatch.setattr("kvfs.victims._REFUSED_MAX", 3)
+    monkeypatch.setattr("kvfs.engine.eviction.reclaim._PLAN_MAX", 2)
+    monkeypatch.setattr("kvfs.engine.eviction.victims._REFUSED_MAX", 3)
     store = running.store
     pinned, _ = store.namespace.make_node(ROOT_INODE, b"pinned", DIRECTORY, 0, 0)
     for number in range(12):  # longer than all rounds of a call can pass over

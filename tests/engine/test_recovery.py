@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.attributes import Change
-from kvfs.errors import DeadInode
-from kvfs.inode_numbers import InodeNumbers
-from kvfs.lifecycle import State
-from kvfs.records import UNFINISHED_KEY, UNFINISHED_MAX, inode_key, name_key
-from kvfs.run_state import RunState, distrust_index, read_run_state, write_run_state
-from kvfs.syscalls import Syscalls
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.core.errors import DeadInode
+from kvfs.core.lifecycle import State
+from kvfs.core.records import UNFINISHED_KEY, UNFINISHED_MAX, inode_key, name_key
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.engine.attributes import Change
+from kvfs.storage.inode_numbers import InodeNumbers
+from kvfs.storage.run_state import RunState, distrust_index, read_run_state, write_run_state
+from kvfs.storage.syscalls import Syscalls
 from tests.support.stores import (
     DIRECTORY,
     FILE,

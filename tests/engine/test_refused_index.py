@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.errors import FormatUnknown, IndexDamaged
-from kvfs.index import Index
-from kvfs.records import FORMAT_KEY, pack_format
-from kvfs.types import ROOT_INODE
+from kvfs.core.errors import FormatUnknown, IndexDamaged
+from kvfs.core.records import FORMAT_KEY, pack_format
+from kvfs.core.types import ROOT_INODE
+from kvfs.storage.index import Index
 from tests.support.stores import (
     MIB,
     Host,

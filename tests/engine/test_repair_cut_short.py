@@ -7,13 +7,13 @@ from typing import ParamSpec, TypeVar
 
 import pytest
 
-from kvfs.check import check_pool
+from kvfs.core.records import child_key
+from kvfs.core.types import ROOT_INODE
 from kvfs.devices import open_source
-from kvfs.index import Index
-from kvfs.records import child_key
-from kvfs.run_state import RunState, read_run_state
-from kvfs.syscalls import Syscalls
-from kvfs.types import ROOT_INODE
+from kvfs.engine.recovery.fsck import check_pool
+from kvfs.storage.index import Index
+from kvfs.storage.run_state import RunState, read_run_state
+from kvfs.storage.syscalls import Syscalls
 from tests.support.stores import (
     MIB,
     Host,
@@ -124,7 +124,7 @@ def test_a_rebuild_that_is_cut_short_leaves_its_strays_to_the_next_start(
     def fail(*_: object) -> None:
         raise CutShortError
 
-    monkeypatch.setattr("kvfs.check.RowCheck.run", fail)
+    monkeypatch.setattr("kvfs.engine.recovery.fsck.RowCheck.run", fail)
     with pytest.raises(CutShortError):
         running.check(repair=True)
     store = running.start()

@@ -7,11 +7,11 @@ import shutil
 
 import pytest
 
-from kvfs.errors import IndexDamaged
-from kvfs.inode_numbers import pack_end
-from kvfs.run_state import RunState, present_boot_id, read_run_state
-from kvfs.syscalls import Syscalls
-from kvfs.types import FIRST_INODE, ROOT_INODE
+from kvfs.core.errors import IndexDamaged
+from kvfs.core.types import FIRST_INODE, ROOT_INODE
+from kvfs.storage.inode_numbers import pack_end
+from kvfs.storage.run_state import RunState, present_boot_id, read_run_state
+from kvfs.storage.syscalls import Syscalls
 from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.stores import FILE, Host, put, settle, tree, write
 

@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from kvfs.errors import NoSpace
-from kvfs.open_inodes import OpenInode
-from kvfs.space import Space
-from kvfs.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
-from kvfs.types import PAGE_BYTES, ROOT_INODE, round_up
+from kvfs.core.errors import NoSpace
+from kvfs.core.types import PAGE_BYTES, ROOT_INODE, round_up
+from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.space import Space
+from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
 from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.stores import (
     FILE,

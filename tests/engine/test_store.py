@@ -6,8 +6,7 @@ import struct
 
 import pytest
 
-from kvfs.attributes import Change
-from kvfs.errors import (
+from kvfs.core.errors import (
     Damaged,
     DeadInode,
     NoSpace,
@@ -15,8 +14,9 @@ from kvfs.errors import (
     ReadOnly,
     TooLarge,
 )
-from kvfs.lifecycle import State
-from kvfs.types import PAGE_BYTES, ROOT_INODE, round_up
+from kvfs.core.lifecycle import State
+from kvfs.core.types import PAGE_BYTES, ROOT_INODE, round_up
+from kvfs.engine.attributes import Change
 from tests.support.stores import (
     FILE,
     MIB,

@@ -9,9 +9,9 @@ from typing import Final
 
 import pytest
 
-from kvfs.endings import Fate
-from kvfs.errors import CommandError
-from kvfs.types import ROOT_INODE
+from kvfs.core.errors import CommandError
+from kvfs.core.types import ROOT_INODE
+from kvfs.machine.process_ends import Fate
 from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.store_workload import CALLS, FAILURES, IN_PLACE, Tree, work
 from tests.support.stores import (
@@ -91,7 +91,7 @@ def test_who_dies_on_a_block_that_is_not_published_yet_tears_it(
 ) -> None:
     """Its first writer's close failed to publish; the second one overwrote a half of it."""
     failing = FailingSyscalls(["commit"])
-    monkeypatch.setattr("kvfs.makers.Makers.fate_of", lambda *_: Fate.KILLED)
+    monkeypatch.setattr("kvfs.machine.processes.Makers.fate_of", lambda *_: Fate.KILLED)
     with host() as made:
         store = made.start(failing)
         first, _ = store.blocks.create(ROOT_INODE, b"K", FILE, 0, 0)

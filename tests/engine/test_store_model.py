@@ -10,11 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvfs.attributes import Change
-from kvfs.errors import DeadInode, IsADirectory, KvfsError, NotADirectory, NotEmpty
-from kvfs.lifecycle import Event, State
-from kvfs.store import Store
-from kvfs.types import ROOT_INODE
+from kvfs.core.errors import DeadInode, IsADirectory, KvfsError, NotADirectory, NotEmpty
+from kvfs.core.lifecycle import Event, State
+from kvfs.core.types import ROOT_INODE
+from kvfs.engine.attributes import Change
+from kvfs.engine.store import Store
 from tests.support.store_model import Model, Node
 from tests.support.stores import (
     DIRECTORY,
@@ -31,7 +31,7 @@ from tests.support.stores import (
 )
 
 if TYPE_CHECKING:
-    from kvfs.open_inodes import OpenInode
+    from kvfs.pool.open_inodes import OpenInode
 
 NAMES: Final = st.sampled_from([b"a", b"b", b"c", b"n" * 255, b"\xff\x01"])
 MORE_NAMES: Final = st.integers(0, 200).map(b"block %d".__mod__)

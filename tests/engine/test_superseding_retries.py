@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import pytest
 
-from kvfs.errors import DeadInode, NotFound
-from kvfs.lifecycle import State
-from kvfs.makers import Maker
-from kvfs.open_inodes import OpenInode
-from kvfs.types import ROOT_INODE, InodeNo, InodeRecord
+from kvfs.core.errors import DeadInode, NotFound
+from kvfs.core.lifecycle import State
+from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
+from kvfs.machine.processes import Maker
+from kvfs.pool.open_inodes import OpenInode
 from tests.support.life_model import Lives
 from tests.support.stores import (
     FILE,

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvfs.eviction import Columns, Lru, Policy, policy_named
-from kvfs.heat import Heat
-from kvfs.syscalls import Syscalls
+from kvfs.core.eviction_policy import Columns, Lru, Policy, policy_named
+from kvfs.storage.heat import Heat
+from kvfs.storage.syscalls import Syscalls
 from tests.support.trace import Outcome, Request, footprint, read_trace, replay
 
 #: Cache in percent of all blocks -> policy -> prefix hits and blocks written, in percent of all

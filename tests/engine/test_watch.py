@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs.errors import NotFound
-from kvfs.open_inodes import OpenInode
-from kvfs.store import Store
-from kvfs.types import ROOT_INODE
+from kvfs.core.errors import NotFound
+from kvfs.core.types import ROOT_INODE
+from kvfs.engine.store import Store
+from kvfs.pool.open_inodes import OpenInode
 from tests.support.stores import (
     FILE,
     MIB,
@@ -121,7 +121,7 @@ def test_of_many_only_some_are_looked_at_before_each_draft(
     running: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A create costs the same beside ten writers and beside a thousand."""
-    monkeypatch.setattr("kvfs.watch._LOOKS_A_DRAFT", 2)
+    monkeypatch.setattr("kvfs.engine.eviction.overrun_watch._LOOKS_A_DRAFT", 2)
     store = running.store
     drafts = [draft(store, b"%d" % number) for number in range(5)]
     for opened in drafts:

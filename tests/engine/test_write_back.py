@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs.config import Settings
+from kvfs.core.settings import Settings
+from kvfs.core.types import ROOT_INODE
 from kvfs.devices import Device, format_source, open_source, wait_released
-from kvfs.kernel_log import DeviceErrors
-from kvfs.store import Store
-from kvfs.types import ROOT_INODE
+from kvfs.engine.store import Store
+from kvfs.machine.kernel_log import DeviceErrors
 from tests.support.failing_drive import FailingDrive, failing_drive
 from tests.support.failing_drive_program import BAD_PAGE, PAGE_BYTES, Fails
 from tests.support.mounting import skip_without_mounts
@@ -43,8 +43,8 @@ def device(drive: FailingDrive) -> Iterator[Device]:
 @pytest.fixture
 def store(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """A store that hears nothing of the kernel and looks often, as under a load without a rest."""
-    monkeypatch.setattr("kvfs.kernel_log.KernelLog.errors", lambda _: DeviceErrors())
-    monkeypatch.setattr("kvfs.write_back.LOADED_S", 0.1)
+    monkeypatch.setattr("kvfs.machine.kernel_log.KernelLog.errors", lambda _: DeviceErrors())
+    monkeypatch.setattr("kvfs.engine.recovery.write_back.LOADED_S", 0.1)
     made = Store(device, SETTINGS)
     try:
         yield made
@@ -85,7 +85,7 @@ def test_an_error_that_a_clients_fsync_was_told_of_is_not_lost(
     store: Store, drive: FailingDrive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel tells each description once."""
-    monkeypatch.setattr("kvfs.write_back.LOADED_S", 86_400.0)
+    monkeypatch.setattr("kvfs.engine.recovery.write_back.LOADED_S", 86_400.0)
     drive.fail(writes=Fails.BAD_PAGES)
     put(store, ROOT_INODE, b"bad", LOST)
     store.pool.index.settle()
@@ -99,14 +99,14 @@ def test_an_error_found_just_before_a_stop_is_no_clean_stop(
     device: Device, drive: FailingDrive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The look took the error, which the stop's own sync is not told of any more."""
-    monkeypatch.setattr("kvfs.kernel_log.KernelLog.errors", lambda _: DeviceErrors())
+    monkeypatch.setattr("kvfs.machine.kernel_log.KernelLog.errors", lambda _: DeviceErrors())
     first = Store(device, SETTINGS)
     put(first, ROOT_INODE, b"good", b"w" * 5000)
     first.pool.background.hurry()
     first.pool.sync()
     drive.fail(writes=Fails.BAD_PAGES)
     put(first, ROOT_INODE, b"bad", LOST)
-    monkeypatch.setattr("kvfs.write_back.LOADED_S", 0.0)
+    monkeypatch.setattr("kvfs.engine.recovery.write_back.LOADED_S", 0.0)
     first.tick()
     until(lambda: drive.failed() > 0, "a look meets the error")
     drive.recover()

@@ -15,11 +15,11 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.strategies import booleans, integers, sampled_from
 
-from kvfs.open_inodes import OpenInode, OpenInodes
-from kvfs.types import BackingId, InodeNo, InodeRecord, Sequence
-from mount.data_path import PassthroughPath
-from mount.handles import HandleKind
-from mount.wire import FOPEN_NOFLUSH, FOPEN_PASSTHROUGH
+from kvfs.core.types import BackingId, InodeNo, InodeRecord, Sequence
+from kvfs.pool.open_inodes import OpenInode, OpenInodes
+from mount.files.data_path import PassthroughPath
+from mount.files.handles import HandleKind
+from mount.fuse.wire import FOPEN_NOFLUSH, FOPEN_PASSTHROUGH
 from tests.fuse.conftest import require_passthrough
 from tests.support.backing_ids import DEVICE_FD, FakeIds
 from tests.support.calls import opened, read_file, refused, write_file
@@ -27,8 +27,8 @@ from tests.support.message_counts import ask_status, mounted_with
 from tests.support.mounting import Mounted
 
 IDS_MAX: Final = 16
-#: A row of mount/handles.py: inode, open flags, backing id, generation, kind, two fields that are
-#: free, opens.
+#: A row of mount/files/handles.py: inode, open flags, backing id, generation, kind, two fields that
+#: are free, opens.
 ROW: Final = struct.Struct("<QIiIIQQII")
 GONE: Final = InodeRecord(
     *(0o100644, 0, 0, 0, 0, 0, 0, 0, 0, 0), InodeNo(1), 0, 0, Sequence(0), b"name"

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvfs import below_mount, errors
-from kvfs.below_mount import below, told
+from kvfs.core import errors
+from kvfs.doctor import below_mount
+from kvfs.doctor.below_mount import below, told
 from kvfs.doctor.facts import Below
 from tests.support.mounting import mounted_at, run_kvfs, skip_without_mounts
 from tests.support.places import blank_place, small_mount

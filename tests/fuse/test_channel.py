@@ -10,10 +10,10 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs.types import BackingId
-from mount.grant import Grant
-from mount.init_reply import Features
-from mount.wire import (
+from kvfs.core.types import BackingId
+from mount.fuse.grant import Grant
+from mount.fuse.init_reply import Features
+from mount.fuse.wire import (
     ENTRY_OUT_BYTES,
     FOPEN_PASSTHROUGH,
     IN_HEADER_BYTES,

@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from mount.wire import IN_HEADER, OUT_HEADER, OUT_HEADER_BYTES, Opcode, data_reply, error_reply
+from mount.fuse.wire import IN_HEADER, OUT_HEADER, OUT_HEADER_BYTES, Opcode, data_reply, error_reply
 from tests.support.wires import Wires, request
 
 
@@ -21,7 +21,7 @@ async def test_no_more_is_read_while_too_many_answers_are_late(
     wires: Wires, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each may hold a megabyte."""
-    monkeypatch.setattr("mount.channel._LATE_MAX", 2)
+    monkeypatch.setattr("mount.fuse.channel._LATE_MAX", 2)
     wires.channel.serve({Opcode.WRITE: lambda *_: b""})
     for unique in (2, 4, 6):
         wires.kernel.send(request(Opcode.WRITE, unique, b"bytes"))
@@ -47,7 +47,7 @@ async def test_requests_are_read_while_late_answers_wait_for_room(
     wires: Wires, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The close that makes some may be the next one."""
-    monkeypatch.setattr("mount.channel._LATE_MAX", 1)
+    monkeypatch.setattr("mount.fuse.channel._LATE_MAX", 1)
     wires.channel.serve({Opcode.WRITE: lambda *_: b""})
     go_on = []
     for unique in (2, 4, 6):
@@ -74,7 +74,7 @@ async def test_requests_are_read_while_late_answers_wait_for_room(
 async def test_a_pump_that_waits_for_late_answers_can_be_stopped(
     wires: Wires, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mount.channel._LATE_MAX", 1)
+    monkeypatch.setattr("mount.fuse.channel._LATE_MAX", 1)
     wires.channel.serve({Opcode.WRITE: lambda *_: b""})
     wires.kernel.send(request(Opcode.WRITE, 2, b"bytes"))
 

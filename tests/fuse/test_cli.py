@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from kvfs import __version__, errors
+from kvfs import __version__
 from kvfs.cli import mkfs, mount_background
 from kvfs.cli.failures import INTERNAL_ERROR_EXIT, INTERRUPTED_EXIT, explain
 from kvfs.cli.main import VERBS, main
 from kvfs.cli.mount_background import StartFailed, start_in_background
-from kvfs.config import Settings
-from kvfs.errors import (
+from kvfs.core import errors
+from kvfs.core.errors import (
     CommandError,
     Damaged,
     MountpointUnusable,
@@ -24,6 +24,7 @@ from kvfs.errors import (
     ToolMissing,
     UsageError,
 )
+from kvfs.core.settings import Settings
 from tests.support.mounting import ROOT, run_kvfs
 
 NOBODY = 65534

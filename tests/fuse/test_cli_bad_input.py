@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kvfs import errors
+from kvfs.core import errors
 from tests.support.mounting import (
     COMMAND_WAIT_S,
     KVFS,

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.cli.doctor_disks import Drives, xfs_on
-from kvfs.cli.doctor_facts import gather
-from kvfs.cli.doctor_process import parse_ranges
 from kvfs.cli.main import main
-from kvfs.cli.servers import Answer
-from kvfs.control_client import ServerGone
+from kvfs.client.control_socket import ServerGone
+from kvfs.client.servers import Answer
+from kvfs.core.errors import NotMounted, NotRoot, SeriousFindings, ServeFailed, UsageError
+from kvfs.core.mount_name import name_of, socket_path
 from kvfs.doctor.examine import RULES
 from kvfs.doctor.facts import Disk, ReadAhead
+from kvfs.doctor.gather import gather
+from kvfs.doctor.gather_disks import Drives, xfs_on
+from kvfs.doctor.gather_process import parse_ranges
 from kvfs.doctor.machine_rules import READ_AHEAD_WANTED_BYTES
-from kvfs.errors import NotMounted, NotRoot, SeriousFindings, ServeFailed, UsageError
-from kvfs.mount_table import mounts
-from kvfs.pool_name import name_of, socket_path
+from kvfs.machine.mount_table import mounts
 from tests.support.mounting import KVFS, Mounted, run_kvfs, skip_without_mounts, workplace
 
 MIB = 1 << 20
@@ -219,7 +219,7 @@ def test_doctor_without_a_mount_tells_of_servers_that_do_not_answer(
     here, gone = socket_path(name_of(str(doctored.path))), "/run/kvfs/gone.sock"
     # Another test beside this one may have a dead mount just now.
     ours = [mount for mount in mounts() if mount.mountpoint == str(doctored.path)]
-    monkeypatch.setattr("kvfs.cli.servers.mounts", lambda: ours)
+    monkeypatch.setattr("kvfs.client.servers.mounts", lambda: ours)
     for path, error, exit_code, said in (
         (here, ServerGone("x"), SeriousFindings.exit_code, "the server is dead"),
         (here, ServeFailed("no answer"), SeriousFindings.exit_code, "calls hang: no answer"),
@@ -227,12 +227,12 @@ def test_doctor_without_a_mount_tells_of_servers_that_do_not_answer(
         (gone, ServerGone(f"{gone} is stale"), NotMounted.exit_code, f"`rm {gone}` removes it"),
     ):
         found = [Answer(path, {}, error)]
-        monkeypatch.setattr("kvfs.cli.servers.answers", lambda found=found: found)
+        monkeypatch.setattr("kvfs.client.servers.answers", lambda found=found: found)
         assert main(["doctor"]) == exit_code
         captured = capsys.readouterr()
         assert said in captured.out + captured.err
     detached = [Answer(gone, {"mountpoint": "/nowhere"}, None)]
-    monkeypatch.setattr("kvfs.cli.servers.answers", lambda _first="": detached)
+    monkeypatch.setattr("kvfs.client.servers.answers", lambda _first="": detached)
     assert main(["doctor"]) == NotMounted.exit_code
     assert capsys.readouterr().err == "kvfs: no kvfs is mounted at /nowhere\n"
 

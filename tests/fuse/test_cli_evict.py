@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from kvfs.cli.evict import age_of
-from kvfs.control_client import ask
-from kvfs.errors import (
+from kvfs.client.control_socket import ask
+from kvfs.core.errors import (
     CommandError,
     EvictedTooLittle,
     NotMounted,
     PathMissing,
     UsageError,
 )
-from kvfs.pool_name import name_of, socket_path
+from kvfs.core.mount_name import name_of, socket_path
 from tests.support.mounting import COMMAND_WAIT_S, Mounted, run_kvfs, skip_without_mounts
 from tests.support.places import blank_place, small_mount
 

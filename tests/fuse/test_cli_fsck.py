@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.cli.main import main
-from kvfs.devices import Device
-from kvfs.errors import (
+from kvfs.core.errors import (
     CheckFailed,
     NoSpace,
     SourceBlank,
@@ -18,7 +17,8 @@ from kvfs.errors import (
     SourceForeign,
     SourceFull,
 )
-from kvfs.fsck_report import FsckReport
+from kvfs.devices import Device
+from kvfs.engine.recovery.fsck_report import FsckReport
 from tests.support.mounting import Mounted, run_kvfs, workplace
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -57,7 +57,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[FsckReport], list[bool]]
             calls.append(repair)
             return report
 
-        monkeypatch.setattr("kvfs.check.check_pool", check_pool)
+        monkeypatch.setattr("kvfs.engine.recovery.fsck.check_pool", check_pool)
         return calls
 
     return find
@@ -131,7 +131,7 @@ def test_a_check_that_fails_is_one_line(
     def check_pool(*_: object, **__: object) -> FsckReport:
         raise failure
 
-    monkeypatch.setattr("kvfs.check.check_pool", check_pool)
+    monkeypatch.setattr("kvfs.engine.recovery.fsck.check_pool", check_pool)
     assert main(["fsck", str(pool), "--repair"]) == exit_code
     captured = capsys.readouterr()
     assert captured.err.startswith(f"kvfs: {pool}: ")

@@ -12,13 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from kvfs import __version__, errors, mount_table
-from kvfs.cli import liveness, mount_background, servers
+from kvfs import __version__
+from kvfs.cli import mount_background
 from kvfs.cli.main import main
-from kvfs.config import Settings
-from kvfs.control_client import ask
-from kvfs.pool_name import name_of, socket_path
-from mount import kernel
+from kvfs.client import liveness, servers
+from kvfs.client.control_socket import ask
+from kvfs.core import errors
+from kvfs.core.mount_name import name_of, socket_path
+from kvfs.core.settings import Settings
+from kvfs.machine import mount_table
+from mount.fuse import kernel
 from tests.support.mounting import COMMAND_WAIT_S, KVFS, ROOT, run_kvfs
 from tests.support.places import CAPACITY_BYTES, blank_place, lines_of, small_mount
 

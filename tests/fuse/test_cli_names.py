@@ -77,8 +77,8 @@ def test_the_log_escapes_what_it_is_told(tmp_path: Path) -> None:
     """Every line of the log begins with its time, whatever a message or an error holds."""
     program = f"""\
 import logging
-from kvfs.config import Settings
-from mount.logging_setup import set_up_logging, close_logging
+from kvfs.core.settings import Settings
+from mount.process.logs import set_up_logging, close_logging
 set_up_logging(Settings(log_file={str(tmp_path / "log")!r}), background=True)
 log = logging.getLogger("kvfs")
 log.error("lost: %s", {HOSTILE!r})

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvfs.cli.main import main
+from kvfs.core.errors import SeriousFindings
 from kvfs.doctor.finding import Finding, Report, Severity, Verdict
-from kvfs.errors import SeriousFindings
 
 
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,7 @@ def test_doctor_shows_what_will_hurt(
     narrow(monkeypatch)
     finding = Finding(Severity.SERIOUS, "nothing may go", "kvfs unpin /kv")
     report = Report("/kv", (Verdict("connector limits", (finding,), is_decided=True),))
-    monkeypatch.setattr("kvfs.cli.doctor_facts.gather", lambda *_: None)
+    monkeypatch.setattr("kvfs.doctor.gather.gather", lambda *_: None)
     monkeypatch.setattr("kvfs.doctor.examine.examine", lambda _: report)
     assert main(["doctor", "/kv"]) == SeriousFindings.exit_code
     assert "nothing may go" in capsys.readouterr().out

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvfs import errors
-from kvfs.cli.settings_file import read_file
-from kvfs.errors import CommandError, UsageError
+from kvfs.client.user_file import read_file
+from kvfs.core import errors
+from kvfs.core.errors import CommandError, UsageError
 from tests.support.mounting import KVFS, ROOT, run_kvfs
 
 

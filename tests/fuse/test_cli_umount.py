@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.errors import MountpointUnusable
+from kvfs.core.errors import MountpointUnusable
 from tests.support.mounting import (
     COMMAND_WAIT_S,
     KVFS,

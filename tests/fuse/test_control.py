@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import trio
 
-from kvfs.control_client import LINE_MAX_BYTES, ServerGone, ask, peer_pid, socket_paths
-from kvfs.errors import (
+from kvfs.client.control_socket import LINE_MAX_BYTES, ServerGone, ask, peer_pid, socket_paths
+from kvfs.core.errors import (
     IndexDamaged,
     NotFound,
     NotMounted,
@@ -23,7 +23,7 @@ from kvfs.errors import (
     SourceBusy,
     UsageError,
 )
-from mount.control import CONNECTIONS_MAX, listen, serve_control
+from mount.control.socket import CONNECTIONS_MAX, listen, serve_control
 from tests.support.mounting import workplace
 
 NOBODY = 65534

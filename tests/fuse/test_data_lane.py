@@ -11,16 +11,14 @@ from typing import Final
 import pytest
 import trio
 
-from kvfs.errors import KvfsError
-from kvfs.types import ROOT_INODE, STAT_BLOCK_BYTES, InodeNo
-from mount.data_lane import DataLane
-from mount.data_path import DaemonPath
-from mount.errno_door import errno_of
-from mount.files import Files
-from mount.handles import Handles
-from mount.late import Late
-from mount.transfers import Transfers
-from mount.wire import (
+from kvfs.core.errors import KvfsError
+from kvfs.core.types import ROOT_INODE, STAT_BLOCK_BYTES, InodeNo
+from mount.files.data_path import DaemonPath
+from mount.files.files import Files
+from mount.files.handles import Handles
+from mount.files.transfers import Transfers
+from mount.fuse.errno_map import errno_of
+from mount.fuse.wire import (
     OUT_HEADER,
     OUT_HEADER_BYTES,
     READ_IN,
@@ -28,6 +26,8 @@ from mount.wire import (
     WRITE_OUT,
     Opcode,
 )
+from mount.requests.data import DataLane
+from mount.requests.late import Late
 from tests.support.calls import opened, write_file
 from tests.support.message_counts import ask_status
 from tests.support.mounting import Mounted, loop_device, workplace

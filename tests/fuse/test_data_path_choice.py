@@ -12,9 +12,9 @@ from typing import Final
 
 import pytest
 
-from kvfs.errors import ToolMissing
-from mount.path_choice import NOT_OFFERED, backing_obstacle, choose_path, without_passthrough
-from mount.wire import (
+from kvfs.core.errors import ToolMissing
+from mount.files.path_choice import NOT_OFFERED, backing_obstacle, choose_path, without_passthrough
+from mount.fuse.wire import (
     FOPEN_KEEP_CACHE,
     FOPEN_NOFLUSH,
     FOPEN_PASSTHROUGH,

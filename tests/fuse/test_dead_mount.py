@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kvfs import errors
-from kvfs.cli import liveness
 from kvfs.cli.dead_mount import dead_mount_at, free_place, take_away
-from kvfs.mount_table import mounts
+from kvfs.client import liveness
+from kvfs.core import errors
+from kvfs.machine.mount_table import mounts
 from tests.fuse.conftest import require_passthrough
 from tests.support.mounting import KVFS, ROOT, Mounted, run_kvfs, workplace
 from tests.support.places import blank_place, small_mount

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import pytest
 
-from kvfs.cli.doctor_facts import gather
 from kvfs.doctor.examine import RULES, examine
 from kvfs.doctor.facts import Below, ConnectorHabit, ConnectorLimit, Cpus, Facts, ReadAhead
+from kvfs.doctor.gather import gather
 from tests.support.ill_mounts import HEALTHY, ILL
 from tests.support.mounting import (
     COMMAND_WAIT_S,

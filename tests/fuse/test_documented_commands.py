@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from kvfs.errors import SeriousFindings
+from kvfs.core.errors import SeriousFindings
 from tests.support.documented import of, quoted
 from tests.support.mounting import (
     COMMAND_WAIT_S,

@@ -6,9 +6,9 @@ import logging
 import pyfuse3
 import pytest
 
-from kvfs import errors
-from mount import errno_door
-from mount.errno_door import ERRNO, answered, awaited, counted_errno, errno_of
+from kvfs.core import errors
+from mount.fuse import errno_map
+from mount.fuse.errno_map import ERRNO, answered, awaited, counted_errno, errno_of
 
 ENGINE = [
     kind
@@ -21,10 +21,10 @@ ENGINE = [
 
 
 @pytest.fixture(autouse=True)
-def counts(monkeypatch: pytest.MonkeyPatch) -> errno_door.ErrorCounts:
+def counts(monkeypatch: pytest.MonkeyPatch) -> errno_map.ErrorCounts:
     """Fresh counters."""
-    fresh = errno_door.ErrorCounts()
-    monkeypatch.setattr(errno_door, "counts", fresh)
+    fresh = errno_map.ErrorCounts()
+    monkeypatch.setattr(errno_map, "counts", fresh)
     return fresh
 
 
@@ -67,7 +67,7 @@ def test_what_nobody_foresaw_is_logged_and_eio(
     assert record.exc_info[1] is error
 
 
-def test_only_surprises_are_counted(counts: errno_door.ErrorCounts) -> None:
+def test_only_surprises_are_counted(counts: errno_map.ErrorCounts) -> None:
     """A miss is what a cache says all day."""
     for error in (
         errors.NotFound(),

@@ -7,13 +7,13 @@ from typing import Any, cast
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvfs.config import Settings
-from kvfs.lifecycle import State
-from kvfs.records import pack_inode, parse_inode
-from kvfs.types import NAME_MAX_BYTES, InodeNo, InodeRecord, Sequence
-from mount.entries import Entries
-from mount.lane import Lane
-from mount.wire import ATTR, ENTRY_OUT_BYTES
+from kvfs.core.lifecycle import State
+from kvfs.core.records import pack_inode, parse_inode
+from kvfs.core.settings import Settings
+from kvfs.core.types import NAME_MAX_BYTES, InodeNo, InodeRecord, Sequence
+from mount.fuse.wire import ATTR, ENTRY_OUT_BYTES
+from mount.requests.entry_attributes import Entries
+from mount.requests.fast import Lane
 
 U32 = (1 << 32) - 1
 I63 = (1 << 63) - 1

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from kvfs.types import ROOT_INODE
-from mount.exotic import Exotic
-from mount.late import Late
-from mount.wire import FALLOCATE_IN, OUT_HEADER, Opcode
+from kvfs.core.types import ROOT_INODE
+from mount.fuse.wire import FALLOCATE_IN, OUT_HEADER, Opcode
+from mount.requests.late import Late
+from mount.requests.raw import Exotic
 from tests.support.readers_desk import Desk
 from tests.support.stores import FILE, MIB, assert_exact, host, settle
 

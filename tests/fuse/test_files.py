@@ -8,15 +8,15 @@ import pyfuse3
 import pytest
 import trio
 
-from kvfs.attributes import Change
-from kvfs.errors import BadHandle, DeadInode, Exists, IsADirectory
-from kvfs.lifecycle import State
-from kvfs.makers import NOBODY
-from kvfs.store import Store
-from kvfs.types import ROOT_INODE, InodeNo, InodeRecord
-from mount.entries import Entries
-from mount.handles import HandleKind
-from mount.operations import Operations
+from kvfs.core.errors import BadHandle, DeadInode, Exists, IsADirectory
+from kvfs.core.lifecycle import State
+from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
+from kvfs.engine.attributes import Change
+from kvfs.engine.store import Store
+from kvfs.machine.processes import NOBODY
+from mount.files.handles import HandleKind
+from mount.requests.entry_attributes import Entries
+from mount.requests.operations import Operations
 from tests.support.counted_desk import NEW, CountedDesk, counted_desk
 from tests.support.stores import FILE, MIB, allocate, get, put
 

@@ -8,8 +8,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from kvfs.errors import DeadInode, NoSpace, NotFound
-from kvfs.types import ROOT_INODE
+from kvfs.core.errors import DeadInode, NoSpace, NotFound
+from kvfs.core.types import ROOT_INODE
 from tests.support.counted_desk import NEW, CountedDesk, counted_desk
 from tests.support.stores import FILE, MIB, put, settle
 

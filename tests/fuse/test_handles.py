@@ -8,16 +8,16 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from kvfs.errors import BadHandle
-from kvfs.open_inodes import OpenInode
-from kvfs.types import BackingId, InodeNo
-from mount.handles import HandleKind, Handles
+from kvfs.core.errors import BadHandle
+from kvfs.core.types import BackingId, InodeNo
+from kvfs.pool.open_inodes import OpenInode
+from mount.files.handles import HandleKind, Handles
 
 ROW: Final = struct.Struct("<QIiIIQQII")
 
 
 class Row(NamedTuple):
-    """One row as mount/handles.py describes it."""
+    """One row as mount/files/handles.py describes it."""
 
     ino: int
     flags: int

@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
-from kvfs.heat_file import read_heat
-from kvfs.syscalls import Syscalls
+from kvfs.storage.heat_file import read_heat
+from kvfs.storage.syscalls import Syscalls
 from tests.support.calls import read_file, write_file
 from tests.support.message_counts import mounted_with
 

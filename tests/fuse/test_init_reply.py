@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mount.init_reply import Features, agree, patch_init_reply
-from mount.wire import (
+from mount.fuse.init_reply import Features, agree, patch_init_reply
+from mount.fuse.wire import (
     FUSE_DIRECT_IO_ALLOW_MMAP,
     FUSE_HANDLE_KILLPRIV_V2,
     FUSE_HAS_RESEND,

@@ -9,10 +9,10 @@ from typing import Final
 
 import pytest
 
-from kvfs.types import HandleNo, InodeNo
-from mount.grant import Grant
-from mount.intake import TURN_MESSAGES, Intake
-from mount.wire import (
+from kvfs.core.types import HandleNo, InodeNo
+from mount.fuse.grant import Grant
+from mount.fuse.request_reader import TURN_MESSAGES, Intake
+from mount.fuse.wire import (
     IN_HEADER,
     IN_HEADER_BYTES,
     OPCODES,

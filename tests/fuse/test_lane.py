@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from mount.wire import (
+from mount.fuse.wire import (
     ATTR,
     ATTR_OUT_HEAD,
     ENTRY_OUT_BYTES,

@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
-from kvfs.errors import ServeFailed
-from mount.libfuse_pair import ROOM_MIN_BYTES, libfuse_pair
+from kvfs.core.errors import ServeFailed
+from mount.fuse.libfuse_pair import ROOM_MIN_BYTES, libfuse_pair
 from tests.support.mounting import ROOT
 
 #: net.core.wmem_max where nobody changed it (include/net/sock.h: SK_WMEM_MAX).
@@ -22,8 +22,8 @@ SMALL_BYTES: Final = 16 + 128 + 16
 
 WITHOUT_PRIVILEGE: Final = f"""\
 import sys
-from kvfs.errors import ServeFailed
-from mount.libfuse_pair import libfuse_pair
+from kvfs.core.errors import ServeFailed
+from mount.fuse.libfuse_pair import libfuse_pair
 ours, theirs = libfuse_pair({USUAL_WMEM_MAX})
 for end, other in ((ours, theirs), (theirs, ours)):
     for _ in range({TASKS}):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.extents import Extents
-from kvfs.syscalls import Syscalls
+from kvfs.storage.extents import Extents
+from kvfs.storage.syscalls import Syscalls
 from tests.support.callers import Caller
 from tests.support.calls import opened, read_file, refused, write_file
 from tests.support.mounting import Mounted

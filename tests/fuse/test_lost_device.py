@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.errors import SourceDamaged
+from kvfs.core.errors import SourceDamaged
 from tests.fuse.conftest import require_passthrough
 from tests.support.failing_drive import FailingDrive, failing_drive
 from tests.support.failing_drive_program import Fails

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mount.well_formed import SHAPES
-from mount.wire import ENTRY_OUT_BYTES, OPEN_IN, OPEN_OUT, UNANSWERED, Opcode
+from mount.fuse.well_formed import SHAPES
+from mount.fuse.wire import ENTRY_OUT_BYTES, OPEN_IN, OPEN_OUT, UNANSWERED, Opcode
 from tests.support.fake_kernel import FakeKernel, Reply, fake_kernel
 
 pytestmark = pytest.mark.needs_fuse

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.config import Settings
-from kvfs.errors import UsageError
-from mount import logging_setup
-from mount.log_rate import KINDS_MAX, WINDOW_S, RateLimited
-from mount.log_sockets import JournalHandler, SyslogHandler, priority_of
-from mount.logging_setup import apply_levels, close_logging, set_up_logging
-from mount.notify_systemd import notify
+from kvfs.core.errors import UsageError
+from kvfs.core.settings import Settings
+from mount.process import logs
+from mount.process.log_rate import KINDS_MAX, WINDOW_S, RateLimited
+from mount.process.log_sockets import JournalHandler, SyslogHandler, priority_of
+from mount.process.logs import apply_levels, close_logging, set_up_logging
+from mount.process.notify_systemd import notify
 from tests.support.mounting import ROOT
 
 LINES_A_MINUTE = 3
@@ -222,13 +222,13 @@ def test_a_log_file_that_cannot_be_is_a_wrong_setting(tmp_path: Path) -> None:
 def test_the_background_logs_to_the_first_place_that_listens(
     tmp_path: Path, listening: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging_setup, "JournalHandler", lambda pool: JournalHandler(pool, "/none"))
+    monkeypatch.setattr(logs, "JournalHandler", lambda pool: JournalHandler(pool, "/none"))
     monkeypatch.setattr(
-        logging_setup, "SyslogHandler", lambda pool: SyslogHandler(pool, listening.getsockname())
+        logs, "SyslogHandler", lambda pool: SyslogHandler(pool, listening.getsockname())
     )
-    monkeypatch.setattr(logging_setup, "log_path", lambda name: str(tmp_path / f"{name}.log"))
+    monkeypatch.setattr(logs, "log_path", lambda name: str(tmp_path / f"{name}.log"))
     assert set_up_logging(Settings(name="kv"), background=True) == "syslog"
-    monkeypatch.setattr(logging_setup, "SyslogHandler", lambda pool: SyslogHandler(pool, "/none"))
+    monkeypatch.setattr(logs, "SyslogHandler", lambda pool: SyslogHandler(pool, "/none"))
     assert set_up_logging(Settings(name="kv"), background=True) == str(tmp_path / "kv.log")
     monkeypatch.delenv("JOURNAL_STREAM", raising=False)
     assert set_up_logging(Settings(name="kv"), background=False) == "stderr"
@@ -259,8 +259,8 @@ def adopted(program: str) -> list[str]:
     """Run *program* in a process of its own after ``adopt`` and return what it printed."""
     start = (
         "import resource, sys, gc, ctypes\n"
-        "from kvfs.config import Settings\n"
-        "from mount.process_manners import adopt, settle_memory\n"
+        "from kvfs.core.settings import Settings\n"
+        "from mount.process.process_limits import adopt, settle_memory\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", start + program],

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from kvfs import mount_table
+from kvfs.core.mount_name import name_of, socket_path
 from kvfs.devices import wait_released
-from kvfs.pool_name import name_of, socket_path
-from mount import kernel
-from mount.own_mount import OwnMount
+from kvfs.machine import mount_table
+from mount.fuse import kernel
+from mount.fuse.kernel_mount import OwnMount
 from tests.fuse.conftest import require_passthrough
 from tests.support.mounting import Mounted, loop_device, mounted_at, run_kvfs, workplace
 from tests.support.places import blank_place, lines_of, small_mount

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs import errors
-from kvfs.mounted_elsewhere import elsewhere
+from kvfs.core import errors
+from kvfs.machine.mounted_elsewhere import elsewhere
 from tests.support.mounting import Mounted, run_kvfs, workplace
 from tests.support.pools import blank_source
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs.attributes import Change
-from kvfs.inode_rules import blank_record, is_narrowed
-from kvfs.store import Store
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.core.inode_rules import blank_record, is_narrowed
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.engine.attributes import Change
+from kvfs.engine.store import Store
 from tests.support.counted_desk import CountedDesk
 from tests.support.power import Cut, Drive, drive
 from tests.support.stores import DIRECTORY, put

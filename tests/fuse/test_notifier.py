@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from kvfs.cli.liveness import was_killed
-from kvfs.types import InodeNo
-from mount.notifier import Notifier
+from kvfs.client.liveness import was_killed
+from kvfs.core.types import InodeNo
+from mount.fuse.invalidations import Notifier
 from tests.support.mounting import (
     KVFS,
     ROOT,

@@ -4,8 +4,8 @@ import pytest
 import trio
 import trio.testing
 
-from mount.channel import PumpLock
-from mount.wire import Opcode
+from mount.fuse.channel import PumpLock
+from mount.fuse.wire import Opcode
 from tests.support.wires import Wires, request
 
 

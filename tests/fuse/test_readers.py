@@ -8,10 +8,10 @@ from typing import Final
 
 import pytest
 
-from kvfs.errors import BadHandle, DeadInode
-from kvfs.makers import Maker
-from kvfs.types import ROOT_INODE
-from mount.transfers import Transfers
+from kvfs.core.errors import BadHandle, DeadInode
+from kvfs.core.types import ROOT_INODE
+from kvfs.machine.processes import Maker
+from mount.files.transfers import Transfers
 from tests.support.readers_desk import IDS_MAX, NEW, Desk
 from tests.support.stores import FILE, host
 

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from hypothesis.strategies import integers, sampled_from
 
-from kvfs.errors import NotFound
-from kvfs.types import ROOT_INODE, HandleNo, InodeNo
+from kvfs.core.errors import NotFound
+from kvfs.core.types import ROOT_INODE, HandleNo, InodeNo
 from tests.support.readers_desk import Desk
 from tests.support.stores import host
 

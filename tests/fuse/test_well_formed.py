@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mount.well_formed import SHAPES, TRANSFER_MAX_BYTES, well_formed
-from mount.wire import Opcode
+from mount.fuse.well_formed import SHAPES, TRANSFER_MAX_BYTES, well_formed
+from mount.fuse.wire import Opcode
 
 NAMED = [opcode for opcode, shape in SHAPES.items() if shape.names]
 names = st.binary(min_size=1, max_size=300).filter(lambda name: b"\0" not in name)

@@ -1,4 +1,4 @@
-"""The layouts of mount/wire.py against those of linux/fuse.h, as the C compiler sees them."""
+"""The layouts of mount/fuse/wire.py against those of linux/fuse.h, as the C compiler sees them."""
 
 import re
 import shutil
@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
-from mount import wire
-from mount.wire import Opcode, data_reply, error_reply
+from mount.fuse import wire
+from mount.fuse.wire import Opcode, data_reply, error_reply
 
 HEADER: Final = Path("/usr/include/linux/fuse.h")
 STRUCTS: Final = {

@@ -4,8 +4,8 @@ from typing import Final
 
 import pytest
 
-from kvfs.types import BackingId
-from mount import kernel
+from kvfs.core.types import BackingId
+from mount.fuse import kernel
 
 #: A descriptor of /dev/fuse, which nobody uses here.
 DEVICE_FD: Final = 3

@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from kvfs.kv_content import Content, first_difference
+from kvfs.bench.kv_content import Content, first_difference
 
 #: Name, key of the content, size.
 HEADER: Final = struct.Struct("<QQQ")

@@ -6,14 +6,14 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from kvfs.open_inodes import OpenInode
-from kvfs.store import Store
-from kvfs.types import ROOT_INODE, InodeNo
-from mount.data_path import DaemonPath
-from mount.files import Files
-from mount.grant import Grant
-from mount.handles import Handles
-from mount.transfers import Transfers
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.engine.store import Store
+from kvfs.pool.open_inodes import OpenInode
+from mount.files.data_path import DaemonPath
+from mount.files.files import Files
+from mount.files.handles import Handles
+from mount.files.transfers import Transfers
+from mount.fuse.grant import Grant
 from tests.support.stores import FILE, host, put
 
 NEW: Final = os.O_RDWR | os.O_CREAT

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import ParamSpec, TypeVar
 
-from kvfs.syscalls import Syscalls
+from kvfs.storage.syscalls import Syscalls
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from kvfs.control_client import ask
-from kvfs.pool_name import name_of, socket_path
-from mount.wire import IN_HEADER, IN_HEADER_BYTES, OUT_HEADER, OUT_HEADER_BYTES, Opcode
+from kvfs.client.control_socket import ask
+from kvfs.core.mount_name import name_of, socket_path
+from mount.fuse.wire import IN_HEADER, IN_HEADER_BYTES, OUT_HEADER, OUT_HEADER_BYTES, Opcode
 from tests.support.mounting import ROOT, workplace
 
 #: Two cores are shared by all; what takes longer than this hangs.
@@ -27,7 +27,7 @@ MESSAGE_MAX_BYTES: Final = (1 << 20) + 65536
 _SOCKET_BUFFER_BYTES: Final = 8 << 20
 _SERVER: Final = """
 import itertools, os, sys
-from mount import kernel
+from mount.fuse import kernel
 device_fd = int(sys.argv.pop(1))
 backing_errno = int(sys.argv.pop(1))
 ids = itertools.count(1)

@@ -6,7 +6,7 @@
 from pathlib import Path
 from typing import Final
 
-from kvfs.lifecycle import TABLE, Event, Goes, State
+from kvfs.core.lifecycle import TABLE, Event, Goes, State
 
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "architecture.md"
 BEGIN: Final = "<!-- life of a block: made by tests/support/life_drawing.py -->\n"

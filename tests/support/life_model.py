@@ -1,10 +1,10 @@
 """Simulated processes and the blocks they write: what the table says of every step."""
 
-from kvfs.errors import KvfsError, NotFound
-from kvfs.lifecycle import HELD, IDENTIFIED, UNFINISHED, Event, State, after, is_temporary
-from kvfs.makers import NOBODY, Maker, Makers
-from kvfs.open_inodes import OpenInode
-from kvfs.types import InodeNo
+from kvfs.core.errors import KvfsError, NotFound
+from kvfs.core.lifecycle import HELD, IDENTIFIED, UNFINISHED, Event, State, after, is_temporary
+from kvfs.core.types import InodeNo
+from kvfs.machine.processes import NOBODY, Maker, Makers
+from kvfs.pool.open_inodes import OpenInode
 from tests.support.store_model import TEARABLE
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from kvfs.control_client import ask
-from kvfs.pool_name import name_of, socket_path
+from kvfs.client.control_socket import ask
+from kvfs.core.mount_name import name_of, socket_path
 from tests.support.mounting import Mounted, workplace
 
 #: Sent by the kernel when it likes, and answered by nobody.

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from kvfs.errors import CommandError
+from kvfs.core.errors import CommandError
 from tests.support.loop import digest_of, loop_device
 from tests.support.mounting import own_tmpfs, why_no_mounts, workplace
 

@@ -11,9 +11,9 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
-from kvfs.config import Settings
+from kvfs.core.settings import Settings
 from kvfs.devices import Device, format_source, open_source, wait_released
-from kvfs.store import Store
+from kvfs.engine.store import Store
 from tests.support.mounting import workplace
 from tests.support.stores import MIB, fill_pool, kill
 

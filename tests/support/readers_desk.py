@@ -6,11 +6,11 @@ from typing import Final
 
 import pytest
 
-from kvfs.types import ROOT_INODE, HandleNo, InodeNo
-from mount.data_path import PassthroughPath
-from mount.files import Files
-from mount.grant import Grant
-from mount.handles import Handles
+from kvfs.core.types import ROOT_INODE, HandleNo, InodeNo
+from mount.files.data_path import PassthroughPath
+from mount.files.files import Files
+from mount.files.handles import Handles
+from mount.fuse.grant import Grant
 from tests.support.backing_ids import DEVICE_FD, FakeIds
 from tests.support.stores import FILE, Host
 

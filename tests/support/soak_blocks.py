@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from kvfs.kv_content import Bytes, Content, first_difference
+from kvfs.bench.kv_content import Bytes, Content, first_difference
 from tests.support.soak_table import ABSENT, Found, Row
 
 #: Version, size.

@@ -4,7 +4,7 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kvfs.errors import (
+from kvfs.core.errors import (
     Exists,
     InvalidRequest,
     IsADirectory,
@@ -13,8 +13,8 @@ from kvfs.errors import (
     NotEmpty,
     NotFound,
 )
-from kvfs.lifecycle import IDENTIFIED, UNFINISHED, Event, State, after
-from kvfs.types import PAGE_BYTES, InodeNo, round_up
+from kvfs.core.lifecycle import IDENTIFIED, UNFINISHED, Event, State, after
+from kvfs.core.types import PAGE_BYTES, InodeNo, round_up
 
 #: Open for writing, and torn if that ends in the middle.
 TEARABLE = UNFINISHED | {State.REWRITE, State.RENAMED}

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from kvfs.attributes import Change
-from kvfs.errors import KvfsError
-from kvfs.store import Store
-from kvfs.types import ROOT_INODE, InodeNo
+from kvfs.core.errors import KvfsError
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.engine.attributes import Change
+from kvfs.engine.store import Store
 from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.stores import (
     DIRECTORY,

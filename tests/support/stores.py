@@ -14,20 +14,20 @@ from unittest import mock
 
 import pytest
 
-from kvfs.check import check_pool
-from kvfs.config import Settings
+from kvfs.core.errors import NoSpace
+from kvfs.core.settings import Settings
+from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.devices import Device, Reserve, open_source, pool_files
-from kvfs.errors import NoSpace
-from kvfs.founding import found_root
-from kvfs.fsck_report import FsckReport
-from kvfs.index import Index
-from kvfs.index_place import index_path
-from kvfs.inode_numbers import InodeNumbers
-from kvfs.open_inodes import OpenInode
-from kvfs.rebuild import Progress, no_progress
-from kvfs.store import Store
-from kvfs.syscalls import Syscalls
-from kvfs.types import ROOT_INODE, InodeNo, InodeRecord
+from kvfs.engine.recovery.fsck import check_pool
+from kvfs.engine.recovery.fsck_report import FsckReport
+from kvfs.engine.recovery.new_pool import found_root
+from kvfs.engine.recovery.rebuild import Progress, no_progress
+from kvfs.engine.store import Store
+from kvfs.pool.open_inodes import OpenInode
+from kvfs.storage.index import Index
+from kvfs.storage.index_swap import index_path
+from kvfs.storage.inode_numbers import InodeNumbers
+from kvfs.storage.syscalls import Syscalls
 from tests.support.mounting import workplace
 
 MIB: Final = 1 << 20
@@ -168,8 +168,8 @@ def kill(store: Store) -> None:
 def reading_here() -> Iterator[None]:
     """Let starts and checks read the index without a child first: a fork takes most of the time."""
     with (
-        mock.patch("kvfs.recovery.refuse_unreadable"),
-        mock.patch("kvfs.check.refuse_unreadable"),
+        mock.patch("kvfs.engine.recovery.recovery.refuse_unreadable"),
+        mock.patch("kvfs.engine.recovery.fsck.refuse_unreadable"),
     ):
         yield
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kvfs.eviction import Rank
-from kvfs.heat import Heat
-from kvfs.types import FIRST_INODE, InodeNo
+from kvfs.core.eviction_policy import Rank
+from kvfs.core.types import FIRST_INODE, InodeNo
+from kvfs.storage.heat import Heat
 
 TRACE: Final = Path(__file__).parent.parent / "traces" / "conversation.trace.gz"
 _BLOCK_BYTES: Final = 4 << 20

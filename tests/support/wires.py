@@ -7,8 +7,8 @@ from typing import Final
 
 import trio
 
-from mount.channel import Channel
-from mount.wire import IN_HEADER, IN_HEADER_BYTES
+from mount.fuse.channel import Channel
+from mount.fuse.wire import IN_HEADER, IN_HEADER_BYTES
 
 ROOM_BYTES: Final = 1 << 20
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from kvfs.config import Settings
+from kvfs.core.settings import Settings
 from tests.support.mounting import (
     PASSTHROUGH_WORKS,
     kernel_has_passthrough,
@@ -48,7 +48,7 @@ PATHS: Final = ("daemon", "passthrough")
 #: A FUSE mount that nobody serves: who looks at it hangs.
 HANGS: Final = """\
 import signal, sys
-from mount import kernel
+from mount.fuse import kernel
 fd = kernel.open_device()
 kernel.mount(fd, sys.argv[1], "/never", read_only=False)
 print("there", flush=True)

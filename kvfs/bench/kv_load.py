@@ -1,0 +1,222 @@
+"""A KV-shaped load on any directory: store, look up, load, and check every byte.
+
+The demo runs it through a mount. It stands in for a connector: sizes, names and system calls are
+theirs (``kv_shapes``), and what it may not do is forgive: one wrong byte ends it.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from kvfs.bench import kv_files
+from kvfs.bench.kv_content import Bytes, Content, first_difference
+from kvfs.bench.kv_files import Span
+from kvfs.bench.kv_shapes import SHAPES, Block, Shape, absent_blocks, plan_blocks
+from kvfs.core.errors import VerifyFailed
+from kvfs.core.types import PAGE_BYTES
+
+#: Lookups of blocks that were never stored, for each that was: new prompts ask mostly for those.
+ABSENT_PER_BLOCK: Final = 3
+#: LMCache's default number of disk threads.
+THREADS: Final = 4
+
+
+@dataclass
+class Moved:
+    """Bytes that went one way, and when; ``spans`` of several threads overlap."""
+
+    bytes: int = 0
+    spans: list[Span] = field(default_factory=list)
+
+    def busy_s(self) -> float:
+        """Return the seconds in which at least one thread was moving bytes."""
+        busy_s, until_s = 0.0, float("-inf")
+        for span in sorted(self.spans):
+            busy_s += max(0.0, span.ended_s - max(span.begun_s, until_s))
+            until_s = max(until_s, span.ended_s)
+        return busy_s
+
+    def rate(self) -> float:
+        """Return GB/s of all threads together, without the time that the check takes."""
+        busy_s = self.busy_s()
+        return self.bytes / busy_s / 1e9 if busy_s else 0.0
+
+    def add(self, other: "Moved") -> None:
+        """Add *other*."""
+        self.bytes += other.bytes
+        self.spans += other.spans
+
+
+@dataclass
+class Tally:
+    """What was done to the blocks of one shape; ``direct`` are loads with O_DIRECT."""
+
+    blocks: int = 0
+    stored: Moved = field(default_factory=Moved)
+    loaded: Moved = field(default_factory=Moved)
+    direct: Moved = field(default_factory=Moved)
+    verified_bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+
+    def add(self, other: "Tally") -> None:
+        """Add *other*."""
+        for moved, more in (
+            (self.stored, other.stored),
+            (self.loaded, other.loaded),
+            (self.direct, other.direct),
+        ):
+            moved.add(more)
+        self.blocks += other.blocks
+        self.verified_bytes += other.verified_bytes
+        self.hits += other.hits
+        self.misses += other.misses
+
+
+@dataclass
+class Report:
+    """What a load did, by shape, with so many threads at once."""
+
+    threads: int
+    tallies: dict[Shape, Tally] = field(default_factory=dict)
+
+    def total(self) -> Tally:
+        """Return the sum over all shapes."""
+        total = Tally()
+        for tally in self.tallies.values():
+            total.add(tally)
+        return total
+
+
+def _ignore(_: int) -> None:
+    pass
+
+
+class KvLoad:
+    """One load on the directory *root*, about *total_bytes* in all shapes together.
+
+    The same seed makes the same names and the same bytes, so a later process can load and check
+    what an earlier one stored. *progress* is called with the bytes that were just moved.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        total_bytes: int,
+        seed: int = 0,
+        threads: int = THREADS,
+        progress: Callable[[int], None] = _ignore,
+    ) -> None:
+        self._root = root
+        self._progress = progress
+        share_bytes = total_bytes // len(SHAPES)
+        self._plan = {shape: plan_blocks(shape, share_bytes, seed) for shape in SHAPES}
+        self._content = Content(seed, max(shape.size_bytes for shape in SHAPES))
+        self._rooms = threading.local()
+        self.direct = kv_files.direct_works(root)
+        self.report = Report(threads, {shape: Tally() for shape in SHAPES})
+
+    @property
+    def blocks(self) -> Iterable[Block]:
+        """Every block of the load, shape by shape."""
+        return (block for blocks in self._plan.values() for block in blocks)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all blocks."""
+        return sum(block.shape.size_bytes for block in self.blocks)
+
+    def path(self, block: Block) -> Path:
+        """Return where *block* lies."""
+        return self._root / block.path
+
+    def store(self) -> None:
+        """Look every block up, as a connector does for a new prompt, and store what is missing.
+
+        Raises OSError when the file system refuses, VerifyFailed when a name that nobody stored
+        is there.
+        """
+        self._run(self._store)
+
+    def load(self) -> None:
+        """Look every block up, read it and check each byte; with O_DIRECT a second time.
+
+        Raises VerifyFailed when a stored block is gone or one byte of it is wrong.
+        """
+        self._run(self._load)
+        if self.direct:
+            self._run(self._load_direct)
+
+    def _run(self, work: Callable[[Block], Tally]) -> None:
+        with ThreadPoolExecutor(self.report.threads, "kv-load") as pool:
+            for shape, blocks in self._plan.items():
+                waiting = [pool.submit(work, block) for block in blocks]
+                try:
+                    for done in as_completed(waiting):
+                        self.report.tallies[shape].add(done.result())
+                        self._progress(shape.size_bytes)
+                except BaseException:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
+
+    def _store(self, block: Block) -> Tally:
+        done = Tally(blocks=1)
+        for absent in absent_blocks(block, ABSENT_PER_BLOCK):
+            if kv_files.look_up(self._root, absent) is not None:
+                raise VerifyFailed(f"{self.path(absent)}: is there, but was never stored")
+            done.misses += 1
+        if kv_files.look_up(self._root, block) is not None:
+            done.hits += 1
+            return done
+        done.misses += 1
+        direct = self.direct and block.shape.direct
+        span = kv_files.store(self._root, block, self._expected(block), direct=direct)
+        done.stored = Moved(block.shape.size_bytes, [span])
+        return done
+
+    def _load(self, block: Block) -> Tally:
+        moved = self._checked(block, direct=False)
+        return Tally(hits=1, loaded=moved, verified_bytes=moved.bytes)
+
+    def _load_direct(self, block: Block) -> Tally:
+        moved = self._checked(block, direct=True)
+        return Tally(hits=1, direct=moved, verified_bytes=moved.bytes)
+
+    def _checked(self, block: Block, *, direct: bool) -> Moved:
+        path, size_bytes = self.path(block), block.shape.size_bytes
+        shown_bytes = kv_files.look_up(self._root, block)
+        if shown_bytes is None:
+            raise VerifyFailed(f"{path}: was stored, and is gone")
+        if shown_bytes != size_bytes:
+            raise VerifyFailed(f"{path}: shows {shown_bytes} bytes, stored were {size_bytes}")
+        found, span = kv_files.load(self._root, block, self._room("found"), direct=direct)
+        expected = self._expected(block)
+        offset_bytes = first_difference(expected, found)
+        if offset_bytes is not None:
+            raise VerifyFailed(_describe(path, offset_bytes, expected, found))
+        return Moved(size_bytes, [span])
+
+    def _expected(self, block: Block) -> Bytes:
+        return self._content.fill(block.key, self._room("expected"), block.shape.size_bytes)
+
+    def _room(self, purpose: str) -> Bytes:
+        room: Bytes | None = getattr(self._rooms, purpose, None)
+        if room is None:
+            room = kv_files.aligned_buffer(self._content.longest_bytes + PAGE_BYTES)
+            setattr(self._rooms, purpose, room)
+        return room
+
+
+def _describe(path: Path, offset_bytes: int, expected: Bytes, found: Bytes) -> str:
+    if offset_bytes == len(found):
+        return f"{path}: ends at offset {offset_bytes}, stored were {len(expected)} bytes"
+    if offset_bytes == len(expected):
+        return f"{path}: goes on at offset {offset_bytes}, where the stored block ends"
+    return (
+        f"{path}: wrong byte at offset {offset_bytes}: "
+        f"{found[offset_bytes]:#04x}, stored was {expected[offset_bytes]:#04x}"
+    )

@@ -1,0 +1,1 @@
+"""What talks to a running server, and who else uses its mount."""

@@ -1,0 +1,137 @@
+"""Asking a running server over its control socket: one line of JSON there, one back.
+
+Synchronous and light, so that ``kvfs status`` starts fast; mount/control/socket.py has the
+protocol.
+"""
+
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from kvfs.core import errors
+from kvfs.core.errors import CommandError, NotMounted, NotRoot, ServeFailed, UsageError
+from kvfs.core.mount_name import RUN_DIRECTORY, SOCKET_SUFFIX
+
+PROTOCOL_VERSION: Final = 1
+#: No request is longer: verbs take a few names and numbers.
+LINE_MAX_BYTES: Final = 64 * 1024
+#: No reply is longer; a status with every counter is a few KiB.
+REPLY_MAX_BYTES: Final = 1 << 20
+#: No event tells that a listening socket takes another connection.
+_BACKLOG_POLL_S: Final = 0.02
+#: struct ucred of unix(7): pid, uid, gid of the other side.
+PEERCRED: Final = struct.Struct("iII")
+
+_BY_EXIT_CODE: Final[dict[int, type[CommandError]]] = {
+    kind.exit_code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, CommandError)
+}
+
+
+class ServerGone(NotMounted):
+    """A control socket lies there, but no server listens: it was killed."""
+
+    exit_code: ClassVar[int] = NotMounted.exit_code
+
+
+def socket_paths(directory: str = RUN_DIRECTORY) -> list[str]:
+    """Return the paths of all control sockets, those of dead servers included."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return [f"{directory}/{name}" for name in sorted(names) if name.endswith(SOCKET_SUFFIX)]
+
+
+def ask(
+    path: str, do: str, args: Mapping[str, object] | None = None, *, timeout_s: float = 10.0
+) -> dict[str, Any]:
+    """Return the result of the verb *do* of the server behind the socket *path*.
+
+    Raises ServerGone when nobody listens, NotMounted when there is no socket, NotRoot when the
+    socket is not for this user, UsageError for more paths than a request holds, ServeFailed when
+    no whole reply came within *timeout_s*, and what the server answered otherwise.
+    """
+    request = json.dumps({"v": PROTOCOL_VERSION, "do": do, "args": dict(args or {})}) + "\n"
+    if len(request) > LINE_MAX_BYTES:
+        raise UsageError("too many paths for one request; name their directory")
+    deadline_s = time.monotonic() + timeout_s
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        connection.settimeout(timeout_s)
+        try:
+            _connect(connection, path, deadline_s)
+            connection.sendall(request.encode())
+            line = _read_line(connection, deadline_s)
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotMounted(f"no kvfs serves there: {path} does not exist") from None
+        except ConnectionRefusedError:
+            raise ServerGone(f"{path} is stale: its server is dead") from None
+        except PermissionError:
+            raise NotRoot(f"{path} is for root; run this as root") from None
+        except TimeoutError:
+            raise ServeFailed(f"{path}: no answer within {timeout_s:g} s") from None
+        except OSError as error:
+            raise ServeFailed(f"{path}: {error.strerror or error}") from None
+    return _result(path, line)
+
+
+def _connect(connection: socket.socket, path: str, deadline_s: float) -> None:
+    """Connect, also while a server that hangs has as many waiting as it takes (EAGAIN)."""
+    while True:
+        try:
+            return connection.connect(path)
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                raise TimeoutError from None
+        time.sleep(_BACKLOG_POLL_S)
+
+
+def peer_pid(path: str) -> int:
+    """Return the process that listens on the socket *path*, 0 when nobody does.
+
+    The kernel knows it without the server's help (SO_PEERCRED, unix(7)).
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        connection.setblocking(False)
+        if connection.connect_ex(path) != 0:
+            return 0
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEERCRED.size)
+    return int(PEERCRED.unpack(raw)[0])
+
+
+def _read_line(connection: socket.socket, deadline_s: float) -> bytes:
+    """Return one line; the deadline is for all of it, however slowly it comes."""
+    received = bytearray()
+    while not received.endswith(b"\n"):
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        connection.settimeout(left_s)
+        part = connection.recv(65_536)
+        if not part:
+            raise ConnectionResetError("the server hung up")
+        received += part
+        if len(received) > REPLY_MAX_BYTES:
+            raise ConnectionResetError("the reply is too long")
+    return bytes(received)
+
+
+def _result(path: str, line: bytes) -> dict[str, Any]:
+    try:
+        reply = json.loads(line)
+    except ValueError:
+        raise ServeFailed(f"{path}: the reply is not JSON") from None
+    if not isinstance(reply, dict) or reply.get("v") != PROTOCOL_VERSION:
+        raise ServeFailed(f"{path}: the server speaks another protocol version")
+    if reply.get("ok") is not True:
+        kind = _BY_EXIT_CODE.get(reply.get("exit_code", 0), ServeFailed)
+        raise kind(str(reply.get("error", "the server gave no reason")))
+    result = reply.get("result")
+    if not isinstance(result, dict):
+        raise ServeFailed(f"{path}: the reply holds no result")
+    return result

@@ -1,0 +1,55 @@
+"""Who keeps a mount busy: processes whose directory or open files lie on it.
+
+Run as a program of its own (``python -m kvfs.client.processes_on_mount MOUNTPOINT``), since looking
+at another process's files can wait for an exec of that process, which may wait for the very mount;
+the caller gives it a bounded time.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+HOLDERS_MAX: Final = 3
+
+
+def holders(mountpoint: str) -> Iterator[tuple[int, str]]:
+    """Yield (pid, command) of each process that holds something on *mountpoint*.
+
+    Only links in /proc are read: the paths themselves are never looked at.
+    """
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):  # it ended, or is not ours to look at
+                if any(_on(mountpoint, link) for link in _links(name)):
+                    yield int(name), _command(name)
+
+
+def _links(pid: str) -> Iterator[str]:
+    yield os.readlink(f"/proc/{pid}/cwd")
+    yield os.readlink(f"/proc/{pid}/root")
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            yield os.readlink(f"/proc/{pid}/fd/{fd}")
+
+
+def _on(mountpoint: str, link: str) -> bool:
+    return link == mountpoint or link.startswith(f"{mountpoint}/")
+
+
+def _command(pid: str) -> str:
+    with open(f"/proc/{pid}/comm", encoding="utf-8", errors="backslashreplace") as file:
+        return file.read().strip()
+
+
+def main() -> None:
+    """Print up to HOLDERS_MAX lines, each as soon as it is known."""
+    for found, (pid, command) in enumerate(holders(sys.argv[1]), start=1):
+        print(f"{pid} ({command})", flush=True)
+        if found == HOLDERS_MAX:
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""The running servers, found by their control sockets."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from kvfs.client.control_files import locked_directory, remove_stale
+from kvfs.client.control_socket import ServerGone, ask, peer_pid, socket_paths
+from kvfs.client.liveness import has_ended, was_killed
+from kvfs.core.errors import CommandError, NotMounted, ServeFailed, SourceBusy
+from kvfs.core.mount_name import RUN_DIRECTORY, name_of, socket_path
+from kvfs.machine.mount_table import FS_TYPE, Mount, kvfs_at, mounts, resolve_mountpoint
+from kvfs.machine.mounted_elsewhere import note_of
+
+#: A server answers within milliseconds; what takes longer hangs.
+_ANSWER_WAIT_S: Final = 5.0
+
+
+class Answer(NamedTuple):
+    """One server's status, or why there is none."""
+
+    path: str
+    status: dict[str, Any]
+    error: CommandError | None
+
+
+def answers(first: str = "") -> Iterator[Answer]:
+    """Yield the status of each server; the socket at the path *first* is asked first."""
+    for path in sorted(socket_paths(), key=lambda path: path != first):
+        try:
+            yield Answer(path, ask(path, "status", timeout_s=_ANSWER_WAIT_S), None)
+        except CommandError as error:
+            yield Answer(path, {}, _gone(path) if was_killed(peer_pid(path)) else error)
+
+
+def _gone(path: str) -> ServerGone:
+    return ServerGone(f"the server of {path} was killed")
+
+
+def answers_and_dead() -> list[Answer]:
+    """Return what came of asking each server, and of each dead one that left only its mount.
+
+    A dead server's socket goes with the next umount of any kvfs (remove_dead_sockets).
+    """
+    found = list(answers())
+    spoken_for = {mountpoint_behind(answer.path) for answer in found}
+    spoken_for.update(answer.status.get("mountpoint", "") for answer in found)
+    there = _kvfs_mounts()
+    # By device: a bind mount is the same file system once more.
+    devices = {mount.device for mount in there if mount.mountpoint in spoken_for}
+    for mount in there:
+        if mount.device not in devices and has_ended(mount.mountpoint):
+            error = ServerGone(_dead(mount.mountpoint))
+            found.append(Answer(socket_path(name_of(mount.mountpoint)), {}, error))
+        devices.add(mount.device)
+    return found
+
+
+def _kvfs_mounts() -> list[Mount]:
+    return [mount for mount in mounts() if mount.fs_type == FS_TYPE]
+
+
+def answer_of(mountpoint: str) -> Answer | None:
+    """Return the answer of the server at the resolved path *mountpoint*, if there is one.
+
+    A server that has another name than the mountpoint's is found by its status.
+    """
+    expected = socket_path(name_of(mountpoint))
+    failed = None
+    for answer in answers(expected):
+        if answer.status.get("mountpoint") == mountpoint:
+            return answer
+        if answer.path == expected and answer.error is not None:
+            failed = answer
+    return failed
+
+
+def status_of(path: str) -> dict[str, Any]:
+    """Return what the server of the mount at *path* says; raises NotMounted and what it answers."""
+    mountpoint = resolve_mountpoint(path)
+    answer = answer_of(mountpoint)
+    if kvfs_at(mountpoint) is None:
+        note = not_here(mountpoint) or f"no kvfs is mounted at {mountpoint}{_stale_note(answer)}"
+        raise NotMounted(note)
+    if is_dead(mountpoint, answer):
+        raise NotMounted(_dead(mountpoint))
+    if answer is None:
+        raise ServeFailed(
+            f"the server of {mountpoint} is not known to be dead, but answers at no socket in "
+            f"{RUN_DIRECTORY}"
+        )
+    if answer.error is not None:
+        raise answer.error
+    return answer.status
+
+
+def not_here(mountpoint: str) -> str:
+    """Return a line if a kvfs is mounted at *mountpoint* in other mount namespaces; else ""."""
+    note = note_of(lambda mount: mount.mountpoint == mountpoint)
+    return f"no kvfs is mounted at {mountpoint} here{note}" if note else ""
+
+
+def is_dead(mountpoint: str, answer: Answer | None) -> bool:
+    """Whether the kvfs mounted at *mountpoint*, of which *answer* came, has lost its server."""
+    return has_ended(mountpoint) if answer is None else isinstance(answer.error, ServerGone)
+
+
+def mountpoint_behind(path: str) -> str:
+    """Return where the server of the socket *path* has mounted, by its name; "" if not known."""
+    for mount in _kvfs_mounts():
+        if socket_path(name_of(mount.mountpoint)) == path:
+            return mount.mountpoint
+    return ""
+
+
+def complaint(answer: Answer) -> str:
+    """Return why there is no status, and what to do about a server that is dead."""
+    if not isinstance(answer.error, ServerGone):
+        return str(answer.error)
+    mountpoint = mountpoint_behind(answer.path)
+    return _dead(mountpoint) if mountpoint else f"{answer.error}; `rm {answer.path}` removes it"
+
+
+def _dead(mountpoint: str) -> str:
+    return f"the server of {mountpoint} is dead; `kvfs umount {mountpoint}` clears the mount"
+
+
+def _stale_note(answer: Answer | None) -> str:
+    if answer is None or not isinstance(answer.error, ServerGone):
+        return ""
+    return f" ({answer.error})"
+
+
+def server_of(mountpoint: str) -> int:
+    """Return the process id of the server of *mountpoint*, 0 when there is none.
+
+    A server too busy to answer is known by the owner of its socket.
+    """
+    # The kernel knows who listens, also when he is too busy to say it himself.
+    listening = peer_pid(socket_path(name_of(mountpoint)))
+    if listening > 0:
+        return listening
+    answer = answer_of(mountpoint)
+    if answer is None:
+        return 0
+    if answer.error is None:
+        return int(answer.status.get("server_pid", 0))
+    return 0 if isinstance(answer.error, ServerGone) else peer_pid(answer.path)
+
+
+def remove_dead_sockets() -> None:
+    """Remove the sockets that dead servers left behind."""
+    with contextlib.suppress(OSError), locked_directory(RUN_DIRECTORY):
+        for path in socket_paths():
+            with contextlib.suppress(SourceBusy, OSError):
+                remove_stale(path)

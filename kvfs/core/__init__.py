@@ -1,0 +1,1 @@
+"""Values and rules: no machine, no clock, no I/O."""

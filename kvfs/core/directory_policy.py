@@ -1,0 +1,65 @@
+"""The policies a directory can have, and their values; who stores them is not known here."""
+
+from typing import Final, NamedTuple
+
+from kvfs.core.errors import InvalidRequest
+
+DRAFTS: Final = b"user.kvfs.drafts"
+EVICT: Final = b"user.kvfs.evict"
+LEASE: Final = b"user.kvfs.lease"
+PIN: Final = b"user.kvfs.pin"
+#: Every name under this belongs to kvfs.
+PREFIX: Final = b"user.kvfs."
+VALUES: Final[dict[bytes, frozenset[bytes]]] = {
+    DRAFTS: frozenset({b"all", b"owner"}),
+    EVICT: frozenset({b"auto", b"never", b"first"}),
+    LEASE: frozenset({b"maker", b"none"}),
+    PIN: frozenset({b"0", b"1"}),
+}
+#: A directory's own path has none of them.
+_NO_NAMES: Final = frozenset({"", ".", ".."})
+
+
+class Policy(NamedTuple):
+    """What holds in a directory."""
+
+    drafts_of_owner: bool = False
+    evict: str = "auto"
+    pin: bool = False
+    #: Whether what is closed under its final name belongs to who made it.
+    leases: bool = True
+
+
+def check_value(name: bytes, value: bytes) -> None:
+    """Raise InvalidRequest unless *value* is one that policy *name* knows."""
+    if value not in VALUES.get(name, frozenset()):
+        known = b", ".join(sorted(VALUES.get(name, frozenset()))).decode()
+        raise InvalidRequest(f"{name.decode()}: one of {known or 'nothing'}")
+
+
+def policies_of(table: object) -> dict[str, dict[str, str]]:
+    """Return the settings file's policies by path below the mountpoint; raises ValueError.
+
+    ``[policies."/lmcache"]`` with ``drafts = "owner"``, ``evict = "never"``,
+    ``lease = "none"`` or ``pin = true``.
+    """
+    if not isinstance(table, dict):
+        raise ValueError('is no table: write [policies."/DIR"]')
+    found: dict[str, dict[str, str]] = {}
+    for path, said in table.items():
+        if not isinstance(said, dict) or not str(path).startswith("/"):
+            raise ValueError(f'{path!r}: write [policies."/DIR"] with the path below the mount')
+        if path != "/" and not _NO_NAMES.isdisjoint(str(path)[1:].split("/")):
+            raise ValueError(f"{path!r} names no directory: leave out '.', '..' and empty parts")
+        found[str(path)] = {key: _text(key, value) for key, value in said.items()}
+    return found
+
+
+def _text(key: str, value: object) -> str:
+    text = str(int(value)) if isinstance(value, bool) else str(value)
+    known = VALUES.get(PREFIX + key.encode())
+    if known is None:
+        raise ValueError(f"no policy is called {key!r}; there are drafts, evict, lease and pin")
+    if text.encode() not in known:
+        raise ValueError(f"{key}: one of {b', '.join(sorted(known)).decode()}")
+    return text

@@ -1,0 +1,222 @@
+"""What can go wrong, in kvfs's own words; errno numbers belong to the FUSE edge alone.
+
+``KvfsError`` subclasses without an exit code reach a client as an errno (mount/fuse/errno_map.py);
+``CommandError`` subclasses reach the operator as one line and the process's exit code.
+"""
+
+import errno
+from typing import ClassVar, Final
+
+#: What a device answers that has no room left, whatever the capacity says.
+NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class KvfsError(Exception):
+    """Base of everything kvfs raises on purpose."""
+
+
+class NotFound(KvfsError):
+    """No such name."""
+
+
+class Exists(KvfsError):
+    """The name is taken."""
+
+
+class NotADirectory(KvfsError):
+    """A directory was needed."""
+
+
+class IsADirectory(KvfsError):
+    """A directory stands where a file was needed."""
+
+
+class NotEmpty(KvfsError):
+    """The directory still has names."""
+
+
+class InvalidRequest(KvfsError):
+    """The arguments make no sense together (EINVAL)."""
+
+
+class NameTooLong(KvfsError):
+    """A name over NAME_MAX_BYTES or a target over TARGET_MAX_BYTES."""
+
+
+class NotPermitted(KvfsError):
+    """kvfs never does this: hard links, device nodes (EPERM)."""
+
+
+class AccessDenied(KvfsError):
+    """The caller may not have what lies there (EACCES)."""
+
+
+class Unsupported(KvfsError):
+    """The operation does not exist here (EOPNOTSUPP)."""
+
+
+class NoSuchAttribute(KvfsError):
+    """The extended attribute is not set (ENODATA)."""
+
+
+class AttributeTooLarge(KvfsError):
+    """An extended attribute over the bounds of the settings (E2BIG)."""
+
+
+class NoSpace(KvfsError):
+    """The pool's capacity is used and nothing may go."""
+
+
+class TooLarge(KvfsError):
+    """An offset beyond what a file can hold (EFBIG)."""
+
+
+class TooManyOpen(KvfsError):
+    """A user has open what one user may have of the server's descriptors (EMFILE)."""
+
+
+class BadHandle(KvfsError):
+    """The handle was never given out, or is closed, or has the wrong mode."""
+
+
+class DeadInode(KvfsError):
+    """The inode is gone; the kernel looks the name up again (ESTALE)."""
+
+
+class ReadOnly(KvfsError):
+    """The pool is mounted read-only."""
+
+
+class Damaged(KvfsError):
+    """Bytes on the device are not what was written: a miss, and a counter."""
+
+
+class CommandError(KvfsError):
+    """A command that ends with one line for the operator and its own exit code."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, found: str = "", advice: str = "") -> None:
+        """*found* is what is wrong; *advice* is left out by verbs for which it would be wrong."""
+        super().__init__(f"{found}; {advice}" if advice else found)
+        self.found = found
+
+
+class UsageError(CommandError):
+    """Wrong flags or settings."""
+
+    exit_code = 2
+
+
+class NotRoot(CommandError):
+    """The command needs root."""
+
+    exit_code = 3
+
+
+class SourceMissing(CommandError):
+    """SOURCE does not exist or is of no kind that kvfs can use."""
+
+    exit_code = 4
+
+
+class SourceForeign(CommandError):
+    """SOURCE holds something that is not a pool."""
+
+    exit_code = 5
+
+
+class SourceBusy(CommandError):
+    """Somebody else uses SOURCE, or the pool is mounted already."""
+
+    exit_code = 6
+
+
+class MountpointUnusable(CommandError):
+    """MOUNTPOINT is missing, no directory, in use, or inside SOURCE."""
+
+    exit_code = 7
+
+
+class FormatUnknown(CommandError):
+    """The pool was written by another format version."""
+
+    exit_code = 8
+
+
+class IndexDamaged(CommandError):
+    """The index cannot be read; ``kvfs fsck --repair`` rebuilds it."""
+
+    exit_code = 9
+
+
+class SourceFull(CommandError):
+    """No room for the pool itself."""
+
+    exit_code = 10
+
+
+class NotMounted(CommandError):
+    """No kvfs serves there."""
+
+    exit_code = 11
+
+
+class ServeFailed(CommandError):
+    """The mount could not be brought up or went down with an error."""
+
+    exit_code = 12
+
+
+class ToolMissing(CommandError):
+    """A program, a kernel feature or a process limit that the command needs is not there."""
+
+    exit_code = 13
+
+
+class CheckFailed(CommandError):
+    """fsck found damage and was not asked to repair it."""
+
+    exit_code = 14
+
+
+class BenchFailed(CommandError):
+    """A job of the benchmark failed on one side, or read other bytes than it stored."""
+
+    exit_code = 15
+
+
+class VerifyFailed(CommandError):
+    """A load read other bytes than it stored, or missed a block that it stored."""
+
+    exit_code = 16
+
+
+class SourceBlank(CommandError):
+    """SOURCE holds nothing at all: ``kvfs mkfs`` makes a pool of it, and so does ``kvfs mount``."""
+
+    exit_code = 17
+
+
+class SourceDamaged(CommandError):
+    """SOURCE fails: I/O errors, or an XFS that can neither be made nor mounted."""
+
+    exit_code = 18
+
+
+class SeriousFindings(CommandError):
+    """`kvfs doctor` found something that breaks a promise."""
+
+    exit_code = 19
+
+
+class PathMissing(CommandError):
+    """A path that was named does not exist on the mount."""
+
+    exit_code = 20
+
+
+class EvictedTooLittle(CommandError):
+    """Less could be evicted than was asked for; the rest may not go."""
+
+    exit_code = 21

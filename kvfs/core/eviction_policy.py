@@ -1,0 +1,296 @@
+"""Which blocks go first, told from columns of numbers about them; nothing else is known here.
+
+A policy looks at all rows at once and names victims in the order they should go. What it says is
+a hint: whoever evicts looks at each block again.
+
+The clock is a counter, not the time of day: ``burst << BURST_BITS | n`` for the n-th touch of a
+burst. A prompt's blocks are stored and looked up in one burst, and its prefix is of use up to the
+first missing block only: within a burst the tail goes before the head, which was created before.
+Never more than a small part of all blocks: in a small pool, where a second's touches are of them
+all, the youngest would go for the next.
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvfs.core.ghosts import Ghosts
+
+#: Of a touch's stamp: the low bits count within its burst.
+BURST_BITS: Final = 20
+#: No inode numbers.
+NOTHING: Final = np.zeros(0, np.uint64)
+_BURST_SHIFT: Final = np.uint64(BURST_BITS)
+_WITHIN: Final = np.uint64((1 << BURST_BITS) - 1)
+_NO_BOUND: Final = 1 << 63
+#: Tails go before heads among at most such a part of all blocks, touched one after the other.
+CHAIN_PART: Final = 64
+#: Rows looked at to learn how warm the coldest are.
+_SAMPLE: Final = 1 << 12
+
+
+class Rank(IntEnum):
+    """Which blocks go before which others; within a rank the policy chooses."""
+
+    NEVER = 0
+    #: Orphans, and what lies in a directory whose policy is ``evict=first``.
+    FIRST = 1
+    PUBLISHED = 2
+    #: Published, but too small to be more than a configuration or a sidecar.
+    SMALL = 3
+    #: Slabs whose maker is gone.
+    SPENT = 4
+    #: Pinned, or under ``evict=never``, and within the bound of all that is. Does not go.
+    KEPT = 5
+
+
+#: What may go, first to last.
+EVICTABLE: Final = (Rank.FIRST, Rank.PUBLISHED, Rank.SMALL, Rank.SPENT)
+
+
+#: Which rank a block has that goes for its name, by its rank.
+_RANK_BY_NAME: Final = np.array(
+    [Rank.PUBLISHED if rank is Rank.SMALL else rank for rank in Rank], np.uint8
+)
+
+
+class Columns(NamedTuple):
+    """Arrays of equal length, a row a block; a row that is not in use has ``ino`` 0.
+
+    They may change while they are read. ``touched`` is the stamp of the last touch, ``touches``
+    in how many bursts it was touched (saturating; 1: stored, and not used since).
+    """
+
+    ino: NDArray[np.uint64]
+    touched: NDArray[np.uint64]
+    touches: NDArray[np.uint16]
+    allocated_bytes: NDArray[np.uint64]
+    rank: NDArray[np.uint8]
+
+
+class Policy(Protocol):
+    """How victims are chosen."""
+
+    name: str
+
+    def victims(
+        self,
+        columns: Columns,
+        *,
+        bytes_wanted: int,
+        count_max: int,
+        ranks: Sequence[Rank] = EVICTABLE,
+        but_not: NDArray[np.uint64] = NOTHING,
+    ) -> NDArray[np.uint64]:
+        """Return inode numbers, first to go first: just enough for *bytes_wanted*, if there are.
+
+        At most *count_max*, only of *ranks*, in that order; none of *but_not* (some thousands),
+        and none that holds no space. Takes milliseconds: it belongs in a thread.
+        """
+
+    def admitted(self, name_hash: int, allocated_bytes: int) -> bool:
+        """A block came in; True if it is known from before, and its store counts as a reuse."""
+
+    def evicted(self, name_hash: int, allocated_bytes: int, touches: int) -> None:
+        """A block that was touched in so many bursts was evicted."""
+
+
+class Lru:
+    """The block goes that was not used for the longest time."""
+
+    name = "lru"
+
+    def victims(
+        self,
+        columns: Columns,
+        *,
+        bytes_wanted: int,
+        count_max: int,
+        ranks: Sequence[Rank] = EVICTABLE,
+        but_not: NDArray[np.uint64] = NOTHING,
+    ) -> NDArray[np.uint64]:
+        """Return inode numbers, first to go first; see ``Policy``."""
+        found = _Found(columns, bytes_wanted, count_max, but_not)
+        for rank in ranks:
+            found.take_coldest(_of_rank(columns, rank))
+        return found.inos()
+
+    def admitted(self, name_hash: int, allocated_bytes: int) -> bool:
+        """Remember nothing."""
+        return False
+
+    def evicted(self, name_hash: int, allocated_bytes: int, touches: int) -> None:
+        """Remember nothing."""
+
+
+class Arc:
+    """Blocks used once and blocks used again compete for the room (Megiddo and Modha, FAST 2003).
+
+    Of which kind the coldest goes is learned from what comes back after it was evicted: a ghost
+    of a block used once asks for more room for such blocks, and one of the others for less.
+    """
+
+    name = "arc"
+
+    def __init__(self) -> None:
+        #: Room for blocks used once, as far as it is contested.
+        self.once_bytes = 0
+        self._ghosts = Ghosts()
+        #: How many blocks of either kind there were at the last look, and their bytes.
+        self._counts = (0, 0)
+        self._held_bytes = 0
+
+    def victims(
+        self,
+        columns: Columns,
+        *,
+        bytes_wanted: int,
+        count_max: int,
+        ranks: Sequence[Rank] = EVICTABLE,
+        but_not: NDArray[np.uint64] = NOTHING,
+    ) -> NDArray[np.uint64]:
+        """Return inode numbers, first to go first; see ``Policy``."""
+        found = _Found(columns, bytes_wanted, count_max, but_not)
+        for rank in ranks:
+            of_rank = _of_rank(columns, rank)
+            if rank is Rank.PUBLISHED:
+                once = of_rank & (columns.touches < 2)
+                again = of_rank & ~once
+                self._counts = int(np.count_nonzero(once)), int(np.count_nonzero(again))
+                once_bytes = int(np.dot(columns.allocated_bytes, once))
+                self._held_bytes = once_bytes + int(np.dot(columns.allocated_bytes, again))
+                found.take_coldest(once, once_bytes - self.once_bytes)
+                found.take_coldest(again)
+            found.take_coldest(of_rank)
+        return found.inos()
+
+    def admitted(self, name_hash: int, allocated_bytes: int) -> bool:
+        """A block came in; True if it was evicted a while ago, which teaches its kind's room."""
+        lives = self._lives()
+        kind = self._ghosts.take(name_hash, lives)
+        if kind is None:
+            return False
+        live = [max(1, min(pair)) for pair in zip(self._ghosts.counts, lives, strict=True)]
+        step_bytes = int(allocated_bytes * max(1.0, live[1 - kind] / live[kind]))
+        wanted_bytes = self.once_bytes + (step_bytes if kind == 0 else -step_bytes)
+        self.once_bytes = min(max(0, wanted_bytes), self._held_bytes)
+        return True
+
+    def evicted(self, name_hash: int, allocated_bytes: int, touches: int) -> None:
+        """Remember the name."""
+        self._ghosts.remember(name_hash, frequent=touches > 1, lives=self._lives())
+
+    def _lives(self) -> tuple[int, int]:
+        """Return for how many evictions of its kind a ghost counts: ARC's lengths of B1 and B2."""
+        once, again = self._counts
+        return again, once
+
+
+class _Found:
+    """Victims gathered so far, and what is still wanted. Masks tell rows: fast to combine."""
+
+    def __init__(
+        self, columns: Columns, bytes_wanted: int, count_max: int, but_not: NDArray[np.uint64]
+    ) -> None:
+        self._columns = columns
+        self._bytes = bytes_wanted
+        self._count = count_max
+        self._but_not = but_not
+        self._chain = np.uint64(max(1, int(np.count_nonzero(columns.ino)) // CHAIN_PART))
+        self._taken: list[NDArray[np.uint64]] = []
+
+    def inos(self) -> NDArray[np.uint64]:
+        """Return the victims' inode numbers in order."""
+        return np.concatenate(self._taken) if self._taken else NOTHING
+
+    def take_coldest(self, among: NDArray[np.bool_], bytes_max: int = _NO_BOUND) -> None:
+        """Take the coldest *among* all rows, as many as are wanted still, or for *bytes_max*.
+
+        Of those touched together in one burst those go first that were created last: blocks of a
+        prompt are created head first, and their inode numbers rise.
+        """
+        bytes_wanted = min(self._bytes, bytes_max)
+        if bytes_wanted <= 0 or self._count <= 0 or not among.any():
+            return
+        columns = self._columns
+        rows = self._preselected(among, bytes_wanted)
+        touched = columns.touched[rows]
+        together = (touched & _WITHIN) // self._chain
+        rows = rows[np.lexsort((~columns.ino[rows], together, touched >> _BURST_SHIFT))]
+        rows = rows[: self._count]
+        sizes_bytes = columns.allocated_bytes[rows]
+        count = int(np.searchsorted(np.cumsum(sizes_bytes), np.uint64(bytes_wanted))) + 1
+        inos = columns.ino[rows[:count]]
+        self._taken.append(inos)
+        self._but_not = np.concatenate((self._but_not, inos))
+        self._bytes -= int(sizes_bytes[:count].sum())
+        self._count -= len(inos)
+
+    def _preselected(self, among: NDArray[np.bool_], bytes_wanted: int) -> NDArray[np.intp]:
+        """Return some rows *among* all, every one colder than the rest, enough for what is wanted.
+
+        A sample tells how warm the warmest of them may be; a full sort takes ten times as long.
+        """
+        columns = self._columns
+        step = len(among) // _SAMPLE + 1
+        sampled = np.flatnonzero(among[::step]) * step
+        sample = np.sort(columns.touched[sampled])
+        mean_bytes = max(1, int(columns.allocated_bytes[sampled].mean())) if len(sampled) else 1
+        count = min(self._count, bytes_wanted // mean_bytes) + len(self._but_not)
+        while True:
+            # A quarter more than it takes, and what a sample may be wrong by.
+            count += count // 4 + _SAMPLE // 256 * step
+            if count // step >= len(sample):
+                return self._allowed(np.flatnonzero(among))
+            warmest = sample[count // step] | _WITHIN  # a burst goes as a whole, to be ordered
+            chosen = self._allowed(np.flatnonzero(among & (columns.touched <= warmest)))
+            enough = int(columns.allocated_bytes[chosen].sum()) >= bytes_wanted
+            if enough or len(chosen) >= self._count:
+                return chosen
+            count *= 4
+
+    def _allowed(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return *rows* without those that must not be named, or are named already."""
+        if not len(self._but_not):
+            return rows
+        return rows[np.isin(self._columns.ino[rows], self._but_not, invert=True)]
+
+
+def coldest_names(
+    columns: Columns, count: int, but_not: NDArray[np.uint64] = NOTHING
+) -> NDArray[np.uint64]:
+    """Return *count* inode numbers, first to go first, where names are short, not bytes.
+
+    Each block counts as one, also one that holds no space, and small ones go in their turn: of
+    names they may be nearly all. None of *but_not*. Takes milliseconds: it belongs in a thread.
+    """
+    each_one = columns._replace(
+        rank=_RANK_BY_NAME[columns.rank],
+        allocated_bytes=np.broadcast_to(np.uint64(1), columns.ino.shape),
+    )
+    return Lru().victims(each_one, bytes_wanted=count, count_max=count, but_not=but_not)
+
+
+def coldest_empty(
+    columns: Columns, count: int, but_not: NDArray[np.uint64] = NOTHING
+) -> NDArray[np.uint64]:
+    """Return *count* inode numbers of blocks that hold no space, as ``coldest_names`` does."""
+    empty = columns.allocated_bytes == 0
+    return coldest_names(columns._replace(ino=columns.ino * empty), count, but_not)
+
+
+def _of_rank(columns: Columns, rank: Rank) -> NDArray[np.bool_]:
+    """Return a mask of the blocks of *rank* that hold space."""
+    of_rank: NDArray[np.bool_] = columns.rank == rank
+    if of_rank.any():
+        of_rank &= columns.ino != 0
+        of_rank &= columns.allocated_bytes != 0
+    return of_rank
+
+
+def policy_named(name: str) -> Policy:
+    """Return the policy that the setting ``eviction`` names."""
+    return Arc() if name == Arc.name else Lru()

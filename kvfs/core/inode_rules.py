@@ -1,0 +1,104 @@
+"""What an inode's coming, going and moving means for records and counters: rules, no machine."""
+
+import stat
+
+from kvfs.core.errors import IsADirectory, NotADirectory, NotEmpty
+from kvfs.core.lifecycle import State
+from kvfs.core.records import Counters
+from kvfs.core.types import InodeNo, InodeRecord, Sequence
+
+
+def counted(counters: Counters, record: InodeRecord, step: int) -> Counters:
+    """Return *counters* after *step* (+1, -1) inodes like *record* came or went."""
+    kind = stat.S_IFMT(record.mode)
+    if kind == stat.S_IFREG:
+        return counters._replace(
+            blocks=counters.blocks + step,
+            used_bytes=counters.used_bytes + step * record.allocated_bytes,
+        )
+    if kind == stat.S_IFDIR:
+        return counters._replace(directories=counters.directories + step)
+    if kind == stat.S_IFLNK:
+        return counters._replace(symlinks=counters.symlinks + step)
+    return counters._replace(others=counters.others + step)
+
+
+def new_record(
+    parent: InodeNo,
+    name: bytes,
+    mode: int,
+    uid: int,
+    gid: int,
+    now_ns: int,
+    parent_record: InodeRecord,
+) -> InodeRecord:
+    """Return the record of a new inode; a setgid directory hands its group down (inode(7)).
+
+    Files never keep setuid or setgid: with FUSE_HANDLE_KILLPRIV_V2 nothing would clear them.
+    """
+    if parent_record.mode & stat.S_ISGID:
+        gid = parent_record.gid
+        if stat.S_ISDIR(mode):
+            mode |= stat.S_ISGID
+    return blank_record(parent, name, mode, uid, gid, now_ns)
+
+
+def is_narrowed(before: InodeRecord, now: InodeRecord) -> bool:
+    """Whether somebody may do less than *before*: bits went, the owner or the group changed.
+
+    The sticky bit takes away by being there.
+    """
+    if (before.uid, before.gid) != (now.uid, now.gid):
+        return True
+    return bool((before.mode ^ stat.S_ISVTX) & ~(now.mode ^ stat.S_ISVTX))
+
+
+def blank_record(
+    parent: InodeNo, name: bytes, mode: int, uid: int, gid: int, now_ns: int
+) -> InodeRecord:
+    """Return the record of a new inode that nobody hands anything down to, such as the root."""
+    return InodeRecord(
+        mode=storable_mode(mode),
+        uid=uid,
+        gid=gid,
+        state=State.DRAFT,
+        size_bytes=0,
+        allocated_bytes=0,
+        atime_ns=now_ns,
+        mtime_ns=now_ns,
+        ctime_ns=now_ns,
+        btime_ns=now_ns,
+        parent=parent,
+        entries=0,
+        subdirs=0,
+        sequence=Sequence(0),
+        name=name,
+    )
+
+
+def storable_mode(mode: int) -> int:
+    """Return *mode* without the bits that kvfs never stores."""
+    if stat.S_ISDIR(mode):
+        return mode & ~stat.S_ISUID
+    return mode & ~(stat.S_ISUID | stat.S_ISGID)
+
+
+def emptied(parent_record: InodeRecord, record: InodeRecord, now_ns: int) -> InodeRecord:
+    """Return *parent_record* after the name of *record* left it."""
+    return parent_record._replace(
+        entries=parent_record.entries - 1,
+        subdirs=parent_record.subdirs - stat.S_ISDIR(record.mode),
+        mtime_ns=now_ns,
+        ctime_ns=now_ns,
+    )
+
+
+def refuse_mismatch(record: InodeRecord, replaced: InodeRecord) -> None:
+    """Raise unless *record* may take *replaced*'s place (rename(2))."""
+    if stat.S_ISDIR(replaced.mode):
+        if not stat.S_ISDIR(record.mode):
+            raise IsADirectory
+        if replaced.entries:
+            raise NotEmpty
+    elif stat.S_ISDIR(record.mode):
+        raise NotADirectory

@@ -1,0 +1,161 @@
+"""What directories, symlinks and attributes take of the device: never evicted, so they are bounded.
+
+Pure. What a name costs is the sum of its rows in the index, of an inode, and of a symlink's block;
+XFS's inodes have 1 KiB in a pool that kvfs made. Blocks, which go for others, are not counted.
+"""
+
+import stat
+from collections.abc import Mapping
+from typing import Final
+
+from kvfs.core.lifecycle import State
+from kvfs.core.records import Counters
+from kvfs.core.types import PAGE_BYTES, InodeNo, InodeRecord, round_up
+
+#: Of the capacity, for all that users other than root make, until they are refused by share.
+_SHARE: Final = 1 / 4
+#: Less than that is no bound: a small pool is for tests, and its directories are few.
+_LEAST_BYTES: Final = 8 << 20
+#: So many times that is the end for everybody.
+_ALL_REFUSED: Final = 2
+#: Rows of one of all: its name, its child row and its inode (docs/eviction.md).
+_ROWS_BYTES: Final = 550
+_INODE_BYTES: Final = 1 << 10
+#: Of an attribute, beside name and value: its key, checksum and place in a tree's leaf.
+_ATTRIBUTE_BYTES: Final = 64
+_SYMLINK_BLOCK_BYTES: Final = 4 << 10
+
+
+def taken_bytes(counters: Counters, rows_bytes: int) -> int:
+    """Return about how many bytes of the device go for what is never evicted."""
+    nodes = counters.directories + counters.symlinks + counters.others
+    own_rows_bytes = max(0, rows_bytes - counters.blocks * _ROWS_BYTES)
+    return own_rows_bytes + nodes * _INODE_BYTES + counters.symlinks * _SYMLINK_BLOCK_BYTES
+
+
+def bound_bytes(capacity_bytes: int) -> int:
+    """Return how much all of it may take, before users are refused by their shares."""
+    return max(_LEAST_BYTES, int(capacity_bytes * _SHARE))
+
+
+def names_too_many(counters: Counters, capacity_bytes: int) -> int:
+    """Return how many blocks there are beyond those whose names take as much as that."""
+    return max(0, counters.blocks - bound_bytes(capacity_bytes) // (_ROWS_BYTES + _INODE_BYTES))
+
+
+def attribute_bytes(name: bytes, value: bytes | None) -> int:
+    """Return what one attribute counts; nothing without a *value*."""
+    return 0 if value is None else _row_bytes(_ATTRIBUTE_BYTES + len(name) + len(value))
+
+
+def attributes_bytes(attributes: Mapping[bytes, bytes | None]) -> int:
+    """Return what *attributes*, values by name, count."""
+    return sum(attribute_bytes(name, value) for name, value in attributes.items())
+
+
+class NodeShares:
+    """What each user but root has of it, and whose turn it is to be refused.
+
+    Over the bound each user has an equal share of it, and only who has that much is refused. When
+    one after the other takes his share, all come to a second bound, which counts for everybody.
+
+    What was there before the start is counted by a walk. Until that came to an inode nobody is
+    refused for it: over the second bound only, which needs no walk. A user cannot have the server
+    start anew, and to refuse one for what others may hold is what the shares are against.
+    """
+
+    def __init__(self, first: InodeNo) -> None:
+        """Inodes from *first* on are made in this run; all others are for the walk."""
+        self._first = first
+        #: Up to where the walk has counted inodes, and attributes.
+        self._inodes_end = self._attributes_end = InodeNo(0)
+        self._held: dict[int, int] = {}
+
+    def held_bytes(self, uid: int) -> int:
+        """Return what user *uid* is known to have."""
+        return self._held.get(uid, 0)
+
+    def refuses(self, uid: int, everyones_bytes: int, capacity_bytes: int) -> bool:
+        """Whether *uid* is to make nothing more, where all have *everyones_bytes*."""
+        end_bytes = bound_bytes(capacity_bytes)
+        if not uid or everyones_bytes < end_bytes:
+            return False
+        if everyones_bytes >= _ALL_REFUSED * end_bytes:
+            return True
+        held_bytes = self.held_bytes(uid)
+        return held_bytes > 0 and held_bytes >= end_bytes / len(self._held)
+
+    # ---- the walk ----
+
+    def find(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Count a directory, symlink or special file of before the start."""
+        if ino < self._first:
+            self._note(record.uid, _node_bytes(record))
+
+    def find_attribute(self, ino: InodeNo, record: InodeRecord, size_bytes: int) -> None:
+        """Count an attribute of before the start."""
+        if ino < self._first:
+            self._note(record.uid, size_bytes)
+
+    def reach(self, ino: InodeNo) -> None:
+        """All inodes up to *ino* are counted."""
+        self._inodes_end = ino
+
+    def reach_attributes(self, ino: InodeNo) -> None:
+        """All attributes of inodes below *ino* are counted, those of *ino* in part."""
+        self._attributes_end = ino
+
+    # ---- what changes ----
+
+    def come(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Count a new directory, symlink or special file."""
+        if self._is_counted(ino):
+            self._note(record.uid, _node_bytes(record))
+
+    def set_attributes(self, ino: InodeNo, record: InodeRecord, change_bytes: int) -> None:
+        """The attributes of *ino* take *change_bytes* more, or less if that is below 0."""
+        if ino >= self._first or ino < self._attributes_end:
+            self._note(record.uid, change_bytes)
+
+    def go(self, ino: InodeNo, record: InodeRecord, attributes: Mapping[bytes, bytes]) -> None:
+        """*ino*, block or not, goes with its *attributes*."""
+        if record.state == State.NODE and self._is_counted(ino):
+            self._note(record.uid, -_node_bytes(record))
+        if attributes:
+            self.set_attributes(ino, record, -attributes_bytes(attributes))
+
+    def hand_over(
+        self,
+        ino: InodeNo,
+        before: InodeRecord,
+        now: InodeRecord,
+        attributes: Mapping[bytes, bytes],
+    ) -> None:
+        """*ino* with its *attributes* has another owner now."""
+        self.go(ino, before, attributes)
+        if now.state == State.NODE:
+            self.come(ino, now)
+        self.set_attributes(ino, now, attributes_bytes(attributes))
+
+    def _is_counted(self, ino: InodeNo) -> bool:
+        return ino >= self._first or ino <= self._inodes_end
+
+    def _note(self, uid: int, change_bytes: int) -> None:
+        if not uid:
+            return
+        held_bytes = self._held.get(uid, 0) + change_bytes
+        if held_bytes > 0:
+            self._held[uid] = held_bytes
+        else:
+            self._held.pop(uid, None)
+
+
+def _node_bytes(record: InodeRecord) -> int:
+    """Return about what a directory, symlink or special file takes, the same all its life."""
+    size_bytes = _INODE_BYTES + _row_bytes(_ROWS_BYTES + len(record.target))
+    return size_bytes + _SYMLINK_BLOCK_BYTES * stat.S_ISLNK(record.mode)
+
+
+def _row_bytes(size_bytes: int) -> int:
+    """Return what a row of *size_bytes* takes: pages of its own if two do not fit into one."""
+    return size_bytes if size_bytes < PAGE_BYTES // 2 else round_up(size_bytes)

@@ -1,0 +1,325 @@
+"""Every setting of a mount, each with its default and the reason for it.
+
+Pure: text in, a frozen ``Settings`` out, or a UsageError of one line. Which file the text came
+from, and whether the paths in it exist, is the caller's business.
+"""
+
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any, Final, Self
+
+from kvfs.core.setting_values import default_of, setting, show
+from kvfs.core.settings_text import converted, table_of
+from kvfs.core.types import CAPACITY_MIN_BYTES
+
+_KIB: Final = 1 << 10
+_MIB: Final = 1 << 20
+_GIB: Final = 1 << 30
+_TIB: Final = 1 << 40
+_ID_MAX: Final = 2**32 - 2  # (uid_t)-1 means "leave it" to chown(2)
+
+#: What SIGHUP may change in a running server; the rest needs a new mount.
+RELOADABLE: Final = frozenset(
+    {
+        "log_level",
+        "log_lines_per_minute",
+        "entry_timeout_s",
+        "attr_timeout_s",
+        "negative_timeout_s",
+        "ready_share",
+        "ready_extents_max",
+        "stop_timeout_s",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one mount; ``None`` and the empty text mean "not set"."""
+
+    source: str = setting("", "must be given: a block device, an image file or a directory")
+    mountpoint: str = setting("", "must be given: an existing directory")
+    name: str = setting(
+        "", "not set: made from the mountpoint, so that two mounts do not share a control socket"
+    )
+    capacity_bytes: int | None = setting(
+        None,
+        "not set: what mkfs was told, else all that SOURCE offers",
+        unit="bytes",
+        low=CAPACITY_MIN_BYTES,
+    )
+    uid: int | None = setting(
+        None, "not set: the root directory keeps its owner (0 in a new pool)", low=0, high=_ID_MAX
+    )
+    gid: int | None = setting(
+        None, "not set: the root directory keeps its group (0 in a new pool)", low=0, high=_ID_MAX
+    )
+    mode: int | None = setting(
+        None,
+        "not set: the root directory keeps its mode (0755 in a new pool)",
+        unit="octal",
+        low=0,
+        high=0o1777,  # kvfs never stores suid and sgid
+    )
+    read_only: bool = setting(False, "a cache that takes no blocks is of use for inspection only")
+    fsync: str = setting(
+        "relaxed",
+        "a block lost at a power loss costs a recompute, an fsync a block costs every store",
+        choices=("relaxed", "honour"),
+    )
+    data_path: str = setting(
+        "auto",
+        "passthrough where the kernel has it, else the daemon: same semantics",
+        choices=("auto", "passthrough", "daemon"),
+    )
+    fast_lane: bool = setting(True, "opens of published blocks without a coroutine; off to debug")
+
+    log_file: str = setting("", "not set: the journal, else syslog, else /var/log/kvfs/NAME.log")
+    log_level: str = setting(
+        "info",
+        "starts, stops and refusals are worth a line each; requests are not",
+        choices=("debug", "info", "warning", "error", "off"),
+    )
+    log_lines_per_minute: int = setting(
+        20, "of one kind: a storm of one error must not fill the journal", low=1, high=60_000
+    )
+
+    entry_timeout_s: float = setting(
+        3600.0,
+        "only kvfs changes names, and tells the kernel when it does",
+        unit="s",
+        low=0,
+        high=86_400,
+    )
+    attr_timeout_s: float = setting(
+        3600.0, "only kvfs changes attributes of published blocks", unit="s", low=0, high=86_400
+    )
+    negative_timeout_s: float = setting(
+        60.0,
+        "a miss is asked for again soon; each costs 310 B of kernel memory until it times out",
+        unit="s",
+        low=0,
+        high=600,
+    )
+
+    ready_share: float = setting(
+        0.05,
+        "of the capacity, at most, may lie in extents nobody wrote yet",
+        unit="share",
+        low=0,
+        high=0.5,
+    )
+    ready_extents_max: int = setting(
+        256,
+        "each holds an open file; more than a burst of stores needs is waste",
+        low=0,
+        high=65_536,
+    )
+    demand_directories_max: int = setting(
+        1024,
+        "directories whose lately stored sizes are remembered, the rest get no ready extents",
+        low=1,
+        high=1_000_000,
+    )
+    unlink_queue_max: int = setting(
+        65_536,
+        "extents waiting to be unlinked; above it removals wait for the disk",
+        low=1,
+        high=10_000_000,
+    )
+    io_threads: int = setting(
+        8,
+        "reads and writes of the daemon path in flight: an NVMe drive wants several",
+        low=1,
+        high=256,
+    )
+    max_background: int = setting(
+        65_535,
+        "a RELEASE must be read before what follows the close; the kernel's largest value",
+        low=1,
+        high=65_535,
+    )
+    busy_poll_us: int = setting(
+        40,
+        "an answered client sends the next request of a store within it; 0 sleeps at once",
+        unit="us",
+        low=0,
+        high=1000,
+    )
+    lease_s: float = setting(
+        600.0,
+        "a block of a process that cannot be watched (NFS, another pid namespace) is its own "
+        "for so long after the last use",
+        unit="s",
+        low=0,
+        high=86_400,
+    )
+    lease_max: float = setting(
+        0.92,
+        "of the capacity, at most, may be leased: connectors with an index keep up to 90 %, the "
+        "rest is for stores of others",
+        unit="share",
+        low=0,
+        high=1,
+    )
+    foreign_closes: str = setting(
+        "doubted",
+        "a close in another pid namespace looks like a death: only a rename proves it whole",
+        choices=("doubted", "trusted"),
+    )
+    foreign_close_s: float = setting(
+        5.0,
+        "from such a close to the rename; what is not renamed then is gone",
+        unit="s",
+        low=0.1,
+        high=3600,
+    )
+    eviction: str = setting(
+        "lru",
+        "best on a recorded trace from an eighth of its blocks up, arc below (docs/eviction.md)",
+        choices=("lru", "arc"),
+    )
+    notifications: bool = setting(
+        True, "evicted names leave the kernel's cache; off only to show that nothing depends on it"
+    )
+    room_wait_s: float = setting(
+        5.0,
+        "for an eviction that others need, too; longer is a hung call",
+        unit="s",
+        low=0,
+        high=60,
+    )
+    room_wait_bytes: int = setting(
+        512 * _MIB, "of writes that wait in memory; one more is refused", unit="bytes", low=_MIB
+    )
+    pin_share: float = setting(
+        0.5,
+        "of the capacity, at most, is kept by pins and evict=never: the rest must be able to go",
+        unit="share",
+        low=0,
+        high=1,
+    )
+    backing_ids_max: int = setting(
+        16_384,
+        "1.7 KiB of kernel memory each, which nothing else can free",
+        low=16,
+        high=1_000_000,
+    )
+    open_files_max: int = setting(
+        1_048_576,
+        "every open block is an open extent; the kernel's default hard limit",
+        low=1024,
+        high=1_073_741_816,
+    )
+    open_files_user_share: float = setting(
+        0.5,
+        "of the server's open files, at most, for one user (not root): the rest is for others",
+        unit="share",
+        low=0.01,
+        high=1,
+    )
+    oom_score_adj: int = setting(
+        -900, "its death stalls every client, and its memory is small", low=-1000, high=1000
+    )
+
+    directory_reserve_share: float = setting(
+        0.05,
+        "of the parent file system that a directory source leaves to others",
+        unit="share",
+        low=0,
+        high=0.9,
+    )
+    directory_reserve_bytes: int = setting(
+        10 * _GIB,
+        "the most that directory_reserve_share may come to on a large file system",
+        unit="bytes",
+        low=0,
+        high=1024 * _TIB,
+    )
+    index_map_bytes: int = setting(
+        64 * _GIB,
+        "address space only, of which a name takes some 550 bytes; a full one costs blocks",
+        unit="bytes",
+        low=16 * _MIB,
+        high=16 * _TIB,
+    )
+    index_preallocate_bytes: int = setting(
+        64 * _MIB,
+        "kept allocated ahead of use: a full disk must still take the index's deletes",
+        unit="bytes",
+        low=_MIB,
+        high=64 * _GIB,
+    )
+    xattr_value_max_bytes: int = setting(
+        4 * _KIB,
+        "user xattrs live in the index, which is for names",
+        unit="bytes",
+        low=0,
+        high=64 * _KIB,
+    )
+    xattr_total_max_bytes: int = setting(
+        16 * _KIB,
+        "of one inode, names and values: the index is for names",
+        unit="bytes",
+        low=0,
+        high=1024 * _KIB,
+    )
+
+    policies: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict,
+        metadata={
+            "reason": 'none: what connectors do tells enough; [policies."/DIR"] in the file',
+            "unit": "",
+            "low": None,
+            "high": None,
+            "choices": (),
+        },
+    )
+    start_timeout_s: float = setting(
+        900.0,
+        "mkfs of a large drive and a rebuild of the index fit in",
+        unit="s",
+        low=1,
+        high=86_400,
+    )
+    stop_timeout_s: float = setting(
+        60.0, "the last sync of a busy drive fits in", unit="s", low=1, high=3600
+    )
+
+    @classmethod
+    def from_toml(
+        cls, text: str, overrides: Mapping[str, object] | None = None, *, origin: str = "settings"
+    ) -> Self:
+        """Return the settings of TOML *text*, with *overrides* (flags) on top.
+
+        An override of ``None`` is a flag that was not given. *origin* names the file in errors.
+        Raises UsageError on bad TOML, an unknown key or a value out of range.
+        """
+        values = converted(_FIELDS, table_of(text, origin), origin)
+        given = {key: value for key, value in (overrides or {}).items() if value is not None}
+        values.update(converted(_FIELDS, given, "command line"))
+        return cls(**values)
+
+    def reloaded(self, fresh: Self) -> tuple[Self, list[str]]:
+        """Return these settings with the RELOADABLE ones of *fresh*.
+
+        The names are those that differ but need a new mount.
+        """
+        differing = [name for name in _FIELDS if getattr(self, name) != getattr(fresh, name)]
+        taken = {name: getattr(fresh, name) for name in differing if name in RELOADABLE}
+        return replace(self, **taken), [name for name in differing if name not in RELOADABLE]
+
+    def table(self) -> list[tuple[str, str, str, str]]:
+        """Return (name, value, default, reason) of every setting, for a reader."""
+        return [
+            (
+                name,
+                show(declared, getattr(self, name)),
+                show(declared, default_of(declared)),
+                declared.metadata["reason"],
+            )
+            for name, declared in _FIELDS.items()
+        ]
+
+
+_FIELDS: Final[dict[str, Field[Any]]] = {declared.name: declared for declared in fields(Settings)}

@@ -1,0 +1,79 @@
+"""What lies in the directory that a mount covers: stored while nothing was mounted there.
+
+It takes room on the file system below, and nobody sees it. A clone of the mount below, without
+what is mounted in it, shows the directory as it is (open_tree(2)); no FUSE is ever looked at.
+"""
+
+import contextlib
+import os
+import stat
+import time
+from typing import Final
+
+from kvfs.core.sizes import format_size
+from kvfs.devices.detached import clone_of_mount
+from kvfs.doctor.facts import Below
+from kvfs.machine.mount_table import FS_TYPE, mounts
+
+#: A mount must not wait for the count: so much is found in a second on a drive, and says enough.
+_FILES_MAX: Final = 100_000
+_LOOK_MAX_S: Final = 1.0
+#: st_blocks counts in these (stat(2)).
+_SECTOR_BYTES: Final = 512
+_DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def below(mountpoint: str) -> Below | None:
+    """Count the files below the mount at *mountpoint*, or in the directory itself without one.
+
+    Stops at 100,000 of them or after a second. None where it cannot be seen: without privilege, or
+    with another file system between. The directory lies on a local file system.
+    """
+    covering = [mount.fs_type for mount in mounts() if mount.mountpoint == mountpoint]
+    if not covering or covering[-1] != FS_TYPE:
+        path, name = mountpoint, "."
+    elif set(covering) == {FS_TYPE}:
+        path, name = os.path.split(mountpoint)
+    else:
+        return None
+    try:
+        tree_fd = clone_of_mount(path)
+    except OSError:
+        return None
+    try:
+        return _count(tree_fd, name)
+    except OSError:
+        return None
+    finally:
+        os.close(tree_fd)
+
+
+def told(found: Below | None) -> str:
+    """Return the files and their size in words; "" where there are none, or none was seen."""
+    if found is None or not found.files:
+        return ""
+    at_least = "" if found.is_whole else "at least "
+    files = "1 file" if found.files == 1 else f"{found.files:,} files"
+    return f"{at_least}{files} of {format_size(found.size_bytes)}"
+
+
+def _count(tree_fd: int, top: str) -> Below:
+    files = size_bytes = 0
+    until_s = time.monotonic() + _LOOK_MAX_S
+    device = os.stat(top, dir_fd=tree_fd).st_dev
+    directories = [top]
+    while directories:
+        directory = directories.pop()
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):  # it went meanwhile
+            fd = os.open(directory, _DIRECTORY_FLAGS, dir_fd=tree_fd)
+            stack.callback(os.close, fd)
+            for found in stack.enter_context(os.scandir(fd)):
+                if files >= _FILES_MAX or time.monotonic() > until_s:
+                    return Below(files, size_bytes, is_whole=False)
+                status = found.stat(follow_symlinks=False)
+                if not stat.S_ISDIR(status.st_mode):
+                    files += 1
+                    size_bytes += status.st_blocks * _SECTOR_BYTES
+                elif status.st_dev == device:
+                    directories.append(f"{directory}/{found.name}")
+    return Below(files, size_bytes, is_whole=True)

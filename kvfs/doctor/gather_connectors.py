@@ -1,0 +1,158 @@
+"""Which connectors work below a mountpoint, and how many bytes each may keep.
+
+Run as a program of its own (``python -m kvfs.doctor.gather_connectors MOUNTPOINT``): looking at
+another process's environment can wait for an exec of that process, which may wait for the very
+mount; the caller gives it a bounded time. One line of JSON for each.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+from kvfs.client.user_file import read_file
+from kvfs.doctor.connector_habits import fails_requests, keeps_file_per_key, serves_below
+from kvfs.doctor.connector_settings import (
+    LMCACHE_CONFIG,
+    from_command_line,
+    from_environment,
+    from_settings,
+)
+from kvfs.doctor.facts import ConnectorHabit, ConnectorLimit
+
+#: Settings files are a page; more is something else.
+_FILE_MAX_BYTES: Final = 1 << 20
+
+
+Said = ConnectorLimit | ConnectorHabit
+#: What is no connector, and has only handed on what it was started with.
+_LAUNCHERS: Final = frozenset(
+    [
+        "sh",
+        "bash",
+        "dash",
+        "zsh",
+        "fish",
+        "ksh",
+        "env",
+        "sudo",
+        "su",
+        "tmux",
+        "screen",
+        "timeout",
+        "nohup",
+        "setsid",
+        "nice",
+        "taskset",
+        "numactl",
+        "systemd",
+        "init",
+        "tini",
+        "dumb-init",
+        "supervisord",
+        "runsv",
+        "login",
+        "sshd",
+    ]
+)
+
+
+class _Processes:
+    """What every process that this one may look at says; each is looked at once."""
+
+    def __init__(self, mountpoint: str) -> None:
+        self._mountpoint = mountpoint
+        self._said: dict[int, tuple[Said, ...]] = {}
+        #: The doctor that runs this, which has the caller's environment.
+        self._own = {os.getpid(), os.getppid()}
+        self.serves = False
+
+    def said(self) -> Iterator[Said]:
+        """Yield what connectors say, without what a worker has from the process that started it."""
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with contextlib.suppress(OSError):  # it ended, or is not ours to look at
+                    inherited = self._said_above(int(name))
+                    of_it = self._said_by(int(name))
+                    yield from (one for one in of_it if one._replace(origin="") not in inherited)
+
+    def _said_above(self, pid: int) -> set[Said]:
+        found: set[Said] = set()
+        seen = {pid}
+        while (pid := _parent(pid)) > 1 and pid not in seen:
+            seen.add(pid)
+            with contextlib.suppress(OSError):
+                found.update(one._replace(origin="") for one in self._said_by(pid))
+        return found
+
+    def _said_by(self, pid: int) -> tuple[Said, ...]:
+        if pid not in self._said:
+            self._said[pid] = ()
+            command = _read(f"/proc/{pid}/comm").strip()
+            if pid not in self._own and command not in _LAUNCHERS:
+                self._said[pid] = tuple(self._look_at(pid, f"process {pid} ({command})"))
+        return self._said[pid]
+
+    def _look_at(self, pid: int, origin: str) -> Iterator[Said]:
+        mountpoint = self._mountpoint
+        words = _read(f"/proc/{pid}/cmdline").rstrip("\0").split("\0")
+        self.serves = self.serves or serves_below(words, mountpoint)
+        yield from from_command_line(words, mountpoint, origin)
+        environ = _read(f"/proc/{pid}/environ")
+        environment = {
+            name: value for name, _, value in (pair.partition("=") for pair in environ.split("\0"))
+        }
+        config, path = "", ""
+        if file := environment.get(LMCACHE_CONFIG):
+            path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), file)
+            with contextlib.suppress(OSError):
+                config = _read(path)
+        yield from from_environment(environment, mountpoint, origin, config, path)
+        yield from keeps_file_per_key(environment, mountpoint, origin)
+        of_lmcache = [value for name, value in environment.items() if name.startswith("LMCACHE_")]
+        yield from fails_requests(words, "\n".join([*of_lmcache, config]), mountpoint, origin)
+
+
+def said_by_processes(mountpoint: str) -> Iterator[Said]:
+    """Yield what connectors say that work below *mountpoint*.
+
+    What depends on other processes comes last.
+    """
+    processes = _Processes(mountpoint)
+    remote = []
+    for one in processes.said():
+        if isinstance(one, ConnectorHabit) and one.is_remote:
+            remote.append(one)
+        else:
+            yield one
+    if processes.serves:
+        yield from remote
+
+
+def _parent(pid: int) -> int:
+    """Return the process that started *pid*, 0 if it is not known (proc_pid_stat(5))."""
+    try:
+        return int(_read(f"/proc/{pid}/stat").rpartition(")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def limits_of_file(path: str, mountpoint: str) -> list[ConnectorLimit]:
+    """Return the limits in a settings file. Raises OSError."""
+    return list(from_settings(_read(path), mountpoint, path))
+
+
+def _read(path: str) -> str:
+    return read_file(path, _FILE_MAX_BYTES).decode(errors="replace")
+
+
+def main() -> None:
+    """Print each as soon as it is known."""
+    for one in said_by_processes(sys.argv[1]):
+        print(json.dumps([type(one).__name__, one._asdict()]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

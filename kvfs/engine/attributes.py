@@ -1,0 +1,244 @@
+"""Attributes: mode, owner, times and size of an inode, and its small user.* xattrs."""
+
+import contextlib
+import stat
+from typing import Final, NamedTuple
+
+from kvfs.core.directory_policy import VALUES
+from kvfs.core.errors import (
+    AttributeTooLarge,
+    DeadInode,
+    InvalidRequest,
+    IsADirectory,
+    NoSuchAttribute,
+    ReadOnly,
+    Unsupported,
+)
+from kvfs.core.inode_rules import storable_mode
+from kvfs.core.node_bound import attribute_bytes
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.engine.blocks.blocks import Blocks
+from kvfs.engine.names.namespace import Namespace
+from kvfs.engine.own_attributes import OwnAttributes, is_own
+from kvfs.pool.measure import measured
+from kvfs.pool.name_room import require_name, require_node
+from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.pool import Pool
+
+_USER_PREFIX: Final = b"user."
+#: linux/limits.h XATTR_NAME_MAX; the kernel holds it too.
+_XATTR_NAME_MAX_BYTES: Final = 255
+
+
+class Change(NamedTuple):
+    """What a SETATTR wants; None leaves a field as it is. Times in ns since the epoch."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    size_bytes: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+
+
+class Attributes:
+    """Changes attributes of the inodes of one pool."""
+
+    def __init__(self, pool: Pool, namespace: Namespace, blocks: Blocks) -> None:
+        self._pool = pool
+        self._namespace = namespace
+        self._blocks = blocks
+        self._identities = pool.identities
+        self._own = OwnAttributes(pool)
+
+    def change(self, ino: InodeNo, change: Change) -> InodeRecord:
+        """Apply *change* to *ino* and return its record as of now.
+
+        Raises DeadInode, IsADirectory (size of a directory), TooLarge, ReadOnly.
+        """
+        pool = self._pool
+        if pool.settings.read_only:
+            raise ReadOnly
+        record = self._namespace.record(ino)
+        if change.size_bytes is not None:
+            if not stat.S_ISREG(record.mode):
+                raise IsADirectory if stat.S_ISDIR(record.mode) else InvalidRequest
+            self._blocks.truncate(ino, change.size_bytes)
+            record = self._namespace.record(ino)
+        self._hand_on(ino, change)
+        changed = self._changed(record, change)
+        if change.atime_ns is not None:  # how UCM and llm-d say that a block is warm
+            pool.heat.touch(ino)
+        opened = pool.open_inodes.get(ino)
+        if opened is not None and opened.writers and opened.fd >= 0:
+            if measured(pool.syscalls, opened, record) is not record:
+                # By another time than the extent's the writing is known, also after a crash.
+                changed = changed._replace(mtime_ns=changed.mtime_ns ^ 1)
+            self._tell_extent(opened.fd, change)
+        if opened is not None and opened.gone is not None:
+            opened.gone = changed
+        else:
+            changed = changed._replace(sequence=pool.next_sequence())
+            with pool.change(pool.counters._replace(sequence=changed.sequence)) as txn:
+                txn.put_inode(ino, changed)
+            if changed.uid != record.uid:
+                pool.node_shares.hand_over(ino, record, changed, self._all_stored(ino))
+            self._identities.write(ino, changed)
+        return self._blocks.present(ino)
+
+    def _hand_on(self, ino: InodeNo, change: Change) -> None:
+        """Whose name *ino* is shown under gets owner and mode, too: it is what stays."""
+        draft = self._bearer(ino)
+        if draft == ino or (change.mode, change.uid, change.gid) == (None, None, None):
+            return
+        with contextlib.suppress(DeadInode):
+            self.change(draft, Change(change.mode, change.uid, change.gid))
+
+    def _changed(self, record: InodeRecord, change: Change) -> InodeRecord:
+        mode = record.mode
+        if change.mode is not None:
+            mode = storable_mode(stat.S_IFMT(mode) | stat.S_IMODE(change.mode))
+        now_ns = self._pool.clock_ns()
+        return record._replace(
+            mode=mode,
+            uid=record.uid if change.uid is None else change.uid,
+            gid=record.gid if change.gid is None else change.gid,
+            atime_ns=record.atime_ns if change.atime_ns is None else change.atime_ns,
+            mtime_ns=record.mtime_ns if change.mtime_ns is None else change.mtime_ns,
+            ctime_ns=now_ns,
+        )
+
+    def _tell_extent(self, fd: int, change: Change) -> None:
+        """While a writer lives the extent tells the times, so it must hear them too."""
+        if change.atime_ns is None and change.mtime_ns is None:
+            return
+        status = self._pool.syscalls.fstat(fd)
+        atime_ns = status.st_atime_ns if change.atime_ns is None else change.atime_ns
+        mtime_ns = status.st_mtime_ns if change.mtime_ns is None else change.mtime_ns
+        self._pool.syscalls.utime(fd, ns=(atime_ns, mtime_ns))
+
+    # ---- extended attributes ----
+
+    def xattr(self, ino: InodeNo, name: bytes) -> bytes:
+        """Return the value of *name*.
+
+        Raises NoSuchAttribute, also for every other namespace, and DeadInode.
+        """
+        if is_own(name):
+            return self._own.value(ino, self._namespace.record(ino), name)
+        ino = self._bearer(ino)
+        if not name.startswith(_USER_PREFIX):
+            raise NoSuchAttribute
+        value = self._stored(ino, name)
+        if value is None:
+            self._namespace.record(ino)  # the kernel may ask of an evicted block by its old name
+            raise NoSuchAttribute
+        return value
+
+    def _stored(self, ino: InodeNo, name: bytes) -> bytes | None:
+        gone = self._gone(ino)
+        return self._pool.index.xattr(ino, name) if gone is None else gone.attributes.get(name)
+
+    def _all_stored(self, ino: InodeNo) -> dict[bytes, bytes]:
+        index = self._pool.index
+        return {name: index.xattr(ino, name) or b"" for name in index.xattrs(ino)}
+
+    def _gone(self, ino: InodeNo) -> OpenInode | None:
+        """Return *ino* if it is open and has no name: its attributes are in memory then."""
+        opened = self._pool.open_inodes.get(ino)
+        return opened if opened is not None and opened.gone is not None else None
+
+    def xattr_names(self, ino: InodeNo) -> list[bytes]:
+        """Return the names set on *ino*; kvfs's own are answered, never listed."""
+        ino = self._bearer(ino)
+        gone = self._gone(ino)
+        names = self._pool.index.xattrs(ino) if gone is None else list(gone.attributes)
+        if not names:
+            self._namespace.record(ino)
+        return [name for name in names if not is_own(name)]
+
+    def bearers(self, ino: InodeNo) -> set[InodeNo]:
+        """Return whose owner and mode are *ino*'s: its own, and those that it shares a name with.
+
+        A block that is shown until the draft that took its name is whole may come back with it.
+        """
+        old = self._blocks.superseding.old
+        before = old.of(ino) if ino in old else None
+        return {ino, self._bearer(ino), ino if before is None else before}
+
+    def _bearer(self, ino: InodeNo) -> InodeNo:
+        """Return who has *ino*'s attributes: the draft it stands in for took them along."""
+        opened = self._pool.open_inodes.get(ino)
+        return ino if opened is None or not opened.stands_in else opened.stands_in
+
+    def set_xattr(self, ino: InodeNo, name: bytes, value: bytes, uid: int = 0) -> None:
+        """Set user.* attribute *name* for user *uid*.
+
+        Raises Unsupported for other namespaces, NotPermitted for policies of others,
+        AttributeTooLarge beyond the settings' bounds, DeadInode also for a policy of an inode
+        that is open but has no name.
+        """
+        settings = self._pool.settings
+        ino = self._bearer(ino)
+        self._require_settable(name)
+        if len(value) > settings.xattr_value_max_bytes:
+            raise AttributeTooLarge(f"{len(value)} bytes")
+        require_name(self._pool)
+        require_node(self._pool, uid)
+        record = self._namespace.record(ino)
+        if is_own(name) and self._gone(ino) is not None:
+            raise DeadInode(f"inode {ino}")
+        names = [other for other in self.xattr_names(ino) if other != name]
+        total_bytes = sum(len(other) + len(self.xattr(ino, other)) for other in names)
+        if total_bytes + len(name) + len(value) > settings.xattr_total_max_bytes:
+            raise AttributeTooLarge(f"{total_bytes} bytes are set already")
+        pinned_bytes = self._own.check(ino, record, name, value, uid) if is_own(name) else None
+        self._store(ino, record, name, value, pinned_bytes)
+
+    def remove_xattr(self, ino: InodeNo, name: bytes, uid: int = 0) -> None:
+        """Remove attribute *name*. Raises NoSuchAttribute, Unsupported, ReadOnly."""
+        self._require_settable(name)
+        ino = self._bearer(ino)
+        record = self._namespace.record(ino)
+        present = self._stored(ino, name) is not None
+        if is_own(name) and (present or name not in VALUES):
+            self._own.check(ino, record, name, None, uid)
+        if not present:
+            raise NoSuchAttribute
+        self._store(ino, record, name, None, None)
+
+    def _store(
+        self,
+        ino: InodeNo,
+        record: InodeRecord,
+        name: bytes,
+        value: bytes | None,
+        pinned_bytes: int | None,
+    ) -> None:
+        """Give *ino* attribute *name*, without a *value* take it away; where its others are."""
+        record = record._replace(ctime_ns=self._pool.clock_ns())
+        gone = self._gone(ino)
+        if gone is not None:
+            kept = {key: held for key, held in gone.attributes.items() if key != name}
+            gone.attributes = kept if value is None else {**kept, name: value}
+            gone.gone = record
+            return
+        before = self._pool.index.xattr(ino, name)
+        with self._pool.index.write() as txn:
+            if value is None:
+                txn.delete_xattr(ino, name)
+            else:
+                txn.put_xattr(ino, name, value)
+            txn.put_inode(ino, record)
+        growth_bytes = attribute_bytes(name, value) - attribute_bytes(name, before)
+        self._pool.node_shares.set_attributes(ino, record, growth_bytes)
+        if is_own(name):
+            self._own.changed(ino, name, pinned_bytes)
+
+    def _require_settable(self, name: bytes) -> None:
+        if self._pool.settings.read_only:
+            raise ReadOnly
+        if not name.startswith(_USER_PREFIX):
+            raise Unsupported(f"attribute namespace of {name!r}")
+        if not len(_USER_PREFIX) < len(name) <= _XATTR_NAME_MAX_BYTES:
+            raise InvalidRequest(f"attribute name of {len(name)} bytes")

@@ -1,0 +1,1 @@
+"""Files with bytes, from their creation to their publishing."""

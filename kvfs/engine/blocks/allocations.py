@@ -1,0 +1,76 @@
+"""Space allocated ahead of bytes: fallocate(2) on a block that is open for writing."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvfs.core.errors import TooLarge
+from kvfs.core.types import SIZE_MAX_BYTES
+from kvfs.engine.blocks.publishing import Publishing
+from kvfs.pool import holes
+from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.pool import Pool
+from kvfs.storage.syscalls import FALLOC_FL_PUNCH_HOLE
+
+
+class Allocation(NamedTuple):
+    """An fallocate(2) to be done: the room pledged for it until it ends, and the work."""
+
+    pledged_bytes: int
+    work: Callable[[], None]
+
+
+class Allocations:
+    """Begins and ends the allocations in the blocks of one pool."""
+
+    def __init__(self, pool: Pool, publishing: Publishing) -> None:
+        self._pool = pool
+        self._publishing = publishing
+
+    def growth_bytes(
+        self, opened: OpenInode, mode: int, offset_bytes: int, length_bytes: int
+    ) -> int:
+        """Return what an fallocate(2) may allocate. Raises TooLarge, OSError."""
+        pool = self._pool
+        end_bytes = offset_bytes + length_bytes
+        if end_bytes > SIZE_MAX_BYTES:
+            raise TooLarge(f"{end_bytes} bytes")
+        if mode & FALLOC_FL_PUNCH_HOLE:
+            return 0
+        if pool.writers_run_free and not opened.through_daemon:
+            holes.look(opened, pool.syscalls.fstat(opened.fd).st_size)
+        return holes.growth_bytes(pool.syscalls, opened, offset_bytes, end_bytes)
+
+    def begin(
+        self, opened: OpenInode, mode: int, offset_bytes: int, length_bytes: int
+    ) -> Allocation:
+        """Return fallocate(2) on an open file as work for a thread; its room is pledged.
+
+        Raises NoSpace, TooLarge, OSError; the work OSError.
+        """
+        pool, fd = self._pool, opened.fd
+        growth_bytes = self.growth_bytes(opened, mode, offset_bytes, length_bytes)
+        if growth_bytes:
+            pool.require_space(growth_bytes)
+        if mode & FALLOC_FL_PUNCH_HOLE:
+            holes.punched(opened, offset_bytes)
+        self._publishing.allocate_ahead(opened.ino)
+        pool.space.pledged_bytes += growth_bytes
+        opened.allocating += 1
+
+        def work() -> None:
+            pool.extents.allocate(fd, mode, offset_bytes, length_bytes)
+
+        return Allocation(growth_bytes, work)
+
+    def end(self, opened: OpenInode, allocation: Allocation) -> None:
+        """The work is done, or failed: what the extent holds now is what counts.
+
+        Who asked for room takes no more unasked: none is kept ahead of it (overrun_watch.py).
+        Raises OSError.
+        """
+        pool = self._pool
+        pool.space.pledged_bytes -= allocation.pledged_bytes
+        opened.allocating -= 1
+        opened.unreserved = opened.unreserved and not allocation.pledged_bytes
+        if pool.open_inodes.get(opened.ino) is opened:
+            pool.note_allocated(opened, pool.extents.allocated_bytes(opened.fd))

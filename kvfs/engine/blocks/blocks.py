@@ -1,0 +1,379 @@
+"""Blocks: files with bytes, from their creation through their handles to their publishing.
+
+While an inode has a writer its extent is the truth about size and times (the kernel may write
+past this process); at the last close the index learns them.
+"""
+
+import contextlib
+import logging
+import os
+import stat
+from typing import Final
+
+from kvfs.core.errors import (
+    Damaged,
+    DeadInode,
+    InvalidRequest,
+    IsADirectory,
+    NoSpace,
+    ReadOnly,
+    TooLarge,
+)
+from kvfs.core.inode_rules import counted, new_record
+from kvfs.core.lifecycle import SETTLED, is_temporary
+from kvfs.core.types import SIZE_MAX_BYTES, InodeNo, InodeRecord
+from kvfs.engine.blocks.allocations import Allocations
+from kvfs.engine.blocks.doubts import Closing, Doubts
+from kvfs.engine.blocks.last_closes import LastCloses
+from kvfs.engine.blocks.publishing import Publishing
+from kvfs.engine.names.namespace import Namespace
+from kvfs.engine.rewrite.truncating_open import Superseding
+from kvfs.machine.processes import NOBODY, Maker
+from kvfs.pool import holes
+from kvfs.pool.measure import measured, not_before, tick_ns
+from kvfs.pool.name_room import require_name
+from kvfs.pool.open_inodes import Hand, OpenInode
+from kvfs.pool.pool import Pool
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Blocks:
+    """Creates, opens, measures, truncates and publishes the blocks of one pool."""
+
+    def __init__(self, pool: Pool, namespace: Namespace) -> None:
+        self._pool = pool
+        self._namespace = namespace
+        self.publishing = Publishing(pool, namespace)
+        self.allocations = Allocations(pool, self.publishing)
+        self.superseding = Superseding(pool, namespace)
+        self._last_closes = LastCloses(pool, self.publishing, self.superseding.old)
+        self.doubts = Doubts(pool, self._last_closes.close)
+
+    def create(
+        self,
+        parent: InodeNo,
+        name: bytes,
+        mode: int,
+        uid: int,
+        gid: int,
+        maker: Maker = NOBODY,
+        *,
+        roomless: bool = False,
+        appends: bool = False,
+        thread: int = 0,
+    ) -> tuple[OpenInode, InodeRecord]:
+        """Make a draft and open it for writing; *roomless*, its first bytes ask for room.
+
+        Raises Exists, NoSpace, NameTooLong, NotADirectory, DeadInode, ReadOnly.
+        """
+        pool = self._pool
+        require_name(pool)
+        self._namespace.require_free(parent, name)
+        self._require_lease(parent, name, uid, maker)
+        extent = pool.take_extent(parent, roomless=roomless)
+        # To make room for the extent names of this directory may have been evicted.
+        parent_record = self._namespace.directory(parent)
+        now_ns = pool.clock_ns()
+        record = new_record(parent, name, mode, uid, gid, now_ns, parent_record)
+        record = record._replace(mtime_ns=tick_ns(now_ns))
+        if maker is not NOBODY:
+            record = record._replace(maker_tgid=maker.tgid, maker_birth=maker.birth)
+        counters = counted(pool.counters, record, 1)
+        # Atomic: no checkpoint from here until the draft is in the table of open inodes.
+        try:
+            with pool.change(counters, begun=extent.ino, lasting=False) as txn:
+                self._namespace.enter(txn, extent.ino, record, parent_record)
+        except BaseException:
+            pool.ready.put_back(extent)
+            raise
+        opened = pool.open_inodes.enter(extent.ino, writer=True)
+        opened.fd = extent.fd
+        opened.fresh_id = extent.backing_id
+        opened.created_in = parent
+        opened.maker = maker
+        opened.note_hand(Hand(maker, thread), appends=appends)
+        opened.unfinished = True
+        opened.allocated_bytes = extent.reserve_bytes
+        pool.space.extra_bytes += extent.reserve_bytes
+        pool.choose_course(opened, parent)
+        return opened, record
+
+    def _require_lease(self, parent: InodeNo, name: bytes, uid: int, maker: Maker) -> None:
+        """Raise NoSpace for a store under a final name by who has more leases than his share."""
+        pool = self._pool
+        if is_temporary(name) or not pool.holdings.leases.refuses(uid, maker):
+            return
+        if pool.policies.of(parent).leases:
+            pool.holdings.leases.refused += 1
+            raise NoSpace(f"process {maker.tgid} has more leases than its share (lease_max)")
+
+    def make_file(
+        self, parent: InodeNo, name: bytes, mode: int, uid: int, gid: int
+    ) -> tuple[InodeNo, InodeRecord]:
+        """Make an empty, published file (mknod(2)). Raises what ``create`` raises."""
+        opened, _ = self.create(parent, name, mode, uid, gid)
+        self.close(opened, writer=True)
+        return opened.ino, self._namespace.record(opened.ino)
+
+    def open(
+        self,
+        ino: InodeNo,
+        *,
+        writer: bool,
+        truncate: bool,
+        appends: bool = False,
+        reads: bool = True,
+        maker: Maker = NOBODY,
+        thread: int = 0,
+    ) -> OpenInode:
+        """Count a handle on file *ino*, for *thread* of *maker*.
+
+        Raises DeadInode (also when *truncate* needs a fresh inode, which the caller finds under
+        the name), IsADirectory, ReadOnly, NoSpace, OSError.
+        """
+        if not writer and not truncate:
+            return self.open_to_read(ino)
+        writes = not self._pool.settings.read_only
+        if truncate and writes and not self.superseding.admits(ino, thread, maker, reads=reads):
+            raise DeadInode(f"inode {ino} keeps its bytes, its name leads to another one")
+        record = self._file(ino)
+        if not writes:
+            raise ReadOnly
+        if truncate and record.state in SETTLED and not record.size_bytes:
+            record = self.publishing.touched(ino, record)
+        opened = self._pool.open_inodes.enter(ino, writer=writer)
+        if writer and opened.stands_in:
+            self._pool.leave(opened, writer=True)
+            raise DeadInode(f"inode {ino} is shown until the new version is whole")
+        try:
+            if writer:
+                opened.note_hand(Hand(maker, thread), appends=appends)
+            self._begin(opened, record, maker, writer=writer, truncate=truncate, appends=appends)
+            if truncate and self.present(ino).size_bytes:  # writers make the record old
+                self.truncate(ino, 0)
+        except BaseException:
+            self.abandon(opened, writer=writer, appends=writer and appends)
+            raise
+        return opened
+
+    def open_to_read(self, ino: InodeNo) -> OpenInode:
+        """Count a reading handle on file *ino*; every load begins with it.
+
+        Raises DeadInode, IsADirectory, InvalidRequest.
+        """
+        pool = self._pool
+        if ino in pool.graves:
+            return self._open_removed(ino)
+        record = self._file(ino)
+        opened = pool.open_inodes.enter(ino, writer=False)
+        if opened.readers == 1 and not opened.writers:
+            opened.allocated_bytes = record.allocated_bytes
+        self._touch(ino)
+        return opened
+
+    def _file(self, ino: InodeNo) -> InodeRecord:
+        record = self._namespace.record(ino)
+        if not stat.S_ISREG(record.mode):
+            raise IsADirectory if stat.S_ISDIR(record.mode) else InvalidRequest
+        return record
+
+    def _touch(self, ino: InodeNo) -> None:
+        self._pool.holdings.touch(ino, self._pool.monotonic_s())
+        self._pool.heat.touch(ino)
+
+    def _begin(
+        self,
+        opened: OpenInode,
+        record: InodeRecord,
+        maker: Maker,
+        *,
+        writer: bool,
+        truncate: bool,
+        appends: bool,
+    ) -> None:
+        first = opened.readers + opened.writers == 1
+        if first:
+            opened.allocated_bytes = record.allocated_bytes
+        if writer and self.superseding.is_awaited(opened.ino):
+            self.superseding.claim(opened)
+        if first and writer and (appends or not record.size_bytes):
+            self._pool.choose_course(opened, record.parent)  # others rewrite what is there
+        self._touch(opened.ino)
+        if truncate and not writer and self.superseding.is_awaited(opened.ino):
+            # Nobody will write it: it is a file without bytes, at once.
+            written = self.open(opened.ino, writer=True, truncate=False, maker=maker)
+            self.close(written, writer=True)
+        if writer:
+            if opened.writers == 1:
+                opened.front_bytes = -1
+                holes.look(opened, record.size_bytes)
+            self.extent_fd(opened)
+            self.publishing.begin(opened, record, maker, appends=appends)
+
+    def _open_removed(self, ino: InodeNo) -> OpenInode:
+        """Open what a LOOKUP found just before its name went: the old bytes, whole."""
+        record = self._pool.graves.exhume(ino)
+        if record is None or not stat.S_ISREG(record.mode):
+            raise DeadInode(f"inode {ino}")
+        opened = self._pool.open_inodes.enter(ino, writer=False)
+        opened.gone = record
+        opened.allocated_bytes = record.allocated_bytes
+        return opened
+
+    def enter_reader(self, opened: OpenInode) -> None:
+        """Count one more reading handle on an inode that is open already."""
+        self._pool.open_inodes.enter(opened.ino, writer=False)
+
+    def extent_fd(self, opened: OpenInode) -> int:
+        """Return a descriptor of the inode's extent, O_RDWR if it may be, kept to its last close.
+
+        Raises Damaged when the extent is missing.
+        """
+        if opened.fd < 0:
+            try:
+                access = os.O_RDONLY if self._pool.settings.read_only else os.O_RDWR
+                opened.fd = self._pool.extents.open(opened.ino, access)
+            except Damaged as error:
+                self.publishing.dismiss(opened, error)
+                raise
+        return opened.fd
+
+    def close(
+        self,
+        opened: OpenInode,
+        *,
+        writer: bool,
+        appends: bool = False,
+        closing: Closing | None = None,
+    ) -> None:
+        """Give one handle back; the last writer publishes, the last handle frees.
+
+        *closing* is how a client closed it; what that leaves in doubt ``settle`` closes.
+        """
+        opened.appenders -= appends
+        if closing is not None and self.doubts.raised(opened, closing):
+            return
+        if writer:
+            self._last_closes.close(opened)
+        else:
+            self._pool.leave(opened, writer=False)
+
+    def abandon(self, opened: OpenInode, *, writer: bool, appends: bool = False) -> None:
+        """Give back a handle that its opener never got: a draft of its own is no empty block."""
+        if writer and opened.writers == 1:
+            self.spoil(opened)
+        self.close(opened, writer=writer, appends=appends)
+
+    def settle(self) -> None:
+        """Carry out the closes that wait: for what is known of a writer, or for the index.
+
+        Called by the tick.
+        """
+        self.doubts.tick(self._pool.monotonic_s())
+        self._last_closes.settle()
+
+    def close_all(self, *, all_closed: bool = False) -> bool:
+        """Close every handle; False if a block could not be published, which stays a draft.
+
+        A draft that somebody still writes is not whole, and its writer will hear of an error at
+        the next call: its name goes. So does that of a block in rewrite whose client can write on
+        past any server (passthrough). Not if *all_closed*: then only the RELEASE was lost.
+        """
+        self.doubts.close()
+        closed = self._last_closes.forget_all()
+        self.superseding.close()
+        settled = True
+        for opened in list(self._pool.open_inodes.values()):
+            if opened.ino not in closed:
+                opened.torn = opened.torn or (
+                    opened.unfinished and not (all_closed and opened.flushed)
+                )
+                try:
+                    opened.outlives = opened.torn and not all_closed and self._outlives(opened)
+                except OSError as error:
+                    _log.warning("inode %#x stays open in the index: %s", opened.ino, error)
+                    settled = False  # the next start decides, as after a kill
+            for _ in range(opened.readers):
+                self.close(opened, writer=False)
+            for _ in range(opened.writers):
+                self.close(opened, writer=True)
+        return self._last_closes.end() and settled
+
+    def _outlives(self, opened: OpenInode) -> bool:
+        """Whether a client of the mount, which has ended, can write to the extent for ever.
+
+        Asked before the extent is measured: who closes now may have written until now. Raises
+        OSError, after which nobody can measure it.
+        """
+        if opened.fd < 0:
+            return False
+        self._pool.syscalls.close(opened.fd)  # a lease counts it, too
+        opened.fd = -1
+        outlives = self._pool.extents.is_written(opened.ino)
+        with contextlib.suppress(Damaged):  # its name is gone then
+            self.extent_fd(opened)
+        return outlives
+
+    def present(self, ino: InodeNo) -> InodeRecord:
+        """Return *ino*'s record as of now: an open draft's size and times come from its extent."""
+        opened = self._pool.open_inodes.get(ino)
+        if opened is None:
+            removed = self._pool.graves.record(ino)
+            if removed is not None:
+                return removed
+        record = self._namespace.record(ino)
+        if opened is None or not opened.writers or opened.fd < 0:
+            return record
+        return not_before(record, measured(self._pool.syscalls, opened, record))
+
+    def is_gone(self, ino: InodeNo) -> bool:
+        """Whether living inode *ino* has lost its name (its link count is 0)."""
+        opened = self._pool.open_inodes.get(ino)
+        return ino in self._pool.graves if opened is None else opened.gone is not None
+
+    def truncate(self, ino: InodeNo, size_bytes: int) -> None:
+        """Set the length of file *ino*; growing allocates nothing. Raises TooLarge, DeadInode."""
+        if size_bytes > SIZE_MAX_BYTES:
+            raise TooLarge(f"{size_bytes} bytes")
+        pool = self._pool
+        if size_bytes > self.present(ino).size_bytes:
+            self.publishing.allocate_ahead(ino)
+        opened = pool.open_inodes.get(ino)
+        if opened is not None and opened.writers:
+            self._make_room_ahead(size_bytes - opened.allocated_bytes)
+            fd = self.extent_fd(opened)
+            opened.appended_only = False
+            opened.front_bytes = min(opened.front_bytes, size_bytes)
+            pool.syscalls.ftruncate(fd, size_bytes)
+            pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
+            return
+        opened = self.open(ino, writer=True, truncate=False)
+        try:
+            pool.syscalls.ftruncate(self.extent_fd(opened), size_bytes)
+        finally:
+            self.close(opened, writer=True)
+
+    def _make_room_ahead(self, size_bytes: int) -> None:
+        """Make room for what will be written into a file that is made longer, if it costs little.
+
+        It may be as long as it likes: no more goes for it than is kept ahead of writers.
+        """
+        pool = self._pool
+        if size_bytes > 0:
+            with contextlib.suppress(NoSpace):
+                pool.require_space(min(size_bytes, pool.headroom.most_bytes))
+
+    def growth_bytes(self, opened: OpenInode, end_bytes: int, size_bytes: int) -> int:
+        """Return what a write of *size_bytes* that ends at *end_bytes* may allocate.
+
+        Raises TooLarge.
+        """
+        if end_bytes > SIZE_MAX_BYTES:
+            raise TooLarge(f"{end_bytes} bytes")
+        start_bytes = end_bytes - size_bytes
+        return holes.growth_bytes(self._pool.syscalls, opened, start_bytes, end_bytes)
+
+    def spoil(self, opened: OpenInode) -> None:
+        """A write, or the open, was refused: what is being written will not be whole."""
+        opened.torn = opened.torn or opened.unfinished

@@ -1,0 +1,198 @@
+"""Last closes that prove nothing: the block stays what it was until its writer's fate is known.
+
+A close by a process that lives ends a block, and so does the exit of one that ends by itself.
+But who closed may be unknown: a process of another pid namespace, one that could not be looked at
+for want of a descriptor. And a file may be written after its close, by a request of io_uring or
+a mapping that holds it open: then its RELEASE comes with the end of that, which may be a signal.
+Unknown is never whole: what no rename and no living process vouches for in time is torn.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from kvfs.core.lifecycle import State, is_temporary
+from kvfs.machine.process_ends import Fate
+from kvfs.machine.processes import NOBODY, Maker, Question
+from kvfs.pool.measure import is_as_recorded
+from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.pool import Pool
+
+_log: Final = logging.getLogger(__name__)
+
+#: A RELEASE follows its close(2) at once; one that comes later was held up by another user of the
+#: file. More than a busy server takes to read it.
+_AT_ONCE_S: Final = 0.5
+#: More wait for no answer: the oldest is torn.
+_DOUBTS_MAX: Final = 4096
+#: Questions asked at a time, each in a thread.
+_QUESTIONS_MAX: Final = 8
+#: What a stop waits for answers, altogether.
+_STOP_WAIT_S: Final = 1.0
+
+
+class Closing(NamedTuple):
+    """The last FLUSH of a handle: who sent it and how it fared, and the extent at that moment.
+
+    ``size_bytes`` is -1 if there was none: the file was never a descriptor of a process.
+    """
+
+    tid: int
+    closer: Maker
+    fate: Fate
+    at_s: float
+    size_bytes: int
+    mtime_ns: int
+
+
+class _Doubt:
+    """One handle that is closed and counted still; torn at *until_s*."""
+
+    __slots__ = ("closing", "opened", "question", "until_s")
+
+    def __init__(self, opened: OpenInode, closing: Closing, until_s: float) -> None:
+        self.opened = opened
+        self.closing = closing
+        self.until_s = until_s
+        self.question: Question | None = None
+
+
+class Doubts:
+    """The closes in doubt."""
+
+    def __init__(self, pool: Pool, finish: Callable[[OpenInode], None]) -> None:
+        """*finish* carries out a writer's close."""
+        self._pool = pool
+        self._finish = finish
+        self._doubts: list[_Doubt] = []
+        #: How many were torn since nobody vouched for them.
+        self.unproven = 0
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._doubts)
+
+    def raised(self, opened: OpenInode, closing: Closing) -> bool:
+        """Whether *closing* proves nothing of *opened*: then its handle is kept until a tick."""
+        if opened.torn or not opened.unfinished or opened.gone is not None or opened.fd < 0:
+            return False
+        try:
+            if not self._is_doubtful(opened, closing):
+                return False
+        except OSError as error:  # what cannot be looked at is not known to be whole
+            _log.warning("inode %#x: %s", opened.ino, error)
+        wait_s = self._pool.settings.foreign_close_s
+        self._doubts.append(_Doubt(opened, closing, self._pool.monotonic_s() + wait_s))
+        if len(self._doubts) > _DOUBTS_MAX:
+            self._tear(self._doubts.pop(0))
+        return True
+
+    def _is_doubtful(self, opened: OpenInode, closing: Closing) -> bool:
+        pool = self._pool
+        if closing.fate is Fate.LIVES:
+            if closing.closer == NOBODY:
+                return False  # a thread of the kernel, an NFS server: no signal cuts its writes
+            if opened.writers > 1:
+                return False  # the bytes may be others', whose closes are to come
+            status = pool.syscalls.fstat(opened.fd)
+            # Another handle's FLUSH may be the newer one, behind what was written through that.
+            unchanged = (status.st_size, status.st_mtime_ns) in (closing[-2:], opened.flushed_as)
+            if unchanged and pool.monotonic_s() - closing.at_s < _AT_ONCE_S:
+                return False
+        elif closing.fate is not Fate.UNKNOWN or (
+            closing.tid <= 0 and pool.settings.foreign_closes == "trusted"
+        ):
+            return False
+        record = pool.index.inode_or_miss(opened.ino)
+        if record is None:
+            return False
+        if closing.tid <= 0 and is_temporary(record.name):
+            return False  # whoever wrote it renames it, or nobody reads it
+        return not self._is_settled(opened, State(record.state))
+
+    def _is_settled(self, opened: OpenInode, state: State) -> bool:
+        """Whether it was whole before and nothing was written since: renamed, or only opened."""
+        if state not in (State.RENAMED, State.REWRITE):
+            return False
+        record = self._pool.index.inode_or_miss(opened.ino)
+        return record is not None and is_as_recorded(self._pool.syscalls.fstat(opened.fd), record)
+
+    def tick(self, now_s: float) -> None:
+        """Carry out the closes of which is known by now what they are."""
+        if not self._doubts:
+            return
+        waiting: list[_Doubt] = []
+        asked = 0
+        for doubt in self._doubts:
+            opened = doubt.opened
+            if asked < _QUESTIONS_MAX and self._is_to_be_asked(doubt):
+                doubt.question = self._ask(doubt, now_s)
+            fate = None if doubt.question is None else doubt.question.fate
+            asked += doubt.question is not None and fate is None
+            if opened.torn or opened.gone is not None or self._is_vouched_for(opened, fate):
+                self._finish(opened)
+            elif fate is Fate.KILLED:
+                opened.torn = True
+                self._finish(opened)
+            elif now_s < doubt.until_s or self._has_another_writer(opened):
+                waiting.append(doubt)
+            else:
+                self._tear(doubt)
+        self._doubts = waiting
+
+    def _is_to_be_asked(self, doubt: _Doubt) -> bool:
+        """Whether nobody asked yet, or there was no descriptor to find out."""
+        if doubt.question is None:
+            return True
+        return doubt.question.fate is Fate.UNKNOWN and doubt.closing.tid > 0
+
+    def _ask(self, doubt: _Doubt, now_s: float) -> Question | None:
+        closing = doubt.closing
+        if closing.tid <= 0:
+            return Question(Fate.UNKNOWN)
+        closer = closing.closer
+        if closer == NOBODY:
+            closer = self._pool.holdings.makers.of(
+                closing.tid, now_s
+            )  # there may be a descriptor now
+        return None if closer == NOBODY else self._pool.holdings.makers.ask(closer)
+
+    def _is_vouched_for(self, opened: OpenInode, fate: Fate | None) -> bool:
+        if fate in (Fate.LIVES, Fate.EXITED):
+            return True
+        try:
+            return self._is_renamed(opened)
+        except OSError:
+            return False
+
+    def _is_renamed(self, opened: OpenInode) -> bool:
+        """Whether it was renamed, and not written since, as far as that can be told."""
+        record = self._pool.index.inode_or_miss(opened.ino)
+        if record is None:
+            return True
+        if record.state == State.RENAMED:
+            return self._is_settled(opened, State.RENAMED)
+        return opened.renamed
+
+    def _has_another_writer(self, opened: OpenInode) -> bool:
+        return opened.writers > sum(doubt.opened is opened for doubt in self._doubts)
+
+    def _tear(self, doubt: _Doubt) -> None:
+        doubt.opened.torn = True
+        self.unproven += 1
+        self._finish(doubt.opened)
+
+    def close(self) -> None:
+        """Carry out all: the pool stops, and what nobody vouches for now is torn."""
+        now_s = self._pool.monotonic_s()
+        until_s = now_s + _STOP_WAIT_S
+        for doubt in self._doubts:
+            if doubt.question is None:
+                doubt.question = self._ask(doubt, now_s)
+        for doubt in self._doubts:
+            if doubt.question is not None:
+                doubt.question.wait(until_s - self._pool.monotonic_s())
+            doubt.until_s = now_s
+        self.tick(now_s)
+        while self._doubts:  # somebody else still writes
+            self._tear(self._doubts.pop())

@@ -1,0 +1,71 @@
+"""Closes of last writers, and those that the index could not be told of yet.
+
+Who closes cannot be told of a failure (close(2) is answered before), and a whole block is not to be
+lost to one failed write: it is tried again, and dismissed in the end.
+"""
+
+import logging
+from collections import deque
+from typing import Final
+
+from kvfs.core.errors import KvfsError
+from kvfs.core.types import InodeNo
+from kvfs.engine.blocks.publishing import Publishing
+from kvfs.engine.rewrite.old_versions import OldVersions
+from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.pool import Pool
+
+_log: Final = logging.getLogger(__name__)
+#: A block that so many ticks in a row could not publish (two seconds) is given up.
+_PUBLISH_TRIES: Final = 100
+
+
+class LastCloses:
+    """Carries out closes of writers; the last of an inode publishes."""
+
+    def __init__(self, pool: Pool, publishing: Publishing, old: OldVersions) -> None:
+        self._pool = pool
+        self._publishing = publishing
+        self._old = old
+        #: Not published yet, and how often that was tried. The writer's handle stays counted, so
+        #: that the extent goes on telling the truth.
+        self._untold: deque[tuple[OpenInode, int]] = deque()
+
+    def close(self, opened: OpenInode) -> None:
+        """Give one writer's handle back."""
+        if opened.writers == 1 and not self._pool.settings.read_only:
+            try:
+                self._publishing.publish(opened)
+            except (KvfsError, OSError) as error:
+                _log.warning("inode %#x is not published yet: %s", opened.ino, error)
+                self._untold.append((opened, 1))
+                return
+            if opened.ino in self._old:
+                self._old.end(opened.ino)
+        self._pool.leave(opened, writer=True)
+
+    def settle(self) -> None:
+        """Try again to publish the blocks that could not be, up to one that still cannot."""
+        while self._untold:
+            opened, tries = self._untold.popleft()
+            try:
+                if opened.writers == 1:  # else the next close publishes
+                    self._publishing.publish(opened)
+            except (KvfsError, OSError) as error:
+                if tries < _PUBLISH_TRIES or not self._publishing.dismiss(opened, error):
+                    self._untold.append((opened, tries + 1))
+                    return
+            self._pool.leave(opened, writer=True)
+
+    def forget_all(self) -> set[InodeNo]:
+        """Return the inodes that all writers have closed; the stop closes each once more."""
+        closed = {opened.ino for opened, _ in self._untold if opened.writers == 1}
+        self._untold.clear()
+        return closed
+
+    def end(self) -> bool:
+        """Give up what could not be published; False if there was any."""
+        settled = not self._untold
+        while self._untold:
+            self._pool.leave(self._untold.popleft()[0], writer=True)
+        return settled

@@ -1,0 +1,376 @@
+"""The two ends of writing: a block opens for its writers, and becomes what they left.
+
+What a close means is the table's business (lifecycle.py); here its answer is carried out: one
+index transaction, or the name goes.
+"""
+
+import contextlib
+import logging
+import stat
+from collections.abc import Callable
+from typing import Final
+
+from kvfs.core.errors import KvfsError
+from kvfs.core.lifecycle import (
+    HELD,
+    IDENTIFIED,
+    LEASES,
+    TABLE,
+    UNFINISHED,
+    Event,
+    State,
+    after,
+    is_temporary,
+)
+from kvfs.core.types import InodeNo, InodeRecord, round_up
+from kvfs.engine.blocks.doubts import Closing
+from kvfs.engine.names.namespace import Namespace
+from kvfs.machine.process_ends import Fate
+from kvfs.machine.processes import NOBODY, Maker
+from kvfs.pool import ranks
+from kvfs.pool.measure import measured, not_before
+from kvfs.pool.name_room import empty_names_too_many
+from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.pool import Pool
+
+_log: Final = logging.getLogger(__name__)
+
+#: Whose bytes may lie where others lay before, and not be on the device yet.
+_IN_PLACE: Final = frozenset({State.SLAB, State.REWRITE})
+
+#: Told (parent, name) when kvfs itself took a name away: the kernel must hear of it.
+Vanished = Callable[[InodeNo, bytes], None]
+
+
+def _tell_nobody(_parent: InodeNo, _name: bytes) -> None:
+    """Stand in while no kernel listens."""
+
+
+class Publishing:
+    """Begins and ends the writing of blocks."""
+
+    def __init__(self, pool: Pool, namespace: Namespace) -> None:
+        self._pool = pool
+        self._namespace = namespace
+        self._identities = pool.identities
+        self.vanished: Vanished = _tell_nobody
+        self.torn = 0
+
+    def show_drafts_anew(self) -> None:
+        """Who may see them changed: the kernel keeps names of drafts that all could see."""
+        for ino in self._pool.open_inodes.written:
+            record = self._pool.index.inode_or_miss(ino)
+            if record is not None and record.state in UNFINISHED:
+                self.vanished(record.parent, record.name)
+
+    # ---- beginning ----
+
+    def begin(self, opened: OpenInode, record: InodeRecord, maker: Maker, *, appends: bool) -> None:
+        """A writer opened the block *record*, the first or one more. Raises NoSpace, OSError.
+
+        The extent must tell the record's times, since it is the truth while writers live. A final
+        block is marked as being rewritten: after a crash its record would be a guess, and after
+        a power loss nothing would tell its old bytes from its new ones.
+        """
+        pool = self._pool
+        state = State(record.state)
+        appends = appends or record.size_bytes == 0
+        if opened.writers > 1:
+            opened.appended_only = opened.appended_only and appends
+            if state is not State.RENAMED or opened.gone is not None:
+                return
+            opened.appended_only = False
+        else:
+            opened.unfinished = state in UNFINISHED  # also if the rest fails: no empty block
+            pool.syscalls.utime(opened.fd, ns=(record.atime_ns, record.mtime_ns))
+            # A time that was looked at is not given to the next write, too (multigrain
+            # timestamps, Linux 6.13): what is written now is told from what is not.
+            pool.syscalls.fstat(opened.fd)
+            opened.maker = maker
+            opened.appended_only = appends
+        opened.before = State.PUBLISHED if state is State.RENAMED else state
+        if opened.writers == 1:
+            opened.renamed = opened.torn = False
+        if state in UNFINISHED:
+            return
+        if opened.gone is not None:  # a power loss may bring its name back
+            opened.identity_lingers = self._identities.withdraw_now(opened.ino)
+            return
+        reopened = after(state, Event.REOPEN)
+        # Also a slab whose state stays: a start after a kill measures what was open for writing.
+        with pool.change(pool.counters, begun=opened.ino) as txn:
+            if reopened is State.REWRITE:
+                txn.put_inode(opened.ino, record._replace(state=State.REWRITE))
+        if reopened is State.REWRITE:
+            opened.unfinished = True
+            pool.holdings.drop(opened.ino)
+            ranks.note(pool, opened.ino, record._replace(state=State.REWRITE))
+        may_linger = reopened is State.REWRITE or self._was_identified(opened.ino)
+        opened.identity_lingers = may_linger and self._identities.withdraw_now(opened.ino)
+
+    def _was_identified(self, ino: InodeNo) -> bool:
+        """Whether a slab may have been a final block a moment ago, or when the last server died."""
+        return self._identities.was_identified(ino) or ino < self._pool.numbers.first
+
+    def must_forget(self, opened: OpenInode) -> bool:
+        """Whether old bytes may be overwritten that the device still calls whole.
+
+        What is only appended to has another size then, which a rebuild sees.
+        """
+        return opened.identity_lingers and not opened.appended_only
+
+    def forget_durably(self, opened: OpenInode) -> None:
+        """Wait until the device has no identity of *opened*; in a thread. Raises OSError."""
+        self._pool.syscalls.fsync(opened.fd)
+        opened.identity_lingers = False
+        self._identities.forgotten(opened.ino)
+
+    def allocate_ahead(self, ino: InodeNo) -> None:
+        """Space was allocated ahead of bytes (fallocate, truncate up): it is a slab in the making.
+
+        Raises NoSpace.
+        """
+        opened = self._pool.open_inodes.get(ino)
+        if opened is not None and opened.gone is not None:
+            return
+        record = self._namespace.record(ino)
+        state = State(record.state)
+        if opened is not None and state is State.REWRITE:
+            opened.appended_only = False
+            if opened.before is State.SPENT or not record.size_bytes:
+                state = opened.before  # no bytes of a whole are at stake
+        state = after(state, Event.ALLOCATE)
+        if state == record.state:
+            return
+        if opened is not None:
+            opened.unfinished = state is State.SLAB_DRAFT
+        if opened is not None and opened.writers:
+            maker = opened.maker
+            record = record._replace(maker_tgid=maker.tgid, maker_birth=maker.birth)
+        record = record._replace(state=state)
+        with self._pool.index.write() as txn:
+            txn.put_inode(ino, record)
+        self._identities.withdraw(ino)
+        if opened is None or not opened.writers:  # what follows may fail before its close tells
+            self._pool.holdings.note(ino, record, self._pool.monotonic_s())
+            ranks.note(self._pool, ino, record)
+
+    def touched(self, ino: InodeNo, record: InodeRecord) -> InodeRecord:
+        """Emptying what is empty is a change, too (open(2)): return *record* with its times."""
+        pool = self._pool
+        now_ns, sequence = pool.clock_ns(), pool.next_sequence()
+        record = record._replace(mtime_ns=now_ns, ctime_ns=now_ns, sequence=sequence)
+        with pool.change(pool.counters._replace(sequence=sequence)) as txn:
+            txn.put_inode(ino, record)
+        self._identities.write(ino, record)
+        return record
+
+    # ---- ending ----
+
+    def look_at_closer(self, opened: OpenInode, tid: int) -> Closing | None:
+        """A descriptor of a writer is being closed by thread *tid*: is it dying of a signal?
+
+        A FLUSH is no commit: dup2, fork and exec send it in the middle of a write. Returns what
+        the RELEASE needs to know of it, None if nothing is at stake. Raises OSError.
+        """
+        if not opened.unfinished or opened.torn or opened.fd < 0:
+            return None
+        pool = self._pool
+        fate = pool.holdings.makers.fate_of(tid)
+        if fate is Fate.KILLED:
+            opened.torn = True
+            return None
+        now_s = pool.monotonic_s()
+        status = pool.syscalls.fstat(opened.fd)
+        opened.flushed_as = (status.st_size, status.st_mtime_ns)
+        closer = pool.holdings.makers.of(tid, now_s)
+        return Closing(tid, closer, fate, now_s, status.st_size, status.st_mtime_ns)
+
+    def never_closed(self, opened: OpenInode, tid: int) -> Closing:
+        """Return what is known of a handle that thread *tid* opened and nobody closed.
+
+        Such a file was never a descriptor (io_uring), or its opener died in open(2).
+        """
+        pool, maker = self._pool, opened.maker
+        fate = Fate.LIVES if tid > 0 else Fate.UNKNOWN
+        if maker == NOBODY and not pool.holdings.makers.is_kernel_thread(tid):
+            fate = Fate.UNKNOWN
+        return Closing(tid, maker, fate, pool.monotonic_s(), -1, 0)
+
+    def publish(self, opened: OpenInode) -> None:
+        """Tell the index what the last writer left. Raises NoSpace when the index is full."""
+        pool = self._pool
+        if opened.fd < 0:
+            return  # the open failed: nothing was written, nor marked
+        before = self._namespace.record(opened.ino)
+        record = measured(pool.syscalls, opened, before)
+        written = record is not before
+        allocated_bytes = pool.extents.allocated_bytes(opened.fd)
+        if allocated_bytes > round_up(record.size_bytes) and before.state != State.SLAB_DRAFT:
+            allocated_bytes = pool.extents.trim(opened.fd, record.size_bytes)
+        if opened.created_in and allocated_bytes < record.size_bytes:
+            allocated_bytes = self._trim_holes(opened, before, record, allocated_bytes)
+        pool.note_allocated(opened, allocated_bytes)
+        if opened.gone is not None:
+            if before.state == State.REWRITE and not written:  # whole, for who looked before
+                record = record._replace(state=opened.before)
+            opened.gone = record
+            opened.unfinished = False
+            return
+        closed = before._replace(allocated_bytes=allocated_bytes)
+        state = self._closed(opened, closed, written=written)
+        if state is State.GONE:
+            self._drop_torn(opened, record)
+            opened.unfinished = False
+            return
+        same = state == opened.before == before.state and not written
+        if not same or allocated_bytes != before.allocated_bytes:
+            owned = self._owned(opened, not_before(before, record), state, written=written)
+            self._record(opened, before, owned, allocated_bytes)
+        # Only now: until it is published another writer's death tears it.
+        opened.unfinished = opened.torn = opened.renamed = False
+
+    def _trim_holes(
+        self, opened: OpenInode, before: InodeRecord, record: InodeRecord, allocated_bytes: int
+    ) -> int:
+        """Give back the reserve of a draft that was written here and there; return what it holds.
+
+        Not of a slab, which asked for it; nor while somebody maps the extent, who may write yet,
+        or where nobody can tell. The block is whole without it.
+        """
+        extents = self._pool.extents
+        if before.state == State.SLAB_DRAFT:
+            return allocated_bytes
+        with contextlib.suppress(OSError):
+            if not extents.in_use(opened.fd):
+                extents.trim_holes(opened.fd, record.size_bytes)
+        return extents.allocated_bytes(opened.fd)
+
+    def _closed(self, opened: OpenInode, record: InodeRecord, *, written: bool) -> State:
+        """Return what the last writable close makes of the block with *record*."""
+        state = State(record.state)
+        if opened.torn and (written or opened.outlives or state in UNFINISHED):
+            state = after(state, Event.TEAR)
+        if state is State.REWRITE and not written:
+            state = opened.before
+        elif state is State.REWRITE and opened.appended_only and opened.before in IDENTIFIED:
+            state = after(state, Event.EXTEND)
+        elif Event.CLOSE in TABLE[state].on:  # else the open failed before it began
+            state = after(state, Event.CLOSE)
+        if opened.renamed and state is not State.GONE:
+            return after(state, Event.RENAME)
+        due = state in LEASES and (written or state is not opened.before)
+        # As if it were nobody's already. Not an orphan, which goes first: its rename may follow.
+        return state if not due or self._gets_lease(record) else after(state, Event.MAKER_DIED)
+
+    def _gets_lease(self, record: InodeRecord) -> bool:
+        """Whether the block with *record* belongs to its writer once it is closed."""
+        pool = self._pool
+        if not pool.policies.of(record.parent).leases and not is_temporary(record.name):
+            return False
+        if not record.allocated_bytes and empty_names_too_many(pool):
+            return False
+        return pool.holdings.leases.gives(record.uid, record.allocated_bytes)
+
+    def _owned(
+        self, opened: OpenInode, record: InodeRecord, state: State, *, written: bool
+    ) -> InodeRecord:
+        """Return *record* in *state*, with the maker it belongs to from now on."""
+        looked = not written or opened.maker == NOBODY
+        if state == opened.before and state in HELD and looked:
+            return record._replace(state=state)  # who only looked does not take it over
+        maker = opened.maker if state in HELD else NOBODY
+        return record._replace(state=state, maker_tgid=maker.tgid, maker_birth=maker.birth)
+
+    def _record(
+        self,
+        opened: OpenInode,
+        before: InodeRecord,
+        record: InodeRecord,
+        allocated_bytes: int,
+    ) -> None:
+        pool = self._pool
+        record = record._replace(allocated_bytes=allocated_bytes, sequence=pool.next_sequence())
+        growth_bytes = allocated_bytes - before.allocated_bytes
+        counters = pool.counters._replace(
+            used_bytes=pool.counters.used_bytes + growth_bytes, sequence=record.sequence
+        )
+        # One that lasts is still to come: the rename, or the next tick.
+        lasting = before.state not in UNFINISHED or not is_temporary(record.name)
+        with pool.change(counters, finished=opened.ino, lasting=lasting) as txn:
+            txn.put_inode(opened.ino, record)
+        pool.space.extra_bytes -= growth_bytes
+        written = (before.size_bytes, before.mtime_ns) != (record.size_bytes, record.mtime_ns)
+        in_place = written and before.state in _IN_PLACE and not opened.appended_only
+        self._identities.write(opened.ino, record, overwritten=in_place)
+        opened.identity_lingers = False
+        pool.holdings.note(opened.ino, record, pool.monotonic_s())
+        ranks.note(pool, opened.ino, record)
+        if opened.created_in:
+            # A sparse file of a terabyte does not ask for a terabyte the next time.
+            size_bytes = min(record.size_bytes, allocated_bytes)
+            pool.ready.demand.note_published(opened.created_in, size_bytes, pool.monotonic_s())
+            opened.created_in = InodeNo(0)
+
+    def _drop_torn(self, opened: OpenInode, record: InodeRecord) -> None:
+        """Take the name of a block whose writer died in the middle: never wrong, so a miss."""
+        self._namespace.unlink(record.parent, record.name)
+        if opened.gone is not None:  # who has it open reads on to where the writer came
+            opened.gone = record._replace(ctime_ns=opened.gone.ctime_ns)
+        self.torn += 1
+        self.vanished(record.parent, record.name)
+
+    def dismiss(self, opened: OpenInode, error: Exception) -> bool:
+        """Take the name of a block whose bytes are gone: a miss, not an error on a name that stays.
+
+        False if that fails, too.
+        """
+        if opened.gone is None:
+            record = self._namespace.record(opened.ino)
+            try:
+                self._namespace.unlink(record.parent, record.name)
+            except (KvfsError, OSError):
+                return False
+            self.vanished(record.parent, record.name)
+        self._pool.dismissed += 1
+        _log.error("inode %#x dismissed: %s", opened.ino, error)
+        return True
+
+    def dismiss_lost(self, ino: InodeNo) -> bool:
+        """Take the name of block *ino*, open or not, whose bytes the device lost.
+
+        False if there is none. Raises NoSpace, OSError.
+        """
+        record = self._pool.index.inode_or_miss(ino)
+        if record is None or not stat.S_ISREG(record.mode):
+            return False
+        self._namespace.unlink(record.parent, record.name)
+        self.vanished(record.parent, record.name)
+        self._pool.dismissed += 1
+        return True
+
+    def lose_maker(self, ino: InodeNo) -> bool:
+        """The process that *ino* belonged to is gone: the block is everybody's, or nobody's.
+
+        False if that cannot be told now.
+        """
+        pool = self._pool
+        record = pool.index.inode_or_miss(ino)
+        if record is None or record.state not in HELD:
+            pool.holdings.drop(ino)
+            return True
+        if ino in pool.open_inodes and pool.open_inodes[ino].writers:
+            return False  # a slab in use, or one whose last close says what it is
+        state = after(State(record.state), Event.MAKER_DIED)
+        if record.state == State.LEASED and is_temporary(record.name):
+            state = State.ORPHAN
+        record = record._replace(state=state, maker_tgid=0, maker_birth=0)
+        try:
+            with pool.index.write() as txn:
+                txn.put_inode(ino, record)
+        except (KvfsError, OSError) as error:
+            _log.warning("inode %#x keeps its lease: %s", ino, error)
+            return False
+        pool.holdings.note(ino, record, pool.monotonic_s())
+        ranks.note(pool, ino, record)
+        return True

@@ -1,0 +1,1 @@
+"""Which blocks go, whether they may, and their end."""

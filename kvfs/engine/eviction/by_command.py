@@ -1,0 +1,282 @@
+"""Eviction that an operator asks for: which blocks, in which order, and what became of each.
+
+In small steps, since requests are answered between them; nothing is read in one that the next one
+believes without looking again.
+"""
+
+import heapq
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from kvfs.core.errors import Damaged, PathMissing, UsageError
+from kvfs.core.eviction_policy import BURST_BITS
+from kvfs.core.printable import printable
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.engine.eviction.eligibility import obstacle
+from kvfs.engine.eviction.reclaim import Reclaim
+from kvfs.engine.names.namespace import Namespace
+from kvfs.engine.recovery.state_totals import gone_totals
+from kvfs.pool.pool import Pool
+from kvfs.pool.ranks import rank_of
+
+#: Names looked at, and blocks taken, in one step: a millisecond or two.
+_LOOKED_AT: Final = 256
+_TAKEN: Final = 32
+_NS: Final = 1_000_000_000
+#: What the pool's policy is asked for in one step.
+_AT_ONCE_BYTES: Final = 256 << 20
+#: Steps that gave nothing after which no more is expected: a scan takes some of them.
+_VAIN_MAX: Final = 200
+#: Why a block stays, beside what eligibility.py says.
+_NO_FILE: Final = "not a file"
+_IN_USE: Final = "in use meanwhile"
+_REMOVED: Final = "removed, still used"
+_UNKNOWN: Final = "last use not known"
+
+
+class Order(NamedTuple):
+    """What to evict; paths are below the mountpoint, "" is all of it."""
+
+    paths: tuple[str, ...]
+    size_bytes: int | None = None
+    """Only so much, what was not used for longest first; None: all that the rest names."""
+    older_than_s: float | None = None
+    """Only what was used last longer ago: stored, renamed, told to be warm (utime), looked up,
+    opened."""
+    dry_run: bool = False
+
+
+class Progress:
+    """How far it is; ``kept`` counts the blocks that stay by the reason, and their bytes."""
+
+    def __init__(self) -> None:
+        self.looked_at = 0
+        self.found_blocks = 0
+        self.found_bytes = 0
+        self.blocks = 0
+        self.bytes = 0
+        self.kept: Counter[str] = Counter()
+        self.kept_bytes: Counter[str] = Counter()
+
+    def keep(self, why: str, size_bytes: int) -> None:
+        """Count a block that stays."""
+        self.kept[why] += 1
+        self.kept_bytes[why] += size_bytes
+
+    def shown(self) -> dict[str, object]:
+        """Return it JSON-ready."""
+        return {**vars(self), "kept": dict(self.kept), "kept_bytes": dict(self.kept_bytes)}
+
+
+class _Found(NamedTuple):
+    """A block that may go: the tuple's order is the order of going."""
+
+    rank: int
+    burst: int
+    younger_first: int
+    ino: InodeNo
+    allocated_bytes: int
+
+
+def find(pool: Pool, namespace: Namespace, path: str) -> InodeNo:
+    """Return the inode at *path* below the mountpoint. Raises PathMissing."""
+    ino = ROOT_INODE
+    for name in filter(None, path.split("/")):
+        found = None
+        try:
+            if stat.S_ISDIR(namespace.record(ino).mode):
+                found = pool.index.lookup(ino, name.encode(errors="surrogateescape"))
+        except Damaged:
+            found = None
+        if found is None:
+            raise PathMissing(f"there is no {printable(path)} on this mount")
+        ino = found
+    return ino
+
+
+def carry_out(
+    pool: Pool, namespace: Namespace, reclaim: Reclaim, order: Order, progress: Progress
+) -> Iterator[None]:
+    """Evict as *order* says, a step at a time. Raises PathMissing, UsageError."""
+    if order.size_bytes is not None and order.size_bytes <= 0:
+        raise UsageError("give more than 0 bytes")
+    if order.size_bytes is not None and "" in order.paths and not _is_particular(order):
+        yield from _by_policy(pool, reclaim, order.size_bytes, progress)
+        if progress.bytes < order.size_bytes:
+            yield from _tell_what_stays(pool, order, progress)
+        return
+    candidates = _candidates(pool, namespace, order, progress)
+    if order.size_bytes is None:
+        yield from _take(reclaim, candidates, order, progress)
+        return
+    coldest = _Coldest(order.size_bytes)
+    for one in candidates:
+        if one is None:
+            yield
+        else:
+            coldest.add(one)
+    yield from _take(reclaim, coldest.in_order(), order, progress)
+
+
+def _is_particular(order: Order) -> bool:
+    """Whether *order* wants more than so many bytes of whatever the pool's policy names."""
+    return order.older_than_s is not None or order.dry_run
+
+
+def _by_policy(pool: Pool, reclaim: Reclaim, size_bytes: int, progress: Progress) -> Iterator[None]:
+    """Evict what the pool's own policy names, as for a writer that needs the space."""
+    blocks, taken_bytes = reclaim.evicted_blocks, reclaim.evicted_bytes
+    progress.found_bytes = pool.evictable_bytes
+    vain = 0
+    while progress.bytes < size_bytes and vain < _VAIN_MAX:
+        before = progress.bytes
+        reclaim.evict(min(size_bytes - progress.bytes, _AT_ONCE_BYTES))
+        progress.blocks = reclaim.evicted_blocks - blocks
+        progress.bytes = reclaim.evicted_bytes - taken_bytes
+        vain = 0 if progress.bytes > before or reclaim.planning else vain + 1
+        yield
+
+
+def _tell_what_stays(pool: Pool, order: Order, progress: Progress) -> Iterator[None]:
+    """Count what the policy left, by the reason; the policy itself never looks at most of it."""
+    for ino in _below(pool, ROOT_INODE):
+        if ino == 0:
+            yield
+        else:
+            progress.looked_at += 1
+            _look(pool, ino, order, progress, None)
+    gone = gone_totals(pool)
+    if gone["blocks"]:
+        progress.kept[_REMOVED] += gone["blocks"]
+        progress.kept_bytes[_REMOVED] += gone["bytes"]
+
+
+def _candidates(
+    pool: Pool, namespace: Namespace, order: Order, progress: Progress
+) -> Iterator["_Found | None"]:
+    """Yield what may go, and None after every step."""
+    paths = {path.strip("/") for path in order.paths}
+    outermost = [path for path in paths if not any(_is_below(path, other) for other in paths)]
+    cutoff_ns = None
+    if order.older_than_s is not None:
+        now_ns = pool.clock_ns()
+        pool.heat.mark(now_ns)  # what was touched until now came before what follows
+        cutoff_ns = now_ns - int(order.older_than_s * _NS)
+    for root in [find(pool, namespace, path) for path in sorted(outermost)]:
+        for ino in _below(pool, root):
+            if ino == 0:
+                yield None
+                continue
+            progress.looked_at += 1
+            one = _look(pool, ino, order, progress, cutoff_ns)
+            if one is not None:
+                progress.found_blocks += 1
+                progress.found_bytes += one.allocated_bytes
+                yield one
+
+
+def _is_below(path: str, other: str) -> bool:
+    return path != other and (other == "" or path.startswith(f"{other}/"))
+
+
+class _Coldest:
+    """The blocks that go first, of so many bytes; the warmest make room for colder ones."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._held_bytes = 0
+        #: A heap of negated orders: its top is the last to go.
+        self._heap: list[tuple[tuple[int, int, int], _Found]] = []
+
+    def add(self, one: "_Found") -> None:
+        heapq.heappush(self._heap, ((-one.rank, -one.burst, -one.younger_first), one))
+        self._held_bytes += one.allocated_bytes
+        while self._held_bytes - self._heap[0][1].allocated_bytes >= self._size_bytes:
+            self._held_bytes -= heapq.heappop(self._heap)[1].allocated_bytes
+
+    def in_order(self) -> list["_Found | None"]:
+        return sorted(one for _, one in self._heap)  # type: ignore[return-value]
+
+
+def _take(
+    reclaim: Reclaim, candidates: Iterable["_Found | None"], order: Order, progress: Progress
+) -> Iterator[None]:
+    """Evict them in batches; a None passes a step's end on."""
+    batch: list[_Found] = []
+    for one in candidates:
+        if one is not None:
+            batch.append(one)
+        if len(batch) == _TAKEN or (one is None and batch):
+            _take_batch(reclaim, batch, order, progress)
+            batch = []
+            yield
+        elif one is None:
+            yield
+    if batch:
+        _take_batch(reclaim, batch, order, progress)
+
+
+def _take_batch(reclaim: Reclaim, batch: list["_Found"], order: Order, progress: Progress) -> None:
+    if order.dry_run:
+        progress.blocks += len(batch)
+        progress.bytes += sum(one.allocated_bytes for one in batch)
+        return
+    inos = [one.ino for one in batch]
+    blocks, size_bytes = reclaim.take(inos, open_too=order.size_bytes is None)
+    progress.blocks += blocks
+    progress.bytes += size_bytes
+    if blocks < len(batch):
+        left_bytes = max(0, sum(one.allocated_bytes for one in batch) - size_bytes)
+        progress.kept[_IN_USE] += len(batch) - blocks
+        progress.kept_bytes[_IN_USE] += left_bytes
+
+
+def _below(pool: Pool, root: InodeNo) -> Iterator[InodeNo]:
+    """Yield each file at or below *root*, and 0 after every step."""
+    waiting = [root]
+    while waiting:
+        at, after = waiting.pop(), InodeNo(0)
+        record = pool.index.inode_or_miss(at)
+        if record is None:
+            continue
+        if not stat.S_ISDIR(record.mode):
+            yield at
+            continue
+        while children := pool.index.children(at, after, _LOOKED_AT):
+            after = children[-1][0]
+            for ino, _ in children:
+                child = pool.index.inode_or_miss(ino)
+                if child is not None and stat.S_ISDIR(child.mode):
+                    waiting.append(ino)
+                elif child is not None and stat.S_ISREG(child.mode):
+                    yield ino
+            yield InodeNo(0)
+
+
+def _look(
+    pool: Pool, ino: InodeNo, order: Order, progress: Progress, cutoff_ns: int | None
+) -> _Found | None:
+    """Return block *ino* for the list, or count why it stays; used since *cutoff_ns*, neither."""
+    record = pool.index.inode_or_miss(ino)
+    if record is None:
+        return None
+    if not stat.S_ISREG(record.mode):  # named itself: below a directory only files are looked at
+        progress.keep(_NO_FILE, record.allocated_bytes)
+        return None
+    if cutoff_ns is not None and max(record.atime_ns, record.mtime_ns, record.ctime_ns) > cutoff_ns:
+        return None
+    why = obstacle(pool, ino, record, open_too=order.size_bytes is None)
+    if why is None and cutoff_ns is not None:
+        used = pool.heat.used_since(ino, cutoff_ns)
+        if used:
+            return None
+        if used is None:
+            why = _UNKNOWN
+    if why is not None:
+        progress.keep(why, record.allocated_bytes)
+        return None
+    rank = rank_of(record, pool.policies.of(record.parent).evict)
+    burst = pool.heat.touched(ino) >> BURST_BITS
+    return _Found(rank, burst, -ino, ino, record.allocated_bytes)

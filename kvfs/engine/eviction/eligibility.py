@@ -1,0 +1,80 @@
+"""Whether a block may go now: what the policy named is looked at again, on the loop's thread."""
+
+import stat
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from kvfs.core.errors import Damaged
+from kvfs.core.eviction_policy import Rank
+from kvfs.core.lifecycle import State, label
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.pool import ranks
+from kvfs.pool.pool import Pool
+
+#: What connectors hang on a block's name for its metadata, or put in place of its suffix: LMCache
+#: GDS (K.kvcache.safetensors.metadata), Mooncake (K.bucket, K.meta).
+_ADDED: Final = (b".metadata", b".meta")
+_SWAPPED: Final = (b".meta",)
+
+
+class Verdict(NamedTuple):
+    """What became of a victim: its record if its name may go; *used*: its space would not, yet."""
+
+    record: InodeRecord | None
+    used: bool = False
+
+
+_NO: Final = Verdict(None)
+
+
+def look_at(pool: Pool, ino: InodeNo) -> Verdict:
+    """Say whether block *ino* may be evicted now, and whether somebody reads or maps it."""
+    record = pool.index.inode_or_miss(ino)
+    if record is None or not stat.S_ISREG(record.mode):
+        pool.heat.drop(ino)
+        return _NO
+    parent = pool.index.inode_or_miss(record.parent)
+    if parent is None or not stat.S_ISDIR(parent.mode):
+        # Nobody can count its name out of there, and the batch it is in would fail: fsck decides.
+        ranks.keep(pool, ino, record)
+        return _NO
+    why = obstacle(pool, ino, record, open_too=False)
+    if why is None:
+        return Verdict(record)
+    opened = pool.open_inodes.get(ino)
+    is_read = why == "mapped" or (opened is not None and not opened.writers)
+    return Verdict(record, used=True) if is_read and why in ("open", "mapped") else _NO
+
+
+def obstacle(pool: Pool, ino: InodeNo, record: InodeRecord, *, open_too: bool) -> str | None:
+    """Return why the block with *record* may not go, in a word or two; None if it may."""
+    policy = pool.policies.of(record.parent)
+    if ranks.rank_of(record, policy.evict) is Rank.NEVER:
+        ranks.note(pool, ino, record)
+        return label(State(record.state))
+    if (why := ranks.why_kept(pool, ino, policy)) is not None:
+        ranks.note(pool, ino, record)  # it may have been set just now
+        if pool.heat.held_as(ino, Rank.KEPT) is not None:
+            return why
+    opened = pool.open_inodes.get(ino)
+    if opened is not None:
+        return None if open_too and not opened.writers else "open"
+    return None if open_too or not pool.extents.is_used(ino) else "mapped"
+
+
+def sidecars_of(pool: Pool, record: InodeRecord) -> Iterator[InodeNo]:
+    """Yield the small files beside block *record* that are of no use without it."""
+    if record.size_bytes < ranks.SMALL_BYTES:
+        return
+    stem, dot, _ = record.name.rpartition(b".")
+    names = [record.name + suffix for suffix in _ADDED]
+    if dot and stem:
+        names += [stem + suffix for suffix in _SWAPPED]
+    for name in names:
+        try:
+            ino = pool.index.lookup(record.parent, name)
+            beside = None if ino is None else pool.index.inode(ino)
+        except Damaged:
+            continue
+        if ino is not None and beside is not None and beside.size_bytes < ranks.SMALL_BYTES:
+            yield ino

@@ -1,0 +1,296 @@
+"""Eviction carried out: which blocks were named by the policy, which of them may go, and their end.
+
+The plan is a hint (``Victims``). Carrying it out looks at each victim again, takes the names of a
+batch in one index transaction, and only what is needed goes. All of it runs on the loop's thread.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvfs.core.errors import Damaged, KvfsError
+from kvfs.core.eviction_policy import EVICTABLE, Columns
+from kvfs.core.inode_rules import counted, emptied
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.engine.eviction.eligibility import look_at, sidecars_of
+from kvfs.engine.eviction.heat_scan import HeatScan
+from kvfs.engine.eviction.victims import Victims
+from kvfs.engine.names.namespace import Namespace
+from kvfs.engine.names.tree_change import drop
+from kvfs.pool.pool import Pool
+
+_log: Final = logging.getLogger(__name__)
+
+#: Victims in one index transaction; some 60 us each.
+_BATCH: Final = 32
+#: Names that one call takes at most: 20 ms. Who needs more comes again.
+_CALL_MAX: Final = 256
+_PLAN_MAX: Final = 1024
+#: A plan is forgotten after this: blocks it names may have been used since.
+_PLAN_AGE_S: Final = 1.0
+#: After a search that found nothing no other one begins for so long.
+_BARREN_S: Final = 0.1
+_ROUNDS: Final = 4
+
+Victim = tuple[InodeNo, InodeRecord]
+
+
+def _tell_nobody(_ino: InodeNo) -> None:
+    """Stand in while no data path is there."""
+
+
+class Reclaim:
+    """Makes room by evicting; never more than was asked for."""
+
+    def __init__(self, pool: Pool, namespace: Namespace, heat_scan: HeatScan) -> None:
+        self._pool = pool
+        self._namespace = namespace
+        self._heat_scan = heat_scan
+        #: Told each inode that lost its name.
+        self.unnamed: Callable[[InodeNo], None] = _tell_nobody
+        #: For the kernel: told the name of a block that is still open, or the inode of one that
+        #: is not, with its directory.
+        self.vanished: Callable[[InodeNo, bytes], None] = lambda _parent, _name: None
+        self.died: Callable[[InodeNo, InodeNo], None] = lambda _ino, _parent: None
+        #: Of those refused, what somebody reads (True) or maps: the last resort.
+        self._used: dict[InodeNo, bool] = {}
+        self._victims = Victims(
+            pool, barren_s=_BARREN_S, age_s=_PLAN_AGE_S, forgotten=self._used.clear
+        )
+        self._topping_up = False
+        self.evicted_blocks = 0
+        self.evicted_bytes = 0
+        self.batches = 0
+        self.refusals = 0
+
+    @property
+    def planning(self) -> bool:
+        """Whether the thread looks for blocks that may go."""
+        return self._victims.planning
+
+    @property
+    def hopeful(self) -> bool:
+        """Whether evicting again may give more than it gave a moment ago."""
+        pool = self._pool
+        if self.planning or len(pool.departures):
+            return True
+        if not self._heat_scan.done:
+            return True  # what the pool held at the start is still being looked for
+        return pool.evictable_bytes > 0 and not self._victims.is_barren()
+
+    def tick(self, now_s: float) -> None:
+        """Keep room ahead of the writers."""
+        short_bytes = self._short_bytes(now_s)
+        if short_bytes > 0 and len(self._pool.graves):
+            self._pool.graves.give_way()
+            short_bytes = self._short_bytes(now_s)
+        if short_bytes > 0:
+            self.evict(short_bytes, ahead=True)
+
+    def top_up(self) -> None:
+        """Do the same as soon as no request waits: a draft has just taken its part."""
+        if not self._topping_up and self._short_bytes(self._pool.monotonic_s()) > 0:
+            self._topping_up = True
+            self._pool.background.submit(self._top_up)
+
+    def _top_up(self) -> None:
+        self._topping_up = False
+        now_s = self._pool.monotonic_s()
+        self.tick(now_s)
+        self._pool.departures.hurry(self._pool.headroom.target_bytes(now_s))
+        self._pool.ready.fill()
+
+    def _short_bytes(self, now_s: float) -> int:
+        """Return by how much less is unclaimed than should be; what is leaving already counts."""
+        space = self._pool.space
+        target_bytes = self._pool.headroom.target_bytes(now_s)
+        return target_bytes - space.unclaimed_bytes - space.leaving_bytes
+
+    def evict(self, size_bytes: int, *, ahead: bool = False) -> int:
+        """Evict until *size_bytes* are on their way back; return how many are.
+
+        Fewer when nothing may go, when a plan is being made, or when it takes too many names for
+        one call; and, *ahead* of need, rather than give up a block of more than twice as much.
+        """
+        gone_bytes = count = rounds = 0
+        self._name_again()
+        while gone_bytes < size_bytes and count < _CALL_MAX and rounds < _ROUNDS:
+            batch = self._next_batch(size_bytes - gone_bytes, ahead=ahead)
+            if not batch and ahead and self._victims:
+                break
+            if not batch:
+                rounds += 1
+                if not self._victims.replan(self._choose):
+                    break
+                continue
+            freed_bytes = self._execute(batch)
+            if freed_bytes < 0:
+                break
+            gone_bytes += freed_bytes
+            count += len(batch)
+        return gone_bytes
+
+    def take(self, inos: Sequence[InodeNo], *, open_too: bool) -> tuple[int, int]:
+        """Evict those of *inos* that may go; return how many blocks and bytes went.
+
+        *open_too*: also what somebody reads, whose space comes back after the last reader.
+        """
+        fit = {ino: look_at(self._pool, ino) for ino in inos}
+        batch = [
+            (ino, found.record)
+            for ino, found in fit.items()
+            if found.record is not None and (open_too or not found.used)
+        ]
+        blocks, size_bytes = self.evicted_blocks, self.evicted_bytes
+        if batch:
+            self._execute(batch)
+        return self.evicted_blocks - blocks, self.evicted_bytes - size_bytes
+
+    def search_anew(self) -> None:
+        """Somebody waits: what was found or not a moment ago counts no more."""
+        self._victims.search_anew()
+
+    @property
+    def awaits_users(self) -> bool:
+        """Whether the last users of some blocks would make room by going."""
+        return bool(self._used) or self.promised_bytes > 0
+
+    def users_came_lately(self, lately_s: float) -> bool:
+        """Whether somebody reads a block whose name went within *lately_s*: he may be done soon."""
+        since_ns = self._pool.clock_ns() - int(lately_s * 1e9)
+        return any(
+            opened.gone is not None and not opened.writers and opened.gone.ctime_ns > since_ns
+            for opened in self._pool.open_inodes.values()
+        )
+
+    @property
+    def promised_bytes(self) -> int:
+        """Bytes that come back when those who read blocks without a name close them."""
+        return self._pool.space.lingering_bytes + sum(
+            opened.allocated_bytes
+            for opened in self._pool.open_inodes.values()
+            if opened.gone is not None and not opened.writers
+        )
+
+    def evict_used(self, size_bytes: int) -> None:
+        """Take names of blocks that are open or mapped, for *size_bytes* after their last users.
+
+        Nothing else may go, and somebody waits: from now on they are misses. Who has them reads on.
+        """
+        size_bytes -= self.promised_bytes
+        batch: dict[InodeNo, InodeRecord] = {}
+        while self._used and size_bytes > 0 and len(batch) < _BATCH:
+            ino, _ = self._used.popitem()
+            record, _ = look_at(self._pool, ino)
+            if record is not None:
+                batch[ino] = record
+                size_bytes -= record.allocated_bytes
+        if batch:
+            self._execute(list(batch.items()))
+
+    # ---- the plan ----
+
+    def _name_again(self) -> None:
+        """In a small pool blocks go again at once in their turn whose readers are done.
+
+        There a plan's age is as long as a block's life: the youngest would go instead of them.
+        """
+        pool = self._pool
+        if not self._used or len(pool.heat) > _PLAN_MAX:
+            return
+        done = [ino for ino, read in self._used.items() if read and ino not in pool.open_inodes]
+        for ino in done:
+            del self._used[ino]
+            self._victims.allow(ino)
+        if done:
+            self._victims.drop()
+
+    def _choose(self, columns: Columns, but_not: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        return self._pool.heat.policy.victims(
+            columns,
+            bytes_wanted=self._pool.space.capacity_bytes,  # many of them may be in use
+            count_max=_PLAN_MAX,
+            ranks=EVICTABLE,
+            but_not=but_not,
+        )
+
+    def _next_batch(self, size_bytes: int, *, ahead: bool) -> list[Victim]:
+        """Take victims from the plan that may go now, for *size_bytes*, with their sidecars."""
+        self._victims.drop_if_old()
+        batch: dict[InodeNo, InodeRecord] = {}
+        held_bytes = 0
+        while len(batch) < _BATCH and held_bytes < size_bytes:
+            ino = self._victims.next()
+            if ino is None:
+                break
+            if ino in batch:
+                continue  # beside another one
+            record, used = look_at(self._pool, ino)
+            if record is None or used:
+                self.refusals += 1
+                self._victims.refuse(ino)
+                if used:
+                    self._used[ino] = ino in self._pool.open_inodes
+                continue
+            if ahead and record.allocated_bytes > 2 * (size_bytes - held_bytes):
+                self._victims.put_back(ino)
+                break
+            batch[ino] = record
+            held_bytes += record.allocated_bytes
+            for sidecar in sidecars_of(self._pool, record):
+                beside, used = look_at(self._pool, sidecar)
+                if beside is not None and not used:
+                    batch[sidecar] = beside
+                    held_bytes += beside.allocated_bytes
+        return list(batch.items())
+
+    # ---- carrying it out ----
+
+    def _execute(self, batch: list[Victim]) -> int:
+        """Take the names of *batch*; return the bytes that are on their way back, -1 if it failed.
+
+        Atomic: no checkpoint between the look at the victims and here.
+        """
+        pool = self._pool
+        now_ns = pool.clock_ns()
+        counters = pool.counters
+        parents: dict[InodeNo, InodeRecord] = {}
+        try:
+            for _, record in batch:
+                counters = counted(counters, record, -1)
+                parent = parents.get(record.parent) or self._namespace.directory(record.parent)
+                parents[record.parent] = emptied(parent, record, now_ns)
+            with pool.change(counters) as txn:
+                for ino, record in batch:
+                    drop(txn, pool, ino, record)
+                for directory, directory_record in parents.items():
+                    txn.put_inode(directory, directory_record)
+        except (KvfsError, OSError, Damaged) as error:
+            _log.error("nothing evicted: %s", error)
+            self._victims.rest()
+            return -1
+        self.batches += 1
+        return sum(self._let_go(ino, record, now_ns) for ino, record in batch)
+
+    def _let_go(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> int:
+        """The index has forgotten *ino*: its space comes back, at once or after its last reader."""
+        pool = self._pool
+        pool.heat.evicted(ino)
+        is_open = ino in pool.open_inodes
+        if is_open:
+            self._namespace.bury(ino, record, now_ns)
+        else:
+            pool.holdings.drop(ino)
+            pool.pins.drop(ino)
+            pool.identities.erase(ino, record)
+        self.unnamed(ino)
+        if is_open:
+            self.vanished(record.parent, record.name)
+        else:
+            self.died(ino, record.parent)
+        self.evicted_blocks += 1
+        self.evicted_bytes += record.allocated_bytes
+        return 0 if is_open else record.allocated_bytes

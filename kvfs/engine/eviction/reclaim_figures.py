@@ -1,0 +1,106 @@
+"""What `kvfs status` tells about room: what may go, what may not, and who holds it."""
+
+import stat
+from itertools import islice
+from typing import Any, Final
+
+from kvfs.core.eviction_policy import Rank
+from kvfs.core.lifecycle import State
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.engine.eviction.overrun_watch import Watch
+from kvfs.engine.eviction.reclaim import Reclaim
+from kvfs.engine.recovery.state_totals import gone_totals
+from kvfs.machine.processes import program_of
+from kvfs.pool.pool import Pool
+
+#: Below this share of the capacity the operator is warned.
+_LOW_SHARE: Final = 0.1
+#: Rows looked at for the directory that holds the most.
+_LOOKED_AT_MAX: Final = 4096
+_WARNING: Final = "little is left that may be evicted; {} holds {} bytes that may not"
+_SLABS: Final = frozenset({State.SLAB, State.REWRITTEN})
+
+
+def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: Watch) -> dict[str, Any]:
+    """Return the figures, in bytes and counts."""
+    space = pool.space
+    totals = pool.holdings.totals
+    open_bytes = sum(opened.allocated_bytes for opened in pool.open_inodes.values())
+    evictable_bytes = pool.evictable_bytes
+    directory, held_bytes = holder(pool)
+    low = space.unclaimed_bytes + evictable_bytes < _LOW_SHARE * space.capacity_bytes
+    return {
+        "evictable_bytes": evictable_bytes,
+        "leased_bytes": totals[State.LEASED][1],
+        "lessee": _lessee(pool),
+        "lease_max_bytes": pool.holdings.leases.bound_bytes,
+        "slab_bytes": sum(totals[state][1] for state in _SLABS),
+        "pinned_bytes": pool.heat.held_bytes[Rank.KEPT],
+        "open_bytes": open_bytes,
+        "leaving_bytes": space.leaving_bytes,
+        "lingering_bytes": gone_totals(pool)["bytes"],
+        "headroom_bytes": pool.headroom.target_bytes(pool.monotonic_s()),
+        "overcommitted_bytes": space.overcommitted_bytes,
+        "eviction": {
+            "policy": pool.heat.policy.name,
+            "blocks": reclaim.evicted_blocks,
+            "bytes": reclaim.evicted_bytes,
+            "batches": reclaim.batches,
+            "passed_over": reclaim.refusals,
+            "overruns": watch.overruns,
+            "given_up": watch.given_up,
+        },
+        "holder": {"directory": directory, "bytes": held_bytes},
+        "warning": _WARNING.format(directory, held_bytes) if low else None,
+    }
+
+
+def _lessee(pool: Pool) -> dict[str, Any] | None:
+    """Return the process whose leases keep most; pid 0 are those that cannot be watched."""
+    leases = pool.holdings.leases
+    if (most := leases.most()) is None:
+        return None
+    return {
+        "pid": most.maker.tgid,
+        "program": program_of(most.maker.tgid),
+        "bytes": most.held_bytes,
+        "stores_refused": leases.refused,
+    }
+
+
+def holder(pool: Pool) -> tuple[str, int]:
+    """Return the directory with the most bytes that may not go, of those looked at."""
+    held: dict[InodeNo, int] = {}
+    some = islice(pool.holdings.rows(), _LOOKED_AT_MAX)
+    inos: dict[InodeNo, int] = {ino: holding.allocated_bytes for ino, holding in some}
+    inos.update((ino, opened.allocated_bytes) for ino, opened in pool.open_inodes.written.items())
+    for ino, size_bytes in inos.items():
+        opened = pool.open_inodes.get(ino)
+        gone = opened.gone if opened is not None else None
+        record = gone or pool.index.inode_or_miss(ino)
+        if record is not None:
+            held[record.parent] = held.get(record.parent, 0) + size_bytes
+    for ino, size_bytes in islice(pool.pins.rows(), _LOOKED_AT_MAX):
+        record = pool.index.inode_or_miss(ino)
+        if record is not None:
+            parent = ino if stat.S_ISDIR(record.mode) else record.parent
+            held[parent] = held.get(parent, 0) + size_bytes
+    if not held:
+        return "/", 0
+    most = max(held, key=lambda directory: held[directory])
+    return path_of(pool, most), held[most]
+
+
+def path_of(pool: Pool, directory: InodeNo) -> str:
+    """Return the path of an inode below the mountpoint, ``/`` for the root.
+
+    Only its end when a directory on the way is damaged.
+    """
+    parts: list[str] = []
+    while directory != ROOT_INODE:
+        record = pool.index.inode_or_miss(directory)
+        if record is None:
+            break
+        parts.append(record.name.decode(errors="surrogateescape"))
+        directory = record.parent
+    return "/" + "/".join(reversed(parts))

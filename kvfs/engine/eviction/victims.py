@@ -1,0 +1,151 @@
+"""Which blocks go next: named by a scan of the heat, in a thread where there are many rows.
+
+The names are a hint. Who takes one looks at it again, and says so when it may not go.
+"""
+
+import functools
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvfs.core.eviction_policy import Columns
+from kvfs.core.types import InodeNo
+from kvfs.pool.pool import Pool
+
+#: Up to so many rows a scan takes less than a request may wait, and needs no thread.
+_INLINE_ROWS: Final = 16_384
+#: Rows that were looked at in vain, and for how long they are left out of the next plans.
+_REFUSED_MAX: Final = 4096
+_REFUSED_S: Final = 1.0
+
+#: Names inodes, first to go first, by the columns; none of those in the array (some thousands).
+Choose = Callable[[Columns, NDArray[np.uint64]], NDArray[np.uint64]]
+
+
+def _nothing() -> None:
+    """Stand in for who keeps nothing of his own about those refused."""
+
+
+class Victims:
+    """A plan, taken from its head, and the making of the next one."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        barren_s: float,
+        age_s: float = math.inf,
+        forgotten: Callable[[], None] = _nothing,
+    ) -> None:
+        """After a plan that named nobody no other one begins for *barren_s*.
+
+        One is forgotten after *age_s*. *forgotten* is told when those refused may be named again.
+        """
+        self._pool = pool
+        self._barren_s = barren_s
+        self._age_s = age_s
+        self._forgotten = forgotten
+        self._queue: deque[InodeNo] = deque()
+        self._plan: NDArray[np.uint64] | None = None
+        self._refused: dict[InodeNo, None] = {}
+        self._refused_since_s = -math.inf
+        self._barren_until_s = -math.inf
+        self._taken_s = -math.inf
+        #: The heat's clock when the plan began: who was touched since is not what it named.
+        self._stamp = 0
+        #: Whether the thread looks for some.
+        self.planning = False
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether a search takes the thread, and some time."""
+        return len(self._pool.heat) > _INLINE_ROWS
+
+    def next(self) -> InodeNo | None:
+        """Take the next one that was not used since it was named."""
+        touched = self._pool.heat.touched
+        while self._queue:
+            ino = self._queue.popleft()
+            if touched(ino) < self._stamp:
+                return ino
+        return None
+
+    def put_back(self, ino: InodeNo) -> None:
+        """It stays the next one."""
+        self._queue.appendleft(ino)
+
+    def refuse(self, ino: InodeNo) -> None:
+        """Leave *ino*, which may not go now, out of the next plans for a while."""
+        self._refused[ino] = None
+
+    def allow(self, ino: InodeNo) -> None:
+        """It may go now, and the next plan may name it."""
+        self._refused.pop(ino, None)
+
+    def drop(self) -> None:
+        """Forget the plan: another one would name others."""
+        self._queue.clear()
+
+    def drop_if_old(self) -> None:
+        """Forget the plan after its time: what it names may be in use since."""
+        if self._pool.monotonic_s() - self._taken_s > self._age_s:
+            self.drop()
+
+    def is_barren(self) -> bool:
+        """Whether too little time has passed since a search was in vain."""
+        return self._pool.monotonic_s() < self._barren_until_s
+
+    def rest(self) -> None:
+        """Begin no other plan for a while."""
+        self._barren_until_s = self._pool.monotonic_s() + self._barren_s
+
+    def search_anew(self) -> None:
+        """What was found or not a moment ago counts no more."""
+        self._barren_until_s = -math.inf
+        self._forget_refused()
+
+    def replan(self, choose: Choose) -> bool:
+        """Have *choose* name more; True if there are some now."""
+        if self._plan is None and not self.planning and not self.is_barren():
+            self._begin(choose)
+        plan, self._plan = self._plan, None
+        if plan is None:
+            return False
+        self._queue = deque(InodeNo(int(ino)) for ino in plan)
+        self._taken_s = self._pool.monotonic_s()
+        if not self._queue:
+            self.rest()
+        return bool(self._queue)
+
+    def _begin(self, choose: Choose) -> None:
+        now_s = self._pool.monotonic_s()
+        if now_s - self._refused_since_s > _REFUSED_S or len(self._refused) > _REFUSED_MAX:
+            self._forget_refused()
+            self._refused_since_s = now_s
+        self.drop()  # named by an earlier look, which the stamp tells no more
+        heat = self._pool.heat
+        but_not = np.fromiter(self._refused, np.uint64, len(self._refused))
+        columns, self._stamp = heat.columns(), heat.stamp
+        scan = functools.partial(choose, columns, but_not)
+        if self.takes_long:
+            self.planning = True
+            self._pool.background.submit_long(functools.partial(self._in_the_thread, scan))
+        else:
+            self._plan = scan()
+
+    def _in_the_thread(self, scan: Callable[[], NDArray[np.uint64]]) -> None:
+        try:
+            self._plan = scan()
+        finally:
+            self.planning = False
+
+    def _forget_refused(self) -> None:
+        self._refused.clear()
+        self._forgotten()

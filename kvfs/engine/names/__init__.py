@@ -1,0 +1,1 @@
+"""The tree: every change of it is one transaction."""

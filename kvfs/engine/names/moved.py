@@ -1,0 +1,50 @@
+"""What a rename makes of the inode that moves: its state, and what depends on its name."""
+
+import stat
+
+from kvfs.core.lifecycle import UNFINISHED, Event, State, after
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.machine.processes import Maker
+from kvfs.pool import ranks
+from kvfs.pool.measure import measured
+from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.pool import Pool
+
+
+def publishes(opened: OpenInode | None, record: InodeRecord, who: Maker | None) -> bool:
+    """Whether a rename by *who* publishes *record* at once, and not at its last close."""
+    if not stat.S_ISREG(record.mode):
+        return False
+    if opened is None or not opened.writers:
+        # A draft that nobody writes waits for its OPEN (truncating_open.py): it has no bytes yet.
+        return record.state not in UNFINISHED
+    own = record.state in UNFINISHED and (who is None or who == opened.maker)
+    return own and not opened.torn
+
+
+def renamed(pool: Pool, opened: OpenInode | None, record: InodeRecord) -> InodeRecord:
+    """Return a block's *record* as a rename to another name leaves it: published."""
+    state = after(State(record.state), Event.RENAME)
+    if opened is not None and opened.writers and opened.fd >= 0:
+        # Renamed before it is closed (llm-d), or the RELEASE comes behind the RENAME.
+        now = measured(pool.syscalls, opened, record)
+        record = now._replace(allocated_bytes=record.allocated_bytes)
+    return record._replace(state=state, maker_tgid=0, maker_birth=0)
+
+
+def settle(pool: Pool, ino: InodeNo, record: InodeRecord, before: InodeNo) -> None:
+    """Let what depends on an inode's name or state follow a rename from directory *before*."""
+    is_directory = stat.S_ISDIR(record.mode)
+    if stat.S_ISREG(record.mode):
+        pool.holdings.note(ino, record, pool.monotonic_s())
+        ranks.note(pool, ino, record)
+    if is_directory:
+        pool.policies.clear()
+    elif record.state not in UNFINISHED:
+        return
+    left, inherited = (pool.policies.of(above) for above in (before, record.parent))
+    if pool.settings.policies or left.drafts_of_owner != inherited.drafts_of_owner:
+        pool.show_drafts_anew()
+    ranks_differ = (left.evict, left.pin) != (inherited.evict, inherited.pin)
+    if is_directory and (pool.settings.policies or ranks_differ):
+        pool.rank_anew()

@@ -1,0 +1,367 @@
+"""Names: lookup, listing, and every change of the tree.
+
+Each change is one index transaction; what it removes is unlinked after the commit. Permission is
+the kernel's business. Times of directories follow POSIX: a changed listing changes mtime, ctime.
+"""
+
+import stat
+from typing import TYPE_CHECKING, Final
+
+from kvfs.core.errors import (
+    Damaged,
+    DeadInode,
+    Exists,
+    InvalidRequest,
+    IsADirectory,
+    NameTooLong,
+    NotADirectory,
+    NotEmpty,
+    NotFound,
+    ReadOnly,
+)
+from kvfs.core.former_names import FormerNames
+from kvfs.core.inode_rules import counted, emptied, new_record, refuse_mismatch
+from kvfs.core.lifecycle import SLABS, State
+from kvfs.core.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeNo, InodeRecord
+from kvfs.engine.names.moved import publishes, renamed, settle
+from kvfs.engine.names.tree_change import drop
+from kvfs.machine.processes import Maker
+from kvfs.pool.identities import carries_identity
+from kvfs.pool.name_room import require_name, require_node
+from kvfs.pool.pool import Pool
+from kvfs.storage.index_transaction import WriteTransaction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: A listing is read from the index in steps of this many names.
+LISTING_STEP: Final = 256
+
+
+def _promise_nothing(_ino: InodeNo, _record: InodeRecord) -> bool:
+    """Stand in while nobody awaits an OPEN."""
+    return False
+
+
+class Namespace:
+    """The tree of one pool."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._identities = pool.identities
+        self.former_names = FormerNames()
+        #: Whether an inode that is about to be buried was promised to an OPEN that will come, and
+        #: has been entered among the open ones; then told when it is buried.
+        self.promised: Callable[[InodeNo, InodeRecord], bool] = _promise_nothing
+        self.keep_promise: Callable[[InodeNo], None] = lambda _ino: None
+
+    # ---- looking ----
+
+    def lookup(self, parent: InodeNo, name: bytes) -> InodeNo:
+        """Return the inode of *name* in *parent*. Raises NotFound, NameTooLong, DeadInode."""
+        ino = self._find(parent, name)
+        if ino is not None:
+            return ino
+        if name == b".":
+            if parent in self._pool.graves:  # for who looked its name up before, not by a handle
+                raise DeadInode(f"inode {parent}")
+            return parent
+        if name == b"..":
+            return self.directory(parent).parent
+        if len(name) > NAME_MAX_BYTES:
+            raise NameTooLong(f"{len(name)} bytes")
+        raise NotFound
+
+    def _find(self, parent: InodeNo, name: bytes) -> InodeNo | None:
+        """Return the inode of *name*; a name that only damage is left of is dropped: a miss."""
+        pool = self._pool
+        try:
+            ino = pool.index.lookup(parent, name)
+        except Damaged as error:
+            pool.damage.miss_name(parent, name, None, str(error))
+            return None
+        if ino is not None and ino in pool.damage.inodes:
+            pool.damage.miss_name(parent, name, ino, "damaged inode record")
+            return None
+        return ino
+
+    def record(self, ino: InodeNo) -> InodeRecord:
+        """Return the record of *ino*, also of a removed one that is open.
+
+        Raises DeadInode, and Damaged once: the next lookup of the name finds nothing.
+        """
+        opened = self._pool.open_inodes.get(ino)
+        if opened is not None and opened.gone is not None:
+            return opened.gone
+        try:
+            record = self._pool.index.inode(ino)
+        except Damaged:
+            self._pool.damage.inodes.add(ino)
+            raise
+        if record is None:
+            raise DeadInode(f"inode {ino}")
+        return record
+
+    def directory(self, ino: InodeNo) -> InodeRecord:
+        """Return the record of directory *ino*. Raises DeadInode, NotADirectory."""
+        record = self._pool.index.inode(ino)
+        if record is None:
+            raise DeadInode(f"inode {ino}")
+        if not stat.S_ISDIR(record.mode):
+            raise NotADirectory(f"inode {ino}")
+        return record
+
+    def children(self, parent: InodeNo, after: InodeNo) -> list[tuple[InodeNo, bytes]]:
+        """Return the next names of *parent* behind cookie *after*, in the order of creation.
+
+        A cookie is the inode's number: names that come and go meanwhile move nothing.
+        """
+        try:
+            return self._pool.index.children(parent, after, LISTING_STEP)
+        except Damaged:
+            return self._pool.damage.legible(parent, after, LISTING_STEP)
+
+    # ---- changing ----
+
+    def require_free(self, parent: InodeNo, name: bytes) -> InodeRecord:
+        """Return *parent*'s record if *name* may be made in it.
+
+        Raises Exists, NameTooLong, NotADirectory, DeadInode, ReadOnly.
+        """
+        if self._pool.settings.read_only:
+            raise ReadOnly
+        if len(name) > NAME_MAX_BYTES:
+            raise NameTooLong(f"{len(name)} bytes")
+        if name in (b".", b"..") or self._find(parent, name) is not None:
+            raise Exists
+        return self.directory(parent)
+
+    def enter(
+        self,
+        txn: WriteTransaction,
+        ino: InodeNo,
+        record: InodeRecord,
+        parent_record: InodeRecord,
+    ) -> None:
+        """Put *record* and its name into *txn* and count it in its parent."""
+        txn.put_inode(ino, record)
+        txn.put_name(record.parent, record.name, ino)
+        subdirs = parent_record.subdirs + stat.S_ISDIR(record.mode)
+        txn.put_inode(
+            record.parent,
+            parent_record._replace(
+                entries=parent_record.entries + 1,
+                subdirs=subdirs,
+                mtime_ns=record.ctime_ns,
+                ctime_ns=record.ctime_ns,
+            ),
+        )
+
+    def make_node(
+        self, parent: InodeNo, name: bytes, mode: int, uid: int, gid: int, target: bytes = b""
+    ) -> tuple[InodeNo, InodeRecord]:
+        """Make a directory, symlink, fifo or socket. Raises what ``require_free`` raises."""
+        if stat.S_ISLNK(mode) and not 0 < len(target) <= TARGET_MAX_BYTES:
+            raise NameTooLong(f"target of {len(target)} bytes")
+        pool = self._pool
+        require_name(pool)
+        parent_record = self.require_free(parent, name)
+        require_node(pool, uid)
+        ino = pool.numbers.take()
+        now_ns = pool.clock_ns()
+        record = new_record(parent, name, mode, uid, gid, now_ns, parent_record)
+        record = record._replace(
+            state=State.NODE, sequence=pool.next_sequence(), target=target, size_bytes=len(target)
+        )
+        counters = counted(pool.counters, record, 1)._replace(sequence=record.sequence)
+        with pool.change(counters) as txn:
+            self.enter(txn, ino, record, parent_record)
+        pool.node_shares.come(ino, record)
+        self._identities.write(ino, record)
+        return ino, record
+
+    def unlink(self, parent: InodeNo, name: bytes) -> InodeNo:
+        """Remove the name of a file, symlink or special file; return its inode.
+
+        The space comes back after the last handle. Raises NotFound, IsADirectory.
+        """
+        return self._remove(parent, name, directory=False)
+
+    def rmdir(self, parent: InodeNo, name: bytes) -> InodeNo:
+        """Remove an empty directory; return its inode. Raises NotFound, NotADirectory, NotEmpty."""
+        if name == b".":
+            raise InvalidRequest
+        if name == b"..":
+            raise NotEmpty
+        return self._remove(parent, name, directory=True)
+
+    def _remove(self, parent: InodeNo, name: bytes, *, directory: bool) -> InodeNo:
+        pool = self._pool
+        if pool.settings.read_only:
+            raise ReadOnly
+        ino = self.lookup(parent, name)
+        record = self.record(ino)
+        if stat.S_ISDIR(record.mode) != directory:
+            raise NotADirectory if directory else IsADirectory
+        if record.entries:
+            raise NotEmpty
+        parent_record = self.directory(parent)
+        now_ns = pool.clock_ns()
+        with pool.change(counted(pool.counters, record, -1)) as txn:
+            drop(txn, pool, ino, record)
+            txn.put_inode(parent, emptied(parent_record, record, now_ns))
+        self.bury(ino, record, now_ns)
+        return ino
+
+    def bury(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> None:
+        """After the index forgot *ino*: keep it for its handles, or for a moment."""
+        pool = self._pool
+        pool.holdings.drop(ino)
+        pool.heat.drop(ino)
+        pool.pins.drop(ino)
+        promised = self.promised(ino, record)
+        opened = pool.open_inodes.get(ino)
+        pool.space.extra_bytes += record.allocated_bytes
+        if opened is not None:
+            opened.gone = record._replace(ctime_ns=now_ns)
+            if not opened.writers:
+                opened.allocated_bytes = record.allocated_bytes
+            if stat.S_ISREG(record.mode) and carries_identity(record):
+                # A reader may keep it for hours: no power loss then shall bring the name back.
+                self._identities.withdraw(ino)
+        else:
+            pool.graves.dig(ino, record._replace(ctime_ns=now_ns), pool.monotonic_s())
+        if promised:
+            self.keep_promise(ino)
+
+    def rename(
+        self,
+        parent: InodeNo,
+        name: bytes,
+        new_parent: InodeNo,
+        new_name: bytes,
+        *,
+        replace: bool = True,
+        who: Maker | None = None,
+    ) -> InodeNo | None:
+        """Move a name, over an existing one if *replace*; return the inode that lost its name.
+
+        *who* asks, None if that does not matter: a draft that another process is writing is
+        published at its last close. Readers of a replaced block keep the old bytes. Raises
+        NotFound, Exists, NotADirectory, IsADirectory, NotEmpty, InvalidRequest, NameTooLong.
+        """
+        pool = self._pool
+        if pool.settings.read_only:
+            raise ReadOnly
+        ino = self.lookup(parent, name)
+        record = self.record(ino)
+        if len(new_name) > NAME_MAX_BYTES:
+            raise NameTooLong(f"{len(new_name)} bytes")
+        if stat.S_ISDIR(record.mode):
+            self._refuse_loop(ino, new_parent)
+        replaced = self._find(new_parent, new_name)
+        replaced_record: InodeRecord | None = None
+        if replaced is not None:
+            if not replace:
+                raise Exists
+            if replaced == ino:
+                return None
+            replaced_record = self.record(replaced)
+            refuse_mismatch(record, replaced_record)
+        now_ns, sequence = pool.clock_ns(), pool.next_sequence()
+        opened = pool.open_inodes.get(ino)
+        published = publishes(opened, record, who)
+        moved = renamed(pool, opened, record) if published else record
+        moved = moved._replace(parent=new_parent, name=new_name, ctime_ns=now_ns, sequence=sequence)
+        counters = pool.counters._replace(sequence=sequence)
+        if replaced_record is not None:
+            counters = counted(counters, replaced_record, -1)
+        old_parent_record = self.directory(parent)
+        new_parent_record = (
+            old_parent_record if parent == new_parent else self.directory(new_parent)
+        )
+        # Atomic: no checkpoint from here until the name is visible.
+        with pool.change(counters) as txn:
+            txn.delete_name(parent, name, ino)
+            left = emptied(old_parent_record, record, now_ns)
+            if parent == new_parent:
+                new_parent_record = left
+            else:
+                txn.put_inode(parent, left)
+            if replaced is not None and replaced_record is not None:
+                new_parent_record = self.replace_in(
+                    txn, replaced, replaced_record, new_parent_record, now_ns
+                )
+            self.enter(txn, ino, moved, new_parent_record)
+        if opened is not None and opened.writers:
+            opened.renamed = True
+        self._identities.write(ino, moved, overwritten=record.state in SLABS)
+        self.former_names.note(ino, (parent, name), pool.monotonic_s())
+        settle(pool, ino, moved, parent)
+        if replaced is not None and replaced_record is not None:
+            self.bury(replaced, replaced_record, now_ns)
+        return replaced
+
+    def replace_in(
+        self,
+        txn: WriteTransaction,
+        replaced: InodeNo,
+        replaced_record: InodeRecord,
+        parent_record: InodeRecord,
+        now_ns: int,
+    ) -> InodeRecord:
+        """Drop the inode that loses its name to a rename; return its parent's record then."""
+        drop(txn, self._pool, replaced, replaced_record)
+        return emptied(parent_record, replaced_record, now_ns)
+
+    def exchange(self, parent: InodeNo, name: bytes, new_parent: InodeNo, new_name: bytes) -> None:
+        """Swap two existing names atomically (RENAME_EXCHANGE). Raises NotFound, ReadOnly."""
+        pool = self._pool
+        if pool.settings.read_only:
+            raise ReadOnly
+        one, other = self.lookup(parent, name), self.lookup(new_parent, new_name)
+        if one == other:
+            return
+        record, other_record = self.record(one), self.record(other)
+        for moving, moving_record, target in (
+            (one, record, new_parent),
+            (other, other_record, parent),
+        ):
+            if stat.S_ISDIR(moving_record.mode):
+                self._refuse_loop(moving, target)
+        now_ns, sequence = pool.clock_ns(), pool.next_sequence()
+        moved = record._replace(
+            parent=new_parent, name=new_name, ctime_ns=now_ns, sequence=sequence
+        )
+        other_moved = other_record._replace(
+            parent=parent, name=name, ctime_ns=now_ns, sequence=sequence
+        )
+        with pool.change(pool.counters._replace(sequence=sequence)) as txn:
+            txn.delete_name(parent, name, one)
+            txn.delete_name(new_parent, new_name, other)
+            txn.put_inode(parent, emptied(self.directory(parent), record, now_ns))
+            txn.put_inode(
+                new_parent, emptied(_required(txn.inode(new_parent)), other_record, now_ns)
+            )
+            self.enter(txn, one, moved, _required(txn.inode(new_parent)))
+            self.enter(txn, other, other_moved, _required(txn.inode(parent)))
+        for ino, before, settled in ((one, record, moved), (other, other_record, other_moved)):
+            self._identities.write(ino, settled)
+            self.former_names.note(ino, (before.parent, before.name), pool.monotonic_s())
+            settle(pool, ino, settled, before.parent)
+
+    def _refuse_loop(self, ino: InodeNo, new_parent: InodeNo) -> None:
+        """Raise InvalidRequest if directory *ino* is *new_parent* or stands above it."""
+        above = new_parent
+        while above != ROOT_INODE:
+            if above == ino:
+                raise InvalidRequest("a directory cannot move into itself")
+            above = self.directory(above).parent
+        if ino == ROOT_INODE:
+            raise InvalidRequest("the root does not move")
+
+
+def _required(record: InodeRecord | None) -> InodeRecord:
+    if record is None:
+        raise DeadInode
+    return record

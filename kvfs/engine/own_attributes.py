@@ -1,0 +1,89 @@
+"""The extended attributes that are kvfs itself: a block's state, a directory's policies, pins.
+
+They are answered when asked for by name and never listed.
+"""
+
+import stat
+from typing import Final
+
+from kvfs.core.directory_policy import DRAFTS, EVICT, LEASE, PIN, PREFIX, VALUES, check_value
+from kvfs.core.errors import InvalidRequest, NoSuchAttribute, NotPermitted
+from kvfs.core.eviction_policy import Rank
+from kvfs.core.lifecycle import State, label
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.pool.pool import Pool
+
+STATE: Final = b"user.kvfs.state"
+
+
+def is_own(name: bytes) -> bool:
+    """Whether attribute *name* belongs to kvfs."""
+    return name.startswith(PREFIX)
+
+
+class OwnAttributes:
+    """Answers and sets them for the inodes of one pool."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def value(self, ino: InodeNo, record: InodeRecord, name: bytes) -> bytes:
+        """Return the value in force. Raises NoSuchAttribute."""
+        if name == STATE:
+            return label(self._state(ino, record)).encode()
+        directory = ino if stat.S_ISDIR(record.mode) else record.parent
+        policy = self._pool.policies.of(directory)
+        if name == DRAFTS:
+            return b"owner" if policy.drafts_of_owner else b"all"
+        if name == EVICT:
+            return policy.evict.encode()
+        if name == LEASE:
+            return b"maker" if policy.leases else b"none"
+        if name == PIN:
+            own = self._pool.index.xattr(ino, PIN)
+            return own if own is not None else str(int(policy.pin)).encode()
+        raise NoSuchAttribute
+
+    def _state(self, ino: InodeNo, record: InodeRecord) -> State:
+        opened = self._pool.open_inodes.get(ino)
+        if opened is not None and opened.gone is not None and not opened.stands_in:
+            return State.GONE
+        if opened is not None and opened.torn:
+            return State.TORN
+        return State(record.state)
+
+    def check(
+        self, ino: InodeNo, record: InodeRecord, name: bytes, value: bytes | None, uid: int
+    ) -> int | None:
+        """Raise unless user *uid* may set *name* to *value* (None: remove it).
+
+        Return what it would pin, None if it is no pin. NotPermitted for others than root and the
+        owner, and beyond the bound of pins; InvalidRequest for a value nobody knows.
+        """
+        if name not in VALUES:
+            raise NotPermitted(f"{name!r} is told, not set")
+        if uid not in (0, record.uid):
+            raise NotPermitted("only root and the owner set policies")
+        if name != PIN and not stat.S_ISDIR(record.mode):
+            raise InvalidRequest(f"{name!r} belongs to directories")
+        if value is not None:
+            check_value(name, value)
+        if name != PIN or value != b"1":
+            return None
+        pool = self._pool
+        kept_bytes = pool.heat.held_bytes[Rank.KEPT]
+        return pool.pins.count(ino, record, kept_bytes, pool.stay_bounds.kept_most_bytes)
+
+    def changed(self, ino: InodeNo, name: bytes, pinned_bytes: int | None) -> None:
+        """Follow *name* of *ino*, which the index has now: *pinned_bytes* as ``check`` told.
+
+        What was inherited from it is looked up again.
+        """
+        if name == PIN and pinned_bytes is None:
+            self._pool.pins.drop(ino)
+        elif pinned_bytes is not None:
+            self._pool.pins.set(ino, pinned_bytes)
+        self._pool.policies.clear()
+        self._pool.rank_anew()
+        if name == DRAFTS:
+            self._pool.show_drafts_anew()

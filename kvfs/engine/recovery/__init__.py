@@ -1,0 +1,1 @@
+"""At a start, and after damage: believe, finish, rebuild, sweep, check."""

@@ -1,0 +1,177 @@
+"""``kvfs fsck``: check a pool that nobody has mounted and, if asked to, repair it.
+
+Without *repair* nothing is written. With it a damaged row is dropped or written anew, and an
+index that cannot be read is rebuilt from the identities. What is lost is a miss.
+"""
+
+import contextlib
+import functools
+
+from kvfs.core.errors import Damaged, IndexDamaged
+from kvfs.core.settings import Settings
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.devices import Device
+from kvfs.engine.recovery.finish_drafts import finish_index
+from kvfs.engine.recovery.fsck_files import FileCheck
+from kvfs.engine.recovery.fsck_report import FsckReport
+from kvfs.engine.recovery.fsck_rows import RowCheck
+from kvfs.engine.recovery.index_probe import ALL_ROWS, refuse_unreadable
+from kvfs.engine.recovery.rebuild import (
+    Progress,
+    no_progress,
+    node_record,
+    numbers_lie_behind,
+    rebuild_index,
+    skip_numbers,
+)
+from kvfs.storage.extents import Extents
+from kvfs.storage.index import Index
+from kvfs.storage.index_file import verify_data_file
+from kvfs.storage.index_swap import index_path, settle_index
+from kvfs.storage.run_state import RunState, read_run_state, write_run_state
+from kvfs.storage.syscalls import Syscalls
+
+
+def check_pool(
+    device: Device,
+    *,
+    repair: bool,
+    progress: Progress = no_progress,
+    settings: Settings | None = None,
+    syscalls: Syscalls | None = None,
+) -> FsckReport:
+    """Check the pool on *device*. Raises FormatUnknown, NoSpace, OSError."""
+    calls = syscalls if syscalls is not None else Syscalls()
+    with contextlib.closing(Extents(device.pool_fd, calls, device.fs_type)) as extents:
+        check = _Check(device, extents, settings or Settings(), calls, progress, repair=repair)
+        return check.run()
+
+
+class _Check:
+    """One run of fsck."""
+
+    def __init__(
+        self,
+        device: Device,
+        extents: Extents,
+        settings: Settings,
+        syscalls: Syscalls,
+        progress: Progress,
+        *,
+        repair: bool,
+    ) -> None:
+        self._pool_fd = device.pool_fd
+        self._superblock = device.superblock
+        self._extents = extents
+        self._settings = settings
+        self._syscalls = syscalls
+        self._progress = progress
+        self._repair = repair
+        self._report = FsckReport()
+        #: Whether RUN says that the pool was stopped cleanly.
+        self._said_clean = False
+
+    def run(self) -> FsckReport:
+        report = self._report
+        state = read_run_state(self._pool_fd, self._syscalls, self._superblock)
+        self._said_clean = state.clean
+        if self._repair:
+            settle_index(self._pool_fd, self._syscalls)
+        if self._is_unusable(state):
+            if not self._repair:
+                return report
+            self._unsay_clean()
+            rebuild_index(
+                self._pool_fd, self._extents, self._settings, self._syscalls, self._progress
+            )
+            report.repaired += 1
+            state = RunState("", clean=False)
+        with self._open() as index:
+            if self._repair and not state.clean:
+                finish_index(index, self._extents)
+                # Before any identity is written: what the killed server saw overwritten in place
+                # may still be on its way to the device, and says so nowhere.
+                self._syscalls.syncfs(self._pool_fd)
+            self._check(index, state)
+            if self._repair and (report.repaired or not state.clean or state.strays):
+                self._make_clean(index)
+        return report
+
+    def _is_unusable(self, state: RunState) -> bool:
+        """Whether the index must be rebuilt. Raises FormatUnknown."""
+        try:
+            refuse_unreadable(self._pool_fd, ALL_ROWS)
+            # What reads well may still be about to fall apart: a page that is in use and free.
+            if flaws := verify_data_file(index_path(self._pool_fd)):
+                raise IndexDamaged(f"index: {flaws[0]}")
+            with self._open(read_only=True) as index:
+                if not state.clean:
+                    index.counters()  # ending what is open starts from them
+                if index.inode(ROOT_INODE) is None:
+                    raise IndexDamaged("index: it has no root directory")
+        except (IndexDamaged, Damaged) as error:
+            self._report.problem(str(error))
+            return True
+        if not state.trusted:
+            self._report.problem("index: the pool was cut off before it could stop")
+            return True
+        return False
+
+    def _open(self, *, read_only: bool | None = None) -> Index:
+        return Index(
+            index_path(self._pool_fd),
+            # Repairs may add rows where a mount would take no more names.
+            map_size_bytes=2 * self._settings.index_map_bytes,
+            preallocate_bytes=self._settings.index_preallocate_bytes,
+            read_only=not self._repair if read_only is None else read_only,
+            syscalls=self._syscalls,
+        )
+
+    def _unsay_clean(self) -> None:
+        """Before the first repair: what is mended is synced at the end, and believed only then.
+
+        Cut short by a loss of power it is an index in any state, by a kill one with strays.
+        """
+        if self._said_clean:
+            write_run_state(self._pool_fd, self._syscalls, clean=False, superblock=self._superblock)
+            self._said_clean = False
+
+    def _check(self, index: Index, state: RunState) -> None:
+        total = _inodes_of(index)
+        repair = self._unsay_clean if self._repair else None
+        leftovers = state.strays or not state.clean
+        files = FileCheck(
+            index, self._extents, self._report, before_repair=repair, leftovers=leftovers
+        )
+        rows = RowCheck(index, self._report, before_repair=repair)
+        rows.run(
+            files.inode,
+            functools.partial(node_record, self._extents),
+            lambda done: self._progress(min(done, total), total),
+        )
+        files.strays()
+        self._progress(total, total)
+        self._check_numbers(files.highest)
+
+    def _check_numbers(self, highest: InodeNo) -> None:
+        if numbers_lie_behind(highest, self._pool_fd, self._syscalls):
+            return
+        self._report.problem(f"INODES: damaged, or not behind {highest:#x}")
+        if self._repair:
+            skip_numbers(highest, self._pool_fd, self._syscalls)
+            self._report.repaired += 1
+
+    def _make_clean(self, index: Index) -> None:
+        """The next mount need not look again, read-only ones included."""
+        index.sync()
+        self._syscalls.syncfs(self._pool_fd)
+        write_run_state(self._pool_fd, self._syscalls, clean=True, superblock=self._superblock)
+
+
+def _inodes_of(index: Index) -> int:
+    """Return how many inodes there should be, 0 if that cannot be told."""
+    try:
+        counters = index.counters()
+    except Damaged:
+        return 0
+    return counters.blocks + counters.directories + counters.symlinks + counters.others

@@ -1,0 +1,129 @@
+"""fsck's look at the files of a pool: extents, identity files, INODES."""
+
+import functools
+import stat
+from collections.abc import Callable, Iterable
+
+from kvfs.core.errors import Damaged
+from kvfs.core.lifecycle import SETTLED, State
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.engine.recovery.fsck_report import FsckReport
+from kvfs.pool.identities import carries_identity, identity_of, says
+from kvfs.storage.extents import BROKEN_FILE, Extents
+from kvfs.storage.index import Index
+
+
+class FileCheck:
+    """Checks files against the index; with *before_repair*, called each time, it mends them.
+
+    *leftovers* says that a server ended before it could tidy up: strays and identities that are
+    out of date are then no damage, since the next mount's sweep sees to them.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        extents: Extents,
+        report: FsckReport,
+        *,
+        before_repair: Callable[[], None] | None,
+        leftovers: bool,
+    ) -> None:
+        self._index = index
+        self._extents = extents
+        self._report = report
+        self._before_repair = before_repair
+        self._leftovers = leftovers
+        self.highest = InodeNo(0)
+
+    def inode(self, ino: InodeNo, record: InodeRecord) -> str | None:
+        """Say why *ino* must go: its bytes are not what was published. Mends its identity."""
+        self.highest = max(self.highest, ino)
+        try:
+            return self._look(ino, record)
+        except OSError as error:
+            if error.errno not in BROKEN_FILE or not stat.S_ISREG(record.mode):
+                raise
+            return f"its extent is broken: {error.strerror}"
+
+    def _look(self, ino: InodeNo, record: InodeRecord) -> str | None:
+        if stat.S_ISREG(record.mode):
+            status = self._extents.stat(ino)
+            if status is None:
+                return "its extent is missing"
+            if record.state not in SETTLED:
+                return None if self._leftovers else "a draft without a server"
+            # Who wrote a slab may have been cut off: the next start measures it.
+            measured_later = self._leftovers and record.state == State.SLAB
+            if status.st_size != record.size_bytes and not measured_later:
+                return f"its extent has {status.st_size} bytes of {record.size_bytes}"
+        if carries_identity(record) and not self._identity_fits(ino, record):
+            self._wrong(
+                f"inode {ino:#x} {record.name!r}: its identity is missing or out of date",
+                lambda: self._identify(ino, record),
+            )
+        elif stat.S_ISREG(record.mode) and not carries_identity(record) and self._says_it(ino):
+            self._wrong(
+                f"inode {ino:#x} {record.name!r}: has the identity that it had before a rewrite",
+                lambda: self._extents.unidentify(ino),
+            )
+        return None
+
+    def strays(self) -> None:
+        """Find the files that no inode knows."""
+        self._strays("extent", self._extents.scan(), self._extents.unlink)
+        self._strays("identity file", self._extents.scan_nodes(), self._extents.forget_node)
+
+    def _strays(
+        self, what: str, files: Iterable[InodeNo], remove: Callable[[InodeNo], None]
+    ) -> None:
+        for ino in files:
+            self.highest = max(self.highest, ino)
+            if not self._index.knows(ino):
+                text = f"{what} {ino:#x}: no inode knows it"
+                self._wrong(text, functools.partial(remove, ino))
+
+    def _wrong(self, text: str, repair: Callable[[], object]) -> None:
+        """A problem of the files alone; among leftovers it is none, but mended all the same."""
+        mended = self._before_repair is not None and self._mend(repair)
+        if not self._leftovers or (self._before_repair is not None and not mended):
+            self._report.problem(text)
+            self._report.repaired += mended
+
+    def _mend(self, repair: Callable[[], object]) -> bool:
+        """Do *repair*; False for a file that is broken: xfs_repair or e2fsck comes first."""
+        assert self._before_repair is not None
+        self._before_repair()
+        try:
+            repair()
+        except OSError as error:
+            if error.errno not in BROKEN_FILE:
+                raise
+            return False
+        return True
+
+    def _identity_fits(self, ino: InodeNo, record: InodeRecord) -> bool:
+        try:
+            if stat.S_ISREG(record.mode):
+                return says(self._extents.identity(ino), ino, record)
+            node = self._extents.node(ino)
+        except Damaged:
+            return False
+        except OSError as error:
+            if error.errno not in BROKEN_FILE or stat.S_ISREG(record.mode):
+                raise
+            return False  # a directory does not go for its identity
+        return node is not None and node[1] == record.target and says(node[0], ino, record)
+
+    def _says_it(self, ino: InodeNo) -> bool:
+        try:
+            return self._extents.identity(ino) is not None
+        except Damaged:
+            return True
+
+    def _identify(self, ino: InodeNo, record: InodeRecord) -> None:
+        identity = identity_of(ino, record)
+        if stat.S_ISREG(record.mode):
+            self._extents.identify(ino, identity)
+        else:
+            self._extents.identify_node(ino, identity, record.target)

@@ -1,0 +1,235 @@
+"""fsck's look at the index: every row against every other one that must agree with it.
+
+Each problem has one repair, and every repair is a miss or better: a row that nobody can read or
+that leads nowhere goes, a readdir row or count that can be told from the rest is written anew.
+"""
+
+import stat
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from kvfs.core.errors import Damaged
+from kvfs.core.records import (
+    CHILD_PREFIX,
+    NAME_PREFIX,
+    XATTR_PREFIX,
+    Counters,
+    child_key,
+    parse_child_key,
+    parse_name,
+    parse_name_key,
+    parse_xattr_key,
+    unseal,
+)
+from kvfs.core.tree_count import Census
+from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
+from kvfs.engine.recovery.fsck_report import FsckReport
+from kvfs.storage.index import Index
+from kvfs.storage.index_transaction import WriteTransaction
+
+_STEP: Final = 1024
+
+Repair = Callable[[WriteTransaction], None]
+#: Looks at one inode's files; says what is wrong with them so that the inode must go.
+Files = Callable[[InodeNo, InodeRecord], str | None]
+#: Returns what the identity file of a directory or symlink says of it, if it says anything.
+Node = Callable[[InodeNo], InodeRecord | None]
+
+
+class RowCheck:
+    """Checks the rows of one index; with *before_repair*, called each time, it mends them."""
+
+    def __init__(
+        self, index: Index, report: FsckReport, *, before_repair: Callable[[], None] | None
+    ) -> None:
+        self._index = index
+        self._report = report
+        self._before_repair = before_repair
+
+    def run(self, files: Files, node: Node, tell: Callable[[int], None]) -> None:
+        """Check everything; *tell* hears how many inodes are done."""
+        self._nodes(node)
+        self._inodes(files, tell)
+        self._names()
+        self._children()
+        self._attributes()
+        self._tree()
+
+    def _wrong(self, text: str, repair: Repair) -> None:
+        self._report.problem(text)
+        if self._before_repair is not None:
+            self._before_repair()
+            with self._index.write() as txn:
+                repair(txn)
+            self._report.repaired += 1
+
+    # ---- one keyspace after the other ----
+
+    def _nodes(self, node: Node) -> None:
+        """Mend the records of directories first: all that lies below one would go with it."""
+        for ino, record in self._records():
+            if record is not None or (said := node(ino)) is None:
+                continue
+            try:
+                named = self._index.lookup(said.parent, said.name) == ino
+            except Damaged:
+                continue
+            if named:  # else it says what it was before a rename
+                text = f"inode {ino:#x} {said.name!r}: damaged record, its identity is whole"
+                self._wrong(text, _recording(ino, said))
+
+    def _inodes(self, files: Files, tell: Callable[[int], None]) -> None:
+        for done, (ino, record) in enumerate(self._records(), 1):
+            if done % _STEP == 0:
+                tell(done)
+            if record is None:
+                self._wrong(f"inode {ino:#x}: damaged record", _dropping(ino, None))
+                continue
+            if ino == ROOT_INODE:
+                continue
+            who = f"inode {ino:#x} {record.name!r}"
+            leads_to = self._lookup(record)
+            if leads_to is not None and leads_to != ino:
+                self._wrong(f"{who}: the name is that of {leads_to:#x}", _dropping(ino, None))
+                continue
+            what = files(ino, record)
+            if what is not None:
+                self._wrong(f"{who}: {what}", _dropping(ino, record))
+            elif leads_to is None or not self._is_listed(ino, record):
+                self._wrong(f"{who}: the name does not lead there", _naming(ino, record))
+
+    def _names(self) -> None:
+        for key, raw in self._rows(NAME_PREFIX):
+            try:
+                parent, name = parse_name_key(key)
+                ino = parse_name(key, raw)
+                if self._is_of(ino, parent, name):
+                    continue
+                what = f"name {name!r} in {parent:#x}: leads to {ino:#x}, which has another"
+            except Damaged as error:
+                what = str(error)
+            self._wrong(what, _deleting(key))
+
+    def _children(self) -> None:
+        for key, raw in self._rows(CHILD_PREFIX):
+            try:
+                parent, ino = parse_child_key(key)
+                name = unseal(key, raw)
+                if self._is_of(ino, parent, name):
+                    continue
+                what = f"list of {parent:#x}: {name!r} is not the name of {ino:#x}"
+            except Damaged as error:
+                what = str(error)
+            self._wrong(what, _deleting(key))
+
+    def _attributes(self) -> None:
+        for key, raw in self._rows(XATTR_PREFIX):
+            try:
+                ino, name = parse_xattr_key(key)
+                unseal(key, raw)
+                if self._index.inode(ino) is not None:
+                    continue
+                what = f"attribute {name!r}: its inode {ino:#x} is not there"
+            except Damaged as error:
+                what = str(error)
+            self._wrong(what, _deleting(key))
+
+    def _tree(self) -> None:
+        """Check that everything hangs below the root, and every count."""
+        census = Census(self._index.inode)
+        said: dict[InodeNo, tuple[int, int]] = {}
+        for ino, record in self._records():
+            if record is None:
+                continue
+            if not census.note(ino, record):
+                text = f"inode {ino:#x} {record.name!r}: no way leads there from the root"
+                self._wrong(text, _dropping(ino, record))
+            elif stat.S_ISDIR(record.mode):
+                said[ino] = (record.entries, record.subdirs)
+        for ino, counts in said.items():
+            counted = census.names.get(ino, (0, 0))
+            if counts != counted:
+                text = f"directory {ino:#x}: {counts} names and subdirectories, counted {counted}"
+                self._wrong(text, _counting(ino, *counted))
+        self._counters(census.counters())
+
+    def _counters(self, counted: Counters) -> None:
+        self._report.blocks = counted.blocks
+        self._report.directories = counted.directories
+        try:
+            said = self._index.counters()
+        except Damaged as error:
+            self._wrong(str(error), lambda txn: txn.put_counters(counted))
+            return
+        right = counted._replace(sequence=max(counted.sequence, said.sequence))
+        if said != right:
+            text = f"counters: {tuple(said)}, counted {tuple(right)}"
+            self._wrong(text, lambda txn: txn.put_counters(right))
+
+    # ---- reading ----
+
+    def _records(self) -> Iterator[tuple[InodeNo, InodeRecord | None]]:
+        after = InodeNo(0)
+        while rows := self._index.inodes(after, _STEP):
+            after = rows[-1][0]
+            yield from rows
+
+    def _rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        after = b""
+        while rows := self._index.rows(prefix, after, _STEP):
+            after = rows[-1][0]
+            yield from rows
+
+    def _lookup(self, record: InodeRecord) -> InodeNo | None:
+        """Return the inode to which *record*'s name leads, unless that has another name."""
+        try:
+            ino = self._index.lookup(record.parent, record.name)
+            return ino if ino and self._is_of(ino, record.parent, record.name) else None
+        except Damaged:
+            return None
+
+    def _is_listed(self, ino: InodeNo, record: InodeRecord) -> bool:
+        key = child_key(record.parent, ino)
+        rows = self._index.rows(key, b"", 1)
+        try:
+            return bool(rows) and unseal(*rows[0]) == record.name
+        except Damaged:
+            return False
+
+    def _is_of(self, ino: InodeNo, parent: InodeNo, name: bytes) -> bool:
+        """Whether *name* in *parent* is the one name of *ino*. Raises Damaged."""
+        record = self._index.inode(ino)
+        return record is not None and (record.parent, record.name) == (parent, name)
+
+
+def _deleting(key: bytes) -> Repair:
+    return lambda txn: txn.delete_row(key)
+
+
+def _dropping(ino: InodeNo, record: InodeRecord | None) -> Repair:
+    """Remove an inode and, with its *record*, the name that leads to it."""
+
+    def repair(txn: WriteTransaction) -> None:
+        if record is not None:
+            txn.delete_name(record.parent, record.name, ino)
+        txn.delete_inode(ino)
+        txn.delete_xattrs(ino)
+
+    return repair
+
+
+def _recording(ino: InodeNo, record: InodeRecord) -> Repair:
+    return lambda txn: txn.put_inode(ino, record)
+
+
+def _naming(ino: InodeNo, record: InodeRecord) -> Repair:
+    return lambda txn: txn.put_name(record.parent, record.name, ino)
+
+
+def _counting(ino: InodeNo, entries: int, subdirs: int) -> Repair:
+    def repair(txn: WriteTransaction) -> None:
+        record = txn.inode(ino)
+        if record is not None:
+            txn.put_inode(ino, record._replace(entries=entries, subdirs=subdirs))
+
+    return repair

@@ -1,0 +1,117 @@
+"""An index that was large gives its free pages back to the device: by a copy, at a start.
+
+LMDB uses free pages again and never makes its file smaller, so that what names held once stays
+lost for blocks. The copy is complete and durable in ``index.new`` before one rename puts it in the
+old one's place: whoever comes after a kill finds one of the two, and removes ``index.new``.
+"""
+
+import contextlib
+import logging
+import os
+from typing import Final
+
+import lmdb
+
+from kvfs.core.errors import CommandError, Damaged
+from kvfs.engine.recovery.index_probe import read_apart
+from kvfs.storage.index_environment import open_environment, rows_bytes
+from kvfs.storage.index_errors import raise_index_error
+from kvfs.storage.index_file import DATA_NAME, SPARE_PAGES, check_data_file
+from kvfs.storage.index_swap import INDEX, INDEX_NEW, index_path, remove_index
+from kvfs.storage.syscalls import Syscalls
+
+_log: Final = logging.getLogger(__name__)
+
+#: Less is not worth a copy: the index is allocated ahead by more.
+_GAIN_LEAST_BYTES: Final = 16 << 20
+#: And so is not a part of the file below that, which the next names will use.
+_GAIN_LEAST_SHARE: Final = 1 / 2
+#: A start waits for the copy, some seconds for so much.
+_COPIED_MOST_BYTES: Final = 4 << 30
+
+
+def compact_index(pool_fd: int, syscalls: Syscalls) -> int:
+    """Make the index of an open pool small, if that is worth it; nobody has it open.
+
+    An index that cannot be copied, or not now, stays as it is. Return how many bytes of free pages
+    went.
+    """
+    path = index_path(pool_fd)
+    try:
+        used_bytes = check_data_file(path, spare_pages=SPARE_PAGES)
+        if used_bytes < _GAIN_LEAST_BYTES:
+            return 0
+        copied_bytes = _rows_bytes(path, used_bytes)
+        gain_bytes = used_bytes - copied_bytes
+        if not _is_due(used_bytes, copied_bytes) or not _has_room(pool_fd, copied_bytes, syscalls):
+            return 0
+        try:
+            _copy(pool_fd, used_bytes, syscalls)
+            _replace(pool_fd, syscalls)
+        finally:
+            remove_index(INDEX_NEW, pool_fd, syscalls)
+    except (CommandError, Damaged, OSError) as error:
+        _log.info("index: its free pages stay: %s", error)
+        return 0
+    _log.info("index: %d bytes of free pages went back to the device", gain_bytes)
+    return gain_bytes
+
+
+def _is_due(used_bytes: int, copied_bytes: int) -> bool:
+    least_bytes = max(_GAIN_LEAST_BYTES, int(used_bytes * _GAIN_LEAST_SHARE))
+    return used_bytes - copied_bytes >= least_bytes and copied_bytes <= _COPIED_MOST_BYTES
+
+
+def _rows_bytes(path: str, map_bytes: int) -> int:
+    """Return what the pages that hold rows take. Raises IndexDamaged, ToolMissing, OSError."""
+    env = open_environment(path, map_bytes, read_only=True)
+    try:
+        return rows_bytes(env)
+    except lmdb.Error as error:
+        raise_index_error(error)
+    finally:
+        env.close()
+
+
+def _has_room(pool_fd: int, copied_bytes: int, syscalls: Syscalls) -> bool:
+    """Whether the device has room for twice the copy: its trees and others want some, too."""
+    status = syscalls.statvfs(pool_fd)
+    return status.f_bavail * status.f_frsize > 2 * copied_bytes + _GAIN_LEAST_BYTES // 16
+
+
+def _copy(pool_fd: int, map_bytes: int, syscalls: Syscalls) -> None:
+    """Write a durable copy to ``index.new``. Raises IndexDamaged, ToolMissing, OSError."""
+    syscalls.mkdir(INDEX_NEW, 0o700, dir_fd=pool_fd)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    fd = syscalls.open(f"{INDEX_NEW}/{DATA_NAME}", flags, 0o600, dir_fd=pool_fd)
+    try:
+        read_apart(lambda: _write_copy(index_path(pool_fd), map_bytes, fd))
+        syscalls.fsync(fd)
+    finally:
+        syscalls.close(fd)
+    check_data_file(index_path(pool_fd, INDEX_NEW))
+
+
+def _write_copy(path: str, map_bytes: int, fd: int) -> None:
+    """Be the child that reads every page; damage may kill it."""
+    env = open_environment(path, map_bytes, read_only=True)
+    try:
+        env.copyfd(fd, compact=True)
+    except lmdb.Error as error:
+        raise_index_error(error)
+    finally:
+        env.close()
+
+
+def _replace(pool_fd: int, syscalls: Syscalls) -> None:
+    """Put the copy's file in the place of the old one: one rename. Raises OSError.
+
+    Unlike a rebuild, which has no sound file to replace: a kill leaves an index at any time.
+    """
+    syscalls.rename(
+        f"{INDEX_NEW}/{DATA_NAME}", f"{INDEX}/{DATA_NAME}", src_dir_fd=pool_fd, dst_dir_fd=pool_fd
+    )
+    with contextlib.ExitStack() as stack:
+        fd = syscalls.open(INDEX, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=pool_fd)
+        stack.callback(syscalls.close, fd)
+        syscalls.fsync(fd)

@@ -1,0 +1,98 @@
+"""Read an index in a process of its own before this one does.
+
+LMDB answers some damage with SIGABRT or SIGBUS. Whoever opens a pool must live to tell of it.
+"""
+
+import faulthandler
+import os
+import resource
+import signal
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Final, NoReturn
+
+from kvfs.core.errors import CommandError, Damaged, FormatUnknown, IndexDamaged, ToolMissing
+from kvfs.core.records import INODE_PREFIX, META_PREFIX
+from kvfs.core.types import ROOT_INODE
+from kvfs.storage.index import Index
+from kvfs.storage.index_swap import index_path
+
+#: The rows of all keyspaces; those that a start reads; those that the end of drafts reads.
+ALL_ROWS: Final = (b"",)
+START_ROWS: Final = (META_PREFIX,)
+INODE_ROWS: Final = (META_PREFIX, INODE_PREFIX)
+
+_STEP_ROWS: Final = 4096
+_TEXT_MAX_BYTES: Final = 4096
+
+
+def refuse_unreadable(pool_fd: int, prefixes: Iterable[bytes]) -> None:
+    """Raise IndexDamaged or FormatUnknown unless the rows of *prefixes* can be read, and the root.
+
+    Raises ToolMissing without the address space to look. Writes nothing. Takes the time of a fork,
+    some ms, and a second for some million rows.
+    """
+    read_apart(lambda: walk(index_path(pool_fd), prefixes))
+
+
+def read_apart(job: Callable[[], object]) -> None:
+    """Do *job*, which reads an index, in a process of its own.
+
+    Raises IndexDamaged for whatever ends it, but FormatUnknown and ToolMissing if it raises those.
+    """
+    reading, writing = os.pipe()
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns of a fork beside threads. The child takes no lock of theirs.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            _read_and_exit(job, writing)
+        os.close(writing)
+        writing = -1
+        text = os.read(reading, _TEXT_MAX_BYTES).decode(errors="replace")
+        status = os.waitpid(child, 0)[1]
+    finally:
+        os.close(reading)
+        if writing >= 0:
+            os.close(writing)
+    if os.WIFSIGNALED(status):
+        name = signal.Signals(os.WTERMSIG(status)).name
+        raise IndexDamaged(f"index: reading it ends in {name}")
+    exit_code = os.waitstatus_to_exitcode(status)
+    for kind in (FormatUnknown, ToolMissing):
+        if exit_code == kind.exit_code:
+            raise kind(text)
+    if exit_code != 0:
+        raise IndexDamaged(text)
+
+
+def walk(path: str, prefixes: Iterable[bytes]) -> int:
+    """Read the rows of *prefixes* and the root; return how many. Raises Damaged, CommandErrors."""
+    count = 0
+    with Index(path, read_only=True) as index:
+        index.inode(ROOT_INODE)
+        for prefix in prefixes:
+            after = b""
+            while rows := index.rows(prefix, after, _STEP_ROWS):
+                after = rows[-1][0]
+                count += len(rows)
+    return count
+
+
+def _read_and_exit(job: Callable[[], object], writing: int) -> NoReturn:
+    """Be the child: no word on stderr, no core file, no cleaning up of the parent's things."""
+    exit_code = IndexDamaged.exit_code
+    try:
+        faulthandler.disable()
+        signal.signal(signal.SIGBUS, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        job()
+        exit_code = 0
+    except (CommandError, Damaged, OSError) as error:
+        if isinstance(error, CommandError):
+            exit_code = error.exit_code
+        os.write(writing, str(error).encode()[:_TEXT_MAX_BYTES])
+    finally:
+        os._exit(exit_code)

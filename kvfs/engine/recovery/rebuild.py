@@ -1,0 +1,311 @@
+"""Rebuild the index from what extents and identity files say of themselves.
+
+Needed after a power loss, which leaves the unsynced index in any state, and when it is damaged.
+A block comes back only if it is whole: an identity that passes its checksum, of the very size of
+the extent, and bytes under all of it. What is lost is a miss; docs/durability.md has the list.
+"""
+
+import errno
+import functools
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Final, NamedTuple
+
+from kvfs.core.errors import Damaged, IndexDamaged, NoSpace
+from kvfs.core.lifecycle import State
+from kvfs.core.records import Counters, Identity
+from kvfs.core.settings import Settings
+from kvfs.core.tree_count import Census
+from kvfs.core.types import ROOT_INODE, STAT_BLOCK_BYTES, InodeNo, InodeRecord, round_up
+from kvfs.engine.recovery.new_pool import found_root
+from kvfs.storage.extents import Extents
+from kvfs.storage.index import Index
+from kvfs.storage.index_swap import (
+    INDEX,
+    INDEX_NEW,
+    index_path,
+    remove_index,
+    replace_index,
+    settle_index,
+)
+from kvfs.storage.index_transaction import WriteTransaction
+from kvfs.storage.inode_numbers import InodeNumbers
+from kvfs.storage.syscalls import Syscalls
+
+_log: Final = logging.getLogger(__name__)
+
+#: Told (done, total) now and then.
+Progress = Callable[[int, int], None]
+
+#: So many claims a transaction: LMDB copies each touched leaf once for all of them.
+_BATCH: Final = 1024
+#: What an inode takes of the index at most: its name four times over in half-full pages, and a
+#: symlink its target.
+_BLOCK_MOST_BYTES: Final = 4 << 10
+_NODE_MOST_BYTES: Final = 16 << 10
+#: Numbers used before INODES was lost may live on in NFS handles: stay far behind them. Of 2**64
+#: this wastes as many as no pool will ever use.
+_NUMBERS_LEFT_OUT: Final = 1 << 40
+#: Answers of a device about one file, not about the machine's state.
+_FILE_FAILS: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.ENODATA, errno.EBADMSG})
+
+
+class _Claim(NamedTuple):
+    """An inode that says it has a name."""
+
+    ino: InodeNo
+    record: InodeRecord
+
+
+def no_progress(_done: int, _total: int) -> None:
+    """Tell nobody."""
+
+
+def rebuild_index(
+    pool_fd: int,
+    extents: Extents,
+    settings: Settings,
+    syscalls: Syscalls,
+    progress: Progress = no_progress,
+) -> Counters:
+    """Replace the pool's index by one made from the identities; durable on return.
+
+    Extents that got no inode stay for the sweep. The old index is kept until the new one is
+    complete, unless there is no room for both: then it goes first, since nothing is read from it.
+    Raises NoSpace, OSError.
+    """
+    settle_index(pool_fd, syscalls)
+    try:
+        counters = _Rebuild(pool_fd, extents, settings, syscalls, progress).run()
+    except NoSpace:
+        remove_index(INDEX_NEW, pool_fd, syscalls)
+        remove_index(INDEX, pool_fd, syscalls)
+        counters = _Rebuild(pool_fd, extents, settings, syscalls, progress).run()
+    replace_index(pool_fd, syscalls)
+    _log.warning(
+        "index rebuilt: %d blocks, %d directories, %d symlinks",
+        counters.blocks,
+        counters.directories,
+        counters.symlinks,
+    )
+    return counters
+
+
+class _Rebuild:
+    """One run: everything claimed is put into ``index.new``, then what hangs loose is dropped."""
+
+    def __init__(
+        self,
+        pool_fd: int,
+        extents: Extents,
+        settings: Settings,
+        syscalls: Syscalls,
+        progress: Progress,
+    ) -> None:
+        self._pool_fd = pool_fd
+        self._extents = extents
+        self._settings = settings
+        self._syscalls = syscalls
+        self._progress = progress
+        self._highest = InodeNo(0)
+        self._sequence = 0
+        self._nodes = sum(1 for _ in extents.scan_nodes())
+        self._blocks = sum(1 for _ in extents.scan())
+
+    def run(self) -> Counters:
+        settings = self._settings
+        # Whatever the setting says: what is too much for it goes later, name by name.
+        needed_bytes = self._blocks * _BLOCK_MOST_BYTES + self._nodes * _NODE_MOST_BYTES
+        path = index_path(self._pool_fd, INDEX_NEW)
+        Index.create(
+            path,
+            settings.index_map_bytes,
+            preallocate_bytes=settings.index_preallocate_bytes,
+            syscalls=self._syscalls,
+        )
+        with Index(
+            path,
+            map_size_bytes=max(2 * settings.index_map_bytes, needed_bytes),
+            preallocate_bytes=settings.index_preallocate_bytes,
+            syscalls=self._syscalls,
+        ) as index:
+            found_root(index, time.time_ns())
+            claims = self._claims()
+            while batch := list(islice(claims, _BATCH)):
+                if index.preallocation_due():
+                    index.preallocate()
+                with index.write() as txn:
+                    for claim in batch:
+                        _settle_claim(txn, claim)
+            counters = self._join(index)
+            index.sync()
+        if not numbers_lie_behind(self._highest, self._pool_fd, self._syscalls):
+            skip_numbers(self._highest, self._pool_fd, self._syscalls)
+        return counters
+
+    def _claims(self) -> Iterator[_Claim]:
+        """Yield whatever is whole: directories and symlinks first, then blocks."""
+        total = self._nodes + self._blocks
+        done = 0
+        for files, claim in (
+            (self._extents.scan_nodes(), functools.partial(node_record, self._extents)),
+            (self._extents.scan(), self._block),
+        ):
+            for ino in files:
+                done += 1
+                if done % _BATCH == 0:
+                    self._progress(done, total)
+                self._highest = max(self._highest, ino)
+                record = claim(ino)
+                if record is not None:
+                    self._sequence = max(self._sequence, record.sequence)
+                    yield _Claim(ino, record)
+        self._progress(done, total)
+
+    def _block(self, ino: InodeNo) -> InodeRecord | None:
+        """Return the record of an extent that is provably whole.
+
+        XFS and ext4 may write a file's size before all of its bytes, but then the missing ones
+        are still unwritten blocks: a hole, to SEEK_HOLE.
+        """
+        try:
+            identity = self._extents.identity(ino)
+            if identity is None or not stat.S_ISREG(identity.mode):
+                return None
+            fd = self._extents.open(ino, os.O_RDWR)
+            try:
+                status = self._syscalls.fstat(fd)
+                size_bytes = status.st_size
+                if size_bytes != identity.size_bytes:
+                    return None
+                # What failed to be written is clean in memory, and would hide the hole.
+                self._syscalls.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                if size_bytes and self._syscalls.lseek(fd, 0, os.SEEK_HOLE) < size_bytes:
+                    return None
+                allocated_bytes = status.st_blocks * STAT_BLOCK_BYTES
+                if allocated_bytes > round_up(size_bytes):
+                    allocated_bytes = self._extents.trim(fd, size_bytes)
+            finally:
+                self._syscalls.close(fd)
+        except Damaged:
+            return None
+        except OSError as error:
+            _raise_unless_file_fails(error)
+            return None
+        return _record(identity, status.st_ctime_ns, allocated_bytes)
+
+    def _join(self, index: Index) -> Counters:
+        """Drop what no directory leads to, and write down what is left."""
+        census = Census(index.inode)
+        after = InodeNo(0)
+        while rows := index.inodes(after, _BATCH):
+            after = rows[-1][0]
+            cut_off = [
+                (ino, record)
+                for ino, record in rows
+                if record is not None and not census.note(ino, record)
+            ]
+            if cut_off:
+                with index.write() as txn:
+                    for ino, record in cut_off:
+                        txn.delete_name(record.parent, record.name, ino)
+                        txn.delete_inode(ino)
+        names = iter(census.names.items())
+        while batch := list(islice(names, _BATCH)):
+            with index.write() as txn:
+                for directory, (entries, subdirs) in batch:
+                    found = txn.inode(directory)
+                    if found is not None:
+                        txn.put_inode(directory, found._replace(entries=entries, subdirs=subdirs))
+        counters = census.counters()
+        counters = counters._replace(sequence=max(counters.sequence, self._sequence))
+        with index.write() as txn:
+            txn.put_counters(counters)
+        return counters
+
+
+def node_record(extents: Extents, ino: InodeNo) -> InodeRecord | None:
+    """Return the record of a directory or symlink that says what it is. Raises OSError."""
+    try:
+        found = extents.node(ino)
+    except Damaged:
+        return None
+    except OSError as error:
+        _raise_unless_file_fails(error)
+        return None
+    if found is None or stat.S_IFMT(found[0].mode) not in (stat.S_IFDIR, stat.S_IFLNK):
+        return None
+    identity, target = found
+    if (ino == ROOT_INODE) != (identity.name == b""):
+        return None
+    return _record(identity, identity.mtime_ns, 0, target)
+
+
+def numbers_lie_behind(highest: InodeNo, pool_fd: int, syscalls: Syscalls) -> bool:
+    """Whether INODES can be read, and gives out no number up to *highest*."""
+    try:
+        numbers = InodeNumbers(pool_fd, syscalls, read_only=True)
+    except IndexDamaged:
+        return False
+    numbers.close()
+    return numbers.first > highest
+
+
+def skip_numbers(highest: InodeNo, pool_fd: int, syscalls: Syscalls) -> None:
+    """Write INODES anew, far behind *highest*; durable on return. Raises OSError."""
+    InodeNumbers.create(pool_fd, syscalls, InodeNo(highest + _NUMBERS_LEFT_OUT))
+    syscalls.fsync(pool_fd)
+
+
+def _settle_claim(txn: WriteTransaction, claim: _Claim) -> None:
+    """Enter *claim*; of two to one name the higher sequence number counts."""
+    ino, record = claim
+    if ino == ROOT_INODE:
+        root = txn.inode(ROOT_INODE) or record
+        txn.put_inode(ROOT_INODE, record._replace(atime_ns=root.atime_ns, btime_ns=root.btime_ns))
+        return
+    rival = txn.lookup(record.parent, record.name)
+    if rival is not None:
+        rival_record = txn.inode(rival)
+        rank = (-1, -1) if rival_record is None else (rival_record.sequence, rival)
+        if rank > (record.sequence, ino):
+            return
+        txn.delete_name(record.parent, record.name, rival)
+        txn.delete_inode(rival)
+    txn.put_inode(ino, record)
+    txn.put_name(record.parent, record.name, ino)
+
+
+def _record(
+    identity: Identity, ctime_ns: int, allocated_bytes: int, target: bytes = b""
+) -> InodeRecord:
+    is_block = stat.S_ISREG(identity.mode)
+    return InodeRecord(
+        mode=identity.mode,
+        uid=identity.uid,
+        gid=identity.gid,
+        state=State.PUBLISHED if is_block else State.NODE,
+        size_bytes=identity.size_bytes,
+        allocated_bytes=allocated_bytes,
+        atime_ns=identity.mtime_ns,
+        mtime_ns=identity.mtime_ns,
+        ctime_ns=ctime_ns,
+        btime_ns=identity.mtime_ns,
+        parent=identity.parent,
+        entries=0,
+        subdirs=0,
+        sequence=identity.sequence,
+        name=identity.name,
+        target=target,
+    )
+
+
+def _raise_unless_file_fails(error: OSError) -> None:
+    """Raise *error* unless it is about one file, which is then a miss."""
+    if error.errno not in _FILE_FAILS:
+        raise error
+    _log.warning("not brought back: %s", error)

@@ -1,0 +1,56 @@
+"""How many blocks, and how many bytes of the device, are in each state of their life."""
+
+import stat
+
+from kvfs.core.lifecycle import State, label
+from kvfs.pool.pool import Pool
+
+Totals = dict[str, dict[str, int]]
+
+
+def state_totals(pool: Pool) -> Totals:
+    """Return blocks and bytes by state, for `kvfs status`.
+
+    What is open and what belongs to somebody is counted; the rest of the blocks that have a name
+    are published. All but the ready ones are what is used: graves count as free.
+    """
+    totals: Totals = {}
+
+    def count(state: State, allocated_bytes: int, blocks: int = 1) -> None:
+        row = totals.setdefault(label(state), {"blocks": 0, "bytes": 0})
+        row["blocks"] += blocks
+        row["bytes"] += allocated_bytes
+
+    for state, (blocks, size_bytes) in pool.holdings.totals.items():
+        if blocks:
+            count(state, size_bytes, blocks)
+    for ino, opened in pool.open_inodes.items():
+        if opened.writers and opened.gone is None and pool.holdings.state_of(ino) is None:
+            record = pool.index.inode_or_miss(ino)
+            if record is not None and label(State(record.state)) != "published":
+                count(State(record.state), opened.allocated_bytes)
+    elsewhere = sum(row["blocks"] for row in totals.values())
+    held_bytes = sum(row["bytes"] for row in totals.values())
+    gone = gone_totals(pool)
+    nameless_bytes = gone["bytes"] - pool.space.lingering_bytes + pool.graves.held_bytes
+    totals["published"] = {
+        "blocks": max(0, pool.counters.blocks - elsewhere),
+        "bytes": max(0, pool.space.used_bytes - held_bytes - nameless_bytes),
+    }
+    if gone["blocks"]:
+        totals[label(State.GONE)] = gone
+    totals["ready"] = {"blocks": pool.ready.count, "bytes": pool.space.ready_bytes}
+    return totals
+
+
+def gone_totals(pool: Pool) -> dict[str, int]:
+    """Return blocks and bytes of what has no name any more, and is open or mapped still."""
+    gone = [
+        opened.allocated_bytes
+        for opened in pool.open_inodes.values()
+        if opened.gone is not None and stat.S_ISREG(opened.gone.mode)
+    ]
+    return {
+        "blocks": len(gone) + pool.departures.lingering,
+        "bytes": sum(gone) + pool.space.lingering_bytes,
+    }

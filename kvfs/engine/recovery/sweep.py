@@ -1,0 +1,144 @@
+"""After a server that did not stop cleanly: remove files no inode knows, renew old identities.
+
+It runs beside the requests, in the thread for long jobs, a few files at a time. It cannot race
+with new files: only numbers below the first one that this server may hand out are looked at, and
+a number is never used again. It only finds them: the loop's thread, in whose steps an inode is
+always in one of the tables, says which are strays and which identities are to be written.
+"""
+
+import functools
+import logging
+import stat
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from kvfs.core.errors import Damaged
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.pool.identities import carries_identity, says
+from kvfs.pool.pool import Pool
+from kvfs.storage.extents import BROKEN_FILE, Extents
+
+_log: Final = logging.getLogger(__name__)
+
+#: Some 3 ms: other long jobs wait in between.
+_STEP_FILES: Final = 256
+#: Identities renewed a tick, on the loop's thread: 10 us each.
+_RENEWED_A_TICK: Final = 64
+
+
+class Sweep:
+    """One sweep of a pool; ``done`` when nothing is left to find or to write."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._outdated: deque[InodeNo] = deque()
+        #: Files that look like strays, and what removes each.
+        self._suspects: deque[tuple[InodeNo, Callable[[InodeNo], None]]] = deque()
+        self._work = self._steps()
+        self._searching = False
+        #: Whether the search came to its end: one that failed has not seen every identity.
+        self._searched = False
+        self.done = True
+        self.removed = 0
+        self.renewed = 0
+
+    def start(self) -> None:
+        """Begin; ``Store.tick`` carries it on.
+
+        Until every identity that is lacking waits for its bytes none is written ahead of them.
+        """
+        self._searching = True
+        self.done = False
+        self._pool.identities.unsure_below = self._pool.numbers.first
+        self._pool.background.submit_long(self._search)
+
+    def tick(self) -> None:
+        """Settle some of what was found; on the loop's thread."""
+        for _ in range(min(len(self._suspects), _RENEWED_A_TICK)):
+            ino, remove = self._suspects.popleft()
+            if self._is_stray(ino):  # and will be for ever
+                self._pool.background.submit_long(functools.partial(remove, ino))
+                self.removed += 1
+        for _ in range(min(len(self._outdated), _RENEWED_A_TICK)):
+            ino = self._outdated.popleft()
+            record = self._pool.index.inode_or_miss(ino)
+            if record is None:
+                continue
+            if carries_identity(record):
+                # It may be one that was overwritten, whose identity waited for its bytes.
+                self._pool.identities.write(ino, record, overwritten=True)
+            else:
+                self._pool.identities.withdraw(ino)
+            self.renewed += 1
+        if not self._searching and not self._outdated and not self._suspects:
+            self.done = True
+            if self._searched:
+                self._pool.identities.unsure_below = InodeNo(0)
+            _log.info("sweep: %d strays removed, %d identities", self.removed, self.renewed)
+
+    def _search(self) -> None:
+        """Do one step; in the thread. A failure ends the sweep and is counted (background.py).
+
+        The next start then sweeps again.
+        """
+        more = False
+        try:
+            more = next(self._work, None) is not None
+            self._searched = not more
+        finally:
+            if not more:
+                self._searching = False
+        if more:
+            self._pool.background.submit_long(self._search)
+
+    def _steps(self) -> Iterator[int]:
+        """Do the sweep, yielding now and then."""
+        extents = self._pool.extents
+        for files, remove in (
+            (extents.scan(), extents.unlink),
+            (extents.scan_nodes(), extents.forget_node),
+        ):
+            for number, ino in enumerate(files, 1):
+                if self._is_stray(ino):
+                    self._suspects.append((ino, remove))
+                if number % _STEP_FILES == 0:
+                    yield number
+        after = InodeNo(0)
+        while rows := self._pool.index.committed_inodes(after, _STEP_FILES):
+            after = rows[-1][0]
+            for ino, record in rows:
+                if record is not None and self._is_outdated(ino, record):
+                    self._outdated.append(ino)
+            yield after
+
+    def _is_stray(self, ino: InodeNo) -> bool:
+        """Whether no inode knows the file of *ino*; in another thread a guess."""
+        pool = self._pool
+        if ino >= pool.numbers.first or pool.index.knows(ino):
+            return False
+        return ino not in pool.open_inodes and ino not in pool.graves
+
+    def _is_outdated(self, ino: InodeNo, record: InodeRecord) -> bool:
+        if ino >= self._pool.numbers.first:
+            return False
+        extents = self._pool.extents
+        try:
+            return self._differs(extents, ino, record)
+        except OSError as error:
+            if error.errno not in BROKEN_FILE:
+                raise
+            _log.warning("inode %#x: its file is broken: %s", ino, error.strerror)
+            return False  # its open tells
+
+    def _differs(self, extents: Extents, ino: InodeNo, record: InodeRecord) -> bool:
+        """Whether *ino* says of itself what *record* does not."""
+        try:
+            if not carries_identity(record):  # a slab by now; a kill came before the withdrawal
+                return stat.S_ISREG(record.mode) and extents.identity(ino) is not None
+            if stat.S_ISREG(record.mode):
+                return not says(extents.identity(ino), ino, record)
+            node = extents.node(ino)
+        except Damaged:
+            return True
+        return node is None or node[1] != record.target or not says(node[0], ino, record)

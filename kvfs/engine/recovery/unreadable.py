@@ -1,0 +1,106 @@
+"""Blocks that the device cannot read any more: their names go, for a miss and not an EIO for ever.
+
+With passthrough the kernel reads for the client, and nobody tells this process of an error. The
+kernel's log does (kernel_log.py), though not of every one and not of which block. So for some
+seconds after such a line all blocks that were in use are read once, in a thread.
+"""
+
+import logging
+import os
+from typing import Final
+
+import numpy as np
+
+from kvfs.core.errors import Damaged
+from kvfs.core.types import InodeNo
+from kvfs.engine.blocks.publishing import Publishing
+from kvfs.machine.aside import Aside
+from kvfs.pool.pool import Pool
+from kvfs.storage.extents import Extents
+
+_log: Final = logging.getLogger(__name__)
+
+#: The kernel leaves out lines beyond the tenth in five seconds (printk_ratelimited).
+_SUSPECT_S: Final = 6.0
+#: How far back a block's last use may lie: a line is read at the next tick.
+_BEFORE_S: Final = 1.0
+#: A pass reads at most so many; the device is ill, and a pass ends.
+_INODES_MAX: Final = 4096
+_PIECE_BYTES: Final = 1 << 20
+
+
+class Unreadable:
+    """Suspects, tries and dismisses."""
+
+    def __init__(self, pool: Pool, publishing: Publishing) -> None:
+        self._pool = pool
+        self._publishing = publishing
+        self._trial: Aside[list[InodeNo]] = Aside("kvfs-try-to-read")
+        self._until_s = self._stamped_s = float("-inf")
+        #: The heat's clock at two moments, the older at least ``_BEFORE_S`` ago.
+        self._older = self._newer = pool.heat.stamp
+        #: Open when the first line came: their readers may read on for hours.
+        self._open: list[InodeNo] = []
+        self._ended = False
+
+    def suspect(self, now_s: float) -> None:
+        """The kernel says that the device failed to read something."""
+        if now_s >= self._until_s:
+            inodes = self._pool.open_inodes
+            self._open = [ino for ino, opened in inodes.items() if opened.readers][:_INODES_MAX]
+        self._until_s = now_s + _SUSPECT_S
+
+    def tick(self, now_s: float) -> None:
+        """Act on what was tried, and try what was used since."""
+        for ino in self._trial.take() or ():
+            opened = self._pool.open_inodes.get(ino)
+            if opened is not None and opened.writers:
+                continue  # its writer may put it right
+            if self._publishing.dismiss_lost(ino):
+                _log.error("inode %#x dismissed: the device cannot read it", ino)
+                self._pool.graves.give_way()  # nor for a moment
+        if now_s < self._until_s:
+            if not self._trial.busy:
+                self._try_some()
+        elif now_s - self._stamped_s >= _BEFORE_S:
+            self._older, self._newer = self._newer, self._pool.heat.stamp
+            self._stamped_s = now_s
+
+    def close(self) -> None:
+        """Wait for the read that is under way."""
+        self._ended = True
+        self._trial.join()
+
+    def _try_some(self) -> None:
+        columns = self._pool.heat.columns()
+        used = np.flatnonzero(columns.touched >= self._older)
+        used = used[np.argsort(columns.touched[used])][-_INODES_MAX:]
+        inos = [*self._open, *(InodeNo(ino) for ino in columns.ino[used].tolist() if ino)]
+        self._open = []
+        self._older = self._newer = self._pool.heat.stamp
+        if inos:
+            self._trial.start(lambda: [ino for ino in inos if self._fails(ino)])
+
+    def _fails(self, ino: InodeNo) -> bool:
+        """Whether a byte of the extent of *ino* cannot be read; in the thread."""
+        return not self._ended and not is_legible(self._pool.extents, ino)
+
+
+def is_legible(extents: Extents, ino: InodeNo) -> bool:
+    """Whether the whole extent of *ino* can be read; one that is gone meanwhile counts as such."""
+    piece = bytearray(_PIECE_BYTES)
+    try:
+        fd = extents.open(ino, os.O_RDONLY)
+    except Damaged:
+        return True
+    except OSError:
+        return False
+    try:
+        offset_bytes = 0
+        while done_bytes := os.preadv(fd, [piece], offset_bytes):
+            offset_bytes += done_bytes
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

@@ -1,0 +1,178 @@
+"""Write-back that failed: what it concerned is dismissed before anybody reads zeros in its place.
+
+A page that the device refuses is clean again and right in memory, until the kernel needs its room.
+No call of a client tells of it, on passthrough least of all. syncfs(2) does: the file system's
+count of such errors goes on for all its files together (since Linux 5.8), so that an error takes
+everything that was stored since the last good look. A look is worth little where the kernel has
+written everything by itself, and so it waits for such a moment, or for the kernel to say that
+something failed (kernel_log.py).
+"""
+
+import logging
+from typing import Final, NamedTuple
+
+from kvfs.core.errors import Damaged, KvfsError
+from kvfs.core.records import INODE_PREFIX, parse_inode, parse_inode_key
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.engine.blocks.publishing import Publishing
+from kvfs.machine.aside import Aside
+from kvfs.pool.pool import Pool
+
+_log: Final = logging.getLogger(__name__)
+
+#: The kernel writes back what is older than 30 s, and looks every 5 (dirty_expire_centisecs and
+#: dirty_writeback_centisecs): so long after the last store nothing is left for a look to write.
+_QUIET_S: Final = 36.0
+#: Under a load that never rests: a look then flushes what was stored last.
+LOADED_S: Final = 120.0
+#: The kernel tells of one failure in several lines.
+_HINTED_S: Final = 0.5
+#: Inodes a step, some 5 us each: a step runs between two requests.
+_STEP: Final = 128
+_NS: Final = 10**9
+
+
+class Look(NamedTuple):
+    """What a look found: the sequence number at its beginning, and the first error."""
+
+    begun_at: int
+    error: OSError | None
+    #: Whether the error was the index's.
+    of_index: bool = False
+
+
+class WriteBack:
+    """Looks, paced; everything but the look itself runs on the pool's thread."""
+
+    def __init__(self, pool: Pool, publishing: Publishing) -> None:
+        self._pool = pool
+        self._publishing = publishing
+        self._look: Aside[Look] = Aside("kvfs-look")
+        self._looked_s = self._changed_s = pool.monotonic_s()
+        self._hinted = False
+        #: What lies in memory alone is never written back.
+        self._in_memory = pool.device.fs_type == "tmpfs"
+        #: All up to it is durable, or was dismissed; what came later is not known to be.
+        self._proven = self._seen = pool.counters.sequence
+        #: Nor what was stored from then on before this start, which the kernel may be writing yet.
+        self._since_ns = pool.clock_ns() - int(_QUIET_S * _NS)
+        #: Under way: up to which sequence number blocks go, and where the walk is.
+        self._upto: int | None = None
+        self._after = b""
+        self._gone = 0
+        self.looks = self.failures = 0
+        #: Why the index is not to be believed any more; empty while it is.
+        self.index_error = ""
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether all that was stored, and is closed, is durable as far as is known."""
+        return self._proven == self._pool.counters.sequence and self._upto is None
+
+    def hint(self) -> None:
+        """The kernel says that the device failed to write something."""
+        self._hinted = True
+
+    def tick(self, now_s: float) -> None:
+        """Begin a look that is due, or act on one that has ended."""
+        found = self._look.take()
+        if self._pool.unsynced:  # an fsync of a client was told first, and nobody is told twice
+            self._pool.unsynced = False
+            found = Look(self._pool.counters.sequence, OSError("fsync"))
+        if found is not None:
+            self._judge(found)
+        elif self._upto is None and not self._look.busy and self._is_due(now_s):
+            self._looked_s, self._hinted = now_s, False
+            begun_at = self._pool.counters.sequence
+            self.looks += 1
+            self._look.start(lambda: self._look_now(begun_at))
+
+    def is_in_doubt(self) -> bool:
+        """Whether an error was found that nobody has acted on to the end; waits for a look.
+
+        The kernel told the look of it, and tells nobody again.
+        """
+        self._look.join()
+        found = self._look.take()
+        unread = self._pool.unsynced or (found is not None and found.error is not None)
+        return unread or self._upto is not None
+
+    def close(self) -> None:
+        """Wait for a look that is under way."""
+        self._look.join()
+
+    def _is_due(self, now_s: float) -> bool:
+        pool = self._pool
+        if pool.counters.sequence != self._seen:
+            self._seen, self._changed_s = pool.counters.sequence, now_s
+        since_s = now_s - self._looked_s
+        if self._in_memory:
+            return False
+        if self._hinted:
+            return since_s >= _HINTED_S
+        if self._seen == self._proven and not pool.open_inodes.written:
+            return False
+        if since_s >= _QUIET_S <= now_s - self._changed_s:
+            return True
+        return since_s >= LOADED_S
+
+    def _look_now(self, begun_at: int) -> Look:
+        """Write back what is left and ask for errors; in the thread."""
+        pool = self._pool
+        try:
+            pool.index.sync()
+        except (KvfsError, OSError) as error:
+            return Look(begun_at, OSError(str(error)), of_index=True)
+        try:
+            pool.syscalls.syncfs(pool.device.pool_fd)
+        except OSError as error:
+            return Look(begun_at, error)
+        return Look(begun_at, None)
+
+    def _judge(self, found: Look) -> None:
+        if found.error is None:
+            self._proven, self._since_ns = found.begun_at, self._pool.clock_ns()
+            return
+        self.failures += 1
+        if found.of_index:
+            self.index_error = f"the index could not be written back: {found.error}"
+            return
+        _log.error(
+            "the device failed to write: %s; what was stored since the last good look is dismissed",
+            found.error,
+        )
+        for ino in list(self._pool.open_inodes.written):
+            self._dismiss(ino)
+        walking = self._upto is not None
+        self._upto, self._after = self._pool.counters.sequence, b""
+        if not walking:
+            self._pool.background.submit_leisure(self._step)
+
+    def _step(self) -> None:
+        """Dismiss some of the blocks that were stored since. Raises NoSpace, OSError: put off."""
+        rows = self._pool.index.rows(INODE_PREFIX, self._after, _STEP)
+        for key, raw in rows:
+            try:
+                record = parse_inode(raw)
+            except Damaged:
+                continue  # whoever asks for it will make it known
+            if self._is_suspect(record):
+                self._dismiss(parse_inode_key(key))
+        self._pool.graves.give_way()  # nor for a moment
+        if rows:
+            self._after = rows[-1][0]
+            self._pool.background.submit_leisure(self._step)
+            return
+        assert self._upto is not None
+        _log.error("%d blocks dismissed, which the device may not have", self._gone)
+        self._proven, self._since_ns, self._gone = self._upto, self._pool.clock_ns(), 0
+        self._upto = None
+
+    def _is_suspect(self, record: InodeRecord) -> bool:
+        assert self._upto is not None
+        if record.sequence > self._upto:
+            return False  # stored since: the next look tells
+        return record.sequence > self._proven or record.ctime_ns >= self._since_ns
+
+    def _dismiss(self, ino: InodeNo) -> None:
+        self._gone += self._publishing.dismiss_lost(ino)

@@ -1,0 +1,1 @@
+"""O_TRUNC of a block that others may read: the name moves to a fresh inode."""

@@ -1,0 +1,181 @@
+"""Drafts that lost their name to another writer: kept for the one who will open or rename them.
+
+Two nodes that write the same temporary name (LMCache) each get an inode of their own
+(truncating_open.py), and each renames its own.
+"""
+
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+from kvfs.core.errors import NotFound
+from kvfs.core.inode_rules import counted, refuse_mismatch
+from kvfs.core.lifecycle import State
+from kvfs.core.node_bound import attributes_bytes
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.engine.names.namespace import Namespace
+from kvfs.engine.rewrite.old_versions import OldVersions
+from kvfs.machine.processes import NOBODY, Maker
+from kvfs.pool import ranks
+from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.pool import Pool
+
+#: Drafts without a name are kept for the writers that will rename them: for so long, so many.
+_DISPLACED_S: Final = 60.0
+_DISPLACED_MAX: Final = 64
+
+
+class Displaced(NamedTuple):
+    """A draft whose name another writer took; it is forgotten at *until_s*."""
+
+    parent: InodeNo
+    name: bytes
+    opened: OpenInode
+    until_s: float
+    #: Whose OPEN of it is still to come, 0 if it was opened.
+    thread: int
+
+
+class DisplacedDrafts:
+    """Those of one pool, oldest first; few, so that they are searched."""
+
+    def __init__(self, pool: Pool, namespace: Namespace, old: OldVersions) -> None:
+        self._pool = pool
+        self._namespace = namespace
+        self._old = old
+        self._kept: OrderedDict[InodeNo, Displaced] = OrderedDict()
+
+    def __contains__(self, ino: InodeNo) -> bool:
+        return ino in self._kept
+
+    def keep(self, ino: InodeNo, record: InodeRecord, thread: int) -> float:
+        """Keep a draft that lost its name: *thread* (0: nobody) will open it, or its writer rename.
+
+        Return until when (s of the pool's clock).
+        """
+        opened = self._pool.open_inodes.enter(ino, writer=False)
+        if not opened.writers:
+            opened.maker = Maker(record.maker_tgid, record.maker_birth)
+            opened.allocated_bytes = record.allocated_bytes
+        until_s = self._pool.monotonic_s() + _DISPLACED_S
+        self._kept[opened.ino] = Displaced(record.parent, record.name, opened, until_s, thread)
+        if len(self._kept) > _DISPLACED_MAX:
+            self._forget_oldest()
+        return until_s
+
+    def come_for(self, ino: InodeNo) -> None:
+        """The OPEN that *ino* was promised to has come."""
+        self._kept[ino] = self._kept[ino]._replace(thread=0)
+
+    def is_promised(self, ino: InodeNo, thread: int) -> bool:
+        """Whether *ino* was *thread*'s fresh inode when another writer took the name."""
+        displaced = self._kept.get(ino)
+        return displaced is not None and displaced.thread == thread > 0
+
+    def promised(self, record: InodeRecord, thread: int) -> InodeNo | None:
+        """Return *thread*'s fresh inode that lost *record*'s name between two looks of one try."""
+        name = (record.parent, record.name)
+        lost = (ino for ino, kept in self._kept.items() if (kept.parent, kept.name) == name)
+        return next((ino for ino in lost if self.is_promised(ino, thread)), None)
+
+    def contended(self, parent: InodeNo, name: bytes) -> bool:
+        """Whether a draft that lost this name may still be renamed by its writer."""
+        if not self._kept:  # asked twice a rename
+            return False
+        return any(lost.name == name and lost.parent == parent for lost in self._kept.values())
+
+    def meant(
+        self, parent: InodeNo, name: bytes, ino: InodeNo, who: Maker, *, awaited: bool
+    ) -> OpenInode | None:
+        """Return the finished draft that process *who* means by *name*, None for *ino* itself.
+
+        *ino* is *awaited* if its OPEN is still to come.
+        That is another one if *ino* is still being written and drafts lost the name to it: the
+        process's own first. Raises NotFound when it would publish what another one writes.
+        """
+        lost = [
+            displaced.opened
+            for displaced in reversed(self._kept.values())
+            if displaced.name == name and displaced.parent == parent
+        ]
+        present = self._pool.open_inodes.get(ino)
+        if not lost or not (awaited or (present is not None and present.unfinished)):
+            return None
+        finished = [
+            opened for opened in lost if not (opened.writers or opened.torn or opened.unfinished)
+        ]
+        for opened in finished:
+            if opened.maker == who:
+                return opened
+        if present is not None and present.maker == who != NOBODY:
+            return None
+        if finished:
+            return finished[0]
+        raise NotFound(f"{name!r} is being written by another process")
+
+    def restore(self, opened: OpenInode, new_parent: InodeNo, new_name: bytes) -> InodeNo | None:
+        """Publish the displaced draft *opened* as *new_name*; return the inode that lost that.
+
+        The draft's old name stays with the writer that took it. Raises as ``Namespace.rename``.
+        """
+        pool = self._pool
+        record = opened.gone
+        assert record is not None, "a displaced draft has no name"
+        now_ns, sequence = pool.clock_ns(), pool.next_sequence()
+        replaced = pool.index.lookup(new_parent, new_name)
+        replaced_record = None if replaced is None else self._namespace.record(replaced)
+        if replaced_record is not None:
+            refuse_mismatch(record, replaced_record)
+        final = record._replace(
+            parent=new_parent,
+            name=new_name,
+            state=State.PUBLISHED,
+            maker_tgid=0,
+            maker_birth=0,
+            allocated_bytes=opened.allocated_bytes,
+            ctime_ns=now_ns,
+            sequence=sequence,
+        )
+        counters = counted(pool.counters, final, 1)._replace(sequence=sequence)
+        if replaced_record is not None:
+            counters = counted(counters, replaced_record, -1)
+        parent_record = self._namespace.directory(new_parent)
+        with pool.change(counters) as txn:
+            if replaced is not None and replaced_record is not None:
+                parent_record = self._namespace.replace_in(
+                    txn, replaced, replaced_record, parent_record, now_ns
+                )
+            for key, value in opened.attributes.items():
+                txn.put_xattr(opened.ino, key, value)
+            self._namespace.enter(txn, opened.ino, final, parent_record)
+        pool.node_shares.set_attributes(opened.ino, final, attributes_bytes(opened.attributes))
+        opened.gone = None
+        self._old.stop_showing(opened)
+        pool.space.extra_bytes -= opened.allocated_bytes
+        del self._kept[opened.ino]
+        pool.leave(opened, writer=False)
+        pool.identities.write(opened.ino, final)
+        ranks.note(pool, opened.ino, final)
+        if replaced is not None and replaced_record is not None:
+            self._namespace.bury(replaced, replaced_record, now_ns)
+        return replaced
+
+    def give_way(self) -> None:
+        """Forget those that nobody writes: room is needed."""
+        for ino, displaced in list(self._kept.items()):
+            if not (displaced.opened.writers or displaced.opened.unfinished):
+                del self._kept[ino]
+                self._pool.leave(displaced.opened, writer=False)
+
+    def tick(self, now_s: float) -> None:
+        """End what has waited too long."""
+        while self._kept and next(iter(self._kept.values())).until_s <= now_s:
+            self._forget_oldest()
+
+    def close(self) -> None:
+        """End everything: the pool stops."""
+        while self._kept:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        _, displaced = self._kept.popitem(last=False)
+        self._pool.leave(displaced.opened, writer=False)

@@ -1,0 +1,282 @@
+"""The store: where index, extents and background work meet, as the mount sees them.
+
+It knows no FUSE and no data path. Order of effects (docs/architecture.md): reserve in memory ->
+data -> one index transaction -> visible; removal: index first -> unlink.
+"""
+
+import functools
+import logging
+import stat
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from kvfs.core.errors import NoSpace
+from kvfs.core.settings import Settings
+from kvfs.core.types import PAGE_BYTES, ROOT_INODE, InodeNo
+from kvfs.devices import Device
+from kvfs.engine.attributes import Attributes
+from kvfs.engine.blocks.blocks import Blocks
+from kvfs.engine.device_watch import DeviceWatch
+from kvfs.engine.eviction.by_names import NameEviction
+from kvfs.engine.eviction.heat_scan import HeatScan
+from kvfs.engine.eviction.overrun_watch import Watch
+from kvfs.engine.eviction.reclaim import Reclaim
+from kvfs.engine.eviction.reclaim_figures import reclaim_figures
+from kvfs.engine.names.namespace import Namespace
+from kvfs.engine.recovery.lease_scan import HoldingsScan
+from kvfs.engine.recovery.recovery import recover
+from kvfs.engine.recovery.state_totals import state_totals
+from kvfs.engine.recovery.sweep import Sweep
+from kvfs.engine.visibility import Visibility
+from kvfs.machine.processes import NOBODY, Maker
+from kvfs.pool.name_room import make_index_room
+from kvfs.pool.pool import Pool
+from kvfs.storage.run_state import distrust_index
+from kvfs.storage.syscalls import Syscalls
+
+_log: Final = logging.getLogger(__name__)
+
+#: Of the time between two ticks: nothing waits for ever for a loop that is never idle.
+_TURN_S: Final = 0.002
+
+
+class Totals(NamedTuple):
+    """What statfs answers, in units of PAGE_BYTES and in inodes."""
+
+    blocks: int
+    blocks_free: int
+    inodes: int
+    inodes_free: int
+
+
+class Store:
+    """A pool with its operations: ``namespace``, ``blocks``, ``attributes``."""
+
+    def __init__(
+        self,
+        device: Device,
+        settings: Settings,
+        *,
+        syscalls: Syscalls | None = None,
+        clock_ns: Callable[[], int] | None = None,
+    ) -> None:
+        """Bring *device*'s pool up, repairing what a crash left. Raises CommandErrors, OSError."""
+        calls = syscalls if syscalls is not None else Syscalls()
+        sweep_due = recover(device, settings, calls)
+        if clock_ns is None:
+            self.pool = Pool(device, settings, syscalls=calls)
+        else:
+            self.pool = Pool(device, settings, syscalls=calls, clock_ns=clock_ns)
+        self.namespace = Namespace(self.pool)
+        self.blocks = Blocks(self.pool, self.namespace)
+        self.attributes = Attributes(self.pool, self.namespace, self.blocks)
+        #: Whether all handles that are still counted at ``close`` are known to be closed.
+        self.all_closed = False
+        self.visibility = Visibility(self.pool, self.blocks.superseding.old)
+        self.heat_scan = HeatScan(self.pool)
+        self.pool.rank_anew = self.heat_scan.start
+        self.pool.show_drafts_anew = self.blocks.publishing.show_drafts_anew
+        self.reclaim = Reclaim(self.pool, self.namespace, self.heat_scan)
+        self.pool.evict = self.reclaim.evict
+        self.name_eviction = NameEviction(self.pool, self.reclaim)
+        self.pool.evict_names = self.name_eviction.make_room
+        self.pool.top_up = self.reclaim.top_up
+        self.watch = Watch(self.pool)
+        self.watch.more_may_go = lambda: self.reclaim.hopeful
+        self.pool.look_at_runners = self.watch.look_at_runners
+        self.pool.holdings.settle = self.blocks.publishing.lose_maker
+        self.pool.background.submit_leisure(HoldingsScan(self.pool).step)
+        if not settings.read_only:
+            self.heat_scan.start()
+        self.device_watch = DeviceWatch(self.pool, self.blocks.publishing)
+        self.sweep = Sweep(self.pool)
+        #: Whether the device had no room for the index to grow: blocks are to go for it.
+        self._index_starves = False
+        self._chores = self._list_chores()
+        if sweep_due:
+            self.sweep.start()
+        if sweep_due or device.outlived:
+            self.pool.extents.held_below = self.pool.numbers.first
+
+    def _list_chores(self) -> tuple[Callable[[float], None], ...]:
+        """Return what a tick does, in order; each takes the time."""
+        pool = self.pool
+        return (
+            pool.graves.tick,
+            lambda _: pool.departures.settle(),
+            self.watch.tick,
+            lambda _: pool.device_room.look(),
+            self.reclaim.tick,
+            lambda _: self.name_eviction.tick(),
+            pool.ready.tick,
+            lambda _: self.blocks.settle(),
+            self._settle_index,
+            self.blocks.superseding.tick,
+            pool.holdings.tick,
+            pool.heat.tick,
+            lambda _: pool.heat.mark(pool.clock_ns()),
+            self._save_heat,
+            self._sweep_on,
+        )
+
+    def own_root(self, uid: int | None, gid: int | None, mode: int | None) -> None:
+        """Give the root directory the owner and mode that the mount's options ask for."""
+        record = self.namespace.directory(ROOT_INODE)
+        wanted = record._replace(
+            uid=record.uid if uid is None else uid,
+            gid=record.gid if gid is None else gid,
+            mode=record.mode if mode is None else stat.S_IFDIR | mode,
+        )
+        if wanted != record:
+            with self.pool.index.write() as txn:
+                txn.put_inode(ROOT_INODE, wanted)
+            self.pool.identities.write(ROOT_INODE, wanted)
+
+    def close(self) -> None:
+        """Stop cleanly; every open inode is published or freed first. Raises OSError.
+
+        On a device that was lost nothing is done any more: the next start rebuilds.
+        """
+        if self.device_watch.lost:
+            self.pool.abandon()
+            return
+        settled = self.blocks.close_all(all_closed=self.all_closed)
+        if self.device_watch.write_back.is_in_doubt():
+            settled = False
+            distrust_index(self.pool.device.pool_fd, self.pool.syscalls)
+        self.pool.close(settled=settled, swept=self.sweep.done)
+
+    def rename(
+        self,
+        parent: InodeNo,
+        name: bytes,
+        new_parent: InodeNo,
+        new_name: bytes,
+        *,
+        replace: bool,
+        who: Maker = NOBODY,
+    ) -> InodeNo | None:
+        """Move a name (``Namespace.rename``), or publish the finished draft that lost it before.
+
+        *who* asks. Returns the inode that lost its name.
+        """
+        superseding = self.blocks.superseding
+        renames = (parent, name) != (new_parent, new_name)
+        if replace and renames and superseding.displaced.contended(parent, name):
+            ino = self.namespace.lookup(parent, name)
+            awaited = superseding.is_awaited(ino)
+            finished = superseding.displaced.meant(parent, name, ino, who, awaited=awaited)
+            if finished is not None:
+                replaced = superseding.displaced.restore(finished, new_parent, new_name)
+                for changed in ((parent, name), (new_parent, new_name)):
+                    self.blocks.publishing.vanished(*changed)
+                return replaced
+        if renames and superseding.fought_over(parent, name):
+            superseding.refuse_unfinished(self.namespace.lookup(parent, name), who)
+        return self.namespace.rename(parent, name, new_parent, new_name, replace=replace, who=who)
+
+    def totals(self) -> Totals:
+        """Return the pool's size and what is free of it; the totals never change while mounted."""
+        space, counters = self.pool.space, self.pool.counters
+        inodes = max(space.capacity_bytes // PAGE_BYTES, 1 << 20)
+        taken = counters.blocks + counters.directories + counters.symlinks + counters.others
+        return Totals(
+            blocks=space.capacity_bytes // PAGE_BYTES,
+            blocks_free=self._available_bytes() // PAGE_BYTES,
+            inodes=inodes,
+            inodes_free=max(0, inodes - taken),
+        )
+
+    def _kept_bytes(self) -> int:
+        """Return what clients' data holds; removed blocks give way, so they count as free."""
+        space = self.pool.space
+        used_bytes = space.used_bytes + space.lingering_bytes - self.pool.graves.held_bytes
+        return min(used_bytes, space.capacity_bytes)
+
+    def _available_bytes(self) -> int:
+        """Return what clients can still store: what is free, and what would go for it."""
+        bound_bytes = self.pool.space.bound_bytes
+        free_bytes = max(0, bound_bytes - self._kept_bytes())
+        return min(bound_bytes, free_bytes + self.pool.evictable_bytes)
+
+    @property
+    def growing(self) -> bool:
+        """Whether somebody may be writing: the tick then must look often."""
+        return bool(self.pool.open_inodes.written)
+
+    def tick(self) -> None:
+        """Do the housekeeping that is due; called a few times a second, never blocks.
+
+        What fails is logged and counted, and keeps neither the rest nor the mount from going on.
+        """
+        pool = self.pool
+        if pool.settings.read_only:
+            return
+        now_s = pool.monotonic_s()
+        pool.background.do(lambda: self.device_watch.tick(now_s))
+        if self.device_watch.lost:
+            return
+        for chore in self._chores:
+            pool.background.do(functools.partial(chore, now_s))
+        pool.background.tick()
+        pool.background.work(_TURN_S)
+        if pool.numbers.refill_due:
+            pool.background.submit_long(pool.numbers.refill)
+        if pool.index.preallocation_due():
+            pool.background.submit_long(self._grow_index)
+        if self._index_starves:
+            self._index_starves = False
+            make_index_room(pool)
+
+    def _grow_index(self) -> None:
+        """Allocate ahead of the index; in a thread."""
+        try:
+            self.pool.index.preallocate()
+        except NoSpace as error:
+            _log.info("%s; blocks go for it", error)
+            self._index_starves = True
+
+    def _save_heat(self, now_s: float) -> None:
+        if self.pool.heat.save_due(now_s):
+            self.pool.background.submit_long(self.pool.heat.save)
+
+    def _sweep_on(self, _now_s: float) -> None:
+        if not self.sweep.done:
+            self.sweep.tick()
+
+    def _settle_index(self, _now_s: float) -> None:
+        try:
+            self.pool.index.settle()
+        except (NoSpace, OSError) as error:
+            _log.warning("the index does not take what waits for it: %s", error)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the figures `kvfs status` shows, in bytes and counts."""
+        space, counters = self.pool.space, self.pool.counters
+        return {
+            "uuid": self.pool.device.uuid,
+            "capacity_bytes": space.capacity_bytes,
+            "used_bytes": self._kept_bytes(),
+            "bound_bytes": space.bound_bytes,
+            "free_bytes": max(0, space.bound_bytes - self._kept_bytes()),
+            "ready_bytes": space.ready_bytes,
+            **reclaim_figures(self.pool, self.reclaim, self.watch),
+            "blocks": counters.blocks,
+            "directories": counters.directories,
+            "symlinks": counters.symlinks,
+            "index_rows_bytes": self.pool.index.room.rows_bytes(),
+            "index_map_bytes": self.pool.index.room.map_bytes,
+            "open_inodes": len(self.pool.open_inodes),
+            "ready_extents": self.pool.ready.count,
+            "ready_hits": self.pool.ready.hits,
+            "ready_misses": self.pool.ready.misses,
+            "graves": len(self.pool.graves),
+            "states": state_totals(self.pool),
+            "torn": self.blocks.publishing.torn,
+            "unproven": self.blocks.doubts.unproven,
+            "background_backlog": self.pool.background.backlog,
+            "background_failures": self.pool.background.failures,
+            "dismissed": self.pool.dismissed,
+            "write_back_failures": self.device_watch.write_back.failures,
+            "damaged_rows": self.pool.damage.misses,
+        }

@@ -1,0 +1,60 @@
+"""Who sees a draft: everybody, or in directories that say ``drafts=owner`` its maker alone.
+
+And of a block that is being rewritten with O_TRUNC everybody but its writer sees the old version.
+"""
+
+from kvfs.core.lifecycle import UNFINISHED, is_temporary
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.engine.rewrite.old_versions import OldVersions
+from kvfs.machine.processes import NOBODY, Maker
+from kvfs.pool.pool import Pool
+
+
+class Visibility:
+    """Answers for one pool."""
+
+    def __init__(self, pool: Pool, old: OldVersions) -> None:
+        self._pool = pool
+        self._old = old
+
+    def seen(self, ino: InodeNo, record: InodeRecord, who: Maker) -> InodeNo | None:
+        """Return what process *who* sees under the name of *record*; None: nothing."""
+        if record.state in UNFINISHED:
+            if ino in self._old and not self._is_maker(who, ino, record):
+                return self._old.of(ino)
+            if self.hidden(ino, record, who):
+                return None
+        return ino
+
+    def hidden(self, ino: InodeNo, record: InodeRecord, who: Maker) -> bool:
+        """Whether process *who* must not see *record* under its name."""
+        if record.state not in UNFINISHED:
+            return False
+        return self.is_private(record) and not self._is_maker(who, ino, record)
+
+    def _is_maker(self, who: Maker, ino: InodeNo, record: InodeRecord) -> bool:
+        """Whether *who* writes *ino*: that nobody knows of those that cannot be told apart.
+
+        Under a temporary name all of those may be meant: the writer must find it to rename it.
+        """
+        maker = self._maker(ino, record)
+        return who == maker and (who != NOBODY or is_temporary(record.name))
+
+    def is_private(self, record: InodeRecord) -> bool:
+        """Whether a draft in *record*'s directory is its maker's alone."""
+        return self._pool.policies.of(record.parent).drafts_of_owner
+
+    def trusts_name(self, record: InodeRecord, *, just_created: bool) -> bool:
+        """Whether the kernel may keep the name: another writer can take a draft's name over.
+
+        The maker's own CREATE is safe: who takes the name gets another inode by a LOOKUP.
+        """
+        if record.state not in UNFINISHED:
+            return True
+        return just_created and not self.is_private(record)
+
+    def _maker(self, ino: InodeNo, record: InodeRecord) -> Maker:
+        opened = self._pool.open_inodes.get(ino)
+        if opened is not None and opened.writers:
+            return opened.maker
+        return Maker(record.maker_tgid, record.maker_birth)

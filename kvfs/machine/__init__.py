@@ -1,0 +1,1 @@
+"""What the machine tells: processes, mounts, the kernel's log, memory."""

@@ -1,0 +1,279 @@
+"""Who made a block: processes, told apart beyond the reuse of their numbers, and their deaths.
+
+A request names a thread. Its process is ``Tgid`` in /proc/TID/status, which never waits for the
+thread (process_ends.py). The birth of a process is the inode number of its pidfd, unique for one
+boot (pidfs, Linux 6.9; pidfd_open(2)), mixed with the id of the boot: both numbers begin anew with
+each, and rise together, so that a service that is started at boot gets the same two again.
+"""
+
+import errno
+import os
+import select
+import threading
+import zlib
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+from kvfs.core.printable import printable
+from kvfs.machine.process_ends import (
+    Fate,
+    fate_without_memory,
+    judge,
+    open_to_read,
+    read_at_once,
+    status_of,
+)
+from kvfs.machine.spare_files import SpareFiles
+from kvfs.storage.run_state import present_boot_id
+
+#: A thread number is believed for so long without a look: shorter than any cycle of numbers.
+_THREAD_BELIEVED_S: Final = 1.0
+_THREADS_MAX: Final = 1024
+_PROCESSES_MAX: Final = 4096
+_STATM_BYTES: Final = 128
+_NAME_BYTES: Final = 64
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
+#: Above the inode numbers of pidfds: 32 bits of the boot's id.
+_BOOT_SHIFT: Final = 32
+#: User-space NFS servers: a lease by their life would never end.
+_SERVERS: Final = (b"ganesha.nfsd",)
+
+
+class Maker(NamedTuple):
+    """A process. ``tgid`` 0 is one that cannot be watched: a kernel thread, a foreign pid."""
+
+    tgid: int
+    birth: int
+
+
+NOBODY: Final = Maker(0, 0)
+
+
+class Question:
+    """What became of a process, asked in a thread of its own; ``fate`` is None until it is told."""
+
+    def __init__(self, fate: Fate | None = None) -> None:
+        self.fate = fate
+        self._thread: threading.Thread | None = None
+
+    def ask(self, tgid: int, pidfd: int) -> None:
+        """Find out about process *tgid*; *pidfd* refers to it and is closed then."""
+
+        def find_out() -> None:
+            try:
+                self.fate = judge(tgid, pidfd)
+            finally:
+                os.close(pidfd)
+
+        self._thread = threading.Thread(target=find_out, name="kvfs-fate", daemon=True)
+        self._thread.start()
+
+    def wait(self, wait_s: float) -> None:
+        """Wait for the answer, no longer than *wait_s*."""
+        if self._thread is not None:
+            self._thread.join(max(wait_s, 0.0))
+
+
+def program_of(pid: int) -> str:
+    """Return the name of *pid*'s program, printable; "?" if it is gone or cannot be told."""
+    name = read_at_once(f"/proc/{pid}/comm", _NAME_BYTES, open_to_read) if pid > 0 else b""
+    return printable(name.decode(errors="replace").removesuffix("\n")) or "?"
+
+
+class Makers:
+    """The processes that blocks belong to, and whether they live."""
+
+    def __init__(self) -> None:
+        self._spare = SpareFiles()
+        self._boot = zlib.crc32(present_boot_id().encode()) << _BOOT_SHIFT
+        self._threads: OrderedDict[int, tuple[float, Maker]] = OrderedDict()
+        #: A pidfd for each watched process; readable once it has ended.
+        self._pidfds: OrderedDict[Maker, int] = OrderedDict()
+        self._poll = select.poll()
+        #: /proc/TID/statm of threads that closed what they wrote: to open one costs three times
+        #: what a read does. It stays with its thread, whoever gets the number next (ESRCH).
+        self._statms: OrderedDict[int, int] = OrderedDict()
+        #: What became of those that ended lately.
+        self._fates: OrderedDict[Maker, Fate] = OrderedDict()
+
+    def close(self) -> None:
+        """Let all processes go."""
+        for fd in (*self._pidfds.values(), *self._statms.values()):
+            os.close(fd)
+        self._pidfds.clear()
+        self._statms.clear()
+        self._spare.close()
+
+    def _open(self, path: str) -> int:
+        """Open *path* of /proc, with a descriptor from the reserve if there is no other.
+
+        Raises OSError.
+        """
+        try:
+            return open_to_read(path)
+        except OSError as error:
+            if not self._gives_way(error):
+                raise
+        return open_to_read(path)
+
+    def _open_pidfd(self, tgid: int) -> int:
+        """Return a pidfd of process *tgid*; raises as ``_open``."""
+        try:
+            return os.pidfd_open(tgid)
+        except OSError as error:
+            if not self._gives_way(error):
+                raise
+        return os.pidfd_open(tgid)
+
+    def _gives_way(self, error: OSError) -> bool:
+        """Whether *error* was a lack of descriptors, and there is one now."""
+        if error.errno not in _NO_DESCRIPTOR:
+            return False
+        if self._statms:
+            os.close(self._statms.popitem(last=False)[1])
+            return True
+        return self._spare.give_one()
+
+    def of(self, tid: int, now_s: float) -> Maker:
+        """Return the process of thread *tid*, NOBODY if it cannot be watched."""
+        known = self._threads.get(tid)
+        if known is not None and now_s - known[0] < _THREAD_BELIEVED_S:
+            return known[1]
+        try:
+            maker = self._look(tid)
+        except OSError:
+            return NOBODY  # for now: there may be a descriptor the next time
+        self._threads[tid] = (now_s, maker)
+        self._threads.move_to_end(tid)
+        if len(self._threads) > _THREADS_MAX:
+            self._threads.popitem(last=False)
+        return maker
+
+    def _look(self, tid: int) -> Maker:
+        """Return the process of thread *tid*. Raises OSError: that cannot be told now."""
+        if tid <= 0:
+            return NOBODY  # another pid namespace
+        status = status_of(tid, self._open)
+        name = status[len(b"Name:\t") : status.find(b"\n")]
+        if b"\nKthread:\t1\n" in status or name in _SERVERS:
+            return NOBODY
+        start = status.find(b"\nTgid:\t")
+        if start < 0:
+            raise ProcessLookupError
+        tgid = int(status[start + 7 : status.find(b"\n", start + 1)])
+        pidfd = self._open_pidfd(tgid)
+        maker = Maker(tgid, self._birth(pidfd))
+        if maker in self._pidfds or len(self._pidfds) >= _PROCESSES_MAX:
+            os.close(pidfd)
+        else:
+            self._pidfds[maker] = pidfd
+            self._poll.register(pidfd, select.POLLIN)
+        return maker
+
+    def _birth(self, pidfd: int) -> int:
+        return os.fstat(pidfd).st_ino ^ self._boot
+
+    def fate_of(self, tid: int) -> Fate:
+        """Return how thread *tid* fares, which closes a file: LIVES, or how it ends.
+
+        Its memory went before its files did (do_exit, kernel/exit.c): ``statm`` tells of those
+        that live on. Unknown is what cannot be looked at, also a thread that is not there.
+        """
+        if tid <= 0:
+            return Fate.UNKNOWN  # another pid namespace
+        try:
+            statm = self._statm(tid)
+        except OSError:
+            return Fate.UNKNOWN
+        return fate_without_memory(tid, self._open) if statm.startswith(b"0 ") else Fate.LIVES
+
+    def _statm(self, tid: int) -> bytes:
+        """Return /proc/TID/statm. Raises OSError."""
+        fd = self._statms.get(tid)
+        if fd is not None:
+            try:
+                return os.pread(fd, _STATM_BYTES, 0)
+            except OSError:  # the number has become another thread's
+                os.close(self._statms.pop(tid))
+        fd = self._open(f"/proc/{tid}/statm")
+        self._statms[tid] = fd
+        if len(self._statms) > _THREADS_MAX:
+            os.close(self._statms.popitem(last=False)[1])
+        return os.pread(fd, _STATM_BYTES, 0)
+
+    def is_kernel_thread(self, tid: int) -> bool:
+        """Whether *tid* is a thread of the kernel, which no signal ends: nfsd, a loop device.
+
+        Linux 6.1 has no such line in ``status``; what lives without memory is one, too.
+        """
+        status = status_of(tid, self._open) if tid > 0 else b""
+        if b"\nKthread:\t1\n" in status:
+            return True
+        return bool(status) and b"\nVmSize:" not in status and b"\nFDSize:\t0\n" not in status
+
+    def ask(self, maker: Maker) -> Question:
+        """Ask what became of *maker*; the answer may take a while."""
+        if maker in self._fates or maker == NOBODY:
+            return Question(self._fates.get(maker, Fate.UNKNOWN))
+        watched = self._pidfds.get(maker)
+        try:
+            pidfd = self._open_pidfd(maker.tgid) if watched is None else os.dup(watched)
+        except OSError:
+            return Question(Fate.UNKNOWN)
+        if watched is None and self._birth(pidfd) != maker.birth:
+            os.close(pidfd)
+            return Question(Fate.UNKNOWN)
+        question = Question()
+        question.ask(maker.tgid, pidfd)
+        return question
+
+    def lives(self, maker: Maker) -> bool:
+        """Whether *maker*, perhaps one from before a restart of this process, still runs.
+
+        Raises OSError when there is no descriptor to find out.
+        """
+        if maker in self._pidfds:
+            return True  # ``ended`` tells of its death
+        try:
+            pidfd = self._open_pidfd(maker.tgid)
+        except (ValueError, OverflowError):
+            return False
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTOR:
+                raise
+            return False
+        if self._birth(pidfd) != maker.birth or _ended(pidfd):
+            os.close(pidfd)
+            return False
+        self._pidfds[maker] = pidfd
+        self._poll.register(pidfd, select.POLLIN)
+        return True
+
+    def ended(self) -> list[Maker]:
+        """Return the watched processes that have ended since the last call."""
+        self._spare.refill()
+        if not self._pidfds:
+            return []
+        readable = {fd for fd, _ in self._poll.poll(0)}
+        if not readable:
+            return []
+        gone = [maker for maker, pidfd in self._pidfds.items() if pidfd in readable]
+        for maker in gone:
+            pidfd = self._pidfds.pop(maker)
+            self._poll.unregister(pidfd)
+            self._remember(maker, pidfd)
+            os.close(pidfd)
+        return gone
+
+    def _remember(self, maker: Maker, pidfd: int) -> None:
+        """Keep how *maker* ended, which nobody can tell once he was waited for (Linux 6.14)."""
+        fate = judge(maker.tgid, pidfd)  # what has ended is in no execve
+        self._fates[maker] = fate
+        if len(self._fates) > _PROCESSES_MAX:
+            self._fates.popitem(last=False)
+
+
+def _ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,1 @@
+"""One open pool: its space, its open inodes, what belongs to whom."""

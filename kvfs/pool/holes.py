@@ -1,0 +1,65 @@
+"""What a write may allocate in an extent that has holes, or gets one by it.
+
+Most extents hold their blocks from offset 0 on, a reserve included: then how many they are says
+all, and no call is needed. In others a write allocates before their last block, too. No block of
+theirs lies behind ``reach_bytes``, so the holes are no larger than what is lacking up to there; and
+the file system tells what is written already, though it calls a hole what is only reserved.
+"""
+
+import os
+
+from kvfs.core.types import round_up
+from kvfs.pool.open_inodes import OpenInode
+from kvfs.storage.syscalls import Syscalls
+
+
+def look(opened: OpenInode, size_bytes: int) -> None:
+    """Learn the size of a file that was written unseen: one that holds less has holes somewhere."""
+    end_bytes = round_up(size_bytes)
+    if opened.front_bytes < 0:
+        if not 0 < opened.allocated_bytes < end_bytes:
+            return
+        opened.front_bytes = opened.reach_bytes = 0
+    opened.reach_bytes = max(opened.reach_bytes, end_bytes)
+
+
+def growth_bytes(syscalls: Syscalls, opened: OpenInode, start_bytes: int, end_bytes: int) -> int:
+    """Return what a write from *start_bytes* to *end_bytes*, which is to begin, may allocate."""
+    held_bytes = opened.allocated_bytes
+    if opened.front_bytes < 0:
+        if start_bytes <= held_bytes:
+            return max(0, end_bytes - held_bytes)  # most writes
+        opened.front_bytes = opened.reach_bytes = held_bytes
+    if end_bytes <= opened.front_bytes:
+        return 0
+    reached_bytes = opened.reach_bytes
+    opened.reach_bytes = max(reached_bytes, round_up(end_bytes))
+    if start_bytes >= reached_bytes:
+        return end_bytes - start_bytes
+    lacking_bytes = opened.reach_bytes - held_bytes
+    if lacking_bytes <= 0:
+        opened.front_bytes = -1  # the holes are filled
+        return 0
+    hole_bytes = _next_hole(syscalls, opened.fd, max(start_bytes, opened.front_bytes))
+    return min(max(0, end_bytes - hole_bytes), lacking_bytes)
+
+
+def _next_hole(syscalls: Syscalls, fd: int, start_bytes: int) -> int:
+    try:
+        return syscalls.lseek(fd, start_bytes, os.SEEK_HOLE)
+    except OSError:
+        return start_bytes  # ENXIO: the file ends before it
+
+
+def reserved(opened: OpenInode, end_bytes: int) -> None:
+    """All blocks up to *end_bytes* were allocated."""
+    if opened.front_bytes >= 0:
+        opened.front_bytes = max(opened.front_bytes, end_bytes)
+        opened.reach_bytes = max(opened.reach_bytes, end_bytes)
+
+
+def punched(opened: OpenInode, start_bytes: int) -> None:
+    """Blocks from *start_bytes* on are given back, those behind them perhaps not."""
+    if opened.front_bytes < 0:
+        opened.front_bytes = opened.reach_bytes = opened.allocated_bytes
+    opened.front_bytes = min(opened.front_bytes, start_bytes)

@@ -1,0 +1,166 @@
+"""Identities, off the hot path: what each published extent, directory and symlink says of itself.
+
+After a power loss the index is rebuilt from them (recovery.py); so they are written for what is
+whole only, and erased before the number is forgotten.
+"""
+
+import contextlib
+import functools
+import stat
+
+from kvfs.core.errors import Damaged
+from kvfs.core.lifecycle import IDENTIFIED
+from kvfs.core.records import Identity
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.pool.unlink_queue import Departures
+from kvfs.storage.background import Background
+from kvfs.storage.extents import Extents
+
+
+def identity_of(ino: InodeNo, record: InodeRecord) -> Identity:
+    """Return the identity that belongs to *record*."""
+    return Identity(
+        ino=ino,
+        parent=record.parent,
+        sequence=record.sequence,
+        mode=record.mode,
+        uid=record.uid,
+        gid=record.gid,
+        size_bytes=record.size_bytes,
+        mtime_ns=record.mtime_ns,
+        flags=0,
+        name=record.name,
+    )
+
+
+def carries_identity(record: InodeRecord) -> bool:
+    """Whether *record*'s inode says on the device what it is: fifos, sockets and drafts do not."""
+    if stat.S_ISREG(record.mode):
+        return record.state in IDENTIFIED
+    return stat.S_ISDIR(record.mode) or stat.S_ISLNK(record.mode)
+
+
+def says(identity: Identity | None, ino: InodeNo, record: InodeRecord) -> bool:
+    """Whether *identity* is that of *record*; a directory's does not follow its mtime."""
+    expected = identity_of(ino, record)
+    if identity is None or not stat.S_ISDIR(record.mode):
+        return identity == expected
+    return identity._replace(mtime_ns=0) == expected._replace(mtime_ns=0)
+
+
+class Identities:
+    """Queues identities of inodes to the background thread."""
+
+    def __init__(self, extents: Extents, background: Background, departures: Departures) -> None:
+        self._extents = extents
+        self._background = background
+        self._departures = departures
+        #: Overwritten in place and final now: their bytes are on their way to the device, and the
+        #: identity follows. A rebuild could not tell old bytes from new ones.
+        self._syncing: dict[InodeNo, Identity] = {}
+        #: Taken away, but the device may have them still: until an fsync, a new one, or the end.
+        self._lingering: set[InodeNo] = set()
+        #: Their removal is queued, or failed.
+        self._withdrawing: set[InodeNo] = set()
+        #: Of inodes below it nobody knows whether their bytes are durable: a killed server may
+        #: have overwritten them in place, and what it noted of that is gone (sweep.py).
+        self.unsure_below = InodeNo(0)
+
+    def write(self, ino: InodeNo, record: InodeRecord, *, overwritten: bool = False) -> None:
+        """Queue *record*'s identity; drafts have none, nor have fifos and sockets.
+
+        That of a block that was *overwritten* in place, or may have been, waits until its bytes
+        are durable.
+        """
+        if not carries_identity(record):
+            return
+        identity, target = identity_of(ino, record), record.target
+        if not stat.S_ISREG(record.mode):
+            self._background.identify(
+                ino, lambda: self._extents.identify_node(ino, identity, target)
+            )
+        elif overwritten or ino in self._syncing or ino < self.unsure_below:
+            self._background.forget(ino)
+            self._syncing[ino] = identity
+            self._background.submit_long(lambda: self._sync(ino, identity))
+        else:
+            self._background.identify(ino, lambda: self._write_extent(ino, identity))
+
+    def _sync(self, ino: InodeNo, identity: Identity) -> None:
+        """In the thread; the extent may be gone before its turn comes."""
+        if self._syncing.get(ino) is not identity:
+            return
+        with contextlib.suppress(Damaged):
+            self._extents.sync(ino)
+        self._background.hand_over(lambda: self._synced(ino, identity))
+
+    def _synced(self, ino: InodeNo, identity: Identity) -> None:
+        if self._syncing.get(ino) is identity:
+            del self._syncing[ino]
+            self._background.identify(ino, lambda: self._write_extent(ino, identity))
+
+    def waiting_for_sync(self, ino: InodeNo | None = None) -> dict[InodeNo, Identity]:
+        """Return the identities that wait for their bytes now, or *ino*'s, for ``all_synced``."""
+        if ino is None:
+            return dict(self._syncing)
+        return {ino: self._syncing[ino]} if ino in self._syncing else {}
+
+    def all_synced(self, waiting: dict[InodeNo, Identity]) -> None:
+        """Everything is durable that was written when these were *waiting*: they wait no more."""
+        for ino, identity in waiting.items():
+            self._synced(ino, identity)
+
+    def is_said(self, ino: InodeNo, record: InodeRecord) -> bool:
+        """Whether the device may have an identity of *ino*, the present one or a former."""
+        return carries_identity(record) or self.was_identified(ino) or ino < self.unsure_below
+
+    def say_now(self, ino: InodeNo) -> None:
+        """Carry out what is queued for *ino*; one that waits for its bytes waits on."""
+        self._background.carry_out(ino)
+
+    def withdraw(self, ino: InodeNo) -> None:
+        """Queue the removal of an extent's identity: its bytes are about to change."""
+        self._syncing.pop(ino, None)
+        self._withdrawing.add(ino)
+        self._background.identify(ino, lambda: self._unidentify(ino))
+
+    def was_identified(self, ino: InodeNo) -> bool:
+        """Whether *ino*'s identity was taken away, or is to be, and the device may have it."""
+        return ino in self._lingering or ino in self._withdrawing
+
+    def withdraw_now(self, ino: InodeNo) -> bool:
+        """Remove an extent's identity; False if the device has none either. Raises OSError.
+
+        Else it is gone for good after an fsync of the extent, which ``forgotten`` is told of.
+        """
+        self._syncing.pop(ino, None)
+        self._background.forget(ino)
+        self._unidentify(ino)
+        return ino in self._lingering
+
+    def forgotten(self, ino: InodeNo) -> None:
+        """Learn that an fsync of *ino*'s extent followed the removal of its identity."""
+        self._lingering.discard(ino)
+
+    def erase(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Queue the removal of what *record*'s inode has on the device."""
+        self._syncing.pop(ino, None)
+        self._background.forget(ino)
+        self._lingering.discard(ino)
+        self._withdrawing.discard(ino)
+        if stat.S_ISREG(record.mode):
+            remove = functools.partial(self._extents.unlink, ino)
+            in_use = functools.partial(self._extents.is_used, ino)
+            self._departures.add(remove, record.allocated_bytes, in_use)
+        elif stat.S_ISDIR(record.mode) or stat.S_ISLNK(record.mode):
+            self._background.submit(lambda: self._extents.forget_node(ino))
+
+    def _unidentify(self, ino: InodeNo) -> None:
+        if self._extents.unidentify(ino):
+            self._lingering.add(ino)
+        self._withdrawing.discard(ino)
+
+    def _write_extent(self, ino: InodeNo, identity: Identity) -> None:
+        self._extents.identify(ino, identity)
+        self._lingering.discard(ino)  # the next removal finds this one
+        self._withdrawing.discard(ino)

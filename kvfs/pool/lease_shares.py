@@ -1,0 +1,91 @@
+"""How much of the pool leases may keep, and whose turn it is to be refused when that is reached.
+
+A lease ends with its process, so that one that goes on storing would keep the whole pool. Over the
+bound each user has a share of it, each process of a user a part of that share, and only who is
+over both is refused: nobody can take from others by forking, and no process is refused for what
+another one holds. What is stored nevertheless (under way before, by others, under temporary names)
+gets its lease as long as half of what the bound leaves is free, and then is published without.
+"""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from kvfs.machine.processes import Maker
+
+#: Of what the bound leaves: what users over their share get for what was under way, or is stored
+#: by another process of theirs, and what all get together.
+_UNDER_WAY_SHARE: Final = 1 / 4
+_OTHERS_SHARE: Final = 1 / 2
+
+
+class Lessee(NamedTuple):
+    """The process that holds most; NOBODY stands for all that cannot be watched."""
+
+    maker: Maker
+    held_bytes: int
+
+
+class LeaseShares:
+    """What leases hold, by user and process."""
+
+    def __init__(self, bound_bytes: Callable[[], int], capacity_bytes: int) -> None:
+        """*bound_bytes* tells how much of *capacity_bytes* leases may keep now, 0 or more."""
+        self._bound_bytes = bound_bytes
+        self._capacity_bytes = capacity_bytes
+        self._by_user: dict[int, dict[Maker, int]] = {}
+        self.held_bytes = 0
+        #: Stores that were refused.
+        self.refused = 0
+
+    @property
+    def bound_bytes(self) -> int:
+        """How much leases may keep now."""
+        return self._bound_bytes()
+
+    def note(self, uid: int, maker: Maker, change_bytes: int) -> None:
+        """*maker*, of user *uid*, holds *change_bytes* more, or less if that is below 0."""
+        self.held_bytes += change_bytes
+        makers = self._by_user.setdefault(uid, {})
+        makers[maker] = makers.get(maker, 0) + change_bytes
+        if not makers[maker]:
+            del makers[maker]
+        if not makers:
+            del self._by_user[uid]
+
+    def refuses(self, uid: int, maker: Maker) -> bool:
+        """Whether the next store under a final name of *maker* is refused."""
+        bound_bytes = self._bound_bytes()
+        return self.held_bytes > bound_bytes and self._is_over(uid, maker, bound_bytes)
+
+    def gives(self, uid: int, size_bytes: int) -> bool:
+        """Whether user *uid* gets a lease for *size_bytes* that were just stored."""
+        bound_bytes = self._bound_bytes()
+        lacking_bytes = self.held_bytes + size_bytes - bound_bytes
+        if lacking_bytes <= 0:
+            return True
+        # Of what the bound leaves.
+        is_over = self._is_user_over(uid, bound_bytes)
+        share = _UNDER_WAY_SHARE if is_over else _OTHERS_SHARE
+        return lacking_bytes <= share * (self._capacity_bytes - bound_bytes)
+
+    def _is_user_over(self, uid: int, bound_bytes: int) -> bool:
+        held_bytes = sum(self._by_user.get(uid, {}).values())
+        return held_bytes > 0 and held_bytes >= bound_bytes / len(self._by_user)
+
+    def _is_over(self, uid: int, maker: Maker, bound_bytes: int) -> bool:
+        if not self._is_user_over(uid, bound_bytes):
+            return False
+        makers = self._by_user[uid]
+        part_bytes = bound_bytes / len(self._by_user) / len(makers)
+        return makers.get(maker, 0) >= max(1, part_bytes)
+
+    def most(self) -> Lessee | None:
+        """Return who holds most, None if nobody holds anything."""
+        held: dict[Maker, int] = {}
+        for makers in self._by_user.values():
+            for maker, size_bytes in makers.items():
+                held[maker] = held.get(maker, 0) + size_bytes
+        if not held:
+            return None
+        maker = max(held, key=lambda each: held[each])
+        return Lessee(maker, held[maker])

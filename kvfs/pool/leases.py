@@ -1,0 +1,199 @@
+"""What belongs to somebody: leased blocks and slabs by their makers, orphans, spent slabs.
+
+A published block is in none of these tables: it belongs to nobody. A lease ends with its maker's
+process; one whose maker cannot be watched (a kernel thread, a foreign pid namespace, an NFS
+server) ends when nobody used the block for a while. The index keeps state and maker, so that a
+successor of this process finds them again.
+"""
+
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from kvfs.core.lifecycle import HELD, LEASES, State
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.machine.processes import NOBODY, Maker, Makers
+from kvfs.pool.lease_shares import LeaseShares
+
+#: Blocks whose maker died are settled so many a tick: a process may have made a million.
+_SETTLED_A_TICK: Final = 128
+_KEPT: Final = HELD | {State.ORPHAN, State.SPENT}
+#: Holdings are shared by blocks that are alike, so that a million take 85 MB; so many kinds.
+_KINDS_MAX: Final = 4096
+#: A maker's list is cleaned of what it lost when that is half of it, and more than this.
+_LOST_MIN: Final = 1024
+
+
+class Holding(NamedTuple):
+    """One block in the tables."""
+
+    state: State
+    allocated_bytes: int
+    maker: Maker
+    uid: int
+
+
+class _Made:
+    """The blocks of one maker: all it ever made, and how many of them it still has."""
+
+    __slots__ = ("count", "inos")
+
+    def __init__(self) -> None:
+        self.inos = array("Q")
+        self.count = 0
+
+
+class Holdings:
+    """The tables."""
+
+    def __init__(self, makers: Makers, lease_s: float, leases: LeaseShares) -> None:
+        self.makers = makers
+        self.leases = leases
+        self._lease_s = lease_s
+        #: Told each inode whose maker is gone; False if it cannot be settled yet.
+        self.settle: Callable[[InodeNo], bool] = self._forget
+        self._held: dict[InodeNo, Holding] = {}
+        self._kinds: dict[Holding, Holding] = {}
+        #: Blocks and bytes in each state.
+        self.totals: dict[State, tuple[int, int]] = dict.fromkeys(_KEPT, (0, 0))
+        #: Makers that live.
+        self._by_maker: dict[Maker, _Made] = {}
+        #: What makers left that ended; what is to be settled besides has every other turn.
+        self._left: deque[Iterator[int]] = deque()
+        #: Leases by time: when each block was used last, oldest first.
+        self._timed: OrderedDict[InodeNo, float] = OrderedDict()
+        self._ended: deque[InodeNo] = deque()
+        #: Whether every holding of the index is in the tables (lease_scan.py).
+        self.complete = False
+
+    def note(self, ino: InodeNo, record: InodeRecord, now_s: float) -> None:
+        """Learn what *ino* is now."""
+        self.drop(ino)
+        state = State(record.state)
+        if state not in _KEPT:
+            return
+        maker = Maker(record.maker_tgid, record.maker_birth)
+        holding = self._shared(Holding(state, record.allocated_bytes, maker, record.uid))
+        self._held[ino] = holding
+        self._count(holding, 1)
+        if state not in HELD:
+            return
+        lives = self._lives(maker)
+        if lives is None:
+            self._timed[ino] = now_s
+        elif lives:
+            made = self._by_maker.get(maker)
+            if made is None:
+                made = self._by_maker[maker] = _Made()
+            made.inos.append(ino)
+            made.count += 1
+        else:
+            self._ended.append(ino)
+
+    def _lives(self, maker: Maker) -> bool | None:
+        """Whether *maker* lives, None if it cannot be watched."""
+        if maker == NOBODY:
+            return None
+        if maker in self._by_maker:
+            return True
+        try:
+            return self.makers.lives(maker)
+        except OSError:  # no descriptor is left to look at it
+            return None
+
+    def _count(self, holding: Holding, step: int) -> None:
+        state, size_bytes = holding.state, step * holding.allocated_bytes
+        before_blocks, before_bytes = self.totals[state]
+        self.totals[state] = (before_blocks + step, before_bytes + size_bytes)
+        if state in LEASES:
+            self.leases.note(holding.uid, holding.maker, size_bytes)
+
+    def _shared(self, holding: Holding) -> Holding:
+        if len(self._kinds) > _KINDS_MAX:
+            self._kinds.clear()
+        return self._kinds.setdefault(holding, holding)
+
+    def drop(self, ino: InodeNo) -> None:
+        """Forget *ino*."""
+        holding = self._held.pop(ino, None)
+        if holding is None:
+            return
+        self._count(holding, -1)
+        self._timed.pop(ino, None)
+        if holding.state not in HELD:
+            return
+        made = self._by_maker.get(holding.maker)
+        if made is not None:
+            made.count -= 1
+            if not made.count:
+                del self._by_maker[holding.maker]
+            elif len(made.inos) - made.count > made.count + _LOST_MIN:
+                made.inos = array("Q", self._still_of(holding.maker, made))
+
+    def _still_of(self, maker: Maker, made: _Made) -> list[InodeNo]:
+        """Return what *maker* still has, each once, in order."""
+        return [
+            InodeNo(ino)
+            for ino in sorted(set(made.inos))
+            if (holding := self._held.get(InodeNo(ino))) is not None
+            and holding.maker == maker
+            and holding.state in HELD
+        ]
+
+    def touch(self, ino: InodeNo, now_s: float) -> None:
+        """A block was used: a lease by time starts anew."""
+        if ino in self._timed:
+            self._timed[ino] = now_s
+            self._timed.move_to_end(ino)
+
+    def tick(self, now_s: float) -> None:
+        """End the leases of processes that ended, and of blocks nobody used for long."""
+        for maker in self.makers.ended():
+            made = self._by_maker.pop(maker, None)
+            if made is not None:
+                self._left.append(iter(array("Q", self._still_of(maker, made))))
+        while self._timed:
+            ino, used_s = next(iter(self._timed.items()))
+            if used_s + self._lease_s > now_s:
+                break
+            del self._timed[ino]
+            self._ended.append(ino)
+        again: list[InodeNo] = []
+        for turn in range(_SETTLED_A_TICK):
+            ended = self._next_ended(left_first=turn % 2 > 0)
+            if ended is None:
+                break
+            if self._is_without_maker(ended) and not self.settle(ended):
+                again.append(ended)
+        self._ended.extend(again)
+
+    def _next_ended(self, *, left_first: bool) -> InodeNo | None:
+        """Return what is to be settled next: neither those that cannot be yet nor the left wait."""
+        if self._ended and not (left_first and self._left):
+            return self._ended.popleft()
+        while self._left:
+            for ino in self._left[0]:
+                return InodeNo(ino)
+            self._left.popleft()
+        return self._ended.popleft() if self._ended else None
+
+    def _is_without_maker(self, ino: InodeNo) -> bool:
+        """Whether *ino* is held still, and nobody made it anew since its maker ended."""
+        holding = self._held.get(ino)
+        if holding is None or holding.state not in HELD:
+            return False
+        return ino not in self._timed and holding.maker not in self._by_maker
+
+    def _forget(self, ino: InodeNo) -> bool:
+        self.drop(ino)
+        return True
+
+    def state_of(self, ino: InodeNo) -> State | None:
+        """Return the state of *ino* if it is in the tables."""
+        holding = self._held.get(ino)
+        return None if holding is None else holding.state
+
+    def rows(self) -> Iterator[tuple[InodeNo, Holding]]:
+        """Yield everything in the tables."""
+        return iter(self._held.items())

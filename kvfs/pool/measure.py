@@ -1,0 +1,60 @@
+"""What an open extent says of its block: size and times, while somebody may write it."""
+
+import os
+import time
+from typing import Final
+
+from kvfs.core.types import STAT_BLOCK_BYTES, InodeRecord
+from kvfs.pool.open_inodes import OpenInode
+from kvfs.storage.syscalls import Syscalls
+
+#: The kernel's own clock goes on in ticks of 1 to 10 ms, late ones on a virtual machine.
+_TICK_NS: Final = 50_000_000
+#: CLOCK_REALTIME_COARSE of linux/time.h.
+_REALTIME_COARSE: Final = 5
+
+
+def tick_ns(now_ns: int) -> int:
+    """Return *now_ns* by the clock that stamps writes (current_time() in the kernel).
+
+    It lags behind ours by a tick: a write right behind the creation would come before it.
+    """
+    at_ns = time.clock_gettime_ns(_REALTIME_COARSE)
+    return at_ns if now_ns - _TICK_NS < at_ns < now_ns else now_ns
+
+
+def not_before(record: InodeRecord, written: InodeRecord) -> InodeRecord:
+    """Return *written*, what an extent said of *record*'s block; no earlier than that by a tick.
+
+    For who looks, and for the last close; until then its mtime tells whether more was written.
+    """
+    # By one nanosecond a record differs whose time was set while it was written (attributes.py).
+    if written.mtime_ns + 1 < record.mtime_ns < written.mtime_ns + _TICK_NS:
+        return written._replace(mtime_ns=record.mtime_ns + 1)
+    return written
+
+
+def measured(syscalls: Syscalls, opened: OpenInode, record: InodeRecord) -> InodeRecord:
+    """Return *record* with what *opened*'s extent tells; the same object if nothing was written.
+
+    Raises OSError.
+    """
+    status = syscalls.fstat(opened.fd)
+    if is_as_recorded(status, record):
+        return record
+    return record._replace(
+        size_bytes=status.st_size,
+        allocated_bytes=status.st_blocks * STAT_BLOCK_BYTES,
+        mtime_ns=status.st_mtime_ns,
+        ctime_ns=max(record.ctime_ns, status.st_ctime_ns),
+    )
+
+
+def is_as_recorded(status: os.stat_result, record: InodeRecord) -> bool:
+    """Whether nothing was written to an extent with *status* since *record* was made."""
+    if status.st_size != record.size_bytes:
+        return False
+    if status.st_mtime_ns == record.mtime_ns:
+        return True
+    # A ready extent is older than its draft.
+    return status.st_size == 0 and status.st_mtime_ns < record.btime_ns

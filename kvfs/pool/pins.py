@@ -1,0 +1,115 @@
+"""What is pinned: files and directories that must not be evicted, and how many bytes they held.
+
+A directory counts with what it held when it was pinned. The bound keeps a part of the pool that
+may go: a pool that is all pins is full. It is looked at here when a pin is set, and for each block
+as it comes (ranks.py).
+"""
+
+import stat
+from collections.abc import Iterator
+from typing import Final
+
+from kvfs.core.errors import NotPermitted
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.storage.index import Index
+
+#: Names a step: after a start a step runs between two requests.
+_STEP: Final = 256
+#: A directory with more names than this is pinned from the settings file, not by an attribute:
+#: counting it here would keep every request waiting.
+_COUNTED_MAX: Final = 100_000
+
+
+class Pins:
+    """The pins of one pool, by inode."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._pinned: dict[InodeNo, int] = {}
+
+    def __contains__(self, ino: InodeNo) -> bool:
+        return ino in self._pinned
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Allocated bytes under all pins, as of when they were set: for their bound alone."""
+        return sum(self._pinned.values())
+
+    def rows(self) -> list[tuple[InodeNo, int]]:
+        """Return what is pinned, and the bytes that it held when it was."""
+        return list(self._pinned.items())
+
+    def count(self, ino: InodeNo, record: InodeRecord, kept_bytes: int, limit_bytes: int) -> int:
+        """Return what a pin of *ino* would hold beside *kept_bytes*, which all others keep now.
+
+        Raises NotPermitted beyond *limit_bytes*; not for what is pinned already.
+        """
+        size_bytes, is_all = self._held(ino, record)
+        if not is_all:
+            raise NotPermitted(f"more than {_COUNTED_MAX} names to count")
+        others_bytes = max(kept_bytes, self.pinned_bytes)
+        if ino not in self._pinned and others_bytes + size_bytes > limit_bytes:
+            raise NotPermitted(
+                f"pins would hold {others_bytes + size_bytes} bytes, the bound is {limit_bytes}"
+            )
+        return size_bytes
+
+    def set(self, ino: InodeNo, size_bytes: int) -> None:
+        """Pin *ino*, which holds *size_bytes*."""
+        self._pinned[ino] = size_bytes
+
+    def drop(self, ino: InodeNo) -> None:
+        """Unpin *ino*, if it was pinned."""
+        self._pinned.pop(ino, None)
+
+    def move(self, ino: InodeNo, fresh: InodeNo) -> None:
+        """Let the pin of *ino*, if it has one, hold *fresh* in its place, with the same bytes."""
+        size_bytes = self._pinned.pop(ino, None)
+        if size_bytes is not None:
+            self._pinned[fresh] = size_bytes
+
+    def learn(self, ino: InodeNo, record: InodeRecord) -> Iterator[None]:
+        """Take a pin over that the index knows from before: it holds at once.
+
+        What it holds is counted in steps, one whenever the iterator is asked for more.
+        """
+        self._pinned[ino] = 0
+        return self._recount(ino, record)
+
+    def _recount(self, ino: InodeNo, record: InodeRecord) -> Iterator[None]:
+        for held_bytes, _ in self._count(ino, record):
+            if ino not in self._pinned:  # unpinned meanwhile
+                return
+            self._pinned[ino] = held_bytes
+            yield
+
+    def _held(self, ino: InodeNo, record: InodeRecord) -> tuple[int, bool]:
+        """Return the bytes below *ino*, and whether that is all: too many names are not counted."""
+        held = (0, True)
+        for so_far in self._count(ino, record):
+            held = so_far
+        return held
+
+    def _count(self, ino: InodeNo, record: InodeRecord) -> Iterator[tuple[int, bool]]:
+        """Count in steps; yield the bytes so far, and whether names are left out at the end."""
+        if not stat.S_ISDIR(record.mode):
+            yield record.allocated_bytes, True
+            return
+        held_bytes = counted = 0
+        waiting = [ino]
+        while waiting:
+            directory, after = waiting.pop(), InodeNo(0)
+            while children := self._index.children(directory, after, _STEP):
+                after = children[-1][0]
+                counted += len(children)
+                if counted > _COUNTED_MAX:
+                    yield held_bytes, False
+                    return
+                for child, _ in children:
+                    child_record = self._index.inode_or_miss(child)
+                    if child_record is None:
+                        continue
+                    held_bytes += child_record.allocated_bytes
+                    if stat.S_ISDIR(child_record.mode):
+                        waiting.append(child)
+                yield held_bytes, True

@@ -1,0 +1,94 @@
+"""Policies of directories: who sees drafts, what may be evicted, what is leased, what is pinned.
+
+Each is an extended attribute of a directory, or a line of the settings file, and holds for all
+below it until a deeper directory says otherwise. They are answered when asked for by name and
+never listed, so that ``cp -a`` and ``rsync -X`` do not carry them elsewhere.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from typing import Final
+
+from kvfs.core.directory_policy import DRAFTS, EVICT, LEASE, PIN, PREFIX, VALUES, Policy
+from kvfs.core.errors import Damaged
+from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
+from kvfs.storage.index import Index
+
+#: Directories whose policy is remembered; the rest is looked up again.
+_CACHED_MAX: Final = 4096
+
+
+class Policies:
+    """The policy in force of every directory."""
+
+    def __init__(self, index: Index, configured: Mapping[str, Mapping[str, str]]) -> None:
+        """*configured* are the settings' policies by path below the mountpoint (``/`` the root)."""
+        self._index = index
+        self._configured = configured
+        self._cached: dict[InodeNo, Policy] = {}
+
+    def of(self, directory: InodeNo) -> Policy:
+        """Return what holds in *directory*, with what it inherits."""
+        policy = self._cached.get(directory)
+        if policy is not None:
+            return policy
+        # No recursion: a tree may be deeper than Python's stack.
+        below: list[tuple[InodeNo, InodeRecord]] = []
+        policy = Policy()
+        while (known := self._cached.get(directory)) is None:
+            record = self._index.inode_or_miss(directory)
+            if record is None:
+                break  # nothing is known of what lies above damage
+            below.append((directory, record))
+            if directory == ROOT_INODE:
+                break
+            directory = record.parent
+        else:
+            policy = known
+        if len(self._cached) + len(below) > _CACHED_MAX:
+            self._cached.clear()
+        for directory, record in reversed(below):
+            policy = self._cached[directory] = self._with(policy, directory, record)
+        return policy
+
+    def clear(self) -> None:
+        """Forget what was looked up: a policy was set, or a directory moved."""
+        self._cached.clear()
+
+    def _with(self, inherited: Policy, directory: InodeNo, record: InodeRecord) -> Policy:
+        """Return *inherited* with what *directory* says itself."""
+        for name, value in self._said(directory, record):
+            if name == DRAFTS:
+                inherited = inherited._replace(drafts_of_owner=value == b"owner")
+            elif name == EVICT:
+                inherited = inherited._replace(evict=value.decode())
+            elif name == LEASE:
+                inherited = inherited._replace(leases=value == b"maker")
+            elif name == PIN:
+                inherited = inherited._replace(pin=value == b"1")
+        return inherited
+
+    def _said(self, directory: InodeNo, record: InodeRecord) -> list[tuple[bytes, bytes]]:
+        """Return what *directory* itself says; an attribute wins over the settings file."""
+        said: dict[bytes, bytes] = {}
+        if self._configured:
+            path = self._path(directory, record)
+            for key, value in self._configured.get(path, {}).items():
+                said[PREFIX + key.encode()] = value.encode()
+        for name in VALUES:
+            with contextlib.suppress(Damaged):  # what cannot be read says nothing
+                value_set = self._index.xattr(directory, name)
+                if value_set is not None:
+                    said[name] = value_set
+        return list(said.items())
+
+    def _path(self, directory: InodeNo, record: InodeRecord) -> str:
+        parts: list[str] = []
+        while directory != ROOT_INODE:
+            parts.append(record.name.decode(errors="surrogateescape"))
+            directory = record.parent
+            above = self._index.inode_or_miss(directory)
+            if above is None:
+                break
+            record = above
+        return "/" + "/".join(reversed(parts))

@@ -1,0 +1,420 @@
+"""One open pool: the device, its index and extents, and what the engine's parts share.
+
+``Pool`` opens and closes these in order and owns the counters; what the operations mean is the
+business of namespace.py, blocks.py and attributes.py.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Final
+
+from kvfs.core.errors import NoSpace
+from kvfs.core.eviction_policy import EVICTABLE, Rank, policy_named
+from kvfs.core.headroom import UNWATCHED_BYTES, Headroom, outgrowing_bytes, reserve_bytes
+from kvfs.core.lifecycle import SETTLED, UNFINISHED
+from kvfs.core.node_bound import NodeShares
+from kvfs.core.records import Counters
+from kvfs.core.settings import Settings
+from kvfs.core.stay_bounds import StayBounds
+from kvfs.core.types import InodeNo, InodeRecord, Sequence, round_up
+from kvfs.devices import Device
+from kvfs.machine.processes import Makers
+from kvfs.pool.damaged_rows import Damage
+from kvfs.pool.device_room import DeviceRoom
+from kvfs.pool.identities import Identities
+from kvfs.pool.lease_shares import LeaseShares
+from kvfs.pool.leases import Holdings
+from kvfs.pool.open_inodes import OpenInode, OpenInodes
+from kvfs.pool.pins import Pins
+from kvfs.pool.policies import Policies
+from kvfs.pool.pool_change import PoolChange
+from kvfs.pool.ready_extents import ReadyExtent, ReadyQueue
+from kvfs.pool.recently_removed import GRAVE_S, Graves
+from kvfs.pool.space import Space
+from kvfs.pool.unlink_queue import Departures
+from kvfs.storage.background import Background
+from kvfs.storage.extents import Extents
+from kvfs.storage.heat import Heat
+from kvfs.storage.index import Index
+from kvfs.storage.index_swap import index_path
+from kvfs.storage.inode_numbers import InodeNumbers
+from kvfs.storage.run_state import distrust_index, read_run_state, write_run_state
+from kvfs.storage.syscalls import Syscalls
+
+#: No inode has this number.
+_NOBODY: Final = InodeNo(0)
+
+
+#: A device that is fuller than the capacity says gets at least so much room at a time.
+_DEVICE_STEP_BYTES: Final = 1 << 20
+
+
+def _tell_nobody(_opened: OpenInode) -> None:
+    """Stand in while no data path is there."""
+
+
+def _do_nothing() -> None:
+    """Stand in for ``Reclaim.top_up``, ``NameEviction.make_room`` and others."""
+
+
+def _evict_nothing(_size_bytes: int) -> int:
+    """Stand in for ``Reclaim.evict``."""
+    return 0
+
+
+class Pool:
+    """The parts of one mounted pool. Everything runs on one thread unless it says otherwise."""
+
+    def __init__(
+        self,
+        device: Device,
+        settings: Settings,
+        *,
+        syscalls: Syscalls | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open the index and extents of *device*. Raises IndexDamaged, FormatUnknown, OSError."""
+        self.device = device
+        self.settings = settings
+        self.syscalls = syscalls if syscalls is not None else Syscalls()
+        self.clock_ns = clock_ns
+        self.monotonic_s = monotonic_s
+        with contextlib.ExitStack() as stack:
+            self.index = Index(
+                index_path(device.pool_fd),
+                map_size_bytes=settings.index_map_bytes,
+                preallocate_bytes=settings.index_preallocate_bytes,
+                read_only=settings.read_only,
+                syscalls=self.syscalls,
+            )
+            stack.callback(self.index.close)
+            self.numbers = InodeNumbers(device.pool_fd, self.syscalls, read_only=settings.read_only)
+            stack.callback(self.numbers.close)
+            self.extents = Extents(device.pool_fd, self.syscalls, device.fs_type)
+            stack.callback(self.extents.close)
+            self.damage = Damage(self.index, read_only=settings.read_only)
+            self.counters = self.index.counters()
+            self._measure_space()
+            self.background = Background(settings.unlink_queue_max)
+            stack.callback(self.background.stop)
+            self.departures = Departures(self.background, self.space)
+            self.ready = ReadyQueue(
+                self.extents,
+                self.numbers,
+                self.background,
+                self.space,
+                settings,
+                self.departures,
+            )
+            self.open_inodes = OpenInodes()
+            #: Drafts and blocks being rewritten, which the index lists beside the counters.
+            self.unfinished: set[InodeNo] = set()
+            self.identities = Identities(self.extents, self.background, self.departures)
+            self.graves = Graves(self.space, self.identities.erase)
+            makers = Makers()
+            stack.callback(makers.close)
+            leases = LeaseShares(self._leases_end_bytes, self.space.capacity_bytes)
+            self.holdings = Holdings(makers, settings.lease_s, leases)
+            self.heat = Heat(
+                device.pool_fd,
+                self.syscalls,
+                epoch=device.epoch,
+                read_only=settings.read_only,
+                policy=policy_named(settings.eviction),
+                now_s=clock_ns() // 10**9,
+            )
+            self.policies = Policies(self.index, settings.policies)
+            self.pins = Pins(self.index)
+            self._hook_nothing()
+            #: The boot in which the pool ran last: makers of another one are dead.
+            self.former_boot_id = read_run_state(device.pool_fd, self.syscalls).boot_id
+            if not settings.read_only:
+                write_run_state(
+                    device.pool_fd, self.syscalls, clean=False, superblock=device.superblock
+                )
+            self._parts = stack.pop_all()
+
+    def _measure_space(self) -> None:
+        """Make what knows how much room there is."""
+        capacity_bytes = self.settings.capacity_bytes or self.device.capacity_bytes
+        self.space = Space(capacity_bytes, self.counters.used_bytes)
+        self.headroom = Headroom(capacity_bytes)
+        self.stay_bounds = StayBounds(
+            capacity_bytes, lease_max=self.settings.lease_max, pin_share=self.settings.pin_share
+        )
+        self.device_room = DeviceRoom(self.space, self.device.free_bytes)
+        self.node_shares = NodeShares(self.numbers.first)
+
+    def _hook_nothing(self) -> None:
+        """Stand in for those who say more once they are there."""
+        #: Blocks whose name went because their bytes were damaged or could not be kept.
+        self.dismissed = 0
+        #: A sync has failed, and was told of it: the next one will not be (write_back.py).
+        self.unsynced = False
+        #: Told each inode whose last handle is closed, before its extent may go.
+        self.freed: Callable[[OpenInode], None] = _tell_nobody
+        #: Gives up finished drafts that lost their name, when their room is needed.
+        self.forget_nameless: Callable[[], None] = self.graves.give_way
+        #: Evicts so many bytes' worth, if it can; returns how many are on their way back.
+        self.evict: Callable[[int], int] = _evict_nothing
+        #: Evicts blocks for their names, if it can.
+        self.evict_names: Callable[[], None] = _do_nothing
+        #: Accounts what passthrough writers took since the last look.
+        self.look_at_runners: Callable[[], None] = _do_nothing
+        #: Has room made ahead of the next draft, when no request waits.
+        self.top_up: Callable[[], None] = _do_nothing
+        #: Has every block's rank looked up again: a policy changed for many of them.
+        self.rank_anew: Callable[[], None] = _do_nothing
+        #: Has the kernel look drafts up again: others see them now, or do not any more.
+        self.show_drafts_anew: Callable[[], None] = _do_nothing
+        self.ready.spendable_bytes = lambda: self.evictable_bytes
+        #: Whether writers may allocate without asking (passthrough).
+        self.writers_run_free = False
+
+    def close(self, *, settled: bool = True, swept: bool = True) -> None:
+        """Stop: everything queued is done, index and extents durable. Raises OSError.
+
+        Not *settled*, the index holds drafts and the pool counts as not stopped cleanly; not
+        *swept*, the next start looks for strays.
+        """
+        try:
+            self.graves.give_way()
+            self.departures.dismiss()
+            self.background.drain()  # what is ordered becomes ready first
+            self.ready.give_way()
+            self.background.drain()
+            if not self.settings.read_only:
+                self.heat.mark(self.clock_ns())
+                self.heat.save()
+                self._make_durable()
+                if settled:
+                    strays = self.background.failures > 0 or not swept
+                    write_run_state(
+                        self.device.pool_fd,
+                        self.syscalls,
+                        clean=True,
+                        strays=strays,
+                        superblock=self.device.superblock,
+                    )
+        finally:
+            self._parts.close()
+
+    def _make_durable(self) -> None:
+        """Sync index and extents; who believes a clean stop believes every byte of them.
+
+        After a failed sync the page cache is no witness any more: the kernel may have dropped
+        what it could not write. The next start then rebuilds from what is whole on the device.
+        """
+        try:
+            self.index.settle()
+            self.sync()
+        except (NoSpace, OSError):
+            with contextlib.suppress(OSError):
+                distrust_index(self.device.pool_fd, self.syscalls)
+            raise
+
+    def sync(self) -> None:
+        """Make index, extents and identities durable; it blocks, and belongs in a thread.
+
+        Before it ``background.hurry`` writes the identities that are queued, from which a rebuild
+        starts, and ``index.settle`` commits what waits. Raises OSError.
+        """
+        try:
+            self.index.sync()
+            self.syscalls.syncfs(self.device.pool_fd)
+        except OSError:
+            self.unsynced = True
+            raise
+
+    def ends_first(self, end: Callable[[], None]) -> None:
+        """Have *end* called before the parts close, whatever the end is: it uses them."""
+        self._parts.callback(end)
+
+    def abandon(self) -> None:
+        """Close without a look at anything on the device, which is gone."""
+        self.background.discard()
+        self.index.forget_pending()
+        self._parts.close()
+
+    @property
+    def evictable_bytes(self) -> int:
+        """Bytes in blocks whose state, policy and pin let them go, as the heat knows them."""
+        held_bytes = self.heat.held_bytes
+        return sum(held_bytes[rank] for rank in EVICTABLE)
+
+    def require_space(self, size_bytes: int) -> None:
+        """Make room for *size_bytes* more data: the one door to it.
+
+        What is held for convenience gives way first, then what the policy names; never more than
+        is lacking. Raises NoSpace when there is no room now (``Reclaim.hopeful`` tells whether
+        there may be some in a moment).
+        """
+        space = self.space
+        if size_bytes > space.unclaimed_bytes:
+            self._make_room(size_bytes)
+        space.require(size_bytes)
+        self.headroom.note(size_bytes, self.monotonic_s())
+
+    def _leases_end_bytes(self) -> int:
+        """Return how much leases may keep."""
+        return self.stay_bounds.leases_end_bytes(self.heat.held_bytes[Rank.KEPT])
+
+    def _make_room(self, size_bytes: int) -> None:
+        space = self.space
+        self.departures.hurry(size_bytes)
+        graves = self.graves.give_way
+        # What the third lets go lies in a grave first.
+        for give_way in (self.ready.give_way, graves, self.forget_nameless, graves):
+            if size_bytes <= space.unclaimed_bytes:
+                return
+            give_way()
+            self.departures.hurry(size_bytes)
+        short_bytes = size_bytes - space.unclaimed_bytes
+        if short_bytes > 0 and self.evict(short_bytes):
+            self.departures.hurry(size_bytes)
+
+    def take_extent(self, parent: InodeNo, *, roomless: bool = False) -> ReadyExtent:
+        """Return an extent for a draft in *parent*, with what it will likely need if there is room.
+
+        Raises NoSpace, if not *roomless* also where there is none for a single byte; OSError.
+        """
+        now_s = self.monotonic_s()
+        wanted_bytes = self._reserve_bytes(parent)
+        self.look_at_runners()
+        try:
+            self.require_space(1)
+        except NoSpace:
+            if not roomless:
+                raise
+            wanted_bytes = 0
+        if wanted_bytes and not self.ready.has(wanted_bytes):
+            # A guess must not take the room that other writers have left.
+            if wanted_bytes > max(self.space.free_bytes // 2, self.evictable_bytes):
+                wanted_bytes = 0
+            try:
+                self.require_space(wanted_bytes)
+            except NoSpace:
+                wanted_bytes = 0
+        self.top_up()
+        try:
+            return self.ready.take(wanted_bytes, now_s)
+        except NoSpace:
+            self.find_device_room(_DEVICE_STEP_BYTES)
+            return self.ready.take(0, now_s)
+
+    def find_device_room(self, size_bytes: int) -> None:
+        """Make room for *size_bytes* on a device that had none, whatever the capacity says.
+
+        Raises NoSpace, OSError.
+        """
+        self.device_room.refused()
+        self.require_space(size_bytes)
+
+    def _reserve_bytes(self, parent: InodeNo) -> int:
+        """Return what a draft in *parent* gets, if there is room."""
+        demand = self.ready.demand
+        usual_bytes = demand.usual_bytes(parent)
+        if not self.writers_run_free:
+            return round_up(usual_bytes)  # a write beyond it asks
+        return reserve_bytes(
+            usual_bytes,
+            demand.largest_bytes(parent),
+            spared_bytes=self.open_inodes.spare_bytes,
+            capacity_bytes=self.space.capacity_bytes,
+        )
+
+    def late_reserve_bytes(self, opened: OpenInode, growth_bytes: int) -> int:
+        """Return up to where to preallocate a draft that could get no reserve; 0 for nothing.
+
+        What had to go for the *growth_bytes* of its next write may have left room for all of it.
+        """
+        if not opened.created_in or not opened.unfinished:
+            return 0
+        if opened.front_bytes not in (-1, opened.allocated_bytes):
+            return 0  # some of what it holds may lie behind the reserve (holes.py)
+        usual_bytes = round_up(self.ready.demand.usual_bytes(opened.created_in))
+        lacking_bytes = usual_bytes - opened.allocated_bytes
+        return usual_bytes if growth_bytes < lacking_bytes <= self.space.unclaimed_bytes else 0
+
+    def choose_course(self, opened: OpenInode, parent: InodeNo) -> None:
+        """Decide, at its first handle, whether a file's writers must ask for each write's room.
+
+        They need not if what they will likely write is reserved, nor while there is more room
+        than all the others could take until somebody looks.
+        """
+        if not self.writers_run_free:
+            return
+        demand = self.ready.demand
+        largest_bytes = demand.largest_bytes(parent)
+        foretold = largest_bytes and demand.foretells(parent)
+        opened.unreserved = not foretold or opened.allocated_bytes < largest_bytes
+        if not opened.unreserved:
+            usual_bytes = demand.usual_bytes(parent)
+            self.open_inodes.spare(opened, max(0, opened.allocated_bytes - usual_bytes))
+            opened.outgrowing_bytes = outgrowing_bytes(usual_bytes, largest_bytes)
+            self.space.lacking_bytes = max(self.space.lacking_bytes, opened.outgrowing_bytes)
+            return
+        running = 1 + len(self.open_inodes.runners)
+        if self.space.unclaimed_bytes < UNWATCHED_BYTES * running:
+            opened.through_daemon = True
+        else:
+            self.open_inodes.let_run(opened)
+
+    def note_allocated(self, opened: OpenInode, allocated_bytes: int) -> None:
+        """Account what an open extent holds now."""
+        self.space.extra_bytes += allocated_bytes - opened.allocated_bytes
+        opened.allocated_bytes = allocated_bytes
+
+    def leave(self, opened: OpenInode, *, writer: bool) -> None:
+        """Count one handle less; the last one closes the extent, and unlinks a nameless one."""
+        if not self.open_inodes.leave(opened, writer=writer):
+            return
+        if opened.ino in self.unfinished and not self._is_draft(opened):
+            self.unfinished.discard(opened.ino)  # the index learns it with the next one
+        self.freed(opened)
+        if opened.fd >= 0:
+            self.syscalls.close(opened.fd)
+            opened.fd = -1
+        if opened.gone is not None:
+            self._bury(opened, opened.gone)
+
+    def _is_draft(self, opened: OpenInode) -> bool:
+        """Whether *opened* waits for its writer, and a reader was faster (truncating_open.py)."""
+        record = None if opened.gone is not None else self.index.inode_or_miss(opened.ino)
+        return record is not None and record.state in UNFINISHED
+
+    def _bury(self, opened: OpenInode, record: InodeRecord) -> None:
+        """Erase what nobody has open any more; what lost its name just now is kept for a moment.
+
+        A LOOKUP before that may still send its OPEN: two misses in a row would be ESTALE.
+        """
+        age_s = (self.clock_ns() - record.ctime_ns) / 1e9
+        if record.state in SETTLED and not opened.torn and 0 <= age_s < GRAVE_S:
+            record = record._replace(allocated_bytes=opened.allocated_bytes)
+            self.graves.dig(opened.ino, record, self.monotonic_s())
+            return
+        self.space.extra_bytes -= opened.allocated_bytes
+        record = record._replace(allocated_bytes=opened.allocated_bytes)
+        self.identities.erase(opened.ino, record)
+
+    def next_sequence(self) -> Sequence:
+        """Return a number higher than every one given out before (written with the counters)."""
+        return Sequence(self.counters.sequence + 1)
+
+    def change(
+        self,
+        counters: Counters,
+        *,
+        begun: InodeNo = _NOBODY,
+        finished: InodeNo = _NOBODY,
+        lasting: bool = True,
+    ) -> PoolChange:
+        """Return one index transaction that ends with the pool's counters being *counters*.
+
+        *begun* is open for writing from now on, *finished* no more: the next start after a kill
+        need not search for drafts. In memory all this holds only after the commit, so that a
+        failed one changes nothing. Not *lasting*, a killed process may lose it (index.py).
+        """
+        return PoolChange(self, counters, begun, finished, lasting=lasting)

@@ -1,0 +1,92 @@
+"""Which rank a block has among those that may go: its record, its policy and its pin say so."""
+
+import stat
+from typing import Final
+
+from kvfs.core.checksum import crc32c
+from kvfs.core.directory_policy import PIN, Policy
+from kvfs.core.errors import Damaged
+from kvfs.core.eviction_policy import Rank
+from kvfs.core.lifecycle import SETTLED, TABLE, Goes, State
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.pool.name_room import empty_names_too_many
+from kvfs.pool.pool import Pool
+
+#: Smaller files are configurations and sidecars: next to no space, and much is lost with them.
+SMALL_BYTES: Final = 64 << 10
+
+
+def rank_of(record: InodeRecord, evict: str) -> Rank:
+    """Return the rank of a block with *record*, unless it is kept, where the policy is *evict*."""
+    goes = TABLE[State(record.state)].goes
+    if goes is Goes.NEVER:
+        return Rank.NEVER
+    if goes is Goes.FIRST or evict == "first":
+        return Rank.FIRST
+    if goes is Goes.AFTER_LEASES:
+        return Rank.SPENT
+    return Rank.SMALL if record.size_bytes < SMALL_BYTES else Rank.PUBLISHED
+
+
+def is_pinned(pool: Pool, ino: InodeNo, *, policy_says: bool = True) -> bool:
+    """Whether a pin holds *ino*: its own, which wins, or that of a directory above it."""
+    try:
+        own = pool.index.xattr(ino, PIN)
+    except Damaged:
+        return True  # it may be one: fsck decides
+    return policy_says if own is None else own == b"1"
+
+
+def why_kept(pool: Pool, ino: InodeNo, policy: Policy) -> str | None:
+    """Return what says that *ino*, in a directory with *policy*, stays; None if nothing does."""
+    if policy.evict == "never":
+        return "evict=never"
+    # Where nothing is pinned this costs no look into the index.
+    if ino in pool.pins or (policy.pin and is_pinned(pool, ino)):
+        return "pinned"
+    return None
+
+
+def _may_be_kept(pool: Pool, ino: InodeNo, size_bytes: int) -> bool:
+    """Whether *ino* is within the bound of what is kept; who came first stays so."""
+    heat, bounds = pool.heat, pool.stay_bounds
+    own_bytes = heat.held_as(ino, Rank.KEPT)
+    others_bytes = heat.held_bytes[Rank.KEPT] - (own_bytes or 0)
+    if own_bytes is None:
+        if not size_bytes and empty_names_too_many(pool):
+            return False
+        end_bytes = bounds.kept_end_bytes(pool.holdings.leases.held_bytes)
+    else:
+        end_bytes = bounds.kept_most_bytes
+    return others_bytes + size_bytes <= end_bytes
+
+
+def name_hash(record: InodeRecord) -> int:
+    """Return 32 bits that tell *record*'s name again, in this run of kvfs and in later ones."""
+    return crc32c(record.name, record.parent & 0xFFFFFFFF)
+
+
+def note(pool: Pool, ino: InodeNo, record: InodeRecord, *, used_s: int = -1) -> None:
+    """Tell the heat what file *ino* is now; *used_s* as in ``Heat.note``."""
+    if stat.S_ISREG(record.mode):
+        policy = pool.policies.of(record.parent)
+        rank = rank_of(record, policy.evict)
+        if (
+            rank is not Rank.NEVER
+            and why_kept(pool, ino, policy)
+            and _may_be_kept(pool, ino, record.allocated_bytes)
+        ):
+            rank = Rank.KEPT
+        pool.heat.note(ino, record.allocated_bytes, rank, name_hash(record), used_s=used_s)
+
+
+def note_found(pool: Pool, ino: InodeNo, record: InodeRecord) -> None:
+    """Do the same for what is no news: *ino* counts as used when it changed last."""
+    if record.state in SETTLED:
+        note(pool, ino, record, used_s=max(0, record.ctime_ns // 10**9))
+
+
+def keep(pool: Pool, ino: InodeNo, record: InodeRecord) -> None:
+    """Have no plan name block *ino* again before something about it changes."""
+    if ino in pool.heat:
+        pool.heat.note(ino, record.allocated_bytes, Rank.NEVER, name_hash(record))

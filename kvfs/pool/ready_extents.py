@@ -1,0 +1,206 @@
+"""Ready extents: created, preallocated and registered ahead of the writers that will take them.
+
+A create on the hot path then allocates nothing. What is kept follows the demand (size_forecast.py);
+an extent nobody took is unlinked when it gives way. Everything runs on the loop's thread.
+"""
+
+import contextlib
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from kvfs.core.errors import KvfsError, NoSpace
+from kvfs.core.settings import Settings
+from kvfs.core.size_forecast import Demand
+from kvfs.core.types import BackingId, InodeNo
+from kvfs.pool.space import Space
+from kvfs.pool.unlink_queue import Departures
+from kvfs.storage.background import Background
+from kvfs.storage.extents import Extents
+from kvfs.storage.inode_numbers import InodeNumbers
+
+_log: Final = logging.getLogger(__name__)
+
+#: Registers a fresh extent with the data path; 0 means "nothing".
+Adopt = Callable[[InodeNo, int], BackingId]
+
+
+class ReadyExtent(NamedTuple):
+    """An extent no client has seen: its number, O_RDWR descriptor, blocks and backing id."""
+
+    ino: InodeNo
+    fd: int
+    reserve_bytes: int
+    backing_id: BackingId
+
+
+def adopt_nothing(_ino: InodeNo, _fd: int) -> BackingId:
+    """Return the id of a data path that needs none."""
+    return BackingId(0)
+
+
+def abandon_nothing(_backing_id: BackingId) -> None:
+    """Take back what ``adopt_nothing`` gave."""
+
+
+class ReadyQueue:
+    """Prepared extents, by the size they were preallocated to."""
+
+    def __init__(
+        self,
+        extents: Extents,
+        numbers: InodeNumbers,
+        background: Background,
+        space: Space,
+        settings: Settings,
+        departures: Departures,
+    ) -> None:
+        self._extents = extents
+        self._departures = departures
+        self._numbers = numbers
+        self._background = background
+        self._space = space
+        self._settings = settings
+        self.demand = Demand(settings.demand_directories_max)
+        self.adopt: Adopt = adopt_nothing
+        self.abandon: Callable[[BackingId], None] = abandon_nothing
+        #: What would go if room were needed.
+        self.spendable_bytes: Callable[[], int] = lambda: 0
+        self._queues: dict[int, deque[ReadyExtent]] = {}
+        self._coming: dict[int, int] = {}
+        self._coming_bytes = 0
+        self._depths: dict[int, int] = {}
+        self.hits = 0
+        self.misses = 0
+
+    def has(self, size_bytes: int) -> bool:
+        """Whether an extent of *size_bytes* is ready."""
+        return bool(self._queues.get(size_bytes))
+
+    def take(self, size_bytes: int, now_s: float) -> ReadyExtent:
+        """Return an extent with *size_bytes* of blocks, for which there is room.
+
+        It has none if the device says otherwise. Raises NoSpace, OSError.
+        """
+        self.demand.note_created(size_bytes, now_s)
+        queue = self._queues.get(size_bytes)
+        if queue:
+            extent = queue.popleft()
+            self._space.ready_bytes -= extent.reserve_bytes
+            self.hits += 1
+            if len(queue) + self._coming.get(size_bytes, 0) < self._depths.get(size_bytes, 0):
+                self._order(size_bytes)
+            return extent
+        self.misses += 1
+        return self._prepare_now(size_bytes)
+
+    def put_back(self, extent: ReadyExtent) -> None:
+        """Take back an extent that ``take`` gave and no client saw."""
+        self._space.ready_bytes += extent.reserve_bytes
+        self._queues.setdefault(extent.reserve_bytes, deque()).append(extent)
+
+    def let_go(self, extent: ReadyExtent) -> None:
+        """Close what belongs to a taken extent; the file stays with its inode."""
+        if extent.backing_id:
+            self.abandon(extent.backing_id)
+        os.close(extent.fd)
+
+    def tick(self, now_s: float) -> None:
+        """Bring the queues to what the demand asks for now; called a few times a second."""
+        limit_bytes = int(self._settings.ready_share * self._space.capacity_bytes)
+        space = self._space
+        wanted = self.demand.wanted(
+            now_s,
+            # The room that other writers have left is not for guesses.
+            limit_bytes=min(limit_bytes, (space.free_bytes + self.spendable_bytes()) // 2),
+            limit_extents=self._settings.ready_extents_max,
+        )
+        self._depths = dict(wanted)
+        for size_bytes in list(self._queues):
+            queue = self._queues[size_bytes]
+            while len(queue) > self._depths.get(size_bytes, 0):
+                self._discard(queue.pop())
+            if not queue:
+                del self._queues[size_bytes]
+        self.fill()
+
+    def fill(self) -> None:
+        """Order what is missing, as far as there is room."""
+        for size_bytes, depth in self._depths.items():
+            have = len(self._queues.get(size_bytes, ())) + self._coming.get(size_bytes, 0)
+            for _ in range(depth - have):
+                self._order(size_bytes)
+
+    def give_way(self) -> None:
+        """Drop every ready extent: clients' data needs the room."""
+        self._depths.clear()
+        for queue in self._queues.values():
+            while queue:
+                self._discard(queue.pop())
+        self._queues.clear()
+
+    @property
+    def count(self) -> int:
+        """Ready extents that may be taken now."""
+        return sum(len(queue) for queue in self._queues.values())
+
+    def _order(self, size_bytes: int) -> None:
+        if size_bytes + self._coming_bytes > self._space.unclaimed_bytes:
+            return
+        try:
+            ino = self._numbers.take()
+        except OSError as error:
+            _log.warning("no inode numbers for ready extents: %s", error)
+            return
+        self._coming[size_bytes] = self._coming.get(size_bytes, 0) + 1
+        self._coming_bytes += size_bytes
+        self._background.submit(lambda: self._prepare(ino, size_bytes))
+
+    def _prepare(self, ino: InodeNo, size_bytes: int) -> None:
+        self._coming[size_bytes] -= 1
+        self._coming_bytes -= size_bytes
+        have = len(self._queues.get(size_bytes, ()))
+        if size_bytes > self._space.unclaimed_bytes or have >= self._depths.get(size_bytes, 0):
+            return  # somebody needed the room meanwhile, or nobody stores that size any more
+        # Not before: what waits here while requests keep the loop busy would hold no blocks.
+        self._space.ready_bytes += size_bytes
+        try:
+            extent = self._make(ino, size_bytes)
+        except (KvfsError, OSError) as error:
+            _log.warning("no ready extent of %d bytes: %s", size_bytes, error)
+            self._space.ready_bytes -= size_bytes
+        else:
+            self._queues.setdefault(size_bytes, deque()).append(extent)
+
+    def _prepare_now(self, size_bytes: int) -> ReadyExtent:
+        try:
+            return self._make(self._numbers.take(), size_bytes)
+        except NoSpace:
+            # The device is fuller than the capacity says: an empty extent may still fit.
+            if not size_bytes:
+                raise
+            self.give_way()
+            self._departures.hurry(self._space.capacity_bytes)
+            return self._make(self._numbers.take(), 0)
+
+    def _make(self, ino: InodeNo, size_bytes: int) -> ReadyExtent:
+        fd = self._extents.create(ino, size_bytes)
+        try:
+            return ReadyExtent(ino, fd, size_bytes, self.adopt(ino, fd))
+        except BaseException:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                self._extents.unlink(ino)
+            raise
+
+    def _discard(self, extent: ReadyExtent) -> None:
+        self._space.ready_bytes -= extent.reserve_bytes
+        self._departures.add(lambda: self._remove(extent), extent.reserve_bytes)
+
+    def _remove(self, extent: ReadyExtent) -> None:
+        if extent.backing_id:
+            self.abandon(extent.backing_id)
+        os.close(extent.fd)
+        self._extents.unlink(extent.ino)

@@ -1,0 +1,1 @@
+"""The files of a pool, one each: the index, extents, numbers, heat."""

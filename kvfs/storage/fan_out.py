@@ -1,0 +1,97 @@
+"""A fan-out: 256 directories with one file per inode, each directory held open once it is used.
+
+With a directory's fd at hand, creating a file is one openat of a bare name.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from kvfs.core.types import InodeNo
+from kvfs.storage.syscalls import Syscalls
+
+#: The low bits of an inode number choose, so that a range of new inodes spreads over all of them
+#: and, on XFS, over its allocation groups.
+FAN_OUT: Final = 256
+_DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def file_name(ino: InodeNo) -> str:
+    """Return the name of *ino*'s file inside its fan-out directory."""
+    return f"{ino:016x}"
+
+
+def parse_file_name(name: str) -> InodeNo | None:
+    """Return the inode number that *name* stands for, or None for a name kvfs never gives."""
+    if len(name) != 16 or name.strip("0123456789abcdef"):
+        return None
+    return InodeNo(int(name, 16))
+
+
+class FanOut:
+    """The 256 directories below ``extents`` or ``identities``, each held open once it is used.
+
+    A directory that is missing is made again by the first file created in it.
+    """
+
+    def __init__(self, pool_fd: int, top: str, syscalls: Syscalls) -> None:
+        self._pool_fd = pool_fd
+        self._top = top
+        self._syscalls = syscalls
+        self._fds = [-1] * FAN_OUT
+
+    def directory(self, ino: InodeNo, *, make: bool = False) -> int:
+        """Return the fd of *ino*'s directory. Raises FileNotFoundError unless *make*."""
+        slot = ino & (FAN_OUT - 1)
+        fd = self._fds[slot]
+        return fd if fd >= 0 else self._open(slot, make=make)
+
+    def path(self, ino: InodeNo) -> str:
+        """Return a path to *ino*'s file for the calls that take no dir_fd (xattrs)."""
+        return f"/proc/self/fd/{self.directory(ino)}/{file_name(ino)}"
+
+    def scan(self) -> Iterator[InodeNo]:
+        """Yield the inode number of every file, directory by directory, in no other order."""
+        for slot in range(FAN_OUT):
+            try:
+                # An fd of its own: two readers of the shared one would share its position.
+                fd = self._syscalls.open(
+                    f"{self._top}/{slot:02x}", _DIRECTORY_FLAGS, dir_fd=self._pool_fd
+                )
+            except FileNotFoundError:
+                continue
+            try:
+                names = self._syscalls.listdir(fd)
+            finally:
+                self._syscalls.close(fd)
+            for name in names:
+                ino = parse_file_name(name)
+                if ino is not None:
+                    yield ino
+
+    def close(self) -> None:
+        """Close the directories."""
+        fds, self._fds = self._fds, [-1] * FAN_OUT
+        for fd in fds:
+            if fd >= 0:
+                self._syscalls.close(fd)
+
+    def _open(self, slot: int, *, make: bool) -> int:
+        path = f"{self._top}/{slot:02x}"
+        try:
+            fd = self._syscalls.open(path, _DIRECTORY_FLAGS, dir_fd=self._pool_fd)
+        except FileNotFoundError:
+            if not make:
+                raise
+            for missing in (self._top, path):
+                with contextlib.suppress(FileExistsError):
+                    self._syscalls.mkdir(missing, 0o700, dir_fd=self._pool_fd)
+            fd = self._syscalls.open(path, _DIRECTORY_FLAGS, dir_fd=self._pool_fd)
+        # Two threads may come here together; the assignment below is atomic under the GIL, and
+        # the one who finds the slot taken gives its own fd back.
+        if self._fds[slot] >= 0:
+            self._syscalls.close(fd)
+        else:
+            self._fds[slot] = fd
+        return self._fds[slot]

@@ -1,0 +1,265 @@
+"""How warm each block is: columns of numbers that a touch changes and a scan reads at once.
+
+A hint, never the truth: the index says what a block is, and who evicts looks there again. The
+clock is a counter (eviction_policy.py): it goes on by one a touch, and to the next burst about once
+a second, or sooner. It starts at the time of day; by how much it is ahead of that is told at a
+start, so that blocks found by a search can be put before it.
+"""
+
+import logging
+from array import array
+from typing import Final
+
+import numpy as np
+
+from kvfs.core.eviction_policy import BURST_BITS, CHAIN_PART, Columns, Policy, Rank
+from kvfs.core.heat_marks import HeatMarks
+from kvfs.core.row_table import RowTable
+from kvfs.core.types import InodeNo
+from kvfs.storage.heat_file import (
+    Rows,
+    Saved,
+    copy_rows,
+    grown,
+    read_heat,
+    saved_s,
+    write_heat,
+    zero_rows,
+)
+from kvfs.storage.syscalls import Syscalls
+
+_log: Final = logging.getLogger(__name__)
+
+_TOUCHES_MAX: Final = (1 << 16) - 1
+_ROWS_MIN: Final = 1 << 10
+_NS: Final = 1_000_000_000
+#: A prompt's blocks are touched within about a second.
+BURST_S: Final = 1.0
+#: The look-ups and opens of one load are one use, so a burst has a few touches at least.
+_BURST_TOUCHES_MIN: Final = 4
+#: After a kill the touches since the last save are lost: 31 bytes a block a minute against that.
+_SAVE_S: Final = 60.0
+
+
+class Heat:
+    """The rows of one pool. All but ``columns`` and ``save`` belongs to one thread."""
+
+    def __init__(
+        self,
+        pool_fd: int,
+        syscalls: Syscalls,
+        *,
+        epoch: int,
+        read_only: bool,
+        policy: Policy,
+        now_s: int,
+    ) -> None:
+        """Take up what HEAT says, if it belongs to the pool with *epoch*; else start cold.
+
+        *now_s*: seconds since the epoch. *read_only*, nothing is known and nothing is learned.
+        """
+        self.policy = policy
+        self._pool_fd = pool_fd
+        self._syscalls = syscalls
+        self._epoch = epoch
+        self._read_only = read_only
+        #: Allocated bytes of all rows, by rank.
+        self.held_bytes = [0] * len(Rank)
+        self._count = 0
+        self._saved_s = self._burst_s = float("-inf")
+        self._stamp = 0
+        saved, found_s = (None, 0) if read_only else self._read()
+        found = None if saved is None else saved.rows
+        self._table = RowTable()
+        self._take(zero_rows(_ROWS_MIN) if found is None else _sound(found))
+        newest = int(self._rows.touched.max()) >> BURST_BITS
+        #: What was used after HEAT was saved belongs behind all that it tells.
+        self._ahead_s = 0 if found is None else max(0, newest + 1 - found_s)
+        self._marks = HeatMarks(() if saved is None else saved.marks)
+        if found is not None:  # all that it tells came before it was written
+            self._marks.note((found_s + 1) * _NS, newest + 1 << BURST_BITS)
+        self._begin_burst(max(now_s + self._ahead_s, newest + 1))
+        self._saved_stamp = self._stamp
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, ino: InodeNo) -> bool:
+        return self._table.find(ino) != 0
+
+    def note(
+        self, ino: InodeNo, allocated_bytes: int, rank: Rank, name_hash: int, *, used_s: int = -1
+    ) -> None:
+        """Learn of block *ino*, or what became of it; a block that is new here counts as touched.
+
+        *name_hash* (32 bits) tells the name again after the block was evicted. *used_s*: found by
+        a search, and used last then (seconds since the epoch). Never raises.
+        """
+        row = self._table.find(ino)
+        if row:
+            self.held_bytes[self._rank[row]] -= self._allocated[row]
+        elif self._read_only:
+            return
+        else:
+            row = self._enter(ino, allocated_bytes, name_hash, used_s)
+        self._allocated[row] = allocated_bytes
+        self._rank[row] = rank
+        self._name_hash[row] = name_hash
+        self.held_bytes[rank] += allocated_bytes
+
+    def touch(self, ino: InodeNo) -> None:
+        """Block *ino* was used; one that is not known is left alone."""
+        row = self._table.find(ino)
+        if row:
+            stamp = self._stamp
+            before = self._touched[row]
+            if before < self._burst_begin and (touches := self._touches[row]) < _TOUCHES_MAX:
+                self._touches[row] = touches + 1
+            self._touched[row] = stamp
+            self._stamp = stamp + 1
+            if stamp >= self._burst_end:
+                self._begin_burst((stamp >> BURST_BITS) + 1)
+
+    def held_as(self, ino: InodeNo, rank: Rank) -> int | None:
+        """Return what block *ino* holds if it has *rank*, else None."""
+        row = self._table.find(ino)
+        return self._allocated[row] if row and self._rank[row] == rank else None
+
+    @property
+    def stamp(self) -> int:
+        """The clock: what the next touch will be stamped with."""
+        return self._stamp
+
+    def touched(self, ino: InodeNo) -> int:
+        """Return the stamp of *ino*'s last touch, 0 for one that is not known."""
+        row = self._table.find(ino)
+        return self._touched[row] if row else 0
+
+    def mark(self, wall_ns: int) -> None:
+        """Remember that it is *wall_ns* since the epoch now."""
+        self._marks.note(wall_ns, self._stamp)
+
+    def used_since(self, ino: InodeNo, wall_ns: int) -> bool | None:
+        """Tell whether *ino* was touched since *wall_ns* (since the epoch); None: not known."""
+        row = self._table.find(ino)
+        before = self._marks.stamp_at(wall_ns)
+        return self._touched[row] >= before if row and before is not None else None
+
+    def drop(self, ino: InodeNo) -> None:
+        """Block *ino* is gone, and not because it was evicted."""
+        row = self._table.remove(ino)
+        if row:
+            self.held_bytes[self._rank[row]] -= self._allocated[row]
+            self._ino[row] = 0
+            self._free.append(row)
+            self._count -= 1
+
+    def evicted(self, ino: InodeNo) -> None:
+        """Block *ino* is gone because it was evicted: the policy may remember it."""
+        row = self._table.find(ino)
+        if row:
+            self.policy.evicted(self._name_hash[row], self._allocated[row], self._touches[row])
+            self.drop(ino)
+
+    def columns(self) -> Columns:
+        """Return all rows for a scan, also in a thread; they may change while it reads."""
+        rows = self._rows
+        return Columns(rows.ino, rows.touched, rows.touches, rows.allocated_bytes, rows.rank)
+
+    def tick(self, now_s: float) -> None:
+        """End the burst if it is due; *now_s* is of a monotonic clock."""
+        if now_s - self._burst_s >= BURST_S and self._stamp > self._burst_begin:
+            self._burst_s = now_s
+            self._begin_burst((self._stamp >> BURST_BITS) + 1)
+
+    def save_due(self, now_s: float) -> bool:
+        """Whether to call ``save``: something was touched, and it is a while ago; says so once."""
+        if now_s - self._saved_s < _SAVE_S or self._stamp == self._saved_stamp:
+            return False
+        self._saved_s, self._saved_stamp = now_s, self._stamp
+        return not self._read_only
+
+    def save(self) -> None:
+        """Write HEAT; in a thread, since it takes a while. A failure is no more than a log line."""
+        try:
+            marks = self._marks.all()
+            write_heat(self._pool_fd, self._syscalls, self._epoch, self._rows, marks)
+        except OSError as error:
+            _log.info("the heat of the blocks is not saved: %s", error)
+
+    def _read(self) -> tuple[Saved | None, int]:
+        """Return what HEAT says, and when it was saved (s since the epoch)."""
+        try:
+            found = read_heat(self._pool_fd, self._syscalls, self._epoch)
+            return found, 0 if found is None else saved_s(self._pool_fd, self._syscalls)
+        except OSError as error:
+            _log.warning("the heat of the blocks is not known any more: %s", error)
+            return None, 0
+
+    def _take(self, rows: Rows) -> None:
+        """Work on *rows* from now on."""
+        self._view(rows)
+        self._table.rebuild(rows.ino)
+        # Row 0 belongs to nobody (row_table.py); the lowest free row is taken first.
+        self._free = array("I", np.flatnonzero(rows.ino[1:] == 0)[::-1] + 1)
+        self._count = len(rows.ino) - 1 - len(self._free)
+        for rank in Rank:
+            self.held_bytes[rank] = int(rows.allocated_bytes[rows.rank == rank].sum())
+
+    def _view(self, rows: Rows) -> None:
+        """Take *rows* in place of the ones before; single numbers go through memoryviews.
+
+        They cost a third of what numpy takes for one number.
+        """
+        self._rows = rows
+        self._ino = self._table.inos = rows.ino.data
+        self._touched = rows.touched.data
+        self._allocated = rows.allocated_bytes.data
+        self._name_hash = rows.name_hash.data
+        self._touches = rows.touches.data
+        self._rank = rows.rank.data
+
+    def _enter(self, ino: InodeNo, allocated_bytes: int, name_hash: int, used_s: int) -> int:
+        """Return a new row for *ino*."""
+        if not self._free:
+            self._grow()
+        row = self._free.pop()
+        stamp = self._stamp
+        if used_s < 0:
+            self._touches[row] = 1 + self.policy.admitted(name_hash, allocated_bytes)
+            self._stamp = stamp + 1
+        else:
+            self._touches[row] = 1
+            stamp = min(used_s + self._ahead_s << BURST_BITS, self._burst_begin - 1)
+        self._touched[row] = stamp
+        self._ino[row] = ino
+        self._table.add(ino, row)
+        self._count += 1
+        if stamp >= self._burst_end:
+            self._begin_burst((stamp >> BURST_BITS) + 1)
+        return row
+
+    def _begin_burst(self, number: int) -> None:
+        touches = min(max(self._count // CHAIN_PART, _BURST_TOUCHES_MIN), (1 << BURST_BITS) - 2)
+        self._stamp = self._burst_begin = number << BURST_BITS
+        self._burst_end = self._stamp + touches
+
+    def _grow(self) -> None:
+        """Make room for half as many rows again; a scan that is under way reads the old ones."""
+        count = len(self._rows.ino)
+        self._view(grown(self._rows, count + count // 2))
+        fresh = np.arange(count, count + count // 2, dtype=np.uint32)
+        self._free.frombytes(fresh[::-1].tobytes())
+
+
+def _sound(found: Rows) -> Rows:
+    """Return *found* with room; a row that moved while it was saved may stand there twice.
+
+    And one whose block went meanwhile is nobody's, whatever bytes it tells.
+    """
+    inos, first = np.unique(found.ino, return_index=True)
+    first = first[inos != 0]
+    rows = zero_rows(max(_ROWS_MIN, len(first) + len(first) // 2 + 1))
+    copy_rows(rows, 1, found, first)
+    np.minimum(rows.rank, np.uint8(max(Rank)), out=rows.rank)
+    return rows

@@ -1,0 +1,172 @@
+"""HEAT: the heat of the blocks, written now and then so that a restart does not begin cold.
+
+Replaced whole by a rename and never synced on its own: what does not pass its checksums, is of
+another pool or of another version is no error, only a cold start. It is not memory-mapped on
+purpose: a store into a mapped file raises SIGBUS once the file system is shut down, and a touch
+must not end the server.
+"""
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvfs.core.checksum import crc32c
+from kvfs.core.heat_marks import MARKS_MAX, Mark
+from kvfs.storage.syscalls import Syscalls
+
+FILE_NAME: Final = "HEAT"
+TEMPORARY_NAME: Final = FILE_NAME + ".new"
+VERSION: Final = 1
+_MAGIC: Final = b"KVFSHEAT"
+#: Magic, version, marks, the pool's epoch, rows, then the CRC32C of the rest and of this header.
+_HEADER: Final = struct.Struct("<8sIIQQI")
+_CRC: Final = struct.Struct("<I")
+_MARK: Final = struct.Struct("<QQ")
+_HEADER_BYTES: Final = _HEADER.size + _CRC.size
+#: Rows copied at a time: the loop's thread wants the interpreter in between.
+_STEP_ROWS: Final = 1 << 16
+
+
+class Rows(NamedTuple):
+    """What is kept of each block, as columns of equal length, in the order they have in the file.
+
+    ``name_hash`` tells a block's name again; the rest is explained by ``eviction.Columns``.
+    """
+
+    ino: NDArray[np.uint64]
+    touched: NDArray[np.uint64]
+    allocated_bytes: NDArray[np.uint64]
+    name_hash: NDArray[np.uint32]
+    touches: NDArray[np.uint16]
+    rank: NDArray[np.uint8]
+
+
+class Saved(NamedTuple):
+    """What HEAT holds."""
+
+    rows: Rows
+    marks: tuple[Mark, ...]
+
+
+def zero_rows(count: int) -> Rows:
+    """Return *count* rows of zeros, which take no memory before they are used."""
+    return Rows(
+        np.zeros(count, np.uint64),
+        np.zeros(count, np.uint64),
+        np.zeros(count, np.uint64),
+        np.zeros(count, np.uint32),
+        np.zeros(count, np.uint16),
+        np.zeros(count, np.uint8),
+    )
+
+
+def copy_rows(into: Rows, at: int, rows: Rows, which: NDArray[np.intp]) -> None:
+    """Copy the rows *which* of *rows* to row *at* and behind."""
+    for target, source in zip(_columns(into), _columns(rows), strict=True):
+        target[at : at + len(which)] = source[which]
+
+
+def grown(rows: Rows, count: int) -> Rows:
+    """Return *count* rows that begin with *rows*."""
+    room = zero_rows(count)
+    for target, source in zip(_columns(room), _columns(rows), strict=True):
+        target[: len(source)] = source
+    return room
+
+
+def _columns(rows: Rows) -> tuple[NDArray[Any], ...]:
+    return rows
+
+
+def row_bytes() -> int:
+    """Return what one row takes, in memory and in the file."""
+    return sum(column.itemsize for column in _columns(zero_rows(0)))
+
+
+def pack_header(epoch: int, count: int, marks: int, rest_crc: int) -> bytes:
+    """Return the head of a HEAT with *count* rows and so many *marks*."""
+    head = _HEADER.pack(_MAGIC, VERSION, marks, epoch, count, rest_crc)
+    return head + _CRC.pack(crc32c(head))
+
+
+def write_heat(
+    pool_fd: int, syscalls: Syscalls, epoch: int, rows: Rows, marks: Sequence[Mark] = ()
+) -> None:
+    """Replace HEAT by the *rows* in use, which may change meanwhile, and *marks*. Raises OSError.
+
+    It takes milliseconds for each MB: a job for a thread.
+    """
+    # Of a column of our own: numpy fails when the numbers that it counted change meanwhile.
+    used = np.flatnonzero(rows.ino != 0)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = syscalls.open(TEMPORARY_NAME, flags, 0o600, dir_fd=pool_fd)
+    try:
+        crc, at_bytes = 0, _HEADER_BYTES
+        for piece in _pieces(rows, used, marks):
+            data = memoryview(piece)
+            crc = crc32c(data, crc)
+            while data:
+                written_bytes = syscalls.pwrite(fd, data, at_bytes)
+                data, at_bytes = data[written_bytes:], at_bytes + written_bytes
+        syscalls.pwrite(fd, pack_header(epoch, len(used), len(marks), crc), 0)
+        syscalls.rename(TEMPORARY_NAME, FILE_NAME, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            syscalls.unlink(TEMPORARY_NAME, dir_fd=pool_fd)
+        raise
+    finally:
+        syscalls.close(fd)
+
+
+def _pieces(rows: Rows, used: NDArray[np.intp], marks: Sequence[Mark]) -> Iterator[bytes]:
+    """Yield what follows the header, some rows of a column at a time."""
+    for column in _columns(rows):
+        for start in range(0, len(used), _STEP_ROWS):
+            yield column[used[start : start + _STEP_ROWS]].tobytes()
+    if marks:
+        yield b"".join(_MARK.pack(*mark) for mark in marks)
+
+
+def read_heat(pool_fd: int, syscalls: Syscalls, epoch: int) -> Saved | None:
+    """Return what HEAT holds; None unless it is whole and of the pool with *epoch*.
+
+    Raises OSError when the device fails.
+    """
+    try:
+        fd = syscalls.open(FILE_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=pool_fd)
+    except FileNotFoundError:
+        return None
+    try:
+        head = syscalls.pread(fd, _HEADER_BYTES, 0)
+        if len(head) != _HEADER_BYTES or _CRC.pack(crc32c(head[: _HEADER.size])) != head[-4:]:
+            return None
+        magic, version, mark_count, its_epoch, count, crc = _HEADER.unpack_from(head)
+        if (magic, version, its_epoch) != (_MAGIC, VERSION, epoch) or mark_count > MARKS_MAX:
+            return None
+        rest_bytes = count * row_bytes() + mark_count * _MARK.size
+        if syscalls.fstat(fd).st_size != _HEADER_BYTES + rest_bytes:
+            return None
+        rows, at_bytes, its_crc = zero_rows(count), _HEADER_BYTES, 0
+        marks = bytearray(mark_count * _MARK.size)
+        for data in (*(column.data.cast("B") for column in _columns(rows)), memoryview(marks)):
+            while data:
+                read_bytes = syscalls.preadv(fd, [data], at_bytes)
+                if read_bytes == 0:
+                    return None
+                its_crc = crc32c(data[:read_bytes], its_crc)
+                data, at_bytes = data[read_bytes:], at_bytes + read_bytes
+        if its_crc != crc:
+            return None
+        return Saved(rows, tuple(map(Mark._make, _MARK.iter_unpack(marks))))
+    finally:
+        syscalls.close(fd)
+
+
+def saved_s(pool_fd: int, syscalls: Syscalls) -> int:
+    """Return when HEAT was written, in seconds since the epoch. Raises OSError."""
+    return int(syscalls.stat(FILE_NAME, dir_fd=pool_fd, follow_symlinks=False).st_mtime)

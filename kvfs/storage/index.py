@@ -1,0 +1,411 @@
+"""The index: names, inodes, extended attributes and counters in one LMDB database.
+
+Synchronous on purpose (a commit takes about 10 us, a thread hop 55 us): only ``sync`` and
+``preallocate`` may block and belong in a thread. Every read call begins and ends its own read
+transaction, so none lives across an ``await``. Knows keys and records, not what they mean.
+"""
+
+import contextlib
+import errno
+import os
+import threading
+from functools import partial
+from typing import Final, Self
+
+import lmdb
+
+from kvfs.core.errors import Damaged, Exists, NoSpace
+from kvfs.core.index_room import IndexRoom, mapped_bytes
+from kvfs.core.records import (
+    COUNTERS_KEY,
+    FORMAT_KEY,
+    INDEX_FORMAT,
+    INODE_PREFIX,
+    UNFINISHED_KEY,
+    Counters,
+    child_key,
+    inode_key,
+    name_key,
+    pack_counters,
+    pack_format,
+    parse_child_key,
+    parse_counters,
+    parse_inode,
+    parse_inode_key,
+    parse_name,
+    parse_unfinished,
+    parse_xattr_key,
+    unseal,
+    xattr_key,
+)
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.storage.index_environment import check_format, open_environment, rows_bytes
+from kvfs.storage.index_errors import raise_index_error
+from kvfs.storage.index_file import (
+    DATA_NAME,
+    SPARE_PAGES,
+    IndexFile,
+    allocate_lock_file,
+    check_data_file,
+)
+from kvfs.storage.index_map import STATE
+from kvfs.storage.index_range import committed_rows
+from kvfs.storage.index_transaction import Rows, WriteTransaction
+from kvfs.storage.pending_rows import PendingRows
+from kvfs.storage.record_cache import RecordCache
+from kvfs.storage.syscalls import Syscalls
+
+DEFAULT_MAP_SIZE_BYTES: Final = 64 << 30
+DEFAULT_PREALLOCATE_BYTES: Final = 64 << 20
+#: ``preallocation_due`` asks LMDB only once in so many commits; each dirties about ten pages.
+_COMMITS_PER_LOOK: Final = 64
+#: Not None, which says that a row is to go.
+_ABSENT: Final = b""
+
+
+class Index:
+    """One open index: one process at a time, one writing thread.
+
+    A read raises Damaged when a record fails its checksum or LMDB's tree is broken there, unless
+    it says otherwise.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        map_size_bytes: int = DEFAULT_MAP_SIZE_BYTES,
+        preallocate_bytes: int = DEFAULT_PREALLOCATE_BYTES,
+        read_only: bool = False,
+        syscalls: Syscalls | None = None,
+    ) -> None:
+        """Open the index in directory *path*; writable, allocate the first step of room.
+
+        Read-only writes nothing at all, lock file included: the caller holds the pool's LOCK. A
+        full file system does not keep an index from opening; ``preallocation_due`` stays true.
+        Raises IndexDamaged, FormatUnknown, ToolMissing (no address space for the map), NoSpace (no
+        lock file and no room for it), OSError.
+        """
+        self._syscalls = syscalls if syscalls is not None else Syscalls()
+        self._commits_to_look = 0
+        self._file: IndexFile | None = None
+        self._pending = PendingRows()
+        self._records = RecordCache()
+        self._writing = False
+        #: Who reads in another thread pins the pages that are freed meanwhile, and may wait for
+        #: the GIL for as long as a hundred commits take: a map with little room would be full.
+        self._unread = threading.Lock()
+        used_bytes = check_data_file(path, spare_pages=0 if read_only else SPARE_PAGES)
+        map_bytes = mapped_bytes(map_size_bytes, used_bytes)
+        with contextlib.ExitStack() as parts:
+            if not read_only:
+                self._file = IndexFile(path, preallocate_bytes, map_bytes, self._syscalls)
+                parts.callback(self._file.close)
+                self._file.cover(used_bytes)
+            # Looked at read-only first: an index that is refused stays as it was.
+            check_format(path, map_size_bytes)
+            if not read_only:
+                allocate_lock_file(path, self._syscalls)
+            self._env = open_environment(path, map_bytes, read_only=read_only)
+            parts.callback(self._env.close)
+            self._begin = self._env.begin
+            self._page_bytes: int = self._env.stat()["psize"]
+            if self._file is not None:
+                with contextlib.suppress(NoSpace):
+                    self._file.allocate(self.used_bytes())
+            file_end_bytes = None if self._file is None else self._file.rows_end_bytes
+            self.room = IndexRoom(map_size_bytes, partial(rows_bytes, self._env), file_end_bytes)
+            self._parts = parts.pop_all()
+
+    @classmethod
+    def create(
+        cls,
+        path: str,
+        map_size_bytes: int = DEFAULT_MAP_SIZE_BYTES,
+        *,
+        preallocate_bytes: int = DEFAULT_PREALLOCATE_BYTES,
+        syscalls: Syscalls | None = None,
+    ) -> None:
+        """Make an empty index in directory *path*, made if missing; durable on return.
+
+        Raises Exists when there is one already, ToolMissing, NoSpace, OSError.
+        """
+        calls = syscalls if syscalls is not None else Syscalls()
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        if os.path.lexists(f"{path}/{DATA_NAME}"):
+            raise Exists(f"index: {DATA_NAME} is there already")
+        allocate_lock_file(path, calls)
+        env = open_environment(path, map_size_bytes, read_only=False)
+        try:
+            file = IndexFile(path, preallocate_bytes, map_size_bytes, calls)
+            try:
+                file.allocate(0, whole=True)
+            finally:
+                file.close()
+            txn = env.begin(write=True)
+            txn.put(FORMAT_KEY, pack_format(INDEX_FORMAT))
+            txn.put(COUNTERS_KEY, pack_counters(Counters()))
+            calls.commit(txn)
+            env.sync(True)
+        except (lmdb.Error, OSError) as error:
+            raise_index_error(error)
+        finally:
+            env.close()
+
+    def close(self) -> None:
+        """Close the index; nothing is synced. Idempotent."""
+        with contextlib.suppress(NoSpace, OSError):
+            self.settle()
+        self._parts.close()
+
+    def __enter__(self) -> Self:
+        """Return the index itself, to be closed when the block is left."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def lookup(self, parent: InodeNo, name: bytes) -> InodeNo | None:
+        """Return the inode that *name* in directory *parent* leads to."""
+        key = name_key(parent, name)
+        raw = self._get(key)
+        return None if raw is None else parse_name(key, raw)
+
+    def inode(self, ino: InodeNo) -> InodeRecord | None:
+        """Return the record of *ino*."""
+        key = inode_key(ino)
+        record = self._records.get(key)
+        if record is None:
+            raw = self._get(key)
+            if raw is None:
+                return None
+            record = parse_inode(raw)
+            self._records.remember(key, record)
+        return record
+
+    def inode_or_miss(self, ino: InodeNo) -> InodeRecord | None:
+        """Return the record of *ino*, None for a damaged one as well: for who can do without it.
+
+        The next lookup of its name reports it (damaged_rows.py).
+        """
+        try:
+            return self.inode(ino)
+        except Damaged:
+            return None
+
+    def still(self, key: bytes, record: InodeRecord) -> bool:
+        """Whether *key* (``inode_key``) leads to *record*, this very one, without a look at pages.
+
+        False says nothing: ``inode`` knows.
+        """
+        return self._records.get(key) is record
+
+    def knows(self, ino: InodeNo) -> bool:
+        """Whether *ino* has a record; one that cannot be read counts, and fsck decides.
+
+        Any thread may ask. From another one than the writing one it is a guess, and ``inode`` is
+        out of the question: a record that the writer replaces meanwhile would stay in the cache.
+        """
+        try:
+            with self._unread:
+                return self._get(inode_key(ino)) is not None
+        except Damaged:
+            return True
+
+    def children(self, parent: InodeNo, after: InodeNo, limit: int) -> list[tuple[InodeNo, bytes]]:
+        """Return up to *limit* (inode, name) of *parent*, by inode number, above *after*.
+
+        The inode number is the readdir cookie: names that come and go do not disturb the others.
+        """
+        prefix = child_key(parent, InodeNo(0))[:-8]
+        return [
+            (parse_child_key(key)[1], unseal(key, raw))
+            for key, raw in self._rows(child_key(parent, InodeNo(after + 1)), prefix, limit)
+        ]
+
+    def xattr(self, ino: InodeNo, name: bytes) -> bytes | None:
+        """Return the value of extended attribute *name* of *ino*."""
+        key = xattr_key(ino, name)
+        raw = self._get(key)
+        return None if raw is None else unseal(key, raw)
+
+    def xattrs(self, ino: InodeNo) -> list[bytes]:
+        """Return the names of the extended attributes of *ino*, sorted."""
+        prefix = xattr_key(ino, b"")
+        return [parse_xattr_key(key)[1] for key, _ in self._rows(prefix, prefix, None)]
+
+    def inodes(self, after: InodeNo, limit: int) -> list[tuple[InodeNo, InodeRecord | None]]:
+        """Return up to *limit* (inode, record) above *after*; None for a record that is damaged."""
+        self.settle()
+        return self.committed_inodes(after, limit)
+
+    def committed_inodes(
+        self, after: InodeNo, limit: int
+    ) -> list[tuple[InodeNo, InodeRecord | None]]:
+        """Return the same without what waits for a commit; any thread may ask."""
+        found: list[tuple[InodeNo, InodeRecord | None]] = []
+        start = inode_key(InodeNo(after + 1))
+        with self._unread:
+            rows = committed_rows(self._env, start, INODE_PREFIX, limit)
+        for key, raw in rows:
+            try:
+                record = parse_inode(raw)
+            except Damaged:
+                record = None
+            found.append((parse_inode_key(key), record))
+        return found
+
+    def rows(self, prefix: bytes, after: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        """Return up to *limit* raw rows whose keys begin with *prefix* and sort above *after*.
+
+        For fsck, which checks every keyspace against the others.
+        """
+        return list(self._rows(max(prefix, after + b"\0" if after else b""), prefix, limit))
+
+    def counters(self) -> Counters:
+        """Return the counters."""
+        raw = self._get(COUNTERS_KEY)
+        if raw is None:
+            raise Damaged("index: the counters row is missing")
+        return parse_counters(raw)
+
+    def unfinished(self) -> list[InodeNo] | None:
+        """Return which inodes are drafts or being rewritten, and some that were; None: unknown."""
+        raw = self._get(UNFINISHED_KEY)
+        try:
+            return None if raw is None else parse_unfinished(raw)
+        except Damaged:
+            return None
+
+    def write(self, *, lasting: bool = True) -> WriteTransaction:
+        """Return a write transaction, to be used in a ``with`` statement.
+
+        One that is not *lasting* is seen by every read at once, but a killed process may lose it:
+        it is committed with the next one that is, or by ``settle``.
+        """
+        commit = self._keep if lasting else self._defer
+        return WriteTransaction(self._get, self._keys, commit, self._claim)
+
+    def settle(self) -> None:
+        """Commit what was written by transactions that are not lasting. Raises NoSpace, OSError."""
+        if self._pending:
+            self._commit({})
+
+    def forget_pending(self) -> None:
+        """Drop what waits for a commit: the device is gone."""
+        self._pending.clear()
+
+    def used_bytes(self) -> int:
+        """Return how much of data.mdb LMDB has ever used: pages freed since are used again."""
+        last_page: int = self._env.info()["last_pgno"]
+        return (last_page + 1) * self._page_bytes
+
+    def preallocation_due(self) -> bool:
+        """Whether ``preallocate`` should run; cheap enough to ask after every request.
+
+        Answers yes at most once in 64 commits, so that a full file system is not asked in a loop.
+        """
+        if self._commits_to_look > 0 or self._file is None:
+            return False
+        self._commits_to_look = _COMMITS_PER_LOOK
+        return self._file.due(self.used_bytes())
+
+    def preallocate(self) -> None:
+        """Allocate room ahead of use; may run in a thread. Raises NoSpace, OSError."""
+        if self._file is not None:
+            self._file.allocate(self.used_bytes())
+
+    def sync(self) -> None:
+        """Write everything committed to the device; blocks for some 20 ms, belongs in a thread.
+
+        Before it ``settle``. Raises OSError.
+        """
+        try:
+            self._env.sync(True)
+        except lmdb.Error as error:
+            raise_index_error(error)
+
+    def _get(self, key: bytes) -> bytes | None:
+        raw: bytes | None = self._pending.get(key, _ABSENT)
+        if raw is not _ABSENT:
+            return raw
+        try:
+            txn = self._begin()
+            raw = txn.get(key)
+            # Ends the transaction at once; were it left to the garbage collector, the pages it
+            # pins could not be used again.
+            txn.abort()
+        except lmdb.Error as error:
+            raise_index_error(error)
+        return raw
+
+    def _claim(self, begins: bool) -> None:
+        if begins and self._writing:
+            raise OSError(errno.EDEADLK, "index: a transaction inside a transaction")
+        self._writing = begins
+
+    def _require_room(self, rows: Rows) -> None:
+        """Raise NoSpace if *rows* add a name, and neither map nor device takes one more."""
+        try:
+            self.room.require(rows)
+        except NoSpace:
+            self.preallocate()  # names came faster than they were looked at
+            self.room.look()
+            self.room.require(rows)
+
+    def _defer(self, rows: Rows, records: dict[bytes, InodeRecord]) -> None:
+        self._require_room(rows)
+        if self._pending.full:
+            self._commit(rows)
+        else:
+            self._pending.update(rows)
+        self._records.learn(rows, records)
+
+    def _keep(self, rows: Rows, records: dict[bytes, InodeRecord]) -> None:
+        self._require_room(rows)
+        self._commit(rows)
+        self._records.learn(rows, records)
+
+    def _commit(self, rows: Rows) -> None:
+        """Write *rows* and all that wait, in one LMDB transaction; failing, those go on waiting."""
+        with self._unread:
+            self._write(rows)
+        self._pending.clear()
+        self.room.note_commit()
+
+    def _write(self, rows: Rows) -> None:
+        if STATE.lost:
+            raise OSError(errno.EIO, "index: its pages cannot be read any more")
+        self._commits_to_look -= 1
+        try:
+            txn = self._env.begin(write=True)
+        except lmdb.Error as error:
+            raise_index_error(error)
+        try:
+            for key, value in self._pending.with_rows(rows).items():
+                if value is None:
+                    txn.delete(key)
+                else:
+                    txn.put(key, value)
+            if STATE.lost:  # what it read since was none of the index's
+                raise OSError(errno.EIO, "index: its pages cannot be read any more")
+            self._syscalls.commit(txn)
+        except (lmdb.Error, OSError) as failure:
+            txn.abort()
+            # LMDB calls a short write, the first sign of a full file system, EIO.
+            if isinstance(failure, lmdb.Error) and self._file and self._file.full():
+                raise NoSpace(f"index: {failure}") from failure
+            raise_index_error(failure)
+        except BaseException:
+            txn.abort()
+            raise
+
+    def _keys(self, prefix: bytes) -> list[bytes]:
+        """Return the keys with *prefix* without committing anything."""
+        committed = [key for key, _ in committed_rows(self._env, prefix, prefix, None)]
+        return self._pending.keys_after(committed, prefix)
+
+    def _rows(self, start: bytes, prefix: bytes, limit: int | None) -> list[tuple[bytes, bytes]]:
+        self.settle()  # rare beside single rows, so that the two need not be merged
+        return committed_rows(self._env, start, prefix, limit)

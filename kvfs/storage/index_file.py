@@ -1,0 +1,202 @@
+"""data.mdb as a file: room allocated ahead of LMDB, and a look at it before LMDB maps it.
+
+LMDB answers some damage with SIGBUS or SIGABRT, so what can be seen from outside is looked at
+first. The layout of LMDB's two meta pages is that of lib/mdb.c (MDB_page, MDB_meta, MDB_db) of
+LMDB 0.9, data version 1, on a 64-bit machine.
+"""
+
+import errno
+import os
+import struct
+from typing import Final, NamedTuple
+
+from lmdb.verify import VerifyError, verify
+
+from kvfs.core.errors import NO_SPACE, FormatUnknown, IndexDamaged, NoSpace
+from kvfs.storage.syscalls import Syscalls
+
+DATA_NAME: Final = "data.mdb"
+LOCK_NAME: Final = "lock.mdb"
+#: What LMDB makes it for 126 readers: slots of 64 bytes and a header.
+LOCK_FILE_BYTES: Final = 8192
+
+#: LMDB may count pages at the end that it never wrote (allocated and freed in one transaction):
+#: a sound file may be shorter than it says, if it was not allocated ahead. Measured: up to 28.
+SPARE_PAGES: Final = 256
+
+#: Of what is allocated, kept for deletes: as much of the map is (index_room.py).
+_KEPT_BYTES: Final = 4 << 20
+#: On a device with little room less is allocated at a time, down to this.
+_LEAST_STEP_BYTES: Final = 256 << 10
+
+#: LMDB gathers at most 64 pages in one write (MDB_COMMIT_PAGES).
+_WRITE_BYTES: Final = 64 * 4096
+
+_MAGIC: Final = 0xBEEFC0DE
+_DATA_VERSION: Final = 1
+_P_META: Final = 0x08
+#: Page header (pgno, pad, flags, lower, upper), then magic, version, address, mapsize, then the
+#: free list's and the main tree's MDB_db (pad, flags, depth, 3 counts, entries, root), then the
+#: last page's number and the transaction's. The free list's pad is the page size.
+_META_PAGE: Final = struct.Struct("<QHHHH" + "IIQQ" + "IHHQQQQQ" * 2 + "QQ")
+assert _META_PAGE.size == 152
+
+
+class Meta(NamedTuple):
+    """What one meta page says: the page size, the last page in use, the transaction."""
+
+    psize_bytes: int
+    last_page: int
+    transaction: int
+
+
+def parse_meta(raw: bytes, page: int) -> Meta:
+    """Return what meta page *page* says; raises IndexDamaged, FormatUnknown."""
+    if len(raw) < _META_PAGE.size:
+        raise IndexDamaged(f"index: {DATA_NAME} ends inside its meta page {page}")
+    fields = _META_PAGE.unpack_from(raw)
+    flags, magic, version, psize = fields[2], fields[5], fields[6], fields[9]
+    if magic != _MAGIC or not flags & _P_META:
+        raise IndexDamaged(f"index: {DATA_NAME} has no LMDB meta page {page}")
+    if version != _DATA_VERSION:
+        raise FormatUnknown(
+            f"index: {DATA_NAME} has LMDB data version {version}; supported is {_DATA_VERSION}"
+        )
+    return Meta(psize, fields[-2], fields[-1])
+
+
+def check_data_file(path: str, *, spare_pages: int = 0) -> int:
+    """Return how many bytes of the data file LMDB counts as its own.
+
+    Raises IndexDamaged or FormatUnknown unless it looks like a whole LMDB file, of which
+    *spare_pages* at the end may be missing. Seen are its two meta pages and its length; damage
+    inside a tree page is not, ``verify_data_file`` looks for that.
+    """
+    try:
+        fd = os.open(f"{path}/{DATA_NAME}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise IndexDamaged(f"index: {DATA_NAME}: {error.strerror}") from None
+    try:
+        size_bytes = os.fstat(fd).st_size
+        first = parse_meta(os.pread(fd, _META_PAGE.size, 0), 0)
+        psize = first.psize_bytes
+        if psize.bit_count() != 1 or not 512 <= psize <= 32768:
+            raise IndexDamaged(f"index: {DATA_NAME} claims pages of {psize} bytes")
+        second = parse_meta(os.pread(fd, _META_PAGE.size, psize), 1)
+    finally:
+        os.close(fd)
+    newest = max(first, second, key=lambda meta: meta.transaction)
+    used_bytes = (newest.last_page + 1) * psize
+    if size_bytes < used_bytes - spare_pages * psize:
+        raise IndexDamaged(f"index: {DATA_NAME} is cut short: {size_bytes} bytes of {used_bytes}")
+    return used_bytes
+
+
+class IndexFile:
+    """Keeps data.mdb allocated at least one step ahead of what LMDB has used.
+
+    On a full file system LMDB cannot even delete, since it writes every changed page anew; with
+    room allocated ahead it can. The file is made longer, not only allocated (no
+    FALLOC_FL_KEEP_SIZE): writes inside it then change no file size, and a page that LMDB counted
+    but never wrote reads as zeros instead of killing the process with SIGBUS.
+    """
+
+    def __init__(self, path: str, step_bytes: int, limit_bytes: int, syscalls: Syscalls) -> None:
+        """Open the file; nothing is allocated yet. *limit_bytes* is LMDB's map. Raises OSError."""
+        self._syscalls = syscalls
+        self._step_bytes = step_bytes
+        self._limit_bytes = limit_bytes
+        self._fd = syscalls.open(f"{path}/{DATA_NAME}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            status = syscalls.fstat(self._fd)
+        except BaseException:
+            syscalls.close(self._fd)
+            raise
+        # A length without blocks is a hole (a file copied or extended), and counts for nothing.
+        whole = status.st_blocks * 512 >= status.st_size
+        self.allocated_bytes = status.st_size if whole else 0
+        self._size_bytes = status.st_size
+
+    def due(self, used_bytes: int) -> bool:
+        """Whether less than one step is allocated beyond *used_bytes*."""
+        return self.allocated_bytes < min(used_bytes + self._step_bytes, self._limit_bytes)
+
+    def allocate(self, used_bytes: int, *, whole: bool = False) -> None:
+        """Allocate two steps beyond *used_bytes*, at most to the end of LMDB's map.
+
+        Less where the device has less, unless *whole*. Takes some 100 us for 64 MiB on XFS. Raises
+        NoSpace, OSError.
+        """
+        start_bytes = self.allocated_bytes
+        end_bytes = min(used_bytes + 2 * self._step_bytes, self._limit_bytes)
+        if end_bytes <= start_bytes:
+            return
+        while True:
+            try:
+                self._syscalls.fallocate(self._fd, 0, start_bytes, end_bytes - start_bytes)
+            except OSError as error:
+                if error.errno not in NO_SPACE | {errno.EFBIG}:
+                    raise
+                size_bytes = (end_bytes - start_bytes) // 4
+                if whole or size_bytes < _LEAST_STEP_BYTES:
+                    raise NoSpace(f"index: no room for {end_bytes} bytes of {DATA_NAME}") from error
+                end_bytes = start_bytes + size_bytes
+            else:
+                break
+        # Who waits for room for a name does the same on another thread.
+        self.allocated_bytes = max(self.allocated_bytes, end_bytes)
+
+    def rows_end_bytes(self) -> int:
+        """Return how much rows may take of what is allocated; the rest is for deletes."""
+        kept_bytes = min(_KEPT_BYTES, self._step_bytes, self.allocated_bytes // 4)
+        return self.allocated_bytes - kept_bytes
+
+    def full(self) -> bool:
+        """Whether the file system has less room than LMDB writes at once. Raises OSError."""
+        status = self._syscalls.statvfs(self._fd)
+        return status.f_bavail * status.f_frsize < _WRITE_BYTES
+
+    def cover(self, used_bytes: int) -> None:
+        """Make the file at least *used_bytes* long, without allocating: for a full file system.
+
+        Behind the end of the file LMDB's map answers with SIGBUS, a hole with zeros, which LMDB
+        reports as damage. Raises OSError.
+        """
+        if self._size_bytes < used_bytes:
+            self._syscalls.ftruncate(self._fd, used_bytes)
+
+    def close(self) -> None:
+        """Close the file; what is allocated stays."""
+        self._syscalls.close(self._fd)
+
+
+def verify_data_file(path: str) -> list[str]:
+    """Return what is structurally wrong with the data file, read without LMDB itself: for fsck.
+
+    It is Python that walks every page, so that no damage can crash it: 5 s for a million inodes.
+    Nobody may write meanwhile. It is strict: a value over 2 KB replaced by a smaller one within
+    one transaction keeps room that it reports too, so no transaction may write such a key twice.
+    """
+    try:
+        problems: list[str] = verify(f"{path}/{DATA_NAME}", subdir=False)  # type: ignore[no-untyped-call]
+    except VerifyError as error:
+        return [str(error)]
+    return problems
+
+
+def allocate_lock_file(path: str, syscalls: Syscalls) -> None:
+    """Create lock.mdb if missing, with its blocks.
+
+    LMDB writes to it through a map, where a full file system means SIGBUS. Raises NoSpace, OSError.
+    """
+    fd = syscalls.open(f"{path}/{LOCK_NAME}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        # A full XFS refuses to allocate even what is allocated already.
+        if syscalls.fstat(fd).st_blocks * 512 < LOCK_FILE_BYTES:
+            syscalls.fallocate(fd, 0, 0, LOCK_FILE_BYTES)
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise NoSpace(f"index: no room for {LOCK_NAME}") from error
+        raise
+    finally:
+        syscalls.close(fd)

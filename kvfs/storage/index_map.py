@@ -1,0 +1,124 @@
+"""What happens when a page of the index's maps cannot be had: SIGBUS, and the server lives on.
+
+LMDB reads through a mapping of its file, and writes its table of readers through one of its lock
+file. Where the device fails the kernel answers with SIGBUS: a load that finds no page in memory,
+and the first store after a page was written back (page_mkwrite of a file system that has shut
+itself down). Returning from a handler means to do it again. So the handler puts memory in place of
+the map first: for the lock file with its content, for the index empty, in which LMDB finds pages
+that are no pages, and says so (CORRUPTED). Nothing is committed from then on (``lost``), so that
+none of it reaches the file. Python's own handlers run after the access that failed, which is never;
+this one is called by the kernel through ctypes, in the thread that made it.
+"""
+
+import ctypes
+import logging
+import mmap
+import os
+import signal
+from typing import Final, NamedTuple
+
+from kvfs.storage.index_file import DATA_NAME, LOCK_NAME
+
+_log: Final = logging.getLogger(__name__)
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int64,
+)
+#: Of bits/mman and bits/sigaction.h on Linux; the offset of si_addr in siginfo_t.
+_MAP_FIXED: Final = 0x10
+_MAP_NORESERVE: Final = 0x4000
+_SA_SIGINFO: Final = 4
+_OURS: Final = frozenset({DATA_NAME, LOCK_NAME})
+_SI_ADDR_AT: Final = 16
+_HANDLER: Final = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class _Action(ctypes.Structure):
+    """struct sigaction of glibc."""
+
+    _fields_ = (
+        ("handler", _HANDLER),
+        ("mask", ctypes.c_ulong * 16),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    )
+
+
+class _Map(NamedTuple):
+    """A part of the address space, and whether its content is to be kept."""
+
+    start: int
+    end: int
+    keeps: bool
+
+
+class MapState:
+    """Whether the index's map of this process is what its file holds."""
+
+    lost = False
+
+
+STATE: Final = MapState()
+
+
+def _handle(_signal: int, info: int, _context: int) -> None:
+    """Give LMDB something to load; whatever else it is ends the process as by default."""
+    try:
+        address = ctypes.c_uint64.from_address(info + _SI_ADDR_AT).value
+        found = _map_at(address)
+        if found is not None:
+            STATE.lost = True
+            _replace(found)
+            _log.critical("a page of the index cannot be used (SIGBUS): the device below fails")
+            return
+        _log.critical("SIGBUS at %#x, which is no page of the index: the server ends", address)
+    except BaseException:
+        _log.critical("SIGBUS, and nothing could be done about it: the server ends", exc_info=True)
+    _libc.signal(signal.SIGBUS, None)  # SIG_DFL; it comes again at once
+
+
+def _map_at(address: int) -> _Map | None:
+    """Return the part of the address space that maps the index's file around *address*."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            span, *_ = line.split(maxsplit=1)
+            start, end = (int(bound, 16) for bound in span.split("-"))
+            if start <= address < end:
+                name = os.path.basename(line.rstrip("\n").removesuffix(" (deleted)"))
+                return _Map(start, end, name == LOCK_NAME) if name in _OURS else None
+    return None
+
+
+def _replace(part: _Map) -> None:
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | _MAP_NORESERVE
+    access = mmap.PROT_READ | (mmap.PROT_WRITE if part.keeps else 0)
+    size_bytes = part.end - part.start
+    content = _content_of(part) if part.keeps else b""
+    placed = _libc.mmap(part.start, size_bytes, access, flags, -1, 0)
+    if placed != part.start:
+        raise OSError(ctypes.get_errno(), "mmap")
+    ctypes.memmove(part.start, content, len(content))
+
+
+def _content_of(part: _Map) -> bytes:
+    """Return what lies there, by a read that fails where a load would be a signal."""
+    fd = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(fd, part.end - part.start, part.start)
+    finally:
+        os.close(fd)
+
+
+#: Kept: the kernel calls it as long as the process lives.
+_ACTION: Final = _Action(_HANDLER(_handle), (ctypes.c_ulong * 16)(), _SA_SIGINFO, None)
+
+
+def outlive_bus_errors() -> None:
+    """Have this process go on without its index when a page of it cannot be read."""
+    _libc.sigaction(signal.SIGBUS, ctypes.byref(_ACTION), None)

@@ -1,0 +1,59 @@
+"""Where the index lies in a pool, and how a rebuilt one takes its place.
+
+The new index is complete and durable before the old one is touched: ``index`` is moved to
+``index.old``, ``index.new`` to ``index``. Whoever finds no ``index`` but an ``index.old`` was
+interrupted between the two, and has a complete ``index.new``.
+"""
+
+import contextlib
+from typing import Final
+
+from kvfs.storage.index_file import DATA_NAME, LOCK_NAME
+from kvfs.storage.syscalls import Syscalls
+
+INDEX: Final = "index"
+INDEX_NEW: Final = "index.new"
+INDEX_OLD: Final = "index.old"
+
+
+def index_path(pool_fd: int, name: str = INDEX) -> str:
+    """Return a path to the pool's index; a detached mount has no other name than its fd."""
+    return f"/proc/self/fd/{pool_fd}/{name}"
+
+
+def settle_index(pool_fd: int, syscalls: Syscalls) -> None:
+    """Finish or undo what an interrupted rebuild left behind. Raises OSError."""
+    if _exists(INDEX_OLD, pool_fd, syscalls):
+        if not _exists(INDEX, pool_fd, syscalls):
+            syscalls.rename(INDEX_NEW, INDEX, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
+            syscalls.fsync(pool_fd)
+        remove_index(INDEX_OLD, pool_fd, syscalls)
+    remove_index(INDEX_NEW, pool_fd, syscalls)
+
+
+def replace_index(pool_fd: int, syscalls: Syscalls) -> None:
+    """Put the complete and durable ``index.new`` in the place of ``index``. Raises OSError."""
+    if _exists(INDEX, pool_fd, syscalls):
+        syscalls.rename(INDEX, INDEX_OLD, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
+        # Else a power loss could show the second rename without the first one's reason.
+        syscalls.fsync(pool_fd)
+    syscalls.rename(INDEX_NEW, INDEX, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
+    syscalls.fsync(pool_fd)
+    remove_index(INDEX_OLD, pool_fd, syscalls)
+
+
+def remove_index(name: str, pool_fd: int, syscalls: Syscalls) -> None:
+    """Remove the index directory *name*; a missing one is fine. Raises OSError."""
+    for file in (DATA_NAME, LOCK_NAME):
+        with contextlib.suppress(FileNotFoundError):
+            syscalls.unlink(f"{name}/{file}", dir_fd=pool_fd)
+    with contextlib.suppress(FileNotFoundError):
+        syscalls.rmdir(name, dir_fd=pool_fd)
+
+
+def _exists(name: str, pool_fd: int, syscalls: Syscalls) -> bool:
+    try:
+        syscalls.stat(name, dir_fd=pool_fd)
+    except FileNotFoundError:
+        return False
+    return True

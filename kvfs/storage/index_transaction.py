@@ -1,0 +1,185 @@
+"""One write transaction of the index: every change of a request, visible at once or not at all.
+
+It collects rows in memory; LMDB sees them when it commits, all in one go, together with the rows
+of earlier transactions that need not last (pending_rows.py).
+"""
+
+import contextlib
+from collections.abc import Callable, Collection
+from types import TracebackType
+from typing import Final, Self
+
+import lmdb
+
+from kvfs.core.errors import Damaged
+from kvfs.core.records import (
+    COUNTERS_KEY,
+    UNFINISHED_KEY,
+    Counters,
+    child_key,
+    inode_key,
+    name_key,
+    pack_counters,
+    pack_inode,
+    pack_name,
+    pack_unfinished,
+    parse_counters,
+    parse_inode,
+    parse_name,
+    parse_xattr_key,
+    seal,
+    unseal,
+    xattr_key,
+)
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.storage.index_errors import raise_index_error
+
+#: Rows by key; None for a row that is to go.
+Rows = dict[bytes, bytes | None]
+_ABSENT: Final = b""
+
+
+class WriteTransaction:
+    """Commits when its ``with`` block is left, forgets all when an exception leaves it.
+
+    Short by contract: no ``await`` inside, since the index has one writer at a time. Reads inside
+    see what was written inside. Leaving raises NoSpace when the map or the file system is full,
+    OSError when the device fails; nothing has changed then.
+    """
+
+    __slots__ = ("_claim", "_commit", "_keys", "_read", "_records", "_rows")
+
+    def __init__(
+        self,
+        read: Callable[[bytes], bytes | None],
+        keys: Callable[[bytes], list[bytes]],
+        commit: Callable[[Rows, dict[bytes, InodeRecord]], None],
+        claim: Callable[[bool], None],
+    ) -> None:
+        """Prepare a transaction over *read* (one row) and *keys* (those with a prefix).
+
+        *claim* is told of its begin and end, and raises when another one has begun.
+        """
+        self._claim = claim
+        self._read = read
+        self._keys = keys
+        self._commit = commit
+        self._rows: Rows = {}
+        #: What the inode rows of these were packed from.
+        self._records: dict[bytes, InodeRecord] = {}
+
+    def __enter__(self) -> Self:
+        """Begin. Raises OSError inside another one, whose rows it would not see."""
+        self._claim(True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Commit, or forget and translate the error."""
+        self._claim(False)
+        if kind is None:
+            self._commit(self._rows, self._records)
+        elif isinstance(error, lmdb.Error):
+            raise_index_error(error)
+
+    def _get(self, key: bytes) -> bytes | None:
+        raw = self._rows.get(key, _ABSENT)
+        return self._read(key) if raw is _ABSENT else raw
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        self._rows[key] = value
+
+    def _delete(self, key: bytes) -> None:
+        self._rows[key] = None
+
+    def lookup(self, parent: InodeNo, name: bytes) -> InodeNo | None:
+        """Return the inode that *name* in *parent* leads to; raises Damaged."""
+        key = name_key(parent, name)
+        raw = self._get(key)
+        return None if raw is None else parse_name(key, raw)
+
+    def inode(self, ino: InodeNo) -> InodeRecord | None:
+        """Return the record of *ino*; raises Damaged."""
+        raw = self._get(inode_key(ino))
+        return None if raw is None else parse_inode(raw)
+
+    def xattr(self, ino: InodeNo, name: bytes) -> bytes | None:
+        """Return the value of an extended attribute; raises Damaged."""
+        key = xattr_key(ino, name)
+        raw = self._get(key)
+        return None if raw is None else unseal(key, raw)
+
+    def counters(self) -> Counters:
+        """Return the counters as this transaction sees them; raises Damaged."""
+        raw = self._get(COUNTERS_KEY)
+        if raw is None:
+            raise Damaged("index: the counters row is missing")
+        return parse_counters(raw)
+
+    def put_inode(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Write the record of *ino*, new or not."""
+        key = inode_key(ino)
+        self._rows[key] = pack_inode(record)
+        self._records[key] = record
+
+    def delete_inode(self, ino: InodeNo) -> None:
+        """Remove the record of *ino*, if there is one."""
+        self.delete_row(inode_key(ino))
+
+    def put_name(self, parent: InodeNo, name: bytes, ino: InodeNo) -> None:
+        """Make *name* in *parent* lead to *ino*, for lookup and for readdir.
+
+        When the name led elsewhere before, ``delete_name`` comes first: the readdir row of the
+        former inode has a key of its own.
+        """
+        key = name_key(parent, name)
+        self._put(key, pack_name(key, ino))
+        key = child_key(parent, ino)
+        self._put(key, seal(key, name))
+
+    def delete_name(self, parent: InodeNo, name: bytes, ino: InodeNo) -> None:
+        """Remove what ``put_name`` of the same arguments wrote."""
+        self._delete(name_key(parent, name))
+        self._delete(child_key(parent, ino))
+
+    def put_xattr(self, ino: InodeNo, name: bytes, value: bytes) -> None:
+        """Set an extended attribute."""
+        key = xattr_key(ino, name)
+        self._put(key, seal(key, value))
+
+    def delete_xattr(self, ino: InodeNo, name: bytes) -> bool:
+        """Remove an extended attribute; return whether it was set."""
+        key = xattr_key(ino, name)
+        was_set = self._get(key) is not None
+        self._delete(key)
+        return was_set
+
+    def delete_xattrs(self, ino: InodeNo) -> dict[bytes, bytes]:
+        """Remove every extended attribute of *ino*; return those that can be read."""
+        prefix = xattr_key(ino, b"")
+        written = [key for key in self._rows if key.startswith(prefix)]
+        values: dict[bytes, bytes] = {}
+        for key in written + self._keys(prefix):
+            with contextlib.suppress(Damaged):
+                name = parse_xattr_key(key)[1]
+                if (value := self.xattr(ino, name)) is not None:
+                    values[name] = value
+            self._delete(key)
+        return values
+
+    def put_counters(self, counters: Counters) -> None:
+        """Write the counters."""
+        self._put(COUNTERS_KEY, pack_counters(counters))
+
+    def put_unfinished(self, inos: Collection[InodeNo]) -> None:
+        """Write which inodes are drafts or being rewritten; too many nobody needs to know."""
+        self._put(UNFINISHED_KEY, pack_unfinished(inos))
+
+    def delete_row(self, key: bytes) -> None:
+        """Remove the row *key* of any keyspace: for fsck, which finds rows nobody can read."""
+        self._delete(key)
+        self._records.pop(key, None)

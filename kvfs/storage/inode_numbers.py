@@ -1,0 +1,111 @@
+"""Inode numbers, never given out twice, also not after a power loss.
+
+The file INODES holds the end of the range handed out so far: u64 and its CRC32C, little-endian.
+It is fsynced before any number of a range is used, and it is not in the index, whose unsynced
+commits may roll back: a handle would then open another file's data.
+"""
+
+import os
+import threading
+from typing import Final
+
+from kvfs.core.checksum import CRC32C_RESIDUE, crc32c
+from kvfs.core.errors import IndexDamaged
+from kvfs.core.types import FIRST_INODE, InodeNo
+from kvfs.storage.syscalls import Syscalls
+
+FILE_NAME: Final = "INODES"
+#: Numbers made durable at a time: one fsync in 65,536 creates; of 2**64 a start wastes as many.
+RANGE_NUMBERS: Final = 1 << 16
+_RECORD_BYTES: Final = 12
+
+
+def pack_end(end: int) -> bytes:
+    """Return the content of INODES for a range that ends before *end*."""
+    body = end.to_bytes(8, "little")
+    return body + crc32c(body).to_bytes(4, "little")
+
+
+def parse_end(raw: bytes) -> InodeNo:
+    """Return the end that INODES holds; raises IndexDamaged."""
+    if len(raw) != _RECORD_BYTES or crc32c(raw) != CRC32C_RESIDUE:
+        raise IndexDamaged(f"{FILE_NAME}: {len(raw)} bytes that fail their checksum")
+    return InodeNo(int.from_bytes(raw[:8], "little"))
+
+
+class InodeNumbers:
+    """Hands out numbers from a range that is durable already.
+
+    Invariant: ``_next <= _end <= what INODES holds on the device``. ``take`` belongs to one
+    thread; ``refill`` may run in another meanwhile.
+    """
+
+    def __init__(self, pool_fd: int, syscalls: Syscalls, *, read_only: bool = False) -> None:
+        """Go on behind every number that may have been used; nothing is written before ``take``.
+
+        *read_only*, ``take`` fails. Raises IndexDamaged when INODES is missing or damaged.
+        """
+        self._syscalls = syscalls
+        self._lock = threading.Lock()
+        access = os.O_RDONLY if read_only else os.O_RDWR
+        flags = access | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            self._fd = syscalls.open(FILE_NAME, flags, dir_fd=pool_fd)
+        except FileNotFoundError:
+            raise IndexDamaged(f"{FILE_NAME} is missing") from None
+        try:
+            self._next = self._end = parse_end(syscalls.pread(self._fd, _RECORD_BYTES + 1, 0))
+            #: The first number that this process may hand out; all older inodes lie below.
+            self.first = self._end
+        except BaseException:
+            syscalls.close(self._fd)
+            raise
+
+    @staticmethod
+    def create(pool_fd: int, syscalls: Syscalls, first: InodeNo = FIRST_INODE) -> None:
+        """Write INODES for a new pool, or a repaired one whose numbers all lie below *first*.
+
+        Durable on return, except for the directory's own row, which mkfs syncs. Raises OSError.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = syscalls.open(FILE_NAME, flags, 0o600, dir_fd=pool_fd)
+        try:
+            # In this order: an interrupted repair leaves the old bytes or the new ones.
+            syscalls.pwrite(fd, pack_end(first), 0)
+            syscalls.ftruncate(fd, _RECORD_BYTES)
+            syscalls.fsync(fd)
+        finally:
+            syscalls.close(fd)
+
+    @property
+    def refill_due(self) -> bool:
+        """Whether less than half a range is left: time for ``refill`` in a thread."""
+        return self._end - self._next < RANGE_NUMBERS // 2
+
+    def refill(self) -> None:
+        """Make the next range durable (one fsync, some ms) and usable; raises OSError.
+
+        Idempotent while enough is left, so that two callers do no harm.
+        """
+        with self._lock:
+            if not self.refill_due:
+                return
+            end = self._end + RANGE_NUMBERS
+            self._syscalls.pwrite(self._fd, pack_end(end), 0)
+            self._syscalls.fsync(self._fd)
+            self._end = InodeNo(end)
+
+    def take(self) -> InodeNo:
+        """Return a number that was never returned before.
+
+        Waits for an fsync only if nobody called ``refill`` in time. Raises OSError.
+        """
+        number = self._next
+        if number >= self._end:
+            self.refill()
+        self._next = InodeNo(number + 1)
+        return number
+
+    def close(self) -> None:
+        """Close the file; numbers of the range that were not taken are never used."""
+        self._syscalls.close(self._fd)

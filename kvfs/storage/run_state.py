@@ -1,0 +1,157 @@
+"""RUN: whether the pool was stopped cleanly, and in which boot it ran last.
+
+The index is never fsynced on the way, so it is to be believed only after a clean stop, or when
+the same boot's page cache still stands behind it.
+"""
+
+import contextlib
+import json
+import os
+from typing import Final, NamedTuple
+
+from kvfs.core.errors import NO_SPACE, IndexDamaged
+from kvfs.core.types import FIRST_INODE
+from kvfs.storage.inode_numbers import InodeNumbers
+from kvfs.storage.syscalls import Syscalls
+
+_NAME: Final = "RUN"
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+_SIZE_MAX_BYTES: Final = 4096
+
+
+class RunState(NamedTuple):
+    """The last word a server left in the pool; a pool that never ran is clean.
+
+    ``copied``: of another directory, and so perhaps while a server changed what was copied; or of
+    a file system that was mounted anew since, and so perhaps cut off before.
+
+    ``strays``: stopped cleanly, but files may lie there that no inode knows, or identities that
+    are out of date, because the device failed or a sweep was not done.
+    """
+
+    boot_id: str
+    clean: bool
+    strays: bool = False
+    copied: bool = False
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the index is what was last committed to it."""
+        return self.clean or (self.boot_id == present_boot_id() and not self.copied)
+
+
+def present_boot_id() -> str:
+    """Return the kernel's id of this boot (proc_sys_kernel(5))."""
+    with open(_BOOT_ID, encoding="ascii") as file:
+        return file.read().strip()
+
+
+def read_run_state(pool_fd: int, syscalls: Syscalls, superblock: str = "") -> RunState:
+    """Return what RUN says; an unreadable file says "not clean, of no known boot".
+
+    So does a missing one where inode numbers were ever given out: the pool ran, and lost it. On
+    *superblock* (devices/superblock.py) the directory lies now; empty: its log was asked instead.
+    """
+    try:
+        fd = syscalls.open(_NAME, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pool_fd)
+    except FileNotFoundError:
+        return RunState("", clean=_never_ran(pool_fd, syscalls))
+    try:
+        state = json.loads(syscalls.read(fd, _SIZE_MAX_BYTES))
+        boot_id, clean = str(state["boot_id"]), state["clean"] is True
+        moved = state.get("directory", here := syscalls.fstat(pool_fd).st_ino) != here
+        return RunState(
+            boot_id,
+            clean=clean,
+            strays=state.get("strays") is True,
+            copied=moved or state.get("superblock", "") != superblock,
+        )
+    except (ValueError, KeyError, TypeError):
+        return RunState("", clean=False)
+    finally:
+        syscalls.close(fd)
+
+
+def _never_ran(pool_fd: int, syscalls: Syscalls) -> bool:
+    try:
+        numbers = InodeNumbers(pool_fd, syscalls, read_only=True)
+    except IndexDamaged:
+        return False
+    numbers.close()
+    return numbers.first == FIRST_INODE
+
+
+def write_run_state(
+    pool_fd: int, syscalls: Syscalls, *, clean: bool, strays: bool = False, superblock: str = ""
+) -> None:
+    """Replace RUN and make it durable; in place where there is no room. Raises OSError."""
+    state = {
+        "boot_id": present_boot_id(),
+        "clean": clean,
+        "strays": strays,
+        "pid": os.getpid(),
+        "directory": syscalls.fstat(pool_fd).st_ino,
+        "superblock": superblock,
+    }
+    text = json.dumps(state)
+    try:
+        _replace(pool_fd, syscalls, text)
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        try:
+            _overwrite(pool_fd, syscalls, text)
+        except FileNotFoundError:  # a pool that was never mounted has none
+            raise error from None
+
+
+def _overwrite(pool_fd: int, syscalls: Syscalls, text: str) -> None:
+    """Write *text* over RUN, in the block that it has: others may have filled a directory's device.
+
+    A pool must come up then to make room. It is one sector, which is written whole or not at all.
+    """
+    fd = syscalls.open(_NAME, os.O_RDWR | os.O_CLOEXEC, dir_fd=pool_fd)
+    try:
+        # Never shorter than before: bytes left behind would belong to no JSON.
+        size_bytes = max(len(text), syscalls.fstat(fd).st_size)
+        syscalls.pwrite(fd, text.ljust(size_bytes).encode(), 0)
+        syscalls.fsync(fd)
+    finally:
+        syscalls.close(fd)
+
+
+def _replace(pool_fd: int, syscalls: Syscalls, text: str) -> None:
+    temporary = _NAME + ".new"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    fd = syscalls.open(temporary, flags, 0o600, dir_fd=pool_fd)
+    try:
+        syscalls.write(fd, text.encode())
+        syscalls.fsync(fd)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            syscalls.unlink(temporary, dir_fd=pool_fd)
+        raise
+    finally:
+        syscalls.close(fd)
+    syscalls.rename(temporary, _NAME, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
+    syscalls.fsync(pool_fd)
+
+
+def distrust_index(pool_fd: int, syscalls: Syscalls) -> None:
+    """Make sure that the next start does not believe the index, unless it was stopped cleanly.
+
+    Empties RUN in place: that needs no room on the device, and no half of it says otherwise. For
+    a page cache that is no witness any more: a sync failed, or the file system was cut off.
+    Raises OSError.
+    """
+    if read_run_state(pool_fd, syscalls).clean:
+        return
+    try:
+        fd = syscalls.open(_NAME, os.O_WRONLY | os.O_CLOEXEC, dir_fd=pool_fd)
+    except FileNotFoundError:
+        return  # says the same
+    try:
+        syscalls.ftruncate(fd, 0)
+        syscalls.fsync(fd)
+    finally:
+        syscalls.close(fd)

@@ -1,0 +1,1 @@
+"""The control socket: status, eviction and pins of a running server."""

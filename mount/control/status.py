@@ -1,0 +1,85 @@
+"""What `kvfs status` shows of a running mount."""
+
+import os
+from typing import Any, NamedTuple
+
+import kvfs
+from kvfs.core.settings import Settings
+from kvfs.engine.store import Store
+from mount.files.files import Files
+from mount.files.path_choice import PathChoice
+from mount.fuse import errno_map
+from mount.fuse.channel import Channel
+from mount.fuse.invalidations import Notifier
+from mount.fuse.wire import Opcode
+
+
+class Parts(NamedTuple):
+    """The parts of one mount that have figures to show."""
+
+    settings: Settings
+    choice: PathChoice
+    store: Store
+    channel: Channel
+    files: Files
+    notifier: Notifier
+
+
+def describe(mount: Parts) -> dict[str, Any]:
+    """Return the figures of one mount, JSON-ready; sizes in bytes."""
+    channel, path = mount.channel, mount.files.path
+    return {
+        "version": kvfs.__version__,
+        "mountpoint": mount.settings.mountpoint,
+        "source": mount.settings.source,
+        "name": mount.settings.name,
+        "read_only": mount.settings.read_only,
+        "data_path": path.name,
+        "data_path_reason": mount.choice.reason,
+        "server_pid": os.getpid(),
+        **mount.store.describe(),
+        **path.describe(),
+        "stalls": {
+            "waits": mount.files.room.stalls,
+            "waiting": mount.files.room.waiting,
+            "turned_away": mount.files.room.turned_away,
+            "waited_s": round(mount.files.room.stalled_s, 3),
+            "longest_s": round(mount.files.room.longest_s, 3),
+        },
+        "notifications": {
+            "told": mount.notifier.told,
+            "untold": mount.notifier.untold,
+            "backlog": mount.notifier.backlog,
+        },
+        "open_handles": len(mount.files.handles),
+        "requests": _by_name(channel.requests),
+        "answered_in_channel": _by_name(channel.answered_here),
+        "refused": dict(errno_map.counts),
+    }
+
+
+def describe_lost(settings: Settings, why: str) -> dict[str, Any]:
+    """Return what is known of a mount whose device is lost, without a look at the pool."""
+    return {
+        "version": kvfs.__version__,
+        "mountpoint": settings.mountpoint,
+        "source": settings.source,
+        "name": settings.name,
+        "read_only": settings.read_only,
+        "data_path": "none",
+        "data_path_reason": "the device is lost",
+        "server_pid": os.getpid(),
+        "lost": why,
+        "requests": {},
+    }
+
+
+def _by_name(counts: list[int]) -> dict[str, int]:
+    return {
+        Opcode(code).name if code in _CODES else f"UNKNOWN_{code}": count
+        for code, count in enumerate(counts)
+        if count
+    }
+
+
+_CODES = frozenset(code.value for code in Opcode)

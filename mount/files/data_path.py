@@ -1,0 +1,189 @@
+"""The two data paths: bytes through this process, or kernel to kernel (FUSE passthrough).
+
+The rules of Linux's passthrough (fs/fuse/iomode.c): while an inode is open in one mode the other
+one is refused with EIO, and all its handles share one backing id.
+"""
+
+import contextlib
+import os
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from kvfs.core.types import BackingId, InodeNo
+from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.pool import Pool
+from mount.files.path_choice import backing_obstacle
+from mount.fuse import kernel
+from mount.fuse.grant import Grant
+from mount.fuse.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PASSTHROUGH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Any regular file on the backing file system serves to try passthrough.
+PROBE_FILE: Final = "INODES"
+_NO_ID: Final = BackingId(0)
+_THROUGH_DAEMON: Final = Grant(FOPEN_KEEP_CACHE, _NO_ID)
+_ASKING: Final = Grant(FOPEN_DIRECT_IO, _NO_ID)
+
+
+class DaemonPath:
+    """Reads and writes come to this process; the kernel caches what it read (only kvfs writes)."""
+
+    name = "daemon"
+    holds_readers = True
+
+    def grant(self, opened: OpenInode, *, writer: bool) -> Grant:
+        """Let the kernel keep its cache: nobody else changes the bytes."""
+        return _THROUGH_DAEMON
+
+    def freed(self, opened: OpenInode) -> None:
+        """Do nothing: no kernel state hangs on a handle."""
+
+    def describe(self) -> dict[str, int]:
+        """Return no figures."""
+        return {}
+
+
+def _nothing_parked() -> bool:
+    return False
+
+
+class PassthroughPath:
+    """Every handle gets its extent's backing id; ids of closed inodes are kept for a while.
+
+    Invariant: an open inode's id is never closed, and no inode has two ids.
+    """
+
+    name = "passthrough"
+    holds_readers = False
+
+    def __init__(self, pool: Pool, device_fd: int, ids_max: int) -> None:
+        self._pool = pool
+        self._device_fd = device_fd
+        self._ids_max = ids_max
+        #: Ids by inode; those of open and parked ones (open_inodes.py), and those of others that
+        #: were closed lately, oldest first.
+        self._open: dict[InodeNo, BackingId] = {}
+        self._idle: OrderedDict[InodeNo, BackingId] = OrderedDict()
+        #: All that the kernel has.
+        self._registered: set[BackingId] = set()
+        self.opened_ids = 0
+        self.closed_ids = 0
+        #: Lets a parked inode go; False when there is none.
+        self.give_up_one: Callable[[], bool] = _nothing_parked
+
+    def adopt(self, ino: InodeNo, _fd: int) -> BackingId:
+        """Register a fresh extent; after the connection there are no ids."""
+        if self._device_fd < 0:
+            return _NO_ID
+        # The kernel keeps what the id was made from: one open for writing would count as a user
+        # of the extent for as long as the id lives (Extents.in_use).
+        return self._register_path(self._pool.extents.open(ino, os.O_PATH))
+
+    def _register_path(self, path_fd: int) -> BackingId:
+        """Make an id from *path_fd*, which is closed."""
+        self.opened_ids += 1
+        try:
+            backing_id = kernel.open_backing(self._device_fd, path_fd)
+        finally:
+            os.close(path_fd)
+        self._registered.add(backing_id)
+        return backing_id
+
+    def abandon(self, backing_id: BackingId) -> None:
+        """Give an id back that no inode uses."""
+        self.closed_ids += 1
+        if self._device_fd < 0:
+            return
+        self._registered.discard(backing_id)
+        kernel.close_backing(self._device_fd, backing_id)
+
+    def obstacle(self) -> str | None:
+        """Register and give back one file of the pool; return why that failed, None if it works."""
+        fd = os.open(PROBE_FILE, os.O_PATH | os.O_CLOEXEC, dir_fd=self._pool.device.pool_fd)
+        try:
+            kernel.close_backing(self._device_fd, kernel.open_backing(self._device_fd, fd))
+        except OSError as error:
+            return backing_obstacle(error)
+        finally:
+            os.close(fd)
+        return None
+
+    def disconnect(self) -> None:
+        """Give all ids back, and forget the connection.
+
+        A client with a file open keeps that alive, however dead, and with it every extent of an id.
+        """
+        for backing_id in self._registered:
+            with contextlib.suppress(OSError):
+                kernel.close_backing(self._device_fd, backing_id)
+        self._registered.clear()
+        self._device_fd = -1
+
+    def grant(self, opened: OpenInode, *, writer: bool) -> Grant:
+        """Return the inode's one backing id. Raises OSError, Damaged.
+
+        A draft whose writes must ask for room gets none until its last close: direct I/O, since
+        a file in the kernel's own cache could not be opened for passthrough (iomode.c).
+        """
+        if opened.through_daemon:
+            return _ASKING
+        known = self._open.get(opened.ino)
+        if known is None:
+            known = self._owned(opened) or self._register(opened)
+            self._open[opened.ino] = known
+            self._bound()
+        if writer and opened.writers == 1 and not opened.created_in:
+            # The kernel does not notice what is stored through a mapping, and would go on showing
+            # the time before. From now on it asks, until the last writer has closed.
+            with contextlib.suppress(OSError):  # it may not know the inode
+                kernel.notify_inval_inode(self._device_fd, opened.ino)
+        flags = FOPEN_PASSTHROUGH if writer else FOPEN_PASSTHROUGH | FOPEN_NOFLUSH
+        return Grant(flags, known)
+
+    def _owned(self, opened: OpenInode) -> BackingId:
+        """Return the id that came with a fresh extent, or was kept since the last close, or 0."""
+        fresh, opened.fresh_id = opened.fresh_id, _NO_ID
+        return fresh or self._idle.pop(opened.ino, _NO_ID)
+
+    def _register(self, opened: OpenInode) -> BackingId:
+        if opened.fd >= 0:  # perhaps its name is gone
+            path_fd = os.open(f"/proc/self/fd/{opened.fd}", os.O_PATH | os.O_CLOEXEC)
+        else:
+            path_fd = self._pool.extents.open(opened.ino, os.O_PATH)
+        return self._register_path(path_fd)
+
+    def freed(self, opened: OpenInode) -> None:
+        """Keep the id of a closed inode for its next opener, unless the inode is gone."""
+        backing_id = self._open.pop(opened.ino, _NO_ID) or self._owned(opened)
+        if not backing_id:
+            return
+        if opened.gone is not None:
+            self.abandon(backing_id)
+            return
+        self._idle[opened.ino] = backing_id
+        self._bound()
+
+    def _bound(self) -> None:
+        """Give back what was closed longest ago; those of open inodes must stay, however many."""
+        while len(self._idle) + len(self._open) > self._ids_max:
+            if self._idle:
+                _, oldest = self._idle.popitem(last=False)
+                self.abandon(oldest)
+            elif not self.give_up_one():
+                return
+
+    def forget(self, ino: InodeNo) -> None:
+        """Drop the id of a closed inode that lost its name: it pins the extent's blocks."""
+        backing_id = self._idle.pop(ino, _NO_ID)
+        if backing_id:
+            self.abandon(backing_id)
+
+    def describe(self) -> dict[str, int]:
+        """Return how many ids are registered."""
+        parked = len(self._pool.open_inodes.parked)
+        return {
+            "backing_ids_open": len(self._open) - parked,
+            "backing_ids_idle": len(self._idle) + parked,
+        }

@@ -1,0 +1,385 @@
+"""Files as handles: open, create, release, on whichever data path there is.
+
+Handlers know this class, and this class knows no message. The data path decides how the kernel
+may reach the bytes; an inode stays on one path from its first handle to its last.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable
+from typing import Final, Protocol, TypeVar
+
+import trio
+
+from kvfs.core.errors import (
+    AccessDenied,
+    BadHandle,
+    Damaged,
+    DeadInode,
+    Exists,
+    NoSpace,
+    NotFound,
+)
+from kvfs.core.inode_rules import is_narrowed
+from kvfs.core.types import PAGE_BYTES, HandleNo, InodeNo, InodeRecord
+from kvfs.engine.attributes import Change
+from kvfs.engine.store import Store
+from kvfs.machine.process_ends import Fate
+from kvfs.machine.processes import NOBODY, Maker
+from kvfs.pool.open_inodes import OpenInode
+from mount.files.handles import HandleKind, Handles
+from mount.files.permissions import surely_may_open
+from mount.files.shared_handles import Readers
+from mount.files.space_wait import Room
+from mount.fuse.grant import Grant
+
+R = TypeVar("R")
+_WRITABLE: Final = (os.O_WRONLY, os.O_RDWR)
+#: Opens that write or truncate change the block's life.
+NOT_A_READER: Final = os.O_ACCMODE | os.O_TRUNC
+
+
+class DataPath(Protocol):
+    """How the kernel reaches the bytes of an open file."""
+
+    name: str
+    #: Whether what is open for reading costs a descriptor here, too.
+    holds_readers: bool
+
+    def grant(self, opened: OpenInode, *, writer: bool) -> Grant:
+        """Decide for a new handle on *opened*."""
+
+    def freed(self, opened: OpenInode) -> None:
+        """Learn that the inode's last handle is gone."""
+
+    def describe(self) -> dict[str, int]:
+        """Return figures for `kvfs status`."""
+
+
+def _do_nothing() -> None:
+    """Stand in while no channel is there."""
+
+
+def is_writer(flags: int) -> bool:
+    """Whether a handle with open(2) *flags* may write."""
+    return flags & os.O_ACCMODE in _WRITABLE
+
+
+class Files:
+    """All open files and directories of one mount."""
+
+    def __init__(
+        self,
+        store: Store,
+        handles: Handles,
+        path: DataPath,
+        io_threads: int,
+        uid: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """*uid* tells who made the request being handled."""
+        self.store = store
+        self.handles = handles
+        self.readers = Readers(store.pool, handles, store.pool.settings.backing_ids_max)
+        self.path = path
+        self._shares = handles.shares
+        self._uid = uid
+        #: Tells which process made the request being handled.
+        self.requester: Callable[[], Maker] = lambda: NOBODY
+        #: And which thread.
+        self.thread: Callable[[], int] = lambda: 0
+        self.limiter = trio.CapacityLimiter(io_threads)
+        self.room = Room(store)
+        #: Called before a handler waits, so that the next request is read meanwhile. What it
+        #: returns is called before the handler goes on.
+        self.about_to_wait: Callable[[], Callable[[], None]] = lambda: _do_nothing
+
+    def open(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
+        """Open file *ino*. Raises TooManyOpen, and what ``Blocks.open`` raises."""
+        if not flags & NOT_A_READER:
+            return self._open_to_read(ino, flags)
+        self._require_share()
+        writer = is_writer(flags)
+        opened = self.store.blocks.open(
+            ino,
+            writer=writer,
+            truncate=bool(flags & os.O_TRUNC),
+            appends=bool(flags & os.O_APPEND),
+            reads=flags & os.O_ACCMODE != os.O_WRONLY,
+            maker=self.requester(),
+            thread=self.thread(),
+        )
+        return self._granted(opened, flags, writer=writer)
+
+    def _open_to_read(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
+        shared = self.readers.enter(ino, flags)
+        if shared is not None:
+            return shared.handle.fh, shared.grant
+        if self.path.holds_readers:
+            self._require_share()
+        opened = self.store.blocks.open_to_read(ino)
+        fh, grant = self._granted(opened, flags, writer=False)
+        self.readers.share(self.handles.get(fh), grant)
+        return fh, grant
+
+    async def settle_rewrite(self, fh: HandleNo) -> None:
+        """Wait, before a writer may overwrite a whole block, until the device forgot that it is.
+
+        One fsync the first time a published block is opened for rewriting. Raises OSError: the
+        handle is closed then.
+        """
+        opened = self.handles.get(fh).opened
+        if not self.store.blocks.publishing.must_forget(opened):
+            return
+        try:
+            await self._in_thread(self.store.blocks.publishing.forget_durably, opened)
+        except OSError:
+            self.release(fh)
+            raise
+
+    async def change(self, ino: InodeNo, change: Change) -> None:
+        """Apply *change* to *ino*; raises what ``Attributes.change`` raises, and OSError.
+
+        Who was shut out by it stays so after a power loss: that is durable before the answer.
+        """
+        if (change.mode, change.uid, change.gid) == (None, None, None):
+            await self._change(ino, change)
+            return
+        before = self.store.blocks.present(ino)
+        await self._change(ino, change)
+        if is_narrowed(before, self.store.blocks.present(ino)):
+            for shown in self.store.attributes.bearers(ino):
+                with contextlib.suppress(DeadInode):  # it was removed meanwhile
+                    await self._say_durably(shown, self.store.blocks.present(shown))
+
+    async def _say_durably(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Wait until the device knows *ino* as it is. Raises NoSpace, OSError."""
+        pool = self.store.pool
+        if not pool.identities.is_said(ino, record):
+            return
+        waiting = pool.identities.waiting_for_sync(ino)
+        if waiting:
+            await self._in_thread(pool.extents.make_durable, ino)
+            pool.identities.all_synced(waiting)
+        pool.identities.say_now(ino)
+        await self._in_thread(pool.extents.make_durable, ino)
+
+    async def _change(self, ino: InodeNo, change: Change) -> None:
+        """Apply *change*; before a block is cut short inside a page the device forgets it.
+
+        Such a one gets zeros there, of which the device may hear before it hears of the new size.
+        """
+        attributes, blocks, size_bytes = self.store.attributes, self.store.blocks, change.size_bytes
+        if (
+            size_bytes is None
+            or size_bytes % PAGE_BYTES == 0
+            or size_bytes >= blocks.present(ino).size_bytes
+        ):
+            attributes.change(ino, change)
+            return
+        opened = blocks.open(ino, writer=True, truncate=False)
+        try:
+            if opened.identity_lingers:
+                await self._in_thread(blocks.publishing.forget_durably, opened)
+            attributes.change(ino, change)
+        finally:
+            blocks.close(opened, writer=True)
+
+    def create(
+        self,
+        parent: InodeNo,
+        name: bytes,
+        mode: int,
+        flags: int,
+        uid: int,
+        gid: int,
+        *,
+        roomless: bool = False,
+    ) -> tuple[HandleNo, Grant, InodeNo, InodeRecord]:
+        """Create and open a file. Raises what ``Blocks.create`` and ``Blocks.open`` raise."""
+        self._require_share()
+        blocks, maker = self.store.blocks, self.requester()
+        opened, record = blocks.create(
+            parent,
+            name,
+            mode,
+            uid,
+            gid,
+            maker,
+            roomless=roomless,
+            appends=bool(flags & os.O_APPEND),
+            thread=self.thread(),
+        )
+        if blocks.superseding.refusals:
+            blocks.superseding.refusals.forget(self.thread())
+        if not is_writer(flags):
+            # A reader's handle on a file that nobody writes: it is published, empty, at once.
+            blocks.enter_reader(opened)
+            try:
+                fh, grant = self._granted(opened, flags, writer=False)
+            except BaseException:
+                blocks.abandon(opened, writer=True)
+                raise
+            blocks.close(opened, writer=True)
+            return fh, grant, opened.ino, blocks.present(opened.ino)
+        fh, grant = self._granted(opened, flags, writer=True)
+        return fh, grant, opened.ino, record
+
+    async def open_or_create(
+        self, parent: InodeNo, name: bytes, mode: int, flags: int, uid: int, gid: int
+    ) -> tuple[HandleNo, Grant, InodeNo, InodeRecord]:
+        """Create and open a file; without O_EXCL an existing one is opened, as open(2) has it.
+
+        The kernel asks for that when it had not seen the name. ``find_room_to_create`` comes
+        first, and no checkpoint in between. Raises what ``create``, ``_require_open``,
+        ``Blocks.open`` and ``settle_rewrite`` raise.
+        """
+        try:
+            return self.create(parent, name, mode, flags, uid, gid, roomless=True)
+        except Exists:
+            if flags & os.O_EXCL:
+                raise
+        ino = self.store.namespace.lookup(parent, name)
+        self._require_open(ino, flags, uid, gid)
+        fh, grant = self.open(ino, flags)
+        await self.settle_rewrite(fh)
+        return fh, grant, ino, self.store.blocks.present(ino)
+
+    def _require_open(self, ino: InodeNo, flags: int, uid: int, gid: int) -> None:
+        """Refuse what a CREATE must not open: behind one the kernel checks no permissions.
+
+        Raises AccessDenied for what the requester does not see, and DeadInode: the kernel then
+        looks the name up again by itself, checks, and sends an OPEN.
+        """
+        store, truncates = self.store, bool(flags & os.O_TRUNC)
+        record = store.namespace.record(ino)
+        sticky = store.namespace.directory(record.parent).mode & stat.S_ISVTX
+        may = surely_may_open(record, flags, uid, gid, sticky=bool(sticky))
+        seen = store.visibility.seen(ino, record, self.requester())
+        if seen is None and not (may and truncates):
+            raise AccessDenied(f"inode {ino} is not shown to who asks")
+        if not may or (seen != ino and not truncates):
+            reads = flags & os.O_ACCMODE != os.O_WRONLY
+            superseding = store.blocks.superseding
+            superseding.refuse_create(self.thread(), ino, truncates=truncates, reads=reads)
+            raise DeadInode(f"inode {ino} is opened by its number")
+
+    def trusts_created(self, record: InodeRecord) -> bool:
+        """Whether the kernel may keep the name that a CREATE just made.
+
+        Not when somebody lost it before: his rename would carry the kernel's belief along.
+        """
+        if self.store.blocks.superseding.displaced.contended(record.parent, record.name):
+            return False
+        return self.store.visibility.trusts_name(record, just_created=True)
+
+    def _granted(self, opened: OpenInode, flags: int, *, writer: bool) -> tuple[HandleNo, Grant]:
+        """Record the handle before the reply that tells the kernel of it."""
+        kind = HandleKind.READER
+        if writer:
+            kind, opened.flushed = HandleKind.WRITER, False
+        try:
+            grant = self.path.grant(opened, writer=writer)
+            handle = self.handles.open(kind, flags, opened, grant.backing_id)
+        except BaseException as error:
+            if isinstance(error, Damaged):
+                self.store.blocks.publishing.dismiss(opened, error)
+            appends = writer and bool(flags & os.O_APPEND)
+            self.store.blocks.abandon(opened, writer=writer, appends=appends)
+            raise
+        if writer:
+            handle.tid = self.thread()
+        if writer or self.path.holds_readers:
+            handle.uid = self._uid()
+            self._shares.take(handle.uid)
+        return handle.fh, grant
+
+    def _require_share(self) -> None:
+        """Refuse who has his share of the descriptors open. Raises TooManyOpen."""
+        self._shares.require_one(self._uid(), self.readers.give_up_one)
+
+    def release(self, fh: int) -> None:
+        """Close handle *fh*: the last writer publishes. Raises BadHandle, NoSpace."""
+        handle = self.handles.get(fh)
+        if self.readers.close(handle):
+            return
+        blocks, opened = self.store.blocks, handle.opened
+        if handle.kind is not HandleKind.WRITER:
+            blocks.close(opened, writer=False)
+            return
+        closing = handle.closing
+        if not handle.flushed:
+            closing = blocks.publishing.never_closed(opened, handle.tid)
+        appends = bool(handle.flags & os.O_APPEND)
+        blocks.close(opened, writer=True, appends=appends, closing=closing)
+
+    def flush(self, fh: int, tid: int) -> None:
+        """Thread *tid* closes a descriptor of *fh*; says nothing about being done.
+
+        Raises NoSpace for a draft that was stopped, which is how its writer hears of it.
+        """
+        handle = self.handles.get(fh)
+        if handle.kind is HandleKind.WRITER:
+            closing = self.store.blocks.publishing.look_at_closer(handle.opened, tid)
+            before = handle.closing
+            if before is None or before.fate is not Fate.UNKNOWN or before.tid <= 0:
+                handle.closing = closing  # else it is still to be found out how that one fared
+            handle.flushed = True
+            self.store.watch.look_at_closing(handle.opened)
+            handle.opened.flushed = True
+            if handle.opened.overrun:
+                raise NoSpace("its bytes were given back")
+
+    async def find_room_to_begin(self) -> None:
+        """Make room for a new draft, or know that some may come. Raises NoSpace."""
+        await self.room.find_to_begin(self.about_to_wait)
+
+    async def find_room_to_create(self, parent: InodeNo, name: bytes, flags: int) -> None:
+        """Make room for what a CREATE of *name* needs, or know that some may come. Raises NoSpace.
+
+        It waits for a moment at most: the kernel has locked the directory.
+        """
+        try:
+            self.store.namespace.lookup(parent, name)
+        except NotFound:
+            await self.find_room_to_begin()
+        else:
+            if flags & os.O_TRUNC and not flags & os.O_EXCL:
+                await self.find_room_to_begin()
+
+    async def sync(self, fh: int) -> None:
+        """Make the bytes and the name of *fh*'s file durable (``--fsync=honour``)."""
+        await self._in_thread(self.store.pool.syscalls.fsync, self.extent_fd(fh))
+        await self.sync_names()
+
+    async def sync_names(self) -> None:
+        """Make every name so far durable, with the identities that a rebuild starts from."""
+        pool = self.store.pool
+        pool.background.hurry()
+        pool.index.settle()
+        waiting = pool.identities.waiting_for_sync()
+        await self._in_thread(pool.sync)
+        if waiting:
+            pool.identities.all_synced(waiting)
+            pool.background.hurry()
+            await self._in_thread(pool.sync)
+
+    async def _in_thread(self, work: Callable[..., R], *args: object) -> R:
+        resume = self.about_to_wait()
+        try:
+            return await trio.to_thread.run_sync(work, *args, limiter=self.limiter)
+        finally:
+            resume()  # no checkpoint from here until the answer is written
+
+    def open_directory(self, ino: InodeNo) -> HandleNo:
+        """Open directory *ino*. Raises DeadInode, NotADirectory."""
+        self.store.namespace.directory(ino)
+        opened = self.store.pool.open_inodes.enter(ino, writer=False)
+        return self.handles.open(HandleKind.DIRECTORY, 0, opened).fh
+
+    def extent_fd(self, fh: int) -> int:
+        """Return the descriptor that file handle *fh* is read by. Raises BadHandle, Damaged."""
+        handle = self.handles.get(fh)
+        if handle.kind is HandleKind.DIRECTORY:
+            raise BadHandle("a directory")
+        return self.store.blocks.extent_fd(handle.opened)

@@ -1,0 +1,58 @@
+"""Which data path a mount takes, and why not the other one."""
+
+import errno
+import os
+import re
+from typing import Final, NamedTuple
+
+from kvfs.core.errors import ToolMissing
+
+#: FUSE passthrough came with this release (fs/fuse/passthrough.c).
+_RELEASE_MIN: Final = (6, 9)
+NOT_OFFERED: Final = "the kernel was built without CONFIG_FUSE_PASSTHROUGH"
+
+
+class PathChoice(NamedTuple):
+    """The path taken and the reason in words, for `kvfs status`."""
+
+    passthrough: bool
+    reason: str
+
+
+def choose_path(wanted: str) -> PathChoice:
+    """Choose by what the setting *wanted* and what the kernel's release can.
+
+    Raises ToolMissing when passthrough was demanded and is not to be had.
+    """
+    if wanted == "daemon":
+        return PathChoice(passthrough=False, reason="asked for by the setting data_path")
+    release = os.uname().release
+    if _version(release) < _RELEASE_MIN:
+        return without_passthrough(wanted, f"Linux {release} has none, 6.9 and newer do")
+    return PathChoice(passthrough=True, reason="the kernel and the backing file system allow it")
+
+
+def without_passthrough(wanted: str, obstacle: str) -> PathChoice:
+    """Return the daemon path with *obstacle* as its reason. Raises ToolMissing if not wanted."""
+    if wanted == "passthrough":
+        raise ToolMissing(
+            f"passthrough is not to be had: {obstacle}; --data-path=auto serves without it"
+        )
+    return PathChoice(passthrough=False, reason=f"no passthrough: {obstacle}")
+
+
+def backing_obstacle(error: OSError) -> str:
+    """Return what a refused backing id means (fuse_backing_open in fs/fuse/backing.c)."""
+    if error.errno == errno.EPERM:
+        return "the server has no CAP_SYS_ADMIN"
+    if error.errno == errno.ELOOP:
+        return "the backing file system is stacked itself (overlayfs)"
+    if error.errno in (errno.ENOTTY, errno.EOPNOTSUPP):
+        return NOT_OFFERED
+    return os.strerror(error.errno or 0)
+
+
+def _version(release: str) -> tuple[int, int]:
+    """Return (major, minor) of a kernel release; (0, 0) if it has another form."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -1,0 +1,262 @@
+"""Waiting for room: what a handler does that finds the pool full while something may still go.
+
+Every wait has a bound, and none begins when nothing may go. The oldest waiter looks for room for
+all of them: hundreds that each search for themselves would leave the loop no time for the closes
+that make some.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from kvfs.core.errors import NoSpace
+from kvfs.engine.store import Store
+
+#: A scan of a million rows takes 20 ms, an unlink of a large extent as long.
+_LOOK_S: Final = 0.002
+#: So many times as long as a look took nobody looks again: others need the loop, too.
+_REST: Final = 3
+#: What was closed just now may still count as open: names of what is in use go only after this.
+_PATIENCE_S: Final = 0.05
+#: Who has read a block for long after its name went keeps it: for such nobody waits longer.
+_LAST_USER_S: Final = 1.0
+#: How often to try on one that others fill as fast as room is made.
+DEVICE_TRIES: Final = 3
+#: A CREATE waits with its directory locked, and all who look a name up there wait with it: no
+#: longer than a usual load takes, and all creates together no more than a share of the time.
+_CREATES_S: Final = 0.2
+_CREATES_SHARE: Final = 0.25
+#: A task, its frames and its place in the line.
+_WAITER_BYTES: Final = 8192
+
+#: Called before a wait; what it returns is called when the wait is over, with no checkpoint from
+#: there until the caller goes on.
+AboutToWait = Callable[[], Callable[[], None]]
+
+
+def _go_on() -> None:
+    """Stand in where nothing was done before the wait."""
+
+
+def tell_nobody() -> Callable[[], None]:
+    """Stand in where nobody must know of a wait."""
+    return _go_on
+
+
+class _Waiter:
+    """One who waits for room."""
+
+    __slots__ = ("granted", "in_vain", "pending", "since_s", "size_bytes", "turn", "until_s")
+
+    def __init__(self, size_bytes: int, since_s: float, until_s: float, *, in_vain: bool) -> None:
+        self.size_bytes = size_bytes
+        self.since_s = since_s
+        self.until_s = until_s
+        #: Whether somebody else waited in vain just before.
+        self.in_vain = in_vain
+        self.pending = True
+        #: Its room is pledged: it takes that over when it runs next.
+        self.granted = False
+        #: Set when it is decided, or the oldest.
+        self.turn = trio.Event()
+
+
+class _Allowance:
+    """How long creates may wait, all together: a bucket that fills while none of them does."""
+
+    def __init__(self) -> None:
+        self._left_s = _CREATES_S
+        self._settled_s = -math.inf
+        self._waiting = 0
+
+    def begin(self, now_s: float) -> float:
+        """One more waits; return for how long it may."""
+        self._settle(now_s)
+        self._waiting += 1
+        return self._left_s
+
+    def end(self, now_s: float) -> None:
+        """One has waited."""
+        self._settle(now_s)
+        self._waiting -= 1
+
+    def _settle(self, now_s: float) -> None:
+        passed_s, self._settled_s = now_s - self._settled_s, now_s
+        if self._waiting:
+            self._left_s -= passed_s
+        else:
+            self._left_s = min(_CREATES_S, self._left_s + passed_s * _CREATES_SHARE)
+
+
+class _Prospect:
+    """What may still bring room, each thing looked at once: some of it goes through all files."""
+
+    def __init__(self, store: Store) -> None:
+        self._reclaim, self._pool = store.reclaim, store.pool
+        self.hopeful: Final = store.reclaim.hopeful
+
+    @functools.cached_property
+    def awaits_users(self) -> bool:
+        """Whether the last users of some blocks would make room by going."""
+        return self._reclaim.awaits_users
+
+    @functools.cached_property
+    def users_came_lately(self) -> bool:
+        """Whether one of them may be done soon."""
+        return self._reclaim.users_came_lately(self._pool.settings.room_wait_s)
+
+    def worth_waiting(self, size_bytes: int, waited_s: float) -> bool:
+        """Whether *size_bytes* of room may come for somebody who waited so long already."""
+        longest_s = self._pool.settings.room_wait_s
+        may_go = self.hopeful or (not waited_s and self._pool.evictable_bytes)
+        if may_go or self._pool.space.fits_but_for_guesses(size_bytes):
+            return waited_s < longest_s
+        if waited_s < _LAST_USER_S:
+            return self.awaits_users
+        return waited_s < longest_s and self.users_came_lately
+
+
+class Room:
+    """Counts who waited, and how long."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.stalls = 0
+        self.stalled_s = 0.0
+        self.longest_s = 0.0
+        #: Those who were not let wait: too many did.
+        self.turned_away = 0
+        #: Oldest first; those that are decided are not in it.
+        self._line: dict[_Waiter, None] = {}
+        self._held_bytes = 0
+        self._allowance = _Allowance()
+        self._pause_s = _LOOK_S
+        #: Until then nobody begins to wait for users who outstayed another one's patience.
+        self._vain_until_s = 0.0
+
+    async def find(
+        self, size_bytes: int, about_to_wait: AboutToWait = tell_nobody, held_bytes: int = 0
+    ) -> None:
+        """Return with *size_bytes* of room, at once if there is some, else waiting for it.
+
+        *held_bytes* of memory wait with the caller. Raises NoSpace when nothing is left that may
+        go, after the setting ``room_wait_s``, or when ``room_wait_bytes`` are held already.
+        """
+        try:
+            self._store.pool.require_space(size_bytes)
+        except NoSpace:
+            if not self.worth_waiting(size_bytes, 0.0):
+                raise
+            now_s = trio.current_time()
+            # One after the other they would hold up all others who want room, for a second each.
+            waiter = _Waiter(size_bytes, now_s, math.inf, in_vain=now_s < self._vain_until_s)
+            await self._make(waiter, about_to_wait, held_bytes)
+
+    async def find_to_begin(self, about_to_wait: AboutToWait) -> None:
+        """Return when a draft may be made: there is room, or some may come.
+
+        It asks again with its first bytes. Raises NoSpace when nothing is left that may go.
+        """
+        try:
+            self._store.pool.require_space(1)
+        except NoSpace:
+            if not self.worth_waiting(1, 0.0):
+                raise
+            now_s = trio.current_time()
+            allowed_s = self._allowance.begin(now_s)
+            try:
+                if allowed_s > _PATIENCE_S:
+                    waiter = _Waiter(1, now_s, now_s + allowed_s, in_vain=False)
+                    await self._make(waiter, about_to_wait, 0)
+            except NoSpace:
+                if not self.worth_waiting(1, trio.current_time() - now_s):
+                    raise
+            finally:
+                self._allowance.end(trio.current_time())
+
+    @property
+    def waiting(self) -> int:
+        """How many wait now."""
+        return len(self._line)
+
+    def worth_waiting(self, size_bytes: int, waited_s: float) -> bool:
+        """Whether *size_bytes* of room may come for somebody who waited so long already."""
+        return _Prospect(self._store).worth_waiting(size_bytes, waited_s)
+
+    async def _make(self, waiter: _Waiter, about_to_wait: AboutToWait, held_bytes: int) -> None:
+        """Wait for room; no checkpoint comes between finding it and returning. Raises NoSpace."""
+        held_bytes += _WAITER_BYTES
+        bound_bytes = self._store.pool.settings.room_wait_bytes
+        if self._held_bytes + held_bytes > bound_bytes:
+            self.turned_away += 1
+            raise NoSpace(f"{len(self._line)} others wait for room")
+        self._held_bytes += held_bytes
+        self.stalls += 1
+        resume = about_to_wait()
+        try:
+            await self._wait_in_line(waiter)
+        finally:
+            resume()
+            self._held_bytes -= held_bytes
+            waited_s = trio.current_time() - waiter.since_s
+            self.stalled_s += waited_s
+            self.longest_s = max(self.longest_s, waited_s)
+        if not waiter.granted:
+            if not waiter.in_vain and waiter.until_s == math.inf:
+                self._vain_until_s = trio.current_time() + waited_s
+            raise NoSpace(f"no {waiter.size_bytes} bytes within {waited_s:.3f} s")
+
+    async def _wait_in_line(self, waiter: _Waiter) -> None:
+        """Return when *waiter* is decided; if it has room, no other one has that."""
+        self._line[waiter] = None
+        try:
+            while waiter.pending:
+                if next(iter(self._line)) is waiter:
+                    await trio.sleep(self._pause_s)
+                    if waiter.pending:
+                        self._look()
+                else:
+                    await waiter.turn.wait()
+        finally:
+            self._line.pop(waiter, None)  # it was cancelled
+            if self._line:
+                next(iter(self._line)).turn.set()
+            if waiter.granted:
+                self._store.pool.space.pledged_bytes -= waiter.size_bytes
+
+    def _look(self) -> None:
+        """Look for room for all who wait, the oldest first, and decide who need not wait on."""
+        pool, reclaim = self._store.pool, self._store.reclaim
+        start_s = trio.current_time()
+        pool.background.work(_LOOK_S / 2)  # a scan or unlinks that we wait for
+        reclaim.search_anew()
+        prospect: _Prospect | None = None
+        for waiter in list(self._line):
+            # What may go, went for the first who lacked room: others get what fits beside him.
+            if prospect is None or waiter.size_bytes <= pool.space.free_bytes:
+                try:
+                    pool.require_space(waiter.size_bytes)
+                except NoSpace:
+                    pass
+                else:
+                    pool.space.pledged_bytes += waiter.size_bytes
+                    self._decide(waiter, granted=True)
+                    continue
+            waited_s = start_s - waiter.since_s
+            if prospect is None:
+                if waited_s > _PATIENCE_S and not reclaim.planning:
+                    reclaim.evict_used(waiter.size_bytes - pool.space.unclaimed_bytes)
+                prospect = _Prospect(self._store)
+            outstayed = waiter.in_vain and waited_s > _PATIENCE_S and not prospect.hopeful
+            late = outstayed or start_s >= waiter.until_s
+            if late or not prospect.worth_waiting(waiter.size_bytes, waited_s):
+                self._decide(waiter, granted=False)
+        self._pause_s = max(_LOOK_S, _REST * (trio.current_time() - start_s))
+
+    def _decide(self, waiter: _Waiter, *, granted: bool) -> None:
+        waiter.pending, waiter.granted = False, granted
+        del self._line[waiter]
+        waiter.turn.set()

@@ -1,0 +1,205 @@
+"""The bytes of files that go through the daemon: READ and WRITE, at once or in a thread."""
+
+import contextlib
+import errno
+import functools
+import os
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import trio
+
+from kvfs.core.errors import NO_SPACE, BadHandle, NoSpace
+from kvfs.pool import holes
+from kvfs.pool.open_inodes import OpenInode
+from mount.files.files import Files
+from mount.files.handles import HandleKind
+from mount.files.space_wait import DEVICE_TRIES, AboutToWait, tell_nobody
+
+R = TypeVar("R")
+
+
+class Transfers:
+    """Reads and writes of open files; so many at once as there are ``io_threads``."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._store: Final = files.store
+        self._limiter: Final = files.limiter
+        #: Whether the backing file system knows writes that do not wait: ext4 and tmpfs do not.
+        self._writes_at_once = True
+
+    async def read(self, fh: int, offset_bytes: int, size_bytes: int) -> bytes:
+        """Return up to *size_bytes* from *offset_bytes*, short only at the end of the file."""
+        fd = self._files.extent_fd(fh)
+        pread = self._store.pool.syscalls.pread
+        try:
+            return await self._in_thread(pread, fd, size_bytes, offset_bytes)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                self._dismiss(fh, error)
+            raise
+
+    def _dismiss(self, fh: int, error: OSError) -> None:
+        """Take the name of a block that the device cannot read; its writer may put it right."""
+        opened = self._files.handles.get(fh).opened
+        if not opened.writers and opened.gone is None:
+            self._store.blocks.publishing.dismiss(opened, error)
+            self._store.pool.graves.give_way()
+
+    def read_at_once(self, fh: int, offset_bytes: int, into: memoryview) -> int:
+        """Read what is in memory; return how much, short only at the end of the file.
+
+        -1 says that some of it is not there: ``read`` waits for it. Raises BadHandle, Damaged.
+        """
+        fd = self._files.extent_fd(fh)
+        try:
+            # Nothing may wait here (RWF_NOWAIT, preadv2(2)).
+            found_bytes = self._store.pool.syscalls.preadv(fd, [into], offset_bytes, os.RWF_NOWAIT)
+            whole = found_bytes == len(into) or offset_bytes + found_bytes >= os.fstat(fd).st_size
+        except OSError:
+            return -1  # nothing is; or the device fails, which the thread finds out
+        return found_bytes if whole else -1
+
+    async def write(
+        self, fh: int, offset_bytes: int, data: bytes, about_to_wait: AboutToWait = tell_nobody
+    ) -> int:
+        """Write *data* and return how much of it was taken. Raises NoSpace, TooLarge, OSError.
+
+        *about_to_wait* is told before it waits for room.
+        """
+        handle = self._files.handles.get(fh)
+        if handle.kind is not HandleKind.WRITER:
+            raise BadHandle("not open for writing")
+        blocks = self._store.blocks
+        opened = handle.opened
+        fd = self._files.extent_fd(fh)
+        find_room = functools.partial(
+            self._files.room.find, about_to_wait=about_to_wait, held_bytes=len(data)
+        )
+        growth_bytes = blocks.growth_bytes(opened, offset_bytes + len(data), len(data))
+        if growth_bytes:
+            try:
+                await find_room(growth_bytes)
+                if await self._reserve_late(opened, fd, growth_bytes):
+                    growth_bytes = blocks.growth_bytes(opened, offset_bytes + len(data), len(data))
+                    if growth_bytes:
+                        await find_room(growth_bytes)
+            except NoSpace:
+                blocks.spoil(opened)
+                raise
+        whole = memoryview(data)
+        return await self._write_all(opened, fd, offset_bytes, whole, growth_bytes, find_room)
+
+    def write_at_once(self, fh: int, offset_bytes: int, data: memoryview) -> bool:
+        """Write all of *data* if there is room and no need to wait; else False.
+
+        ``write`` does it then, from the start. Raises BadHandle, Damaged, TooLarge, OSError.
+        """
+        handle = self._files.handles.get(fh)
+        if handle.kind is not HandleKind.WRITER or not self._writes_at_once:
+            return False
+        opened, pool = handle.opened, self._store.pool
+        growth_bytes = self._store.blocks.growth_bytes(opened, offset_bytes + len(data), len(data))
+        fd = self._files.extent_fd(fh)
+        try:
+            if growth_bytes:
+                if pool.late_reserve_bytes(opened, growth_bytes):
+                    return False  # more than a short job
+                # No await from here to the account of what was allocated.
+                pool.require_space(growth_bytes)
+                pool.extents.reserve_write(fd, offset_bytes, len(data))
+            # A new mtime is a transaction, for which such a write does not wait; nor would it be
+            # one that lasts: an unlink is longer.
+            pool.syscalls.utime(fd)
+            written_bytes = pool.syscalls.pwritev(fd, [data], offset_bytes, os.RWF_NOWAIT)
+        except NoSpace:
+            return False  # it is worth waiting for, or not
+        except OSError as error:
+            self._writes_at_once = error.errno != errno.EOPNOTSUPP
+            return False  # it would wait; or the device fails, which the thread finds out
+        finally:
+            # Also holes were filled, if the file has some.
+            pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
+        return written_bytes == len(data)
+
+    async def _reserve_late(self, opened: OpenInode, fd: int, growth_bytes: int) -> bool:
+        """Give a draft the room for all of it, if that is there now; False if nothing was done."""
+        pool = self._store.pool
+        end_bytes = pool.late_reserve_bytes(opened, growth_bytes)
+        if not end_bytes:
+            return False
+        lacking_bytes = end_bytes - opened.allocated_bytes
+        pool.space.pledged_bytes += lacking_bytes
+        try:
+            with contextlib.suppress(NoSpace):
+                await self._in_thread(pool.extents.reserve_rest, fd, end_bytes)
+                holes.reserved(opened, end_bytes)
+        finally:
+            pool.space.pledged_bytes -= lacking_bytes
+        if opened.ino in pool.open_inodes:
+            pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
+        return True
+
+    async def _write_all(
+        self,
+        opened: OpenInode,
+        fd: int,
+        offset_bytes: int,
+        data: memoryview,
+        growth_bytes: int,
+        find_room: Callable[[int], Awaitable[None]],
+    ) -> int:
+        """Write *data*, for which *growth_bytes* of room were found just now."""
+        pool = self._store.pool
+        done_bytes = 0
+        for attempt in range(DEVICE_TRIES):
+            # Atomic: no checkpoint since the room was found.
+            pool.space.pledged_bytes += growth_bytes
+            try:
+                written_bytes, allocated_bytes, error = await self._in_thread(
+                    self._write, fd, offset_bytes + done_bytes, data[done_bytes:], growth_bytes
+                )
+            finally:
+                pool.space.pledged_bytes -= growth_bytes
+            done_bytes += written_bytes
+            if opened.ino in pool.open_inodes:
+                pool.note_allocated(opened, allocated_bytes)
+            if error is None:
+                return done_bytes
+            full = error.errno in NO_SPACE
+            if not full and done_bytes:
+                return done_bytes
+            try:
+                if not full or attempt == DEVICE_TRIES - 1:
+                    raise error
+                # Somebody else fills the file system that the pool lies on.
+                growth_bytes = len(data) - done_bytes
+                pool.device_room.refused()
+                await find_room(growth_bytes)
+            except (NoSpace, OSError):
+                self._store.blocks.spoil(opened)
+                raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def _write(
+        self, fd: int, offset_bytes: int, data: memoryview, growth_bytes: int
+    ) -> tuple[int, int, OSError | None]:
+        """Write all of *data* if the device takes it; in a thread. It allocates *growth_bytes*.
+
+        Returns how much it took, what the extent holds then, and why it took no more.
+        """
+        pool = self._store.pool
+        failure = None
+        done_bytes = 0
+        try:
+            if growth_bytes:
+                pool.extents.reserve_write(fd, offset_bytes, len(data))
+            while done_bytes < len(data):
+                done_bytes += pool.syscalls.pwrite(fd, data[done_bytes:], offset_bytes + done_bytes)
+        except OSError as error:
+            failure = error
+        return done_bytes, pool.extents.allocated_bytes(fd), failure
+
+    async def _in_thread(self, work: Callable[..., R], *args: object) -> R:
+        return await trio.to_thread.run_sync(work, *args, limiter=self._limiter)

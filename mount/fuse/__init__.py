@@ -1,0 +1,1 @@
+"""The kernel's side: /dev/fuse, its messages, its mount."""

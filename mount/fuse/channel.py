@@ -1,0 +1,408 @@
+"""The channel between /dev/fuse and libfuse: every message passes here, in both directions.
+
+pyfuse3 sits behind a SEQPACKET pair and never sees the device. It looks ``trio`` up in its own
+module, so the facade below makes its wait for a message the pump itself: flush libfuse's replies
+to the kernel, read the next request, hand it over, with no task switch in between. What the
+channel can answer itself (``mount.requests.fast``, ``mount.requests.raw``) never reaches libfuse.
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import pyfuse3
+import trio
+
+from mount.fuse.errno_map import counted_errno
+from mount.fuse.grant import Grant
+from mount.fuse.init_reply import Features, patch_init_reply
+from mount.fuse.libfuse_pair import libfuse_pair
+from mount.fuse.request_reader import Intake, nothing_to_do
+from mount.fuse.well_formed import well_formed
+from mount.fuse.wire import (
+    ENTRY_OUT_BYTES,
+    IN_HEADER,
+    IN_HEADER_BYTES,
+    INIT_IN,
+    OPCODES,
+    OPEN_OUT,
+    OUT_HEADER,
+    OUT_HEADER_BYTES,
+    READ_IN,
+    UNANSWERED,
+    Opcode,
+    error_reply,
+)
+
+_log: Final = logging.getLogger(__name__)
+
+#: max_write of libfuse 3 (1 MiB), the request's own fields and a page; the kernel asks for that.
+REQUEST_MAX_BYTES: Final = (1 << 20) + 8192
+#: So many bytes of a message that is answered here take about as long to copy as a message takes.
+_MESSAGE_BYTES: Final = 128 << 10
+#: The most that libfuse answers to one READDIR. A reply beyond some 80 KiB wants its memory in one
+#: piece (sock_alloc_send_pskb in net/core/sock.c); libfuse drops the one that the socket refuses.
+_LISTING_MAX_BYTES: Final = 64 << 10
+_LISTINGS: Final = frozenset({Opcode.READDIR, Opcode.READDIRPLUS})
+#: So many requests at once are answered late; a WRITE among them holds a megabyte. Those that wait
+#: for room have a bound of their own (space_wait.py): the close that makes some may be the next
+#: request.
+_LATE_MAX: Final = 256
+#: The request was aborted before it was read.
+_READ_ANEW: Final = frozenset({errno.EAGAIN, errno.ENOENT, errno.EINTR})
+#: The request was aborted meanwhile (ENOENT), or is answered already (EINVAL): nobody waits.
+_REPLY_UNWANTED: Final = frozenset({errno.ENOENT, errno.EINVAL})
+
+
+Message = bytes | memoryview
+#: Answers one request (unique, nodeid, what follows the header) in place of libfuse: with the
+#: whole reply, with b"" if it comes later by ``Channel.reply_late``, with None to leave it to
+#: libfuse.
+Answer = Callable[[int, int, memoryview], Message | None]
+
+
+class Requester(NamedTuple):
+    """Who makes a request; ``tid`` is a thread, 0 one of another pid namespace."""
+
+    uid: int
+    gid: int
+    tid: int
+
+
+class Channel:
+    """The pump of one mount. All methods run on the trio thread."""
+
+    def __init__(self, device_fd: int, max_background: int, busy_poll_us: int) -> None:
+        """Raises ServeFailed where a socket has too little room."""
+        self.device_fd = device_fd
+        self._max_background = max_background
+        self._ours, self._theirs = libfuse_pair()
+        self._buffer = bytearray(REQUEST_MAX_BYTES)
+        self._view = memoryview(self._buffer)
+        self._replies = bytearray(REQUEST_MAX_BYTES)
+        self._replies_view = memoryview(self._replies)
+        self._unanswered = 0
+        #: Answers that a task of ours will give; it needs trio to run.
+        self._late = 0
+        #: Those of them that wait for room, which only further requests may bring.
+        self._aside = 0
+        self._late_ended = trio.lowlevel.ParkingLot()
+        self._stopped = False
+        self._waiting = trio.CancelScope()
+        self._grants: dict[int, Grant] = {}
+        self._init_unique = -1
+        self._init_flags = 0
+        #: The request whose handler is running; handlers start before the next message is read.
+        self.present_unique = 0
+        self.present = Requester(0, 0, 0)
+        self.requests = [0] * OPCODES
+        self.answered_here = [0] * OPCODES
+        counted = (self.requests, self.answered_here)
+        self.intake = Intake(device_fd, self._buffer, busy_poll_us, counted, self.reply)
+        self._answers: list[Answer | None] = [None] * OPCODES
+        self.features: Features | None = None
+        self.wanted: Callable[[int], Features] | None = None
+        #: Called when the kernel has the INIT reply, before any other request is read.
+        self.agreed: Callable[[], None] = lambda: None
+        self.lock = PumpLock()
+
+    # ---- libfuse's side ----
+
+    @property
+    def libfuse_mountpoint(self) -> str:
+        """The "mountpoint" that makes libfuse talk to the pair (mount.fuse3(8), /dev/fd/N)."""
+        return f"/dev/fd/{self._theirs.fileno()}"
+
+    def install(self) -> None:
+        """Put the facade in front of the trio that pyfuse3 uses."""
+        # The extension module has no such attribute in its stubs, but in its namespace.
+        setattr(pyfuse3, "trio", _Trio(self))  # noqa: B010
+
+    def close(self) -> None:
+        """Close our end; libfuse has closed the other with its session."""
+        self._ours.close()
+        self._theirs.detach()
+
+    # ---- requests ----
+
+    async def next_request(self) -> None:
+        """Hand libfuse the next request it must answer; raises ClosedResourceError at unmount."""
+        while True:
+            if self._unanswered:
+                self.flush()
+            if self._stopped:
+                raise trio.ClosedResourceError
+            if self._late - self._aside >= _LATE_MAX:
+                await self._wait(self._late_ended.park)
+                continue
+            if self.intake.left <= 0:
+                await trio.lowlevel.checkpoint()
+                self.intake.begin_turn()
+            try:
+                size_bytes = self.intake.next(may_wait=not self._unanswered and not self._late)
+            except OSError as error:
+                if error.errno == errno.ENODEV:
+                    raise trio.ClosedResourceError from None
+                if error.errno in _READ_ANEW:
+                    continue
+                raise
+            if not size_bytes:
+                if self.intake.left > 0:
+                    await self._wait(self._readable)
+                    self.intake.begin_turn()
+                continue
+            if self._take(size_bytes):
+                return
+
+    async def _wait(self, until: Callable[[], Awaitable[None]]) -> None:
+        with trio.CancelScope() as self._waiting:
+            await until()
+
+    async def _readable(self) -> None:
+        await trio.lowlevel.wait_readable(self.device_fd)
+
+    def stop(self) -> None:
+        """Make ``next_request`` end; replies still under way are flushed by ``close``."""
+        self._stopped = True
+        self._waiting.cancel()
+        self.lock.end()
+
+    def _take(self, size_bytes: int) -> bool:
+        """Answer the request in the buffer or hand it to libfuse; True if libfuse has it now."""
+        if size_bytes < IN_HEADER_BYTES:
+            _log.error("a message of %d bytes, which is less than its header", size_bytes)
+            return False
+        _, opcode, unique, nodeid, uid, gid, pid, _, _ = IN_HEADER.unpack_from(self._buffer)
+        code = opcode if opcode < OPCODES else 0
+        self.requests[code] += 1
+        if opcode in UNANSWERED:
+            return False
+        request = self._view[IN_HEADER_BYTES:size_bytes]
+        self.present_unique = unique
+        self.present = Requester(uid, gid, pid)
+        answer = self._answers[code]
+        if answer is not None:
+            try:
+                reply = answer(unique, nodeid, request)
+            except Exception as error:
+                # Shorter than its kind, say. That call fails; the mount must go on.
+                reply = error_reply(unique, counted_errno(error))
+            if reply is not None:
+                self.answered_here[code] += 1
+                if reply:
+                    self.intake.left -= (size_bytes + len(reply)) // _MESSAGE_BYTES
+                    self.reply(reply)
+                else:
+                    self._late += 1
+                return False
+        if opcode == Opcode.INIT:
+            self._init_unique = unique
+            # Before Linux 5.17 struct fuse_init_in ended before flags2.
+            whole = bytes(request[: INIT_IN.size]).ljust(INIT_IN.size, b"\0")
+            _, _, _, flags, flags2 = INIT_IN.unpack(whole)
+            self._init_flags = flags | flags2 << 32
+        if not well_formed(opcode, request):
+            _log.error("request %d of %d bytes is malformed", opcode, size_bytes)
+            self.reply(error_reply(unique, errno.EIO))
+            return False
+        if opcode in _LISTINGS:
+            fh, cookie, wanted_bytes, *rest = READ_IN.unpack_from(request)
+            READ_IN.pack_into(request, 0, fh, cookie, min(wanted_bytes, _LISTING_MAX_BYTES), *rest)
+        try:
+            self._ours.send(self._view[:size_bytes])
+        except OSError as error:
+            _log.error("request %d not handed on: %s", opcode, error)
+            self.reply(error_reply(unique, errno.EIO))
+            return False
+        self._unanswered += 1
+        return True
+
+    def serve(self, answers: Mapping[int, Answer]) -> None:
+        """Let *answers* have the requests of their opcodes before libfuse; code 0 is unknown ones.
+
+        A code that is served already keeps its answer as the one to ask second.
+        """
+        for code, answer in answers.items():
+            second = self._answers[code]
+            self._answers[code] = answer if second is None else _either(answer, second)
+
+    def serve_only(self, answers: Mapping[int, Answer]) -> None:
+        """Let *answers* have the requests of their opcodes, and nobody else."""
+        self.intake.readers = None
+        self.intake.idle = nothing_to_do
+        for code, answer in answers.items():
+            self._answers[code] = answer
+
+    def about_to_wait(self) -> Callable[[], None]:
+        """Let another task read while the present request's handler waits.
+
+        What is returned makes that request the present one again and makes room for its answer;
+        to be called when the wait is over, with no checkpoint from there to the answer.
+        """
+        unique, requester = self.present_unique, self.present
+        self.lock.hand_over()
+
+        def resume() -> None:
+            self.flush()
+            self.present_unique, self.present = unique, requester
+
+        return resume
+
+    # ---- replies ----
+
+    def granted(self, grant: Grant) -> None:
+        """Remember what the reply of the present request must carry."""
+        if grant.backing_id:
+            self._grants[self.present_unique] = grant
+
+    def flush(self) -> None:
+        """Pass every reply that libfuse has written on to the kernel."""
+        while self._unanswered:
+            try:
+                # Into one buffer: a fresh megabyte for each answer costs 30 us of page faults.
+                size_bytes = self._ours.recv_into(self._replies)
+            except BlockingIOError:
+                return
+            if not size_bytes:
+                return
+            reply = self._replies_view[:size_bytes]
+            self._unanswered -= 1
+            _, _, unique = OUT_HEADER.unpack_from(reply)
+            if self._grants and unique in self._grants:
+                reply = self._with_grant(reply, self._grants.pop(unique))
+            elif unique == self._init_unique:
+                self._init_unique = -1
+                self.reply(self._with_features(reply))
+                self.agreed()
+                continue
+            self.reply(reply)
+
+    def stand_aside(self) -> Callable[[], None]:
+        """Let a late answer wait for what other requests bring about: those are read meanwhile.
+
+        What is returned is called when it goes on.
+        """
+        self._aside += 1
+        self._late_ended.unpark()
+
+        def go_on() -> None:
+            self._aside -= 1
+
+        return go_on
+
+    def reply_late(self, header: bytes, body: bytes) -> None:
+        """Write the reply of a request whose answer was b""."""
+        self._late -= 1
+        self._late_ended.unpark()
+        try:
+            os.writev(self.device_fd, (header, body))
+        except OSError as error:
+            self._refused(error)
+
+    def reply(self, reply: Message) -> None:
+        """Write one whole reply to the kernel."""
+        try:
+            os.write(self.device_fd, reply)
+        except OSError as error:
+            self._refused(error)
+
+    def _refused(self, error: OSError) -> None:
+        if error.errno != errno.ENODEV and error.errno not in _REPLY_UNWANTED:
+            _log.error("reply refused: %s", error)
+
+    def _with_grant(self, reply: memoryview, grant: Grant) -> memoryview:
+        offset = len(reply) - OPEN_OUT.size
+        if offset not in (OUT_HEADER_BYTES, OUT_HEADER_BYTES + ENTRY_OUT_BYTES):
+            return reply  # an error: nothing was opened
+        fh = OPEN_OUT.unpack_from(reply, offset)[0]
+        OPEN_OUT.pack_into(reply, offset, fh, grant.open_flags, grant.backing_id)
+        return reply
+
+    def _with_features(self, reply: memoryview) -> Message:
+        if self.wanted is None:
+            return reply
+        self.features = self.wanted(self._init_flags)
+        return patch_init_reply(bytes(reply), self.features, self._max_background)
+
+    async def flush_late(self) -> None:
+        """Flush replies of handlers that finish later than the request they answer."""
+        while True:
+            await trio.lowlevel.wait_readable(self._ours)
+            self.flush()
+
+
+def _either(first: Answer, second: Answer) -> Answer:
+    def answer(unique: int, nodeid: int, request: memoryview) -> Message | None:
+        reply = first(unique, nodeid, request)
+        return second(unique, nodeid, request) if reply is None else reply
+
+    return answer
+
+
+class _Lowlevel:
+    """trio.lowlevel as pyfuse3 sees it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    async def wait_readable(self, _fd: int) -> None:
+        """Wait until libfuse has a request to read."""
+        await self._channel.next_request()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(trio.lowlevel, name)
+
+
+class PumpLock:
+    """The lock under which one of pyfuse3's tasks reads, in place of trio.Lock.
+
+    trio's lock makes every acquire a trip through the scheduler and hands itself to the next
+    task at once. Here the task that has just answered a request reads the next one; another
+    takes over only when a handler says that it is about to wait (``hand_over``).
+    """
+
+    def __init__(self) -> None:
+        self._held = False
+        self._ending = False
+        self._parked = trio.lowlevel.ParkingLot()
+
+    async def __aenter__(self) -> None:
+        while self._held:
+            await self._parked.park()
+        self._held = True
+
+    async def __aexit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        self._held = False
+        if failure is not None or self._ending:
+            # The mount is gone: every other task must find out, too, or main() never ends.
+            self._parked.unpark_all()
+
+    def hand_over(self) -> None:
+        """Let another task read while the caller waits."""
+        self._parked.unpark()
+
+    def end(self) -> None:
+        """Let every task have the lock once more, and see that it is over.
+
+        pyfuse3's tasks look for the end after each request: the one that holds the lock now may
+        well leave with a last one, and wake nobody.
+        """
+        self._ending = True
+        self._parked.unpark_all()
+
+
+class _Trio:
+    """trio as pyfuse3 sees it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.lowlevel = _Lowlevel(channel)
+        self._lock = channel.lock
+
+    def Lock(self) -> PumpLock:
+        """Return the pump's lock; pyfuse3 makes no other one."""
+        return self._lock
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(trio, name)

@@ -1,0 +1,126 @@
+"""The one door for errors: what the engine raises becomes an errno, here and nowhere else.
+
+In pyfuse3 any exception other than FUSEError ends the mount; an unmapped one is therefore logged
+with its traceback and fails that call alone.
+"""
+
+import errno
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, ParamSpec, TypeVar
+
+import pyfuse3
+
+from kvfs.core import errors
+
+_log: Final = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ERRNO: Final[dict[type[errors.KvfsError], int]] = {
+    errors.NotFound: errno.ENOENT,
+    errors.Exists: errno.EEXIST,
+    errors.NotADirectory: errno.ENOTDIR,
+    errors.IsADirectory: errno.EISDIR,
+    errors.NotEmpty: errno.ENOTEMPTY,
+    errors.InvalidRequest: errno.EINVAL,
+    errors.NameTooLong: errno.ENAMETOOLONG,
+    errors.NotPermitted: errno.EPERM,
+    errors.AccessDenied: errno.EACCES,
+    errors.Unsupported: errno.EOPNOTSUPP,
+    errors.NoSuchAttribute: errno.ENODATA,
+    errors.AttributeTooLarge: errno.E2BIG,
+    errors.NoSpace: errno.ENOSPC,
+    errors.TooLarge: errno.EFBIG,
+    errors.BadHandle: errno.EBADF,
+    errors.TooManyOpen: errno.EMFILE,
+    errors.DeadInode: errno.ESTALE,
+    errors.ReadOnly: errno.EROFS,
+    # A name whose bytes are gone is a miss: the caller looks it up again and finds nothing.
+    errors.Damaged: errno.ESTALE,
+}
+
+#: What the backing file system may answer and a caller may know what to do with.
+_BACKING_ERRNO: Final = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EIO,
+        errno.ENOMEM,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.EOPNOTSUPP,
+        errno.EINVAL,
+        errno.EOVERFLOW,
+    }
+)
+
+
+class ErrorCounts(dict[str, int]):
+    """How often the door answered with each errno, by its name; shown by `kvfs status`."""
+
+    def note(self, code: int) -> None:
+        """Count one answer *code*."""
+        name = errno.errorcode.get(code, str(code))
+        self[name] = self.get(name, 0) + 1
+
+
+counts: Final = ErrorCounts()
+
+
+def errno_of(error: Exception) -> int:
+    """Return the errno for *error*; an exception nobody foresaw is logged and is EIO."""
+    if isinstance(error, errors.KvfsError):
+        code = ERRNO.get(type(error))
+        if code is not None:
+            return code
+    if isinstance(error, OSError) and error.errno in _BACKING_ERRNO:
+        return error.errno
+    _log.error("request failed: %r", error, exc_info=error)
+    return errno.EIO
+
+
+def counted_errno(error: Exception) -> int:
+    """Return the errno for *error* and count it, unless it is an everyday "no"."""
+    code = errno_of(error)
+    if code not in (errno.ENOENT, errno.ENODATA):
+        counts.note(code)
+    return code
+
+
+def fuse_error(error: Exception) -> pyfuse3.FUSEError:
+    """Return the exception that makes pyfuse3 answer *error*'s errno."""
+    return pyfuse3.FUSEError(counted_errno(error))
+
+
+def answered(handler: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Make a coroutine of a handler that never waits; its errors go through the door."""
+
+    @functools.wraps(handler)
+    async def door(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return handler(*args, **kwargs)
+        except pyfuse3.FUSEError:
+            raise
+        except Exception as error:
+            raise fuse_error(error) from None
+
+    return door
+
+
+def awaited(handler: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Put a handler that does wait behind the door."""
+
+    @functools.wraps(handler)
+    async def door(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return await handler(*args, **kwargs)
+        except pyfuse3.FUSEError:
+            raise
+        except Exception as error:
+            raise fuse_error(error) from None
+
+    return door

@@ -1,0 +1,122 @@
+"""The system calls a FUSE server makes around /dev/fuse: mount, unmount, backing ids, messages.
+
+Nothing here knows what a block or a handle is. Every function raises OSError with the kernel's
+errno. Layouts: linux/include/uapi/linux/fuse.h; measured behaviour: docs/architecture.md.
+"""
+
+import ctypes
+import fcntl
+import os
+import struct
+from typing import Final
+
+from kvfs.core.types import BackingId
+from mount.fuse.wire import (
+    NOTIFY_INC_EPOCH,
+    NOTIFY_INVAL_ENTRY,
+    NOTIFY_INVAL_INODE,
+    OUT_HEADER,
+    OUT_HEADER_BYTES,
+)
+
+DEVICE: Final = "/dev/fuse"
+MS_RDONLY: Final = 1
+MS_NOSUID: Final = 2
+MS_NODEV: Final = 4
+MNT_FORCE: Final = 1
+MNT_DETACH: Final = 2
+
+#: _IOW(229, 1, struct fuse_backing_map): the id is the return value.
+_BACKING_OPEN: Final = 0x4010E501
+#: _IOW(229, 2, u32).
+_BACKING_CLOSE: Final = 0x4004E502
+_BACKING_MAP: Final = struct.Struct("<iIQ")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mount.argtypes = [
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_ulong,
+    ctypes.c_char_p,
+]
+_libc.umount2.argtypes = [ctypes.c_char_p, ctypes.c_int]
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+
+
+def open_device() -> int:
+    """Open /dev/fuse and return a non-blocking descriptor that no child inherits."""
+    return os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+
+
+def mount(device_fd: int, mountpoint: str, source: str, *, read_only: bool) -> None:
+    """Mount the file system served on *device_fd* at *mountpoint* (mount(2), type fuse.kvfs).
+
+    The kernel checks permissions itself (default_permissions), so that no handler has to.
+    """
+    options = f"fd={device_fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
+    flags = MS_NOSUID | MS_NODEV | (MS_RDONLY if read_only else 0)
+    _check(
+        _libc.mount(
+            os.fsencode(source), os.fsencode(mountpoint), b"fuse.kvfs", flags, options.encode()
+        ),
+        "mount",
+    )
+
+
+def unmount(mountpoint: str, *, lazy: bool, force: bool = False) -> None:
+    """Unmount *mountpoint* (umount2(2)); *lazy* detaches it even while it is in use.
+
+    *force* ends all requests that nobody will answer first, also if the rest fails.
+    """
+    flags = (MNT_DETACH if lazy else 0) | (MNT_FORCE if force else 0)
+    _check(_libc.umount2(os.fsencode(mountpoint), flags), "umount")
+
+
+def open_backing(device_fd: int, extent_fd: int) -> BackingId:
+    """Register *extent_fd* (an O_PATH descriptor serves) as a passthrough target.
+
+    Raises OSError EPERM without CAP_SYS_ADMIN, ELOOP when the backing file system is stacked
+    too deep (overlayfs), EOPNOTSUPP where the kernel has no passthrough.
+    """
+    # A bytearray is passed by reference; only then does fcntl.ioctl return the call's own value.
+    request = bytearray(_BACKING_MAP.pack(extent_fd, 0, 0))
+    return BackingId(fcntl.ioctl(device_fd, _BACKING_OPEN, request, True))
+
+
+def close_backing(device_fd: int, backing_id: BackingId) -> None:
+    """Give *backing_id* back; handles that the kernel opened with it go on."""
+    fcntl.ioctl(device_fd, _BACKING_CLOSE, struct.pack("<I", backing_id))
+
+
+def _notify(device_fd: int, code: int, payload: bytes) -> None:
+    message = OUT_HEADER.pack(OUT_HEADER_BYTES + len(payload), code, 0) + payload
+    os.write(device_fd, message)
+
+
+def notify_inval_inode(device_fd: int, ino: int) -> None:
+    """Have the attributes of *ino* asked for anew; waits for nobody.
+
+    struct fuse_notify_inval_inode_out; an offset below 0 leaves the page cache alone.
+    """
+    _notify(device_fd, NOTIFY_INVAL_INODE, struct.pack("<Qqq", ino, -1, 0))
+
+
+def notify_inc_epoch(device_fd: int) -> None:
+    """Have every name looked up again. Raises OSError EINVAL before Linux 6.16."""
+    _notify(device_fd, NOTIFY_INC_EPOCH, b"")
+
+
+def notify_inval_entry(device_fd: int, parent: int, name: bytes) -> None:
+    """Drop a cached name. Blocks while a LOOKUP or CREATE in *parent* is unanswered.
+
+    Who is killed meanwhile is not gone before that is answered, which nobody does any more: the
+    device stays open, and the mount hangs until it is unmounted by force.
+    """
+    head = struct.pack("<QII", parent, len(name), 0)
+    _notify(device_fd, NOTIFY_INVAL_ENTRY, head + name + b"\0")

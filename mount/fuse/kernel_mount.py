@@ -1,0 +1,136 @@
+"""Our mount as the kernel has it: taken away only if it is ours; was everything on it closed?
+
+A superblock goes with its last mount and its last open file, and the connection with it: what the
+kernel had still to say then (RELEASE) is lost, but there is nobody any more who could write.
+"""
+
+import contextlib
+import logging
+import os
+import select
+import time
+from typing import Final
+
+from kvfs.devices.detached import mount_detached
+from kvfs.machine.mount_table import kvfs_at, mount_at, mounts
+from mount.fuse import kernel
+
+_log: Final = logging.getLogger(__name__)
+
+#: Where the control file system, if it is mounted, shows each superblock by its minor number.
+_CONNECTIONS: Final = "/sys/fs/fuse/connections"
+_CONTROL_FS: Final = "fusectl"
+#: The kernel takes it from there right after it has ended the connection.
+_GONE_WAIT_S: Final = 0.5
+_LOOK_S: Final = 0.002
+
+
+class OwnMount:
+    """The mount at *mountpoint* that *device_fd* serves."""
+
+    def __init__(self, device_fd: int, mountpoint: str) -> None:
+        self._device_fd = device_fd
+        self._mountpoint = mountpoint
+        #: ``major:minor``; "" if the mount table did not tell.
+        self._number = ""
+        self._mounted = False
+        self._unused = False
+        #: What is written there ends the connection, nothing after its end (fuse_conn_abort_write
+        #: in fs/fuse/control.c); -1: the kernel has no such file.
+        self.abort_fd = -1
+
+    def begun(self) -> None:
+        """It was mounted just now."""
+        self._mounted = True
+        with contextlib.suppress(OSError):
+            present = kvfs_at(self._mountpoint)
+            self._number = "" if present is None else present.device
+            self.abort_fd = self._open_abort()
+
+    def close(self) -> None:
+        """Nothing is to be ended any more."""
+        if self.abort_fd >= 0:
+            os.close(self.abort_fd)
+            self.abort_fd = -1
+
+    def ended(self) -> None:
+        """The connection has ended. Unless by ``unmount``, the mount is gone, or was aborted."""
+        if self._mounted:
+            self._mounted = False
+            self._unused = self._is_down() and not self._is_listed()
+
+    def unmount(self) -> None:
+        """Unmount; a busy mount is detached, and its users get ENOTCONN once we are gone."""
+        if not self._mounted:
+            return
+        self._mounted = False
+        if not self._is_topmost():
+            _log.warning("what is mounted at %s now is not ours, and stays", self._mountpoint)
+            return
+        aborted = self._is_down()
+        for lazy in (False, True):
+            with contextlib.suppress(OSError):
+                kernel.unmount(self._mountpoint, lazy=lazy)
+                # Still there if it is mounted elsewhere, too.
+                self._unused = not lazy and not aborted and self._is_down()
+                return
+
+    def cut_off(self) -> None:
+        """End the connection if it lives yet, detached perhaps: nobody answers any more.
+
+        Left to the end of this process it waits for the last thread, and that may wait in the
+        kernel for a client who waits for us (mount/fuse/invalidations.py): for ever, both of them.
+        """
+        if self.abort_fd >= 0 and not self._is_down():
+            with contextlib.suppress(OSError):
+                os.write(self.abort_fd, b"1")
+
+    def is_unused(self) -> bool:
+        """Whether all that was open is known to be closed; to be called at the end.
+
+        Not after an abort or a forced or lazy umount of what was in use.
+        """
+        shown = os.path.join(_CONNECTIONS, self._minor)
+        until_s = time.monotonic() + _GONE_WAIT_S
+        while self._unused and self._number and os.path.lexists(shown):
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(_LOOK_S)
+        return self._unused
+
+    def _open_abort(self) -> int:
+        if not self._number:
+            return -1
+        root_fd = mount_detached(_CONTROL_FS, _CONTROL_FS, {}, (), 0, joins=True)
+        try:
+            return os.open(f"{self._minor}/abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=root_fd)
+        finally:
+            os.close(root_fd)
+
+    @property
+    def _minor(self) -> str:
+        return self._number.rpartition(":")[2]
+
+    def _is_down(self) -> bool:
+        poll = select.poll()
+        poll.register(self._device_fd, 0)
+        return any(events & select.POLLERR for _, events in poll.poll(0))
+
+    def _is_listed(self) -> bool:
+        """Whether it may be mounted somewhere yet."""
+        if not self._number:
+            return True
+        try:
+            return any(mount.device == self._number for mount in mounts())
+        except OSError:
+            return True
+
+    def _is_topmost(self) -> bool:
+        """Whether an unmount of the mountpoint would take ours away, as far as is known."""
+        if not self._number:
+            return True
+        try:
+            topmost = mount_at(self._mountpoint)
+        except OSError:
+            return True
+        return topmost is not None and topmost.device == self._number

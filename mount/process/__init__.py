@@ -1,0 +1,1 @@
+"""The server as a process: its logs, its limits, its service manager."""

@@ -1,0 +1,100 @@
+"""Where the server's log lines go: a file, the journal, syslog, or the terminal."""
+
+import logging
+import logging.handlers
+import os
+import sys
+from contextlib import suppress
+from typing import Any, Final
+
+from kvfs.core.errors import UsageError
+from kvfs.core.mount_name import log_path
+from kvfs.core.printable import printable
+from kvfs.core.settings import Settings
+from mount.process.log_rate import RateLimited
+from mount.process.log_sockets import JournalHandler, SyslogHandler
+
+_LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_BARE: Final = "%(name)s: %(message)s"
+
+
+def set_up_logging(settings: Settings, *, background: bool) -> str:
+    """Send all log records to one place, rate limited, and return a name of it.
+
+    In the foreground without systemd that is stderr. Raises UsageError when the log file cannot
+    be written.
+    """
+    # A handler that fails would print its own traceback, to nobody, once a record.
+    logging.raiseExceptions = False
+    root = logging.getLogger()
+    close_logging()
+    if settings.log_level == "off":
+        logging.disable(logging.CRITICAL)
+        return "nowhere"
+    target, place = _target(settings, background=background)
+    root.addHandler(RateLimited(target, settings.log_lines_per_minute))
+    apply_levels(settings)
+    return place
+
+
+def apply_levels(settings: Settings) -> None:
+    """Take level and rate limit from *settings*; for SIGHUP."""
+    root = logging.getLogger()
+    if settings.log_level == "off":
+        logging.disable(logging.CRITICAL)
+        return
+    logging.disable(logging.NOTSET)
+    root.setLevel(settings.log_level.upper())
+    for handler in root.handlers:
+        if isinstance(handler, RateLimited):
+            handler.lines_per_minute = settings.log_lines_per_minute
+
+
+def close_logging() -> None:
+    """Flush what the rate limit held back and close the log."""
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if isinstance(handler, RateLimited):
+            root.removeHandler(handler)
+            handler.close()
+
+
+def _target(settings: Settings, *, background: bool) -> tuple[logging.Handler, str]:
+    if settings.log_file:
+        return _file(settings.log_file), settings.log_file
+    under_systemd = "JOURNAL_STREAM" in os.environ
+    if not background and not under_systemd:
+        return _formatted(logging.StreamHandler(sys.stderr), _LINE), "stderr"
+    for place, handler in (("journal", JournalHandler), ("syslog", SyslogHandler)):
+        try:
+            return _formatted(handler(settings.name), _BARE), place
+        except OSError:
+            continue  # nobody listens there: the next place
+    path = log_path(settings.name)
+    with suppress(OSError):  # _file() says it better
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    return _file(path), path
+
+
+def _file(path: str) -> logging.Handler:
+    try:
+        handler = logging.handlers.WatchedFileHandler(path, encoding="utf-8")  # logrotate moves it
+    except OSError as error:
+        raise UsageError(f"log file {path}: {error.strerror}") from None
+    return _formatted(handler, _LINE)
+
+
+class _OneLineEach(logging.Formatter):
+    """A record is one line, and a traceback's lines are indented: a name in either forges none."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: ANN401 - as logging has it
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(f"  {printable(line)}" for line in lines)
+
+
+def _formatted(handler: logging.Handler, line: str) -> logging.Handler:
+    handler.setFormatter(_OneLineEach(line))
+    return handler

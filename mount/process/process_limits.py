@@ -1,0 +1,129 @@
+"""How the server process behaves towards the machine: memory, open files, the OOM killer.
+
+Nothing here may stop a mount: what the machine refuses comes back as a line for the log.
+"""
+
+import ctypes
+import gc
+import os
+import resource
+from typing import Final
+
+from kvfs.core.errors import ToolMissing
+from kvfs.core.settings import Settings
+
+#: linux/prctl.h. Memory that this thread, and threads it starts later, ask for never waits on
+#: writing dirty blocks of our own mount, which would wait for us.
+_PR_SET_IO_FLUSHER: Final = 57
+#: PROC_PID_INIT_INO of linux/proc_ns.h.
+_FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
+#: Allocations between two looks of the collector: handlers make short-lived tuples, and a look at
+#: every 700 of them (Python's default) costs more than it finds.
+_COLLECT_EVERY: Final = 50_000
+#: Twice 256 directories, and as much again for clients; the lowest open_files_max.
+_OPEN_FILES_MIN: Final = 1024
+
+
+def adopt(settings: Settings) -> list[str]:
+    """Take the manners on; call it on the main thread, before other threads start.
+
+    Returns one line for each that the machine refused.
+    """
+    refusals = [
+        _set_io_flusher(),
+        _set_oom_score(settings.oom_score_adj),
+        _set_open_files(settings.open_files_max),
+    ]
+    return [refusal for refusal in refusals if refusal]
+
+
+def require_open_files(wanted: int) -> None:
+    """Ask for *wanted* open files. Raises ToolMissing where a pool needs more than there are.
+
+    All directories of extents and identities are held open, and control connections come on top.
+    """
+    _set_open_files(wanted)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if most < _OPEN_FILES_MIN:
+        raise ToolMissing(
+            f"only {most} files may be open at a time, and {_OPEN_FILES_MIN} are needed; "
+            f"`ulimit -Hn {_OPEN_FILES_MIN}` or LimitNOFILE= of its unit raises it"
+        )
+
+
+def require_file_size() -> None:
+    """Lift the limit on the size of a file. Raises ToolMissing where it may not be lifted.
+
+    What the server writes and allocates for its clients has the sizes that they want.
+    """
+    unlimited = resource.RLIM_INFINITY
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if (soft, hard) == (unlimited, unlimited):
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, unlimited))
+    except (ValueError, OSError):
+        if hard == unlimited:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, hard))
+            return
+        raise ToolMissing(
+            f"a file may have {hard} bytes at most, and a pool needs larger ones; "
+            "`ulimit -Hf unlimited` or LimitFSIZE=infinity of its unit lifts that"
+        ) from None
+
+
+def what_it_cannot_see(settings: Settings) -> str:
+    """Return a line for who mounts if this process sees no clients outside its pid namespace.
+
+    Empty if it is in the machine's first one, or trusts them. A request of a process outside
+    carries the number 0 (fs/fuse/dev.c).
+    """
+    if settings.foreign_closes == "trusted":
+        return ""
+    try:
+        if os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE:
+            return ""
+    except OSError:
+        pass  # unknown is not "sees all"
+    return (
+        "runs in a pid namespace of its own: what a process outside closes in place is not kept, "
+        "only what it renames; share the host's (hostPID), or set foreign_closes"
+    )
+
+
+def settle_memory() -> None:
+    """Take what exists after the start out of the collector's sight; call it once serving."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_EVERY, 20, 50)
+
+
+def _set_io_flusher() -> str:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_IO_FLUSHER, *(ctypes.c_ulong(value) for value in (1, 0, 0, 0))) == 0:
+        return ""
+    return f"PR_SET_IO_FLUSHER: {os.strerror(ctypes.get_errno())}"
+
+
+def _set_oom_score(score: int) -> str:
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write(str(score))
+    except OSError as error:
+        return f"oom_score_adj {score}: {error.strerror}"
+    return ""
+
+
+def _set_open_files(wanted: int) -> str:
+    """Raise RLIMIT_NOFILE to *wanted*, or to as much of it as the machine gives."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+        except (ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            return f"open files: {wanted} refused, {hard} it is"
+        return ""
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return ""

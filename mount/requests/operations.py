@@ -1,0 +1,329 @@
+"""pyfuse3's view of the store: one short handler per request, and no storage logic.
+
+Handlers that never wait are plain functions behind the error door, so that pyfuse3 runs them to
+their end within the message that asked.
+"""
+
+import errno
+import functools
+import os
+import stat
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import pyfuse3
+from pyfuse3 import EntryAttributes, FileInfo, RequestContext, SetattrFields, StatvfsData
+
+from kvfs.core.errors import InvalidRequest, NotFound, NotPermitted
+from kvfs.core.lifecycle import UNFINISHED
+from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES, InodeNo, InodeRecord
+from kvfs.engine.attributes import Change
+from kvfs.engine.store import Store
+from kvfs.machine.credentials import credentials_of
+from mount.files.files import Files
+from mount.files.permissions import may_empty
+from mount.fuse.errno_map import answered, awaited
+from mount.fuse.grant import Grant
+from mount.fuse.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE
+from mount.requests.entry_attributes import Entries
+from mount.requests.listing import list_directory
+
+_NODE_KINDS: Final = (stat.S_IFIFO, stat.S_IFSOCK)
+
+#: Tells the channel what to write into the reply of the request being handled.
+Granted = Callable[[Grant], None]
+#: Tells the mount that an inode lost its name.
+Removed = Callable[[InodeNo], None]
+
+
+def _storable(time_ns: int) -> int:
+    """Return the nearest time that 64 bits of nanoseconds hold: 1677 to 2262, as XFS clamps."""
+    return max(-(1 << 63), min(time_ns, (1 << 63) - 1))
+
+
+class Operations(pyfuse3.Operations):
+    """The request handlers of one mount."""
+
+    supports_dot_lookup = True
+    enable_writeback_cache = False
+
+    def __init__(
+        self,
+        store: Store,
+        files: Files,
+        entries: Entries,
+        granted: Granted,
+        removed: Removed,
+        thread: Callable[[], int],
+    ) -> None:
+        """*thread* tells who made the request being handled."""
+        super().__init__()
+        self._store = store
+        self._namespace = store.namespace
+        self._files = files
+        self._entries = entries
+        self._granted = granted
+        self._removed = removed
+        self._thread = thread
+
+    def _present(self, ino: InodeNo) -> EntryAttributes:
+        record = self._store.blocks.present(ino)
+        opened = self._store.pool.open_inodes.get(ino)
+        return self._entries.entry(
+            ino,
+            record,
+            nlink=0 if self._store.blocks.is_gone(ino) else -1,
+            settled=opened is None or not opened.writers,
+        )
+
+    def _file_info(self, fh: int, grant: Grant) -> FileInfo:
+        self._granted(grant)
+        return FileInfo(
+            fh=fh,
+            direct_io=bool(grant.open_flags & FOPEN_DIRECT_IO),
+            keep_cache=bool(grant.open_flags & FOPEN_KEEP_CACHE),
+        )
+
+    # ---- names ----
+
+    @answered
+    def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        """Answer a name, or a "no" that the kernel keeps for a while."""
+        superseding, thread = self._store.blocks.superseding, self._thread()
+        try:
+            ino = self._namespace.lookup(InodeNo(parent_inode), name)
+            if superseding.refusals:
+                may = functools.partial(self._may_empty, thread, ctx)
+                ino = superseding.looked_up(ino, thread, self._files.requester(), may)
+            record = self._store.blocks.present(ino)
+        except NotFound:
+            superseding.refusals.looked(thread)
+            return self._entries.absent()
+        if record.state not in UNFINISHED:
+            self._store.pool.heat.touch(ino)
+            return self._present(ino)
+        seen = self._store.visibility.seen(ino, record, self._files.requester())
+        if seen is None:
+            return self._entries.hidden()
+        if seen != ino:
+            old = self._store.blocks.present(seen)
+            return self._entries.entry(seen, old, nlink=1, name_trusted=False)
+        return self._entries.entry(ino, record, settled=False, name_trusted=False)
+
+    def _may_empty(
+        self, thread: int, ctx: RequestContext, record: InodeRecord, *, reads: bool
+    ) -> bool:
+        """Whether *thread*, whose request is *ctx*, may empty *record*; not if that is unknown."""
+        who = credentials_of(thread)
+        if who is None or (who.uid, who.gid) != (ctx.uid, ctx.gid):
+            return False
+        sticky = self._namespace.directory(record.parent).mode & stat.S_ISVTX
+        return may_empty(record, who, reads=reads, sticky=bool(sticky))
+
+    @answered
+    def mkdir(
+        self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext
+    ) -> EntryAttributes:
+        """Make a directory."""
+        ino, record = self._namespace.make_node(InodeNo(parent_inode), name, mode, ctx.uid, ctx.gid)
+        return self._entries.entry(ino, record)
+
+    @answered
+    def mknod(
+        self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext
+    ) -> EntryAttributes:
+        """Make an empty file, a fifo or a socket; device nodes are refused."""
+        parent = InodeNo(parent_inode)
+        if stat.S_ISREG(mode):
+            ino, record = self._store.blocks.make_file(parent, name, mode, ctx.uid, ctx.gid)
+        elif stat.S_IFMT(mode) in _NODE_KINDS:
+            ino, record = self._namespace.make_node(parent, name, mode, ctx.uid, ctx.gid)
+        else:
+            raise NotPermitted("device nodes")
+        return self._entries.entry(ino, record)
+
+    @answered
+    def symlink(
+        self, parent_inode: int, name: bytes, target: bytes, ctx: RequestContext
+    ) -> EntryAttributes:
+        """Make a symlink."""
+        mode = stat.S_IFLNK | 0o777
+        ino, record = self._namespace.make_node(
+            InodeNo(parent_inode), name, mode, ctx.uid, ctx.gid, target
+        )
+        return self._entries.entry(ino, record)
+
+    @answered
+    def readlink(self, inode: int, ctx: RequestContext) -> bytes:
+        """Return a symlink's target."""
+        return self._namespace.record(InodeNo(inode)).target
+
+    @answered
+    def link(
+        self, inode: int, new_parent_inode: int, new_name: bytes, ctx: RequestContext
+    ) -> EntryAttributes:
+        """Refuse: one inode has one name, or eviction could not tell what a name costs."""
+        raise NotPermitted("hard links")
+
+    @answered
+    def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
+        """Remove a file's name."""
+        parent = InodeNo(parent_inode)
+        self._store.watch.look_at_removal(self._namespace.lookup(parent, name))
+        self._removed(self._namespace.unlink(parent, name))
+
+    @answered
+    def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
+        """Remove an empty directory."""
+        self._namespace.rmdir(InodeNo(parent_inode), name)
+
+    @answered
+    def rename(
+        self,
+        parent_inode_old: int,
+        name_old: bytes,
+        parent_inode_new: int,
+        name_new: bytes,
+        flags: int,
+        ctx: RequestContext,
+    ) -> None:
+        """Move a name; RENAME_NOREPLACE and RENAME_EXCHANGE are understood."""
+        old, new = InodeNo(parent_inode_old), InodeNo(parent_inode_new)
+        if flags == pyfuse3.RENAME_EXCHANGE:
+            self._namespace.exchange(old, name_old, new, name_new)
+            return
+        if flags not in (0, pyfuse3.RENAME_NOREPLACE):
+            raise InvalidRequest(f"rename flags {flags:#x}")
+        who = self._files.requester()
+        replaced = self._store.rename(old, name_old, new, name_new, replace=flags == 0, who=who)
+        if replaced is not None:
+            self._removed(replaced)
+
+    # ---- attributes ----
+
+    @answered
+    def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
+        """Return attributes; of a removed inode that is open, too."""
+        return self._present(InodeNo(inode))
+
+    @awaited
+    async def setattr(
+        self,
+        inode: int,
+        attr: EntryAttributes,
+        fields: SetattrFields,
+        fh: int | None,
+        ctx: RequestContext,
+    ) -> EntryAttributes:
+        """Change what *fields* names."""
+        change = Change(
+            mode=attr.st_mode if fields.update_mode else None,
+            uid=attr.st_uid if fields.update_uid else None,
+            gid=attr.st_gid if fields.update_gid else None,
+            size_bytes=attr.st_size if fields.update_size else None,
+            atime_ns=_storable(attr.st_atime_ns) if fields.update_atime else None,
+            mtime_ns=_storable(attr.st_mtime_ns) if fields.update_mtime else None,
+        )
+        await self._files.change(InodeNo(inode), change)
+        return self._present(InodeNo(inode))
+
+    @answered
+    def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
+        """Return one attribute's value."""
+        return self._store.attributes.xattr(InodeNo(inode), name)
+
+    @answered
+    def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
+        """Return the names of the attributes."""
+        return self._store.attributes.xattr_names(InodeNo(inode))
+
+    @answered
+    def setxattr(self, inode: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
+        """Set one user.* attribute."""
+        self._store.attributes.set_xattr(InodeNo(inode), name, value, ctx.uid)
+
+    @answered
+    def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:
+        """Remove one user.* attribute."""
+        self._store.attributes.remove_xattr(InodeNo(inode), name, ctx.uid)
+
+    @answered
+    def statfs(self, ctx: RequestContext) -> StatvfsData:
+        """Return the pool's size in units of 4096 bytes (LMCache takes f_bsize as alignment)."""
+        totals = self._store.totals()
+        data = StatvfsData()
+        data.f_bsize = data.f_frsize = PAGE_BYTES
+        data.f_blocks = totals.blocks
+        data.f_bfree = data.f_bavail = totals.blocks_free
+        data.f_files = totals.inodes
+        data.f_ffree = data.f_favail = totals.inodes_free
+        data.f_namemax = NAME_MAX_BYTES
+        return data
+
+    # ---- files ----
+
+    @awaited
+    async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
+        """Open a file; what will be written anew needs a little room, or an old identity gone."""
+        if flags & os.O_TRUNC:
+            await self._files.find_room_to_begin()
+        fh, grant = self._files.open(InodeNo(inode), flags)
+        await self._files.settle_rewrite(fh)
+        return self._file_info(fh, grant)
+
+    @awaited
+    async def create(
+        self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
+    ) -> tuple[FileInfo, EntryAttributes]:
+        """Create and open a file; a full pool first lets something go."""
+        parent = InodeNo(parent_inode)
+        await self._files.find_room_to_create(parent, name, flags)
+        fh, grant, ino, record = await self._files.open_or_create(
+            parent, name, stat.S_IFREG | mode, flags, ctx.uid, ctx.gid
+        )
+        trusted = self._files.trusts_created(record)
+        entry = self._entries.created(ino, record, name_trusted=trusted)
+        return self._file_info(fh, grant), entry
+
+    @answered
+    def flush(self, fh: int) -> None:
+        """Look whether the closer is dying; a FLUSH says nothing about being done."""
+        self._files.flush(fh, self._thread())
+
+    @answered
+    def release(self, fh: int) -> None:
+        """Give a handle back."""
+        self._files.release(fh)
+
+    @awaited
+    async def fsync(self, fh: int, datasync: bool) -> None:
+        """Sync if the mount honours it; else say ENOSYS once, and the kernel never asks again."""
+        if self._store.pool.settings.fsync != "honour":
+            raise pyfuse3.FUSEError(errno.ENOSYS)
+        await self._files.sync(fh)
+
+    # ---- directories ----
+
+    @answered
+    def opendir(self, inode: int, ctx: RequestContext) -> int:
+        """Open a directory."""
+        return self._files.open_directory(InodeNo(inode))
+
+    @answered
+    def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        """List a directory from cookie *start_id* on."""
+        ino = self._files.handles.get(fh).opened.ino
+        who = self._files.requester()
+        list_directory(self._store, self._entries, ino, start_id, token, who)
+
+    @answered
+    def releasedir(self, fh: int) -> None:
+        """Close a directory."""
+        self._files.release(fh)
+
+    @awaited
+    async def fsyncdir(self, fh: int, datasync: bool) -> None:
+        """Sync the index if the mount honours it."""
+        if self._store.pool.settings.fsync != "honour":
+            raise pyfuse3.FUSEError(errno.ENOSYS)
+        await self._files.sync_names()

@@ -1,0 +1,148 @@
+"""Requests that pyfuse3 cannot carry, answered here: never dropped, so that no caller hangs.
+
+FALLOCATE, LSEEK, IOCTL, foreign xattrs, COPY_FILE_RANGE, SYNCFS, TMPFILE, STATX. Layouts:
+linux/fuse.h.
+"""
+
+import errno
+import os
+from typing import Final
+
+import trio
+
+from kvfs.core.errors import NO_SPACE
+from kvfs.engine.store import Store
+from kvfs.pool.open_inodes import OpenInode
+from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE
+from mount.files.handles import HandleKind, Handles
+from mount.files.space_wait import DEVICE_TRIES, Room
+from mount.fuse.channel import Answer
+from mount.fuse.wire import (
+    FALLOCATE_IN,
+    GETXATTR_IN,
+    LSEEK_IN,
+    LSEEK_OUT,
+    OPCODES,
+    Opcode,
+    data_reply,
+    error_reply,
+)
+from mount.requests.late import Late
+
+#: What XFS, ext4 and tmpfs all understand and what changes no other file.
+_FALLOCATE_MODES: Final = frozenset(
+    {
+        0,
+        FALLOC_FL_KEEP_SIZE,
+        FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+        FALLOC_FL_ZERO_RANGE,
+        FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE,
+    }
+)
+#: Answered with one errno each. ENOSYS makes the kernel do it by itself and never ask again.
+_REFUSED: Final = {
+    Opcode.IOCTL: errno.ENOTTY,
+    Opcode.COPY_FILE_RANGE: errno.ENOSYS,
+    Opcode.COPY_FILE_RANGE_64: errno.ENOSYS,
+    Opcode.SYNCFS: errno.ENOSYS,
+    Opcode.TMPFILE: errno.EOPNOTSUPP,
+    Opcode.STATX: errno.ENOSYS,
+    Opcode.BMAP: errno.ENOSYS,
+    Opcode.POLL: errno.ENOSYS,
+    Opcode.GETLK: errno.ENOSYS,
+    Opcode.SETLK: errno.ENOSYS,
+    Opcode.SETLKW: errno.ENOSYS,
+    Opcode.SETUPMAPPING: errno.ENOSYS,
+    Opcode.REMOVEMAPPING: errno.ENOSYS,
+}
+_USER_PREFIX: Final = b"user."
+
+
+def _refusing(code: int) -> Answer:
+    def refuse(unique: int, _nodeid: int, _request: memoryview) -> bytes:
+        return error_reply(unique, code)
+
+    return refuse
+
+
+class Exotic:
+    """Answers what libfuse and pyfuse3 would fail or not understand.
+
+    What an answer raises the channel answers.
+    """
+
+    def __init__(self, store: Store, handles: Handles, room: Room, late: Late) -> None:
+        self._store = store
+        self._room = room
+        self._handles = handles
+        self._late = late
+
+    def answers(self) -> dict[int, Answer]:
+        """Return what to answer by opcode; 0 stands for every code this protocol does not know."""
+        table: dict[int, Answer] = {opcode: _refusing(code) for opcode, code in _REFUSED.items()}
+        for unknown in set(range(OPCODES)) - {int(opcode) for opcode in Opcode}:
+            table[unknown] = _refusing(errno.ENOSYS)
+        table[Opcode.GETXATTR] = self._getxattr
+        table[Opcode.FALLOCATE] = self._fallocate
+        table[Opcode.LSEEK] = self._lseek
+        return table
+
+    def _getxattr(self, unique: int, _nodeid: int, request: memoryview) -> bytes | None:
+        """Say "not set" for every namespace but user.*: the kernel asks on every first write."""
+        name = bytes(request[GETXATTR_IN.size : GETXATTR_IN.size + len(_USER_PREFIX)])
+        return None if name == _USER_PREFIX else error_reply(unique, errno.ENODATA)
+
+    def _fallocate(self, unique: int, _nodeid: int, request: memoryview) -> bytes:
+        fh, offset_bytes, length_bytes, mode, _ = FALLOCATE_IN.unpack_from(request)
+        handle = self._handles.get(fh)
+        if handle.kind is not HandleKind.WRITER:
+            return error_reply(unique, errno.EBADF)
+        if mode not in _FALLOCATE_MODES:
+            return error_reply(unique, errno.EOPNOTSUPP)
+        return self._late.answer(
+            unique, lambda: self._allocate(handle.opened, mode, offset_bytes, length_bytes)
+        )
+
+    async def _allocate(
+        self, opened: OpenInode, mode: int, offset_bytes: int, length_bytes: int
+    ) -> bytes:
+        """Allocate in a thread (tmpfs clears memory). Raises NoSpace, TooLarge, OSError."""
+        allocations = self._store.blocks.allocations
+        for tries_left in reversed(range(DEVICE_TRIES)):
+            lacking_bytes = allocations.growth_bytes(opened, mode, offset_bytes, length_bytes)
+            if lacking_bytes:
+                await self._room.find(lacking_bytes, self._late.about_to_wait)
+            # Atomic: no checkpoint since the room was found.
+            allocation = allocations.begin(opened, mode, offset_bytes, length_bytes)
+            try:
+                await trio.to_thread.run_sync(allocation.work)
+            except OSError as error:
+                if error.errno not in NO_SPACE or not tries_left:
+                    raise
+            else:
+                break
+            finally:
+                allocations.end(opened, allocation)
+            # Somebody else fills the file system that the pool lies on.
+            self._store.pool.device_room.refused()
+        return b""
+
+    def _lseek(self, unique: int, _nodeid: int, request: memoryview) -> bytes:
+        """SEEK_DATA and SEEK_HOLE; the kernel does the other three itself."""
+        fh, offset_bytes, whence, _ = LSEEK_IN.unpack_from(request)
+        handle = self._handles.get(fh)
+        opened, syscalls = handle.opened, self._store.pool.syscalls
+        fd = self._store.blocks.extent_fd(opened)
+        try:
+            size_bytes = syscalls.fstat(fd).st_size
+            if offset_bytes >= size_bytes:  # a negative one too, which comes as a large one
+                return error_reply(unique, errno.ENXIO)
+            if opened.writers and not handle.backing_id:
+                # What a writer stored in memory may be in the kernel alone, where the extent has
+                # a hole: all of it is data. His handle lives as long as his mapping.
+                found_bytes = offset_bytes if whence == os.SEEK_DATA else size_bytes
+            else:
+                found_bytes = syscalls.lseek(fd, offset_bytes, whence)
+        except OSError as error:  # ENXIO: no more data, or holes
+            return error_reply(unique, error.errno or errno.EIO)
+        return data_reply(unique, LSEEK_OUT.pack(found_bytes))
