@@ -39,20 +39,20 @@ from mount.fuse import kernel
 from mount.fuse.abort_guard import AbortGuard
 from mount.fuse.channel import Channel
 from mount.fuse.init_reply import Features, agree
-from mount.fuse.invalidations import Notifier
+from mount.fuse.invalidations import Invalidations
 from mount.fuse.kernel_mount import OwnMount
 from mount.fuse.wire import Opcode
 from mount.process.logs import apply_levels
 from mount.process.process_limits import what_it_cannot_see
-from mount.requests.data import DataLane
+from mount.requests.data import DataRequests
 from mount.requests.entry_attributes import Entries
-from mount.requests.fast import Lane
-from mount.requests.fast_store import StoreLane
+from mount.requests.fast import FastAnswers
+from mount.requests.fast_store import FastStores
 from mount.requests.late import Late
 from mount.requests.lost_device import LostDevice
 from mount.requests.operations import Operations
 from mount.requests.present_time import PresentTime
-from mount.requests.raw import Exotic
+from mount.requests.raw import RawRequests
 
 _log: Final = logging.getLogger(__name__)
 
@@ -137,8 +137,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         )
         if isinstance(self.path, PassthroughPath):
             self.path.give_up_one = self.files.readers.give_up_one
-        self.lane: Lane | None = None
-        self._makers = store.pool.holdings.makers
+        self.fast: FastAnswers | None = None
+        self._makers = store.pool.leases.processes
         self._settled = trio.Event()
         self._own = OwnMount(self.device_fd, settings.mountpoint)
 
@@ -184,14 +184,14 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.files.requester = self._requester
         self.files.thread = self._thread
         self.store.pool.freed = self._freed
-        self.notifier = Notifier(self.device_fd, tells=self.settings.notifications)
-        self.store.blocks.publishing.vanished = self.notifier.entry_vanished
-        self.store.reclaim.vanished = self.notifier.entry_vanished
-        self.store.reclaim.died = self.notifier.inode_vanished
+        self.invalidations = Invalidations(self.device_fd, tells=self.settings.notifications)
+        self.store.blocks.publishing.vanished = self.invalidations.entry_vanished
+        self.store.reclaim.vanished = self.invalidations.entry_vanished
+        self.store.reclaim.died = self.invalidations.inode_vanished
         self.store.reclaim.unnamed = self._removed
-        self.store.blocks.superseding.unnamed = self._removed
+        self.store.blocks.truncating.unnamed = self._removed
         self.files.about_to_wait = self.channel.about_to_wait
-        self.channel.intake.idle = self.store.pool.background.run_one
+        self.channel.reader.idle = self.store.pool.background.run_one
         operations = Operations(
             self.store,
             self.files,
@@ -204,25 +204,25 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         try:
             async with trio.open_nursery() as nursery:
                 late = Late(nursery, self.channel.reply_late, self.channel.stand_aside)
-                exotic = Exotic(self.store, self.handles, self.files.room, late)
+                exotic = RawRequests(self.store, self.handles, self.files.room, late)
                 self.channel.serve(exotic.answers())
                 self.channel.serve(PresentTime(self.store.pool.clock_ns).answers())
-                lane = DataLane(Transfers(self.files), late, at_once=self.settings.fast_lane)
+                lane = DataRequests(Transfers(self.files), late, at_once=self.settings.fast_lane)
                 self.channel.serve(lane.answers())
                 if self.settings.fast_lane:
-                    self.lane = Lane(
+                    self.fast = FastAnswers(
                         self.store,
                         self.files,
                         self.settings,
                         self._device.epoch,
                         self._thread,
                     )
-                    self.channel.serve(self.lane.answers())
-                    stores = StoreLane(
-                        self.lane, self.files, lambda: self.channel.present, self._removed
+                    self.channel.serve(self.fast.answers())
+                    stores = FastStores(
+                        self.fast, self.files, lambda: self.channel.present, self._removed
                     )
                     self.channel.serve(stores.answers())
-                    self.channel.intake.readers = self.files.readers
+                    self.channel.reader.readers = self.files.readers
                 nursery.start_soon(self._serve_signals, load)
                 nursery.start_soon(self.channel.flush_late)
                 verbs = self._verbs(EvictVerbs(self.store, nursery).table())
@@ -233,7 +233,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 nursery.cancel_scope.cancel()
         finally:
             self._own.cut_off()
-            self.notifier.stop()
+            self.invalidations.stop()
             pyfuse3.close(unmount=False)
             self.channel.close()
 
@@ -338,8 +338,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             _log.error("settings not reloaded: %s", error)
             return
         self.settings = self.entries.settings = self.store.pool.settings = fresh
-        if self.lane is not None:
-            self.lane.apply(fresh)
+        if self.fast is not None:
+            self.fast.apply(fresh)
         apply_levels(fresh)
         _log.info("settings reloaded%s", f"; need a new mount: {ignored}" if ignored else "")
 
@@ -347,5 +347,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         if lost := self.store.device_watch.lost:
             return describe_lost(self.settings, lost)
         return describe(
-            Parts(self.settings, self.choice, self.store, self.channel, self.files, self.notifier)
+            Parts(
+                self.settings, self.choice, self.store, self.channel, self.files, self.invalidations
+            )
         )

@@ -94,7 +94,7 @@ class _Sizes:
         return min(self.largest_bytes, round_up(mean_bytes, step_bytes))
 
 
-class Demand:
+class SizeForecast:
     """Sizes lately published by directory, and the rate of creates by size; both bounded.
 
     Sizes are in bytes; as demand for extents they are rounded up to PAGE_BYTES.

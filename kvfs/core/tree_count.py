@@ -12,7 +12,7 @@ from kvfs.core.records import Counters
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 
 
-class Census:
+class TreeCount:
     """Counts inodes one by one. Memory grows with the directories, not with the blocks."""
 
     def __init__(self, inode: Callable[[InodeNo], InodeRecord | None]) -> None:

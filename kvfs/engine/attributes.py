@@ -162,7 +162,7 @@ class Attributes:
 
         A block that is shown until the draft that took its name is whole may come back with it.
         """
-        old = self._blocks.superseding.old
+        old = self._blocks.truncating.old
         before = old.of(ino) if ino in old else None
         return {ino, self._bearer(ino), ino if before is None else before}
 

@@ -19,7 +19,7 @@ from kvfs.engine.blocks.blocks import Blocks
 from kvfs.engine.device_watch import DeviceWatch
 from kvfs.engine.eviction.by_names import NameEviction
 from kvfs.engine.eviction.heat_scan import HeatScan
-from kvfs.engine.eviction.overrun_watch import Watch
+from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.eviction.reclaim_figures import reclaim_figures
 from kvfs.engine.names.namespace import Namespace
@@ -72,7 +72,7 @@ class Store:
         self.attributes = Attributes(self.pool, self.namespace, self.blocks)
         #: Whether all handles that are still counted at ``close`` are known to be closed.
         self.all_closed = False
-        self.visibility = Visibility(self.pool, self.blocks.superseding.old)
+        self.visibility = Visibility(self.pool, self.blocks.truncating.old)
         self.heat_scan = HeatScan(self.pool)
         self.pool.rank_anew = self.heat_scan.start
         self.pool.show_drafts_anew = self.blocks.publishing.show_drafts_anew
@@ -81,10 +81,10 @@ class Store:
         self.name_eviction = NameEviction(self.pool, self.reclaim)
         self.pool.evict_names = self.name_eviction.make_room
         self.pool.top_up = self.reclaim.top_up
-        self.watch = Watch(self.pool)
+        self.watch = OverrunWatch(self.pool)
         self.watch.more_may_go = lambda: self.reclaim.hopeful
         self.pool.look_at_runners = self.watch.look_at_runners
-        self.pool.holdings.settle = self.blocks.publishing.lose_maker
+        self.pool.leases.settle = self.blocks.publishing.lose_maker
         self.pool.background.submit_leisure(HoldingsScan(self.pool).step)
         if not settings.read_only:
             self.heat_scan.start()
@@ -102,8 +102,8 @@ class Store:
         """Return what a tick does, in order; each takes the time."""
         pool = self.pool
         return (
-            pool.graves.tick,
-            lambda _: pool.departures.settle(),
+            pool.recently_removed.tick,
+            lambda _: pool.unlink_queue.settle(),
             self.watch.tick,
             lambda _: pool.device_room.look(),
             self.reclaim.tick,
@@ -111,8 +111,8 @@ class Store:
             pool.ready.tick,
             lambda _: self.blocks.settle(),
             self._settle_index,
-            self.blocks.superseding.tick,
-            pool.holdings.tick,
+            self.blocks.truncating.tick,
+            pool.leases.tick,
             pool.heat.tick,
             lambda _: pool.heat.mark(pool.clock_ns()),
             self._save_heat,
@@ -160,19 +160,19 @@ class Store:
 
         *who* asks. Returns the inode that lost its name.
         """
-        superseding = self.blocks.superseding
+        truncating = self.blocks.truncating
         renames = (parent, name) != (new_parent, new_name)
-        if replace and renames and superseding.displaced.contended(parent, name):
+        if replace and renames and truncating.displaced.contended(parent, name):
             ino = self.namespace.lookup(parent, name)
-            awaited = superseding.is_awaited(ino)
-            finished = superseding.displaced.meant(parent, name, ino, who, awaited=awaited)
+            awaited = truncating.is_awaited(ino)
+            finished = truncating.displaced.meant(parent, name, ino, who, awaited=awaited)
             if finished is not None:
-                replaced = superseding.displaced.restore(finished, new_parent, new_name)
+                replaced = truncating.displaced.restore(finished, new_parent, new_name)
                 for changed in ((parent, name), (new_parent, new_name)):
                     self.blocks.publishing.vanished(*changed)
                 return replaced
-        if renames and superseding.fought_over(parent, name):
-            superseding.refuse_unfinished(self.namespace.lookup(parent, name), who)
+        if renames and truncating.fought_over(parent, name):
+            truncating.refuse_unfinished(self.namespace.lookup(parent, name), who)
         return self.namespace.rename(parent, name, new_parent, new_name, replace=replace, who=who)
 
     def totals(self) -> Totals:
@@ -190,7 +190,9 @@ class Store:
     def _kept_bytes(self) -> int:
         """Return what clients' data holds; removed blocks give way, so they count as free."""
         space = self.pool.space
-        used_bytes = space.used_bytes + space.lingering_bytes - self.pool.graves.held_bytes
+        used_bytes = (
+            space.used_bytes + space.lingering_bytes - self.pool.recently_removed.held_bytes
+        )
         return min(used_bytes, space.capacity_bytes)
 
     def _available_bytes(self) -> int:
@@ -270,7 +272,7 @@ class Store:
             "ready_extents": self.pool.ready.count,
             "ready_hits": self.pool.ready.hits,
             "ready_misses": self.pool.ready.misses,
-            "graves": len(self.pool.graves),
+            "graves": len(self.pool.recently_removed),
             "states": state_totals(self.pool),
             "torn": self.blocks.publishing.torn,
             "unproven": self.blocks.doubts.unproven,

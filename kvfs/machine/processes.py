@@ -80,7 +80,7 @@ def program_of(pid: int) -> str:
     return printable(name.decode(errors="replace").removesuffix("\n")) or "?"
 
 
-class Makers:
+class Processes:
     """The processes that blocks belong to, and whether they live."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from kvfs.core.errors import Damaged
 from kvfs.core.lifecycle import IDENTIFIED
 from kvfs.core.records import Identity
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool.unlink_queue import Departures
+from kvfs.pool.unlink_queue import UnlinkQueue
 from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents
 
@@ -51,10 +51,10 @@ def says(identity: Identity | None, ino: InodeNo, record: InodeRecord) -> bool:
 class Identities:
     """Queues identities of inodes to the background thread."""
 
-    def __init__(self, extents: Extents, background: Background, departures: Departures) -> None:
+    def __init__(self, extents: Extents, background: Background, unlink_queue: UnlinkQueue) -> None:
         self._extents = extents
         self._background = background
-        self._departures = departures
+        self._unlink_queue = unlink_queue
         #: Overwritten in place and final now: their bytes are on their way to the device, and the
         #: identity follows. A rebuild could not tell old bytes from new ones.
         self._syncing: dict[InodeNo, Identity] = {}
@@ -151,7 +151,7 @@ class Identities:
         if stat.S_ISREG(record.mode):
             remove = functools.partial(self._extents.unlink, ino)
             in_use = functools.partial(self._extents.is_used, ino)
-            self._departures.add(remove, record.allocated_bytes, in_use)
+            self._unlink_queue.add(remove, record.allocated_bytes, in_use)
         elif stat.S_ISDIR(record.mode) or stat.S_ISLNK(record.mode):
             self._background.submit(lambda: self._extents.forget_node(ino))
 

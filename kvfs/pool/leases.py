@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from kvfs.core.lifecycle import HELD, LEASES, State
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.machine.processes import NOBODY, Maker, Makers
+from kvfs.machine.processes import NOBODY, Maker, Processes
 from kvfs.pool.lease_shares import LeaseShares
 
 #: Blocks whose maker died are settled so many a tick: a process may have made a million.
@@ -25,7 +25,7 @@ _KINDS_MAX: Final = 4096
 _LOST_MIN: Final = 1024
 
 
-class Holding(NamedTuple):
+class Lease(NamedTuple):
     """One block in the tables."""
 
     state: State
@@ -44,17 +44,17 @@ class _Made:
         self.count = 0
 
 
-class Holdings:
+class Leases:
     """The tables."""
 
-    def __init__(self, makers: Makers, lease_s: float, leases: LeaseShares) -> None:
-        self.makers = makers
-        self.leases = leases
+    def __init__(self, makers: Processes, lease_s: float, leases: LeaseShares) -> None:
+        self.processes = makers
+        self.shares = leases
         self._lease_s = lease_s
         #: Told each inode whose maker is gone; False if it cannot be settled yet.
         self.settle: Callable[[InodeNo], bool] = self._forget
-        self._held: dict[InodeNo, Holding] = {}
-        self._kinds: dict[Holding, Holding] = {}
+        self._held: dict[InodeNo, Lease] = {}
+        self._kinds: dict[Lease, Lease] = {}
         #: Blocks and bytes in each state.
         self.totals: dict[State, tuple[int, int]] = dict.fromkeys(_KEPT, (0, 0))
         #: Makers that live.
@@ -74,7 +74,7 @@ class Holdings:
         if state not in _KEPT:
             return
         maker = Maker(record.maker_tgid, record.maker_birth)
-        holding = self._shared(Holding(state, record.allocated_bytes, maker, record.uid))
+        holding = self._shared(Lease(state, record.allocated_bytes, maker, record.uid))
         self._held[ino] = holding
         self._count(holding, 1)
         if state not in HELD:
@@ -98,18 +98,18 @@ class Holdings:
         if maker in self._by_maker:
             return True
         try:
-            return self.makers.lives(maker)
+            return self.processes.lives(maker)
         except OSError:  # no descriptor is left to look at it
             return None
 
-    def _count(self, holding: Holding, step: int) -> None:
+    def _count(self, holding: Lease, step: int) -> None:
         state, size_bytes = holding.state, step * holding.allocated_bytes
         before_blocks, before_bytes = self.totals[state]
         self.totals[state] = (before_blocks + step, before_bytes + size_bytes)
         if state in LEASES:
-            self.leases.note(holding.uid, holding.maker, size_bytes)
+            self.shares.note(holding.uid, holding.maker, size_bytes)
 
-    def _shared(self, holding: Holding) -> Holding:
+    def _shared(self, holding: Lease) -> Lease:
         if len(self._kinds) > _KINDS_MAX:
             self._kinds.clear()
         return self._kinds.setdefault(holding, holding)
@@ -149,7 +149,7 @@ class Holdings:
 
     def tick(self, now_s: float) -> None:
         """End the leases of processes that ended, and of blocks nobody used for long."""
-        for maker in self.makers.ended():
+        for maker in self.processes.ended():
             made = self._by_maker.pop(maker, None)
             if made is not None:
                 self._left.append(iter(array("Q", self._still_of(maker, made))))
@@ -194,6 +194,6 @@ class Holdings:
         holding = self._held.get(ino)
         return None if holding is None else holding.state
 
-    def rows(self) -> Iterator[tuple[InodeNo, Holding]]:
+    def rows(self) -> Iterator[tuple[InodeNo, Lease]]:
         """Yield everything in the tables."""
         return iter(self._held.items())

@@ -19,20 +19,20 @@ from kvfs.core.settings import Settings
 from kvfs.core.stay_bounds import StayBounds
 from kvfs.core.types import InodeNo, InodeRecord, Sequence, round_up
 from kvfs.devices import Device
-from kvfs.machine.processes import Makers
+from kvfs.machine.processes import Processes
 from kvfs.pool.damaged_rows import Damage
 from kvfs.pool.device_room import DeviceRoom
 from kvfs.pool.identities import Identities
 from kvfs.pool.lease_shares import LeaseShares
-from kvfs.pool.leases import Holdings
+from kvfs.pool.leases import Leases
 from kvfs.pool.open_inodes import OpenInode, OpenInodes
 from kvfs.pool.pins import Pins
 from kvfs.pool.policies import Policies
 from kvfs.pool.pool_change import PoolChange
-from kvfs.pool.ready_extents import ReadyExtent, ReadyQueue
-from kvfs.pool.recently_removed import GRAVE_S, Graves
+from kvfs.pool.ready_extents import ReadyExtent, ReadyExtents
+from kvfs.pool.recently_removed import REMOVED_KEPT_S, RecentlyRemoved
 from kvfs.pool.space import Space
-from kvfs.pool.unlink_queue import Departures
+from kvfs.pool.unlink_queue import UnlinkQueue
 from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents
 from kvfs.storage.heat import Heat
@@ -99,24 +99,24 @@ class Pool:
             self._measure_space()
             self.background = Background(settings.unlink_queue_max)
             stack.callback(self.background.stop)
-            self.departures = Departures(self.background, self.space)
-            self.ready = ReadyQueue(
+            self.unlink_queue = UnlinkQueue(self.background, self.space)
+            self.ready = ReadyExtents(
                 self.extents,
                 self.numbers,
                 self.background,
                 self.space,
                 settings,
-                self.departures,
+                self.unlink_queue,
             )
             self.open_inodes = OpenInodes()
             #: Drafts and blocks being rewritten, which the index lists beside the counters.
             self.unfinished: set[InodeNo] = set()
-            self.identities = Identities(self.extents, self.background, self.departures)
-            self.graves = Graves(self.space, self.identities.erase)
-            makers = Makers()
+            self.identities = Identities(self.extents, self.background, self.unlink_queue)
+            self.recently_removed = RecentlyRemoved(self.space, self.identities.erase)
+            makers = Processes()
             stack.callback(makers.close)
             leases = LeaseShares(self._leases_end_bytes, self.space.capacity_bytes)
-            self.holdings = Holdings(makers, settings.lease_s, leases)
+            self.leases = Leases(makers, settings.lease_s, leases)
             self.heat = Heat(
                 device.pool_fd,
                 self.syscalls,
@@ -156,7 +156,7 @@ class Pool:
         #: Told each inode whose last handle is closed, before its extent may go.
         self.freed: Callable[[OpenInode], None] = _tell_nobody
         #: Gives up finished drafts that lost their name, when their room is needed.
-        self.forget_nameless: Callable[[], None] = self.graves.give_way
+        self.forget_nameless: Callable[[], None] = self.recently_removed.give_way
         #: Evicts so many bytes' worth, if it can; returns how many are on their way back.
         self.evict: Callable[[int], int] = _evict_nothing
         #: Evicts blocks for their names, if it can.
@@ -180,8 +180,8 @@ class Pool:
         *swept*, the next start looks for strays.
         """
         try:
-            self.graves.give_way()
-            self.departures.dismiss()
+            self.recently_removed.give_way()
+            self.unlink_queue.dismiss()
             self.background.drain()  # what is ordered becomes ready first
             self.ready.give_way()
             self.background.drain()
@@ -263,17 +263,22 @@ class Pool:
 
     def _make_room(self, size_bytes: int) -> None:
         space = self.space
-        self.departures.hurry(size_bytes)
-        graves = self.graves.give_way
+        self.unlink_queue.hurry(size_bytes)
+        recently_removed = self.recently_removed.give_way
         # What the third lets go lies in a grave first.
-        for give_way in (self.ready.give_way, graves, self.forget_nameless, graves):
+        for give_way in (
+            self.ready.give_way,
+            recently_removed,
+            self.forget_nameless,
+            recently_removed,
+        ):
             if size_bytes <= space.unclaimed_bytes:
                 return
             give_way()
-            self.departures.hurry(size_bytes)
+            self.unlink_queue.hurry(size_bytes)
         short_bytes = size_bytes - space.unclaimed_bytes
         if short_bytes > 0 and self.evict(short_bytes):
-            self.departures.hurry(size_bytes)
+            self.unlink_queue.hurry(size_bytes)
 
     def take_extent(self, parent: InodeNo, *, roomless: bool = False) -> ReadyExtent:
         """Return an extent for a draft in *parent*, with what it will likely need if there is room.
@@ -314,7 +319,7 @@ class Pool:
 
     def _reserve_bytes(self, parent: InodeNo) -> int:
         """Return what a draft in *parent* gets, if there is room."""
-        demand = self.ready.demand
+        demand = self.ready.forecast
         usual_bytes = demand.usual_bytes(parent)
         if not self.writers_run_free:
             return round_up(usual_bytes)  # a write beyond it asks
@@ -334,7 +339,7 @@ class Pool:
             return 0
         if opened.front_bytes not in (-1, opened.allocated_bytes):
             return 0  # some of what it holds may lie behind the reserve (holes.py)
-        usual_bytes = round_up(self.ready.demand.usual_bytes(opened.created_in))
+        usual_bytes = round_up(self.ready.forecast.usual_bytes(opened.created_in))
         lacking_bytes = usual_bytes - opened.allocated_bytes
         return usual_bytes if growth_bytes < lacking_bytes <= self.space.unclaimed_bytes else 0
 
@@ -346,7 +351,7 @@ class Pool:
         """
         if not self.writers_run_free:
             return
-        demand = self.ready.demand
+        demand = self.ready.forecast
         largest_bytes = demand.largest_bytes(parent)
         foretold = largest_bytes and demand.foretells(parent)
         opened.unreserved = not foretold or opened.allocated_bytes < largest_bytes
@@ -391,9 +396,9 @@ class Pool:
         A LOOKUP before that may still send its OPEN: two misses in a row would be ESTALE.
         """
         age_s = (self.clock_ns() - record.ctime_ns) / 1e9
-        if record.state in SETTLED and not opened.torn and 0 <= age_s < GRAVE_S:
+        if record.state in SETTLED and not opened.torn and 0 <= age_s < REMOVED_KEPT_S:
             record = record._replace(allocated_bytes=opened.allocated_bytes)
-            self.graves.dig(opened.ino, record, self.monotonic_s())
+            self.recently_removed.dig(opened.ino, record, self.monotonic_s())
             return
         self.space.extra_bytes -= opened.allocated_bytes
         record = record._replace(allocated_bytes=opened.allocated_bytes)

@@ -55,7 +55,7 @@ def _may_be_kept(pool: Pool, ino: InodeNo, size_bytes: int) -> bool:
     if own_bytes is None:
         if not size_bytes and empty_names_too_many(pool):
             return False
-        end_bytes = bounds.kept_end_bytes(pool.holdings.leases.held_bytes)
+        end_bytes = bounds.kept_end_bytes(pool.leases.shares.held_bytes)
     else:
         end_bytes = bounds.kept_most_bytes
     return others_bytes + size_bytes <= end_bytes

@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 
 from kvfs.core.errors import KvfsError, NoSpace
 from kvfs.core.settings import Settings
-from kvfs.core.size_forecast import Demand
+from kvfs.core.size_forecast import SizeForecast
 from kvfs.core.types import BackingId, InodeNo
 from kvfs.pool.space import Space
-from kvfs.pool.unlink_queue import Departures
+from kvfs.pool.unlink_queue import UnlinkQueue
 from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents
 from kvfs.storage.inode_numbers import InodeNumbers
@@ -45,7 +45,7 @@ def abandon_nothing(_backing_id: BackingId) -> None:
     """Take back what ``adopt_nothing`` gave."""
 
 
-class ReadyQueue:
+class ReadyExtents:
     """Prepared extents, by the size they were preallocated to."""
 
     def __init__(
@@ -55,15 +55,15 @@ class ReadyQueue:
         background: Background,
         space: Space,
         settings: Settings,
-        departures: Departures,
+        unlink_queue: UnlinkQueue,
     ) -> None:
         self._extents = extents
-        self._departures = departures
+        self._unlink_queue = unlink_queue
         self._numbers = numbers
         self._background = background
         self._space = space
         self._settings = settings
-        self.demand = Demand(settings.demand_directories_max)
+        self.forecast = SizeForecast(settings.demand_directories_max)
         self.adopt: Adopt = adopt_nothing
         self.abandon: Callable[[BackingId], None] = abandon_nothing
         #: What would go if room were needed.
@@ -84,7 +84,7 @@ class ReadyQueue:
 
         It has none if the device says otherwise. Raises NoSpace, OSError.
         """
-        self.demand.note_created(size_bytes, now_s)
+        self.forecast.note_created(size_bytes, now_s)
         queue = self._queues.get(size_bytes)
         if queue:
             extent = queue.popleft()
@@ -111,7 +111,7 @@ class ReadyQueue:
         """Bring the queues to what the demand asks for now; called a few times a second."""
         limit_bytes = int(self._settings.ready_share * self._space.capacity_bytes)
         space = self._space
-        wanted = self.demand.wanted(
+        wanted = self.forecast.wanted(
             now_s,
             # The room that other writers have left is not for guesses.
             limit_bytes=min(limit_bytes, (space.free_bytes + self.spendable_bytes()) // 2),
@@ -182,7 +182,7 @@ class ReadyQueue:
             if not size_bytes:
                 raise
             self.give_way()
-            self._departures.hurry(self._space.capacity_bytes)
+            self._unlink_queue.hurry(self._space.capacity_bytes)
             return self._make(self._numbers.take(), 0)
 
     def _make(self, ino: InodeNo, size_bytes: int) -> ReadyExtent:
@@ -197,7 +197,7 @@ class ReadyQueue:
 
     def _discard(self, extent: ReadyExtent) -> None:
         self._space.ready_bytes -= extent.reserve_bytes
-        self._departures.add(lambda: self._remove(extent), extent.reserve_bytes)
+        self._unlink_queue.add(lambda: self._remove(extent), extent.reserve_bytes)
 
     def _remove(self, extent: ReadyExtent) -> None:
         if extent.backing_id:

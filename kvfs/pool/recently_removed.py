@@ -13,39 +13,41 @@ from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool.space import Space
 
 #: A LOOKUP and its OPEN lie microseconds apart, on a machine short of CPU perhaps 100 ms.
-GRAVE_S: Final = 1.0
+REMOVED_KEPT_S: Final = 1.0
 #: More removals a moment than this push the oldest out.
-GRAVES_MAX: Final = 4096
+REMOVED_MAX: Final = 4096
 #: The share of the capacity that removed blocks may hold on to.
 _SHARE: Final = 1 / 64
 
 
-class _Grave(NamedTuple):
+class _Removed(NamedTuple):
     record: InodeRecord
     due_s: float
 
 
-class Graves:
+class RecentlyRemoved:
     """Lately removed inodes, oldest first; their bytes count as used until they are erased."""
 
     def __init__(self, space: Space, erase: Callable[[InodeNo, InodeRecord], None]) -> None:
         self._space = space
         self._erase = erase
-        self._graves: OrderedDict[InodeNo, _Grave] = OrderedDict()
+        self._removed: OrderedDict[InodeNo, _Removed] = OrderedDict()
         self._held_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._graves)
+        return len(self._removed)
 
     def __contains__(self, ino: InodeNo) -> bool:
-        return ino in self._graves
+        return ino in self._removed
 
     def dig(self, ino: InodeNo, record: InodeRecord, now_s: float) -> None:
         """Keep *record*, whose bytes the caller counts as extra from now on."""
-        self._graves[ino] = _Grave(record, now_s + GRAVE_S)
+        self._removed[ino] = _Removed(record, now_s + REMOVED_KEPT_S)
         self._held_bytes += record.allocated_bytes
         bound_bytes = self._space.capacity_bytes * _SHARE
-        while self._graves and (len(self._graves) > GRAVES_MAX or self._held_bytes > bound_bytes):
+        while self._removed and (
+            len(self._removed) > REMOVED_MAX or self._held_bytes > bound_bytes
+        ):
             self._fill_oldest()
 
     @property
@@ -55,12 +57,12 @@ class Graves:
 
     def record(self, ino: InodeNo) -> InodeRecord | None:
         """Return the record of *ino* if it was removed a moment ago."""
-        grave = self._graves.get(ino)
+        grave = self._removed.get(ino)
         return None if grave is None else grave.record
 
     def exhume(self, ino: InodeNo) -> InodeRecord | None:
         """Hand *ino* to a handle, which now holds it and its bytes; None if it is not here."""
-        grave = self._graves.pop(ino, None)
+        grave = self._removed.pop(ino, None)
         if grave is None:
             return None
         self._held_bytes -= grave.record.allocated_bytes
@@ -68,16 +70,16 @@ class Graves:
 
     def tick(self, now_s: float) -> None:
         """Erase those whose moment is over."""
-        while self._graves and next(iter(self._graves.values())).due_s <= now_s:
+        while self._removed and next(iter(self._removed.values())).due_s <= now_s:
             self._fill_oldest()
 
     def give_way(self) -> None:
         """Erase all: their space is needed, or the pool stops."""
-        while self._graves:
+        while self._removed:
             self._fill_oldest()
 
     def _fill_oldest(self) -> None:
-        ino, grave = self._graves.popitem(last=False)
+        ino, grave = self._removed.popitem(last=False)
         self._held_bytes -= grave.record.allocated_bytes
         self._space.extra_bytes -= grave.record.allocated_bytes
         self._erase(ino, grave.record)

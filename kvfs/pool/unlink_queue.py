@@ -28,7 +28,7 @@ class _Departure(NamedTuple):
     in_use: Callable[[], bool]
 
 
-class Departures:
+class UnlinkQueue:
     """The removals that are due, oldest first."""
 
     def __init__(self, background: Background, space: Space) -> None:

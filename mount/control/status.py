@@ -10,7 +10,7 @@ from mount.files.files import Files
 from mount.files.path_choice import PathChoice
 from mount.fuse import errno_map
 from mount.fuse.channel import Channel
-from mount.fuse.invalidations import Notifier
+from mount.fuse.invalidations import Invalidations
 from mount.fuse.wire import Opcode
 
 
@@ -22,7 +22,7 @@ class Parts(NamedTuple):
     store: Store
     channel: Channel
     files: Files
-    notifier: Notifier
+    invalidations: Invalidations
 
 
 def describe(mount: Parts) -> dict[str, Any]:
@@ -47,9 +47,9 @@ def describe(mount: Parts) -> dict[str, Any]:
             "longest_s": round(mount.files.room.longest_s, 3),
         },
         "notifications": {
-            "told": mount.notifier.told,
-            "untold": mount.notifier.untold,
-            "backlog": mount.notifier.backlog,
+            "told": mount.invalidations.told,
+            "untold": mount.invalidations.untold,
+            "backlog": mount.invalidations.backlog,
         },
         "open_handles": len(mount.files.handles),
         "requests": _by_name(channel.requests),

@@ -30,7 +30,7 @@ from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool.open_inodes import OpenInode
 from mount.files.handles import HandleKind, Handles
 from mount.files.permissions import surely_may_open
-from mount.files.shared_handles import Readers
+from mount.files.shared_handles import SharedHandles
 from mount.files.space_wait import Room
 from mount.fuse.grant import Grant
 
@@ -80,7 +80,7 @@ class Files:
         """*uid* tells who made the request being handled."""
         self.store = store
         self.handles = handles
-        self.readers = Readers(store.pool, handles, store.pool.settings.backing_ids_max)
+        self.readers = SharedHandles(store.pool, handles, store.pool.settings.backing_ids_max)
         self.path = path
         self._shares = handles.shares
         self._uid = uid
@@ -210,8 +210,8 @@ class Files:
             appends=bool(flags & os.O_APPEND),
             thread=self.thread(),
         )
-        if blocks.superseding.refusals:
-            blocks.superseding.refusals.forget(self.thread())
+        if blocks.truncating.refusals:
+            blocks.truncating.refusals.forget(self.thread())
         if not is_writer(flags):
             # A reader's handle on a file that nobody writes: it is published, empty, at once.
             blocks.enter_reader(opened)
@@ -260,8 +260,8 @@ class Files:
             raise AccessDenied(f"inode {ino} is not shown to who asks")
         if not may or (seen != ino and not truncates):
             reads = flags & os.O_ACCMODE != os.O_WRONLY
-            superseding = store.blocks.superseding
-            superseding.refuse_create(self.thread(), ino, truncates=truncates, reads=reads)
+            truncating = store.blocks.truncating
+            truncating.refuse_create(self.thread(), ino, truncates=truncates, reads=reads)
             raise DeadInode(f"inode {ino} is opened by its number")
 
     def trusts_created(self, record: InodeRecord) -> bool:
@@ -269,7 +269,7 @@ class Files:
 
         Not when somebody lost it before: his rename would carry the kernel's belief along.
         """
-        if self.store.blocks.superseding.displaced.contended(record.parent, record.name):
+        if self.store.blocks.truncating.displaced.contended(record.parent, record.name):
             return False
         return self.store.visibility.trusts_name(record, just_created=True)
 

@@ -32,7 +32,7 @@ class Shared:
         self.told = OPEN_OUT.pack(handle.fh, grant.open_flags, grant.backing_id)
 
 
-class Readers:
+class SharedHandles:
     """The shared handles by inode.
 
     Invariant: of one without an open the inode is parked (open_inodes.py), or it will not serve.

@@ -45,7 +45,7 @@ class Transfers:
         opened = self._files.handles.get(fh).opened
         if not opened.writers and opened.gone is None:
             self._store.blocks.publishing.dismiss(opened, error)
-            self._store.pool.graves.give_way()
+            self._store.pool.recently_removed.give_way()
 
     def read_at_once(self, fh: int, offset_bytes: int, into: memoryview) -> int:
         """Read what is in memory; return how much, short only at the end of the file.

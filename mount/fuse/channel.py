@@ -19,7 +19,7 @@ from mount.fuse.errno_map import counted_errno
 from mount.fuse.grant import Grant
 from mount.fuse.init_reply import Features, patch_init_reply
 from mount.fuse.libfuse_pair import libfuse_pair
-from mount.fuse.request_reader import Intake, nothing_to_do
+from mount.fuse.request_reader import RequestReader, nothing_to_do
 from mount.fuse.well_formed import well_formed
 from mount.fuse.wire import (
     ENTRY_OUT_BYTES,
@@ -100,7 +100,7 @@ class Channel:
         self.requests = [0] * OPCODES
         self.answered_here = [0] * OPCODES
         counted = (self.requests, self.answered_here)
-        self.intake = Intake(device_fd, self._buffer, busy_poll_us, counted, self.reply)
+        self.reader = RequestReader(device_fd, self._buffer, busy_poll_us, counted, self.reply)
         self._answers: list[Answer | None] = [None] * OPCODES
         self.features: Features | None = None
         self.wanted: Callable[[int], Features] | None = None
@@ -137,11 +137,11 @@ class Channel:
             if self._late - self._aside >= _LATE_MAX:
                 await self._wait(self._late_ended.park)
                 continue
-            if self.intake.left <= 0:
+            if self.reader.left <= 0:
                 await trio.lowlevel.checkpoint()
-                self.intake.begin_turn()
+                self.reader.begin_turn()
             try:
-                size_bytes = self.intake.next(may_wait=not self._unanswered and not self._late)
+                size_bytes = self.reader.next(may_wait=not self._unanswered and not self._late)
             except OSError as error:
                 if error.errno == errno.ENODEV:
                     raise trio.ClosedResourceError from None
@@ -149,9 +149,9 @@ class Channel:
                     continue
                 raise
             if not size_bytes:
-                if self.intake.left > 0:
+                if self.reader.left > 0:
                     await self._wait(self._readable)
-                    self.intake.begin_turn()
+                    self.reader.begin_turn()
                 continue
             if self._take(size_bytes):
                 return
@@ -192,7 +192,7 @@ class Channel:
             if reply is not None:
                 self.answered_here[code] += 1
                 if reply:
-                    self.intake.left -= (size_bytes + len(reply)) // _MESSAGE_BYTES
+                    self.reader.left -= (size_bytes + len(reply)) // _MESSAGE_BYTES
                     self.reply(reply)
                 else:
                     self._late += 1
@@ -230,8 +230,8 @@ class Channel:
 
     def serve_only(self, answers: Mapping[int, Answer]) -> None:
         """Let *answers* have the requests of their opcodes, and nobody else."""
-        self.intake.readers = None
-        self.intake.idle = nothing_to_do
+        self.reader.readers = None
+        self.reader.idle = nothing_to_do
         for code, answer in answers.items():
             self._answers[code] = answer
 

@@ -26,7 +26,7 @@ _BACKLOG_MAX: Final = 65_536
 _Telling = Callable[[], None]
 
 
-class Notifier:
+class Invalidations:
     """The thread and its bounded queue."""
 
     def __init__(self, device_fd: int, *, tells: bool = True) -> None:

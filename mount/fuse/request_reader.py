@@ -64,7 +64,7 @@ class KnownReaders(Protocol):
         """One of handle *fh* of *ino* closes; False if that is not known."""
 
 
-class Intake:
+class RequestReader:
     """Reads the requests of one mount into one buffer. All methods run on the trio thread."""
 
     def __init__(

@@ -22,7 +22,7 @@ from mount.fuse.wire import (
 from mount.requests.late import Late
 
 
-class DataLane:
+class DataRequests:
     """The two answers; both run on the trio thread and never wait.
 
     What one of them raises the channel answers, as for every opcode; what is malformed, too.

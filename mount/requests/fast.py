@@ -38,7 +38,7 @@ _NO_ATTR: Final = bytes(ATTR.size)
 _pack_out = OUT_HEADER.pack
 
 
-class Lane:
+class FastAnswers:
     """The answers of the lane; all run on the trio thread and never wait.
 
     What one of them raises the channel answers, with its errno.
@@ -76,7 +76,7 @@ class Lane:
         }
 
     def _lookup(self, unique: int, nodeid: int, request: memoryview) -> bytes | None:
-        if self._store.blocks.superseding.refusals:
+        if self._store.blocks.truncating.refusals:
             return None
         try:
             ino = self._store.namespace.lookup(InodeNo(nodeid), bytes(request[:-1]))

@@ -23,7 +23,7 @@ from mount.fuse.wire import (
     Opcode,
     error_reply,
 )
-from mount.requests.fast import Lane
+from mount.requests.fast import FastAnswers
 
 #: struct fuse_create_in: flags, mode, umask, open_flags; the name follows.
 _CREATE_IN: Final = struct.Struct("<IIII")
@@ -36,12 +36,12 @@ _RENAME_NOREPLACE: Final = 1
 _CREATE_REPLY_BYTES: Final = OUT_HEADER_BYTES + ENTRY_OUT_BYTES + OPEN_OUT.size
 
 
-class StoreLane:
+class FastStores:
     """The two answers; both run on the trio thread and never wait."""
 
     def __init__(
         self,
-        lane: Lane,
+        lane: FastAnswers,
         files: Files,
         requester: Callable[[], Requester],
         removed: Callable[[InodeNo], None],

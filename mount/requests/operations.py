@@ -89,15 +89,15 @@ class Operations(pyfuse3.Operations):
     @answered
     def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         """Answer a name, or a "no" that the kernel keeps for a while."""
-        superseding, thread = self._store.blocks.superseding, self._thread()
+        truncating, thread = self._store.blocks.truncating, self._thread()
         try:
             ino = self._namespace.lookup(InodeNo(parent_inode), name)
-            if superseding.refusals:
+            if truncating.refusals:
                 may = functools.partial(self._may_empty, thread, ctx)
-                ino = superseding.looked_up(ino, thread, self._files.requester(), may)
+                ino = truncating.looked_up(ino, thread, self._files.requester(), may)
             record = self._store.blocks.present(ino)
         except NotFound:
-            superseding.refusals.looked(thread)
+            truncating.refusals.looked(thread)
             return self._entries.absent()
         if record.state not in UNFINISHED:
             self._store.pool.heat.touch(ino)

@@ -65,7 +65,7 @@ def _refusing(code: int) -> Answer:
     return refuse
 
 
-class Exotic:
+class RawRequests:
     """Answers what libfuse and pyfuse3 would fail or not understand.
 
     What an answer raises the channel answers.

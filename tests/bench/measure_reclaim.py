@@ -31,7 +31,7 @@ def measure(blocks: int, size_bytes: int) -> dict[str, float]:
                 store.reclaim._barren_until_s = 0.0
         evicted_s = time.process_time() - started_s
         started_s = time.process_time()
-        store.pool.departures.hurry(capacity_bytes)
+        store.pool.unlink_queue.hurry(capacity_bytes)
         unlinked_s = time.process_time() - started_s
         return {
             "blocks": blocks,

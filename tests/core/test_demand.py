@@ -4,14 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.core.size_forecast import FORGET_S, PEAK_WINDOW_S, SIZES_MAX, Demand
+from kvfs.core.size_forecast import FORGET_S, PEAK_WINDOW_S, SIZES_MAX, SizeForecast
 from kvfs.core.types import PAGE_BYTES, ROOT_INODE, InodeNo
 
 MIB = 1 << 20
 AMPLE = {"limit_bytes": 1 << 40, "limit_extents": 1 << 20}
 
 
-def burst(demand: Demand, size_bytes: int, creates: int, rate: float, start_s: float) -> float:
+def burst(
+    demand: SizeForecast, size_bytes: int, creates: int, rate: float, start_s: float
+) -> float:
     """Note *creates* creates at *rate* a second; return the time of the last."""
     for number in range(creates):
         demand.note_created(size_bytes, start_s + number / rate)
@@ -19,7 +21,7 @@ def burst(demand: Demand, size_bytes: int, creates: int, rate: float, start_s: f
 
 
 def test_a_directory_expects_the_size_it_published_last() -> None:
-    demand = Demand(8)
+    demand = SizeForecast(8)
     demand.note_published(InodeNo(20), 4 * MIB, 0.0)
     demand.note_published(InodeNo(21), 100, 0.0)
     demand.note_published(InodeNo(20), 2 * MIB, 0.0)
@@ -28,7 +30,7 @@ def test_a_directory_expects_the_size_it_published_last() -> None:
 
 
 def test_an_unknown_directory_inherits_a_size_that_recent_publishes_agree_on() -> None:
-    demand = Demand(8)
+    demand = SizeForecast(8)
     assert demand.expected_bytes(InodeNo(99)) == 0
     demand.note_published(InodeNo(20), 4 * MIB, 0.0)
     assert demand.expected_bytes(InodeNo(99)) == 4 * MIB
@@ -41,7 +43,7 @@ def test_an_unknown_directory_inherits_a_size_that_recent_publishes_agree_on() -
 
 def test_what_a_new_directory_inherits_is_believed_once_others_kept_to_it() -> None:
     """Four in a row: a pool spreads its blocks over directories, or has several kinds of them."""
-    demand = Demand(16)
+    demand = SizeForecast(16)
     new = InodeNo(99)
     for ino in range(20, 25):
         assert not demand.foretells(new)
@@ -54,7 +56,7 @@ def test_what_a_new_directory_inherits_is_believed_once_others_kept_to_it() -> N
 
 
 def test_only_so_many_directories_are_remembered_and_the_oldest_goes() -> None:
-    demand = Demand(2)
+    demand = SizeForecast(2)
     for ino, size_bytes in ((20, 1), (21, 2), (20, 3), (22, 4)):
         demand.note_published(InodeNo(ino), size_bytes, 0.0)
     assert demand.expected_bytes(InodeNo(20)) == 3
@@ -63,7 +65,7 @@ def test_only_so_many_directories_are_remembered_and_the_oldest_goes() -> None:
 
 
 def test_a_size_published_once_keeps_one_extent_ready_for_a_minute() -> None:
-    demand = Demand(8)
+    demand = SizeForecast(8)
     demand.note_published(ROOT_INODE, 3 * MIB - 5, 10.0)
     assert demand.wanted(10.0, **AMPLE) == {3 * MIB: 1}
     assert demand.wanted(10.0 + FORGET_S, **AMPLE) == {3 * MIB: 1}
@@ -71,7 +73,7 @@ def test_a_size_published_once_keeps_one_extent_ready_for_a_minute() -> None:
 
 
 def test_sizes_are_counted_by_whole_pages() -> None:
-    demand = Demand(8)
+    demand = SizeForecast(8)
     demand.note_created(1, 0.0)
     demand.note_created(PAGE_BYTES, 0.0)
     demand.note_created(0, 0.0)
@@ -80,14 +82,14 @@ def test_sizes_are_counted_by_whole_pages() -> None:
 
 @pytest.mark.parametrize("rate", [10.0, 100.0, 1000.0])
 def test_the_count_follows_the_rate_of_creates(rate: float) -> None:
-    demand = Demand(8)
+    demand = SizeForecast(8)
     end_s = burst(demand, MIB, int(rate * 5), rate, 0.0)
     count = demand.wanted(end_s, **AMPLE)[MIB]
     assert 0.4 * rate <= count <= 0.6 * rate + 1
 
 
 def test_a_burst_is_remembered_for_the_next_one_and_then_fades() -> None:
-    demand = Demand(8)
+    demand = SizeForecast(8)
     end_s = burst(demand, MIB, 500, 100.0, 0.0)
     at_once = demand.wanted(end_s, **AMPLE)[MIB]
     after_5_s = demand.wanted(end_s + 5.0, **AMPLE)[MIB]
@@ -97,14 +99,14 @@ def test_a_burst_is_remembered_for_the_next_one_and_then_fades() -> None:
 
 
 def test_a_clock_that_steps_back_changes_nothing() -> None:
-    demand = Demand(8)
+    demand = SizeForecast(8)
     end_s = burst(demand, MIB, 100, 100.0, 50.0)
     before = demand.wanted(end_s, **AMPLE)
     assert demand.wanted(end_s - 10.0, **AMPLE) == before
 
 
 def test_under_tight_limits_every_size_keeps_one_before_any_keeps_two() -> None:
-    demand = Demand(8)
+    demand = SizeForecast(8)
     end_s = burst(demand, 4 * MIB, 1000, 200.0, 0.0)
     demand.note_created(MIB, end_s)
     wanted = demand.wanted(end_s, limit_bytes=41 * MIB, limit_extents=1000)
@@ -113,7 +115,7 @@ def test_under_tight_limits_every_size_keeps_one_before_any_keeps_two() -> None:
 
 
 def test_the_size_seen_last_comes_first_when_not_all_fit() -> None:
-    demand = Demand(8)
+    demand = SizeForecast(8)
     for number, size_bytes in enumerate((MIB, 2 * MIB, 3 * MIB)):
         demand.note_published(ROOT_INODE, size_bytes, float(number))
     assert demand.wanted(3.0, limit_bytes=3 * MIB, limit_extents=9) == {3 * MIB: 1}
@@ -122,7 +124,7 @@ def test_the_size_seen_last_comes_first_when_not_all_fit() -> None:
 
 
 def test_a_tree_of_many_sizes_is_bounded() -> None:
-    demand = Demand(8)
+    demand = SizeForecast(8)
     for number in range(10 * SIZES_MAX):
         demand.note_created(number * PAGE_BYTES, 0.0)
     wanted = demand.wanted(0.0, **AMPLE)
@@ -137,7 +139,7 @@ def test_a_tree_of_many_sizes_is_bounded() -> None:
 def test_the_limits_always_hold(
     creates: list[tuple[int, float]], limit_bytes: int, limit_extents: int
 ) -> None:
-    demand = Demand(4)
+    demand = SizeForecast(4)
     now_s = 0.0
     for size_bytes, passed_s in creates:
         now_s += passed_s

@@ -103,8 +103,8 @@ def test_a_start_finds_the_holdings_behind_a_row_that_it_cannot_read(running: Ho
     running.stop()
     store = running.start()
     settle(store)
-    assert store.pool.holdings.complete
-    assert store.pool.holdings.state_of(leased) is State.LEASED
+    assert store.pool.leases.complete
+    assert store.pool.leases.state_of(leased) is State.LEASED
     assert store.pool.pins.pinned_bytes == 8192  # of two below the top
 
 
@@ -155,9 +155,9 @@ def test_housekeeping_goes_on_beside_what_cannot_be_read(running: Host) -> None:
     leased, other = (put(store, ROOT_INODE, name, b"y" * 5000) for name in (b"leased", b"other"))
     settle(store)
     spoil(store, inode_key(leased))
-    store.pool.holdings.settle(leased)
-    assert store.pool.holdings.state_of(leased) is None
-    assert store.pool.holdings.state_of(other) is State.LEASED
+    store.pool.leases.settle(leased)
+    assert store.pool.leases.state_of(leased) is None
+    assert store.pool.leases.state_of(other) is State.LEASED
 
 
 def test_a_chore_that_fails_keeps_neither_the_rest_nor_the_mount(

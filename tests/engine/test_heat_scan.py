@@ -282,7 +282,7 @@ def test_blocks_stored_since_the_last_save_are_found(
     store.pool.heat.save()
     store.namespace.unlink(ROOT_INODE, b"removed")
     later = stored(store, ROOT_INODE, b"later")
-    store.pool.graves.give_way()
+    store.pool.recently_removed.give_way()
     store.pool.background.hurry()  # the identities are on the device
     getattr(running, end)()
     store = running.start()

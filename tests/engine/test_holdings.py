@@ -11,7 +11,7 @@ from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.engine.eviction.eligibility import obstacle
 from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool.lease_shares import LeaseShares
-from kvfs.pool.leases import Holdings
+from kvfs.pool.leases import Leases
 from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.life_model import Lives
 from tests.support.stores import FILE, MIB, Host, assert_exact, host, put, settle, write
@@ -26,23 +26,23 @@ class Table:
 
     def __init__(self) -> None:
         self.lives = Lives()
-        self.holdings = Holdings(self.lives, LEASE_S, LeaseShares(lambda: MIB, MIB))
+        self.leases = Leases(self.lives, LEASE_S, LeaseShares(lambda: MIB, MIB))
         self.settled: list[InodeNo] = []
-        self.holdings.settle = self.settle
+        self.leases.settle = self.settle
         self.refused: set[InodeNo] = set()
 
     def settle(self, ino: InodeNo) -> bool:
         if ino in self.refused:
             return False
         self.settled.append(ino)
-        self.holdings.drop(ino)
+        self.leases.drop(ino)
         return True
 
     def note(self, ino: int, state: State, maker: Maker, now_s: float = 0.0) -> None:
         record = InodeRecord(
             FILE, 0, 0, state, 1, 4096, 0, 0, 0, 0, ROOT_INODE, 0, 0, Sequence(1), b"a", b"", *maker
         )
-        self.holdings.note(InodeNo(ino), record, now_s)
+        self.leases.note(InodeNo(ino), record, now_s)
 
 
 @pytest.fixture
@@ -56,40 +56,40 @@ def test_a_lease_ends_with_its_maker(table: Table) -> None:
     table.note(20, State.LEASED, ONE)
     table.note(21, State.SLAB, ONE)
     table.note(22, State.LEASED, OTHER)
-    table.holdings.tick(1e9)
+    table.leases.tick(1e9)
     assert table.settled == []
     table.lives.end(ONE)
-    table.holdings.tick(0.0)
+    table.leases.tick(0.0)
     assert table.settled == [20, 21]
-    assert [ino for ino, _ in table.holdings.rows()] == [22]
+    assert [ino for ino, _ in table.leases.rows()] == [22]
 
 
 def test_a_lease_without_a_process_to_watch_ends_some_time_after_its_last_use(table: Table) -> None:
     table.note(20, State.LEASED, NOBODY, 0.0)
     table.note(21, State.SLAB, NOBODY, 1.0)
-    table.holdings.touch(InodeNo(20), 5.0)
-    table.holdings.tick(LEASE_S + 0.9)
+    table.leases.touch(InodeNo(20), 5.0)
+    table.leases.tick(LEASE_S + 0.9)
     assert table.settled == []
-    table.holdings.tick(LEASE_S + 1.0)
+    table.leases.tick(LEASE_S + 1.0)
     assert table.settled == [21]
-    table.holdings.tick(LEASE_S + 5.0)
+    table.leases.tick(LEASE_S + 5.0)
     assert table.settled == [21, 20]
 
 
 def test_what_a_dead_process_made_is_settled_at_the_next_tick(table: Table) -> None:
     table.note(20, State.LEASED, ONE)
-    table.holdings.tick(0.0)
+    table.leases.tick(0.0)
     assert table.settled == [20]
 
 
 def test_what_cannot_be_settled_is_tried_again(table: Table) -> None:
     table.refused.add(InodeNo(20))
     table.note(20, State.SLAB, ONE)
-    table.holdings.tick(0.0)
-    table.holdings.tick(0.0)
+    table.leases.tick(0.0)
+    table.leases.tick(0.0)
     assert table.settled == []
     table.refused.clear()
-    table.holdings.tick(0.0)
+    table.leases.tick(0.0)
     assert table.settled == [20]
 
 
@@ -102,12 +102,12 @@ def test_what_cannot_be_settled_keeps_nothing_else_waiting(table: Table) -> None
     table.lives.begin(OTHER)
     for ino in leases:
         table.note(ino, State.LEASED, OTHER)
-    table.holdings.tick(0.0)
+    table.leases.tick(0.0)
     table.lives.end(OTHER)
     for ino in later:
         table.note(ino, State.LEASED, ONE)
     for _ in range(20):
-        table.holdings.tick(0.0)
+        table.leases.tick(0.0)
     assert sorted(table.settled) == [*leases, *later]
 
 
@@ -117,11 +117,11 @@ def test_what_a_dead_process_left_keeps_nothing_else_waiting(table: Table) -> No
         table.note(ino, State.LEASED, OTHER)
     table.lives.end(OTHER)
     table.note(20, State.LEASED, ONE)
-    table.holdings.tick(0.0)
+    table.leases.tick(0.0)
     assert 20 in table.settled
     assert len(table.settled) > 64
     table.note(21, State.LEASED, ONE)
-    table.holdings.tick(0.0)
+    table.leases.tick(0.0)
     assert 21 in table.settled
 
 
@@ -131,7 +131,7 @@ def test_a_block_made_anew_before_its_turn_is_left_alone(table: Table) -> None:
     table.note(20, State.REWRITTEN, OTHER)
     table.note(21, State.REWRITTEN, ONE)
     table.note(21, State.REWRITTEN, NOBODY, 0.0)
-    table.holdings.tick(0.0)
+    table.leases.tick(0.0)
     assert table.settled == []
 
 
@@ -140,10 +140,10 @@ def test_a_million_leases_are_settled_over_many_ticks(table: Table) -> None:
     for ino in range(20, 1020):
         table.note(ino, State.LEASED, ONE)
     table.lives.end(ONE)
-    table.holdings.tick(0.0)
+    table.leases.tick(0.0)
     assert 0 < len(table.settled) < 1000
-    while list(table.holdings.rows()):
-        table.holdings.tick(0.0)
+    while list(table.leases.rows()):
+        table.leases.tick(0.0)
     assert sorted(table.settled) == list(range(20, 1020))
 
 
@@ -152,16 +152,16 @@ def test_what_belongs_to_nobody_stays_listed_and_is_never_settled(
     table: Table, state: State
 ) -> None:
     table.note(20, state, NOBODY)
-    table.holdings.tick(1e9)
+    table.leases.tick(1e9)
     assert table.settled == []
-    assert table.holdings.state_of(InodeNo(20)) is state
+    assert table.leases.state_of(InodeNo(20)) is state
 
 
 def test_a_published_block_is_in_no_table(table: Table) -> None:
     table.note(20, State.LEASED, NOBODY)
     table.note(20, State.PUBLISHED, NOBODY)
-    assert list(table.holdings.rows()) == []
-    table.holdings.tick(1e9)
+    assert list(table.leases.rows()) == []
+    table.leases.tick(1e9)
     assert table.settled == []
 
 
@@ -170,7 +170,7 @@ def test_a_published_block_is_in_no_table(table: Table) -> None:
 
 def watch(running: Host) -> Lives:
     lives = Lives()
-    running.store.pool.holdings.makers = lives
+    running.store.pool.leases.processes = lives
     return lives
 
 
@@ -207,7 +207,7 @@ def test_a_start_finds_every_holding_again(running: Host, end: str, lived: bool)
         lives.begin(ONE)
     settle(running.store)
     running.store.tick()
-    assert running.store.pool.holdings.complete
+    assert running.store.pool.leases.complete
     expected = [State.LEASED, State.SLAB, State.LEASED]
     if not lived:
         expected = [State.PUBLISHED, State.SPENT, State.ORPHAN]
@@ -231,10 +231,10 @@ def test_a_start_whose_walk_is_refused_finds_the_holdings_later(
     with monkeypatch.context() as full:
         full.setattr(running.store.pool.index, "rows", refuse)
         settle(running.store)
-        assert not running.store.pool.holdings.complete
+        assert not running.store.pool.leases.complete
     settle(running.store)
     running.store.tick()
-    assert running.store.pool.holdings.complete
+    assert running.store.pool.leases.complete
     assert state_of(running, b"block") is State.PUBLISHED
 
 
@@ -288,9 +288,9 @@ def test_who_rewrites_a_block_takes_it_over_and_who_only_opens_it_does_not(
 
 def test_a_removed_block_is_held_no_more(running: Host) -> None:
     ino = put(running.store, ROOT_INODE, b"a", b"x")
-    assert running.store.pool.holdings.state_of(ino) is State.LEASED
+    assert running.store.pool.leases.state_of(ino) is State.LEASED
     running.store.namespace.unlink(ROOT_INODE, b"a")
-    assert running.store.pool.holdings.state_of(ino) is None
+    assert running.store.pool.leases.state_of(ino) is None
 
 
 def test_blocks_and_bytes_are_counted_by_state(table: Table) -> None:
@@ -298,15 +298,15 @@ def test_blocks_and_bytes_are_counted_by_state(table: Table) -> None:
     for ino in range(20, 25):
         table.note(ino, State.LEASED, ONE)
     table.note(20, State.SLAB, ONE)
-    table.holdings.drop(InodeNo(21))
-    table.holdings.drop(InodeNo(21))
+    table.leases.drop(InodeNo(21))
+    table.leases.drop(InodeNo(21))
     table.note(22, State.PUBLISHED, ONE)
     found: dict[State, tuple[int, int]] = {}
-    for _, holding in table.holdings.rows():
+    for _, holding in table.leases.rows():
         blocks, size_bytes = found.get(holding.state, (0, 0))
         found[holding.state] = (blocks + 1, size_bytes + holding.allocated_bytes)
     assert found == {State.LEASED: (2, 8192), State.SLAB: (1, 4096)}
-    assert {state: both for state, both in table.holdings.totals.items() if both[0]} == found
+    assert {state: both for state, both in table.leases.totals.items() if both[0]} == found
 
 
 def test_a_block_made_over_and_over_is_settled_once_and_a_lost_one_never(table: Table) -> None:
@@ -315,9 +315,9 @@ def test_a_block_made_over_and_over_is_settled_once_and_a_lost_one_never(table: 
         table.note(20, State.LEASED, ONE)
         table.note(21, State.LEASED, ONE)
         table.note(22, State.LEASED, ONE)
-        table.holdings.drop(InodeNo(22))
+        table.leases.drop(InodeNo(22))
     table.lives.end(ONE)
-    table.holdings.tick(0.0)
+    table.leases.tick(0.0)
     assert table.settled == [20, 21]
 
 
@@ -340,7 +340,7 @@ def test_a_block_that_could_not_be_made_longer_may_go_some_time_later(error_no: 
             calls.fail_at = 0
             settle(store)
             seen.add(state_of(made, b"block"))
-            store.pool.holdings.tick(1e9)
+            store.pool.leases.tick(1e9)
             record = store.pool.index.inode(ino)
             assert record is not None
             assert obstacle(store.pool, ino, record, open_too=False) is None

@@ -62,7 +62,7 @@ def test_a_lease_that_ends_counts_no_more() -> None:
 
 
 def test_no_room_for_leases_at_all_refuses_only_who_has_one() -> None:
-    leases = shares(bound=lambda: -1)
+    leases = shares(bound=lambda: 0)
     assert leases.bound_bytes == 0
     assert not leases.refuses(USER, ONE)
     leases.note(USER, ONE, 1)
@@ -78,13 +78,13 @@ def test_the_process_that_holds_most_is_named_with_all_its_users() -> None:
 def test_a_store_that_starts_again_knows_who_holds_what() -> None:
     with host() as machine:
         store = machine.start()
-        maker = store.pool.holdings.makers.of(os.getpid(), 0.0)
+        maker = store.pool.leases.processes.of(os.getpid(), 0.0)
         _store(machine, b"kept", maker)
         machine.stop()
         store = machine.start()
         while store.pool.background.run_one():
             pass
-        assert store.pool.holdings.leases.most() == Lessee(maker, MIB)
+        assert store.pool.leases.shares.most() == Lessee(maker, MIB)
 
 
 @pytest.mark.parametrize("reopens", [False, True])
@@ -92,8 +92,8 @@ def test_what_finds_no_room_for_its_lease_is_nobodys(reopens: bool) -> None:
     """A block rewritten in place, too: it would stay until its maker ends."""
     with host() as machine:
         store = machine.start()
-        store.pool.holdings.leases = LeaseShares(lambda: MIB, MIB)
-        maker = store.pool.holdings.makers.of(os.getpid(), 0.0)
+        store.pool.leases.shares = LeaseShares(lambda: MIB, MIB)
+        maker = store.pool.leases.processes.of(os.getpid(), 0.0)
         _store(machine, b"first", maker)
         other = put(store, ROOT_INODE, b"renamed.tmp", bytes(MIB))
         store.namespace.rename(ROOT_INODE, b"renamed.tmp", ROOT_INODE, b"renamed")
@@ -105,7 +105,7 @@ def test_what_finds_no_room_for_its_lease_is_nobodys(reopens: bool) -> None:
         else:
             ino = _store(machine, b"second", maker)
             assert store.namespace.record(ino).state == State.PUBLISHED
-        assert store.pool.holdings.leases.held_bytes == MIB
+        assert store.pool.leases.shares.held_bytes == MIB
 
 
 def _store(machine: Host, name: bytes, maker: Maker) -> InodeNo:

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from kvfs.machine.process_ends import Fate, judge, stat_fields
-from kvfs.machine.processes import NOBODY, Maker, Makers
+from kvfs.machine.processes import NOBODY, Maker, Processes
 from tests.support.stepping import until
 
 #: A kernel thread: kthreadd.
@@ -24,8 +24,8 @@ DEADLINE_S: Final = 20
 
 
 @pytest.fixture
-def makers() -> Iterator[Makers]:
-    with contextlib.closing(Makers()) as made:
+def makers() -> Iterator[Processes]:
+    with contextlib.closing(Processes()) as made:
         yield made
 
 
@@ -57,7 +57,7 @@ def wait_for_end(pid: int) -> None:
 # ---- who ----
 
 
-def test_a_process_is_its_number_and_its_birth(makers: Makers) -> None:
+def test_a_process_is_its_number_and_its_birth(makers: Processes) -> None:
     own = makers.of(os.getpid(), 0.0)
     assert own.tgid == os.getpid()
     assert own.birth
@@ -66,7 +66,7 @@ def test_a_process_is_its_number_and_its_birth(makers: Makers) -> None:
         assert len(births | {own.birth}) == 3
 
 
-def test_a_thread_belongs_to_its_process(makers: Makers) -> None:
+def test_a_thread_belongs_to_its_process(makers: Processes) -> None:
     found: list[Maker] = []
     thread = threading.Thread(
         target=lambda: found.append(makers.of(threading.get_native_id(), 0.0))
@@ -77,17 +77,17 @@ def test_a_thread_belongs_to_its_process(makers: Makers) -> None:
 
 
 @pytest.mark.parametrize("tid", [0, -1, KERNEL_THREAD, 1 << 22])
-def test_what_cannot_be_watched_is_nobody(makers: Makers, tid: int) -> None:
+def test_what_cannot_be_watched_is_nobody(makers: Processes, tid: int) -> None:
     """A foreign pid namespace, a kernel thread (nfsd), a thread that is gone."""
     assert makers.of(tid, 0.0) == NOBODY
 
 
-def test_an_nfs_server_makes_nothing_of_its_own(makers: Makers) -> None:
+def test_an_nfs_server_makes_nothing_of_its_own(makers: Processes) -> None:
     with child(name="ganesha.nfsd") as process:
         assert makers.of(process.pid, 0.0) == NOBODY
 
 
-def test_a_thread_is_looked_at_again_after_a_second(makers: Makers) -> None:
+def test_a_thread_is_looked_at_again_after_a_second(makers: Processes) -> None:
     with child() as process:
         maker = makers.of(process.pid, 0.0)
     assert makers.of(process.pid, 0.9) == maker
@@ -115,7 +115,7 @@ def no_descriptor_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_a_reserve_answers_when_no_descriptor_is_left(makers: Makers) -> None:
+def test_a_reserve_answers_when_no_descriptor_is_left(makers: Processes) -> None:
     with child() as dead, child() as living, child() as known:
         dead.kill()
         wait_for_end(dead.pid)
@@ -129,10 +129,10 @@ def test_a_reserve_answers_when_no_descriptor_is_left(makers: Makers) -> None:
             assert makers.lives(maker)
 
 
-def test_without_any_descriptor_nothing_is_told(makers: Makers) -> None:
+def test_without_any_descriptor_nothing_is_told(makers: Processes) -> None:
     """Neither that it lives nor that it does not; and the next time it is looked at again."""
     with child() as dead, child() as living:
-        with contextlib.closing(Makers()) as others:
+        with contextlib.closing(Processes()) as others:
             maker = others.of(living.pid, 0.0)
         dead.kill()
         wait_for_end(dead.pid)
@@ -151,7 +151,7 @@ def test_without_any_descriptor_nothing_is_told(makers: Makers) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, None])
-def test_an_end_is_told_once(makers: Makers, how: signal.Signals | None) -> None:
+def test_an_end_is_told_once(makers: Processes, how: signal.Signals | None) -> None:
     with child() as process, child() as other:
         maker = makers.of(process.pid, 0.0)
         makers.of(other.pid, 0.0)
@@ -167,7 +167,7 @@ def test_an_end_is_told_once(makers: Makers, how: signal.Signals | None) -> None
         assert not makers.lives(maker)
 
 
-def test_a_fork_is_another_process_and_an_execve_is_not(makers: Makers) -> None:
+def test_a_fork_is_another_process_and_an_execve_is_not(makers: Processes) -> None:
     code = (
         "import os, sys\n"
         "os.write(1, b'%d\\n' % os.fork())\n"
@@ -194,10 +194,10 @@ def test_a_fork_is_another_process_and_an_execve_is_not(makers: Makers) -> None:
         process.kill()
 
 
-def test_a_successor_knows_who_lives(makers: Makers) -> None:
+def test_a_successor_knows_who_lives(makers: Processes) -> None:
     """After a restart of the daemon: by number and birth, not by number alone."""
     with child() as process:
-        with contextlib.closing(Makers()) as before:
+        with contextlib.closing(Processes()) as before:
             maker = before.of(process.pid, 0.0)
         assert makers.lives(maker)
         assert not makers.lives(maker._replace(birth=maker.birth + 1))
@@ -207,23 +207,23 @@ def test_a_successor_knows_who_lives(makers: Makers) -> None:
 
 
 @pytest.mark.parametrize("tgid", [0, (1 << 32) - 1, 1 << 40])
-def test_an_impossible_number_is_nobody_alive(makers: Makers, tgid: int) -> None:
+def test_an_impossible_number_is_nobody_alive(makers: Processes, tgid: int) -> None:
     assert not makers.lives(Maker(tgid, 1))
 
 
-def test_a_zombie_does_not_live(makers: Makers) -> None:
+def test_a_zombie_does_not_live(makers: Processes) -> None:
     with child() as process:
         maker = makers.of(process.pid, 0.0)
         process.kill()
         wait_for_end(process.pid)
-        with contextlib.closing(Makers()) as other:
+        with contextlib.closing(Processes()) as other:
             assert not other.lives(maker)
 
 
 # ---- how it ends ----
 
 
-def test_a_living_process_dies_of_nothing(makers: Makers) -> None:
+def test_a_living_process_dies_of_nothing(makers: Processes) -> None:
     with child() as process:
         assert makers.fate_of(process.pid) is Fate.LIVES
     assert makers.fate_of(os.getpid()) is Fate.LIVES
@@ -231,7 +231,7 @@ def test_a_living_process_dies_of_nothing(makers: Makers) -> None:
 
 
 def test_of_a_living_process_only_what_never_waits_is_read(
-    makers: Makers, monkeypatch: pytest.MonkeyPatch
+    makers: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Inside execve(2) every other file of /proc would wait for us, and we for it."""
     asked: list[str] = []
@@ -251,7 +251,7 @@ def test_of_a_living_process_only_what_never_waits_is_read(
     assert asked == [f"/proc/{process.pid}/statm", f"/proc/{process.pid}/status"]
 
 
-def test_who_was_seen_alive_is_seen_to_die(makers: Makers) -> None:
+def test_who_was_seen_alive_is_seen_to_die(makers: Processes) -> None:
     with child() as process:
         assert makers.fate_of(process.pid) is Fate.LIVES
         process.kill()
@@ -259,7 +259,7 @@ def test_who_was_seen_alive_is_seen_to_die(makers: Makers) -> None:
         assert makers.fate_of(process.pid) is Fate.KILLED
 
 
-def test_a_number_that_went_to_another_thread_is_looked_up_anew(makers: Makers) -> None:
+def test_a_number_that_went_to_another_thread_is_looked_up_anew(makers: Processes) -> None:
     """What is kept of a thread that is gone says nothing of the next one with its number."""
     with child() as gone, child() as other:
         assert makers.fate_of(gone.pid) is makers.fate_of(other.pid) is Fate.LIVES
@@ -277,7 +277,7 @@ def test_a_number_that_went_to_another_thread_is_looked_up_anew(makers: Makers) 
 def test_no_more_threads_are_kept_than_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvfs.machine.processes._THREADS_MAX", 2)
     before = len(os.listdir("/proc/self/fd"))
-    with contextlib.closing(Makers()) as made, contextlib.ExitStack() as children:
+    with contextlib.closing(Processes()) as made, contextlib.ExitStack() as children:
         processes = [children.enter_context(child()) for _ in range(4)]
         with_pipes = len(os.listdir("/proc/self/fd"))
         for process in processes * 2:
@@ -292,7 +292,7 @@ def run_in_child(end: Callable[[], None]) -> Fate:
     process.start()
     assert process.pid is not None
     wait_for_end(process.pid)
-    with contextlib.closing(Makers()) as made:
+    with contextlib.closing(Processes()) as made:
         told = made.fate_of(process.pid)
     process.join()
     return told
@@ -314,12 +314,12 @@ def test_sigkill_is_told() -> None:
 
 
 @pytest.mark.parametrize("tid", [0, -1, 1 << 22])
-def test_of_a_foreign_or_vanished_thread_nothing_is_known(makers: Makers, tid: int) -> None:
+def test_of_a_foreign_or_vanished_thread_nothing_is_known(makers: Processes, tid: int) -> None:
     """Another pid namespace, no such directory in /proc."""
     assert makers.fate_of(tid) is Fate.UNKNOWN
 
 
-def test_a_process_is_judged_at_any_moment_of_its_end(makers: Makers) -> None:
+def test_a_process_is_judged_at_any_moment_of_its_end(makers: Processes) -> None:
     """Living, stopped, dead, waited for; and of one whose number is another's nothing is known."""
     with child() as process:
         maker = makers.of(process.pid, 0.0)
@@ -360,11 +360,11 @@ def test_an_exit_is_no_signal(code: int) -> None:
     assert run_in_child(lambda: os._exit(code)) is Fate.EXITED
 
 
-def test_nobody_of_another_boot_lives(makers: Makers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_of_another_boot_lives(makers: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service that is started at boot has the same number again, and the same pidfd."""
     maker = makers.of(os.getpid(), 0.0)
     monkeypatch.setattr("kvfs.machine.processes.present_boot_id", lambda: "another")
-    with contextlib.closing(Makers()) as later:
+    with contextlib.closing(Processes()) as later:
         assert not later.lives(maker)
         assert later.lives(later.of(os.getpid(), 0.0))
         assert later.of(os.getpid(), 0.0) != maker

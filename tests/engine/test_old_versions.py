@@ -34,7 +34,7 @@ OTHER = Maker(102, 3)
 def running() -> Iterator[Host]:
     with host() as made:
         made.start()
-        lives = made.store.pool.holdings.makers = Lives()
+        lives = made.store.pool.leases.processes = Lives()
         for maker in (WRITER, READER, OTHER):
             lives.begin(maker)
         yield made

@@ -64,7 +64,7 @@ class ProcessesMachine(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.host.start()
-        self.store.pool.holdings.makers = self.lives
+        self.store.pool.leases.processes = self.lives
 
     def teardown(self) -> None:
         self.stack.close()
@@ -351,7 +351,7 @@ class ProcessesMachine(RuleBasedStateMachine):
             if block.state in HELD:
                 assert (record.maker_tgid, record.maker_birth) == block.maker
             is_kept = block.state in HELD | {State.SPENT, State.ORPHAN}
-            known = self.store.pool.holdings.state_of(block.ino)
+            known = self.store.pool.leases.state_of(block.ino)
             assert block.writers or known is (block.state if is_kept else None)
             shown = b"torn" if block.torn and block.writers else label(block.state).encode()
             assert self.store.attributes.xattr(block.ino, b"user.kvfs.state") == shown

@@ -11,9 +11,9 @@ from kvfs.core.errors import NoSpace
 from kvfs.core.settings import Settings
 from kvfs.core.size_forecast import FORGET_S
 from kvfs.core.types import ROOT_INODE, BackingId, InodeNo
-from kvfs.pool.ready_extents import ReadyExtent, ReadyQueue
+from kvfs.pool.ready_extents import ReadyExtent, ReadyExtents
 from kvfs.pool.space import Space
-from kvfs.pool.unlink_queue import Departures
+from kvfs.pool.unlink_queue import UnlinkQueue
 from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents
 from kvfs.storage.inode_numbers import InodeNumbers
@@ -37,13 +37,13 @@ class Bench:
         self._extents = Extents(self._pool_fd, syscalls, "tmpfs")
         self.background = Background(1000)
         self.space = Space(100 * MIB, 0)
-        self.queue = ReadyQueue(
+        self.queue = ReadyExtents(
             self._extents,
             self._numbers,
             self.background,
             self.space,
             settings,
-            Departures(self.background, self.space),
+            UnlinkQueue(self.background, self.space),
         )
 
     def extents(self) -> list[int]:
@@ -52,9 +52,9 @@ class Bench:
 
     def want(self, count: int, size_bytes: int = SIZE_BYTES) -> None:
         """Make the demand ask for about *count* extents, and have them prepared."""
-        self.queue.demand.note_published(ROOT_INODE, size_bytes, 0.0)
+        self.queue.forecast.note_published(ROOT_INODE, size_bytes, 0.0)
         for _ in range(2 * count):
-            self.queue.demand.note_created(size_bytes, 0.0)
+            self.queue.forecast.note_created(size_bytes, 0.0)
         self.queue.tick(0.0)
         self.background.drain()
 
@@ -175,7 +175,7 @@ def test_a_full_pool_prepares_nothing(bench: Bench) -> None:
 
 
 def test_what_is_ordered_is_not_made_if_the_room_is_gone_by_then(bench: Bench) -> None:
-    bench.queue.demand.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
+    bench.queue.forecast.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
     bench.queue.tick(0.0)
     assert bench.background.backlog == 1
     bench.space.recorded_bytes = bench.space.capacity_bytes
@@ -186,9 +186,9 @@ def test_what_is_ordered_is_not_made_if_the_room_is_gone_by_then(bench: Bench) -
 def test_no_more_is_ordered_than_there_is_room_for(bench: Bench) -> None:
     """Orders wait while requests keep the loop busy, and claim nothing meanwhile."""
     bench.space.recorded_bytes = bench.space.capacity_bytes - 5 * SIZE_BYTES // 2
-    bench.queue.demand.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
+    bench.queue.forecast.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
     for _ in range(20):
-        bench.queue.demand.note_created(SIZE_BYTES, 0.0)
+        bench.queue.forecast.note_created(SIZE_BYTES, 0.0)
     bench.queue.spendable_bytes = lambda: bench.space.capacity_bytes
     for _ in range(3):
         bench.queue.tick(0.0)
@@ -200,9 +200,9 @@ def test_no_more_is_ordered_than_there_is_room_for(bench: Bench) -> None:
 
 def test_a_size_that_nobody_stores_any_more_is_not_made(bench: Bench) -> None:
     """Else it would hold room until the next look, and go unused."""
-    bench.queue.demand.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
+    bench.queue.forecast.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
     bench.queue.tick(0.0)
-    bench.queue.demand.note_published(ROOT_INODE, 2 * SIZE_BYTES, FORGET_S)
+    bench.queue.forecast.note_published(ROOT_INODE, 2 * SIZE_BYTES, FORGET_S)
     bench.queue.tick(FORGET_S + 1.0)
     bench.background.drain()
     assert bench.extents() == [2 * SIZE_BYTES]

@@ -144,7 +144,7 @@ def test_a_mapped_block_stays(running: Host) -> None:
 
 def test_what_belongs_to_a_living_process_stays(running: Host) -> None:
     store = running.store
-    own = store.pool.holdings.makers.of(os.getpid(), store.pool.monotonic_s())
+    own = store.pool.leases.processes.of(os.getpid(), store.pool.monotonic_s())
     leased = []
     for number in range(8):
         opened, _ = store.blocks.create(ROOT_INODE, b"leased%d" % number, FILE, 0, 0, own)
@@ -301,7 +301,7 @@ def test_what_somebody_maps_counts_until_he_is_done(running: Host) -> None:
     settle(store)
     with running.extent(ino).open("rb"):
         store.namespace.unlink(ROOT_INODE, b"block")
-        store.pool.graves.give_way()
+        store.pool.recently_removed.give_way()
         store.pool.background.drain()
         space = store.pool.space
         assert (space.leaving_bytes, space.lingering_bytes) == (0, 4 * MIB)
@@ -321,7 +321,7 @@ def test_a_stop_removes_what_somebody_maps(running: Host) -> None:
     ino = store_block(store, b"block")
     with running.extent(ino).open("rb"):
         store.namespace.unlink(ROOT_INODE, b"block")
-        store.pool.graves.give_way()
+        store.pool.recently_removed.give_way()
         store.pool.background.drain()
         running.stop()
         assert not running.extent(ino).exists()
@@ -360,9 +360,9 @@ def test_statfs_counts_what_may_go_as_free(running: Host) -> None:
 def test_a_block_that_is_truncated_may_go_to_make_room_for_its_draft(running: Host) -> None:
     """The draft has the name then, and nothing of the block that went is counted twice."""
     store = running.store
-    (oldest, *_), superseding = fill(store), store.blocks.superseding
+    (oldest, *_), truncating = fill(store), store.blocks.truncating
     ino = store.namespace.lookup(ROOT_INODE, oldest)
-    fresh = superseding.supersede(ino, store.namespace.record(ino), NOBODY, thread=7)
+    fresh = truncating.supersede(ino, store.namespace.record(ino), NOBODY, thread=7)
     assert store.reclaim.evicted_blocks >= 1
     assert store.namespace.lookup(ROOT_INODE, oldest) == fresh != ino
     store.blocks.close(store.blocks.open(fresh, writer=True, truncate=True, thread=7), writer=True)

@@ -68,7 +68,7 @@ def test_what_has_no_name_is_not_told_as_published(running: Host) -> None:
     assert store.describe()["states"]["published"] == {"blocks": 4, "bytes": 10 * MIB}
     with mapped.open("rb"):
         store.namespace.unlink(ROOT_INODE, b"mapped")
-        store.pool.graves.give_way()
+        store.pool.recently_removed.give_way()
         store.pool.background.drain()
         store.namespace.unlink(ROOT_INODE, b"open")
         store.namespace.unlink(ROOT_INODE, b"grave")
@@ -105,7 +105,7 @@ def test_what_was_removed_a_moment_ago_gives_way_too(running: Host) -> None:
     put(store, ROOT_INODE, b"old", b"x" * MIB)
     store.namespace.unlink(ROOT_INODE, b"old")
     put(store, ROOT_INODE, b"new", b"y" * (64 * MIB))
-    assert len(store.pool.graves) == 0
+    assert len(store.pool.recently_removed) == 0
     settle(store)
     assert_exact(running)
 
@@ -129,7 +129,7 @@ def test_while_sizes_vary_room_is_kept_for_a_draft_larger_than_all_of_late(runni
     for number, size in enumerate((MIB, MIB, 7 * MIB // 4, MIB)):
         put(store, ROOT_INODE, b"%d" % number, b"x" * size)
     drafts = [store.blocks.create(ROOT_INODE, b"a%d" % at, FILE, 0, 0)[0] for at in range(2)]
-    usual_bytes = store.pool.ready.demand.usual_bytes(ROOT_INODE)
+    usual_bytes = store.pool.ready.forecast.usual_bytes(ROOT_INODE)
     kept_bytes = (7 * MIB // 4 - usual_bytes) // 2
     assert kept_bytes > MIB // 4
     assert not any(opened.through_daemon for opened in drafts)

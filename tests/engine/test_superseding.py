@@ -44,7 +44,7 @@ class Clock:
 def running() -> Iterator[Host]:
     with host() as made:
         made.start()
-        lives = made.store.pool.holdings.makers = Lives()
+        lives = made.store.pool.leases.processes = Lives()
         lives.begin(ONE)
         lives.begin(OTHER)
         yield made

@@ -47,21 +47,21 @@ class Client:
         self.store = running.store
         self.tid = tid
         self.maker = Maker(tid, tid)
-        running.store.pool.holdings.makers.begin(self.maker)  # type: ignore[attr-defined]
+        running.store.pool.leases.processes.begin(self.maker)  # type: ignore[attr-defined]
 
     def look(self, name: bytes = TMP) -> InodeNo:
         """LOOKUP."""
         try:
             ino = self.store.namespace.lookup(ROOT_INODE, name)
         except NotFound:
-            self.store.blocks.superseding.refusals.looked(self.tid)
+            self.store.blocks.truncating.refusals.looked(self.tid)
             raise
-        return self.store.blocks.superseding.looked_up(ino, self.tid, self.maker)
+        return self.store.blocks.truncating.looked_up(ino, self.tid, self.maker)
 
     def look_where_it_may(self, name: bytes) -> InodeNo:
         """LOOKUP by one whom every file lets write."""
         ino = self.store.namespace.lookup(ROOT_INODE, name)
-        return self.store.blocks.superseding.looked_up(ino, self.tid, self.maker, anything)
+        return self.store.blocks.truncating.looked_up(ino, self.tid, self.maker, anything)
 
     def open(self, ino: InodeNo) -> OpenInode:
         """OPEN with O_TRUNC; raises DeadInode."""
@@ -100,7 +100,7 @@ def lose_the_name(running: Host) -> Race:
 def running() -> Iterator[Host]:
     with host() as made:
         made.start()
-        made.store.pool.holdings.makers = Lives()
+        made.store.pool.leases.processes = Lives()
         yield made
 
 
@@ -208,7 +208,7 @@ def test_a_fresh_inode_that_loses_its_name_before_its_open(
     store.blocks.close(opened, writer=True)
     left = {} if unlinks else {b"/K": b"two"}
     assert tree(store) == left
-    store.blocks.superseding.tick(store.pool.monotonic_s() + 61)
+    store.blocks.truncating.tick(store.pool.monotonic_s() + 61)
     settle(store)
     assert tree(store) == left
     assert_exact(running)
@@ -270,7 +270,7 @@ def test_a_fresh_inode_that_nobody_opens_gives_its_reserve_back(running: Host, r
     promised = client.look(b"0")
     assert running.allocated_bytes(promised) >= MIB
     opened = store.blocks.open_to_read(promised) if reads else None
-    store.blocks.superseding.tick(store.pool.monotonic_s() + 10)
+    store.blocks.truncating.tick(store.pool.monotonic_s() + 10)
     assert_exact(running)
     if opened is not None:
         store.blocks.close(opened, writer=False)
@@ -307,7 +307,7 @@ def test_a_fresh_draft_that_nobody_opens_does_not_stay_listed(running: Host) -> 
     client.refused(ino)
     fresh = client.look(b"K")
     assert fresh in store.pool.unfinished
-    store.blocks.superseding.tick(store.pool.monotonic_s() + 60.0)
+    store.blocks.truncating.tick(store.pool.monotonic_s() + 60.0)
     assert not store.pool.unfinished
 
 

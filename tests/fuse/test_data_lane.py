@@ -26,7 +26,7 @@ from mount.fuse.wire import (
     WRITE_OUT,
     Opcode,
 )
-from mount.requests.data import DataLane
+from mount.requests.data import DataRequests
 from mount.requests.late import Late
 from tests.support.calls import opened, write_file
 from tests.support.message_counts import ask_status
@@ -88,7 +88,7 @@ class Desk:
     def ask(self, opcode: Opcode, body: bytes) -> bytes | int | None:
         """Return what the lane answers to a request of *opcode* with *body*; None for later."""
         try:
-            reply = self.lane(LATER).answers()[opcode](UNIQUE, self.ino, memoryview(body))
+            reply = self.fast(LATER).answers()[opcode](UNIQUE, self.ino, memoryview(body))
         except KvfsError as error:
             return errno_of(error)
         if not reply:
@@ -96,9 +96,9 @@ class Desk:
         assert OUT_HEADER.unpack_from(reply) == (len(reply), 0, UNIQUE)
         return bytes(reply[OUT_HEADER_BYTES:])
 
-    def lane(self, late: Late, *, at_once: bool = True) -> DataLane:
+    def lane(self, late: Late, *, at_once: bool = True) -> DataRequests:
         """Return the lane, whose other answers *late* gives."""
-        return DataLane(self.transfers, late, at_once=at_once)
+        return DataRequests(self.transfers, late, at_once=at_once)
 
     async def asks_late(self, opcode: Opcode, body: bytes) -> tuple[int, bytes]:
         """Return errno and body of the answer that a task gives."""
@@ -106,7 +106,7 @@ class Desk:
         async with trio.open_nursery() as nursery:
             late = Late(nursery, lambda *parts: replies.append(b"".join(parts)))
             request = bytearray(body)
-            answer = self.lane(late, at_once=False).answers()[opcode]
+            answer = self.fast(late, at_once=False).answers()[opcode]
             assert answer(UNIQUE, self.ino, memoryview(request)) == b""
             request[:] = bytes(len(request))  # the next request lies there
         (reply,) = replies
@@ -202,7 +202,7 @@ def test_an_error_is_found_out_by_the_thread(
 def test_more_than_a_message_holds_is_left_to_the_check(desk: Desk) -> None:
     for size_bytes in ((1 << 20) + 1, (1 << 32) - 1):
         body = READ_IN.pack(desk.fh, 0, size_bytes, 0, 0, 0, 0)
-        assert desk.lane(LATER).answers()[Opcode.READ](UNIQUE, desk.ino, memoryview(body)) is None
+        assert desk.fast(LATER).answers()[Opcode.READ](UNIQUE, desk.ino, memoryview(body)) is None
 
 
 def test_a_handle_that_is_none_is_ebadf(desk: Desk) -> None:
@@ -225,7 +225,7 @@ def test_a_block_without_its_extent_is_dismissed_once(desk: Desk) -> None:
 
 def test_a_message_that_is_too_short_is_refused(desk: Desk) -> None:
     with pytest.raises(struct.error):
-        desk.lane(LATER).answers()[Opcode.READ](UNIQUE, desk.ino, memoryview(bytes(20)))
+        desk.fast(LATER).answers()[Opcode.READ](UNIQUE, desk.ino, memoryview(bytes(20)))
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_a_write_that_is_not_as_long_as_it_says_is_left_to_the_check(desk: Desk)
     body = WRITE_IN.pack(fh, 0, 6, 0, 0, 0, 0)
     for data in (b"bytes", b"bytes.."):
         request = memoryview(body + data)
-        assert desk.lane(LATER).answers()[Opcode.WRITE](UNIQUE, desk.ino, request) is None
+        assert desk.fast(LATER).answers()[Opcode.WRITE](UNIQUE, desk.ino, request) is None
     assert os.fstat(desk.files.extent_fd(fh)).st_size == 0
 
 

@@ -13,7 +13,7 @@ from kvfs.core.settings import Settings
 from kvfs.core.types import NAME_MAX_BYTES, InodeNo, InodeRecord, Sequence
 from mount.fuse.wire import ATTR, ENTRY_OUT_BYTES
 from mount.requests.entry_attributes import Entries
-from mount.requests.fast import Lane
+from mount.requests.fast import FastAnswers
 
 U32 = (1 << 32) - 1
 I63 = (1 << 63) - 1
@@ -48,12 +48,12 @@ def records(draw: st.DrawFn) -> InodeRecord:
     )
 
 
-def lane() -> Lane:
+def lane() -> FastAnswers:
     """Return a lane to a store in which nothing is open."""
     store = SimpleNamespace(
         pool=SimpleNamespace(open_inodes={}), blocks=SimpleNamespace(is_gone=lambda _: False)
     )
-    return Lane(cast("Any", store), cast("Any", None), Settings(), GENERATION, lambda: 0)
+    return FastAnswers(cast("Any", store), cast("Any", None), Settings(), GENERATION, lambda: 0)
 
 
 FAR = InodeRecord(

@@ -11,7 +11,7 @@ import trio
 from kvfs.core.types import ROOT_INODE
 from mount.fuse.wire import FALLOCATE_IN, OUT_HEADER, Opcode
 from mount.requests.late import Late
-from mount.requests.raw import Exotic
+from mount.requests.raw import RawRequests
 from tests.support.readers_desk import Desk
 from tests.support.stores import FILE, MIB, assert_exact, host, settle
 
@@ -35,7 +35,7 @@ async def fallocated(desk: Desk, fh: int, size_bytes: int) -> int:
     replies: list[bytes] = []
     async with trio.open_nursery() as nursery:
         late = Late(nursery, lambda header, body: replies.append(header + body))
-        exotic = Exotic(desk.store, desk.handles, desk.files.room, late)
+        exotic = RawRequests(desk.store, desk.handles, desk.files.room, late)
         request = memoryview(FALLOCATE_IN.pack(fh, 0, size_bytes, 0, 0))
         exotic.answers()[Opcode.FALLOCATE](7, 0, request)
     return -int(OUT_HEADER.unpack(replies[0])[1])

@@ -222,7 +222,7 @@ async def test_create_opens_what_is_there_unless_told_otherwise(
     with pytest.raises(DeadInode):
         await create(NEW | os.O_TRUNC)
     assert get(desk.store, ROOT_INODE, b"block") == b""
-    desk.store.blocks.superseding.close()  # who was refused never comes
+    desk.store.blocks.truncating.close()  # who was refused never comes
     desk.assert_nothing_is_open()
 
 
@@ -235,26 +235,26 @@ async def test_a_create_leaves_the_check_of_permissions_to_the_kernel(
     That LOOKUP supersedes nothing for who may not write, and an OPEN that is refused then, too,
     leaves nothing behind that would hit the thread's next one.
     """
-    store, superseding = desk.store, desk.store.blocks.superseding
+    store, truncating = desk.store, desk.store.blocks.truncating
     desk.files.thread = lambda: 7
     ino = put(store, ROOT_INODE, b"block", b"bytes")
     store.attributes.change(ino, Change(mode=0o600))
     with pytest.raises(DeadInode):
         await desk.files.open_or_create(ROOT_INODE, b"block", FILE, flags, 1000, 1000)
-    assert superseding.looked_up(ino, 7, NOBODY) == ino
+    assert truncating.looked_up(ino, 7, NOBODY) == ino
     if flags & os.O_TRUNC:
         with pytest.raises(DeadInode):
             desk.files.open(ino, flags)
     else:
         desk.close_file(desk.files.open(ino, flags)[0])
-    assert not superseding.refusals
+    assert not truncating.refusals
     assert get(store, ROOT_INODE, b"block") == b"bytes"
     desk.assert_nothing_is_open()
 
 
 async def test_who_may_write_by_a_group_of_his_empties_behind_a_create(desk: CountedDesk) -> None:
     """The second try of that CREATE found the old file, and there is no third: it was ESTALE."""
-    store, superseding = desk.store, desk.store.blocks.superseding
+    store, truncating = desk.store, desk.store.blocks.truncating
     desk.files.thread = lambda: 7
     ino = put(store, ROOT_INODE, b"block", b"bytes")
     store.attributes.change(ino, Change(mode=0o620))
@@ -267,7 +267,7 @@ async def test_who_may_write_by_a_group_of_his_empties_behind_a_create(desk: Cou
         asked.append(reads)
         return True
 
-    fresh = superseding.looked_up(ino, 7, NOBODY, may_empty)
+    fresh = truncating.looked_up(ino, 7, NOBODY, may_empty)
     assert (fresh != ino, asked) == (True, [False])
     desk.close_file(desk.files.open(fresh, flags)[0])
     assert get(store, ROOT_INODE, b"block") == b""

@@ -11,7 +11,7 @@ import pytest
 
 from kvfs.core.types import HandleNo, InodeNo
 from mount.fuse.grant import Grant
-from mount.fuse.request_reader import TURN_MESSAGES, Intake
+from mount.fuse.request_reader import TURN_MESSAGES, RequestReader
 from mount.fuse.wire import (
     IN_HEADER,
     IN_HEADER_BYTES,
@@ -38,7 +38,7 @@ class Door:
         self.replies: list[bytes] = []
         self.now_ns = 0
         self.requests, self.answered = [0] * OPCODES, [0] * OPCODES
-        self.intake = Intake(
+        self.reader = RequestReader(
             self._device.fileno(),
             bytearray(BUFFER_BYTES),
             busy_poll_us=40,
@@ -46,8 +46,8 @@ class Door:
             reply=self.replies.append,
             clock_ns=self.clock_ns,
         )
-        self.intake.readers = desk.files.readers
-        self.intake.begin_turn()
+        self.reader.readers = desk.files.readers
+        self.reader.begin_turn()
 
     def clock_ns(self) -> int:
         """Look at the clock."""
@@ -58,7 +58,7 @@ class Door:
         size_bytes = IN_HEADER_BYTES + len(body)
         head = IN_HEADER.pack(size_bytes, opcode, unique, ino, 0, 0, 99, 0, 0)
         self.kernel.send(head + body)
-        return self.intake.next(may_wait=False)
+        return self.reader.next(may_wait=False)
 
     def open(self, unique: int, ino: InodeNo, flags: int = os.O_RDONLY) -> int:
         """Ask for an open."""
@@ -75,7 +75,7 @@ class Door:
 
     def close(self) -> None:
         """Close both ends, and let go of the files."""
-        self.intake.readers = None
+        self.reader.readers = None
         self.kernel.close()
         self._device.close()
 
@@ -164,7 +164,7 @@ def test_what_fails_is_left_to_who_answers_errors(
 def test_without_readers_all_is_left_to_others(door: Door) -> None:
     ino = door.desk.put(b"one")
     door.desk.load(ino)
-    door.intake.readers = None
+    door.reader.readers = None
     assert door.open(1, ino) == IN_HEADER_BYTES + OPEN_IN.size
 
 
@@ -174,11 +174,11 @@ def test_readers_leave_turns_to_others(door: Door) -> None:
     head = IN_HEADER.pack(IN_HEADER_BYTES + OPEN_IN.size, Opcode.OPEN, 1, ino, 0, 0, 99, 0, 0)
     for _ in range(TURN_MESSAGES + 1):
         door.kernel.send(head + OPEN_IN.pack(os.O_RDONLY, 0))
-    assert door.intake.next(may_wait=False) == 0
-    assert door.intake.left == 0
+    assert door.reader.next(may_wait=False) == 0
+    assert door.reader.left == 0
     assert len(door.replies) == TURN_MESSAGES
-    door.intake.begin_turn()
-    assert door.intake.next(may_wait=False) == 0
+    door.reader.begin_turn()
+    assert door.reader.next(may_wait=False) == 0
     assert len(door.replies) == TURN_MESSAGES + 1
 
 
@@ -195,12 +195,12 @@ def test_readers_who_come_slowly_leave_turns_to_others_too(door: Door) -> None:
         door.kernel.send(asked)
         return False
 
-    door.intake.idle = asleep
-    assert door.intake.next(may_wait=True) == 0
-    assert door.intake.left == 0
+    door.reader.idle = asleep
+    assert door.reader.next(may_wait=True) == 0
+    assert door.reader.left == 0
     assert len(door.replies) == 7, "the first one after 20 ms is the last one"
-    door.intake.begin_turn()
-    assert door.intake.next(may_wait=True) == 0
+    door.reader.begin_turn()
+    assert door.reader.next(may_wait=True) == 0
     assert len(door.replies) == 2 * 7
 
 
@@ -210,10 +210,10 @@ def test_work_is_done_while_no_request_waits_and_counts_for_the_turn(door: Door)
     def job() -> bool:
         return bool(jobs) and jobs.pop() >= 0
 
-    door.intake.idle = job
-    assert door.intake.next(may_wait=False) == 0
-    assert (door.intake.left, len(jobs)) == (0, 5)
+    door.reader.idle = job
+    assert door.reader.next(may_wait=False) == 0
+    assert (door.reader.left, len(jobs)) == (0, 5)
     ino = door.desk.put(b"one")
-    door.intake.begin_turn()
+    door.reader.begin_turn()
     assert door.open(1, ino), "a request comes before work"
     assert len(jobs) == 5

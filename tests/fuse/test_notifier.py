@@ -18,7 +18,7 @@ import pytest
 
 from kvfs.client.liveness import was_killed
 from kvfs.core.types import InodeNo
-from mount.fuse.invalidations import Notifier
+from mount.fuse.invalidations import Invalidations
 from tests.support.mounting import (
     KVFS,
     ROOT,
@@ -110,7 +110,7 @@ def test_the_kernel_is_told_of_a_gone_inode_whoever_waits_for_us_there(mounted: 
     block.write_bytes(b"bytes")
     ino, parent = InodeNo(block.stat().st_ino), InodeNo(directory.stat().st_ino)
     with device_of(mounted.server_pid) as device_fd:
-        gone, name = Notifier(device_fd), Notifier(device_fd)
+        gone, name = Invalidations(device_fd), Invalidations(device_fd)
         with stopped(mounted.server_pid):
             making, _ = in_a_thread((directory / "new").mkdir)
             gone.inode_vanished(ino, parent)
@@ -120,8 +120,8 @@ def test_the_kernel_is_told_of_a_gone_inode_whoever_waits_for_us_there(mounted: 
             assert name.told == 0, "the directory is locked, or this test shows nothing"
         making.join(_WAIT_S)
         wait_until(lambda: name.told == 1)
-        for notifier in (gone, name):
-            notifier.stop()
+        for invalidations in (gone, name):
+            invalidations.stop()
     assert (directory / "new").is_dir()
     assert block.read_bytes() == b"bytes", "it was not gone, and was looked up again"
 
@@ -149,16 +149,16 @@ def test_after_the_stop_nothing_is_told_to_what_has_the_devices_number(
 ) -> None:
     """The store lets names go yet when the device is closed, and opens extents."""
     fd = os.open(tmp_path / "extent", os.O_CREAT | os.O_RDWR)
-    notifier = Notifier(fd)
+    invalidations = Invalidations(fd)
     for _ in range(told):
-        notifier.entry_vanished(InodeNo(1), b"before")
-    wait_until(lambda: notifier.told == told)
+        invalidations.entry_vanished(InodeNo(1), b"before")
+    wait_until(lambda: invalidations.told == told)
     size_bytes = os.fstat(fd).st_size
-    notifier.stop()
-    notifier.entry_vanished(InodeNo(1), b"after")
-    notifier.inode_vanished(InodeNo(2), InodeNo(1))
+    invalidations.stop()
+    invalidations.entry_vanished(InodeNo(1), b"after")
+    invalidations.inode_vanished(InodeNo(2), InodeNo(1))
     assert "kvfs-notify" not in [thread.name for thread in threading.enumerate()]
-    assert (notifier.told, notifier.untold) == (told, 2)
+    assert (invalidations.told, invalidations.untold) == (told, 2)
     assert os.fstat(fd).st_size == size_bytes
     os.close(fd)
 

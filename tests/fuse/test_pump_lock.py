@@ -86,7 +86,7 @@ async def test_a_channel_that_stops_between_two_turns_leaves_no_reader_behind(
 ) -> None:
     """The pump still hands a request on that was there, and comes back no more."""
     channel, ended = wires.channel, []
-    begin_turn = channel.intake.begin_turn
+    begin_turn = channel.reader.begin_turn
 
     def stop_meanwhile() -> None:
         begin_turn()
@@ -98,7 +98,7 @@ async def test_a_channel_that_stops_between_two_turns_leaves_no_reader_behind(
                 await channel.next_request()
         ended.append(1)
 
-    monkeypatch.setattr(channel.intake, "begin_turn", stop_meanwhile)
+    monkeypatch.setattr(channel.reader, "begin_turn", stop_meanwhile)
     wires.kernel.send(request(Opcode.STATFS, 2))
     with trio.fail_after(5):
         async with trio.open_nursery() as nursery:

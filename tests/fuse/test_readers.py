@@ -82,7 +82,7 @@ def test_a_removed_block_has_no_handle_left(desk: Desk) -> None:
     fh, _ = desk.files.open(ino, os.O_RDONLY)  # its LOOKUP came before the removal
     assert fh != told[0]
     desk.files.release(fh)
-    desk.store.pool.graves.give_way()
+    desk.store.pool.recently_removed.give_way()
     desk.store.pool.background.drain()
     with pytest.raises(DeadInode):
         desk.files.open(ino, os.O_RDONLY)
@@ -104,7 +104,7 @@ def test_a_temporary_name_that_is_written_anew_leaves_no_id(desk: Desk, read: bo
     assert fresh != lost
     assert kept not in desk.ids.live
     desk.load(fresh)  # who looks before the OPEN comes, which never does
-    desk.store.blocks.superseding.close()
+    desk.store.blocks.truncating.close()
     assert not desk.ids.live
 
 
@@ -163,12 +163,12 @@ def test_a_lease_by_time_starts_anew_with_each_open(desk: Desk) -> None:
     for _ in range(2):
         now_s[0] += 50.0
         desk.load(ino)
-        assert desk.store.pool.holdings._timed[ino] == now_s[0]
+        assert desk.store.pool.leases._timed[ino] == now_s[0]
 
 
 def test_a_lease_by_life_is_shared(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """LMCache's local disk stores in place, and loads while it lives."""
-    monkeypatch.setattr(desk.store.pool.holdings.makers, "lives", lambda _: True)
+    monkeypatch.setattr(desk.store.pool.leases.processes, "lives", lambda _: True)
     desk.files.requester = lambda: ALIVE
     fh, _, ino, _ = desk.files.create(ROOT_INODE, b"in place", FILE, NEW, 0, 0)
     desk.files.flush(fh, os.getpid())

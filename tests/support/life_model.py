@@ -3,12 +3,12 @@
 from kvfs.core.errors import KvfsError, NotFound
 from kvfs.core.lifecycle import HELD, IDENTIFIED, UNFINISHED, Event, State, after, is_temporary
 from kvfs.core.types import InodeNo
-from kvfs.machine.processes import NOBODY, Maker, Makers
+from kvfs.machine.processes import NOBODY, Maker, Processes
 from kvfs.pool.open_inodes import OpenInode
 from tests.support.store_model import TEARABLE
 
 
-class Lives(Makers):
+class Lives(Processes):
     """Processes that live and die as the test says."""
 
     def __init__(self) -> None:

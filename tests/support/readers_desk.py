@@ -35,7 +35,7 @@ class Desk:
         self.files = Files(self.store, self.handles, self.path, io_threads=1)
         self.path.give_up_one = self.files.readers.give_up_one
         self.store.reclaim.unnamed = self.removed
-        self.store.blocks.superseding.unnamed = self.removed
+        self.store.blocks.truncating.unnamed = self.removed
 
     def close(self) -> None:
         """Stop the store; the table's mapping holds a descriptor of its own."""

@@ -249,12 +249,12 @@ def names(running: Host, parent: InodeNo = ROOT_INODE) -> list[bytes]:
 
 def settle(store: Store) -> None:
     """Do all housekeeping that is due, and finish a sweep and the walks."""
-    store.pool.graves.give_way()
+    store.pool.recently_removed.give_way()
     while not store.sweep.done:
         store.tick()
         store.pool.background.drain()
     store.tick()
-    store.pool.graves.give_way()  # what the tick let go
+    store.pool.recently_removed.give_way()  # what the tick let go
     while store.pool.background.run_one():
         pass
     store.pool.background.drain()
@@ -331,7 +331,11 @@ def assert_exact(host: Host) -> None:
         for ino, opened in pool.open_inodes.items()
         if opened.gone is not None and stat.S_ISREG(opened.gone.mode)
     }
-    buried = {ino for ino, grave in pool.graves._graves.items() if stat.S_ISREG(grave.record.mode)}
+    buried = {
+        ino
+        for ino, grave in pool.recently_removed._removed.items()
+        if stat.S_ISREG(grave.record.mode)
+    }
     held = {ino: host.allocated_bytes(ino) for ino in blocks.keys() | nameless | buried}
     assert pool.space.used_bytes == sum(held.values())
     for ino, record in blocks.items():
@@ -339,10 +343,10 @@ def assert_exact(host: Host) -> None:
         if opened is None or not opened.writers:
             assert record.allocated_bytes == held[ino], f"{ino:#x}"
 
-    departures = pool.departures
+    unlink_queue = pool.unlink_queue
     for counted_bytes, held_back in (
-        (pool.space.leaving_bytes, departures._waiting),
-        (pool.space.lingering_bytes, departures._lingering),
+        (pool.space.leaving_bytes, unlink_queue._waiting),
+        (pool.space.lingering_bytes, unlink_queue._lingering),
     ):
         assert counted_bytes == sum(departure.size_bytes for departure in held_back)
     assert pool.space.pledged_bytes == 0

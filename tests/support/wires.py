@@ -42,7 +42,7 @@ class Wires:
                 scope.cancel()
                 return False
 
-            self.channel.intake.idle = idle
+            self.channel.reader.idle = idle
             await self.channel.next_request()
         assert scope.cancelled_caught
 

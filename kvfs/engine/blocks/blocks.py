@@ -27,7 +27,7 @@ from kvfs.engine.blocks.doubts import Closing, Doubts
 from kvfs.engine.blocks.last_closes import LastCloses
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.engine.names.namespace import Namespace
-from kvfs.engine.rewrite.truncating_open import Superseding
+from kvfs.engine.rewrite.truncating_open import TruncatingOpens
 from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool import holes
 from kvfs.pool.measure import measured, not_before, tick_ns
@@ -46,8 +46,8 @@ class Blocks:
         self._namespace = namespace
         self.publishing = Publishing(pool, namespace)
         self.allocations = Allocations(pool, self.publishing)
-        self.superseding = Superseding(pool, namespace)
-        self._last_closes = LastCloses(pool, self.publishing, self.superseding.old)
+        self.truncating = TruncatingOpens(pool, namespace)
+        self._last_closes = LastCloses(pool, self.publishing, self.truncating.old)
         self.doubts = Doubts(pool, self._last_closes.close)
 
     def create(
@@ -102,10 +102,10 @@ class Blocks:
     def _require_lease(self, parent: InodeNo, name: bytes, uid: int, maker: Maker) -> None:
         """Raise NoSpace for a store under a final name by who has more leases than his share."""
         pool = self._pool
-        if is_temporary(name) or not pool.holdings.leases.refuses(uid, maker):
+        if is_temporary(name) or not pool.leases.shares.refuses(uid, maker):
             return
         if pool.policies.of(parent).leases:
-            pool.holdings.leases.refused += 1
+            pool.leases.shares.refused += 1
             raise NoSpace(f"process {maker.tgid} has more leases than its share (lease_max)")
 
     def make_file(
@@ -135,7 +135,7 @@ class Blocks:
         if not writer and not truncate:
             return self.open_to_read(ino)
         writes = not self._pool.settings.read_only
-        if truncate and writes and not self.superseding.admits(ino, thread, maker, reads=reads):
+        if truncate and writes and not self.truncating.admits(ino, thread, maker, reads=reads):
             raise DeadInode(f"inode {ino} keeps its bytes, its name leads to another one")
         record = self._file(ino)
         if not writes:
@@ -163,7 +163,7 @@ class Blocks:
         Raises DeadInode, IsADirectory, InvalidRequest.
         """
         pool = self._pool
-        if ino in pool.graves:
+        if ino in pool.recently_removed:
             return self._open_removed(ino)
         record = self._file(ino)
         opened = pool.open_inodes.enter(ino, writer=False)
@@ -179,7 +179,7 @@ class Blocks:
         return record
 
     def _touch(self, ino: InodeNo) -> None:
-        self._pool.holdings.touch(ino, self._pool.monotonic_s())
+        self._pool.leases.touch(ino, self._pool.monotonic_s())
         self._pool.heat.touch(ino)
 
     def _begin(
@@ -195,12 +195,12 @@ class Blocks:
         first = opened.readers + opened.writers == 1
         if first:
             opened.allocated_bytes = record.allocated_bytes
-        if writer and self.superseding.is_awaited(opened.ino):
-            self.superseding.claim(opened)
+        if writer and self.truncating.is_awaited(opened.ino):
+            self.truncating.claim(opened)
         if first and writer and (appends or not record.size_bytes):
             self._pool.choose_course(opened, record.parent)  # others rewrite what is there
         self._touch(opened.ino)
-        if truncate and not writer and self.superseding.is_awaited(opened.ino):
+        if truncate and not writer and self.truncating.is_awaited(opened.ino):
             # Nobody will write it: it is a file without bytes, at once.
             written = self.open(opened.ino, writer=True, truncate=False, maker=maker)
             self.close(written, writer=True)
@@ -213,7 +213,7 @@ class Blocks:
 
     def _open_removed(self, ino: InodeNo) -> OpenInode:
         """Open what a LOOKUP found just before its name went: the old bytes, whole."""
-        record = self._pool.graves.exhume(ino)
+        record = self._pool.recently_removed.exhume(ino)
         if record is None or not stat.S_ISREG(record.mode):
             raise DeadInode(f"inode {ino}")
         opened = self._pool.open_inodes.enter(ino, writer=False)
@@ -282,7 +282,7 @@ class Blocks:
         """
         self.doubts.close()
         closed = self._last_closes.forget_all()
-        self.superseding.close()
+        self.truncating.close()
         settled = True
         for opened in list(self._pool.open_inodes.values()):
             if opened.ino not in closed:
@@ -319,7 +319,7 @@ class Blocks:
         """Return *ino*'s record as of now: an open draft's size and times come from its extent."""
         opened = self._pool.open_inodes.get(ino)
         if opened is None:
-            removed = self._pool.graves.record(ino)
+            removed = self._pool.recently_removed.record(ino)
             if removed is not None:
                 return removed
         record = self._namespace.record(ino)
@@ -330,7 +330,7 @@ class Blocks:
     def is_gone(self, ino: InodeNo) -> bool:
         """Whether living inode *ino* has lost its name (its link count is 0)."""
         opened = self._pool.open_inodes.get(ino)
-        return ino in self._pool.graves if opened is None else opened.gone is not None
+        return ino in self._pool.recently_removed if opened is None else opened.gone is not None
 
     def truncate(self, ino: InodeNo, size_bytes: int) -> None:
         """Set the length of file *ino*; growing allocates nothing. Raises TooLarge, DeadInode."""

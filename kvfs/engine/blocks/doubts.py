@@ -152,10 +152,10 @@ class Doubts:
             return Question(Fate.UNKNOWN)
         closer = closing.closer
         if closer == NOBODY:
-            closer = self._pool.holdings.makers.of(
+            closer = self._pool.leases.processes.of(
                 closing.tid, now_s
             )  # there may be a descriptor now
-        return None if closer == NOBODY else self._pool.holdings.makers.ask(closer)
+        return None if closer == NOBODY else self._pool.leases.processes.ask(closer)
 
     def _is_vouched_for(self, opened: OpenInode, fate: Fate | None) -> bool:
         if fate in (Fate.LIVES, Fate.EXITED):

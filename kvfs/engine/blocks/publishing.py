@@ -103,7 +103,7 @@ class Publishing:
                 txn.put_inode(opened.ino, record._replace(state=State.REWRITE))
         if reopened is State.REWRITE:
             opened.unfinished = True
-            pool.holdings.drop(opened.ino)
+            pool.leases.drop(opened.ino)
             ranks.note(pool, opened.ino, record._replace(state=State.REWRITE))
         may_linger = reopened is State.REWRITE or self._was_identified(opened.ino)
         opened.identity_lingers = may_linger and self._identities.withdraw_now(opened.ino)
@@ -152,7 +152,7 @@ class Publishing:
             txn.put_inode(ino, record)
         self._identities.withdraw(ino)
         if opened is None or not opened.writers:  # what follows may fail before its close tells
-            self._pool.holdings.note(ino, record, self._pool.monotonic_s())
+            self._pool.leases.note(ino, record, self._pool.monotonic_s())
             ranks.note(self._pool, ino, record)
 
     def touched(self, ino: InodeNo, record: InodeRecord) -> InodeRecord:
@@ -176,14 +176,14 @@ class Publishing:
         if not opened.unfinished or opened.torn or opened.fd < 0:
             return None
         pool = self._pool
-        fate = pool.holdings.makers.fate_of(tid)
+        fate = pool.leases.processes.fate_of(tid)
         if fate is Fate.KILLED:
             opened.torn = True
             return None
         now_s = pool.monotonic_s()
         status = pool.syscalls.fstat(opened.fd)
         opened.flushed_as = (status.st_size, status.st_mtime_ns)
-        closer = pool.holdings.makers.of(tid, now_s)
+        closer = pool.leases.processes.of(tid, now_s)
         return Closing(tid, closer, fate, now_s, status.st_size, status.st_mtime_ns)
 
     def never_closed(self, opened: OpenInode, tid: int) -> Closing:
@@ -193,7 +193,7 @@ class Publishing:
         """
         pool, maker = self._pool, opened.maker
         fate = Fate.LIVES if tid > 0 else Fate.UNKNOWN
-        if maker == NOBODY and not pool.holdings.makers.is_kernel_thread(tid):
+        if maker == NOBODY and not pool.leases.processes.is_kernel_thread(tid):
             fate = Fate.UNKNOWN
         return Closing(tid, maker, fate, pool.monotonic_s(), -1, 0)
 
@@ -270,7 +270,7 @@ class Publishing:
             return False
         if not record.allocated_bytes and empty_names_too_many(pool):
             return False
-        return pool.holdings.leases.gives(record.uid, record.allocated_bytes)
+        return pool.leases.shares.gives(record.uid, record.allocated_bytes)
 
     def _owned(
         self, opened: OpenInode, record: InodeRecord, state: State, *, written: bool
@@ -304,12 +304,12 @@ class Publishing:
         in_place = written and before.state in _IN_PLACE and not opened.appended_only
         self._identities.write(opened.ino, record, overwritten=in_place)
         opened.identity_lingers = False
-        pool.holdings.note(opened.ino, record, pool.monotonic_s())
+        pool.leases.note(opened.ino, record, pool.monotonic_s())
         ranks.note(pool, opened.ino, record)
         if opened.created_in:
             # A sparse file of a terabyte does not ask for a terabyte the next time.
             size_bytes = min(record.size_bytes, allocated_bytes)
-            pool.ready.demand.note_published(opened.created_in, size_bytes, pool.monotonic_s())
+            pool.ready.forecast.note_published(opened.created_in, size_bytes, pool.monotonic_s())
             opened.created_in = InodeNo(0)
 
     def _drop_torn(self, opened: OpenInode, record: InodeRecord) -> None:
@@ -357,7 +357,7 @@ class Publishing:
         pool = self._pool
         record = pool.index.inode_or_miss(ino)
         if record is None or record.state not in HELD:
-            pool.holdings.drop(ino)
+            pool.leases.drop(ino)
             return True
         if ino in pool.open_inodes and pool.open_inodes[ino].writers:
             return False  # a slab in use, or one whose last close says what it is
@@ -371,6 +371,6 @@ class Publishing:
         except (KvfsError, OSError) as error:
             _log.warning("inode %#x keeps its lease: %s", ino, error)
             return False
-        pool.holdings.note(ino, record, pool.monotonic_s())
+        pool.leases.note(ino, record, pool.monotonic_s())
         ranks.note(pool, ino, record)
         return True

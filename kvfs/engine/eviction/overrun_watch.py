@@ -28,7 +28,7 @@ _LOOKS_A_DRAFT: Final = 32
 _GIVEN_UP: Final = frozenset({State.LEASED, State.PUBLISHED, State.ORPHAN})
 
 
-class Watch:
+class OverrunWatch:
     """Looks at what is open for writing."""
 
     def __init__(self, pool: Pool) -> None:
@@ -71,7 +71,7 @@ class Watch:
         record = pool.index.inode_or_miss(ino)
         if record is None or record.state not in _GIVEN_UP or not is_temporary(record.name):
             return
-        usual_bytes = pool.ready.demand.usual_bytes(record.parent)
+        usual_bytes = pool.ready.forecast.usual_bytes(record.parent)
         self.given_up += 0 < usual_bytes <= record.size_bytes
 
     def _hold_the_bound(self) -> None:

@@ -75,7 +75,7 @@ class Reclaim:
     def hopeful(self) -> bool:
         """Whether evicting again may give more than it gave a moment ago."""
         pool = self._pool
-        if self.planning or len(pool.departures):
+        if self.planning or len(pool.unlink_queue):
             return True
         if not self._heat_scan.done:
             return True  # what the pool held at the start is still being looked for
@@ -84,8 +84,8 @@ class Reclaim:
     def tick(self, now_s: float) -> None:
         """Keep room ahead of the writers."""
         short_bytes = self._short_bytes(now_s)
-        if short_bytes > 0 and len(self._pool.graves):
-            self._pool.graves.give_way()
+        if short_bytes > 0 and len(self._pool.recently_removed):
+            self._pool.recently_removed.give_way()
             short_bytes = self._short_bytes(now_s)
         if short_bytes > 0:
             self.evict(short_bytes, ahead=True)
@@ -100,7 +100,7 @@ class Reclaim:
         self._topping_up = False
         now_s = self._pool.monotonic_s()
         self.tick(now_s)
-        self._pool.departures.hurry(self._pool.headroom.target_bytes(now_s))
+        self._pool.unlink_queue.hurry(self._pool.headroom.target_bytes(now_s))
         self._pool.ready.fill()
 
     def _short_bytes(self, now_s: float) -> int:
@@ -283,7 +283,7 @@ class Reclaim:
         if is_open:
             self._namespace.bury(ino, record, now_ns)
         else:
-            pool.holdings.drop(ino)
+            pool.leases.drop(ino)
             pool.pins.drop(ino)
             pool.identities.erase(ino, record)
         self.unnamed(ino)

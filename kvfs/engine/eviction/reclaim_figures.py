@@ -7,7 +7,7 @@ from typing import Any, Final
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.engine.eviction.overrun_watch import Watch
+from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.recovery.state_totals import gone_totals
 from kvfs.machine.processes import program_of
@@ -21,10 +21,10 @@ _WARNING: Final = "little is left that may be evicted; {} holds {} bytes that ma
 _SLABS: Final = frozenset({State.SLAB, State.REWRITTEN})
 
 
-def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: Watch) -> dict[str, Any]:
+def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: OverrunWatch) -> dict[str, Any]:
     """Return the figures, in bytes and counts."""
     space = pool.space
-    totals = pool.holdings.totals
+    totals = pool.leases.totals
     open_bytes = sum(opened.allocated_bytes for opened in pool.open_inodes.values())
     evictable_bytes = pool.evictable_bytes
     directory, held_bytes = holder(pool)
@@ -33,7 +33,7 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: Watch) -> dict[str, Any
         "evictable_bytes": evictable_bytes,
         "leased_bytes": totals[State.LEASED][1],
         "lessee": _lessee(pool),
-        "lease_max_bytes": pool.holdings.leases.bound_bytes,
+        "lease_max_bytes": pool.leases.shares.bound_bytes,
         "slab_bytes": sum(totals[state][1] for state in _SLABS),
         "pinned_bytes": pool.heat.held_bytes[Rank.KEPT],
         "open_bytes": open_bytes,
@@ -57,7 +57,7 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: Watch) -> dict[str, Any
 
 def _lessee(pool: Pool) -> dict[str, Any] | None:
     """Return the process whose leases keep most; pid 0 are those that cannot be watched."""
-    leases = pool.holdings.leases
+    leases = pool.leases.shares
     if (most := leases.most()) is None:
         return None
     return {
@@ -71,7 +71,7 @@ def _lessee(pool: Pool) -> dict[str, Any] | None:
 def holder(pool: Pool) -> tuple[str, int]:
     """Return the directory with the most bytes that may not go, of those looked at."""
     held: dict[InodeNo, int] = {}
-    some = islice(pool.holdings.rows(), _LOOKED_AT_MAX)
+    some = islice(pool.leases.rows(), _LOOKED_AT_MAX)
     inos: dict[InodeNo, int] = {ino: holding.allocated_bytes for ino, holding in some}
     inos.update((ino, opened.allocated_bytes) for ino, opened in pool.open_inodes.written.items())
     for ino, size_bytes in inos.items():

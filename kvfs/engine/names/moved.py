@@ -36,7 +36,7 @@ def settle(pool: Pool, ino: InodeNo, record: InodeRecord, before: InodeNo) -> No
     """Let what depends on an inode's name or state follow a rename from directory *before*."""
     is_directory = stat.S_ISDIR(record.mode)
     if stat.S_ISREG(record.mode):
-        pool.holdings.note(ino, record, pool.monotonic_s())
+        pool.leases.note(ino, record, pool.monotonic_s())
         ranks.note(pool, ino, record)
     if is_directory:
         pool.policies.clear()

@@ -63,7 +63,9 @@ class Namespace:
         if ino is not None:
             return ino
         if name == b".":
-            if parent in self._pool.graves:  # for who looked its name up before, not by a handle
+            if (
+                parent in self._pool.recently_removed
+            ):  # for who looked its name up before, not by a handle
                 raise DeadInode(f"inode {parent}")
             return parent
         if name == b"..":
@@ -216,7 +218,7 @@ class Namespace:
     def bury(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> None:
         """After the index forgot *ino*: keep it for its handles, or for a moment."""
         pool = self._pool
-        pool.holdings.drop(ino)
+        pool.leases.drop(ino)
         pool.heat.drop(ino)
         pool.pins.drop(ino)
         promised = self.promised(ino, record)
@@ -230,7 +232,7 @@ class Namespace:
                 # A reader may keep it for hours: no power loss then shall bring the name back.
                 self._identities.withdraw(ino)
         else:
-            pool.graves.dig(ino, record._replace(ctime_ns=now_ns), pool.monotonic_s())
+            pool.recently_removed.dig(ino, record._replace(ctime_ns=now_ns), pool.monotonic_s())
         if promised:
             self.keep_promise(ino)
 

@@ -21,7 +21,7 @@ from kvfs.core.records import (
     parse_xattr_key,
     unseal,
 )
-from kvfs.core.tree_count import Census
+from kvfs.core.tree_count import TreeCount
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.engine.recovery.fsck_report import FsckReport
 from kvfs.storage.index import Index
@@ -136,22 +136,22 @@ class RowCheck:
 
     def _tree(self) -> None:
         """Check that everything hangs below the root, and every count."""
-        census = Census(self._index.inode)
+        tree_count = TreeCount(self._index.inode)
         said: dict[InodeNo, tuple[int, int]] = {}
         for ino, record in self._records():
             if record is None:
                 continue
-            if not census.note(ino, record):
+            if not tree_count.note(ino, record):
                 text = f"inode {ino:#x} {record.name!r}: no way leads there from the root"
                 self._wrong(text, _dropping(ino, record))
             elif stat.S_ISDIR(record.mode):
                 said[ino] = (record.entries, record.subdirs)
         for ino, counts in said.items():
-            counted = census.names.get(ino, (0, 0))
+            counted = tree_count.names.get(ino, (0, 0))
             if counts != counted:
                 text = f"directory {ino:#x}: {counts} names and subdirectories, counted {counted}"
                 self._wrong(text, _counting(ino, *counted))
-        self._counters(census.counters())
+        self._counters(tree_count.counters())
 
     def _counters(self, counted: Counters) -> None:
         self._report.blocks = counted.blocks

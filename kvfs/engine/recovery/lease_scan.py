@@ -77,7 +77,7 @@ class HoldingsScan:
         rows = pool.index.rows(XATTR_PREFIX, self._after, _STEP)
         if not rows:
             pool.node_shares.reach_attributes(_LAST)
-            pool.holdings.complete = True
+            pool.leases.complete = True
             self._step_counts()
             return
         for key, raw in rows:
@@ -106,8 +106,8 @@ class HoldingsScan:
     def _note(self, ino: InodeNo) -> None:
         pool = self._pool
         record = pool.index.inode(ino)
-        if record is None or pool.holdings.state_of(ino) is not None:
+        if record is None or pool.leases.state_of(ino) is not None:
             return
         if not self._same_boot and record.maker_tgid:
             record = record._replace(maker_tgid=_OF_ANOTHER_BOOT)
-        pool.holdings.note(ino, record, pool.monotonic_s())
+        pool.leases.note(ino, record, pool.monotonic_s())

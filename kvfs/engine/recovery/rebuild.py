@@ -19,7 +19,7 @@ from kvfs.core.errors import Damaged, IndexDamaged, NoSpace
 from kvfs.core.lifecycle import State
 from kvfs.core.records import Counters, Identity
 from kvfs.core.settings import Settings
-from kvfs.core.tree_count import Census
+from kvfs.core.tree_count import TreeCount
 from kvfs.core.types import ROOT_INODE, STAT_BLOCK_BYTES, InodeNo, InodeRecord, round_up
 from kvfs.engine.recovery.new_pool import found_root
 from kvfs.storage.extents import Extents
@@ -200,28 +200,28 @@ class _Rebuild:
 
     def _join(self, index: Index) -> Counters:
         """Drop what no directory leads to, and write down what is left."""
-        census = Census(index.inode)
+        tree_count = TreeCount(index.inode)
         after = InodeNo(0)
         while rows := index.inodes(after, _BATCH):
             after = rows[-1][0]
             cut_off = [
                 (ino, record)
                 for ino, record in rows
-                if record is not None and not census.note(ino, record)
+                if record is not None and not tree_count.note(ino, record)
             ]
             if cut_off:
                 with index.write() as txn:
                     for ino, record in cut_off:
                         txn.delete_name(record.parent, record.name, ino)
                         txn.delete_inode(ino)
-        names = iter(census.names.items())
+        names = iter(tree_count.names.items())
         while batch := list(islice(names, _BATCH)):
             with index.write() as txn:
                 for directory, (entries, subdirs) in batch:
                     found = txn.inode(directory)
                     if found is not None:
                         txn.put_inode(directory, found._replace(entries=entries, subdirs=subdirs))
-        counters = census.counters()
+        counters = tree_count.counters()
         counters = counters._replace(sequence=max(counters.sequence, self._sequence))
         with index.write() as txn:
             txn.put_counters(counters)

@@ -21,18 +21,18 @@ def state_totals(pool: Pool) -> Totals:
         row["blocks"] += blocks
         row["bytes"] += allocated_bytes
 
-    for state, (blocks, size_bytes) in pool.holdings.totals.items():
+    for state, (blocks, size_bytes) in pool.leases.totals.items():
         if blocks:
             count(state, size_bytes, blocks)
     for ino, opened in pool.open_inodes.items():
-        if opened.writers and opened.gone is None and pool.holdings.state_of(ino) is None:
+        if opened.writers and opened.gone is None and pool.leases.state_of(ino) is None:
             record = pool.index.inode_or_miss(ino)
             if record is not None and label(State(record.state)) != "published":
                 count(State(record.state), opened.allocated_bytes)
     elsewhere = sum(row["blocks"] for row in totals.values())
     held_bytes = sum(row["bytes"] for row in totals.values())
     gone = gone_totals(pool)
-    nameless_bytes = gone["bytes"] - pool.space.lingering_bytes + pool.graves.held_bytes
+    nameless_bytes = gone["bytes"] - pool.space.lingering_bytes + pool.recently_removed.held_bytes
     totals["published"] = {
         "blocks": max(0, pool.counters.blocks - elsewhere),
         "bytes": max(0, pool.space.used_bytes - held_bytes - nameless_bytes),
@@ -51,6 +51,6 @@ def gone_totals(pool: Pool) -> dict[str, int]:
         if opened.gone is not None and stat.S_ISREG(opened.gone.mode)
     ]
     return {
-        "blocks": len(gone) + pool.departures.lingering,
+        "blocks": len(gone) + pool.unlink_queue.lingering,
         "bytes": sum(gone) + pool.space.lingering_bytes,
     }

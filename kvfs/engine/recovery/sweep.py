@@ -117,7 +117,7 @@ class Sweep:
         pool = self._pool
         if ino >= pool.numbers.first or pool.index.knows(ino):
             return False
-        return ino not in pool.open_inodes and ino not in pool.graves
+        return ino not in pool.open_inodes and ino not in pool.recently_removed
 
     def _is_outdated(self, ino: InodeNo, record: InodeRecord) -> bool:
         if ino >= self._pool.numbers.first:

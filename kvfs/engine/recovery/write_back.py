@@ -158,7 +158,7 @@ class WriteBack:
                 continue  # whoever asks for it will make it known
             if self._is_suspect(record):
                 self._dismiss(parse_inode_key(key))
-        self._pool.graves.give_way()  # nor for a moment
+        self._pool.recently_removed.give_way()  # nor for a moment
         if rows:
             self._after = rows[-1][0]
             self._pool.background.submit_leisure(self._step)

@@ -49,7 +49,7 @@ def empties_nothing(_record: InodeRecord, /, *, reads: bool) -> bool:
     return False
 
 
-class Superseding:
+class TruncatingOpens:
     """Fresh inodes waiting for their OPEN, and drafts that lost their name to another writer."""
 
     def __init__(self, pool: Pool, namespace: Namespace) -> None:
@@ -104,7 +104,7 @@ class Superseding:
         """Return what a thread that wants *ino* may have called it; none if nobody knows."""
         if record is None:
             opened = self._pool.open_inodes.get(ino)
-            record = self._pool.graves.record(ino) if opened is None else opened.gone
+            record = self._pool.recently_removed.record(ino) if opened is None else opened.gone
         former = self._namespace.former_names.of(ino, self._pool.monotonic_s())
         present = None if record is None else (record.parent, record.name)
         return tuple(name for name in (present, former) if name is not None)
