@@ -49,9 +49,9 @@ def running(
     clock: Clock, fates: dict[Maker, Fate | None], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Host]:
     monkeypatch.setattr(
-        "kvfs.machine.processes.Makers.ask", lambda _, maker: Question(fates.get(maker))
+        "kvfs.machine.processes.Processes.ask", lambda _, maker: Question(fates.get(maker))
     )
-    monkeypatch.setattr("kvfs.machine.processes.Makers.of", lambda *_: WRITER)
+    monkeypatch.setattr("kvfs.machine.processes.Processes.of", lambda *_: WRITER)
     with host() as made:
         made.start()
         made.store.pool.monotonic_s = clock

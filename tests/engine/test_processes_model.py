@@ -43,7 +43,7 @@ class ProcessesMachine(RuleBasedStateMachine):
         self.dying: dict[int, Fate] = {}
         self.stack.enter_context(
             mock.patch(
-                "kvfs.machine.processes.Makers.fate_of",
+                "kvfs.machine.processes.Processes.fate_of",
                 lambda _, tid: self.dying.get(tid, Fate.LIVES),
             )
         )

@@ -91,7 +91,7 @@ def test_who_dies_on_a_block_that_is_not_published_yet_tears_it(
 ) -> None:
     """Its first writer's close failed to publish; the second one overwrote a half of it."""
     failing = FailingSyscalls(["commit"])
-    monkeypatch.setattr("kvfs.machine.processes.Makers.fate_of", lambda *_: Fate.KILLED)
+    monkeypatch.setattr("kvfs.machine.processes.Processes.fate_of", lambda *_: Fate.KILLED)
     with host() as made:
         store = made.start(failing)
         first, _ = store.blocks.create(ROOT_INODE, b"K", FILE, 0, 0)

@@ -343,7 +343,7 @@ def test_what_is_written_behind_a_rename_can_tear(
     running: Host, monkeypatch: pytest.MonkeyPatch, who: Maker
 ) -> None:
     store = running.store
-    monkeypatch.setattr("kvfs.machine.processes.Makers.fate_of", lambda *_: Fate.KILLED)
+    monkeypatch.setattr("kvfs.machine.processes.Processes.fate_of", lambda *_: Fate.KILLED)
     vanished: list[bytes] = []
     store.blocks.publishing.vanished = lambda _, name: vanished.append(name)
     opened = begin(running, TMP, ONE, b"half")
@@ -363,7 +363,7 @@ def test_what_is_written_behind_a_rename_can_tear(
 def test_a_writer_that_dies_behind_its_rename_leaves_a_whole_block(
     running: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvfs.machine.processes.Makers.fate_of", lambda *_: Fate.KILLED)
+    monkeypatch.setattr("kvfs.machine.processes.Processes.fate_of", lambda *_: Fate.KILLED)
     opened = begin(running, TMP, ONE, b"whole")
     rename(running, ONE)
     running.store.blocks.publishing.look_at_closer(opened, ONE.tgid)
@@ -382,7 +382,7 @@ def test_a_block_rewritten_twice_is_torn_by_the_second_rewrite(
     write(store, opened, b"2" * 9000)
     close(running, opened)
     assert store.namespace.record(ino).state == State.REWRITTEN
-    monkeypatch.setattr("kvfs.machine.processes.Makers.fate_of", lambda *_: Fate.KILLED)
+    monkeypatch.setattr("kvfs.machine.processes.Processes.fate_of", lambda *_: Fate.KILLED)
     opened = store.blocks.open(ino, writer=True, truncate=False, maker=ONE)
     write(store, opened, b"3" * 4096)
     store.blocks.publishing.look_at_closer(opened, ONE.tgid)

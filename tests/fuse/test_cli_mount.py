@@ -224,7 +224,7 @@ def test_a_start_that_hangs_leaves_neither_server_nor_mount(
     program = (
         "import os, signal, sys\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
-        "from mount import kernel\n"
+        "from mount.fuse import kernel\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         f"kernel.mount(kernel.open_device(), {str(place / 'kv')!r}, 'never', read_only=False)\n"
         f"open({str(place / 'pid')!r}, 'w').write(str(os.getpid()))\n"
