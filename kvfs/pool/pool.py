@@ -58,11 +58,6 @@ def _do_nothing() -> None:
     """Stand in for ``Reclaim.top_up``, ``NameEviction.make_room`` and others."""
 
 
-def _evict_nothing(_size_bytes: int) -> int:
-    """Stand in for ``Reclaim.evict``."""
-    return 0
-
-
 class Pool:
     """The parts of one mounted pool. Everything runs on one thread unless it says otherwise."""
 
@@ -158,7 +153,7 @@ class Pool:
         #: Gives up finished drafts that lost their name, when their room is needed.
         self.forget_nameless: Callable[[], None] = self.recently_removed.give_way
         #: Evicts so many bytes' worth, if it can; returns how many are on their way back.
-        self.evict: Callable[[int], int] = _evict_nothing
+        self.evict: Callable[[int], int] = lambda _: 0
         #: Evicts blocks for their names, if it can.
         self.evict_names: Callable[[], None] = _do_nothing
         #: Accounts what passthrough writers took since the last look.

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvfs.core.directory_policy import DRAFTS
 from kvfs.core.errors import DeadInode
-from kvfs.core.lifecycle import HELD, TABLE, UNFINISHED, Seen, State, label
+from kvfs.core.lifecycle import HELD, TABLE, UNFINISHED, Seen, State, is_temporary, label
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.engine.store import Store
 from kvfs.machine.process_ends import Fate
@@ -89,7 +89,11 @@ class ProcessesMachine(RuleBasedStateMachine):
     def sees(self, process: Process, block: Block) -> bool:
         if TABLE[block.state].seen is not Seen.BY_POLICY:
             return True
-        return block.parent == ROOT_INODE or process.maker == block.opener
+        if block.parent == ROOT_INODE:
+            return True
+        # Those that cannot be told apart are many: only who renames a temporary name is meant.
+        told = process.maker != NOBODY or is_temporary(block.name)
+        return process.maker == block.opener and told
 
     def seen_by(self, process: Process, pick: int) -> Block | None:
         found = [block for block in self.named() if self.sees(process, block)]
