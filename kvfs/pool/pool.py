@@ -185,12 +185,11 @@ class Pool:
                 self.heat.save()
                 self._make_durable()
                 if settled:
-                    strays = self.background.failures > 0 or not swept
                     write_run_state(
                         self.device.pool_fd,
                         self.syscalls,
                         clean=True,
-                        strays=strays,
+                        strays=self.background.failures > 0 or not swept,
                         superblock=self.device.superblock,
                     )
         finally:
