@@ -42,13 +42,13 @@ class Rank(IntEnum):
     #: Published, but too small to be more than a configuration or a sidecar.
     SMALL = 3
     #: Slabs whose maker is gone.
-    SPENT = 4
+    ORPHAN_SLAB = 4
     #: Pinned, or under ``evict=never``, and within the bound of all that is. Does not go.
     KEPT = 5
 
 
 #: What may go, first to last.
-EVICTABLE: Final = (Rank.FIRST, Rank.PUBLISHED, Rank.SMALL, Rank.SPENT)
+EVICTABLE: Final = (Rank.FIRST, Rank.PUBLISHED, Rank.SMALL, Rank.ORPHAN_SLAB)
 
 
 #: Which rank a block has that goes for its name, by its rank.

@@ -1,4 +1,4 @@
-"""The life of a block: one total table of states and events (docs/architecture.md draws it).
+"""The life of a block: one total table of states and events (docs/block-life.md draws it).
 
 Pure. Directories, symlinks and special files are NODE: they have no bytes and no life of their
 own. Connectors are told apart by what they do, never by who they are: a block that was renamed is
@@ -24,7 +24,7 @@ class State(IntEnum):
     #: A draft with space allocated ahead of its bytes: a slab unless it is renamed.
     SLAB_DRAFT = 6
     #: A slab whose maker is gone.
-    SPENT = 7
+    ORPHAN_SLAB = 7
     #: A temporary name that its writer left behind.
     ORPHAN = 8
     #: A writer died of a signal in the middle: goes with its last handle. Never stored.
@@ -179,7 +179,7 @@ TABLE: Final[dict[State, Row]] = {
             Event.ALLOCATE: State.SLAB,
             Event.RENAME: State.PUBLISHED,
             Event.REOPEN: State.REWRITE,
-            Event.MAKER_DIED: State.SPENT,
+            Event.MAKER_DIED: State.ORPHAN_SLAB,
             Event.REMOVE: State.GONE,
         },
     ),
@@ -193,18 +193,18 @@ TABLE: Final[dict[State, Row]] = {
             Event.TEAR: State.SLAB,
             Event.CLOSE: State.SLAB,
             Event.REOPEN: State.SLAB,
-            Event.MAKER_DIED: State.SPENT,
+            Event.MAKER_DIED: State.ORPHAN_SLAB,
             Event.REMOVE: State.GONE,
         },
     ),
-    State.SPENT: Row(
+    State.ORPHAN_SLAB: Row(
         Seen.ALL,
         Goes.AFTER_LEASES,
         {
             Event.ALLOCATE: State.SLAB,
             Event.RENAME: State.PUBLISHED,
             Event.REOPEN: State.REWRITE,
-            Event.MAKER_DIED: State.SPENT,
+            Event.MAKER_DIED: State.ORPHAN_SLAB,
             Event.REMOVE: State.GONE,
         },
     ),
@@ -230,13 +230,13 @@ TABLE: Final[dict[State, Row]] = {
 UNFINISHED: Final = frozenset({State.DRAFT, State.SLAB_DRAFT})
 #: Whole, and what the index says of it is the truth.
 SETTLED: Final = frozenset(
-    {State.PUBLISHED, State.LEASED, State.SLAB, State.REWRITTEN, State.SPENT, State.ORPHAN}
+    {State.PUBLISHED, State.LEASED, State.SLAB, State.REWRITTEN, State.ORPHAN_SLAB, State.ORPHAN}
 )
 #: Written once and final, so that what is on the device after a power loss can be judged: such a
 #: block says itself what it is (identities.py). A slab's bytes are its maker's, then nobody's.
 IDENTIFIED: Final = frozenset({State.PUBLISHED, State.LEASED, State.ORPHAN})
 #: Rewritten in place: their newest bytes may not be on the device when they get a final name.
-SLABS: Final = frozenset({State.SLAB, State.REWRITTEN, State.SPENT})
+SLABS: Final = frozenset({State.SLAB, State.REWRITTEN, State.ORPHAN_SLAB})
 #: Belongs to the process that made it while that lives.
 HELD: Final = frozenset({State.LEASED, State.SLAB, State.REWRITTEN})
 #: Of these, what its maker got for closing it, and not for asking for its room before.

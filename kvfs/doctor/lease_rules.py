@@ -13,7 +13,7 @@ def leases(facts: Facts) -> list[Finding] | None:
     leased_bytes, most_bytes = facts.status.get("leased_bytes"), facts.status.get("lease_max_bytes")
     if leased_bytes is None or most_bytes is None:
         return None
-    lessee: dict[str, Any] | None = facts.status.get("lessee")
+    lessee: dict[str, Any] | None = facts.status.get("largest_lease_holder")
     if lessee is None or leased_bytes <= most_bytes:
         return []
     refused = lessee.get("stores_refused", 0)
@@ -32,7 +32,7 @@ def leases(facts: Facts) -> list[Finding] | None:
 
 def lessee_of(facts: Facts) -> str | None:
     """Return who keeps most by leases, for a reader; None if nobody is known."""
-    lessee = facts.status.get("lessee")
+    lessee = facts.status.get("largest_lease_holder")
     if not isinstance(lessee, dict):
         return None
     if not lessee.get("pid"):

@@ -133,7 +133,7 @@ def evictable_of(facts: Facts) -> int | None:
 
 
 #: States that policy lets go (kvfs/core/lifecycle.py).
-_MAY_GO: Final = ("published", "spent", "orphan")
+_MAY_GO: Final = ("published", "orphan_slab", "orphan")
 
 
 def _held(facts: Facts) -> list[tuple[str, int]]:
@@ -149,7 +149,7 @@ def _held(facts: Facts) -> list[tuple[str, int]]:
     return [
         (str(state), int(row.get("bytes", 0)))
         for state, row in states.items()
-        if state not in (*_MAY_GO, "ready")
+        if state not in (*_MAY_GO, "preallocated")
     ]
 
 
@@ -160,7 +160,7 @@ def backing_space(facts: Facts) -> list[Finding] | None:
     if facts.backing is None or "capacity_bytes" not in facts.status:
         return None
     capacity_bytes, used_bytes = facts.status["capacity_bytes"], facts.status["used_bytes"]
-    ready_bytes = facts.status.get("ready_bytes", 0)
+    ready_bytes = facts.status.get("preallocated_bytes", 0)
     wanted_bytes = capacity_bytes - used_bytes - ready_bytes
     lacking_bytes = wanted_bytes - facts.backing.free_bytes
     if lacking_bytes <= 0:
@@ -181,8 +181,8 @@ def backing_space(facts: Facts) -> list[Finding] | None:
 
 def damage(facts: Facts) -> list[Finding] | None:
     """Damage is a miss and a counter; a counter that grows is a drive that dies."""
-    if facts.status.get("lost"):
-        problem = f"{facts.source} is lost: {facts.status['lost']}; every name is a miss"
+    if facts.status.get("device_lost"):
+        problem = f"{facts.source} is lost: {facts.status['device_lost']}; every name is a miss"
         where, source = shlex.quote(facts.mountpoint), shlex.quote(facts.source)
         fix = f"dmesg --level=err,warn | tail\nkvfs umount {where} && kvfs mount {source} {where}"
         return [Finding(Severity.SERIOUS, problem, fix)]
@@ -198,7 +198,7 @@ def damage(facts: Facts) -> list[Finding] | None:
         count = facts.status["write_back_failures"]
         problem = (
             f"blocks could not be written back {count} times: the device loses what is stored, "
-            f"and {facts.status.get('dismissed', 0)} blocks are misses for it"
+            f"and {facts.status.get('lost_blocks', 0)} blocks are misses for it"
         )
         fix = "dmesg --level=err,warn | tail\nand replace the drive that it names"
         found.append(Finding(Severity.SERIOUS, problem, fix))
@@ -215,9 +215,9 @@ def damage(facts: Facts) -> list[Finding] | None:
 
 def index_map(facts: Facts) -> list[Finding] | None:
     """The index's map takes so many names; what is stored beyond them costs others their place."""
-    if "index_rows_bytes" not in facts.status or "index_map_bytes" not in facts.status:
+    if "index_used_bytes" not in facts.status or "index_map_bytes" not in facts.status:
         return None
-    rows_bytes, map_bytes = facts.status["index_rows_bytes"], facts.status["index_map_bytes"]
+    rows_bytes, map_bytes = facts.status["index_used_bytes"], facts.status["index_map_bytes"]
     if not IndexRoom(map_bytes, lambda: rows_bytes).binds():
         return []
     where = shlex.quote(facts.mountpoint)

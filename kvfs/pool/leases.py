@@ -18,7 +18,7 @@ from kvfs.pool.lease_shares import LeaseShares
 
 #: Blocks whose maker died are settled so many a tick: a process may have made a million.
 _SETTLED_A_TICK: Final = 128
-_KEPT: Final = HELD | {State.ORPHAN, State.SPENT}
+_KEPT: Final = HELD | {State.ORPHAN, State.ORPHAN_SLAB}
 #: Holdings are shared by blocks that are alike, so that a million take 85 MB; so many kinds.
 _KINDS_MAX: Final = 4096
 #: A maker's list is cleaned of what it lost when that is half of it, and more than this.

@@ -24,7 +24,7 @@ def rank_of(record: InodeRecord, evict: str) -> Rank:
     if goes is Goes.FIRST or evict == "first":
         return Rank.FIRST
     if goes is Goes.AFTER_LEASES:
-        return Rank.SPENT
+        return Rank.ORPHAN_SLAB
     return Rank.SMALL if record.size_bytes < SMALL_BYTES else Rank.PUBLISHED
 
 

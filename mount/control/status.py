@@ -1,4 +1,4 @@
-"""What `kvfs status` shows of a running mount."""
+"""What `kvfs status` shows of a running mount; docs/status.md explains every key."""
 
 import os
 from typing import Any, NamedTuple
@@ -39,22 +39,22 @@ def describe(mount: Parts) -> dict[str, Any]:
         "server_pid": os.getpid(),
         **mount.store.describe(),
         **path.describe(),
-        "stalls": {
-            "waits": mount.files.room.stalls,
+        "space_waits": {
+            "count": mount.files.room.stalls,
             "waiting": mount.files.room.waiting,
-            "turned_away": mount.files.room.turned_away,
-            "waited_s": round(mount.files.room.stalled_s, 3),
+            "rejected": mount.files.room.turned_away,
+            "total_s": round(mount.files.room.stalled_s, 3),
             "longest_s": round(mount.files.room.longest_s, 3),
         },
-        "notifications": {
-            "told": mount.invalidations.told,
-            "untold": mount.invalidations.untold,
-            "backlog": mount.invalidations.backlog,
+        "invalidations": {
+            "sent": mount.invalidations.told,
+            "skipped": mount.invalidations.untold,
+            "queued": mount.invalidations.backlog,
         },
         "open_handles": len(mount.files.handles),
         "requests": _by_name(channel.requests),
-        "answered_in_channel": _by_name(channel.answered_here),
-        "refused": dict(errno_map.counts),
+        "requests_fast_path": _by_name(channel.answered_here),
+        "errors": dict(errno_map.counts),
     }
 
 
@@ -69,7 +69,7 @@ def describe_lost(settings: Settings, why: str) -> dict[str, Any]:
         "data_path": "none",
         "data_path_reason": "the device is lost",
         "server_pid": os.getpid(),
-        "lost": why,
+        "device_lost": why,
         "requests": {},
     }
 

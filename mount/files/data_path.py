@@ -185,5 +185,5 @@ class PassthroughPath:
         parked = len(self._pool.open_inodes.parked)
         return {
             "backing_ids_open": len(self._open) - parked,
-            "backing_ids_idle": len(self._idle) + parked,
+            "backing_ids_cached": len(self._idle) + parked,
         }

@@ -112,7 +112,7 @@ class TestMlperfKvCache:
             assert stored_bytes == KEYS // 2 * (2 * ELEMENTS + HEADER_BYTES)
             used_bytes = after["used_bytes"] - before["used_bytes"]
             assert 0 <= used_bytes - stored_bytes < KEYS // 2 * 4096
-            assert (after["damaged_rows"], after["torn"]) == (0, before["torn"])
+            assert (after["damaged_rows"], after["torn_blocks"]) == (0, before["torn_blocks"])
 
     def test_a_new_run_starts_with_nothing(self, mount: Mounted | Reference, kv_dir: Path) -> None:
         assert mount.path.is_dir()

@@ -8,7 +8,12 @@ MIB = 1 << 20
 STATUS = {
     "leased_bytes": 93 * MIB,
     "lease_max_bytes": 92 * MIB,
-    "lessee": {"pid": 4711, "program": "vllm", "bytes": 90 * MIB, "stores_refused": 7},
+    "largest_lease_holder": {
+        "pid": 4711,
+        "program": "vllm",
+        "bytes": 90 * MIB,
+        "stores_refused": 7,
+    },
 }
 
 
@@ -26,13 +31,13 @@ def test_who_keeps_most_is_named_with_the_setting_and_the_way_out() -> None:
 
 
 def test_processes_that_nobody_can_watch_are_named_as_such() -> None:
-    (finding,) = found(lessee={"pid": 0, "program": "?", "bytes": 90 * MIB})
+    (finding,) = found(largest_lease_holder={"pid": 0, "program": "?", "bytes": 90 * MIB})
     assert "processes that cannot be watched (NFS, another pid namespace)" in finding.problem
 
 
 def test_up_to_the_bound_nothing_is_said() -> None:
     assert found(leased_bytes=92 * MIB) == []
-    assert found(lessee=None) == []
+    assert found(largest_lease_holder=None) == []
 
 
 def test_in_a_pool_where_nothing_may_go_the_process_is_named_too() -> None:

@@ -103,7 +103,7 @@ def test_a_lower_rank_goes_first_however_warm_it_is(policy: Policy) -> None:
         Row(20, burst=9, rank=Rank.FIRST),
         Row(21, burst=2),
         Row(22, burst=1, rank=Rank.SMALL),
-        Row(23, burst=0, rank=Rank.SPENT),
+        Row(23, burst=0, rank=Rank.ORPHAN_SLAB),
         Row(24, burst=0, rank=Rank.NEVER),
     ]
     assert victims(policy, rows) == [20, 21, 22, 23]

@@ -1,4 +1,4 @@
-"""The life of a block, walked: the table is total, sane, and what the document draws."""
+"""The life of a block, walked: the table is total, sane, and what docs/block-life.md draws."""
 
 import copy
 import itertools
@@ -91,8 +91,8 @@ def test_what_is_written_or_belongs_to_somebody_is_never_evicted() -> None:
     for state in IN_WRITING | HELD | {State.GONE}:
         assert TABLE[state].goes is Goes.NEVER, state.name
     evictable = {state for state, row in TABLE.items() if row.goes is not Goes.NEVER}
-    assert evictable == {State.READY, State.PUBLISHED, State.SPENT, State.ORPHAN}
-    assert TABLE[State.ORPHAN].goes < TABLE[State.PUBLISHED].goes < TABLE[State.SPENT].goes
+    assert evictable == {State.READY, State.PUBLISHED, State.ORPHAN_SLAB, State.ORPHAN}
+    assert TABLE[State.ORPHAN].goes < TABLE[State.PUBLISHED].goes < TABLE[State.ORPHAN_SLAB].goes
 
 
 def test_a_close_ends_all_writing() -> None:
@@ -118,7 +118,7 @@ def test_a_dead_maker_holds_nothing() -> None:
 def test_only_blocks_written_once_say_what_they_are() -> None:
     """After a power loss nothing tells the old bytes of a rewritten block from its new ones."""
     assert IDENTIFIED <= SETTLED
-    assert not IDENTIFIED & {State.SLAB, State.REWRITTEN, State.SPENT}
+    assert not IDENTIFIED & {State.SLAB, State.REWRITTEN, State.ORPHAN_SLAB}
     assert after(State.REWRITE, Event.CLOSE) not in IDENTIFIED
 
 
@@ -128,15 +128,15 @@ def test_the_sets_agree_with_each_other() -> None:
     assert HELD < SETTLED
     assert {state: state.value for state in stored | {State.NODE}} == {
         State.NODE: 0, State.DRAFT: 1, State.PUBLISHED: 2, State.SLAB: 3, State.REWRITE: 4,
-        State.LEASED: 5, State.SLAB_DRAFT: 6, State.SPENT: 7, State.ORPHAN: 8,
+        State.LEASED: 5, State.SLAB_DRAFT: 6, State.ORPHAN_SLAB: 7, State.ORPHAN: 8,
         State.REWRITTEN: 12, State.RENAMED: 13,
     }  # fmt: skip
 
 
 def test_users_read_the_states_of_the_documentation() -> None:
     assert {label(state) for state in TABLE} == {
-        "ready", "draft", "slab_draft", "torn", "leased", "published", "rewrite", "slab", "spent",
-        "orphan", "gone",
+        "ready", "draft", "slab_draft", "torn", "leased", "published", "rewrite", "slab",
+        "orphan_slab", "orphan", "gone",
     }  # fmt: skip
 
 

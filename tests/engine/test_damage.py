@@ -79,7 +79,7 @@ def test_the_status_says_what_it_can_read(running: Host) -> None:
         spoil(store, inode_key(ino))
     told = store.describe()
     # What is kept counts as leased and as pinned; the draft has its reserve.
-    assert told["holder"] == {"directory": "/holder", "bytes": 3 * 8192}
+    assert told["largest_unevictable"] == {"directory": "/holder", "bytes": 3 * 8192}
     assert told["states"]["draft"]["blocks"] == 1
     store.blocks.close(opened, writer=True)
     running.kill()

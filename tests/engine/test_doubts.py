@@ -124,7 +124,7 @@ def test_what_nobody_vouches_for_in_time_is_torn(
     clock.now_s += 0.2
     running.store.tick()
     assert state(running) is None
-    assert running.store.describe()["unproven"] == 1
+    assert running.store.describe()["unverified_blocks"] == 1
     settle(running.store)
     assert_exact(running)
 

@@ -197,7 +197,7 @@ def filled(pool_fd: int) -> Heat:
     """Return a saved heat in which 1500 blocks were touched in an order of their own."""
     heat = opened(pool_fd)
     note(heat, *range(20, 1520))
-    note(heat, 5, rank=Rank.SPENT)
+    note(heat, 5, rank=Rank.ORPHAN_SLAB)
     for ino in random.Random(1).sample(range(20, 1520), 700):
         heat.touch(InodeNo(ino))
     for ino in range(100, 150):

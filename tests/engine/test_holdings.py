@@ -147,7 +147,7 @@ def test_a_million_leases_are_settled_over_many_ticks(table: Table) -> None:
     assert sorted(table.settled) == list(range(20, 1020))
 
 
-@pytest.mark.parametrize("state", [State.ORPHAN, State.SPENT])
+@pytest.mark.parametrize("state", [State.ORPHAN, State.ORPHAN_SLAB])
 def test_what_belongs_to_nobody_stays_listed_and_is_never_settled(
     table: Table, state: State
 ) -> None:
@@ -210,7 +210,7 @@ def test_a_start_finds_every_holding_again(running: Host, end: str, lived: bool)
     assert running.store.pool.leases.complete
     expected = [State.LEASED, State.SLAB, State.LEASED]
     if not lived:
-        expected = [State.PUBLISHED, State.SPENT, State.ORPHAN]
+        expected = [State.PUBLISHED, State.ORPHAN_SLAB, State.ORPHAN]
     assert [state_of(running, name) for name in (b"block", b"slab", b"K.tmp")] == expected
 
 
@@ -263,7 +263,7 @@ def test_a_slab_in_use_keeps_its_lease_until_it_is_closed(running: Host) -> None
     assert state_of(running, b"slab") is State.SLAB
     running.store.blocks.close(opened, writer=True)
     running.store.tick()
-    assert state_of(running, b"slab") is State.SPENT
+    assert state_of(running, b"slab") is State.ORPHAN_SLAB
 
 
 @pytest.mark.parametrize("writes", [True, False])
@@ -283,7 +283,7 @@ def test_who_rewrites_a_block_takes_it_over_and_who_only_opens_it_does_not(
     assert record.state == (State.REWRITTEN if writes else State.LEASED)
     lives.end(OTHER)
     running.store.tick()
-    assert state_of(running, b"block") is (State.SPENT if writes else State.LEASED)
+    assert state_of(running, b"block") is (State.ORPHAN_SLAB if writes else State.LEASED)
 
 
 def test_a_removed_block_is_held_no_more(running: Host) -> None:

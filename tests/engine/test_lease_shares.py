@@ -101,7 +101,7 @@ def test_what_finds_no_room_for_its_lease_is_nobodys(reopens: bool) -> None:
             opened = store.blocks.open(other, writer=True, truncate=False, maker=maker)
             write(store, opened, b"x")
             store.blocks.close(opened, writer=True)
-            assert store.namespace.record(other).state == State.SPENT
+            assert store.namespace.record(other).state == State.ORPHAN_SLAB
         else:
             ino = _store(machine, b"second", maker)
             assert store.namespace.record(ino).state == State.PUBLISHED

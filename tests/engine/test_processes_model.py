@@ -354,7 +354,7 @@ class ProcessesMachine(RuleBasedStateMachine):
             assert State(record.state) is block.state, block.name
             if block.state in HELD:
                 assert (record.maker_tgid, record.maker_birth) == block.maker
-            is_kept = block.state in HELD | {State.SPENT, State.ORPHAN}
+            is_kept = block.state in HELD | {State.ORPHAN_SLAB, State.ORPHAN}
             known = self.store.pool.leases.state_of(block.ino)
             assert block.writers or known is (block.state if is_kept else None)
             shown = b"torn" if block.torn and block.writers else label(block.state).encode()
@@ -369,7 +369,7 @@ class ProcessesMachine(RuleBasedStateMachine):
     @invariant()
     def status_counts_each_block_once(self) -> None:
         totals = self.store.describe()["states"]
-        nameless = {"ready", label(State.GONE)}
+        nameless = {"preallocated", label(State.GONE)}
         found = {name: row["blocks"] for name, row in totals.items() if name not in nameless}
         expected = Counter(label(block.state) for block in self.named())
         assert {name: count for name, count in found.items() if count} == dict(expected)

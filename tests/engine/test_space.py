@@ -75,13 +75,13 @@ def test_what_has_no_name_is_not_told_as_published(running: Host) -> None:
         told = store.describe()
     assert told["states"]["published"] == {"blocks": 1, "bytes": 4 * MIB}
     assert told["states"]["gone"] == {"blocks": 2, "bytes": 5 * MIB}
-    assert told["lingering_bytes"] == 5 * MIB
-    assert told["graves"] == 1
-    states = {state: row for state, row in told["states"].items() if state != "ready"}
+    assert told["deleted_open_bytes"] == 5 * MIB
+    assert told["recently_deleted"] == 1
+    states = {state: row for state, row in told["states"].items() if state != "preallocated"}
     assert sum(row["bytes"] for row in states.values()) == told["used_bytes"] == 9 * MIB
     store.blocks.close(opened, writer=False)
     settle(store)
-    assert store.describe()["lingering_bytes"] == 0
+    assert store.describe()["deleted_open_bytes"] == 0
     assert "gone" not in store.describe()["states"]
     assert_exact(running)
 

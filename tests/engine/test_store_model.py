@@ -38,7 +38,7 @@ MORE_NAMES: Final = st.integers(0, 200).map(b"block %d".__mod__)
 PICKS: Final = st.integers(0, 1 << 20)
 OFFSETS: Final = st.sampled_from([0, 0, 0, 1, 4096, 70_000])
 DATA: Final = st.sampled_from([b"x", b"y" * 4096, b"z" * 9001, b""])
-EVICTABLE: Final = {State.PUBLISHED, State.ORPHAN, State.SPENT}
+EVICTABLE: Final = {State.PUBLISHED, State.ORPHAN, State.ORPHAN_SLAB}
 SIZES: Final = st.sampled_from([0, 1, 4096, 5000, 100_000])
 
 

@@ -124,7 +124,7 @@ class IdsMachine(RuleBasedStateMachine):
         """Every id is open, idle or ready; idle ones only within the bound, none of the gone."""
         figures = self.path.describe()
         assert figures["backing_ids_open"] == len(self.granted)
-        idle = figures["backing_ids_idle"]
+        idle = figures["backing_ids_cached"]
         assert len(self.ids.live) == len(self.granted) + idle + len(self.ready)
         assert idle == 0 or idle + len(self.granted) <= IDS_MAX
         assert self.path.opened_ids - self.path.closed_ids == len(self.ids.live)
@@ -155,7 +155,7 @@ def test_an_id_that_is_not_to_be_had_fails_the_open_and_nothing_else(
     with refused(ENOMEM):
         path.grant(inode, writer=False)
     path.freed(inode)
-    assert path.describe() == {"backing_ids_open": 0, "backing_ids_idle": 0}
+    assert path.describe() == {"backing_ids_open": 0, "backing_ids_cached": 0}
     ids.fail_with = 0
     assert path.grant(inode, writer=False).backing_id == 1
 
@@ -189,7 +189,7 @@ def figures(mount: Mounted) -> tuple[int, int]:
     """Return ids of open and of closed inodes, after every RELEASE so far was read."""
     os.statvfs(mount.path)
     status = ask_status(mount)
-    return status["backing_ids_open"], status["backing_ids_idle"]
+    return status["backing_ids_open"], status["backing_ids_cached"]
 
 
 def recorded(mount: Mounted, ino: int) -> list[tuple[int, ...]]:

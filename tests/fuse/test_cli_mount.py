@@ -45,7 +45,7 @@ def test_a_mount_says_all_about_itself(place: Path) -> None:
         assert status["capacity_bytes"] == CAPACITY_BYTES
         assert status["used_bytes"] == 0
         assert status["blocks"] == 0
-        assert isinstance(status["refused"], dict)
+        assert isinstance(status["errors"], dict)
         (mount.path / "block").write_bytes(b"x" * 8192)
         status = mount.status()
         assert status["blocks"] == 1

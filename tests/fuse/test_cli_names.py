@@ -63,7 +63,7 @@ def test_no_verb_prints_a_name_raw(hostile: Mounted, verb: str, arguments: tuple
 def test_status_still_names_the_directory(hostile: Mounted) -> None:
     printed = run_kvfs("status", str(hostile.path)).stdout
     assert r"a\x1b[2J\n  none" in printed
-    assert hostile.status()["holder"]["directory"] == "/" + HOSTILE
+    assert hostile.status()["largest_unevictable"]["directory"] == "/" + HOSTILE
 
 
 def test_a_newer_servers_figures_are_escaped_too(capsys: pytest.CaptureFixture[str]) -> None:

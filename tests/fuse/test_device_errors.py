@@ -78,7 +78,7 @@ def test_what_could_not_be_written_back_is_a_miss(mounted: Mounted, drive: Faili
         store(mounted.path, f"{number}", LOST)
     write_back(drive)
     assert drive.failed() > 0
-    until(lambda: mounted.status()["dismissed"] >= COUNT, "the blocks are dismissed")
+    until(lambda: mounted.status()["lost_blocks"] >= COUNT, "the blocks are dismissed")
     drive.recover()
     drop_caches()
     found = [outcome(mounted.path / f"{number}", LOST) for number in range(COUNT)]
@@ -100,7 +100,7 @@ def test_a_draft_whose_bytes_were_lost_is_never_published(
     with (mounted.path / "draft.tmp").open("wb", buffering=0) as file:
         file.write(LOST)
         write_back(drive)
-        until(lambda: mounted.status()["dismissed"] >= 1, "the draft is dismissed")
+        until(lambda: mounted.status()["lost_blocks"] >= 1, "the draft is dismissed")
         file.write(WHOLE)
         with pytest.raises(FileNotFoundError):
             os.rename(mounted.path / "draft.tmp", mounted.path / "final")
@@ -126,7 +126,7 @@ def test_what_cannot_be_read_is_an_error_once_and_a_miss_from_then_on(
         # five seconds where another test's drive has used them up.
         for number in range(COUNT):
             outcome(mounted.path / f"{number}", LOST)
-        return bool(mounted.status()["dismissed"] == COUNT)
+        return bool(mounted.status()["lost_blocks"] == COUNT)
 
     until(all_dismissed, "all of them are dismissed")
     found = [outcome(mounted.path / f"{number}", LOST) for number in range(COUNT)]
@@ -151,7 +151,7 @@ def test_a_reader_that_had_it_open_long_before_finds_out_for_all(
         def dismissed() -> bool:
             with suppress(OSError):
                 os.pread(file.fileno(), 4096, 0)  # again: see above
-            return bool(mounted.status()["dismissed"] == 1)
+            return bool(mounted.status()["lost_blocks"] == 1)
 
         until(dismissed, "it is dismissed")
         assert outcome(mounted.path / "a", LOST) == "miss"

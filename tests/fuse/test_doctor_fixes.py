@@ -165,9 +165,12 @@ RUN: Final[list[tuple[str, Change]]] = [
     ("file per key", lambda _: {"habits_of_connectors": (KEEPS,)}),
     ("evictable data", status(used_bytes=200 * MIB, evictable_bytes=0, pinned_bytes=MIB)),
     ("evictable data", status(used_bytes=200 * MIB, evictable_bytes=0, leased_bytes=MIB)),
-    ("leases", status(leased_bytes=2, lease_max_bytes=1, lessee={"pid": 1, "program": "x"})),
+    (
+        "leases",
+        status(leased_bytes=2, lease_max_bytes=1, largest_lease_holder={"pid": 1, "program": "x"}),
+    ),
     ("backing space", lacks_space),
-    ("index map", lambda facts: status(index_rows_bytes=facts.status["index_map_bytes"])(facts)),
+    ("index map", lambda facts: status(index_used_bytes=facts.status["index_map_bytes"])(facts)),
     ("damage", status(damaged_rows=1)),
     ("damage", status(write_back_failures=1)),
     *(

@@ -42,7 +42,7 @@ def test_empty_files_that_are_leased_and_pinned_give_way() -> None:
         pool_source("xfs", SOURCE_BYTES) as source,
         Mounted(source, place / "kv", *flags) as mounted,
     ):
-        assert mounted.status()["bound_bytes"] < CAPACITY_BYTES
+        assert mounted.status()["usable_bytes"] < CAPACITY_BYTES
         theirs = mounted.path / "theirs"
         theirs.mkdir()
         os.chown(theirs, 1000, 1000)

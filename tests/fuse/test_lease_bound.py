@@ -139,7 +139,7 @@ def test_status_and_doctor_name_who_keeps_most_and_the_setting(pool: Mounted, kv
     with callers(1) as (keeper,):
         store_many(keeper, kv, MANY)
         status = pool.status()
-        lessee = status["lessee"]
+        lessee = status["largest_lease_holder"]
         assert lessee["pid"] == keeper.pid
         assert lessee["bytes"] == status["leased_bytes"] > 0.9 * CAPACITY_BYTES
         assert lessee["stores_refused"] > 0

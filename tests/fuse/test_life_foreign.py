@@ -70,11 +70,11 @@ def test_a_close_in_place_that_nobody_sees_publishes_nothing(
     kv: Path, foreign: ForeignMount
 ) -> None:
     """[life-foreign] Whole as it may be."""
-    before = foreign.status()["unproven"]
+    before = foreign.status()["unverified_blocks"]
     write_file(kv / "block", stamped("block", SIZE))
     assert state(kv / "block") == "draft"
     until(lambda: is_gone(kv / "block"), "what nobody vouches for", GONE_WAIT_S)
-    assert foreign.status()["unproven"] == before + 1
+    assert foreign.status()["unverified_blocks"] == before + 1
 
 
 def test_a_rename_vouches_for_a_close_that_nobody_saw(kv: Path) -> None:

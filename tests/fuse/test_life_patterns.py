@@ -51,7 +51,7 @@ def _slab(name: str, data: bytes, at: int, *, while_open: str = "slab_draft") ->
     content = bytes(at) + data + bytes(4 * SIZE - at - len(data))
     return Expected(
         {"half": {name: while_open}, "made": {name: "slab"}, "closed": {name: "slab"}},
-        {name: "spent"},
+        {name: "orphan_slab"},
         {name: content},
     )
 
@@ -76,7 +76,7 @@ EXPECTED: Final[dict[str, Expected]] = {
             "written again": {"K.pt": "rewrite"},
             "closed again": {"K.pt": "slab"},
         },
-        {"K.pt": "spent"},
+        {"K.pt": "orphan_slab"},
         {"K.pt": stamped("K.pt", SIZE, 1)},
     ),
     "lmcache_fs": _renamed("K.tmp", "K.data", stamped("K.data", SIZE)),

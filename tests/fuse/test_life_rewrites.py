@@ -191,7 +191,7 @@ def test_a_rewrite_in_place_makes_a_slab(kv: Path) -> None:
         writer.os("close", fd)
         assert state(kv / "K") == "slab"
         assert whole_by_reading(kv / "K") == 1
-    until(lambda: state(kv / "K") == "spent", "spent", GONE_WAIT_S)
+    until(lambda: state(kv / "K") == "orphan_slab", "orphan_slab", GONE_WAIT_S)
     assert whole_by_reading(kv / "K") == 1
 
 
@@ -294,10 +294,10 @@ def test_leases_outlive_a_restart_of_the_server(small: Mounted) -> None:
         states = small.status()["states"]
         assert states["leased"] == {"blocks": 1, "bytes": SIZE}
     until(lambda: state(small.path / "living") == "published", "of its maker", GONE_WAIT_S)
-    until(lambda: state(small.path / "slab") == "spent", "of its maker", GONE_WAIT_S)
+    until(lambda: state(small.path / "slab") == "orphan_slab", "of its maker", GONE_WAIT_S)
     states = small.status()["states"]
     assert "leased" not in states
     assert states["published"]["blocks"] == 2
-    assert states["spent"]["blocks"] == 1
+    assert states["orphan_slab"]["blocks"] == 1
     for name in ("living", "mortal"):
         assert read_file(small.path / name) == stamped(name, SIZE)

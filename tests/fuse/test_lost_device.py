@@ -79,7 +79,7 @@ def test_a_lost_device_is_misses_and_refused_stores(mounted: Mounted, drive: Fai
     drive.fail(reads=Fails.ALL, writes=Fails.ALL)
     store(mounted.path / "new")
     write_back(drive)
-    until(lambda: "lost" in mounted.status(), "the server finds out")
+    until(lambda: "device_lost" in mounted.status(), "the server finds out")
     found = {load(mounted.path / f"{number}") for number in range(COUNT)}
     assert found == {errno.ENOENT}
     assert {store(mounted.path / f"new{number}") for number in range(20)} == {errno.EIO}
@@ -110,7 +110,7 @@ def test_an_index_that_cannot_be_read_ends_nothing(mounted: Mounted, drive: Fail
     def is_lost() -> bool:
         drop_caches()
         found.update(load(mounted.path / f"{number}") for number in range(0, COUNT, 7))
-        return "lost" in mounted.status()
+        return "device_lost" in mounted.status()
 
     until(is_lost, "the server finds out")
     assert found <= {0, errno.EIO, errno.ESTALE, errno.ENOENT}
@@ -130,7 +130,7 @@ def test_a_server_killed_on_a_lost_device_leaves_one_errno(
     drive.fail(reads=Fails.ALL, writes=Fails.ALL)
     write_back(drive)
     store(mounted.path / "new")
-    until(lambda: "lost" in mounted.status(), "the server finds out")
+    until(lambda: "device_lost" in mounted.status(), "the server finds out")
     os.kill(mounted.server_pid, signal.SIGKILL)
     until(lambda: not os.path.exists(f"/proc/{mounted.server_pid}/fd/0"), "it has ended")
     assert {load(mounted.path / f"{number}") for number in range(COUNT)} <= ENDED

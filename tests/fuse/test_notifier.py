@@ -134,7 +134,7 @@ def test_an_evicted_block_does_not_exist_any_more(mounted: Mounted) -> None:
     assert block.exists()
     before_ns = mounted.path.stat().st_mtime_ns
     run_kvfs("evict", str(block))
-    wait_until(lambda: mounted.status()["notifications"]["told"] == 1)
+    wait_until(lambda: mounted.status()["invalidations"]["sent"] == 1)
     assert not block.exists()
     assert not os.access(block, os.F_OK)
     assert mounted.path.stat().st_mtime_ns > before_ns

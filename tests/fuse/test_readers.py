@@ -39,7 +39,7 @@ def test_readers_of_a_whole_block_share_a_handle_and_the_next_one_gets_it_too(de
     assert ino not in desk.store.pool.open_inodes
     with pytest.raises(BadHandle):
         desk.files.release(first[0])
-    assert desk.path.describe() == {"backing_ids_open": 0, "backing_ids_idle": 1}
+    assert desk.path.describe() == {"backing_ids_open": 0, "backing_ids_cached": 1}
 
 
 def test_a_record_that_was_read_again_is_the_same(desk: Desk) -> None:

@@ -137,7 +137,7 @@ class ReadersMachine(RuleBasedStateMachine):
         assert len(set().union(*by_ino.values())) == len(by_ino)
         figures = self.desk.path.describe()
         assert figures["backing_ids_open"] == len(by_ino)
-        assert figures["backing_ids_idle"] == 0 or sum(figures.values()) <= 2
+        assert figures["backing_ids_cached"] == 0 or sum(figures.values()) <= 2
         ready = self.desk.path.opened_ids - self.desk.path.closed_ids - sum(figures.values())
         assert len(self.desk.ids.live) == sum(figures.values()) + ready
         assert ready >= 0

@@ -1,4 +1,4 @@
-"""The life of a block as docs/architecture.md draws it, made from the table itself.
+"""The life of a block as docs/block-life.md draws it, made from the table itself.
 
 ``python -m tests.support.life_drawing`` writes it into the document.
 """
@@ -8,7 +8,7 @@ from typing import Final
 
 from kvfs.core.lifecycle import TABLE, Event, Goes, State
 
-DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "architecture.md"
+DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "block-life.md"
 BEGIN: Final = "<!-- life of a block: made by tests/support/life_drawing.py -->\n"
 END: Final = "<!-- end of the life of a block -->\n"
 _GOES: Final = {

@@ -156,7 +156,7 @@ class Block:
         before = self.state
         if self.state is State.REWRITE:
             self.adds = False
-            if self.before is State.SPENT or self.opened_empty:
+            if self.before is State.ORPHAN_SLAB or self.opened_empty:
                 self.state = self.before
         self.happens(Event.ALLOCATE)
         if self.state != before and self.writers:

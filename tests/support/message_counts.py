@@ -36,7 +36,7 @@ def so_far(mount: Mounted) -> Messages:
     """
     os.statvfs(mount.path)
     status = ask_status(mount)
-    found = Messages(Counter(status["requests"]), Counter(status["answered_in_channel"]))
+    found = Messages(Counter(status["requests"]), Counter(status["requests_fast_path"]))
     for counts in found:
         for name in (*_UNCOUNTED, _BARRIER):
             del counts[name]

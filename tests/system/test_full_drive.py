@@ -168,4 +168,4 @@ def test_the_first_blocks_of_a_directory_are_larger_than_all_before(mounted: Mou
         file.write(bytes(32 * MIB))
     os.unlink(large / "refused.tmp")  # as a writer does whose write failed
     status = mounted.status()
-    assert status["eviction"]["given_up"] == int(status["data_path"] == "passthrough")
+    assert status["eviction"]["abandoned_drafts"] == int(status["data_path"] == "passthrough")

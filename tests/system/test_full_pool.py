@@ -195,7 +195,7 @@ def test_a_draft_that_does_not_fit_beside_the_others(
         assert usage.most_bytes <= capacity_bytes
         assert waited_s < 30
         assert not (root / "large.tmp").exists()
-        assert mounted.status()["holder"]["directory"] == "/holder"
+        assert mounted.status()["largest_unevictable"]["directory"] == "/holder"
     for number in range(3):
         os.rename(root / "holder" / f"{number}.tmp", root / "holder" / f"{number}")
         assert (root / "holder" / f"{number}").stat().st_size == capacity_bytes // 4 // MIB * MIB

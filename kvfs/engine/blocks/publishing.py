@@ -137,7 +137,7 @@ class Publishing:
         state = State(record.state)
         if opened is not None and state is State.REWRITE:
             opened.appended_only = False
-            if opened.before is State.SPENT or not record.size_bytes:
+            if opened.before is State.ORPHAN_SLAB or not record.size_bytes:
                 state = opened.before  # no bytes of a whole are at stake
         state = after(state, Event.ALLOCATE)
         if state == record.state:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State
+from kvfs.core.sizes import format_size
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.reclaim import Reclaim
@@ -17,7 +18,7 @@ from kvfs.pool.pool import Pool
 _LOW_SHARE: Final = 0.1
 #: Rows looked at for the directory that holds the most.
 _LOOKED_AT_MAX: Final = 4096
-_WARNING: Final = "little is left that may be evicted; {} holds {} bytes that may not"
+_WARNING: Final = "almost nothing is evictable: {} holds {} that is pinned, leased or open"
 _SLABS: Final = frozenset({State.SLAB, State.REWRITTEN})
 
 
@@ -32,13 +33,13 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: OverrunWatch) -> dict[s
     return {
         "evictable_bytes": evictable_bytes,
         "leased_bytes": totals[State.LEASED][1],
-        "lessee": _lessee(pool),
+        "largest_lease_holder": _lessee(pool),
         "lease_max_bytes": pool.leases.shares.bound_bytes,
         "slab_bytes": sum(totals[state][1] for state in _SLABS),
         "pinned_bytes": pool.heat.held_bytes[Rank.KEPT],
         "open_bytes": open_bytes,
-        "leaving_bytes": space.leaving_bytes,
-        "lingering_bytes": gone_totals(pool)["bytes"],
+        "pending_delete_bytes": space.leaving_bytes,
+        "deleted_open_bytes": gone_totals(pool)["bytes"],
         "headroom_bytes": pool.headroom.target_bytes(pool.monotonic_s()),
         "overcommitted_bytes": space.overcommitted_bytes,
         "eviction": {
@@ -46,12 +47,12 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: OverrunWatch) -> dict[s
             "blocks": reclaim.evicted_blocks,
             "bytes": reclaim.evicted_bytes,
             "batches": reclaim.batches,
-            "passed_over": reclaim.refusals,
+            "skipped": reclaim.refusals,
             "overruns": watch.overruns,
-            "given_up": watch.given_up,
+            "abandoned_drafts": watch.given_up,
         },
-        "holder": {"directory": directory, "bytes": held_bytes},
-        "warning": _WARNING.format(directory, held_bytes) if low else None,
+        "largest_unevictable": {"directory": directory, "bytes": held_bytes},
+        "warning": _WARNING.format(directory, format_size(held_bytes)) if low else None,
     }
 
 

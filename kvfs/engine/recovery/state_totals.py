@@ -39,7 +39,7 @@ def state_totals(pool: Pool) -> Totals:
     }
     if gone["blocks"]:
         totals[label(State.GONE)] = gone
-    totals["ready"] = {"blocks": pool.ready.count, "bytes": pool.space.ready_bytes}
+    totals["preallocated"] = {"blocks": pool.ready.count, "bytes": pool.space.ready_bytes}
     return totals
 
 
