@@ -22,6 +22,7 @@ from kvfs.core.sizes import format_size
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.devices import Device, Reserve, open_source
 from kvfs.engine.store import Store
+from kvfs.machine.process_limits import what_it_cannot_see
 from kvfs.machine.processes import Maker
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.ready_extents import abandon_nothing, adopt_nothing
@@ -43,7 +44,6 @@ from mount.fuse.invalidations import Invalidations
 from mount.fuse.kernel_mount import OwnMount
 from mount.fuse.wire import Opcode
 from mount.process.logs import apply_levels
-from mount.process.process_limits import what_it_cannot_see
 from mount.requests.data import DataRequests
 from mount.requests.entry_attributes import Entries
 from mount.requests.fast import FastAnswers

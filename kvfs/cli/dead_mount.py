@@ -14,7 +14,7 @@ from kvfs.client.liveness import has_ended, was_killed
 from kvfs.client.servers import server_of
 from kvfs.core.errors import CommandError, MountpointUnusable
 from kvfs.core.mount_name import RUN_DIRECTORY
-from kvfs.machine.mount_table import Mount, kvfs_at
+from kvfs.machine.mount_table import Mount, kvfs_at, unmount
 
 #: From its server's end to that of its file system, which may have bytes to write back.
 _SOURCE_WAIT_S: Final = 10.0
@@ -47,8 +47,6 @@ def take_away(dead: DeadMount) -> None:
 
     Calls that wait for the killed server end with an error.
     """
-    from mount.fuse.kernel import unmount
-
     mountpoint = dead.mount.mountpoint
     pidfd = open_process(dead.held_up_pid)
     try:

@@ -13,6 +13,7 @@ from kvfs.cli.parser import add_verb
 from kvfs.cli.pool_source import wanted_pool
 from kvfs.core.errors import NO_SPACE, CheckFailed, NoSpace, SourceDamaged, SourceFull
 from kvfs.core.printable import printable
+from kvfs.machine.process_limits import require_file_size, require_open_files
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
@@ -56,7 +57,6 @@ def _check(source: str, *, repair: bool) -> "FsckReport":
     from kvfs.core.settings import Settings
     from kvfs.devices import open_source
     from kvfs.engine.recovery.fsck import check_pool
-    from mount.process.process_limits import require_file_size, require_open_files
 
     require_file_size()
     require_open_files(Settings().open_files_max)

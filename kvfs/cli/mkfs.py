@@ -7,6 +7,7 @@ from kvfs.cli.caller import need_root
 from kvfs.cli.parser import add_verb
 from kvfs.core.errors import UsageError
 from kvfs.core.sizes import parse_size
+from kvfs.machine.process_limits import require_file_size
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
@@ -41,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
     need_root("kvfs mkfs")
     from kvfs.devices import format_source
     from kvfs.engine.recovery.new_pool import found_pool
-    from mount.process.process_limits import require_file_size
 
     require_file_size()
     format_source(args.source, capacity_bytes=capacity_bytes, force=args.force, fill=found_pool)

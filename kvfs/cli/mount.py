@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     need_root("kvfs mount")
     if args.foreground:
-        from kvfs.cli.mount_foreground import serve_here
         from kvfs.cli.ready_pipe import ReadyPipe
+        from kvfs.cli.serve import serve_here
 
         pipe = ReadyPipe(args.ready_fd) if args.ready_fd is not None else None
         serve_here(lambda: load_settings(args), pipe)

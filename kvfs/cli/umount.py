@@ -17,7 +17,7 @@ from kvfs.client.subprocesses import seen_in_time
 from kvfs.core.errors import CommandError, MountpointUnusable, NotMounted, ServeFailed, UsageError
 from kvfs.core.settings import Settings
 from kvfs.doctor.kernel_holders import held_by_kernel
-from kvfs.machine.mount_table import FS_TYPE, mount_at, resolve_mountpoint
+from kvfs.machine.mount_table import FS_TYPE, mount_at, resolve_mountpoint, unmount
 from kvfs.machine.mounted_elsewhere import note_of
 
 if TYPE_CHECKING:
@@ -129,8 +129,6 @@ def _wait_for_source(source: str, wait_s: float) -> None:
 
 
 def _unmount(mountpoint: str, *, lazy: bool) -> None:
-    from mount.fuse.kernel import unmount
-
     try:
         unmount(mountpoint, lazy=lazy)
     except OSError as error:

@@ -4,6 +4,7 @@ The list is read instead of asking the paths, since a stat of a mount whose serv
 hang as well.
 """
 
+import ctypes
 import os
 import re
 from typing import Final, NamedTuple
@@ -13,6 +14,9 @@ _MOUNTINFO: Final = "/proc/self/mountinfo"
 #: As many as the kernel follows in one path (path_resolution(7)).
 _LINKS_MAX: Final = 40
 _ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
+#: umount(2).
+_MNT_FORCE: Final = 1
+_MNT_DETACH: Final = 2
 
 
 class Mount(NamedTuple):
@@ -91,6 +95,17 @@ def resolve_mountpoint(path: str) -> str:
         waiting = [*resolved.split("/"), *waiting]
         resolved = "/"
     return os.path.normpath(os.path.join(resolved, *waiting))
+
+
+def unmount(mountpoint: str, *, lazy: bool, force: bool = False) -> None:
+    """Unmount *mountpoint* (umount2(2)); *lazy* detaches it even while it is in use.
+
+    *force* ends all requests that nobody will answer first, also if the rest fails. Raises OSError.
+    """
+    flags = (_MNT_DETACH if lazy else 0) | (_MNT_FORCE if force else 0)
+    if ctypes.CDLL(None, use_errno=True).umount2(os.fsencode(mountpoint), flags) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"umount: {os.strerror(code)}")
 
 
 def _parse(line: bytes) -> Mount:

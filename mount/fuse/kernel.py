@@ -1,4 +1,4 @@
-"""The system calls a FUSE server makes around /dev/fuse: mount, unmount, backing ids, messages.
+"""The system calls a FUSE server makes around /dev/fuse: mount, backing ids, messages.
 
 Nothing here knows what a block or a handle is. Every function raises OSError with the kernel's
 errno. Layouts: linux/include/uapi/linux/fuse.h; measured behaviour: docs/architecture.md.
@@ -11,6 +11,7 @@ import struct
 from typing import Final
 
 from kvfs.core.types import BackingId
+from kvfs.machine.mount_table import FS_TYPE
 from mount.fuse.wire import (
     NOTIFY_INC_EPOCH,
     NOTIFY_INVAL_ENTRY,
@@ -23,8 +24,6 @@ DEVICE: Final = "/dev/fuse"
 MS_RDONLY: Final = 1
 MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
-MNT_FORCE: Final = 1
-MNT_DETACH: Final = 2
 
 #: _IOW(229, 1, struct fuse_backing_map): the id is the return value.
 _BACKING_OPEN: Final = 0x4010E501
@@ -40,13 +39,6 @@ _libc.mount.argtypes = [
     ctypes.c_ulong,
     ctypes.c_char_p,
 ]
-_libc.umount2.argtypes = [ctypes.c_char_p, ctypes.c_int]
-
-
-def _check(result: int, what: str) -> None:
-    if result != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"{what}: {os.strerror(code)}")
 
 
 def open_device() -> int:
@@ -61,21 +53,10 @@ def mount(device_fd: int, mountpoint: str, source: str, *, read_only: bool) -> N
     """
     options = f"fd={device_fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
     flags = MS_NOSUID | MS_NODEV | (MS_RDONLY if read_only else 0)
-    _check(
-        _libc.mount(
-            os.fsencode(source), os.fsencode(mountpoint), b"fuse.kvfs", flags, options.encode()
-        ),
-        "mount",
-    )
-
-
-def unmount(mountpoint: str, *, lazy: bool, force: bool = False) -> None:
-    """Unmount *mountpoint* (umount2(2)); *lazy* detaches it even while it is in use.
-
-    *force* ends all requests that nobody will answer first, also if the rest fails.
-    """
-    flags = (MNT_DETACH if lazy else 0) | (MNT_FORCE if force else 0)
-    _check(_libc.umount2(os.fsencode(mountpoint), flags), "umount")
+    names = os.fsencode(source), os.fsencode(mountpoint), FS_TYPE.encode()
+    if _libc.mount(*names, flags, options.encode()) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"mount: {os.strerror(code)}")
 
 
 def open_backing(device_fd: int, extent_fd: int) -> BackingId:

@@ -12,8 +12,7 @@ import time
 from typing import Final
 
 from kvfs.devices.detached import mount_detached
-from kvfs.machine.mount_table import kvfs_at, mount_at, mounts
-from mount.fuse import kernel
+from kvfs.machine.mount_table import kvfs_at, mount_at, mounts, unmount
 
 _log: Final = logging.getLogger(__name__)
 
@@ -70,7 +69,7 @@ class OwnMount:
         aborted = self._is_down()
         for lazy in (False, True):
             with contextlib.suppress(OSError):
-                kernel.unmount(self._mountpoint, lazy=lazy)
+                unmount(self._mountpoint, lazy=lazy)
                 # Still there if it is mounted elsewhere, too.
                 self._unused = not lazy and not aborted and self._is_down()
                 return

@@ -15,6 +15,7 @@ from tests.support.pools import refused
 BESIDE_A_HUNG_MOUNT = """\
 import sys
 from kvfs.devices import format_source, open_source
+from kvfs.machine.mount_table import unmount
 from mount.fuse import kernel
 mountpoint, image = sys.argv[1:]
 fd = kernel.open_device()
@@ -22,7 +23,7 @@ kernel.mount(fd, mountpoint, "/never", read_only=False)
 format_source(image, capacity_bytes=100 << 20)
 with open_source(image) as device:
     print(device.fs_type)
-print(kernel.unmount(mountpoint, lazy=True))
+print(unmount(mountpoint, lazy=True))
 """
 
 
@@ -53,6 +54,7 @@ def test_a_mount_that_hangs_holds_up_neither_mkfs_nor_mount() -> None:
 #: same): the program hangs in its look at the mount.
 WITHOUT_A_NAMESPACE = """\
 import subprocess, sys
+from kvfs.machine.mount_table import unmount
 from mount.fuse import kernel
 mountpoint, image = sys.argv[1:]
 fd = kernel.open_device()
@@ -64,7 +66,7 @@ run_tool("mkfs.xfs", sys.argv[1], timeout_s=1.0)
 '''
 command = ["setpriv", "--bounding-set=-sys_admin", sys.executable, "-c", program, image]
 done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-kernel.unmount(mountpoint, lazy=True)
+unmount(mountpoint, lazy=True)
 print(done.stderr)
 """
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvfs import __version__
-from kvfs.cli import mount_background
+from kvfs.cli import mount_background, umount
 from kvfs.cli.main import main
 from kvfs.client import liveness, servers
 from kvfs.client.control_socket import ask
@@ -21,7 +21,6 @@ from kvfs.core import errors
 from kvfs.core.mount_name import name_of, socket_path
 from kvfs.core.settings import Settings
 from kvfs.machine import mount_table
-from mount.fuse import kernel
 from tests.support.mounting import COMMAND_WAIT_S, KVFS, ROOT, run_kvfs
 from tests.support.places import CAPACITY_BYTES, blank_place, lines_of, small_mount
 
@@ -127,13 +126,12 @@ def test_a_lazy_umount_detaches_what_is_in_use(place: Path) -> None:
 def test_of_two_umounts_the_later_finds_nothing_mounted(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    unmount = kernel.unmount
 
     def later(mountpoint: str, *, lazy: bool) -> None:
-        unmount(mountpoint, lazy=False)
-        unmount(mountpoint, lazy=lazy)
+        mount_table.unmount(mountpoint, lazy=False)
+        mount_table.unmount(mountpoint, lazy=lazy)
 
-    monkeypatch.setattr(kernel, "unmount", later)
+    monkeypatch.setattr(umount, "unmount", later)
     with small_mount(place) as mount:
         assert main(["umount", str(mount.path)]) == errors.NotMounted.exit_code
         assert capsys.readouterr().err == f"kvfs: nothing is mounted at {mount.path} any more\n"

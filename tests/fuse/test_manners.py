@@ -260,7 +260,7 @@ def adopted(program: str) -> list[str]:
     start = (
         "import resource, sys, gc, ctypes\n"
         "from kvfs.core.settings import Settings\n"
-        "from mount.process.process_limits import adopt, settle_memory\n"
+        "from kvfs.machine.process_limits import adopt, settle_memory\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", start + program],

@@ -64,7 +64,7 @@ def test_the_end_of_a_mount_keeps_what_was_closed(place: Path, path: str, unused
             if unused:
                 one.close()
                 other.close()
-                kernel.unmount(str(mount.path), lazy=False)
+                mount_table.unmount(str(mount.path), lazy=False)
             else:
                 os.kill(mount.server_pid, signal.SIGTERM)
             os.kill(mount.server_pid, signal.SIGCONT)
@@ -80,7 +80,7 @@ def test_a_stopping_server_leaves_what_others_mounted_there(place: Path, detache
     with small_mount(place) as mount:
         holder = subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=mount.path)
         if detached:
-            kernel.unmount(str(mount.path), lazy=True)
+            mount_table.unmount(str(mount.path), lazy=True)
         subprocess.run(["mount", "-t", "tmpfs", "foreign", mount.path], check=True)
         try:
             os.kill(mount.server_pid, signal.SIGTERM)
@@ -89,7 +89,7 @@ def test_a_stopping_server_leaves_what_others_mounted_there(place: Path, detache
             assert there is not None
             assert there.source == "foreign"
         finally:
-            kernel.unmount(str(mount.path), lazy=True)
+            mount_table.unmount(str(mount.path), lazy=True)
             holder.communicate()
 
 

@@ -27,6 +27,7 @@ MESSAGE_MAX_BYTES: Final = (1 << 20) + 65536
 _SOCKET_BUFFER_BYTES: Final = 8 << 20
 _SERVER: Final = """
 import itertools, os, sys
+from kvfs.machine import mount_table
 from mount.fuse import kernel
 device_fd = int(sys.argv.pop(1))
 backing_errno = int(sys.argv.pop(1))
@@ -36,7 +37,7 @@ def open_backing(device_fd, extent_fd):
         raise OSError(backing_errno, os.strerror(backing_errno))
     return next(ids)
 kernel.open_device = lambda: device_fd
-kernel.mount = kernel.unmount = kernel.close_backing = lambda *args, **kwargs: None
+kernel.mount = mount_table.unmount = kernel.close_backing = lambda *args, **kwargs: None
 kernel.open_backing = open_backing
 from kvfs.cli.main import main
 sys.exit(main())

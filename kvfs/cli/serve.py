@@ -12,6 +12,12 @@ from kvfs.cli.standard_streams import say
 from kvfs.cli.termination import sigterm_raises
 from kvfs.core.errors import NO_SPACE, KvfsError, ServeFailed, SourceBlank, SourceFull
 from kvfs.core.settings import Settings
+from kvfs.machine.process_limits import (
+    adopt,
+    require_file_size,
+    require_open_files,
+    settle_memory,
+)
 
 _log: Final = logging.getLogger(__name__)
 
@@ -37,15 +43,12 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
     settings = load()
     check_apart(settings.source, settings.mountpoint)
     remarks = prepare_mountpoint(settings.mountpoint)
-    from mount.process.process_limits import require_file_size, require_open_files
-
     require_file_size()
     require_open_files(settings.open_files_max)
     # Only now what is slow to import: a wrong flag is answered at once.
     from kvfs.storage.index_map import outlive_bus_errors
     from mount.process.logs import close_logging, set_up_logging
     from mount.process.notify_systemd import notify
-    from mount.process.process_limits import adopt, settle_memory
 
     place = set_up_logging(settings, background=pipe is not None)
     outlive_bus_errors()
