@@ -99,6 +99,7 @@ ALLOWED_NAMES: Final = frozenset({"PAGE_BYTES", "page_cache", "entry_timeout_s",
 ALLOWED_WORDS: Final = {
     "mount.": frozenset({"entry", "entries"}),
     "kvfs.storage.index": frozenset({"page", "pages"}),
+    "kvfs.storage.lmdb_file": frozenset({"page", "pages"}),
 }
 
 #: The only module of kvfs/ that starts what serves.

@@ -39,20 +39,20 @@ from kvfs.core.records import (
     xattr_key,
 )
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.storage.index_environment import check_format, open_environment, rows_bytes
-from kvfs.storage.index_errors import raise_index_error
-from kvfs.storage.index_file import (
+from kvfs.storage.index_map import STATE
+from kvfs.storage.index_transaction import PendingRows, RecordCache, Rows, WriteTransaction
+from kvfs.storage.lmdb_file import (
     DATA_NAME,
     SPARE_PAGES,
     IndexFile,
     allocate_lock_file,
     check_data_file,
+    check_format,
+    committed_rows,
+    open_environment,
+    raise_index_error,
+    rows_bytes,
 )
-from kvfs.storage.index_map import STATE
-from kvfs.storage.index_range import committed_rows
-from kvfs.storage.index_transaction import Rows, WriteTransaction
-from kvfs.storage.pending_rows import PendingRows
-from kvfs.storage.record_cache import RecordCache
 from kvfs.storage.syscalls import Syscalls
 
 DEFAULT_MAP_SIZE_BYTES: Final = 64 << 30

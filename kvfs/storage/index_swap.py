@@ -8,7 +8,7 @@ interrupted between the two, and has a complete ``index.new``.
 import contextlib
 from typing import Final
 
-from kvfs.storage.index_file import DATA_NAME, LOCK_NAME
+from kvfs.storage.lmdb_file import DATA_NAME, LOCK_NAME
 from kvfs.storage.syscalls import Syscalls
 
 INDEX: Final = "index"

@@ -1,7 +1,7 @@
 """One write transaction of the index: every change of a request, visible at once or not at all.
 
 It collects rows in memory; LMDB sees them when it commits, all in one go, together with the rows
-of earlier transactions that need not last (pending_rows.py).
+of earlier transactions that need not last (``PendingRows``).
 """
 
 import contextlib
@@ -32,11 +32,14 @@ from kvfs.core.records import (
     xattr_key,
 )
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.storage.index_errors import raise_index_error
+from kvfs.storage.lmdb_file import raise_index_error
 
 #: Rows by key; None for a row that is to go.
 Rows = dict[bytes, bytes | None]
 _ABSENT: Final = b""
+#: More waiting rows than this and the next transaction lasts, whatever it is.
+PENDING_MAX: Final = 1024
+RECORDS_MAX: Final = 4096
 
 
 class WriteTransaction:
@@ -183,3 +186,50 @@ class WriteTransaction:
         """Remove the row *key* of any keyspace: for fsck, which finds rows nobody can read."""
         self._delete(key)
         self._records.pop(key, None)
+
+
+class PendingRows(dict[bytes, bytes | None]):
+    """Rows that are decided and read, but that LMDB has not got yet; None for one that is to go.
+
+    A draft's coming and going need not outlive a killed daemon: an extent without a row is a
+    stray, which the next start sweeps. So its rows wait here for the transaction that must last
+    (the rename that publishes it) or for the next tick. A store by rename then costs one commit
+    instead of three, and rows that came and went meanwhile none.
+    """
+
+    def keys_after(self, committed: list[bytes], prefix: bytes) -> list[bytes]:
+        """Return which keys with *prefix* there are, given those that LMDB has."""
+        found = [key for key in committed if self.get(key, b"") is not None]
+        found += [key for key, raw in self.items() if raw is not None and key.startswith(prefix)]
+        return found
+
+    def with_rows(self, rows: Rows) -> Rows:
+        """Return all rows that a commit of *rows* writes."""
+        return {**self, **rows} if self else rows
+
+    @property
+    def full(self) -> bool:
+        """Whether no more rows may wait."""
+        return len(self) >= PENDING_MAX
+
+
+class RecordCache(dict[bytes, InodeRecord]):
+    """Inode records lately read or written, parsed: a store asks for its directory's six times.
+
+    This process is the index's only writer, so that a record here is what the index says, pending
+    rows included. Bounded by count; a record takes some 600 bytes.
+    """
+
+    def remember(self, key: bytes, record: InodeRecord) -> None:
+        """Keep *record*, in place of the one kept longest."""
+        if len(self) >= RECORDS_MAX:
+            del self[next(iter(self))]
+        self[key] = record
+
+    def learn(self, rows: Rows, records: dict[bytes, InodeRecord]) -> None:
+        """Forget what *rows* changed, of which *records* are inode records."""
+        for key in rows:
+            if key in self:
+                del self[key]
+        for key, record in records.items():
+            self.remember(key, record)

@@ -15,7 +15,7 @@ from kvfs.core import records
 from kvfs.core.errors import FormatUnknown, IndexDamaged, NoSpace
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.storage.index import Index
-from kvfs.storage.index_file import verify_data_file
+from kvfs.storage.lmdb_file import verify_data_file
 from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.mounting import mounted_at
 

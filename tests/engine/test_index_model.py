@@ -19,8 +19,8 @@ from kvfs.core.errors import NoSpace
 from kvfs.core.records import Counters
 from kvfs.core.types import InodeNo, InodeRecord, Sequence
 from kvfs.storage.index import Index
-from kvfs.storage.index_file import verify_data_file
 from kvfs.storage.index_transaction import WriteTransaction
+from kvfs.storage.lmdb_file import verify_data_file
 from tests.support.failing_syscalls import FailingSyscalls
 
 MAP_BYTES: Final = 64 << 20

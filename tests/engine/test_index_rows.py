@@ -8,8 +8,7 @@ import pytest
 from kvfs.core.errors import NoSpace
 from kvfs.core.records import inode_key
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.storage.pending_rows import PENDING_MAX
-from kvfs.storage.record_cache import RECORDS_MAX
+from kvfs.storage.index_transaction import PENDING_MAX, RECORDS_MAX
 from tests.engine.test_index import FILE, opened, path, record
 from tests.support.failing_syscalls import FailingSyscalls
 

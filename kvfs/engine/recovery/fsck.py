@@ -26,8 +26,8 @@ from kvfs.engine.recovery.rebuild import (
 )
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
-from kvfs.storage.index_file import verify_data_file
 from kvfs.storage.index_swap import index_path, settle_index
+from kvfs.storage.lmdb_file import verify_data_file
 from kvfs.storage.run_state import RunState, read_run_state, write_run_state
 from kvfs.storage.syscalls import Syscalls
 

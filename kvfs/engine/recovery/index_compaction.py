@@ -14,10 +14,15 @@ import lmdb
 
 from kvfs.core.errors import CommandError, Damaged
 from kvfs.engine.recovery.index_probe import read_apart
-from kvfs.storage.index_environment import open_environment, rows_bytes
-from kvfs.storage.index_errors import raise_index_error
-from kvfs.storage.index_file import DATA_NAME, SPARE_PAGES, check_data_file
 from kvfs.storage.index_swap import INDEX, INDEX_NEW, index_path, remove_index
+from kvfs.storage.lmdb_file import (
+    DATA_NAME,
+    SPARE_PAGES,
+    check_data_file,
+    open_environment,
+    raise_index_error,
+    rows_bytes,
+)
 from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)

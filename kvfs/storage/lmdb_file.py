@@ -1,4 +1,6 @@
-"""data.mdb as a file: room allocated ahead of LMDB, and a look at it before LMDB maps it.
+"""LMDB below the index: its file, how its environment is opened, its rows, and its errors.
+
+Room is allocated ahead of LMDB. Nothing above the index names ``lmdb``.
 
 LMDB answers some damage with SIGBUS or SIGABRT, so what can be seen from outside is looked at
 first. The layout of LMDB's two meta pages is that of lib/mdb.c (MDB_page, MDB_meta, MDB_db) of
@@ -8,11 +10,22 @@ LMDB 0.9, data version 1, on a 64-bit machine.
 import errno
 import os
 import struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
+import lmdb
 from lmdb.verify import VerifyError, verify
 
-from kvfs.core.errors import NO_SPACE, FormatUnknown, IndexDamaged, NoSpace
+from kvfs.core.errors import (
+    NO_SPACE,
+    Damaged,
+    FormatUnknown,
+    IndexDamaged,
+    NoSpace,
+    ReadOnly,
+    ToolMissing,
+)
+from kvfs.core.records import FORMAT_KEY, INDEX_FORMAT, parse_format
+from kvfs.core.sizes import format_size
 from kvfs.storage.syscalls import Syscalls
 
 DATA_NAME: Final = "data.mdb"
@@ -40,6 +53,10 @@ _P_META: Final = 0x08
 #: last page's number and the transaction's. The free list's pad is the page size.
 _META_PAGE: Final = struct.Struct("<QHHHH" + "IIQQ" + "IHHQQQQQ" * 2 + "QQ")
 assert _META_PAGE.size == 152
+
+_FULL = NO_SPACE | {errno.EFBIG}
+# PageFullError is LMDB's internal error: a page whose own numbers contradict each other.
+_BROKEN_TREE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PageFullError)
 
 
 class Meta(NamedTuple):
@@ -200,3 +217,106 @@ def allocate_lock_file(path: str, syscalls: Syscalls) -> None:
         raise
     finally:
         syscalls.close(fd)
+
+
+# ---- its environment, rows and errors ----
+
+
+def check_format(path: str, map_size_bytes: int) -> None:
+    """Raise IndexDamaged or FormatUnknown unless the index names the format known here.
+
+    Raises ToolMissing as ``open_environment``.
+    """
+    env = open_environment(path, map_size_bytes, read_only=True)
+    try:
+        with env.begin() as txn:
+            raw = txn.get(FORMAT_KEY)
+        version = None if raw is None else parse_format(raw)
+    except (lmdb.Error, Damaged) as error:
+        raise IndexDamaged(f"index: {error}") from None
+    finally:
+        env.close()
+    if version is None:
+        raise IndexDamaged("index: it names no format version")
+    if version != INDEX_FORMAT:
+        raise FormatUnknown(f"index: found format {version}, supported is {INDEX_FORMAT}")
+
+
+def open_environment(path: str, map_size_bytes: int, *, read_only: bool) -> lmdb.Environment:
+    """Open LMDB without any fsync of its own; raises IndexDamaged, ToolMissing, OSError.
+
+    ``writemap`` stays off: a wild write of this process could not reach the index. ``lock`` is on
+    so that a copy taken in a thread pins its pages; read-only opens leave the lock file alone.
+    ``max_spare_txns=1`` keeps one ended read transaction for the next ``begin``.
+    """
+    try:
+        return lmdb.Environment(
+            path,
+            map_size=map_size_bytes,
+            readonly=read_only,
+            create=False,
+            mode=0o700,
+            sync=False,
+            metasync=False,
+            writemap=False,
+            lock=not read_only,
+            max_dbs=0,
+            max_spare_txns=1,
+        )
+    except lmdb.MemoryError:  # of mmap: nothing of the index was looked at yet
+        raise ToolMissing(
+            f"index: no address space for its map of {format_size(map_size_bytes)}; "
+            "`ulimit -v unlimited` or LimitAS=infinity of its unit gives it"
+        ) from None
+    except lmdb.Error as error:
+        raise IndexDamaged(f"index: {error}") from None
+
+
+def rows_bytes(env: lmdb.Environment) -> int:
+    """Return how much of the map holds rows; what transactions freed does not count."""
+    found = env.stat()
+    pages = found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]
+    return pages * found["psize"]
+
+
+def committed_rows(
+    env: lmdb.Environment, start: bytes, prefix: bytes, limit: int | None
+) -> list[tuple[bytes, bytes]]:
+    """Return up to *limit* rows from *start* on whose keys begin with *prefix*.
+
+    Raises Damaged where LMDB's tree is broken.
+    """
+    found: list[tuple[bytes, bytes]] = []
+    if limit is not None and limit <= 0:
+        return found
+    try:
+        with env.begin() as txn, txn.cursor() as cursor:
+            if not cursor.set_range(start):
+                return found
+            for row in cursor.iternext(keys=True, values=True):
+                if not row[0].startswith(prefix):
+                    break
+                found.append(row)
+                if len(found) == limit:
+                    break
+    except lmdb.Error as error:
+        raise_index_error(error)
+    return found
+
+
+def raise_index_error(error: lmdb.Error | OSError) -> NoReturn:
+    """Raise NoSpace, Damaged, ReadOnly or OSError for an error of a transaction.
+
+    The map being full and the file system being full are both NoSpace. A tree that LMDB cannot
+    follow is Damaged. Anything else is an OSError with LMDB's code where that is an errno.
+    """
+    if isinstance(error, lmdb.ReadonlyError):
+        raise ReadOnly("index: opened read-only") from error
+    code = error.errno if isinstance(error, OSError) else error.code
+    if isinstance(error, (lmdb.MapFullError, lmdb.DiskError)) or code in _FULL:
+        raise NoSpace(f"index: {error}") from error
+    if isinstance(error, _BROKEN_TREE):
+        raise Damaged(f"index: {error}") from error
+    if isinstance(error, OSError):
+        raise error
+    raise OSError(code if code and code > 0 else errno.EIO, f"index: {error}") from error
