@@ -15,7 +15,7 @@ _LOOK_MAX_S: Final = 3.0
 def program_again(module: str) -> tuple[list[str], dict[str, str]]:
     """Return the command line that runs *module*, and the environment in which it is found.
 
-    ``-P``: a root shell may stand in a directory where somebody left a ``trio.py``.
+    ``-P``: a root shell may stand in a directory with a module of somebody's called trio.
     """
     environment = dict(os.environ)
     home = os.path.dirname(os.path.dirname(os.path.abspath(kvfs.__file__)))

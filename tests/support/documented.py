@@ -15,8 +15,6 @@ DOCUMENTS: Final = ("README.md", *sorted(f"docs/{one.name}" for one in ROOT.glob
 
 #: How indented blocks begin that are no commands.
 NO_COMMANDS: Final = (
-    "store:    reserve",
-    "cli     kvfs/cli/",
     "POOL      ",
     "0000  ",
     "chunk_size: 256",  # configurations: test_configurations_are_what_the_connectors_read
