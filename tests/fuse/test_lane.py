@@ -22,6 +22,7 @@ from mount.fuse.wire import (
     ENTRY_OUT_HEAD,
     OPEN_IN,
     OPEN_OUT,
+    READ_IN,
     RELEASE_IN,
     Opcode,
 )
@@ -211,6 +212,51 @@ def test_odd_questions_have_the_right_errors() -> None:
     assert codes["release no handle 0"] == -EBADF
 
 
+def directory_entries(kernel: FakeKernel, ino: int) -> dict[bytes, tuple[int, int, int, int]]:
+    """List a directory with attributes; return inode, generation and attr_valid (s, ns) by name."""
+    opened = kernel.call(Opcode.OPENDIR, ino, OPEN_IN.pack(0, 0))
+    handle = OPEN_OUT.unpack(opened.payload)[0]
+    left = kernel.call(Opcode.READDIRPLUS, ino, READ_IN.pack(handle, 0, 4096, 0, 0, 0, 0)).payload
+    found = {}
+    while left:
+        child, generation, _, attr_s, _, attr_ns = ENTRY_OUT_HEAD.unpack_from(left)
+        (length,) = struct.unpack_from("<I", left, ENTRY_OUT_BYTES + 16)
+        name = left[ENTRY_OUT_BYTES + 24 :][:length]
+        found[name] = (child, generation, attr_s, attr_ns)
+        left = left[ENTRY_OUT_BYTES + 24 + -(-length // 8) * 8 :]
+    kernel.call(Opcode.RELEASEDIR, ino, RELEASE_IN.pack(handle, 0, 0, 0))
+    return found
+
+
+@pytest.mark.parametrize("lane", ["true", "false"])
+def test_attributes_are_not_kept_while_somebody_writes(lane: str) -> None:
+    """[stat] Its bytes go past the kernel's inode: a draft's as those of a block that was whole."""
+    with fake_kernel("--set", f"fast_lane={lane}") as kernel:
+        server = Server(kernel)
+        directory, _ = server.entry(
+            "mkdir", Opcode.MKDIR, 1, struct.pack("<II", 0o755, 0) + b"directory\0"
+        )
+        ino, writer = server.create(directory, b"block")
+
+        def kept() -> list[bool]:
+            server.said.clear()
+            server.lookup("", directory, b"block")
+            server.getattr("", ino)
+            (_, (*_, looked_s, looked_ns), _, _), (_, got, _, _) = (said for _, said in server.said)
+            *_, listed_s, listed_ns = directory_entries(kernel, directory)[b"block"]
+            times = ((looked_s, looked_ns), got, (listed_s, listed_ns))
+            return [time > (0, 0) for time in times]
+
+        assert kept() == [False] * 3, "a draft"
+        server.release("draft", ino, writer)
+        assert kept() == [True] * 3
+        for flags in (os.O_WRONLY, os.O_WRONLY | os.O_APPEND, os.O_RDWR):
+            again = server.open("block to write", ino, flags)
+            assert kept() == [False] * 3, f"open with {flags:#x}"
+            server.release("block", ino, again)
+            assert kept() == [True] * 3
+
+
 @pytest.mark.parametrize("lane", ["true", "false"])
 def test_the_roots_generation_is_0_and_all_others_the_pools(lane: str) -> None:
     """The kernel warns of any other for the root, which NFS asks for by ".." (fuse_lookup_name)."""
@@ -223,7 +269,19 @@ def test_the_roots_generation_is_0_and_all_others_the_pools(lane: str) -> None:
             reply = kernel.call(Opcode.LOOKUP, parent, name + b"\0")
             ino, told, *_ = ENTRY_OUT_HEAD.unpack_from(reply.payload)
             assert (ino, told) == (directory if wanted else 1, wanted)
-        assert server.said == []
+        ino, _ = server.create(1, b"draft")
+        listed = directory_entries(kernel, 1)
+        assert {name: row[:2] for name, row in listed.items() if name not in (b".", b"..")} == {
+            b"a": (directory, generation),
+            b"draft": (ino, generation),
+        }
+        body = struct.pack("<IIII", CREATE_FLAGS, stat.S_IFREG | 0o640, 0, 0) + b"block\0"
+        made = kernel.call(Opcode.CREATE, 1, body)
+        assert ENTRY_OUT_HEAD.unpack_from(made.payload)[1] == generation
+    with fake_kernel("--set", f"fast_lane={lane}") as other:
+        server = Server(other)
+        made = other.call(Opcode.MKDIR, 1, struct.pack("<II", 0o755, 0) + b"a\0")
+        assert ENTRY_OUT_HEAD.unpack_from(made.payload)[1] != generation, "another pool's"
 
 
 # ---- permissions: the kernel asks before it sends an OPEN (default_permissions) ----
