@@ -36,14 +36,18 @@ _FILE_END_BYTES: Final = (1 << 63) - 1
 _LOOKS_MAX: Final = 256
 
 
-@contextlib.contextmanager
-def _space_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in NO_SPACE:
+class _SpaceErrors:
+    """A ``with`` block whose ENOSPC and EDQUOT are NoSpace; a generator costs 3 us more a time."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
             raise NoSpace(str(error)) from error
-        raise
+
+
+_SPACE_ERRORS: Final = _SpaceErrors()
 
 
 class Extents:
@@ -75,7 +79,7 @@ class Extents:
         Raises NoSpace, and Damaged if the number was used before; leaves nothing behind then.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE_FLAGS
-        with _space_errors():
+        with _SPACE_ERRORS:
             directory_fd = self._extents.directory(ino, make=True)
             try:
                 fd = self._syscalls.open(file_name(ino), flags, 0o600, dir_fd=directory_fd)
@@ -92,12 +96,12 @@ class Extents:
 
     def reserve(self, fd: int, size_bytes: int) -> None:
         """Allocate the blocks of the first *size_bytes* and leave the length. Raises NoSpace."""
-        with _space_errors():
+        with _SPACE_ERRORS:
             self._syscalls.fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, size_bytes)
 
     def reserve_rest(self, fd: int, size_bytes: int) -> None:
         """As ``reserve``, of an extent that holds some of it. Raises NoSpace."""
-        with _space_errors():
+        with _SPACE_ERRORS:
             self.allocate(fd, FALLOC_FL_KEEP_SIZE, 0, size_bytes)
 
     def allocate(self, fd: int, mode: int, offset_bytes: int, length_bytes: int) -> None:
@@ -276,7 +280,7 @@ class Extents:
 
         *fd*, if the extent is open anyway, halves the cost: 10 us instead of 18. Raises NoSpace.
         """
-        with _space_errors():
+        with _SPACE_ERRORS:
             try:
                 self._set_identity(self._extents.path(ino) if fd is None else fd, identity)
             except FileNotFoundError:
@@ -321,7 +325,7 @@ class Extents:
         Called again for a new name or parent. A symlink's target never changes, so that writing
         the same bytes again harms nothing.
         """
-        with _space_errors():
+        with _SPACE_ERRORS:
             directory_fd = self._nodes.directory(ino, make=True)
             flags = os.O_WRONLY | os.O_CREAT | _FILE_FLAGS
             fd = self._syscalls.open(file_name(ino), flags, 0o600, dir_fd=directory_fd)
