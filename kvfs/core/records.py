@@ -5,7 +5,7 @@ bytes that fail it, or that carry a version not known here, raise ``Damaged`` an
 """
 
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from kvfs.core.checksum import CRC32C_RESIDUE, crc32c
@@ -109,6 +109,18 @@ _NAME_START: Final = _INODE.size
 def inode_key(ino: InodeNo) -> bytes:
     """Return the key of *ino*'s inode record."""
     return _pack_key(_INO, ino)
+
+
+def parse_inodes(
+    rows: Iterable[tuple[bytes, bytes]],
+) -> Iterator[tuple[InodeNo, InodeRecord | None]]:
+    """Yield inode and record of each of *rows*; None for a record that is damaged."""
+    for key, raw in rows:
+        try:
+            record = parse_inode(raw)
+        except Damaged:
+            record = None
+        yield parse_inode_key(key), record
 
 
 def name_key(parent: InodeNo, name: bytes) -> bytes:

@@ -18,12 +18,11 @@ from kvfs.engine.attributes import Attributes
 from kvfs.engine.blocks.blocks import Blocks
 from kvfs.engine.device_watch import DeviceWatch
 from kvfs.engine.eviction.by_names import NameEviction
-from kvfs.engine.eviction.heat_scan import HeatScan
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.eviction.reclaim_figures import reclaim_figures
+from kvfs.engine.eviction.start_scan import StartScan
 from kvfs.engine.names.namespace import Namespace
-from kvfs.engine.recovery.lease_scan import HoldingsScan
 from kvfs.engine.recovery.recovery import recover
 from kvfs.engine.recovery.state_totals import state_totals
 from kvfs.engine.recovery.sweep import Sweep
@@ -73,10 +72,10 @@ class Store:
         #: Whether all handles that are still counted at ``close`` are known to be closed.
         self.all_closed = False
         self.visibility = Visibility(self.pool, self.blocks.truncating.old)
-        self.heat_scan = HeatScan(self.pool)
-        self.pool.rank_anew = self.heat_scan.start
+        self.start_scan = StartScan(self.pool)
+        self.pool.rank_anew = self.start_scan.rank_anew
         self.pool.show_drafts_anew = self.blocks.publishing.show_drafts_anew
-        self.reclaim = Reclaim(self.pool, self.namespace, self.heat_scan)
+        self.reclaim = Reclaim(self.pool, self.namespace, self.start_scan)
         self.pool.evict = self.reclaim.evict
         self.name_eviction = NameEviction(self.pool, self.reclaim)
         self.pool.evict_names = self.name_eviction.make_room
@@ -85,9 +84,6 @@ class Store:
         self.watch.more_may_go = lambda: self.reclaim.hopeful
         self.pool.look_at_runners = self.watch.look_at_runners
         self.pool.leases.settle = self.blocks.publishing.lose_maker
-        self.pool.background.submit_leisure(HoldingsScan(self.pool).step)
-        if not settings.read_only:
-            self.heat_scan.start()
         self.device_watch = DeviceWatch(self.pool, self.blocks.publishing)
         self.sweep = Sweep(self.pool)
         #: Whether the device had no room for the index to grow: blocks are to go for it.

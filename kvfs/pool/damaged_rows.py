@@ -46,13 +46,13 @@ class Damage:
         Goes on until there is at least one, or no more.
         """
         prefix = child_key(parent, InodeNo(0))[:-8]
-        key = child_key(parent, after)
         found: list[tuple[InodeNo, bytes]] = []
-        while not found and (rows := self._index.rows(prefix, key, limit)):
-            key = rows[-1][0]
+        for rows in self._index.walk(prefix, limit, after=child_key(parent, after)):
             for child, raw in rows:
                 try:
                     found.append((parse_child_key(child)[1], unseal(child, raw)))
                 except Damaged:
                     self.misses += 1
+            if found:
+                break
         return found

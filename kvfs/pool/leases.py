@@ -64,8 +64,6 @@ class Leases:
         #: Leases by time: when each block was used last, oldest first.
         self._timed: OrderedDict[InodeNo, float] = OrderedDict()
         self._ended: deque[InodeNo] = deque()
-        #: Whether every holding of the index is in the tables (lease_scan.py).
-        self.complete = False
 
     def note(self, ino: InodeNo, record: InodeRecord, now_s: float) -> None:
         """Learn what *ino* is now."""

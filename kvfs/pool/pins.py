@@ -98,9 +98,7 @@ class Pins:
         held_bytes = counted = 0
         waiting = [ino]
         while waiting:
-            directory, after = waiting.pop(), InodeNo(0)
-            while children := self._index.children(directory, after, _STEP):
-                after = children[-1][0]
+            for children in self._index.below(waiting.pop(), _STEP):
                 counted += len(children)
                 if counted > _COUNTED_MAX:
                     yield held_bytes, False

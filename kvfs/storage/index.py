@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import threading
+from collections.abc import Iterator
 from functools import partial
 from typing import Final, Self
 
@@ -20,7 +21,6 @@ from kvfs.core.records import (
     COUNTERS_KEY,
     FORMAT_KEY,
     INDEX_FORMAT,
-    INODE_PREFIX,
     UNFINISHED_KEY,
     Counters,
     child_key,
@@ -31,7 +31,6 @@ from kvfs.core.records import (
     parse_child_key,
     parse_counters,
     parse_inode,
-    parse_inode_key,
     parse_name,
     parse_unfinished,
     parse_xattr_key,
@@ -235,33 +234,25 @@ class Index:
         prefix = xattr_key(ino, b"")
         return [parse_xattr_key(key)[1] for key, _ in self._rows(prefix, prefix, None)]
 
-    def inodes(self, after: InodeNo, limit: int) -> list[tuple[InodeNo, InodeRecord | None]]:
-        """Return up to *limit* (inode, record) above *after*; None for a record that is damaged."""
-        self.settle()
-        return self.committed_inodes(after, limit)
+    def walk(
+        self, prefix: bytes, step: int, *, after: bytes = b"", committed: bool = False
+    ) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Yield the rows whose keys begin with *prefix* and sort above *after*, *step* at a time.
 
-    def committed_inodes(
-        self, after: InodeNo, limit: int
-    ) -> list[tuple[InodeNo, InodeRecord | None]]:
-        """Return the same without what waits for a commit; any thread may ask."""
-        found: list[tuple[InodeNo, InodeRecord | None]] = []
-        start = inode_key(InodeNo(after + 1))
-        with self._unread:
-            rows = committed_rows(self._env, start, INODE_PREFIX, limit)
-        for key, raw in rows:
-            try:
-                record = parse_inode(raw)
-            except Damaged:
-                record = None
-            found.append((parse_inode_key(key), record))
-        return found
-
-    def rows(self, prefix: bytes, after: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-        """Return up to *limit* raw rows whose keys begin with *prefix* and sort above *after*.
-
-        For fsck, which checks every keyspace against the others.
+        Each list is read in a transaction of its own: rows may come and go in between. With
+        *committed* what waits for a commit is left out, and any thread may ask.
         """
-        return list(self._rows(max(prefix, after + b"\0" if after else b""), prefix, limit))
+        read = self._committed_rows if committed else self._rows
+        while rows := read(max(prefix, after + b"\0" if after else b""), prefix, step):
+            after = rows[-1][0]
+            yield rows
+
+    def below(self, directory: InodeNo, step: int) -> Iterator[list[tuple[InodeNo, bytes]]]:
+        """Yield all that ``children`` of *directory* returns, up to *step* at a time."""
+        after = InodeNo(0)
+        while found := self.children(directory, after, step):
+            after = found[-1][0]
+            yield found
 
     def counters(self) -> Counters:
         """Return the counters."""
@@ -409,3 +400,7 @@ class Index:
     def _rows(self, start: bytes, prefix: bytes, limit: int | None) -> list[tuple[bytes, bytes]]:
         self.settle()  # rare beside single rows, so that the two need not be merged
         return committed_rows(self._env, start, prefix, limit)
+
+    def _committed_rows(self, start: bytes, prefix: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        with self._unread:
+            return committed_rows(self._env, start, prefix, limit)

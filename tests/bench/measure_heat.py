@@ -178,7 +178,7 @@ def measure_pool(blocks: int, directory: str) -> dict[str, object]:
     store = made.start()
     try:
         steps, start_s = 0, time.thread_time()
-        while not store.heat_scan.done:
+        while not store.start_scan.done:
             assert store.pool.background.run_one()
             steps += 1
         walk_s = time.thread_time() - start_s

@@ -103,7 +103,7 @@ def test_a_start_finds_the_holdings_behind_a_row_that_it_cannot_read(running: Ho
     running.stop()
     store = running.start()
     settle(store)
-    assert store.pool.leases.complete
+    assert store.start_scan.done
     assert store.pool.leases.state_of(leased) is State.LEASED
     assert store.pool.pins.pinned_bytes == 8192  # of two below the top
 

@@ -207,7 +207,7 @@ def test_a_start_finds_every_holding_again(running: Host, end: str, lived: bool)
         lives.begin(ONE)
     settle(running.store)
     running.store.tick()
-    assert running.store.pool.leases.complete
+    assert running.store.start_scan.done
     expected = [State.LEASED, State.SLAB, State.LEASED]
     if not lived:
         expected = [State.PUBLISHED, State.ORPHAN_SLAB, State.ORPHAN]
@@ -225,16 +225,16 @@ def test_a_start_whose_walk_is_refused_finds_the_holdings_later(
     running.start()
     watch(running)
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise NoSpace("index: no room for what waits")
 
     with monkeypatch.context() as full:
-        full.setattr(running.store.pool.index, "rows", refuse)
+        full.setattr(running.store.pool.index, "walk", refuse)
         settle(running.store)
-        assert not running.store.pool.leases.complete
+        assert not running.store.start_scan.done
     settle(running.store)
     running.store.tick()
-    assert running.store.pool.leases.complete
+    assert running.store.start_scan.done
     assert state_of(running, b"block") is State.PUBLISHED
 
 

@@ -56,7 +56,7 @@ def test_a_new_index_is_empty(index: Index) -> None:
     assert index.counters() == Counters()
     assert index.lookup(ROOT_INODE, b"x") is None
     assert index.inode(ROOT_INODE) is None
-    assert index.inodes(InodeNo(0), 10) == []
+    assert list(index.walk(records.INODE_PREFIX, 10)) == []
     assert index.children(ROOT_INODE, InodeNo(0), 10) == []
     assert index.xattr(ROOT_INODE, b"user.x") is None
     assert index.xattrs(ROOT_INODE) == []
@@ -196,7 +196,8 @@ def test_who_reads_in_another_thread_keeps_no_freed_pages_from_use(index: Index)
     def sweep() -> None:
         while not ended.is_set():
             assert index.knows(FILE)
-            assert len(index.committed_inodes(InodeNo(0), 50)) == 50
+            rows = next(index.walk(records.INODE_PREFIX, 50, committed=True))
+            assert len(rows) == 50
             began.set()
 
     before_bytes = index.used_bytes()
@@ -234,8 +235,11 @@ def test_inodes_are_walked_in_order_and_a_damaged_one_does_not_stop_the_walk(pat
             txn.put_inode(InodeNo(ino), record())
     write_row(path, records.inode_key(InodeNo(17)), b"garbage")
     with opened(path) as index:
-        assert index.inodes(InodeNo(0), 10) == [(16, record()), (17, None), (300, record())]
-        assert index.inodes(InodeNo(16), 1) == [(17, None)]
+        (rows,) = index.walk(records.INODE_PREFIX, 10)
+        found = list(records.parse_inodes(rows))
+        assert found == [(16, record()), (17, None), (300, record())]
+        behind = index.walk(records.INODE_PREFIX, 1, after=records.inode_key(InodeNo(16)))
+        assert list(records.parse_inodes(next(behind))) == [(17, None)]
         with pytest.raises(Damaged):
             index.inode(InodeNo(17))
         assert index.inode_or_miss(InodeNo(17)) is None
@@ -247,9 +251,10 @@ def test_rows_of_one_keyspace_are_walked_from_any_key(index: Index) -> None:
         for ino in range(FIRST_INODE, FIRST_INODE + 7):
             txn.put_name(ROOT_INODE, b"n%d" % ino, InodeNo(ino))
             txn.put_inode(InodeNo(ino), record())
-    found: list[bytes] = []
-    while rows := index.rows(records.NAME_PREFIX, found[-1] if found else b"", 3):
-        found += [key for key, _ in rows]
+    steps = list(index.walk(records.NAME_PREFIX, 3))
+    assert [len(rows) for rows in steps] == [3, 3, 1]
+    found = [key for rows in steps for key, _ in rows]
+    assert next(index.walk(records.NAME_PREFIX, 9, after=found[4])) == steps[1][2:] + steps[2]
     assert [records.parse_name_key(key)[1] for key in found] == [
         b"n%d" % ino for ino in range(FIRST_INODE, FIRST_INODE + 7)
     ]

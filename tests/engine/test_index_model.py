@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from kvfs.core.errors import NoSpace
-from kvfs.core.records import Counters
+from kvfs.core.records import INODE_PREFIX, Counters, inode_key, parse_inodes
 from kvfs.core.types import InodeNo, InodeRecord, Sequence
 from kvfs.storage.index import Index
 from kvfs.storage.index_transaction import WriteTransaction
@@ -222,7 +222,8 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(after=INOS, limit=st.integers(1, 9))
     def walk_inodes(self, after: InodeNo, limit: int) -> None:
         expected = sorted(row for row in self.kept.inodes.items() if row[0] > after)
-        assert self.index.inodes(after, limit) == expected[:limit]
+        walk = self.index.walk(INODE_PREFIX, limit, after=inode_key(after))
+        assert list(parse_inodes(next(walk, []))) == expected[:limit]
 
     @rule(ino=INOS)
     def list_xattrs(self, ino: InodeNo) -> None:

@@ -92,7 +92,7 @@ def test_leases_leave_less_to_be_kept_and_take_nothing_away(running: Host) -> No
     # 0.92 for both together.
     inos += [stored(store, first, b"later%d" % number) for number in range(3)]
     assert kept(store, inos) == [True] * 5 + [False] * 2
-    store.heat_scan.start()
+    store.start_scan.rank_anew()
     settle(store)
     assert kept(store, inos[:5]) == [True] * 5
     assert store.describe()["lease_max_bytes"] == int(0.92 * CAPACITY_BYTES) - 5 * MIB

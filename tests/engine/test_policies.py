@@ -247,7 +247,7 @@ def test_a_pinned_directory_that_grew_too_large_to_count_hinders_no_start(
     running.stop()
     running.start()
     settle(running.store)
-    assert running.store.pool.leases.complete
+    assert running.store.start_scan.done
 
 
 def test_what_pins_hold_is_counted_in_steps_after_a_start(

@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 
 from kvfs.core.errors import NoSpace
+from kvfs.core.records import INODE_PREFIX, parse_inodes
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.devices import Device, Reserve, open_source, pool_files
@@ -306,10 +307,8 @@ def assert_no_strays(store: Store) -> None:
 def records(store: Store) -> dict[InodeNo, InodeRecord]:
     """Return every inode of the index."""
     found: dict[InodeNo, InodeRecord] = {}
-    after = InodeNo(0)
-    while rows := store.pool.index.inodes(after, 1000):
-        after = rows[-1][0]
-        found.update((ino, record) for ino, record in rows if record is not None)
+    for rows in store.pool.index.walk(INODE_PREFIX, 1000):
+        found.update((ino, record) for ino, record in parse_inodes(rows) if record is not None)
     return found
 
 

@@ -237,15 +237,14 @@ def _below(pool: Pool, root: InodeNo) -> Iterator[InodeNo]:
     """Yield each file at or below *root*, and 0 after every step."""
     waiting = [root]
     while waiting:
-        at, after = waiting.pop(), InodeNo(0)
+        at = waiting.pop()
         record = pool.index.inode_or_miss(at)
         if record is None:
             continue
         if not stat.S_ISDIR(record.mode):
             yield at
             continue
-        while children := pool.index.children(at, after, _LOOKED_AT):
-            after = children[-1][0]
+        for children in pool.index.below(at, _LOOKED_AT):
             for ino, _ in children:
                 child = pool.index.inode_or_miss(ino)
                 if child is not None and stat.S_ISDIR(child.mode):

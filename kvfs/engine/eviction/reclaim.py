@@ -16,7 +16,7 @@ from kvfs.core.eviction_policy import EVICTABLE, Columns
 from kvfs.core.inode_rules import counted, emptied
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.eviction.eligibility import look_at, sidecars_of
-from kvfs.engine.eviction.heat_scan import HeatScan
+from kvfs.engine.eviction.start_scan import StartScan
 from kvfs.engine.eviction.victims import Victims
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import drop
@@ -45,10 +45,10 @@ def _tell_nobody(_ino: InodeNo) -> None:
 class Reclaim:
     """Makes room by evicting; never more than was asked for."""
 
-    def __init__(self, pool: Pool, namespace: Namespace, heat_scan: HeatScan) -> None:
+    def __init__(self, pool: Pool, namespace: Namespace, start_scan: StartScan) -> None:
         self._pool = pool
         self._namespace = namespace
-        self._heat_scan = heat_scan
+        self._start_scan = start_scan
         #: Told each inode that lost its name.
         self.unnamed: Callable[[InodeNo], None] = _tell_nobody
         #: For the kernel: told the name of a block that is still open, or the inode of one that
@@ -77,7 +77,7 @@ class Reclaim:
         pool = self._pool
         if self.planning or len(pool.unlink_queue):
             return True
-        if not self._heat_scan.done:
+        if not self._start_scan.done:
             return True  # what the pool held at the start is still being looked for
         return pool.evictable_bytes > 0 and not self._victims.is_barren()
 

@@ -107,9 +107,7 @@ def _listed(index: Index, inos: Iterable[InodeNo]) -> Iterator[tuple[InodeNo, In
 
 def _search(index: Index) -> Iterator[tuple[InodeNo, InodeRecord]]:
     """Yield the open inodes of the whole index, a million rows a second."""
-    after = b""
-    while rows := index.rows(INODE_PREFIX, after, _STEP):
-        after = rows[-1][0]
+    for rows in index.walk(INODE_PREFIX, _STEP):
         for key, raw in rows:
             try:
                 if state_of_inode(raw) in _OPEN_STATES:

@@ -6,16 +6,19 @@ that leads nowhere goes, a readdir row or count that can be told from the rest i
 
 import stat
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Final
 
 from kvfs.core.errors import Damaged
 from kvfs.core.records import (
     CHILD_PREFIX,
+    INODE_PREFIX,
     NAME_PREFIX,
     XATTR_PREFIX,
     Counters,
     child_key,
     parse_child_key,
+    parse_inodes,
     parse_name,
     parse_name_key,
     parse_xattr_key,
@@ -169,16 +172,10 @@ class RowCheck:
     # ---- reading ----
 
     def _records(self) -> Iterator[tuple[InodeNo, InodeRecord | None]]:
-        after = InodeNo(0)
-        while rows := self._index.inodes(after, _STEP):
-            after = rows[-1][0]
-            yield from rows
+        return parse_inodes(self._rows(INODE_PREFIX))
 
     def _rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        after = b""
-        while rows := self._index.rows(prefix, after, _STEP):
-            after = rows[-1][0]
-            yield from rows
+        return chain.from_iterable(self._index.walk(prefix, _STEP))
 
     def _lookup(self, record: InodeRecord) -> InodeNo | None:
         """Return the inode to which *record*'s name leads, unless that has another name."""
@@ -190,9 +187,8 @@ class RowCheck:
 
     def _is_listed(self, ino: InodeNo, record: InodeRecord) -> bool:
         key = child_key(record.parent, ino)
-        rows = self._index.rows(key, b"", 1)
         try:
-            return bool(rows) and unseal(*rows[0]) == record.name
+            return any(unseal(*rows[0]) == record.name for rows in self._index.walk(key, 1))
         except Damaged:
             return False
 

@@ -73,10 +73,7 @@ def walk(path: str, prefixes: Iterable[bytes]) -> int:
     with Index(path, read_only=True) as index:
         index.inode(ROOT_INODE)
         for prefix in prefixes:
-            after = b""
-            while rows := index.rows(prefix, after, _STEP_ROWS):
-                after = rows[-1][0]
-                count += len(rows)
+            count += sum(len(rows) for rows in index.walk(prefix, _STEP_ROWS))
     return count
 
 

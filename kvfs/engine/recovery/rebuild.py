@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from kvfs.core.errors import Damaged, IndexDamaged, NoSpace
 from kvfs.core.lifecycle import State
-from kvfs.core.records import Counters, Identity
+from kvfs.core.records import INODE_PREFIX, Counters, Identity, parse_inodes
 from kvfs.core.settings import Settings
 from kvfs.core.tree_count import TreeCount
 from kvfs.core.types import ROOT_INODE, STAT_BLOCK_BYTES, InodeNo, InodeRecord, round_up
@@ -201,12 +201,10 @@ class _Rebuild:
     def _join(self, index: Index) -> Counters:
         """Drop what no directory leads to, and write down what is left."""
         tree_count = TreeCount(index.inode)
-        after = InodeNo(0)
-        while rows := index.inodes(after, _BATCH):
-            after = rows[-1][0]
+        for rows in index.walk(INODE_PREFIX, _BATCH):
             cut_off = [
                 (ino, record)
-                for ino, record in rows
+                for ino, record in parse_inodes(rows)
                 if record is not None and not tree_count.note(ino, record)
             ]
             if cut_off:

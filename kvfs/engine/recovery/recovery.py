@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvfs.core.errors import Damaged, FormatUnknown, IndexDamaged, NoSpace, SourceFull
+from kvfs.core.records import INODE_PREFIX, inode_key
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.devices import Device
@@ -73,7 +74,8 @@ def _look(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
         if root is None or not stat.S_ISDIR(root.mode):
             raise IndexDamaged("index: it has no root directory")
         # Of another pool, or older than the index: what it gives out is in use.
-        if index.committed_inodes(InodeNo(numbers.first - 1), 1):
+        last = inode_key(InodeNo(numbers.first - 1))
+        if any(index.walk(INODE_PREFIX, 1, after=last)):
             raise IndexDamaged(f"INODES: not behind {numbers.first:#x}, which the index knows")
         return index.unfinished() is not None
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from kvfs.core.errors import Damaged
+from kvfs.core.records import INODE_PREFIX, parse_inodes
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool.identities import carries_identity, says
 from kvfs.pool.pool import Pool
@@ -104,13 +105,11 @@ class Sweep:
                     self._suspects.append((ino, remove))
                 if number % _STEP_FILES == 0:
                     yield number
-        after = InodeNo(0)
-        while rows := self._pool.index.committed_inodes(after, _STEP_FILES):
-            after = rows[-1][0]
-            for ino, record in rows:
+        for rows in self._pool.index.walk(INODE_PREFIX, _STEP_FILES, committed=True):
+            for ino, record in parse_inodes(rows):
                 if record is not None and self._is_outdated(ino, record):
                     self._outdated.append(ino)
-            yield after
+            yield len(rows)
 
     def _is_stray(self, ino: InodeNo) -> bool:
         """Whether no inode knows the file of *ino*; in another thread a guess."""

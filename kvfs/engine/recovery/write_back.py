@@ -11,8 +11,8 @@ something failed (kernel_log.py).
 import logging
 from typing import Final, NamedTuple
 
-from kvfs.core.errors import Damaged, KvfsError
-from kvfs.core.records import INODE_PREFIX, parse_inode, parse_inode_key
+from kvfs.core.errors import KvfsError
+from kvfs.core.records import INODE_PREFIX, parse_inodes
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.machine.aside import Aside
@@ -150,14 +150,10 @@ class WriteBack:
 
     def _step(self) -> None:
         """Dismiss some of the blocks that were stored since. Raises NoSpace, OSError: put off."""
-        rows = self._pool.index.rows(INODE_PREFIX, self._after, _STEP)
-        for key, raw in rows:
-            try:
-                record = parse_inode(raw)
-            except Damaged:
-                continue  # whoever asks for it will make it known
-            if self._is_suspect(record):
-                self._dismiss(parse_inode_key(key))
+        rows = next(self._pool.index.walk(INODE_PREFIX, _STEP, after=self._after), [])
+        for ino, record in parse_inodes(rows):
+            if record is not None and self._is_suspect(record):
+                self._dismiss(ino)
         self._pool.recently_removed.give_way()  # nor for a moment
         if rows:
             self._after = rows[-1][0]

@@ -133,9 +133,9 @@ def test_a_policy_counts_for_what_is_below_already(running: Host) -> None:
         (b"auto", Rank.PUBLISHED),
     ):
         store.attributes.set_xattr(above, EVICT, value)
-        assert not store.heat_scan.done
+        assert not store.start_scan.done
         settle(store)
-        assert store.heat_scan.done
+        assert store.start_scan.done
         assert rank(store, ino) is wanted
         assert rank(store, stored(store, below, b"later")) is wanted
 
@@ -159,7 +159,7 @@ def test_a_directory_that_moves_below_a_policy_follows_it(running: Host) -> None
     ino = stored(store, moved, b"block")
     settle(store)
     store.rename(ROOT_INODE, b"moved", ROOT_INODE, b"renamed", replace=True)
-    assert store.heat_scan.done  # nothing changes for what lies below
+    assert store.start_scan.done  # nothing changes for what lies below
     store.rename(ROOT_INODE, b"renamed", above, b"moved", replace=True)
     settle(store)
     assert rank(store, ino) is Rank.KEPT
@@ -222,9 +222,9 @@ def test_a_walk_that_the_device_refuses_goes_on_with_the_next_tick(
         for _ in range(3):
             settle(store)
     assert caplog.text.count("put off") == 1
-    assert not store.heat_scan.done
+    assert not store.start_scan.done
     settle(store)
-    assert store.heat_scan.done
+    assert store.start_scan.done
     assert rank(store, ino) is Rank.KEPT
 
 
@@ -236,8 +236,9 @@ def test_a_walk_that_ends_in_damage_begins_anew_with_the_next_one(
         ino = begin_walk_in_vain(store, broken, Damaged("index: broken tree"))
         assert store.pool.background.run_one()
     assert "background work failed" in caplog.text
-    assert store.heat_scan.done
-    store.heat_scan.start()
+    settle(store)
+    assert store.start_scan.done
+    store.start_scan.rank_anew()
     settle(store)
     assert rank(store, ino) is Rank.KEPT
 
@@ -245,13 +246,13 @@ def test_a_walk_that_ends_in_damage_begins_anew_with_the_next_one(
 def begin_walk_in_vain(store: Store, broken: pytest.MonkeyPatch, failure: Exception) -> InodeNo:
     """Let a block no longer go, which a walk through an index that fails is to find; return it."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise failure
 
     above = directory(store, b"above")
     ino = stored(store, above, b"block")
     settle(store)
-    broken.setattr(store.pool.index, "rows", fail)
+    broken.setattr(store.pool.index, "walk", fail)
     store.attributes.set_xattr(above, EVICT, b"never")
     return ino
 
@@ -323,7 +324,7 @@ def test_drafts_and_special_files_are_not_in_the_heat(running: Host) -> None:
     store = running.store
     store.namespace.make_node(ROOT_INODE, b"fifo", stat.S_IFIFO | 0o644, 0, 0)
     opened, _ = store.blocks.create(ROOT_INODE, b"draft", FILE, 0, 0)
-    store.heat_scan.start()
+    store.start_scan.rank_anew()
     settle(store)
     assert known(store) == set()
     store.blocks.close(opened, writer=True)
