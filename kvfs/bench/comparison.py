@@ -11,8 +11,9 @@ from typing import Any, Final, NamedTuple
 from kvfs import __version__
 from kvfs.bench.daemon import Daemon, mount_status
 from kvfs.bench.jobs import Effort, Job, Mode
+from kvfs.bench.output import Output
 from kvfs.bench.pairs import run_jobs
-from kvfs.bench.pairs_output import PairsOutput
+from kvfs.bench.rested_code import REST_S, rest_factor
 from kvfs.bench.results import JobRuns
 from kvfs.bench.self_made import Places
 from kvfs.bench.sides import Side
@@ -20,7 +21,6 @@ from kvfs.core.errors import BenchFailed, NotRoot, UsageError
 from kvfs.core.sizes import format_size
 from kvfs.doctor.machine_rules import SLOW_TRIP_US
 from kvfs.machine.mount_table import Mount, mount_of
-from kvfs.machine.rested_code import REST_S, rest_factor
 from kvfs.machine.wake_up import round_trip_us
 
 #: Beyond this, what a seldom request costs says more of the machine than of kvfs (rested_code.py).
@@ -102,7 +102,7 @@ def check_places(places: Places, plan: Plan) -> None:
         raise NotRoot("the cold jobs empty the page cache, which needs root: choose with --jobs")
 
 
-def compare(places: Places, plan: Plan, output: PairsOutput) -> Outcome:
+def compare(places: Places, plan: Plan, output: Output) -> Outcome:
     """Run *plan* in both *places* and return its outcome. Raises ``BenchFailed``."""
     started_s, machine = time.monotonic(), _machine()
     if machine["load_before"] > machine["cpus"] / 2:
@@ -151,7 +151,7 @@ def compare(places: Places, plan: Plan, output: PairsOutput) -> Outcome:
     return Outcome(runs, setting)
 
 
-def _status(mountpoint: str, data_path: str, output: PairsOutput) -> dict[str, Any] | None:
+def _status(mountpoint: str, data_path: str, output: Output) -> dict[str, Any] | None:
     """Return what the server says, None if none does; raises ``BenchFailed`` for the data path."""
     try:
         status = mount_status(mountpoint)

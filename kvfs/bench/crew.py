@@ -35,12 +35,12 @@ class Crew:
     for all of them at once.
     """
 
-    def __init__(self, threads: int, buffer_bytes: int) -> None:
+    def __init__(self, threads: int, buffer_bytes: int, program: str = "kvfs.bench.worker") -> None:
         self._gate_read_fd, self._gate_write_fd = os.pipe()
-        program, environment = program_again("kvfs.bench.worker")
+        command, environment = program_again(program)
         self._workers = [
             subprocess.Popen(
-                [*program, str(self._gate_read_fd), str(buffer_bytes)],
+                [*command, str(self._gate_read_fd), str(buffer_bytes)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[self._gate_read_fd],

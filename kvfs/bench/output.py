@@ -1,16 +1,20 @@
-"""What the user sees of any run: progress while it lasts, then tables, and a JSON file."""
+"""What the user sees of a run: progress, each job's line as soon as it is known, tables, files."""
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
+from kvfs.bench.jobs import Job
+from kvfs.bench.plot import plot
+from kvfs.bench.report import build_report
+from kvfs.bench.results import JobRuns, daemon_costs, summarise
+from kvfs.bench.table import costs_table, results_table, row_of
 from kvfs.core.errors import CommandError, UsageError
 
 _STDOUT: Final = "-"
@@ -25,16 +29,16 @@ class Output:
     stays until there is something to take its place.
     """
 
-    def __init__(self, json_path: str | None, counted: str) -> None:
-        """*counted* is what the progress bar counts, in the plural."""
+    def __init__(self, json_path: str | None, plot_path: str | None) -> None:
         self._json_path = json_path
+        self._plot_path = plot_path
         self._notes = Console(stderr=True, highlight=False)
         width = max(_COLUMNS, self._notes.width)
         self._tables = Console(stderr=json_path == _STDOUT, highlight=False, width=width)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed} of {task.total} " + counted),
+            TextColumn("{task.completed} of {task.total} pairs"),
             TimeRemainingColumn(),
             console=self._notes,
             transient=True,
@@ -45,6 +49,8 @@ class Output:
     def __enter__(self) -> Self:
         if self._json_path not in (None, _STDOUT):
             try_file(str(self._json_path))
+        if self._plot_path is not None:
+            try_file(self._plot_path)
         return self
 
     def __exit__(
@@ -65,19 +71,34 @@ class Output:
         self._progress.start()
 
     def tick(self) -> None:
-        """Count one."""
+        """Count one pair."""
         self._progress.advance(self._task)
 
-    def show(self, report: Mapping[str, Any], *shown: Table | str) -> None:
-        """End the progress, print what is to be *shown* and write *report*."""
+    def start_job(self, job: Job) -> None:
+        """Name the job that runs now."""
+        self._progress.update(self._task, description=job.name)
+
+    def end_job(self, runs: JobRuns) -> None:
+        """Show a job's line as soon as it is known; a log of a long run shows where it is."""
+        row = row_of(summarise(runs))
+        self._notes.print(f"{row.job:30}{row.baseline:>12}{row.kvfs:>12}{row.ratio:>7}")
+
+    def show(self, runs: Sequence[JobRuns], setting: Mapping[str, Any]) -> None:
+        """End the progress, print the tables and write the files."""
         self._progress.stop()
-        for each in shown:
-            self._tables.print(each)
-        text = json.dumps(report, indent=1) + "\n"
+        results = [summarise(each) for each in runs]
+        baseline_name = str(setting["baseline"]["fs_type"])
+        self._tables.print(results_table(results, baseline_name))
+        if setting["rss_anon_bytes"] is not None:
+            self._tables.print(costs_table(daemon_costs(results), setting["rss_anon_bytes"]))
+            self._tables.print(f"data path: {setting['mount']['data_path']}")
+        text = json.dumps(build_report(results, setting), indent=1) + "\n"
         if self._json_path == _STDOUT:
             print(text, end="")
         elif self._json_path is not None:
             write_file(self._json_path, text)
+        if self._plot_path is not None:
+            write_file(self._plot_path, plot(results, baseline_name))
 
 
 def try_file(path: str) -> None:

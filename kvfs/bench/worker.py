@@ -7,8 +7,6 @@ again as a connector's pinned pool is. Run as ``python -m kvfs.bench.worker GATE
 it takes one JSON line per job on stdin, and ends with it.
 """
 
-import contextlib
-import errno
 import gc
 import json
 import mmap
@@ -21,10 +19,6 @@ from typing import Any, Final, NamedTuple
 from kvfs.bench.names import block_name, block_stamp, temporary_name
 
 _STAMP_BYTES: Final = 8
-#: Before a block that found no room is tried again.
-_REFUSED_WAIT_S: Final = 0.01
-#: Refusals of one worker in one order after which nobody seems to make room.
-_REFUSED_MAX: Final = 2000
 #: As vLLM's fs tier creates its temporary files.
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_TRUNC
 
@@ -64,31 +58,6 @@ def store(task: Task, buffer: mmap.mmap) -> None:
             finally:
                 os.close(fd)
             os.rename(temporary, name)
-
-
-def store_full(task: Task, buffer: mmap.mmap) -> dict[str, object]:
-    """Store as ``store`` does, and return what each took; a full file system is asked again.
-
-    The time of a refused block is that of all its tries.
-    """
-    each_ns: list[int] = []
-    refused = 0
-    for block in task.blocks:
-        start_ns = time.monotonic_ns()
-        while True:
-            try:
-                store(task._replace(blocks=[block]), buffer)
-                break
-            except (OSError, WrongBytes) as error:
-                refused += 1
-                full = isinstance(error, WrongBytes) or error.errno == errno.ENOSPC
-                if not full or refused > _REFUSED_MAX:
-                    raise
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(block.temporary)
-                time.sleep(_REFUSED_WAIT_S)
-        each_ns.append(time.monotonic_ns() - start_ns)
-    return {"each_ns": each_ns, "refused": refused}
 
 
 def load(task: Task, buffer: mmap.mmap) -> None:
@@ -143,8 +112,7 @@ def delete(task: Task, _buffer: mmap.mmap) -> None:
 
 
 ACTIONS: Final[dict[str, Callable[[Task, mmap.mmap], dict[str, object] | None]]] = {
-    action.__name__: action
-    for action in (store, store_full, load, stat, access, open_close, delete)
+    action.__name__: action for action in (store, load, stat, access, open_close, delete)
 }
 
 

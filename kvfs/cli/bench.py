@@ -11,7 +11,7 @@ from kvfs.core.errors import UsageError
 
 if TYPE_CHECKING:
     from kvfs.bench.comparison import Outcome, Plan
-    from kvfs.bench.pairs_output import PairsOutput
+    from kvfs.bench.output import Output
     from kvfs.cli.parser import Subparsers
 
 _DATA_PATHS: Final = ("auto", "passthrough", "daemon")
@@ -30,7 +30,6 @@ def configure(subparsers: "Subparsers") -> None:
     )
     nested = parser.add_subparsers(metavar="WHAT", required=True)
     _configure_compare(nested)
-    _configure_full(nested)
     add_verb(
         nested,
         "jobs",
@@ -69,55 +68,6 @@ def _configure_compare(nested: "Subparsers") -> None:
     add("--plot", metavar="FILE", help="write a picture (SVG)")
 
 
-def _configure_full(nested: "Subparsers") -> None:
-    parser = add_verb(
-        nested,
-        "full",
-        run_full,
-        summary="compare a full pool with an empty one, and with XFS and a cleaner",
-        description="Store blocks on a pool that is full and evicts, on one that was emptied, and "
-        "on an XFS\nbeside a script that deletes its oldest files, in turns. Makes all three in "
-        "memory (needs root).",
-        example="kvfs bench full --rounds 7 --json full.json",
-    )
-    add = parser.add_argument
-    add("--device-size", metavar="SIZE", default="2G", help="of each device (default 2G)")
-    add("--backing", metavar="DIR", default="/dev/shm", help="where they lie (default /dev/shm)")
-    add("--data-path", choices=_DATA_PATHS, default="auto", help="the one to insist on")
-    add("--size", metavar="SIZE", default="4M", help="of a block (default 4M)")
-    add("--threads", metavar="N", type=int, default=2, help="writers (default 2)")
-    add("--direct", action="store_true", help="write with O_DIRECT")
-    add("--rounds", metavar="N", type=int, default=7, help="rounds on each (default 7)")
-    add("--json", metavar="FILE", help="write everything measured to FILE, or - for stdout")
-
-
-def run_full(args: argparse.Namespace) -> int:
-    """Run the rounds, show and write the results."""
-    from kvfs.bench.output import Output
-    from kvfs.bench.steady import Load, run
-    from kvfs.bench.steady_table import ratios_table, sides_table
-
-    if min(args.rounds, args.threads) < 1:
-        raise UsageError("--rounds, --threads: at least one")
-    load = Load(
-        device_bytes=size_of(args.device_size, "--device-size") or 0,
-        size_bytes=size_of(args.size, "--size") or 0,
-        threads=args.threads,
-        direct=args.direct,
-        rounds=args.rounds,
-        data_path=args.data_path,
-        backing=args.backing,
-    )
-    if not load.blocks:
-        raise UsageError("--device-size: half of it must hold a block of each writer")
-    need_root("kvfs bench full")
-    with Output(args.json, "rounds") as output:
-        output.begin(args.rounds)
-        report = run(load, output.say, output.tick)
-        output.show(report, sides_table(report), ratios_table(report))
-    return 0
-
-
 def run_jobs(_: argparse.Namespace) -> int:
     """Print the names of all jobs."""
     from kvfs.bench.jobs import all_jobs, default_jobs
@@ -132,7 +82,7 @@ def run_compare(args: argparse.Namespace) -> int:
     """Find or make both sides, run the jobs, show and write the results."""
     from kvfs.bench.comparison import Plan, join, split_pairs
     from kvfs.bench.jobs import QUICK, Effort, select_jobs
-    from kvfs.bench.pairs_output import PairsOutput
+    from kvfs.bench.output import Output
 
     patterns = [name.strip() for name in args.jobs.split(",") if name.strip()]
     jobs = select_jobs(patterns, full=args.full)
@@ -141,18 +91,18 @@ def run_compare(args: argparse.Namespace) -> int:
         effort = effort._replace(data_bytes=data_bytes)
     if min(args.pairs, args.set_ups) < 1:
         raise UsageError("--pairs, --set-ups: at least one")
-    with PairsOutput(args.json, args.plot) as output:
+    with Output(args.json, args.plot) as output:
         output.begin(len(jobs) * args.pairs)
         outcomes = [
             _one_set_up(args, Plan(jobs, effort, pairs, args.data_path), output)
             for pairs in split_pairs(args.pairs, args.set_ups if args.self_contained else 1)
         ]
         outcome = join(outcomes)
-        output.show_pairs(outcome.runs, outcome.setting)
+        output.show(outcome.runs, outcome.setting)
     return 0
 
 
-def _one_set_up(args: argparse.Namespace, plan: "Plan", output: "PairsOutput") -> "Outcome":
+def _one_set_up(args: argparse.Namespace, plan: "Plan", output: "Output") -> "Outcome":
     """Find or make both sides, and run the plan's pairs."""
     from kvfs.bench.comparison import check_places, compare
     from kvfs.bench.self_made import Places, self_made

@@ -1,4 +1,4 @@
-"""`kvfs bench full` on real mounts: it measures a pool that evicts, and leaves nothing behind."""
+"""measure_full on real mounts: it measures a pool that evicts, and leaves nothing behind."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.bench.cleaner import clean
+from tests.bench.cleaner import clean
 from tests.support.mounting import ROOT, why_no_mounts
 
 
@@ -20,7 +20,7 @@ def test_the_cleaner_deletes_the_oldest_first_and_no_more_than_it_must(
         (tmp_path / name).write_bytes(b"x")
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
     monkeypatch.setattr(
-        "kvfs.bench.cleaner.taken", lambda directory: 0.3 * len(os.listdir(directory))
+        "tests.bench.cleaner.taken", lambda directory: 0.3 * len(os.listdir(directory))
     )
     clean(str(tmp_path), 0.7)
     assert sorted(os.listdir(tmp_path)) == ["new", "old"]
@@ -34,9 +34,9 @@ def test_the_cleaner_deletes_the_oldest_first_and_no_more_than_it_must(
 @pytest.mark.needs_loop
 @pytest.mark.skipif(why_no_mounts() is not None, reason=str(why_no_mounts()))
 def test_a_full_pool_takes_every_store(tmp_path: Path) -> None:
-    flags = ["--device-size", "512M", "--rounds", "1", "--backing", str(tmp_path), "--json", "-"]
+    flags = ["--device-size", "512M", "--rounds", "1", "--backing", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, "-m", "kvfs.cli.main", "bench", "full", *flags],
+        [sys.executable, "-m", "tests.bench.measure_full", *flags],
         capture_output=True,
         text=True,
         check=False,

@@ -43,7 +43,7 @@ NOT_RUN: Final = {
     "pytest -s -m proof ": "a proof, of minutes; that there is one is tested",
     "kvfs bench ": "measures for minutes; the real parser takes each",
     "git worktree ": "builds another commit of kvfs",
-    ".venv/bin/python -m tests.bench.": "measures two commits, for minutes; it is there",
+    ".venv/bin/python -m tests.bench.": "measures for minutes; it is there",
 }
 
 

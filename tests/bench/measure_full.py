@@ -1,16 +1,25 @@
 """Is a full pool as fast as an empty one? The same stores on both, and on XFS beside a cleaner.
 
+Run as root: ``python -m tests.bench.measure_full [--size 4M] [--rounds 7]``: JSON, and a table on
+stderr.
+
 Three equal loop devices. A round stores half a device's bytes as connectors do (temporary name, one
 write, close, rename): on a pool that was full before and evicts all along, on one that was emptied
 before, and on an XFS that is kept from filling up by a script that deletes the oldest files.
 """
 
+import argparse
+import json
 import os
 import statistics
 import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 import kvfs
 from kvfs.bench.crew import Crew, Order, wall_s
@@ -27,6 +36,7 @@ from kvfs.bench.self_made import (
 )
 from kvfs.client.subprocesses import program_again
 from kvfs.core.errors import BenchFailed
+from kvfs.core.sizes import parse_size
 
 FULL: Final = "kvfs, full"
 EMPTY: Final = "kvfs, emptied"
@@ -92,12 +102,12 @@ class Side:
             self.daemon.settle()
 
 
-def run(load: Load, say: Callable[[str], None], tick: Callable[[], None]) -> dict[str, Any]:
+def run(load: Load, say: Callable[[str], None]) -> dict[str, Any]:
     """Make everything, run all rounds, and return the report. Raises what ``self_made`` raises."""
     check_room(3 * load.device_bytes, load.backing)
     with torn_down() as stack:
         sides = _make(stack, load, say)
-        crew = stack.enter_context(Crew(load.threads, load.size_bytes))
+        crew = stack.enter_context(Crew(load.threads, load.size_bytes, "tests.bench.full_worker"))
         say("filling the pool and the XFS")
         for side in (sides[0], sides[2]):
             for _ in range(4):
@@ -105,7 +115,6 @@ def run(load: Load, say: Callable[[str], None], tick: Callable[[], None]) -> dic
         for number in range(load.rounds):
             for side in sides if number % 2 == 0 else reversed(sides):
                 _round(crew, side, load)
-            tick()
         return report(load, sides, mount_status(os.path.dirname(sides[0].directory)))
 
 
@@ -163,7 +172,7 @@ def _make(stack: ExitStack, load: Load, say: Callable[[str], None]) -> list[Side
 
 
 def _start_cleaner(stack: ExitStack, directory: str) -> None:
-    program, environment = program_again("kvfs.bench.cleaner")
+    program, environment = program_again("tests.bench.cleaner")
     cleaner = subprocess.Popen(
         [*program, directory, *_CLEANER_SHARES],
         env=environment,
@@ -193,3 +202,74 @@ def report(load: Load, sides: list[Side], status: dict[str, Any]) -> dict[str, A
         "refused": {side.name: sum(each.refused for each in side.rounds) for side in sides},
         "eviction": status["eviction"],
     }
+
+
+#: What issue and product promise: a full pool's rate and p99 over an emptied one's.
+RATE_AT_LEAST: Final = 0.9
+P99_AT_MOST: Final = 1.5
+
+
+def sides_table(report: dict[str, Any]) -> Table:
+    """Return one line a side: medians over the rounds."""
+    table = Table(title="Stores; medians over the rounds", box=box.SIMPLE_HEAD)
+    table.add_column("where", no_wrap=True)
+    for heading in ("GB/s", "p50 us", "p99 us", "refused"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, rounds in report["sides"].items():
+        middle = {
+            key: statistics.median(each[key] for each in rounds)
+            for key in ("rate_bytes_s", "p50_us", "p99_us")
+        }
+        table.add_row(
+            name,
+            f"{middle['rate_bytes_s'] / 1e9:.2f}",
+            f"{middle['p50_us']:.0f}",
+            f"{middle['p99_us']:.0f}",
+            str(report["refused"][name]),
+        )
+    return table
+
+
+def ratios_table(report: dict[str, Any]) -> Table:
+    """Return the ratios with their bounds."""
+    table = Table(title="Ratios, round by round", box=box.SIMPLE_HEAD)
+    table.add_column("ratio", no_wrap=True)
+    for heading in ("measured", "bound"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    rate, p99 = report["full_to_empty_rate"], report["full_to_empty_p99"]
+    table.add_row("rate, full over emptied", f"{rate:.2f}", f"at least {RATE_AT_LEAST}")
+    table.add_row("p99, full over emptied", f"{p99:.2f}", f"at most {P99_AT_MOST}")
+    table.add_row("rate, full over XFS with a cleaner", f"{report['full_to_xfs_rate']:.2f}", "")
+    table.add_row("p99, full over XFS with a cleaner", f"{report['full_to_xfs_p99']:.2f}", "")
+    return table
+
+
+def main() -> None:
+    """Run the rounds; print the report and its tables."""
+    parser = argparse.ArgumentParser(prog="measure_full", allow_abbrev=False)
+    add = parser.add_argument
+    add("--device-size", type=parse_size, default="2G", help="of each device (default 2G)")
+    add("--backing", default="/dev/shm", help="where they lie (default /dev/shm)")
+    add("--data-path", choices=("auto", "passthrough", "daemon"), default="auto")
+    add("--size", type=parse_size, default="4M", help="of a block (default 4M)")
+    add("--threads", type=int, default=2, help="writers (default 2)")
+    add("--direct", action="store_true", help="write with O_DIRECT")
+    add("--rounds", type=int, default=7, help="rounds on each (default 7)")
+    args = parser.parse_args()
+    load = Load(
+        device_bytes=args.device_size,
+        size_bytes=args.size,
+        threads=args.threads,
+        direct=args.direct,
+        rounds=args.rounds,
+        data_path=args.data_path,
+        backing=args.backing,
+    )
+    notes = Console(stderr=True, highlight=False, width=104)
+    measured = run(load, notes.print)
+    notes.print(sides_table(measured), ratios_table(measured))
+    print(json.dumps(measured, indent=1))
+
+
+if __name__ == "__main__":
+    main()
