@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kvfs.bench.daemon import KVFS, environment, mount_status
-from kvfs.client.stopping import exit_code_of
+from kvfs.client.subprocesses import exit_code_of
 from kvfs.core.errors import BenchFailed, NotRoot, ToolMissing, UsageError
 from kvfs.core.sizes import format_size
 from kvfs.machine.available_memory import available_memory_bytes

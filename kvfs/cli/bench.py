@@ -4,8 +4,8 @@ import argparse
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
+from kvfs.cli.arguments import size_of
 from kvfs.cli.caller import need_root
-from kvfs.cli.mkfs import size_of
 from kvfs.cli.parser import add_verb
 from kvfs.core.errors import UsageError
 

@@ -9,7 +9,7 @@ import os
 import select
 from typing import Final, NamedTuple
 
-from kvfs.client.control_files import locked_directory
+from kvfs.client.control_socket import locked_directory
 from kvfs.client.liveness import has_ended, was_killed
 from kvfs.client.servers import server_of
 from kvfs.core.errors import CommandError, MountpointUnusable

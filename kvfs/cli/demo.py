@@ -10,11 +10,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kvfs.cli.arguments import size_of
 from kvfs.cli.caller import need_root
-from kvfs.cli.mkfs import size_of
 from kvfs.cli.parser import add_verb
 from kvfs.cli.tables import console_for_tables
-from kvfs.client.stopping import held_back
+from kvfs.client.subprocesses import held_back
 from kvfs.core.errors import UsageError
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from kvfs.client.stopping import exit_code_of
-from kvfs.client.subprocesses import program_again
+from kvfs.client.subprocesses import exit_code_of, program_again
 from kvfs.core.errors import CommandError, ServeFailed, SourceBlank, SourceFull, SourceMissing
 from kvfs.core.sizes import format_size
 

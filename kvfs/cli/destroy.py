@@ -4,9 +4,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from kvfs.cli.arguments import wanted_pool
 from kvfs.cli.caller import need_root
 from kvfs.cli.parser import add_verb
-from kvfs.cli.pool_source import wanted_pool
 from kvfs.core.errors import UsageError
 
 if TYPE_CHECKING:

@@ -7,13 +7,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from kvfs.cli.counts import count_of
-from kvfs.cli.mkfs import size_of
-from kvfs.cli.on_mount import OnMount, locate
+from kvfs.cli.arguments import OnMount, locate, size_of
 from kvfs.cli.parser import add_verb
 from kvfs.client.control_socket import ask
 from kvfs.core.errors import EvictedTooLittle, UsageError
-from kvfs.core.sizes import format_size
+from kvfs.core.sizes import count_of, format_size
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers

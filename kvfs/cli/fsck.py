@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from kvfs.cli.arguments import wanted_pool
 from kvfs.cli.caller import need_root
-from kvfs.cli.counts import count_of
 from kvfs.cli.parser import add_verb
-from kvfs.cli.pool_source import wanted_pool
 from kvfs.core.errors import NO_SPACE, CheckFailed, NoSpace, SourceDamaged, SourceFull
 from kvfs.core.printable import printable
+from kvfs.core.sizes import count_of
 from kvfs.machine.process_limits import require_file_size, require_open_files
 
 if TYPE_CHECKING:

@@ -3,10 +3,9 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from kvfs.cli.arguments import size_of
 from kvfs.cli.caller import need_root
 from kvfs.cli.parser import add_verb
-from kvfs.core.errors import UsageError
-from kvfs.core.sizes import parse_size
 from kvfs.machine.process_limits import require_file_size
 
 if TYPE_CHECKING:
@@ -46,16 +45,3 @@ def run(args: argparse.Namespace) -> int:
     require_file_size()
     format_source(args.source, capacity_bytes=capacity_bytes, force=args.force, fill=found_pool)
     return 0
-
-
-def size_of(text: str | None, flag: str) -> int | None:
-    """Return the bytes of the flag's *text*; raises UsageError when it is no positive size."""
-    if text is None:
-        return None
-    try:
-        size_bytes = parse_size(text)
-    except ValueError as error:
-        raise UsageError(f"{flag}: {error}") from None
-    if size_bytes == 0:
-        raise UsageError(f"{flag}: 0 is no size")
-    return size_bytes

@@ -8,8 +8,7 @@ from typing import Final
 
 from kvfs.cli.dead_mount import free_place
 from kvfs.cli.ready_pipe import Outcome, wait_for_outcome
-from kvfs.client.stopping import held_back, stop
-from kvfs.client.subprocesses import program_again
+from kvfs.client.subprocesses import held_back, program_again, stop
 from kvfs.core.errors import CommandError, ServeFailed
 from kvfs.core.settings import Settings
 

@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from kvfs.cli.on_mount import locate
+from kvfs.cli.arguments import locate
 from kvfs.cli.parser import add_verb
 from kvfs.client.control_socket import ask
 from kvfs.core.printable import printable

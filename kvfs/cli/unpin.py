@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from kvfs.cli.on_mount import locate
+from kvfs.cli.arguments import locate
 from kvfs.cli.parser import add_verb
 from kvfs.cli.pin import all_pins, show
 from kvfs.client.control_socket import ask

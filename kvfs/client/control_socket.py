@@ -1,19 +1,23 @@
-"""Asking a running server over its control socket: one line of JSON there, one back.
+"""Control sockets: asking a running server, one line of JSON there and one back; socket files.
 
 Synchronous and light, so that ``kvfs status`` starts fast; mount/control/socket.py has the
 protocol.
 """
 
+import errno
+import fcntl
 import json
 import os
 import socket
+import stat
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
 from kvfs.core import errors
-from kvfs.core.errors import CommandError, NotMounted, NotRoot, ServeFailed, UsageError
+from kvfs.core.errors import CommandError, NotMounted, NotRoot, ServeFailed, SourceBusy, UsageError
 from kvfs.core.mount_name import RUN_DIRECTORY, SOCKET_SUFFIX
 
 PROTOCOL_VERSION: Final = 1
@@ -135,3 +139,39 @@ def _result(path: str, line: bytes) -> dict[str, Any]:
     if not isinstance(result, dict):
         raise ServeFailed(f"{path}: the reply holds no result")
     return result
+
+
+@contextmanager
+def locked_directory(directory: str) -> Iterator[None]:
+    """Hold the directory's lock, so that two starting servers do not remove each other's socket.
+
+    Makes the directory where it is missing; raises OSError when it cannot be made or locked.
+    """
+    os.makedirs(directory, mode=0o755, exist_ok=True)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Held for a few system calls, or for one more look at a dead mount.
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def remove_stale(path: str) -> None:
+    """Remove the socket file of a dead server; the caller holds the directory's lock.
+
+    Raises SourceBusy when a server listens there, OSError when *path* is something else.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as attempt:
+        attempt.setblocking(False)
+        result = attempt.connect_ex(path)
+    if result == errno.ENOENT:
+        return
+    if result == errno.ECONNREFUSED:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):  # any file refuses connections
+            raise OSError(errno.ENOTSOCK, "is not a socket")
+        os.unlink(path)
+        return
+    if result in (0, errno.EAGAIN):  # EAGAIN: its backlog is full, so it listens
+        raise SourceBusy(f"another kvfs serves under this name already (control socket {path})")
+    raise OSError(result, os.strerror(result))

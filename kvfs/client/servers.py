@@ -4,8 +4,14 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from kvfs.client.control_files import locked_directory, remove_stale
-from kvfs.client.control_socket import ServerGone, ask, peer_pid, socket_paths
+from kvfs.client.control_socket import (
+    ServerGone,
+    ask,
+    locked_directory,
+    peer_pid,
+    remove_stale,
+    socket_paths,
+)
 from kvfs.client.liveness import has_ended, was_killed
 from kvfs.core.errors import CommandError, NotMounted, ServeFailed, SourceBusy
 from kvfs.core.mount_name import RUN_DIRECTORY, name_of, socket_path

@@ -1,4 +1,4 @@
-"""Sizes as people write them: ``10G``, ``500MiB``, ``4096``; pure text and arithmetic.
+"""Sizes and counts as people write them: ``10G``, ``500MiB``, ``12,000 blocks``.
 
 Suffixes are binary (K = 1024), because every size in kvfs ends up as a number of 4 KiB blocks.
 """
@@ -32,3 +32,8 @@ def format_size(size_bytes: int) -> str:
             )
             return f"{text} {suffix}iB"
     return f"{size_bytes} B"
+
+
+def count_of(count: int, one: str, many: str = "") -> str:
+    """Return *count* with its noun; *many* is the plural where that is not *one* and an s."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -1,12 +1,80 @@
-"""Rules about what connectors do with blocks that are gone, and with a pool that is full."""
+"""Rules about connectors: how much each may keep, and what it does without a block or space."""
 
+import re
+import shlex
 from typing import Final
 
-from kvfs.doctor.facts import Facts
+from kvfs.core.sizes import format_size
+from kvfs.doctor.facts import ConnectorLimit, Facts
 from kvfs.doctor.finding import Finding, Severity
 
-#: What is left to kvfs, as for the limits (pool_rules.py).
+#: What is left to kvfs: ready extents (ready_share), headroom and partly used blocks.
 _CONNECTOR_SHARE: Final = 0.9
+_GIB: Final = 1 << 30
+
+
+def connector_limits(facts: Facts) -> list[Finding] | None:
+    """A connector that may keep more than the pool holds never evicts in time by itself."""
+    capacity_bytes = facts.status.get("capacity_bytes")
+    if capacity_bytes is None:
+        return None
+    most_bytes = int(capacity_bytes * _CONNECTOR_SHARE)
+    where = shlex.quote(facts.mountpoint)
+    found = [
+        Finding(
+            Severity.SERIOUS if limit.keeps_index else Severity.WARNING,
+            f"{limit.setting} of {limit.origin} is {format_size(limit.limit_bytes)}, more than "
+            f"90 % of the pool's {format_size(capacity_bytes)}: kvfs evicts before the connector "
+            + ("does, and the connector fails on what is gone" if limit.keeps_index else "does"),
+            _lower(limit, most_bytes, where),
+        )
+        for limit in facts.limits_of_connectors
+        if limit.limit_bytes > most_bytes
+    ]
+    together_bytes = sum(limit.limit_bytes for limit in facts.limits_of_connectors)
+    if not found and together_bytes > most_bytes:
+        shares = ", ".join(
+            f"{limit.setting} of {limit.origin} {format_size(limit.limit_bytes)}"
+            for limit in facts.limits_of_connectors
+        )
+        largest = max(facts.limits_of_connectors, key=lambda limit: limit.limit_bytes)
+        found.append(
+            Finding(
+                Severity.WARNING,
+                f"the connectors may keep {format_size(together_bytes)} together, more than 90 % "
+                f"of the pool's {format_size(capacity_bytes)}: {shares}",
+                _lower(largest, _fair(largest, together_bytes, most_bytes), where),
+            )
+        )
+    return found
+
+
+def _fair(largest: ConnectorLimit, together_bytes: int, most_bytes: int) -> int:
+    """Return what is left for the largest, or its share where the others leave it too little."""
+    left_bytes = most_bytes - together_bytes + largest.limit_bytes
+    share_bytes = most_bytes * largest.limit_bytes // together_bytes
+    return left_bytes if left_bytes >= largest.unit_bytes else share_bytes
+
+
+def _lower(limit: ConnectorLimit, most_bytes: int, where: str) -> str:
+    value: float = most_bytes // limit.unit_bytes
+    if value == 0 and limit.unit_bytes == _GIB:  # LMCache takes fractions
+        value = most_bytes * 100 // _GIB / 100
+    if value == 0:  # which means "no limit" to most of them
+        return (
+            f"kvfs status {where}\na larger pool is wanted: no value of {limit.setting} fits into "
+            f"{format_size(most_bytes)}; make it of a larger drive, with a capacity of "
+            f"{format_size(int(limit.limit_bytes / _CONNECTOR_SHARE))}"
+        )
+    if limit.file:  # a number may stand in quotation marks, or have a unit
+        line = rf"s/({re.escape(limit.setting)}[\"']?\s*[:=]\s*[\"']?)[0-9.]+[A-Za-z]*/\1{value}/"
+        return f"sed -Ei {shlex.quote(line)} {shlex.quote(limit.file)}\nthen restart the connector"
+    if limit.setting.isupper():
+        return f"export {limit.setting}={value}\nthen restart the connector"
+    unit = "" if limit.unit_bytes == 1 else f" (in {format_size(limit.unit_bytes)})"
+    process = re.match(r"process (\d+) ", limit.origin)
+    show = f"ps --format args= --pid {process[1]}" if process else f"kvfs status {where}"
+    return f"{show}\nrestart the connector with {limit.setting} {value}{unit}"
 
 
 def load_failures(facts: Facts) -> list[Finding] | None:

@@ -5,7 +5,6 @@ from typing import Final
 from kvfs.doctor import (
     connector_rules,
     fs_rules,
-    lease_rules,
     machine_rules,
     nfs_rules,
     pool_rules,
@@ -15,11 +14,11 @@ from kvfs.doctor.facts import Facts
 from kvfs.doctor.finding import Report, Rule, Verdict
 
 RULES: Final[dict[str, Rule]] = {
-    "connector limits": pool_rules.connector_limits,
+    "connector limits": connector_rules.connector_limits,
     "load failures": connector_rules.load_failures,
     "file per key": connector_rules.file_per_key,
     "evictable data": pool_rules.evictable_data,
-    "leases": lease_rules.leases,
+    "leases": pool_rules.leases,
     "backing space": pool_rules.backing_space,
     "index map": pool_rules.index_map,
     "damage": pool_rules.damage,

@@ -14,7 +14,6 @@ from kvfs.core.errors import CommandError, NotMounted, UsageError
 from kvfs.devices import recognise
 from kvfs.doctor.below_mount import below, told
 from kvfs.doctor.connector_settings import from_flag, with_given
-from kvfs.doctor.etab import parse_exports
 from kvfs.doctor.facts import (
     BackingFs,
     ConnectorHabit,
@@ -29,7 +28,7 @@ from kvfs.doctor.facts import (
 from kvfs.doctor.gather_connectors import limits_of_file
 from kvfs.doctor.gather_disks import Drives, xfs_on
 from kvfs.doctor.gather_process import cpus_of, limits_of
-from kvfs.doctor.kernel_holders import ETAB
+from kvfs.doctor.kernel_holders import ETAB, parse_exports
 from kvfs.machine.available_memory import available_memory_bytes
 from kvfs.machine.mount_table import FS_TYPE, Mount, mount_at, mount_of, resolve_mountpoint
 from kvfs.machine.wake_up import halt_poll_ns, round_trip_us

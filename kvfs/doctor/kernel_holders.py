@@ -1,13 +1,16 @@
 """Who in the kernel keeps a mount busy without a process: its NFS server, and loop devices."""
 
 import glob
+import re
 import shlex
 from collections.abc import Iterator
 from typing import Final
 
-from kvfs.doctor.etab import parse_exports
 from kvfs.doctor.facts import Export
 
+#: A line of the NFS server's table of exports: ``PATH<TAB>CLIENT(OPTION,...)``.
+_LINE: Final = re.compile(r"(?P<path>\S+)\s+(?P<client>[^\s(]+)\((?P<options>[^)]*)\)")
+_ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 #: What exportfs(8) has told the kernel's NFS server, with every option.
 ETAB: Final = "/var/lib/nfs/etab"
 #: What the kernel has taken of it (nfsd(7)); the second file needs no mount of its own.
@@ -44,3 +47,34 @@ def _exports_in(path: str, mountpoint: str) -> tuple[Export, ...]:
             return parse_exports(file.read(), mountpoint)
     except OSError:
         return ()
+
+
+def parse_exports(text: str, mountpoint: str) -> tuple[Export, ...]:
+    """Return the exports of *mountpoint* and of what lies below it."""
+    everything = list(_exports(text))
+    paths_of: dict[str, set[str]] = {}
+    for export in everything:
+        if fsid := fsid_of(export):
+            paths_of.setdefault(fsid, set()).add(export.path)
+    return tuple(
+        export._replace(
+            same_fsid=tuple(sorted(paths_of.get(fsid_of(export), set()) - {export.path}))
+        )
+        for export in everything
+        if export.path == mountpoint or export.path.startswith(f"{mountpoint}/")
+    )
+
+
+def fsid_of(export: Export) -> str:
+    """Return the fsid= of *export*, "" if it has none."""
+    return next((one for one in sorted(export.options) if one.startswith("fsid=")), "")
+
+
+def _exports(text: str) -> Iterator[Export]:
+    for line in text.splitlines():
+        match = _LINE.match(line)
+        if match is not None:
+            octal = match["path"].encode(errors="surrogateescape").decode("latin-1")
+            raw = _ESCAPED.sub(lambda escape: chr(int(escape[1], 8)), octal).encode("latin-1")
+            path = raw.decode(errors="surrogateescape")
+            yield Export(path, match["client"], frozenset(match["options"].split(",")))

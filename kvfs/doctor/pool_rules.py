@@ -1,86 +1,17 @@
-"""Rules about the pool: who wants how much of it, what may go, where its bytes move."""
+"""Rules about the pool: what can be evicted, who keeps the rest, where its bytes move."""
 
-import re
 import shlex
-from typing import Final
+from typing import Any, Final
 
 from kvfs.core.index_room import IndexRoom
 from kvfs.core.sizes import format_size
-from kvfs.doctor.facts import ConnectorLimit, Facts
+from kvfs.doctor.facts import Facts
 from kvfs.doctor.finding import Finding, Severity
-from kvfs.doctor.lease_rules import lessee_of
 
-#: What is left to kvfs: ready extents (ready_share), headroom and partly used blocks.
-_CONNECTOR_SHARE: Final = 0.9
 #: Below it a burst of stores meets ENOSPC before anything can go.
 _EVICTABLE_SHARE_MIN: Final = 0.05
-_GIB: Final = 1 << 30
 #: A pool that is emptier than this has room enough without evicting.
 _FULL_SHARE: Final = 0.9
-
-
-def connector_limits(facts: Facts) -> list[Finding] | None:
-    """A connector that may keep more than the pool holds never evicts in time by itself."""
-    capacity_bytes = facts.status.get("capacity_bytes")
-    if capacity_bytes is None:
-        return None
-    most_bytes = int(capacity_bytes * _CONNECTOR_SHARE)
-    where = shlex.quote(facts.mountpoint)
-    found = [
-        Finding(
-            Severity.SERIOUS if limit.keeps_index else Severity.WARNING,
-            f"{limit.setting} of {limit.origin} is {format_size(limit.limit_bytes)}, more than "
-            f"90 % of the pool's {format_size(capacity_bytes)}: kvfs evicts before the connector "
-            + ("does, and the connector fails on what is gone" if limit.keeps_index else "does"),
-            _lower(limit, most_bytes, where),
-        )
-        for limit in facts.limits_of_connectors
-        if limit.limit_bytes > most_bytes
-    ]
-    together_bytes = sum(limit.limit_bytes for limit in facts.limits_of_connectors)
-    if not found and together_bytes > most_bytes:
-        shares = ", ".join(
-            f"{limit.setting} of {limit.origin} {format_size(limit.limit_bytes)}"
-            for limit in facts.limits_of_connectors
-        )
-        largest = max(facts.limits_of_connectors, key=lambda limit: limit.limit_bytes)
-        found.append(
-            Finding(
-                Severity.WARNING,
-                f"the connectors may keep {format_size(together_bytes)} together, more than 90 % "
-                f"of the pool's {format_size(capacity_bytes)}: {shares}",
-                _lower(largest, _fair(largest, together_bytes, most_bytes), where),
-            )
-        )
-    return found
-
-
-def _fair(largest: ConnectorLimit, together_bytes: int, most_bytes: int) -> int:
-    """Return what is left for the largest, or its share where the others leave it too little."""
-    left_bytes = most_bytes - together_bytes + largest.limit_bytes
-    share_bytes = most_bytes * largest.limit_bytes // together_bytes
-    return left_bytes if left_bytes >= largest.unit_bytes else share_bytes
-
-
-def _lower(limit: ConnectorLimit, most_bytes: int, where: str) -> str:
-    value: float = most_bytes // limit.unit_bytes
-    if value == 0 and limit.unit_bytes == _GIB:  # LMCache takes fractions
-        value = most_bytes * 100 // _GIB / 100
-    if value == 0:  # which means "no limit" to most of them
-        return (
-            f"kvfs status {where}\na larger pool is wanted: no value of {limit.setting} fits into "
-            f"{format_size(most_bytes)}; make it of a larger drive, with a capacity of "
-            f"{format_size(int(limit.limit_bytes / _CONNECTOR_SHARE))}"
-        )
-    if limit.file:  # a number may stand in quotation marks, or have a unit
-        line = rf"s/({re.escape(limit.setting)}[\"']?\s*[:=]\s*[\"']?)[0-9.]+[A-Za-z]*/\1{value}/"
-        return f"sed -Ei {shlex.quote(line)} {shlex.quote(limit.file)}\nthen restart the connector"
-    if limit.setting.isupper():
-        return f"export {limit.setting}={value}\nthen restart the connector"
-    unit = "" if limit.unit_bytes == 1 else f" (in {format_size(limit.unit_bytes)})"
-    process = re.match(r"process (\d+) ", limit.origin)
-    show = f"ps --format args= --pid {process[1]}" if process else f"kvfs status {where}"
-    return f"{show}\nrestart the connector with {limit.setting} {value}{unit}"
 
 
 def evictable_data(facts: Facts) -> list[Finding] | None:
@@ -259,3 +190,35 @@ def passthrough(facts: Facts) -> list[Finding] | None:
         )
     problem = f"bytes go through the server ({reason}): some 1-2 GB/s instead of the drives' speed"
     return [Finding(Severity.WARNING, problem, fix)]
+
+
+def leases(facts: Facts) -> list[Finding] | None:
+    """Who has more leases than its share is refused what it stores under final names."""
+    leased_bytes, most_bytes = facts.status.get("leased_bytes"), facts.status.get("lease_max_bytes")
+    if leased_bytes is None or most_bytes is None:
+        return None
+    lessee: dict[str, Any] | None = facts.status.get("largest_lease_holder")
+    if lessee is None or leased_bytes <= most_bytes:
+        return []
+    refused = lessee.get("stores_refused", 0)
+    return [
+        Finding(
+            Severity.WARNING,
+            f"leases keep {format_size(leased_bytes)}, lease_max allows {format_size(most_bytes)}: "
+            f"{lessee_of(facts)} keeps most, and who is over its share is refused what it stores "
+            f"under final names ({refused} so far)",
+            f"setfattr -n user.kvfs.lease -v none {shlex.quote(facts.mountpoint)}\n"
+            "if the programs there can do without a block that they stored; else end the process, "
+            "or set its own limit lower",
+        )
+    ]
+
+
+def lessee_of(facts: Facts) -> str | None:
+    """Return who keeps most by leases, for a reader; None if nobody is known."""
+    lessee = facts.status.get("largest_lease_holder")
+    if not isinstance(lessee, dict):
+        return None
+    if not lessee.get("pid"):
+        return "processes that cannot be watched (NFS, another pid namespace)"
+    return f"process {lessee['pid']} ({lessee.get('program', '?')})"

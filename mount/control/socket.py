@@ -14,8 +14,13 @@ from typing import Any, Final
 
 import trio
 
-from kvfs.client.control_files import locked_directory, remove_stale
-from kvfs.client.control_socket import LINE_MAX_BYTES, PEERCRED, PROTOCOL_VERSION
+from kvfs.client.control_socket import (
+    LINE_MAX_BYTES,
+    PEERCRED,
+    PROTOCOL_VERSION,
+    locked_directory,
+    remove_stale,
+)
 from kvfs.core.errors import CommandError, KvfsError, NotRoot, ServeFailed, UsageError
 
 Verb = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]

@@ -16,9 +16,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from kvfs.cli.arguments import size_of
 from kvfs.cli.demo_pool import demo_pool
 from kvfs.cli.failures import explain
-from kvfs.cli.mkfs import size_of
 from kvfs.core.errors import CommandError, ToolMissing, UsageError, VerifyFailed
 from tests.connectors.connector import Connector, interpreter
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvfs.cli.counts import count_of
+from kvfs.core.sizes import count_of
 
 
 @pytest.mark.parametrize(

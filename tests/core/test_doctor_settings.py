@@ -12,8 +12,8 @@ from kvfs.doctor.connector_settings import (
     from_settings,
     with_given,
 )
-from kvfs.doctor.etab import parse_exports
 from kvfs.doctor.facts import ConnectorLimit, Export
+from kvfs.doctor.kernel_holders import parse_exports
 
 GIB: Final = 1 << 30
 LMCACHE: Final = {"LMCACHE_LOCAL_DISK": "file:///kv/a", "LMCACHE_MAX_LOCAL_DISK_SIZE": "500"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.client.stopping import exit_code_of, held_back
+from kvfs.client.subprocesses import exit_code_of, held_back
 
 _GRACE_S = 20.0
 #: Makes its file when it is told to end. Not a shell with a trap: what comes just before its

@@ -1,0 +1,71 @@
+"""What arguments of several verbs mean: a size, SOURCE of a pool, PATHs on a mount."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from kvfs.client.servers import answer_of, status_of
+from kvfs.core.errors import NotMounted, SourceBlank, SourceForeign, UsageError
+from kvfs.core.sizes import parse_size
+from kvfs.machine.mount_table import FS_TYPE, kvfs_at, mount_of, resolve_mountpoint
+
+
+def size_of(text: str | None, flag: str) -> int | None:
+    """Return the bytes of the flag's *text*; raises UsageError when it is no positive size."""
+    if text is None:
+        return None
+    try:
+        size_bytes = parse_size(text)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
+    if size_bytes == 0:
+        raise UsageError(f"{flag}: 0 is no size")
+    return size_bytes
+
+
+@contextmanager
+def wanted_pool(source: str) -> Iterator[None]:
+    """Say of a *source* that is no pool what it is. Raises SourceForeign, SourceBlank.
+
+    A mountpoint is told from the mount table alone: its server may hang.
+    """
+    mount = kvfs_at(resolve_mountpoint(source))
+    if mount is not None:
+        raise SourceForeign(
+            f"{source} is no pool: it is where one is mounted; give its source, {mount.source}"
+        )
+    try:
+        yield
+    except (SourceBlank, SourceForeign) as error:
+        raise type(error)(error.found) from None
+
+
+class OnMount(NamedTuple):
+    """Paths on one mount."""
+
+    mountpoint: str
+    socket: str
+    paths: tuple[str, ...]
+    """Below the mountpoint, "" for itself."""
+
+
+def locate(paths: Sequence[str]) -> OnMount:
+    """Return *paths* as one mount's server knows them. Raises NotMounted, UsageError."""
+    found = [_below_mount(path) for path in paths]
+    mountpoints = {mountpoint for mountpoint, _ in found}
+    if len(mountpoints) != 1:
+        raise UsageError(f"paths of one mount only, please: {', '.join(sorted(mountpoints))}")
+    (mountpoint,) = mountpoints
+    status_of(mountpoint)  # says what is wrong with a server that does not answer
+    answer = answer_of(mountpoint)
+    if answer is None:
+        raise NotMounted(f"the server of {mountpoint} has just ended")
+    return OnMount(mountpoint, answer.path, tuple(below for _, below in found))
+
+
+def _below_mount(path: str) -> tuple[str, str]:
+    absolute = resolve_mountpoint(path)
+    mount = mount_of(absolute)
+    if mount is not None and mount.fs_type == FS_TYPE:
+        return mount.mountpoint, absolute[len(mount.mountpoint) :].strip("/")
+    raise NotMounted(f"{path} is on no kvfs mount")
