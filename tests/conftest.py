@@ -9,21 +9,28 @@ import logging
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
+from tests.support.first_difference import told_apart
 from tests.support.mounting import why_no_mounts
 
 # How long an example takes says nothing on a machine that others use, too. CI tries the examples
-# that were tried before a commit; KVFS_LONG=1 looks for others.
+# that were tried before a commit; KVFS_LONG=1 looks for others. CI says at once which one fails: to
+# look for a smaller one takes minutes, and whoever mends it does so with a run of his own.
 settings.register_profile(
     "kvfs",
     deadline=None,
     derandomize=os.environ.get("KVFS_LONG") != "1",
+    phases=[
+        phase
+        for phase in Phase
+        if os.environ.get("CI") != "true" or phase not in (Phase.shrink, Phase.explain)
+    ],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     print_blob=True,
 )
@@ -55,6 +62,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.iter_markers("needs_fuse")) or any(item.iter_markers("needs_loop")):
             item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_assertrepr_compare(
+    op: str, left: object, right: object
+) -> Generator[None, list[list[str]], list[list[str]]]:
+    """Tell large bytes apart by digest and first difference.
+
+    With CI set pytest compares them by difflib, which takes hours for a block.
+    """
+    told = told_apart(left, right) if op == "==" else None
+    if told is None:
+        return (yield)
+    set_before = os.environ.pop("CI", None)
+    try:
+        yield
+    finally:
+        if set_before is not None:
+            os.environ["CI"] = set_before
+    return [told]
 
 
 def open_files() -> dict[str, str]:
