@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from kvfs.core.lifecycle import State
 from kvfs.core.types import BackingId, InodeNo, InodeRecord
+from kvfs.core.writing import Writing
 from kvfs.machine.processes import NOBODY, Maker
 
 #: Of one inode at a time; the first ones go.
@@ -24,7 +24,7 @@ class Hand(NamedTuple):
     thread: int
 
 
-class OpenInode:
+class OpenInode(Writing):
     """One open inode. ``fd`` is its extent, -1 for a directory or while nobody needed it."""
 
     # Defaults of the class: who opens a block to read it sets two of them, not two dozen.
@@ -49,29 +49,16 @@ class OpenInode:
     outgrown = 0
     #: And altogether.
     taken_unasked = 0
-    #: It took room that was not there, and nothing could go instead: its closers hear of it.
-    overrun = False
     #: The directory a draft was created in, whose demand it tells; 0 for the rest.
     created_in = InodeNo(0)
     #: The backing id that came with a fresh extent; the data path takes it over.
     fresh_id = BackingId(0)
-    #: Whether a writer's death would leave the bytes torn: a draft, or a block in rewrite.
-    unfinished = False
-    #: A writer died of a signal before the block was whole: the name goes at the last close.
-    torn = False
-    #: Its mount has ended and a client can write on all the same: it is torn, written to or not.
-    outlives = False
     #: A writer's descriptor was closed since the last writer came: a close that was heard of.
     flushed = False
     #: Size and mtime (ns) of the extent when a writer's descriptor was closed last.
     flushed_as = (-1, 0)
-    #: Whether every writer since the reopening adds bytes only: appends, or found it empty.
-    appended_only = True
-    #: Renamed while it was written: the last close carries it out.
-    renamed = False
-    #: The process that writes, and what the block was before it was reopened.
+    #: The process that writes.
     maker: Maker = NOBODY
-    before = State.DRAFT
     #: Who opened it for writing since it had no writer.
     hands: tuple[Hand, ...] = ()
     #: Its writers that only append (O_APPEND).

@@ -86,7 +86,7 @@ class Transfers:
                     if growth_bytes:
                         await find_room(growth_bytes)
             except NoSpace:
-                blocks.spoil(opened)
+                opened.spoil()
                 raise
         whole = memoryview(data)
         return await self._write_all(opened, fd, offset_bytes, whole, growth_bytes, find_room)
@@ -178,7 +178,7 @@ class Transfers:
                 pool.device_room.refused()
                 await find_room(growth_bytes)
             except (NoSpace, OSError):
-                self._store.blocks.spoil(opened)
+                opened.spoil()
                 raise
         raise AssertionError("the last attempt returns or raises")
 

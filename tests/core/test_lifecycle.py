@@ -21,7 +21,7 @@ from kvfs.core.lifecycle import (
     is_temporary,
     label,
 )
-from tests.support.life_drawing import DOCUMENT, drawing, drawn
+from tests.support.life_drawing import LIFE
 
 PAIRS: Final = list(itertools.product(TABLE, Event))
 #: Open for writing: these and nothing else may be, and nothing of them may be evicted.
@@ -188,4 +188,4 @@ def test_a_final_name_is_known(name: bytes) -> None:
 
 def test_the_document_draws_the_table() -> None:
     """If not: python -m tests.support.life_drawing."""
-    assert drawn(DOCUMENT.read_text()) == drawing()
+    assert LIFE.shown() == LIFE.make()

@@ -103,7 +103,7 @@ def test_it_goes_with_the_draft(running: Host, end: str) -> None:
     opened = rewrite(running, b"K")
     write(store, opened, b"new")
     if end == "torn":
-        opened.torn = True
+        opened.tear()
         close(running, opened)
     elif end == "unlinked":
         store.namespace.unlink(ROOT_INODE, b"K")

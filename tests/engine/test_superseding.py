@@ -262,7 +262,7 @@ def test_of_clients_that_look_alike_the_finished_one_is_meant(running: Host) -> 
 
 def test_a_torn_draft_is_renamed_by_nobody(running: Host) -> None:
     first, second = two_writers(running)
-    first.torn = True
+    first.tear()
     close(running, first)
     with pytest.raises(NotFound):
         rename(running, ONE)

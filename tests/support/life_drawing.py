@@ -1,16 +1,16 @@
-"""The life of a block as docs/block-life.md draws it, made from the table itself.
+"""The life of a block as docs/block-life.md draws it, made from the tables themselves.
 
 ``python -m tests.support.life_drawing`` writes it into the document.
 """
 
-from pathlib import Path
+import itertools
+from collections.abc import Callable
 from typing import Final
 
 from kvfs.core.lifecycle import TABLE, Event, Goes, State
+from kvfs.core.writing import LAST_CLOSE, Left, Writing
+from tests.support.drawings import Drawing, rows
 
-DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "block-life.md"
-BEGIN: Final = "<!-- life of a block: made by tests/support/life_drawing.py -->\n"
-END: Final = "<!-- end of the life of a block -->\n"
 _GOES: Final = {
     Goes.NEVER: "never",
     Goes.FIRST: "first",
@@ -18,8 +18,10 @@ _GOES: Final = {
     Goes.AFTER_LEASES: "last",
 }
 
+# ---- the life of a block ----
 
-def drawing() -> str:
+
+def draw_life() -> str:
     """Return a diagram of what leads where, and a row a state with all of its rules."""
     return "\n".join([*_diagram(), "", *_rows(), ""])
 
@@ -58,17 +60,95 @@ def _rows() -> list[str]:
     return lines
 
 
-def drawn(text: str) -> str:
-    """Return what document *text* shows between the marks. Raises ValueError without them."""
-    begin = text.index(BEGIN) + len(BEGIN)
-    return text[begin : text.index(END, begin)]
+# ---- its flags while it is written ----
+
+FLAGS: Final = ("unfinished", "torn", "outlives", "overrun", "appended_only", "renamed")
+
+#: Every method of ``Writing`` that sets a flag, in words.
+EVENTS: Final[dict[str, tuple[Callable[[Writing], None], ...]]] = {
+    "it is created": (Writing.create,),
+    "its first writer opens a draft": (
+        lambda one: one.begin(State.DRAFT, appends=True),
+        lambda one: one.begin(State.SLAB_DRAFT, appends=False),
+    ),
+    "its first writer opens anything else": (
+        lambda one: one.begin(State.PUBLISHED, appends=True),
+        lambda one: one.begin(State.SLAB, appends=False),
+    ),
+    "… and only appends, or it is empty": (lambda one: one.begin(State.LEASED, appends=True),),
+    "a writer, the first or one more, does not only append": (
+        lambda one: one.begin(State.DRAFT, appends=False),
+        lambda one: one.join(appends=False),
+        Writing.join_renamed,
+    ),
+    "it becomes REWRITE": (Writing.rewrite,),
+    "space is allocated for a draft": (lambda one: one.allocate(State.SLAB_DRAFT),),
+    "it is truncated, or allocated in REWRITE": (Writing.resize,),
+    "a write or its open is refused; the server stops": (Writing.spoil,),
+    "a writer dies of a signal; a close stays unproven": (Writing.tear,),
+    "it takes room that is not there": (Writing.outrun,),
+    "the server stops and a client writes on": (Writing.outlive,),
+    "it is renamed": (Writing.move,),
+    "its last writer closes, and it has no name": (lambda one: one.end(whole=False),),
+    "its last writer closes": (lambda one: one.end(whole=True),),
+}
+
+
+def draw_writing() -> str:
+    """Return what sets and clears each flag, and what the last close makes of them."""
+    flags = [
+        ("event", "sets", "clears"),
+        *(_flags(words, *calls) for words, calls in EVENTS.items()),
+    ]
+    heads = ("state before", *(left.value for left in Left))
+    closes = [
+        (state.name, *("as before" if event is None else event.name for event in row.values()))
+        for state, row in LAST_CLOSE.items()
+    ]
+    return "\n".join([*rows(*flags), "", *rows(heads, *closes), ""])
+
+
+def _flags(words: str, *calls: Callable[[Writing], None]) -> tuple[str, str, str]:
+    """Return a row: what each of *calls* sets and clears, whatever the flags were before."""
+    sets, clears = [], []
+    for flag in FLAGS:
+        always, fresh = ({_after(call, flag, start) for call in calls for start in starts}
+                         for starts in (STARTS, _UNFINISHED))  # fmt: skip
+        if always == {True}:
+            sets.append(flag)
+        elif always == {False}:
+            clears.append(flag)
+        elif fresh == {True} and flag != "unfinished" and not _keeps(calls, flag):
+            sets.append(f"{flag}, if unfinished")
+    return words, ", ".join(sets), ", ".join(clears)
+
+
+STARTS: Final = list(itertools.product((False, True), repeat=len(FLAGS)))
+_UNFINISHED: Final = [start for start in STARTS if start[0]]
+
+
+def _after(call: Callable[[Writing], None], flag: str, start: tuple[bool, ...]) -> bool:
+    """Return *flag* after *call* on flags of *start*."""
+    one = Writing()
+    vars(one).update(zip(FLAGS, start, strict=True))
+    call(one)
+    return bool(getattr(one, flag))
+
+
+def _keeps(calls: tuple[Callable[[Writing], None], ...], flag: str) -> bool:
+    """Whether *calls* never change *flag*."""
+    place = FLAGS.index(flag)
+    return all(_after(call, flag, start) == start[place] for call in calls for start in STARTS)
+
+
+LIFE: Final = Drawing("block-life.md", "life of a block", "life_drawing", draw_life)
+WRITING: Final = Drawing("block-life.md", "flags of an open block", "life_drawing", draw_writing)
 
 
 def main() -> None:
-    """Write the drawing into the document."""
-    text = DOCUMENT.read_text()
-    begin = text.index(BEGIN) + len(BEGIN)
-    DOCUMENT.write_text(text[:begin] + drawing() + text[text.index(END) :])
+    """Write both into the document."""
+    LIFE.write()
+    WRITING.write()
 
 
 if __name__ == "__main__":

@@ -195,7 +195,7 @@ def write(store: Store, opened: OpenInode, data: bytes, offset_bytes: int = 0) -
         if growth_bytes:
             store.pool.require_space(growth_bytes)
     except NoSpace:
-        store.blocks.spoil(opened)
+        opened.spoil()
         raise
     fd = store.blocks.extent_fd(opened)
     assert store.pool.syscalls.pwrite(fd, data, offset_bytes) == len(data)

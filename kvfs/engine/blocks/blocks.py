@@ -93,7 +93,7 @@ class Blocks:
         opened.created_in = parent
         opened.maker = maker
         opened.note_hand(Hand(maker, thread), appends=appends)
-        opened.unfinished = True
+        opened.create()
         opened.allocated_bytes = extent.reserve_bytes
         pool.space.extra_bytes += extent.reserve_bytes
         pool.choose_course(opened, parent)
@@ -262,7 +262,7 @@ class Blocks:
     def abandon(self, opened: OpenInode, *, writer: bool, appends: bool = False) -> None:
         """Give back a handle that its opener never got: a draft of its own is no empty block."""
         if writer and opened.writers == 1:
-            self.spoil(opened)
+            opened.spoil()
         self.close(opened, writer=writer, appends=appends)
 
     def settle(self) -> None:
@@ -286,11 +286,11 @@ class Blocks:
         settled = True
         for opened in list(self._pool.open_inodes.values()):
             if opened.ino not in closed:
-                opened.torn = opened.torn or (
-                    opened.unfinished and not (all_closed and opened.flushed)
-                )
+                if not (all_closed and opened.flushed):
+                    opened.spoil()
                 try:
-                    opened.outlives = opened.torn and not all_closed and self._outlives(opened)
+                    if opened.torn and not all_closed and self._outlives(opened):
+                        opened.outlive()
                 except OSError as error:
                     _log.warning("inode %#x stays open in the index: %s", opened.ino, error)
                     settled = False  # the next start decides, as after a kill
@@ -343,7 +343,7 @@ class Blocks:
         if opened is not None and opened.writers:
             self._make_room_ahead(size_bytes - opened.allocated_bytes)
             fd = self.extent_fd(opened)
-            opened.appended_only = False
+            opened.resize()
             opened.front_bytes = min(opened.front_bytes, size_bytes)
             pool.syscalls.ftruncate(fd, size_bytes)
             pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
@@ -373,7 +373,3 @@ class Blocks:
             raise TooLarge(f"{end_bytes} bytes")
         start_bytes = end_bytes - size_bytes
         return holes.growth_bytes(self._pool.syscalls, opened, start_bytes, end_bytes)
-
-    def spoil(self, opened: OpenInode) -> None:
-        """A write, or the open, was refused: what is being written will not be whole."""
-        opened.torn = opened.torn or opened.unfinished

@@ -132,7 +132,7 @@ class Doubts:
             if opened.torn or opened.gone is not None or self._is_vouched_for(opened, fate):
                 self._finish(opened)
             elif fate is Fate.KILLED:
-                opened.torn = True
+                opened.tear()
                 self._finish(opened)
             elif now_s < doubt.until_s or self._has_another_writer(opened):
                 waiting.append(doubt)
@@ -178,7 +178,7 @@ class Doubts:
         return opened.writers > sum(doubt.opened is opened for doubt in self._doubts)
 
     def _tear(self, doubt: _Doubt) -> None:
-        doubt.opened.torn = True
+        doubt.opened.tear()
         self.unproven += 1
         self._finish(doubt.opened)
 

@@ -1,7 +1,7 @@
 """The two ends of writing: a block opens for its writers, and becomes what they left.
 
-What a close means is the table's business (lifecycle.py); here its answer is carried out: one
-index transaction, or the name goes.
+What a close means is the tables' business (writing.py, lifecycle.py); here their answer is carried
+out: one index transaction, or the name goes.
 """
 
 import contextlib
@@ -11,17 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvfs.core.errors import KvfsError
-from kvfs.core.lifecycle import (
-    HELD,
-    IDENTIFIED,
-    LEASES,
-    TABLE,
-    UNFINISHED,
-    Event,
-    State,
-    after,
-    is_temporary,
-)
+from kvfs.core.lifecycle import HELD, LEASES, UNFINISHED, Event, State, after, is_temporary
 from kvfs.core.types import InodeNo, InodeRecord, round_up
 from kvfs.engine.blocks.doubts import Closing
 from kvfs.engine.names.namespace import Namespace
@@ -76,21 +66,17 @@ class Publishing:
         state = State(record.state)
         appends = appends or record.size_bytes == 0
         if opened.writers > 1:
-            opened.appended_only = opened.appended_only and appends
+            opened.join(appends=appends)
             if state is not State.RENAMED or opened.gone is not None:
                 return
-            opened.appended_only = False
+            opened.join_renamed()
         else:
-            opened.unfinished = state in UNFINISHED  # also if the rest fails: no empty block
+            opened.begin(state, appends=appends)  # also if the rest fails: no empty block
             pool.syscalls.utime(opened.fd, ns=(record.atime_ns, record.mtime_ns))
             # A time that was looked at is not given to the next write, too (multigrain
             # timestamps, Linux 6.13): what is written now is told from what is not.
             pool.syscalls.fstat(opened.fd)
             opened.maker = maker
-            opened.appended_only = appends
-        opened.before = State.PUBLISHED if state is State.RENAMED else state
-        if opened.writers == 1:
-            opened.renamed = opened.torn = False
         if state in UNFINISHED:
             return
         if opened.gone is not None:  # a power loss may bring its name back
@@ -102,7 +88,7 @@ class Publishing:
             if reopened is State.REWRITE:
                 txn.put_inode(opened.ino, record._replace(state=State.REWRITE))
         if reopened is State.REWRITE:
-            opened.unfinished = True
+            opened.rewrite()
             pool.leases.drop(opened.ino)
             ranks.note(pool, opened.ino, record._replace(state=State.REWRITE))
         may_linger = reopened is State.REWRITE or self._was_identified(opened.ino)
@@ -136,14 +122,14 @@ class Publishing:
         record = self._namespace.record(ino)
         state = State(record.state)
         if opened is not None and state is State.REWRITE:
-            opened.appended_only = False
+            opened.resize()
             if opened.before is State.ORPHAN_SLAB or not record.size_bytes:
                 state = opened.before  # no bytes of a whole are at stake
         state = after(state, Event.ALLOCATE)
         if state == record.state:
             return
         if opened is not None:
-            opened.unfinished = state is State.SLAB_DRAFT
+            opened.allocate(state)
         if opened is not None and opened.writers:
             maker = opened.maker
             record = record._replace(maker_tgid=maker.tgid, maker_birth=maker.birth)
@@ -178,7 +164,7 @@ class Publishing:
         pool = self._pool
         fate = pool.leases.processes.fate_of(tid)
         if fate is Fate.KILLED:
-            opened.torn = True
+            opened.tear()
             return None
         now_s = pool.monotonic_s()
         status = pool.syscalls.fstat(opened.fd)
@@ -215,20 +201,20 @@ class Publishing:
             if before.state == State.REWRITE and not written:  # whole, for who looked before
                 record = record._replace(state=opened.before)
             opened.gone = record
-            opened.unfinished = False
+            opened.end(whole=False)
             return
         closed = before._replace(allocated_bytes=allocated_bytes)
         state = self._closed(opened, closed, written=written)
         if state is State.GONE:
             self._drop_torn(opened, record)
-            opened.unfinished = False
+            opened.end(whole=False)
             return
         same = state == opened.before == before.state and not written
         if not same or allocated_bytes != before.allocated_bytes:
             owned = self._owned(opened, not_before(before, record), state, written=written)
             self._record(opened, before, owned, allocated_bytes)
         # Only now: until it is published another writer's death tears it.
-        opened.unfinished = opened.torn = opened.renamed = False
+        opened.end(whole=True)
 
     def _trim_holes(
         self, opened: OpenInode, before: InodeRecord, record: InodeRecord, allocated_bytes: int
@@ -248,17 +234,7 @@ class Publishing:
 
     def _closed(self, opened: OpenInode, record: InodeRecord, *, written: bool) -> State:
         """Return what the last writable close makes of the block with *record*."""
-        state = State(record.state)
-        if opened.torn and (written or opened.outlives or state in UNFINISHED):
-            state = after(state, Event.TEAR)
-        if state is State.REWRITE and not written:
-            state = opened.before
-        elif state is State.REWRITE and opened.appended_only and opened.before in IDENTIFIED:
-            state = after(state, Event.EXTEND)
-        elif Event.CLOSE in TABLE[state].on:  # else the open failed before it began
-            state = after(state, Event.CLOSE)
-        if opened.renamed and state is not State.GONE:
-            return after(state, Event.RENAME)
+        state = opened.last_close(State(record.state), written=written)
         due = state in LEASES and (written or state is not opened.before)
         # As if it were nobody's already. Not an orphan, which goes first: its rename may follow.
         return state if not due or self._gets_lease(record) else after(state, Event.MAKER_DIED)

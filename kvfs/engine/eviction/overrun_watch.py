@@ -139,7 +139,7 @@ class OverrunWatch:
             if not space.overstepped_bytes:
                 return
             _log.warning("inode %#x outgrew the pool: its writer gets ENOSPC", opened.ino)
-            opened.overrun = opened.torn = True
+            opened.outrun()
             self.overruns += 1
             lacking = lacking_bytes(opened.outgrown, unreserved=opened.unreserved)
             space.lacking_bytes -= min(space.lacking_bytes, lacking)

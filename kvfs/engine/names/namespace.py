@@ -296,7 +296,7 @@ class Namespace:
                 )
             self.enter(txn, ino, moved, new_parent_record)
         if opened is not None and opened.writers:
-            opened.renamed = True
+            opened.move()
         self._identities.write(ino, moved, overwritten=record.state in SLABS)
         self.former_names.note(ino, (parent, name), pool.monotonic_s())
         settle(pool, ino, moved, parent)

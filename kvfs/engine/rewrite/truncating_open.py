@@ -237,7 +237,7 @@ class TruncatingOpens:
 
     def _keep_promise(self, ino: InodeNo) -> None:
         promised = self._pool.open_inodes[ino]
-        promised.unfinished = True
+        promised.create()
         self.claim(promised)
 
     def claim(self, opened: OpenInode) -> None:

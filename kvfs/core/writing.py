@@ -1,0 +1,158 @@
+"""What is known of a block while it is written, and what its last close makes of it.
+
+Pure. The states are lifecycle.py's; here are the flags that decide which event the last close is.
+Each method is one thing that happens to an open block, and nobody else sets a flag;
+docs/block-life.md draws both tables.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+from kvfs.core.lifecycle import IDENTIFIED, UNFINISHED, Event, State, after
+
+
+class Left(StrEnum):
+    """What the last writer leaves behind."""
+
+    NOTHING = "nothing was written"
+    ADDED = "bytes were added to a final block, and none changed"
+    BYTES = "bytes were written"
+    DEATH = "a writer died and nothing was written"
+    HALF = "a writer died in the middle, or writes on behind a server that has ended"
+
+    # Looked up once a close: Enum's own is a call in Python.
+    __hash__ = str.__hash__
+
+
+_DRAFT: Final = {
+    Left.NOTHING: Event.CLOSE,
+    Left.ADDED: Event.CLOSE,
+    Left.BYTES: Event.CLOSE,
+    Left.DEATH: Event.TEAR,
+    Left.HALF: Event.TEAR,
+}
+
+#: Which event the last close is. None is no event: the block is what it was before. A state that
+#: is not here stays: its open failed before it began, or the index knows the close already.
+LAST_CLOSE: Final[dict[State, dict[Left, Event | None]]] = {
+    State.DRAFT: {**_DRAFT},
+    State.SLAB_DRAFT: {**_DRAFT},
+    State.RENAMED: {**_DRAFT, Left.DEATH: Event.CLOSE},
+    State.REWRITE: {
+        Left.NOTHING: None,
+        Left.ADDED: Event.EXTEND,
+        Left.BYTES: Event.CLOSE,
+        Left.DEATH: None,
+        Left.HALF: Event.TEAR,
+    },
+    State.SLAB: dict.fromkeys(Left, Event.CLOSE),
+}
+
+
+def _becomes(state: State, event: Event | None) -> State | None:
+    if event is Event.TEAR:
+        return after(after(state, event), Event.CLOSE)
+    return None if event is None else after(state, event)
+
+
+#: The same with the state that the event leads to; looked up once a close.
+_BECOMES: Final = {
+    state: {left: _becomes(state, event) for left, event in row.items()}
+    for state, row in LAST_CLOSE.items()
+}
+
+
+class Writing:
+    """The flags of a block that is open."""
+
+    #: Whether a writer's death would leave the bytes torn: a draft, or a block in rewrite.
+    unfinished = False
+    #: A writer died of a signal before the block was whole: the name goes at the last close.
+    torn = False
+    #: Its mount has ended and a client can write on all the same: it is torn, written to or not.
+    outlives = False
+    #: It took room that was not there, and nothing could go instead: its closers hear of it.
+    overrun = False
+    #: Whether every writer since the reopening adds bytes only: appends, or found it empty.
+    appended_only = True
+    #: Renamed while it was written: the last close carries it out.
+    renamed = False
+    #: What the block was before it was opened for writing.
+    before = State.DRAFT
+
+    def create(self) -> None:
+        """It is a draft, and its writer has it."""
+        self.unfinished = True
+
+    def begin(self, state: State, *, appends: bool) -> None:
+        """Its first writer opened it in *state*; he *appends* if he changes no byte of it."""
+        self.unfinished = state in UNFINISHED
+        self.torn = self.renamed = False
+        self.appended_only = appends
+        self.before = State.PUBLISHED if state is State.RENAMED else state
+
+    def join(self, *, appends: bool) -> None:
+        """One more writer opened it."""
+        self.appended_only = self.appended_only and appends
+
+    def join_renamed(self) -> None:
+        """One more writer opened it after its rename: what was renamed is what it was before."""
+        self.appended_only = False
+        self.before = State.PUBLISHED
+
+    def rewrite(self) -> None:
+        """It was final and may be changed from now on."""
+        self.unfinished = True
+
+    def resize(self) -> None:
+        """It was truncated, or allocated ahead while it is rewritten."""
+        self.appended_only = False
+
+    def allocate(self, state: State) -> None:
+        """Space was allocated ahead of its bytes; it is in *state* now."""
+        self.unfinished = state is State.SLAB_DRAFT
+
+    def spoil(self) -> None:
+        """A write or the open was refused, or the server stops: it will not be whole."""
+        self.torn = self.torn or self.unfinished
+
+    def tear(self) -> None:
+        """A writer died of a signal in the middle, or nobody vouches for its close."""
+        self.torn = True
+
+    def outrun(self) -> None:
+        """It took room that was not there, and nothing could go instead."""
+        self.overrun = self.torn = True
+
+    def outlive(self) -> None:
+        """The server stops, and a client writes on."""
+        self.outlives = True
+
+    def move(self) -> None:
+        """It was renamed while it is written."""
+        self.renamed = True
+
+    def end(self, *, whole: bool) -> None:
+        """Its last writer has closed; *whole* if it has a name and the index knows it."""
+        self.unfinished = False
+        if whole:
+            self.torn = self.renamed = False
+
+    def last_close(self, state: State, *, written: bool) -> State:
+        """Return what the last close makes of the block in *state*, *written* or only opened."""
+        row = _BECOMES.get(state)
+        becomes = state if row is None else row[self._left(state, written=written)]
+        if becomes is None:
+            becomes = self.before
+        if self.renamed and becomes is not State.GONE:
+            return after(becomes, Event.RENAME)
+        return becomes
+
+    def _left(self, state: State, *, written: bool) -> Left:
+        if self.torn:
+            return Left.HALF if written or self.outlives else Left.DEATH
+        if not written:
+            return Left.NOTHING
+        if state is State.REWRITE and self.appended_only and self.before in IDENTIFIED:
+            return Left.ADDED
+        return Left.BYTES
