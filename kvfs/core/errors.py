@@ -115,7 +115,7 @@ class NotRoot(CommandError):
 
 
 class SourceMissing(CommandError):
-    """SOURCE does not exist or is of no kind that kvfs can use."""
+    """SOURCE does not exist, or kvfs cannot use this kind."""
 
     exit_code = 4
 
@@ -127,13 +127,13 @@ class SourceForeign(CommandError):
 
 
 class SourceBusy(CommandError):
-    """Somebody else uses SOURCE, or the pool is mounted already."""
+    """SOURCE is in use, or the pool is mounted already."""
 
     exit_code = 6
 
 
 class MountpointUnusable(CommandError):
-    """MOUNTPOINT is missing, no directory, in use, or inside SOURCE."""
+    """MOUNTPOINT is missing, not a directory, in use, or inside SOURCE."""
 
     exit_code = 7
 
@@ -151,25 +151,25 @@ class IndexDamaged(CommandError):
 
 
 class SourceFull(CommandError):
-    """No room for the pool itself."""
+    """No space for the pool itself."""
 
     exit_code = 10
 
 
 class NotMounted(CommandError):
-    """No kvfs serves there."""
+    """No kvfs is mounted there."""
 
     exit_code = 11
 
 
 class ServeFailed(CommandError):
-    """The mount could not be brought up or went down with an error."""
+    """The mount failed to start, or ended with an error."""
 
     exit_code = 12
 
 
 class ToolMissing(CommandError):
-    """A program, a kernel feature or a process limit that the command needs is not there."""
+    """A program, a kernel feature or a process limit that the command needs is missing."""
 
     exit_code = 13
 
@@ -193,13 +193,13 @@ class VerifyFailed(CommandError):
 
 
 class SourceBlank(CommandError):
-    """SOURCE holds nothing at all: ``kvfs mkfs`` makes a pool of it, and so does ``kvfs mount``."""
+    """SOURCE is blank: ``kvfs mkfs`` or ``kvfs mount`` makes it a pool."""
 
     exit_code = 17
 
 
 class SourceDamaged(CommandError):
-    """SOURCE fails: I/O errors, or an XFS that can neither be made nor mounted."""
+    """SOURCE fails: I/O errors, or an XFS that cannot be made or mounted."""
 
     exit_code = 18
 
@@ -217,6 +217,6 @@ class PathMissing(CommandError):
 
 
 class EvictedTooLittle(CommandError):
-    """Less could be evicted than was asked for; the rest may not go."""
+    """Less could be evicted than was asked for."""
 
     exit_code = 21
