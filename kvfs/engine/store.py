@@ -187,7 +187,7 @@ class Store:
         """Return what clients' data holds; removed blocks give way, so they count as free."""
         space = self.pool.space
         used_bytes = (
-            space.used_bytes + space.lingering_bytes - self.pool.recently_removed.held_bytes
+            space.used_bytes + space.deleted_open_bytes - self.pool.recently_removed.held_bytes
         )
         return min(used_bytes, space.capacity_bytes)
 

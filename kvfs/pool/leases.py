@@ -1,9 +1,9 @@
-"""What belongs to somebody: leased blocks and slabs by their makers, orphans, spent slabs.
+"""Blocks that belong to a process (leased blocks and slabs), and orphans, whose process has ended.
 
-A published block is in none of these tables: it belongs to nobody. A lease ends with its maker's
-process; one whose maker cannot be watched (a kernel thread, a foreign pid namespace, an NFS
-server) ends when nobody used the block for a while. The index keeps state and maker, so that a
-successor of this process finds them again.
+Published blocks belong to nobody and are in none of these tables. A lease ends when its maker, the
+process that wrote the block, ends. If the maker cannot be watched (a kernel thread, a foreign pid
+namespace, an NFS server), the lease ends when the block was not used for a while. The index keeps
+state and maker, so the next server finds the leases again.
 """
 
 from array import array
@@ -16,12 +16,12 @@ from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.machine.processes import NOBODY, Maker, Processes
 from kvfs.pool.lease_shares import LeaseShares
 
-#: Blocks whose maker died are settled so many a tick: a process may have made a million.
+#: Blocks of ended makers that are settled in one tick: a process may have made a million.
 _SETTLED_A_TICK: Final = 128
 _KEPT: Final = HELD | {State.ORPHAN, State.ORPHAN_SLAB}
-#: Holdings are shared by blocks that are alike, so that a million take 85 MB; so many kinds.
+#: Equal leases are one object, so that a million take 85 MB. At most so many are kept for that.
 _KINDS_MAX: Final = 4096
-#: A maker's list is cleaned of what it lost when that is half of it, and more than this.
+#: A maker's list is compacted when half of it is lost, and more than this.
 _LOST_MIN: Final = 1024
 
 
@@ -35,7 +35,7 @@ class Lease(NamedTuple):
 
 
 class _Made:
-    """The blocks of one maker: all it ever made, and how many of them it still has."""
+    """The blocks of one maker: all that it ever made, and how many of them it still has."""
 
     __slots__ = ("count", "inos")
 
@@ -57,9 +57,9 @@ class Leases:
         self._kinds: dict[Lease, Lease] = {}
         #: Blocks and bytes in each state.
         self.totals: dict[State, tuple[int, int]] = dict.fromkeys(_KEPT, (0, 0))
-        #: Makers that live.
+        #: Makers that are alive.
         self._by_maker: dict[Maker, _Made] = {}
-        #: What makers left that ended; what is to be settled besides has every other turn.
+        #: Blocks of makers that ended. They take turns with the others that are to be settled.
         self._left: deque[Iterator[int]] = deque()
         #: Leases by time: when each block was used last, oldest first.
         self._timed: OrderedDict[InodeNo, float] = OrderedDict()
@@ -72,9 +72,9 @@ class Leases:
         if state not in _KEPT:
             return
         maker = Maker(record.maker_tgid, record.maker_birth)
-        holding = self._shared(Lease(state, record.allocated_bytes, maker, record.uid))
-        self._held[ino] = holding
-        self._count(holding, 1)
+        lease = self._shared(Lease(state, record.allocated_bytes, maker, record.uid))
+        self._held[ino] = lease
+        self._count(lease, 1)
         if state not in HELD:
             return
         lives = self._lives(maker)
@@ -90,7 +90,7 @@ class Leases:
             self._ended.append(ino)
 
     def _lives(self, maker: Maker) -> bool | None:
-        """Whether *maker* lives, None if it cannot be watched."""
+        """Whether *maker* is alive, None if it cannot be watched."""
         if maker == NOBODY:
             return None
         if maker in self._by_maker:
@@ -100,43 +100,43 @@ class Leases:
         except OSError:  # no descriptor is left to look at it
             return None
 
-    def _count(self, holding: Lease, step: int) -> None:
-        state, size_bytes = holding.state, step * holding.allocated_bytes
+    def _count(self, lease: Lease, step: int) -> None:
+        state, size_bytes = lease.state, step * lease.allocated_bytes
         before_blocks, before_bytes = self.totals[state]
         self.totals[state] = (before_blocks + step, before_bytes + size_bytes)
         if state in LEASES:
-            self.shares.note(holding.uid, holding.maker, size_bytes)
+            self.shares.note(lease.uid, lease.maker, size_bytes)
 
-    def _shared(self, holding: Lease) -> Lease:
+    def _shared(self, lease: Lease) -> Lease:
         if len(self._kinds) > _KINDS_MAX:
             self._kinds.clear()
-        return self._kinds.setdefault(holding, holding)
+        return self._kinds.setdefault(lease, lease)
 
     def drop(self, ino: InodeNo) -> None:
         """Forget *ino*."""
-        holding = self._held.pop(ino, None)
-        if holding is None:
+        lease = self._held.pop(ino, None)
+        if lease is None:
             return
-        self._count(holding, -1)
+        self._count(lease, -1)
         self._timed.pop(ino, None)
-        if holding.state not in HELD:
+        if lease.state not in HELD:
             return
-        made = self._by_maker.get(holding.maker)
+        made = self._by_maker.get(lease.maker)
         if made is not None:
             made.count -= 1
             if not made.count:
-                del self._by_maker[holding.maker]
+                del self._by_maker[lease.maker]
             elif len(made.inos) - made.count > made.count + _LOST_MIN:
-                made.inos = array("Q", self._still_of(holding.maker, made))
+                made.inos = array("Q", self._still_of(lease.maker, made))
 
     def _still_of(self, maker: Maker, made: _Made) -> list[InodeNo]:
         """Return what *maker* still has, each once, in order."""
         return [
             InodeNo(ino)
             for ino in sorted(set(made.inos))
-            if (holding := self._held.get(InodeNo(ino))) is not None
-            and holding.maker == maker
-            and holding.state in HELD
+            if (lease := self._held.get(InodeNo(ino))) is not None
+            and lease.maker == maker
+            and lease.state in HELD
         ]
 
     def touch(self, ino: InodeNo, now_s: float) -> None:
@@ -178,10 +178,10 @@ class Leases:
 
     def _is_without_maker(self, ino: InodeNo) -> bool:
         """Whether *ino* is held still, and nobody made it anew since its maker ended."""
-        holding = self._held.get(ino)
-        if holding is None or holding.state not in HELD:
+        lease = self._held.get(ino)
+        if lease is None or lease.state not in HELD:
             return False
-        return ino not in self._timed and holding.maker not in self._by_maker
+        return ino not in self._timed and lease.maker not in self._by_maker
 
     def _forget(self, ino: InodeNo) -> bool:
         self.drop(ino)
@@ -189,8 +189,8 @@ class Leases:
 
     def state_of(self, ino: InodeNo) -> State | None:
         """Return the state of *ino* if it is in the tables."""
-        holding = self._held.get(ino)
-        return None if holding is None else holding.state
+        lease = self._held.get(ino)
+        return None if lease is None else lease.state
 
     def rows(self) -> Iterator[tuple[InodeNo, Lease]]:
         """Yield everything in the tables."""

@@ -392,7 +392,7 @@ class Pool:
         age_s = (self.clock_ns() - record.ctime_ns) / 1e9
         if record.state in SETTLED and not opened.torn and 0 <= age_s < REMOVED_KEPT_S:
             record = record._replace(allocated_bytes=opened.allocated_bytes)
-            self.recently_removed.dig(opened.ino, record, self.monotonic_s())
+            self.recently_removed.keep(opened.ino, record, self.monotonic_s())
             return
         self.space.extra_bytes -= opened.allocated_bytes
         record = record._replace(allocated_bytes=opened.allocated_bytes)

@@ -1,8 +1,8 @@
 """Inodes that lost their name a moment ago and can still be opened.
 
-Between a LOOKUP and its OPEN another client may replace the name. A local file system opens the
-old file then; here the OPEN would find a dead inode, and the kernel tries again only once. So a
-removed inode keeps its record and its extent for a moment. Bounded in time, number and bytes.
+Another client may replace a name between a LOOKUP and its OPEN. A local file system then opens the
+old file. Here the OPEN would find a dead inode, and the kernel tries again only once. So a removed
+inode keeps its record and its extent for a moment. Time, number and bytes are bounded.
 """
 
 from collections import OrderedDict
@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool.space import Space
 
-#: A LOOKUP and its OPEN lie microseconds apart, on a machine short of CPU perhaps 100 ms.
+#: A LOOKUP and its OPEN are microseconds apart, on a machine short of CPU perhaps 100 ms.
 REMOVED_KEPT_S: Final = 1.0
-#: More removals a moment than this push the oldest out.
+#: With more removals than this at a time the oldest go.
 REMOVED_MAX: Final = 4096
 #: The share of the capacity that removed blocks may hold on to.
 _SHARE: Final = 1 / 64
@@ -40,46 +40,46 @@ class RecentlyRemoved:
     def __contains__(self, ino: InodeNo) -> bool:
         return ino in self._removed
 
-    def dig(self, ino: InodeNo, record: InodeRecord, now_s: float) -> None:
-        """Keep *record*, whose bytes the caller counts as extra from now on."""
+    def keep(self, ino: InodeNo, record: InodeRecord, now_s: float) -> None:
+        """Keep *record*; its bytes count as ``extra_bytes`` from now on, which the caller adds."""
         self._removed[ino] = _Removed(record, now_s + REMOVED_KEPT_S)
         self._held_bytes += record.allocated_bytes
         bound_bytes = self._space.capacity_bytes * _SHARE
         while self._removed and (
             len(self._removed) > REMOVED_MAX or self._held_bytes > bound_bytes
         ):
-            self._fill_oldest()
+            self._erase_oldest()
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that give way as soon as they are needed."""
+        """Bytes that are freed as soon as they are needed."""
         return self._held_bytes
 
     def record(self, ino: InodeNo) -> InodeRecord | None:
         """Return the record of *ino* if it was removed a moment ago."""
-        grave = self._removed.get(ino)
-        return None if grave is None else grave.record
+        removed = self._removed.get(ino)
+        return None if removed is None else removed.record
 
-    def exhume(self, ino: InodeNo) -> InodeRecord | None:
+    def take_back(self, ino: InodeNo) -> InodeRecord | None:
         """Hand *ino* to a handle, which now holds it and its bytes; None if it is not here."""
-        grave = self._removed.pop(ino, None)
-        if grave is None:
+        removed = self._removed.pop(ino, None)
+        if removed is None:
             return None
-        self._held_bytes -= grave.record.allocated_bytes
-        return grave.record
+        self._held_bytes -= removed.record.allocated_bytes
+        return removed.record
 
     def tick(self, now_s: float) -> None:
-        """Erase those whose moment is over."""
+        """Erase those whose time is over."""
         while self._removed and next(iter(self._removed.values())).due_s <= now_s:
-            self._fill_oldest()
+            self._erase_oldest()
 
     def give_way(self) -> None:
-        """Erase all: their space is needed, or the pool stops."""
+        """Erase all, because their space is needed or the pool stops."""
         while self._removed:
-            self._fill_oldest()
+            self._erase_oldest()
 
-    def _fill_oldest(self) -> None:
-        ino, grave = self._removed.popitem(last=False)
-        self._held_bytes -= grave.record.allocated_bytes
-        self._space.extra_bytes -= grave.record.allocated_bytes
-        self._erase(ino, grave.record)
+    def _erase_oldest(self) -> None:
+        ino, removed = self._removed.popitem(last=False)
+        self._held_bytes -= removed.record.allocated_bytes
+        self._space.extra_bytes -= removed.record.allocated_bytes
+        self._erase(ino, removed.record)

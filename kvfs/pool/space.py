@@ -1,11 +1,12 @@
 """How much of the capacity is taken, and by what.
 
-``recorded_bytes`` is what the index says published blocks hold; ``extra_bytes`` is what open
-drafts and removed-but-open blocks hold beyond that; ``ready_bytes`` lies in prepared extents;
-``leaving_bytes`` belongs to nobody any more and is not unlinked yet, ``lingering_bytes`` neither,
-but readers have it open or mapped still; ``pledged_bytes`` is what
-writes in flight may still allocate; ``lacking_bytes`` what drafts beyond their reserve will take,
-or one of those that have one may, until somebody looks at them again.
+- ``recorded_bytes``: published blocks, as the index says.
+- ``extra_bytes``: what open drafts and removed but open blocks hold beyond that.
+- ``ready_bytes``: ready extents.
+- ``pending_delete_bytes``: extents without an owner that are not unlinked yet.
+- ``deleted_open_bytes``: the same, but somebody still has them open or mapped.
+- ``pledged_bytes``: what writes in flight may still allocate.
+- ``lacking_bytes``: a guess at what drafts will take beyond their reserve before the next look.
 """
 
 from kvfs.core.errors import NoSpace
@@ -21,14 +22,14 @@ class Space:
         self.recorded_bytes = recorded_bytes
         self.extra_bytes = 0
         self.ready_bytes = 0
-        self.leaving_bytes = 0
-        self.lingering_bytes = 0
+        self.pending_delete_bytes = 0
+        self.deleted_open_bytes = 0
         self.pledged_bytes = 0
         self.lacking_bytes = 0
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that clients' data holds; ready extents are not counted, they give way."""
+        """Bytes of clients' data. Ready extents do not count, because they give way."""
         return self.recorded_bytes + self.extra_bytes
 
     @property
@@ -38,18 +39,18 @@ class Space:
 
     @property
     def unclaimed_bytes(self) -> int:
-        """Bytes that nobody holds nor was promised; below 0 if more is taken than there is."""
+        """Bytes that are neither held nor promised; below 0 if more is taken than there is."""
         return self.bound_bytes - self.taken_bytes - self.pledged_bytes - self.lacking_bytes
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes in extents, whoever they are for."""
-        gone_bytes = self.leaving_bytes + self.lingering_bytes
+        """Bytes in all extents."""
+        gone_bytes = self.pending_delete_bytes + self.deleted_open_bytes
         return self.recorded_bytes + self.extra_bytes + self.ready_bytes + gone_bytes
 
     @property
     def overstepped_bytes(self) -> int:
-        """By how much what is taken and promised exceeds the bound, 0 if it fits."""
+        """By how much taken and promised bytes exceed the bound, 0 if they fit."""
         return max(0, self.taken_bytes + self.pledged_bytes - self.bound_bytes)
 
     @property
@@ -58,7 +59,7 @@ class Space:
         return max(0, self.taken_bytes - self.capacity_bytes)
 
     def fits_but_for_guesses(self, size_bytes: int) -> bool:
-        """Whether only what drafts may take until they are looked at again is in the way."""
+        """Whether only the guess at what drafts will take is in the way."""
         there_bytes = self.unclaimed_bytes + self.ready_bytes
         return there_bytes < size_bytes <= there_bytes + self.lacking_bytes
 

@@ -1,8 +1,9 @@
-"""Extents that nobody has a name for any more, on their way off the device.
+"""Extents without a name, waiting to be unlinked.
 
-Their bytes count as taken until they are really back: who needs room has them removed at once,
-else it happens when no request waits. One that somebody has open or mapped still lingers: its
-bytes would not come back. A reader on passthrough gives up his extent a moment after his close.
+Their bytes count as taken until they are really free. A request that needs space has them unlinked
+at once; otherwise it happens when no request waits. An extent that is still open or mapped waits,
+because unlinking it would free nothing. With passthrough the kernel releases an extent a moment
+after its reader's close.
 """
 
 from collections import deque
@@ -12,9 +13,9 @@ from typing import Final, NamedTuple
 from kvfs.pool.space import Space
 from kvfs.storage.background import Background
 
-#: Unlinking takes some 5 us a MiB of page cache; longer than a request may wait goes to a thread.
+#: Unlinking takes some 5 us a MiB of page cache. What a request cannot wait for goes to a thread.
 _LONG_UNLINK_BYTES: Final = 64 << 20
-#: Looks at extents in use cost some 10 us each; more take turns.
+#: A check of an extent in use costs some 10 us; with more of them they take turns.
 _LOOKS: Final = 16
 
 
@@ -22,7 +23,7 @@ def _nobody() -> bool:
     return False
 
 
-class _Departure(NamedTuple):
+class _Unlink(NamedTuple):
     remove: Callable[[], None]
     size_bytes: int
     in_use: Callable[[], bool]
@@ -34,60 +35,60 @@ class UnlinkQueue:
     def __init__(self, background: Background, space: Space) -> None:
         self._background = background
         self._space = space
-        self._waiting: deque[_Departure] = deque()
-        #: In use when their turn came, longest looked at first.
-        self._lingering: deque[_Departure] = deque()
-        #: What the thread has removed since anybody looked.
+        self._waiting: deque[_Unlink] = deque()
+        #: Those that were in use when their turn came; the one checked longest ago first.
+        self._lingering: deque[_Unlink] = deque()
+        #: Bytes that the thread has freed and that are not counted yet.
         self._finished: deque[int] = deque()
         self._in_thread = 0
 
     def __len__(self) -> int:
-        """Return how many give their bytes back without anybody's doing."""
+        """Return how many will be unlinked without anybody closing anything."""
         return len(self._waiting) + self._in_thread
 
     @property
     def lingering(self) -> int:
-        """How many have no handle any more, and somebody uses them still."""
+        """How many have no handle any more but are still in use."""
         return len(self._lingering)
 
     def add(
         self, remove: Callable[[], None], size_bytes: int, in_use: Callable[[], bool] = _nobody
     ) -> None:
-        """Queue *remove*, which gives *size_bytes* back unless the extent is *in_use*."""
-        self._space.leaving_bytes += size_bytes
-        self._waiting.append(_Departure(remove, size_bytes, in_use))
+        """Queue *remove*, which frees *size_bytes* unless the extent is *in_use*."""
+        self._space.pending_delete_bytes += size_bytes
+        self._waiting.append(_Unlink(remove, size_bytes, in_use))
         self._background.submit(self._next)
 
     def hurry(self, size_bytes: int) -> None:
-        """Remove now until *size_bytes* are unclaimed, or nothing is left to remove."""
+        """Unlink now until *size_bytes* are unclaimed, or the queue is empty."""
         self.settle()
         while self._waiting and self._space.unclaimed_bytes < size_bytes:
             self._background.do(self._first)
 
     def settle(self) -> None:
-        """Count what the thread has removed, and let go of what is in use no more."""
+        """Count what the thread has freed, and queue what is no longer in use."""
         while self._finished:
-            self._space.leaving_bytes -= self._finished.popleft()
+            self._space.pending_delete_bytes -= self._finished.popleft()
             self._in_thread -= 1
         for _ in range(min(_LOOKS, len(self._lingering))):
-            departure = self._lingering.popleft()
-            if departure.in_use():
-                self._lingering.append(departure)
+            unlink = self._lingering.popleft()
+            if unlink.in_use():
+                self._lingering.append(unlink)
             else:
-                self._leave(departure)
+                self._leave(unlink)
 
     def dismiss(self) -> None:
-        """Have all removed, whoever uses them: the pool stops."""
+        """Unlink all, used or not: the pool stops."""
         while self._lingering:
             self._leave(self._lingering.popleft()._replace(in_use=_nobody))
-        self._waiting = deque(departure._replace(in_use=_nobody) for departure in self._waiting)
+        self._waiting = deque(unlink._replace(in_use=_nobody) for unlink in self._waiting)
 
-    def _leave(self, departure: _Departure) -> None:
-        self._space.lingering_bytes -= departure.size_bytes
-        self.add(*departure)
+    def _leave(self, unlink: _Unlink) -> None:
+        self._space.deleted_open_bytes -= unlink.size_bytes
+        self.add(*unlink)
 
     def _next(self) -> None:
-        """Do one as a background job; ``hurry`` may have done it before."""
+        """Unlink one as a background job, if ``hurry`` has left one."""
         self.settle()
         while self._waiting and self._lingers(self._waiting[0]):
             pass
@@ -96,31 +97,31 @@ class UnlinkQueue:
         if self._waiting[0].size_bytes <= _LONG_UNLINK_BYTES:
             self._remove(self._waiting.popleft())
             return
-        departure = self._waiting.popleft()
+        unlink = self._waiting.popleft()
         self._in_thread += 1
-        self._background.submit_long(lambda: self._in_the_thread(departure))
+        self._background.submit_long(lambda: self._in_the_thread(unlink))
 
     def _first(self) -> None:
         if not self._lingers(self._waiting[0]):
             self._remove(self._waiting.popleft())
 
-    def _lingers(self, departure: _Departure) -> bool:
-        """Put *departure*, the first one, aside if it is in use."""
-        if not departure.in_use():
+    def _lingers(self, unlink: _Unlink) -> bool:
+        """Put *unlink*, the first one, aside if it is in use."""
+        if not unlink.in_use():
             return False
         self._lingering.append(self._waiting.popleft())
-        self._space.leaving_bytes -= departure.size_bytes
-        self._space.lingering_bytes += departure.size_bytes
+        self._space.pending_delete_bytes -= unlink.size_bytes
+        self._space.deleted_open_bytes += unlink.size_bytes
         return True
 
-    def _remove(self, departure: _Departure) -> None:
+    def _remove(self, unlink: _Unlink) -> None:
         try:
-            departure.remove()
+            unlink.remove()
         finally:
-            self._space.leaving_bytes -= departure.size_bytes
+            self._space.pending_delete_bytes -= unlink.size_bytes
 
-    def _in_the_thread(self, departure: _Departure) -> None:
+    def _in_the_thread(self, unlink: _Unlink) -> None:
         try:
-            departure.remove()
+            unlink.remove()
         finally:
-            self._finished.append(departure.size_bytes)
+            self._finished.append(unlink.size_bytes)

@@ -286,10 +286,10 @@ def test_what_is_evicted_counts_until_it_is_off_the_device(running: Host) -> Non
     settle(store)
     taken_bytes = store.pool.space.taken_bytes
     store.pool.evict(4 * MIB)
-    assert store.pool.space.leaving_bytes == 4 * MIB
+    assert store.pool.space.pending_delete_bytes == 4 * MIB
     assert store.pool.space.taken_bytes == taken_bytes
     store.pool.background.drain()
-    assert store.pool.space.leaving_bytes == 0
+    assert store.pool.space.pending_delete_bytes == 0
     assert_exact(running)
 
 
@@ -304,7 +304,7 @@ def test_what_somebody_maps_counts_until_he_is_done(running: Host) -> None:
         store.pool.recently_removed.give_way()
         store.pool.background.drain()
         space = store.pool.space
-        assert (space.leaving_bytes, space.lingering_bytes) == (0, 4 * MIB)
+        assert (space.pending_delete_bytes, space.deleted_open_bytes) == (0, 4 * MIB)
         assert space.taken_bytes - space.ready_bytes == 8 * MIB
         assert running.extent(ino).exists()
         with pytest.raises(NoSpace):

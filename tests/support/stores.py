@@ -344,8 +344,8 @@ def assert_exact(host: Host) -> None:
 
     unlink_queue = pool.unlink_queue
     for counted_bytes, held_back in (
-        (pool.space.leaving_bytes, unlink_queue._waiting),
-        (pool.space.lingering_bytes, unlink_queue._lingering),
+        (pool.space.pending_delete_bytes, unlink_queue._waiting),
+        (pool.space.deleted_open_bytes, unlink_queue._lingering),
     ):
         assert counted_bytes == sum(departure.size_bytes for departure in held_back)
     assert pool.space.pledged_bytes == 0

@@ -213,7 +213,7 @@ class Blocks:
 
     def _open_removed(self, ino: InodeNo) -> OpenInode:
         """Open what a LOOKUP found just before its name went: the old bytes, whole."""
-        record = self._pool.recently_removed.exhume(ino)
+        record = self._pool.recently_removed.take_back(ino)
         if record is None or not stat.S_ISREG(record.mode):
             raise DeadInode(f"inode {ino}")
         opened = self._pool.open_inodes.enter(ino, writer=False)

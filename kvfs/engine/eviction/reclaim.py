@@ -107,7 +107,7 @@ class Reclaim:
         """Return by how much less is unclaimed than should be; what is leaving already counts."""
         space = self._pool.space
         target_bytes = self._pool.headroom.target_bytes(now_s)
-        return target_bytes - space.unclaimed_bytes - space.leaving_bytes
+        return target_bytes - space.unclaimed_bytes - space.pending_delete_bytes
 
     def evict(self, size_bytes: int, *, ahead: bool = False) -> int:
         """Evict until *size_bytes* are on their way back; return how many are.
@@ -169,7 +169,7 @@ class Reclaim:
     @property
     def promised_bytes(self) -> int:
         """Bytes that come back when those who read blocks without a name close them."""
-        return self._pool.space.lingering_bytes + sum(
+        return self._pool.space.deleted_open_bytes + sum(
             opened.allocated_bytes
             for opened in self._pool.open_inodes.values()
             if opened.gone is not None and not opened.writers

@@ -38,7 +38,7 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: OverrunWatch) -> dict[s
         "slab_bytes": sum(totals[state][1] for state in _SLABS),
         "pinned_bytes": pool.heat.held_bytes[Rank.KEPT],
         "open_bytes": open_bytes,
-        "pending_delete_bytes": space.leaving_bytes,
+        "pending_delete_bytes": space.pending_delete_bytes,
         "deleted_open_bytes": gone_totals(pool)["bytes"],
         "headroom_bytes": pool.headroom.target_bytes(pool.monotonic_s()),
         "overcommitted_bytes": space.overcommitted_bytes,

@@ -232,7 +232,7 @@ class Namespace:
                 # A reader may keep it for hours: no power loss then shall bring the name back.
                 self._identities.withdraw(ino)
         else:
-            pool.recently_removed.dig(ino, record._replace(ctime_ns=now_ns), pool.monotonic_s())
+            pool.recently_removed.keep(ino, record._replace(ctime_ns=now_ns), pool.monotonic_s())
         if promised:
             self.keep_promise(ino)
 

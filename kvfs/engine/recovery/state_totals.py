@@ -11,8 +11,8 @@ Totals = dict[str, dict[str, int]]
 def state_totals(pool: Pool) -> Totals:
     """Return blocks and bytes by state, for `kvfs status`.
 
-    What is open and what belongs to somebody is counted; the rest of the blocks that have a name
-    are published. All but the ready ones are what is used: graves count as free.
+    Open and leased blocks are counted one by one; all other blocks with a name are published. All
+    states but the ready ones add up to the used bytes. Recently removed blocks count as free.
     """
     totals: Totals = {}
 
@@ -32,7 +32,8 @@ def state_totals(pool: Pool) -> Totals:
     elsewhere = sum(row["blocks"] for row in totals.values())
     held_bytes = sum(row["bytes"] for row in totals.values())
     gone = gone_totals(pool)
-    nameless_bytes = gone["bytes"] - pool.space.lingering_bytes + pool.recently_removed.held_bytes
+    space, removed = pool.space, pool.recently_removed
+    nameless_bytes = gone["bytes"] - space.deleted_open_bytes + removed.held_bytes
     totals["published"] = {
         "blocks": max(0, pool.counters.blocks - elsewhere),
         "bytes": max(0, pool.space.used_bytes - held_bytes - nameless_bytes),
@@ -44,7 +45,7 @@ def state_totals(pool: Pool) -> Totals:
 
 
 def gone_totals(pool: Pool) -> dict[str, int]:
-    """Return blocks and bytes of what has no name any more, and is open or mapped still."""
+    """Return blocks and bytes of what has no name any more and is still open or mapped."""
     gone = [
         opened.allocated_bytes
         for opened in pool.open_inodes.values()
@@ -52,5 +53,5 @@ def gone_totals(pool: Pool) -> dict[str, int]:
     ]
     return {
         "blocks": len(gone) + pool.unlink_queue.lingering,
-        "bytes": sum(gone) + pool.space.lingering_bytes,
+        "bytes": sum(gone) + pool.space.deleted_open_bytes,
     }
