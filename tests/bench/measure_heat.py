@@ -25,10 +25,12 @@ from kvfs.core.eviction_policy import Columns, Rank, policy_named
 from kvfs.core.lifecycle import State
 from kvfs.core.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.devices import open_source
+from kvfs.engine.recovery.rebuild import skip_numbers
 from kvfs.pool import ranks
 from kvfs.storage.heat import Heat
 from kvfs.storage.index import Index
 from kvfs.storage.index_swap import index_path
+from kvfs.storage.run_state import write_run_state
 from kvfs.storage.syscalls import Syscalls
 from tests.support.mounting import MEMORY_DIRECTORY
 from tests.support.stores import Host
@@ -175,6 +177,8 @@ def measure_pool(blocks: int, directory: str) -> dict[str, object]:
         index = Index(index_path(device.pool_fd), preallocate_bytes=1 << 20, syscalls=Syscalls())
         with index:
             _fill(index, blocks)
+        skip_numbers(InodeNo(FIRST_INODE + blocks), device.pool_fd, Syscalls())
+        write_run_state(device.pool_fd, Syscalls(), clean=True, superblock=device.superblock)
     store = made.start()
     try:
         steps, start_s = 0, time.thread_time()

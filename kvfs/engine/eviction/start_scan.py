@@ -18,8 +18,7 @@ from kvfs.core.node_bound import attribute_bytes
 from kvfs.core.records import (
     INODE_PREFIX,
     XATTR_PREFIX,
-    parse_inode,
-    parse_inode_key,
+    parse_inodes,
     parse_xattr_key,
     unseal,
 )
@@ -108,7 +107,7 @@ class StartScan:
         rows = self._rows(XATTR_PREFIX)
         for key, raw in rows:
             ino, name = parse_xattr_key(key)
-            with contextlib.suppress(Damaged):  # the next lookup of its name reports it
+            with contextlib.suppress(Damaged):
                 record, value = pool.index.inode(ino), unseal(key, raw)
                 if record is not None:
                     pool.node_shares.find_attribute(ino, record, attribute_bytes(name, value))
@@ -132,9 +131,8 @@ class StartScan:
 
     def _each_inode(self, *listeners: _Listener) -> bool:
         rows = self._rows(INODE_PREFIX)
-        for key, raw in rows:
-            with contextlib.suppress(Damaged):
-                ino, record = parse_inode_key(key), parse_inode(raw)
+        for (key, _), (ino, record) in zip(rows, parse_inodes(rows), strict=True):
+            if record is not None:  # the next lookup of its name reports it
                 for listener in listeners:
                     listener(ino, record)
             self._after = key
