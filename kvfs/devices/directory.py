@@ -12,6 +12,7 @@ from kvfs.core.errors import (
     SourceFull,
     SourceMissing,
 )
+from kvfs.core.pool_layout import LOCK
 from kvfs.core.sizes import format_size
 from kvfs.devices import pool_files
 from kvfs.devices.capacity import ROOM_MIN_BYTES, Reserve, metadata_bytes, reserve_bytes
@@ -49,7 +50,7 @@ def format_directory(
         try_out(pool_fd, path, fs_type)
         with pool_files.write_errors(path):
             stack.callback(os.close, pool_files.lock_pool(pool_fd, path, create=True))
-            if not was_pool and pool_files.own_names(pool_fd) != [pool_files.LOCK]:
+            if not was_pool and pool_files.own_names(pool_fd) != [LOCK]:
                 raise SourceBusy(f"{path} was formatted by somebody else just now")
             if was_pool:
                 freed_bytes = pool_files.held_bytes(pool_fd)
@@ -173,7 +174,7 @@ def _is_unfinished(pool_fd: int, path: str) -> bool:
     if pool_files.read_header(pool_fd, path) is not None:
         return False
     _refuse_foreign(pool_fd, path)
-    return pool_files.LOCK in pool_files.own_names(pool_fd)
+    return LOCK in pool_files.own_names(pool_fd)
 
 
 def _pool_words(pool_fd: int, path: str) -> str:

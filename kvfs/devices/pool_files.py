@@ -24,21 +24,25 @@ from kvfs.core.errors import (
     SourceForeign,
     SourceFull,
 )
+from kvfs.core.pool_layout import (
+    DATA_NAME,
+    FAN_OUTS,
+    FILES,
+    INDEX,
+    INDEXES,
+    LOCK,
+    LOCK_NAME,
+    POOL,
+    POOL_NEW,
+    fan_out_directories,
+    parse_file_name,
+)
 from kvfs.core.types import STAT_BLOCK_BYTES
 from kvfs.devices.lock_holders import holders
 from kvfs.machine.mounted_elsewhere import where_in_use
-from kvfs.storage.fan_out import FAN_OUT, parse_file_name
 
 FORMAT_VERSION: Final = 1
-HEADER: Final = "POOL"
-LOCK: Final = "LOCK"
 _HEADER_MAX_BYTES: Final = 4096
-_INDEX: Final = "index"
-#: An interrupted rebuild leaves the other two.
-_INDEXES: Final = (_INDEX, f"{_INDEX}.new", f"{_INDEX}.old")
-_FAN_OUTS: Final = ("extents", "identities")
-_INDEX_FILES: Final = ("data.mdb", "lock.mdb")
-_FILES: Final = ("RUN", "RUN.new", "INODES", "HEAT", "HEAT.new", f"{HEADER}.new", LOCK)
 #: mkfs.ext4 leaves it in every new file system; it is nobody's data.
 _LOST_FOUND: Final = "lost+found"
 #: What open(2) says of a directory, a symlink and a socket.
@@ -90,7 +94,7 @@ def refuse_no_files(pool_fd: int, source: str) -> None:
     An open of a fifo waits for a writer, a symlink leads to somebody else's file, and what stands
     behind a directory's name is not ours to remove. What cannot be looked at fails who reads it.
     """
-    for name in (HEADER, *_FILES):
+    for name in (POOL, *FILES):
         try:
             mode = os.stat(name, dir_fd=pool_fd, follow_symlinks=False).st_mode
         except OSError:
@@ -106,7 +110,7 @@ def read_header(pool_fd: int, source: str) -> PoolHeader | None:
     """
     refuse_no_files(pool_fd, source)
     try:
-        fd = os.open(HEADER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=pool_fd)
+        fd = os.open(POOL, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=pool_fd)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -125,23 +129,23 @@ def write_header(pool_fd: int, header: PoolHeader) -> None:
     """
     text = json.dumps({"format": FORMAT_VERSION, **header._asdict()})
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(f"{HEADER}.new", flags, 0o600, dir_fd=pool_fd)
+    fd = os.open(POOL_NEW, flags, 0o600, dir_fd=pool_fd)
     try:
         os.write(fd, text.encode())
         os.fsync(fd)
     finally:
         os.close(fd)
-    os.rename(f"{HEADER}.new", HEADER, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
+    os.rename(POOL_NEW, POOL, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
     os.fsync(pool_fd)
 
 
 def make_tree(pool_fd: int) -> None:
     """Make the directories of a new pool, which may be there with others' files. Raises OSError."""
-    for top in (_INDEX, *_FAN_OUTS):
+    for top in (INDEX, *FAN_OUTS):
         _make_directory(top, pool_fd)
-    for top in _FAN_OUTS:
-        for slot in range(FAN_OUT):
-            _make_directory(f"{top}/{slot:02x}", pool_fd)
+    for top in FAN_OUTS:
+        for directory in fan_out_directories(top):
+            _make_directory(directory, pool_fd)
 
 
 def _make_directory(path: str, pool_fd: int) -> None:
@@ -217,7 +221,7 @@ def write_errors(source: str) -> Iterator[None]:
 
 def foreign_names(pool_fd: int) -> list[str]:
     """Return the names in *pool_fd* that no pool has."""
-    own = {HEADER, *_FILES, *_INDEXES, *_FAN_OUTS, _LOST_FOUND}
+    own = {POOL, *FILES, *INDEXES, *FAN_OUTS, _LOST_FOUND}
     return sorted(set(os.listdir(pool_fd)) - own)
 
 
@@ -232,15 +236,15 @@ def remove_tree(pool_fd: int, *, keep_lock: bool = False) -> None:
     *keep_lock* keeps LOCK, for a new pool in the same place. Whatever else lies there stays, and
     so do the directories around it. Raises OSError.
     """
-    _unlink(HEADER, pool_fd)
+    _unlink(POOL, pool_fd)
     os.fsync(pool_fd)
     for directory in _own_directories():
         for directory_fd, name in _own_files(directory, pool_fd):
             _unlink(name, directory_fd)
         _rmdir(directory, pool_fd)
-    for top in _FAN_OUTS:
+    for top in FAN_OUTS:
         _rmdir(top, pool_fd)
-    for name in _FILES:
+    for name in FILES:
         if name != LOCK or not keep_lock:
             _unlink(name, pool_fd)
     os.fsync(pool_fd)
@@ -260,9 +264,9 @@ def held_bytes(pool_fd: int) -> int:
 
 
 def _own_directories() -> Iterator[str]:
-    for top in _FAN_OUTS:
-        yield from (f"{top}/{slot:02x}" for slot in range(FAN_OUT))
-    yield from _INDEXES
+    for top in FAN_OUTS:
+        yield from fan_out_directories(top)
+    yield from INDEXES
 
 
 def _own_files(directory: str, pool_fd: int) -> Iterator[tuple[int, str]]:
@@ -271,10 +275,10 @@ def _own_files(directory: str, pool_fd: int) -> Iterator[tuple[int, str]]:
         fd = os.open(directory, _OPEN_DIRECTORY, dir_fd=pool_fd)
     except (FileNotFoundError, NotADirectoryError):
         return
-    in_index = directory in _INDEXES
+    in_index = directory in INDEXES
     try:
         for name in os.listdir(fd):
-            if name in _INDEX_FILES if in_index else parse_file_name(name) is not None:
+            if name in (DATA_NAME, LOCK_NAME) if in_index else parse_file_name(name) is not None:
                 yield fd, name
     finally:
         os.close(fd)

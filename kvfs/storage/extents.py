@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvfs.core.errors import NO_SPACE, Damaged, NoSpace
+from kvfs.core.pool_layout import EXTENTS, IDENTITIES, file_name
 from kvfs.core.records import Identity, pack_identity, parse_identity
 from kvfs.core.types import STAT_BLOCK_BYTES, TARGET_MAX_BYTES, InodeNo, round_up
-from kvfs.storage.fan_out import FanOut, file_name
+from kvfs.storage.fan_out import FanOut
 from kvfs.storage.fiemap import Range, gaps, unwritten
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Syscalls
 
@@ -60,8 +61,8 @@ class Extents:
         with contextlib.suppress(ValueError):
             if signal.getsignal(signal.SIGIO) is signal.SIG_DFL:
                 signal.signal(signal.SIGIO, signal.SIG_IGN)
-        self._extents = FanOut(pool_fd, "extents", syscalls)
-        self._nodes = FanOut(pool_fd, "identities", syscalls)
+        self._extents = FanOut(pool_fd, EXTENTS, syscalls)
+        self._nodes = FanOut(pool_fd, IDENTITIES, syscalls)
         #: The connection of a mount whose server was killed may hold what has a lower number, as
         #: long as a client of it has any file open: all that was registered for passthrough.
         self.held_below = InodeNo(0)

@@ -8,25 +8,17 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
+from kvfs.core.pool_layout import (
+    FAN_OUT,
+    fan_out_directories,
+    fan_out_directory,
+    file_name,
+    parse_file_name,
+)
 from kvfs.core.types import InodeNo
 from kvfs.storage.syscalls import Syscalls
 
-#: The low bits of an inode number choose, so that a range of new inodes spreads over all of them
-#: and, on XFS, over its allocation groups.
-FAN_OUT: Final = 256
 _DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-
-
-def file_name(ino: InodeNo) -> str:
-    """Return the name of *ino*'s file inside its fan-out directory."""
-    return f"{ino:016x}"
-
-
-def parse_file_name(name: str) -> InodeNo | None:
-    """Return the inode number that *name* stands for, or None for a name kvfs never gives."""
-    if len(name) != 16 or name.strip("0123456789abcdef"):
-        return None
-    return InodeNo(int(name, 16))
 
 
 class FanOut:
@@ -53,12 +45,10 @@ class FanOut:
 
     def scan(self) -> Iterator[InodeNo]:
         """Yield the inode number of every file, directory by directory, in no other order."""
-        for slot in range(FAN_OUT):
+        for path in fan_out_directories(self._top):
             try:
                 # An fd of its own: two readers of the shared one would share its position.
-                fd = self._syscalls.open(
-                    f"{self._top}/{slot:02x}", _DIRECTORY_FLAGS, dir_fd=self._pool_fd
-                )
+                fd = self._syscalls.open(path, _DIRECTORY_FLAGS, dir_fd=self._pool_fd)
             except FileNotFoundError:
                 continue
             try:
@@ -78,7 +68,7 @@ class FanOut:
                 self._syscalls.close(fd)
 
     def _open(self, slot: int, *, make: bool) -> int:
-        path = f"{self._top}/{slot:02x}"
+        path = fan_out_directory(self._top, slot)
         try:
             fd = self._syscalls.open(path, _DIRECTORY_FLAGS, dir_fd=self._pool_fd)
         except FileNotFoundError:

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from kvfs.core.checksum import crc32c
 from kvfs.core.heat_marks import MARKS_MAX, Mark
+from kvfs.core.pool_layout import HEAT, HEAT_NEW
 from kvfs.storage.syscalls import Syscalls
 
-FILE_NAME: Final = "HEAT"
-TEMPORARY_NAME: Final = FILE_NAME + ".new"
 VERSION: Final = 1
 _MAGIC: Final = b"KVFSHEAT"
 #: Magic, version, marks, the pool's epoch, rows, then the CRC32C of the rest and of this header.
@@ -104,7 +103,7 @@ def write_heat(
     # Of a column of our own: numpy fails when the numbers that it counted change meanwhile.
     used = np.flatnonzero(rows.ino != 0)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = syscalls.open(TEMPORARY_NAME, flags, 0o600, dir_fd=pool_fd)
+    fd = syscalls.open(HEAT_NEW, flags, 0o600, dir_fd=pool_fd)
     try:
         crc, at_bytes = 0, _HEADER_BYTES
         for piece in _pieces(rows, used, marks):
@@ -114,10 +113,10 @@ def write_heat(
                 written_bytes = syscalls.pwrite(fd, data, at_bytes)
                 data, at_bytes = data[written_bytes:], at_bytes + written_bytes
         syscalls.pwrite(fd, pack_header(epoch, len(used), len(marks), crc), 0)
-        syscalls.rename(TEMPORARY_NAME, FILE_NAME, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
+        syscalls.rename(HEAT_NEW, HEAT, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
     except BaseException:
         with contextlib.suppress(OSError):
-            syscalls.unlink(TEMPORARY_NAME, dir_fd=pool_fd)
+            syscalls.unlink(HEAT_NEW, dir_fd=pool_fd)
         raise
     finally:
         syscalls.close(fd)
@@ -138,7 +137,7 @@ def read_heat(pool_fd: int, syscalls: Syscalls, epoch: int) -> Saved | None:
     Raises OSError when the device fails.
     """
     try:
-        fd = syscalls.open(FILE_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=pool_fd)
+        fd = syscalls.open(HEAT, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=pool_fd)
     except FileNotFoundError:
         return None
     try:
@@ -169,4 +168,4 @@ def read_heat(pool_fd: int, syscalls: Syscalls, epoch: int) -> Saved | None:
 
 def saved_s(pool_fd: int, syscalls: Syscalls) -> int:
     """Return when HEAT was written, in seconds since the epoch. Raises OSError."""
-    return int(syscalls.stat(FILE_NAME, dir_fd=pool_fd, follow_symlinks=False).st_mtime)
+    return int(syscalls.stat(HEAT, dir_fd=pool_fd, follow_symlinks=False).st_mtime)

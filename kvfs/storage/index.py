@@ -17,6 +17,7 @@ import lmdb
 
 from kvfs.core.errors import Damaged, Exists, NoSpace
 from kvfs.core.index_room import IndexRoom, mapped_bytes
+from kvfs.core.pool_layout import DATA_NAME
 from kvfs.core.records import (
     COUNTERS_KEY,
     FORMAT_KEY,
@@ -41,7 +42,6 @@ from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.storage.index_map import STATE
 from kvfs.storage.index_transaction import PendingRows, RecordCache, Rows, WriteTransaction
 from kvfs.storage.lmdb_file import (
-    DATA_NAME,
     SPARE_PAGES,
     IndexFile,
     allocate_lock_file,

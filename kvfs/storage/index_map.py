@@ -17,7 +17,7 @@ import os
 import signal
 from typing import Final, NamedTuple
 
-from kvfs.storage.lmdb_file import DATA_NAME, LOCK_NAME
+from kvfs.core.pool_layout import DATA_NAME, LOCK_NAME
 
 _log: Final = logging.getLogger(__name__)
 _libc: Final = ctypes.CDLL(None, use_errno=True)

@@ -6,14 +6,9 @@ interrupted between the two, and has a complete ``index.new``.
 """
 
 import contextlib
-from typing import Final
 
-from kvfs.storage.lmdb_file import DATA_NAME, LOCK_NAME
+from kvfs.core.pool_layout import DATA_NAME, INDEX, INDEX_NEW, INDEX_OLD, LOCK_NAME
 from kvfs.storage.syscalls import Syscalls
-
-INDEX: Final = "index"
-INDEX_NEW: Final = "index.new"
-INDEX_OLD: Final = "index.old"
 
 
 def index_path(pool_fd: int, name: str = INDEX) -> str:

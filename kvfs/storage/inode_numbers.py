@@ -11,10 +11,10 @@ from typing import Final
 
 from kvfs.core.checksum import CRC32C_RESIDUE, crc32c
 from kvfs.core.errors import IndexDamaged
+from kvfs.core.pool_layout import INODES
 from kvfs.core.types import FIRST_INODE, InodeNo
 from kvfs.storage.syscalls import Syscalls
 
-FILE_NAME: Final = "INODES"
 #: Numbers made durable at a time: one fsync in 65,536 creates; of 2**64 a start wastes as many.
 RANGE_NUMBERS: Final = 1 << 16
 _RECORD_BYTES: Final = 12
@@ -29,7 +29,7 @@ def pack_end(end: int) -> bytes:
 def parse_end(raw: bytes) -> InodeNo:
     """Return the end that INODES holds; raises IndexDamaged."""
     if len(raw) != _RECORD_BYTES or crc32c(raw) != CRC32C_RESIDUE:
-        raise IndexDamaged(f"{FILE_NAME}: {len(raw)} bytes that fail their checksum")
+        raise IndexDamaged(f"{INODES}: {len(raw)} bytes that fail their checksum")
     return InodeNo(int.from_bytes(raw[:8], "little"))
 
 
@@ -50,9 +50,9 @@ class InodeNumbers:
         access = os.O_RDONLY if read_only else os.O_RDWR
         flags = access | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            self._fd = syscalls.open(FILE_NAME, flags, dir_fd=pool_fd)
+            self._fd = syscalls.open(INODES, flags, dir_fd=pool_fd)
         except FileNotFoundError:
-            raise IndexDamaged(f"{FILE_NAME} is missing") from None
+            raise IndexDamaged(f"{INODES} is missing") from None
         try:
             self._next = self._end = parse_end(syscalls.pread(self._fd, _RECORD_BYTES + 1, 0))
             #: The first number that this process may hand out; all older inodes lie below.
@@ -68,7 +68,7 @@ class InodeNumbers:
         Durable on return, except for the directory's own row, which mkfs syncs. Raises OSError.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = syscalls.open(FILE_NAME, flags, 0o600, dir_fd=pool_fd)
+        fd = syscalls.open(INODES, flags, 0o600, dir_fd=pool_fd)
         try:
             # In this order: an interrupted repair leaves the old bytes or the new ones.
             syscalls.pwrite(fd, pack_end(first), 0)

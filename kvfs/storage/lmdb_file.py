@@ -24,12 +24,11 @@ from kvfs.core.errors import (
     ReadOnly,
     ToolMissing,
 )
+from kvfs.core.pool_layout import DATA_NAME, LOCK_NAME
 from kvfs.core.records import FORMAT_KEY, INDEX_FORMAT, parse_format
 from kvfs.core.sizes import format_size
 from kvfs.storage.syscalls import Syscalls
 
-DATA_NAME: Final = "data.mdb"
-LOCK_NAME: Final = "lock.mdb"
 #: What LMDB makes it for 126 readers: slots of 64 bytes and a header.
 LOCK_FILE_BYTES: Final = 8192
 

@@ -10,11 +10,11 @@ import os
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import NO_SPACE, IndexDamaged
+from kvfs.core.pool_layout import RUN, RUN_NEW
 from kvfs.core.types import FIRST_INODE
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.syscalls import Syscalls
 
-_NAME: Final = "RUN"
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _SIZE_MAX_BYTES: Final = 4096
 
@@ -53,7 +53,7 @@ def read_run_state(pool_fd: int, syscalls: Syscalls, superblock: str = "") -> Ru
     *superblock* (devices/superblock.py) the directory lies now; empty: its log was asked instead.
     """
     try:
-        fd = syscalls.open(_NAME, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pool_fd)
+        fd = syscalls.open(RUN, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pool_fd)
     except FileNotFoundError:
         return RunState("", clean=_never_ran(pool_fd, syscalls))
     try:
@@ -110,7 +110,7 @@ def _overwrite(pool_fd: int, syscalls: Syscalls, text: str) -> None:
 
     A pool must come up then to make room. It is one sector, which is written whole or not at all.
     """
-    fd = syscalls.open(_NAME, os.O_RDWR | os.O_CLOEXEC, dir_fd=pool_fd)
+    fd = syscalls.open(RUN, os.O_RDWR | os.O_CLOEXEC, dir_fd=pool_fd)
     try:
         # Never shorter than before: bytes left behind would belong to no JSON.
         size_bytes = max(len(text), syscalls.fstat(fd).st_size)
@@ -121,19 +121,18 @@ def _overwrite(pool_fd: int, syscalls: Syscalls, text: str) -> None:
 
 
 def _replace(pool_fd: int, syscalls: Syscalls, text: str) -> None:
-    temporary = _NAME + ".new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    fd = syscalls.open(temporary, flags, 0o600, dir_fd=pool_fd)
+    fd = syscalls.open(RUN_NEW, flags, 0o600, dir_fd=pool_fd)
     try:
         syscalls.write(fd, text.encode())
         syscalls.fsync(fd)
     except BaseException:
         with contextlib.suppress(OSError):
-            syscalls.unlink(temporary, dir_fd=pool_fd)
+            syscalls.unlink(RUN_NEW, dir_fd=pool_fd)
         raise
     finally:
         syscalls.close(fd)
-    syscalls.rename(temporary, _NAME, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
+    syscalls.rename(RUN_NEW, RUN, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
     syscalls.fsync(pool_fd)
 
 
@@ -147,7 +146,7 @@ def distrust_index(pool_fd: int, syscalls: Syscalls) -> None:
     if read_run_state(pool_fd, syscalls).clean:
         return
     try:
-        fd = syscalls.open(_NAME, os.O_WRONLY | os.O_CLOEXEC, dir_fd=pool_fd)
+        fd = syscalls.open(RUN, os.O_WRONLY | os.O_CLOEXEC, dir_fd=pool_fd)
     except FileNotFoundError:
         return  # says the same
     try:

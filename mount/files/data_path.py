@@ -9,6 +9,7 @@ import os
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
+from kvfs.core.pool_layout import INODES
 from kvfs.core.types import BackingId, InodeNo
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
@@ -20,8 +21,6 @@ from mount.fuse.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FO
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Any regular file on the backing file system serves to try passthrough.
-PROBE_FILE: Final = "INODES"
 _NO_ID: Final = BackingId(0)
 _THROUGH_DAEMON: Final = Grant(FOPEN_KEEP_CACHE, _NO_ID)
 _ASKING: Final = Grant(FOPEN_DIRECT_IO, _NO_ID)
@@ -101,7 +100,8 @@ class PassthroughPath:
 
     def obstacle(self) -> str | None:
         """Register and give back one file of the pool; return why that failed, None if it works."""
-        fd = os.open(PROBE_FILE, os.O_PATH | os.O_CLOEXEC, dir_fd=self._pool.device.pool_fd)
+        # Any regular file on the backing file system serves to try it.
+        fd = os.open(INODES, os.O_PATH | os.O_CLOEXEC, dir_fd=self._pool.device.pool_fd)
         try:
             kernel.close_backing(self._device_fd, kernel.open_backing(self._device_fd, fd))
         except OSError as error:

@@ -22,6 +22,7 @@ from kvfs.core.errors import (
     SourceFull,
     UsageError,
 )
+from kvfs.core.pool_layout import FAN_OUT
 from kvfs.devices import (
     Reserve,
     destroy_source,
@@ -35,7 +36,6 @@ from kvfs.devices import (
 )
 from kvfs.devices.capacity import image_size_bytes, reserve_bytes, xfs_usable_bytes
 from kvfs.devices.detached import mount_detached
-from kvfs.storage.fan_out import FAN_OUT
 from tests.support.loop import loops_over
 from tests.support.mounting import ROOT, workplace
 from tests.support.pools import DRIVE_BYTES, MIB, Source, blank_source, refused

@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kvfs.core.errors import Damaged, NoSpace
+from kvfs.core.pool_layout import FAN_OUT, file_name, parse_file_name
 from kvfs.core.records import Identity
 from kvfs.core.types import NAME_MAX_BYTES, TARGET_MAX_BYTES, InodeNo, Sequence, round_up
 from kvfs.devices import format_source, open_source
 from kvfs.devices.detached import mount_detached
 from kvfs.storage.extents import XATTR_FIXED, XATTR_NAME, Extents
-from kvfs.storage.fan_out import FAN_OUT, file_name, parse_file_name
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, Syscalls
 from tests.support.extent_map import runs_of
 from tests.support.failing_syscalls import FailingSyscalls

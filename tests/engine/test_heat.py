@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from kvfs.core.eviction_policy import BURST_BITS, Lru, Rank, policy_named
+from kvfs.core.pool_layout import HEAT, HEAT_NEW
 from kvfs.core.types import InodeNo
 from kvfs.storage.heat import Heat
-from kvfs.storage.heat_file import FILE_NAME, TEMPORARY_NAME, read_heat, write_heat, zero_rows
+from kvfs.storage.heat_file import read_heat, write_heat, zero_rows
 from kvfs.storage.syscalls import Syscalls
 from tests.support.failing_syscalls import FailingSyscalls
 
@@ -233,7 +234,7 @@ def test_what_was_stored_after_the_last_save_is_younger_than_all_in_it(
     assert heat.stamp >> BURST_BITS > NOW_S + 1000
     known = order(heat)
     heat.save()
-    os.utime(tmp_path / FILE_NAME, (saved_s, saved_s))
+    os.utime(tmp_path / HEAT, (saved_s, saved_s))
     after = opened(pool_fd, now_s=saved_s + 60)
     for ino, used_s in ((70, saved_s + 50), (71, saved_s), (72, saved_s + 40)):
         after.note(InodeNo(ino), MIB, Rank.PUBLISHED, ino, used_s=used_s)
@@ -259,17 +260,17 @@ def test_names_and_touches_survive_too(pool_fd: int) -> None:
 @pytest.mark.parametrize("at", [0, 8, 16, 24, 32, 36, 40, 5000, 45_020])
 def test_a_damaged_file_is_a_cold_start(pool_fd: int, tmp_path: Path, at: int) -> None:
     filled(pool_fd)
-    raw = bytearray((tmp_path / FILE_NAME).read_bytes())
+    raw = bytearray((tmp_path / HEAT).read_bytes())
     assert at < len(raw)
     raw[at] ^= 1
-    (tmp_path / FILE_NAME).write_bytes(raw)
+    (tmp_path / HEAT).write_bytes(raw)
     assert len(opened(pool_fd)) == 0
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 39, 40, 1000])
 def test_half_a_file_is_a_cold_start(pool_fd: int, tmp_path: Path, kept_bytes: int) -> None:
     filled(pool_fd)
-    os.truncate(tmp_path / FILE_NAME, kept_bytes)
+    os.truncate(tmp_path / HEAT, kept_bytes)
     heat = opened(pool_fd)
     assert len(heat) == 0
     note(heat, 20)
@@ -291,7 +292,7 @@ def test_the_file_is_the_documents_worked_example(pool_fd: int, tmp_path: Path) 
     text = (Path(__file__).parents[2] / "docs/format.md").read_text()
     dump = text.partition("`HEAT`:\n\n")[2].partition("\n\n")[0]
     raw = bytes.fromhex("".join(line.partition("  |")[0].strip()[4:] for line in dump.splitlines()))
-    assert (tmp_path / FILE_NAME).read_bytes() == raw
+    assert (tmp_path / HEAT).read_bytes() == raw
 
 
 @pytest.mark.parametrize("call", ["open", "pwrite", "rename"])
@@ -303,7 +304,7 @@ def test_a_failed_save_leaves_the_last_one(pool_fd: int, tmp_path: Path, call: s
     note(heat, 3000)
     heat.save()
     assert syscalls.failed == 1
-    assert not (tmp_path / TEMPORARY_NAME).exists()
+    assert not (tmp_path / HEAT_NEW).exists()
     assert len(opened(pool_fd)) == 1451
 
 
@@ -338,7 +339,7 @@ def test_the_bytes_of_a_block_that_went_during_the_save_are_not_counted(
 
     def go_first(*_: object, **__: object) -> int:
         rows.ino[0] = 0
-        return os.open(TEMPORARY_NAME, os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=pool_fd)
+        return os.open(HEAT_NEW, os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=pool_fd)
 
     monkeypatch.setattr(syscalls, "open", go_first)  # when what is to be saved was chosen
     write_heat(pool_fd, syscalls, EPOCH, rows)

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from kvfs.core.pool_layout import HEAT
 from kvfs.core.types import InodeNo
 from kvfs.storage.heat import Heat
-from kvfs.storage.heat_file import FILE_NAME
 from tests.engine.test_heat import filled, note, opened, order, pool_fd
 
 __all__ = ["pool_fd"]
@@ -31,7 +31,7 @@ def test_when_blocks_were_used_survives_a_restart(pool_fd: int) -> None:
 def test_a_file_without_marks_tells_when_it_was_written(pool_fd: int, tmp_path: Path) -> None:
     """As an older kvfs wrote it: all its touches came before that."""
     filled(pool_fd)
-    written_s = int((tmp_path / FILE_NAME).stat().st_mtime)
+    written_s = int((tmp_path / HEAT).stat().st_mtime)
     heat = opened(pool_fd, now_s=written_s + 100)
     (ino, *_) = order(heat)
     assert heat.used_since(InodeNo(ino), (written_s - 1) * NS) is None

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from kvfs.core.errors import IndexDamaged
+from kvfs.core.pool_layout import INODES
 from kvfs.core.types import FIRST_INODE, InodeNo
-from kvfs.storage.inode_numbers import FILE_NAME, RANGE_NUMBERS, InodeNumbers, parse_end
+from kvfs.storage.inode_numbers import RANGE_NUMBERS, InodeNumbers, parse_end
 from kvfs.storage.syscalls import Syscalls
 from tests.support.failing_syscalls import FailingSyscalls
 
@@ -58,10 +59,10 @@ def test_numbers_begin_behind_the_reserved_ones_and_count_up(numbers: InodeNumbe
 
 
 def test_opening_alone_writes_nothing(pool_fd: int, tmp_path: Path) -> None:
-    before = (tmp_path / FILE_NAME).read_bytes()
+    before = (tmp_path / INODES).read_bytes()
     opened = InodeNumbers(pool_fd, FailingSyscalls(["pwrite", "fsync"], 1))
     opened.close()
-    assert (tmp_path / FILE_NAME).read_bytes() == before
+    assert (tmp_path / INODES).read_bytes() == before
 
 
 def test_every_number_lies_below_an_end_that_is_durable(pool_fd: int) -> None:
@@ -132,14 +133,14 @@ def test_a_failed_refill_gives_out_nothing_new_and_may_be_tried_again(
     "content", [b"", b"\0" * 12, b"\x10" + b"\0" * 11, b"x" * 13, b"\x10\0\0\0\0\0\0\0"]
 )
 def test_a_damaged_file_is_refused(pool_fd: int, tmp_path: Path, content: bytes) -> None:
-    (tmp_path / FILE_NAME).write_bytes(content)
-    with pytest.raises(IndexDamaged, match=FILE_NAME):
+    (tmp_path / INODES).write_bytes(content)
+    with pytest.raises(IndexDamaged, match=INODES):
         InodeNumbers(pool_fd, Syscalls())
-    assert (tmp_path / FILE_NAME).read_bytes() == content
+    assert (tmp_path / INODES).read_bytes() == content
 
 
 def test_a_missing_file_is_refused(pool_fd: int, tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).unlink()
+    (tmp_path / INODES).unlink()
     with pytest.raises(IndexDamaged, match="missing"):
         InodeNumbers(pool_fd, Syscalls())
 
@@ -151,5 +152,5 @@ def test_repair_starts_behind_the_highest_number_found(pool_fd: int, tmp_path: P
         assert opened.take() == 1 << 40
     finally:
         opened.close()
-    assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
-    assert len((tmp_path / FILE_NAME).read_bytes()) == 12
+    assert (tmp_path / INODES).stat().st_mode & 0o777 == 0o600
+    assert len((tmp_path / INODES).read_bytes()) == 12

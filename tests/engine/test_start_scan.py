@@ -10,10 +10,10 @@ import pytest
 from kvfs.core.directory_policy import EVICT, PIN
 from kvfs.core.errors import Damaged
 from kvfs.core.eviction_policy import BURST_BITS, Rank
+from kvfs.core.pool_layout import HEAT
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.engine.attributes import Change
 from kvfs.engine.store import Store
-from kvfs.storage.heat_file import FILE_NAME
 from tests.support.stores import DIRECTORY, FILE, Host, put, settle
 
 BLOCK: Final = b"k" * 70_000
@@ -204,7 +204,7 @@ def test_a_pin_is_part_of_the_rank_after_a_start_too(running: Host, heat: str) -
     stamps = [stamp(store, ino) for ino in inos]
     running.stop()
     if heat == "no heat":
-        (running.path / FILE_NAME).unlink()
+        (running.path / HEAT).unlink()
     store = running.start()
     settle(store)
     assert [rank(store, ino) for ino in inos] == [Rank.PUBLISHED, Rank.KEPT, Rank.PUBLISHED]
@@ -301,7 +301,7 @@ def test_without_its_file_the_oldest_change_counts_as_the_oldest_touch(running: 
     inos = [stored(store, ROOT_INODE, b"%d" % number) for number in range(5)]
     store.attributes.change(inos[0], Change(atime_ns=5, mtime_ns=5))
     running.stop()
-    (running.path / FILE_NAME).unlink()
+    (running.path / HEAT).unlink()
     store = running.start()
     settle(store)
     bursts = [stamp(store, ino) >> BURST_BITS for ino in inos]

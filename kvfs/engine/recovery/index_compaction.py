@@ -13,10 +13,10 @@ from typing import Final
 import lmdb
 
 from kvfs.core.errors import CommandError, Damaged
+from kvfs.core.pool_layout import DATA_NAME, INDEX, INDEX_NEW
 from kvfs.engine.recovery.index_probe import read_apart
-from kvfs.storage.index_swap import INDEX, INDEX_NEW, index_path, remove_index
+from kvfs.storage.index_swap import index_path, remove_index
 from kvfs.storage.lmdb_file import (
-    DATA_NAME,
     SPARE_PAGES,
     check_data_file,
     open_environment,

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from kvfs.core.errors import Damaged, IndexDamaged, NoSpace
 from kvfs.core.lifecycle import State
+from kvfs.core.pool_layout import INDEX, INDEX_NEW
 from kvfs.core.records import INODE_PREFIX, Counters, Identity, parse_inodes
 from kvfs.core.settings import Settings
 from kvfs.core.tree_count import TreeCount
@@ -25,8 +26,6 @@ from kvfs.engine.recovery.new_pool import found_root
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
 from kvfs.storage.index_swap import (
-    INDEX,
-    INDEX_NEW,
     index_path,
     remove_index,
     replace_index,

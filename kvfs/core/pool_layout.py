@@ -1,0 +1,55 @@
+"""The names of everything in a pool directory; docs/format.md says what each is. Pure text."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from kvfs.core.types import InodeNo
+
+POOL: Final = "POOL"
+POOL_NEW: Final = "POOL.new"
+RUN: Final = "RUN"
+RUN_NEW: Final = "RUN.new"
+LOCK: Final = "LOCK"
+INODES: Final = "INODES"
+HEAT: Final = "HEAT"
+HEAT_NEW: Final = "HEAT.new"
+#: All files but POOL, which makes a directory a pool.
+FILES: Final = (RUN, RUN_NEW, INODES, HEAT, HEAT_NEW, POOL_NEW, LOCK)
+
+INDEX: Final = "index"
+#: What an interrupted rebuild or compaction leaves.
+INDEX_NEW: Final = "index.new"
+INDEX_OLD: Final = "index.old"
+INDEXES: Final = (INDEX, INDEX_NEW, INDEX_OLD)
+#: In each of them.
+DATA_NAME: Final = "data.mdb"
+LOCK_NAME: Final = "lock.mdb"
+
+EXTENTS: Final = "extents"
+IDENTITIES: Final = "identities"
+FAN_OUTS: Final = (EXTENTS, IDENTITIES)
+#: Directories in each. The low bits of an inode number choose, so that a range of new inodes
+#: spreads over all of them and, on XFS, over its allocation groups.
+FAN_OUT: Final = 256
+
+
+def fan_out_directories(top: str) -> Iterator[str]:
+    """Yield the path of each directory of fan-out *top*."""
+    return (fan_out_directory(top, slot) for slot in range(FAN_OUT))
+
+
+def fan_out_directory(top: str, slot: int) -> str:
+    """Return the path of directory *slot* of fan-out *top*."""
+    return f"{top}/{slot:02x}"
+
+
+def file_name(ino: InodeNo) -> str:
+    """Return the name of *ino*'s file inside its fan-out directory."""
+    return f"{ino:016x}"
+
+
+def parse_file_name(name: str) -> InodeNo | None:
+    """Return the inode number that *name* stands for, or None for a name kvfs never gives."""
+    if len(name) != 16 or name.strip("0123456789abcdef"):
+        return None
+    return InodeNo(int(name, 16))
