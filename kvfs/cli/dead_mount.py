@@ -1,4 +1,4 @@
-"""A kvfs mount whose server is dead: nothing served there can come back, so its place is free.
+"""A kvfs mount whose server is dead: it cannot come back, so its place is free.
 
 Clients that hold files of it keep them: it is detached, and ends with its last user.
 """

@@ -1,4 +1,4 @@
-"""How a server in the background tells the command that started it how the start went.
+"""How a background server reports to the command that started it.
 
 One line of JSON through a pipe: ``{"ready": true}`` or ``{"error": TEXT, "exit_code": N}``.
 """

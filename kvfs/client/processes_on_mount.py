@@ -1,4 +1,4 @@
-"""Who keeps a mount busy: processes whose directory or open files lie on it.
+"""Which processes keep a mount busy: their working directory or open files are on it.
 
 Run as a program of its own (``python -m kvfs.client.processes_on_mount MOUNTPOINT``), since looking
 at another process's files can wait for an exec of that process, which may wait for the very mount;

@@ -1,4 +1,4 @@
-"""Reading a file that somebody names, without waiting for whoever would write into a pipe."""
+"""Reading a file that the user names, without waiting on a pipe."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What inodes were called a moment ago: who looked one up before its rename means that name."""
+"""Names that inodes had a moment ago: a LOOKUP before a rename still means the old name."""
 
 from collections import OrderedDict
 from typing import Final

@@ -1,4 +1,4 @@
-"""Names that writers took from each other lately; who renames one may mean another's draft."""
+"""Names that several writers used lately: a rename of one may mean another writer's draft."""
 
 from collections import OrderedDict
 from typing import Final

@@ -1,4 +1,4 @@
-"""The names of evicted blocks, remembered for a while: what comes back should not have gone.
+"""Names of evicted blocks, remembered for a while: one that comes back was evicted too early.
 
 A table without chains: a name has one place, and who comes later takes it. 8 bytes a ghost.
 """

@@ -1,4 +1,4 @@
-"""How much room to keep ahead of writers, and who of them may run ahead unwatched.
+"""How much space to keep free ahead of writers, and which may write without asking.
 
 Pure: time is an argument. A passthrough writer allocates in the backing file system and cannot be
 made to wait, so the room it takes until somebody looks again must be there before.

@@ -1,4 +1,4 @@
-"""How much of the index's map may hold rows: names take room there whatever their blocks hold.
+"""How much of the index's map may hold rows: names need space there, whatever their blocks hold.
 
 LMDB changes nothing in place, so a full map refuses even deletes (MDB_MAP_FULL in lmdb.h), and
 with them eviction and the next start. So growth ends before, and eviction begins before that. A

@@ -1,4 +1,4 @@
-"""What an inode's coming, going and moving means for records and counters: rules, no machine."""
+"""How creating, removing and moving an inode changes records and counters. Pure."""
 
 import stat
 

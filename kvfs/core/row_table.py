@@ -1,4 +1,4 @@
-"""Which row of the columns an inode has: a hash table in arrays, some 8 bytes an inode.
+"""The row of each inode in the columns: a hash table in arrays, some 8 bytes an inode.
 
 A dict of a million inodes takes 100 MB; this one takes a tenth of it. Open addressing with linear
 probing, in parts that grow one by one, so that no insert waits for a million rows to move.

@@ -1,4 +1,4 @@
-"""How much of the pool may stay whatever comes: leases, and what is pinned or policy keeps. Pure.
+"""How much of the pool leases, pins and policies may keep from eviction. Pure.
 
 Each has its share, and both together leave some of the pool to what may go: else stores of those
 who have neither would be refused. Who comes first has the room; nobody loses what he has.

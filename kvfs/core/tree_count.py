@@ -1,4 +1,4 @@
-"""What the inodes of an index add up to, and which of them hang together below the root.
+"""Totals of the inodes of an index, and which of them are reachable from the root.
 
 The counters and each directory's counts are kept up to date by every change; this counts them
 anew, for a rebuilt index and for fsck.

@@ -1,4 +1,4 @@
-"""Ids and the few value types every floor shares; nothing here touches the operating system.
+"""Ids and the few value types that all folders share. Nothing here touches the operating system.
 
 An id is a NewType so that a size cannot be passed where an inode number is meant.
 """

@@ -1,4 +1,4 @@
-"""A pool whose XFS was cut off, noted until RUN says it: for whoever comes after a killed start.
+"""A note that the XFS of a pool was cut off, kept until RUN says so, in case a start is killed.
 
 The log's recovery (mount(2), seconds of it) leaves a clean log behind, and a process that is
 killed meanwhile ends with it, before it could empty RUN. The note lies in /run, which lasts as

@@ -1,4 +1,4 @@
-"""Who holds a lock on a file, by proc_locks(5): a look that locks nothing.
+"""Which processes hold a lock on a file, from proc_locks(5), without taking it.
 
 A lock tried for the look would fail who locks at the same time.
 """

@@ -1,4 +1,4 @@
-"""An XFS that outlived its server: clients of a dead mount have files of it open, so it lives on.
+"""An XFS that outlived its server: clients of the dead mount still have files on it open.
 
 It is mounted on no path. A second mount of its device joins it (get_tree_bdev in fs/super.c), with
 its page cache and its log; which of two servers may have the pool, its lock decides.

@@ -1,4 +1,4 @@
-"""The file system under a directory source: which it is, and whether it can do what is needed."""
+"""The file system under a directory source: its type, and whether it has what kvfs needs."""
 
 import ctypes
 import errno

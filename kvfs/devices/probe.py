@@ -1,4 +1,4 @@
-"""What a block device or image holds: nothing, a pool, or somebody else's data. Only reads."""
+"""What a block device or image holds: nothing, a pool, or other data. It only reads."""
 
 import os
 from typing import Final, NamedTuple

@@ -1,4 +1,4 @@
-"""Which mounted instance of a file system a directory lies on: another one after each new mount.
+"""The mounted instance of a file system that a directory is on; each new mount is another one.
 
 A boot id vouches for the page cache of a file system only as long as that stays mounted. Nothing
 inside a file system tells whether it was cut off and mounted anew since; the kernel does. XFS, ext4

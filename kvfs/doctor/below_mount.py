@@ -1,4 +1,4 @@
-"""What lies in the directory that a mount covers: stored while nothing was mounted there.
+"""Files in the directory that a mount hides: stored while nothing was mounted there.
 
 It takes room on the file system below, and nobody sees it. A clone of the mount below, without
 what is mounted in it, shows the directory as it is (open_tree(2)); no FUSE is ever looked at.

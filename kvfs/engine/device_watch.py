@@ -1,4 +1,4 @@
-"""Whether the device below still does what it is there for; looked at by every tick.
+"""Whether the device below still works; checked at every tick.
 
 What it fails to write and to read is dismissed (write_back.py, unreadable.py). A file system that
 has shut itself down is the end: then nobody may look at the index any more, whose pages are a

@@ -1,4 +1,4 @@
-"""The extended attributes that are kvfs itself: a block's state, a directory's policies, pins.
+"""Extended attributes that kvfs answers itself: a block's state, a directory's policies, pins.
 
 They are answered when asked for by name and never listed.
 """

@@ -1,4 +1,4 @@
-"""Who sees a draft: everybody, or in directories that say ``drafts=owner`` its maker alone.
+"""Who sees a draft: everybody, or its maker alone in directories with ``drafts=owner``.
 
 And of a block that is being rewritten with O_TRUNC everybody but its writer sees the old version.
 """

@@ -1,4 +1,4 @@
-"""One job at a time in a thread of its own, whose result is fetched by who looks for it."""
+"""One job at a time in a thread of its own; its result is polled."""
 
 import threading
 from collections.abc import Callable

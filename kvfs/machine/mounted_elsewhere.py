@@ -1,4 +1,4 @@
-"""What is mounted in other mount namespaces: a copy of a mount lives on when ours is gone.
+"""Mounts in other mount namespaces: a copy of a mount outlives ours.
 
 Whoever makes a namespace of his own gets a copy of every mount (mount_namespaces(7)); a private one
 hears of no umount. The server serves it on, and its pool stays in use.

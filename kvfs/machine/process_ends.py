@@ -1,4 +1,4 @@
-"""How a process ends, as far as the kernel tells: each answer, also "that cannot be told".
+"""How a process ended, as far as the kernel tells; one answer is "unknown".
 
 ``status`` and ``statm`` of a process never wait for it. ``stat`` may: one that sits inside
 execve(2) while its files are being closed holds a lock that ``stat`` waits for, and it waits for

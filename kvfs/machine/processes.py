@@ -1,4 +1,4 @@
-"""Who made a block: processes, told apart beyond the reuse of their numbers, and their deaths.
+"""Processes that made blocks: told apart when pids are reused, and watched until they end.
 
 A request names a thread. Its process is ``Tgid`` in /proc/TID/status, which never waits for the
 thread (process_ends.py). The birth of a process is the inode number of its pidfd, unique for one

@@ -1,4 +1,4 @@
-"""Descriptors kept in reserve, for questions that must be answered when there are no others."""
+"""File descriptors kept in reserve, for checks that must work when all others are used."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Rows of the index that cannot be read: their names become misses, and the operator hears of it.
+"""Index rows that cannot be read: their names become misses, and `kvfs status` counts them.
 
 A name that leads to an error for ever could neither be used nor made anew. What hangs on a lost
 row (counts, the other rows) stays as it is until ``kvfs fsck --repair``.

@@ -1,4 +1,4 @@
-"""What the file system below can really hold: less than the capacity when others fill it, too.
+"""What the file system below can really hold: less than the capacity when others fill it.
 
 The index, the heat and the file system's own trees grow with the blocks, and a directory's parent
 file system belongs to others as well. So the bound is the capacity or what is there, if less.

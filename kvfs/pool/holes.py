@@ -1,4 +1,4 @@
-"""What a write may allocate in an extent that has holes, or gets one by it.
+"""How much a write may allocate in an extent with holes.
 
 Most extents hold their blocks from offset 0 on, a reserve included: then how many they are says
 all, and no call is needed. In others a write allocates before their last block, too. No block of

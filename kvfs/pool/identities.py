@@ -1,4 +1,4 @@
-"""Identities, off the hot path: what each published extent, directory and symlink says of itself.
+"""Identities of extents, directories and symlinks: written and removed off the hot path.
 
 After a power loss the index is rebuilt from them (recovery.py); so they are written for what is
 whole only, and erased before the number is forgotten.

@@ -1,4 +1,4 @@
-"""How much of the pool leases may keep, and whose turn it is to be refused when that is reached.
+"""The limit of all leases, and which process is refused when it is reached.
 
 A lease ends with its process, so that one that goes on storing would keep the whole pool. Over the
 bound each user has a share of it, each process of a user a part of that share, and only who is

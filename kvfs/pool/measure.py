@@ -1,4 +1,4 @@
-"""What an open extent says of its block: size and times, while somebody may write it."""
+"""Size and times of a block that is being written, from its extent."""
 
 import os
 import time

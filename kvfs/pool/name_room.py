@@ -1,4 +1,4 @@
-"""Room for one name more: in the index's map, in its file on the device, and beside other nodes."""
+"""Space for one more name: in the index's map, in its file, and in the user's share of nodes."""
 
 import contextlib
 from typing import Final

@@ -1,4 +1,4 @@
-"""What is open: for each open inode its extent's descriptor and who holds it.
+"""The open inodes: for each its extent's descriptor, its readers and its writers.
 
 An inode is here from its first handle to its last, and there is one entry for it at a time. A
 removed inode lives on here (``gone``) until then, because a handle must go on reading its bytes

@@ -1,4 +1,4 @@
-"""What is pinned: files and directories that must not be evicted, and how many bytes they held.
+"""Pinned files and directories, which are not evicted, and how many bytes they held.
 
 A directory counts with what it held when it was pinned. The bound keeps a part of the pool that
 may go: a pool that is all pins is full. It is looked at here when a pin is set, and for each block

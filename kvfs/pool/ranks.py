@@ -1,4 +1,4 @@
-"""Which rank a block has among those that may go: its record, its policy and its pin say so."""
+"""The eviction rank of a block, from its record, its directory's policy and its pin."""
 
 import stat
 from typing import Final

@@ -1,4 +1,4 @@
-"""Ready extents: created, preallocated and registered ahead of the writers that will take them.
+"""Ready extents: created, preallocated and registered before a CREATE needs them.
 
 A create on the hot path then allocates nothing. What is kept follows the demand (size_forecast.py);
 an extent nobody took is unlinked when it gives way. Everything runs on the loop's thread.

@@ -1,4 +1,4 @@
-"""What happens when a page of the index's maps cannot be had: SIGBUS, and the server lives on.
+"""SIGBUS on the index's mappings: a page is not available, and the server goes on.
 
 LMDB reads through a mapping of its file, and writes its table of readers through one of its lock
 file. Where the device fails the kernel answers with SIGBUS: a load that finds no page in memory,

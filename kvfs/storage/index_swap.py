@@ -1,4 +1,4 @@
-"""Where the index lies in a pool, and how a rebuilt one takes its place.
+"""Where the index is in a pool, and how a rebuilt one replaces it.
 
 The new index is complete and durable before the old one is touched: ``index`` is moved to
 ``index.old``, ``index.new`` to ``index``. Whoever finds no ``index`` but an ``index.old`` was

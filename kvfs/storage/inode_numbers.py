@@ -1,4 +1,4 @@
-"""Inode numbers, never given out twice, also not after a power loss.
+"""Inode numbers: never given out twice, not even after a power loss.
 
 The file INODES holds the end of the range handed out so far: u64 and its CRC32C, little-endian.
 It is fsynced before any number of a range is used, and it is not in the index, whose unsynced

@@ -1,4 +1,4 @@
-"""How many of the server's descriptors one user may take: a share, so that others go on.
+"""How many of the server's descriptors one user may take, so that some are left for others.
 
 An open file of a client may cost a descriptor here: the extent of each block that is written, and
 on the daemon path of each that is read. They end where the server's limit does, for everybody.

@@ -1,4 +1,4 @@
-"""Which data path a mount takes, and why not the other one."""
+"""Which data path a mount uses, and why not the other one."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""The two permission checks that are ours: the kernel checks all others (default_permissions).
+"""The two permission checks that kvfs makes; the kernel makes all others (default_permissions).
 
 A CREATE that finds the name taken is not checked by the kernel (may_open(), fs/namei.c). And it
 checks behind a LOOKUP, which is too late where that LOOKUP empties the file (truncating_open.py).

@@ -1,4 +1,4 @@
-"""Readers of a whole block share one handle, which is kept when the last of them closes.
+"""All readers of a whole block share one handle, which is kept when the last of them closes.
 
 A load is an open, a read and a close, and most loads come again. What an open finds out about a
 block holds as long as its record is the same, so the next one is a look at that, and a count.

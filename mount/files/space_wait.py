@@ -1,4 +1,4 @@
-"""Waiting for room: what a handler does that finds the pool full while something may still go.
+"""Waiting for space: what a request does when the pool is full and something may still be evicted.
 
 Every wait has a bound, and none begins when nothing may go. The oldest waiter looks for room for
 all of them: hundreds that each search for themselves would leave the loop no time for the closes

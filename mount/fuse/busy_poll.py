@@ -1,4 +1,4 @@
-"""Waiting for the next request: awake for a moment where it comes at once, else asleep.
+"""Waiting for the next request: polling for a moment if it is likely to come at once.
 
 A store is nine requests, most of them sent as soon as the one before is answered. To sleep in
 between costs the server a turn of the scheduler and the client the waking of another CPU, in the

@@ -1,4 +1,4 @@
-"""The one door for errors: what the engine raises becomes an errno, here and nowhere else.
+"""Errors of the engine become errnos here, and nowhere else.
 
 In pyfuse3 any exception other than FUSEError ends the mount; an unmapped one is therefore logged
 with its traceback and fails that call alone.

@@ -1,4 +1,4 @@
-"""What the reply to OPEN or CREATE tells the kernel of how to reach the bytes."""
+"""How the kernel reaches the bytes of an open file: part of the reply to OPEN and CREATE."""
 
 from typing import NamedTuple
 

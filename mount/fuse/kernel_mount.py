@@ -1,4 +1,4 @@
-"""Our mount as the kernel has it: taken away only if it is ours; was everything on it closed?
+"""Our mount in the kernel: unmounted only if it is ours, and whether all files on it were closed.
 
 A superblock goes with its last mount and its last open file, and the connection with it: what the
 kernel had still to say then (RELEASE) is lost, but there is nobody any more who could write.

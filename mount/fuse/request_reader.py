@@ -1,4 +1,4 @@
-"""The intake: reads the kernel's requests; opens and closes of known readers are answered here.
+"""The request reader: reads requests, and answers opens and closes of known readers itself.
 
 A load is an open and a close, with milliseconds in between in which the client's bytes drive the
 server's code out of the CPU's caches. So what a load runs through is one short loop, waiting

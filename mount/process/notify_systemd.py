@@ -1,4 +1,4 @@
-"""Telling systemd how the service does (sd_notify(3)), by hand: one datagram a message."""
+"""Telling systemd the state of the service (sd_notify(3)): one datagram a message."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""READ and WRITE of the daemon path: what need not wait within the message, the rest by a task.
+"""READ and WRITE on the daemon path: answered at once if nothing has to wait, else by a task.
 
 libfuse has no part in them. Behind it each is copied twice more and waits for a thread; and an
 answer of a megabyte that finds no memory for the socket on its way here would be lost, its caller

@@ -1,4 +1,4 @@
-"""The fast lane: requests whose answer is one look into a table need no coroutine.
+"""The fast path: requests that are answered from tables, without a coroutine.
 
 OPEN for reading, FLUSH, RELEASE, GETATTR and LOOKUP are answered within the message that asks,
 with the same store calls that the handlers make; only their way to the kernel is shorter.

@@ -1,4 +1,4 @@
-"""The fast lane of a store: CREATE and RENAME, the two requests that change the index.
+"""The fast path of a store: CREATE and RENAME, which change the index.
 
 Their handlers never wait, so nothing is gained by a coroutine: of the 75 us that each cost behind
 libfuse, pyfuse3 and trio the store itself needed 30. What is not a plain create or rename is left

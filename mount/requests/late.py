@@ -1,4 +1,4 @@
-"""Requests that a task of ours answers when it is done, while the pump reads on."""
+"""Requests that a task answers later, while further requests are read."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final

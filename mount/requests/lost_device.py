@@ -1,4 +1,4 @@
-"""What is answered once the device below is lost: every name is a miss, every store is refused.
+"""Answers after the device is lost: every name is a miss, every store is refused.
 
 A client goes on without its cache, which is better than an error on everything. Nothing here looks
 at the pool: its index is a mapping of a file that nobody can read any more.

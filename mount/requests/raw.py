@@ -1,4 +1,4 @@
-"""Requests that pyfuse3 cannot carry, answered here: never dropped, so that no caller hangs.
+"""Raw requests, which pyfuse3 does not pass on: answered here, so that no caller hangs.
 
 FALLOCATE, LSEEK, IOCTL, foreign xattrs, COPY_FILE_RANGE, SYNCFS, TMPFILE, STATX. Layouts:
 linux/fuse.h.

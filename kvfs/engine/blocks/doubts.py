@@ -1,4 +1,4 @@
-"""Last closes that prove nothing: the block stays what it was until its writer's fate is known.
+"""Closes that prove nothing: the block stays a draft until it is known how its writer ended.
 
 A close by a process that lives ends a block, and so does the exit of one that ends by itself.
 But who closed may be unknown: a process of another pid namespace, one that could not be looked at

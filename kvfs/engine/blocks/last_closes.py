@@ -1,4 +1,4 @@
-"""Closes of last writers, and those that the index could not be told of yet.
+"""The last writer's close of a block, and closes that the index has not recorded yet.
 
 Who closes cannot be told of a failure (close(2) is answered before), and a whole block is not to be
 lost to one failed write: it is tried again, and dismissed in the end.

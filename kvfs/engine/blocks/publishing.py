@@ -1,4 +1,4 @@
-"""The two ends of writing: a block opens for its writers, and becomes what they left.
+"""Both ends of writing a block: its first open for writing, and its new state at the last close.
 
 What a close means is the tables' business (writing.py, lifecycle.py); here their answer is carried
 out: one index transaction, or the name goes.

@@ -1,4 +1,4 @@
-"""Blocks that go for their names: the index takes no more of them, whatever the blocks hold.
+"""Evicting blocks for their names: the index is full, whatever the blocks hold.
 
 Apart from ``Reclaim``, which counts bytes: by these the few large blocks would go for the names
 of many small ones, and an empty one never.

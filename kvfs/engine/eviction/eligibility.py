@@ -1,4 +1,4 @@
-"""Whether a block may go now: what the policy named is looked at again, on the loop's thread."""
+"""Whether a block may be evicted now: the check after the plan, on the event loop."""
 
 import stat
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The drafts that grow without asking: looked at every tick, and stopped when nothing is left.
+"""Drafts that grow without asking: checked at every tick, and stopped when no space is left.
 
 A passthrough writer allocates in the backing file system. What it takes beyond its reserve is
 found here; the next of it is kept free of others. The last resort, when it took what was not there

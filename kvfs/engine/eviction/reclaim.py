@@ -1,4 +1,4 @@
-"""Eviction carried out: which blocks were named by the policy, which of them may go, and their end.
+"""Eviction: takes victims from the plan, checks each again, and removes them in batches.
 
 The plan is a hint (``Victims``). Carrying it out looks at each victim again, takes the names of a
 batch in one index transaction, and only what is needed goes. All of it runs on the loop's thread.

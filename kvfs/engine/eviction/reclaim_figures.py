@@ -1,4 +1,4 @@
-"""What `kvfs status` tells about room: what may go, what may not, and who holds it."""
+"""The figures of `kvfs status` about space: what can be evicted, what cannot, and who holds it."""
 
 import stat
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Which blocks go next: named by a scan of the heat, in a thread where there are many rows.
+"""The plan of eviction: which blocks go next, found by a scan of the heat.
 
 The names are a hint. Who takes one looks at it again, and says so when it may not go.
 """

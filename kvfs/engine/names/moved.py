@@ -1,4 +1,4 @@
-"""What a rename makes of the inode that moves: its state, and what depends on its name."""
+"""What a rename changes in the inode that moves: its state, and what depends on its name."""
 
 import stat
 

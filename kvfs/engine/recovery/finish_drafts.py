@@ -1,4 +1,4 @@
-"""What a server that did not stop leaves open in an index that is still good, and its end.
+"""After a killed server: drops drafts and measures rewritten blocks in an index that is good.
 
 Drafts go: nobody will finish them, and nobody may take them for whole. So do blocks that were
 being rewritten in place, or written on after their rename, unless nothing was written and nobody

@@ -1,4 +1,4 @@
-"""An index that was large gives its free pages back to the device: by a copy, at a start.
+"""Compacts an index that was larger: a start copies it and gives the free pages back.
 
 LMDB uses free pages again and never makes its file smaller, so that what names held once stays
 lost for blocks. The copy is complete and durable in ``index.new`` before one rename puts it in the

@@ -1,4 +1,4 @@
-"""After a server that did not stop cleanly: remove files no inode knows, renew old identities.
+"""After an unclean stop: removes stray files and writes missing identities.
 
 It runs beside the requests, in the thread for long jobs, a few files at a time. It cannot race
 with new files: only numbers below the first one that this server may hand out are looked at, and

@@ -1,4 +1,4 @@
-"""Blocks that the device cannot read any more: their names go, for a miss and not an EIO for ever.
+"""Blocks that the device cannot read any more: their names go, so that they are misses, not EIO.
 
 With passthrough the kernel reads for the client, and nobody tells this process of an error. The
 kernel's log does (kernel_log.py), though not of every one and not of which block. So for some

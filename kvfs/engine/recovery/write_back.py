@@ -1,4 +1,4 @@
-"""Write-back that failed: what it concerned is dismissed before anybody reads zeros in its place.
+"""Failed write-back: removes the blocks concerned before anybody reads zeros in their place.
 
 A page that the device refuses is clean again and right in memory, until the kernel needs its room.
 No call of a client tells of it, on passthrough least of all. syncfs(2) does: the file system's

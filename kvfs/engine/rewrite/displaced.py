@@ -1,4 +1,4 @@
-"""Drafts that lost their name to another writer: kept for the one who will open or rename them.
+"""Drafts that lost their name to another writer: kept for the writer that will open or rename them.
 
 Two nodes that write the same temporary name (LMCache) each get an inode of their own
 (truncating_open.py), and each renames its own.

@@ -1,4 +1,4 @@
-"""What a name showed before a truncating open, to all but the writer, until the new is whole.
+"""The old version of a block: what all but the writer see until the rewrite is whole.
 
 O_TRUNC gives a final block's name to a fresh draft (truncating_open.py). Others who look the name
 up meanwhile are led to the block that had it: readers never see a version grow. The index knows

@@ -1,4 +1,4 @@
-"""O_TRUNC of a block somebody has, or that is final: the name moves to a fresh inode.
+"""O_TRUNC of a block that is final or open elsewhere: the name moves to a new inode.
 
 Readers keep the old bytes whole. The OPEN is answered ESTALE; the kernel looks the name up again by
 itself, and that LOOKUP makes the fresh inode, for this thread alone: nobody is refused twice, and a
