@@ -3,7 +3,6 @@
 import json
 import mmap
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,9 @@ from kvfs.core.errors import (
     UsageError,
 )
 from kvfs.core.mount_name import name_of, socket_path
-from tests.support.mounting import COMMAND_WAIT_S, Mounted, run_kvfs, skip_without_mounts
+from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts
 from tests.support.places import blank_place, small_mount
+from tests.support.stepping import until
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -156,9 +156,7 @@ def test_age_is_since_the_last_use(kv: Path) -> None:
     def old() -> int:
         return int(evict(kv, "--older-than", "2s", "--dry-run")["blocks"])
 
-    deadline_s = time.monotonic() + COMMAND_WAIT_S
-    while old() < 2:
-        assert time.monotonic() < deadline_s
+    until(lambda: old() == 2, "both are old")
     hot.read_bytes()
     assert evict(kv, "--older-than", "2s")["blocks"] == 1
     assert (cold.exists(), hot.exists()) == (False, True)

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from kvfs.core.settings import Settings
 from kvfs.machine import mount_table
 from tests.support.mounting import COMMAND_WAIT_S, KVFS, ROOT, run_kvfs
 from tests.support.places import CAPACITY_BYTES, blank_place, lines_of, small_mount
+from tests.support.stepping import until
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -328,9 +328,12 @@ def test_sighup_takes_over_what_may_change_and_names_the_rest(place: Path) -> No
             config.write_text(text + changed)
             os.kill(pid, signal.SIGHUP)
             # Each answer is one more turn of the server's loop, which also serves its signals.
-            deadline_s = time.monotonic() + COMMAND_WAIT_S
-            while len(lines_of(log, "reloaded")) == before and time.monotonic() < deadline_s:
+
+            def answered(before: int = before) -> bool:
                 ask(server, "status")
+                return len(lines_of(log, "reloaded")) > before
+
+            until(answered, "the server reloads")
             assert said in lines_of(log, "reloaded")[-1]
     finally:
         run_kvfs("umount", str(place / "kv"), check=False)

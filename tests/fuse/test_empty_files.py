@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.fuse.conftest import pool_source
 from tests.support.calls import write_file
 from tests.support.mounting import Mounted, skip_without_mounts, workplace
+from tests.support.stepping import until
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -57,9 +57,7 @@ def test_empty_files_that_are_leased_and_pinned_give_way() -> None:
         ) as maker:
             assert maker.stdout is not None
             assert maker.stdout.readline() == b"made\n"
-            deadline_s = time.monotonic() + WAIT_S
-            while mounted.status()["blocks"] >= NAMES + SLACK:
-                assert time.monotonic() < deadline_s, "the files without bytes stay"
+            until(lambda: mounted.status()["blocks"] < NAMES + SLACK, "the empty files go", WAIT_S)
             assert mounted.status()["blocks"] > NAMES - SLACK
             assert (mounted.path / "block").stat().st_size == MIB
             maker.kill()

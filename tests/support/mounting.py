@@ -111,7 +111,7 @@ def loop_device(size_bytes: int, *, format_xfs: bool = False) -> Iterator[str]:
         try:
             yield device
         finally:
-            subprocess.run(["losetup", "--detach", device], check=False)
+            subprocess.run(["losetup", "--detach", device], check=True)
 
 
 def run_kvfs(
@@ -251,20 +251,37 @@ class Mounted:
                     Path(f"/sys/fs/fuse/connections/{minor}/abort").write_text("1")
 
     def close(self) -> None:
-        """Unmount whatever the state, and leave no process behind."""
-        if self._pidfd >= 0:
-            with contextlib.suppress(CommandFailed, subprocess.TimeoutExpired, AssertionError):
-                self.stop()
+        """Unmount whatever the state, and leave no process behind.
+
+        Raises CommandFailed when a server that runs could not be unmounted the clean way: the test
+        left something open on it, or the server is at fault.
+        """
+        try:
+            if self._pidfd >= 0:
+                ends_by_itself = self._has_ended()
+                try:
+                    self.stop()
+                except (CommandFailed, subprocess.TimeoutExpired, AssertionError):
+                    if not ends_by_itself:
+                        raise
+        finally:
+            self._take_away()
+
+    def _take_away(self) -> None:
         while os.path.ismount(self.path) or self._is_dead():
-            done = subprocess.run(
-                ["umount", "--lazy", str(self.path)], check=False, capture_output=True
-            )
-            if done.returncode != 0:
-                break
+            command = ["umount", "--lazy", str(self.path)]
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            if done.returncode != 0 and os.path.ismount(self.path):
+                raise CommandFailed(done.stderr)
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             self._wait_for_server()
+
+    def _has_ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def _is_dead(self) -> bool:
         try:

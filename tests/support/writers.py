@@ -68,12 +68,14 @@ def forks(path: str) -> None:
 def programs(path: str) -> None:
     """subprocess.run with an open draft, inherited or not, in threads too."""
     fd = _draft(path)
-    slowest_s = 0.0
+    fastest_s = []  # what holds one up holds up all of them; the machine's load does not
     for closes in (True, False):
+        took_s = []
         for _ in range(4):
             before_s = time.monotonic()
             subprocess.run(["true"], check=True, close_fds=closes, timeout=_CALL_WAIT_S)
-            slowest_s = max(slowest_s, time.monotonic() - before_s)
+            took_s.append(time.monotonic() - before_s)
+        fastest_s.append(min(took_s))
     os.set_inheritable(fd, True)
     subprocess.run(["true"], check=True, close_fds=False, timeout=_CALL_WAIT_S)
     runs = [
@@ -84,7 +86,7 @@ def programs(path: str) -> None:
         run.start()
     for run in runs:
         run.join()
-    say(f"half {slowest_s:.3f}")
+    say(f"half {max(fastest_s):.3f}")
     _finish(path, fd)
 
 
