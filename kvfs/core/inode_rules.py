@@ -83,16 +83,6 @@ def storable_mode(mode: int) -> int:
     return mode & ~(stat.S_ISUID | stat.S_ISGID)
 
 
-def emptied(parent_record: InodeRecord, record: InodeRecord, now_ns: int) -> InodeRecord:
-    """Return *parent_record* after the name of *record* left it."""
-    return parent_record._replace(
-        entries=parent_record.entries - 1,
-        subdirs=parent_record.subdirs - stat.S_ISDIR(record.mode),
-        mtime_ns=now_ns,
-        ctime_ns=now_ns,
-    )
-
-
 def refuse_mismatch(record: InodeRecord, replaced: InodeRecord) -> None:
     """Raise unless *record* may take *replaced*'s place (rename(2))."""
     if stat.S_ISDIR(replaced.mode):

@@ -79,8 +79,8 @@ class Attributes:
             opened.gone = changed
         else:
             changed = changed._replace(sequence=pool.next_sequence())
-            with pool.change(pool.counters._replace(sequence=changed.sequence)) as txn:
-                txn.put_inode(ino, changed)
+            with pool.change(pool.counters._replace(sequence=changed.sequence)) as written:
+                written.txn.put_inode(ino, changed)
             if changed.uid != record.uid:
                 pool.node_shares.hand_over(ino, record, changed, self._all_stored(ino))
             self._identities.write(ino, changed)

@@ -259,7 +259,7 @@ class Pool:
         space = self.space
         self.unlink_queue.hurry(size_bytes)
         recently_removed = self.recently_removed.give_way
-        # What the third lets go lies in a grave first.
+        # What the third lets go is kept as recently removed first.
         for give_way in (
             self.ready.give_way,
             recently_removed,
@@ -377,14 +377,14 @@ class Pool:
             self.syscalls.close(opened.fd)
             opened.fd = -1
         if opened.gone is not None:
-            self._bury(opened, opened.gone)
+            self._erase_or_keep(opened, opened.gone)
 
     def _is_draft(self, opened: OpenInode) -> bool:
         """Whether *opened* waits for its writer, and a reader was faster (truncating_open.py)."""
         record = None if opened.gone is not None else self.index.inode_or_miss(opened.ino)
         return record is not None and record.state in UNFINISHED
 
-    def _bury(self, opened: OpenInode, record: InodeRecord) -> None:
+    def _erase_or_keep(self, opened: OpenInode, record: InodeRecord) -> None:
         """Erase what nobody has open any more; what lost its name just now is kept for a moment.
 
         A LOOKUP before that may still send its OPEN: two misses in a row would be ESTALE.

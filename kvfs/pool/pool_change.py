@@ -1,13 +1,12 @@
 """One change of the pool: an index transaction, and what memory learns once it is committed."""
 
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 from kvfs.core.records import UNFINISHED_MAX, Counters
 from kvfs.core.types import InodeNo
 from kvfs.pool.space import Space
 from kvfs.storage.index import Index
-from kvfs.storage.index_transaction import WriteTransaction
 
 
 class Ledger(Protocol):
@@ -26,7 +25,7 @@ class PoolChange:
     transaction. The pool's own follow after the commit, so that a failed one changes nothing.
     """
 
-    __slots__ = ("_begun", "_counters", "_finished", "_pool", "_txn")
+    __slots__ = ("_begun", "_counters", "_finished", "_pool", "txn")
 
     def __init__(
         self, pool: Ledger, counters: Counters, begun: InodeNo, finished: InodeNo, *, lasting: bool
@@ -36,10 +35,11 @@ class PoolChange:
         self._counters = counters
         self._begun = begun
         self._finished = finished
-        self._txn = pool.index.write(lasting=lasting)
+        self.txn = pool.index.write(lasting=lasting)
 
-    def __enter__(self) -> WriteTransaction:
-        return self._txn.__enter__()
+    def __enter__(self) -> Self:
+        self.txn.__enter__()
+        return self
 
     def __exit__(
         self,
@@ -47,7 +47,7 @@ class PoolChange:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        pool, txn = self._pool, self._txn
+        pool, txn = self._pool, self.txn
         if kind is None:
             try:
                 txn.put_counters(self._counters)

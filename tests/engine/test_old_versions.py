@@ -155,7 +155,7 @@ def test_it_gives_way_to_the_new_version(running: Host) -> None:
 
 
 def test_a_small_one_gives_way_too(running: Host) -> None:
-    """Of up to a 64th of the pool, which lies in a grave as soon as it is let go."""
+    """Of up to a 64th of the pool, which is kept as recently removed when it is let go."""
     store = running.store
     blocks = store.blocks
     for name, size_bytes in ((b"K", MIB), (b"rest", 63 * MIB - 8192)):

@@ -83,7 +83,7 @@ def test_of_two_claims_to_one_name_the_later_one_counts(running: Host) -> None:
     store.namespace.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"name")
     store.pool.background.tick()
     while store.pool.background.run_one():
-        pass  # the identity is written; the old extent lies in its grave yet
+        pass  # the identity is written; the old extent is kept for a moment yet
     assert running.extent(old).exists()
     running.lose_power()
     store = running.start()

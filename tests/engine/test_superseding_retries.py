@@ -260,7 +260,7 @@ def test_a_fresh_inode_that_cannot_be_opened_is_no_empty_block(
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_fresh_inode_that_nobody_opens_gives_its_reserve_back(running: Host, reads: bool) -> None:
-    """At once, also where a reader has it open, or its grave keeps it for a moment."""
+    """At once, also where a reader has it open, or it is kept for a moment."""
     store = running.store
     client = Client(running, 100)
     for number in range(4):

@@ -136,7 +136,7 @@ class Server:
 
 
 def life_of_a_block(server: Server) -> None:
-    """From its draft to its grave, with a look at every station."""
+    """From its draft to its end, with a look at every station."""
     directory, _ = server.entry(
         "mkdir", Opcode.MKDIR, 1, struct.pack("<II", 0o2751, 0) + b"directory\0"
     )

@@ -330,12 +330,12 @@ def assert_exact(host: Host) -> None:
         for ino, opened in pool.open_inodes.items()
         if opened.gone is not None and stat.S_ISREG(opened.gone.mode)
     }
-    buried = {
+    removed = {
         ino
-        for ino, grave in pool.recently_removed._removed.items()
-        if stat.S_ISREG(grave.record.mode)
+        for ino, kept in pool.recently_removed._removed.items()
+        if stat.S_ISREG(kept.record.mode)
     }
-    held = {ino: host.allocated_bytes(ino) for ino in blocks.keys() | nameless | buried}
+    held = {ino: host.allocated_bytes(ino) for ino in blocks.keys() | nameless | removed}
     assert pool.space.used_bytes == sum(held.values())
     for ino, record in blocks.items():
         opened = pool.open_inodes.get(ino)

@@ -19,7 +19,7 @@ from kvfs.core.errors import (
     ReadOnly,
     TooLarge,
 )
-from kvfs.core.inode_rules import counted, new_record
+from kvfs.core.inode_rules import new_record
 from kvfs.core.lifecycle import SETTLED, is_temporary
 from kvfs.core.types import SIZE_MAX_BYTES, InodeNo, InodeRecord
 from kvfs.engine.blocks.allocations import Allocations
@@ -27,6 +27,7 @@ from kvfs.engine.blocks.doubts import Closing, Doubts
 from kvfs.engine.blocks.last_closes import LastCloses
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.engine.names.namespace import Namespace
+from kvfs.engine.names.tree_change import TreeChange
 from kvfs.engine.rewrite.truncating_open import TruncatingOpens
 from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool import holes
@@ -69,21 +70,18 @@ class Blocks:
         """
         pool = self._pool
         require_name(pool)
-        self._namespace.require_free(parent, name)
+        parent_record = self._namespace.require_free(parent, name)
         self._require_lease(parent, name, uid, maker)
         extent = pool.take_extent(parent, roomless=roomless)
-        # To make room for the extent names of this directory may have been evicted.
-        parent_record = self._namespace.directory(parent)
         now_ns = pool.clock_ns()
         record = new_record(parent, name, mode, uid, gid, now_ns, parent_record)
-        record = record._replace(mtime_ns=tick_ns(now_ns))
-        if maker is not NOBODY:
-            record = record._replace(maker_tgid=maker.tgid, maker_birth=maker.birth)
-        counters = counted(pool.counters, record, 1)
+        record = record._replace(
+            mtime_ns=tick_ns(now_ns), maker_tgid=maker.tgid, maker_birth=maker.birth
+        )
         # Atomic: no checkpoint from here until the draft is in the table of open inodes.
         try:
-            with pool.change(counters, begun=extent.ino, lasting=False) as txn:
-                self._namespace.enter(txn, extent.ino, record, parent_record)
+            with TreeChange(pool, now_ns, begun=extent.ino, lasting=False) as change:
+                change.link(extent.ino, record)
         except BaseException:
             pool.ready.put_back(extent)
             raise

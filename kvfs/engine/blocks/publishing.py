@@ -84,9 +84,9 @@ class Publishing:
             return
         reopened = after(state, Event.REOPEN)
         # Also a slab whose state stays: a start after a kill measures what was open for writing.
-        with pool.change(pool.counters, begun=opened.ino) as txn:
+        with pool.change(pool.counters, begun=opened.ino) as change:
             if reopened is State.REWRITE:
-                txn.put_inode(opened.ino, record._replace(state=State.REWRITE))
+                change.txn.put_inode(opened.ino, record._replace(state=State.REWRITE))
         if reopened is State.REWRITE:
             opened.rewrite()
             pool.leases.drop(opened.ino)
@@ -146,8 +146,8 @@ class Publishing:
         pool = self._pool
         now_ns, sequence = pool.clock_ns(), pool.next_sequence()
         record = record._replace(mtime_ns=now_ns, ctime_ns=now_ns, sequence=sequence)
-        with pool.change(pool.counters._replace(sequence=sequence)) as txn:
-            txn.put_inode(ino, record)
+        with pool.change(pool.counters._replace(sequence=sequence)) as change:
+            change.txn.put_inode(ino, record)
         self._identities.write(ino, record)
         return record
 
@@ -273,8 +273,8 @@ class Publishing:
         )
         # One that lasts is still to come: the rename, or the next tick.
         lasting = before.state not in UNFINISHED or not is_temporary(record.name)
-        with pool.change(counters, finished=opened.ino, lasting=lasting) as txn:
-            txn.put_inode(opened.ino, record)
+        with pool.change(counters, finished=opened.ino, lasting=lasting) as change:
+            change.txn.put_inode(opened.ino, record)
         pool.space.extra_bytes -= growth_bytes
         written = (before.size_bytes, before.mtime_ns) != (record.size_bytes, record.mtime_ns)
         in_place = written and before.state in _IN_PLACE and not opened.appended_only

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 
 from kvfs.core.errors import Damaged, KvfsError
 from kvfs.core.eviction_policy import EVICTABLE, Columns
-from kvfs.core.inode_rules import counted, emptied
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.eviction.eligibility import look_at, sidecars_of
 from kvfs.engine.eviction.start_scan import StartScan
 from kvfs.engine.eviction.victims import Victims
 from kvfs.engine.names.namespace import Namespace
-from kvfs.engine.names.tree_change import drop
+from kvfs.engine.names.tree_change import TreeChange
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)
@@ -256,18 +255,10 @@ class Reclaim:
         """
         pool = self._pool
         now_ns = pool.clock_ns()
-        counters = pool.counters
-        parents: dict[InodeNo, InodeRecord] = {}
         try:
-            for _, record in batch:
-                counters = counted(counters, record, -1)
-                parent = parents.get(record.parent) or self._namespace.directory(record.parent)
-                parents[record.parent] = emptied(parent, record, now_ns)
-            with pool.change(counters) as txn:
+            with TreeChange(pool, now_ns) as change:
                 for ino, record in batch:
-                    drop(txn, pool, ino, record)
-                for directory, directory_record in parents.items():
-                    txn.put_inode(directory, directory_record)
+                    change.unlink(ino, record)
         except (KvfsError, OSError, Damaged) as error:
             _log.error("nothing evicted: %s", error)
             self._victims.rest()
@@ -281,7 +272,7 @@ class Reclaim:
         pool.heat.evicted(ino)
         is_open = ino in pool.open_inodes
         if is_open:
-            self._namespace.bury(ino, record, now_ns)
+            self._namespace.keep_removed(ino, record, now_ns)
         else:
             pool.leases.drop(ino)
             pool.pins.drop(ino)

@@ -20,16 +20,15 @@ from kvfs.core.errors import (
     ReadOnly,
 )
 from kvfs.core.former_names import FormerNames
-from kvfs.core.inode_rules import counted, emptied, new_record, refuse_mismatch
+from kvfs.core.inode_rules import new_record, refuse_mismatch
 from kvfs.core.lifecycle import SLABS, State
 from kvfs.core.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeNo, InodeRecord
 from kvfs.engine.names.moved import publishes, renamed, settle
-from kvfs.engine.names.tree_change import drop
+from kvfs.engine.names.tree_change import Move, TreeChange, directory_record
 from kvfs.machine.processes import Maker
 from kvfs.pool.identities import carries_identity
 from kvfs.pool.name_room import require_name, require_node
 from kvfs.pool.pool import Pool
-from kvfs.storage.index_transaction import WriteTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,12 +105,7 @@ class Namespace:
 
     def directory(self, ino: InodeNo) -> InodeRecord:
         """Return the record of directory *ino*. Raises DeadInode, NotADirectory."""
-        record = self._pool.index.inode(ino)
-        if record is None:
-            raise DeadInode(f"inode {ino}")
-        if not stat.S_ISDIR(record.mode):
-            raise NotADirectory(f"inode {ino}")
-        return record
+        return directory_record(self._pool.index, ino)
 
     def children(self, parent: InodeNo, after: InodeNo) -> list[tuple[InodeNo, bytes]]:
         """Return the next names of *parent* behind cookie *after*, in the order of creation.
@@ -136,28 +130,7 @@ class Namespace:
             raise NameTooLong(f"{len(name)} bytes")
         if name in (b".", b"..") or self._find(parent, name) is not None:
             raise Exists
-        return self.directory(parent)
-
-    def enter(
-        self,
-        txn: WriteTransaction,
-        ino: InodeNo,
-        record: InodeRecord,
-        parent_record: InodeRecord,
-    ) -> None:
-        """Put *record* and its name into *txn* and count it in its parent."""
-        txn.put_inode(ino, record)
-        txn.put_name(record.parent, record.name, ino)
-        subdirs = parent_record.subdirs + stat.S_ISDIR(record.mode)
-        txn.put_inode(
-            record.parent,
-            parent_record._replace(
-                entries=parent_record.entries + 1,
-                subdirs=subdirs,
-                mtime_ns=record.ctime_ns,
-                ctime_ns=record.ctime_ns,
-            ),
-        )
+        return directory_record(self._pool.index, parent)
 
     def make_node(
         self, parent: InodeNo, name: bytes, mode: int, uid: int, gid: int, target: bytes = b""
@@ -175,10 +148,8 @@ class Namespace:
         record = record._replace(
             state=State.NODE, sequence=pool.next_sequence(), target=target, size_bytes=len(target)
         )
-        counters = counted(pool.counters, record, 1)._replace(sequence=record.sequence)
-        with pool.change(counters) as txn:
-            self.enter(txn, ino, record, parent_record)
-        pool.node_shares.come(ino, record)
+        with TreeChange(pool, now_ns) as change:
+            change.link(ino, record)
         self._identities.write(ino, record)
         return ino, record
 
@@ -207,15 +178,13 @@ class Namespace:
             raise NotADirectory if directory else IsADirectory
         if record.entries:
             raise NotEmpty
-        parent_record = self.directory(parent)
         now_ns = pool.clock_ns()
-        with pool.change(counted(pool.counters, record, -1)) as txn:
-            drop(txn, pool, ino, record)
-            txn.put_inode(parent, emptied(parent_record, record, now_ns))
-        self.bury(ino, record, now_ns)
+        with TreeChange(pool, now_ns) as change:
+            change.unlink(ino, record)
+        self.keep_removed(ino, record, now_ns)
         return ino
 
-    def bury(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> None:
+    def keep_removed(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> None:
         """After the index forgot *ino*: keep it for its handles, or for a moment."""
         pool = self._pool
         pool.leases.drop(ino)
@@ -275,46 +244,19 @@ class Namespace:
         published = publishes(opened, record, who)
         moved = renamed(pool, opened, record) if published else record
         moved = moved._replace(parent=new_parent, name=new_name, ctime_ns=now_ns, sequence=sequence)
-        counters = pool.counters._replace(sequence=sequence)
-        if replaced_record is not None:
-            counters = counted(counters, replaced_record, -1)
-        old_parent_record = self.directory(parent)
-        new_parent_record = (
-            old_parent_record if parent == new_parent else self.directory(new_parent)
-        )
         # Atomic: no checkpoint from here until the name is visible.
-        with pool.change(counters) as txn:
-            txn.delete_name(parent, name, ino)
-            left = emptied(old_parent_record, record, now_ns)
-            if parent == new_parent:
-                new_parent_record = left
-            else:
-                txn.put_inode(parent, left)
+        with TreeChange(pool, now_ns) as change:
             if replaced is not None and replaced_record is not None:
-                new_parent_record = self.replace_in(
-                    txn, replaced, replaced_record, new_parent_record, now_ns
-                )
-            self.enter(txn, ino, moved, new_parent_record)
+                change.unlink(replaced, replaced_record)
+            change.move(Move(ino, record, moved))
         if opened is not None and opened.writers:
             opened.move()
         self._identities.write(ino, moved, overwritten=record.state in SLABS)
         self.former_names.note(ino, (parent, name), pool.monotonic_s())
         settle(pool, ino, moved, parent)
         if replaced is not None and replaced_record is not None:
-            self.bury(replaced, replaced_record, now_ns)
+            self.keep_removed(replaced, replaced_record, now_ns)
         return replaced
-
-    def replace_in(
-        self,
-        txn: WriteTransaction,
-        replaced: InodeNo,
-        replaced_record: InodeRecord,
-        parent_record: InodeRecord,
-        now_ns: int,
-    ) -> InodeRecord:
-        """Drop the inode that loses its name to a rename; return its parent's record then."""
-        drop(txn, self._pool, replaced, replaced_record)
-        return emptied(parent_record, replaced_record, now_ns)
 
     def exchange(self, parent: InodeNo, name: bytes, new_parent: InodeNo, new_name: bytes) -> None:
         """Swap two existing names atomically (RENAME_EXCHANGE). Raises NotFound, ReadOnly."""
@@ -324,33 +266,20 @@ class Namespace:
         one, other = self.lookup(parent, name), self.lookup(new_parent, new_name)
         if one == other:
             return
-        record, other_record = self.record(one), self.record(other)
-        for moving, moving_record, target in (
-            (one, record, new_parent),
-            (other, other_record, parent),
-        ):
-            if stat.S_ISDIR(moving_record.mode):
-                self._refuse_loop(moving, target)
         now_ns, sequence = pool.clock_ns(), pool.next_sequence()
-        moved = record._replace(
-            parent=new_parent, name=new_name, ctime_ns=now_ns, sequence=sequence
-        )
-        other_moved = other_record._replace(
-            parent=parent, name=name, ctime_ns=now_ns, sequence=sequence
-        )
-        with pool.change(pool.counters._replace(sequence=sequence)) as txn:
-            txn.delete_name(parent, name, one)
-            txn.delete_name(new_parent, new_name, other)
-            txn.put_inode(parent, emptied(self.directory(parent), record, now_ns))
-            txn.put_inode(
-                new_parent, emptied(_required(txn.inode(new_parent)), other_record, now_ns)
-            )
-            self.enter(txn, one, moved, _required(txn.inode(new_parent)))
-            self.enter(txn, other, other_moved, _required(txn.inode(parent)))
-        for ino, before, settled in ((one, record, moved), (other, other_record, other_moved)):
-            self._identities.write(ino, settled)
+        moves: list[Move] = []
+        for ino, to, to_name in ((one, new_parent, new_name), (other, parent, name)):
+            record = self.record(ino)
+            if stat.S_ISDIR(record.mode):
+                self._refuse_loop(ino, to)
+            moved = record._replace(parent=to, name=to_name, ctime_ns=now_ns, sequence=sequence)
+            moves.append(Move(ino, record, moved))
+        with TreeChange(pool, now_ns) as change:
+            change.move(*moves)
+        for ino, before, moved in moves:
+            self._identities.write(ino, moved)
             self.former_names.note(ino, (before.parent, before.name), pool.monotonic_s())
-            settle(pool, ino, settled, before.parent)
+            settle(pool, ino, moved, before.parent)
 
     def _refuse_loop(self, ino: InodeNo, new_parent: InodeNo) -> None:
         """Raise InvalidRequest if directory *ino* is *new_parent* or stands above it."""
@@ -361,9 +290,3 @@ class Namespace:
             above = self.directory(above).parent
         if ino == ROOT_INODE:
             raise InvalidRequest("the root does not move")
-
-
-def _required(record: InodeRecord | None) -> InodeRecord:
-    if record is None:
-        raise DeadInode
-    return record

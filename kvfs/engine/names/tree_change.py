@@ -1,18 +1,185 @@
-"""Out of the index: a name goes with its inode and the attributes of that."""
+"""The changes of the tree: all that says an inode has its name changes together, or nothing does.
 
+That is the name's row, the directory's row for it, the inode's record and attributes, the names
+that its directory counts, the pool's counters, and what its owner is charged. Only here are they
+written (tests/engine/test_tree_change.py). Recovery changes an index that no pool has open, and
+counts it anew in the end: it shares the rows, which are functions of a bare transaction.
+"""
+
+import stat
+from collections.abc import Mapping
+from types import MappingProxyType, TracebackType
+from typing import Final, NamedTuple
+
+from kvfs.core.errors import DeadInode, NotADirectory
+from kvfs.core.inode_rules import counted
+from kvfs.core.lifecycle import State
+from kvfs.core.node_bound import attributes_bytes
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool.pool import Pool
+from kvfs.pool.pool_change import PoolChange
+from kvfs.storage.index import Index
 from kvfs.storage.index_transaction import WriteTransaction
 
+Attributes = Mapping[bytes, bytes]
+_NO_ATTRIBUTES: Final[Attributes] = MappingProxyType({})
+_NOBODY: Final = InodeNo(0)
 
-def drop(txn: WriteTransaction, pool: Pool, ino: InodeNo, record: InodeRecord) -> None:
-    """Take all rows of *ino* out; who has it open keeps its attributes until the last close.
 
-    Its user is not charged for it any more, also if the commit fails: until the next start.
-    """
-    txn.delete_name(record.parent, record.name, ino)
+def directory_record(index: Index, ino: InodeNo) -> InodeRecord:
+    """Return the record of directory *ino*. Raises DeadInode, NotADirectory."""
+    record = index.inode(ino)
+    if record is None:
+        raise DeadInode(f"inode {ino}")
+    if not stat.S_ISDIR(record.mode):
+        raise NotADirectory(f"inode {ino}")
+    return record
+
+
+def put_rows(txn: WriteTransaction, ino: InodeNo, record: InodeRecord) -> None:
+    """Put in *ino* and the name of *record*, which leads nowhere."""
+    txn.put_inode(ino, record)
+    txn.put_name(record.parent, record.name, ino)
+
+
+def drop_rows(txn: WriteTransaction, ino: InodeNo, record: InodeRecord | None) -> Attributes:
+    """Take *ino* out, with its *record* also its name; return the attributes that it had."""
+    if record is not None:
+        txn.delete_name(record.parent, record.name, ino)
     txn.delete_inode(ino)
-    attributes = txn.delete_xattrs(ino)
-    pool.node_shares.go(ino, record, attributes)
-    if (opened := pool.open_inodes.get(ino)) is not None:
-        opened.attributes = attributes
+    return txn.delete_xattrs(ino)
+
+
+def put_counts(txn: WriteTransaction, directory: InodeNo, entries: int, subdirs: int) -> None:
+    """Write how many names and subdirectories *directory* has, if it is there. Raises Damaged."""
+    record = txn.inode(directory)
+    if record is not None:
+        txn.put_inode(directory, record._replace(entries=entries, subdirs=subdirs))
+
+
+class Move(NamedTuple):
+    """An inode that gets another name: its record with the old one, and with the new one."""
+
+    ino: InodeNo
+    before: InodeRecord
+    after: InodeRecord
+
+
+class TreeChange(PoolChange):
+    """A ``with`` block around one change of the tree: operations on one transaction.
+
+    Directories and counters are written when it is left, and what memory knows follows the commit:
+    a failed one changes nothing. What is named in one operation is no directory of another one.
+    """
+
+    __slots__ = ("_come", "_directories", "_gone", "_now_ns", "_tree")
+
+    def __init__(
+        self, pool: Pool, now_ns: int, *, begun: InodeNo = _NOBODY, lasting: bool = True
+    ) -> None:
+        """Directories are changed at *now_ns*; *begun* and *lasting* as in ``Pool.change``."""
+        super().__init__(pool, pool.counters, begun, _NOBODY, lasting=lasting)
+        self._tree = pool
+        self._now_ns = now_ns
+        self._directories: dict[InodeNo, InodeRecord] = {}
+        self._come: list[tuple[InodeNo, InodeRecord, Attributes]] = []
+        self._gone: list[tuple[InodeNo, InodeRecord, Attributes]] = []
+
+    def link(
+        self, ino: InodeNo, record: InodeRecord, attributes: Attributes = _NO_ATTRIBUTES
+    ) -> None:
+        """Enter *ino*, new or without a name so far, by the name of *record*, which is free.
+
+        Raises DeadInode, NotADirectory.
+        """
+        self._count(record, 1)
+        self._enter(ino, record, attributes)
+
+    def unlink(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Take *ino* out with its name. Raises DeadInode, NotADirectory."""
+        self._count(record, -1)
+        self._drop(ino, record)
+
+    def replace(
+        self,
+        ino: InodeNo,
+        record: InodeRecord,
+        new: InodeNo,
+        new_record: InodeRecord,
+        attributes: Attributes,
+    ) -> None:
+        """Have the name of *ino* lead to inode *new* instead; its directory stays as it is."""
+        self._drop(ino, record)
+        self._enter(new, new_record, attributes)
+
+    def move(self, *moves: Move) -> None:
+        """Give each its new name, which is free or that of another one that moves.
+
+        Raises DeadInode, NotADirectory.
+        """
+        for ino, before, after in moves:
+            stays = before.parent == after.parent
+            self._count(before, 0 if stays else -1)
+            if not stays:
+                self._count(after, 1)
+            self.txn.delete_name(before.parent, before.name, ino)
+        for ino, _, after in moves:
+            put_rows(self.txn, ino, after)
+            if after.sequence > self._counters.sequence:
+                self._counters = self._counters._replace(sequence=after.sequence)
+
+    def _count(self, record: InodeRecord, step: int) -> None:
+        """Count a name more (1) or less (-1) in the directory of *record*."""
+        ino = record.parent
+        found = self._directories.get(ino) or directory_record(self._tree.index, ino)
+        self._directories[ino] = found._replace(
+            entries=found.entries + step,
+            subdirs=found.subdirs + step * stat.S_ISDIR(record.mode),
+            mtime_ns=self._now_ns,
+            ctime_ns=self._now_ns,
+        )
+
+    def _enter(self, ino: InodeNo, record: InodeRecord, attributes: Attributes) -> None:
+        put_rows(self.txn, ino, record)
+        self._counters = counted(self._counters, record, 1)
+        if record.sequence > self._counters.sequence:
+            self._counters = self._counters._replace(sequence=record.sequence)
+        if attributes or record.state == State.NODE:
+            for name, value in attributes.items():
+                self.txn.put_xattr(ino, name, value)
+            self._come.append((ino, record, attributes))
+
+    def _drop(self, ino: InodeNo, record: InodeRecord) -> None:
+        attributes = drop_rows(self.txn, ino, record)
+        self._counters = counted(self._counters, record, -1)
+        self._gone.append((ino, record, attributes))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            try:
+                for ino, record in self._directories.items():
+                    self.txn.put_inode(ino, record)
+            except BaseException as failure:  # a row that cannot be packed
+                super().__exit__(type(failure), failure, None)
+                raise
+        super().__exit__(kind, error, traceback)
+        if kind is None and (self._come or self._gone):
+            self._charge()
+
+    def _charge(self) -> None:
+        """Charge the owners; who has a removed inode open keeps its attributes."""
+        shares = self._tree.node_shares
+        for ino, record, attributes in self._gone:
+            shares.go(ino, record, attributes)
+            if (opened := self._tree.open_inodes.get(ino)) is not None:
+                opened.attributes = attributes
+        for ino, record, attributes in self._come:
+            if record.state == State.NODE:
+                shares.come(ino, record)
+            if attributes:
+                shares.set_attributes(ino, record, attributes_bytes(attributes))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import Damaged
+from kvfs.core.inode_rules import counted
 from kvfs.core.lifecycle import UNFINISHED, State
 from kvfs.core.records import (
     INODE_PREFIX,
@@ -21,6 +22,7 @@ from kvfs.core.records import (
     state_of_inode,
 )
 from kvfs.core.types import STAT_BLOCK_BYTES, InodeNo, InodeRecord, Sequence
+from kvfs.engine.names.tree_change import drop_rows, put_counts
 from kvfs.pool.measure import is_as_recorded
 from kvfs.storage.extents import BROKEN_FILE, Extents
 from kvfs.storage.index import Index
@@ -126,14 +128,10 @@ def _drop(txn: WriteTransaction, ino: InodeNo, record: InodeRecord, counters: Co
     except Damaged as error:
         _log.warning("index: %s; it goes with its inode", error)
         named = True  # no other inode has this name
+    drop_rows(txn, ino, record if named else None)
     if named:
-        txn.delete_name(record.parent, record.name, ino)
         with contextlib.suppress(Damaged):
             parent = txn.inode(record.parent)
             if parent is not None:
-                txn.put_inode(record.parent, parent._replace(entries=parent.entries - 1))
-    txn.delete_inode(ino)
-    txn.delete_xattrs(ino)
-    return counters._replace(
-        blocks=counters.blocks - 1, used_bytes=counters.used_bytes - record.allocated_bytes
-    )
+                put_counts(txn, record.parent, parent.entries - 1, parent.subdirs)
+    return counted(counters, record, -1)

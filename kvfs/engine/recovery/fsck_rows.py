@@ -26,13 +26,14 @@ from kvfs.core.records import (
 )
 from kvfs.core.tree_count import TreeCount
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
+from kvfs.engine.names.tree_change import drop_rows, put_counts
 from kvfs.engine.recovery.fsck_report import FsckReport
 from kvfs.storage.index import Index
 from kvfs.storage.index_transaction import WriteTransaction
 
 _STEP: Final = 1024
 
-Repair = Callable[[WriteTransaction], None]
+Repair = Callable[[WriteTransaction], object]
 #: Looks at one inode's files; says what is wrong with them so that the inode must go.
 Files = Callable[[InodeNo, InodeRecord], str | None]
 #: Returns what the identity file of a directory or symlink says of it, if it says anything.
@@ -203,15 +204,7 @@ def _deleting(key: bytes) -> Repair:
 
 
 def _dropping(ino: InodeNo, record: InodeRecord | None) -> Repair:
-    """Remove an inode and, with its *record*, the name that leads to it."""
-
-    def repair(txn: WriteTransaction) -> None:
-        if record is not None:
-            txn.delete_name(record.parent, record.name, ino)
-        txn.delete_inode(ino)
-        txn.delete_xattrs(ino)
-
-    return repair
+    return lambda txn: drop_rows(txn, ino, record)
 
 
 def _recording(ino: InodeNo, record: InodeRecord) -> Repair:
@@ -223,9 +216,4 @@ def _naming(ino: InodeNo, record: InodeRecord) -> Repair:
 
 
 def _counting(ino: InodeNo, entries: int, subdirs: int) -> Repair:
-    def repair(txn: WriteTransaction) -> None:
-        record = txn.inode(ino)
-        if record is not None:
-            txn.put_inode(ino, record._replace(entries=entries, subdirs=subdirs))
-
-    return repair
+    return lambda txn: put_counts(txn, ino, entries, subdirs)

@@ -22,6 +22,7 @@ from kvfs.core.records import INODE_PREFIX, Counters, Identity, parse_inodes
 from kvfs.core.settings import Settings
 from kvfs.core.tree_count import TreeCount
 from kvfs.core.types import ROOT_INODE, STAT_BLOCK_BYTES, InodeNo, InodeRecord, round_up
+from kvfs.engine.names.tree_change import drop_rows, put_counts, put_rows
 from kvfs.engine.recovery.new_pool import found_root
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
@@ -209,15 +210,12 @@ class _Rebuild:
             if cut_off:
                 with index.write() as txn:
                     for ino, record in cut_off:
-                        txn.delete_name(record.parent, record.name, ino)
-                        txn.delete_inode(ino)
+                        drop_rows(txn, ino, record)
         names = iter(tree_count.names.items())
         while batch := list(islice(names, _BATCH)):
             with index.write() as txn:
                 for directory, (entries, subdirs) in batch:
-                    found = txn.inode(directory)
-                    if found is not None:
-                        txn.put_inode(directory, found._replace(entries=entries, subdirs=subdirs))
+                    put_counts(txn, directory, entries, subdirs)
         counters = tree_count.counters()
         counters = counters._replace(sequence=max(counters.sequence, self._sequence))
         with index.write() as txn:
@@ -271,10 +269,8 @@ def _settle_claim(txn: WriteTransaction, claim: _Claim) -> None:
         rank = (-1, -1) if rival_record is None else (rival_record.sequence, rival)
         if rank > (record.sequence, ino):
             return
-        txn.delete_name(record.parent, record.name, rival)
-        txn.delete_inode(rival)
-    txn.put_inode(ino, record)
-    txn.put_name(record.parent, record.name, ino)
+        drop_rows(txn, rival, record)
+    put_rows(txn, ino, record)
 
 
 def _record(

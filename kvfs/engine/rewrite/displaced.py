@@ -8,11 +8,11 @@ from collections import OrderedDict
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import NotFound
-from kvfs.core.inode_rules import counted, refuse_mismatch
+from kvfs.core.inode_rules import refuse_mismatch
 from kvfs.core.lifecycle import State
-from kvfs.core.node_bound import attributes_bytes
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
+from kvfs.engine.names.tree_change import TreeChange
 from kvfs.engine.rewrite.old_versions import OldVersions
 from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool import ranks
@@ -135,19 +135,10 @@ class DisplacedDrafts:
             ctime_ns=now_ns,
             sequence=sequence,
         )
-        counters = counted(pool.counters, final, 1)._replace(sequence=sequence)
-        if replaced_record is not None:
-            counters = counted(counters, replaced_record, -1)
-        parent_record = self._namespace.directory(new_parent)
-        with pool.change(counters) as txn:
+        with TreeChange(pool, now_ns) as change:
             if replaced is not None and replaced_record is not None:
-                parent_record = self._namespace.replace_in(
-                    txn, replaced, replaced_record, parent_record, now_ns
-                )
-            for key, value in opened.attributes.items():
-                txn.put_xattr(opened.ino, key, value)
-            self._namespace.enter(txn, opened.ino, final, parent_record)
-        pool.node_shares.set_attributes(opened.ino, final, attributes_bytes(opened.attributes))
+                change.unlink(replaced, replaced_record)
+            change.link(opened.ino, final, opened.attributes)
         opened.gone = None
         self._old.stop_showing(opened)
         pool.space.extra_bytes -= opened.allocated_bytes
@@ -156,7 +147,7 @@ class DisplacedDrafts:
         pool.identities.write(opened.ino, final)
         ranks.note(pool, opened.ino, final)
         if replaced is not None and replaced_record is not None:
-            self._namespace.bury(replaced, replaced_record, now_ns)
+            self._namespace.keep_removed(replaced, replaced_record, now_ns)
         return replaced
 
     def give_way(self) -> None:

@@ -30,7 +30,7 @@ class OldVersions:
     def keep(self, ino: InodeNo, record: InodeRecord, draft: InodeNo) -> None:
         """Let *ino*, about to lose its name to *draft*, stand in for it, or what stood in for it.
 
-        Called before *ino* is buried.
+        Called before ``Namespace.keep_removed`` of *ino*.
         """
         kept: OpenInode | None = None
         if ino in self._kept:

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 from kvfs.core.errors import KvfsError, NotFound
 from kvfs.core.former_names import Place
 from kvfs.core.fought_over import FoughtOver
-from kvfs.core.inode_rules import counted, new_record
+from kvfs.core.inode_rules import new_record
 from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
-from kvfs.core.node_bound import attributes_bytes
 from kvfs.core.refusal import RETRY_S, Refusal, Refusals
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
-from kvfs.engine.names.tree_change import drop
+from kvfs.engine.names.tree_change import TreeChange
 from kvfs.engine.rewrite.displaced import DisplacedDrafts
 from kvfs.engine.rewrite.old_versions import OldVersions
 from kvfs.machine.processes import NOBODY, Maker
@@ -176,7 +175,11 @@ class TruncatingOpens:
     ) -> InodeNo:
         """Give *record*'s name to a fresh draft for *thread*. Raises NoSpace, OSError."""
         pool = self._pool
-        attributes = {key: pool.index.xattr(ino, key) for key in pool.index.xattrs(ino)}
+        attributes = {
+            key: value
+            for key in pool.index.xattrs(ino)
+            if (value := pool.index.xattr(ino, key)) is not None
+        }
         # Its OPEN found that there is room, or that some may come: the first write asks again.
         extent = pool.take_extent(record.parent, roomless=True)
         # To make room for the extent *ino* itself may have been evicted.
@@ -186,24 +189,15 @@ class TruncatingOpens:
         fresh = new_record(
             record.parent, record.name, record.mode, record.uid, record.gid, now_ns, parent_record
         )._replace(gid=record.gid, maker_tgid=maker.tgid, maker_birth=maker.birth)
-        counters = counted(pool.counters, fresh, 1)
-        if held:
-            counters = counted(counters, record, -1)
         try:
-            with pool.change(counters, begun=extent.ino) as txn:
-                for key, value in attributes.items():
-                    if value is not None:
-                        txn.put_xattr(extent.ino, key, value)
+            with TreeChange(pool, now_ns, begun=extent.ino) as change:
                 if held:
-                    drop(txn, pool, ino, record)
-                    txn.put_inode(extent.ino, fresh)
-                    txn.put_name(record.parent, record.name, extent.ino)
+                    change.replace(ino, record, extent.ino, fresh, attributes)
                 else:
-                    self._namespace.enter(txn, extent.ino, fresh, parent_record)
+                    change.link(extent.ino, fresh, attributes)
         except BaseException:
             pool.ready.put_back(extent)
             raise
-        pool.node_shares.set_attributes(extent.ino, fresh, attributes_bytes(attributes))
         if held:
             self._replaced(ino, record, extent.ino, maker, now_ns)
         else:
@@ -221,11 +215,11 @@ class TruncatingOpens:
             until_s = self._displace(ino, record)
             self._fought_over.note(record.parent, record.name, until_s)
         self.old.keep(ino, record, fresh)
-        self._namespace.bury(ino, record, now_ns)
+        self._namespace.keep_removed(ino, record, now_ns)
         self.unnamed(ino)
 
     def _promised_to_an_open(self, ino: InodeNo, record: InodeRecord) -> bool:
-        """Keep *ino*, about to be buried, if its OPEN is still to come: the kernel tries once."""
+        """Keep *ino*, which lost its name, if its OPEN is still to come: the kernel tries once."""
         due = ino in self._awaited
         if due and ino not in self.displaced:
             self._displace(ino, record)
@@ -304,7 +298,7 @@ class TruncatingOpens:
         """Nobody opened the fresh inode: its name is a draft that nobody writes."""
         ino, (extent, _, _) = self._awaited.popitem(last=False)
         self._pool.space.extra_bytes -= extent.reserve_bytes
-        with contextlib.suppress(OSError):  # a reader, or its grave, may keep the extent
+        with contextlib.suppress(OSError):  # who reads it, or did, may keep the extent
             self._pool.extents.trim(extent.fd, 0)
         self._pool.ready.let_go(extent)
         if (record := self._pool.index.inode_or_miss(ino)) is not None:
