@@ -1,7 +1,7 @@
 """One mount from its first system call to its last: what is started here is stopped here.
 
-One nursery, one exit stack. The order of the stack is the order of trust: device, store, kernel
-mount, channel; unmounting comes first when it all ends.
+There is one nursery and one exit stack. The stack holds device, store, kernel mount and channel, in
+this order, so at the end the unmount comes first.
 """
 
 import contextlib
@@ -56,13 +56,13 @@ from mount.requests.raw import RawRequests
 
 _log: Final = logging.getLogger(__name__)
 
-#: How often housekeeping looks at the demand: a burst of stores empties the ready queue in less.
+#: How often the store's tick runs: a burst of stores empties the ready queue in less time.
 _TICK_S: Final = 0.02
-#: Without requests that change something, only what waits for its time is due.
+#: And how often if no request changes anything: only timers are due then.
 _IDLE_TICK_S: Final = 0.25
 _CHANGING: Final = (Opcode.CREATE, Opcode.RENAME, Opcode.UNLINK, Opcode.SETATTR, Opcode.WRITE)
-#: pyfuse3's tasks: each open or create that waits for room occupies one. None ends before the mount
-#: does: one that ended with the pump's lock in its hands would leave the others parked.
+#: pyfuse3's tasks. Each open or create that waits for space occupies one. None ends before the
+#: mount does: a task that ended while it holds the pump's lock would leave the others parked.
 _TASKS_MAX: Final = 256
 
 
@@ -74,8 +74,8 @@ def run(
 ) -> None:
     """Serve until the mount is gone or SIGTERM comes; *ready* is called once it serves.
 
-    *load* reads the settings anew at SIGHUP, *remark* takes what who mounts must know. Raises
-    CommandError.
+    *load* reads the settings again at SIGHUP. *remark* takes lines for the operator who mounts.
+    Raises CommandError.
     """
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(
@@ -107,7 +107,7 @@ def run(
 
 
 def _foreseen(error: BaseException) -> CommandError | None:
-    """Return the operator's error that nurseries have wrapped, if it is that and nothing more."""
+    """Return the CommandError that nurseries have wrapped, if there is no other error."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error if isinstance(error, CommandError) else None
@@ -244,7 +244,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         return agree(offered, passthrough=self.choice.passthrough)
 
     def _settle_path(self) -> None:
-        """Try passthrough for real before the first file is opened; else take the daemon path."""
+        """Try passthrough before the first file is opened; if it fails, use the daemon path."""
         features = self.channel.features
         if isinstance(self.path, PassthroughPath):
             agreed = features is not None and features.passthrough
@@ -290,7 +290,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             await trio.sleep(_TICK_S if busy else _IDLE_TICK_S)
 
     def _go_on_without_device(self, root: InodeRecord) -> None:
-        """Answer misses and refusals from now on, and never look at the pool again."""
+        """From now on answer misses and refusals, and never use the pool again."""
         _log.critical(
             "%s is lost: %s (see dmesg); names are misses and stores are refused until it is "
             "mounted again",
@@ -303,7 +303,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             kernel.notify_inc_epoch(self.device_fd)
 
     def _verbs(self, verbs: Mapping[str, Verb]) -> dict[str, Verb]:
-        """Return what the control socket can do; of a lost pool it can only tell."""
+        """Return the verbs of the control socket. On a lost pool only status works."""
 
         def guarded(verb: Verb) -> Verb:
             async def ask(args: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The store: where index, extents and background work meet, as the mount sees them.
+"""The store: the whole pool behind one object, as the mount sees it, and its periodic work.
 
-It knows no FUSE and no data path. Order of effects (docs/architecture.md): reserve in memory ->
-data -> one index transaction -> visible; removal: index first -> unlink.
+It knows nothing of FUSE or data paths. Order of effects (docs/architecture.md): reserve in memory
+-> data -> one index transaction -> visible. A removal: index first, then unlink.
 """
 
 import functools
@@ -35,7 +35,7 @@ from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
 
-#: Of the time between two ticks: nothing waits for ever for a loop that is never idle.
+#: Background work gets so much of each tick, even if the loop is never idle.
 _TURN_S: Final = 0.002
 
 
@@ -59,7 +59,7 @@ class Store:
         syscalls: Syscalls | None = None,
         clock_ns: Callable[[], int] | None = None,
     ) -> None:
-        """Bring *device*'s pool up, repairing what a crash left. Raises CommandErrors, OSError."""
+        """Open *device*'s pool and repair what a crash left. Raises CommandError, OSError."""
         calls = syscalls if syscalls is not None else Syscalls()
         sweep_due = recover(device, settings, calls)
         if clock_ns is None:
@@ -69,7 +69,7 @@ class Store:
         self.namespace = Namespace(self.pool)
         self.blocks = Blocks(self.pool, self.namespace)
         self.attributes = Attributes(self.pool, self.namespace, self.blocks)
-        #: Whether all handles that are still counted at ``close`` are known to be closed.
+        #: Whether clients are known to have closed all handles that are still open at ``close``.
         self.all_closed = False
         self.visibility = Visibility(self.pool, self.blocks.truncating.old)
         self.start_scan = StartScan(self.pool)
@@ -86,7 +86,7 @@ class Store:
         self.pool.leases.settle = self.blocks.publishing.lose_maker
         self.device_watch = DeviceWatch(self.pool, self.blocks.publishing)
         self.sweep = Sweep(self.pool)
-        #: Whether the device had no room for the index to grow: blocks are to go for it.
+        #: Whether the device had no space for the index to grow, so that blocks must be evicted.
         self._index_starves = False
         self._chores = self._list_chores()
         if sweep_due:
@@ -95,7 +95,7 @@ class Store:
             self.pool.extents.held_below = self.pool.numbers.first
 
     def _list_chores(self) -> tuple[Callable[[float], None], ...]:
-        """Return what a tick does, in order; each takes the time."""
+        """Return what a tick does, in order. Each chore gets the present time."""
         pool = self.pool
         return (
             pool.recently_removed.tick,
@@ -116,7 +116,7 @@ class Store:
         )
 
     def own_root(self, uid: int | None, gid: int | None, mode: int | None) -> None:
-        """Give the root directory the owner and mode that the mount's options ask for."""
+        """Set owner and mode of the root directory as the mount's options say."""
         record = self.namespace.directory(ROOT_INODE)
         wanted = record._replace(
             uid=record.uid if uid is None else uid,
@@ -129,9 +129,9 @@ class Store:
             self.pool.identities.write(ROOT_INODE, wanted)
 
     def close(self) -> None:
-        """Stop cleanly; every open inode is published or freed first. Raises OSError.
+        """Stop cleanly: publish or free every open inode first. Raises OSError.
 
-        On a device that was lost nothing is done any more: the next start rebuilds.
+        On a lost device nothing is done; the next start rebuilds the index.
         """
         if self.device_watch.lost:
             self.pool.abandon()
@@ -152,9 +152,9 @@ class Store:
         replace: bool,
         who: Maker = NOBODY,
     ) -> InodeNo | None:
-        """Move a name (``Namespace.rename``), or publish the finished draft that lost it before.
+        """Move a name (``Namespace.rename``), or publish the finished draft that lost that name.
 
-        *who* asks. Returns the inode that lost its name.
+        *who* is the calling process. Returns the inode that lost its name.
         """
         truncating = self.blocks.truncating
         renames = (parent, name) != (new_parent, new_name)
@@ -172,7 +172,7 @@ class Store:
         return self.namespace.rename(parent, name, new_parent, new_name, replace=replace, who=who)
 
     def totals(self) -> Totals:
-        """Return the pool's size and what is free of it; the totals never change while mounted."""
+        """Return the pool's size and what is free. The totals do not change while mounted."""
         space, counters = self.pool.space, self.pool.counters
         inodes = max(space.capacity_bytes // PAGE_BYTES, 1 << 20)
         taken = counters.blocks + counters.directories + counters.symlinks + counters.others
@@ -184,7 +184,7 @@ class Store:
         )
 
     def _kept_bytes(self) -> int:
-        """Return what clients' data holds; removed blocks give way, so they count as free."""
+        """Return the bytes of clients' data. Removed blocks give way, so they count as free."""
         space = self.pool.space
         used_bytes = (
             space.used_bytes + space.deleted_open_bytes - self.pool.recently_removed.held_bytes
@@ -192,20 +192,20 @@ class Store:
         return min(used_bytes, space.capacity_bytes)
 
     def _available_bytes(self) -> int:
-        """Return what clients can still store: what is free, and what would go for it."""
+        """Return what clients can still store: what is free, and what would be evicted for it."""
         bound_bytes = self.pool.space.bound_bytes
         free_bytes = max(0, bound_bytes - self._kept_bytes())
         return min(bound_bytes, free_bytes + self.pool.evictable_bytes)
 
     @property
     def growing(self) -> bool:
-        """Whether somebody may be writing: the tick then must look often."""
+        """Whether a file is open for writing; the tick then runs more often."""
         return bool(self.pool.open_inodes.written)
 
     def tick(self) -> None:
-        """Do the housekeeping that is due; called a few times a second, never blocks.
+        """Do the periodic work that is due. Called a few times a second; never blocks.
 
-        What fails is logged and counted, and keeps neither the rest nor the mount from going on.
+        A failure is logged and counted. The other chores and the mount go on.
         """
         pool = self.pool
         if pool.settings.read_only:
@@ -227,7 +227,7 @@ class Store:
             make_index_room(pool)
 
     def _grow_index(self) -> None:
-        """Allocate ahead of the index; in a thread."""
+        """Preallocate space for the index, in a thread."""
         try:
             self.pool.index.preallocate()
         except NoSpace as error:

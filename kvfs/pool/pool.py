@@ -1,7 +1,7 @@
 """One open pool: the device, its index and extents, and what the engine's parts share.
 
-``Pool`` opens and closes these in order and owns the counters; what the operations mean is the
-business of namespace.py, blocks.py and attributes.py.
+``Pool`` opens and closes these parts in order and owns the counters. The operations on them are in
+namespace.py, blocks.py and attributes.py.
 """
 
 import contextlib
@@ -132,7 +132,7 @@ class Pool:
             self._parts = stack.pop_all()
 
     def _measure_space(self) -> None:
-        """Make what knows how much room there is."""
+        """Create the parts that count space."""
         capacity_bytes = self.settings.capacity_bytes or self.device.capacity_bytes
         self.space = Space(capacity_bytes, self.counters.used_bytes)
         self.headroom = Headroom(capacity_bytes)
@@ -169,10 +169,10 @@ class Pool:
         self.writers_run_free = False
 
     def close(self, *, settled: bool = True, swept: bool = True) -> None:
-        """Stop: everything queued is done, index and extents durable. Raises OSError.
+        """Stop: do all queued work and make index and extents durable. Raises OSError.
 
-        Not *settled*, the index holds drafts and the pool counts as not stopped cleanly; not
-        *swept*, the next start looks for strays.
+        If not *settled*, the index holds drafts and the pool counts as not stopped cleanly. If not
+        *swept*, the next start looks for stray files.
         """
         try:
             self.recently_removed.give_way()
@@ -196,10 +196,10 @@ class Pool:
             self._parts.close()
 
     def _make_durable(self) -> None:
-        """Sync index and extents; who believes a clean stop believes every byte of them.
+        """Sync index and extents, because the next start trusts both after a clean stop.
 
-        After a failed sync the page cache is no witness any more: the kernel may have dropped
-        what it could not write. The next start then rebuilds from what is whole on the device.
+        After a failed sync the page cache cannot be trusted: the kernel may have dropped what it
+        could not write. The next start then rebuilds from what is whole on the device.
         """
         try:
             self.index.settle()
@@ -210,10 +210,10 @@ class Pool:
             raise
 
     def sync(self) -> None:
-        """Make index, extents and identities durable; it blocks, and belongs in a thread.
+        """Make index, extents and identities durable. It blocks, so call it in a thread.
 
-        Before it ``background.hurry`` writes the identities that are queued, from which a rebuild
-        starts, and ``index.settle`` commits what waits. Raises OSError.
+        Call ``background.hurry`` before, which writes queued identities, and ``index.settle``,
+        which commits waiting rows. Raises OSError.
         """
         try:
             self.index.sync()
@@ -223,27 +223,27 @@ class Pool:
             raise
 
     def ends_first(self, end: Callable[[], None]) -> None:
-        """Have *end* called before the parts close, whatever the end is: it uses them."""
+        """Call *end*, which uses the parts, before they are closed in any way."""
         self._parts.callback(end)
 
     def abandon(self) -> None:
-        """Close without a look at anything on the device, which is gone."""
+        """Close without touching the device, which is gone."""
         self.background.discard()
         self.index.forget_pending()
         self._parts.close()
 
     @property
     def evictable_bytes(self) -> int:
-        """Bytes in blocks whose state, policy and pin let them go, as the heat knows them."""
+        """Bytes of blocks that state, policy and pins allow to evict, as the heat knows them."""
         held_bytes = self.heat.held_bytes
         return sum(held_bytes[rank] for rank in EVICTABLE)
 
     def require_space(self, size_bytes: int) -> None:
-        """Make room for *size_bytes* more data: the one door to it.
+        """Make space for *size_bytes* more data; there is no other way to get space.
 
-        What is held for convenience gives way first, then what the policy names; never more than
-        is lacking. Raises NoSpace when there is no room now (``Reclaim.hopeful`` tells whether
-        there may be some in a moment).
+        What is held for convenience gives way first, then blocks are evicted, never more than is
+        missing. Raises NoSpace if there is no space now; ``Reclaim.hopeful`` tells whether there
+        may be some in a moment.
         """
         space = self.space
         if size_bytes > space.unclaimed_bytes:
@@ -275,9 +275,9 @@ class Pool:
             self.unlink_queue.hurry(size_bytes)
 
     def take_extent(self, parent: InodeNo, *, roomless: bool = False) -> ReadyExtent:
-        """Return an extent for a draft in *parent*, with what it will likely need if there is room.
+        """Return an extent for a draft in *parent*, with its likely size preallocated if that fits.
 
-        Raises NoSpace, if not *roomless* also where there is none for a single byte; OSError.
+        Raises NoSpace, and unless *roomless* also if there is no space for a single byte. OSError.
         """
         now_s = self.monotonic_s()
         wanted_bytes = self._reserve_bytes(parent)
@@ -289,7 +289,7 @@ class Pool:
                 raise
             wanted_bytes = 0
         if wanted_bytes and not self.ready.has(wanted_bytes):
-            # A guess must not take the room that other writers have left.
+            # A guess must not take the space that other writers need.
             if wanted_bytes > max(self.space.free_bytes // 2, self.evictable_bytes):
                 wanted_bytes = 0
             try:
@@ -304,7 +304,7 @@ class Pool:
             return self.ready.take(0, now_s)
 
     def find_device_room(self, size_bytes: int) -> None:
-        """Make room for *size_bytes* on a device that had none, whatever the capacity says.
+        """Make space for *size_bytes* on a device that has none, whatever the capacity is.
 
         Raises NoSpace, OSError.
         """
@@ -312,7 +312,7 @@ class Pool:
         self.require_space(size_bytes)
 
     def _reserve_bytes(self, parent: InodeNo) -> int:
-        """Return what a draft in *parent* gets, if there is room."""
+        """Return how much to preallocate for a draft in *parent*, if there is space."""
         demand = self.ready.forecast
         usual_bytes = demand.usual_bytes(parent)
         if not self.writers_run_free:
@@ -325,9 +325,9 @@ class Pool:
         )
 
     def late_reserve_bytes(self, opened: OpenInode, growth_bytes: int) -> int:
-        """Return up to where to preallocate a draft that could get no reserve; 0 for nothing.
+        """Return up to where to preallocate a draft that got no reserve; 0 for nothing.
 
-        What had to go for the *growth_bytes* of its next write may have left room for all of it.
+        What was evicted for the *growth_bytes* of its next write may leave space for all of it.
         """
         if not opened.created_in or not opened.unfinished:
             return 0
@@ -338,10 +338,10 @@ class Pool:
         return usual_bytes if growth_bytes < lacking_bytes <= self.space.unclaimed_bytes else 0
 
     def choose_course(self, opened: OpenInode, parent: InodeNo) -> None:
-        """Decide, at its first handle, whether a file's writers must ask for each write's room.
+        """Decide, at a file's first handle, whether its writers must ask before each write.
 
-        They need not if what they will likely write is reserved, nor while there is more room
-        than all the others could take until somebody looks.
+        They need not if their likely size is reserved, or while there is more space than all
+        such writers could take before the next look.
         """
         if not self.writers_run_free:
             return
@@ -362,12 +362,12 @@ class Pool:
             self.open_inodes.let_run(opened)
 
     def note_allocated(self, opened: OpenInode, allocated_bytes: int) -> None:
-        """Account what an open extent holds now."""
+        """Account for what an open extent holds now."""
         self.space.extra_bytes += allocated_bytes - opened.allocated_bytes
         opened.allocated_bytes = allocated_bytes
 
     def leave(self, opened: OpenInode, *, writer: bool) -> None:
-        """Count one handle less; the last one closes the extent, and unlinks a nameless one."""
+        """Count one handle less. The last one closes the extent, and unlinks one without a name."""
         if not self.open_inodes.leave(opened, writer=writer):
             return
         if opened.ino in self.unfinished and not self._is_draft(opened):
@@ -385,9 +385,9 @@ class Pool:
         return record is not None and record.state in UNFINISHED
 
     def _erase_or_keep(self, opened: OpenInode, record: InodeRecord) -> None:
-        """Erase what nobody has open any more; what lost its name just now is kept for a moment.
+        """Erase an inode that is no longer open; keep one that just lost its name for a moment.
 
-        A LOOKUP before that may still send its OPEN: two misses in a row would be ESTALE.
+        The OPEN of an earlier LOOKUP may still come, and two misses in a row would be ESTALE.
         """
         age_s = (self.clock_ns() - record.ctime_ns) / 1e9
         if record.state in SETTLED and not opened.torn and 0 <= age_s < REMOVED_KEPT_S:
@@ -399,7 +399,7 @@ class Pool:
         self.identities.erase(opened.ino, record)
 
     def next_sequence(self) -> Sequence:
-        """Return a number higher than every one given out before (written with the counters)."""
+        """Return a number higher than all before it (written with the counters)."""
         return Sequence(self.counters.sequence + 1)
 
     def change(

@@ -1,7 +1,7 @@
 """Files as handles: open, create, release, on whichever data path there is.
 
-Handlers know this class, and this class knows no message. The data path decides how the kernel
-may reach the bytes; an inode stays on one path from its first handle to its last.
+Request handlers use this class, which knows nothing of messages. The data path decides how the
+kernel reaches the bytes. An inode stays on one data path from its first handle to its last.
 """
 
 import contextlib
@@ -44,14 +44,14 @@ class DataPath(Protocol):
     """How the kernel reaches the bytes of an open file."""
 
     name: str
-    #: Whether what is open for reading costs a descriptor here, too.
+    #: Whether a file that is open for reading costs a descriptor here, too.
     holds_readers: bool
 
     def grant(self, opened: OpenInode, *, writer: bool) -> Grant:
         """Decide for a new handle on *opened*."""
 
     def freed(self, opened: OpenInode) -> None:
-        """Learn that the inode's last handle is gone."""
+        """Release what belonged to the inode: its last handle is closed."""
 
     def describe(self) -> dict[str, int]:
         """Return figures for `kvfs status`."""
@@ -123,10 +123,10 @@ class Files:
         return fh, grant
 
     async def settle_rewrite(self, fh: HandleNo) -> None:
-        """Wait, before a writer may overwrite a whole block, until the device forgot that it is.
+        """Wait until a whole block has no identity on the device, before a writer overwrites it.
 
-        One fsync the first time a published block is opened for rewriting. Raises OSError: the
-        handle is closed then.
+        It takes one fsync, the first time a published block is opened for rewriting. Raises
+        OSError and closes the handle then.
         """
         opened = self.handles.get(fh).opened
         if not self.store.blocks.publishing.must_forget(opened):
@@ -140,7 +140,8 @@ class Files:
     async def change(self, ino: InodeNo, change: Change) -> None:
         """Apply *change* to *ino*; raises what ``Attributes.change`` raises, and OSError.
 
-        Who was shut out by it stays so after a power loss: that is durable before the answer.
+        If it takes a permission away, that is durable before the answer, so that a power loss
+        does not give it back.
         """
         if (change.mode, change.uid, change.gid) == (None, None, None):
             await self._change(ino, change)
@@ -153,7 +154,7 @@ class Files:
                     await self._say_durably(shown, self.store.blocks.present(shown))
 
     async def _say_durably(self, ino: InodeNo, record: InodeRecord) -> None:
-        """Wait until the device knows *ino* as it is. Raises NoSpace, OSError."""
+        """Wait until the identity of *ino* is durable. Raises NoSpace, OSError."""
         pool = self.store.pool
         if not pool.identities.is_said(ino, record):
             return
@@ -165,9 +166,9 @@ class Files:
         await self._in_thread(pool.extents.make_durable, ino)
 
     async def _change(self, ino: InodeNo, change: Change) -> None:
-        """Apply *change*; before a block is cut short inside a page the device forgets it.
+        """Apply *change*. Before a block is cut within a page, its identity is removed durably.
 
-        Such a one gets zeros there, of which the device may hear before it hears of the new size.
+        The rest of that page gets zeros, which may reach the device before the new size does.
         """
         attributes, blocks, size_bytes = self.store.attributes, self.store.blocks, change.size_bytes
         if (
@@ -213,7 +214,7 @@ class Files:
         if blocks.truncating.refusals:
             blocks.truncating.refusals.forget(self.thread())
         if not is_writer(flags):
-            # A reader's handle on a file that nobody writes: it is published, empty, at once.
+            # A reading handle on a file that nobody writes: it is published at once, empty.
             blocks.enter_reader(opened)
             try:
                 fh, grant = self._granted(opened, flags, writer=False)
@@ -228,11 +229,11 @@ class Files:
     async def open_or_create(
         self, parent: InodeNo, name: bytes, mode: int, flags: int, uid: int, gid: int
     ) -> tuple[HandleNo, Grant, InodeNo, InodeRecord]:
-        """Create and open a file; without O_EXCL an existing one is opened, as open(2) has it.
+        """Create and open a file. Without O_EXCL an existing one is opened, as open(2) says.
 
-        The kernel asks for that when it had not seen the name. ``find_room_to_create`` comes
-        first, and no checkpoint in between. Raises what ``create``, ``_require_open``,
-        ``Blocks.open`` and ``settle_rewrite`` raise.
+        The kernel sends CREATE if it did not know the name. Call ``find_room_to_create`` before,
+        with no checkpoint in between. Raises what ``create``, ``_require_open``, ``Blocks.open``
+        and ``settle_rewrite`` raise.
         """
         try:
             return self.create(parent, name, mode, flags, uid, gid, roomless=True)
@@ -246,10 +247,10 @@ class Files:
         return fh, grant, ino, self.store.blocks.present(ino)
 
     def _require_open(self, ino: InodeNo, flags: int, uid: int, gid: int) -> None:
-        """Refuse what a CREATE must not open: behind one the kernel checks no permissions.
+        """Refuse what a CREATE must not open, because the kernel checks no permissions after it.
 
-        Raises AccessDenied for what the requester does not see, and DeadInode: the kernel then
-        looks the name up again by itself, checks, and sends an OPEN.
+        Raises AccessDenied if the caller does not see the file. Otherwise raises DeadInode: the
+        kernel then looks the name up again, checks, and sends an OPEN.
         """
         store, truncates = self.store, bool(flags & os.O_TRUNC)
         record = store.namespace.record(ino)
@@ -265,16 +266,16 @@ class Files:
             raise DeadInode(f"inode {ino} is opened by its number")
 
     def trusts_created(self, record: InodeRecord) -> bool:
-        """Whether the kernel may keep the name that a CREATE just made.
+        """Whether the kernel may cache the name that a CREATE just made.
 
-        Not when somebody lost it before: his rename would carry the kernel's belief along.
+        Not if another writer lost that name before: its rename would move the cached entry.
         """
         if self.store.blocks.truncating.displaced.contended(record.parent, record.name):
             return False
         return self.store.visibility.trusts_name(record, just_created=True)
 
     def _granted(self, opened: OpenInode, flags: int, *, writer: bool) -> tuple[HandleNo, Grant]:
-        """Record the handle before the reply that tells the kernel of it."""
+        """Record the handle, before the reply tells the kernel of it."""
         kind = HandleKind.READER
         if writer:
             kind, opened.flushed = HandleKind.WRITER, False
@@ -295,11 +296,11 @@ class Files:
         return handle.fh, grant
 
     def _require_share(self) -> None:
-        """Refuse who has his share of the descriptors open. Raises TooManyOpen."""
+        """Raise TooManyOpen if the user has used its share of the descriptors."""
         self._shares.require_one(self._uid(), self.readers.give_up_one)
 
     def release(self, fh: int) -> None:
-        """Close handle *fh*: the last writer publishes. Raises BadHandle, NoSpace."""
+        """Close handle *fh*; the last writer publishes. Raises BadHandle, NoSpace."""
         handle = self.handles.get(fh)
         if self.readers.close(handle):
             return
@@ -314,16 +315,16 @@ class Files:
         blocks.close(opened, writer=True, appends=appends, closing=closing)
 
     def flush(self, fh: int, tid: int) -> None:
-        """Thread *tid* closes a descriptor of *fh*; says nothing about being done.
+        """Note that thread *tid* closes a descriptor of *fh*; others may still be open.
 
-        Raises NoSpace for a draft that was stopped, which is how its writer hears of it.
+        Raises NoSpace for a draft that was stopped, so that its writer learns of it.
         """
         handle = self.handles.get(fh)
         if handle.kind is HandleKind.WRITER:
             closing = self.store.blocks.publishing.look_at_closer(handle.opened, tid)
             before = handle.closing
             if before is None or before.fate is not Fate.UNKNOWN or before.tid <= 0:
-                handle.closing = closing  # else it is still to be found out how that one fared
+                handle.closing = closing  # else the fate of the earlier one is still open
             handle.flushed = True
             self.store.watch.look_at_closing(handle.opened)
             handle.opened.flushed = True
@@ -331,13 +332,13 @@ class Files:
                 raise NoSpace("its bytes were given back")
 
     async def find_room_to_begin(self) -> None:
-        """Make room for a new draft, or know that some may come. Raises NoSpace."""
+        """Make space for a new draft, or know that some may come. Raises NoSpace."""
         await self.room.find_to_begin(self.about_to_wait)
 
     async def find_room_to_create(self, parent: InodeNo, name: bytes, flags: int) -> None:
-        """Make room for what a CREATE of *name* needs, or know that some may come. Raises NoSpace.
+        """Make space for a CREATE of *name*, or know that some may come. Raises NoSpace.
 
-        It waits for a moment at most: the kernel has locked the directory.
+        It waits only for a moment, because the kernel has locked the directory.
         """
         try:
             self.store.namespace.lookup(parent, name)

@@ -1,7 +1,7 @@
-"""pyfuse3's view of the store: one short handler per request, and no storage logic.
+"""The request handlers that pyfuse3 calls: one short handler a request, and no storage logic.
 
-Handlers that never wait are plain functions behind the error door, so that pyfuse3 runs them to
-their end within the message that asked.
+Handlers that never wait are plain functions (``answered``), so pyfuse3 runs each to its end before
+the next request is read.
 """
 
 import errno
@@ -30,7 +30,7 @@ from mount.requests.listing import list_directory
 
 _NODE_KINDS: Final = (stat.S_IFIFO, stat.S_IFSOCK)
 
-#: Tells the channel what to write into the reply of the request being handled.
+#: Tells the channel what to add to the reply of the present request.
 Granted = Callable[[Grant], None]
 #: Tells the mount that an inode lost its name.
 Removed = Callable[[InodeNo], None]
@@ -56,7 +56,7 @@ class Operations(pyfuse3.Operations):
         removed: Removed,
         thread: Callable[[], int],
     ) -> None:
-        """*thread* tells who made the request being handled."""
+        """*thread* returns the thread that made the present request."""
         super().__init__()
         self._store = store
         self._namespace = store.namespace
@@ -88,7 +88,7 @@ class Operations(pyfuse3.Operations):
 
     @answered
     def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        """Answer a name, or a "no" that the kernel keeps for a while."""
+        """Look a name up. The kernel caches the answer for a while, also a miss."""
         truncating, thread = self._store.blocks.truncating, self._thread()
         try:
             ino = self._namespace.lookup(InodeNo(parent_inode), name)
@@ -113,7 +113,7 @@ class Operations(pyfuse3.Operations):
     def _may_empty(
         self, thread: int, ctx: RequestContext, record: InodeRecord, *, reads: bool
     ) -> bool:
-        """Whether *thread*, whose request is *ctx*, may empty *record*; not if that is unknown."""
+        """Whether *thread*, which made request *ctx*, may empty *record*; False if unknown."""
         who = credentials_of(thread)
         if who is None or (who.uid, who.gid) != (ctx.uid, ctx.gid):
             return False
@@ -132,7 +132,7 @@ class Operations(pyfuse3.Operations):
     def mknod(
         self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
-        """Make an empty file, a fifo or a socket; device nodes are refused."""
+        """Make an empty file, a fifo or a socket. Device nodes are refused."""
         parent = InodeNo(parent_inode)
         if stat.S_ISREG(mode):
             ino, record = self._store.blocks.make_file(parent, name, mode, ctx.uid, ctx.gid)
@@ -162,7 +162,7 @@ class Operations(pyfuse3.Operations):
     def link(
         self, inode: int, new_parent_inode: int, new_name: bytes, ctx: RequestContext
     ) -> EntryAttributes:
-        """Refuse: one inode has one name, or eviction could not tell what a name costs."""
+        """Refuse: an inode has one name, so that eviction knows what removing a name frees."""
         raise NotPermitted("hard links")
 
     @answered
@@ -187,7 +187,7 @@ class Operations(pyfuse3.Operations):
         flags: int,
         ctx: RequestContext,
     ) -> None:
-        """Move a name; RENAME_NOREPLACE and RENAME_EXCHANGE are understood."""
+        """Move a name, also with RENAME_NOREPLACE or RENAME_EXCHANGE."""
         old, new = InodeNo(parent_inode_old), InodeNo(parent_inode_new)
         if flags == pyfuse3.RENAME_EXCHANGE:
             self._namespace.exchange(old, name_old, new, name_new)
@@ -203,7 +203,7 @@ class Operations(pyfuse3.Operations):
 
     @answered
     def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
-        """Return attributes; of a removed inode that is open, too."""
+        """Return attributes, also of a removed inode that is open."""
         return self._present(InodeNo(inode))
 
     @awaited
@@ -264,7 +264,7 @@ class Operations(pyfuse3.Operations):
 
     @awaited
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
-        """Open a file; what will be written anew needs a little room, or an old identity gone."""
+        """Open a file. O_TRUNC needs a little space, a rewrite must remove the identity first."""
         if flags & os.O_TRUNC:
             await self._files.find_room_to_begin()
         fh, grant = self._files.open(InodeNo(inode), flags)
@@ -275,7 +275,7 @@ class Operations(pyfuse3.Operations):
     async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
-        """Create and open a file; a full pool first lets something go."""
+        """Create and open a file; a full pool evicts something first."""
         parent = InodeNo(parent_inode)
         await self._files.find_room_to_create(parent, name, flags)
         fh, grant, ino, record = await self._files.open_or_create(
@@ -287,17 +287,17 @@ class Operations(pyfuse3.Operations):
 
     @answered
     def flush(self, fh: int) -> None:
-        """Look whether the closer is dying; a FLUSH says nothing about being done."""
+        """Check whether the closing process is dying. FLUSH does not mean that it is done."""
         self._files.flush(fh, self._thread())
 
     @answered
     def release(self, fh: int) -> None:
-        """Give a handle back."""
+        """Close a handle."""
         self._files.release(fh)
 
     @awaited
     async def fsync(self, fh: int, datasync: bool) -> None:
-        """Sync if the mount honours it; else say ENOSYS once, and the kernel never asks again."""
+        """Sync with ``fsync=honour``. Otherwise answer ENOSYS once, and the kernel stops asking."""
         if self._store.pool.settings.fsync != "honour":
             raise pyfuse3.FUSEError(errno.ENOSYS)
         await self._files.sync(fh)
@@ -311,7 +311,7 @@ class Operations(pyfuse3.Operations):
 
     @answered
     def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        """List a directory from cookie *start_id* on."""
+        """List a directory after cookie *start_id*."""
         ino = self._files.handles.get(fh).opened.ino
         who = self._files.requester()
         list_directory(self._store, self._entries, ino, start_id, token, who)
@@ -323,7 +323,7 @@ class Operations(pyfuse3.Operations):
 
     @awaited
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
-        """Sync the index if the mount honours it."""
+        """Sync the index with ``fsync=honour``."""
         if self._store.pool.settings.fsync != "honour":
             raise pyfuse3.FUSEError(errno.ENOSYS)
         await self._files.sync_names()

@@ -1,7 +1,7 @@
-"""Blocks: files with bytes, from their creation through their handles to their publishing.
+"""Blocks: files with bytes. Creates, opens, measures and closes them.
 
-While an inode has a writer its extent is the truth about size and times (the kernel may write
-past this process); at the last close the index learns them.
+While an inode has a writer, its extent knows size and times, because the kernel may write past
+this process. The index learns them at the last close.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ class Blocks:
         appends: bool = False,
         thread: int = 0,
     ) -> tuple[OpenInode, InodeRecord]:
-        """Make a draft and open it for writing; *roomless*, its first bytes ask for room.
+        """Make a draft and open it for writing. If *roomless*, its first bytes ask for space.
 
         Raises Exists, NoSpace, NameTooLong, NotADirectory, DeadInode, ReadOnly.
         """
@@ -98,7 +98,7 @@ class Blocks:
         return opened, record
 
     def _require_lease(self, parent: InodeNo, name: bytes, uid: int, maker: Maker) -> None:
-        """Raise NoSpace for a store under a final name by who has more leases than his share."""
+        """Raise NoSpace for a store under a final name by a process over its share of leases."""
         pool = self._pool
         if is_temporary(name) or not pool.leases.shares.refuses(uid, maker):
             return
@@ -127,8 +127,8 @@ class Blocks:
     ) -> OpenInode:
         """Count a handle on file *ino*, for *thread* of *maker*.
 
-        Raises DeadInode (also when *truncate* needs a fresh inode, which the caller finds under
-        the name), IsADirectory, ReadOnly, NoSpace, OSError.
+        Raises DeadInode, IsADirectory, ReadOnly, NoSpace, OSError. DeadInode also means that
+        *truncate* made a new inode, which the caller finds under the name.
         """
         if not writer and not truncate:
             return self.open_to_read(ino)
@@ -156,7 +156,7 @@ class Blocks:
         return opened
 
     def open_to_read(self, ino: InodeNo) -> OpenInode:
-        """Count a reading handle on file *ino*; every load begins with it.
+        """Count a reading handle on file *ino*. Every load begins here.
 
         Raises DeadInode, IsADirectory, InvalidRequest.
         """
@@ -199,7 +199,7 @@ class Blocks:
             self._pool.choose_course(opened, record.parent)  # others rewrite what is there
         self._touch(opened.ino)
         if truncate and not writer and self.truncating.is_awaited(opened.ino):
-            # Nobody will write it: it is a file without bytes, at once.
+            # Nobody will write it, so it is an empty file at once.
             written = self.open(opened.ino, writer=True, truncate=False, maker=maker)
             self.close(written, writer=True)
         if writer:
@@ -210,7 +210,7 @@ class Blocks:
             self.publishing.begin(opened, record, maker, appends=appends)
 
     def _open_removed(self, ino: InodeNo) -> OpenInode:
-        """Open what a LOOKUP found just before its name went: the old bytes, whole."""
+        """Open what a LOOKUP found just before the name went, with its old bytes."""
         record = self._pool.recently_removed.take_back(ino)
         if record is None or not stat.S_ISREG(record.mode):
             raise DeadInode(f"inode {ino}")
@@ -220,11 +220,11 @@ class Blocks:
         return opened
 
     def enter_reader(self, opened: OpenInode) -> None:
-        """Count one more reading handle on an inode that is open already."""
+        """Count one more reading handle on an open inode."""
         self._pool.open_inodes.enter(opened.ino, writer=False)
 
     def extent_fd(self, opened: OpenInode) -> int:
-        """Return a descriptor of the inode's extent, O_RDWR if it may be, kept to its last close.
+        """Return a descriptor of the extent, O_RDWR if possible, which is kept to the last close.
 
         Raises Damaged when the extent is missing.
         """
@@ -245,9 +245,9 @@ class Blocks:
         appends: bool = False,
         closing: Closing | None = None,
     ) -> None:
-        """Give one handle back; the last writer publishes, the last handle frees.
+        """Close one handle. The last writer publishes, the last handle frees.
 
-        *closing* is how a client closed it; what that leaves in doubt ``settle`` closes.
+        *closing* tells how the client closed it. If that is in doubt, ``settle`` closes it later.
         """
         opened.appenders -= appends
         if closing is not None and self.doubts.raised(opened, closing):
@@ -258,25 +258,22 @@ class Blocks:
             self._pool.leave(opened, writer=False)
 
     def abandon(self, opened: OpenInode, *, writer: bool, appends: bool = False) -> None:
-        """Give back a handle that its opener never got: a draft of its own is no empty block."""
+        """Close a handle that its opener never got; a draft just created is dropped with it."""
         if writer and opened.writers == 1:
             opened.spoil()
         self.close(opened, writer=writer, appends=appends)
 
     def settle(self) -> None:
-        """Carry out the closes that wait: for what is known of a writer, or for the index.
-
-        Called by the tick.
-        """
+        """Carry out closes that wait for news of a writer, or for the index. Called by the tick."""
         self.doubts.tick(self._pool.monotonic_s())
         self._last_closes.settle()
 
     def close_all(self, *, all_closed: bool = False) -> bool:
-        """Close every handle; False if a block could not be published, which stays a draft.
+        """Close every handle; False if a block could not be published and stays a draft.
 
-        A draft that somebody still writes is not whole, and its writer will hear of an error at
-        the next call: its name goes. So does that of a block in rewrite whose client can write on
-        past any server (passthrough). Not if *all_closed*: then only the RELEASE was lost.
+        A draft that is still being written is not whole: its name goes, and its writer gets an
+        error at the next call. A block in rewrite goes too if its client can write on without a
+        server (passthrough). With *all_closed* neither goes, because only the RELEASE was lost.
         """
         self.doubts.close()
         closed = self._last_closes.forget_all()
@@ -299,10 +296,10 @@ class Blocks:
         return self._last_closes.end() and settled
 
     def _outlives(self, opened: OpenInode) -> bool:
-        """Whether a client of the mount, which has ended, can write to the extent for ever.
+        """Whether a client of the ended mount can still write to the extent.
 
-        Asked before the extent is measured: who closes now may have written until now. Raises
-        OSError, after which nobody can measure it.
+        Asked before the extent is measured, because a client that closes now may have written
+        until now. Raises OSError, after which nobody can measure it.
         """
         if opened.fd < 0:
             return False
@@ -314,7 +311,7 @@ class Blocks:
         return outlives
 
     def present(self, ino: InodeNo) -> InodeRecord:
-        """Return *ino*'s record as of now: an open draft's size and times come from its extent."""
+        """Return *ino*'s present record. Size and times of an open draft come from its extent."""
         opened = self._pool.open_inodes.get(ino)
         if opened is None:
             removed = self._pool.recently_removed.record(ino)
@@ -326,7 +323,7 @@ class Blocks:
         return not_before(record, measured(self._pool.syscalls, opened, record))
 
     def is_gone(self, ino: InodeNo) -> bool:
-        """Whether living inode *ino* has lost its name (its link count is 0)."""
+        """Whether inode *ino*, which still exists, has lost its name (its link count is 0)."""
         opened = self._pool.open_inodes.get(ino)
         return ino in self._pool.recently_removed if opened is None else opened.gone is not None
 
@@ -353,9 +350,9 @@ class Blocks:
             self.close(opened, writer=True)
 
     def _make_room_ahead(self, size_bytes: int) -> None:
-        """Make room for what will be written into a file that is made longer, if it costs little.
+        """Make space for what will be written into a file that was made longer, if that is cheap.
 
-        It may be as long as it likes: no more goes for it than is kept ahead of writers.
+        Whatever its new length, no more is evicted than is kept free ahead of writers.
         """
         pool = self._pool
         if size_bytes > 0:

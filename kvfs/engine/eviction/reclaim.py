@@ -1,7 +1,7 @@
 """Eviction: takes victims from the plan, checks each again, and removes them in batches.
 
-The plan is a hint (``Victims``). Carrying it out looks at each victim again, takes the names of a
-batch in one index transaction, and only what is needed goes. All of it runs on the loop's thread.
+The plan (``Victims``) is a hint. Each victim is checked again, and one index transaction removes
+the names of a batch. No more is evicted than is needed. All of it runs on the loop's thread.
 """
 
 import logging
@@ -25,12 +25,12 @@ _log: Final = logging.getLogger(__name__)
 
 #: Victims in one index transaction; some 60 us each.
 _BATCH: Final = 32
-#: Names that one call takes at most: 20 ms. Who needs more comes again.
+#: Names that one call removes at most, in 20 ms. For more, call again.
 _CALL_MAX: Final = 256
 _PLAN_MAX: Final = 1024
-#: A plan is forgotten after this: blocks it names may have been used since.
+#: A plan expires after this, because its blocks may have been used since.
 _PLAN_AGE_S: Final = 1.0
-#: After a search that found nothing no other one begins for so long.
+#: After a search that found nothing, the next one starts not before this.
 _BARREN_S: Final = 0.1
 _ROUNDS: Final = 4
 
@@ -42,7 +42,7 @@ def _tell_nobody(_ino: InodeNo) -> None:
 
 
 class Reclaim:
-    """Makes room by evicting; never more than was asked for."""
+    """Makes space by eviction, never more than was asked for."""
 
     def __init__(self, pool: Pool, namespace: Namespace, start_scan: StartScan) -> None:
         self._pool = pool
@@ -54,7 +54,7 @@ class Reclaim:
         #: is not, with its directory.
         self.vanished: Callable[[InodeNo, bytes], None] = lambda _parent, _name: None
         self.died: Callable[[InodeNo, InodeNo], None] = lambda _ino, _parent: None
-        #: Of those refused, what somebody reads (True) or maps: the last resort.
+        #: Refused victims that are open (True) or mapped: the last resort.
         self._used: dict[InodeNo, bool] = {}
         self._victims = Victims(
             pool, barren_s=_BARREN_S, age_s=_PLAN_AGE_S, forgotten=self._used.clear
@@ -67,7 +67,7 @@ class Reclaim:
 
     @property
     def planning(self) -> bool:
-        """Whether the thread looks for blocks that may go."""
+        """Whether the thread is making a plan."""
         return self._victims.planning
 
     @property
@@ -77,11 +77,11 @@ class Reclaim:
         if self.planning or len(pool.unlink_queue):
             return True
         if not self._start_scan.done:
-            return True  # what the pool held at the start is still being looked for
+            return True  # the scan after the start has not found all blocks yet
         return pool.evictable_bytes > 0 and not self._victims.is_barren()
 
     def tick(self, now_s: float) -> None:
-        """Keep room ahead of the writers."""
+        """Keep space free ahead of the writers."""
         short_bytes = self._short_bytes(now_s)
         if short_bytes > 0 and len(self._pool.recently_removed):
             self._pool.recently_removed.give_way()
@@ -90,7 +90,7 @@ class Reclaim:
             self.evict(short_bytes, ahead=True)
 
     def top_up(self) -> None:
-        """Do the same as soon as no request waits: a draft has just taken its part."""
+        """Do the same as soon as no request waits, because a draft has just taken space."""
         if not self._topping_up and self._short_bytes(self._pool.monotonic_s()) > 0:
             self._topping_up = True
             self._pool.background.submit(self._top_up)
@@ -103,16 +103,16 @@ class Reclaim:
         self._pool.ready.fill()
 
     def _short_bytes(self, now_s: float) -> int:
-        """Return by how much less is unclaimed than should be; what is leaving already counts."""
+        """Return how much headroom is missing; what is being deleted counts as free."""
         space = self._pool.space
         target_bytes = self._pool.headroom.target_bytes(now_s)
         return target_bytes - space.unclaimed_bytes - space.pending_delete_bytes
 
     def evict(self, size_bytes: int, *, ahead: bool = False) -> int:
-        """Evict until *size_bytes* are on their way back; return how many are.
+        """Evict until *size_bytes* are being freed; return how many are.
 
-        Fewer when nothing may go, when a plan is being made, or when it takes too many names for
-        one call; and, *ahead* of need, rather than give up a block of more than twice as much.
+        Fewer if nothing can be evicted, if a plan is being made, or if it takes too many names for
+        one call. *Ahead* of need also fewer rather than evict a block of more than twice as much.
         """
         gone_bytes = count = rounds = 0
         self._name_again()
@@ -133,9 +133,9 @@ class Reclaim:
         return gone_bytes
 
     def take(self, inos: Sequence[InodeNo], *, open_too: bool) -> tuple[int, int]:
-        """Evict those of *inos* that may go; return how many blocks and bytes went.
+        """Evict those of *inos* that can be evicted; return how many blocks and bytes were.
 
-        *open_too*: also what somebody reads, whose space comes back after the last reader.
+        With *open_too* also open ones, whose space is freed after the last reader.
         """
         fit = {ino: look_at(self._pool, ino) for ino in inos}
         batch = [
@@ -149,16 +149,16 @@ class Reclaim:
         return self.evicted_blocks - blocks, self.evicted_bytes - size_bytes
 
     def search_anew(self) -> None:
-        """Somebody waits: what was found or not a moment ago counts no more."""
+        """Forget what a search found a moment ago, because a request waits."""
         self._victims.search_anew()
 
     @property
     def awaits_users(self) -> bool:
-        """Whether the last users of some blocks would make room by going."""
+        """Whether space would be freed if the users of some blocks closed them."""
         return bool(self._used) or self.promised_bytes > 0
 
     def users_came_lately(self, lately_s: float) -> bool:
-        """Whether somebody reads a block whose name went within *lately_s*: he may be done soon."""
+        """Whether a block lost its name within *lately_s* and is read: that may end soon."""
         since_ns = self._pool.clock_ns() - int(lately_s * 1e9)
         return any(
             opened.gone is not None and not opened.writers and opened.gone.ctime_ns > since_ns
@@ -167,7 +167,7 @@ class Reclaim:
 
     @property
     def promised_bytes(self) -> int:
-        """Bytes that come back when those who read blocks without a name close them."""
+        """Bytes that are freed when the readers of blocks without a name close them."""
         return self._pool.space.deleted_open_bytes + sum(
             opened.allocated_bytes
             for opened in self._pool.open_inodes.values()
@@ -175,9 +175,10 @@ class Reclaim:
         )
 
     def evict_used(self, size_bytes: int) -> None:
-        """Take names of blocks that are open or mapped, for *size_bytes* after their last users.
+        """Remove names of open or mapped blocks, which frees *size_bytes* after their last users.
 
-        Nothing else may go, and somebody waits: from now on they are misses. Who has them reads on.
+        Called if nothing else can be evicted and a request waits. The names are misses from now
+        on; processes that have the blocks open read on.
         """
         size_bytes -= self.promised_bytes
         batch: dict[InodeNo, InodeRecord] = {}
@@ -193,9 +194,9 @@ class Reclaim:
     # ---- the plan ----
 
     def _name_again(self) -> None:
-        """In a small pool blocks go again at once in their turn whose readers are done.
+        """In a small pool, make blocks candidates again as soon as their readers are done.
 
-        There a plan's age is as long as a block's life: the youngest would go instead of them.
+        There a plan lives as long as a block: younger blocks would be evicted instead of them.
         """
         pool = self._pool
         if not self._used or len(pool.heat) > _PLAN_MAX:
@@ -217,7 +218,7 @@ class Reclaim:
         )
 
     def _next_batch(self, size_bytes: int, *, ahead: bool) -> list[Victim]:
-        """Take victims from the plan that may go now, for *size_bytes*, with their sidecars."""
+        """Return victims of the plan that can go now, for *size_bytes*, with their sidecars."""
         self._victims.drop_if_old()
         batch: dict[InodeNo, InodeRecord] = {}
         held_bytes = 0
@@ -249,7 +250,7 @@ class Reclaim:
     # ---- carrying it out ----
 
     def _execute(self, batch: list[Victim]) -> int:
-        """Take the names of *batch*; return the bytes that are on their way back, -1 if it failed.
+        """Remove the names of *batch*; return the bytes that are being freed, -1 if it failed.
 
         Atomic: no checkpoint between the look at the victims and here.
         """
@@ -267,7 +268,7 @@ class Reclaim:
         return sum(self._let_go(ino, record, now_ns) for ino, record in batch)
 
     def _let_go(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> int:
-        """The index has forgotten *ino*: its space comes back, at once or after its last reader."""
+        """Free the space of *ino*, which the index has forgotten, now or after its last reader."""
         pool = self._pool
         pool.heat.evicted(ino)
         is_open = ino in pool.open_inodes

@@ -74,7 +74,7 @@ class Namespace:
         raise NotFound
 
     def _find(self, parent: InodeNo, name: bytes) -> InodeNo | None:
-        """Return the inode of *name*; a name that only damage is left of is dropped: a miss."""
+        """Return the inode of *name*, None for a miss. A name with damaged rows is dropped."""
         pool = self._pool
         try:
             ino = pool.index.lookup(parent, name)
@@ -87,9 +87,9 @@ class Namespace:
         return ino
 
     def record(self, ino: InodeNo) -> InodeRecord:
-        """Return the record of *ino*, also of a removed one that is open.
+        """Return the record of *ino*, also of a removed inode that is open.
 
-        Raises DeadInode, and Damaged once: the next lookup of the name finds nothing.
+        Raises DeadInode. Raises Damaged once; the next lookup of the name finds nothing.
         """
         opened = self._pool.open_inodes.get(ino)
         if opened is not None and opened.gone is not None:
@@ -108,9 +108,9 @@ class Namespace:
         return directory_record(self._pool.index, ino)
 
     def children(self, parent: InodeNo, after: InodeNo) -> list[tuple[InodeNo, bytes]]:
-        """Return the next names of *parent* behind cookie *after*, in the order of creation.
+        """Return the next names of *parent* after cookie *after*, in the order of creation.
 
-        A cookie is the inode's number: names that come and go meanwhile move nothing.
+        A cookie is an inode number, so names that come and go do not move the others.
         """
         try:
             return self._pool.index.children(parent, after, LISTING_STEP)
@@ -120,7 +120,7 @@ class Namespace:
     # ---- changing ----
 
     def require_free(self, parent: InodeNo, name: bytes) -> InodeRecord:
-        """Return *parent*'s record if *name* may be made in it.
+        """Return *parent*'s record if *name* can be created in it.
 
         Raises Exists, NameTooLong, NotADirectory, DeadInode, ReadOnly.
         """
@@ -185,7 +185,7 @@ class Namespace:
         return ino
 
     def keep_removed(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> None:
-        """After the index forgot *ino*: keep it for its handles, or for a moment."""
+        """Keep *ino*, which the index has forgotten, for its handles or for a moment."""
         pool = self._pool
         pool.leases.drop(ino)
         pool.heat.drop(ino)
@@ -198,7 +198,7 @@ class Namespace:
             if not opened.writers:
                 opened.allocated_bytes = record.allocated_bytes
             if stat.S_ISREG(record.mode) and carries_identity(record):
-                # A reader may keep it for hours: no power loss then shall bring the name back.
+                # A reader may keep it for hours, and a power loss must not bring the name back.
                 self._identities.withdraw(ino)
         else:
             pool.recently_removed.keep(ino, record._replace(ctime_ns=now_ns), pool.monotonic_s())
@@ -215,10 +215,10 @@ class Namespace:
         replace: bool = True,
         who: Maker | None = None,
     ) -> InodeNo | None:
-        """Move a name, over an existing one if *replace*; return the inode that lost its name.
+        """Move a name, over an existing one if *replace*. Return the inode that lost its name.
 
-        *who* asks, None if that does not matter: a draft that another process is writing is
-        published at its last close. Readers of a replaced block keep the old bytes. Raises
+        *who* is the calling process, None if it does not matter: a draft that another process
+        writes is published at its last close. Readers of a replaced block keep its bytes. Raises
         NotFound, Exists, NotADirectory, IsADirectory, NotEmpty, InvalidRequest, NameTooLong.
         """
         pool = self._pool
