@@ -19,9 +19,10 @@ from kvfs.core.errors import (
     NotFound,
     ReadOnly,
 )
-from kvfs.core.former_names import FormerNames
 from kvfs.core.inode_rules import new_record, refuse_mismatch
 from kvfs.core.lifecycle import SLABS, State
+from kvfs.core.rewriting import FORMER_NAME
+from kvfs.core.second_tries import Place, Recent
 from kvfs.core.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeNo, InodeRecord
 from kvfs.engine.names.moved import publishes, renamed, settle
 from kvfs.engine.names.tree_change import Move, TreeChange, directory_record
@@ -48,7 +49,8 @@ class Namespace:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._identities = pool.identities
-        self.former_names = FormerNames()
+        #: Who looked an inode up before its rename means the name that it had.
+        self.former_names: Recent[InodeNo, Place] = Recent(FORMER_NAME)
         #: Whether an inode that is about to be buried was promised to an OPEN that will come, and
         #: has been entered among the open ones; then told when it is buried.
         self.promised: Callable[[InodeNo, InodeRecord], bool] = _promise_nothing

@@ -5,11 +5,12 @@ Two nodes that write the same temporary name (LMCache) each get an inode of thei
 """
 
 from collections import OrderedDict
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from kvfs.core.errors import NotFound
 from kvfs.core.inode_rules import refuse_mismatch
 from kvfs.core.lifecycle import State
+from kvfs.core.rewriting import DISPLACED
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
@@ -18,10 +19,6 @@ from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool import ranks
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
-
-#: Drafts without a name are kept for the writers that will rename them: for so long, so many.
-_DISPLACED_S: Final = 60.0
-_DISPLACED_MAX: Final = 64
 
 
 class Displaced(NamedTuple):
@@ -47,20 +44,16 @@ class DisplacedDrafts:
     def __contains__(self, ino: InodeNo) -> bool:
         return ino in self._kept
 
-    def keep(self, ino: InodeNo, record: InodeRecord, thread: int) -> float:
-        """Keep a draft that lost its name: *thread* (0: nobody) will open it, or its writer rename.
-
-        Return until when (s of the pool's clock).
-        """
+    def keep(self, ino: InodeNo, record: InodeRecord, thread: int) -> None:
+        """Keep a draft that lost its name: *thread* (0: nobody) opens it, or its writer renames."""
         opened = self._pool.open_inodes.enter(ino, writer=False)
         if not opened.writers:
             opened.maker = Maker(record.maker_tgid, record.maker_birth)
             opened.allocated_bytes = record.allocated_bytes
-        until_s = self._pool.monotonic_s() + _DISPLACED_S
+        until_s = self._pool.monotonic_s() + DISPLACED.wait_s
         self._kept[opened.ino] = Displaced(record.parent, record.name, opened, until_s, thread)
-        if len(self._kept) > _DISPLACED_MAX:
+        if len(self._kept) > DISPLACED.most:
             self._forget_oldest()
-        return until_s
 
     def come_for(self, ino: InodeNo) -> None:
         """The OPEN that *ino* was promised to has come."""

@@ -9,14 +9,13 @@ temporary name (LMCache) each get an inode of their own this way, and each renam
 import contextlib
 import stat
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvfs.core.errors import KvfsError, NotFound
-from kvfs.core.former_names import Place
-from kvfs.core.fought_over import FoughtOver
 from kvfs.core.inode_rules import new_record
 from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
-from kvfs.core.refusal import RETRY_S, Refusal, Refusals
+from kvfs.core.rewriting import AWAITED, CONTENDED, LOOKUP, OPEN, Answer, Found, Try
+from kvfs.core.second_tries import Place, Recent, Refusal, Refusals
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvfs.pool.ready_extents import ReadyExtent
-
-#: The kernel's second OPEN follows at once; after this the opener has died in between.
-_AWAITED_S: Final = 5.0
 
 
 class MayEmpty(Protocol):
@@ -58,7 +54,7 @@ class TruncatingOpens:
         self._awaited: OrderedDict[InodeNo, tuple[ReadyExtent, float, int]] = OrderedDict()
         #: Truncating opens that were answered ESTALE, which the kernel tries once more.
         self.refusals = Refusals()
-        self._fought_over = FoughtOver()
+        self._contended: Recent[Place, bool] = Recent(CONTENDED)
         self.old = OldVersions(pool)
         self.displaced = DisplacedDrafts(pool, namespace, self.old)
         #: Told each inode that lost its name: a backing id would hold on to its space.
@@ -74,30 +70,27 @@ class TruncatingOpens:
         writer took it), so that only the LOOKUP of its second try tells which one it means. A
         *thread* that is not known (0) has no second chance. Raises NoSpace, OSError.
         """
-        before = self.refusals.forget(thread)
-        by_handle = before is not None and before.is_met_by(ino, self._pool.monotonic_s())
-        if (record := self._pool.index.inode(ino)) is None:
-            if self.displaced.is_promised(ino, thread):
-                self.displaced.come_for(ino)
-                return True
-            if by_handle and ino in self._pool.open_inodes:
-                return True
-        elif by_handle or not self._due(ino, record, thread, maker):
-            return True
-        elif thread <= 0:
+        before, now_s = self.refusals.forget(thread), self._pool.monotonic_s()
+        trying = Try.FIRST if before is None else before.at_open(ino, now_s)
+        record = self._pool.index.inode(ino)
+        found = self._found_at_open(ino, record, thread, maker)
+        answer = OPEN[trying if thread > 0 else Try.UNKNOWN][found]
+        if answer is Answer.EMPTY and found is Found.LOST:
+            self.displaced.come_for(ino)
+        elif answer is Answer.REPLACE and record is not None:
             self.supersede(ino, record, maker, thread)
-            return False
-        # There is no third try: after the second the next OPEN of this thread is another open(2)'s
-        # first, and taken for one by handle it would empty what has become final meanwhile.
-        if thread > 0 and not (before is not None and before.is_followed_by(ino)):
-            self._refuse(thread, ino, self._names(ino, record), reads=reads)
-        return False
+        elif answer is Answer.RETRY:
+            self.refusals.note(thread, ino, self._names(ino, record), now_s, reads=reads)
+        return answer is Answer.EMPTY
 
-    def _refuse(
-        self, thread: int, ino: InodeNo, names: tuple[Place, ...], *, reads: bool = True
-    ) -> None:
-        until_s = self._pool.monotonic_s() + RETRY_S
-        self.refusals.note(thread, Refusal(ino, until_s, names, reads))
+    def _found_at_open(
+        self, ino: InodeNo, record: InodeRecord | None, thread: int, maker: Maker
+    ) -> Found:
+        if record is not None:
+            return Found.TAKEN if self._due(ino, record, thread, maker) else Found.FREE
+        if self.displaced.is_promised(ino, thread):
+            return Found.LOST
+        return Found.NAMELESS if ino in self._pool.open_inodes else Found.NOTHING
 
     def _names(self, ino: InodeNo, record: InodeRecord | None) -> tuple[Place, ...]:
         """Return what a thread that wants *ino* may have called it; none if nobody knows."""
@@ -121,17 +114,39 @@ class TruncatingOpens:
         before = self.refusals.of(thread)
         if before is None or record is None:
             return ino
-        is_file, is_meant = stat.S_ISREG(record.mode), (record.parent, record.name) in before.names
-        if is_file and before.led_to is not None:
+        found = self._found_at_lookup(ino, record, before, thread, maker, may_empty)
+        answer = LOOKUP[before.at_lookup][found]
+        if answer is Answer.REPLACE:
+            ino = self.supersede(ino, record, maker, thread)
+        elif answer is Answer.SHOW:
+            self.old.end(ino)  # what others append to is emptied for all
+        elif answer is Answer.LEAD_BACK:
             ino = self.displaced.promised(record, thread) or ino
-        elif is_file and is_meant and self._means(ino, record, before, may_empty):
-            if self._due(ino, record, thread, maker):
-                ino = self.supersede(ino, record, maker, thread)
-            elif ino in self.old and self._is_anothers(ino, maker):
-                self.old.end(ino)  # what others append to is emptied for all
-        if is_file or is_meant:  # else it is still on its way to the file
+        if found is not Found.ON_THE_WAY:
             self.refusals.looked(thread, ino)
         return ino
+
+    def _found_at_lookup(
+        self,
+        ino: InodeNo,
+        record: InodeRecord,
+        before: Refusal,
+        thread: int,
+        maker: Maker,
+        may_empty: MayEmpty,
+    ) -> Found:
+        is_meant = (record.parent, record.name) in before.names
+        if not stat.S_ISREG(record.mode):
+            return Found.ANOTHER if is_meant else Found.ON_THE_WAY
+        if before.at_lookup is Try.LOOKED:
+            lost = self.displaced.promised(record, thread)
+            return Found.ANOTHER if lost is None else Found.LOST
+        if not (is_meant and self._means(ino, record, before, may_empty)):
+            return Found.ANOTHER
+        if self._due(ino, record, thread, maker):
+            return Found.TAKEN
+        appended = ino in self.old and self._is_anothers(ino, maker)
+        return Found.APPENDED if appended else Found.FREE
 
     def _means(
         self, ino: InodeNo, record: InodeRecord, before: Refusal, may_empty: MayEmpty
@@ -154,7 +169,7 @@ class TruncatingOpens:
         self.refusals.forget(thread)
         if truncates and thread > 0:
             names = self._names(ino, self._pool.index.inode(ino))
-            self._refuse(thread, InodeNo(0), names, reads=reads)
+            self.refusals.note(thread, InodeNo(0), names, self._pool.monotonic_s(), reads=reads)
 
     def _due(self, ino: InodeNo, record: InodeRecord, thread: int, maker: Maker) -> bool:
         """Whether a truncating open of *ino* by *thread* of *maker* must get another inode."""
@@ -203,7 +218,7 @@ class TruncatingOpens:
         else:
             self.old.keep_nothing(extent.ino)
         pool.space.extra_bytes += extent.reserve_bytes
-        self._awaited[extent.ino] = (extent, pool.monotonic_s() + _AWAITED_S, thread)
+        self._awaited[extent.ino] = (extent, pool.monotonic_s() + AWAITED.wait_s, thread)
         return extent.ino
 
     def _replaced(
@@ -212,8 +227,9 @@ class TruncatingOpens:
         """After the index gave the name of *ino* to *fresh*: who may need *ino* still."""
         self._pool.pins.move(ino, fresh)
         if ino in self._awaited or self._may_be_renamed(ino, record, taker):
-            until_s = self._displace(ino, record)
-            self._fought_over.note(record.parent, record.name, until_s)
+            self._displace(ino, record)
+            place = (record.parent, record.name)
+            self._contended.note(place, True, self._pool.monotonic_s())
         self.old.keep(ino, record, fresh)
         self._namespace.keep_removed(ino, record, now_ns)
         self.unnamed(ino)
@@ -225,9 +241,9 @@ class TruncatingOpens:
             self._displace(ino, record)
         return due
 
-    def _displace(self, ino: InodeNo, record: InodeRecord) -> float:
+    def _displace(self, ino: InodeNo, record: InodeRecord) -> None:
         awaited = self._awaited.get(ino)
-        return self.displaced.keep(ino, record, 0 if awaited is None else awaited[2])
+        self.displaced.keep(ino, record, 0 if awaited is None else awaited[2])
 
     def _keep_promise(self, ino: InodeNo) -> None:
         promised = self._pool.open_inodes[ino]
@@ -261,7 +277,7 @@ class TruncatingOpens:
 
     def fought_over(self, parent: InodeNo, name: bytes) -> bool:
         """Whether writers took this name from each other a moment ago."""
-        return self._fought_over.is_still(parent, name, self._pool.monotonic_s())
+        return self._contended.of((parent, name), self._pool.monotonic_s()) is not None
 
     def refuse_unfinished(self, ino: InodeNo, who: Maker) -> None:
         """Raise NotFound if *ino* is the draft of another process than *who*, who lost his own.

@@ -1,0 +1,122 @@
+"""What O_TRUNC does to a block that somebody has, or that is final: one table (docs/rewrites.md).
+
+Pure. One open(2) is up to two tries: an OPEN that is answered ESTALE makes the kernel look the name
+up again, once, and send another OPEN. Each row says what one of these requests is answered.
+"""
+
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+
+class Try(StrEnum):
+    """How far the open(2) of a thread is when a request of it comes."""
+
+    FIRST = "nothing was refused before"
+    REFUSED = "ESTALE was the answer, and no LOOKUP has come since"
+    LOOKED = "ESTALE was the answer, and the LOOKUP of the second try has come"
+    UNKNOWN = "the thread is not known, so that no second try can be told from a first"
+
+
+class Found(StrEnum):
+    """What an O_TRUNC means, as far as its request tells."""
+
+    FREE = "a file that nobody loses bytes of: the caller's own, or empty and not open"
+    TAKEN = "a file that is final, or that somebody else has open"
+    APPENDED = "a draft that others append to, while readers are led to an old version"
+    LOST = "the caller's fresh inode, whose name another writer took"
+    NAMELESS = "a file that is open and has no name any more"
+    NOTHING = "a file that is gone"
+    ANOTHER = "a file that was not refused under this name, or that the caller may not empty"
+    ON_THE_WAY = "a directory or a link on the way to the name"
+
+
+class Answer(StrEnum):
+    """What is done."""
+
+    EMPTY = "the file is opened, and emptied in place"
+    RETRY = "ESTALE, and the kernel looks the name up again"
+    STALE = "ESTALE, and the program hears it"
+    REPLACE = "the name goes to a fresh inode, and leads there"
+    SHOW = "the old version ends, and the name leads everybody to the draft"
+    LEAD_BACK = "the LOOKUP leads to the caller's own fresh inode, for this thread alone"
+    LEAD = "the LOOKUP leads to what is there"
+
+
+#: What an OPEN with O_TRUNC of an inode is answered. A second try without a LOOKUP goes by number
+#: (/proc/PID/fd, a handle): it cannot be led elsewhere. An unknown thread has no second try: the
+#: name is replaced at once, and the program, which hears ESTALE, opens again.
+OPEN: Final[dict[Try, dict[Found, Answer]]] = {
+    Try.FIRST: {
+        Found.FREE: Answer.EMPTY,
+        Found.TAKEN: Answer.RETRY,
+        Found.LOST: Answer.EMPTY,
+        Found.NAMELESS: Answer.RETRY,
+        Found.NOTHING: Answer.RETRY,
+    },
+    Try.REFUSED: {
+        Found.FREE: Answer.EMPTY,
+        Found.TAKEN: Answer.EMPTY,
+        Found.LOST: Answer.EMPTY,
+        Found.NAMELESS: Answer.EMPTY,
+        Found.NOTHING: Answer.RETRY,
+    },
+    # There is no third try: the next OPEN of this thread is another open(2)'s first, and taken for
+    # one by number it would empty what has become final meanwhile.
+    Try.LOOKED: {
+        Found.FREE: Answer.EMPTY,
+        Found.TAKEN: Answer.STALE,
+        Found.LOST: Answer.EMPTY,
+        Found.NAMELESS: Answer.STALE,
+        Found.NOTHING: Answer.STALE,
+    },
+    Try.UNKNOWN: {
+        Found.FREE: Answer.EMPTY,
+        Found.TAKEN: Answer.REPLACE,
+        Found.LOST: Answer.EMPTY,
+        Found.NAMELESS: Answer.STALE,
+        Found.NOTHING: Answer.STALE,
+    },
+}
+
+#: What a LOOKUP leads to, of a thread that was refused; others' lead to what is there.
+LOOKUP: Final[dict[Try, dict[Found, Answer]]] = {
+    Try.REFUSED: {
+        Found.FREE: Answer.LEAD,
+        Found.TAKEN: Answer.REPLACE,
+        Found.APPENDED: Answer.SHOW,
+        Found.LOST: Answer.LEAD,
+        Found.ANOTHER: Answer.LEAD,
+        Found.ON_THE_WAY: Answer.LEAD,
+    },
+    # The kernel looks twice in a second try: for what it knew, then for what there is.
+    Try.LOOKED: {
+        Found.FREE: Answer.LEAD,
+        Found.TAKEN: Answer.LEAD,
+        Found.APPENDED: Answer.LEAD,
+        Found.LOST: Answer.LEAD_BACK,
+        Found.ANOTHER: Answer.LEAD,
+        Found.ON_THE_WAY: Answer.LEAD,
+    },
+}
+
+
+class Kept(NamedTuple):
+    """Something that a rewrite keeps for a while: at most so long, and so many of it."""
+
+    what: str
+    wait_s: float
+    #: The oldest goes first; 0 where time alone bounds them.
+    most: int = 0
+
+
+#: The kernel's LOOKUP follows at once; after this it is another call's.
+REFUSAL: Final = Kept("that an open(2) was answered ESTALE, for its second try", 1.0)
+#: An open(2) that looked a name up sends its OPEN at once.
+FORMER_NAME: Final = Kept("the name that a file had before its rename", 1.0, 256)
+#: The kernel's second OPEN follows at once; after this the opener has died in between.
+AWAITED: Final = Kept("a fresh inode, for the OPEN of its second try", 5.0)
+#: Their writers will rename them.
+DISPLACED: Final = Kept("a file whose name another writer took, for its writer's rename", 60.0, 64)
+#: Who renames one may mean another's draft.
+CONTENDED: Final = Kept("that writers took a name from each other", DISPLACED.wait_s, 1024)
+EVERYTHING_KEPT: Final = (REFUSAL, FORMER_NAME, AWAITED, DISPLACED, CONTENDED)
