@@ -9,33 +9,33 @@ from typing import Final
 
 from kvfs.core.types import round_up
 
-#: From a look at the writers to the space that it made: a tick, a plan, the unlinks; on a machine
+#: From a look at the writers to the space that it frees: a tick, a plan, the unlinks; on a machine
 #: that is short of CPU.
 LAG_S: Final = 0.1
-#: A write counts into the speed for about so long.
+#: A write counts towards the speed for about this long.
 _SPEED_WINDOW_S: Final = 0.5
-#: The bounds of what is kept ahead, as shares of the capacity: the rest is for blocks.
+#: Bounds of the headroom, as shares of the capacity.
 _LEAST_SHARE: Final = 1 / 128
 _MOST_SHARE: Final = 1 / 32
 _MOST_LEAST_BYTES: Final = 256 << 20
 #: What one writer without a reserve takes between two looks, at memory speed.
 UNWATCHED_BYTES: Final = 128 << 20
-#: And what is kept for it when it took nothing lately.
+#: And what is kept free for it if it took nothing lately.
 _RUNNER_LEAST_BYTES: Final = 16 << 20
-#: A draft that outgrew its reserve is believed to go on growing so many times as fast.
+#: A draft that outgrew its reserve is expected to go on growing so many times as fast.
 _GOES_ON: Final = 4
-#: What sizes differ by, over what is kept free beyond a reserve of the largest one of late. Of
-#: sizes between 0.5 and 64 MiB at most one in 20,000 is larger than the last 64 or more by more
-#: than that (simulated, evenly spread by their logarithm).
+#: Half of the difference between the largest and the usual size is kept free beyond reserves. Of
+#: sizes between 0.5 and 64 MiB at most one in 20,000 exceeds the largest of the last 64 or more by
+#: more than that (simulated, evenly spread by their logarithm).
 _RECORD_PART: Final = 2
-#: What all open drafts together may hold beyond the usual size, so that none outgrows its reserve.
+#: What all open drafts together may hold beyond the usual size, so that few outgrow their reserve.
 _SPARE_SHARE: Final = 1 / 32
 
 
 def reserve_bytes(
     usual_bytes: int, largest_bytes: int, *, spared_bytes: int, capacity_bytes: int
 ) -> int:
-    """Return what to preallocate for a draft whose directory stored such sizes of late.
+    """Return how much to preallocate for a draft whose directory stored such sizes lately.
 
     The largest of them, so that hardly any draft outgrows its reserve, as long as drafts that did
     the same spared no more than a small part of the capacity: that room holds no blocks.
@@ -47,36 +47,36 @@ def reserve_bytes(
 
 
 def outgrowing_bytes(usual_bytes: int, largest_bytes: int) -> int:
-    """Return what a draft with a reserve of the largest size of late may take beyond it unasked.
+    """Return what a draft may take beyond a reserve of the largest recent size without asking.
 
-    For all such drafts together: few of them break the record, and hardly two of them at once.
+    For all such drafts together: few of them set a new record, and hardly two at once.
     """
     return max(0, largest_bytes - usual_bytes) // _RECORD_PART
 
 
 def lacking_bytes(outgrown_bytes: int, *, unreserved: bool) -> int:
-    """Return what a draft that took so much since the last look may take until the next."""
+    """Return what a draft that grew by *outgrown_bytes* since the last look may take next."""
     least_bytes = _RUNNER_LEAST_BYTES if unreserved else 0
     return min(max(least_bytes, _GOES_ON * outgrown_bytes), UNWATCHED_BYTES)
 
 
 class Headroom:
-    """The room to keep ahead, from the speed at which room was taken of late."""
+    """The space to keep free ahead of writers, from their recent speed."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._least_bytes = min(int(capacity_bytes * _LEAST_SHARE), _MOST_LEAST_BYTES)
-        #: No more is kept, however fast they write.
+        #: The most that is kept free, however fast they write.
         self.most_bytes = int(capacity_bytes * _MOST_SHARE)
         self._taken_bytes = 0.0
         self._updated_s = 0.0
 
     def note(self, size_bytes: int, now_s: float) -> None:
-        """Learn that writers took *size_bytes* of room."""
+        """Note that writers took *size_bytes*."""
         self._decay(now_s)
         self._taken_bytes += size_bytes
 
     def speed(self, now_s: float) -> float:
-        """Return the bytes a second that writers take now."""
+        """Return how many bytes a second writers take now."""
         self._decay(now_s)
         return self._taken_bytes / _SPEED_WINDOW_S
 

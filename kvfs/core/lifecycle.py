@@ -17,26 +17,26 @@ class State(IntEnum):
     DRAFT = 1
     PUBLISHED = 2
     SLAB = 3
-    #: Final before and open for writing again: the extent is the truth until the last close.
+    #: Final before, and open for writing again: its extent knows its size and times.
     REWRITE = 4
-    #: Closed under the name it was created with: its maker's, as long as that process lives.
+    #: Closed under the name it was created with: belongs to its maker while that process lives.
     LEASED = 5
-    #: A draft with space allocated ahead of its bytes: a slab unless it is renamed.
+    #: A draft with space allocated ahead of its bytes: becomes a slab unless it is renamed.
     SLAB_DRAFT = 6
     #: A slab whose maker is gone.
     ORPHAN_SLAB = 7
     #: A temporary name that its writer left behind.
     ORPHAN = 8
-    #: A writer died of a signal in the middle: goes with its last handle. Never stored.
+    #: A writer died of a signal in the middle. Goes with its last handle. Never stored.
     TORN = 9
-    #: An extent before its draft. Never stored.
+    #: A ready extent, before there is a draft. Never stored.
     READY = 10
-    #: No name any more; lives on for its handles. Never stored.
+    #: Without a name; kept for its handles. Never stored.
     GONE = 11
-    #: Closed after a rewrite in place: a slab, but its bytes are one whole, so that a later rewrite
-    #: can tear it.
+    #: A slab that was rewritten in place and closed. Its bytes are one whole, so that a later
+    #: rewrite can tear it.
     REWRITTEN = 12
-    #: Renamed by its writer, who has not closed it yet.
+    #: Renamed by its writer, and not closed yet.
     RENAMED = 13
 
 
@@ -63,7 +63,7 @@ class Seen(StrEnum):
 
 
 class Goes(IntEnum):
-    """Whether a block may be evicted, and in which order; a higher one goes later."""
+    """Whether a block may be evicted, and in which order: a higher number goes later."""
 
     NEVER = 0
     FIRST = 1
@@ -137,7 +137,7 @@ TABLE: Final[dict[State, Row]] = {
         {
             Event.ALLOCATE: State.RENAMED,
             Event.RENAME: State.RENAMED,
-            # If bytes came behind the rename; what was renamed was whole.
+            # If bytes were written after the rename; what was renamed was whole.
             Event.TEAR: State.TORN,
             Event.CLOSE: State.PUBLISHED,
             Event.REOPEN: State.REWRITE,
@@ -226,27 +226,27 @@ TABLE: Final[dict[State, Row]] = {
     ),
 }
 
-#: Not closed by its first writers yet: its size is the extent's, its name may still vanish.
+#: Not closed by its first writers yet: its size is the extent's, and its name may still go.
 UNFINISHED: Final = frozenset({State.DRAFT, State.SLAB_DRAFT})
-#: Whole, and what the index says of it is the truth.
+#: Whole, and the index knows its size and times.
 SETTLED: Final = frozenset(
     {State.PUBLISHED, State.LEASED, State.SLAB, State.REWRITTEN, State.ORPHAN_SLAB, State.ORPHAN}
 )
-#: Written once and final, so that what is on the device after a power loss can be judged: such a
-#: block says itself what it is (identities.py). A slab's bytes are its maker's, then nobody's.
+#: Written once and final, so that what a power loss leaves of it can be judged. Such a block has an
+#: identity on the device (identities.py). Slabs have none: only their makers can judge their bytes.
 IDENTIFIED: Final = frozenset({State.PUBLISHED, State.LEASED, State.ORPHAN})
 #: Rewritten in place: their newest bytes may not be on the device when they get a final name.
 SLABS: Final = frozenset({State.SLAB, State.REWRITTEN, State.ORPHAN_SLAB})
 #: Belongs to the process that made it while that lives.
 HELD: Final = frozenset({State.LEASED, State.SLAB, State.REWRITTEN})
-#: Of these, what its maker got for closing it, and not for asking for its room before.
+#: Of these, the leases: a slab asked for its space before it was written.
 LEASES: Final = HELD - {State.SLAB}
 
 assert set(TABLE) == set(State) - {State.NODE}, "every state has a row"
 
 
 class IllegalEvent(ValueError):
-    """An event that the table does not know in that state; nothing has changed."""
+    """An event that is not in the state's row. Nothing has changed."""
 
 
 def after(state: State, event: Event) -> State:
@@ -266,7 +266,7 @@ def label(state: State) -> str:
 
 
 def is_temporary(name: bytes) -> bool:
-    """Whether *name* is one that connectors give a file before they rename it.
+    """Whether *name* looks like a name that connectors use before they rename the file.
 
     ``K.tmp`` (LMCache, UCM), ``K_RANDOM.tmp`` (vLLM, llm-d), ``.HEX.tmp`` (SGLang), ``K.tmp.HEX``
     and ``K.tmpHEX`` (LMCache NIXL, GDS).

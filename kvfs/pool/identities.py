@@ -1,7 +1,7 @@
 """Identities of extents, directories and symlinks: written and removed off the hot path.
 
-After a power loss the index is rebuilt from them (recovery.py); so they are written for what is
-whole only, and erased before the number is forgotten.
+After a power loss the index is rebuilt from them (recovery.py). So only whole blocks get one, and
+it is erased before the inode number is forgotten.
 """
 
 import contextlib
@@ -34,14 +34,14 @@ def identity_of(ino: InodeNo, record: InodeRecord) -> Identity:
 
 
 def carries_identity(record: InodeRecord) -> bool:
-    """Whether *record*'s inode says on the device what it is: fifos, sockets and drafts do not."""
+    """Whether *record*'s inode has an identity; fifos, sockets and drafts have none."""
     if stat.S_ISREG(record.mode):
         return record.state in IDENTIFIED
     return stat.S_ISDIR(record.mode) or stat.S_ISLNK(record.mode)
 
 
 def says(identity: Identity | None, ino: InodeNo, record: InodeRecord) -> bool:
-    """Whether *identity* is that of *record*; a directory's does not follow its mtime."""
+    """Whether *identity* is that of *record*. A directory's ignores its mtime."""
     expected = identity_of(ino, record)
     if identity is None or not stat.S_ISDIR(record.mode):
         return identity == expected
@@ -49,25 +49,25 @@ def says(identity: Identity | None, ino: InodeNo, record: InodeRecord) -> bool:
 
 
 class Identities:
-    """Queues identities of inodes to the background thread."""
+    """Queues identities of inodes for the background."""
 
     def __init__(self, extents: Extents, background: Background, unlink_queue: UnlinkQueue) -> None:
         self._extents = extents
         self._background = background
         self._unlink_queue = unlink_queue
-        #: Overwritten in place and final now: their bytes are on their way to the device, and the
-        #: identity follows. A rebuild could not tell old bytes from new ones.
+        #: Overwritten in place and final now. The identity follows when the bytes are durable: a
+        #: rebuild could not tell old bytes from new ones.
         self._syncing: dict[InodeNo, Identity] = {}
-        #: Taken away, but the device may have them still: until an fsync, a new one, or the end.
+        #: Removed, but the device may still have them until an fsync, a new identity, or the end.
         self._lingering: set[InodeNo] = set()
-        #: Their removal is queued, or failed.
+        #: The removal is queued, or failed.
         self._withdrawing: set[InodeNo] = set()
-        #: Of inodes below it nobody knows whether their bytes are durable: a killed server may
-        #: have overwritten them in place, and what it noted of that is gone (sweep.py).
+        #: The bytes of inodes below it may not be durable: a killed server may have overwritten
+        #: them in place, and its notes of that are gone (sweep.py).
         self.unsure_below = InodeNo(0)
 
     def write(self, ino: InodeNo, record: InodeRecord, *, overwritten: bool = False) -> None:
-        """Queue *record*'s identity; drafts have none, nor have fifos and sockets.
+        """Queue *record*'s identity. Drafts, fifos and sockets have none.
 
         That of a block that was *overwritten* in place, or may have been, waits until its bytes
         are durable.
@@ -87,7 +87,7 @@ class Identities:
             self._background.identify(ino, lambda: self._write_extent(ino, identity))
 
     def _sync(self, ino: InodeNo, identity: Identity) -> None:
-        """In the thread; the extent may be gone before its turn comes."""
+        """Sync in the thread; the extent may be gone before that."""
         if self._syncing.get(ino) is not identity:
             return
         with contextlib.suppress(Damaged):
@@ -100,38 +100,38 @@ class Identities:
             self._background.identify(ino, lambda: self._write_extent(ino, identity))
 
     def waiting_for_sync(self, ino: InodeNo | None = None) -> dict[InodeNo, Identity]:
-        """Return the identities that wait for their bytes now, or *ino*'s, for ``all_synced``."""
+        """Return the identities, or *ino*'s, that wait for their bytes; for ``all_synced``."""
         if ino is None:
             return dict(self._syncing)
         return {ino: self._syncing[ino]} if ino in self._syncing else {}
 
     def all_synced(self, waiting: dict[InodeNo, Identity]) -> None:
-        """Everything is durable that was written when these were *waiting*: they wait no more."""
+        """Note that all bytes are durable that were written when these were *waiting*."""
         for ino, identity in waiting.items():
             self._synced(ino, identity)
 
     def is_said(self, ino: InodeNo, record: InodeRecord) -> bool:
-        """Whether the device may have an identity of *ino*, the present one or a former."""
+        """Whether the device may have an identity of *ino*, the present or a former one."""
         return carries_identity(record) or self.was_identified(ino) or ino < self.unsure_below
 
     def say_now(self, ino: InodeNo) -> None:
-        """Carry out what is queued for *ino*; one that waits for its bytes waits on."""
+        """Do what is queued for *ino* now; an identity that waits for its bytes still waits."""
         self._background.carry_out(ino)
 
     def withdraw(self, ino: InodeNo) -> None:
-        """Queue the removal of an extent's identity: its bytes are about to change."""
+        """Queue the removal of an extent's identity, because its bytes are about to change."""
         self._syncing.pop(ino, None)
         self._withdrawing.add(ino)
         self._background.identify(ino, lambda: self._unidentify(ino))
 
     def was_identified(self, ino: InodeNo) -> bool:
-        """Whether *ino*'s identity was taken away, or is to be, and the device may have it."""
+        """Whether *ino*'s identity was or will be removed and the device may still have it."""
         return ino in self._lingering or ino in self._withdrawing
 
     def withdraw_now(self, ino: InodeNo) -> bool:
-        """Remove an extent's identity; False if the device has none either. Raises OSError.
+        """Remove an extent's identity; False if the device has none, either. Raises OSError.
 
-        Else it is gone for good after an fsync of the extent, which ``forgotten`` is told of.
+        If True, fsync the extent to remove it durably, and then call ``forgotten``.
         """
         self._syncing.pop(ino, None)
         self._background.forget(ino)
@@ -139,7 +139,7 @@ class Identities:
         return ino in self._lingering
 
     def forgotten(self, ino: InodeNo) -> None:
-        """Learn that an fsync of *ino*'s extent followed the removal of its identity."""
+        """Note that *ino*'s extent was fsynced after the removal of its identity."""
         self._lingering.discard(ino)
 
     def erase(self, ino: InodeNo, record: InodeRecord) -> None:

@@ -28,7 +28,7 @@ Adopt = Callable[[InodeNo, int], BackingId]
 
 
 class ReadyExtent(NamedTuple):
-    """An extent no client has seen: its number, O_RDWR descriptor, blocks and backing id."""
+    """An extent that no client has seen: number, O_RDWR descriptor, reserve and backing id."""
 
     ino: InodeNo
     fd: int
@@ -80,9 +80,9 @@ class ReadyExtents:
         return bool(self._queues.get(size_bytes))
 
     def take(self, size_bytes: int, now_s: float) -> ReadyExtent:
-        """Return an extent with *size_bytes* of blocks, for which there is room.
+        """Return an extent with *size_bytes* allocated, for which the caller has made space.
 
-        It has none if the device says otherwise. Raises NoSpace, OSError.
+        With none allocated if the device has no space. Raises NoSpace, OSError.
         """
         self.forecast.note_created(size_bytes, now_s)
         queue = self._queues.get(size_bytes)
@@ -97,23 +97,23 @@ class ReadyExtents:
         return self._prepare_now(size_bytes)
 
     def put_back(self, extent: ReadyExtent) -> None:
-        """Take back an extent that ``take`` gave and no client saw."""
+        """Take back an extent that ``take`` returned and no client saw."""
         self._space.ready_bytes += extent.reserve_bytes
         self._queues.setdefault(extent.reserve_bytes, deque()).append(extent)
 
     def let_go(self, extent: ReadyExtent) -> None:
-        """Close what belongs to a taken extent; the file stays with its inode."""
+        """Close what belongs to a taken extent. The file stays with its inode."""
         if extent.backing_id:
             self.abandon(extent.backing_id)
         os.close(extent.fd)
 
     def tick(self, now_s: float) -> None:
-        """Bring the queues to what the demand asks for now; called a few times a second."""
+        """Adjust the queues to the forecast; called a few times a second."""
         limit_bytes = int(self._settings.ready_share * self._space.capacity_bytes)
         space = self._space
         wanted = self.forecast.wanted(
             now_s,
-            # The room that other writers have left is not for guesses.
+            # A forecast must not take the space that other writers need.
             limit_bytes=min(limit_bytes, (space.free_bytes + self.spendable_bytes()) // 2),
             limit_extents=self._settings.ready_extents_max,
         )
@@ -127,14 +127,14 @@ class ReadyExtents:
         self.fill()
 
     def fill(self) -> None:
-        """Order what is missing, as far as there is room."""
+        """Order missing extents, as far as there is space."""
         for size_bytes, depth in self._depths.items():
             have = len(self._queues.get(size_bytes, ())) + self._coming.get(size_bytes, 0)
             for _ in range(depth - have):
                 self._order(size_bytes)
 
     def give_way(self) -> None:
-        """Drop every ready extent: clients' data needs the room."""
+        """Drop all ready extents, because clients' data needs the space."""
         self._depths.clear()
         for queue in self._queues.values():
             while queue:
@@ -164,7 +164,7 @@ class ReadyExtents:
         have = len(self._queues.get(size_bytes, ()))
         if size_bytes > self._space.unclaimed_bytes or have >= self._depths.get(size_bytes, 0):
             return  # somebody needed the room meanwhile, or nobody stores that size any more
-        # Not before: what waits here while requests keep the loop busy would hold no blocks.
+        # Not before: an order that waits while the loop is busy holds no blocks.
         self._space.ready_bytes += size_bytes
         try:
             extent = self._make(ino, size_bytes)

@@ -1,7 +1,7 @@
 """All readers of a whole block share one handle, which is kept when the last of them closes.
 
-A load is an open, a read and a close, and most loads come again. What an open finds out about a
-block holds as long as its record is the same, so the next one is a look at that, and a count.
+A load is an open, a read and a close, and most blocks are loaded again. What an open finds out is
+valid while the block's record is the same. So the next open compares the record and counts.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ from mount.fuse.wire import OPEN_OUT
 
 
 class Shared:
-    """A handle, the record that its block had when it was opened, and what the kernel was told."""
+    """A handle, its block's record at the open, and the reply that the kernel got."""
 
     __slots__ = ("grant", "handle", "key", "opened", "record", "told")
 
@@ -25,7 +25,7 @@ class Shared:
         self.handle = handle
         self.opened = handle.opened
         self.record = record
-        #: Of the record's row.
+        #: Key of the record's row.
         self.key = inode_key(handle.opened.ino)
         self.grant = grant
         #: The same as struct fuse_open_out.
@@ -35,7 +35,7 @@ class Shared:
 class SharedHandles:
     """The shared handles by inode.
 
-    Invariant: of one without an open the inode is parked (open_inodes.py), or it will not serve.
+    Invariant: the inode of a handle without an open is parked (open_inodes.py), or is not shared.
     """
 
     def __init__(self, pool: Pool, handles: Handles, most: int) -> None:
@@ -49,7 +49,7 @@ class SharedHandles:
     def enter(self, ino: InodeNo, flags: int) -> Shared | None:
         """Count one more reader on the handle of *ino* for open(2) *flags*, if there is one.
 
-        Raises OSError: the index cannot be read; nothing is counted then.
+        Raises OSError, and counts nothing, if the index cannot be read.
         """
         shared = self._shared.get(ino)
         if shared is None or shared.handle.flags != flags:
@@ -65,7 +65,7 @@ class SharedHandles:
         return None
 
     def _is_equal(self, shared: Shared) -> bool:
-        """Whether the record is what it was, though it had to be read again."""
+        """Whether the record, read again, is the same as at the open."""
         record = self._pool.index.inode_or_miss(shared.opened.ino)
         if record is None or record != shared.record:
             return False
@@ -73,9 +73,9 @@ class SharedHandles:
         return True
 
     def share(self, handle: Handle, grant: Grant) -> None:
-        """Let *handle*, a reader's just opened, serve the next ones, if its block is whole.
+        """Share *handle*, which a reader has just opened, with the next ones if its block is whole.
 
-        A lease by time starts anew with each open (leases.py), which takes the whole way.
+        Not with a timed lease (leases.py), which starts anew with each open.
         """
         opened = handle.opened
         record = self._pool.index.inode_or_miss(opened.ino)
@@ -91,9 +91,9 @@ class SharedHandles:
         self._shared[opened.ino] = Shared(handle, record, grant)
 
     def close(self, handle: Handle) -> bool:
-        """Count one reader on *handle* less; True if that is all that there is to do.
+        """Count one reader of *handle* less; True if there is nothing else to do.
 
-        Else the handle is closed, and its inode is still to be. Raises BadHandle.
+        Otherwise the handle is closed, and the caller must close its inode. Raises BadHandle.
         """
         ino = handle.opened.ino
         if self.leave(ino, handle.fh):
@@ -105,9 +105,9 @@ class SharedHandles:
         return False
 
     def leave(self, ino: InodeNo, fh: int) -> bool:
-        """Count one reader less on the handle of *ino* if it is *fh* and stays shared, else False.
+        """Count one reader less on handle *fh* of *ino*; False if it does not stay shared.
 
-        A close by number, for who need not know the handle.
+        For callers that know only the number of the handle.
         """
         shared = self._shared.get(ino)
         if shared is None:
@@ -125,9 +125,9 @@ class SharedHandles:
         return True
 
     def _may_be_parked(self, opened: OpenInode) -> bool:
-        """Whether nothing is left to be done at the last close of *opened*, its id included.
+        """Whether *opened* can be parked at its last close, with its backing id.
 
-        While more are open than ids may be kept, each close gives one back.
+        While more are open than ids may be kept, each close gives one back instead.
         """
         if opened.gone is not None or opened.fd >= 0 or opened.writers:
             return False
@@ -135,7 +135,7 @@ class SharedHandles:
         return len(inodes) + len(inodes.parked) <= self._most
 
     def forget(self, ino: InodeNo) -> None:
-        """Share no handle of *ino* any more; who has one keeps it to his close."""
+        """Stop sharing the handle of *ino*; its readers keep it until they close it."""
         shared = self._shared.pop(ino, None)
         if shared is not None and not shared.handle.opens:
             self._handles.forget(shared.handle)
@@ -144,7 +144,7 @@ class SharedHandles:
             self._pool.freed(opened)
 
     def give_up_one(self) -> bool:
-        """Forget the parked inode that was unused for longest; False if there is none."""
+        """Forget the parked inode that was unused longest; False if there is none."""
         for ino in self._pool.open_inodes.parked:
             self.forget(ino)
             return True

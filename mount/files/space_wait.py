@@ -1,8 +1,8 @@
 """Waiting for space: what a request does when the pool is full and something may still be evicted.
 
-Every wait has a bound, and none begins when nothing may go. The oldest waiter looks for room for
-all of them: hundreds that each search for themselves would leave the loop no time for the closes
-that make some.
+Every wait has a bound, and none begins if nothing can be evicted. The oldest waiter looks for space
+for all of them. Hundreds that each search for themselves would leave the loop no time for the
+closes that free some.
 """
 
 import functools
@@ -17,16 +17,16 @@ from kvfs.engine.store import Store
 
 #: A scan of a million rows takes 20 ms, an unlink of a large extent as long.
 _LOOK_S: Final = 0.002
-#: So many times as long as a look took nobody looks again: others need the loop, too.
+#: After a look, none for so many times as long as it took: others need the loop, too.
 _REST: Final = 3
-#: What was closed just now may still count as open: names of what is in use go only after this.
+#: A block closed just now may still count as open, so used blocks are evicted only after this.
 _PATIENCE_S: Final = 0.05
-#: Who has read a block for long after its name went keeps it: for such nobody waits longer.
+#: For a reader that goes on reading long after the name went, nobody waits longer than this.
 _LAST_USER_S: Final = 1.0
-#: How often to try on one that others fill as fast as room is made.
+#: How often to try on a device that others fill as fast as space is made.
 DEVICE_TRIES: Final = 3
-#: A CREATE waits with its directory locked, and all who look a name up there wait with it: no
-#: longer than a usual load takes, and all creates together no more than a share of the time.
+#: A CREATE waits with its directory locked, and lookups there wait with it. So it waits no longer
+#: than a usual load takes, and all creates together only for a share of the time.
 _CREATES_S: Final = 0.2
 _CREATES_SHARE: Final = 0.25
 #: A task, its frames and its place in the line.
@@ -47,7 +47,7 @@ def tell_nobody() -> Callable[[], None]:
 
 
 class _Waiter:
-    """One who waits for room."""
+    """A request that waits for space."""
 
     __slots__ = ("granted", "in_vain", "pending", "since_s", "size_bytes", "turn", "until_s")
 
@@ -55,17 +55,17 @@ class _Waiter:
         self.size_bytes = size_bytes
         self.since_s = since_s
         self.until_s = until_s
-        #: Whether somebody else waited in vain just before.
+        #: Whether another one waited in vain just before.
         self.in_vain = in_vain
         self.pending = True
-        #: Its room is pledged: it takes that over when it runs next.
+        #: Its space is pledged; it takes that over when it runs next.
         self.granted = False
-        #: Set when it is decided, or the oldest.
+        #: Set when it is decided, or when it becomes the oldest.
         self.turn = trio.Event()
 
 
 class _Allowance:
-    """How long creates may wait, all together: a bucket that fills while none of them does."""
+    """How long all creates together may wait: a bucket that fills while none of them waits."""
 
     def __init__(self) -> None:
         self._left_s = _CREATES_S
@@ -73,13 +73,13 @@ class _Allowance:
         self._waiting = 0
 
     def begin(self, now_s: float) -> float:
-        """One more waits; return for how long it may."""
+        """Count one more waiter; return how long it may wait."""
         self._settle(now_s)
         self._waiting += 1
         return self._left_s
 
     def end(self, now_s: float) -> None:
-        """One has waited."""
+        """Count one waiter less."""
         self._settle(now_s)
         self._waiting -= 1
 
@@ -92,7 +92,7 @@ class _Allowance:
 
 
 class _Prospect:
-    """What may still bring room, each thing looked at once: some of it goes through all files."""
+    """What may still free space. Each check is made once, since some look at all open files."""
 
     def __init__(self, store: Store) -> None:
         self._reclaim, self._pool = store.reclaim, store.pool
@@ -100,12 +100,12 @@ class _Prospect:
 
     @functools.cached_property
     def awaits_users(self) -> bool:
-        """Whether the last users of some blocks would make room by going."""
+        """Whether space would be freed if the users of some blocks closed them."""
         return self._reclaim.awaits_users
 
     @functools.cached_property
     def users_came_lately(self) -> bool:
-        """Whether one of them may be done soon."""
+        """Whether one of these users may be done soon."""
         return self._reclaim.users_came_lately(self._pool.settings.room_wait_s)
 
     def worth_waiting(self, size_bytes: int, waited_s: float) -> bool:
@@ -120,21 +120,21 @@ class _Prospect:
 
 
 class Room:
-    """Counts who waited, and how long."""
+    """The queue of requests that wait for space, and its counters."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.stalls = 0
         self.stalled_s = 0.0
         self.longest_s = 0.0
-        #: Those who were not let wait: too many did.
+        #: Requests that were refused because too many waited already.
         self.turned_away = 0
-        #: Oldest first; those that are decided are not in it.
+        #: Oldest first, without those that are decided.
         self._line: dict[_Waiter, None] = {}
         self._held_bytes = 0
         self._allowance = _Allowance()
         self._pause_s = _LOOK_S
-        #: Until then nobody begins to wait for users who outstayed another one's patience.
+        #: Until then no request starts to wait for users that another one waited for in vain.
         self._vain_until_s = 0.0
 
     async def find(
@@ -151,14 +151,14 @@ class Room:
             if not self.worth_waiting(size_bytes, 0.0):
                 raise
             now_s = trio.current_time()
-            # One after the other they would hold up all others who want room, for a second each.
+            # One after the other they would delay all others that need space, for a second each.
             waiter = _Waiter(size_bytes, now_s, math.inf, in_vain=now_s < self._vain_until_s)
             await self._make(waiter, about_to_wait, held_bytes)
 
     async def find_to_begin(self, about_to_wait: AboutToWait) -> None:
-        """Return when a draft may be made: there is room, or some may come.
+        """Return when a draft may be created: there is space, or some may come.
 
-        It asks again with its first bytes. Raises NoSpace when nothing is left that may go.
+        It asks again with its first bytes. Raises NoSpace when nothing more can be evicted.
         """
         try:
             self._store.pool.require_space(1)

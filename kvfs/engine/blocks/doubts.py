@@ -1,10 +1,10 @@
 """Closes that prove nothing: the block stays a draft until it is known how its writer ended.
 
-A close by a process that lives ends a block, and so does the exit of one that ends by itself.
-But who closed may be unknown: a process of another pid namespace, one that could not be looked at
-for want of a descriptor. And a file may be written after its close, by a request of io_uring or
-a mapping that holds it open: then its RELEASE comes with the end of that, which may be a signal.
-Unknown is never whole: what no rename and no living process vouches for in time is torn.
+A block is finished by a close of a process that stays alive, or by the exit of one that ends by
+itself. But the closing process may be unknown: it is in another pid namespace, or there was no
+descriptor left to look at it. And a file may be written after its close, by io_uring or a mapping:
+then RELEASE comes when that ends, perhaps by a signal. Unknown is never whole: without a rename or
+a process that is seen alive in time, the block is torn.
 """
 
 import logging
