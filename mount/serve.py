@@ -44,10 +44,9 @@ from mount.fuse.invalidations import Invalidations
 from mount.fuse.kernel_mount import OwnMount
 from mount.fuse.wire import Opcode
 from mount.process.logs import apply_levels
+from mount.requests.answers import Answers
 from mount.requests.data import DataRequests
-from mount.requests.entry_attributes import Entries
 from mount.requests.fast import FastAnswers
-from mount.requests.fast_store import FastStores
 from mount.requests.late import Late
 from mount.requests.lost_device import LostDevice
 from mount.requests.operations import Operations
@@ -130,14 +129,15 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.channel = Channel(self.device_fd, settings.max_background, settings.busy_poll_us)
         shares = OpenShares(settings.open_files_user_share)
         self.handles = Handles(os.memfd_create("kvfs-handles", os.MFD_CLOEXEC), shares)
-        self.entries = Entries(settings, device.epoch)
         self.path = self._make_path()
         self.files = Files(
             store, self.handles, self.path, settings.io_threads, lambda: self.channel.present.uid
         )
         if isinstance(self.path, PassthroughPath):
             self.path.give_up_one = self.files.readers.give_up_one
-        self.fast: FastAnswers | None = None
+        self.answers = Answers(
+            store, self.files, settings, device.epoch, lambda: self.channel.present, self._removed
+        )
         self._makers = store.pool.leases.processes
         self._settled = trio.Event()
         self._own = OwnMount(self.device_fd, settings.mountpoint)
@@ -195,9 +195,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         operations = Operations(
             self.store,
             self.files,
-            self.entries,
+            self.answers,
             self.channel.granted,
-            self._removed,
             self._thread,
         )
         pyfuse3.init(operations, self.channel.libfuse_mountpoint, set())
@@ -210,18 +209,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 lane = DataRequests(Transfers(self.files), late, at_once=self.settings.fast_lane)
                 self.channel.serve(lane.answers())
                 if self.settings.fast_lane:
-                    self.fast = FastAnswers(
-                        self.store,
-                        self.files,
-                        self.settings,
-                        self._device.epoch,
-                        self._thread,
-                    )
-                    self.channel.serve(self.fast.answers())
-                    stores = FastStores(
-                        self.fast, self.files, lambda: self.channel.present, self._removed
-                    )
-                    self.channel.serve(stores.answers())
+                    fast = FastAnswers(self.answers, self.files, lambda: self.channel.present)
+                    self.channel.serve(fast.answers())
                     self.channel.reader.readers = self.files.readers
                 nursery.start_soon(self._serve_signals, load)
                 nursery.start_soon(self.channel.flush_late)
@@ -337,9 +326,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         except Exception as error:
             _log.error("settings not reloaded: %s", error)
             return
-        self.settings = self.entries.settings = self.store.pool.settings = fresh
-        if self.fast is not None:
-            self.fast.apply(fresh)
+        self.settings = self.store.pool.settings = fresh
+        self.answers.apply(fresh)
         apply_levels(fresh)
         _log.info("settings reloaded%s", f"; need a new mount: {ignored}" if ignored else "")
 

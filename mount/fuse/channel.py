@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import pyfuse3
 import trio
 
+from kvfs.core.types import InodeNo
 from mount.fuse.errno_map import counted_errno
 from mount.fuse.grant import Grant
 from mount.fuse.init_reply import Features, patch_init_reply
@@ -60,7 +61,7 @@ Message = bytes | memoryview
 #: Answers one request (unique, nodeid, what follows the header) in place of libfuse: with the
 #: whole reply, with b"" if it comes later by ``Channel.reply_late``, with None to leave it to
 #: libfuse.
-Answer = Callable[[int, int, memoryview], Message | None]
+Answer = Callable[[int, InodeNo, memoryview], Message | None]
 
 
 class Requester(NamedTuple):
@@ -334,7 +335,7 @@ class Channel:
 
 
 def _either(first: Answer, second: Answer) -> Answer:
-    def answer(unique: int, nodeid: int, request: memoryview) -> Message | None:
+    def answer(unique: int, nodeid: InodeNo, request: memoryview) -> Message | None:
         reply = first(unique, nodeid, request)
         return second(unique, nodeid, request) if reply is None else reply
 

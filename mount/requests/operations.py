@@ -5,7 +5,6 @@ the next request is read.
 """
 
 import errno
-import functools
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -14,26 +13,21 @@ from typing import Final
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, RequestContext, SetattrFields, StatvfsData
 
-from kvfs.core.errors import InvalidRequest, NotFound, NotPermitted
-from kvfs.core.lifecycle import UNFINISHED
-from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES, InodeNo, InodeRecord
+from kvfs.core.errors import NotPermitted
+from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES, InodeNo
 from kvfs.engine.attributes import Change
 from kvfs.engine.store import Store
-from kvfs.machine.credentials import credentials_of
 from mount.files.files import Files
-from mount.files.permissions import may_empty
 from mount.fuse.errno_map import answered, awaited
 from mount.fuse.grant import Grant
 from mount.fuse.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE
-from mount.requests.entry_attributes import Entries
-from mount.requests.listing import list_directory
+from mount.requests.answers import Answers
+from mount.requests.replies import entry_attributes, list_directory
 
 _NODE_KINDS: Final = (stat.S_IFIFO, stat.S_IFSOCK)
 
 #: Tells the channel what to add to the reply of the present request.
 Granted = Callable[[Grant], None]
-#: Tells the mount that an inode lost its name.
-Removed = Callable[[InodeNo], None]
 
 
 def _storable(time_ns: int) -> int:
@@ -51,9 +45,8 @@ class Operations(pyfuse3.Operations):
         self,
         store: Store,
         files: Files,
-        entries: Entries,
+        answers: Answers,
         granted: Granted,
-        removed: Removed,
         thread: Callable[[], int],
     ) -> None:
         """*thread* returns the thread that made the present request."""
@@ -61,20 +54,9 @@ class Operations(pyfuse3.Operations):
         self._store = store
         self._namespace = store.namespace
         self._files = files
-        self._entries = entries
+        self._answers = answers
         self._granted = granted
-        self._removed = removed
         self._thread = thread
-
-    def _present(self, ino: InodeNo) -> EntryAttributes:
-        record = self._store.blocks.present(ino)
-        opened = self._store.pool.open_inodes.get(ino)
-        return self._entries.entry(
-            ino,
-            record,
-            nlink=0 if self._store.blocks.is_gone(ino) else -1,
-            settled=opened is None or not opened.writers,
-        )
 
     def _file_info(self, fh: int, grant: Grant) -> FileInfo:
         self._granted(grant)
@@ -89,36 +71,7 @@ class Operations(pyfuse3.Operations):
     @answered
     def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         """Look a name up. The kernel caches the answer for a while, also a miss."""
-        truncating, thread = self._store.blocks.truncating, self._thread()
-        try:
-            ino = self._namespace.lookup(InodeNo(parent_inode), name)
-            if truncating.refusals:
-                may = functools.partial(self._may_empty, thread, ctx)
-                ino = truncating.looked_up(ino, thread, self._files.requester(), may)
-            record = self._store.blocks.present(ino)
-        except NotFound:
-            truncating.refusals.looked(thread)
-            return self._entries.absent()
-        if record.state not in UNFINISHED:
-            self._store.pool.heat.touch(ino)
-            return self._present(ino)
-        seen = self._store.visibility.seen(ino, record, self._files.requester())
-        if seen is None:
-            return self._entries.hidden()
-        if seen != ino:
-            old = self._store.blocks.present(seen)
-            return self._entries.entry(seen, old, nlink=1, name_trusted=False)
-        return self._entries.entry(ino, record, settled=False, name_trusted=False)
-
-    def _may_empty(
-        self, thread: int, ctx: RequestContext, record: InodeRecord, *, reads: bool
-    ) -> bool:
-        """Whether *thread*, which made request *ctx*, may empty *record*; False if unknown."""
-        who = credentials_of(thread)
-        if who is None or (who.uid, who.gid) != (ctx.uid, ctx.gid):
-            return False
-        sticky = self._namespace.directory(record.parent).mode & stat.S_ISVTX
-        return may_empty(record, who, reads=reads, sticky=bool(sticky))
+        return entry_attributes(self._answers.lookup(InodeNo(parent_inode), name))
 
     @answered
     def mkdir(
@@ -126,7 +79,7 @@ class Operations(pyfuse3.Operations):
     ) -> EntryAttributes:
         """Make a directory."""
         ino, record = self._namespace.make_node(InodeNo(parent_inode), name, mode, ctx.uid, ctx.gid)
-        return self._entries.entry(ino, record)
+        return entry_attributes(self._answers.entry(ino, record))
 
     @answered
     def mknod(
@@ -140,7 +93,7 @@ class Operations(pyfuse3.Operations):
             ino, record = self._namespace.make_node(parent, name, mode, ctx.uid, ctx.gid)
         else:
             raise NotPermitted("device nodes")
-        return self._entries.entry(ino, record)
+        return entry_attributes(self._answers.entry(ino, record))
 
     @answered
     def symlink(
@@ -151,7 +104,7 @@ class Operations(pyfuse3.Operations):
         ino, record = self._namespace.make_node(
             InodeNo(parent_inode), name, mode, ctx.uid, ctx.gid, target
         )
-        return self._entries.entry(ino, record)
+        return entry_attributes(self._answers.entry(ino, record))
 
     @answered
     def readlink(self, inode: int, ctx: RequestContext) -> bytes:
@@ -168,9 +121,7 @@ class Operations(pyfuse3.Operations):
     @answered
     def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
         """Remove a file's name."""
-        parent = InodeNo(parent_inode)
-        self._store.watch.look_at_removal(self._namespace.lookup(parent, name))
-        self._removed(self._namespace.unlink(parent, name))
+        self._answers.unlink(InodeNo(parent_inode), name)
 
     @answered
     def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
@@ -189,22 +140,14 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         """Move a name, also with RENAME_NOREPLACE or RENAME_EXCHANGE."""
         old, new = InodeNo(parent_inode_old), InodeNo(parent_inode_new)
-        if flags == pyfuse3.RENAME_EXCHANGE:
-            self._namespace.exchange(old, name_old, new, name_new)
-            return
-        if flags not in (0, pyfuse3.RENAME_NOREPLACE):
-            raise InvalidRequest(f"rename flags {flags:#x}")
-        who = self._files.requester()
-        replaced = self._store.rename(old, name_old, new, name_new, replace=flags == 0, who=who)
-        if replaced is not None:
-            self._removed(replaced)
+        self._answers.rename(old, name_old, new, name_new, flags)
 
     # ---- attributes ----
 
     @answered
     def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
         """Return attributes, also of a removed inode that is open."""
-        return self._present(InodeNo(inode))
+        return entry_attributes(self._answers.attributes(InodeNo(inode)))
 
     @awaited
     async def setattr(
@@ -225,7 +168,7 @@ class Operations(pyfuse3.Operations):
             mtime_ns=_storable(attr.st_mtime_ns) if fields.update_mtime else None,
         )
         await self._files.change(InodeNo(inode), change)
-        return self._present(InodeNo(inode))
+        return entry_attributes(self._answers.attributes(InodeNo(inode)))
 
     @answered
     def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
@@ -277,13 +220,8 @@ class Operations(pyfuse3.Operations):
     ) -> tuple[FileInfo, EntryAttributes]:
         """Create and open a file; a full pool evicts something first."""
         parent = InodeNo(parent_inode)
-        await self._files.find_room_to_create(parent, name, flags)
-        fh, grant, ino, record = await self._files.open_or_create(
-            parent, name, stat.S_IFREG | mode, flags, ctx.uid, ctx.gid
-        )
-        trusted = self._files.trusts_created(record)
-        entry = self._entries.created(ino, record, name_trusted=trusted)
-        return self._file_info(fh, grant), entry
+        fh, grant, entry = await self._answers.create(parent, name, mode, flags)
+        return self._file_info(fh, grant), entry_attributes(entry)
 
     @answered
     def flush(self, fh: int) -> None:
@@ -314,7 +252,7 @@ class Operations(pyfuse3.Operations):
         """List a directory after cookie *start_id*."""
         ino = self._files.handles.get(fh).opened.ino
         who = self._files.requester()
-        list_directory(self._store, self._entries, ino, start_id, token, who)
+        list_directory(self._store, self._answers, ino, start_id, token, who)
 
     @answered
     def releasedir(self, fh: int) -> None:

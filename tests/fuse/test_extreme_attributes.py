@@ -12,8 +12,9 @@ from kvfs.core.records import pack_inode, parse_inode
 from kvfs.core.settings import Settings
 from kvfs.core.types import NAME_MAX_BYTES, InodeNo, InodeRecord, Sequence
 from mount.fuse.wire import ATTR, ENTRY_OUT_BYTES
-from mount.requests.entry_attributes import Entries
-from mount.requests.fast import FastAnswers
+from mount.requests.answers import Answers
+from mount.requests.fast import entry_out
+from mount.requests.replies import entry_attributes
 
 U32 = (1 << 32) - 1
 I63 = (1 << 63) - 1
@@ -48,12 +49,16 @@ def records(draw: st.DrawFn) -> InodeRecord:
     )
 
 
-def lane() -> FastAnswers:
-    """Return a lane to a store in which nothing is open."""
+def answers() -> Answers:
+    """Return the answers of a store in which nothing is open."""
+    truncating = SimpleNamespace(refusals=None)
     store = SimpleNamespace(
-        pool=SimpleNamespace(open_inodes={}), blocks=SimpleNamespace(is_gone=lambda _: False)
+        namespace=None,
+        pool=SimpleNamespace(open_inodes={}, heat=None),
+        blocks=SimpleNamespace(truncating=truncating),
     )
-    return FastAnswers(cast("Any", store), cast("Any", None), Settings(), GENERATION, lambda: 0)
+    unused = cast("Any", None)
+    return Answers(cast("Any", store), unused, Settings(), GENERATION, unused, unused)
 
 
 FAR = InodeRecord(
@@ -67,9 +72,10 @@ FAR = InodeRecord(
 def test_what_the_index_holds_can_be_told(ino: int, record: InodeRecord) -> None:
     """Both ways say the same, to the nanosecond."""
     assert parse_inode(pack_inode(record)) == record
-    told = lane().created(InodeNo(ino), record, name_trusted=True)
+    answer = answers().entry(InodeNo(ino), record)
+    told = entry_out(answer)
     assert len(told) == ENTRY_OUT_BYTES
-    entry = Entries(Settings(), GENERATION).created(InodeNo(ino), record, name_trusted=True)
+    entry = entry_attributes(answer)
     found, size, blocks, *times, mode, nlink, uid, gid, _, blksize, _ = ATTR.unpack(
         told[-ATTR.size :]
     )

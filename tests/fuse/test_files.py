@@ -15,7 +15,8 @@ from kvfs.engine.attributes import Change
 from kvfs.engine.store import Store
 from kvfs.machine.processes import NOBODY
 from mount.files.handles import HandleKind
-from mount.requests.entry_attributes import Entries
+from mount.fuse.channel import Requester
+from mount.requests.answers import Answers
 from mount.requests.operations import Operations
 from tests.support.counted_desk import NEW, CountedDesk, counted_desk
 from tests.support.stores import FILE, MIB, allocate, get, put
@@ -118,13 +119,15 @@ async def test_the_kernel_gets_a_rewrites_handle_after_that_wait(
     order: list[str] = []
     ino = desk.identified(b"block")
     monkeypatch.setattr(desk.store.pool.syscalls, "fsync", lambda _: order.append("fsync"))
-    entries = Entries(desk.store.pool.settings, 0)
+    settings = desk.store.pool.settings
+    answers = Answers(
+        desk.store, desk.files, settings, 0, lambda: Requester(0, 0, 0), lambda _: None
+    )
     operations = Operations(
         desk.store,
         desk.files,
-        entries,
+        answers,
         granted=lambda _: order.append("granted"),
-        removed=lambda _: None,
         thread=lambda: 0,
     )
     told = await operations.open(ino, os.O_RDWR, pyfuse3.RequestContext())

@@ -215,7 +215,7 @@ TABLE: Final = [
         stored,
         rewrite_whole,
         "2 OPEN, 3 LOOKUP, GETATTR, 2 GETXATTR, FLUSH, RELEASE",
-        "2 OPEN, 3 LOOKUP",
+        "2 OPEN",
     ),
     Row("remove", stored, remove, "UNLINK", "UNLINK"),
     Row("list", stored, os.listdir, LISTING, LISTING),

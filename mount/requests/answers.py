@@ -1,0 +1,214 @@
+"""What a request is answered, decided once: which inode, how many links, kept for how long.
+
+Nothing here knows how an answer is written: ``fast`` makes bytes of it, ``replies`` the objects
+that pyfuse3 wants.
+"""
+
+import functools
+import os
+import stat
+from collections.abc import Callable
+from stat import S_ISDIR
+from typing import Final, NamedTuple
+
+from kvfs.core.errors import Exists, InvalidRequest, NoSpace, NotFound
+from kvfs.core.lifecycle import UNFINISHED
+from kvfs.core.settings import Settings
+from kvfs.core.types import ROOT_INODE, HandleNo, InodeNo, InodeRecord
+from kvfs.engine.store import Store
+from kvfs.machine.credentials import credentials_of
+from mount.files.files import Files
+from mount.files.permissions import may_empty
+from mount.fuse.channel import Requester
+from mount.fuse.grant import Grant
+
+_NS: Final = 1_000_000_000
+#: A field of 32 bits in struct fuse_attr.
+_LINKS_MAX: Final = (1 << 32) - 1
+#: renameat2(2), linux/fs.h.
+_RENAME_NOREPLACE: Final = 1
+_RENAME_EXCHANGE: Final = 2
+
+
+class Validity(NamedTuple):
+    """For how long the kernel may keep an answer; also split as its messages have it."""
+
+    valid_s: float
+    whole_s: int
+    rest_ns: int
+
+
+def _for(valid_s: float) -> Validity:
+    whole_s = int(valid_s)
+    return Validity(valid_s, whole_s, int((valid_s - whole_s) * _NS))
+
+
+#: The kernel asks again each time.
+_NOT_KEPT: Final = _for(0.0)
+#: may_open() in fs/namei.c wants attributes right behind a CREATE; with a timeout of 0 each store
+#: would ask once more. What a write changes the kernel forgets by itself.
+_CREATED: Final = _for(1.0)
+
+#: An inode as the kernel is told of it: number, record, links, how long its attributes are kept,
+#: generation, how long its name is kept. A plain tuple: a named one costs every LOOKUP 0.2 us.
+Entry = tuple[InodeNo, InodeRecord, int, Validity, int, Validity]
+#: What a CREATE is told: handle, how to reach the bytes, the new file.
+Created = tuple[HandleNo, Grant, Entry]
+
+
+class Answers:
+    """The decisions of one mount. Those that are no coroutines never wait."""
+
+    def __init__(
+        self,
+        store: Store,
+        files: Files,
+        settings: Settings,
+        generation: int,
+        requester: Callable[[], Requester],
+        removed: Callable[[InodeNo], None],
+    ) -> None:
+        """*generation* is the pool's epoch: an NFS handle of another pool is stale.
+
+        *requester* tells whose request it is; *removed* hears of inodes that lost their name.
+        """
+        self._store = store
+        self._namespace = store.namespace
+        self._blocks = store.blocks
+        self._refusals = store.blocks.truncating.refusals
+        self._open_inodes = store.pool.open_inodes
+        self._heat = store.pool.heat
+        self._files = files
+        self._generation = generation & 0xFFFFFFFF
+        self._requester = requester
+        self._removed = removed
+        self.apply(settings)
+
+    def apply(self, settings: Settings) -> None:
+        """Take the timeouts of *settings*."""
+        self._name_kept = _for(settings.entry_timeout_s)
+        self._attributes_kept = _for(settings.attr_timeout_s)
+        self._absence_kept = _for(settings.negative_timeout_s)
+
+    def lookup(self, parent: InodeNo, name: bytes) -> Entry | Validity:
+        """Return what the name leads to, or for how long the kernel may keep that there is none."""
+        try:
+            ino = self._namespace.lookup(parent, name)
+            if self._refusals:
+                ino = self._second_try(ino)
+            record = self._blocks.present(ino)
+        except NotFound:
+            if self._refusals:
+                self._refusals.looked(self._requester().tid)
+            return self._absence_kept
+        if record.state in UNFINISHED:
+            return self._draft(ino, record)
+        self._heat.touch(ino)
+        return self.entry(ino, record)
+
+    def _second_try(self, ino: InodeNo) -> InodeNo:
+        """Return where a name leads that was found at *ino*, if an OPEN of it was refused."""
+        who = self._requester()
+        may = functools.partial(self._may_empty, who)
+        return self._blocks.truncating.looked_up(ino, who.tid, self._files.requester(), may)
+
+    def _may_empty(self, asks: Requester, record: InodeRecord, *, reads: bool) -> bool:
+        """Whether who *asks* may empty *record*; not if that is unknown."""
+        who = credentials_of(asks.tid)
+        if who is None or (who.uid, who.gid) != (asks.uid, asks.gid):
+            return False
+        sticky = self._namespace.directory(record.parent).mode & stat.S_ISVTX
+        return may_empty(record, who, reads=reads, sticky=bool(sticky))
+
+    def _draft(self, ino: InodeNo, record: InodeRecord) -> Entry | Validity:
+        """Return what who asks is shown under the name of a draft; the kernel keeps none of it.
+
+        To those who must not see it there is no such name, or the old version has it.
+        """
+        seen = self._store.visibility.seen(ino, record, self._files.requester())
+        if seen is None:
+            return _NOT_KEPT
+        if seen != ino:
+            record = self._blocks.present(seen)
+        return self.entry(seen, record, name_trusted=False)
+
+    def attributes(self, ino: InodeNo) -> Entry:
+        """Return what there is to say of *ino*, also of a removed one that is open."""
+        entry = self.entry(ino, self._blocks.present(ino))
+        return (*entry[:2], 0, *entry[3:]) if self._blocks.is_gone(ino) else entry
+
+    def entry(self, ino: InodeNo, record: InodeRecord, *, name_trusted: bool = True) -> Entry:
+        """Return what is said of *record*, which has its name.
+
+        The kernel asks again for attributes that somebody changes, and for a name that is not
+        *name_trusted*. The root's generation is 0: the kernel warns of any other
+        (fuse_lookup_name in fs/fuse/dir.c). A directory's links count its subdirectories.
+        """
+        opened = self._open_inodes.get(ino)
+        changes = record.state in UNFINISHED or (opened is not None and opened.writers)
+        return (
+            ino,
+            record,
+            min(2 + record.subdirs, _LINKS_MAX) if S_ISDIR(record.mode) else 1,
+            _NOT_KEPT if changes else self._attributes_kept,
+            0 if ino == ROOT_INODE else self._generation,
+            self._name_kept if name_trusted else _NOT_KEPT,
+        )
+
+    def create_at_once(self, parent: InodeNo, name: bytes, mode: int, flags: int) -> Created | None:
+        """Create and open a file; None if only ``create`` can tell, which may wait.
+
+        For room, or for what lies under the name to be forgotten. Raises what ``Files.create``
+        raises.
+        """
+        who, mode = self._requester(), stat.S_IFREG | stat.S_IMODE(mode)
+        try:
+            made = self._files.create(parent, name, mode, flags, who.uid, who.gid)
+        except NoSpace:
+            if self._files.room.worth_waiting(1, 0.0):
+                return None
+            raise
+        except Exists:
+            if not flags & os.O_EXCL:
+                return None
+            raise
+        return self._created(*made)
+
+    async def create(self, parent: InodeNo, name: bytes, mode: int, flags: int) -> Created:
+        """Create and open a file; a full pool first lets something go.
+
+        Raises what ``Files.find_room_to_create`` and ``Files.open_or_create`` raise.
+        """
+        who, mode = self._requester(), stat.S_IFREG | stat.S_IMODE(mode)
+        await self._files.find_room_to_create(parent, name, flags)
+        made = await self._files.open_or_create(parent, name, mode, flags, who.uid, who.gid)
+        return self._created(*made)
+
+    def _created(self, fh: HandleNo, grant: Grant, ino: InodeNo, record: InodeRecord) -> Created:
+        """Return what is said of a new draft, which open(2) checks once more before it returns."""
+        trusted = self._files.trusts_created(record)
+        _, _, links, _, generation, name_kept = self.entry(ino, record, name_trusted=trusted)
+        return fh, grant, (ino, record, links, _CREATED, generation, name_kept)
+
+    def rename(
+        self, parent: InodeNo, name: bytes, new_parent: InodeNo, new_name: bytes, flags: int
+    ) -> None:
+        """Move a name; RENAME_NOREPLACE and RENAME_EXCHANGE are understood.
+
+        Raises InvalidRequest for other *flags*, and what ``Store.rename`` raises.
+        """
+        if flags == _RENAME_EXCHANGE:
+            self._namespace.exchange(parent, name, new_parent, new_name)
+            return
+        if flags & ~_RENAME_NOREPLACE:
+            raise InvalidRequest(f"rename flags {flags:#x}")
+        replaced = self._store.rename(
+            parent, name, new_parent, new_name, replace=not flags, who=self._files.requester()
+        )
+        if replaced is not None:
+            self._removed(replaced)
+
+    def unlink(self, parent: InodeNo, name: bytes) -> None:
+        """Remove a file's name. Raises what ``Namespace.unlink`` raises."""
+        self._store.watch.look_at_removal(self._namespace.lookup(parent, name))
+        self._removed(self._namespace.unlink(parent, name))
