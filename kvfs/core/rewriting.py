@@ -42,61 +42,29 @@ class Answer(StrEnum):
     LEAD = "the LOOKUP leads to what is there"
 
 
+_OWN: Final = dict.fromkeys((Found.FREE, Found.LOST), Answer.EMPTY)
+_OTHERS: Final = (Found.TAKEN, Found.NAMELESS, Found.NOTHING)
+
 #: What an OPEN with O_TRUNC of an inode is answered. A second try without a LOOKUP goes by number
 #: (/proc/PID/fd, a handle): it cannot be led elsewhere. An unknown thread has no second try: the
 #: name is replaced at once, and the program, which hears ESTALE, opens again.
 OPEN: Final[dict[Try, dict[Found, Answer]]] = {
-    Try.FIRST: {
-        Found.FREE: Answer.EMPTY,
-        Found.TAKEN: Answer.RETRY,
-        Found.LOST: Answer.EMPTY,
-        Found.NAMELESS: Answer.RETRY,
-        Found.NOTHING: Answer.RETRY,
-    },
-    Try.REFUSED: {
-        Found.FREE: Answer.EMPTY,
-        Found.TAKEN: Answer.EMPTY,
-        Found.LOST: Answer.EMPTY,
-        Found.NAMELESS: Answer.EMPTY,
-        Found.NOTHING: Answer.RETRY,
-    },
+    Try.FIRST: {**_OWN, **dict.fromkeys(_OTHERS, Answer.RETRY)},
+    Try.REFUSED: {**_OWN, **dict.fromkeys(_OTHERS, Answer.EMPTY), Found.NOTHING: Answer.RETRY},
     # There is no third try: the next OPEN of this thread is another open(2)'s first, and taken for
     # one by number it would empty what has become final meanwhile.
-    Try.LOOKED: {
-        Found.FREE: Answer.EMPTY,
-        Found.TAKEN: Answer.STALE,
-        Found.LOST: Answer.EMPTY,
-        Found.NAMELESS: Answer.STALE,
-        Found.NOTHING: Answer.STALE,
-    },
-    Try.UNKNOWN: {
-        Found.FREE: Answer.EMPTY,
-        Found.TAKEN: Answer.REPLACE,
-        Found.LOST: Answer.EMPTY,
-        Found.NAMELESS: Answer.STALE,
-        Found.NOTHING: Answer.STALE,
-    },
+    Try.LOOKED: {**_OWN, **dict.fromkeys(_OTHERS, Answer.STALE)},
+    Try.UNKNOWN: {**_OWN, **dict.fromkeys(_OTHERS, Answer.STALE), Found.TAKEN: Answer.REPLACE},
 }
 
-#: What a LOOKUP leads to, of a thread that was refused; others' lead to what is there.
+_NO_NAME: Final = (Found.NAMELESS, Found.NOTHING)
+_LEAD: Final[dict[Found, Answer]] = {found: Answer.LEAD for found in Found if found not in _NO_NAME}
+
+#: What a LOOKUP leads to, of a thread that was refused; others' lead to what is there. The kernel
+#: looks twice in a second try: for what it knew, then for what there is.
 LOOKUP: Final[dict[Try, dict[Found, Answer]]] = {
-    Try.REFUSED: {
-        Found.FREE: Answer.LEAD,
-        Found.TAKEN: Answer.REPLACE,
-        Found.APPENDED: Answer.SHOW,
-        Found.LOST: Answer.LEAD,
-        Found.ANOTHER: Answer.LEAD,
-        Found.ON_THE_WAY: Answer.LEAD,
-    },
-    # The kernel looks twice in a second try: for what it knew, then for what there is.
-    Try.LOOKED: {
-        Found.FREE: Answer.LEAD,
-        Found.TAKEN: Answer.LEAD,
-        Found.APPENDED: Answer.LEAD,
-        Found.LOST: Answer.LEAD_BACK,
-        Found.ANOTHER: Answer.LEAD,
-        Found.ON_THE_WAY: Answer.LEAD,
-    },
+    Try.REFUSED: {**_LEAD, Found.TAKEN: Answer.REPLACE, Found.APPENDED: Answer.SHOW},
+    Try.LOOKED: {**_LEAD, Found.LOST: Answer.LEAD_BACK},
 }
 
 

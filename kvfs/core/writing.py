@@ -24,28 +24,22 @@ class Left(StrEnum):
     __hash__ = str.__hash__
 
 
-_DRAFT: Final = {
-    Left.NOTHING: Event.CLOSE,
-    Left.ADDED: Event.CLOSE,
-    Left.BYTES: Event.CLOSE,
-    Left.DEATH: Event.TEAR,
-    Left.HALF: Event.TEAR,
-}
+_CLOSE: Final = dict.fromkeys(Left, Event.CLOSE)
+_DRAFT: Final = {**_CLOSE, Left.DEATH: Event.TEAR, Left.HALF: Event.TEAR}
 
 #: Which event the last close is. None is no event: the block is what it was before. A state that
 #: is not here stays: its open failed before it began, or the index knows the close already.
 LAST_CLOSE: Final[dict[State, dict[Left, Event | None]]] = {
     State.DRAFT: {**_DRAFT},
     State.SLAB_DRAFT: {**_DRAFT},
-    State.RENAMED: {**_DRAFT, Left.DEATH: Event.CLOSE},
+    State.RENAMED: {**_CLOSE, Left.HALF: Event.TEAR},
     State.REWRITE: {
-        Left.NOTHING: None,
+        **dict.fromkeys((Left.NOTHING, Left.DEATH)),
         Left.ADDED: Event.EXTEND,
         Left.BYTES: Event.CLOSE,
-        Left.DEATH: None,
         Left.HALF: Event.TEAR,
     },
-    State.SLAB: dict.fromkeys(Left, Event.CLOSE),
+    State.SLAB: {**_CLOSE},
 }
 
 

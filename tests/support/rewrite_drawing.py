@@ -24,13 +24,14 @@ def _diagram() -> list[str]:
     lines = ["```mermaid", "stateDiagram-v2", "    [*] --> FIRST", "    [*] --> UNKNOWN"]
     for tried, row in OPEN.items():
         ways: dict[tuple[str, Answer], list[str]] = {}
-        for found, answer in row.items():
+        for found in (found for found in Found if found in row):
+            answer = row[found]
             ways.setdefault((_ENDS.get(answer, "[*]"), answer), []).append(found.name)
         for (target, answer), founds in ways.items():
-            lines.append(f"    {tried.name} --> {target}: OPEN {', '.join(founds)}: {answer.name}")
+            lines.append(f"    {tried.name} --> {target}: OPEN {', '.join(founds)} → {answer.name}")
     for tried, leads in LOOKUP.items():
-        answers = dict.fromkeys(answer.name for answer in leads.values())
-        lines.append(f"    {tried.name} --> {Try.LOOKED.name}: LOOKUP: {', '.join(answers)}")
+        answers = [answer.name for answer in Answer if answer in leads.values()]
+        lines.append(f"    {tried.name} --> {Try.LOOKED.name}: LOOKUP → {', '.join(answers)}")
     return [*lines, "```"]
 
 
