@@ -25,6 +25,7 @@ from tests.support.source_tree import (
     lines_of,
     module_of,
     names_made,
+    names_used,
     shown,
     tracked_texts,
     tree_of,
@@ -176,6 +177,11 @@ def test_only_the_mount_knows_fuse(path: Path) -> None:
         tops = {name.partition(".")[0] for name in imports_of(path)}
         assert "pyfuse3" not in tops
         assert "mount" not in tops or module == DOOR_TO_MOUNT, f"{module} is not {DOOR_TO_MOUNT}"
+
+
+def test_the_c_library_is_opened_once() -> None:
+    opened = [shown(path) for path in SOURCES if "CDLL" in names_used(path)]
+    assert opened == ["kvfs/storage/syscalls.py"], "use its LIBC"
 
 
 @of_each(SOURCES + TESTS)

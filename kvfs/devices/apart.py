@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from kvfs.machine.mount_table import mounts
+from kvfs.storage.syscalls import LIBC
 
 #: linux/sched.h, linux/mount.h; umount(2).
 _CLONE_NEWNS: Final = 0x20000
@@ -21,8 +22,6 @@ _MNT_DETACH: Final = 2
 _REASON_MAX_BYTES: Final = 256
 
 _log: Final = logging.getLogger(__name__)
-
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 @contextlib.contextmanager
@@ -46,11 +45,11 @@ def without_fuse(program: str) -> Iterator[Callable[[], None] | None]:
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def leave() -> None:
-        if _libc.unshare(_CLONE_NEWNS) != 0 or _libc.mount(None, b"/", None, flags, None) != 0:
+        if LIBC.unshare(_CLONE_NEWNS) != 0 or LIBC.mount(None, b"/", None, flags, None) != 0:
             os.write(writing, os.strerror(ctypes.get_errno()).encode())
             return
         for path in paths:
-            _libc.umount2(path, _MNT_DETACH)
+            LIBC.umount2(path, _MNT_DETACH)
 
     try:
         yield leave

@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from kvfs.storage.syscalls import LIBC
+
 _SYS_OPEN_TREE: Final = 428
 _SYS_FSOPEN: Final = 430
 _SYS_FSCONFIG: Final = 431
@@ -31,8 +33,7 @@ MOUNT_ATTR_NOATIME: Final = 0x10
 MOUNT_ATTR_NODIRATIME: Final = 0x80
 _LOG_LINE_MAX_BYTES: Final = 4096
 
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
+LIBC.syscall.restype = ctypes.c_long
 
 
 def mount_detached(
@@ -93,7 +94,7 @@ def _set(context_fd: int, command: int, key: str, value: str | None) -> None:
 
 
 def _call(number: int, *arguments: object) -> int:
-    result = int(_libc.syscall(ctypes.c_long(number), *arguments))
+    result = int(LIBC.syscall(ctypes.c_long(number), *arguments))
     if result < 0:
         error_no = ctypes.get_errno()
         raise OSError(error_no, os.strerror(error_no))

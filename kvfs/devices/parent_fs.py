@@ -7,7 +7,7 @@ from typing import Final
 
 from kvfs.core.errors import NO_SPACE, NotRoot, SourceDamaged, SourceFull, SourceMissing
 from kvfs.storage.extents import XATTR_FIXED, Extents
-from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, Syscalls
+from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, LIBC, Syscalls
 
 #: linux/magic.h; ext2 and ext3 share ext4's, and fail the trial for want of extents.
 _KNOWN: Final = {0x58465342: "xfs", 0xEF53: "ext4", 0x01021994: "tmpfs", 0x9123683E: "btrfs"}
@@ -27,8 +27,6 @@ _TRIAL_BYTES: Final = 1 << 20
 #: struct statfs is 120 bytes on 64-bit Linux; its first member, f_type, is a long.
 _STATFS_BYTES: Final = 256
 
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-
 
 def fs_type_of(directory_fd: int, source: str) -> str:
     """Return the type of the file system under *directory_fd*, by statfs(2); hex if unknown.
@@ -36,7 +34,7 @@ def fs_type_of(directory_fd: int, source: str) -> str:
     Raises SourceMissing for a file system that kvfs never uses.
     """
     raw = ctypes.create_string_buffer(_STATFS_BYTES)
-    if _libc.fstatfs(directory_fd, raw) != 0:
+    if LIBC.fstatfs(directory_fd, raw) != 0:
         raise SourceDamaged(f"{source}: {os.strerror(ctypes.get_errno())}")
     magic = ctypes.c_long.from_buffer(raw).value & 0xFFFFFFFF
     if magic in _REFUSED:

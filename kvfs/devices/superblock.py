@@ -12,6 +12,8 @@ import os
 import uuid
 from typing import Final
 
+from kvfs.storage.syscalls import LIBC
+
 _BLOCK_DEVICE: Final = "/sys/dev/block/{major}:{minor}"
 _INSTANCE: Final = "/sys/fs/{fs_type}/{device}"
 #: linux/stat.h (Linux 6.8) and linux/fcntl.h.
@@ -20,8 +22,6 @@ _AT_EMPTY_PATH: Final = 0x1000
 #: struct statx: stx_mask at 0, stx_mnt_id at 144, 256 bytes.
 _STATX_BYTES: Final = 256
 _MNT_ID_AT: Final = 144
-
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def superblock_of(directory_fd: int, fs_type: str) -> str:
@@ -45,7 +45,7 @@ def _mount_word(directory_fd: int) -> str:
     """Return a word for the mount alone: one instance may have several, each with its own."""
     raw = bytearray(_STATX_BYTES)
     buffer = (ctypes.c_char * _STATX_BYTES).from_buffer(raw)
-    failed = _libc.statx(directory_fd, b"", _AT_EMPTY_PATH, _STATX_MNT_ID_UNIQUE, buffer)
+    failed = LIBC.statx(directory_fd, b"", _AT_EMPTY_PATH, _STATX_MNT_ID_UNIQUE, buffer)
     if failed or not int.from_bytes(raw[:4], "little") & _STATX_MNT_ID_UNIQUE:
         return f"unknown {uuid.uuid4()}"
     return f"mount {int.from_bytes(raw[_MNT_ID_AT : _MNT_ID_AT + 8], 'little')}"

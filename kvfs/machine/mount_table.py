@@ -4,10 +4,11 @@ The list is read instead of asking the paths, since a stat of a mount whose serv
 hang as well.
 """
 
-import ctypes
 import os
 import re
 from typing import Final, NamedTuple
+
+from kvfs.storage.syscalls import LIBC, raise_errno
 
 FS_TYPE: Final = "fuse.kvfs"
 _MOUNTINFO: Final = "/proc/self/mountinfo"
@@ -103,9 +104,8 @@ def unmount(mountpoint: str, *, lazy: bool, force: bool = False) -> None:
     *force* ends all requests that nobody will answer first, also if the rest fails. Raises OSError.
     """
     flags = (_MNT_DETACH if lazy else 0) | (_MNT_FORCE if force else 0)
-    if ctypes.CDLL(None, use_errno=True).umount2(os.fsencode(mountpoint), flags) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"umount: {os.strerror(code)}")
+    if LIBC.umount2(os.fsencode(mountpoint), flags) != 0:
+        raise_errno("umount")
 
 
 def _parse(line: bytes) -> Mount:

@@ -11,6 +11,7 @@ from typing import Final
 
 from kvfs.core.errors import ToolMissing
 from kvfs.core.settings import Settings
+from kvfs.storage.syscalls import LIBC
 
 #: linux/prctl.h. Memory that this thread, and threads it starts later, ask for never waits on
 #: writing dirty blocks of our own mount, which would wait for us.
@@ -99,8 +100,7 @@ def settle_memory() -> None:
 
 
 def _set_io_flusher() -> str:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_IO_FLUSHER, *(ctypes.c_ulong(value) for value in (1, 0, 0, 0))) == 0:
+    if LIBC.prctl(_PR_SET_IO_FLUSHER, *(ctypes.c_ulong(value) for value in (1, 0, 0, 0))) == 0:
         return ""
     return f"PR_SET_IO_FLUSHER: {os.strerror(ctypes.get_errno())}"
 

@@ -18,11 +18,11 @@ import signal
 from typing import Final, NamedTuple
 
 from kvfs.core.pool_layout import DATA_NAME, LOCK_NAME
+from kvfs.storage.syscalls import LIBC
 
 _log: Final = logging.getLogger(__name__)
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (
+LIBC.mmap.restype = ctypes.c_void_p
+LIBC.mmap.argtypes = (
     ctypes.c_void_p,
     ctypes.c_size_t,
     ctypes.c_int,
@@ -80,7 +80,7 @@ def _handle(_signal: int, info: int, _context: int) -> None:
         _log.critical("SIGBUS at %#x, which is no page of the index: the server ends", address)
     except BaseException:
         _log.critical("SIGBUS, and nothing could be done about it: the server ends", exc_info=True)
-    _libc.signal(signal.SIGBUS, None)  # SIG_DFL; it comes again at once
+    LIBC.signal(signal.SIGBUS, None)  # SIG_DFL; it comes again at once
 
 
 def _map_at(address: int) -> _Map | None:
@@ -100,7 +100,7 @@ def _replace(part: _Map) -> None:
     access = mmap.PROT_READ | (mmap.PROT_WRITE if part.keeps else 0)
     size_bytes = part.end - part.start
     content = _content_of(part) if part.keeps else b""
-    placed = _libc.mmap(part.start, size_bytes, access, flags, -1, 0)
+    placed = LIBC.mmap(part.start, size_bytes, access, flags, -1, 0)
     if placed != part.start:
         raise OSError(ctypes.get_errno(), "mmap")
     ctypes.memmove(part.start, content, len(content))
@@ -121,4 +121,4 @@ _ACTION: Final = _Action(_HANDLER(_handle), (ctypes.c_ulong * 16)(), _SA_SIGINFO
 
 def outlive_bus_errors() -> None:
     """Have this process go on without its index when a page of it cannot be read."""
-    _libc.sigaction(signal.SIGBUS, ctypes.byref(_ACTION), None)
+    LIBC.sigaction(signal.SIGBUS, ctypes.byref(_ACTION), None)

@@ -15,13 +15,13 @@ FALLOC_FL_KEEP_SIZE: Final = 0x01
 FALLOC_FL_PUNCH_HOLE: Final = 0x02
 FALLOC_FL_ZERO_RANGE: Final = 0x10
 
-# CDLL releases the GIL around each call and keeps errno per thread (use_errno). c_int64 is off_t
-# on every 64-bit Linux, the only one kvfs runs on.
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-_libc.fallocate.restype = ctypes.c_int
-_libc.syncfs.argtypes = (ctypes.c_int,)
-_libc.syncfs.restype = ctypes.c_int
+#: The C library, opened once. It releases the GIL around each call and keeps errno per thread.
+LIBC: Final = ctypes.CDLL(None, use_errno=True)
+# c_int64 is off_t on every 64-bit Linux, the only one kvfs runs on.
+LIBC.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+LIBC.fallocate.restype = ctypes.c_int
+LIBC.syncfs.argtypes = (ctypes.c_int,)
+LIBC.syncfs.restype = ctypes.c_int
 
 
 class Transaction(Protocol):
@@ -83,13 +83,13 @@ class Syscalls:
 
         os.posix_fallocate knows no mode and writes zeros where the file system has no fallocate.
         """
-        while _libc.fallocate(fd, mode, offset_bytes, length_bytes) != 0:
+        while LIBC.fallocate(fd, mode, offset_bytes, length_bytes) != 0:
             if ctypes.get_errno() != errno.EINTR:
                 raise_errno("fallocate")
 
     def syncfs(self, fd: int) -> None:
         """Write back everything of the file system that *fd* lies on (syncfs(2))."""
-        if _libc.syncfs(fd) != 0:
+        if LIBC.syncfs(fd) != 0:
             raise_errno("syncfs")
 
     def commit(self, txn: Transaction) -> None:

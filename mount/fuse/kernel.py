@@ -12,6 +12,7 @@ from typing import Final
 
 from kvfs.core.types import BackingId
 from kvfs.machine.mount_table import FS_TYPE
+from kvfs.storage.syscalls import LIBC, raise_errno
 from mount.fuse.wire import (
     NOTIFY_INC_EPOCH,
     NOTIFY_INVAL_ENTRY,
@@ -31,8 +32,7 @@ _BACKING_OPEN: Final = 0x4010E501
 _BACKING_CLOSE: Final = 0x4004E502
 _BACKING_MAP: Final = struct.Struct("<iIQ")
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mount.argtypes = [
+LIBC.mount.argtypes = [
     ctypes.c_char_p,
     ctypes.c_char_p,
     ctypes.c_char_p,
@@ -54,9 +54,8 @@ def mount(device_fd: int, mountpoint: str, source: str, *, read_only: bool) -> N
     options = f"fd={device_fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
     flags = MS_NOSUID | MS_NODEV | (MS_RDONLY if read_only else 0)
     names = os.fsencode(source), os.fsencode(mountpoint), FS_TYPE.encode()
-    if _libc.mount(*names, flags, options.encode()) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"mount: {os.strerror(code)}")
+    if LIBC.mount(*names, flags, options.encode()) != 0:
+        raise_errno("mount")
 
 
 def open_backing(device_fd: int, extent_fd: int) -> BackingId:
