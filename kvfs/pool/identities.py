@@ -40,7 +40,20 @@ def carries_identity(record: InodeRecord) -> bool:
     return stat.S_ISDIR(record.mode) or stat.S_ISLNK(record.mode)
 
 
-def says(identity: Identity | None, ino: InodeNo, record: InodeRecord) -> bool:
+def agrees(extents: Extents, ino: InodeNo, record: InodeRecord) -> bool:
+    """Whether *ino* says on the device what *record* says of it. Raises OSError."""
+    try:
+        if not carries_identity(record):  # a slab by now; a kill came before the withdrawal
+            return not stat.S_ISREG(record.mode) or extents.identity(ino) is None
+        if stat.S_ISREG(record.mode):
+            return _is_of(extents.identity(ino), ino, record)
+        node = extents.node(ino)
+    except Damaged:
+        return False
+    return node is not None and node[1] == record.target and _is_of(node[0], ino, record)
+
+
+def _is_of(identity: Identity | None, ino: InodeNo, record: InodeRecord) -> bool:
     """Whether *identity* is that of *record*. A directory's ignores its mtime."""
     expected = identity_of(ino, record)
     if identity is None or not stat.S_ISDIR(record.mode):

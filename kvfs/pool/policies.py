@@ -11,7 +11,7 @@ from typing import Final
 
 from kvfs.core.directory_policy import DRAFTS, EVICT, LEASE, PIN, PREFIX, VALUES, Policy
 from kvfs.core.errors import Damaged
-from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
+from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.storage.index import Index
 
 #: Directories whose policy is remembered; the rest is looked up again.
@@ -33,13 +33,13 @@ class Policies:
         if policy is not None:
             return policy
         # No recursion: a tree may be deeper than Python's stack.
-        below: list[tuple[InodeNo, InodeRecord]] = []
+        below: list[InodeNo] = []
         policy = Policy()
         while (known := self._cached.get(directory)) is None:
             record = self._index.inode_or_miss(directory)
             if record is None:
                 break  # nothing is known of what lies above damage
-            below.append((directory, record))
+            below.append(directory)
             if directory == ROOT_INODE:
                 break
             directory = record.parent
@@ -47,17 +47,17 @@ class Policies:
             policy = known
         if len(self._cached) + len(below) > _CACHED_MAX:
             self._cached.clear()
-        for directory, record in reversed(below):
-            policy = self._cached[directory] = self._with(policy, directory, record)
+        for directory in reversed(below):
+            policy = self._cached[directory] = self._with(policy, directory)
         return policy
 
     def clear(self) -> None:
         """Forget what was looked up: a policy was set, or a directory moved."""
         self._cached.clear()
 
-    def _with(self, inherited: Policy, directory: InodeNo, record: InodeRecord) -> Policy:
+    def _with(self, inherited: Policy, directory: InodeNo) -> Policy:
         """Return *inherited* with what *directory* says itself."""
-        for name, value in self._said(directory, record):
+        for name, value in self._said(directory):
             if name == DRAFTS:
                 inherited = inherited._replace(drafts_of_owner=value == b"owner")
             elif name == EVICT:
@@ -68,11 +68,11 @@ class Policies:
                 inherited = inherited._replace(pin=value == b"1")
         return inherited
 
-    def _said(self, directory: InodeNo, record: InodeRecord) -> list[tuple[bytes, bytes]]:
+    def _said(self, directory: InodeNo) -> list[tuple[bytes, bytes]]:
         """Return what *directory* itself says; an attribute wins over the settings file."""
         said: dict[bytes, bytes] = {}
         if self._configured:
-            path = self._path(directory, record)
+            path = path_of(self._index, directory)
             for key, value in self._configured.get(path, {}).items():
                 said[PREFIX + key.encode()] = value.encode()
         for name in VALUES:
@@ -82,13 +82,14 @@ class Policies:
                     said[name] = value_set
         return list(said.items())
 
-    def _path(self, directory: InodeNo, record: InodeRecord) -> str:
-        parts: list[str] = []
-        while directory != ROOT_INODE:
-            parts.append(record.name.decode(errors="surrogateescape"))
-            directory = record.parent
-            above = self._index.inode_or_miss(directory)
-            if above is None:
-                break
-            record = above
-        return "/" + "/".join(reversed(parts))
+
+def path_of(index: Index, ino: InodeNo) -> str:
+    """Return the path of *ino* below the mountpoint, ``/`` for the root.
+
+    Only its end when a directory on the way is damaged.
+    """
+    parts: list[str] = []
+    while ino != ROOT_INODE and (record := index.inode_or_miss(ino)) is not None:
+        parts.append(record.name.decode(errors="surrogateescape"))
+        ino = record.parent
+    return "/" + "/".join(reversed(parts))

@@ -25,8 +25,8 @@ from kvfs.core.errors import (
 )
 from kvfs.core.types import InodeNo
 from kvfs.engine.eviction.by_command import Order, Progress, carry_out, find
-from kvfs.engine.eviction.reclaim_figures import path_of
 from kvfs.engine.store import Store
+from kvfs.pool.policies import path_of
 from mount.control.socket import Verb
 
 _log: Final = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class EvictVerbs:
                 raise UsageError(f"{path or '/'} cannot be pinned: {error}") from None
         pool = self._store.pool
         held = dict(pool.pins.rows())
-        pins = {path_of(pool, ino): held.get(ino, 0) for _, ino in self._found(args)}
+        pins = {path_of(pool.index, ino): held.get(ino, 0) for _, ino in self._found(args)}
         return {"pins": pins, "pinned_bytes": pool.pins.pinned_bytes}
 
     async def _unpin(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class EvictVerbs:
         pins: dict[str, int] = {}
         told = letters = 0
         for ino, size_bytes in heapq.nsmallest(_PINS_A_REPLY, rows):
-            path = _shortened(path_of(pool, ino))
+            path = _shortened(path_of(pool.index, ino))
             pins[path] = size_bytes
             told, letters, after = told + 1, letters + len(path), ino
             if letters > _LETTERS_A_REPLY:

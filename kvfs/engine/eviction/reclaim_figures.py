@@ -2,17 +2,20 @@
 
 import stat
 from itertools import islice
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State
 from kvfs.core.sizes import format_size
-from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.recovery.state_totals import gone_totals
 from kvfs.machine.processes import program_of
+from kvfs.pool.policies import path_of
 from kvfs.pool.pool import Pool
+
+if TYPE_CHECKING:
+    from kvfs.core.types import InodeNo
 
 #: Below this share of the capacity the operator is warned.
 _LOW_SHARE: Final = 0.1
@@ -89,19 +92,4 @@ def holder(pool: Pool) -> tuple[str, int]:
     if not held:
         return "/", 0
     most = max(held, key=lambda directory: held[directory])
-    return path_of(pool, most), held[most]
-
-
-def path_of(pool: Pool, directory: InodeNo) -> str:
-    """Return the path of an inode below the mountpoint, ``/`` for the root.
-
-    Only its end when a directory on the way is damaged.
-    """
-    parts: list[str] = []
-    while directory != ROOT_INODE:
-        record = pool.index.inode_or_miss(directory)
-        if record is None:
-            break
-        parts.append(record.name.decode(errors="surrogateescape"))
-        directory = record.parent
-    return "/" + "/".join(reversed(parts))
+    return path_of(pool.index, most), held[most]

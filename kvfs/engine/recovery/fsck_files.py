@@ -4,11 +4,10 @@ import functools
 import stat
 from collections.abc import Callable, Iterable
 
-from kvfs.core.errors import Damaged
 from kvfs.core.lifecycle import SETTLED, State
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.recovery.fsck_report import FsckReport
-from kvfs.pool.identities import carries_identity, identity_of, says
+from kvfs.pool.identities import agrees, carries_identity, identity_of
 from kvfs.storage.extents import BROKEN_FILE, Extents
 from kvfs.storage.index import Index
 
@@ -57,12 +56,14 @@ class FileCheck:
             measured_later = self._leftovers and record.state == State.SLAB
             if status.st_size != record.size_bytes and not measured_later:
                 return f"its extent has {status.st_size} bytes of {record.size_bytes}"
-        if carries_identity(record) and not self._identity_fits(ino, record):
+        if self._agrees(ino, record):
+            return None
+        if carries_identity(record):
             self._wrong(
                 f"inode {ino:#x} {record.name!r}: its identity is missing or out of date",
                 lambda: self._identify(ino, record),
             )
-        elif stat.S_ISREG(record.mode) and not carries_identity(record) and self._says_it(ino):
+        else:
             self._wrong(
                 f"inode {ino:#x} {record.name!r}: has the identity that it had before a rewrite",
                 lambda: self._extents.unidentify(ino),
@@ -102,24 +103,13 @@ class FileCheck:
             return False
         return True
 
-    def _identity_fits(self, ino: InodeNo, record: InodeRecord) -> bool:
+    def _agrees(self, ino: InodeNo, record: InodeRecord) -> bool:
         try:
-            if stat.S_ISREG(record.mode):
-                return says(self._extents.identity(ino), ino, record)
-            node = self._extents.node(ino)
-        except Damaged:
-            return False
+            return agrees(self._extents, ino, record)
         except OSError as error:
             if error.errno not in BROKEN_FILE or stat.S_ISREG(record.mode):
                 raise
             return False  # a directory does not go for its identity
-        return node is not None and node[1] == record.target and says(node[0], ino, record)
-
-    def _says_it(self, ino: InodeNo) -> bool:
-        try:
-            return self._extents.identity(ino) is not None
-        except Damaged:
-            return True
 
     def _identify(self, ino: InodeNo, record: InodeRecord) -> None:
         identity = identity_of(ino, record)

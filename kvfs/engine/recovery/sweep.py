@@ -8,17 +8,15 @@ always in one of the tables, says which are strays and which identities are to b
 
 import functools
 import logging
-import stat
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from kvfs.core.errors import Damaged
 from kvfs.core.records import INODE_PREFIX, parse_inodes
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool.identities import carries_identity, says
+from kvfs.pool.identities import agrees, carries_identity
 from kvfs.pool.pool import Pool
-from kvfs.storage.extents import BROKEN_FILE, Extents
+from kvfs.storage.extents import BROKEN_FILE
 
 _log: Final = logging.getLogger(__name__)
 
@@ -121,23 +119,10 @@ class Sweep:
     def _is_outdated(self, ino: InodeNo, record: InodeRecord) -> bool:
         if ino >= self._pool.numbers.first:
             return False
-        extents = self._pool.extents
         try:
-            return self._differs(extents, ino, record)
+            return not agrees(self._pool.extents, ino, record)
         except OSError as error:
             if error.errno not in BROKEN_FILE:
                 raise
             _log.warning("inode %#x: its file is broken: %s", ino, error.strerror)
             return False  # its open tells
-
-    def _differs(self, extents: Extents, ino: InodeNo, record: InodeRecord) -> bool:
-        """Whether *ino* says of itself what *record* does not."""
-        try:
-            if not carries_identity(record):  # a slab by now; a kill came before the withdrawal
-                return stat.S_ISREG(record.mode) and extents.identity(ino) is not None
-            if stat.S_ISREG(record.mode):
-                return not says(extents.identity(ino), ino, record)
-            node = extents.node(ino)
-        except Damaged:
-            return True
-        return node is None or node[1] != record.target or not says(node[0], ino, record)
