@@ -93,12 +93,6 @@ class WriteTransaction:
         raw = self._rows.get(key, _ABSENT)
         return self._read(key) if raw is _ABSENT else raw
 
-    def _put(self, key: bytes, value: bytes) -> None:
-        self._rows[key] = value
-
-    def _delete(self, key: bytes) -> None:
-        self._rows[key] = None
-
     def lookup(self, parent: InodeNo, name: bytes) -> InodeNo | None:
         """Return the inode that *name* in *parent* leads to; raises Damaged."""
         key = name_key(parent, name)
@@ -140,25 +134,25 @@ class WriteTransaction:
         former inode has a key of its own.
         """
         key = name_key(parent, name)
-        self._put(key, pack_name(key, ino))
+        self._rows[key] = pack_name(key, ino)
         key = child_key(parent, ino)
-        self._put(key, seal(key, name))
+        self._rows[key] = seal(key, name)
 
     def delete_name(self, parent: InodeNo, name: bytes, ino: InodeNo) -> None:
         """Remove what ``put_name`` of the same arguments wrote."""
-        self._delete(name_key(parent, name))
-        self._delete(child_key(parent, ino))
+        self._rows[name_key(parent, name)] = None
+        self._rows[child_key(parent, ino)] = None
 
     def put_xattr(self, ino: InodeNo, name: bytes, value: bytes) -> None:
         """Set an extended attribute."""
         key = xattr_key(ino, name)
-        self._put(key, seal(key, value))
+        self._rows[key] = seal(key, value)
 
     def delete_xattr(self, ino: InodeNo, name: bytes) -> bool:
         """Remove an extended attribute; return whether it was set."""
         key = xattr_key(ino, name)
         was_set = self._get(key) is not None
-        self._delete(key)
+        self._rows[key] = None
         return was_set
 
     def delete_xattrs(self, ino: InodeNo) -> dict[bytes, bytes]:
@@ -171,20 +165,20 @@ class WriteTransaction:
                 name = parse_xattr_key(key)[1]
                 if (value := self.xattr(ino, name)) is not None:
                     values[name] = value
-            self._delete(key)
+            self._rows[key] = None
         return values
 
     def put_counters(self, counters: Counters) -> None:
         """Write the counters."""
-        self._put(COUNTERS_KEY, pack_counters(counters))
+        self._rows[COUNTERS_KEY] = pack_counters(counters)
 
     def put_unfinished(self, inos: Collection[InodeNo]) -> None:
         """Write which inodes are drafts or being rewritten; too many nobody needs to know."""
-        self._put(UNFINISHED_KEY, pack_unfinished(inos))
+        self._rows[UNFINISHED_KEY] = pack_unfinished(inos)
 
     def delete_row(self, key: bytes) -> None:
         """Remove the row *key* of any keyspace: for fsck, which finds rows nobody can read."""
-        self._delete(key)
+        self._rows[key] = None
         self._records.pop(key, None)
 
 

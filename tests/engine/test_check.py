@@ -74,7 +74,7 @@ def pool() -> Iterator[Pool]:
 
 
 def raw(key: bytes, value: bytes) -> Callable[[WriteTransaction], object]:
-    return lambda txn: txn._put(key, value)
+    return lambda txn: txn._rows.update({key: value})
 
 
 def replaced(ino: InodeNo, **fields: object) -> Callable[[WriteTransaction], object]:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("caplog")
 
 def spoil(store: Store, key: bytes) -> None:
     with store.pool.index.write() as txn:
-        txn._put(key, b"garbage")
+        txn._rows[key] = b"garbage"
 
 
 def test_a_damaged_name_is_a_miss_and_can_be_made_anew(running: Host) -> None:
@@ -98,8 +98,8 @@ def test_a_start_finds_the_holdings_behind_a_row_that_it_cannot_read(running: Ho
     with store.pool.index.write() as txn:
         for ino in (torn, below[0]):
             key = inode_key(ino)
-            txn._put(key, txn._get(key)[:-1] + b"\xa5")
-        txn._put(xattr_key(leased, PIN), b"garbage")
+            txn._rows[key] = txn._get(key)[:-1] + b"\xa5"
+        txn._rows[xattr_key(leased, PIN)] = b"garbage"
     running.stop()
     store = running.start()
     settle(store)

@@ -335,7 +335,7 @@ def test_a_damaged_row_beside_a_draft_keeps_no_pool_down(
     store.pool.index.settle()
     key = name_key(directory, b"draft") if damaged == "name" else inode_key(directory)
     with store.pool.index.write() as txn:
-        txn._put(key, b"garbage")
+        txn._rows[key] = b"garbage"
     running.kill()
     if mender == "start":
         assert running.start().pool.index.inode(draft.ino) is None
@@ -352,7 +352,7 @@ def test_without_the_list_a_start_searches(running: Host) -> None:
     store = running.store
     store.blocks.create(ROOT_INODE, b"draft", FILE, 0, 0)
     with store.pool.index.write() as txn:
-        txn._put(UNFINISHED_KEY, b"garbage")
+        txn._rows[UNFINISHED_KEY] = b"garbage"
     running.kill()
     assert tree(running.start()) == {}
 

@@ -115,7 +115,7 @@ def test_an_unknown_format_is_refused_and_left_alone(running: Host) -> None:
     index_at = str(running.path / "index")
     with Index(index_at, map_size_bytes=64 * MIB, preallocate_bytes=MIB) as index:
         with index.write() as txn:
-            txn._put(FORMAT_KEY, pack_format(77))
+            txn._rows[FORMAT_KEY] = pack_format(77)
         index.sync()
     before = pool_files(running.path)
     with pytest.raises(FormatUnknown, match="77"):
