@@ -11,7 +11,7 @@ from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 
-def publishes(opened: OpenInode | None, record: InodeRecord, who: Maker | None) -> bool:
+def _publishes(opened: OpenInode | None, record: InodeRecord, who: Maker | None) -> bool:
     """Whether a rename by *who* publishes *record* at once, and not at its last close."""
     if not stat.S_ISREG(record.mode):
         return False
@@ -22,8 +22,12 @@ def publishes(opened: OpenInode | None, record: InodeRecord, who: Maker | None) 
     return own and not opened.torn
 
 
-def renamed(pool: Pool, opened: OpenInode | None, record: InodeRecord) -> InodeRecord:
-    """Return a block's *record* as a rename to another name leaves it: published."""
+def renamed(
+    pool: Pool, opened: OpenInode | None, record: InodeRecord, who: Maker | None
+) -> InodeRecord:
+    """Return *record* as a rename by *who* to another name leaves it: a block is published."""
+    if not _publishes(opened, record, who):
+        return record
     state = after(State(record.state), Event.RENAME)
     if opened is not None and opened.writers and opened.fd >= 0:
         # Renamed before it is closed (llm-d), or the RELEASE comes behind the RENAME.

@@ -24,7 +24,7 @@ from kvfs.core.lifecycle import SLABS, State
 from kvfs.core.rewriting import FORMER_NAME
 from kvfs.core.second_tries import Place, Recent
 from kvfs.core.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeNo, InodeRecord
-from kvfs.engine.names.moved import publishes, renamed, settle
+from kvfs.engine.names.moved import renamed, settle
 from kvfs.engine.names.tree_change import Move, TreeChange, directory_record
 from kvfs.machine.processes import Maker
 from kvfs.pool.identities import carries_identity
@@ -243,8 +243,7 @@ class Namespace:
             refuse_mismatch(record, replaced_record)
         now_ns, sequence = pool.clock_ns(), pool.next_sequence()
         opened = pool.open_inodes.get(ino)
-        published = publishes(opened, record, who)
-        moved = renamed(pool, opened, record) if published else record
+        moved = renamed(pool, opened, record, who)
         moved = moved._replace(parent=new_parent, name=new_name, ctime_ns=now_ns, sequence=sequence)
         # Atomic: no checkpoint from here until the name is visible.
         with TreeChange(pool, now_ns) as change:
