@@ -1,9 +1,8 @@
-"""Work that must not wait on the hot path: prepare, unlink, identify.
+"""Background jobs, which keep work off the hot path: preparing, unlinking, writing identities.
 
-Short jobs run on the loop's own thread whenever no request waits: a thread beside the loop would
-cost more in hand-overs of the interpreter lock than the jobs themselves (twenty a store). Long
-ones, such as the unlink of a large extent, go to a thread. A job's failure is logged and
-counted, never raised.
+Short jobs run on the event loop's thread when no request waits. In a second thread, passing the
+interpreter lock (twenty times a store) would cost more than the jobs themselves. Long jobs, such as
+unlinking a large extent, go to a thread. A job's failure is logged and counted, never raised.
 """
 
 import contextlib
@@ -33,7 +32,7 @@ class Background:
         self._fresh: dict[InodeNo, Job] = {}
         self._due: dict[InodeNo, Job] = {}
         self._leisure: deque[Job] = deque()
-        #: Of those, what was refused since the last tick, and what the log tells of already.
+        #: Identities refused since the last tick, and those that are in the log already.
         self._put_off: list[Job] = []
         self._told: set[Job] = set()
         self._long: SimpleQueue[Job | None] = SimpleQueue()
@@ -47,7 +46,7 @@ class Background:
         return queued + len(self._put_off) + self._long.qsize()
 
     def do(self, job: Job) -> None:
-        """Do *job* at once, on the caller's thread; a failure is logged and counted."""
+        """Do *job* at once, on the caller's thread. A failure is logged and counted."""
         try:
             job()
         except Exception:
@@ -55,21 +54,21 @@ class Background:
             _log.exception("background work failed")
 
     def submit(self, job: Job) -> None:
-        """Queue a short *job*; above the bound the caller does one itself, which slows it down."""
+        """Queue a short *job*. If the queue is full, the caller does one, which slows it."""
         self._jobs.append(job)
         if len(self._jobs) > self._jobs_max:
             self.do(self._jobs.popleft())
 
     def hand_over(self, job: Job) -> None:
-        """Queue a short *job* from the thread: the loop does it, never the caller."""
+        """Queue a short *job* from the thread; the loop does it, never the caller."""
         self._jobs.append(job)
 
     def submit_leisure(self, job: Job) -> None:
-        """Queue a short *job* that nobody waits for: a step of a walk through a million rows.
+        """Queue a short *job* of low priority, such as a step of a scan of a million rows.
 
-        It runs when nothing else is due; ``hurry``, ``drain`` and ``stop`` leave it undone. One
-        that the device refuses (NoSpace, OSError) is done again after the next tick: what a walk
-        that ended there did not reach would stay unknown.
+        It runs when nothing else is due; ``hurry``, ``drain`` and ``stop`` leave it undone. If the
+        device refuses it (NoSpace, OSError), it is done again after the next tick, so that the
+        scan goes on.
         """
         self._leisure.append(job)
 
@@ -83,8 +82,7 @@ class Background:
     def identify(self, ino: InodeNo, job: Job) -> None:
         """Queue *job*, which writes the identity of *ino*, in place of an earlier one.
 
-        It is held back for a tick, so that a block that is closed and then renamed is identified
-        once.
+        It waits for a tick, so that a block that is closed and then renamed is written once.
         """
         self._due.pop(ino, None)
         self._fresh[ino] = job
@@ -92,7 +90,7 @@ class Background:
             self.do(self._fresh.pop(next(iter(self._fresh))))
 
     def carry_out(self, ino: InodeNo) -> None:
-        """Write the pending identity of *ino* now, if there is one; raises what that raises."""
+        """Write the pending identity of *ino* now, if there is one. Raises what that raises."""
         job = self._fresh.pop(ino, None) or self._due.pop(ino, None)
         if job is not None:
             job()
@@ -103,14 +101,14 @@ class Background:
         self._due.pop(ino, None)
 
     def tick(self) -> None:
-        """Make due what waited for it, identities first of all; called a few times a second."""
+        """Make waiting jobs due, identities first; called a few times a second."""
         self._leisure += self._put_off
         self._put_off.clear()
         if not self._due:
             self._due, self._fresh = self._fresh, self._due
 
     def run_one(self) -> bool:
-        """Do one short job; False when none is due. Called when no request waits."""
+        """Do one short job; False if none is due. Called when no request waits."""
         if self._run_due():
             return True
         if not self._leisure:
@@ -119,9 +117,9 @@ class Background:
         return True
 
     def work(self, turn_s: float) -> None:
-        """Do short jobs for about *turn_s*; a tick's part, since the loop may never be idle.
+        """Do short jobs for about *turn_s*, at each tick, because the loop may never be idle.
 
-        Among them one that has leisure: where jobs never end a walk would stand still.
+        One of them has low priority, so that a scan goes on even if jobs never end.
         """
         end_s = time.monotonic() + turn_s
         if self._leisure:
@@ -130,22 +128,22 @@ class Background:
             pass
 
     def hurry(self) -> None:
-        """Do all short jobs now, identities included, but nothing that has leisure."""
+        """Do all short jobs now, also identities, except those of low priority."""
         while self._run_due() or self._fresh:
             self.tick()
 
     def drain(self) -> None:
-        """Do all that is queued, identities and long jobs included."""
+        """Do all queued jobs, also identities and long ones."""
         done = threading.Event()
         if self._thread is not None:
             self._long.put(done.set)
         self.hurry()
         if self._thread is not None:
             done.wait()
-            self.hurry()  # what the long ones handed over
+            self.hurry()  # what the long ones queued
 
     def discard(self) -> None:
-        """Drop all that is queued: the device is gone. What is under way ends by itself."""
+        """Drop all queued jobs, because the device is gone. A running job ends by itself."""
         for queued in (self._jobs, self._fresh, self._due, self._leisure, self._put_off):
             queued.clear()
         with contextlib.suppress(Empty):
@@ -153,7 +151,7 @@ class Background:
                 self._long.get_nowait()
 
     def stop(self) -> None:
-        """Do what is queued and end the thread."""
+        """Do all queued jobs and end the thread."""
         self.drain()
         if self._thread is not None:
             self._long.put(None)
@@ -161,7 +159,7 @@ class Background:
             self._thread = None
 
     def _run_due(self) -> bool:
-        """Do one short job that must be done; False if there is none."""
+        """Do one short job of normal priority; False if there is none."""
         if self._jobs:
             self.do(self._jobs.popleft())
         elif self._due:
@@ -171,7 +169,7 @@ class Background:
         return True
 
     def _go_on_at_leisure(self) -> None:
-        """Do the next job that nobody waits for, or put it off."""
+        """Do the next job of low priority, or postpone it."""
         job = self._leisure.popleft()
         try:
             job()

@@ -26,14 +26,14 @@ from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Sys
 #: takes a block, and 30 us instead of 4.
 XATTR_FIXED: Final = "trusted.kvfs.fixed"
 XATTR_NAME: Final = "trusted.kvfs.name"
-#: The name to come, while an identity changes: the checksum tells which of the two counts.
+#: The next name, while an identity changes. The checksum tells which of the two counts.
 XATTR_NEXT_NAME: Final = "trusted.kvfs.next"
-#: What XFS and ext4 say of a file whose own inode or attributes are broken. EIO may be the device.
+#: Errors of XFS and ext4 for a file whose inode or attributes are broken. EIO may be the device.
 BROKEN_FILE: Final = frozenset({errno.EUCLEAN, errno.EBADMSG})
 _FILE_FLAGS: Final = os.O_CLOEXEC | os.O_NOATIME | os.O_NOFOLLOW
 #: MAX_LFS_FILESIZE (linux/fs.h), the s_maxbytes of XFS and tmpfs: a hole may end there.
 _FILE_END_BYTES: Final = (1 << 63) - 1
-#: Holes looked for in what was reserved, some 2 us each.
+#: Holes searched for in a reserve, some 2 us each.
 _LOOKS_MAX: Final = 256
 
 
@@ -57,18 +57,18 @@ class Extents:
     def __init__(self, pool_fd: int, syscalls: Syscalls, fs_type: str) -> None:
         self._syscalls = syscalls
         self._fs_type = fs_type
-        # A lease that somebody breaks tells us so; only the main thread may say what of it.
+        # The kernel signals a broken lease; only the main thread may set how that is handled.
         with contextlib.suppress(ValueError):
             if signal.getsignal(signal.SIGIO) is signal.SIG_DFL:
                 signal.signal(signal.SIGIO, signal.SIG_IGN)
         self._extents = FanOut(pool_fd, EXTENTS, syscalls)
         self._nodes = FanOut(pool_fd, IDENTITIES, syscalls)
-        #: The connection of a mount whose server was killed may hold what has a lower number, as
-        #: long as a client of it has any file open: all that was registered for passthrough.
+        #: After a kill, the dead mount's connection may hold extents with lower numbers: all that
+        #: were registered for passthrough, as long as one of its clients has any file open.
         self.held_below = InodeNo(0)
 
     def close(self) -> None:
-        """Close the directories; extents that were handed out as fds stay open."""
+        """Close the directories. Extents returned as fds stay open."""
         self._extents.close()
         self._nodes.close()
 
@@ -77,7 +77,7 @@ class Extents:
     def create(self, ino: InodeNo, reserve_bytes: int) -> int:
         """Create *ino*'s extent, of length 0 with *reserve_bytes* of blocks; return an O_RDWR fd.
 
-        Raises NoSpace, and Damaged if the number was used before; leaves nothing behind then.
+        Raises NoSpace, and Damaged if the number was used before. Then nothing is left behind.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE_FLAGS
         with _SPACE_ERRORS:
@@ -96,20 +96,20 @@ class Extents:
         return fd
 
     def reserve(self, fd: int, size_bytes: int) -> None:
-        """Allocate the blocks of the first *size_bytes* and leave the length. Raises NoSpace."""
+        """Allocate the first *size_bytes* and keep the length. Raises NoSpace."""
         with _SPACE_ERRORS:
             self._syscalls.fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, size_bytes)
 
     def reserve_rest(self, fd: int, size_bytes: int) -> None:
-        """As ``reserve``, of an extent that holds some of it. Raises NoSpace."""
+        """As ``reserve``, for an extent that holds some of it already. Raises NoSpace."""
         with _SPACE_ERRORS:
             self.allocate(fd, FALLOC_FL_KEEP_SIZE, 0, size_bytes)
 
     def allocate(self, fd: int, mode: int, offset_bytes: int, length_bytes: int) -> None:
         """Call fallocate(2) in an extent that may hold some of the range. Raises OSError.
 
-        XFS sets the whole range aside again before it looks what is there: in a full pool that
-        is no room, and while it lasts others find none. So it is asked for what is missing.
+        XFS reserves the whole range again before it looks at what is allocated. In a full pool
+        that fails, and meanwhile others fail too. So only missing ranges are asked for.
         """
         keep_size = mode & FALLOC_FL_KEEP_SIZE
         if self._fs_type != "xfs" or mode != keep_size:
@@ -119,13 +119,13 @@ class Extents:
         for gap in gaps(self._syscalls, fd, offset_bytes, end_bytes):
             self._syscalls.fallocate(fd, FALLOC_FL_KEEP_SIZE, gap.start_bytes, gap.size_bytes)
         if not keep_size and self._syscalls.fstat(fd).st_size < end_bytes:
-            # For its last byte alone; ftruncate would cut off what somebody adds meanwhile.
+            # For the last byte alone: ftruncate would cut off what is written meanwhile.
             self._syscalls.fallocate(fd, mode, end_bytes - 1, 1)
 
     def reserve_write(self, fd: int, offset_bytes: int, size_bytes: int) -> None:
-        """Allocate what a write that makes the extent grow will fill. Raises OSError.
+        """Allocate what a write beyond the end will fill. Raises OSError.
 
-        XFS else allocates ahead of it as much as the file has, which nobody made room for.
+        Otherwise XFS preallocates as much again as the file has, and nobody made space for that.
         """
         if self._fs_type == "xfs":
             self.allocate(fd, FALLOC_FL_KEEP_SIZE, offset_bytes, size_bytes)
@@ -146,7 +146,7 @@ class Extents:
             raise Damaged(f"extent {ino:#x} is broken: {error.strerror}") from error
 
     def trim(self, fd: int, size_bytes: int) -> int:
-        """Give back the blocks beyond *size_bytes*, the file's size; return what it still holds.
+        """Free the blocks beyond *size_bytes*, the file's size; return what it still holds.
 
         A hole past EOF takes 25 us on a dirty extent of XFS, where ftruncate writes the file back
         first (9 ms). ext4 ignores holes past EOF; there ftruncate to the same size does it.
@@ -161,10 +161,11 @@ class Extents:
         return self.allocated_bytes(fd)
 
     def trim_holes(self, fd: int, size_bytes: int) -> int:
-        """Give back blocks that were reserved and not written, up to *size_bytes*, the file's size.
+        """Free blocks that were reserved and not written, up to *size_bytes*, the file's size.
 
-        Nobody may write meanwhile: who maps an extent is found by ``in_use``. Where they are many
-        the first ones go: a reserve lies in front. Return what it still holds. Raises OSError.
+        Nobody may write meanwhile; ``in_use`` finds mappings. If there are many holes, only the
+        first ones are freed, since the reserve is in front. Returns what the file still holds.
+        Raises OSError.
         """
         looks = 0
         for run in unwritten(self._syscalls, fd, round_up(size_bytes)):
@@ -191,36 +192,36 @@ class Extents:
             return end_bytes
 
     def empty(self, fd: int) -> int:
-        """Give back the blocks of an extent that somebody still writes; return what it holds then.
+        """Free the blocks of an extent that is still being written; return what it then holds.
 
-        The length stays, so that a mapping goes on reading: zeros.
+        The length stays, so that a mapping can still be read, as zeros.
         """
         size_bytes = max(1, self._syscalls.fstat(fd).st_size)
         self._syscalls.fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, size_bytes)
         return self.trim(fd, size_bytes) if self._fs_type != "ext4" else self.allocated_bytes(fd)
 
     def allocated_bytes(self, fd: int) -> int:
-        """Return the bytes of the device that the extent behind *fd* holds (st_blocks)."""
+        """Return the bytes that the extent behind *fd* holds on the device (st_blocks)."""
         return self._syscalls.fstat(fd).st_blocks * STAT_BLOCK_BYTES
 
     def in_use(self, fd: int) -> bool:
-        """Whether anybody but *fd*, the only O_RDWR one here, has the extent open or mapped.
+        """Whether the extent is open or mapped other than by *fd*, the only O_RDWR one here.
 
-        A write lease is refused then (fcntl(2), F_SETLEASE); a client's passthrough handle is
-        somebody, until its last close and unmapping. The lease is given back at once: who opens
-        in between waits those 3 us, and the SIGIO that tells of it is ignored.
+        A write lease is refused then (fcntl(2), F_SETLEASE). A client's passthrough handle counts
+        until its last close and unmapping. The lease is given back at once: an open in between
+        waits those 3 us, and the SIGIO of it is ignored.
         """
         return self._refuses_lease(fd, fcntl.F_WRLCK)
 
     def is_used(self, ino: InodeNo) -> bool:
-        """Whether anybody has the extent of *ino*, which is closed here, open or mapped.
+        """Whether the extent of *ino*, which is closed here, is open or mapped elsewhere.
 
-        False where that cannot be told, and for one that is missing.
+        False if that cannot be told, and for a missing extent.
         """
         return self._is_held(ino, os.O_RDWR, fcntl.F_WRLCK)
 
     def is_written(self, ino: InodeNo) -> bool:
-        """Whether anybody may write the extent of *ino*, which is closed here: a dead mount's.
+        """Whether a client of a dead mount can write the extent of *ino*, which is closed here.
 
         A read lease is refused then. False as for ``is_used``.
         """
@@ -234,7 +235,7 @@ class Extents:
         try:
             return self._refuses_lease(fd, lease)
         except OSError:
-            return False  # no leases here: then what was closed counts as unused
+            return False  # no leases here, so a closed extent counts as unused
         finally:
             self._syscalls.close(fd)
 
@@ -259,9 +260,9 @@ class Extents:
             return None
 
     def unlink(self, ino: InodeNo) -> None:
-        """Remove *ino*'s extent; a missing one is fine. Open fds keep the bytes and the blocks.
+        """Remove *ino*'s extent; a missing one is fine. Open fds keep bytes and blocks.
 
-        A dead mount's connection keeps no blocks of what nobody has open or mapped.
+        An extent that only a dead mount's connection holds is emptied first.
         """
         if ino < self.held_below:
             with contextlib.suppress(Damaged, OSError):
@@ -289,7 +290,7 @@ class Extents:
         return True
 
     def unidentify(self, ino: InodeNo) -> bool:
-        """Take *ino*'s identity away: the extent is a draft's again. False if it had none."""
+        """Remove *ino*'s identity; False if it had none."""
         try:
             self._syscalls.removexattr(self._extents.path(ino), XATTR_FIXED)
         except OSError as error:
@@ -307,7 +308,7 @@ class Extents:
             os.close(fd)
 
     def identity(self, ino: InodeNo) -> Identity | None:
-        """Return what *ino*'s extent says it is, None if nothing. Raises Damaged."""
+        """Return the identity of *ino*'s extent, None if it has none. Raises Damaged."""
         try:
             path = self._extents.path(ino)
         except FileNotFoundError:
@@ -323,8 +324,8 @@ class Extents:
     def identify_node(self, ino: InodeNo, identity: Identity, target: bytes = b"") -> None:
         """Write the identity file of a directory, or of a symlink to *target*. Raises NoSpace.
 
-        Called again for a new name or parent. A symlink's target never changes, so that writing
-        the same bytes again harms nothing.
+        Called again for a new name or parent. A symlink's target never changes, so writing the
+        same bytes again is harmless.
         """
         with _SPACE_ERRORS:
             directory_fd = self._nodes.directory(ino, make=True)
@@ -339,9 +340,9 @@ class Extents:
                 self._syscalls.close(fd)
 
     def node(self, ino: InodeNo) -> tuple[Identity, bytes] | None:
-        """Return what *ino*'s identity file says and a symlink's target; None if it says nothing.
+        """Return the identity in *ino*'s identity file and a symlink's target; None if it has none.
 
-        Raises Damaged when one of the two, or the fit of the two, is not what was written.
+        Raises Damaged if one of them is not what was written, or if they do not match.
         """
         try:
             directory_fd = self._nodes.directory(ino)
@@ -366,7 +367,7 @@ class Extents:
     # ---- both kinds ----
 
     def make_durable(self, ino: InodeNo) -> None:
-        """Make what *ino* says of itself durable, with its bytes; it blocks. Raises OSError."""
+        """Make *ino*'s identity and bytes durable; it blocks. Raises OSError."""
         for files in (self._extents, self._nodes):
             try:
                 directory_fd = files.directory(ino)
@@ -383,7 +384,7 @@ class Extents:
             self._syscalls.unlink(file_name(ino), dir_fd=files.directory(ino))
 
     def _set_identity(self, file: int | str, identity: Identity, target: bytes = b"") -> None:
-        """Two calls; more where another name stands: a cut in between leaves old or new whole."""
+        """Write in two calls, more for a new name; a cut in between leaves old or new whole."""
         fixed, name = pack_identity(identity, target)
         beside = False
         try:
@@ -397,15 +398,15 @@ class Extents:
             self._syscalls.removexattr(file, XATTR_NEXT_NAME)
 
     def _put_beside(self, file: int | str, name: bytes, target: bytes) -> bool:
-        """Put *name* where the next fixed part finds it, beside the one that the present needs.
+        """Store *name* for the next fixed part, beside the name that the present one needs.
 
-        False if there is none, and *name* has its place.
+        False if there is no present one, and *name* is stored in its place.
         """
         fixed, after_it = (self._xattr(file, key) for key in (XATTR_FIXED, XATTR_NEXT_NAME))
         if fixed is None:
             self._syscalls.setxattr(file, XATTR_NAME, name)
             return False
-        if after_it is not None and _fits(fixed, after_it, target):  # a change that was cut short
+        if after_it is not None and _fits(fixed, after_it, target):  # a change that was interrupted
             self._syscalls.setxattr(file, XATTR_NAME, after_it)
         self._syscalls.setxattr(file, XATTR_NEXT_NAME, name)
         return True
@@ -438,7 +439,7 @@ class Extents:
 
 
 def _fits(fixed: bytes, name: bytes, target: bytes) -> bool:
-    """Whether the checksum in *fixed* is over this *name*."""
+    """Whether the checksum in *fixed* covers this *name*."""
     try:
         parse_identity(fixed, name, target)
     except Damaged:

@@ -1,6 +1,6 @@
-"""A fan-out: 256 directories with one file per inode, each directory held open once it is used.
+"""A fan-out: 256 directories with one file per inode. Directories stay open once they are used.
 
-With a directory's fd at hand, creating a file is one openat of a bare name.
+With an open directory, creating a file is one openat of a bare name.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class FanOut:
         return f"/proc/self/fd/{self.directory(ino)}/{file_name(ino)}"
 
     def scan(self) -> Iterator[InodeNo]:
-        """Yield the inode number of every file, directory by directory, in no other order."""
+        """Yield the inode number of every file, directory by directory, otherwise unordered."""
         for path in fan_out_directories(self._top):
             try:
                 # An fd of its own: two readers of the shared one would share its position.
@@ -78,8 +78,8 @@ class FanOut:
                 with contextlib.suppress(FileExistsError):
                     self._syscalls.mkdir(missing, 0o700, dir_fd=self._pool_fd)
             fd = self._syscalls.open(path, _DIRECTORY_FLAGS, dir_fd=self._pool_fd)
-        # Two threads may come here together; the assignment below is atomic under the GIL, and
-        # the one who finds the slot taken gives its own fd back.
+        # Two threads may come here together. The assignment below is atomic under the GIL, and
+        # the thread that finds the slot taken closes its own fd.
         if self._fds[slot] >= 0:
             self._syscalls.close(fd)
         else:

@@ -1,6 +1,6 @@
 """Where a file holds blocks, as its file system tells (FIEMAP, linux/fiemap.h).
 
-SEEK_HOLE does not tell: it calls a hole what is allocated and not written.
+SEEK_HOLE cannot tell: it reports allocated but unwritten blocks as holes.
 """
 
 import errno
@@ -18,7 +18,7 @@ _HEAD: Final = struct.Struct("=QQIIII")
 _RUN: Final = struct.Struct("=QQQ16xI12x")
 _RUN_IS_LAST: Final = 0x1
 _RUN_IS_UNWRITTEN: Final = 0x800
-#: Runs told at a time: 14 KiB.
+#: Runs fetched at a time: 14 KiB.
 _RUNS_MAX: Final = 256
 
 
@@ -38,7 +38,7 @@ def _runs(
 ) -> Iterator[tuple[Range, int]]:
     """Yield the runs of blocks between the two offsets, the first and last whole; and their flags.
 
-    What is promised to bytes in memory counts as held: XFS allocates it when it writes them.
+    Delayed allocations count as held: XFS allocates them when it writes the bytes.
     """
     raw = bytearray(_HEAD.size + _RUNS_MAX * _RUN.size)
     while start_bytes < end_bytes:
@@ -70,9 +70,9 @@ def gaps(syscalls: Syscalls, fd: int, start_bytes: int, end_bytes: int) -> Itera
 
 
 def unwritten(syscalls: Syscalls, fd: int, end_bytes: int) -> Iterator[Range]:
-    """Yield what is allocated up to *end_bytes* and not written; memory may have bytes for it.
+    """Yield what is allocated up to *end_bytes* and not written; the page cache may have bytes.
 
-    Where the file system cannot tell that is all of it. Raises OSError.
+    If the file system cannot tell, that is all of it. Raises OSError.
     """
     try:
         for run, flags in _runs(syscalls, fd, 0, end_bytes):

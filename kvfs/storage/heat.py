@@ -1,9 +1,9 @@
 """How warm each block is: columns of numbers that a touch changes and a scan reads at once.
 
-A hint, never the truth: the index says what a block is, and who evicts looks there again. The
-clock is a counter (eviction_policy.py): it goes on by one a touch, and to the next burst about once
-a second, or sooner. It starts at the time of day; by how much it is ahead of that is told at a
-start, so that blocks found by a search can be put before it.
+The heat is a hint: the index knows what a block is, and eviction looks there again. The clock is a
+counter (eviction_policy.py). Each touch advances it by one; a new burst begins about once a second,
+or sooner. It starts at the time of day. At a start it is known how far it is ahead of that, so that
+blocks found by a scan get a place before it.
 """
 
 import logging
@@ -35,9 +35,9 @@ _ROWS_MIN: Final = 1 << 10
 _NS: Final = 1_000_000_000
 #: A prompt's blocks are touched within about a second.
 BURST_S: Final = 1.0
-#: The look-ups and opens of one load are one use, so a burst has a few touches at least.
+#: The lookups and opens of one load are one use, so a burst has at least a few touches.
 _BURST_TOUCHES_MIN: Final = 4
-#: After a kill the touches since the last save are lost: 31 bytes a block a minute against that.
+#: After a kill the touches since the last save are lost. A save writes 31 bytes a block.
 _SAVE_S: Final = 60.0
 
 
@@ -54,9 +54,9 @@ class Heat:
         policy: Policy,
         now_s: int,
     ) -> None:
-        """Take up what HEAT says, if it belongs to the pool with *epoch*; else start cold.
+        """Load HEAT, if it belongs to the pool with *epoch*; else start cold.
 
-        *now_s*: seconds since the epoch. *read_only*, nothing is known and nothing is learned.
+        *now_s*: seconds since the epoch. If *read_only*, nothing is loaded or recorded.
         """
         self.policy = policy
         self._pool_fd = pool_fd
@@ -73,10 +73,10 @@ class Heat:
         self._table = RowTable()
         self._take(zero_rows(_ROWS_MIN) if found is None else _sound(found))
         newest = int(self._rows.touched.max()) >> BURST_BITS
-        #: What was used after HEAT was saved belongs behind all that it tells.
+        #: Blocks used after HEAT was saved are warmer than all in it.
         self._ahead_s = 0 if found is None else max(0, newest + 1 - found_s)
         self._marks = HeatMarks(() if saved is None else saved.marks)
-        if found is not None:  # all that it tells came before it was written
+        if found is not None:  # all touches in it came before it was written
             self._marks.note((found_s + 1) * _NS, newest + 1 << BURST_BITS)
         self._begin_burst(max(now_s + self._ahead_s, newest + 1))
         self._saved_stamp = self._stamp
@@ -90,10 +90,10 @@ class Heat:
     def note(
         self, ino: InodeNo, allocated_bytes: int, rank: Rank, name_hash: int, *, used_s: int = -1
     ) -> None:
-        """Learn of block *ino*, or what became of it; a block that is new here counts as touched.
+        """Add or update block *ino*; a new one counts as touched.
 
-        *name_hash* (32 bits) tells the name again after the block was evicted. *used_s*: found by
-        a search, and used last then (seconds since the epoch). Never raises.
+        *name_hash* (32 bits) recognises the name after the block was evicted. *used_s*: a scan
+        found it, and it was last used then (seconds since the epoch). Never raises.
         """
         row = self._table.find(ino)
         if row:
@@ -108,7 +108,7 @@ class Heat:
         self.held_bytes[rank] += allocated_bytes
 
     def touch(self, ino: InodeNo) -> None:
-        """Block *ino* was used; one that is not known is left alone."""
+        """Note that block *ino* was used, if it is known."""
         row = self._table.find(ino)
         if row:
             stamp = self._stamp
@@ -127,26 +127,26 @@ class Heat:
 
     @property
     def stamp(self) -> int:
-        """The clock: what the next touch will be stamped with."""
+        """The clock: the stamp of the next touch."""
         return self._stamp
 
     def touched(self, ino: InodeNo) -> int:
-        """Return the stamp of *ino*'s last touch, 0 for one that is not known."""
+        """Return the stamp of *ino*'s last touch, 0 if it is not known."""
         row = self._table.find(ino)
         return self._touched[row] if row else 0
 
     def mark(self, wall_ns: int) -> None:
-        """Remember that it is *wall_ns* since the epoch now."""
+        """Remember that the present time is *wall_ns* since the epoch."""
         self._marks.note(wall_ns, self._stamp)
 
     def used_since(self, ino: InodeNo, wall_ns: int) -> bool | None:
-        """Tell whether *ino* was touched since *wall_ns* (since the epoch); None: not known."""
+        """Return whether *ino* was touched since *wall_ns* (since the epoch); None: unknown."""
         row = self._table.find(ino)
         before = self._marks.stamp_at(wall_ns)
         return self._touched[row] >= before if row and before is not None else None
 
     def drop(self, ino: InodeNo) -> None:
-        """Block *ino* is gone, and not because it was evicted."""
+        """Remove block *ino*, which is gone but was not evicted."""
         row = self._table.remove(ino)
         if row:
             self.held_bytes[self._rank[row]] -= self._allocated[row]
@@ -155,14 +155,14 @@ class Heat:
             self._count -= 1
 
     def evicted(self, ino: InodeNo) -> None:
-        """Block *ino* is gone because it was evicted: the policy may remember it."""
+        """Remove block *ino*, which was evicted; the policy may remember it."""
         row = self._table.find(ino)
         if row:
             self.policy.evicted(self._name_hash[row], self._allocated[row], self._touches[row])
             self.drop(ino)
 
     def columns(self) -> Columns:
-        """Return all rows for a scan, also in a thread; they may change while it reads."""
+        """Return all rows for a scan, also in a thread. They may change during the scan."""
         rows = self._rows
         return Columns(rows.ino, rows.touched, rows.touches, rows.allocated_bytes, rows.rank)
 
@@ -173,14 +173,14 @@ class Heat:
             self._begin_burst((self._stamp >> BURST_BITS) + 1)
 
     def save_due(self, now_s: float) -> bool:
-        """Whether to call ``save``: something was touched, and it is a while ago; says so once."""
+        """Whether to call ``save``: there are new touches, and the last save is old. True once."""
         if now_s - self._saved_s < _SAVE_S or self._stamp == self._saved_stamp:
             return False
         self._saved_s, self._saved_stamp = now_s, self._stamp
         return not self._read_only
 
     def save(self) -> None:
-        """Write HEAT; in a thread, since it takes a while. A failure is no more than a log line."""
+        """Write HEAT, in a thread since it takes a while. A failure is only logged."""
         try:
             marks = self._marks.all()
             write_heat(self._pool_fd, self._syscalls, self._epoch, self._rows, marks)
@@ -188,7 +188,7 @@ class Heat:
             _log.info("the heat of the blocks is not saved: %s", error)
 
     def _read(self) -> tuple[Saved | None, int]:
-        """Return what HEAT says, and when it was saved (s since the epoch)."""
+        """Return what HEAT holds, and when it was saved (s since the epoch)."""
         try:
             found = read_heat(self._pool_fd, self._syscalls, self._epoch)
             return found, 0 if found is None else saved_s(self._pool_fd, self._syscalls)
@@ -197,7 +197,7 @@ class Heat:
             return None, 0
 
     def _take(self, rows: Rows) -> None:
-        """Work on *rows* from now on."""
+        """Use *rows* from now on."""
         self._view(rows)
         self._table.rebuild(rows.ino)
         # Row 0 belongs to nobody (row_table.py); the lowest free row is taken first.
@@ -207,9 +207,9 @@ class Heat:
             self.held_bytes[rank] = int(rows.allocated_bytes[rows.rank == rank].sum())
 
     def _view(self, rows: Rows) -> None:
-        """Take *rows* in place of the ones before; single numbers go through memoryviews.
+        """Replace the rows by *rows*. Single numbers go through memoryviews.
 
-        They cost a third of what numpy takes for one number.
+        A memoryview takes a third of the time that numpy takes for one number.
         """
         self._rows = rows
         self._ino = self._table.inos = rows.ino.data
@@ -245,7 +245,7 @@ class Heat:
         self._burst_end = self._stamp + touches
 
     def _grow(self) -> None:
-        """Make room for half as many rows again; a scan that is under way reads the old ones."""
+        """Grow by half as many rows; a running scan reads the old ones."""
         count = len(self._rows.ino)
         self._view(grown(self._rows, count + count // 2))
         fresh = np.arange(count, count + count // 2, dtype=np.uint32)
@@ -253,9 +253,9 @@ class Heat:
 
 
 def _sound(found: Rows) -> Rows:
-    """Return *found* with room; a row that moved while it was saved may stand there twice.
+    """Return *found* with spare rows, without duplicates of rows that moved during the save.
 
-    And one whose block went meanwhile is nobody's, whatever bytes it tells.
+    A row whose block went during the save holds nothing, whatever bytes it says.
     """
     inos, first = np.unique(found.ino, return_index=True)
     first = first[inos != 0]

@@ -1,9 +1,8 @@
 """HEAT: the heat of the blocks, written now and then so that a restart does not begin cold.
 
-Replaced whole by a rename and never synced on its own: what does not pass its checksums, is of
-another pool or of another version is no error, only a cold start. It is not memory-mapped on
-purpose: a store into a mapped file raises SIGBUS once the file system is shut down, and a touch
-must not end the server.
+The file is replaced by a rename and never synced. If its checksums fail, or it belongs to another
+pool or version, the start is cold; that is not an error. It is not memory-mapped: a store into a
+mapped file raises SIGBUS once the file system is shut down, and a touch must not end the server.
 """
 
 import contextlib
@@ -27,14 +26,14 @@ _HEADER: Final = struct.Struct("<8sIIQQI")
 _CRC: Final = struct.Struct("<I")
 _MARK: Final = struct.Struct("<QQ")
 _HEADER_BYTES: Final = _HEADER.size + _CRC.size
-#: Rows copied at a time: the loop's thread wants the interpreter in between.
+#: Rows copied at a time: the event loop needs the interpreter in between.
 _STEP_ROWS: Final = 1 << 16
 
 
 class Rows(NamedTuple):
-    """What is kept of each block, as columns of equal length, in the order they have in the file.
+    """What is kept of each block, as columns of equal length, in the order of the file.
 
-    ``name_hash`` tells a block's name again; the rest is explained by ``eviction.Columns``.
+    ``name_hash`` recognises a block's name; ``eviction_policy.Columns`` explains the rest.
     """
 
     ino: NDArray[np.uint64]
@@ -53,7 +52,7 @@ class Saved(NamedTuple):
 
 
 def zero_rows(count: int) -> Rows:
-    """Return *count* rows of zeros, which take no memory before they are used."""
+    """Return *count* rows of zeros, which take no memory until they are used."""
     return Rows(
         np.zeros(count, np.uint64),
         np.zeros(count, np.uint64),
@@ -98,7 +97,7 @@ def write_heat(
 ) -> None:
     """Replace HEAT by the *rows* in use, which may change meanwhile, and *marks*. Raises OSError.
 
-    It takes milliseconds for each MB: a job for a thread.
+    It takes milliseconds a MB, so call it in a thread.
     """
     # Of a column of our own: numpy fails when the numbers that it counted change meanwhile.
     used = np.flatnonzero(rows.ino != 0)

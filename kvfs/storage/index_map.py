@@ -1,13 +1,12 @@
 """SIGBUS on the index's mappings: a page is not available, and the server goes on.
 
-LMDB reads through a mapping of its file, and writes its table of readers through one of its lock
-file. Where the device fails the kernel answers with SIGBUS: a load that finds no page in memory,
-and the first store after a page was written back (page_mkwrite of a file system that has shut
-itself down). Returning from a handler means to do it again. So the handler puts memory in place of
-the map first: for the lock file with its content, for the index empty, in which LMDB finds pages
-that are no pages, and says so (CORRUPTED). Nothing is committed from then on (``lost``), so that
-none of it reaches the file. Python's own handlers run after the access that failed, which is never;
-this one is called by the kernel through ctypes, in the thread that made it.
+LMDB reads its file and writes its table of readers through mappings. If the device fails, the
+kernel raises SIGBUS: at a load of a page that is not in memory, and at the first store after a page
+was written back (page_mkwrite of a file system that has shut itself down). When the handler
+returns, the access is repeated. So the handler first replaces the mapping by memory: a copy for the
+lock file, empty memory for the index, which LMDB reports as CORRUPTED. Nothing is committed from
+then on (``lost``), so none of it reaches the file. Python's own handlers run after the failed
+access, which never ends; the kernel calls this one through ctypes, in the thread of the access.
 """
 
 import ctypes
@@ -51,7 +50,7 @@ class _Action(ctypes.Structure):
 
 
 class _Map(NamedTuple):
-    """A part of the address space, and whether its content is to be kept."""
+    """A part of the address space, and whether its content must be kept."""
 
     start: int
     end: int
@@ -84,7 +83,7 @@ def _handle(_signal: int, info: int, _context: int) -> None:
 
 
 def _map_at(address: int) -> _Map | None:
-    """Return the part of the address space that maps the index's file around *address*."""
+    """Return the part of the address space around *address* that maps the index's file."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
         for line in lines:
             span, *_ = line.split(maxsplit=1)
@@ -107,7 +106,7 @@ def _replace(part: _Map) -> None:
 
 
 def _content_of(part: _Map) -> bytes:
-    """Return what lies there, by a read that fails where a load would be a signal."""
+    """Return the content, by a read that fails where a load would raise a signal."""
     fd = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.pread(fd, part.end - part.start, part.start)
@@ -120,5 +119,5 @@ _ACTION: Final = _Action(_HANDLER(_handle), (ctypes.c_ulong * 16)(), _SA_SIGINFO
 
 
 def outlive_bus_errors() -> None:
-    """Have this process go on without its index when a page of it cannot be read."""
+    """Let this process go on without its index when a page of it cannot be read."""
     LIBC.sigaction(signal.SIGBUS, ctypes.byref(_ACTION), None)

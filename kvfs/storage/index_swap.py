@@ -1,8 +1,8 @@
 """Where the index is in a pool, and how a rebuilt one replaces it.
 
-The new index is complete and durable before the old one is touched: ``index`` is moved to
-``index.old``, ``index.new`` to ``index``. Whoever finds no ``index`` but an ``index.old`` was
-interrupted between the two, and has a complete ``index.new``.
+The new index is complete and durable before the old one is touched. Then ``index`` becomes
+``index.old`` and ``index.new`` becomes ``index``. With an ``index.old`` and no ``index``, the swap
+was interrupted between the two, and ``index.new`` is complete.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def replace_index(pool_fd: int, syscalls: Syscalls) -> None:
     """Put the complete and durable ``index.new`` in the place of ``index``. Raises OSError."""
     if _exists(INDEX, pool_fd, syscalls):
         syscalls.rename(INDEX, INDEX_OLD, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
-        # Else a power loss could show the second rename without the first one's reason.
+        # Otherwise a power loss could leave the second rename without the first.
         syscalls.fsync(pool_fd)
     syscalls.rename(INDEX_NEW, INDEX, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
     syscalls.fsync(pool_fd)

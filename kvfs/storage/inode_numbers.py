@@ -1,8 +1,8 @@
 """Inode numbers: never given out twice, not even after a power loss.
 
-The file INODES holds the end of the range handed out so far: u64 and its CRC32C, little-endian.
-It is fsynced before any number of a range is used, and it is not in the index, whose unsynced
-commits may roll back: a handle would then open another file's data.
+The file INODES holds the end of the range given out so far: u64 and its CRC32C, little-endian. It
+is fsynced before any number of a range is used. It is not in the index, because unsynced commits
+may be lost: a handle would then open another file's data.
 """
 
 import os
@@ -15,7 +15,7 @@ from kvfs.core.pool_layout import INODES
 from kvfs.core.types import FIRST_INODE, InodeNo
 from kvfs.storage.syscalls import Syscalls
 
-#: Numbers made durable at a time: one fsync in 65,536 creates; of 2**64 a start wastes as many.
+#: Numbers made durable at a time: one fsync in 65,536 creates. A start wastes as many of 2**64.
 RANGE_NUMBERS: Final = 1 << 16
 _RECORD_BYTES: Final = 12
 
@@ -34,16 +34,16 @@ def parse_end(raw: bytes) -> InodeNo:
 
 
 class InodeNumbers:
-    """Hands out numbers from a range that is durable already.
+    """Gives out numbers from a range that is already durable.
 
     Invariant: ``_next <= _end <= what INODES holds on the device``. ``take`` belongs to one
     thread; ``refill`` may run in another meanwhile.
     """
 
     def __init__(self, pool_fd: int, syscalls: Syscalls, *, read_only: bool = False) -> None:
-        """Go on behind every number that may have been used; nothing is written before ``take``.
+        """Continue behind every number that may have been used. Writes nothing before ``take``.
 
-        *read_only*, ``take`` fails. Raises IndexDamaged when INODES is missing or damaged.
+        If *read_only*, ``take`` fails. Raises IndexDamaged if INODES is missing or damaged.
         """
         self._syscalls = syscalls
         self._lock = threading.Lock()
@@ -55,7 +55,7 @@ class InodeNumbers:
             raise IndexDamaged(f"{INODES} is missing") from None
         try:
             self._next = self._end = parse_end(syscalls.pread(self._fd, _RECORD_BYTES + 1, 0))
-            #: The first number that this process may hand out; all older inodes lie below.
+            #: The first number that this process may give out. All older inodes are below it.
             self.first = self._end
         except BaseException:
             syscalls.close(self._fd)
@@ -63,9 +63,9 @@ class InodeNumbers:
 
     @staticmethod
     def create(pool_fd: int, syscalls: Syscalls, first: InodeNo = FIRST_INODE) -> None:
-        """Write INODES for a new pool, or a repaired one whose numbers all lie below *first*.
+        """Write INODES for a new pool, or a repaired one whose numbers are all below *first*.
 
-        Durable on return, except for the directory's own row, which mkfs syncs. Raises OSError.
+        Durable on return, except for the directory entry, which mkfs syncs. Raises OSError.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = syscalls.open(INODES, flags, 0o600, dir_fd=pool_fd)
@@ -85,7 +85,7 @@ class InodeNumbers:
     def refill(self) -> None:
         """Make the next range durable (one fsync, some ms) and usable; raises OSError.
 
-        Idempotent while enough is left, so that two callers do no harm.
+        Does nothing while enough is left, so two callers do no harm.
         """
         with self._lock:
             if not self.refill_due:

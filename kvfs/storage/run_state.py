@@ -1,7 +1,7 @@
 """RUN: whether the pool was stopped cleanly, and in which boot it ran last.
 
-The index is never fsynced on the way, so it is to be believed only after a clean stop, or when
-the same boot's page cache still stands behind it.
+The index is not fsynced while the server runs. So it is trusted only after a clean stop, or in the
+same boot, whose page cache still has all of it.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ _SIZE_MAX_BYTES: Final = 4096
 
 
 class RunState(NamedTuple):
-    """The last word a server left in the pool; a pool that never ran is clean.
+    """What the last server left in RUN; a pool that never ran is clean.
 
-    ``copied``: of another directory, and so perhaps while a server changed what was copied; or of
-    a file system that was mounted anew since, and so perhaps cut off before.
+    ``copied``: RUN comes from another directory, so a server may have changed files while they
+    were copied; or the file system was mounted anew, so it may have been cut off before.
 
-    ``strays``: stopped cleanly, but files may lie there that no inode knows, or identities that
-    are out of date, because the device failed or a sweep was not done.
+    ``strays``: stopped cleanly, but there may be files that no inode knows, or old identities,
+    because the device failed or a sweep was not finished.
     """
 
     boot_id: str
@@ -47,10 +47,10 @@ def present_boot_id() -> str:
 
 
 def read_run_state(pool_fd: int, syscalls: Syscalls, superblock: str = "") -> RunState:
-    """Return what RUN says; an unreadable file says "not clean, of no known boot".
+    """Return what RUN says. An unreadable file counts as not clean and of an unknown boot.
 
-    So does a missing one where inode numbers were ever given out: the pool ran, and lost it. On
-    *superblock* (devices/superblock.py) the directory lies now; empty: its log was asked instead.
+    So does a missing one if inode numbers were ever given out, since the pool ran then. The
+    directory is now on *superblock* (devices/superblock.py); empty: its log was asked instead.
     """
     try:
         fd = syscalls.open(RUN, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pool_fd)
@@ -84,7 +84,7 @@ def _never_ran(pool_fd: int, syscalls: Syscalls) -> bool:
 def write_run_state(
     pool_fd: int, syscalls: Syscalls, *, clean: bool, strays: bool = False, superblock: str = ""
 ) -> None:
-    """Replace RUN and make it durable; in place where there is no room. Raises OSError."""
+    """Replace RUN durably; in place if there is no space for a second one. Raises OSError."""
     state = {
         "boot_id": present_boot_id(),
         "clean": clean,
@@ -106,13 +106,13 @@ def write_run_state(
 
 
 def _overwrite(pool_fd: int, syscalls: Syscalls, text: str) -> None:
-    """Write *text* over RUN, in the block that it has: others may have filled a directory's device.
+    """Write *text* over RUN, in its own block, because the device may be full.
 
-    A pool must come up then to make room. It is one sector, which is written whole or not at all.
+    The pool must start even then, to free space. One sector is written whole or not at all.
     """
     fd = syscalls.open(RUN, os.O_RDWR | os.O_CLOEXEC, dir_fd=pool_fd)
     try:
-        # Never shorter than before: bytes left behind would belong to no JSON.
+        # Never shorter than before: the rest would not be JSON.
         size_bytes = max(len(text), syscalls.fstat(fd).st_size)
         syscalls.pwrite(fd, text.ljust(size_bytes).encode(), 0)
         syscalls.fsync(fd)
@@ -137,11 +137,10 @@ def _replace(pool_fd: int, syscalls: Syscalls, text: str) -> None:
 
 
 def distrust_index(pool_fd: int, syscalls: Syscalls) -> None:
-    """Make sure that the next start does not believe the index, unless it was stopped cleanly.
+    """Make sure that the next start does not trust the index, unless it was stopped cleanly.
 
-    Empties RUN in place: that needs no room on the device, and no half of it says otherwise. For
-    a page cache that is no witness any more: a sync failed, or the file system was cut off.
-    Raises OSError.
+    Empties RUN in place, which needs no space and has no half-written state. For a page cache that
+    cannot be trusted any more: a sync failed, or the file system was cut off. Raises OSError.
     """
     if read_run_state(pool_fd, syscalls).clean:
         return
