@@ -33,8 +33,13 @@ from mount.files.data_path import DaemonPath, PassthroughPath
 from mount.files.files import DataPath, Files
 from mount.files.handles import Handles
 from mount.files.open_shares import OpenShares
-from mount.files.path_choice import NOT_OFFERED, PathChoice, choose_path, without_passthrough
-from mount.files.read_ahead import read_ahead_far
+from mount.files.path_choice import (
+    NOT_OFFERED,
+    PathChoice,
+    choose_path,
+    read_ahead_far,
+    without_passthrough,
+)
 from mount.files.transfers import Transfers
 from mount.fuse import kernel
 from mount.fuse.abort_guard import AbortGuard

@@ -108,7 +108,7 @@ DOOR_TO_MOUNT: Final = "kvfs.cli.serve"
 
 #: What logging calls.
 CALLED_FROM_OUTSIDE: Final = frozenset(
-    {"mount.process.log_rate.emit", "mount.process.log_sockets.emit"}
+    {"mount.process.log_rate.emit", "mount.process.logs.makePickle"}
 )
 
 #: Hosts that a text may point a reader to. Registries and mirrors are the machine's business.

@@ -43,7 +43,7 @@ def configure(subparsers: "Subparsers") -> None:
     )
     parser.add_argument("--name", help="name of the control socket (default: from MOUNTPOINT)")
     parser.add_argument("--config", metavar="FILE", help="settings as TOML")
-    parser.add_argument("--log-file", metavar="FILE", help="default: the journal, else syslog")
+    parser.add_argument("--log-file", metavar="FILE", help="default: syslog or the journal")
     parser.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning, error or off")
     parser.add_argument("--fsync", metavar="HOW", help="relaxed (default) or honour")
     parser.add_argument("--data-path", metavar="PATH", help="auto (default), passthrough or daemon")

@@ -7,7 +7,7 @@ from typing import Final
 
 from kvfs.cli.failures import explain
 from kvfs.cli.mount_checks import check_apart, prepare_mountpoint
-from kvfs.cli.ready_pipe import ReadyPipe
+from kvfs.cli.ready_pipe import ReadyPipe, notify
 from kvfs.cli.standard_streams import say
 from kvfs.cli.termination import sigterm_raises
 from kvfs.core.errors import NO_SPACE, KvfsError, ServeFailed, SourceBlank, SourceFull
@@ -48,7 +48,6 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
     # Only now what is slow to import: a wrong flag is answered at once.
     from kvfs.storage.index_map import outlive_bus_errors
     from mount.process.logs import close_logging, set_up_logging
-    from mount.process.notify_systemd import notify
 
     place = set_up_logging(settings, background=pipe is not None)
     outlive_bus_errors()

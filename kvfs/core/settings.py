@@ -74,7 +74,7 @@ class Settings:
     )
     fast_lane: bool = setting(True, "opens of published blocks without a coroutine; off to debug")
 
-    log_file: str = setting("", "not set: the journal, else syslog, else /var/log/kvfs/NAME.log")
+    log_file: str = setting("", "not set: syslog or the journal, else /var/log/kvfs/NAME.log")
     log_level: str = setting(
         "info",
         "starts, stops and refusals are worth a line each; requests are not",

@@ -10,7 +10,7 @@ _KIB: Final = 1 << 10
 #: A block is 2-40 MiB and read from its start to its end. Read-ahead bounds what one buffered
 #: read keeps in flight (page_cache_sync_ra in mm/readahead.c), and NVMe wants a few MiB of that.
 _READ_AHEAD_LOW_BYTES: Final = 1 << 20
-#: Some requests in flight: kvfs sets it for its own mounts (mount/files/read_ahead.py).
+#: Some requests in flight: kvfs sets it for its own mounts (mount/files/path_choice.py).
 READ_AHEAD_WANTED_BYTES: Final = 4 << 20
 #: Some seconds of one NVMe drive's writing; more is a stall of that length when it must go.
 _DIRTY_HIGH_BYTES: Final = 16 << 30

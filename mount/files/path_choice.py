@@ -1,14 +1,21 @@
-"""Which data path a mount uses, and why not the other one."""
+"""Which data path a mount uses, why not the other one, and how far the kernel reads ahead on it."""
 
 import errno
+import logging
 import os
 import re
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import ToolMissing
+from kvfs.doctor.machine_rules import READ_AHEAD_WANTED_BYTES
+from kvfs.machine.mount_table import kvfs_at
+
+_log: Final = logging.getLogger(__name__)
 
 #: FUSE passthrough came with this release (fs/fuse/passthrough.c).
 _RELEASE_MIN: Final = (6, 9)
+#: Documentation/ABI/testing/sysfs-class-bdi in the kernel's sources.
+_READ_AHEAD: Final = "/sys/class/bdi/{device}/read_ahead_kb"
 NOT_OFFERED: Final = "the kernel was built without CONFIG_FUSE_PASSTHROUGH"
 
 
@@ -50,6 +57,22 @@ def backing_obstacle(error: OSError) -> str:
     if error.errno in (errno.ENOTTY, errno.EOPNOTSUPP):
         return NOT_OFFERED
     return os.strerror(error.errno or 0)
+
+
+def read_ahead_far(mountpoint: str) -> None:
+    """Let the kernel read ahead far in the mount at *mountpoint*, if we may say so.
+
+    For the daemon path: by itself the kernel asks for 128 KiB at a time (VM_READAHEAD_PAGES), and
+    INIT can only lower that. Wanted are several READs of 1 MiB.
+    """
+    mount = kvfs_at(mountpoint)
+    if mount is None:
+        return  # gone already, or another has come above it
+    try:
+        with open(_READ_AHEAD.format(device=mount.device), "w", encoding="ascii") as setting:
+            setting.write(str(READ_AHEAD_WANTED_BYTES >> 10))
+    except OSError as error:
+        _log.info("the kernel reads ahead as little as it does by itself: %s", error)
 
 
 def _version(release: str) -> tuple[int, int]:

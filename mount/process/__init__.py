@@ -1,1 +1,1 @@
-"""The server as a process: its logs, its limits, its service manager."""
+"""The log of the server."""

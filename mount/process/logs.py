@@ -1,8 +1,9 @@
-"""Where the server's log lines go: a file, the journal, syslog, or the terminal."""
+"""Where the server's log lines go: a file, syslog (the journal reads it, too), or the terminal."""
 
 import logging
 import logging.handlers
 import os
+import socket
 import sys
 from contextlib import suppress
 from typing import Any, Final
@@ -12,10 +13,40 @@ from kvfs.core.mount_name import log_path
 from kvfs.core.printable import printable
 from kvfs.core.settings import Settings
 from mount.process.log_rate import RateLimited
-from mount.process.log_sockets import JournalHandler, SyslogHandler
 
 _LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _BARE: Final = "%(name)s: %(message)s"
+SYSLOG_SOCKET: Final = "/dev/log"
+#: Above the socket's send buffer nothing is sent at all.
+_DATAGRAM_MAX_BYTES: Final = 32 * 1024
+
+
+class SyslogHandler(logging.handlers.DatagramHandler):
+    """Sends records to syslog; what its reader does not take is lost, and nobody waits for it.
+
+    logging's own SysLogHandler waits while the reader's queue is full, and the mount with it.
+    """
+
+    def __init__(self, pool: str, path: str = SYSLOG_SOCKET) -> None:
+        """Raises OSError when nobody listens at *path*."""
+        super().__init__(path, None)
+        self._pool = pool
+        with self.makeSocket() as probe:
+            probe.connect(path)
+
+    def makeSocket(self) -> socket.socket:  # type: ignore[override]  # as logging has it
+        """Return a socket that never waits."""
+        made = super().makeSocket()
+        made.setblocking(False)
+        return made
+
+    def makePickle(self, record: logging.LogRecord) -> bytes:
+        """Return the line of syslog(3) that is sent in place of a pickle."""
+        names = logging.handlers.SysLogHandler
+        level = names.priority_names.get(record.levelname.lower(), names.LOG_NOTICE)
+        priority = names.LOG_DAEMON << 3 | level
+        line = f"<{priority}>kvfs[{os.getpid()}]: {self._pool}: {self.format(record)}"
+        return line.encode(errors="backslashreplace")[:_DATAGRAM_MAX_BYTES]
 
 
 def set_up_logging(settings: Settings, *, background: bool) -> str:
@@ -65,11 +96,8 @@ def _target(settings: Settings, *, background: bool) -> tuple[logging.Handler, s
     under_systemd = "JOURNAL_STREAM" in os.environ
     if not background and not under_systemd:
         return _formatted(logging.StreamHandler(sys.stderr), _LINE), "stderr"
-    for place, handler in (("journal", JournalHandler), ("syslog", SyslogHandler)):
-        try:
-            return _formatted(handler(settings.name), _BARE), place
-        except OSError:
-            continue  # nobody listens there: the next place
+    with suppress(OSError):  # nobody listens there: the next place
+        return _formatted(SyslogHandler(settings.name), _BARE), "syslog"
     path = log_path(settings.name)
     with suppress(OSError):  # _file() says it better
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
