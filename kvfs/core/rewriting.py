@@ -68,6 +68,36 @@ LOOKUP: Final[dict[Try, dict[Found, Answer]]] = {
 }
 
 
+class Loser(StrEnum):
+    """What loses its name to a fresh inode."""
+
+    FRESH = "a fresh inode whose OPEN is to come"
+    DRAFT = "a draft that is being written"
+    TEMPORARY = "a leased file under a temporary name"
+    ANOTHERS = "a leased block of another process"
+    FINAL = "any other final block"
+    REST = "a block that is rewritten in place, or a temporary name that its writer left"
+
+
+class Keeps(NamedTuple):
+    """Who may need a file that lost its name, beside those who have it open."""
+
+    #: Its writer, who is on his way to a rename.
+    for_rename: bool
+    #: Readers: they are led to it until the new version is whole. A temporary name nobody reads.
+    stands_in: bool
+
+
+LOSES_NAME: Final = {
+    Loser.FRESH: Keeps(for_rename=True, stands_in=False),
+    Loser.DRAFT: Keeps(for_rename=True, stands_in=False),
+    Loser.TEMPORARY: Keeps(for_rename=True, stands_in=False),
+    Loser.ANOTHERS: Keeps(for_rename=True, stands_in=True),
+    Loser.FINAL: Keeps(for_rename=False, stands_in=True),
+    Loser.REST: Keeps(for_rename=False, stands_in=False),
+}
+
+
 class Kept(NamedTuple):
     """Something that a rewrite keeps for a while: at most so long, and so many of it."""
 

@@ -9,16 +9,18 @@ from kvfs.core.rewriting import (
     DISPLACED,
     FORMER_NAME,
     LOOKUP,
+    LOSES_NAME,
     OPEN,
     REFUSAL,
     Answer,
     Found,
     Kept,
+    Loser,
     Try,
 )
 from kvfs.core.second_tries import Recent, Refusal, Refusals
 from kvfs.core.types import InodeNo
-from tests.support.rewrite_drawing import ANSWERS, KEPT
+from tests.support.rewrite_drawing import ANSWERS, KEEPS, KEPT
 
 INO, OTHER = InodeNo(2), InodeNo(3)
 PLACE = (InodeNo(1), b"K")
@@ -58,6 +60,13 @@ def test_there_is_no_third_try() -> None:
 def test_a_name_that_was_not_meant_changes_nothing() -> None:
     for row in LOOKUP.values():
         assert {row[Found.ANOTHER], row[Found.ON_THE_WAY]} == {Answer.LEAD}
+
+
+def test_whatever_loses_its_name_is_looked_after() -> None:
+    assert set(LOSES_NAME) == set(Loser)
+    finished = {Loser.ANOTHERS, Loser.FINAL}
+    assert {loser for loser, keeps in LOSES_NAME.items() if keeps.stands_in} == finished
+    assert not LOSES_NAME[Loser.FINAL].for_rename, "its writer is done with it"
 
 
 # ---- what is remembered ----
@@ -116,4 +125,5 @@ def test_what_is_kept_has_bounds(kept: Kept) -> None:
 def test_the_document_draws_the_tables() -> None:
     """If not: python -m tests.support.rewrite_drawing."""
     assert ANSWERS.shown() == ANSWERS.make()
+    assert KEEPS.shown() == KEEPS.make()
     assert KEPT.shown() == KEPT.make()

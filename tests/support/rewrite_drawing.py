@@ -5,7 +5,7 @@
 
 from typing import Final
 
-from kvfs.core.rewriting import EVERYTHING_KEPT, LOOKUP, OPEN, Answer, Found, Try
+from kvfs.core.rewriting import EVERYTHING_KEPT, LOOKUP, LOSES_NAME, OPEN, Answer, Found, Try
 from tests.support.drawings import Drawing, rows
 
 #: Where an answer leaves the open(2); a LOOKUP that is refused nothing goes on to its OPEN.
@@ -41,6 +41,16 @@ def _table(request: str, table: dict[Try, dict[Found, Answer]]) -> list[str]:
     return rows((request, *(found.name for found in heads)), *body)
 
 
+def draw_keeps() -> str:
+    """Return who keeps what lost its name."""
+    heads = ("what loses its name", "its writer may rename it", "others are led to it")
+    body = [
+        (loser.value, *("yes" if kept else "no" for kept in keeps))
+        for loser, keeps in LOSES_NAME.items()
+    ]
+    return "\n".join([*rows(heads, *body), ""])
+
+
 def draw_kept() -> str:
     """Return what is kept, for how long and how much of it."""
     body = [(kept.what, f"{kept.wait_s:g} s", str(kept.most or "")) for kept in EVERYTHING_KEPT]
@@ -48,12 +58,14 @@ def draw_kept() -> str:
 
 
 ANSWERS: Final = Drawing("rewrites.md", "answers to O_TRUNC", "rewrite_drawing", draw_answers)
+KEEPS: Final = Drawing("rewrites.md", "who keeps what", "rewrite_drawing", draw_keeps)
 KEPT: Final = Drawing("rewrites.md", "what a rewrite keeps", "rewrite_drawing", draw_kept)
 
 
 def main() -> None:
-    """Write both into the document."""
+    """Write all into the document."""
     ANSWERS.write()
+    KEEPS.write()
     KEPT.write()
 
 

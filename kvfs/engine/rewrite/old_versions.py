@@ -5,15 +5,10 @@ up meanwhile are led to the block that had it: readers never see a version grow.
 nothing of this: a server that is killed, a writer that dies take both, and the name is a miss.
 """
 
-from typing import Final
-
-from kvfs.core.lifecycle import SETTLED, UNFINISHED, State, is_temporary
-from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.core.lifecycle import UNFINISHED
+from kvfs.core.types import InodeNo
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
-
-#: What was final. A temporary name nobody reads; its writers look it up, each for its own draft.
-_WHOLE: Final = SETTLED | {State.RENAMED}
 
 
 class OldVersions:
@@ -27,15 +22,15 @@ class OldVersions:
     def __contains__(self, draft: InodeNo) -> bool:
         return draft in self._kept
 
-    def keep(self, ino: InodeNo, record: InodeRecord, draft: InodeNo) -> None:
-        """Let *ino*, about to lose its name to *draft*, stand in for it, or what stood in for it.
+    def keep(self, ino: InodeNo, draft: InodeNo, *, stands_in: bool) -> None:
+        """Let what stood in for *ino*, about to lose its name, do so for *draft*, or *ino* itself.
 
         Called before ``Namespace.keep_removed`` of *ino*.
         """
         kept: OpenInode | None = None
         if ino in self._kept:
             kept = self._kept.pop(ino)
-        elif record.state in _WHOLE and not is_temporary(record.name):
+        elif stands_in:
             kept = self._pool.open_inodes.enter(ino, writer=False)
         else:
             return

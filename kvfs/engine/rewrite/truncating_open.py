@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Protocol
 from kvfs.core.errors import KvfsError, NotFound
 from kvfs.core.inode_rules import new_record
 from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
-from kvfs.core.rewriting import AWAITED, CONTENDED, LOOKUP, OPEN, Answer, Found, Try
+from kvfs.core.rewriting import (
+    AWAITED,
+    CONTENDED,
+    LOOKUP,
+    LOSES_NAME,
+    OPEN,
+    Answer,
+    Found,
+    Loser,
+    Try,
+)
 from kvfs.core.second_tries import Place, Recent, Refusal, Refusals
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
@@ -226,11 +236,12 @@ class TruncatingOpens:
     ) -> None:
         """After the index gave the name of *ino* to *fresh*: who may need *ino* still."""
         self._pool.pins.move(ino, fresh)
-        if ino in self._awaited or self._may_be_renamed(ino, record, taker):
+        keeps = LOSES_NAME[self._loser(ino, record, taker)]
+        if keeps.for_rename:
             self._displace(ino, record)
             place = (record.parent, record.name)
             self._contended.note(place, True, self._pool.monotonic_s())
-        self.old.keep(ino, record, fresh)
+        self.old.keep(ino, fresh, stands_in=keeps.stands_in)
         self._namespace.keep_removed(ino, record, now_ns)
         self.unnamed(ino)
 
@@ -266,14 +277,19 @@ class TruncatingOpens:
 
     # ---- drafts without a name ----
 
-    def _may_be_renamed(self, ino: InodeNo, record: InodeRecord, taker: Maker) -> bool:
-        """Whether the writer of *ino*, whose name *taker* takes, is on its way to a rename."""
+    def _loser(self, ino: InodeNo, record: InodeRecord, taker: Maker) -> Loser:
+        """Return what *ino* is, whose name *taker* takes."""
+        if ino in self._awaited:
+            return Loser.FRESH
+        opened = self._pool.open_inodes.get(ino)
         if record.state in UNFINISHED:
-            opened = self._pool.open_inodes.get(ino)
-            return opened is not None and opened.writers > 0
-        if record.state != State.LEASED:
-            return False
-        return is_temporary(record.name) or taker != (record.maker_tgid, record.maker_birth)
+            return Loser.DRAFT if opened is not None and opened.writers else Loser.REST
+        is_leased = record.state == State.LEASED
+        if is_temporary(record.name):
+            return Loser.TEMPORARY if is_leased else Loser.REST
+        if is_leased and taker != (record.maker_tgid, record.maker_birth):
+            return Loser.ANOTHERS
+        return Loser.REST if record.state == State.REWRITE else Loser.FINAL
 
     def fought_over(self, parent: InodeNo, name: bytes) -> bool:
         """Whether writers took this name from each other a moment ago."""
