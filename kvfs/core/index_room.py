@@ -1,8 +1,8 @@
 """How much of the index's map may hold rows: names need space there, whatever their blocks hold.
 
-LMDB changes nothing in place, so a full map refuses even deletes (MDB_MAP_FULL in lmdb.h), and
-with them eviction and the next start. So growth ends before, and eviction begins before that. A
-full device is no better, but for what was allocated ahead: growth leaves the last of it.
+LMDB changes nothing in place, so in a full map even deletes fail (MDB_MAP_FULL in lmdb.h), and with
+them eviction and the next start. So growth ends earlier, and eviction begins even earlier. On a
+full device only preallocated space is left, so growth leaves the last of it, too.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,24 +11,24 @@ from typing import Final
 from kvfs.core.errors import NoSpace
 from kvfs.core.records import CHILD_PREFIX, NAME_PREFIX, XATTR_PREFIX
 
-#: Never used by growth: the largest batch of an eviction dirties some 150 pages of 4 KiB, and
-#: what the two transactions before it freed cannot be used yet.
+#: Never used by growth: the largest batch of an eviction changes some 150 pages of 4 KiB, and pages
+#: freed by the two transactions before it cannot be used yet.
 _KEPT_BYTES: Final = 4 << 20
 _KEPT_SHARE: Final = 1 / 16
 _KEPT_MOST_SHARE: Final = 1 / 4
 #: Of the rows at which eviction begins.
 _BINDING_SHARE: Final = 31 / 32
-#: LMDB is asked once in so many commits, or sooner where each could add as much as this: the
-#: largest attribute of all, and pages.
+#: LMDB is asked once in so many commits, or earlier if each could add as much as this: the largest
+#: attribute, and pages.
 _COMMITS_PER_LOOK: Final = 64
 _COMMIT_MOST_BYTES: Final = 128 << 10
 
 
 def mapped_bytes(map_bytes: int, used_bytes: int) -> int:
-    """Return how much LMDB must map of a file of which it counts *used_bytes* as its own.
+    """Return how much LMDB must map of a file in which it uses *used_bytes*.
 
-    The bound is *map_bytes*; a file that is larger (the setting was, or a rebuild found more
-    names) is mapped with room to delete in, else nothing could ever go from it.
+    The limit is *map_bytes*. A larger file (the setting was larger, or a rebuild found more names)
+    is mapped with space for deletes; otherwise nothing could be removed from it.
     """
     return max(map_bytes, used_bytes + _least_kept_bytes(map_bytes))
 
@@ -46,9 +46,9 @@ class IndexRoom:
         rows_bytes: Callable[[], int],
         file_end_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """*rows_bytes* tells how much of the map holds rows.
+        """*rows_bytes* returns how much of the map holds rows.
 
-        *file_end_bytes* tells how much they may take of what the device has given to the file.
+        *file_end_bytes* returns how much rows may take of the space allocated to the file.
         """
         self._file_end_bytes = file_end_bytes
         self.map_bytes: Final = map_bytes
@@ -56,35 +56,35 @@ class IndexRoom:
         kept_bytes = max(map_bytes * _KEPT_SHARE, _least_kept_bytes(map_bytes))
         self._growth_end_bytes = map_bytes - int(kept_bytes)
         self._eviction_begin_bytes = map_bytes - 2 * int(kept_bytes)
-        #: Whether no name nor attribute more was taken at the last look.
+        #: Whether there was no space for a new name or attribute at the last look.
         self.crowded = False
         self.look()
 
     def note_commit(self) -> None:
-        """A transaction was committed."""
+        """Note that a transaction was committed."""
         self._commits_to_look -= 1
         if self._commits_to_look <= 0:
             self.look()
 
     def require(self, rows: Mapping[bytes, bytes | None]) -> None:
-        """Raise NoSpace if *rows*, None for those that go, add a name and none is to be added."""
+        """Raise NoSpace if *rows* (None: a removed one) add a name and there is no space."""
         if self.crowded and _grows(rows):
             self.look()
             if self.crowded:
                 raise NoSpace("index: its map or the device takes no more names")
 
     def excess_names(self, names: int) -> int:
-        """Return how many of all *names* are to go, so that others find room."""
+        """Return how many of all *names* must go to make space for others."""
         rows_bytes = self.rows_bytes()
         excess_bytes = max(0, rows_bytes - self._eviction_begin_bytes)
         return -(-names * excess_bytes // max(1, rows_bytes))
 
     def binds(self) -> bool:
-        """Whether blocks go for names, now and then: eviction ends a page below its beginning."""
+        """Whether blocks are evicted for names: eviction stops a page below where it begins."""
         return self.rows_bytes() > self._eviction_begin_bytes * _BINDING_SHARE
 
     def look(self) -> None:
-        """Ask LMDB how much there is."""
+        """Ask LMDB how much space is left."""
         end_bytes = self._growth_end_bytes
         if self._file_end_bytes is not None:
             end_bytes = min(end_bytes, self._file_end_bytes())
@@ -96,8 +96,8 @@ class IndexRoom:
 def _grows(rows: Mapping[bytes, bytes | None]) -> bool:
     """Whether *rows* add more names or attributes than they take away.
 
-    A name that leads elsewhere now has the row it had, and so has an inode that was renamed in
-    its directory: only what is new has two.
+    A name that leads to another inode keeps its row, and so does an inode that is renamed within
+    its directory. Only something new adds two rows.
     """
     names = children = attributes = 0
     for key, value in rows.items():

@@ -1,7 +1,7 @@
 """What directories, symlinks and attributes take of the device: never evicted, so they are bounded.
 
-Pure. What a name costs is the sum of its rows in the index, of an inode, and of a symlink's block;
-XFS's inodes have 1 KiB in a pool that kvfs made. Blocks, which go for others, are not counted.
+Pure. A name costs its rows in the index, an inode (1 KiB in an XFS that kvfs made), and for a
+symlink a block. Blocks are not counted, because they can be evicted.
 """
 
 import stat
@@ -12,11 +12,11 @@ from kvfs.core.lifecycle import State
 from kvfs.core.records import Counters
 from kvfs.core.types import PAGE_BYTES, InodeNo, InodeRecord, round_up
 
-#: Of the capacity, for all that users other than root make, until they are refused by share.
+#: Share of the capacity for what users other than root make; above it, shares are enforced.
 _SHARE: Final = 1 / 4
-#: Less than that is no bound: a small pool is for tests, and its directories are few.
+#: The least bound: a small pool is for tests, and has few directories.
 _LEAST_BYTES: Final = 8 << 20
-#: So many times that is the end for everybody.
+#: So many times the bound is the limit for everybody.
 _ALL_REFUSED: Final = 2
 #: Rows of one of all: its name, its child row and its inode (docs/eviction.md).
 _ROWS_BYTES: Final = 550
@@ -27,19 +27,19 @@ _SYMLINK_BLOCK_BYTES: Final = 4 << 10
 
 
 def taken_bytes(counters: Counters, rows_bytes: int) -> int:
-    """Return about how many bytes of the device go for what is never evicted."""
+    """Return about how many bytes of the device are used by what is never evicted."""
     nodes = counters.directories + counters.symlinks + counters.others
     own_rows_bytes = max(0, rows_bytes - counters.blocks * _ROWS_BYTES)
     return own_rows_bytes + nodes * _INODE_BYTES + counters.symlinks * _SYMLINK_BLOCK_BYTES
 
 
 def bound_bytes(capacity_bytes: int) -> int:
-    """Return how much all of it may take, before users are refused by their shares."""
+    """Return how much all of it may take before the users' shares are enforced."""
     return max(_LEAST_BYTES, int(capacity_bytes * _SHARE))
 
 
 def names_too_many(counters: Counters, capacity_bytes: int) -> int:
-    """Return how many blocks there are beyond those whose names take as much as that."""
+    """Return how many blocks exceed those whose names take as much as that bound."""
     return max(0, counters.blocks - bound_bytes(capacity_bytes) // (_ROWS_BYTES + _INODE_BYTES))
 
 
@@ -65,18 +65,18 @@ class NodeShares:
     """
 
     def __init__(self, first: InodeNo) -> None:
-        """Inodes from *first* on are made in this run; all others are for the walk."""
+        """Inodes from *first* on are created in this run; the scan counts all others."""
         self._first = first
-        #: Up to where the walk has counted inodes, and attributes.
+        #: Up to where the scan has counted inodes, and attributes.
         self._inodes_end = self._attributes_end = InodeNo(0)
         self._held: dict[int, int] = {}
 
     def held_bytes(self, uid: int) -> int:
-        """Return what user *uid* is known to have."""
+        """Return how much user *uid* is known to have."""
         return self._held.get(uid, 0)
 
     def refuses(self, uid: int, everyones_bytes: int, capacity_bytes: int) -> bool:
-        """Whether *uid* is to make nothing more, where all have *everyones_bytes*."""
+        """Whether *uid* is refused, if all users together have *everyones_bytes*."""
         end_bytes = bound_bytes(capacity_bytes)
         if not uid or everyones_bytes < end_bytes:
             return False
@@ -85,24 +85,24 @@ class NodeShares:
         held_bytes = self.held_bytes(uid)
         return held_bytes > 0 and held_bytes >= end_bytes / len(self._held)
 
-    # ---- the walk ----
+    # ---- the scan ----
 
     def find(self, ino: InodeNo, record: InodeRecord) -> None:
-        """Count a directory, symlink or special file of before the start."""
+        """Count a directory, symlink or special file from before the start."""
         if ino < self._first:
             self._note(record.uid, _node_bytes(record))
 
     def find_attribute(self, ino: InodeNo, record: InodeRecord, size_bytes: int) -> None:
-        """Count an attribute of before the start."""
+        """Count an attribute from before the start."""
         if ino < self._first:
             self._note(record.uid, size_bytes)
 
     def reach(self, ino: InodeNo) -> None:
-        """All inodes up to *ino* are counted."""
+        """Note that all inodes up to *ino* are counted."""
         self._inodes_end = ino
 
     def reach_attributes(self, ino: InodeNo) -> None:
-        """All attributes of inodes below *ino* are counted, those of *ino* in part."""
+        """Note that attributes of all inodes below *ino* are counted, those of *ino* in part."""
         self._attributes_end = ino
 
     # ---- what changes ----
@@ -113,12 +113,12 @@ class NodeShares:
             self._note(record.uid, _node_bytes(record))
 
     def set_attributes(self, ino: InodeNo, record: InodeRecord, change_bytes: int) -> None:
-        """The attributes of *ino* take *change_bytes* more, or less if that is below 0."""
+        """Count *change_bytes* more, or less if negative, for the attributes of *ino*."""
         if ino >= self._first or ino < self._attributes_end:
             self._note(record.uid, change_bytes)
 
     def go(self, ino: InodeNo, record: InodeRecord, attributes: Mapping[bytes, bytes]) -> None:
-        """*ino*, block or not, goes with its *attributes*."""
+        """Count *ino*, block or not, less, with its *attributes*."""
         if record.state == State.NODE and self._is_counted(ino):
             self._note(record.uid, -_node_bytes(record))
         if attributes:
@@ -131,7 +131,7 @@ class NodeShares:
         now: InodeRecord,
         attributes: Mapping[bytes, bytes],
     ) -> None:
-        """*ino* with its *attributes* has another owner now."""
+        """Move *ino* with its *attributes* to its new owner's count."""
         self.go(ino, before, attributes)
         if now.state == State.NODE:
             self.come(ino, now)
@@ -151,11 +151,11 @@ class NodeShares:
 
 
 def _node_bytes(record: InodeRecord) -> int:
-    """Return about what a directory, symlink or special file takes, the same all its life."""
+    """Return about what a directory, symlink or special file takes; it never changes."""
     size_bytes = _INODE_BYTES + _row_bytes(_ROWS_BYTES + len(record.target))
     return size_bytes + _SYMLINK_BLOCK_BYTES * stat.S_ISLNK(record.mode)
 
 
 def _row_bytes(size_bytes: int) -> int:
-    """Return what a row of *size_bytes* takes: pages of its own if two do not fit into one."""
+    """Return what a row of *size_bytes* takes: its own pages if two do not fit into one."""
     return size_bytes if size_bytes < PAGE_BYTES // 2 else round_up(size_bytes)

@@ -1,7 +1,7 @@
 """How large the next block will be, and how many extents of each size to keep ready for it.
 
-Pure: time is an argument. A guess and no promise: a wrong one costs a preallocation on the hot
-path, or spare blocks that are given back at close.
+Pure: time is an argument. It is only a guess: a wrong one costs a preallocation on the hot path, or
+spare blocks that are freed at close.
 """
 
 import math
@@ -13,17 +13,17 @@ from kvfs.core.types import PAGE_BYTES, InodeNo, round_up
 
 #: How far ahead of the creates the queue is kept: two ticks of the ready queue at its present rate.
 LEAD_S: Final = 0.5
-#: A create counts into the rate for about so long: shorter than a burst, longer than its jitter.
+#: A create counts towards the rate for about this long: shorter than a burst, longer than jitter.
 RATE_WINDOW_S: Final = 1.0
-#: Connectors store in bursts, one a request; the rate of a burst is remembered for the next one.
+#: Connectors store in bursts, one a request. The rate of a burst is remembered for the next one.
 PEAK_WINDOW_S: Final = 20.0
-#: A size not seen for so long is wanted no more.
+#: A size not seen for so long is forgotten.
 FORGET_S: Final = 60.0
-#: A directory never seen inherits the last size if so many publishes in a row agreed on it.
+#: A new directory inherits the last size if so many publishes in a row agreed on it.
 AGREEING: Final = 4
 #: Sizes tracked at a time; a KV pool has one or two, a copied tree has as many as files.
 SIZES_MAX: Final = 64
-#: So many publishes make the usual size; a last one within this part of it is usual itself.
+#: So many publishes make the usual size. A last one within this part of it counts as usual.
 _USUAL_OF: Final = 16
 _USUAL_PART: Final = 8
 #: The largest size of a directory is that of its last publishes, once or twice so many.
@@ -60,7 +60,7 @@ class _Rate:
 
 
 class _Sizes:
-    """What a directory published: the last size, the usual one, and the largest of late."""
+    """What a directory published: the last size, the usual one, and the largest recent one."""
 
     __slots__ = ("_count", "_former_bytes", "_mean_bytes", "_present_bytes", "last_bytes")
 
@@ -89,13 +89,13 @@ class _Sizes:
         mean_bytes = int(self._mean_bytes)
         if abs(self.last_bytes - mean_bytes) <= mean_bytes // _USUAL_PART:
             return self.last_bytes
-        # Few different sizes, so that extents of them can be ready.
+        # Few different sizes, so that there can be ready extents of each.
         step_bytes = max(PAGE_BYTES, 1 << max(0, mean_bytes.bit_length() - 3))
         return min(self.largest_bytes, round_up(mean_bytes, step_bytes))
 
 
 class SizeForecast:
-    """Sizes lately published by directory, and the rate of creates by size; both bounded.
+    """Recently published sizes by directory, and the rate of creates by size; both bounded.
 
     Sizes are in bytes; as demand for extents they are rounded up to PAGE_BYTES.
     """
@@ -105,12 +105,12 @@ class SizeForecast:
         self._directories_max = directories_max
         self._directories: OrderedDict[InodeNo, _Sizes] = OrderedDict()
         self._lately: deque[int] = deque(maxlen=AGREEING)
-        #: Whether the first block of each directory was as large as believed, or smaller.
+        #: Whether the first block of each directory was as large as forecast, or smaller.
         self._believed: deque[bool] = deque(maxlen=AGREEING)
         self._rates: OrderedDict[int, _Rate] = OrderedDict()
 
     def note_published(self, parent: InodeNo, size_bytes: int, now_s: float) -> None:
-        """Learn that a block of *size_bytes* was published in directory *parent*."""
+        """Note that a block of *size_bytes* was published in directory *parent*."""
         directories = self._directories
         sizes = directories.get(parent)
         if sizes is None:
@@ -124,7 +124,7 @@ class SizeForecast:
         self._rate(round_up(size_bytes), now_s).seen_s = now_s
 
     def note_created(self, size_bytes: int, now_s: float) -> None:
-        """Learn that a draft took an extent of *size_bytes*, ready or not."""
+        """Note that a draft took an extent of *size_bytes*, ready or not."""
         self._rate(round_up(size_bytes), now_s).note(now_s)
 
     def expected_bytes(self, parent: InodeNo) -> int:
@@ -138,20 +138,20 @@ class SizeForecast:
         return 0
 
     def usual_bytes(self, parent: InodeNo) -> int:
-        """Return the usual size of late: the last one, or the mean where they differ much."""
+        """Return the usual recent size: the last one, or the mean if they differ much."""
         sizes = self._directories.get(parent)
         return self.expected_bytes(parent) if sizes is None else sizes.usual_bytes
 
     def largest_bytes(self, parent: InodeNo) -> int:
-        """Return the largest size that *parent* published of late; 0 means unknown."""
+        """Return the largest size that *parent* published recently; 0 means unknown."""
         sizes = self._directories.get(parent)
         return self.expected_bytes(parent) if sizes is None else sizes.largest_bytes
 
     def foretells(self, parent: InodeNo) -> bool:
-        """Whether what *parent* will store is known from its own blocks, or from such as it.
+        """Whether the next size in *parent* is known from its own blocks, or from similar ones.
 
-        A directory that stored nothing yet inherits a size; where blocks are spread over many
-        directories that is right every time, in one for another kind of blocks it is wrong.
+        A directory that stored nothing yet inherits a size. If blocks are spread over many
+        directories, that is always right; for a new kind of blocks it is wrong.
         """
         believed = self._believed
         return parent in self._directories or (len(believed) == AGREEING and all(believed))
@@ -159,8 +159,8 @@ class SizeForecast:
     def wanted(self, now_s: float, *, limit_bytes: int, limit_extents: int) -> Mapping[int, int]:
         """Return how many extents of each size to keep ready, within both limits.
 
-        One of every size lately seen comes first, the last seen before the others; what is left
-        is shared in proportion to what each size would need.
+        First one of every recent size, the last seen first. The rest is shared in proportion to
+        what each size would need.
         """
         counts: dict[int, int] = {}
         needs: dict[int, int] = {}
@@ -172,7 +172,7 @@ class SizeForecast:
             needs[size_bytes] = rate.extents(now_s) - 1
             limit_bytes -= size_bytes
             limit_extents -= 1
-        # Whole numbers, since a rounded share could overstep a limit by one extent.
+        # Whole numbers, since a rounded share could exceed a limit by one extent.
         needed_bytes = sum(size_bytes * need for size_bytes, need in needs.items())
         needed_extents = sum(needs.values())
         for size_bytes, need in needs.items():

@@ -1,9 +1,9 @@
 """What the kernel says of the device below: /dev/kmsg is where a failed request shows at once.
 
-A read error of a passthrough reader, or a page that could not be written back, is nobody's errno
-in this process. Lines looked for are those of blk_print_req_error() in block/blk-mq.c and of
-iomap's write-back; the kernel prints at most ten of a kind in five seconds. Whoever may not read
-the kernel's log hears nothing, and has to look for itself.
+A read error of a passthrough reader, or a page that could not be written back, reaches this process
+as no errno. It looks for the lines of blk_print_req_error() in block/blk-mq.c and of iomap's
+write-back; the kernel prints at most ten of a kind in five seconds. A server that may not read the
+kernel's log learns nothing here and has to check by itself.
 """
 
 import contextlib
@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 _LOG: Final = "/dev/kmsg"
 _DEVICE: Final = "/sys/dev/block/{major}:{minor}"
-#: A record is at most so long, its dictionary included (Documentation/ABI/testing/dev-kmsg).
+#: The longest record, with its dictionary (Documentation/ABI/testing/dev-kmsg).
 _RECORD_MAX_BYTES: Final = 8192
-#: Of one look; the rest belongs to the next.
+#: Records read in one look; the rest is left for the next.
 _RECORDS_MAX: Final = 1000
 _DEPTH_MAX: Final = 8
 #: What failed, by blk_op_str() in block/blk-core.c.
@@ -31,10 +31,10 @@ class DeviceErrors(NamedTuple):
 
 
 class KernelLog:
-    """The kernel's log from now on, as far as it tells of one device."""
+    """The kernel's log from now on, for one device."""
 
     def __init__(self, directory_fd: int) -> None:
-        """Follow what is below the file system of *directory_fd*; without a right to, nothing."""
+        """Follow the device below *directory_fd*'s file system; nothing without the right to."""
         self._fd = -1
         names = device_names(os.fstat(directory_fd).st_dev)
         if not names:
@@ -64,20 +64,20 @@ class KernelLog:
         return found
 
     def close(self) -> None:
-        """Follow no more."""
+        """Stop following."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def errors_in(line: bytes) -> DeviceErrors:
-    """Return what *line* of the kernel's log, which is about the device, tells of."""
+    """Return what *line* of the kernel's log says about the device."""
     if b"error" not in line.lower():
         return DeviceErrors()
     operation = _OPERATION.search(line)
     if operation is not None:  # discards, and zeroing by the device, lose nothing
         return DeviceErrors(operation[1] == b"READ", operation[1] in _WRITES)
-    # Without one it is the file system that says so: of a file's bytes, or of its own metadata.
+    # Without one the line is the file system's: about a file's bytes, or about its own metadata.
     return DeviceErrors(reads=b"writeback" not in line, writes=True)
 
 

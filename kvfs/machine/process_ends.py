@@ -1,8 +1,8 @@
 """How a process ended, as far as the kernel tells; one answer is "unknown".
 
-``status`` and ``statm`` of a process never wait for it. ``stat`` may: one that sits inside
-execve(2) while its files are being closed holds a lock that ``stat`` waits for, and it waits for
-us. So ``stat`` is read of those that are past that, or in a thread of its own (``judge``).
+Reading ``status`` and ``statm`` of a process never waits for it. Reading ``stat`` may: a process
+inside execve(2) that closes its files holds a lock that ``stat`` waits for, and it waits for us. So
+``stat`` is read only of processes that are past that, or in a thread of its own (``judge``).
 """
 
 import fcntl
@@ -20,7 +20,7 @@ _STATE_FIELD: Final = 3 - 3
 _FLAGS_FIELD: Final = 9 - 3
 _EXIT_CODE_FIELD: Final = 52 - 3
 _SIGNAL_MASK: Final = 0x7F
-#: linux/sched.h: on its way out.
+#: linux/sched.h: the process is exiting.
 _PF_EXITING: Final = 0x4
 #: linux/pidfd.h: PIDFD_GET_INFO, struct pidfd_info of the first size, its exit code (Linux 6.15).
 _GET_INFO: Final = 0xC040FF0B
@@ -29,7 +29,7 @@ _INFO_EXIT: Final = 1 << 3
 
 
 class Fate(Enum):
-    """What became of a process."""
+    """How a process ended, or that it lives."""
 
     LIVES = "lives"
     EXITED = "exits by itself"
@@ -43,7 +43,7 @@ def _fate_of_code(code: int) -> Fate:
 
 
 def read_at_once(path: str, size_bytes: int, open_file: Callable[[str], int]) -> bytes:
-    """Return what *path* of /proc says, opened by *open_file*; empty if it cannot be read."""
+    """Return the content of *path* in /proc, opened by *open_file*; empty if unreadable."""
     try:
         fd = open_file(path)
     except OSError:
@@ -69,15 +69,15 @@ def status_of(tid: int, open_file: Callable[[str], int] = open_to_read) -> bytes
 def stat_fields(pid: int, open_file: Callable[[str], int] = open_to_read) -> list[bytes]:
     """Return /proc/PID/stat behind the name: the state and what follows; empty if it is gone.
 
-    The name stands in brackets and may hold anything (proc_pid_stat(5)). Not to be asked of a
-    process that may be inside execve.
+    The name is in brackets and may hold anything (proc_pid_stat(5)). Do not call it for a process
+    that may be inside execve.
     """
     told = read_at_once(f"/proc/{pid}/stat", _STAT_BYTES, open_file)
     return told.rpartition(b") ")[2].split()
 
 
 def has_exited(pid: int) -> bool:
-    """Whether *pid* is dead, and not waited for yet or held up by the kernel in a thread."""
+    """Whether *pid* is dead but not yet waited for, or the kernel still holds up a thread of it."""
     return stat_fields(pid)[:1] in ([b"Z"], [b"X"])
 
 
@@ -100,8 +100,8 @@ def fate_without_memory(tid: int, open_file: Callable[[str], int]) -> Fate:
 def judge(tgid: int, pidfd: int) -> Fate:
     """Return the fate of process *tgid*, which *pidfd* refers to, at this moment.
 
-    From kill(2) on ``stat`` has the signal, before the process knows of it. May wait, for as long
-    as the process is inside execve: never to be called by the thread that serves.
+    ``stat`` has the signal from kill(2) on, before the process knows of it. May wait as long as the
+    process is inside execve, so never call it in the thread that serves.
     """
     fields = stat_fields(tgid)
     try:
@@ -110,11 +110,11 @@ def judge(tgid: int, pidfd: int) -> Fate:
         return fate_of_reaped(pidfd)
     except OSError:
         return Fate.UNKNOWN
-    # It was not waited for, so that its number was not given to another one.
+    # It was not waited for, so its number was not reused.
     if len(fields) <= _EXIT_CODE_FIELD:
         return Fate.UNKNOWN
     if fields[_STATE_FIELD] in (b"T", b"t"):
-        return Fate.LIVES  # stopped: what stands there is the signal that stopped it
+        return Fate.LIVES  # stopped: the value is the signal that stopped it
     code = int(fields[_EXIT_CODE_FIELD])
     ends = int(fields[_FLAGS_FIELD]) & _PF_EXITING or fields[_STATE_FIELD] in (b"Z", b"X")
     return _fate_of_code(code) if ends or code & _SIGNAL_MASK else Fate.LIVES

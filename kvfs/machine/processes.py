@@ -1,9 +1,9 @@
 """Processes that made blocks: told apart when pids are reused, and watched until they end.
 
 A request names a thread. Its process is ``Tgid`` in /proc/TID/status, which never waits for the
-thread (process_ends.py). The birth of a process is the inode number of its pidfd, unique for one
-boot (pidfs, Linux 6.9; pidfd_open(2)), mixed with the id of the boot: both numbers begin anew with
-each, and rise together, so that a service that is started at boot gets the same two again.
+thread (process_ends.py). The birth of a process is the inode number of its pidfd, unique within a
+boot (pidfs, Linux 6.9; pidfd_open(2)), mixed with the boot id. Without the boot id a service that
+is started at boot could get the same pid and the same birth in each boot.
 """
 
 import errno
@@ -26,7 +26,7 @@ from kvfs.machine.process_ends import (
 from kvfs.machine.spare_files import SpareFiles
 from kvfs.storage.run_state import present_boot_id
 
-#: A thread number is believed for so long without a look: shorter than any cycle of numbers.
+#: A thread number is trusted for so long without a look: shorter than any cycle of numbers.
 _THREAD_BELIEVED_S: Final = 1.0
 _THREADS_MAX: Final = 1024
 _PROCESSES_MAX: Final = 4096
@@ -35,12 +35,12 @@ _NAME_BYTES: Final = 64
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 #: Above the inode numbers of pidfds: 32 bits of the boot's id.
 _BOOT_SHIFT: Final = 32
-#: User-space NFS servers: a lease by their life would never end.
+#: User-space NFS servers: a lease that lasts as long as they live would never end.
 _SERVERS: Final = (b"ganesha.nfsd",)
 
 
 class Maker(NamedTuple):
-    """A process. ``tgid`` 0 is one that cannot be watched: a kernel thread, a foreign pid."""
+    """A process. ``tgid`` 0: it cannot be watched (a kernel thread, another pid namespace)."""
 
     tgid: int
     birth: int
@@ -50,14 +50,14 @@ NOBODY: Final = Maker(0, 0)
 
 
 class Question:
-    """What became of a process, asked in a thread of its own; ``fate`` is None until it is told."""
+    """How a process ended, asked in a thread of its own; ``fate`` is None until it is known."""
 
     def __init__(self, fate: Fate | None = None) -> None:
         self.fate = fate
         self._thread: threading.Thread | None = None
 
     def ask(self, tgid: int, pidfd: int) -> None:
-        """Find out about process *tgid*; *pidfd* refers to it and is closed then."""
+        """Find out about process *tgid*; its *pidfd* is closed then."""
 
         def find_out() -> None:
             try:
@@ -69,13 +69,13 @@ class Question:
         self._thread.start()
 
     def wait(self, wait_s: float) -> None:
-        """Wait for the answer, no longer than *wait_s*."""
+        """Wait for the answer, at most *wait_s*."""
         if self._thread is not None:
             self._thread.join(max(wait_s, 0.0))
 
 
 def program_of(pid: int) -> str:
-    """Return the name of *pid*'s program, printable; "?" if it is gone or cannot be told."""
+    """Return the name of *pid*'s program, printable; "?" if it is unknown."""
     name = read_at_once(f"/proc/{pid}/comm", _NAME_BYTES, open_to_read) if pid > 0 else b""
     return printable(name.decode(errors="replace").removesuffix("\n")) or "?"
 
@@ -90,14 +90,14 @@ class Processes:
         #: A pidfd for each watched process; readable once it has ended.
         self._pidfds: OrderedDict[Maker, int] = OrderedDict()
         self._poll = select.poll()
-        #: /proc/TID/statm of threads that closed what they wrote: to open one costs three times
-        #: what a read does. It stays with its thread, whoever gets the number next (ESRCH).
+        #: /proc/TID/statm of threads that closed what they wrote: an open costs three times as much
+        #: as a read. It stays with its thread even if the number is reused (ESRCH).
         self._statms: OrderedDict[int, int] = OrderedDict()
-        #: What became of those that ended lately.
+        #: How those ended that ended lately.
         self._fates: OrderedDict[Maker, Fate] = OrderedDict()
 
     def close(self) -> None:
-        """Let all processes go."""
+        """Stop watching all processes."""
         for fd in (*self._pidfds.values(), *self._statms.values()):
             os.close(fd)
         self._pidfds.clear()
@@ -105,7 +105,7 @@ class Processes:
         self._spare.close()
 
     def _open(self, path: str) -> int:
-        """Open *path* of /proc, with a descriptor from the reserve if there is no other.
+        """Open *path* in /proc, with a descriptor from the reserve if there is no other.
 
         Raises OSError.
         """
@@ -126,7 +126,7 @@ class Processes:
         return os.pidfd_open(tgid)
 
     def _gives_way(self, error: OSError) -> bool:
-        """Whether *error* was a lack of descriptors, and there is one now."""
+        """Whether *error* was a lack of descriptors and one is free now."""
         if error.errno not in _NO_DESCRIPTOR:
             return False
         if self._statms:
@@ -142,7 +142,7 @@ class Processes:
         try:
             maker = self._look(tid)
         except OSError:
-            return NOBODY  # for now: there may be a descriptor the next time
+            return NOBODY  # for now; there may be a descriptor next time
         self._threads[tid] = (now_s, maker)
         self._threads.move_to_end(tid)
         if len(self._threads) > _THREADS_MAX:
@@ -150,7 +150,7 @@ class Processes:
         return maker
 
     def _look(self, tid: int) -> Maker:
-        """Return the process of thread *tid*. Raises OSError: that cannot be told now."""
+        """Return the process of thread *tid*. Raises OSError if that cannot be told now."""
         if tid <= 0:
             return NOBODY  # another pid namespace
         status = status_of(tid, self._open)
@@ -174,10 +174,10 @@ class Processes:
         return os.fstat(pidfd).st_ino ^ self._boot
 
     def fate_of(self, tid: int) -> Fate:
-        """Return how thread *tid* fares, which closes a file: LIVES, or how it ends.
+        """Return the fate of thread *tid*, which closes a file: LIVES, or how it ends.
 
-        Its memory went before its files did (do_exit, kernel/exit.c): ``statm`` tells of those
-        that live on. Unknown is what cannot be looked at, also a thread that is not there.
+        A dying process loses its memory before its files (do_exit, kernel/exit.c), so ``statm``
+        shows which one lives on. UNKNOWN if the thread cannot be looked at or does not exist.
         """
         if tid <= 0:
             return Fate.UNKNOWN  # another pid namespace
@@ -193,7 +193,7 @@ class Processes:
         if fd is not None:
             try:
                 return os.pread(fd, _STATM_BYTES, 0)
-            except OSError:  # the number has become another thread's
+            except OSError:  # another thread has the number now
                 os.close(self._statms.pop(tid))
         fd = self._open(f"/proc/{tid}/statm")
         self._statms[tid] = fd
@@ -202,9 +202,9 @@ class Processes:
         return os.pread(fd, _STATM_BYTES, 0)
 
     def is_kernel_thread(self, tid: int) -> bool:
-        """Whether *tid* is a thread of the kernel, which no signal ends: nfsd, a loop device.
+        """Whether *tid* is a kernel thread, which no signal ends: nfsd, a loop device.
 
-        Linux 6.1 has no such line in ``status``; what lives without memory is one, too.
+        Linux 6.1 has no such line in ``status``. A thread that lives without memory is one, too.
         """
         status = status_of(tid, self._open) if tid > 0 else b""
         if b"\nKthread:\t1\n" in status:
@@ -212,7 +212,7 @@ class Processes:
         return bool(status) and b"\nVmSize:" not in status and b"\nFDSize:\t0\n" not in status
 
     def ask(self, maker: Maker) -> Question:
-        """Ask what became of *maker*; the answer may take a while."""
+        """Ask how *maker* ended; the answer may take a while."""
         if maker in self._fates or maker == NOBODY:
             return Question(self._fates.get(maker, Fate.UNKNOWN))
         watched = self._pidfds.get(maker)
@@ -228,12 +228,12 @@ class Processes:
         return question
 
     def lives(self, maker: Maker) -> bool:
-        """Whether *maker*, perhaps one from before a restart of this process, still runs.
+        """Whether *maker*, perhaps from before a restart of this server, still runs.
 
-        Raises OSError when there is no descriptor to find out.
+        Raises OSError if there is no descriptor to find out.
         """
         if maker in self._pidfds:
-            return True  # ``ended`` tells of its death
+            return True  # ``ended`` reports its end
         try:
             pidfd = self._open_pidfd(maker.tgid)
         except (ValueError, OverflowError):
@@ -266,8 +266,8 @@ class Processes:
         return gone
 
     def _remember(self, maker: Maker, pidfd: int) -> None:
-        """Keep how *maker* ended, which nobody can tell once he was waited for (Linux 6.14)."""
-        fate = judge(maker.tgid, pidfd)  # what has ended is in no execve
+        """Keep how *maker* ended; once it was waited for nobody can tell (Linux 6.14)."""
+        fate = judge(maker.tgid, pidfd)  # it has ended, so it is not in execve
         self._fates[maker] = fate
         if len(self._fates) > _PROCESSES_MAX:
             self._fates.popitem(last=False)

@@ -4,8 +4,8 @@ import contextlib
 import os
 from typing import Final
 
-#: One question needs one at a time; between two ticks some hundred files may be closed, but what
-#: is opened for a question is closed with it, and the next one finds the descriptor again.
+#: A check needs one descriptor at a time and closes it afterwards, so a few are enough, even if
+#: some hundred files are closed between two ticks.
 _KEPT: Final = 8
 
 
@@ -16,7 +16,7 @@ class SpareFiles:
         self._fds: list[int] = []
 
     def refill(self) -> None:
-        """Take again what was given, as far as there is any."""
+        """Open as many as were given out, as far as possible."""
         with contextlib.suppress(OSError):
             while len(self._fds) < _KEPT:
                 self._fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))

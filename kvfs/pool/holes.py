@@ -1,9 +1,9 @@
 """How much a write may allocate in an extent with holes.
 
-Most extents hold their blocks from offset 0 on, a reserve included: then how many they are says
-all, and no call is needed. In others a write allocates before their last block, too. No block of
-theirs lies behind ``reach_bytes``, so the holes are no larger than what is lacking up to there; and
-the file system tells what is written already, though it calls a hole what is only reserved.
+Most extents hold their blocks from offset 0 on, with the reserve: then their number says all, and
+no call is needed. In others a write may also allocate before the last block. They have no block
+behind ``reach_bytes``, so the holes are no larger than what is missing up to there. The file system
+tells what is written, though it reports reserved blocks as holes.
 """
 
 import os
@@ -14,7 +14,7 @@ from kvfs.storage.syscalls import Syscalls
 
 
 def look(opened: OpenInode, size_bytes: int) -> None:
-    """Learn the size of a file that was written unseen: one that holds less has holes somewhere."""
+    """Note the size of a file that was written unseen; if it holds less, it has holes."""
     end_bytes = round_up(size_bytes)
     if opened.front_bytes < 0:
         if not 0 < opened.allocated_bytes < end_bytes:
@@ -24,7 +24,7 @@ def look(opened: OpenInode, size_bytes: int) -> None:
 
 
 def growth_bytes(syscalls: Syscalls, opened: OpenInode, start_bytes: int, end_bytes: int) -> int:
-    """Return what a write from *start_bytes* to *end_bytes*, which is to begin, may allocate."""
+    """Return how much a coming write from *start_bytes* to *end_bytes* may allocate."""
     held_bytes = opened.allocated_bytes
     if opened.front_bytes < 0:
         if start_bytes <= held_bytes:
@@ -52,14 +52,14 @@ def _next_hole(syscalls: Syscalls, fd: int, start_bytes: int) -> int:
 
 
 def reserved(opened: OpenInode, end_bytes: int) -> None:
-    """All blocks up to *end_bytes* were allocated."""
+    """Note that all blocks up to *end_bytes* were allocated."""
     if opened.front_bytes >= 0:
         opened.front_bytes = max(opened.front_bytes, end_bytes)
         opened.reach_bytes = max(opened.reach_bytes, end_bytes)
 
 
 def punched(opened: OpenInode, start_bytes: int) -> None:
-    """Blocks from *start_bytes* on are given back, those behind them perhaps not."""
+    """Note that blocks from *start_bytes* on were freed, perhaps not all."""
     if opened.front_bytes < 0:
         opened.front_bytes = opened.reach_bytes = opened.allocated_bytes
     opened.front_bytes = min(opened.front_bytes, start_bytes)

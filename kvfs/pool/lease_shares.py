@@ -1,10 +1,10 @@
 """The limit of all leases, and which process is refused when it is reached.
 
-A lease ends with its process, so that one that goes on storing would keep the whole pool. Over the
-bound each user has a share of it, each process of a user a part of that share, and only who is
-over both is refused: nobody can take from others by forking, and no process is refused for what
-another one holds. What is stored nevertheless (under way before, by others, under temporary names)
-gets its lease as long as half of what the bound leaves is free, and then is published without.
+A lease ends with its process, so a process that goes on storing would keep the whole pool. Above
+the limit each user has a share of it, and each process of a user a part of that share. Only a
+process over both is refused: nobody gains by forking, and no process is refused for what another
+one holds. What is stored above the limit (under way before, by others, under temporary names) gets
+a lease as long as half of what the limit leaves is free. After that it is published without one.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _OTHERS_SHARE: Final = 1 / 2
 
 
 class Lessee(NamedTuple):
-    """The process that holds most; NOBODY stands for all that cannot be watched."""
+    """The process with the most leases; NOBODY stands for all that cannot be watched."""
 
     maker: Maker
     held_bytes: int
@@ -29,7 +29,7 @@ class LeaseShares:
     """What leases hold, by user and process."""
 
     def __init__(self, bound_bytes: Callable[[], int], capacity_bytes: int) -> None:
-        """*bound_bytes* tells how much of *capacity_bytes* leases may keep now, 0 or more."""
+        """*bound_bytes* returns how much of *capacity_bytes* leases may keep now, 0 or more."""
         self._bound_bytes = bound_bytes
         self._capacity_bytes = capacity_bytes
         self._by_user: dict[int, dict[Maker, int]] = {}
@@ -43,7 +43,7 @@ class LeaseShares:
         return self._bound_bytes()
 
     def note(self, uid: int, maker: Maker, change_bytes: int) -> None:
-        """*maker*, of user *uid*, holds *change_bytes* more, or less if that is below 0."""
+        """Count *change_bytes* more, or less if negative, for *maker* of user *uid*."""
         self.held_bytes += change_bytes
         makers = self._by_user.setdefault(uid, {})
         makers[maker] = makers.get(maker, 0) + change_bytes
@@ -53,12 +53,12 @@ class LeaseShares:
             del self._by_user[uid]
 
     def refuses(self, uid: int, maker: Maker) -> bool:
-        """Whether the next store under a final name of *maker* is refused."""
+        """Whether the next store of *maker* under a final name is refused."""
         bound_bytes = self._bound_bytes()
         return self.held_bytes > bound_bytes and self._is_over(uid, maker, bound_bytes)
 
     def gives(self, uid: int, size_bytes: int) -> bool:
-        """Whether user *uid* gets a lease for *size_bytes* that were just stored."""
+        """Whether user *uid* gets a lease for *size_bytes* just stored."""
         bound_bytes = self._bound_bytes()
         lacking_bytes = self.held_bytes + size_bytes - bound_bytes
         if lacking_bytes <= 0:
@@ -80,7 +80,7 @@ class LeaseShares:
         return makers.get(maker, 0) >= max(1, part_bytes)
 
     def most(self) -> Lessee | None:
-        """Return who holds most, None if nobody holds anything."""
+        """Return the process with the most leases, None if there are none."""
         held: dict[Maker, int] = {}
         for makers in self._by_user.values():
             for maker, size_bytes in makers.items():

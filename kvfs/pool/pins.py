@@ -1,8 +1,8 @@
 """Pinned files and directories, which are not evicted, and how many bytes they held.
 
-A directory counts with what it held when it was pinned. The bound keeps a part of the pool that
-may go: a pool that is all pins is full. It is looked at here when a pin is set, and for each block
-as it comes (ranks.py).
+A directory counts with what it held when it was pinned. A limit keeps a part of the pool evictable:
+a pool that is all pins is full. It is checked here when a pin is set, and for each block as it
+comes (ranks.py).
 """
 
 import stat
@@ -13,7 +13,7 @@ from kvfs.core.errors import NotPermitted
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.storage.index import Index
 
-#: Names a step: after a start a step runs between two requests.
+#: Names in one step of counting; after a start a step runs between two requests.
 _STEP: Final = 256
 #: A directory with more names than this is pinned from the settings file, not by an attribute:
 #: counting it here would keep every request waiting.
@@ -32,17 +32,17 @@ class Pins:
 
     @property
     def pinned_bytes(self) -> int:
-        """Allocated bytes under all pins, as of when they were set: for their bound alone."""
+        """Allocated bytes under all pins when they were set; used only for the limit."""
         return sum(self._pinned.values())
 
     def rows(self) -> list[tuple[InodeNo, int]]:
-        """Return what is pinned, and the bytes that it held when it was."""
+        """Return what is pinned, and the bytes that it held when it was pinned."""
         return list(self._pinned.items())
 
     def count(self, ino: InodeNo, record: InodeRecord, kept_bytes: int, limit_bytes: int) -> int:
-        """Return what a pin of *ino* would hold beside *kept_bytes*, which all others keep now.
+        """Return what a pin of *ino* would keep beside the *kept_bytes* of all others.
 
-        Raises NotPermitted beyond *limit_bytes*; not for what is pinned already.
+        Raises NotPermitted beyond *limit_bytes*, except for what is pinned already.
         """
         size_bytes, is_all = self._held(ino, record)
         if not is_all:
@@ -63,15 +63,15 @@ class Pins:
         self._pinned.pop(ino, None)
 
     def move(self, ino: InodeNo, fresh: InodeNo) -> None:
-        """Let the pin of *ino*, if it has one, hold *fresh* in its place, with the same bytes."""
+        """Move the pin of *ino*, if it has one, to *fresh*, with the same bytes."""
         size_bytes = self._pinned.pop(ino, None)
         if size_bytes is not None:
             self._pinned[fresh] = size_bytes
 
     def learn(self, ino: InodeNo, record: InodeRecord) -> Iterator[None]:
-        """Take a pin over that the index knows from before: it holds at once.
+        """Take over a pin from the index; it holds at once.
 
-        What it holds is counted in steps, one whenever the iterator is asked for more.
+        Its bytes are counted in steps, one for each item of the iterator.
         """
         self._pinned[ino] = 0
         return self._recount(ino, record)

@@ -1,8 +1,8 @@
 """Policies of directories: who sees drafts, what may be evicted, what is leased, what is pinned.
 
-Each is an extended attribute of a directory, or a line of the settings file, and holds for all
-below it until a deeper directory says otherwise. They are answered when asked for by name and
-never listed, so that ``cp -a`` and ``rsync -X`` do not carry them elsewhere.
+Each is an extended attribute of a directory, or a line of the settings file. It holds for
+everything below, until a deeper directory sets it again. The attributes are answered when asked for
+by name and never listed, so that ``cp -a`` and ``rsync -X`` do not copy them elsewhere.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from kvfs.core.errors import Damaged
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.storage.index import Index
 
-#: Directories whose policy is remembered; the rest is looked up again.
+#: Directories whose policy is cached; others are looked up again.
 _CACHED_MAX: Final = 4096
 
 
@@ -22,13 +22,13 @@ class Policies:
     """The policy in force of every directory."""
 
     def __init__(self, index: Index, configured: Mapping[str, Mapping[str, str]]) -> None:
-        """*configured* are the settings' policies by path below the mountpoint (``/`` the root)."""
+        """*configured*: the settings' policies by path below the mountpoint (``/``: the root)."""
         self._index = index
         self._configured = configured
         self._cached: dict[InodeNo, Policy] = {}
 
     def of(self, directory: InodeNo) -> Policy:
-        """Return what holds in *directory*, with what it inherits."""
+        """Return the policy of *directory*, with what it inherits."""
         policy = self._cached.get(directory)
         if policy is not None:
             return policy
@@ -38,7 +38,7 @@ class Policies:
         while (known := self._cached.get(directory)) is None:
             record = self._index.inode_or_miss(directory)
             if record is None:
-                break  # nothing is known of what lies above damage
+                break  # nothing is known of directories above a damaged one
             below.append(directory)
             if directory == ROOT_INODE:
                 break
@@ -52,11 +52,11 @@ class Policies:
         return policy
 
     def clear(self) -> None:
-        """Forget what was looked up: a policy was set, or a directory moved."""
+        """Clear the cache: a policy was set, or a directory moved."""
         self._cached.clear()
 
     def _with(self, inherited: Policy, directory: InodeNo) -> Policy:
-        """Return *inherited* with what *directory* says itself."""
+        """Return *inherited*, changed by what *directory* sets itself."""
         for name, value in self._said(directory):
             if name == DRAFTS:
                 inherited = inherited._replace(drafts_of_owner=value == b"owner")
@@ -69,14 +69,14 @@ class Policies:
         return inherited
 
     def _said(self, directory: InodeNo) -> list[tuple[bytes, bytes]]:
-        """Return what *directory* itself says; an attribute wins over the settings file."""
+        """Return what *directory* itself sets; an attribute wins over the settings file."""
         said: dict[bytes, bytes] = {}
         if self._configured:
             path = path_of(self._index, directory)
             for key, value in self._configured.get(path, {}).items():
                 said[PREFIX + key.encode()] = value.encode()
         for name in VALUES:
-            with contextlib.suppress(Damaged):  # what cannot be read says nothing
+            with contextlib.suppress(Damaged):  # an unreadable attribute sets nothing
                 value_set = self._index.xattr(directory, name)
                 if value_set is not None:
                     said[name] = value_set

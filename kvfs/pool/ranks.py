@@ -12,12 +12,12 @@ from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool.name_room import empty_names_too_many
 from kvfs.pool.pool import Pool
 
-#: Smaller files are configurations and sidecars: next to no space, and much is lost with them.
+#: Smaller files are configurations and sidecars: they free little space and cost much to lose.
 SMALL_BYTES: Final = 64 << 10
 
 
 def rank_of(record: InodeRecord, evict: str) -> Rank:
-    """Return the rank of a block with *record*, unless it is kept, where the policy is *evict*."""
+    """Return the rank of a block with *record* under policy *evict*, unless it is kept."""
     goes = TABLE[State(record.state)].goes
     if goes is Goes.NEVER:
         return Rank.NEVER
@@ -29,7 +29,7 @@ def rank_of(record: InodeRecord, evict: str) -> Rank:
 
 
 def is_pinned(pool: Pool, ino: InodeNo, *, policy_says: bool = True) -> bool:
-    """Whether a pin holds *ino*: its own, which wins, or that of a directory above it."""
+    """Whether a pin keeps *ino*: its own, which wins, or that of a directory above it."""
     try:
         own = pool.index.xattr(ino, PIN)
     except Damaged:
@@ -38,17 +38,17 @@ def is_pinned(pool: Pool, ino: InodeNo, *, policy_says: bool = True) -> bool:
 
 
 def why_kept(pool: Pool, ino: InodeNo, policy: Policy) -> str | None:
-    """Return what says that *ino*, in a directory with *policy*, stays; None if nothing does."""
+    """Return what keeps *ino*, in a directory with *policy*; None if nothing does."""
     if policy.evict == "never":
         return "evict=never"
-    # Where nothing is pinned this costs no look into the index.
+    # If nothing is pinned, this needs no lookup in the index.
     if ino in pool.pins or (policy.pin and is_pinned(pool, ino)):
         return "pinned"
     return None
 
 
 def _may_be_kept(pool: Pool, ino: InodeNo, size_bytes: int) -> bool:
-    """Whether *ino* is within the bound of what is kept; who came first stays so."""
+    """Whether *ino* is within the limit of what is kept; what came first stays."""
     heat, bounds = pool.heat, pool.stay_bounds
     own_bytes = heat.held_as(ino, Rank.KEPT)
     others_bytes = heat.held_bytes[Rank.KEPT] - (own_bytes or 0)
@@ -62,12 +62,12 @@ def _may_be_kept(pool: Pool, ino: InodeNo, size_bytes: int) -> bool:
 
 
 def name_hash(record: InodeRecord) -> int:
-    """Return 32 bits that tell *record*'s name again, in this run of kvfs and in later ones."""
+    """Return 32 bits that recognise *record*'s name, in this run of kvfs and later ones."""
     return crc32c(record.name, record.parent & 0xFFFFFFFF)
 
 
 def note(pool: Pool, ino: InodeNo, record: InodeRecord, *, used_s: int = -1) -> None:
-    """Tell the heat what file *ino* is now; *used_s* as in ``Heat.note``."""
+    """Update *ino* in the heat; *used_s* as in ``Heat.note``."""
     if stat.S_ISREG(record.mode):
         policy = pool.policies.of(record.parent)
         rank = rank_of(record, policy.evict)
@@ -81,12 +81,12 @@ def note(pool: Pool, ino: InodeNo, record: InodeRecord, *, used_s: int = -1) -> 
 
 
 def note_found(pool: Pool, ino: InodeNo, record: InodeRecord) -> None:
-    """Do the same for what is no news: *ino* counts as used when it changed last."""
+    """Do the same for a block that a scan found: it counts as used when it changed last."""
     if record.state in SETTLED:
         note(pool, ino, record, used_s=max(0, record.ctime_ns // 10**9))
 
 
 def keep(pool: Pool, ino: InodeNo, record: InodeRecord) -> None:
-    """Have no plan name block *ino* again before something about it changes."""
+    """Keep block *ino* out of plans until something about it changes."""
     if ino in pool.heat:
         pool.heat.note(ino, record.allocated_bytes, Rank.NEVER, name_hash(record))
