@@ -5,10 +5,10 @@ this order, so at the end the unmount comes first.
 """
 
 import contextlib
+import functools
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -19,33 +19,23 @@ from kvfs.core.errors import CommandError, ServeFailed
 from kvfs.core.mount_name import socket_path
 from kvfs.core.settings import Settings
 from kvfs.core.sizes import format_size
-from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
+from kvfs.core.types import ROOT_INODE, InodeRecord
 from kvfs.devices import Device, Reserve, open_source
 from kvfs.engine.store import Store
 from kvfs.machine.process_limits import what_it_cannot_see
-from kvfs.machine.processes import Maker
-from kvfs.pool.open_inodes import OpenInode
-from kvfs.pool.ready_extents import abandon_nothing, adopt_nothing
 from mount.control.socket import Verb, serve_control
 from mount.control.status import Parts, describe, describe_lost
 from mount.control.verbs import EvictVerbs
-from mount.files.data_path import DaemonPath, PassthroughPath
-from mount.files.files import DataPath, Files
+from mount.files.data_path import DaemonPath
+from mount.files.files import Files
 from mount.files.handles import Handles
+from mount.files.kernel_port import KernelPort
 from mount.files.open_shares import OpenShares
-from mount.files.path_choice import (
-    NOT_OFFERED,
-    PathChoice,
-    choose_path,
-    read_ahead_far,
-    without_passthrough,
-)
+from mount.files.path_choice import read_ahead_far
 from mount.files.transfers import Transfers
 from mount.fuse import kernel
 from mount.fuse.abort_guard import AbortGuard
 from mount.fuse.channel import Channel
-from mount.fuse.init_reply import Features, agree
-from mount.fuse.invalidations import Invalidations
 from mount.fuse.kernel_mount import OwnMount
 from mount.fuse.wire import Opcode
 from mount.process.logs import apply_levels
@@ -90,7 +80,8 @@ def run(
                 reserve=Reserve(settings.directory_reserve_share, settings.directory_reserve_bytes),
             )
         )
-        store = Store(device, settings)
+        port = _open_port(device, settings)
+        store = port.store
         stack.callback(store.close)
         held_bytes = store.pool.space.used_bytes
         if settings.capacity_bytes is not None and held_bytes > device.capacity_bytes:
@@ -100,7 +91,7 @@ def run(
         if blind := what_it_cannot_see(settings):
             remark(blind)
         store.own_root(settings.uid, settings.gid, settings.mode)
-        mount = stack.enter_context(_Mount(device, store, settings))
+        mount = stack.enter_context(_Mount(device, port, settings))
         try:
             trio.run(mount.serve, ready, load)
         except BaseExceptionGroup as group:
@@ -108,6 +99,23 @@ def run(
             if foreseen is None:
                 raise
             raise foreseen from None
+
+
+def _open_port(device: Device, settings: Settings) -> KernelPort:
+    """Open /dev/fuse and bring the store up that will answer there. Raises CommandError."""
+    try:
+        fuse_fd = kernel.open_device()
+    except OSError as error:
+        raise ServeFailed(
+            f"{kernel.DEVICE}: {error.strerror}; load the fuse module (modprobe fuse)"
+        ) from error
+    shares = OpenShares(settings.open_files_user_share)
+    handles = Handles(os.memfd_create("kvfs-handles", os.MFD_CLOEXEC), shares)
+    try:
+        return KernelPort(fuse_fd, settings, handles, functools.partial(Store, device, settings))
+    except BaseException:
+        os.close(fuse_fd)
+        raise
 
 
 def _foreseen(error: BaseException) -> CommandError | None:
@@ -120,53 +128,41 @@ def _foreseen(error: BaseException) -> CommandError | None:
 class _Mount(contextlib.AbstractContextManager["_Mount"]):
     """The kernel's side of a store: /dev/fuse, channel, handlers."""
 
-    def __init__(self, device: Device, store: Store, settings: Settings) -> None:
+    def __init__(self, device: Device, port: KernelPort, settings: Settings) -> None:
         self.settings = settings
-        self.store = store
+        self.port = port
+        self.store = port.store
         self._device = device
-        try:
-            self.device_fd = kernel.open_device()
-        except OSError as error:
-            raise ServeFailed(
-                f"{kernel.DEVICE}: {error.strerror}; load the fuse module (modprobe fuse)"
-            ) from error
-        self.choice: PathChoice = choose_path(settings.data_path)
-        self.channel = Channel(self.device_fd, settings.max_background, settings.busy_poll_us)
-        shares = OpenShares(settings.open_files_user_share)
-        self.handles = Handles(os.memfd_create("kvfs-handles", os.MFD_CLOEXEC), shares)
-        self.path = self._make_path()
-        self.files = Files(
-            store, self.handles, self.path, settings.io_threads, lambda: self.channel.present.uid
+        self.channel = Channel(
+            port.fuse_fd,
+            settings.max_background,
+            settings.busy_poll_us,
+            port,
+            port.readers if settings.fast_lane else None,
+            port.store.pool.background.run_one,
         )
-        if isinstance(self.path, PassthroughPath):
-            self.path.give_up_one = self.files.readers.give_up_one
+        self.files = Files(port, self.channel, settings.io_threads)
         self.answers = Answers(
-            store, self.files, settings, device.epoch, lambda: self.channel.present, self._removed
+            port.store,
+            self.files,
+            settings,
+            device.epoch,
+            lambda: self.channel.present,
+            port.unnamed,
         )
-        self._makers = store.pool.leases.processes
-        self._settled = trio.Event()
-        self._own = OwnMount(self.device_fd, settings.mountpoint)
-
-    def _make_path(self) -> DataPath:
-        if not self.choice.passthrough:
-            return DaemonPath()
-        path = PassthroughPath(self.store.pool, self.device_fd, self.settings.backing_ids_max)
-        self.store.pool.ready.adopt = path.adopt
-        self.store.pool.ready.abandon = path.abandon
-        self.store.pool.writers_run_free = True
-        return path
+        self._own = OwnMount(port.fuse_fd, settings.mountpoint)
 
     def __enter__(self) -> "_Mount":
         settings = self.settings
         try:
             kernel.mount(
-                self.device_fd,
+                self.port.fuse_fd,
                 settings.mountpoint,
                 settings.source,
                 read_only=settings.read_only,
             )
         except OSError as error:
-            os.close(self.device_fd)
+            os.close(self.port.fuse_fd)
             raise ServeFailed(f"cannot mount at {settings.mountpoint}: {error.strerror}") from error
         self._own.begun()
         self._guard = AbortGuard(self._own.abort_fd)
@@ -174,41 +170,27 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
 
     def __exit__(self, *_: object) -> None:
         self._own.unmount()
-        if isinstance(self.path, PassthroughPath):
-            self.path.disconnect()
-        os.close(self.device_fd)
+        self.port.path.disconnect()
+        os.close(self.port.fuse_fd)
         self._guard.dismiss()
         self._own.close()
         self.store.all_closed = self._own.is_unused()
 
     async def serve(self, ready: Callable[[], None], load: Callable[[], Settings] | None) -> None:
         """Run everything until the mount goes away."""
-        self.channel.wanted = self._agree
-        self.channel.agreed = self._settle_path
         self.channel.install()
-        self.files.requester = self._requester
-        self.files.thread = self._thread
-        self.store.pool.freed = self._freed
-        self.invalidations = Invalidations(self.device_fd, tells=self.settings.notifications)
-        self.store.blocks.publishing.vanished = self.invalidations.entry_vanished
-        self.store.reclaim.vanished = self.invalidations.entry_vanished
-        self.store.reclaim.died = self.invalidations.inode_vanished
-        self.store.reclaim.unnamed = self._removed
-        self.store.blocks.truncating.unnamed = self._removed
-        self.files.about_to_wait = self.channel.about_to_wait
-        self.channel.reader.idle = self.store.pool.background.run_one
         operations = Operations(
             self.store,
             self.files,
             self.answers,
             self.channel.granted,
-            self._thread,
+            self.files.thread,
         )
         pyfuse3.init(operations, self.channel.libfuse_mountpoint, set())
         try:
             async with trio.open_nursery() as nursery:
                 late = Late(nursery, self.channel.reply_late, self.channel.stand_aside)
-                exotic = RawRequests(self.store, self.handles, self.files.room, late)
+                exotic = RawRequests(self.store, self.port.handles, self.files.room, late)
                 self.channel.serve(exotic.answers())
                 self.channel.serve(PresentTime(self.store.pool.clock_ns).answers())
                 lane = DataRequests(Transfers(self.files), late, at_once=self.settings.fast_lane)
@@ -216,7 +198,6 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 if self.settings.fast_lane:
                     fast = FastAnswers(self.answers, self.files, lambda: self.channel.present)
                     self.channel.serve(fast.answers())
-                    self.channel.reader.readers = self.files.readers
                 nursery.start_soon(self._serve_signals, load)
                 nursery.start_soon(self.channel.flush_late)
                 verbs = self._verbs(EvictVerbs(self.store, nursery).table())
@@ -227,49 +208,17 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 nursery.cancel_scope.cancel()
         finally:
             self._own.cut_off()
-            self.invalidations.stop()
+            self.port.invalidations.stop()
             pyfuse3.close(unmount=False)
             self.channel.close()
 
-    def _freed(self, opened: OpenInode) -> None:
-        self.path.freed(opened)
-
-    def _agree(self, offered: int) -> Features:
-        return agree(offered, passthrough=self.choice.passthrough)
-
-    def _settle_path(self) -> None:
-        """Try passthrough before the first file is opened; if it fails, use the daemon path."""
-        features = self.channel.features
-        if isinstance(self.path, PassthroughPath):
-            agreed = features is not None and features.passthrough
-            obstacle = self.path.obstacle() if agreed else NOT_OFFERED
-            if obstacle is not None:
-                self.choice = without_passthrough(self.settings.data_path, obstacle)
-                self.path.disconnect()
-                self.path = self.files.path = DaemonPath()
-                self.store.pool.ready.adopt = adopt_nothing
-                self.store.pool.ready.abandon = abandon_nothing
-                self.store.pool.writers_run_free = False
-        self._settled.set()
-
     async def _announce(self, ready: Callable[[], None], nursery: trio.Nursery) -> None:
-        await self._settled.wait()
-        if isinstance(self.path, DaemonPath):
+        await self.port.agreed.wait()
+        if isinstance(self.port.path, DaemonPath):
             read_ahead_far(self.settings.mountpoint)
         # Only now: no backing id is given out before INIT has agreed on passthrough.
         nursery.start_soon(self._tick)
         ready()
-
-    def _thread(self) -> int:
-        return self.channel.present.tid
-
-    def _requester(self) -> Maker:
-        return self._makers.of(self.channel.present.tid, time.monotonic())
-
-    def _removed(self, ino: InodeNo) -> None:
-        self.files.readers.forget(ino)
-        if isinstance(self.path, PassthroughPath):
-            self.path.forget(ino)
 
     async def _tick(self) -> None:
         root = self.store.namespace.directory(ROOT_INODE)
@@ -294,7 +243,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.channel.serve_only(LostDevice(root).answers())
         self.store.pool.background.discard()
         with contextlib.suppress(OSError):  # else each name is asked for when it is opened
-            kernel.notify_inc_epoch(self.device_fd)
+            kernel.notify_inc_epoch(self.port.fuse_fd)
 
     def _verbs(self, verbs: Mapping[str, Verb]) -> dict[str, Verb]:
         """Return the verbs of the control socket. On a lost pool only status works."""
@@ -339,8 +288,4 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
     async def _status(self, _args: dict[str, Any]) -> dict[str, Any]:
         if lost := self.store.device_watch.lost:
             return describe_lost(self.settings, lost)
-        return describe(
-            Parts(
-                self.settings, self.choice, self.store, self.channel, self.files, self.invalidations
-            )
-        )
+        return describe(Parts(self.settings, self.store, self.channel, self.files, self.port))

@@ -20,8 +20,9 @@ from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.blocks.blocks import Blocks
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.own_attributes import OwnAttributes, is_own
+from kvfs.pool.allocator import Allocator
 from kvfs.pool.measure import measured
-from kvfs.pool.name_room import require_name, require_node
+from kvfs.pool.name_room import require_node
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
@@ -44,12 +45,15 @@ class Change(NamedTuple):
 class Attributes:
     """Changes attributes of the inodes of one pool."""
 
-    def __init__(self, pool: Pool, namespace: Namespace, blocks: Blocks) -> None:
+    def __init__(
+        self, pool: Pool, namespace: Namespace, allocator: Allocator, blocks: Blocks
+    ) -> None:
         self._pool = pool
+        self._allocator = allocator
         self._namespace = namespace
         self._blocks = blocks
         self._identities = pool.identities
-        self._own = OwnAttributes(pool)
+        self._own = OwnAttributes(pool, allocator.room)
 
     def change(self, ino: InodeNo, change: Change) -> InodeRecord:
         """Apply *change* to *ino* and return its record as of now.
@@ -183,7 +187,7 @@ class Attributes:
         self._require_settable(name)
         if len(value) > settings.xattr_value_max_bytes:
             raise AttributeTooLarge(f"{len(value)} bytes")
-        require_name(self._pool)
+        self._allocator.require_name()
         require_node(self._pool, uid)
         record = self._namespace.record(ino)
         if is_own(name) and self._gone(ino) is not None:

@@ -12,6 +12,7 @@ from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State, label
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool.pool import Pool
+from kvfs.pool.ports import Room
 
 STATE: Final = b"user.kvfs.state"
 
@@ -24,8 +25,9 @@ def is_own(name: bytes) -> bool:
 class OwnAttributes:
     """Answers and sets them for the inodes of one pool."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, room: Room) -> None:
         self._pool = pool
+        self._room = room
 
     def value(self, ino: InodeNo, record: InodeRecord, name: bytes) -> bytes:
         """Return the value in force. Raises NoSuchAttribute."""
@@ -84,6 +86,6 @@ class OwnAttributes:
         elif pinned_bytes is not None:
             self._pool.pins.set(ino, pinned_bytes)
         self._pool.policies.clear()
-        self._pool.rank_anew()
+        self._room.rank_anew()
         if name == DRAFTS:
             self._pool.show_drafts_anew()

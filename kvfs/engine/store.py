@@ -26,10 +26,14 @@ from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.recovery.recovery import recover
 from kvfs.engine.recovery.state_totals import state_totals
 from kvfs.engine.recovery.sweep import Sweep
+from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
+from kvfs.engine.rewrite.displaced import DisplacedDrafts
+from kvfs.engine.rewrite.old_versions import OldVersions
 from kvfs.engine.visibility import Visibility
 from kvfs.machine.processes import NOBODY, Maker
-from kvfs.pool.name_room import make_index_room
+from kvfs.pool.allocator import Allocator
 from kvfs.pool.pool import Pool
+from kvfs.pool.ports import Kernel
 from kvfs.storage.run_state import distrust_index
 from kvfs.storage.syscalls import Syscalls
 
@@ -55,6 +59,7 @@ class Store:
         self,
         device: Device,
         settings: Settings,
+        kernel: Kernel,
         *,
         syscalls: Syscalls | None = None,
         clock_ns: Callable[[], int] | None = None,
@@ -63,27 +68,21 @@ class Store:
         calls = syscalls if syscalls is not None else Syscalls()
         sweep_due = recover(device, settings, calls)
         if clock_ns is None:
-            self.pool = Pool(device, settings, syscalls=calls)
+            self.pool = Pool(device, settings, kernel, syscalls=calls)
         else:
-            self.pool = Pool(device, settings, syscalls=calls, clock_ns=clock_ns)
-        self.namespace = Namespace(self.pool)
-        self.blocks = Blocks(self.pool, self.namespace)
-        self.attributes = Attributes(self.pool, self.namespace, self.blocks)
+            self.pool = Pool(device, settings, kernel, syscalls=calls, clock_ns=clock_ns)
+        self.allocator = Allocator(self.pool, room=self)
+        awaited = AwaitedOpens(self.pool, DisplacedDrafts(self.pool, OldVersions(self.pool)))
+        self.namespace = Namespace(self.pool, self.allocator, awaited)
+        self.blocks = Blocks(self.pool, self.namespace, self.allocator, awaited)
+        self.attributes = Attributes(self.pool, self.namespace, self.allocator, self.blocks)
         #: Whether clients are known to have closed all handles that are still open at ``close``.
         self.all_closed = False
         self.visibility = Visibility(self.pool, self.blocks.truncating.old)
         self.start_scan = StartScan(self.pool)
-        self.pool.rank_anew = self.start_scan.rank_anew
-        self.pool.show_drafts_anew = self.blocks.publishing.show_drafts_anew
         self.reclaim = Reclaim(self.pool, self.namespace, self.start_scan)
-        self.pool.evict = self.reclaim.evict
         self.name_eviction = NameEviction(self.pool, self.reclaim)
-        self.pool.evict_names = self.name_eviction.make_room
-        self.pool.top_up = self.reclaim.top_up
-        self.watch = OverrunWatch(self.pool)
-        self.watch.more_may_go = lambda: self.reclaim.hopeful
-        self.pool.look_at_runners = self.watch.look_at_runners
-        self.pool.leases.settle = self.blocks.publishing.lose_maker
+        self.watch = OverrunWatch(self.pool, self.allocator, self.reclaim)
         self.device_watch = DeviceWatch(self.pool, self.blocks.publishing)
         self.sweep = Sweep(self.pool)
         #: Whether the device had no space for the index to grow, so that blocks must be evicted.
@@ -104,16 +103,40 @@ class Store:
             lambda _: pool.device_room.look(),
             self.reclaim.tick,
             lambda _: self.name_eviction.tick(),
-            pool.ready.tick,
+            lambda now_s: pool.ready.tick(now_s, pool.evictable_bytes),
             lambda _: self.blocks.settle(),
             self._settle_index,
             self.blocks.truncating.tick,
-            pool.leases.tick,
+            lambda now_s: pool.leases.tick(now_s, self.blocks.publishing.lose_maker),
             pool.heat.tick,
             lambda _: pool.heat.mark(pool.clock_ns()),
             self._save_heat,
             self._sweep_on,
         )
+
+    # ---- the room that the allocator asks for ----
+
+    def evict(self, size_bytes: int) -> int:
+        """Evict *size_bytes*, if it can; return how many are on their way back."""
+        return self.reclaim.evict(size_bytes)
+
+    def evict_names(self) -> None:
+        """Evict blocks for their names: the index would refuse the next one."""
+        self.name_eviction.make_room()
+
+    def forget_nameless(self) -> None:
+        """Give up old versions, and finished drafts without a name."""
+        self.blocks.truncating.give_way()
+
+    def top_up(self) -> None:
+        """Make room ahead of the next draft as soon as no request waits."""
+        self.reclaim.top_up()
+
+    def rank_anew(self) -> None:
+        """Look every block's rank up again: a policy changed for many."""
+        self.start_scan.rank_anew()
+
+    # ---- what the mount asks for ----
 
     def own_root(self, uid: int | None, gid: int | None, mode: int | None) -> None:
         """Set owner and mode of the root directory as the mount's options say."""
@@ -163,9 +186,11 @@ class Store:
             awaited = truncating.is_awaited(ino)
             finished = truncating.displaced.meant(parent, name, ino, who, awaited=awaited)
             if finished is not None:
-                replaced = truncating.displaced.restore(finished, new_parent, new_name)
+                replaced = truncating.displaced.restore(
+                    self.namespace, finished, new_parent, new_name
+                )
                 for changed in ((parent, name), (new_parent, new_name)):
-                    self.blocks.publishing.vanished(*changed)
+                    self.pool.kernel.name_vanished(*changed)
                 return replaced
         if renames and truncating.fought_over(parent, name):
             truncating.refuse_unfinished(self.namespace.lookup(parent, name), who)
@@ -224,7 +249,7 @@ class Store:
             pool.background.submit_long(self._grow_index)
         if self._index_starves:
             self._index_starves = False
-            make_index_room(pool)
+            self.allocator.make_index_room()
 
     def _grow_index(self) -> None:
         """Preallocate space for the index, in a thread."""

@@ -51,8 +51,6 @@ class Leases:
         self.processes = makers
         self.shares = leases
         self._lease_s = lease_s
-        #: Told each inode whose maker is gone; False if it cannot be settled yet.
-        self.settle: Callable[[InodeNo], bool] = self._forget
         self._held: dict[InodeNo, Lease] = {}
         self._kinds: dict[Lease, Lease] = {}
         #: Blocks and bytes in each state.
@@ -145,8 +143,11 @@ class Leases:
             self._timed[ino] = now_s
             self._timed.move_to_end(ino)
 
-    def tick(self, now_s: float) -> None:
-        """End the leases of processes that ended, and of blocks nobody used for long."""
+    def tick(self, now_s: float, settle: Callable[[InodeNo], bool]) -> None:
+        """End the leases of processes that ended, and of blocks nobody used for long.
+
+        *settle* is told each inode whose maker is gone; False if it cannot be settled yet.
+        """
         for maker in self.processes.ended():
             made = self._by_maker.pop(maker, None)
             if made is not None:
@@ -162,7 +163,7 @@ class Leases:
             ended = self._next_ended(left_first=turn % 2 > 0)
             if ended is None:
                 break
-            if self._is_without_maker(ended) and not self.settle(ended):
+            if self._is_without_maker(ended) and not settle(ended):
                 again.append(ended)
         self._ended.extend(again)
 
@@ -182,10 +183,6 @@ class Leases:
         if lease is None or lease.state not in HELD:
             return False
         return ino not in self._timed and lease.maker not in self._by_maker
-
-    def _forget(self, ino: InodeNo) -> bool:
-        self.drop(ino)
-        return True
 
     def state_of(self, ino: InodeNo) -> State | None:
         """Return the state of *ino* if it is in the tables."""

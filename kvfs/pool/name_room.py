@@ -1,40 +1,8 @@
-"""Space for one more name: in the index's map, in its file, and in the user's share of nodes."""
-
-import contextlib
-from typing import Final
+"""Which names are too many: of blocks without bytes, and of nodes that never go."""
 
 from kvfs.core import node_bound
 from kvfs.core.errors import NoSpace
 from kvfs.pool.pool import Pool
-
-#: So much is made free at a time for the index, which grows some bytes a name.
-_STEP_BYTES: Final = 4 << 20
-
-
-def require_name(pool: Pool) -> None:
-    """Have blocks go if the index would refuse one name more; it says so itself."""
-    room = pool.index.room
-    if room.crowded:
-        pool.evict_names()
-        if room.crowded:
-            _grow_index(pool)
-
-
-def _grow_index(pool: Pool) -> None:
-    """Have the device give the index more; blocks go for it."""
-    with contextlib.suppress(NoSpace):
-        try:
-            pool.index.preallocate()
-        except NoSpace:
-            make_index_room(pool)
-            pool.index.preallocate()
-    pool.index.room.look()
-
-
-def make_index_room(pool: Pool) -> None:
-    """Have blocks go for the index's file, as many as may. Raises OSError."""
-    with contextlib.suppress(NoSpace):
-        pool.find_device_room(_STEP_BYTES)
 
 
 def empty_names_too_many(pool: Pool) -> int:

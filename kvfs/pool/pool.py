@@ -11,13 +11,13 @@ from typing import Final
 
 from kvfs.core.errors import NoSpace
 from kvfs.core.eviction_policy import EVICTABLE, Rank, policy_named
-from kvfs.core.headroom import UNWATCHED_BYTES, Headroom, outgrowing_bytes, reserve_bytes
+from kvfs.core.headroom import Headroom
 from kvfs.core.lifecycle import SETTLED, UNFINISHED
 from kvfs.core.node_bound import NodeShares
 from kvfs.core.records import Counters
 from kvfs.core.settings import Settings
 from kvfs.core.stay_bounds import StayBounds
-from kvfs.core.types import InodeNo, InodeRecord, Sequence, round_up
+from kvfs.core.types import InodeNo, InodeRecord, Sequence
 from kvfs.devices import Device
 from kvfs.machine.processes import Processes
 from kvfs.pool.damaged_rows import Damage
@@ -29,7 +29,8 @@ from kvfs.pool.open_inodes import OpenInode, OpenInodes
 from kvfs.pool.pins import Pins
 from kvfs.pool.policies import Policies
 from kvfs.pool.pool_change import PoolChange
-from kvfs.pool.ready_extents import ReadyExtent, ReadyExtents
+from kvfs.pool.ports import Kernel
+from kvfs.pool.ready_extents import ReadyExtents
 from kvfs.pool.recently_removed import REMOVED_KEPT_S, RecentlyRemoved
 from kvfs.pool.space import Space
 from kvfs.pool.unlink_queue import UnlinkQueue
@@ -46,25 +47,19 @@ from kvfs.storage.syscalls import Syscalls
 _NOBODY: Final = InodeNo(0)
 
 
-#: A device that is fuller than the capacity says gets at least so much room at a time.
-_DEVICE_STEP_BYTES: Final = 1 << 20
-
-
-def _tell_nobody(_opened: OpenInode) -> None:
-    """Stand in while no data path is there."""
-
-
-def _do_nothing() -> None:
-    """Stand in for ``Reclaim.top_up``, ``NameEviction.make_room`` and others."""
-
-
 class Pool:
     """The parts of one mounted pool. Everything runs on one thread unless it says otherwise."""
+
+    #: Blocks whose name went because their bytes were damaged or could not be kept.
+    dismissed = 0
+    #: A sync has failed, and was told of it: the next one will not be (write_back.py).
+    unsynced = False
 
     def __init__(
         self,
         device: Device,
         settings: Settings,
+        kernel: Kernel,
         *,
         syscalls: Syscalls | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
@@ -73,6 +68,8 @@ class Pool:
         """Open the index and extents of *device*. Raises IndexDamaged, FormatUnknown, OSError."""
         self.device = device
         self.settings = settings
+        #: Hears what the kernel must know.
+        self.kernel = kernel
         self.syscalls = syscalls if syscalls is not None else Syscalls()
         self.clock_ns = clock_ns
         self.monotonic_s = monotonic_s
@@ -102,6 +99,7 @@ class Pool:
                 self.space,
                 settings,
                 self.unlink_queue,
+                kernel,
             )
             self.open_inodes = OpenInodes()
             #: Drafts and blocks being rewritten, which the index lists beside the counters.
@@ -122,14 +120,18 @@ class Pool:
             )
             self.policies = Policies(self.index, settings.policies)
             self.pins = Pins(self.index)
-            self._hook_nothing()
-            #: The boot in which the pool ran last: makers of another one are dead.
-            self.former_boot_id = read_run_state(device.pool_fd, self.syscalls).boot_id
-            if not settings.read_only:
-                write_run_state(
-                    device.pool_fd, self.syscalls, clean=False, superblock=device.superblock
-                )
+            self._begin_run()
             self._parts = stack.pop_all()
+
+    def _begin_run(self) -> None:
+        """Say on the device that the pool runs: until it stops cleanly it was killed."""
+        device = self.device
+        #: The boot in which the pool ran last: makers of another one are dead.
+        self.former_boot_id = read_run_state(device.pool_fd, self.syscalls).boot_id
+        if not self.settings.read_only:
+            write_run_state(
+                device.pool_fd, self.syscalls, clean=False, superblock=device.superblock
+            )
 
     def _measure_space(self) -> None:
         """Create the parts that count space."""
@@ -141,32 +143,6 @@ class Pool:
         )
         self.device_room = DeviceRoom(self.space, self.device.free_bytes)
         self.node_shares = NodeShares(self.numbers.first)
-
-    def _hook_nothing(self) -> None:
-        """Stand in for those who say more once they are there."""
-        #: Blocks whose name went because their bytes were damaged or could not be kept.
-        self.dismissed = 0
-        #: A sync has failed, and was told of it: the next one will not be (write_back.py).
-        self.unsynced = False
-        #: Told each inode whose last handle is closed, before its extent may go.
-        self.freed: Callable[[OpenInode], None] = _tell_nobody
-        #: Gives up finished drafts that lost their name, when their room is needed.
-        self.forget_nameless: Callable[[], None] = self.recently_removed.give_way
-        #: Evicts so many bytes' worth, if it can; returns how many are on their way back.
-        self.evict: Callable[[int], int] = lambda _: 0
-        #: Evicts blocks for their names, if it can.
-        self.evict_names: Callable[[], None] = _do_nothing
-        #: Accounts what passthrough writers took since the last look.
-        self.look_at_runners: Callable[[], None] = _do_nothing
-        #: Has room made ahead of the next draft, when no request waits.
-        self.top_up: Callable[[], None] = _do_nothing
-        #: Has every block's rank looked up again: a policy changed for many of them.
-        self.rank_anew: Callable[[], None] = _do_nothing
-        #: Has the kernel look drafts up again: others see them now, or do not any more.
-        self.show_drafts_anew: Callable[[], None] = _do_nothing
-        self.ready.spendable_bytes = lambda: self.evictable_bytes
-        #: Whether writers may allocate without asking (passthrough).
-        self.writers_run_free = False
 
     def close(self, *, settled: bool = True, swept: bool = True) -> None:
         """Stop: do all queued work and make index and extents durable. Raises OSError.
@@ -238,128 +214,15 @@ class Pool:
         held_bytes = self.heat.held_bytes
         return sum(held_bytes[rank] for rank in EVICTABLE)
 
-    def require_space(self, size_bytes: int) -> None:
-        """Make space for *size_bytes* more data; there is no other way to get space.
-
-        What is held for convenience gives way first, then blocks are evicted, never more than is
-        missing. Raises NoSpace if there is no space now; ``Reclaim.hopeful`` tells whether there
-        may be some in a moment.
-        """
+    def short_bytes(self, now_s: float) -> int:
+        """Return how much headroom is missing; what is being deleted counts as free."""
         space = self.space
-        if size_bytes > space.unclaimed_bytes:
-            self._make_room(size_bytes)
-        space.require(size_bytes)
-        self.headroom.note(size_bytes, self.monotonic_s())
+        target_bytes = self.headroom.target_bytes(now_s)
+        return target_bytes - space.unclaimed_bytes - space.pending_delete_bytes
 
     def _leases_end_bytes(self) -> int:
         """Return how much leases may keep."""
         return self.stay_bounds.leases_end_bytes(self.heat.held_bytes[Rank.KEPT])
-
-    def _make_room(self, size_bytes: int) -> None:
-        space = self.space
-        self.unlink_queue.hurry(size_bytes)
-        recently_removed = self.recently_removed.give_way
-        # What the third lets go is kept as recently removed first.
-        for give_way in (
-            self.ready.give_way,
-            recently_removed,
-            self.forget_nameless,
-            recently_removed,
-        ):
-            if size_bytes <= space.unclaimed_bytes:
-                return
-            give_way()
-            self.unlink_queue.hurry(size_bytes)
-        short_bytes = size_bytes - space.unclaimed_bytes
-        if short_bytes > 0 and self.evict(short_bytes):
-            self.unlink_queue.hurry(size_bytes)
-
-    def take_extent(self, parent: InodeNo, *, roomless: bool = False) -> ReadyExtent:
-        """Return an extent for a draft in *parent*, with its likely size preallocated if that fits.
-
-        Raises NoSpace, and unless *roomless* also if there is no space for a single byte. OSError.
-        """
-        now_s = self.monotonic_s()
-        wanted_bytes = self._reserve_bytes(parent)
-        self.look_at_runners()
-        try:
-            self.require_space(1)
-        except NoSpace:
-            if not roomless:
-                raise
-            wanted_bytes = 0
-        if wanted_bytes and not self.ready.has(wanted_bytes):
-            # A guess must not take the space that other writers need.
-            if wanted_bytes > max(self.space.free_bytes // 2, self.evictable_bytes):
-                wanted_bytes = 0
-            try:
-                self.require_space(wanted_bytes)
-            except NoSpace:
-                wanted_bytes = 0
-        self.top_up()
-        try:
-            return self.ready.take(wanted_bytes, now_s)
-        except NoSpace:
-            self.find_device_room(_DEVICE_STEP_BYTES)
-            return self.ready.take(0, now_s)
-
-    def find_device_room(self, size_bytes: int) -> None:
-        """Make space for *size_bytes* on a device that has none, whatever the capacity is.
-
-        Raises NoSpace, OSError.
-        """
-        self.device_room.refused()
-        self.require_space(size_bytes)
-
-    def _reserve_bytes(self, parent: InodeNo) -> int:
-        """Return how much to preallocate for a draft in *parent*, if there is space."""
-        demand = self.ready.forecast
-        usual_bytes = demand.usual_bytes(parent)
-        if not self.writers_run_free:
-            return round_up(usual_bytes)  # a write beyond it asks
-        return reserve_bytes(
-            usual_bytes,
-            demand.largest_bytes(parent),
-            spared_bytes=self.open_inodes.spare_bytes,
-            capacity_bytes=self.space.capacity_bytes,
-        )
-
-    def late_reserve_bytes(self, opened: OpenInode, growth_bytes: int) -> int:
-        """Return up to where to preallocate a draft that got no reserve; 0 for nothing.
-
-        What was evicted for the *growth_bytes* of its next write may leave space for all of it.
-        """
-        if not opened.created_in or not opened.unfinished:
-            return 0
-        if opened.front_bytes not in (-1, opened.allocated_bytes):
-            return 0  # some of what it holds may lie behind the reserve (holes.py)
-        usual_bytes = round_up(self.ready.forecast.usual_bytes(opened.created_in))
-        lacking_bytes = usual_bytes - opened.allocated_bytes
-        return usual_bytes if growth_bytes < lacking_bytes <= self.space.unclaimed_bytes else 0
-
-    def choose_course(self, opened: OpenInode, parent: InodeNo) -> None:
-        """Decide, at a file's first handle, whether its writers must ask before each write.
-
-        They need not if their likely size is reserved, or while there is more space than all
-        such writers could take before the next look.
-        """
-        if not self.writers_run_free:
-            return
-        demand = self.ready.forecast
-        largest_bytes = demand.largest_bytes(parent)
-        foretold = largest_bytes and demand.foretells(parent)
-        opened.unreserved = not foretold or opened.allocated_bytes < largest_bytes
-        if not opened.unreserved:
-            usual_bytes = demand.usual_bytes(parent)
-            self.open_inodes.spare(opened, max(0, opened.allocated_bytes - usual_bytes))
-            opened.outgrowing_bytes = outgrowing_bytes(usual_bytes, largest_bytes)
-            self.space.lacking_bytes = max(self.space.lacking_bytes, opened.outgrowing_bytes)
-            return
-        running = 1 + len(self.open_inodes.runners)
-        if self.space.unclaimed_bytes < UNWATCHED_BYTES * running:
-            opened.through_daemon = True
-        else:
-            self.open_inodes.let_run(opened)
 
     def note_allocated(self, opened: OpenInode, allocated_bytes: int) -> None:
         """Account for what an open extent holds now."""
@@ -372,12 +235,19 @@ class Pool:
             return
         if opened.ino in self.unfinished and not self._is_draft(opened):
             self.unfinished.discard(opened.ino)  # the index learns it with the next one
-        self.freed(opened)
+        self.kernel.freed(opened)
         if opened.fd >= 0:
             self.syscalls.close(opened.fd)
             opened.fd = -1
         if opened.gone is not None:
             self._erase_or_keep(opened, opened.gone)
+
+    def show_drafts_anew(self) -> None:
+        """Who may see drafts changed: the kernel keeps names of those that all could see."""
+        for ino in self.open_inodes.written:
+            record = self.index.inode_or_miss(ino)
+            if record is not None and record.state in UNFINISHED:
+                self.kernel.name_vanished(record.parent, record.name)
 
     def _is_draft(self, opened: OpenInode) -> bool:
         """Whether *opened* waits for its writer, and a reader was faster (truncating_open.py)."""

@@ -8,13 +8,13 @@ import contextlib
 import logging
 import os
 from collections import deque
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import KvfsError, NoSpace
 from kvfs.core.settings import Settings
 from kvfs.core.size_forecast import SizeForecast
 from kvfs.core.types import BackingId, InodeNo
+from kvfs.pool.ports import Kernel
 from kvfs.pool.space import Space
 from kvfs.pool.unlink_queue import UnlinkQueue
 from kvfs.storage.background import Background
@@ -22,9 +22,6 @@ from kvfs.storage.extents import Extents
 from kvfs.storage.inode_numbers import InodeNumbers
 
 _log: Final = logging.getLogger(__name__)
-
-#: Registers a fresh extent with the data path; 0 means "nothing".
-Adopt = Callable[[InodeNo, int], BackingId]
 
 
 class ReadyExtent(NamedTuple):
@@ -34,15 +31,6 @@ class ReadyExtent(NamedTuple):
     fd: int
     reserve_bytes: int
     backing_id: BackingId
-
-
-def adopt_nothing(_ino: InodeNo, _fd: int) -> BackingId:
-    """Return the id of a data path that needs none."""
-    return BackingId(0)
-
-
-def abandon_nothing(_backing_id: BackingId) -> None:
-    """Take back what ``adopt_nothing`` gave."""
 
 
 class ReadyExtents:
@@ -56,6 +44,7 @@ class ReadyExtents:
         space: Space,
         settings: Settings,
         unlink_queue: UnlinkQueue,
+        kernel: Kernel,
     ) -> None:
         self._extents = extents
         self._unlink_queue = unlink_queue
@@ -64,10 +53,7 @@ class ReadyExtents:
         self._space = space
         self._settings = settings
         self.forecast = SizeForecast(settings.demand_directories_max)
-        self.adopt: Adopt = adopt_nothing
-        self.abandon: Callable[[BackingId], None] = abandon_nothing
-        #: What would go if room were needed.
-        self.spendable_bytes: Callable[[], int] = lambda: 0
+        self._kernel = kernel
         self._queues: dict[int, deque[ReadyExtent]] = {}
         self._coming: dict[int, int] = {}
         self._coming_bytes = 0
@@ -104,17 +90,20 @@ class ReadyExtents:
     def let_go(self, extent: ReadyExtent) -> None:
         """Close what belongs to a taken extent. The file stays with its inode."""
         if extent.backing_id:
-            self.abandon(extent.backing_id)
+            self._kernel.abandon(extent.backing_id)
         os.close(extent.fd)
 
-    def tick(self, now_s: float) -> None:
-        """Adjust the queues to the forecast; called a few times a second."""
+    def tick(self, now_s: float, spendable_bytes: int) -> None:
+        """Adjust the queues to the forecast; called a few times a second.
+
+        *spendable_bytes* would be evicted if space were needed.
+        """
         limit_bytes = int(self._settings.ready_share * self._space.capacity_bytes)
         space = self._space
         wanted = self.forecast.wanted(
             now_s,
             # A forecast must not take the space that other writers need.
-            limit_bytes=min(limit_bytes, (space.free_bytes + self.spendable_bytes()) // 2),
+            limit_bytes=min(limit_bytes, (space.free_bytes + spendable_bytes) // 2),
             limit_extents=self._settings.ready_extents_max,
         )
         self._depths = dict(wanted)
@@ -188,7 +177,7 @@ class ReadyExtents:
     def _make(self, ino: InodeNo, size_bytes: int) -> ReadyExtent:
         fd = self._extents.create(ino, size_bytes)
         try:
-            return ReadyExtent(ino, fd, size_bytes, self.adopt(ino, fd))
+            return ReadyExtent(ino, fd, size_bytes, self._kernel.adopt(ino))
         except BaseException:
             os.close(fd)
             with contextlib.suppress(OSError):
@@ -201,6 +190,6 @@ class ReadyExtents:
 
     def _remove(self, extent: ReadyExtent) -> None:
         if extent.backing_id:
-            self.abandon(extent.backing_id)
+            self._kernel.abandon(extent.backing_id)
         os.close(extent.fd)
         self._extents.unlink(extent.ino)

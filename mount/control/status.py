@@ -7,10 +7,9 @@ import kvfs
 from kvfs.core.settings import Settings
 from kvfs.engine.store import Store
 from mount.files.files import Files
-from mount.files.path_choice import PathChoice
+from mount.files.kernel_port import KernelPort
 from mount.fuse import errno_map
 from mount.fuse.channel import Channel
-from mount.fuse.invalidations import Invalidations
 from mount.fuse.wire import Opcode
 
 
@@ -18,16 +17,15 @@ class Parts(NamedTuple):
     """The parts of one mount that have figures to show."""
 
     settings: Settings
-    choice: PathChoice
     store: Store
     channel: Channel
     files: Files
-    invalidations: Invalidations
+    port: KernelPort
 
 
 def describe(mount: Parts) -> dict[str, Any]:
     """Return the figures of one mount, JSON-ready; sizes in bytes."""
-    channel, path = mount.channel, mount.files.path
+    channel, path = mount.channel, mount.port.path
     return {
         "version": kvfs.__version__,
         "mountpoint": mount.settings.mountpoint,
@@ -35,7 +33,7 @@ def describe(mount: Parts) -> dict[str, Any]:
         "name": mount.settings.name,
         "read_only": mount.settings.read_only,
         "data_path": path.name,
-        "data_path_reason": mount.choice.reason,
+        "data_path_reason": mount.port.choice.reason,
         "server_pid": os.getpid(),
         **mount.store.describe(),
         **path.describe(),
@@ -47,9 +45,9 @@ def describe(mount: Parts) -> dict[str, Any]:
             "longest_s": round(mount.files.room.longest_s, 3),
         },
         "invalidations": {
-            "sent": mount.invalidations.told,
-            "skipped": mount.invalidations.untold,
-            "queued": mount.invalidations.backlog,
+            "sent": mount.port.invalidations.told,
+            "skipped": mount.port.invalidations.untold,
+            "queued": mount.port.invalidations.backlog,
         },
         "open_handles": len(mount.files.handles),
         "requests": _by_name(channel.requests),

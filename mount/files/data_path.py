@@ -7,7 +7,8 @@ one is refused with EIO, and all its handles share one backing id.
 import contextlib
 import os
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
 from kvfs.core.pool_layout import INODES
 from kvfs.core.types import BackingId, InodeNo
@@ -18,12 +19,38 @@ from mount.fuse import kernel
 from mount.fuse.grant import Grant
 from mount.fuse.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PASSTHROUGH
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 _NO_ID: Final = BackingId(0)
 _THROUGH_DAEMON: Final = Grant(FOPEN_KEEP_CACHE, _NO_ID)
 _ASKING: Final = Grant(FOPEN_DIRECT_IO, _NO_ID)
+
+
+class DataPath(Protocol):
+    """How the kernel reaches the bytes of an open file."""
+
+    name: str
+    #: Whether what is open for reading costs a descriptor here, too.
+    holds_readers: bool
+
+    def grant(self, opened: OpenInode, *, writer: bool) -> Grant:
+        """Decide for a new handle on *opened*."""
+
+    def freed(self, opened: OpenInode) -> None:
+        """Learn that the inode's last handle is gone."""
+
+    def describe(self) -> dict[str, int]:
+        """Return figures for `kvfs status`."""
+
+    def adopt(self, ino: InodeNo) -> BackingId:
+        """Register a fresh extent; 0 says that it needs no id. Raises OSError."""
+
+    def abandon(self, backing_id: BackingId) -> None:
+        """Give an id back that no inode uses."""
+
+    def forget(self, ino: InodeNo) -> None:
+        """Learn that *ino* lost its name: nothing shall hold on to its space."""
+
+    def disconnect(self) -> None:
+        """The connection to the kernel ends."""
 
 
 class DaemonPath:
@@ -36,16 +63,25 @@ class DaemonPath:
         """Let the kernel keep its cache: nobody else changes the bytes."""
         return _THROUGH_DAEMON
 
-    def freed(self, opened: OpenInode) -> None:
+    def adopt(self, _ino: InodeNo) -> BackingId:
+        """Give no id: the kernel asks this process for the bytes."""
+        return _NO_ID
+
+    def abandon(self, _backing_id: BackingId) -> None:
+        """Do nothing: there are no ids."""
+
+    def freed(self, _opened: OpenInode) -> None:
         """Do nothing: no kernel state hangs on a handle."""
+
+    def forget(self, _ino: InodeNo) -> None:
+        """Do nothing: nor on a name."""
+
+    def disconnect(self) -> None:
+        """Do nothing: nor on the connection."""
 
     def describe(self) -> dict[str, int]:
         """Return no figures."""
         return {}
-
-
-def _nothing_parked() -> bool:
-    return False
 
 
 class PassthroughPath:
@@ -57,8 +93,12 @@ class PassthroughPath:
     name = "passthrough"
     holds_readers = False
 
-    def __init__(self, pool: Pool, device_fd: int, ids_max: int) -> None:
+    def __init__(
+        self, pool: Pool, device_fd: int, ids_max: int, give_up_one: Callable[[], bool]
+    ) -> None:
+        """*give_up_one* lets a parked inode go; False when there is none."""
         self._pool = pool
+        self._give_up_one = give_up_one
         self._device_fd = device_fd
         self._ids_max = ids_max
         #: Ids by inode; those of open and parked ones (open_inodes.py), and those of others that
@@ -69,10 +109,8 @@ class PassthroughPath:
         self._registered: set[BackingId] = set()
         self.opened_ids = 0
         self.closed_ids = 0
-        #: Lets a parked inode go; False when there is none.
-        self.give_up_one: Callable[[], bool] = _nothing_parked
 
-    def adopt(self, ino: InodeNo, _fd: int) -> BackingId:
+    def adopt(self, ino: InodeNo) -> BackingId:
         """Register a fresh extent; after the connection there are no ids."""
         if self._device_fd < 0:
             return _NO_ID
@@ -171,7 +209,7 @@ class PassthroughPath:
             if self._idle:
                 _, oldest = self._idle.popitem(last=False)
                 self.abandon(oldest)
-            elif not self.give_up_one():
+            elif not self._give_up_one():
                 return
 
     def forget(self, ino: InodeNo) -> None:

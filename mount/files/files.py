@@ -7,6 +7,7 @@ kernel reaches the bytes. An inode stays on one data path from its first handle 
 import contextlib
 import os
 import stat
+import time
 from collections.abc import Callable
 from typing import Final, Protocol, TypeVar
 
@@ -24,14 +25,14 @@ from kvfs.core.errors import (
 from kvfs.core.inode_rules import is_narrowed
 from kvfs.core.types import PAGE_BYTES, HandleNo, InodeNo, InodeRecord
 from kvfs.engine.attributes import Change
-from kvfs.engine.store import Store
 from kvfs.machine.process_ends import Fate
-from kvfs.machine.processes import NOBODY, Maker
+from kvfs.machine.processes import Maker
 from kvfs.pool.open_inodes import OpenInode
-from mount.files.handles import HandleKind, Handles
+from mount.files.handles import HandleKind
+from mount.files.kernel_port import KernelPort
 from mount.files.permissions import surely_may_open
-from mount.files.shared_handles import SharedHandles
 from mount.files.space_wait import Room
+from mount.fuse.channel import Requester
 from mount.fuse.grant import Grant
 
 R = TypeVar("R")
@@ -40,25 +41,18 @@ _WRITABLE: Final = (os.O_WRONLY, os.O_RDWR)
 NOT_A_READER: Final = os.O_ACCMODE | os.O_TRUNC
 
 
-class DataPath(Protocol):
-    """How the kernel reaches the bytes of an open file."""
+class PresentRequest(Protocol):
+    """The request that is being handled: the channel knows it."""
 
-    name: str
-    #: Whether a file that is open for reading costs a descriptor here, too.
-    holds_readers: bool
+    @property
+    def present(self) -> Requester:
+        """Who made it."""
 
-    def grant(self, opened: OpenInode, *, writer: bool) -> Grant:
-        """Decide for a new handle on *opened*."""
+    def about_to_wait(self) -> Callable[[], None]:
+        """A handler waits: the next request is read meanwhile.
 
-    def freed(self, opened: OpenInode) -> None:
-        """Release what belonged to the inode: its last handle is closed."""
-
-    def describe(self) -> dict[str, int]:
-        """Return figures for `kvfs status`."""
-
-
-def _do_nothing() -> None:
-    """Stand in while no channel is there."""
+        What this returns is called before the handler goes on.
+        """
 
 
 def is_writer(flags: int) -> bool:
@@ -69,30 +63,25 @@ def is_writer(flags: int) -> bool:
 class Files:
     """All open files and directories of one mount."""
 
-    def __init__(
-        self,
-        store: Store,
-        handles: Handles,
-        path: DataPath,
-        io_threads: int,
-        uid: Callable[[], int] = lambda: 0,
-    ) -> None:
-        """*uid* tells who made the request being handled."""
-        self.store = store
-        self.handles = handles
-        self.readers = SharedHandles(store.pool, handles, store.pool.settings.backing_ids_max)
-        self.path = path
-        self._shares = handles.shares
-        self._uid = uid
-        #: Tells which process made the request being handled.
-        self.requester: Callable[[], Maker] = lambda: NOBODY
-        #: And which thread.
-        self.thread: Callable[[], int] = lambda: 0
+    def __init__(self, port: KernelPort, request: PresentRequest, io_threads: int) -> None:
+        self.store = port.store
+        self.handles = port.handles
+        self.readers = port.readers
+        self._port = port
+        self._request = request
+        self._makers = port.store.pool.leases.processes
+        self._shares = port.handles.shares
         self.limiter = trio.CapacityLimiter(io_threads)
-        self.room = Room(store)
-        #: Called before a handler waits, so that the next request is read meanwhile. What it
-        #: returns is called before the handler goes on.
-        self.about_to_wait: Callable[[], Callable[[], None]] = lambda: _do_nothing
+        self.room = Room(port.store)
+        self.about_to_wait = request.about_to_wait
+
+    def thread(self) -> int:
+        """Return the thread that made the request being handled."""
+        return self._request.present.tid
+
+    def requester(self) -> Maker:
+        """Return its process."""
+        return self._makers.of(self._request.present.tid, time.monotonic())
 
     def open(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
         """Open file *ino*. Raises TooManyOpen, and what ``Blocks.open`` raises."""
@@ -115,7 +104,7 @@ class Files:
         shared = self.readers.enter(ino, flags)
         if shared is not None:
             return shared.handle.fh, shared.grant
-        if self.path.holds_readers:
+        if self._port.path.holds_readers:
             self._require_share()
         opened = self.store.blocks.open_to_read(ino)
         fh, grant = self._granted(opened, flags, writer=False)
@@ -280,7 +269,7 @@ class Files:
         if writer:
             kind, opened.flushed = HandleKind.WRITER, False
         try:
-            grant = self.path.grant(opened, writer=writer)
+            grant = self._port.path.grant(opened, writer=writer)
             handle = self.handles.open(kind, flags, opened, grant.backing_id)
         except BaseException as error:
             if isinstance(error, Damaged):
@@ -290,14 +279,14 @@ class Files:
             raise
         if writer:
             handle.tid = self.thread()
-        if writer or self.path.holds_readers:
-            handle.uid = self._uid()
+        if writer or self._port.path.holds_readers:
+            handle.uid = self._request.present.uid
             self._shares.take(handle.uid)
         return handle.fh, grant
 
     def _require_share(self) -> None:
         """Raise TooManyOpen if the user has used its share of the descriptors."""
-        self._shares.require_one(self._uid(), self.readers.give_up_one)
+        self._shares.require_one(self._request.present.uid, self.readers.give_up_one)
 
     def release(self, fh: int) -> None:
         """Close handle *fh*; the last writer publishes. Raises BadHandle, NoSpace."""

@@ -141,7 +141,7 @@ class SharedHandles:
             self._handles.forget(shared.handle)
         opened = self._pool.open_inodes.parked.pop(ino, None)
         if opened is not None:
-            self._pool.freed(opened)
+            self._pool.kernel.freed(opened)
 
     def give_up_one(self) -> bool:
         """Forget the parked inode that was unused longest; False if there is none."""

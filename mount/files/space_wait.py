@@ -37,15 +37,6 @@ _WAITER_BYTES: Final = 8192
 AboutToWait = Callable[[], Callable[[], None]]
 
 
-def _go_on() -> None:
-    """Stand in where nothing was done before the wait."""
-
-
-def tell_nobody() -> Callable[[], None]:
-    """Stand in where nobody must know of a wait."""
-    return _go_on
-
-
 class _Waiter:
     """A request that waits for space."""
 
@@ -138,7 +129,7 @@ class Room:
         self._vain_until_s = 0.0
 
     async def find(
-        self, size_bytes: int, about_to_wait: AboutToWait = tell_nobody, held_bytes: int = 0
+        self, size_bytes: int, about_to_wait: AboutToWait | None = None, held_bytes: int = 0
     ) -> None:
         """Return with *size_bytes* of room, at once if there is some, else waiting for it.
 
@@ -146,7 +137,7 @@ class Room:
         go, after the setting ``room_wait_s``, or when ``room_wait_bytes`` are held already.
         """
         try:
-            self._store.pool.require_space(size_bytes)
+            self._store.allocator.require_space(size_bytes)
         except NoSpace:
             if not self.worth_waiting(size_bytes, 0.0):
                 raise
@@ -161,7 +152,7 @@ class Room:
         It asks again with its first bytes. Raises NoSpace when nothing more can be evicted.
         """
         try:
-            self._store.pool.require_space(1)
+            self._store.allocator.require_space(1)
         except NoSpace:
             if not self.worth_waiting(1, 0.0):
                 raise
@@ -186,7 +177,9 @@ class Room:
         """Whether *size_bytes* of room may come for somebody who waited so long already."""
         return _Prospect(self._store).worth_waiting(size_bytes, waited_s)
 
-    async def _make(self, waiter: _Waiter, about_to_wait: AboutToWait, held_bytes: int) -> None:
+    async def _make(
+        self, waiter: _Waiter, about_to_wait: AboutToWait | None, held_bytes: int
+    ) -> None:
         """Wait for room; no checkpoint comes between finding it and returning. Raises NoSpace."""
         held_bytes += _WAITER_BYTES
         bound_bytes = self._store.pool.settings.room_wait_bytes
@@ -195,11 +188,12 @@ class Room:
             raise NoSpace(f"{len(self._line)} others wait for room")
         self._held_bytes += held_bytes
         self.stalls += 1
-        resume = about_to_wait()
+        resume = None if about_to_wait is None else about_to_wait()
         try:
             await self._wait_in_line(waiter)
         finally:
-            resume()
+            if resume is not None:
+                resume()
             self._held_bytes -= held_bytes
             waited_s = trio.current_time() - waiter.since_s
             self.stalled_s += waited_s
@@ -238,7 +232,7 @@ class Room:
             # What may go, went for the first who lacked room: others get what fits beside him.
             if prospect is None or waiter.size_bytes <= pool.space.free_bytes:
                 try:
-                    pool.require_space(waiter.size_bytes)
+                    self._store.allocator.require_space(waiter.size_bytes)
                 except NoSpace:
                     pass
                 else:

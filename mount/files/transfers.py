@@ -14,7 +14,7 @@ from kvfs.pool import holes
 from kvfs.pool.open_inodes import OpenInode
 from mount.files.files import Files
 from mount.files.handles import HandleKind
-from mount.files.space_wait import DEVICE_TRIES, AboutToWait, tell_nobody
+from mount.files.space_wait import DEVICE_TRIES, AboutToWait
 
 R = TypeVar("R")
 
@@ -62,7 +62,7 @@ class Transfers:
         return found_bytes if whole else -1
 
     async def write(
-        self, fh: int, offset_bytes: int, data: bytes, about_to_wait: AboutToWait = tell_nobody
+        self, fh: int, offset_bytes: int, data: bytes, about_to_wait: AboutToWait | None = None
     ) -> int:
         """Write *data* and return how much of it was taken. Raises NoSpace, TooLarge, OSError.
 
@@ -99,15 +99,15 @@ class Transfers:
         handle = self._files.handles.get(fh)
         if handle.kind is not HandleKind.WRITER or not self._writes_at_once:
             return False
-        opened, pool = handle.opened, self._store.pool
+        opened, pool, allocator = handle.opened, self._store.pool, self._store.allocator
         growth_bytes = self._store.blocks.growth_bytes(opened, offset_bytes + len(data), len(data))
         fd = self._files.extent_fd(fh)
         try:
             if growth_bytes:
-                if pool.late_reserve_bytes(opened, growth_bytes):
+                if allocator.late_reserve_bytes(opened, growth_bytes):
                     return False  # more than a short job
                 # No await from here to the account of what was allocated.
-                pool.require_space(growth_bytes)
+                allocator.require_space(growth_bytes)
                 pool.extents.reserve_write(fd, offset_bytes, len(data))
             # A new mtime is a transaction, for which such a write does not wait; nor would it be
             # one that lasts: an unlink is longer.
@@ -126,7 +126,7 @@ class Transfers:
     async def _reserve_late(self, opened: OpenInode, fd: int, growth_bytes: int) -> bool:
         """Give a draft the room for all of it, if that is there now; False if nothing was done."""
         pool = self._store.pool
-        end_bytes = pool.late_reserve_bytes(opened, growth_bytes)
+        end_bytes = self._store.allocator.late_reserve_bytes(opened, growth_bytes)
         if not end_bytes:
             return False
         lacking_bytes = end_bytes - opened.allocated_bytes

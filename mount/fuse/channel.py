@@ -10,7 +10,7 @@ import errno
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import pyfuse3
 import trio
@@ -20,7 +20,7 @@ from mount.fuse.errno_map import counted_errno
 from mount.fuse.grant import Grant
 from mount.fuse.init_reply import Features, patch_init_reply
 from mount.fuse.libfuse_pair import libfuse_pair
-from mount.fuse.request_reader import RequestReader, nothing_to_do
+from mount.fuse.request_reader import KnownReaders, RequestReader
 from mount.fuse.well_formed import well_formed
 from mount.fuse.wire import (
     ENTRY_OUT_BYTES,
@@ -72,12 +72,34 @@ class Requester(NamedTuple):
     tid: int
 
 
+class Agreement(Protocol):
+    """Says what is agreed with the kernel at INIT."""
+
+    def features(self, offered: int) -> Features:
+        """Choose of the flags that the kernel has *offered*."""
+
+    def begin(self, features: Features) -> None:
+        """The kernel has the INIT reply; no other request was read yet."""
+
+
 class Channel:
     """The pump of one mount. All methods run on the trio thread."""
 
-    def __init__(self, device_fd: int, max_background: int, busy_poll_us: int) -> None:
-        """Raises ServeFailed where a socket has too little room."""
+    def __init__(
+        self,
+        device_fd: int,
+        max_background: int,
+        busy_poll_us: int,
+        agreement: Agreement,
+        readers: KnownReaders | None,
+        idle: Callable[[], bool],
+    ) -> None:
+        """*readers* and *idle* as in RequestReader.
+
+        Raises ServeFailed where a socket has too little room.
+        """
         self.device_fd = device_fd
+        self._agreement = agreement
         self._max_background = max_background
         self._ours, self._theirs = libfuse_pair()
         self._buffer = bytearray(REQUEST_MAX_BYTES)
@@ -101,12 +123,10 @@ class Channel:
         self.requests = [0] * OPCODES
         self.answered_here = [0] * OPCODES
         counted = (self.requests, self.answered_here)
-        self.reader = RequestReader(device_fd, self._buffer, busy_poll_us, counted, self.reply)
+        self.reader = RequestReader(
+            device_fd, self._buffer, busy_poll_us, counted, self.reply, readers, idle
+        )
         self._answers: list[Answer | None] = [None] * OPCODES
-        self.features: Features | None = None
-        self.wanted: Callable[[int], Features] | None = None
-        #: Called when the kernel has the INIT reply, before any other request is read.
-        self.agreed: Callable[[], None] = lambda: None
         self.lock = PumpLock()
 
     # ---- libfuse's side ----
@@ -231,8 +251,7 @@ class Channel:
 
     def serve_only(self, answers: Mapping[int, Answer]) -> None:
         """Let *answers* have the requests of their opcodes, and nobody else."""
-        self.reader.readers = None
-        self.reader.idle = nothing_to_do
+        self.reader.answer_nothing()
         for code, answer in answers.items():
             self._answers[code] = answer
 
@@ -275,8 +294,9 @@ class Channel:
                 reply = self._with_grant(reply, self._grants.pop(unique))
             elif unique == self._init_unique:
                 self._init_unique = -1
-                self.reply(self._with_features(reply))
-                self.agreed()
+                features = self._agreement.features(self._init_flags)
+                self.reply(patch_init_reply(bytes(reply), features, self._max_background))
+                self._agreement.begin(features)
                 continue
             self.reply(reply)
 
@@ -320,12 +340,6 @@ class Channel:
         fh = OPEN_OUT.unpack_from(reply, offset)[0]
         OPEN_OUT.pack_into(reply, offset, fh, grant.open_flags, grant.backing_id)
         return reply
-
-    def _with_features(self, reply: memoryview) -> Message:
-        if self.wanted is None:
-            return reply
-        self.features = self.wanted(self._init_flags)
-        return patch_init_reply(bytes(reply), self.features, self._max_background)
 
     async def flush_late(self) -> None:
         """Flush replies of handlers that finish later than the request they answer."""

@@ -74,9 +74,15 @@ class RequestReader:
         busy_poll_us: int,
         counted: tuple[list[int], list[int]],
         reply: Callable[[bytes], None],
+        readers: KnownReaders | None,
+        idle: Callable[[], bool],
         clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
-        """*counted*: requests by opcode, and those that were answered; *reply* sends an answer."""
+        """*counted*: requests by opcode, and those that were answered; *reply* sends an answer.
+
+        The opens and closes of *readers* are answered here, of None nobody's. *idle* does one
+        short piece of work when no request waits; False when there is none.
+        """
         poller = select.poll()
         poller.register(device_fd, select.POLLIN)
         self._poll: Final = poller.poll
@@ -92,10 +98,12 @@ class RequestReader:
         #: How many more may be read before the other tasks get their turn.
         self.left = 0
         self._turn_ends_ns = 0
-        #: Whose opens and closes are answered here; without them nobody's.
-        self.readers: KnownReaders | None = None
-        #: Does one short piece of work when no request waits; False when there is none.
-        self.idle: Callable[[], bool] = nothing_to_do
+        self._readers = readers
+        self._idle: Callable[[], bool] | None = idle
+
+    def answer_nothing(self) -> None:
+        """Answer nobody any more, and leave no work for idle moments."""
+        self._readers = self._idle = None
 
     def begin_turn(self) -> None:
         """Have a turn, after the other tasks had theirs."""
@@ -107,13 +115,13 @@ class RequestReader:
 
         0 if there is none, or if ``left`` ran out. Raises OSError, as read(2) on the device.
         """
-        poll, buffer, readers = self._poll, self._buffer, self.readers
+        poll, buffer, readers, idle = self._poll, self._buffer, self._readers, self._idle
         nodeid: InodeNo
         while self.left > 0:
             self.left -= 1
             # poll(2) first: to find nothing by readv(2) would be an exception for every request.
             if not poll(0):
-                if self.idle():
+                if idle is not None and idle():
                     continue
                 if not (may_wait and self._wait(self._last_code, _POLL_MS)):
                     return 0
@@ -141,8 +149,3 @@ class RequestReader:
             self._answered[code] += 1
             self._reply(answer)
         return 0
-
-
-def nothing_to_do() -> bool:
-    """Stand in for who has work in idle moments."""
-    return False

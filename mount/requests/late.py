@@ -5,7 +5,7 @@ from typing import Final
 
 import trio
 
-from mount.files.space_wait import AboutToWait, tell_nobody
+from mount.files.space_wait import AboutToWait
 from mount.fuse.errno_map import counted_errno
 from mount.fuse.wire import OUT_HEADER, OUT_HEADER_BYTES
 
@@ -17,7 +17,10 @@ class Late:
     """Starts the tasks; an errno is the answer of one that fails."""
 
     def __init__(
-        self, nursery: trio.Nursery, reply: ReplyLate, about_to_wait: AboutToWait = tell_nobody
+        self,
+        nursery: trio.Nursery,
+        reply: ReplyLate,
+        about_to_wait: AboutToWait | None = None,
     ) -> None:
         """*about_to_wait* is for tasks that wait for what other requests bring about."""
         self._nursery: Final = nursery

@@ -27,7 +27,7 @@ def measure(blocks: int, size_bytes: int) -> dict[str, float]:
         store.pool.background.drain()
         started_s = time.process_time()
         while store.pool.counters.blocks:
-            if not store.pool.evict(BATCH_BLOCKS * max(4096, size_bytes)):
+            if not store.evict(BATCH_BLOCKS * max(4096, size_bytes)):
                 store.reclaim._barren_until_s = 0.0
         evicted_s = time.process_time() - started_s
         started_s = time.process_time()

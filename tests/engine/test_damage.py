@@ -144,8 +144,8 @@ def test_a_directory_that_cannot_be_read_keeps_no_other_block_from_going(
         with store.pool.index.write() as txn:
             txn.delete_inode(spoiled)
     assert store.pool.evictable_bytes == 12 * 8192
-    assert store.pool.evict(8192) == 8192
-    store.pool.evict(12 * 8192)
+    assert store.evict(8192) == 8192
+    store.evict(12 * 8192)
     assert [store.pool.index.knows(ino) for ino in inos] == [True] * 6 + [False] * 6
     assert store.pool.evictable_bytes == 0
 
@@ -155,7 +155,7 @@ def test_housekeeping_goes_on_beside_what_cannot_be_read(running: Host) -> None:
     leased, other = (put(store, ROOT_INODE, name, b"y" * 5000) for name in (b"leased", b"other"))
     settle(store)
     spoil(store, inode_key(leased))
-    store.pool.leases.settle(leased)
+    store.blocks.publishing.lose_maker(leased)
     assert store.pool.leases.state_of(leased) is None
     assert store.pool.leases.state_of(other) is State.LEASED
 

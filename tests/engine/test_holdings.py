@@ -28,8 +28,10 @@ class Table:
         self.lives = Lives()
         self.leases = Leases(self.lives, LEASE_S, LeaseShares(lambda: MIB, MIB))
         self.settled: list[InodeNo] = []
-        self.leases.settle = self.settle
         self.refused: set[InodeNo] = set()
+
+    def tick(self, now_s: float) -> None:
+        self.leases.tick(now_s, self.settle)
 
     def settle(self, ino: InodeNo) -> bool:
         if ino in self.refused:
@@ -56,10 +58,10 @@ def test_a_lease_ends_with_its_maker(table: Table) -> None:
     table.note(20, State.LEASED, ONE)
     table.note(21, State.SLAB, ONE)
     table.note(22, State.LEASED, OTHER)
-    table.leases.tick(1e9)
+    table.tick(1e9)
     assert table.settled == []
     table.lives.end(ONE)
-    table.leases.tick(0.0)
+    table.tick(0.0)
     assert table.settled == [20, 21]
     assert [ino for ino, _ in table.leases.rows()] == [22]
 
@@ -68,28 +70,28 @@ def test_a_lease_without_a_process_to_watch_ends_some_time_after_its_last_use(ta
     table.note(20, State.LEASED, NOBODY, 0.0)
     table.note(21, State.SLAB, NOBODY, 1.0)
     table.leases.touch(InodeNo(20), 5.0)
-    table.leases.tick(LEASE_S + 0.9)
+    table.tick(LEASE_S + 0.9)
     assert table.settled == []
-    table.leases.tick(LEASE_S + 1.0)
+    table.tick(LEASE_S + 1.0)
     assert table.settled == [21]
-    table.leases.tick(LEASE_S + 5.0)
+    table.tick(LEASE_S + 5.0)
     assert table.settled == [21, 20]
 
 
 def test_what_a_dead_process_made_is_settled_at_the_next_tick(table: Table) -> None:
     table.note(20, State.LEASED, ONE)
-    table.leases.tick(0.0)
+    table.tick(0.0)
     assert table.settled == [20]
 
 
 def test_what_cannot_be_settled_is_tried_again(table: Table) -> None:
     table.refused.add(InodeNo(20))
     table.note(20, State.SLAB, ONE)
-    table.leases.tick(0.0)
-    table.leases.tick(0.0)
+    table.tick(0.0)
+    table.tick(0.0)
     assert table.settled == []
     table.refused.clear()
-    table.leases.tick(0.0)
+    table.tick(0.0)
     assert table.settled == [20]
 
 
@@ -102,12 +104,12 @@ def test_what_cannot_be_settled_keeps_nothing_else_waiting(table: Table) -> None
     table.lives.begin(OTHER)
     for ino in leases:
         table.note(ino, State.LEASED, OTHER)
-    table.leases.tick(0.0)
+    table.tick(0.0)
     table.lives.end(OTHER)
     for ino in later:
         table.note(ino, State.LEASED, ONE)
     for _ in range(20):
-        table.leases.tick(0.0)
+        table.tick(0.0)
     assert sorted(table.settled) == [*leases, *later]
 
 
@@ -117,11 +119,11 @@ def test_what_a_dead_process_left_keeps_nothing_else_waiting(table: Table) -> No
         table.note(ino, State.LEASED, OTHER)
     table.lives.end(OTHER)
     table.note(20, State.LEASED, ONE)
-    table.leases.tick(0.0)
+    table.tick(0.0)
     assert 20 in table.settled
     assert len(table.settled) > 64
     table.note(21, State.LEASED, ONE)
-    table.leases.tick(0.0)
+    table.tick(0.0)
     assert 21 in table.settled
 
 
@@ -131,7 +133,7 @@ def test_a_block_made_anew_before_its_turn_is_left_alone(table: Table) -> None:
     table.note(20, State.REWRITTEN, OTHER)
     table.note(21, State.REWRITTEN, ONE)
     table.note(21, State.REWRITTEN, NOBODY, 0.0)
-    table.leases.tick(0.0)
+    table.tick(0.0)
     assert table.settled == []
 
 
@@ -140,10 +142,10 @@ def test_a_million_leases_are_settled_over_many_ticks(table: Table) -> None:
     for ino in range(20, 1020):
         table.note(ino, State.LEASED, ONE)
     table.lives.end(ONE)
-    table.leases.tick(0.0)
+    table.tick(0.0)
     assert 0 < len(table.settled) < 1000
     while list(table.leases.rows()):
-        table.leases.tick(0.0)
+        table.tick(0.0)
     assert sorted(table.settled) == list(range(20, 1020))
 
 
@@ -152,7 +154,7 @@ def test_what_belongs_to_nobody_stays_listed_and_is_never_settled(
     table: Table, state: State
 ) -> None:
     table.note(20, state, NOBODY)
-    table.leases.tick(1e9)
+    table.tick(1e9)
     assert table.settled == []
     assert table.leases.state_of(InodeNo(20)) is state
 
@@ -161,7 +163,7 @@ def test_a_published_block_is_in_no_table(table: Table) -> None:
     table.note(20, State.LEASED, NOBODY)
     table.note(20, State.PUBLISHED, NOBODY)
     assert list(table.leases.rows()) == []
-    table.leases.tick(1e9)
+    table.tick(1e9)
     assert table.settled == []
 
 
@@ -317,7 +319,7 @@ def test_a_block_made_over_and_over_is_settled_once_and_a_lost_one_never(table: 
         table.note(22, State.LEASED, ONE)
         table.leases.drop(InodeNo(22))
     table.lives.end(ONE)
-    table.leases.tick(0.0)
+    table.tick(0.0)
     assert table.settled == [20, 21]
 
 
@@ -340,7 +342,7 @@ def test_a_block_that_could_not_be_made_longer_may_go_some_time_later(error_no: 
             calls.fail_at = 0
             settle(store)
             seen.add(state_of(made, b"block"))
-            store.pool.leases.tick(1e9)
+            store.pool.leases.tick(1e9, store.blocks.publishing.lose_maker)
             record = store.pool.index.inode(ino)
             assert record is not None
             assert obstacle(store.pool, ino, record, open_too=False) is None

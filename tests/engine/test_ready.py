@@ -19,6 +19,7 @@ from kvfs.storage.extents import Extents
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.syscalls import Syscalls
 from tests.support.failing_syscalls import FailingSyscalls
+from tests.support.kernel_recorder import KernelRecorder
 from tests.support.mounting import workplace
 from tests.support.stores import MIB
 
@@ -37,6 +38,7 @@ class Bench:
         self._extents = Extents(self._pool_fd, syscalls, "tmpfs")
         self.background = Background(1000)
         self.space = Space(100 * MIB, 0)
+        self.kernel = KernelRecorder()
         self.queue = ReadyExtents(
             self._extents,
             self._numbers,
@@ -44,6 +46,7 @@ class Bench:
             self.space,
             settings,
             UnlinkQueue(self.background, self.space),
+            self.kernel,
         )
 
     def extents(self) -> list[int]:
@@ -55,7 +58,7 @@ class Bench:
         self.queue.forecast.note_published(ROOT_INODE, size_bytes, 0.0)
         for _ in range(2 * count):
             self.queue.forecast.note_created(size_bytes, 0.0)
-        self.queue.tick(0.0)
+        self.queue.tick(0.0, 0)
         self.background.drain()
 
     def close(self) -> None:
@@ -136,7 +139,7 @@ def test_an_extent_that_comes_back_is_ready_again(bench: Bench) -> None:
     bench.queue.put_back(extent)
     assert bench.space.ready_bytes == before + SIZE_BYTES
     assert bench.queue.count == 1
-    bench.queue.tick(0.0)
+    bench.queue.tick(0.0, 0)
     bench.background.drain()
 
 
@@ -163,7 +166,7 @@ def test_they_give_way_whole(bench: Bench) -> None:
 
 def test_they_go_when_nobody_wants_them_any_more(bench: Bench) -> None:
     bench.want(4)
-    bench.queue.tick(3600.0)
+    bench.queue.tick(3600.0, 0)
     bench.background.drain()
     assert (bench.queue.count, bench.space.ready_bytes, bench.extents()) == (0, 0, [])
 
@@ -176,7 +179,7 @@ def test_a_full_pool_prepares_nothing(bench: Bench) -> None:
 
 def test_what_is_ordered_is_not_made_if_the_room_is_gone_by_then(bench: Bench) -> None:
     bench.queue.forecast.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
-    bench.queue.tick(0.0)
+    bench.queue.tick(0.0, 0)
     assert bench.background.backlog == 1
     bench.space.recorded_bytes = bench.space.capacity_bytes
     bench.background.drain()
@@ -189,9 +192,8 @@ def test_no_more_is_ordered_than_there_is_room_for(bench: Bench) -> None:
     bench.queue.forecast.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
     for _ in range(20):
         bench.queue.forecast.note_created(SIZE_BYTES, 0.0)
-    bench.queue.spendable_bytes = lambda: bench.space.capacity_bytes
     for _ in range(3):
-        bench.queue.tick(0.0)
+        bench.queue.tick(0.0, bench.space.capacity_bytes)
     assert bench.background.backlog == 2
     assert bench.space.unclaimed_bytes == 5 * SIZE_BYTES // 2
     bench.background.drain()
@@ -201,9 +203,9 @@ def test_no_more_is_ordered_than_there_is_room_for(bench: Bench) -> None:
 def test_a_size_that_nobody_stores_any_more_is_not_made(bench: Bench) -> None:
     """Else it would hold room until the next look, and go unused."""
     bench.queue.forecast.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
-    bench.queue.tick(0.0)
+    bench.queue.tick(0.0, 0)
     bench.queue.forecast.note_published(ROOT_INODE, 2 * SIZE_BYTES, FORGET_S)
-    bench.queue.tick(FORGET_S + 1.0)
+    bench.queue.tick(FORGET_S + 1.0, 0)
     bench.background.drain()
     assert bench.extents() == [2 * SIZE_BYTES]
 
@@ -234,10 +236,10 @@ def test_a_device_without_room_for_a_file_says_so(place: Path) -> None:
 
 @pytest.mark.usefixtures("caplog")
 def test_what_the_data_path_refuses_leaves_nothing(bench: Bench) -> None:
-    def refuse(_ino: InodeNo, _fd: int) -> BackingId:
+    def refuse(_ino: InodeNo) -> BackingId:
         raise OSError(errno.EPERM, "no backing ids left")
 
-    bench.queue.adopt = refuse
+    bench.kernel.adopt = refuse
     bench.want(2)
     assert (bench.queue.count, bench.space.ready_bytes) == (0, 0)
     with pytest.raises(OSError, match="no backing ids"):
@@ -246,13 +248,11 @@ def test_what_the_data_path_refuses_leaves_nothing(bench: Bench) -> None:
 
 
 def test_what_goes_gives_its_backing_id_back(bench: Bench) -> None:
-    given: list[BackingId] = []
-    bench.queue.adopt = lambda ino, _fd: BackingId(ino)
-    bench.queue.abandon = given.append
+    bench.kernel.adopt = lambda ino: BackingId(ino)
     bench.want(2)
     bench.queue.give_way()
     bench.background.drain()
-    assert len(set(given)) == 2
+    assert len(set(bench.kernel.abandoned)) == 2
 
 
 @pytest.mark.usefixtures("caplog")

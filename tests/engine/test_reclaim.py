@@ -86,7 +86,7 @@ def test_the_parents_counts_and_times_follow(running: Host) -> None:
     directory, _ = store.namespace.make_node(ROOT_INODE, b"d", DIRECTORY, 0, 0)
     fill(store, directory)
     before = store.namespace.directory(directory)
-    store.pool.evict(1)
+    store.evict(1)
     after = store.namespace.directory(directory)
     assert after.entries == before.entries - 1
     assert after.mtime_ns > before.mtime_ns
@@ -169,9 +169,9 @@ def test_policies_and_pins_are_kept(running: Host) -> None:
     ordinary = store_block(store, b"ordinary")
     settle(store)
     store_block(store, b"f", parent=first)
-    store.pool.evict(1)
+    store.evict(1)
     assert names(store, first) == set()
-    store.pool.evict(CAPACITY_BYTES)
+    store.evict(CAPACITY_BYTES)
     assert names(store, kept) == {b"k"}
     assert b"pinned" in names(store)
     with pytest.raises(DeadInode):
@@ -195,7 +195,7 @@ def test_any_number_of_pinned_blocks_keeps_no_other_from_going(
     store_block(store, b"ordinary", MIB)
     for _ in range(1 if walked else 2):
         store.reclaim.search_anew()  # as somebody does who waits
-        store.pool.evict(MIB)
+        store.evict(MIB)
     assert names(store) == {b"pinned"}
     assert len(names(store, pinned)) == 12
     assert_exact(running)
@@ -230,7 +230,7 @@ def test_a_sidecar_goes_with_its_block(running: Host) -> None:
     store_block(store, b"2.safetensors")
     store_block(store, b"2.safetensors.metadata", 4096)
     store_block(store, b"config.json", 100)
-    store.pool.evict(8 * MIB)
+    store.evict(8 * MIB)
     assert names(store) == {b"config.json"}
     assert_exact(running)
 
@@ -273,7 +273,7 @@ def test_a_failing_index_evicts_nothing_and_changes_nothing(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(store.pool.index._syscalls, "commit", refuse)
-    assert store.pool.evict(MIB) == 0
+    assert store.evict(MIB) == 0
     monkeypatch.undo()
     assert names(store) == before
     assert "nothing evicted" in caplog.text
@@ -285,7 +285,7 @@ def test_what_is_evicted_counts_until_it_is_off_the_device(running: Host) -> Non
     fill(store)
     settle(store)
     taken_bytes = store.pool.space.taken_bytes
-    store.pool.evict(4 * MIB)
+    store.evict(4 * MIB)
     assert store.pool.space.pending_delete_bytes == 4 * MIB
     assert store.pool.space.taken_bytes == taken_bytes
     store.pool.background.drain()
@@ -308,10 +308,10 @@ def test_what_somebody_maps_counts_until_he_is_done(running: Host) -> None:
         assert space.taken_bytes - space.ready_bytes == 8 * MIB
         assert running.extent(ino).exists()
         with pytest.raises(NoSpace):
-            store.pool.require_space(61 * MIB)
+            store.allocator.require_space(61 * MIB)
         assert store.reclaim.awaits_users
         assert not store.reclaim.hopeful
-    store.pool.require_space(64 * MIB)
+    store.allocator.require_space(64 * MIB)
     assert not running.extent(ino).exists()
     assert_exact(running)
 

@@ -124,7 +124,7 @@ def test_a_draft_holds_its_reserve_until_it_is_closed(running: Host) -> None:
 def test_while_sizes_vary_room_is_kept_for_a_draft_larger_than_all_of_late(running: Host) -> None:
     """It would else stand above the bound from its last write to the next look at it."""
     store = running.store
-    store.pool.writers_run_free = True
+    store.pool.kernel.writers_run_free = True
     space = store.pool.space
     for number, size in enumerate((MIB, MIB, 7 * MIB // 4, MIB)):
         put(store, ROOT_INODE, b"%d" % number, b"x" * size)

@@ -274,7 +274,7 @@ class StoreMachine(RuleBasedStateMachine):
     def evict(self, size_bytes: int, used: bool) -> None:
         """Some blocks go whole; none that is written, leased or a living process's slab."""
         self.store.reclaim._barren_until_s = 0.0  # no search is spared here
-        self.store.pool.evict(size_bytes)
+        self.store.evict(size_bytes)
         if used:
             self.store.reclaim.evict_used(size_bytes)
         for parent, name in self.model.places():

@@ -344,15 +344,13 @@ def test_what_is_written_behind_a_rename_can_tear(
 ) -> None:
     store = running.store
     monkeypatch.setattr("kvfs.machine.processes.Processes.fate_of", lambda *_: Fate.KILLED)
-    vanished: list[bytes] = []
-    store.blocks.publishing.vanished = lambda _, name: vanished.append(name)
     opened = begin(running, TMP, ONE, b"half")
     rename(running, who)
     write(store, opened, b"and more", 4)
     store.blocks.publishing.look_at_closer(opened, ONE.tgid)
     assert store.attributes.xattr(opened.ino, b"user.kvfs.state") == b"torn"
     close(running, opened)
-    assert vanished == [b"K"]
+    assert store.pool.kernel.names == [b"K"]
     with pytest.raises(NotFound):
         look(running, b"K")
     assert store.blocks.publishing.torn == 1

@@ -26,7 +26,7 @@ from tests.support.stores import (
 def running() -> Iterator[Host]:
     with host() as made:
         store = made.start()
-        store.pool.writers_run_free = True
+        store.pool.kernel.writers_run_free = True
         settle(store)  # until then there may be blocks that could go
         yield made
 
@@ -78,7 +78,7 @@ def test_drafts_that_their_writers_give_up_are_counted(running: Host) -> None:
         store.namespace.unlink(ROOT_INODE, name)
         counts.append(store.watch.given_up)
     assert counts == [1, 1, 1]
-    store.pool.writers_run_free = False  # each of its writes asked
+    store.pool.kernel.writers_run_free = False  # each of its writes asked
     store.watch.look_at_removal(put(store, ROOT_INODE, b"d.tmp", bytes(4 * MIB)))
     assert store.watch.given_up == 1
 
@@ -103,14 +103,14 @@ def test_who_may_take_any_amount_is_looked_at_before_one_more_draft(running: Hos
     assert asks.through_daemon
     grow(free, 2 * MIB)
     grow(asks, MIB)
-    store.watch.look_at_runners()
+    store.allocator.growth.look_at_runners()
     assert store.pool.space.used_bytes == 2 * MIB, "who asks accounts itself"
     reader = store.blocks.open(free.ino, writer=False, truncate=False)
     store.blocks.close(free, writer=True)
     assert store.pool.open_inodes.runners == {}
     again = store.blocks.open(free.ino, writer=True, truncate=False, appends=True)
     grow(again, 2 * MIB)
-    store.watch.look_at_runners()
+    store.allocator.growth.look_at_runners()
     assert store.pool.space.used_bytes == 4 * MIB
     for opened, writer in ((reader, False), (again, True), (asks, True)):
         store.blocks.close(opened, writer=writer)
@@ -121,7 +121,7 @@ def test_of_many_only_some_are_looked_at_before_each_draft(
     running: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A create costs the same beside ten writers and beside a thousand."""
-    monkeypatch.setattr("kvfs.engine.eviction.overrun_watch._LOOKS_A_DRAFT", 2)
+    monkeypatch.setattr("kvfs.pool.draft_growth._LOOKS_A_DRAFT", 2)
     store = running.store
     drafts = [draft(store, b"%d" % number) for number in range(5)]
     for opened in drafts:
@@ -129,7 +129,7 @@ def test_of_many_only_some_are_looked_at_before_each_draft(
     runners = store.pool.open_inodes.runners
     runners[next(iter(runners))].unreserved = False  # it runs no more, and is only forgotten
     for accounted in (1, 3, 4):
-        store.watch.look_at_runners()
+        store.allocator.growth.look_at_runners()
         assert store.pool.space.used_bytes == accounted * MIB
     assert set(runners) == {opened.ino for opened in drafts if opened.unreserved}
     for opened in drafts:
@@ -151,12 +151,14 @@ def test_nobody_is_stopped_for_what_he_may_take_next(running: Host) -> None:
 
 
 @pytest.mark.usefixtures("caplog")
-def test_nobody_is_stopped_while_others_are_about_to_go(running: Host) -> None:
+def test_nobody_is_stopped_while_others_are_about_to_go(
+    running: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = running.store
     greedy = draft(store, b"greedy")
     grow(greedy, 68 * MIB)
     soon = True
-    store.watch.more_may_go = lambda: soon
+    monkeypatch.setattr(type(store.reclaim), "hopeful", property(lambda _: soon))
     store.watch.tick(0.0)
     assert not greedy.overrun
     soon = False

@@ -11,6 +11,7 @@ from kvfs.engine.store import Store
 from kvfs.machine.kernel_log import DeviceErrors
 from tests.support.failing_drive import FailingDrive, failing_drive
 from tests.support.failing_drive_program import BAD_PAGE, PAGE_BYTES, Fails
+from tests.support.kernel_recorder import KernelRecorder
 from tests.support.mounting import skip_without_mounts
 from tests.support.stepping import until
 from tests.support.stores import MIB, fill_pool, put, tree
@@ -45,7 +46,7 @@ def store(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """A store that hears nothing of the kernel and looks often, as under a load without a rest."""
     monkeypatch.setattr("kvfs.machine.kernel_log.KernelLog.errors", lambda _: DeviceErrors())
     monkeypatch.setattr("kvfs.engine.recovery.write_back.LOADED_S", 0.1)
-    made = Store(device, SETTINGS)
+    made = Store(device, SETTINGS, KernelRecorder())
     try:
         yield made
     finally:
@@ -100,7 +101,7 @@ def test_an_error_found_just_before_a_stop_is_no_clean_stop(
 ) -> None:
     """The look took the error, which the stop's own sync is not told of any more."""
     monkeypatch.setattr("kvfs.machine.kernel_log.KernelLog.errors", lambda _: DeviceErrors())
-    first = Store(device, SETTINGS)
+    first = Store(device, SETTINGS, KernelRecorder())
     put(first, ROOT_INODE, b"good", b"w" * 5000)
     first.pool.background.hurry()
     first.pool.sync()
@@ -111,7 +112,7 @@ def test_an_error_found_just_before_a_stop_is_no_clean_stop(
     until(lambda: drive.failed() > 0, "a look meets the error")
     drive.recover()
     first.close()
-    second = Store(device, SETTINGS)
+    second = Store(device, SETTINGS, KernelRecorder())
     try:
         assert tree(second) == {b"/good": b"w" * 5000}
     finally:

@@ -39,7 +39,7 @@ def path_over(inodes: OpenInodes) -> PassthroughPath:
     """Return a data path whose pool has an extent for every inode."""
     extents = SimpleNamespace(open=lambda _ino, flags: os.open("/dev/null", flags))
     pool: Any = SimpleNamespace(extents=extents, open_inodes=inodes)
-    return PassthroughPath(pool, DEVICE_FD, IDS_MAX)
+    return PassthroughPath(pool, DEVICE_FD, IDS_MAX, lambda: False)
 
 
 class IdsMachine(RuleBasedStateMachine):
@@ -76,7 +76,7 @@ class IdsMachine(RuleBasedStateMachine):
     def prepare(self) -> None:
         """A ready extent is registered ahead."""
         if len(self.ready) < 5:
-            self.ready.append(self.path.adopt(InodeNo(0), 0))
+            self.ready.append(self.path.adopt(InodeNo(0)))
 
     @precondition(lambda self: self.ready)
     @rule()
@@ -166,7 +166,7 @@ def test_the_connection_ends_without_ids_and_is_not_asked_again(
     """It may live on, and keep their extents; and its number may be another file's by now."""
     ids = FakeIds(monkeypatch)
     path = path_over(OpenInodes())
-    fresh = [path.adopt(InodeNo(20), 0), path.adopt(InodeNo(21), 0)]
+    fresh = [path.adopt(InodeNo(20)), path.adopt(InodeNo(21))]
     path.abandon(fresh[0])
     path.disconnect()
     assert ids.live == set()

@@ -162,16 +162,16 @@ async def test_init_is_agreed_before_anything_else_is_read(wires: Wires, body_by
         return Features(1 << 37, passthrough=True, resend=False)
 
     told = []
-    wires.channel.wanted = wanted
-    wires.channel.agreed = lambda: told.append(wires.replies())
+    wires.agreement.features = wanted
+    wires.agreement.begin = lambda features: told.append((features, wires.replies()))
     body = struct.pack("<IIIII", 7, 45, 0, 0x11, 0x22).ljust(64, b"\0")[:body_bytes]
     wires.kernel.send(request(Opcode.INIT, 2, body))
     await wires.pump()
     wires.libfuse.send(data_reply(2, bytes(INIT_OUT_BYTES)))
     await wires.drain()
     assert offered == [0x11 | (0x22 << 32 if body_bytes > 16 else 0)]
-    assert wires.channel.features == Features(1 << 37, passthrough=True, resend=False)
-    [[reply]] = told
+    [(features, [reply])] = told
+    assert features == Features(1 << 37, passthrough=True, resend=False)
     assert struct.unpack_from("<I", reply, OUT_HEADER_BYTES + 32) == (1 << 5,)
 
 

@@ -1,5 +1,6 @@
 """READ and WRITE: within the message what needs no wait, whole or not at all; the rest later."""
 
+import dataclasses
 import errno
 import os
 import random
@@ -13,9 +14,9 @@ import trio
 
 from kvfs.core.errors import KvfsError
 from kvfs.core.types import ROOT_INODE, STAT_BLOCK_BYTES, InodeNo
-from mount.files.data_path import DaemonPath
 from mount.files.files import Files
 from mount.files.handles import Handles
+from mount.files.kernel_port import KernelPort
 from mount.files.transfers import Transfers
 from mount.fuse.errno_map import errno_of
 from mount.fuse.wire import (
@@ -31,6 +32,7 @@ from mount.requests.late import Late
 from tests.support.calls import opened, write_file
 from tests.support.message_counts import ask_status
 from tests.support.mounting import Mounted, loop_device, workplace
+from tests.support.present_request import PresentRequest
 from tests.support.stores import FILE, MIB, Host, assert_exact, host, put, settle
 
 DATA: Final = random.Random(1).randbytes(100_000)
@@ -57,10 +59,12 @@ class Desk:
 
     def __init__(self, machine: Host, patch: pytest.MonkeyPatch) -> None:
         self.host = machine
-        self.store = machine.start()
         self.fd = os.memfd_create("handles")
         handles = Handles(self.fd)
-        self.files = Files(self.store, handles, DaemonPath(), io_threads=1)
+        settings = dataclasses.replace(machine.settings, data_path="daemon")
+        port = KernelPort(-1, settings, handles, lambda port: machine.start(kernel=port))
+        self.store = port.store
+        self.files = Files(port, PresentRequest(), io_threads=1)
         self.transfers = Transfers(self.files)
         self.ino = put(self.store, ROOT_INODE, b"block", DATA)
         settle(self.store)  # what may go is known then
@@ -88,7 +92,7 @@ class Desk:
     def ask(self, opcode: Opcode, body: bytes) -> bytes | int | None:
         """Return what the lane answers to a request of *opcode* with *body*; None for later."""
         try:
-            reply = self.fast(LATER).answers()[opcode](UNIQUE, self.ino, memoryview(body))
+            reply = self.lane(LATER).answers()[opcode](UNIQUE, self.ino, memoryview(body))
         except KvfsError as error:
             return errno_of(error)
         if not reply:
@@ -106,7 +110,7 @@ class Desk:
         async with trio.open_nursery() as nursery:
             late = Late(nursery, lambda *parts: replies.append(b"".join(parts)))
             request = bytearray(body)
-            answer = self.fast(late, at_once=False).answers()[opcode]
+            answer = self.lane(late, at_once=False).answers()[opcode]
             assert answer(UNIQUE, self.ino, memoryview(request)) == b""
             request[:] = bytes(len(request))  # the next request lies there
         (reply,) = replies
@@ -202,7 +206,7 @@ def test_an_error_is_found_out_by_the_thread(
 def test_more_than_a_message_holds_is_left_to_the_check(desk: Desk) -> None:
     for size_bytes in ((1 << 20) + 1, (1 << 32) - 1):
         body = READ_IN.pack(desk.fh, 0, size_bytes, 0, 0, 0, 0)
-        assert desk.fast(LATER).answers()[Opcode.READ](UNIQUE, desk.ino, memoryview(body)) is None
+        assert desk.lane(LATER).answers()[Opcode.READ](UNIQUE, desk.ino, memoryview(body)) is None
 
 
 def test_a_handle_that_is_none_is_ebadf(desk: Desk) -> None:
@@ -225,7 +229,7 @@ def test_a_block_without_its_extent_is_dismissed_once(desk: Desk) -> None:
 
 def test_a_message_that_is_too_short_is_refused(desk: Desk) -> None:
     with pytest.raises(struct.error):
-        desk.fast(LATER).answers()[Opcode.READ](UNIQUE, desk.ino, memoryview(bytes(20)))
+        desk.lane(LATER).answers()[Opcode.READ](UNIQUE, desk.ino, memoryview(bytes(20)))
 
 
 @pytest.mark.parametrize(
@@ -348,7 +352,7 @@ def test_a_write_that_is_not_as_long_as_it_says_is_left_to_the_check(desk: Desk)
     body = WRITE_IN.pack(fh, 0, 6, 0, 0, 0, 0)
     for data in (b"bytes", b"bytes.."):
         request = memoryview(body + data)
-        assert desk.fast(LATER).answers()[Opcode.WRITE](UNIQUE, desk.ino, request) is None
+        assert desk.lane(LATER).answers()[Opcode.WRITE](UNIQUE, desk.ino, request) is None
     assert os.fstat(desk.files.extent_fd(fh)).st_size == 0
 
 

@@ -60,7 +60,7 @@ async def test_pieces_written_at_once_and_in_any_order_do_not_overstep_the_pool(
 async def test_a_guess_about_others_makes_a_writer_wait_and_never_fail(desk: CountedDesk) -> None:
     """A draft that grew fast is believed to take the whole pool, which is all but empty."""
     pool, files = desk.store.pool, desk.files
-    pool.writers_run_free = True
+    pool.kernel.writers_run_free = True
     settle(desk.store)  # until then there may be blocks that could go
     fast, _ = desk.store.blocks.create(ROOT_INODE, b"fast", FILE, 0, 0)
     pool.open_inodes.let_run(fast)

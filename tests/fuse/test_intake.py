@@ -38,15 +38,17 @@ class Door:
         self.replies: list[bytes] = []
         self.now_ns = 0
         self.requests, self.answered = [0] * OPCODES, [0] * OPCODES
+        self.idle = lambda: False
         self.reader = RequestReader(
             self._device.fileno(),
             bytearray(BUFFER_BYTES),
             busy_poll_us=40,
             counted=(self.requests, self.answered),
             reply=self.replies.append,
+            readers=desk.files.readers,
+            idle=lambda: self.idle(),
             clock_ns=self.clock_ns,
         )
-        self.reader.readers = desk.files.readers
         self.reader.begin_turn()
 
     def clock_ns(self) -> int:
@@ -75,7 +77,7 @@ class Door:
 
     def close(self) -> None:
         """Close both ends, and let go of the files."""
-        self.reader.readers = None
+        self.reader.answer_nothing()
         self.kernel.close()
         self._device.close()
 
@@ -164,7 +166,7 @@ def test_what_fails_is_left_to_who_answers_errors(
 def test_without_readers_all_is_left_to_others(door: Door) -> None:
     ino = door.desk.put(b"one")
     door.desk.load(ino)
-    door.reader.readers = None
+    door.reader.answer_nothing()
     assert door.open(1, ino) == IN_HEADER_BYTES + OPEN_IN.size
 
 
@@ -195,7 +197,7 @@ def test_readers_who_come_slowly_leave_turns_to_others_too(door: Door) -> None:
         door.kernel.send(asked)
         return False
 
-    door.reader.idle = asleep
+    door.idle = asleep
     assert door.reader.next(may_wait=True) == 0
     assert door.reader.left == 0
     assert len(door.replies) == 7, "the first one after 20 ms is the last one"
@@ -210,7 +212,7 @@ def test_work_is_done_while_no_request_waits_and_counts_for_the_turn(door: Door)
     def job() -> bool:
         return bool(jobs) and jobs.pop() >= 0
 
-    door.reader.idle = job
+    door.idle = job
     assert door.reader.next(may_wait=False) == 0
     assert (door.reader.left, len(jobs)) == (0, 5)
     ino = door.desk.put(b"one")

@@ -104,7 +104,7 @@ class ReadersMachine(RuleBasedStateMachine):
     @rule()
     def evict(self) -> None:
         """One block, if one may go."""
-        self.desk.store.pool.evict(1)
+        self.desk.store.evict(1)
 
     @rule()
     def idle(self) -> None:

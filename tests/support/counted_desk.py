@@ -1,20 +1,22 @@
 """Files over a store, without a kernel, on a data path that tells what it believes open."""
 
 import contextlib
+import dataclasses
 import errno
 import os
 from collections.abc import Iterator
 from typing import Final
 
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.engine.store import Store
 from kvfs.pool.open_inodes import OpenInode
 from mount.files.data_path import DaemonPath
 from mount.files.files import Files
 from mount.files.handles import Handles
+from mount.files.kernel_port import KernelPort
 from mount.files.transfers import Transfers
 from mount.fuse.grant import Grant
-from tests.support.stores import FILE, host, put
+from tests.support.present_request import PresentRequest
+from tests.support.stores import FILE, Host, host, put
 
 NEW: Final = os.O_RDWR | os.O_CREAT
 
@@ -41,14 +43,15 @@ class CountedPath(DaemonPath):
 class CountedDesk:
     """Files over a store, with what they keep."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.path = CountedPath()
+    def __init__(self, machine: Host) -> None:
         self.fd = os.memfd_create("handles")
         self.handles = Handles(self.fd)
-        self.files = Files(store, self.handles, self.path, io_threads=2)
+        settings = dataclasses.replace(machine.settings, data_path="daemon")
+        port = KernelPort(-1, settings, self.handles, lambda port: machine.start(kernel=port))
+        self.store = port.store
+        self.path = port.path = CountedPath()
+        self.files = Files(port, PresentRequest(), io_threads=2)
         self.transfers = Transfers(self.files)
-        store.pool.freed = self.path.freed
 
     def create(self, name: bytes, flags: int = NEW) -> tuple[int, InodeNo]:
         """Create a file in the root; return handle and inode."""
@@ -75,11 +78,10 @@ class CountedDesk:
 def counted_desk() -> Iterator[CountedDesk]:
     """Yield files over a fresh pool in memory."""
     with host() as machine:
-        made = CountedDesk(machine.start())
+        made = CountedDesk(machine)
         try:
             yield made
         finally:
-            # the table's mapping holds a descriptor of its own
-            del made.handles, made.files, made.transfers
+            made.handles._memory.close()  # it holds a descriptor of its own
             os.close(made.fd)
             machine.stop()

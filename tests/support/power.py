@@ -14,6 +14,7 @@ from typing import Final
 from kvfs.core.settings import Settings
 from kvfs.devices import Device, format_source, open_source, wait_released
 from kvfs.engine.store import Store
+from tests.support.kernel_recorder import KernelRecorder
 from tests.support.mounting import workplace
 from tests.support.stores import MIB, fill_pool, kill
 
@@ -55,7 +56,7 @@ class Drive:
         """Start a store."""
         self._device = open_source(str(self.path), read_only=self.settings.read_only)
         try:
-            self.store = Store(self._device, self.settings)
+            self.store = Store(self._device, self.settings, KernelRecorder())
         except BaseException:
             self._device.close()
             self._device = None

@@ -7,11 +7,14 @@ from typing import Final
 import pytest
 
 from kvfs.core.types import ROOT_INODE, HandleNo, InodeNo
-from mount.files.data_path import PassthroughPath
+from mount.files import kernel_port
 from mount.files.files import Files
 from mount.files.handles import Handles
+from mount.files.kernel_port import KernelPort
+from mount.files.path_choice import PathChoice
 from mount.fuse.grant import Grant
 from tests.support.backing_ids import DEVICE_FD, FakeIds
+from tests.support.present_request import PresentRequest
 from tests.support.stores import FILE, Host
 
 NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -23,30 +26,26 @@ class Desk:
 
     def __init__(self, machine: Host, patch: pytest.MonkeyPatch, ids_max: int = IDS_MAX) -> None:
         self.host = machine
-        self.store = machine.start()
-        pool = self.store.pool
         self.ids = FakeIds(patch)
-        self.path = PassthroughPath(pool, DEVICE_FD, ids_max)
-        pool.ready.adopt, pool.ready.abandon = self.path.adopt, self.path.abandon
-        pool.freed = self.path.freed
         self.fd = os.memfd_create("handles")
         self.handles = Handles(self.fd)
-        pool.settings = dataclasses.replace(pool.settings, backing_ids_max=ids_max)
-        self.files = Files(self.store, self.handles, self.path, io_threads=1)
-        self.path.give_up_one = self.files.readers.give_up_one
-        self.store.reclaim.unnamed = self.removed
-        self.store.blocks.truncating.unnamed = self.removed
+        settings = dataclasses.replace(machine.settings, backing_ids_max=ids_max)
+        patch.setattr(kernel_port, "choose_path", lambda _: PathChoice(True, "ids are faked"))
+        self.port = KernelPort(
+            DEVICE_FD,
+            settings,
+            self.handles,
+            lambda port: machine.start(settings=settings, kernel=port),
+        )
+        self.port.writers_run_free = False  # who writes here asks
+        self.store, self.path, self.removed = self.port.store, self.port.path, self.port.unnamed
+        self.files = Files(self.port, PresentRequest(), io_threads=1)
 
     def close(self) -> None:
-        """Stop the store; the table's mapping holds a descriptor of its own."""
+        """Stop the store, and close the table, whose mapping holds a descriptor of its own."""
         self.host.stop()
-        del self.handles, self.files, self.path.give_up_one
+        self.handles._memory.close()
         os.close(self.fd)
-
-    def removed(self, ino: InodeNo) -> None:
-        """An inode lost its name."""
-        self.files.readers.forget(ino)
-        self.path.forget(ino)
 
     def put(self, name: bytes, data: bytes = b"bytes") -> InodeNo:
         """Store a block as a connector does, over what is there."""

@@ -25,10 +25,12 @@ from kvfs.engine.recovery.new_pool import found_root
 from kvfs.engine.recovery.rebuild import Progress, no_progress
 from kvfs.engine.store import Store
 from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.ports import Kernel
 from kvfs.storage.index import Index
 from kvfs.storage.index_swap import index_path
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.syscalls import Syscalls
+from tests.support.kernel_recorder import KernelRecorder
 from tests.support.mounting import workplace
 
 MIB: Final = 1 << 20
@@ -83,12 +85,17 @@ class Host:
         assert self._store is not None
         return self._store
 
-    def start(self, syscalls: Syscalls | None = None, settings: Settings | None = None) -> Store:
+    def start(
+        self,
+        syscalls: Syscalls | None = None,
+        settings: Settings | None = None,
+        kernel: Kernel | None = None,
+    ) -> Store:
         """Start a store, which runs until one of the ends below."""
         chosen = settings or self.settings
         self._device = open_source(str(self.path), reserve=_RESERVE, read_only=chosen.read_only)
         try:
-            self._store = Store(self._device, chosen, syscalls=syscalls)
+            self._store = Store(self._device, chosen, kernel or KernelRecorder(), syscalls=syscalls)
         except BaseException:
             self._device.close()
             raise
@@ -193,7 +200,7 @@ def write(store: Store, opened: OpenInode, data: bytes, offset_bytes: int = 0) -
     growth_bytes = store.blocks.growth_bytes(opened, offset_bytes + len(data), len(data))
     try:
         if growth_bytes:
-            store.pool.require_space(growth_bytes)
+            store.allocator.require_space(growth_bytes)
     except NoSpace:
         opened.spoil()
         raise

@@ -3,11 +3,13 @@
 import contextlib
 import os
 import socket
+from types import SimpleNamespace
 from typing import Final
 
 import trio
 
 from mount.fuse.channel import Channel
+from mount.fuse.init_reply import agree
 from mount.fuse.wire import IN_HEADER, IN_HEADER_BYTES
 
 ROOM_BYTES: Final = 1 << 20
@@ -25,7 +27,19 @@ class Wires:
     def __init__(self) -> None:
         self.kernel, self._device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._device.setblocking(False)
-        self.channel = Channel(self._device.fileno(), max_background=100, busy_poll_us=40)
+        self.idle = lambda: False
+        #: What is agreed at INIT, as far as a test does not say otherwise.
+        self.agreement = SimpleNamespace(
+            features=lambda offered: agree(offered, passthrough=False), begin=lambda _: None
+        )
+        self.channel = Channel(
+            self._device.fileno(),
+            max_background=100,
+            busy_poll_us=40,
+            agreement=self.agreement,
+            readers=None,
+            idle=lambda: self.idle(),
+        )
         self.libfuse = socket.socket(fileno=os.dup(int(self.channel.libfuse_mountpoint[8:])))
         self.kernel.setblocking(False)
 
@@ -42,7 +56,7 @@ class Wires:
                 scope.cancel()
                 return False
 
-            self.channel.reader.idle = idle
+            self.idle = idle
             await self.channel.next_request()
         assert scope.cancelled_caught
 

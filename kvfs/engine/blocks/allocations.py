@@ -7,6 +7,7 @@ from kvfs.core.errors import TooLarge
 from kvfs.core.types import SIZE_MAX_BYTES
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.pool import holes
+from kvfs.pool.allocator import Allocator
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 from kvfs.storage.syscalls import FALLOC_FL_PUNCH_HOLE
@@ -22,8 +23,9 @@ class Allocation(NamedTuple):
 class Allocations:
     """Begins and ends the allocations in the blocks of one pool."""
 
-    def __init__(self, pool: Pool, publishing: Publishing) -> None:
+    def __init__(self, pool: Pool, allocator: Allocator, publishing: Publishing) -> None:
         self._pool = pool
+        self._allocator = allocator
         self._publishing = publishing
 
     def growth_bytes(
@@ -36,7 +38,7 @@ class Allocations:
             raise TooLarge(f"{end_bytes} bytes")
         if mode & FALLOC_FL_PUNCH_HOLE:
             return 0
-        if pool.writers_run_free and not opened.through_daemon:
+        if pool.kernel.writers_run_free and not opened.through_daemon:
             holes.look(opened, pool.syscalls.fstat(opened.fd).st_size)
         return holes.growth_bytes(pool.syscalls, opened, offset_bytes, end_bytes)
 
@@ -50,7 +52,7 @@ class Allocations:
         pool, fd = self._pool, opened.fd
         growth_bytes = self.growth_bytes(opened, mode, offset_bytes, length_bytes)
         if growth_bytes:
-            pool.require_space(growth_bytes)
+            self._allocator.require_space(growth_bytes)
         if mode & FALLOC_FL_PUNCH_HOLE:
             holes.punched(opened, offset_bytes)
         self._publishing.allocate_ahead(opened.ino)

@@ -28,11 +28,12 @@ from kvfs.engine.blocks.last_closes import LastCloses
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
+from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.engine.rewrite.truncating_open import TruncatingOpens
 from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool import holes
+from kvfs.pool.allocator import Allocator
 from kvfs.pool.measure import measured, not_before, tick_ns
-from kvfs.pool.name_room import require_name
 from kvfs.pool.open_inodes import Hand, OpenInode
 from kvfs.pool.pool import Pool
 
@@ -42,12 +43,16 @@ _log: Final = logging.getLogger(__name__)
 class Blocks:
     """Creates, opens, measures, truncates and publishes the blocks of one pool."""
 
-    def __init__(self, pool: Pool, namespace: Namespace) -> None:
+    def __init__(
+        self, pool: Pool, namespace: Namespace, allocator: Allocator, awaited: AwaitedOpens
+    ) -> None:
         self._pool = pool
         self._namespace = namespace
+        self._allocator = allocator
+        self._awaited = awaited
         self.publishing = Publishing(pool, namespace)
-        self.allocations = Allocations(pool, self.publishing)
-        self.truncating = TruncatingOpens(pool, namespace)
+        self.allocations = Allocations(pool, allocator, self.publishing)
+        self.truncating = TruncatingOpens(pool, namespace, allocator, awaited)
         self._last_closes = LastCloses(pool, self.publishing, self.truncating.old)
         self.doubts = Doubts(pool, self._last_closes.close)
 
@@ -69,10 +74,10 @@ class Blocks:
         Raises Exists, NoSpace, NameTooLong, NotADirectory, DeadInode, ReadOnly.
         """
         pool = self._pool
-        require_name(pool)
+        self._allocator.require_name()
         parent_record = self._namespace.require_free(parent, name)
         self._require_lease(parent, name, uid, maker)
-        extent = pool.take_extent(parent, roomless=roomless)
+        extent = self._allocator.take_extent(parent, roomless=roomless)
         now_ns = pool.clock_ns()
         record = new_record(parent, name, mode, uid, gid, now_ns, parent_record)
         record = record._replace(
@@ -94,7 +99,7 @@ class Blocks:
         opened.create()
         opened.allocated_bytes = extent.reserve_bytes
         pool.space.extra_bytes += extent.reserve_bytes
-        pool.choose_course(opened, parent)
+        self._allocator.choose_course(opened, parent)
         return opened, record
 
     def _require_lease(self, parent: InodeNo, name: bytes, uid: int, maker: Maker) -> None:
@@ -194,9 +199,9 @@ class Blocks:
         if first:
             opened.allocated_bytes = record.allocated_bytes
         if writer and self.truncating.is_awaited(opened.ino):
-            self.truncating.claim(opened)
+            self._awaited.claim(opened)
         if first and writer and (appends or not record.size_bytes):
-            self._pool.choose_course(opened, record.parent)  # others rewrite what is there
+            self._allocator.choose_course(opened, record.parent)  # others rewrite what is there
         self._touch(opened.ino)
         if truncate and not writer and self.truncating.is_awaited(opened.ino):
             # Nobody will write it, so it is an empty file at once.
@@ -354,10 +359,9 @@ class Blocks:
 
         Whatever its new length, no more is evicted than is kept free ahead of writers.
         """
-        pool = self._pool
         if size_bytes > 0:
             with contextlib.suppress(NoSpace):
-                pool.require_space(min(size_bytes, pool.headroom.most_bytes))
+                self._allocator.require_space(min(size_bytes, self._pool.headroom.most_bytes))
 
     def growth_bytes(self, opened: OpenInode, end_bytes: int, size_bytes: int) -> int:
         """Return what a write of *size_bytes* that ends at *end_bytes* may allocate.

@@ -7,7 +7,6 @@ out: one index transaction, or the name goes.
 import contextlib
 import logging
 import stat
-from collections.abc import Callable
 from typing import Final
 
 from kvfs.core.errors import KvfsError
@@ -28,13 +27,6 @@ _log: Final = logging.getLogger(__name__)
 #: Whose bytes may lie where others lay before, and not be on the device yet.
 _IN_PLACE: Final = frozenset({State.SLAB, State.REWRITE})
 
-#: Told (parent, name) when kvfs itself took a name away: the kernel must hear of it.
-Vanished = Callable[[InodeNo, bytes], None]
-
-
-def _tell_nobody(_parent: InodeNo, _name: bytes) -> None:
-    """Stand in while no kernel listens."""
-
 
 class Publishing:
     """Begins and ends the writing of blocks."""
@@ -43,15 +35,7 @@ class Publishing:
         self._pool = pool
         self._namespace = namespace
         self._identities = pool.identities
-        self.vanished: Vanished = _tell_nobody
         self.torn = 0
-
-    def show_drafts_anew(self) -> None:
-        """Who may see them changed: the kernel keeps names of drafts that all could see."""
-        for ino in self._pool.open_inodes.written:
-            record = self._pool.index.inode_or_miss(ino)
-            if record is not None and record.state in UNFINISHED:
-                self.vanished(record.parent, record.name)
 
     # ---- beginning ----
 
@@ -294,7 +278,7 @@ class Publishing:
         if opened.gone is not None:  # who has it open reads on to where the writer came
             opened.gone = record._replace(ctime_ns=opened.gone.ctime_ns)
         self.torn += 1
-        self.vanished(record.parent, record.name)
+        self._pool.kernel.name_vanished(record.parent, record.name)
 
     def dismiss(self, opened: OpenInode, error: Exception) -> bool:
         """Take the name of a block whose bytes are gone: a miss, not an error on a name that stays.
@@ -307,7 +291,7 @@ class Publishing:
                 self._namespace.unlink(record.parent, record.name)
             except (KvfsError, OSError):
                 return False
-            self.vanished(record.parent, record.name)
+            self._pool.kernel.name_vanished(record.parent, record.name)
         self._pool.dismissed += 1
         _log.error("inode %#x dismissed: %s", opened.ino, error)
         return True
@@ -321,7 +305,7 @@ class Publishing:
         if record is None or not stat.S_ISREG(record.mode):
             return False
         self._namespace.unlink(record.parent, record.name)
-        self.vanished(record.parent, record.name)
+        self._pool.kernel.name_vanished(record.parent, record.name)
         self._pool.dismissed += 1
         return True
 

@@ -6,24 +6,20 @@ and nothing can go: its bytes are given back, its close is ENOSPC and its name g
 """
 
 import logging
-from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvfs.core.errors import NoSpace
 from kvfs.core.headroom import UNWATCHED_BYTES, lacking_bytes
 from kvfs.core.lifecycle import State, is_temporary
 from kvfs.core.types import InodeNo
+from kvfs.engine.eviction.reclaim import Reclaim
+from kvfs.pool.allocator import Allocator
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _log: Final = logging.getLogger(__name__)
 #: Drafts looked at in one tick, at 2 us each; more take turns.
 _LOOKS_A_TICK: Final = 512
-#: And before one more is made: many at a time run only where there is room for them until a tick.
-_LOOKS_A_DRAFT: Final = 32
 #: What a draft with a temporary name is after its close; PUBLISHED where its maker gets no lease.
 _GIVEN_UP: Final = frozenset({State.LEASED, State.PUBLISHED, State.ORPHAN})
 
@@ -31,10 +27,11 @@ _GIVEN_UP: Final = frozenset({State.LEASED, State.PUBLISHED, State.ORPHAN})
 class OverrunWatch:
     """Looks at what is open for writing."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, allocator: Allocator, reclaim: Reclaim) -> None:
         self._pool = pool
-        #: Whether room may come in a moment that could not be made at once.
-        self.more_may_go: Callable[[], bool] = lambda: False
+        self._allocator = allocator
+        self._growth = allocator.growth
+        self._reclaim = reclaim
         self._skip = 0
         self.overruns = 0
         self.given_up = 0
@@ -44,7 +41,7 @@ class OverrunWatch:
         pool = self._pool
         written = pool.open_inodes.written
         due = self._due()
-        lacking = sum(self._look(opened, now_s) for opened in due)
+        lacking = sum(self._growth.look(opened, now_s) for opened in due)
         kept = max((opened.outgrowing_bytes for opened in due), default=0)
         pool.space.lacking_bytes = max(lacking, kept)
         if written and pool.space.unclaimed_bytes < 0:
@@ -55,7 +52,7 @@ class OverrunWatch:
 
         What is closed within a tick would else stay above the bound, since nobody stops it then.
         """
-        self._look(opened, self._pool.monotonic_s())
+        self._growth.look(opened, self._pool.monotonic_s())
         if self._pool.space.overstepped_bytes:
             self._hold_the_bound()
 
@@ -66,7 +63,7 @@ class OverrunWatch:
         reserved is written, and while there is little room.
         """
         pool = self._pool
-        if not pool.writers_run_free or pool.space.unclaimed_bytes >= UNWATCHED_BYTES:
+        if not pool.kernel.writers_run_free or pool.space.unclaimed_bytes >= UNWATCHED_BYTES:
             return
         record = pool.index.inode_or_miss(ino)
         if record is None or record.state not in _GIVEN_UP or not is_temporary(record.name):
@@ -77,24 +74,11 @@ class OverrunWatch:
     def _hold_the_bound(self) -> None:
         pool = self._pool
         try:
-            pool.require_space(0)
+            self._allocator.require_space(0)
         except NoSpace:
             # What they will take next is a guess: nobody is stopped for that.
-            if pool.space.overstepped_bytes and not self.more_may_go():
+            if pool.space.overstepped_bytes and not self._reclaim.hopeful:
                 self._stop_some(list(pool.open_inodes.written.values()))
-
-    def look_at_runners(self) -> None:
-        """Account what those took who may take any amount; before one more is let to.
-
-        Not of all when they are many: those that were not looked at for longest.
-        """
-        runners = self._pool.open_inodes.runners
-        now_s = self._pool.monotonic_s()
-        for ino in list(islice(runners, _LOOKS_A_DRAFT)):
-            opened = runners.pop(ino)
-            if opened.runs_free:
-                self._look(opened, now_s)
-                runners[ino] = opened  # behind those whose turn is next
 
     def _due(self) -> list[OpenInode]:
         written = list(self._pool.open_inodes.written.values())
@@ -103,28 +87,6 @@ class OverrunWatch:
         start = self._skip % len(written)
         self._skip = start + _LOOKS_A_TICK
         return (written[start:] + written[:start])[:_LOOKS_A_TICK]
-
-    def _look(self, opened: OpenInode, now_s: float) -> int:
-        """Account what *opened* took since the last look; return what it will take next."""
-        pool = self._pool
-        if opened.fd < 0 or opened.through_daemon or not pool.writers_run_free or opened.allocating:
-            return 0  # each of its writes asks, and accounts itself
-        if opened.overrun:
-            self._empty(opened)
-        try:
-            allocated_bytes = pool.extents.allocated_bytes(opened.fd)
-        except OSError as error:
-            _log.warning("inode %#x: %s", opened.ino, error)
-            return 0
-        growth_bytes = allocated_bytes - opened.allocated_bytes
-        pool.note_allocated(opened, allocated_bytes)
-        if opened.overrun:
-            return 0
-        if growth_bytes > 0:
-            pool.headroom.note(growth_bytes, now_s)
-        opened.outgrown = max(growth_bytes, 0)
-        opened.taken_unasked += opened.outgrown
-        return lacking_bytes(opened.outgrown, unreserved=opened.unreserved)
 
     def _stop_some(self, written: list[OpenInode]) -> None:
         """Give back what drafts took that is not there, the greediest first."""
@@ -144,7 +106,7 @@ class OverrunWatch:
             lacking = lacking_bytes(opened.outgrown, unreserved=opened.unreserved)
             space.lacking_bytes -= min(space.lacking_bytes, lacking)
             opened.outgrown = 0
-            self._empty(opened)
+            self._growth.empty(opened)
 
     def _may_be_stopped(self, opened: OpenInode) -> bool:
         """Whether nobody loses anything but the writer: a draft under the name it was made with."""
@@ -154,11 +116,3 @@ class OverrunWatch:
             return True
         record = self._pool.index.inode_or_miss(opened.ino)
         return record is not None and record.state == State.DRAFT  # a slab asked for its room
-
-    def _empty(self, opened: OpenInode) -> None:
-        try:
-            left_bytes = self._pool.extents.empty(opened.fd)
-        except OSError as error:
-            _log.warning("inode %#x keeps its bytes: %s", opened.ino, error)
-            return
-        self._pool.note_allocated(opened, left_bytes)

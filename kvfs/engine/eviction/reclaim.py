@@ -5,7 +5,7 @@ the names of a batch. No more is evicted than is needed. All of it runs on the l
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -37,10 +37,6 @@ _ROUNDS: Final = 4
 Victim = tuple[InodeNo, InodeRecord]
 
 
-def _tell_nobody(_ino: InodeNo) -> None:
-    """Stand in while no data path is there."""
-
-
 class Reclaim:
     """Makes space by eviction, never more than was asked for."""
 
@@ -48,12 +44,6 @@ class Reclaim:
         self._pool = pool
         self._namespace = namespace
         self._start_scan = start_scan
-        #: Told each inode that lost its name.
-        self.unnamed: Callable[[InodeNo], None] = _tell_nobody
-        #: For the kernel: told the name of a block that is still open, or the inode of one that
-        #: is not, with its directory.
-        self.vanished: Callable[[InodeNo, bytes], None] = lambda _parent, _name: None
-        self.died: Callable[[InodeNo, InodeNo], None] = lambda _ino, _parent: None
         #: Refused victims that are open (True) or mapped: the last resort.
         self._used: dict[InodeNo, bool] = {}
         self._victims = Victims(
@@ -82,16 +72,16 @@ class Reclaim:
 
     def tick(self, now_s: float) -> None:
         """Keep space free ahead of the writers."""
-        short_bytes = self._short_bytes(now_s)
+        short_bytes = self._pool.short_bytes(now_s)
         if short_bytes > 0 and len(self._pool.recently_removed):
             self._pool.recently_removed.give_way()
-            short_bytes = self._short_bytes(now_s)
+            short_bytes = self._pool.short_bytes(now_s)
         if short_bytes > 0:
             self.evict(short_bytes, ahead=True)
 
     def top_up(self) -> None:
         """Do the same as soon as no request waits, because a draft has just taken space."""
-        if not self._topping_up and self._short_bytes(self._pool.monotonic_s()) > 0:
+        if not self._topping_up:
             self._topping_up = True
             self._pool.background.submit(self._top_up)
 
@@ -101,12 +91,6 @@ class Reclaim:
         self.tick(now_s)
         self._pool.unlink_queue.hurry(self._pool.headroom.target_bytes(now_s))
         self._pool.ready.fill()
-
-    def _short_bytes(self, now_s: float) -> int:
-        """Return how much headroom is missing; what is being deleted counts as free."""
-        space = self._pool.space
-        target_bytes = self._pool.headroom.target_bytes(now_s)
-        return target_bytes - space.unclaimed_bytes - space.pending_delete_bytes
 
     def evict(self, size_bytes: int, *, ahead: bool = False) -> int:
         """Evict until *size_bytes* are being freed; return how many are.
@@ -278,11 +262,11 @@ class Reclaim:
             pool.leases.drop(ino)
             pool.pins.drop(ino)
             pool.identities.erase(ino, record)
-        self.unnamed(ino)
+        pool.kernel.unnamed(ino)
         if is_open:
-            self.vanished(record.parent, record.name)
+            pool.kernel.name_vanished(record.parent, record.name)
         else:
-            self.died(ino, record.parent)
+            pool.kernel.inode_vanished(ino, record.parent)
         self.evicted_blocks += 1
         self.evicted_bytes += record.allocated_bytes
         return 0 if is_open else record.allocated_bytes

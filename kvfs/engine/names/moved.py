@@ -9,6 +9,7 @@ from kvfs.pool import ranks
 from kvfs.pool.measure import measured
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
+from kvfs.pool.ports import Room
 
 
 def _publishes(opened: OpenInode | None, record: InodeRecord, who: Maker | None) -> bool:
@@ -36,7 +37,7 @@ def renamed(
     return record._replace(state=state, maker_tgid=0, maker_birth=0)
 
 
-def settle(pool: Pool, ino: InodeNo, record: InodeRecord, before: InodeNo) -> None:
+def settle(pool: Pool, room: Room, ino: InodeNo, record: InodeRecord, before: InodeNo) -> None:
     """Let what depends on an inode's name or state follow a rename from directory *before*."""
     is_directory = stat.S_ISDIR(record.mode)
     if stat.S_ISREG(record.mode):
@@ -51,4 +52,4 @@ def settle(pool: Pool, ino: InodeNo, record: InodeRecord, before: InodeNo) -> No
         pool.show_drafts_anew()
     ranks_differ = (left.evict, left.pin) != (inherited.evict, inherited.pin)
     if is_directory and (pool.settings.policies or ranks_differ):
-        pool.rank_anew()
+        room.rank_anew()

@@ -5,7 +5,7 @@ the kernel's business. Times of directories follow POSIX: a changed listing chan
 """
 
 import stat
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from kvfs.core.errors import (
     Damaged,
@@ -27,34 +27,35 @@ from kvfs.core.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeN
 from kvfs.engine.names.moved import renamed, settle
 from kvfs.engine.names.tree_change import Move, TreeChange, directory_record
 from kvfs.machine.processes import Maker
+from kvfs.pool.allocator import Allocator
 from kvfs.pool.identities import carries_identity
-from kvfs.pool.name_room import require_name, require_node
+from kvfs.pool.name_room import require_node
 from kvfs.pool.pool import Pool
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: A listing is read from the index in steps of this many names.
 LISTING_STEP: Final = 256
 
 
-def _promise_nothing(_ino: InodeNo, _record: InodeRecord) -> bool:
-    """Stand in while nobody awaits an OPEN."""
-    return False
+class Promises(Protocol):
+    """Fresh inodes that an OPEN will come for, whatever becomes of their name."""
+
+    def promised(self, ino: InodeNo, record: InodeRecord) -> bool:
+        """Whether *ino*, which lost its name, is one; it is among the open ones then."""
+
+    def keep_promise(self, ino: InodeNo) -> None:
+        """*ino* has been kept."""
 
 
 class Namespace:
     """The tree of one pool."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, allocator: Allocator, promises: Promises) -> None:
         self._pool = pool
+        self._allocator = allocator
+        self._promises = promises
         self._identities = pool.identities
         #: Who looked an inode up before its rename means the name that it had.
         self.former_names: Recent[InodeNo, Place] = Recent(FORMER_NAME)
-        #: Whether an inode that is about to be buried was promised to an OPEN that will come, and
-        #: has been entered among the open ones; then told when it is buried.
-        self.promised: Callable[[InodeNo, InodeRecord], bool] = _promise_nothing
-        self.keep_promise: Callable[[InodeNo], None] = lambda _ino: None
 
     # ---- looking ----
 
@@ -141,7 +142,7 @@ class Namespace:
         if stat.S_ISLNK(mode) and not 0 < len(target) <= TARGET_MAX_BYTES:
             raise NameTooLong(f"target of {len(target)} bytes")
         pool = self._pool
-        require_name(pool)
+        self._allocator.require_name()
         parent_record = self.require_free(parent, name)
         require_node(pool, uid)
         ino = pool.numbers.take()
@@ -192,7 +193,7 @@ class Namespace:
         pool.leases.drop(ino)
         pool.heat.drop(ino)
         pool.pins.drop(ino)
-        promised = self.promised(ino, record)
+        promised = self._promises.promised(ino, record)
         opened = pool.open_inodes.get(ino)
         pool.space.extra_bytes += record.allocated_bytes
         if opened is not None:
@@ -205,7 +206,7 @@ class Namespace:
         else:
             pool.recently_removed.keep(ino, record._replace(ctime_ns=now_ns), pool.monotonic_s())
         if promised:
-            self.keep_promise(ino)
+            self._promises.keep_promise(ino)
 
     def rename(
         self,
@@ -254,7 +255,7 @@ class Namespace:
             opened.move()
         self._identities.write(ino, moved, overwritten=record.state in SLABS)
         self.former_names.note(ino, (parent, name), pool.monotonic_s())
-        settle(pool, ino, moved, parent)
+        settle(pool, self._allocator.room, ino, moved, parent)
         if replaced is not None and replaced_record is not None:
             self.keep_removed(replaced, replaced_record, now_ns)
         return replaced
@@ -280,7 +281,7 @@ class Namespace:
         for ino, before, moved in moves:
             self._identities.write(ino, moved)
             self.former_names.note(ino, (before.parent, before.name), pool.monotonic_s())
-            settle(pool, ino, moved, before.parent)
+            settle(pool, self._allocator.room, ino, moved, before.parent)
 
     def _refuse_loop(self, ino: InodeNo, new_parent: InodeNo) -> None:
         """Raise InvalidRequest if directory *ino* is *new_parent* or stands above it."""

@@ -35,10 +35,9 @@ class Displaced(NamedTuple):
 class DisplacedDrafts:
     """Those of one pool, oldest first; few, so that they are searched."""
 
-    def __init__(self, pool: Pool, namespace: Namespace, old: OldVersions) -> None:
+    def __init__(self, pool: Pool, old: OldVersions) -> None:
         self._pool = pool
-        self._namespace = namespace
-        self._old = old
+        self.old = old
         self._kept: OrderedDict[InodeNo, Displaced] = OrderedDict()
 
     def __contains__(self, ino: InodeNo) -> bool:
@@ -105,7 +104,9 @@ class DisplacedDrafts:
             return finished[0]
         raise NotFound(f"{name!r} is being written by another process")
 
-    def restore(self, opened: OpenInode, new_parent: InodeNo, new_name: bytes) -> InodeNo | None:
+    def restore(
+        self, namespace: Namespace, opened: OpenInode, new_parent: InodeNo, new_name: bytes
+    ) -> InodeNo | None:
         """Publish the displaced draft *opened* as *new_name*; return the inode that lost that.
 
         The draft's old name stays with the writer that took it. Raises as ``Namespace.rename``.
@@ -115,7 +116,7 @@ class DisplacedDrafts:
         assert record is not None, "a displaced draft has no name"
         now_ns, sequence = pool.clock_ns(), pool.next_sequence()
         replaced = pool.index.lookup(new_parent, new_name)
-        replaced_record = None if replaced is None else self._namespace.record(replaced)
+        replaced_record = None if replaced is None else namespace.record(replaced)
         if replaced_record is not None:
             refuse_mismatch(record, replaced_record)
         final = record._replace(
@@ -133,14 +134,14 @@ class DisplacedDrafts:
                 change.unlink(replaced, replaced_record)
             change.link(opened.ino, final, opened.attributes)
         opened.gone = None
-        self._old.stop_showing(opened)
+        self.old.stop_showing(opened)
         pool.space.extra_bytes -= opened.allocated_bytes
         del self._kept[opened.ino]
         pool.leave(opened, writer=False)
         pool.identities.write(opened.ino, final)
         ranks.note(pool, opened.ino, final)
         if replaced is not None and replaced_record is not None:
-            self._namespace.keep_removed(replaced, replaced_record, now_ns)
+            namespace.keep_removed(replaced, replaced_record, now_ns)
         return replaced
 
     def give_way(self) -> None:

@@ -8,8 +8,7 @@ temporary name (LMCache) each get an inode of their own this way, and each renam
 
 import contextlib
 import stat
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from kvfs.core.errors import KvfsError, NotFound
 from kvfs.core.inode_rules import new_record
@@ -29,16 +28,10 @@ from kvfs.core.second_tries import Place, Recent, Refusal, Refusals
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
-from kvfs.engine.rewrite.displaced import DisplacedDrafts
-from kvfs.engine.rewrite.old_versions import OldVersions
+from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.machine.processes import NOBODY, Maker
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.allocator import Allocator
 from kvfs.pool.pool import Pool
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from kvfs.pool.ready_extents import ReadyExtent
 
 
 class MayEmpty(Protocol):
@@ -57,21 +50,18 @@ def empties_nothing(_record: InodeRecord, /, *, reads: bool) -> bool:
 class TruncatingOpens:
     """Fresh inodes waiting for their OPEN, and drafts that lost their name to another writer."""
 
-    def __init__(self, pool: Pool, namespace: Namespace) -> None:
+    def __init__(
+        self, pool: Pool, namespace: Namespace, allocator: Allocator, awaited: AwaitedOpens
+    ) -> None:
         self._pool = pool
         self._namespace = namespace
-        #: With its extent, until when, and the thread whose OPEN is to come.
-        self._awaited: OrderedDict[InodeNo, tuple[ReadyExtent, float, int]] = OrderedDict()
+        self._allocator = allocator
+        self._awaited = awaited
         #: Truncating opens that were answered ESTALE, which the kernel tries once more.
         self.refusals = Refusals()
         self._contended: Recent[Place, bool] = Recent(CONTENDED)
-        self.old = OldVersions(pool)
-        self.displaced = DisplacedDrafts(pool, namespace, self.old)
-        #: Told each inode that lost its name: a backing id would hold on to its space.
-        self.unnamed: Callable[[InodeNo], None] = lambda _ino: None
-        pool.forget_nameless = self.give_way
-        namespace.promised = self._promised_to_an_open
-        namespace.keep_promise = self._keep_promise
+        self.displaced = awaited.displaced
+        self.old = self.displaced.old
 
     def admits(self, ino: InodeNo, thread: int, maker: Maker, *, reads: bool = True) -> bool:
         """Whether *thread* may empty *ino* itself; if not, its name leads to a fresh inode.
@@ -206,7 +196,7 @@ class TruncatingOpens:
             if (value := pool.index.xattr(ino, key)) is not None
         }
         # Its OPEN found that there is room, or that some may come: the first write asks again.
-        extent = pool.take_extent(record.parent, roomless=True)
+        extent = self._allocator.take_extent(record.parent, roomless=True)
         # To make room for the extent *ino* itself may have been evicted.
         held = pool.index.inode(ino) is not None
         now_ns = pool.clock_ns()
@@ -238,38 +228,12 @@ class TruncatingOpens:
         self._pool.pins.move(ino, fresh)
         keeps = LOSES_NAME[self._loser(ino, record, taker)]
         if keeps.for_rename:
-            self._displace(ino, record)
+            self._awaited.displace(ino, record)
             place = (record.parent, record.name)
             self._contended.note(place, True, self._pool.monotonic_s())
         self.old.keep(ino, fresh, stands_in=keeps.stands_in)
         self._namespace.keep_removed(ino, record, now_ns)
-        self.unnamed(ino)
-
-    def _promised_to_an_open(self, ino: InodeNo, record: InodeRecord) -> bool:
-        """Keep *ino*, which lost its name, if its OPEN is still to come: the kernel tries once."""
-        due = ino in self._awaited
-        if due and ino not in self.displaced:
-            self._displace(ino, record)
-        return due
-
-    def _displace(self, ino: InodeNo, record: InodeRecord) -> None:
-        awaited = self._awaited.get(ino)
-        self.displaced.keep(ino, record, 0 if awaited is None else awaited[2])
-
-    def _keep_promise(self, ino: InodeNo) -> None:
-        promised = self._pool.open_inodes[ino]
-        promised.create()
-        self.claim(promised)
-
-    def claim(self, opened: OpenInode) -> None:
-        """The OPEN that a fresh inode waited for has come."""
-        extent, _, _ = self._awaited.pop(opened.ino)
-        if opened.fd >= 0:
-            self._pool.ready.let_go(extent)  # a reader was faster and has it open already
-        else:
-            opened.fd = extent.fd
-            opened.fresh_id = extent.backing_id
-        opened.allocated_bytes = extent.reserve_bytes
+        self._pool.kernel.unnamed(ino)
 
     def is_awaited(self, ino: InodeNo) -> bool:
         """Whether *ino* is a fresh inode that nobody opened yet."""
@@ -335,7 +299,7 @@ class TruncatingOpens:
         self._pool.ready.let_go(extent)
         if (record := self._pool.index.inode_or_miss(ino)) is not None:
             try:
-                self.unnamed(self._namespace.unlink(record.parent, record.name))
+                self._pool.kernel.unnamed(self._namespace.unlink(record.parent, record.name))
             except (KvfsError, OSError):
                 return
         self._pool.unfinished.discard(ino)

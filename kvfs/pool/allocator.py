@@ -1,0 +1,180 @@
+"""Room for what is to be stored: for bytes, for a draft's extent, for one name more.
+
+What is held for convenience gives way first; then the ``Room`` above has blocks go.
+"""
+
+import contextlib
+from typing import Final
+
+from kvfs.core.errors import NoSpace
+from kvfs.core.headroom import UNWATCHED_BYTES, outgrowing_bytes, reserve_bytes
+from kvfs.core.types import InodeNo, round_up
+from kvfs.pool.draft_growth import DraftGrowth
+from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.pool import Pool
+from kvfs.pool.ports import Room
+from kvfs.pool.ready_extents import ReadyExtent
+
+#: A device that is fuller than the capacity says gets at least so much room at a time.
+_DEVICE_STEP_BYTES: Final = 1 << 20
+#: So much is made free at a time for the index, which grows some bytes a name.
+_INDEX_STEP_BYTES: Final = 4 << 20
+
+
+class Allocator:
+    """Gives out the room of one pool."""
+
+    def __init__(self, pool: Pool, room: Room) -> None:
+        self._pool = pool
+        self._kernel = pool.kernel
+        self._space = pool.space
+        self._headroom = pool.headroom
+        self._monotonic_s = pool.monotonic_s
+        self.room = room
+        self.growth = DraftGrowth(pool)
+
+    def require_space(self, size_bytes: int) -> None:
+        """Make space for *size_bytes* more data; there is no other way to get space.
+
+        What is held for convenience gives way first, then blocks are evicted, never more than is
+        missing. Raises NoSpace if there is no space now; ``Reclaim.hopeful`` tells whether there
+        may be some in a moment.
+        """
+        space = self._space
+        if size_bytes > space.unclaimed_bytes:
+            self._make_room(size_bytes)
+        space.require(size_bytes)
+        self._headroom.note(size_bytes, self._monotonic_s())
+
+    def _make_room(self, size_bytes: int) -> None:
+        space = self._space
+        self._pool.unlink_queue.hurry(size_bytes)
+        recently_removed = self._pool.recently_removed.give_way
+        # What the third lets go is kept as recently removed first.
+        for give_way in (
+            self._pool.ready.give_way,
+            recently_removed,
+            self.room.forget_nameless,
+            recently_removed,
+        ):
+            if size_bytes <= space.unclaimed_bytes:
+                return
+            give_way()
+            self._pool.unlink_queue.hurry(size_bytes)
+        short_bytes = size_bytes - space.unclaimed_bytes
+        if short_bytes > 0 and self.room.evict(short_bytes):
+            self._pool.unlink_queue.hurry(size_bytes)
+
+    def take_extent(self, parent: InodeNo, *, roomless: bool = False) -> ReadyExtent:
+        """Return an extent for a draft in *parent*, with its likely size preallocated if that fits.
+
+        Raises NoSpace, and unless *roomless* also if there is no space for a single byte. OSError.
+        """
+        now_s = self._monotonic_s()
+        wanted_bytes = self._reserve_bytes(parent)
+        self.growth.look_at_runners()
+        try:
+            self.require_space(1)
+        except NoSpace:
+            if not roomless:
+                raise
+            wanted_bytes = 0
+        if wanted_bytes and not self._pool.ready.has(wanted_bytes):
+            # A guess must not take the space that other writers need.
+            if wanted_bytes > max(self._space.free_bytes // 2, self._pool.evictable_bytes):
+                wanted_bytes = 0
+            try:
+                self.require_space(wanted_bytes)
+            except NoSpace:
+                wanted_bytes = 0
+        if self._pool.short_bytes(now_s) > 0:
+            self.room.top_up()
+        try:
+            return self._pool.ready.take(wanted_bytes, now_s)
+        except NoSpace:
+            self.find_device_room(_DEVICE_STEP_BYTES)
+            return self._pool.ready.take(0, now_s)
+
+    def find_device_room(self, size_bytes: int) -> None:
+        """Make space for *size_bytes* on a device that has none, whatever the capacity is.
+
+        Raises NoSpace, OSError.
+        """
+        self._pool.device_room.refused()
+        self.require_space(size_bytes)
+
+    def _reserve_bytes(self, parent: InodeNo) -> int:
+        """Return how much to preallocate for a draft in *parent*, if there is space."""
+        demand = self._pool.ready.forecast
+        usual_bytes = demand.usual_bytes(parent)
+        if not self._kernel.writers_run_free:
+            return round_up(usual_bytes)  # a write beyond it asks
+        return reserve_bytes(
+            usual_bytes,
+            demand.largest_bytes(parent),
+            spared_bytes=self._pool.open_inodes.spare_bytes,
+            capacity_bytes=self._space.capacity_bytes,
+        )
+
+    def late_reserve_bytes(self, opened: OpenInode, growth_bytes: int) -> int:
+        """Return up to where to preallocate a draft that got no reserve; 0 for nothing.
+
+        What was evicted for the *growth_bytes* of its next write may leave space for all of it.
+        """
+        if not opened.created_in or not opened.unfinished:
+            return 0
+        if opened.front_bytes not in (-1, opened.allocated_bytes):
+            return 0  # some of what it holds may lie behind the reserve (holes.py)
+        usual_bytes = round_up(self._pool.ready.forecast.usual_bytes(opened.created_in))
+        lacking_bytes = usual_bytes - opened.allocated_bytes
+        return usual_bytes if growth_bytes < lacking_bytes <= self._space.unclaimed_bytes else 0
+
+    def choose_course(self, opened: OpenInode, parent: InodeNo) -> None:
+        """Decide, at a file's first handle, whether its writers must ask before each write.
+
+        They need not if their likely size is reserved, or while there is more space than all
+        such writers could take before the next look.
+        """
+        if not self._kernel.writers_run_free:
+            return
+        demand = self._pool.ready.forecast
+        largest_bytes = demand.largest_bytes(parent)
+        foretold = largest_bytes and demand.foretells(parent)
+        opened.unreserved = not foretold or opened.allocated_bytes < largest_bytes
+        if not opened.unreserved:
+            usual_bytes = demand.usual_bytes(parent)
+            self._pool.open_inodes.spare(opened, max(0, opened.allocated_bytes - usual_bytes))
+            opened.outgrowing_bytes = outgrowing_bytes(usual_bytes, largest_bytes)
+            self._space.lacking_bytes = max(self._space.lacking_bytes, opened.outgrowing_bytes)
+            return
+        running = 1 + len(self._pool.open_inodes.runners)
+        if self._space.unclaimed_bytes < UNWATCHED_BYTES * running:
+            opened.through_daemon = True
+        else:
+            self._pool.open_inodes.let_run(opened)
+
+    # ---- names ----
+
+    def require_name(self) -> None:
+        """Have blocks go if the index would refuse one name more; it says so itself."""
+        room = self._pool.index.room
+        if room.crowded:
+            self.room.evict_names()
+            if room.crowded:
+                self._grow_index()
+
+    def _grow_index(self) -> None:
+        """Have the device give the index more; blocks go for it."""
+        index = self._pool.index
+        with contextlib.suppress(NoSpace):
+            try:
+                index.preallocate()
+            except NoSpace:
+                self.make_index_room()
+                index.preallocate()
+        index.room.look()
+
+    def make_index_room(self) -> None:
+        """Have blocks go for the index's file, as many as may. Raises OSError."""
+        with contextlib.suppress(NoSpace):
+            self.find_device_room(_INDEX_STEP_BYTES)

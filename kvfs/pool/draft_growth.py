@@ -1,0 +1,73 @@
+"""What passthrough writers took since somebody looked: accounted, and who took how much kept.
+
+They allocate in the backing file system, and ask nobody.
+"""
+
+import logging
+from itertools import islice
+from typing import Final
+
+from kvfs.core.headroom import lacking_bytes
+from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.pool import Pool
+
+_log: Final = logging.getLogger(__name__)
+#: Looked at before one more draft is made: many at a time run only where there is room for them
+#: until a tick.
+_LOOKS_A_DRAFT: Final = 32
+
+
+class DraftGrowth:
+    """Looks at what is open for writing."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def look_at_runners(self) -> None:
+        """Account what those took who may take any amount; before one more is let to.
+
+        Not of all when they are many: those that were not looked at for longest.
+        """
+        runners = self._pool.open_inodes.runners
+        now_s = self._pool.monotonic_s()
+        for ino in list(islice(runners, _LOOKS_A_DRAFT)):
+            opened = runners.pop(ino)
+            if opened.runs_free:
+                self.look(opened, now_s)
+                runners[ino] = opened  # behind those whose turn is next
+
+    def look(self, opened: OpenInode, now_s: float) -> int:
+        """Account what *opened* took since the last look; return what it will take next."""
+        pool = self._pool
+        if (
+            opened.fd < 0
+            or opened.through_daemon
+            or not pool.kernel.writers_run_free
+            or opened.allocating
+        ):
+            return 0  # each of its writes asks, and accounts itself
+        if opened.overrun:
+            self.empty(opened)
+        try:
+            allocated_bytes = pool.extents.allocated_bytes(opened.fd)
+        except OSError as error:
+            _log.warning("inode %#x: %s", opened.ino, error)
+            return 0
+        growth_bytes = allocated_bytes - opened.allocated_bytes
+        pool.note_allocated(opened, allocated_bytes)
+        if opened.overrun:
+            return 0
+        if growth_bytes > 0:
+            pool.headroom.note(growth_bytes, now_s)
+        opened.outgrown = max(growth_bytes, 0)
+        opened.taken_unasked += opened.outgrown
+        return lacking_bytes(opened.outgrown, unreserved=opened.unreserved)
+
+    def empty(self, opened: OpenInode) -> None:
+        """Give back all that *opened* took: it outgrew the pool."""
+        try:
+            left_bytes = self._pool.extents.empty(opened.fd)
+        except OSError as error:
+            _log.warning("inode %#x keeps its bytes: %s", opened.ino, error)
+            return
+        self._pool.note_allocated(opened, left_bytes)
