@@ -87,7 +87,7 @@ def run(
         if settings.capacity_bytes is not None and held_bytes > device.capacity_bytes:
             excess = format_size(held_bytes - device.capacity_bytes)
             held = format_size(held_bytes)
-            remark(f"evicts {excess} of {held}: the capacity is below what the pool holds")
+            remark(f"evicting {excess} of {held}: the capacity is below what the pool holds")
         if blind := what_it_cannot_see(settings):
             remark(blind)
         store.own_root(settings.uid, settings.gid, settings.mode)
@@ -283,7 +283,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.settings = self.store.pool.settings = fresh
         self.answers.apply(fresh)
         apply_levels(fresh)
-        _log.info("settings reloaded%s", f"; need a new mount: {ignored}" if ignored else "")
+        _log.info("settings reloaded%s", f"; need a remount: {ignored}" if ignored else "")
 
     async def _status(self, _args: dict[str, Any]) -> dict[str, Any]:
         if lost := self.store.device_watch.lost:

@@ -82,7 +82,7 @@ def check_places(places: Places, plan: Plan) -> None:
     """Raise ``UsageError`` or ``NotRoot`` when the plan cannot run there; better now than late."""
     for place in places:
         if not os.path.isdir(place):
-            raise UsageError(f"{place} is no directory")
+            raise UsageError(f"{place} is not a directory")
     if os.path.realpath(places.baseline) == os.path.realpath(places.mount):
         raise UsageError("--mount and --baseline are the same directory")
     largest = max(job.size_bytes * job.threads for job in plan.jobs)
@@ -95,27 +95,27 @@ def check_places(places: Places, plan: Plan) -> None:
     ):
         if room < need_bytes:
             raise UsageError(
-                f"{place} has room for {format_size(room)} and the jobs need "
-                f"{format_size(need_bytes)}: say a smaller --data"
+                f"{place} has room for {format_size(room)}, the jobs need "
+                f"{format_size(need_bytes)}: choose a smaller --data"
             )
     if os.geteuid() != 0 and any(job.mode is Mode.COLD for job in plan.jobs):
-        raise NotRoot("the cold jobs empty the page cache, which needs root: choose with --jobs")
+        raise NotRoot("cold jobs drop the page cache, which needs root: leave them out with --jobs")
 
 
 def compare(places: Places, plan: Plan, output: Output) -> Outcome:
     """Run *plan* in both *places* and return its outcome. Raises ``BenchFailed``."""
     started_s, machine = time.monotonic(), _machine()
     if machine["load_before"] > machine["cpus"] / 2:
-        output.say("others keep this machine busy: the figures will spread")
+        output.say("this machine is busy with other work: the figures will vary")
     if (machine["wake_trip_us"] or 0) > SLOW_TRIP_US:
         output.say(
-            f"one CPU takes {machine['wake_trip_us']:.0f} us to wake another and be woken, which "
-            "every request pays for: `kvfs doctor` names the cure"
+            f"a wake-up round trip between two CPUs takes {machine['wake_trip_us']:.0f} us, and "
+            "every request pays for it: `kvfs doctor` shows the fix"
         )
     if machine["rest_factor"] > COLD_REST_FACTOR:
         output.say(
-            f"code that rested {1000 * REST_S:.0f} ms takes {machine['rest_factor']:.1f} times as "
-            "long here: others have the caches by then, and the server's CPU time with them"
+            f"after {1000 * REST_S:.0f} ms idle code takes {machine['rest_factor']:.1f} times as "
+            "long here: others use the CPU caches, which adds to the server's CPU time"
         )
     baseline_on, mount_on = _mount_of(places.baseline), _mount_of(places.mount)
     status = _status(mount_on.mountpoint, plan.data_path, output)
@@ -157,7 +157,7 @@ def _status(mountpoint: str, data_path: str, output: Output) -> dict[str, Any] |
         status = mount_status(mountpoint)
     except BenchFailed as error:
         _insist_on_data_path(data_path, None, mountpoint, str(error))
-        output.say(f"{error}: there will be no figures of a server")
+        output.say(f"{error}: CPU and memory of the server are not measured")
         return None
     reason = status.get("data_path_reason") or "no reason given"
     _insist_on_data_path(data_path, status.get("data_path"), mountpoint, reason)

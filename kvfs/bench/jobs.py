@@ -190,5 +190,5 @@ def select_jobs(patterns: Sequence[str], *, full: bool) -> list[Job]:
     jobs = all_jobs()
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(job.name, pattern) for job in jobs):
-            raise UsageError(f"no job is called {pattern!r}; `kvfs bench jobs` lists them")
+            raise UsageError(f"no job matches {pattern!r}; `kvfs bench jobs` lists them")
     return [job for job in jobs if any(fnmatch.fnmatchcase(job.name, p) for p in patterns)]

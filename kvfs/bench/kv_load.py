@@ -167,7 +167,7 @@ class KvLoad:
         done = Tally(blocks=1)
         for absent in absent_blocks(block, ABSENT_PER_BLOCK):
             if kv_files.look_up(self._root, absent) is not None:
-                raise VerifyFailed(f"{self.path(absent)}: is there, but was never stored")
+                raise VerifyFailed(f"{self.path(absent)}: exists, but was never stored")
             done.misses += 1
         if kv_files.look_up(self._root, block) is not None:
             done.hits += 1
@@ -190,9 +190,9 @@ class KvLoad:
         path, size_bytes = self.path(block), block.shape.size_bytes
         shown_bytes = kv_files.look_up(self._root, block)
         if shown_bytes is None:
-            raise VerifyFailed(f"{path}: was stored, and is gone")
+            raise VerifyFailed(f"{path}: was stored, but is missing")
         if shown_bytes != size_bytes:
-            raise VerifyFailed(f"{path}: shows {shown_bytes} bytes, stored were {size_bytes}")
+            raise VerifyFailed(f"{path}: has {shown_bytes} bytes, {size_bytes} were stored")
         found, span = kv_files.load(self._root, block, self._room("found"), direct=direct)
         expected = self._expected(block)
         offset_bytes = first_difference(expected, found)
@@ -213,10 +213,10 @@ class KvLoad:
 
 def _describe(path: Path, offset_bytes: int, expected: Bytes, found: Bytes) -> str:
     if offset_bytes == len(found):
-        return f"{path}: ends at offset {offset_bytes}, stored were {len(expected)} bytes"
+        return f"{path}: ends at offset {offset_bytes}, {len(expected)} bytes were stored"
     if offset_bytes == len(expected):
-        return f"{path}: goes on at offset {offset_bytes}, where the stored block ends"
+        return f"{path}: continues at offset {offset_bytes}, where the stored block ends"
     return (
         f"{path}: wrong byte at offset {offset_bytes}: "
-        f"{found[offset_bytes]:#04x}, stored was {expected[offset_bytes]:#04x}"
+        f"{found[offset_bytes]:#04x}instead of {expected[offset_bytes]:#04x}"
     )

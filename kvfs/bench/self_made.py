@@ -96,7 +96,7 @@ def _make(
     kvfs_device = stack.enter_context(loop_device(images / "kvfs", size_bytes))
     run_tool("mkfs.xfs", "-q", baseline_device)
     run_tool(*KVFS, "mkfs", kvfs_device)
-    say("writing their backing files full")
+    say("filling their backing files")
     fill_holes(images / "xfs", images / "kvfs")
     stack.callback(unmount, places.baseline)
     run_tool("mount", "-t", "xfs", baseline_device, places.baseline)
@@ -133,19 +133,19 @@ def _next_data(fd: int, start: int, end: int) -> int:
 def check_room(devices_bytes: int, backing: str) -> None:
     """Raise NotRoot, ToolMissing or UsageError unless devices of so many bytes can be made."""
     if os.geteuid() != 0:
-        raise NotRoot("kvfs bench makes devices and mounts here, which needs root")
+        raise NotRoot("kvfs bench --self-contained makes devices and mounts, which needs root")
     for tool in _TOOLS:
         if shutil.which(tool) is None:
             raise ToolMissing(f"kvfs bench needs {tool}: install xfsprogs and util-linux")
     if not os.path.isdir(backing):
-        raise UsageError(f"{backing} is no directory")
+        raise UsageError(f"{backing} is not a directory")
     need_bytes = devices_bytes + _SPARE_BYTES
     free = os.statvfs(backing)
     have_bytes = min(free.f_bavail * free.f_frsize, available_memory_bytes() or 0)
     if have_bytes < need_bytes:
         raise UsageError(
-            f"the devices need {format_size(need_bytes)} of memory and of room in {backing}, "
-            f"and there are {format_size(have_bytes)}: say a smaller --device-size"
+            f"the devices need {format_size(need_bytes)} of memory and of space in {backing}, "
+            f"only {format_size(have_bytes)} is available: choose a smaller --device-size"
         )
 
 

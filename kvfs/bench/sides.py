@@ -37,7 +37,7 @@ class Side:
         try:
             os.mkdir(self.directory)
         except OSError as error:
-            raise UsageError(f"{self.directory} cannot be made: {error.strerror}") from None
+            raise UsageError(f"{self.directory} cannot be created: {error.strerror}") from None
         return self
 
     def __exit__(

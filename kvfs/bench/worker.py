@@ -54,7 +54,7 @@ def store(task: Task, buffer: mmap.mmap) -> None:
             fd = os.open(temporary, flags, 0o644)
             try:
                 if os.write(fd, view) != size_bytes:
-                    raise WrongBytes(f"a short write of {temporary!r}")
+                    raise WrongBytes(f"short write of {temporary!r}")
             finally:
                 os.close(fd)
             os.rename(temporary, name)
@@ -94,7 +94,7 @@ def access(task: Task, _buffer: mmap.mmap) -> None:
     for _ in range(task.passes):
         for name in names:
             if os.access(name, os.F_OK):
-                raise WrongBytes(f"{name!r} was never stored and is there")
+                raise WrongBytes(f"{name!r} exists, but was never stored")
 
 
 def open_close(task: Task, _buffer: mmap.mmap) -> None:

@@ -19,7 +19,7 @@ def size_of(text: str | None, flag: str) -> int | None:
     except ValueError as error:
         raise UsageError(f"{flag}: {error}") from None
     if size_bytes == 0:
-        raise UsageError(f"{flag}: 0 is no size")
+        raise UsageError(f"{flag} must be greater than 0")
     return size_bytes
 
 
@@ -32,7 +32,7 @@ def wanted_pool(source: str) -> Iterator[None]:
     mount = kvfs_at(resolve_mountpoint(source))
     if mount is not None:
         raise SourceForeign(
-            f"{source} is no pool: it is where one is mounted; give its source, {mount.source}"
+            f"{source} is a mountpoint, not a pool: give the source of the mount, {mount.source}"
         )
     try:
         yield
@@ -54,12 +54,12 @@ def locate(paths: Sequence[str]) -> OnMount:
     found = [_below_mount(path) for path in paths]
     mountpoints = {mountpoint for mountpoint, _ in found}
     if len(mountpoints) != 1:
-        raise UsageError(f"paths of one mount only, please: {', '.join(sorted(mountpoints))}")
+        raise UsageError(f"all PATHs must be on the same mount: {', '.join(sorted(mountpoints))}")
     (mountpoint,) = mountpoints
     status_of(mountpoint)  # says what is wrong with a server that does not answer
     answer = answer_of(mountpoint)
     if answer is None:
-        raise NotMounted(f"the server of {mountpoint} has just ended")
+        raise NotMounted(f"the server of {mountpoint} has just stopped")
     return OnMount(mountpoint, answer.path, tuple(below for _, below in found))
 
 
@@ -68,4 +68,4 @@ def _below_mount(path: str) -> tuple[str, str]:
     mount = mount_of(absolute)
     if mount is not None and mount.fs_type == FS_TYPE:
         return mount.mountpoint, absolute[len(mount.mountpoint) :].strip("/")
-    raise NotMounted(f"{path} is on no kvfs mount")
+    raise NotMounted(f"{path} is not on a kvfs mount")

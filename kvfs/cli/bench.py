@@ -46,24 +46,34 @@ def _configure_compare(nested: "Subparsers") -> None:
         "compare",
         run_compare,
         summary="run jobs on both in alternating pairs",
-        description="Run jobs on a mount and in a directory of the file system to compare it with, "
-        "in alternating pairs.\nBoth should lie on equal drives; --self-contained makes both in "
-        "memory (needs root).",
+        description="Run jobs on a kvfs mount and in a directory of another file system, in "
+        "alternating pairs.\nBoth should be on equal drives; --self-contained makes both in memory "
+        "(needs root).",
         example="kvfs bench compare --mount /kv --baseline /mnt/xfs --plot bench.svg",
     )
     add = parser.add_argument
     add("--mount", metavar="DIR", help="a directory on the kvfs mount")
     add("--baseline", metavar="DIR", help="a directory on the file system to compare with")
     add("--self-contained", action="store_true", help="make both, and take them down again")
-    add("--device-size", metavar="SIZE", default="4G", help="of each self-made device (default 4G)")
-    add("--backing", metavar="DIR", default="/dev/shm", help="where they lie (default /dev/shm)")
-    add("--data-path", choices=_DATA_PATHS, default="auto", help="the one to insist on")
+    add(
+        "--device-size",
+        metavar="SIZE",
+        default="4G",
+        help="of each device made (default 4G)",
+    )
+    add(
+        "--backing",
+        metavar="DIR",
+        default="/dev/shm",
+        help="where they lie (default /dev/shm)",
+    )
+    add("--data-path", choices=_DATA_PATHS, default="auto", help="fail unless the mount has it")
     add("--jobs", metavar="NAMES", default="", help="only these, e.g. 'store-*,load-4m-2t-*'")
-    add("--full", action="store_true", help="every job there is: an hour")
-    add("--pairs", metavar="N", type=int, default=9, help="pairs of runs a job (default 9)")
+    add("--full", action="store_true", help="run every job, which takes an hour")
+    add("--pairs", metavar="N", type=int, default=9, help="pairs of runs per job (default 9)")
     add("--set-ups", metavar="N", type=int, default=3, help="make both N times (default 3)")
     add("--data", metavar="SIZE", help="bytes of blocks a side holds at a time (default 1G)")
-    add("--quick", action="store_true", help="do very little: does it run at all?")
+    add("--quick", action="store_true", help="a short trial: its figures mean little")
     add("--json", metavar="FILE", help="write everything measured to FILE, or - for stdout")
     add("--plot", metavar="FILE", help="write a picture (SVG)")
 
@@ -90,7 +100,7 @@ def run_compare(args: argparse.Namespace) -> int:
     if (data_bytes := size_of(args.data, "--data")) is not None:
         effort = effort._replace(data_bytes=data_bytes)
     if min(args.pairs, args.set_ups) < 1:
-        raise UsageError("--pairs, --set-ups: at least one")
+        raise UsageError("--pairs and --set-ups must be at least 1")
     with Output(args.json, args.plot) as output:
         output.begin(len(jobs) * args.pairs)
         outcomes = [
@@ -119,6 +129,6 @@ def _one_set_up(args: argparse.Namespace, plan: "Plan", output: "Output") -> "Ou
         elif args.mount and args.baseline:
             places = Places(args.baseline, args.mount)
         else:
-            raise UsageError("say --mount DIR and --baseline DIR, or --self-contained")
+            raise UsageError("give --mount DIR and --baseline DIR, or --self-contained")
         check_places(places, plan)
         return compare(places, plan, output)

@@ -17,8 +17,8 @@ def need_root(what: str) -> None:
         raise NotRoot(f"{what} needs root")
     if not _may_administer():
         raise NotRoot(
-            f"{what} needs root with CAP_SYS_ADMIN, which is not here: a container must be given "
-            "it, outside of a user namespace"
+            f"{what} needs root with CAP_SYS_ADMIN, which this process does not have: give it to "
+            "the container, and use no user namespace"
         )
 
 

@@ -60,7 +60,7 @@ def take_away(dead: DeadMount) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise MountpointUnusable(
-                f"{mountpoint}: the mount of a dead server cannot be taken away: {error.strerror}"
+                f"{mountpoint}: cannot detach the mount of a dead server: {error.strerror}"
             ) from None
     finally:
         if pidfd >= 0:
@@ -79,7 +79,7 @@ def free_place(mountpoint: str) -> list[str]:
     while (dead := dead_mount_at(mountpoint)) is not None and dead.mount.device != last:
         last = dead.mount.device
         take_away(dead)
-        lines.append(f"takes the place of a dead mount of {dead.mount.source} at {mountpoint}")
+        lines.append(f"replaces a dead mount of {dead.mount.source} at {mountpoint}")
         with contextlib.suppress(CommandError):  # what is wrong with it says who opens it
             wait_released(dead.mount.source, _SOURCE_WAIT_S, joins=True)
     return lines

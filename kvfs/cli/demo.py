@@ -42,14 +42,17 @@ def configure(subparsers: "Subparsers") -> None:
         example="kvfs demo --bytes 4G\n  kvfs demo --on /kv",
     )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--source", help="make the pool of this blank drive, image or directory")
+    where.add_argument("--source", help="make the pool on this blank drive, image or directory")
     where.add_argument(
         "--on", metavar="DIR", help=f"use a new DIR/{FOLDER}; format and mount nothing"
     )
     parser.add_argument(
-        "--bytes", metavar="SIZE", default=DEFAULT_SIZE, help=f"data to store ({DEFAULT_SIZE})"
+        "--bytes",
+        metavar="SIZE",
+        default=DEFAULT_SIZE,
+        help=f"data to store ({DEFAULT_SIZE})",
     )
-    parser.add_argument("--seed", type=int, default=0, help="other names and other bytes (0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of names and bytes (default 0)")
     parser.add_argument(
         "--stored", action="store_true", help="with --on: load what an earlier --keep left there"
     )
@@ -62,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
     total_bytes = size_of(args.bytes, "--bytes")
     assert total_bytes is not None, "--bytes has a default"
     if args.seed < 0:
-        raise UsageError("--seed: must not be negative")
+        raise UsageError("--seed must not be negative")
     if args.stored and not args.on:
-        raise UsageError("--stored: needs --on, the directory where an earlier --keep left blocks")
+        raise UsageError("--stored needs --on, the directory where an earlier --keep left blocks")
     from kvfs.cli.demo_pool import demo_pool
 
     place: AbstractContextManager[Path]
@@ -86,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _existing(directory: str) -> AbstractContextManager[Path]:
     if not os.path.isdir(directory):  # Path.is_dir() raises for a name too long
-        raise UsageError(f"--on {directory}: is no directory")
+        raise UsageError(f"--on {directory}: not a directory")
     return nullcontext(Path(directory))
 
 
@@ -94,7 +97,7 @@ def _existing(directory: str) -> AbstractContextManager[Path]:
 def _folder(directory: Path, args: argparse.Namespace) -> Iterator[Path]:
     folder = directory / FOLDER
     if args.stored and not os.path.isdir(folder):
-        raise UsageError(f"--stored: there is no {folder}")
+        raise UsageError(f"--stored: {folder} does not exist")
     if not args.stored:
         _make_folder(folder)
     try:
@@ -112,7 +115,7 @@ def _make_folder(folder: Path) -> None:
     except FileExistsError:
         raise UsageError(f"{folder} exists; load it with --stored, or remove it") from None
     except OSError as error:
-        raise UsageError(f"{folder} cannot be made: {error.strerror}") from None
+        raise UsageError(f"{folder} cannot be created: {error.strerror}") from None
 
 
 def _run_load(

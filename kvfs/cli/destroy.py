@@ -19,8 +19,8 @@ def configure(subparsers: "Subparsers") -> None:
         subparsers,
         "destroy",
         run,
-        description="Remove the pool in SOURCE. What is not a pool, or is mounted, is refused and "
-        "left as it is.",
+        description="Remove the pool in SOURCE. A SOURCE that is not a pool, or is mounted, is "
+        "refused and left as it is.",
         example="kvfs destroy /dev/nvme0n1 --yes",
     )
     parser.add_argument("source", metavar="SOURCE")
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _confirmed(source: str) -> bool:
     if not sys.stdin.isatty():
-        raise UsageError("destroy asks before it removes; without a terminal say --yes")
+        raise UsageError("destroy asks before it removes; without a terminal, give --yes")
     print(f"Remove the pool in {source} with every block in it? [y/N] ", end="", file=sys.stderr)
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

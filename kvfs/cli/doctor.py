@@ -1,4 +1,4 @@
-"""``kvfs doctor``: look at a mount and its machine, and say what will hurt and how to end it."""
+"""``kvfs doctor``: check a mount and its machine for problems, each with its fix."""
 
 import argparse
 import json
@@ -23,11 +23,11 @@ def configure(subparsers: "Subparsers") -> None:
         subparsers,
         "doctor",
         run,
-        description="Look at the mount at MOUNT (or at all) and say what will hurt: connectors "
-        "that may keep more than the pool holds,\na pool in which nothing may go, drives, memory "
-        "limits, limits of the server, NFS. Each with the command that ends it.\nMOUNT may also "
-        "be a mount through NFS. Nothing is changed. Ends with exit code 19 when something "
-        "serious is found,\n11 when nothing is mounted.",
+        description="Check the mount at MOUNT (or all mounts) for problems: connectors that may "
+        "keep more than the pool holds,\na pool in which nothing can be evicted, drives, memory, "
+        "limits of the server, NFS. Each comes with the command that fixes it.\nMOUNT may also be "
+        "an NFS mount. Changes nothing. Ends with exit code 19 when something serious is found,\n"
+        "11 when nothing is mounted.",
         example="kvfs doctor /kv\n  kvfs doctor /kv --connector-config lmcache.yaml --json",
     )
     parser.add_argument("mountpoint", metavar="MOUNT", nargs="?")
@@ -157,7 +157,7 @@ def _print(report: "Report") -> None:
         table.add_column("", justify="right", no_wrap=True)
         table.add_column("severity", no_wrap=True)
         table.add_column("check", no_wrap=True)
-        table.add_column("what will hurt")
+        table.add_column("problem")
         for number, (check, finding) in enumerate(found, start=1):
             table.add_row(
                 str(number), finding.severity.name.lower(), check, printable(finding.problem)

@@ -26,7 +26,7 @@ def report_of_silent(path: str, error: CommandError) -> Report | None:
     where, source = shlex.quote(mountpoint), shlex.quote(mount.source)
     server_pid = peer_pid(socket_path(name_of(mountpoint)))
     again = f"kvfs umount {where} && kvfs mount {source} {where}"
-    kept = "with the options of before; everything stored is still there"
+    kept = "with the same options; everything stored is still there"
     if server_pid > 0 and _state_of(server_pid) in _STOPPED:
         problem = f"the server, process {server_pid}, is stopped (SIGSTOP, a debugger): calls hang"
         fix = f"kill -CONT {server_pid}"

@@ -27,19 +27,18 @@ def configure(subparsers: "Subparsers") -> None:
         subparsers,
         "evict",
         run,
-        description="Evict the blocks at PATHs and below them. With --bytes only so much, what was "
-        "not used for longest first;\nwith --older-than only what was used last longer ago: "
-        "stored, looked up, opened, or said to be warm (utime).\nWhat is pinned, leased, a slab or "
-        "being written stays. A block that "
-        "somebody reads loses its name at once and its space after the last reader;\n--bytes "
-        "leaves it alone. Ends with exit code 21 when nothing could be evicted, or less than "
-        "--bytes.",
+        description="Evict the blocks at PATHs and below them. With --bytes only that much, "
+        "least recently used first;\nwith --older-than only blocks whose last use (store, lookup, "
+        "open, utime) is longer ago.\nPinned and leased blocks, slabs and blocks being written "
+        "stay. A block that is being read loses its name at once and\nits space after the last "
+        "reader; --bytes leaves it alone. Ends with exit code 21 when nothing could be evicted, or "
+        "less\nthan --bytes.",
         example="kvfs evict /kv --bytes 100G\n  kvfs evict /kv/lmcache --older-than 7d --dry-run",
     )
     parser.add_argument("paths", metavar="PATH", nargs="+")
-    parser.add_argument("--bytes", metavar="SIZE", help="how much is to go, e.g. 100G")
+    parser.add_argument("--bytes", metavar="SIZE", help="how much to evict, e.g. 100G")
     parser.add_argument("--older-than", metavar="AGE", help="e.g. 90s, 15m, 12h, 7d, 2w")
-    parser.add_argument("--dry-run", action="store_true", help="say what would go; evict nothing")
+    parser.add_argument("--dry-run", action="store_true", help="evict nothing; show what would be")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -57,19 +56,20 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"mountpoint": where.mountpoint, **done}, indent=2))
     else:
-        what = "would go" if args.dry_run else "evicted"
+        what = "would be evicted" if args.dry_run else "evicted"
         blocks = count_of(done["blocks"], "block")
         print(f"{blocks}, {format_size(done['bytes'])} {what}", end="")
         print(f"; {kept:,} stay: {_reasons(done)}" if kept else "")
     if size_bytes is not None and done["bytes"] < size_bytes:
         sys.stdout.flush()
         raise EvictedTooLittle(
-            f"{format_size(done['bytes'])} instead of {format_size(size_bytes)}: no more may go"
-            + (f" ({_reasons(done)})" if kept else "")
+            f"{'would evict' if args.dry_run else 'evicted'} {format_size(done['bytes'])} of "
+            f"{format_size(size_bytes)}: "
+            "the rest is pinned, leased or in use" + (f" ({_reasons(done)})" if kept else "")
         )
     if kept and not done["blocks"]:
         sys.stdout.flush()
-        raise EvictedTooLittle("nothing may go there")
+        raise EvictedTooLittle(f"nothing under {', '.join(args.paths)} can be evicted")
     return 0
 
 
@@ -88,7 +88,9 @@ def age_of(text: str | None) -> float | None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
     if match is None:
-        raise UsageError(f"--older-than: {text!r} is no age; write a number with s, m, h, d or w")
+        raise UsageError(
+            f"--older-than: {text!r} is not an age; write a number and s, m, h, d or w"
+        )
     return float(match[1]) * _SECONDS[match[2]]
 
 
@@ -106,12 +108,12 @@ def _follow(where: OnMount, order: dict[str, Any], *, quiet: bool) -> dict[str, 
             console=Console(stderr=True),
             disable=quiet or not sys.stderr.isatty(),
         ) as bar:
-            task = bar.add_task("looking", total=None)
+            task = bar.add_task("checking", total=None)
             while not (state := ask(where.socket, "job", {"job": job}))["done"]:
                 goal = min(order["bytes"] or state["found_bytes"], state["found_bytes"])
                 bar.update(
                     task,
-                    description=f"looked at {state['looked_at']}, {state['blocks']} evicted",
+                    description=f"checked {state['looked_at']}, evicted {state['blocks']}",
                     completed=state["bytes"],
                     total=goal if state["blocks"] else None,
                 )

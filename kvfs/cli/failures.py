@@ -32,7 +32,7 @@ def explain(error: BaseException) -> tuple[str, int]:
         return one_line(str(error) or type(error).__name__), exit_code
     if isinstance(error, FileNotFoundError) and _directory_is_gone():
         return (
-            "the current directory was removed; go to another one, or give paths from / on",
+            "the current directory was removed; change to another one, or give absolute paths",
             UsageError.exit_code,
         )
     what = one_line(f"{type(error).__name__}: {error}")

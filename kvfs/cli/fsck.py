@@ -68,10 +68,10 @@ def _check(source: str, *, repair: bool) -> "FsckReport":
         try:
             return check_pool(device, repair=repair, progress=progress)
         except NoSpace as error:
-            raise SourceFull(f"{source}: no room for the repair: {error}") from error
+            raise SourceFull(f"{source}: no space for the repair: {error}") from error
         except OSError as error:
             if error.errno in NO_SPACE:
-                raise SourceFull(f"{source}: no room for the repair") from error
+                raise SourceFull(f"{source}: no space for the repair") from error
             raise SourceDamaged(f"{source}: {error.strerror or error}") from error
 
 

@@ -18,18 +18,18 @@ from kvfs.cli.termination import sigterm_raises
 #: Each verb is the module of that name here; its summary stands here so that ``kvfs --help``
 #: imports none of them.
 VERBS: Final = {
-    "mkfs": "make an empty pool of a drive, an image file or a directory",
+    "mkfs": "make an empty pool on a drive, in an image file or in a directory",
     "mount": "serve a pool at a mountpoint",
-    "umount": "unmount, and wait for the server's clean end",
-    "status": "show what is mounted and how it does",
-    "doctor": "look at a mount and its machine, and say what will hurt",
+    "umount": "unmount, and wait until the server has stopped",
+    "status": "show mounts, usage and health",
+    "doctor": "check a mount and its machine for problems",
     "evict": "evict blocks now, by path, by size or by age",
     "pin": "keep files and directories from being evicted",
-    "unpin": "let what was pinned be evicted again",
+    "unpin": "let pinned files and directories be evicted again",
     "fsck": "check a pool that is not mounted, and repair it",
     "destroy": "remove a pool with every block in it",
-    "bench": "measure a directory with KV-shaped loads",
-    "demo": "mount a small pool and run a checked load on it",
+    "bench": "compare a mount with a plain directory",
+    "demo": "mount a small pool, load it and verify every byte",
 }
 
 

@@ -18,15 +18,14 @@ def configure(subparsers: "Subparsers") -> None:
         subparsers,
         "mkfs",
         run,
-        description="Make an empty pool. SOURCE is a block device (it gets an XFS), an image file "
-        "(it is made with --capacity bytes,\nif it is not there, and allocated in full) or a "
-        "directory on XFS, ext4 or tmpfs. Anything but a blank SOURCE is refused,\nunless with "
-        "--force.",
+        description="Make an empty pool. SOURCE is a block device (formatted with XFS), an image "
+        "file (created with --capacity bytes\nif missing, and allocated in full) or a directory on "
+        "XFS, ext4 or tmpfs. A SOURCE that is not blank is refused,\nunless --force is given.",
         example="kvfs mkfs /dev/nvme0n1\n  kvfs mkfs /var/lib/kv.img --capacity 20G",
     )
     parser.add_argument("source", metavar="SOURCE")
     parser.add_argument(
-        "--capacity", metavar="SIZE", help="most bytes of blocks, e.g. 500G (default: all of it)"
+        "--capacity", metavar="SIZE", help="limit for the data, e.g. 500G (default: all of SOURCE)"
     )
     parser.add_argument(
         "--force",

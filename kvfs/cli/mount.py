@@ -19,16 +19,16 @@ def configure(subparsers: "Subparsers") -> None:
         subparsers,
         "mount",
         run,
-        description="Serve the pool in SOURCE at MOUNTPOINT. Returns when the mount serves, and "
+        description="Serve the pool in SOURCE at MOUNTPOINT. Returns when the mount is ready, and "
         "leaves a server in the background.\nA blank SOURCE is made a pool first; anything else "
-        "that is no pool is refused.\nSettings come from the flags, then from --config or "
+        "that is not a pool is refused.\nSettings come from the flags, then from --config or "
         "/etc/kvfs/NAME.toml; --print-settings shows them all.",
         example="kvfs mount /dev/nvme0n1 /kv -o uid=1000,mode=0755",
     )
     parser.add_argument("source", metavar="SOURCE", nargs="?")
     parser.add_argument("mountpoint", metavar="MOUNTPOINT", nargs="?")
     parser.add_argument(
-        "--capacity", metavar="SIZE", dest="capacity_bytes", help="most bytes of blocks, e.g. 500G"
+        "--capacity", metavar="SIZE", dest="capacity_bytes", help="limit for the data, e.g. 500G"
     )
     parser.add_argument(
         "-o",
@@ -39,10 +39,10 @@ def configure(subparsers: "Subparsers") -> None:
         help="uid=, gid=, mode= of the root directory; ro",
     )
     parser.add_argument(
-        "--foreground", action="store_true", help="do not go to the background (for systemd)"
+        "--foreground", action="store_true", help="stay in the foreground (for systemd)"
     )
     parser.add_argument("--name", help="name of the control socket (default: from MOUNTPOINT)")
-    parser.add_argument("--config", metavar="FILE", help="settings as TOML")
+    parser.add_argument("--config", metavar="FILE", help="settings file (TOML)")
     parser.add_argument("--log-file", metavar="FILE", help="default: syslog or the journal")
     parser.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning, error or off")
     parser.add_argument("--fsync", metavar="HOW", help="relaxed (default) or honour")
@@ -55,7 +55,9 @@ def configure(subparsers: "Subparsers") -> None:
         help="any setting that --print-settings shows",
     )
     parser.add_argument(
-        "--print-settings", action="store_true", help="print every setting and why, and end"
+        "--print-settings",
+        action="store_true",
+        help="print every setting and its reason, and exit",
     )
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
 

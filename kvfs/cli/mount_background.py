@@ -69,11 +69,11 @@ def _await_ready(server: "subprocess.Popen[bytes]", reading: int, wait_s: float)
         outcome = wait_for_outcome(reading, wait_s)
     except TimeoutError:
         raise ServeFailed(
-            f"the mount does not serve after {wait_s:g} s (start_timeout_s); it was stopped"
+            f"the mount was not ready after {wait_s:g} s (start_timeout_s) and was stopped"
         ) from None
     if outcome is None:
         exit_code = server.wait(_GRACE_S)
-        raise ServeFailed(f"the server ended with exit code {exit_code} before it could serve")
+        raise ServeFailed(f"the server exited with code {exit_code} before the mount was ready")
     if outcome.error:
         # Its end frees the source, which the next command may want at once.
         with contextlib.suppress(subprocess.TimeoutExpired):

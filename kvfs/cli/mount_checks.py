@@ -17,7 +17,7 @@ def prepare_mountpoint(mountpoint: str) -> list[str]:
     lines = free_place(mountpoint)
     present = kvfs_at(mountpoint)
     if present is not None:
-        raise MountpointUnusable(f"{mountpoint} is a kvfs mount of {present.source} already")
+        raise MountpointUnusable(f"{mountpoint} is already a kvfs mount of {present.source}")
     try:
         mode = os.stat(mountpoint).st_mode
     except FileNotFoundError:
@@ -29,8 +29,8 @@ def prepare_mountpoint(mountpoint: str) -> list[str]:
     if files := told(below(mountpoint)):
         lines.append(
             f"{mountpoint} is not empty: {files}, stored while nothing was mounted there, stay on "
-            f"the file system below and are hidden by the mount; `kvfs doctor {mountpoint}` says "
-            "how to get at them"
+            f"the file system below and are hidden by the mount; `kvfs doctor {mountpoint}` shows "
+            "how to reach them"
         )
     return lines
 

@@ -96,7 +96,7 @@ def _mount_option(option: str) -> dict[str, object]:
         return {key: value}
     if not option:
         return {}
-    raise UsageError(f"-o {option}: known are uid=, gid=, mode=, ro, rw; the rest is --set's")
+    raise UsageError(f"-o {option}: use uid=, gid=, mode=, ro or rw, and --set for other settings")
 
 
 def _implied_config(args: argparse.Namespace) -> str:

@@ -20,14 +20,14 @@ def configure(subparsers: "Subparsers") -> None:
         subparsers,
         "pin",
         run,
-        description="Keep what is at PATHs, and what lies below a directory, from being evicted: "
-        "the same as\n`setfattr -n user.kvfs.pin -v 1 PATH`. All pins together are bounded by the "
-        "setting pin_share.\nShows what it pinned, and how much "
-        "all pins hold; with --list all pins of the mount at PATH.",
+        description="Keep files at PATHs, and everything below directories, from being evicted: "
+        "the same as\n`setfattr -n user.kvfs.pin -v 1 PATH`. The setting pin_share limits all pins "
+        "together.\nShows what was pinned and how much all pins hold; with --list all pins of the "
+        "mount at PATH.",
         example="kvfs pin /kv/system-prompts\n  kvfs pin --list /kv",
     )
     parser.add_argument("paths", metavar="PATH", nargs="+")
-    parser.add_argument("--list", action="store_true", help="change nothing, show what is pinned")
+    parser.add_argument("--list", action="store_true", help="show what is pinned; change nothing")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

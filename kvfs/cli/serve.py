@@ -53,7 +53,7 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
     outlive_bus_errors()
     os.chdir("/")  # the server must not hold somebody's directory busy
     for refusal in adopt(settings):
-        _log.info("not granted: %s", refusal)
+        _log.info("process limit not set: %s", refusal)
 
     def ready() -> None:
         _log.info("serving %s at %s, log to %s", settings.source, settings.mountpoint, place)
@@ -104,7 +104,7 @@ def _serve_or_format(
         if settings.read_only:
             raise
     # Outside of the handler: what goes wrong from here on has nothing to do with a blank source.
-    _log.info("%s is blank: making a pool of it", settings.source)
+    _log.info("%s is blank: making a pool in it", settings.source)
     with sigterm_raises():
         format_source(
             settings.source,

@@ -39,7 +39,7 @@ def configure(subparsers: "Subparsers") -> None:
         "umount",
         run,
         description="Unmount MOUNTPOINT and wait until its server has stopped, so that the source "
-        "is free.\nA mount whose server is dead is taken away as well, in use or not.",
+        "is free.\nA mount whose server is dead is detached as well, in use or not.",
         example="kvfs umount /kv",
     )
     parser.add_argument("mountpoint", metavar="MOUNTPOINT", nargs="?")
@@ -47,14 +47,14 @@ def configure(subparsers: "Subparsers") -> None:
     parser.add_argument(
         "--lazy",
         action="store_true",
-        help="detach it now, even in use; it ends after its last user",
+        help="detach it now, even in use; the server stops after the last user",
     )
     parser.add_argument(
         "--wait-s",
         type=_seconds,
         default=Settings().stop_timeout_s,
         metavar="SECONDS",
-        help="most seconds to wait for the server's end (default: %(default)g)",
+        help="seconds to wait for the server to stop (default: %(default)g)",
     )
 
 
@@ -64,7 +64,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = -1
     if not 0 <= seconds <= _WAIT_MAX_S:  # nan is not, either
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of 0 to {_WAIT_MAX_S:g} seconds")
+        raise argparse.ArgumentTypeError(f"must be between 0 and {_WAIT_MAX_S:g} seconds")
     return seconds
 
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         note = note_of(lambda mount: mount.mountpoint == mountpoint)
         raise NotMounted(f"nothing is mounted at {mountpoint}{f' here{note}' if note else ''}")
     if present.fs_type != FS_TYPE:
-        raise NotMounted(f"{mountpoint} is a mount of type {present.fs_type}, not a kvfs")
+        raise NotMounted(f"{mountpoint} is a mount of type {present.fs_type}, not a kvfs mount")
     # Before the umount: afterwards the server stops answering.
     server_pid = server_of(mountpoint)
     lives = server_pid > 0 and not was_killed(server_pid)
@@ -101,11 +101,11 @@ def run(args: argparse.Namespace) -> int:
         _wait_for_source(present.source, _SOURCE_WAIT_S if server_pid > 0 else _DEAD_WAIT_S)
         return 0
     if args.lazy:
-        last = f"kvfs: server {server_pid} lives on until its last user ends{note}"
+        last = f"kvfs: server {server_pid} runs until its last user ends{note}"
         print(last, file=sys.stderr)
         return 0
     if note:
-        raise ServeFailed(f"{mountpoint} is unmounted here, but server {server_pid} lives on{note}")
+        raise ServeFailed(f"{mountpoint} is unmounted here, but server {server_pid} runs on{note}")
     raise ServeFailed(
         f"{mountpoint} is unmounted, but server {server_pid} still runs after {args.wait_s:g} s"
     )
@@ -116,7 +116,7 @@ def _configured_mountpoint(path: str | None) -> str:
         raise UsageError("give MOUNTPOINT, or --config with a file that names it")
     settings = Settings.from_toml(read_settings_file(path, must_exist=True), origin=path)
     if not settings.mountpoint:
-        raise UsageError(f"{path} names no mountpoint")
+        raise UsageError(f"{path} does not set mountpoint")
     return settings.mountpoint
 
 
@@ -144,4 +144,4 @@ def _held_by(mountpoint: str) -> str:
     seen = seen_in_time("kvfs.client.processes_on_mount", mountpoint)
     holders = [line.decode(errors="backslashreplace") for line in seen]
     holders += held_by_kernel(mountpoint)
-    return f": used by {', '.join(holders)}" if holders else "; --lazy detaches it all the same"
+    return f": used by {', '.join(holders)}" if holders else "; --lazy detaches it anyway"

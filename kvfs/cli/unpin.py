@@ -18,8 +18,8 @@ def configure(subparsers: "Subparsers") -> None:
         subparsers,
         "unpin",
         run,
-        description="Take the pin of PATHs away; what lies in a pinned directory is excepted from "
-        "its pin.\nWith --all take every pin of the mount at PATH away. Pins of the settings file "
+        description="Remove the pin of PATHs; a PATH in a pinned directory becomes an exception "
+        "to its pin.\nWith --all remove every pin of the mount at PATH. Pins of the settings file "
         "stay.",
         example="kvfs unpin /kv/system-prompts\n  kvfs unpin --all /kv",
     )

@@ -63,7 +63,7 @@ def ask(
     """
     request = json.dumps({"v": PROTOCOL_VERSION, "do": do, "args": dict(args or {})}) + "\n"
     if len(request) > LINE_MAX_BYTES:
-        raise UsageError("too many paths for one request; name their directory")
+        raise UsageError("too many paths for one request; give their directory")
     deadline_s = time.monotonic() + timeout_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(timeout_s)
@@ -72,7 +72,7 @@ def ask(
             connection.sendall(request.encode())
             line = _read_line(connection, deadline_s)
         except (FileNotFoundError, NotADirectoryError):
-            raise NotMounted(f"no kvfs serves there: {path} does not exist") from None
+            raise NotMounted(f"no kvfs server: {path} does not exist") from None
         except ConnectionRefusedError:
             raise ServerGone(f"{path} is stale: its server is dead") from None
         except PermissionError:
@@ -173,5 +173,5 @@ def remove_stale(path: str) -> None:
         os.unlink(path)
         return
     if result in (0, errno.EAGAIN):  # EAGAIN: its backlog is full, so it listens
-        raise SourceBusy(f"another kvfs serves under this name already (control socket {path})")
+        raise SourceBusy(f"another kvfs server already uses this name (control socket {path})")
     raise OSError(result, os.strerror(result))

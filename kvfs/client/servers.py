@@ -92,8 +92,7 @@ def status_of(path: str) -> dict[str, Any]:
         raise NotMounted(_dead(mountpoint))
     if answer is None:
         raise ServeFailed(
-            f"the server of {mountpoint} is not known to be dead, but answers at no socket in "
-            f"{RUN_DIRECTORY}"
+            f"no response from the server of {mountpoint}: no control socket in {RUN_DIRECTORY}"
         )
     if answer.error is not None:
         raise answer.error

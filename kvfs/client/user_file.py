@@ -18,7 +18,7 @@ def read_file(path: str, most_bytes: int = -1) -> bytes:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) and found.st_rdev != _NULL:
             if not path.startswith(_OPEN_ALREADY):
-                raise OSError(errno.EINVAL, "is no regular file")
+                raise OSError(errno.EINVAL, "is not a regular file")
             os.set_blocking(fd, True)
         with open(fd, "rb", closefd=False) as file:
             return file.read(most_bytes)

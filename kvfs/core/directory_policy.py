@@ -34,7 +34,7 @@ def check_value(name: bytes, value: bytes) -> None:
     """Raise InvalidRequest unless *value* is one that policy *name* knows."""
     if value not in VALUES.get(name, frozenset()):
         known = b", ".join(sorted(VALUES.get(name, frozenset()))).decode()
-        raise InvalidRequest(f"{name.decode()}: one of {known or 'nothing'}")
+        raise InvalidRequest(f"{name.decode()}: must be one of {known or 'nothing'}")
 
 
 def policies_of(table: object) -> dict[str, dict[str, str]]:
@@ -44,13 +44,13 @@ def policies_of(table: object) -> dict[str, dict[str, str]]:
     ``lease = "none"`` or ``pin = true``.
     """
     if not isinstance(table, dict):
-        raise ValueError('is no table: write [policies."/DIR"]')
+        raise ValueError('must be a table: write [policies."/DIR"]')
     found: dict[str, dict[str, str]] = {}
     for path, said in table.items():
         if not isinstance(said, dict) or not str(path).startswith("/"):
             raise ValueError(f'{path!r}: write [policies."/DIR"] with the path below the mount')
         if path != "/" and not _NO_NAMES.isdisjoint(str(path)[1:].split("/")):
-            raise ValueError(f"{path!r} names no directory: leave out '.', '..' and empty parts")
+            raise ValueError(f"{path!r} is not a directory: leave out '.', '..' and empty parts")
         found[str(path)] = {key: _text(key, value) for key, value in said.items()}
     return found
 
@@ -59,7 +59,7 @@ def _text(key: str, value: object) -> str:
     text = str(int(value)) if isinstance(value, bool) else str(value)
     known = VALUES.get(PREFIX + key.encode())
     if known is None:
-        raise ValueError(f"no policy is called {key!r}; there are drafts, evict, lease and pin")
+        raise ValueError(f"unknown policy {key!r}; use drafts, evict, lease or pin")
     if text.encode() not in known:
-        raise ValueError(f"{key}: one of {b', '.join(sorted(known)).decode()}")
+        raise ValueError(f"{key}: must be one of {b', '.join(sorted(known)).decode()}")
     return text

@@ -73,7 +73,7 @@ def default_of(declared: Field[Any]) -> object:
 def refuse_control_characters(text: str) -> None:
     """Raise ValueError when *text*, a path or a name, holds one: logs and scripts read lines."""
     if any(ord(character) < 32 for character in text):
-        raise ValueError(f"{text!r} holds a control character")
+        raise ValueError(f"{text!r} contains a control character")
 
 
 def _as_bool(value: object) -> bool:
@@ -82,15 +82,15 @@ def _as_bool(value: object) -> bool:
     text = str(value).lower()
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
-    raise ValueError(f"{value!r} is neither true nor false")
+    raise ValueError(f"{value!r} is not true or false")
 
 
 def _as_text(declared: Field[Any], value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a text")
+        raise ValueError(f"{value!r} is not a string")
     choices: tuple[str, ...] = declared.metadata["choices"]
     if choices and value not in choices:
-        raise ValueError(f"{value!r} is none of {', '.join(choices)}")
+        raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
     refuse_control_characters(value)
     return value
 
@@ -107,7 +107,7 @@ def _as_number(unit: str, kind: str, value: object) -> int | float:
     try:
         return float(value)
     except OverflowError:
-        raise ValueError("is larger than any number here") from None
+        raise ValueError("is too large") from None
 
 
 def _parse_number(unit: str, kind: str, text: str) -> int | float:

@@ -61,7 +61,7 @@ class Settings:
         low=0,
         high=0o1777,  # kvfs never stores suid and sgid
     )
-    read_only: bool = setting(False, "a cache that takes no blocks is of use for inspection only")
+    read_only: bool = setting(False, "a read-only cache is useful for inspection only")
     fsync: str = setting(
         "relaxed",
         "a block lost at a power loss costs a recompute, an fsync a block costs every store",
@@ -81,7 +81,7 @@ class Settings:
         choices=("debug", "info", "warning", "error", "off"),
     )
     log_lines_per_minute: int = setting(
-        20, "of one kind: a storm of one error must not fill the journal", low=1, high=60_000
+        20, "of each kind: a storm of one error must not fill the journal", low=1, high=60_000
     )
 
     entry_timeout_s: float = setting(
@@ -104,7 +104,7 @@ class Settings:
 
     ready_share: float = setting(
         0.05,
-        "of the capacity, at most, may lie in extents nobody wrote yet",
+        "largest share of the capacity in extents that nobody has written yet",
         unit="share",
         low=0,
         high=0.5,
@@ -156,7 +156,7 @@ class Settings:
     )
     lease_max: float = setting(
         0.92,
-        "of the capacity, at most, may be leased: connectors with an index keep up to 90 %, the "
+        "largest share of the capacity under leases: connectors with an index keep up to 90 %, the "
         "rest is for stores of others",
         unit="share",
         low=0,
@@ -184,17 +184,20 @@ class Settings:
     )
     room_wait_s: float = setting(
         5.0,
-        "for an eviction that others need, too; longer is a hung call",
+        "also for an eviction that others need; a longer wait looks like a hung call",
         unit="s",
         low=0,
         high=60,
     )
     room_wait_bytes: int = setting(
-        512 * _MIB, "of writes that wait in memory; one more is refused", unit="bytes", low=_MIB
+        512 * _MIB,
+        "of writes that wait in memory; one more is refused",
+        unit="bytes",
+        low=_MIB,
     )
     pin_share: float = setting(
         0.5,
-        "of the capacity, at most, is kept by pins and evict=never: the rest must be able to go",
+        "largest share of the capacity kept by pins and evict=never: the rest must be evictable",
         unit="share",
         low=0,
         high=1,
@@ -213,7 +216,7 @@ class Settings:
     )
     open_files_user_share: float = setting(
         0.5,
-        "of the server's open files, at most, for one user (not root): the rest is for others",
+        "largest share of the server's open files for one user (not root): the rest is for others",
         unit="share",
         low=0.01,
         high=1,
@@ -224,14 +227,14 @@ class Settings:
 
     directory_reserve_share: float = setting(
         0.05,
-        "of the parent file system that a directory source leaves to others",
+        "share of the parent file system that a directory source leaves to others",
         unit="share",
         low=0,
         high=0.9,
     )
     directory_reserve_bytes: int = setting(
         10 * _GIB,
-        "the most that directory_reserve_share may come to on a large file system",
+        "upper limit of directory_reserve_share on a large file system",
         unit="bytes",
         low=0,
         high=1024 * _TIB,
@@ -259,7 +262,7 @@ class Settings:
     )
     xattr_total_max_bytes: int = setting(
         16 * _KIB,
-        "of one inode, names and values: the index is for names",
+        "per inode, names and values together: the index is for names",
         unit="bytes",
         low=0,
         high=1024 * _KIB,

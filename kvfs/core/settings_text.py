@@ -21,7 +21,7 @@ def table_of(text: str, origin: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{origin}: {error}") from None
     except (ValueError, RecursionError):  # thousands of digits or of brackets
-        raise UsageError(f"{origin}: is no settings file") from None
+        raise UsageError(f"{origin}: not a settings file") from None
     if "mode" in table and _DECIMAL_MODE.search(text):
         raise UsageError(f'{origin}: mode: TOML reads it as decimal; write 0o755 or "0755"')
     return table

@@ -76,11 +76,11 @@ def require_pool(path: str) -> None:
     content = probe.find_content(path)
     if content is None:
         raise SourceBlank(
-            f"{path} is no kvfs pool: it is blank", f"kvfs mkfs {path} makes a pool of it"
+            f"{path} is not a kvfs pool: it is blank", f"kvfs mkfs {path} makes a pool of it"
         )
     if not content.is_pool:
         raise SourceForeign(
-            f"{path} is no kvfs pool: {content.text}", "kvfs mkfs --force overwrites it"
+            f"{path} is not a kvfs pool: {content.text}", "kvfs mkfs --force overwrites it"
         )
 
 

@@ -12,7 +12,7 @@ from kvfs.machine.mounted_elsewhere import where_in_use
 
 _SWAPS: Final = "/proc/swaps"
 _UNKNOWN_USER: Final = (
-    "by another program, as a pool that is mounted already, or by clients of a dead mount"
+    "by another program, by a pool that is already mounted, or by clients of a dead mount"
 )
 
 

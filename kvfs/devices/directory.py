@@ -51,7 +51,7 @@ def format_directory(
         with pool_files.write_errors(path):
             stack.callback(os.close, pool_files.lock_pool(pool_fd, path, create=True))
             if not was_pool and pool_files.own_names(pool_fd) != [LOCK]:
-                raise SourceBusy(f"{path} was formatted by somebody else just now")
+                raise SourceBusy(f"{path} has just been formatted by another process")
             if was_pool:
                 freed_bytes = pool_files.held_bytes(pool_fd)
                 capacity_bytes = _capacity(pool_fd, path, capacity_bytes, reserve, freed_bytes)
@@ -143,7 +143,7 @@ def _refuse_foreign(pool_fd: int, path: str) -> None:
         shown = ", ".join(ascii(name)[1:-1] for name in names[:_NAMES_SHOWN])
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
         raise SourceForeign(
-            f"{path} is no kvfs pool and not empty: {shown}{more}", "give an empty directory"
+            f"{path} is not a kvfs pool and not empty: {shown}{more}", "give an empty directory"
         )
 
 
@@ -159,14 +159,14 @@ def _require_pool(pool_fd: int, path: str) -> PoolHeader:
             return header
         raise SourceForeign(f"{path} holds an unfinished pool; kvfs mkfs --force starts again")
     raise SourceBlank(
-        f"{path} is no kvfs pool: it is empty", f"kvfs mkfs {path} makes a pool of it"
+        f"{path} is not a kvfs pool: it is empty", f"kvfs mkfs {path} makes a pool of it"
     )
 
 
 def _refuse_in_the_making(pool_fd: int, path: str) -> None:
     """Raise SourceBusy when the pool without a POOL is one that somebody makes just now."""
     if pool_files.read_header(pool_fd, path) is None and pool_files.is_locked(pool_fd):
-        raise SourceBusy(f"{path} is in use: somebody makes a pool of it, or removes one")
+        raise SourceBusy(f"{path} is in use: another process makes or removes a pool in it")
 
 
 def _is_unfinished(pool_fd: int, path: str) -> bool:
@@ -198,7 +198,7 @@ def _capacity(
     if max(wanted_bytes or 0, ROOM_MIN_BYTES) > most_bytes:
         wanted = format_size(wanted_bytes or ROOM_MIN_BYTES)
         raise SourceFull(
-            f"{path}: no room for {wanted} of blocks: {format_size(most_bytes)} to be had, "
-            f"{format_size(kept_bytes)} stay free for others"
+            f"{path}: no space for {wanted} of blocks: {format_size(most_bytes)} available, "
+            f"{format_size(kept_bytes)} reserved for others"
         )
     return wanted_bytes or most_bytes

@@ -49,7 +49,7 @@ def format_image(
         probe.refuse_content(path, probe.find_content(path), force=force)
         present_bytes = os.fstat(image_fd).st_size
         if present_bytes and size_bytes not in (None, present_bytes):
-            raise UsageError(f"{path} has a size already: {format_size(present_bytes)}")
+            raise UsageError(f"{path} already has a size: {format_size(present_bytes)}")
         size_bytes = present_bytes or _new_size(path, size_bytes, capacity_bytes)
         block.refuse_size(path, size_bytes, capacity_bytes)
         _allocate(image_fd, path, size_bytes)
@@ -115,12 +115,12 @@ def _format_new(
     if size_bytes > free_bytes:
         raise SourceFull(
             f"{path}: {format_size(size_bytes)} do not fit into the {format_size(free_bytes)} "
-            f"that are free in {parent}"
+            f"free in {parent}"
         )
     try:
         image_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise UsageError(f"{path} cannot be made: {error.strerror}") from None
+        raise UsageError(f"{path} cannot be created: {error.strerror}") from None
     try:
         _lock(image_fd, path)  # who was faster makes the pool; the file is not ours to remove
         try:
@@ -216,7 +216,7 @@ def _attached(image_fd: int, path: str, *, read_only: bool = False) -> Iterator[
     attached = loop.attach(image_fd, path, read_only=read_only)
     try:
         if not attached.direct_io and not read_only:
-            _log.warning("no direct I/O on image %s: its bytes are cached twice", path)
+            _log.warning("direct I/O is not available on image %s: its data is cached twice", path)
         yield attached.path
     finally:
         os.close(attached.fd)

@@ -56,7 +56,7 @@ def _read_head(fd: int, source: str) -> bytes:
         left_s = max(0.0, deadline_s - time.monotonic())
         if not select.select([fd], [], [], left_s)[0]:
             raise SourceBusy(
-                f"{source}: no answer of xfs_logprint in {_ANSWER_WAIT_S:g} s; does a mount "
+                f"{source}: no answer from xfs_logprint in {_ANSWER_WAIT_S:g} s; does a mount "
                 f"on this machine hang (df)?"
             )
         part = os.read(fd, _HEAD_BYTES)

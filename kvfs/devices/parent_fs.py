@@ -73,5 +73,5 @@ def try_out(directory_fd: int, source: str, fs_type: str) -> None:
         ) from error
     if lacking:
         raise SourceMissing(
-            f"{source} lies on {fs_type}, which gives no blocks back beyond a file's end; {_ADVICE}"
+            f"{source} lies on {fs_type}, which does not free blocks beyond a file's end; {_ADVICE}"
         )

@@ -100,7 +100,7 @@ def refuse_no_files(pool_fd: int, source: str) -> None:
         except OSError:
             continue
         if not stat.S_ISREG(mode):
-            raise SourceForeign(f"{source}: its {name} is no file; remove it, and run this again")
+            raise SourceForeign(f"{source}: its {name} is not a file; remove it, and try again")
 
 
 def read_header(pool_fd: int, source: str) -> PoolHeader | None:
@@ -200,7 +200,7 @@ def _open_lock(pool_fd: int, source: str, *, create: bool) -> int:
         return fd
     if fd >= 0:
         os.close(fd)
-    raise SourceForeign(f"{source}: its {LOCK} is no file; remove it, and a mount makes it anew")
+    raise SourceForeign(f"{source}: its {LOCK} is not a file; remove it, and a mount makes it")
 
 
 @contextlib.contextmanager

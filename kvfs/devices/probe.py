@@ -11,7 +11,7 @@ POOL_LABEL: Final = "kvfs"
 #: blkid knows signatures in the first and last MiB; anything else that is not zero is data too.
 _EDGE_BYTES: Final = 4 << 20
 _BLKID_TIMEOUT_S: Final = 60.0
-#: blkid(8): nothing was found; several contradicting signatures were found.
+#: blkid(8): nothing was found; several conflicting signatures were found.
 _BLKID_NOTHING: Final = 2
 _BLKID_AMBIVALENT: Final = 8
 
@@ -32,12 +32,12 @@ def find_content(path: str) -> Content | None:
     """
     result = run_tool("blkid", "-p", "-o", "export", path, timeout_s=_BLKID_TIMEOUT_S)
     if result.returncode == _BLKID_AMBIVALENT:
-        return Content("several contradicting signatures (see wipefs)")
+        return Content("several conflicting signatures (see wipefs)")
     if result.returncode not in (0, _BLKID_NOTHING):
         raise SourceDamaged(f"{path}: blkid fails: {last_line(result.stderr)}")
     found = read_blkid(result.stdout)
     if found is None and not edges_are_zero(path):
-        return Content("data of no kind that blkid knows")
+        return Content("data that blkid does not recognise")
     return found
 
 

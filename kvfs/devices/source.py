@@ -65,7 +65,7 @@ def format_source(
     """
     if capacity_bytes is not None and capacity_bytes < CAPACITY_MIN_BYTES:
         raise UsageError(
-            f"{source}: a capacity of {format_size(capacity_bytes)} is too little; a pool needs "
+            f"{source}: a capacity of {format_size(capacity_bytes)} is too small; a pool needs "
             f"{format_size(CAPACITY_MIN_BYTES)}"
         )
     kind = _kind_to_be(source, may_create=not (size_bytes is None and capacity_bytes is None))
@@ -167,5 +167,5 @@ def _kind_to_be(source: str, *, may_create: bool) -> Kind:
         raise SourceMissing(f"{source}: the directory {parent} does not exist")
     # A slip in a device's name must not fill devtmpfs; /dev/shm is another file system.
     if parent.startswith("/dev") and os.stat(parent).st_dev == os.stat("/dev").st_dev:
-        raise SourceMissing(f"{source}: there is no such device")
+        raise SourceMissing(f"{source}: no such device")
     return "image"

@@ -170,7 +170,10 @@ def join_pool(
         device = _device(stack, mount_fd, pool_fd, source, kind, read_only, capacity_bytes)
         device.outlived = True
         stack.pop_all()  # the device closes them now
-    _log.info("%s: clients of a dead mount have files of it open; its file system lives on", source)
+    _log.info(
+        "%s: clients of a dead mount still have its files open; its file system stays mounted",
+        source,
+    )
     return device
 
 
@@ -239,7 +242,7 @@ def _mount(
 
 def _mount_error(source: str, error: OSError) -> Exception:
     if error.errno == errno.EBUSY:
-        return SourceBusy(f"{source} is in use: it was mounted by somebody else just now")
+        return SourceBusy(f"{source} is in use: it has just been mounted by another process")
     if error.errno == errno.EPERM:
         return NotRoot(f"{source}: mounting it needs root (CAP_SYS_ADMIN)")
     if error.errno in (errno.ENODEV, errno.ENOSYS):

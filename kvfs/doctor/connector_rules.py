@@ -25,7 +25,7 @@ def connector_limits(facts: Facts) -> list[Finding] | None:
             Severity.SERIOUS if limit.keeps_index else Severity.WARNING,
             f"{limit.setting} of {limit.origin} is {format_size(limit.limit_bytes)}, more than "
             f"90 % of the pool's {format_size(capacity_bytes)}: kvfs evicts before the connector "
-            + ("does, and the connector fails on what is gone" if limit.keeps_index else "does"),
+            + ("does, and the connector fails on missing blocks" if limit.keeps_index else "does"),
             _lower(limit, most_bytes, where),
         )
         for limit in facts.limits_of_connectors
@@ -62,8 +62,8 @@ def _lower(limit: ConnectorLimit, most_bytes: int, where: str) -> str:
         value = most_bytes * 100 // _GIB / 100
     if value == 0:  # which means "no limit" to most of them
         return (
-            f"kvfs status {where}\na larger pool is wanted: no value of {limit.setting} fits into "
-            f"{format_size(most_bytes)}; make it of a larger drive, with a capacity of "
+            f"kvfs status {where}\nthe pool is too small: no value of {limit.setting} fits into "
+            f"{format_size(most_bytes)}; use a larger drive, with a capacity of "
             f"{format_size(int(limit.limit_bytes / _CONNECTOR_SHARE))}"
         )
     if limit.file:  # a number may stand in quotation marks, or have a unit
@@ -84,9 +84,9 @@ def load_failures(facts: Facts) -> list[Finding] | None:
     return [
         Finding(
             Severity.SERIOUS,
-            f"{habit.origin} fails each request of which a block is gone when it is loaded: its "
-            "--kv-transfer-config has no kv_load_failure_policy of recompute",
-            f"{habit.command}\nin its place, with its environment",
+            f"{habit.origin} fails each request with a block that is gone when it is loaded: its "
+            "--kv-transfer-config does not set kv_load_failure_policy to recompute",
+            f"{habit.command}\nstart it this way, with the same environment",
         )
         for habit in facts.habits_of_connectors
         if habit.habit == "fails requests"
@@ -101,8 +101,8 @@ def file_per_key(facts: Facts) -> list[Finding] | None:
     return [
         Finding(
             Severity.WARNING,
-            f"{habit.origin} keeps a file per key (Mooncake): it has no limit but 90 % of what the "
-            "pool shows, its stores fail when that is full, and loads of what kvfs evicted fail",
+            f"{habit.origin} keeps a file per key (Mooncake): its only limit is 90 % of the pool's "
+            "size, its stores fail when that is reached, and its loads of evicted blocks fail",
             "export MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR=bucket_storage_backend "
             f"MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE={wanted_bytes}\nthen restart the client",
         )

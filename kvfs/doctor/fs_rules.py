@@ -66,13 +66,13 @@ def below_mount(facts: Facts) -> list[Finding] | None:
     return [
         Finding(
             Severity.WARNING,
-            f"{at_least}{format_size(facts.below.size_bytes)} in {facts.below.files} files lie in "
-            f"the directory {facts.mountpoint} itself, below the mount: stored while nothing was "
-            "mounted there, on the file system that the directory lies on",
+            f"{at_least}{format_size(facts.below.size_bytes)} in {facts.below.files} files are in "
+            f"the directory {facts.mountpoint} itself, hidden by the mount: they were stored while "
+            "nothing was mounted there, on the file system below",
             f'd=$(mktemp -d) && mount --bind {shlex.quote(parent or "/")} "$d" && '
             f'ls -lR {shown}; umount "$d"; rmdir "$d"\n'
-            "which shows them; in the same way they are moved or removed. Clients that start after "
-            "the mount store nothing there, nor anybody where the empty directory is `chattr +i`",
+            "which shows them; move or remove them in the same way. To prevent it, start clients "
+            "after the mount, or make the empty directory immutable with `chattr +i`",
         )
     ]
 
@@ -87,14 +87,14 @@ def _made_anew(facts: Facts, device: str) -> str:
     """Return what makes the XFS on *device* as kvfs does."""
     source = shlex.quote(facts.source)
     if facts.kind != "directory" or facts.backing is None:
-        remark = "erases the pool: when a cold cache costs less"
+        remark = "erases the pool: only if a cold cache costs less"
         return f"{_without_pool(facts, f'kvfs mkfs --force {source}')}\n{remark}"
     home, drive = shlex.quote(facts.backing.mountpoint), shlex.quote(device)
     commands = (
         f"umount {home} && mkfs.xfs -f -i size=1024,maxpct=100 -m reflink=0,rmapbt=0 {drive} && "
         f"mount {drive} {home} && mkdir -p {source}"
     )
-    remark = f"erases all of {facts.backing.mountpoint}: only when it is made anew in any case"
+    remark = f"erases all of {facts.backing.mountpoint}: only if it is to be formatted anyway"
     return f"{_without_pool(facts, commands)}\n{remark}"
 
 
@@ -107,8 +107,8 @@ def xfs(facts: Facts) -> list[Finding] | None:
     again = _made_anew(facts, made.device)
     if made.inode_bytes < _INODE_WANTED_BYTES:
         problem = (
-            f"the XFS on {made.device} has inodes of {made.inode_bytes} bytes: what a block says "
-            "of itself does not fit in, and each store pays for a block more"
+            f"the XFS on {made.device} has inodes of {made.inode_bytes} bytes: the identity "
+            "of a block does not fit in, and each store writes one more block"
         )
         found.append(Finding(Severity.NOTE, problem, again))
     if made.log_bytes < _LOG_LOW_BYTES and made.size_bytes >= _LOG_MATTERS_FROM_BYTES:
@@ -123,8 +123,8 @@ def xfs(facts: Facts) -> list[Finding] | None:
     ]
     if trees:
         problem = (
-            f"the XFS on {made.device} keeps {' and '.join(trees)} trees, which kvfs has no use "
-            "for: each allocation updates them"
+            f"the XFS on {made.device} keeps {' and '.join(trees)} trees, which kvfs does "
+            "not use: each allocation updates them"
         )
         found.append(Finding(Severity.NOTE, problem, again))
     return found

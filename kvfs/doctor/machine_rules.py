@@ -41,10 +41,10 @@ def numa(facts: Facts) -> list[Finding] | None:
         if facts.limits is not None and facts.limits.unit:
             fix += f"\nfor good: CPUAffinity={ranges} by `systemctl edit {facts.limits.unit}`"
         if not near & facts.cpus.allowed:
-            problem = f"{names} is at NUMA node {node}, and the server may not run there"
+            problem = f"{names} is on NUMA node {node}, and the server may not run there"
             found.append(Finding(Severity.WARNING, problem, fix))
         elif facts.cpus.allowed - near:
-            problem = f"{names} is at NUMA node {node}, and the server may run at others as well"
+            problem = f"{names} is on NUMA node {node}, and the server may run at others as well"
             found.append(Finding(Severity.NOTE, problem, fix))
     return found
 
@@ -78,8 +78,8 @@ def wake_ups(facts: Facts) -> list[Finding] | None:
         wanted_ns = max(_HALT_POLL_WANTED_NS, 2 * halt_poll_ns)
         fix = f"echo {wanted_ns} > /sys/module/haltpoll/parameters/guest_halt_poll_ns"
     problem = (
-        f"one CPU takes {trip_us:.0f} us to wake another and be woken (5 to 15 are usual): idle "
-        "CPUs sleep too deep, and every open and store pays for it several times"
+        f"a wake-up round trip between two CPUs takes {trip_us:.0f} us (5 to 15 is usual): idle "
+        "CPUs sleep too deeply, and every open and store pays for it several times"
     )
     return [Finding(Severity.WARNING, problem, fix)]
 
@@ -107,7 +107,7 @@ def rotating_drive(facts: Facts) -> list[Finding] | None:
     return [
         Finding(
             Severity.WARNING,
-            f"{disk.name} says that it is a rotating disk: a load is slower than a recompute",
+            f"{disk.name} reports a rotating disk: a load is slower than a recompute",
             "lsblk --output NAME,SIZE,ROTA,FSTYPE,MOUNTPOINTS\nshows the drives: ROTA is 0 for "
             "flash; mount one of those. If this one is flash all the same: "
             f"echo 0 > /sys/block/{disk.name}/queue/rotational",
@@ -135,7 +135,7 @@ def read_ahead(facts: Facts) -> list[Finding] | None:
             Severity.WARNING,
             f"the kernel reads {format_size(ahead.size_bytes)} ahead of readers on {whose}, which "
             "keeps a buffered load of a block far below the drive's speed (O_DIRECT is not "
-            "concerned)",
+            "affected)",
             f"echo {READ_AHEAD_WANTED_BYTES // _KIB} > {ahead.path}",
         )
         for whose, ahead in counting

@@ -70,7 +70,7 @@ def mount(facts: Facts) -> list[Finding] | None:
     given = facts.nfs.options
     found = []
     if not _BOUNDED & given.keys():
-        problem = "hard: a server that is away makes every load hang, instead of a miss"
+        problem = "hard: an unreachable server makes every load hang instead of a miss"
         change = {"hard": None, "softerr": "", "timeo": "50", "retrans": "2"}
         found.append((Severity.WARNING, problem, change))
     for option, problem in (

@@ -30,9 +30,9 @@ def evictable_data(facts: Facts) -> list[Finding] | None:
     return [
         Finding(
             Severity.SERIOUS,
-            f"{format_size(used_bytes)} of {format_size(capacity_bytes)} are used and only "
-            f"{format_size(evictable_bytes)} of it may go ({held or 'nobody says why'}): stores "
-            "will fail with ENOSPC",
+            f"{format_size(used_bytes)} of {format_size(capacity_bytes)} is used and only "
+            f"{format_size(evictable_bytes)} of it can be evicted ({held or 'cause unknown'}): "
+            "stores will fail with ENOSPC",
             _let_go(facts),
         )
     ]
@@ -47,8 +47,8 @@ def _let_go(facts: Facts) -> str:
     lessee = lessee_of(facts)
     most = f" (most leases: {lessee})" if lessee else ""
     return (
-        f"fuser --verbose --mount {where}\nleases and slabs go with the process that made them"
-        f"{most}: end it, or set its own limit lower, or lease_max"
+        f"fuser --verbose --mount {where}\nleases and slabs end with the process that made them"
+        f"{most}: end it, or lower its own limit or lease_max"
     )
 
 
@@ -100,9 +100,9 @@ def backing_space(facts: Facts) -> list[Finding] | None:
     return [
         Finding(
             Severity.SERIOUS,
-            f"{facts.source} lies on a file system with {format_size(facts.backing.free_bytes)} "
-            f"free, and the pool may still grow by {format_size(wanted_bytes)}: somebody else "
-            "fills it, and stores will fail with ENOSPC",
+            f"{facts.source} is on a file system with {format_size(facts.backing.free_bytes)} "
+            f"free, and the pool may still grow by {format_size(wanted_bytes)}: others "
+            "fill it, and stores will fail with ENOSPC",
             f"kvfs umount {shlex.quote(facts.mountpoint)} && kvfs mount --capacity "
             f"{max(0, held_bytes) * 9 // 10} {shlex.quote(facts.source)} "
             f"{shlex.quote(facts.mountpoint)}",
@@ -128,18 +128,18 @@ def damage(facts: Facts) -> list[Finding] | None:
     if facts.status.get("write_back_failures"):
         count = facts.status["write_back_failures"]
         problem = (
-            f"blocks could not be written back {count} times: the device loses what is stored, "
-            f"and {facts.status.get('lost_blocks', 0)} blocks are misses for it"
+            f"blocks could not be written back {count} times: the device loses data, and "
+            f"{facts.status.get('lost_blocks', 0)} blocks became misses"
         )
         fix = "dmesg --level=err,warn | tail\nand replace the drive that it names"
         found.append(Finding(Severity.SERIOUS, problem, fix))
     if facts.status["damaged_rows"]:
         count = facts.status["damaged_rows"]
-        problem = f"{count} rows of the index cannot be read; what they told of are misses"
+        problem = f"{count} rows of the index cannot be read; their blocks are misses"
         found.append(Finding(Severity.WARNING, problem, check))
     if facts.status.get("background_failures"):
         count = facts.status["background_failures"]
-        problem = f"{count} jobs in the background failed; the log says why"
+        problem = f"{count} background jobs failed; the log says why"
         found.append(Finding(Severity.WARNING, problem, "dmesg --level=err,warn | tail\n" + check))
     return found
 
@@ -155,8 +155,8 @@ def index_map(facts: Facts) -> list[Finding] | None:
     return [
         Finding(
             Severity.WARNING,
-            f"the names fill {format_size(rows_bytes)} of the {format_size(map_bytes)} that the "
-            "index may have: blocks are evicted for names though there is room for bytes",
+            f"names fill {format_size(rows_bytes)} of the {format_size(map_bytes)} that the index "
+            "may use: blocks are evicted for names although there is space for data",
             f"kvfs umount {where} && kvfs mount --set index_map_bytes={2 * map_bytes} "
             f"{shlex.quote(facts.source)} {where}\n"
             "and in the settings file, if there is one",
@@ -204,12 +204,12 @@ def leases(facts: Facts) -> list[Finding] | None:
     return [
         Finding(
             Severity.WARNING,
-            f"leases keep {format_size(leased_bytes)}, lease_max allows {format_size(most_bytes)}: "
-            f"{lessee_of(facts)} keeps most, and who is over its share is refused what it stores "
-            f"under final names ({refused} so far)",
+            f"leases hold {format_size(leased_bytes)}, lease_max allows {format_size(most_bytes)}: "
+            f"{lessee_of(facts)} holds most, and processes over their share cannot store under "
+            f"final names ({refused} stores refused so far)",
             f"setfattr -n user.kvfs.lease -v none {shlex.quote(facts.mountpoint)}\n"
-            "if the programs there can do without a block that they stored; else end the process, "
-            "or set its own limit lower",
+            "if the programs there tolerate the loss of a stored block; else end the process, or "
+            "lower its own limit",
         )
     ]
 

@@ -36,7 +36,7 @@ def request_timeouts(facts: Facts) -> list[Finding] | None:
         Finding(
             Severity.SERIOUS,
             f"{shown} (seconds): the kernel aborts the whole mount when one request takes longer",
-            f"sysctl -w {zero}\nthen unmount and mount: it is agreed at the mount",
+            f"sysctl -w {zero}\nthen unmount and mount: the limit is agreed on at the mount",
         )
     ]
 

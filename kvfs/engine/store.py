@@ -256,7 +256,7 @@ class Store:
         try:
             self.pool.index.preallocate()
         except NoSpace as error:
-            _log.info("%s; blocks go for it", error)
+            _log.info("%s; evicting blocks for it", error)
             self._index_starves = True
 
     def _save_heat(self, now_s: float) -> None:
@@ -271,7 +271,7 @@ class Store:
         try:
             self.pool.index.settle()
         except (NoSpace, OSError) as error:
-            _log.warning("the index does not take what waits for it: %s", error)
+            _log.warning("index: pending rows not written: %s", error)
 
     def describe(self) -> dict[str, Any]:
         """Return the figures `kvfs status` shows, in bytes and counts."""

@@ -76,7 +76,7 @@ def _places(is_meant: Callable[[Mount], bool]) -> str:
     if not found:
         return ""
     commands = "; ".join(one.way_out for one in found)
-    return f"{', '.join(one.where for one in found)}; `{commands}` ends that"
+    return f"{', '.join(one.where for one in found)}; `{commands}` unmounts it"
 
 
 def _namespace(pid: str) -> str:

@@ -68,7 +68,7 @@ def require_file_size() -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, hard))
             return
         raise ToolMissing(
-            f"a file may have {hard} bytes at most, and a pool needs larger ones; "
+            f"files are limited to {hard} bytes, and a pool needs larger ones; "
             "`ulimit -Hf unlimited` or LimitFSIZE=infinity of its unit lifts that"
         ) from None
 
@@ -87,8 +87,8 @@ def what_it_cannot_see(settings: Settings) -> str:
     except OSError:
         pass  # unknown is not "sees all"
     return (
-        "runs in a pid namespace of its own: what a process outside closes in place is not kept, "
-        "only what it renames; share the host's (hostPID), or set foreign_closes"
+        "runs in its own pid namespace: files that a process outside closes in place are not kept, "
+        "only those it renames; share the host's (hostPID), or set foreign_closes"
     )
 
 
@@ -122,7 +122,7 @@ def _set_open_files(wanted: int) -> str:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
         except (ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            return f"open files: {wanted} refused, {hard} it is"
+            return f"open files: {wanted} refused, using {hard}"
         return ""
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

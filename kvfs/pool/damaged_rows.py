@@ -28,7 +28,7 @@ class Damage:
     def miss_name(self, parent: InodeNo, name: bytes, ino: InodeNo | None, error: str) -> None:
         """Drop *name* in *parent*, which leads nowhere or to the damaged *ino*. Raises NoSpace."""
         self.misses += 1
-        _log.error("%r in inode %#x: %s; kvfs fsck --repair sets it right", name, parent, error)
+        _log.error("%r in inode %#x: %s; kvfs fsck --repair repairs it", name, parent, error)
         if self._read_only:
             return
         with self._index.write() as txn:

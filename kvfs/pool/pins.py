@@ -50,7 +50,7 @@ class Pins:
         others_bytes = max(kept_bytes, self.pinned_bytes)
         if ino not in self._pinned and others_bytes + size_bytes > limit_bytes:
             raise NotPermitted(
-                f"pins would hold {others_bytes + size_bytes} bytes, the bound is {limit_bytes}"
+                f"pins would hold {others_bytes + size_bytes} bytes, the limit is {limit_bytes}"
             )
         return size_bytes
 

@@ -51,7 +51,7 @@ class Background:
             job()
         except Exception:
             self.failures += 1
-            _log.exception("background work failed")
+            _log.exception("background job failed")
 
     def submit(self, job: Job) -> None:
         """Queue a short *job*. If the queue is full, the caller does one, which slows it."""
@@ -175,7 +175,7 @@ class Background:
             job()
         except (NoSpace, OSError) as error:
             if job not in self._told:
-                _log.warning("a walk through the index is put off: %s", error)
+                _log.warning("index scan postponed: %s", error)
                 self._told.add(job)
             self._put_off.append(job)
         else:

@@ -185,7 +185,7 @@ class Heat:
             marks = self._marks.all()
             write_heat(self._pool_fd, self._syscalls, self._epoch, self._rows, marks)
         except OSError as error:
-            _log.info("the heat of the blocks is not saved: %s", error)
+            _log.info("block heat not saved: %s", error)
 
     def _read(self) -> tuple[Saved | None, int]:
         """Return what HEAT holds, and when it was saved (s since the epoch)."""
@@ -193,7 +193,7 @@ class Heat:
             found = read_heat(self._pool_fd, self._syscalls, self._epoch)
             return found, 0 if found is None else saved_s(self._pool_fd, self._syscalls)
         except OSError as error:
-            _log.warning("the heat of the blocks is not known any more: %s", error)
+            _log.warning("block heat lost: %s", error)
             return None, 0
 
     def _take(self, rows: Rows) -> None:

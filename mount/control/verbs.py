@@ -60,7 +60,7 @@ class _Job:
             self.error = error
         except Exception:
             # As in socket.py: beyond this job lies the mount, which must go on.
-            _log.exception("eviction by hand failed")
+            _log.exception("eviction by command failed")
             self.error = ServeFailed("the server failed on this eviction; see its log")
         finally:
             self.done = True
@@ -191,14 +191,14 @@ def _shortened(path: str) -> str:
 def _texts(args: dict[str, Any], name: str) -> list[str]:
     value = args.get(name, [])
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise UsageError(f"{name}: a list of texts is wanted")
+        raise UsageError(f"{name}: must be a list of strings")
     return value
 
 
 def _number(args: dict[str, Any], name: str, kind: type[int] | type[float]) -> Any:  # noqa: ANN401
     value = args.get(name)
     if value is not None and (not isinstance(value, (int, kind)) or isinstance(value, bool)):
-        raise UsageError(f"{name}: a number is wanted")
+        raise UsageError(f"{name}: must be a number")
     if value is not None and not (math.isfinite(value) and abs(value) <= _NUMBER_MAX):
         raise UsageError(f"{name}: {value} is out of range")
     return value

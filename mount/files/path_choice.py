@@ -29,13 +29,13 @@ class PathChoice(NamedTuple):
 def choose_path(wanted: str) -> PathChoice:
     """Choose by what the setting *wanted* and what the kernel's release can.
 
-    Raises ToolMissing when passthrough was demanded and is not to be had.
+    Raises ToolMissing when passthrough was demanded and is not available.
     """
     if wanted == "daemon":
         return PathChoice(passthrough=False, reason="asked for by the setting data_path")
     release = os.uname().release
     if _version(release) < _RELEASE_MIN:
-        return without_passthrough(wanted, f"Linux {release} has none, 6.9 and newer do")
+        return without_passthrough(wanted, f"Linux {release} does not have it, 6.9 and later do")
     return PathChoice(passthrough=True, reason="the kernel and the backing file system allow it")
 
 
@@ -43,7 +43,7 @@ def without_passthrough(wanted: str, obstacle: str) -> PathChoice:
     """Return the daemon path with *obstacle* as its reason. Raises ToolMissing if not wanted."""
     if wanted == "passthrough":
         raise ToolMissing(
-            f"passthrough is not to be had: {obstacle}; --data-path=auto serves without it"
+            f"passthrough is not available: {obstacle}; --data-path=auto works without it"
         )
     return PathChoice(passthrough=False, reason=f"no passthrough: {obstacle}")
 
@@ -72,7 +72,7 @@ def read_ahead_far(mountpoint: str) -> None:
         with open(_READ_AHEAD.format(device=mount.device), "w", encoding="ascii") as setting:
             setting.write(str(READ_AHEAD_WANTED_BYTES >> 10))
     except OSError as error:
-        _log.info("the kernel reads ahead as little as it does by itself: %s", error)
+        _log.info("kernel read-ahead not raised: %s", error)
 
 
 def _version(release: str) -> tuple[int, int]:

@@ -42,7 +42,7 @@ class AbortGuard:
                 cwd="/",
             )
         except OSError as error:
-            _log.warning("nothing ends the mount's calls if its server is killed: %s", error)
+            _log.warning("calls on the mount will hang if its server is killed: %s", error)
 
     def dismiss(self) -> None:
         """End it: the server ends by itself."""

@@ -234,7 +234,7 @@ class Channel:
         try:
             self._ours.send(self._view[:size_bytes])
         except OSError as error:
-            _log.error("request %d not handed on: %s", opcode, error)
+            _log.error("request %d not handled: %s", opcode, error)
             self.reply(error_reply(unique, errno.EIO))
             return False
         self._unanswered += 1

@@ -85,7 +85,7 @@ class Invalidations:
                 self.told += 1  # the kernel did not know it
             except OSError as error:
                 self.untold += 1
-                _log.debug("kernel not told: %s", error)
+                _log.debug("invalidation not sent: %s", error)
 
 
 def _inval_inodes(device_fd: int, *inos: InodeNo) -> None:

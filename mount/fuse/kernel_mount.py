@@ -64,7 +64,7 @@ class OwnMount:
             return
         self._mounted = False
         if not self._is_topmost():
-            _log.warning("what is mounted at %s now is not ours, and stays", self._mountpoint)
+            _log.warning("another mount is at %s now, and stays", self._mountpoint)
             return
         aborted = self._is_down()
         for lazy in (False, True):

@@ -105,7 +105,7 @@ def test_why_there_are_no_figures_of_a_server_is_said(
     flags = ("--quick", "--data", "2M", "--pairs", "1", "--jobs", "stat-hit-1t")
     assert main(["bench", "compare", *places, *flags]) == 0
     shown = " ".join(capsys.readouterr().err.split())
-    assert "the socket is for root; run this as root: there will be no figures" in shown
+    assert "the socket is for root; run this as root: CPU and memory of the" in shown
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_place_that_takes_no_directory_is_one_line(tmp_path: Path) -> None:
             "bench", "compare", "--mount", str(tmp_path / "a"), "--baseline", str(tmp_path), *flags
         )
     assert done.returncode == UsageError.exit_code
-    assert "cannot be made: Read-only file system" in done.stderr.splitlines()[-1]
+    assert "cannot be created: Read-only file system" in done.stderr.splitlines()[-1]
     assert "internal" not in done.stderr
 
 

@@ -25,8 +25,8 @@ def found(**status: object) -> list[Finding]:
 
 def test_who_keeps_most_is_named_with_the_setting_and_the_way_out() -> None:
     (finding,) = found()
-    assert "93 MiB, lease_max allows 92 MiB: process 4711 (vllm) keeps most" in finding.problem
-    assert "(7 so far)" in finding.problem
+    assert "93 MiB, lease_max allows 92 MiB: process 4711 (vllm) holds most" in finding.problem
+    assert "(7 stores refused so far)" in finding.problem
     assert finding.fix.startswith("setfattr -n user.kvfs.lease -v none '/k v'\n")
 
 

@@ -102,14 +102,14 @@ def test_another_blocks_bytes_are_wrong_bytes(root: Path) -> None:
 def test_a_short_block_is_an_error(root: Path) -> None:
     load, blocks = stored_load(root)
     os.truncate(load.path(blocks[0]), blocks[0].shape.size_bytes - 1)
-    with pytest.raises(VerifyFailed, match="shows"):
+    with pytest.raises(VerifyFailed, match="were stored"):
         load.load()
 
 
 def test_a_lost_block_is_an_error(root: Path) -> None:
     load, blocks = stored_load(root)
     load.path(blocks[-1]).unlink()
-    with pytest.raises(VerifyFailed, match="is gone"):
+    with pytest.raises(VerifyFailed, match="is missing"):
         load.load()
 
 

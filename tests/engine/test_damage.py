@@ -179,7 +179,7 @@ def test_a_chore_that_fails_keeps_neither_the_rest_nor_the_mount(
     store.tick()
     assert store.sweep.done
     assert store.pool.background.failures >= before + 2
-    assert "background work failed" in caplog.text
+    assert "background job failed" in caplog.text
     monkeypatch.undo()
 
 

@@ -53,7 +53,7 @@ def test_a_name_that_no_mount_takes_is_not_formatted(
         (place / name).mkdir()
         monkeypatch.chdir(place / name)  # the mount makes it absolute
         for path in (place / name, place / name / "image", Path("image")):
-            with refused(UsageError, repr(name)[1:-1], "holds a control character"):
+            with refused(UsageError, repr(name)[1:-1], "contains a control character"):
                 format_source(str(path), capacity_bytes=100 * MIB)
         assert list(place.rglob("*")) == [place / name]
 
@@ -106,8 +106,8 @@ def partitions(path: str) -> None:
         (xfs, "xfs file system, label scratch"),
         (swap, "swap signature, no label"),
         (partitions, "dos partition table"),
-        (first_bytes, "no kind that blkid knows"),
-        (last_bytes, "no kind that blkid knows"),
+        (first_bytes, "that blkid does not recognise"),
+        (last_bytes, "that blkid does not recognise"),
     ],
 )
 def test_somebody_elses_data_is_named_and_kept(
@@ -315,8 +315,8 @@ def test_an_image_needs_a_name_of_its_own() -> None:
     with workplace() as place:
         for name, said in (
             (f"{place}/new/", "without a slash"),
-            (f"{place}/new/.", "cannot be made: No such file"),
-            (f"{place}/{'x' * 300}", "cannot be made: File name too long"),
+            (f"{place}/new/.", "cannot be created: No such file"),
+            (f"{place}/{'x' * 300}", "cannot be created: File name too long"),
             ("", "SOURCE is empty"),
         ):
             with refused(UsageError, said):

@@ -284,7 +284,7 @@ def test_a_size_makes_an_image_of_that_size() -> None:
         path = place / "image"
         format_source(str(path), size_bytes=DRIVE_BYTES)
         assert path.stat().st_size == DRIVE_BYTES
-        with refused(UsageError, "size already"):
+        with refused(UsageError, "already has a size"):
             format_source(str(path), size_bytes=DRIVE_BYTES + MIB, force=True)
 
 
@@ -307,7 +307,7 @@ def test_an_image_without_direct_io_is_used_and_said(
         format_source(source.path)
         open_source(source.path).close()
     assert image.__name__ in {record.name for record in caplog.records}
-    assert "no direct I/O" in caplog.text
+    assert "direct I/O is not available" in caplog.text
 
 
 # ---- directories ----

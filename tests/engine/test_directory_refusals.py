@@ -23,10 +23,10 @@ def test_a_full_parent_file_system_is_refused() -> None:
         parent = Path(f"/proc/self/fd/{mount_fd}")
         (parent / "pool").mkdir()
         source = Source(str(parent / "pool"), parent / "pool")
-        with untouched(source), refused(SourceFull, source.path, "no room for 1 GiB"):
+        with untouched(source), refused(SourceFull, source.path, "no space for 1 GiB"):
             format_source(source.path, capacity_bytes=1 << 30)
         (parent / "other").write_bytes(bytes(150 * MIB))
-        with untouched(source), refused(SourceFull, source.path, "no room"):
+        with untouched(source), refused(SourceFull, source.path, "no space"):
             format_source(source.path)
     finally:
         os.close(mount_fd)
@@ -41,10 +41,10 @@ def test_a_pool_is_replaced_only_by_one_that_has_room() -> None:
         format_source(source.path)
         (pool / f"extents/00/{99:016x}").write_bytes(bytes(100 * MIB))
         for too_much in (1 << 30, 150 * MIB):
-            with untouched(source), refused(SourceFull, source.path, "no room for"):
+            with untouched(source), refused(SourceFull, source.path, "no space for"):
                 format_source(source.path, capacity_bytes=too_much, force=True)
         (pool.parent / "other").write_bytes(bytes(100 * MIB))
-        with untouched(source), refused(SourceFull, source.path, "no room for"):
+        with untouched(source), refused(SourceFull, source.path, "no space for"):
             format_source(source.path, capacity_bytes=100 * MIB, force=True)
         (pool.parent / "other").unlink()
         # What goes with the old pool counts as free.
@@ -83,7 +83,7 @@ def test_a_file_of_the_pool_that_is_no_file_is_refused(
         if path.exists():
             path.rename(kept)
         make(path)
-        line = f"its {name} is no file; remove it"
+        line = f"its {name} is not a file; remove it"
         with untouched(source):
             for read_only in (False, True):
                 with refused(SourceForeign, source.path, line):
@@ -102,7 +102,7 @@ def test_a_file_of_the_pool_that_is_no_file_is_refused(
 def test_a_pool_in_the_making_is_in_use() -> None:
     """The second of two that make it is not told to overwrite what the first has begun."""
     with blank_source("directory") as source:
-        busy_line = "somebody makes a pool of it"
+        busy_line = "another process makes"
         (source.bytes_at / "LOCK").touch()
         with open(source.bytes_at / "LOCK") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -97,5 +97,5 @@ def test_a_journal_that_gives_no_answer_is_given_up(
     (tmp_path / "hangs").chmod(0o755)
     monkeypatch.setattr(journal, "find_tool", lambda _: str(tmp_path / "hangs"))
     monkeypatch.setattr(journal, "_ANSWER_WAIT_S", 0.1)
-    with refused(SourceBusy, "kv.img: no answer of xfs_logprint in 0.1 s"):
+    with refused(SourceBusy, "kv.img: no answer from xfs_logprint in 0.1 s"):
         journal.journal_is_dirty("/dev/none", "kv.img")

@@ -186,7 +186,7 @@ def test_pins_are_bounded_by_half_the_capacity(running: Host) -> None:
     other = put(running.store, ROOT_INODE, b"other", b"x" * (16 * MIB))
     attributes.set_xattr(top, PIN, b"1")
     assert pins.pinned_bytes == 20 * MIB
-    with pytest.raises(NotPermitted, match="bound"):
+    with pytest.raises(NotPermitted, match="limit"):
         attributes.set_xattr(other, PIN, b"1")
     assert value(running, other, PIN) == b"0"
     assert value(running, first, PIN) == b"1"

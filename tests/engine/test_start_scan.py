@@ -221,7 +221,7 @@ def test_a_walk_that_the_device_refuses_goes_on_with_the_next_tick(
         ino = begin_walk_in_vain(store, broken, OSError("the device is gone"))
         for _ in range(3):
             settle(store)
-    assert caplog.text.count("put off") == 1
+    assert caplog.text.count("index scan postponed") == 1
     assert not store.start_scan.done
     settle(store)
     assert store.start_scan.done
@@ -235,7 +235,7 @@ def test_a_walk_that_ends_in_damage_begins_anew_with_the_next_one(
     with monkeypatch.context() as broken:
         ino = begin_walk_in_vain(store, broken, Damaged("index: broken tree"))
         assert store.pool.background.run_one()
-    assert "background work failed" in caplog.text
+    assert "background job failed" in caplog.text
     settle(store)
     assert store.start_scan.done
     store.start_scan.rank_anew()

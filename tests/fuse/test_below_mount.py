@@ -51,7 +51,7 @@ def test_mount_and_doctor_tell_of_what_the_mount_hides(place: Path) -> None:
         assert done.stderr.startswith(f"kvfs: {hidden}, stored while nothing was mounted there")
         (finding,) = said_by_doctor(mount.path)
         assert finding["severity"] == "warning"
-        assert finding["problem"].startswith("3 MiB in 2 files lie in the directory")
+        assert finding["problem"].startswith("3 MiB in 2 files are in the directory")
         # What it shows runs as shown, and looks below the mount.
         fix = finding["fix"].splitlines()[0]
         shown = subprocess.run(["sh", "-euc", fix], check=True, capture_output=True, text=True)
@@ -81,7 +81,7 @@ def test_it_is_seen_below_a_dead_mount(place: Path) -> None:
         mount._wait_for_server()
         assert below(str(mount.path)) == Below(2, 3 * MIB, is_whole=True)
         said = run_kvfs("mount", mount.source, str(mount.path)).stderr
-        assert "takes the place of a dead mount" in said
+        assert "replaces a dead mount" in said
         assert "is not empty: 2 files of 3 MiB" in said
         run_kvfs("umount", str(mount.path))
         mount.start()

@@ -291,6 +291,6 @@ async def test_libfuse_gone_is_an_error_of_the_call(
         wires.kernel.send(request(Opcode.STATFS, 2))
         await wires.drain()
         assert wires.replies() == [error_reply(2, errno.EIO)]
-        assert "not handed on" in caplog.text
+        assert "not handled" in caplog.text
     finally:
         os.dup2(wires.kernel.fileno(), theirs)  # for the fixture to close

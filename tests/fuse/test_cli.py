@@ -80,11 +80,11 @@ def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFi
         (("mount", "--foregr", "/a", "/b"), "unrecognized arguments: --foregr"),
         (("mkfs",), "the following arguments are required: SOURCE (see `kvfs mkfs --help`)"),
         (("mkfs", "/a", "--capacity", "many"), "--capacity: 'many' is not a size"),
-        (("mkfs", "/a", "--capacity", "0"), "--capacity: 0 is no size"),
+        (("mkfs", "/a", "--capacity", "0"), "--capacity must be greater than 0"),
         *(
             (
                 ("umount", "/a", "--wait-s", wrong),
-                f"argument --wait-s: '{wrong}' is no number of 0 to 3600 seconds",
+                "argument --wait-s: must be between 0 and 3600 seconds",
             )
             for wrong in ("x", "nan", "inf", "1e300", "-1")
         ),
@@ -103,12 +103,15 @@ def test_a_wrong_command_line_is_one_line(
     ("arguments", "said"),
     [
         (("/a",), "give SOURCE and MOUNTPOINT"),
-        (("/a", "/b", "-o", "suid"), "-o suid: known are uid=, gid=, mode=, ro, rw"),
+        (("/a", "/b", "-o", "suid"), "-o suid: use uid=, gid=, mode=, ro or rw"),
         (("/a", "/b", "-o", "uid=x"), "command line: uid: 'x' is not a number"),
         (("/a", "/b", "--set", "ready_share"), "write --set NAME=VALUE"),
         (("/a", "/b", "--set", "redy_share=0"), "did you mean 'ready_share'?"),
-        (("/a", "/b", "--fsync", "never"), "fsync: 'never' is none of relaxed, honour"),
-        (("/a", "/b", "--data-path", "x"), "data_path: 'x' is none of auto, passthrough, daemon"),
+        (("/a", "/b", "--fsync", "never"), "fsync: 'never' is not one of relaxed, honour"),
+        (
+            ("/a", "/b", "--data-path", "x"),
+            "data_path: 'x' is not one of auto, passthrough, daemon",
+        ),
         (("/a", "/b", "--capacity", "12Q"), "capacity_bytes: '12Q' is not a size"),
         (("/a", "/b", "--name", "../x"), "name '../x'"),
         (("--config", "/none/kv.toml"), "settings file /none/kv.toml does not exist"),
@@ -378,7 +381,7 @@ def test_what_a_server_says_is_repeated_with_its_exit_code(monkeypatch: pytest.M
 
 
 def test_a_server_that_dies_is_told_by_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ServeFailed, match="ended with exit code 9 before it could serve"):
+    with pytest.raises(ServeFailed, match="exited with code 9 before the mount was ready"):
         start(monkeypatch, "sys.exit(9)")
 
 
@@ -386,7 +389,7 @@ def test_a_server_that_takes_too_long_is_stopped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     mark = tmp_path / "stopped"
-    with pytest.raises(ServeFailed, match=r"does not serve after 2 s \(start_timeout_s\)"):
+    with pytest.raises(ServeFailed, match=r"was not ready after 2 s \(start_timeout_s\)"):
         start(
             monkeypatch,
             f"signal.signal(15, lambda *_: open({str(mark)!r}, 'w').close() or os._exit(0))\n"

@@ -210,7 +210,7 @@ def test_a_pool_that_is_mounted_already(pool: Place) -> None:
             assert line == f"{pool.source} is in use: the pool is mounted at {pool.mountpoint}"
         exit_code, line = refused("mount", pool.source, pool.mountpoint)
         assert exit_code == errors.MountpointUnusable.exit_code
-        assert line == f"{pool.mountpoint} is a kvfs mount of {pool.source} already"
+        assert line == f"{pool.mountpoint} is already a kvfs mount of {pool.source}"
         # None of that may have touched the living mount.
         (mounted.path / "block").write_bytes(b"still here")
         assert (mounted.path / "block").read_bytes() == b"still here"
@@ -240,7 +240,7 @@ def test_a_name_that_is_taken(pool: Place) -> None:
     with Mounted(pool.source, pool.mountpoint, f"--name={name}"):
         exit_code, line = refused("mount", other.source, other.mountpoint, "--name", name)
         assert exit_code == errors.SourceBusy.exit_code
-        assert "serves under this name already" in line
+        assert "already uses this name" in line
         assert not os.path.ismount(other.mountpoint)
 
 

@@ -87,7 +87,7 @@ def test_evict_a_block_a_directory_and_all(kv: Path) -> None:
 def test_a_dry_run_evicts_nothing(kv: Path) -> None:
     blocks = store(kv / "a", 3)
     done = run_kvfs("evict", str(kv), "--dry-run")
-    assert done.stdout == "3 blocks, 3 MiB would go\n"
+    assert done.stdout == "3 blocks, 3 MiB would be evicted\n"
     assert all(block.exists() for block in blocks)
     assert evict(kv / "a", kv, kv / "a", "--dry-run")["blocks"] == 3
     assert evict(kv, "--dry-run", "--bytes", "1.5M")["blocks"] == 2
@@ -100,7 +100,7 @@ def test_what_is_no_file_stays_and_the_server_goes_on(kv: Path) -> None:
     os.mkfifo(kv / "fifo")
     try:
         for path in (kv / "link", kv / "fifo"):
-            assert "nothing may go there" in fails(EvictedTooLittle, "evict", path)
+            assert f"nothing under {path} can be evicted" in fails(EvictedTooLittle, "evict", path)
         done = evict(kv / "link", kv / "fifo", kv / "a", "--dry-run")
         assert (done["blocks"], done["kept"]) == (1, {"not a file": 2})
         assert block.exists()
@@ -136,7 +136,7 @@ def test_evict_so_many_bytes_and_no_more(kv: Path) -> None:
     assert sum(block.exists() for block in blocks) == 4
     assert all(block.exists() for block in other)
     line = fails(EvictedTooLittle, "evict", kv / "a", "--bytes", "100M")
-    assert "4 MiB instead of 100 MiB" in line
+    assert "evicted 4 MiB of 100 MiB: the rest is pinned, leased or in use" in line
 
 
 def test_evict_by_age(kv: Path) -> None:
@@ -173,7 +173,10 @@ def test_so_many_bytes_of_a_leased_pool(kv: Path) -> None:
     why = "leased 3 (3 MiB), pinned 1 (1 MiB)"
     assert done.returncode == EvictedTooLittle.exit_code
     assert done.stdout == f"0 blocks, 0 B evicted; 4 stay: {why}\n"
-    assert done.stderr == f"kvfs: 0 B instead of 100 MiB: no more may go ({why})\n"
+    assert (
+        done.stderr
+        == f"kvfs: evicted 0 B of 100 MiB: the rest is pinned, leased or in use ({why})\n"
+    )
     answer = json.loads(run_kvfs("evict", str(kv), "--bytes=1M", "--json", check=False).stdout)
     assert answer["kept"] == {"leased": 3, "pinned": 1}
     assert answer["kept_bytes"] == {"leased": 3 * BLOCK_BYTES, "pinned": BLOCK_BYTES}
@@ -212,7 +215,7 @@ def test_what_may_not_go_stays_and_is_told(kv: Path) -> None:
     assert done["kept"] == {"leased": 1, "pinned": 2, "draft": 1}
     assert leased.read_bytes().startswith(b"mine")
     assert all(block.exists() for block in pinned)
-    assert "nothing may go there" in fails(EvictedTooLittle, "evict", leased)
+    assert f"nothing under {leased} can be evicted" in fails(EvictedTooLittle, "evict", leased)
     for path in (leased, kv / "a" / "draft"):
         path.unlink()
 
@@ -297,7 +300,7 @@ def test_nothing_is_pinned_on_a_read_only_mount() -> None:
 def test_too_much_cannot_be_pinned(kv: Path) -> None:
     store(kv / "a", 150)
     line = fails(UsageError, "pin", kv / "a")
-    assert "the bound is" in line
+    assert "the limit is" in line
 
 
 @pytest.mark.parametrize(

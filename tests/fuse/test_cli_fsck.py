@@ -116,8 +116,8 @@ def test_what_could_not_be_repaired_is_no_success(
     ("failure", "exit_code", "said"),
     [
         (OSError(5, "Input/output error"), SourceDamaged.exit_code, "Input/output error"),
-        (NoSpace("the map is full"), SourceFull.exit_code, "no room for the repair"),
-        (OSError(errno.ENOSPC, "full"), SourceFull.exit_code, "no room for the repair"),
+        (NoSpace("the map is full"), SourceFull.exit_code, "no space for the repair"),
+        (OSError(errno.ENOSPC, "full"), SourceFull.exit_code, "no space for the repair"),
     ],
 )
 def test_a_check_that_fails_is_one_line(
@@ -168,7 +168,7 @@ def test_a_directory_in_the_locks_place_is_one_line(
     (pool / "LOCK").mkdir()
     assert main(["fsck", str(pool), "--repair"]) == SourceForeign.exit_code
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"kvfs: {pool}: its LOCK is no file; remove it")
+    assert line.startswith(f"kvfs: {pool}: its LOCK is not a file; remove it")
 
 
 @pytest.mark.parametrize("verb", [("fsck",), ("fsck", "--repair"), ("destroy", "--yes")])
@@ -190,7 +190,7 @@ def test_what_is_no_pool_is_named_and_left_alone(
         path = tmp_path / name
         done = run_kvfs(verb[0], str(path), *verb[1:], check=False)
         assert done.returncode == error.exit_code, done.stderr
-        assert f"{path} is no kvfs pool" in done.stderr
+        assert f"{path} is not a kvfs pool" in done.stderr
         assert what in done.stderr
         assert "mkfs" not in done.stderr
         assert "--force" not in done.stderr
@@ -200,6 +200,6 @@ def test_what_is_no_pool_is_named_and_left_alone(
         done = run_kvfs(verb[0], str(mounted.path), *verb[1:], check=False)
         assert done.returncode == SourceForeign.exit_code
         assert done.stderr == (
-            f"kvfs: {mounted.path} is no pool: it is where one is mounted; "
-            f"give its source, {pool}\n"
+            f"kvfs: {mounted.path} is a mountpoint, not a pool: "
+            f"give the source of the mount, {pool}\n"
         )

@@ -86,8 +86,8 @@ def test_a_pipe_in_place_of_settings_is_refused_at_once(tmp_path: Path) -> None:
     for flags in (("mount", "--print-settings"), ("umount",)):
         done = run_kvfs(*flags, "--config", str(pipe), check=False)
         assert done.returncode == UsageError.exit_code
-        assert done.stderr == f"kvfs: settings file {pipe}: is no regular file\n"
-    with pytest.raises(OSError, match="is no regular file"):
+        assert done.stderr == f"kvfs: settings file {pipe}: is not a regular file\n"
+    with pytest.raises(OSError, match="is not a regular file"):
         read_file("/dev/zero")
 
 
@@ -99,4 +99,4 @@ def test_settings_may_come_from_the_shell() -> None:
         assert shown.returncode == 0, shown.stderr
         assert "17.0 s" in shown.stdout
     done = run_kvfs("umount", "--config", os.devnull, check=False)
-    assert done.stderr.endswith("names no mountpoint\n")
+    assert done.stderr.endswith("does not set mountpoint\n")

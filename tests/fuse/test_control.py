@@ -235,7 +235,7 @@ def test_a_dead_servers_socket_is_named_stale_and_replaced(tmp_path: Path) -> No
 
 
 async def test_a_living_servers_socket_is_not_taken(path: str) -> None:
-    with pytest.raises(SourceBusy, match="serves under this name already"):
+    with pytest.raises(SourceBusy, match="already uses this name"):
         listen(path)
     assert (await asked(path, "status"))["server_pid"] == os.getpid()
 

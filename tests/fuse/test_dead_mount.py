@@ -56,7 +56,7 @@ def test_a_mount_takes_a_dead_ones_place_while_clients_hold_its_files(kind: str,
         clients.callback(inside.communicate)
         kill(mount)
         done = run_kvfs("mount", mount.source, str(mount.path), *mount.flags)
-        told = f"kvfs: takes the place of a dead mount of {source.path} at {mount.path}\n"
+        told = f"kvfs: replaces a dead mount of {source.path} at {mount.path}\n"
         assert done.stderr == told
         status = mount.status()
         mount.server_pid = status["server_pid"]
@@ -125,7 +125,7 @@ def test_what_is_not_known_to_be_dead_stays(place: Path, monkeypatch: pytest.Mon
             assert free_place(str(mount.path)) == []
             done = run_kvfs("mount", mount.source, str(mount.path), check=False)
             assert done.returncode == errors.MountpointUnusable.exit_code
-            assert "is a kvfs mount of" in done.stderr
+            assert "is already a kvfs mount of" in done.stderr
         finally:
             os.kill(mount.server_pid, signal.SIGCONT)
         (mount.path / "block").write_bytes(b"served")

@@ -154,7 +154,7 @@ def test_no_short_version_under_writers_that_nobody_sees(kv: Path) -> None:
 
 def test_who_mounts_in_a_pid_namespace_is_told(foreign: ForeignMount) -> None:
     """[life-foreign] Once, in the log; a server that sees all processes says nothing."""
-    assert foreign.log_file.read_text().count("pid namespace of its own") == 1
+    assert foreign.log_file.read_text().count("its own pid namespace") == 1
     with workplace("disk") as directory, workplace() as source:
         (source / "pool").mkdir()
         with Mounted(source / "pool", directory / "kv") as mount:

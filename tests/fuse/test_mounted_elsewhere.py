@@ -58,7 +58,7 @@ def test_umount_status_mount_and_fsck_name_the_holder(kind: str) -> None:
         way_out = f"nsenter -t {holder.pid} -m umount {path}"
         code, said = refused("umount", path)
         assert code == errors.ServeFailed.exit_code
-        assert f"{path} is unmounted here, but server {mount.server_pid} lives on" in said
+        assert f"{path} is unmounted here, but server {mount.server_pid} runs on" in said
         assert re.search(named, said), said
         assert way_out in said
         for code, arguments in (
@@ -88,7 +88,7 @@ def test_a_lazy_umount_names_him_too() -> None:
         with Mounted(place / "pool", place / "kv") as mount:
             with copy_of_all_mounts() as holder:
                 said = run_kvfs("umount", "--lazy", str(mount.path)).stderr
-                assert f"server {mount.server_pid} lives on until its last user ends" in said
+                assert f"server {mount.server_pid} runs until its last user ends" in said
                 assert f"in the mount namespace of process {holder.pid} (cat, mnt:[" in said
             mount._wait_for_server()
 
@@ -109,7 +109,7 @@ def test_a_name_of_a_process_writes_nothing_on_the_terminal() -> None:
         (place / "pool").mkdir()
         with Mounted(place / "pool", place / "kv") as mount, copy_of_all_mounts(*forged):
             _, said = refused("umount", str(mount.path))
-            assert "lives on" in said
+            assert f"server {mount.server_pid} runs" in said
             assert r"(\x1b[2J, mnt:[" in said
             as_shown(said, str(mount.path))
             mount._wait_for_server()

@@ -146,14 +146,14 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
         "file per key",
         {"habits_of_connectors": (ConnectorHabit("keeps a file per key", "process 6 (x)"),)},
         WARNING,
-        "its stores fail when that is full",
+        "its stores fail when that is reached",
         "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE=966367641600",
     ),
     (
         "evictable data",
         status(evictable_bytes=GIB, leased_bytes=900 * GIB, pinned_bytes=0),
         SERIOUS,
-        "only 1 GiB of it may go (leased 900 GiB)",
+        "only 1 GiB of it can be evicted (leased 900 GiB)",
         "fuser --verbose --mount /kv",
     ),
     (
@@ -164,7 +164,7 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
             states={"published": {"bytes": 2 * GIB}, "slab": {"bytes": 940 * GIB}},
         ),
         SERIOUS,
-        "only 2 GiB of it may go (slab 940 GiB)",
+        "only 2 GiB of it can be evicted (slab 940 GiB)",
         "fuser --verbose --mount /kv",
     ),
     (
@@ -192,7 +192,7 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
     ("damage", status(device_lost="EIO"), SERIOUS, "is lost: EIO", "kvfs mount"),
     ("damage", status(write_back_failures=2), SERIOUS, "could not be written", "dmesg"),
     ("damage", status(damaged_rows=3), WARNING, "3 rows", "kvfs fsck --repair /data/pool"),
-    ("damage", status(background_failures=2), WARNING, "2 jobs", "kvfs fsck --repair"),
+    ("damage", status(background_failures=2), WARNING, "2 background jobs", "kvfs fsck --repair"),
     *(
         ("passthrough", {**status(**DAEMON, data_path_reason=why), **FAR}, WARNING, why, fix)
         for why, fix in (
@@ -259,7 +259,7 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
         "NUMA",
         {"cpus": Cpus(frozenset(range(16)), {0: frozenset({0, 2, 3}), 1: frozenset({8})})},
         NOTE,
-        "nvme0n1 is at NUMA node 1",
+        "nvme0n1 is on NUMA node 1",
         "CPUAffinity=8 by `systemctl edit kvfs@kv.service`",
     ),
     ("I/O scheduler", disks(scheduler="bfq"), WARNING, "bfq", "echo none > /sys/block/nvme0n1/"),

@@ -31,9 +31,9 @@ _AT_ONCE_BYTES: Final = 256 << 20
 _VAIN_MAX: Final = 200
 #: Why a block stays, beside what eligibility.py says.
 _NO_FILE: Final = "not a file"
-_IN_USE: Final = "in use meanwhile"
-_REMOVED: Final = "removed, still used"
-_UNKNOWN: Final = "last use not known"
+_IN_USE: Final = "came into use"
+_REMOVED: Final = "deleted, still open"
+_UNKNOWN: Final = "last use unknown"
 
 
 class Order(NamedTuple):

@@ -56,9 +56,9 @@ def compact_index(pool_fd: int, syscalls: Syscalls) -> int:
         finally:
             remove_index(INDEX_NEW, pool_fd, syscalls)
     except (CommandError, Damaged, OSError) as error:
-        _log.info("index: its free pages stay: %s", error)
+        _log.info("index: free pages not returned: %s", error)
         return 0
-    _log.info("index: %d bytes of free pages went back to the device", gain_bytes)
+    _log.info("index: %d bytes of free pages returned to the device", gain_bytes)
     return gain_bytes
 
 

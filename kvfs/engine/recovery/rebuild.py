@@ -301,4 +301,4 @@ def _raise_unless_file_fails(error: OSError) -> None:
     """Raise *error* unless it is about one file, which is then a miss."""
     if error.errno not in _FILE_FAILS:
         raise error
-    _log.warning("not brought back: %s", error)
+    _log.warning("not recovered: %s", error)

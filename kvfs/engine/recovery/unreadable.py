@@ -57,7 +57,7 @@ class Unreadable:
             if opened is not None and opened.writers:
                 continue  # its writer may put it right
             if self._publishing.dismiss_lost(ino):
-                _log.error("inode %#x dismissed: the device cannot read it", ino)
+                _log.error("inode %#x dropped: the device cannot read it", ino)
                 self._pool.recently_removed.give_way()  # nor for a moment
         if now_s < self._until_s:
             if not self._trial.busy:

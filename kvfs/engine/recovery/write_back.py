@@ -138,7 +138,7 @@ class WriteBack:
             self.index_error = f"the index could not be written back: {found.error}"
             return
         _log.error(
-            "the device failed to write: %s; what was stored since the last good look is dismissed",
+            "the device failed to write: %s; blocks stored since the last good check are dropped",
             found.error,
         )
         for ino in list(self._pool.open_inodes.written):
@@ -160,7 +160,7 @@ class WriteBack:
             self._pool.background.submit_leisure(self._step)
             return
         assert self._upto is not None
-        _log.error("%d blocks dismissed, which the device may not have", self._gone)
+        _log.error("%d blocks dropped, which the device may not have", self._gone)
         self._proven, self._since_ns, self._gone = self._upto, self._pool.clock_ns(), 0
         self._upto = None
 
