@@ -50,11 +50,16 @@ def pytest_configure() -> None:
         signal.signal(number, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this machine cannot do; in CI nothing is skipped for that.
 
-    The longest modules first, so that both workers end together.
+    The longest modules first, so that both workers end together. What the data path has no part in
+    runs on the one that each machine has.
     """
+    again = [item for item in items if is_on_the_second_path(item)]
+    if again:
+        config.hook.pytest_deselected(items=again)
+        items[:] = [item for item in items if item not in set(again)]
     items.sort(key=lambda item: "/tests/system/" not in str(item.path))
     why = why_no_mounts()
     if why is None or os.environ.get("CI") == "true":
@@ -82,6 +87,16 @@ def pytest_assertrepr_compare(
         if set_before is not None:
             os.environ["CI"] = set_before
     return [told]
+
+
+def is_on_the_second_path(item: pytest.Item) -> bool:
+    """Whether *item* is marked one_data_path, and runs on the daemon path as well."""
+    call = getattr(item, "callspec", None)
+    return (
+        call is not None
+        and any(item.iter_markers("one_data_path"))
+        and call.params.get("mounted") == "passthrough"
+    )
 
 
 def open_files() -> dict[str, str]:

@@ -23,7 +23,7 @@ from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts
 from tests.support.places import blank_place, small_mount
 from tests.support.stepping import until
 
-pytestmark = pytest.mark.needs_fuse
+pytestmark = [pytest.mark.needs_fuse, pytest.mark.one_data_path]
 
 BLOCK_BYTES = 1 << 20
 

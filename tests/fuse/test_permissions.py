@@ -15,6 +15,8 @@ from mount.files.permissions import may_empty, surely_may_open
 from tests.support.callers import Caller
 from tests.support.calls import read_file, refused, write_file
 
+pytestmark = pytest.mark.one_data_path
+
 GROUP = 7777
 READ, WRITE, EXECUTE = 4, 2, 1
 

@@ -20,6 +20,8 @@ from tests.support.calls import (
 )
 from tests.support.mounting import Mounted, Reference
 
+pytestmark = pytest.mark.one_data_path
+
 KIND_OF = {4: stat.S_ISDIR, 8: stat.S_ISREG, 10: stat.S_ISLNK, 1: stat.S_ISFIFO}
 
 

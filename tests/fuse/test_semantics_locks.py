@@ -13,6 +13,8 @@ import pytest
 from tests.support.callers import Caller, callers
 from tests.support.calls import opened, refused, write_file
 
+pytestmark = pytest.mark.one_data_path
+
 #: struct flock of 64-bit Linux: type, whence, start, length, pid.
 FLOCK: Final = struct.Struct("hhqqi4x")
 EX_NB: Final = fcntl.LOCK_EX | fcntl.LOCK_NB

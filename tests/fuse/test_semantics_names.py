@@ -18,6 +18,8 @@ from tests.support.calls import (
 )
 from tests.support.mounting import Mounted
 
+pytestmark = pytest.mark.one_data_path
+
 LONGEST = 255
 ODD_NAMES = [
     b"a",

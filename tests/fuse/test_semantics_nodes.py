@@ -12,6 +12,8 @@ from tests.support.callers import Caller
 from tests.support.calls import opened, read_file, refused, write_file
 from tests.support.mounting import Mounted, Reference
 
+pytestmark = pytest.mark.one_data_path
+
 
 def test_unlink(kv: Path) -> None:
     """[unlink] The name is gone at once for everybody; directories and absent names refuse."""

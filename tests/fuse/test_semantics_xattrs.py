@@ -9,6 +9,8 @@ import pytest
 from tests.support.calls import listxattr_into, opened, refused, write_file
 from tests.support.mounting import Mounted, Reference
 
+pytestmark = pytest.mark.one_data_path
+
 #: Version 2 and the three rows that an ACL must have (linux/posix_acl_xattr.h).
 MINIMAL_ACL = bytes.fromhex("0200000001000600ffffffff04000400ffffffff20000400ffffffff")
 CREATE, REPLACE = os.XATTR_CREATE, os.XATTR_REPLACE

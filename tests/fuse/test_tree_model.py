@@ -30,7 +30,7 @@ from tests.support.mounting import Mounted, Reference, workplace
 
 LONG: Final = os.environ.get("KVFS_LONG") == "1"
 SETTINGS: Final = settings(
-    max_examples=600 if LONG else 60,
+    max_examples=600 if LONG else 30,
     stateful_step_count=80 if LONG else 30,
     # Shrinking a failure remounts for minutes: it is for whoever looks into one.
     phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if LONG else [])],

@@ -28,6 +28,8 @@ import pytest
 from tests.support.callers import Caller
 from tests.support.calls import opened, read_file, refused, write_file
 
+pytestmark = pytest.mark.one_data_path
+
 NOBODY, OTHER, GROUP = 65534, 65533, 65532
 NAME_MAX: Final = 255
 PATH_MAX: Final = 4096
