@@ -39,6 +39,8 @@ settings.load_profile("kvfs")
 
 #: Held shared by every test, alone by one that drops the machine's caches (proc(5), drop_caches).
 CACHES_LOCK: Final = Path("/dev/shm/kvfs-test-caches.lock")
+#: Held while one waits for the lock above: who comes later comes behind, shared or not.
+CACHES_LINE: Final = Path("/dev/shm/kvfs-test-caches.line")
 
 
 def pytest_configure() -> None:
@@ -130,11 +132,16 @@ def caches_of_the_machine(request: pytest.FixtureRequest) -> Iterator[None]:
     A lock on a file of all runs of all checkouts; a killed run gives it back with its descriptor.
     """
     drops = any(request.node.iter_markers("drops_caches"))
-    fd = os.open(CACHES_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    fd, line_fd = os.open(CACHES_LOCK, flags, 0o666), os.open(CACHES_LINE, flags, 0o666)
     try:
+        fcntl.flock(line_fd, fcntl.LOCK_EX)
         fcntl.flock(fd, fcntl.LOCK_EX if drops else fcntl.LOCK_SH)
+        fcntl.flock(line_fd, fcntl.LOCK_UN)
         yield
     finally:
+        fcntl.flock(line_fd, fcntl.LOCK_UN)
+        os.close(line_fd)
         # By name: a process forked meanwhile has the same open file.
         fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
