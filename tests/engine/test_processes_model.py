@@ -395,4 +395,12 @@ class ProcessesMachine(RuleBasedStateMachine):
 
 
 TestProcesses = pytest.mark.usefixtures("caplog")(ProcessesMachine.TestCase)
-TestProcesses.settings = settings(max_examples=80, stateful_step_count=60)
+TestProcesses.settings = settings(max_examples=25, stateful_step_count=60)
+
+
+class LongProcessesMachine(ProcessesMachine):
+    """The same, for as long as `make proof` has time."""
+
+
+TestLong = pytest.mark.proof(pytest.mark.usefixtures("caplog")(LongProcessesMachine.TestCase))
+TestLong.settings = settings(max_examples=400, stateful_step_count=60)

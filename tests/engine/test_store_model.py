@@ -341,4 +341,12 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStore = pytest.mark.usefixtures("caplog")(StoreMachine.TestCase)
-TestStore.settings = settings(max_examples=80, stateful_step_count=60)
+TestStore.settings = settings(max_examples=30, stateful_step_count=60)
+
+
+class LongStoreMachine(StoreMachine):
+    """The same, for as long as `make proof` has time."""
+
+
+TestLong = pytest.mark.proof(pytest.mark.usefixtures("caplog")(LongStoreMachine.TestCase))
+TestLong.settings = settings(max_examples=400, stateful_step_count=60)
