@@ -1,23 +1,20 @@
 """A device that fails to write or to read: what it lost is a miss, and an operator hears of it."""
 
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.fuse.conftest import require_passthrough
-from tests.support.failing_drive import FailingDrive, failing_drive
+from tests.support.failing_drive import FailingDrive, drop_caches, failing_drive, mounted_on
 from tests.support.failing_drive_program import BAD_PAGE, PAGE_BYTES, Fails
-from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts, workplace
+from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts
 from tests.support.stepping import until
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop, pytest.mark.drops_caches]
 
 MIB = 1 << 20
-DRIVE_BYTES = 400 * MIB
 COUNT = 60
 #: All of its pages lie on bad sectors.
 LOST = (BAD_PAGE + bytes(b"L" * PAGE_BYTES))[:PAGE_BYTES] * 32
@@ -27,34 +24,20 @@ WHOLE = b"W" * len(LOST)
 @pytest.fixture
 def drive() -> Iterator[FailingDrive]:
     skip_without_mounts()
-    with failing_drive(DRIVE_BYTES) as made:
+    with failing_drive() as made:
         yield made
 
 
 @pytest.fixture(params=["daemon", "passthrough"])
 def mounted(request: pytest.FixtureRequest, drive: FailingDrive) -> Iterator[Mounted]:
     """A pool on the drive."""
-    with (
-        workplace("disk") as place,
-        Mounted(drive.path, place / "kv", f"--data-path={request.param}") as mount,
-    ):
-        if request.param == "passthrough":
-            require_passthrough(mount)
+    with mounted_on(drive, request.param) as mount:
         yield mount
 
 
 def store(directory: Path, name: str, data: bytes) -> None:
     (directory / f"{name}.tmp").write_bytes(data)
     os.rename(directory / f"{name}.tmp", directory / name)
-
-
-def write_back(drive: FailingDrive) -> None:
-    """Have everything written to the drive, as the kernel does within half a minute."""
-    subprocess.run(["blockdev", "--flushbufs", drive.path], check=False, capture_output=True)
-
-
-def drop_caches() -> None:
-    Path("/proc/sys/vm/drop_caches").write_text("3")
 
 
 def outcome(path: Path, expected: bytes) -> str:
@@ -71,12 +54,12 @@ def outcome(path: Path, expected: bytes) -> str:
 def test_what_could_not_be_written_back_is_a_miss(mounted: Mounted, drive: FailingDrive) -> None:
     """[device-write] New blocks would read as zeros in full length, once their pages are gone."""
     store(mounted.path, "before", WHOLE)
-    write_back(drive)
+    drive.write_back()
     assert mounted.status()["write_back_failures"] == 0
     drive.fail(writes=Fails.BAD_PAGES)
     for number in range(COUNT):
         store(mounted.path, f"{number}", LOST)
-    write_back(drive)
+    drive.write_back()
     assert drive.failed() > 0
     until(lambda: mounted.status()["lost_blocks"] >= COUNT, "the blocks are dismissed")
     drive.recover()
@@ -99,7 +82,7 @@ def test_a_draft_whose_bytes_were_lost_is_never_published(
     drive.fail(writes=Fails.BAD_PAGES)
     with (mounted.path / "draft.tmp").open("wb", buffering=0) as file:
         file.write(LOST)
-        write_back(drive)
+        drive.write_back()
         until(lambda: mounted.status()["lost_blocks"] >= 1, "the draft is dismissed")
         file.write(WHOLE)
         with pytest.raises(FileNotFoundError):
@@ -114,7 +97,7 @@ def test_what_cannot_be_read_is_an_error_once_and_a_miss_from_then_on(
     for number in range(COUNT):
         store(mounted.path, f"{number}", LOST)
     store(mounted.path, "good", WHOLE)
-    write_back(drive)
+    drive.write_back()
     drop_caches()
     drive.fail(reads=Fails.BAD_PAGES)
     first = [outcome(mounted.path / f"{number}", LOST) for number in range(COUNT)]
@@ -144,7 +127,7 @@ def test_a_reader_that_had_it_open_long_before_finds_out_for_all(
     for number in range(COUNT):
         store(mounted.path, f"{number}", WHOLE)
     with (mounted.path / "a").open("rb", buffering=0) as file:
-        write_back(drive)
+        drive.write_back()
         drop_caches()
         drive.fail(reads=Fails.BAD_PAGES)
 

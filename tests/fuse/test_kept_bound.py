@@ -1,39 +1,23 @@
 """Who pins an empty directory and fills it: the bound holds as it fills, and others store on."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fuse.conftest import NOBODY, pool_source, require_passthrough
+from tests.fuse.conftest import NOBODY
+from tests.support.bounded_pool import BLOCK_BYTES as MIB
+from tests.support.bounded_pool import CAPACITY_BYTES, MANY, bounded_pool, store
 from tests.support.callers import Caller
-from tests.support.mounting import CommandFailed, Mounted, run_kvfs, skip_without_mounts, workplace
+from tests.support.mounting import CommandFailed, Mounted, run_kvfs
 
 pytestmark = pytest.mark.needs_fuse
-
-MIB = 1 << 20
-CAPACITY_BYTES = 96 * MIB
-CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-#: More than the pool holds.
-MANY = 120
 
 
 @pytest.fixture(scope="module", params=["daemon", "passthrough"])
 def pool(request: pytest.FixtureRequest) -> Iterator[Mounted]:
-    skip_without_mounts()
-    flags = (f"--data-path={request.param}", "--capacity", str(CAPACITY_BYTES))
-    flags += ("--set", "index_preallocate_bytes=1M", "-o", "mode=0777")
-    with (
-        workplace("disk") as place,
-        pool_source("tmpfs") as source,
-        Mounted(source, place / "kv", *flags) as mounted,
-    ):
-        if request.param == "passthrough":
-            require_passthrough(mounted)
+    with bounded_pool(request.param) as mounted:
         yield mounted
-        mounted.stop()
-        assert mounted.errors() == []
 
 
 @pytest.fixture
@@ -55,15 +39,13 @@ def directory(pool: Mounted, user: Caller) -> Iterator[Path]:
     made.rmdir()
 
 
-def store(caller: Caller, directory: Path, count: int) -> list[Path]:
+def store_many(caller: Caller, directory: Path, count: int) -> list[Path]:
     """Store *count* blocks of 1 MiB by temporary names; raises OSError if one is refused."""
     blocks = [directory / f"{caller.uid}-{number:03}" for number in range(count)]
     for final in blocks:
-        draft = f"{final}.tmp"
-        fd = caller.os("open", draft, CREATE, 0o644)
-        assert caller.os("write", fd, os.urandom(MIB)) == MIB
-        caller.os("close", fd)
-        caller.os("rename", draft, str(final))
+        draft = final.with_suffix(".tmp")
+        store(caller, draft)
+        caller.os("rename", str(draft), str(final))
     return blocks
 
 
@@ -73,9 +55,9 @@ def test_what_fills_a_kept_directory_beyond_the_bound_may_go(
 ) -> None:
     """[capacity]: half of the pool may be kept; who came first stays."""
     user.os("setxattr", str(directory), f"user.kvfs.{name}", value)
-    blocks = store(user, directory, MANY)
+    blocks = store_many(user, directory, MANY)
     with Caller() as other:
-        store(other, pool.path, MANY)
+        store_many(other, pool.path, MANY)
     there = [path.exists() for path in blocks]
     kept = CAPACITY_BYTES // 2 // MIB
     assert there[:kept] == [True] * kept
@@ -89,9 +71,9 @@ def test_a_pin_beyond_what_others_filled_is_refused_and_says_so(
     pool: Mounted, user: Caller, directory: Path
 ) -> None:
     user.os("setxattr", str(directory), "user.kvfs.pin", b"1")
-    store(user, directory, MANY // 2)
+    store_many(user, directory, MANY // 2)
     with Caller() as other:
-        (block,) = store(other, pool.path, 1)
+        (block,) = store_many(other, pool.path, 1)
     with pytest.raises(CommandFailed, match="bound"):
         run_kvfs("pin", str(block))
     run_kvfs("pin", str(directory))  # it is pinned already
@@ -101,11 +83,11 @@ def test_room_among_the_kept_is_taken_by_who_stores_next(
     pool: Mounted, user: Caller, directory: Path
 ) -> None:
     user.os("setxattr", str(directory), "user.kvfs.pin", b"1")
-    first = store(user, directory, MANY // 2)
+    first = store_many(user, directory, MANY // 2)
     for path in first:
         if path.exists():
             user.os("unlink", str(path))
-    again = store(user, directory, 10)
+    again = store_many(user, directory, 10)
     with Caller() as other:
-        store(other, pool.path, MANY)
+        store_many(other, pool.path, MANY)
     assert all(path.exists() for path in again)

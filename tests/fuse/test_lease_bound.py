@@ -8,34 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuse.conftest import NOBODY, pool_source, require_passthrough
+from tests.fuse.conftest import NOBODY
+from tests.support.bounded_pool import BLOCK_BYTES as MIB
+from tests.support.bounded_pool import CAPACITY_BYTES, MANY, bounded_pool, store
 from tests.support.callers import Caller, callers
-from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts, workplace
+from tests.support.mounting import Mounted, run_kvfs
 
 pytestmark = pytest.mark.needs_fuse
-
-MIB = 1 << 20
-CAPACITY_BYTES = 96 * MIB
-CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-#: More than the pool holds.
-MANY = 120
 
 
 @pytest.fixture(scope="module", params=["daemon", "passthrough"])
 def pool(request: pytest.FixtureRequest) -> Iterator[Mounted]:
-    skip_without_mounts()
-    flags = (f"--data-path={request.param}", "--capacity", str(CAPACITY_BYTES))
-    flags += ("--set", "index_preallocate_bytes=1M", "-o", "mode=0777")
-    with (
-        workplace("disk") as place,
-        pool_source("tmpfs") as source,
-        Mounted(source, place / "kv", *flags) as mounted,
-    ):
-        if request.param == "passthrough":
-            require_passthrough(mounted)
+    with bounded_pool(request.param) as mounted:
         yield mounted
-        mounted.stop()
-        assert mounted.errors() == []
 
 
 @pytest.fixture
@@ -44,15 +29,6 @@ def kv(pool: Mounted) -> Iterator[Path]:
     yield pool.path
     for path in pool.path.iterdir():
         path.unlink(missing_ok=True)
-
-
-def store(caller: Caller, path: Path) -> None:
-    """Write a block of 1 MiB under *path*; raises OSError, after which nothing is left."""
-    fd = caller.os("open", str(path), CREATE, 0o644)
-    try:
-        assert caller.os("write", fd, os.urandom(MIB)) == MIB
-    finally:
-        caller.os("close", fd)
 
 
 def store_many(caller: Caller, directory: Path, count: int, suffix: str = "") -> int:

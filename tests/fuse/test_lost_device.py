@@ -3,22 +3,19 @@
 import errno
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvfs.core.errors import SourceDamaged
-from tests.fuse.conftest import require_passthrough
-from tests.support.failing_drive import FailingDrive, failing_drive
+from tests.support.failing_drive import FailingDrive, drop_caches, failing_drive, mounted_on
 from tests.support.failing_drive_program import Fails
-from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts, workplace
+from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts
 from tests.support.stepping import until
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop, pytest.mark.drops_caches]
 
-DRIVE_BYTES = 400 << 20
 COUNT = 300
 DATA = b"w" * 9000
 #: Of a mount whose server has ended.
@@ -28,32 +25,19 @@ ENDED = {errno.ENOTCONN, errno.ECONNABORTED}
 @pytest.fixture
 def drive() -> Iterator[FailingDrive]:
     skip_without_mounts()
-    with failing_drive(DRIVE_BYTES) as made:
+    with failing_drive() as made:
         yield made
 
 
 @pytest.fixture(params=["daemon", "passthrough"])
 def mounted(request: pytest.FixtureRequest, drive: FailingDrive) -> Iterator[Mounted]:
     """A pool on the drive with some blocks, durable."""
-    with (
-        workplace("disk") as place,
-        Mounted(drive.path, place / "kv", f"--data-path={request.param}") as mount,
-    ):
-        if request.param == "passthrough":
-            require_passthrough(mount)
+    with mounted_on(drive, request.param) as mount:
         for number in range(COUNT):
             (mount.path / f"{number}.tmp").write_bytes(DATA)
             os.rename(mount.path / f"{number}.tmp", mount.path / f"{number}")
-        write_back(drive)
+        drive.write_back()
         yield mount
-
-
-def write_back(drive: FailingDrive) -> None:
-    subprocess.run(["blockdev", "--flushbufs", drive.path], check=False, capture_output=True)
-
-
-def drop_caches() -> None:
-    Path("/proc/sys/vm/drop_caches").write_text("3")
 
 
 def load(path: Path) -> int:
@@ -78,7 +62,7 @@ def test_a_lost_device_is_misses_and_refused_stores(mounted: Mounted, drive: Fai
     kept = (mounted.path / "0").open("rb")
     drive.fail(reads=Fails.ALL, writes=Fails.ALL)
     store(mounted.path / "new")
-    write_back(drive)
+    drive.write_back()
     until(lambda: "device_lost" in mounted.status(), "the server finds out")
     found = {load(mounted.path / f"{number}") for number in range(COUNT)}
     assert found == {errno.ENOENT}
@@ -128,7 +112,7 @@ def test_a_server_killed_on_a_lost_device_leaves_one_errno(
 ) -> None:
     """[device-lost] And the next start works once the device does."""
     drive.fail(reads=Fails.ALL, writes=Fails.ALL)
-    write_back(drive)
+    drive.write_back()
     store(mounted.path / "new")
     until(lambda: "device_lost" in mounted.status(), "the server finds out")
     os.kill(mounted.server_pid, signal.SIGKILL)

@@ -10,11 +10,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, Self
 
+from tests.fuse.conftest import require_passthrough
 from tests.support.failing_drive_program import FILE, Fails
 from tests.support.loop import loop_device
-from tests.support.mounting import ROOT, workplace
+from tests.support.mounting import ROOT, Mounted, workplace
 
 _END_WAIT_S: Final = 20.0
 
@@ -38,6 +40,10 @@ class FailingDrive:
         """Return how many requests have failed since the drive was made."""
         return self._ask({})
 
+    def write_back(self) -> None:
+        """Have everything written to it, as the kernel does within half a minute."""
+        subprocess.run(["blockdev", "--flushbufs", self.path], check=False, capture_output=True)
+
     def _ask(self, orders: dict[str, str]) -> int:
         assert self._program.stdin is not None
         assert self._program.stdout is not None
@@ -57,8 +63,25 @@ class FailingDrive:
         self._program.stdout.close()
 
 
+def drop_caches() -> None:
+    """Let the kernel forget what it has of all drives; for tests marked ``drops_caches``."""
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+
+
 @contextlib.contextmanager
-def failing_drive(size_bytes: int) -> Iterator[FailingDrive]:
+def mounted_on(drive: FailingDrive, data_path: str, *flags: str) -> Iterator[Mounted]:
+    """Yield a mount of a fresh pool on *drive*; skips where *data_path* is not there."""
+    with (
+        workplace("disk") as place,
+        Mounted(drive.path, place / "kv", f"--data-path={data_path}", *flags) as mount,
+    ):
+        if data_path == "passthrough":
+            require_passthrough(mount)
+        yield mount
+
+
+@contextlib.contextmanager
+def failing_drive(size_bytes: int = 400 << 20) -> Iterator[FailingDrive]:
     """Yield a blank drive of *size_bytes* that does not fail yet; its bytes lie in memory."""
     with workplace() as place:
         (place / "file").touch()
