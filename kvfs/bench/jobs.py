@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from kvfs.bench.kv_shapes import MIB, SHAPES
 from kvfs.core.errors import UsageError
 from kvfs.core.types import PAGE_BYTES
 
-MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 EVEN_SIZES: Final = (2 * MIB, 4 * MIB, 32 * MIB)
-ODD_SIZES: Final = (1_124_352, 4_194_332, 17_989_632)
+_LARGE: Final = [shape.size_bytes for shape in SHAPES if shape.size_bytes > MIB]
+ODD_SIZES: Final = tuple(sorted(size_bytes for size_bytes in _LARGE if size_bytes % MIB))
 THREADS: Final = (1, 2, 4, 8)
 #: What the lookups and opens run on: their cost does not depend on the size of the file.
 SMALL_BYTES: Final = PAGE_BYTES

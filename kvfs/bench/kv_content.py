@@ -4,14 +4,22 @@ Pure numpy. Making and comparing run at memory speed, so that a load which check
 measures the file system and not the check.
 """
 
+import mmap
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from kvfs.core.types import round_up
+
 Bytes = npt.NDArray[np.uint8]
 
 _WORD_BYTES: Final = 8
+
+
+def aligned_buffer(size_bytes: int) -> Bytes:
+    """Return a buffer of at least *size_bytes*, whole pages at a page boundary, for O_DIRECT."""
+    return np.frombuffer(mmap.mmap(-1, round_up(max(1, size_bytes))), dtype=np.uint8)
 
 
 class Content:

@@ -4,24 +4,32 @@ The demo runs it through a mount. It stands in for a connector: sizes, names and
 theirs (``kv_shapes``), and what it may not do is forgive: one wrong byte ends it.
 """
 
+import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from kvfs.bench import kv_files
-from kvfs.bench.kv_content import Bytes, Content, first_difference
-from kvfs.bench.kv_files import Span
-from kvfs.bench.kv_shapes import SHAPES, Block, Shape, absent_blocks, plan_blocks
+from kvfs.bench import block_client
+from kvfs.bench.kv_content import Bytes, Content, aligned_buffer, first_difference
+from kvfs.bench.kv_shapes import SHAPES, Block, Layout, Shape, absent_blocks, plan_blocks
 from kvfs.core.errors import VerifyFailed
-from kvfs.core.types import PAGE_BYTES
+from kvfs.core.types import PAGE_BYTES, round_up
 
 #: Lookups of blocks that were never stored, for each that was: new prompts ask mostly for those.
 ABSENT_PER_BLOCK: Final = 3
 #: LMCache's default number of disk threads.
 THREADS: Final = 4
+
+
+class Span(NamedTuple):
+    """When a thread was inside system calls: two readings of time.perf_counter()."""
+
+    begun_s: float
+    ended_s: float
 
 
 @dataclass
@@ -117,7 +125,7 @@ class KvLoad:
         self._plan = {shape: plan_blocks(shape, share_bytes, seed) for shape in SHAPES}
         self._content = Content(seed, max(shape.size_bytes for shape in SHAPES))
         self._rooms = threading.local()
-        self.direct = kv_files.direct_works(root)
+        self.direct = block_client.direct_works(root)
         self.report = Report(threads, {shape: Tally() for shape in SHAPES})
 
     @property
@@ -166,16 +174,23 @@ class KvLoad:
     def _store(self, block: Block) -> Tally:
         done = Tally(blocks=1)
         for absent in absent_blocks(block, ABSENT_PER_BLOCK):
-            if kv_files.look_up(self._root, absent) is not None:
+            if block_client.look_up(self.path(absent)) is not None:
                 raise VerifyFailed(f"{self.path(absent)}: exists, but was never stored")
             done.misses += 1
-        if kv_files.look_up(self._root, block) is not None:
+        if block_client.look_up(self.path(block)) is not None:
             done.hits += 1
             return done
         done.misses += 1
-        direct = self.direct and block.shape.direct
-        span = kv_files.store(self._root, block, self._expected(block), direct=direct)
-        done.stored = Moved(block.shape.size_bytes, [span])
+        shape, data = block.shape, self._expected(block).data
+        flags = os.O_DIRECT if self.direct and shape.direct else 0
+        if shape.layout is Layout.VLLM:
+            flags |= os.O_EXCL
+        header, rest = data[: shape.header_bytes], data[shape.header_bytes :]
+        path, begun_s = self.path(block), time.perf_counter()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parts = (header, rest) if header else (rest,)
+        block_client.store(self._root / block.draft, path, parts, flags)
+        done.stored = Moved(shape.size_bytes, [Span(begun_s, time.perf_counter())])
         return done
 
     def _load(self, block: Block) -> Tally:
@@ -188,13 +203,17 @@ class KvLoad:
 
     def _checked(self, block: Block, *, direct: bool) -> Moved:
         path, size_bytes = self.path(block), block.shape.size_bytes
-        shown_bytes = kv_files.look_up(self._root, block)
+        shown_bytes = block_client.look_up(self.path(block))
         if shown_bytes is None:
             raise VerifyFailed(f"{path}: was stored, but is missing")
         if shown_bytes != size_bytes:
             raise VerifyFailed(f"{path}: has {shown_bytes} bytes, {size_bytes} were stored")
-        found, span = kv_files.load(self._root, block, self._room("found"), direct=direct)
-        expected = self._expected(block)
+        room = self._room("found")  # longer than the block, so that surplus bytes are seen
+        view = room.data[: round_up(size_bytes) + PAGE_BYTES]
+        begun_s = time.perf_counter()
+        found_bytes = block_client.load(path, view, os.O_DIRECT if direct else 0)
+        span = Span(begun_s, time.perf_counter())
+        expected, found = self._expected(block), room[:found_bytes]
         offset_bytes = first_difference(expected, found)
         if offset_bytes is not None:
             raise VerifyFailed(_describe(path, offset_bytes, expected, found))
@@ -206,7 +225,7 @@ class KvLoad:
     def _room(self, purpose: str) -> Bytes:
         room: Bytes | None = getattr(self._rooms, purpose, None)
         if room is None:
-            room = kv_files.aligned_buffer(self._content.longest_bytes + PAGE_BYTES)
+            room = aligned_buffer(self._content.longest_bytes + PAGE_BYTES)
             setattr(self._rooms, purpose, room)
         return room
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kvfs.bench.daemon import KVFS, environment, mount_status
-from kvfs.client.subprocesses import exit_code_of
+from kvfs.client.subprocesses import output_of, undisturbed
 from kvfs.core.errors import BenchFailed, NotRoot, ToolMissing, UsageError
 from kvfs.core.sizes import format_size
 from kvfs.machine.available_memory import available_memory_bytes
@@ -29,9 +29,6 @@ _ZEROS: Final = bytes(4 << 20)
 _SPARE_BYTES: Final = 2 << 30
 #: How long the server may take to stop.
 _STOP_WAIT_S: Final = 10
-#: From SIGTERM to SIGKILL for a tool; kvfs mount itself gives its server 10 s.
-_GRACE_S: Final = 15.0
-_STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Places(NamedTuple):
@@ -60,14 +57,11 @@ def self_made(
 def torn_down() -> Iterator[ExitStack]:
     """Yield a stack that is unwound whole, however this is left."""
     with ExitStack() as stack:
-        for number in _STOPS:
-            stack.callback(signal.signal, number, signal.getsignal(number))
         try:
             yield stack
         finally:
-            # A second Ctrl-C must not leave half of it standing.
-            for number in _STOPS:
-                signal.signal(number, signal.SIG_IGN)
+            with undisturbed():
+                stack.close()
 
 
 def folders(stack: ExitStack, backing: str) -> tuple[Path, Path]:
@@ -170,20 +164,11 @@ def loop_device(image: Path, size_bytes: int) -> Iterator[str]:
 
 def run_tool(*argv: str) -> str:
     """Return what *argv* prints; raises ``BenchFailed`` with its message when it fails."""
-    # Files, not pipes: a server in the background may keep its standard output open.
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        code = exit_code_of(
-            lambda: subprocess.Popen(
-                argv, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=err
-            ),
-            _GRACE_S,
-        )
-        out.seek(0)
-        err.seek(0)
-        if code != 0:
-            tool = "kvfs" if argv[: len(KVFS)] == KVFS else argv[0]
-            raise BenchFailed(f"{tool} failed with exit code {code}: {err.read().strip()}")
-        return out.read()
+    done = output_of(argv, environment())
+    if done.returncode != 0:
+        tool = "kvfs" if argv[: len(KVFS)] == KVFS else argv[0]
+        raise BenchFailed(f"{tool} failed with exit code {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
 
 
 @contextmanager

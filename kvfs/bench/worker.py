@@ -8,6 +8,7 @@ it takes one JSON line per job on stdin, and ends with it.
 """
 
 import gc
+import hashlib
 import json
 import mmap
 import os
@@ -16,11 +17,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from kvfs.bench.names import block_name, block_stamp, temporary_name
+from kvfs.bench import block_client
 
 _STAMP_BYTES: Final = 8
-#: As vLLM's fs tier creates its temporary files.
-_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_TRUNC
 
 
 class Block(NamedTuple):
@@ -46,35 +45,22 @@ class WrongBytes(Exception):
 
 def store(task: Task, buffer: mmap.mmap) -> None:
     """Create, write once, close, rename."""
-    size_bytes, flags, tail = task.size_bytes, task.flags | _CREATE, task.size_bytes - _STAMP_BYTES
+    size_bytes, tail = task.size_bytes, task.size_bytes - _STAMP_BYTES
+    flags = task.flags | os.O_EXCL  # as vLLM's fs tier creates its temporary files
     with memoryview(buffer)[:size_bytes] as view:
         for name, temporary, stamp in task.blocks:
             buffer[:_STAMP_BYTES] = stamp
             buffer[tail:size_bytes] = stamp
-            fd = os.open(temporary, flags, 0o644)
-            try:
-                if os.write(fd, view) != size_bytes:
-                    raise WrongBytes(f"short write of {temporary!r}")
-            finally:
-                os.close(fd)
-            os.rename(temporary, name)
+            block_client.store(temporary, name, (view,), flags)
 
 
 def load(task: Task, buffer: mmap.mmap) -> None:
     """Open, read once into the reused buffer, close."""
-    size_bytes, flags, tail = (
-        task.size_bytes,
-        task.flags | os.O_RDONLY,
-        task.size_bytes - _STAMP_BYTES,
-    )
+    size_bytes, tail = task.size_bytes, task.size_bytes - _STAMP_BYTES
     with memoryview(buffer)[:size_bytes] as view:
         for _ in range(task.passes):
             for name, _, stamp in task.blocks:
-                fd = os.open(name, flags)
-                try:
-                    got_bytes = os.readv(fd, (view,))
-                finally:
-                    os.close(fd)
+                got_bytes = block_client.load(name, view, task.flags)
                 ends = buffer[:_STAMP_BYTES], buffer[tail:size_bytes]
                 if got_bytes != size_bytes or ends != (stamp, stamp):
                     raise WrongBytes(f"{name!r} is not what was stored")
@@ -114,6 +100,22 @@ def delete(task: Task, _buffer: mmap.mmap) -> None:
 ACTIONS: Final[dict[str, Callable[[Task, mmap.mmap], dict[str, object] | None]]] = {
     action.__name__: action for action in (store, load, stat, access, open_close, delete)
 }
+
+
+def block_name(salt: str, number: int) -> bytes:
+    """Return a name as LMCache makes them: model, world, rank and a hash of the block's tokens."""
+    digest = hashlib.sha256(f"{salt}/{number}".encode()).hexdigest()
+    return f"meta-llama--Llama-3.1-8B-Instruct@1@0@{digest}.data".encode()
+
+
+def temporary_name(name: bytes) -> bytes:
+    """Return the name a block is written under before its rename."""
+    return name + b".tmp"
+
+
+def block_stamp(name: bytes) -> bytes:
+    """Return the 8 bytes at the head and the tail of the block *name*, so that a load can tell."""
+    return hashlib.sha256(name).digest()[:8]
 
 
 def parse_task(order: dict[str, Any]) -> Task:

@@ -8,13 +8,14 @@ from kvfs.cli.arguments import size_of
 from kvfs.cli.caller import need_root
 from kvfs.cli.parser import add_verb
 from kvfs.core.errors import UsageError
+from kvfs.core.settings import Settings
 
 if TYPE_CHECKING:
     from kvfs.bench.comparison import Outcome, Plan
     from kvfs.bench.output import Output
     from kvfs.cli.parser import Subparsers
 
-_DATA_PATHS: Final = ("auto", "passthrough", "daemon")
+_DATA_PATHS: Final = Settings.__dataclass_fields__["data_path"].metadata["choices"]
 
 
 def configure(subparsers: "Subparsers") -> None:

@@ -17,7 +17,7 @@ from kvfs.core.mount_name import RUN_DIRECTORY
 from kvfs.machine.mount_table import Mount, kvfs_at, unmount
 
 #: From its server's end to that of its file system, which may have bytes to write back.
-_SOURCE_WAIT_S: Final = 10.0
+SOURCE_WAIT_S: Final = 10.0
 
 
 class DeadMount(NamedTuple):
@@ -56,7 +56,7 @@ def take_away(dead: DeadMount) -> None:
                 return
             unmount(mountpoint, lazy=True, force=dead.held_up_pid > 0)
         # Its locks on the source last as long as it does.
-        wait_for_end(pidfd, _SOURCE_WAIT_S)
+        wait_for_end(pidfd, SOURCE_WAIT_S)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise MountpointUnusable(
@@ -81,7 +81,7 @@ def free_place(mountpoint: str) -> list[str]:
         take_away(dead)
         lines.append(f"replaces a dead mount of {dead.mount.source} at {mountpoint}")
         with contextlib.suppress(CommandError):  # what is wrong with it says who opens it
-            wait_released(dead.mount.source, _SOURCE_WAIT_S, joins=True)
+            wait_released(dead.mount.source, SOURCE_WAIT_S, joins=True)
     return lines
 
 

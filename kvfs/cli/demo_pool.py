@@ -5,8 +5,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from kvfs.client.subprocesses import exit_code_of, program_again
+from kvfs.client.subprocesses import output_of, program_again, undisturbed
 from kvfs.core.errors import CommandError, ServeFailed, SourceBlank, SourceFull, SourceMissing
 from kvfs.core.sizes import format_size
 
@@ -23,9 +21,6 @@ PLACES: Final = ("/var/tmp", "/tmp", "/dev/shm")
 #: More capacity than data: the ready extents (5 %), partly used blocks, and some air.
 CAPACITY_FACTOR: Final = 1.25
 CAPACITY_EXTRA_BYTES: Final = 256 << 20
-#: From SIGTERM to SIGKILL; kvfs mount itself gives its server 10 s.
-_GRACE_S: Final = 15.0
-_STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 #: The index and what the parent file system keeps for itself.
 PLACE_EXTRA_BYTES: Final = 512 << 20
 
@@ -51,24 +46,13 @@ def demo_pool(source: str | None, data_bytes: int, *, keep: bool, quiet: bool) -
         # What ended the load is what the operator must read, whatever the clean-up meets. It may
         # have been ended in the middle of that: what is left then goes now.
         try:
-            with _undisturbed():
+            with undisturbed():
                 _remove(directory, pool, keep=keep, quiet=quiet)
         except CommandError as error:
             print(f"kvfs: {directory} is left behind: {error}", file=sys.stderr)
         raise
     if keep and not quiet:
         print(f"Kept: {pool} is mounted on {mountpoint}.")
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Let no second Ctrl-C leave half of it standing; what is started meanwhile has none, too."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOPS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _make(source: str | None, capacity_bytes: int, *, quiet: bool) -> tuple[Path, str]:
@@ -126,25 +110,12 @@ def _kvfs(*arguments: str, quiet: bool) -> str:
     """Run a kvfs command and return what it printed; show it as typed unless *quiet*."""
     if not quiet:
         print(f"$ kvfs {shlex.join(arguments)}", flush=True)
-    # No pipes: a server that kept one open would keep the demo waiting for its end.
-    with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as said:
-        program, environment = program_again("kvfs.cli.main")
-        exit_code = exit_code_of(
-            lambda: subprocess.Popen(
-                [*program, *arguments],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=printed,
-                stderr=said,
-            ),
-            _GRACE_S,
-        )
-        said.seek(0)
-        if exit_code != 0:
-            line = said.read().strip().removeprefix("kvfs: ")
-            raise _error_of(exit_code)(line or f"exit code {exit_code}")
-        printed.seek(0)
-        return printed.read()
+    program, environment = program_again("kvfs.cli.main")
+    done = output_of([*program, *arguments], environment)
+    if done.returncode != 0:
+        line = done.stderr.strip().removeprefix("kvfs: ")
+        raise _error_of(done.returncode)(line or f"exit code {done.returncode}")
+    return done.stdout
 
 
 def _error_of(exit_code: int) -> type[CommandError]:

@@ -8,7 +8,13 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from kvfs.cli.caller import need_root
-from kvfs.cli.dead_mount import dead_mount_at, open_process, take_away, wait_for_end
+from kvfs.cli.dead_mount import (
+    SOURCE_WAIT_S,
+    dead_mount_at,
+    open_process,
+    take_away,
+    wait_for_end,
+)
 from kvfs.cli.mount_settings import read_settings_file
 from kvfs.cli.parser import add_verb
 from kvfs.client.liveness import was_killed
@@ -26,8 +32,6 @@ if TYPE_CHECKING:
 _WAIT_MAX_S: Final[float] = Settings.__dataclass_fields__["stop_timeout_s"].metadata["high"]
 #: How long a server that nobody uses any more may take, before who uses it is looked for.
 _UNUSED_WAIT_S: Final = 2.0
-#: From a server's end to that of its file system, which may have bytes to write back.
-_SOURCE_WAIT_S: Final = 10.0
 #: Clients of a dead mount may hold it for longer, which keeps no next server out.
 _DEAD_WAIT_S: Final = 2.0
 
@@ -98,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
             os.close(pidfd)
     if ended:
         remove_dead_sockets()
-        _wait_for_source(present.source, _SOURCE_WAIT_S if server_pid > 0 else _DEAD_WAIT_S)
+        _wait_for_source(present.source, SOURCE_WAIT_S if server_pid > 0 else _DEAD_WAIT_S)
         return 0
     if args.lazy:
         last = f"kvfs: server {server_pid} runs until its last user ends{note}"

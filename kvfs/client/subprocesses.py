@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Final
 
@@ -14,6 +14,8 @@ import kvfs
 
 #: A look at every process on a big machine takes a fraction of it.
 _LOOK_MAX_S: Final = 3.0
+#: From SIGTERM to SIGKILL for what a command runs; kvfs mount itself gives its server 10 s.
+_GRACE_S: Final = 15.0
 #: What ends a command.
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -51,6 +53,36 @@ def seen_in_time(module: str, mountpoint: str) -> list[bytes]:
     except subprocess.TimeoutExpired as late:
         printed = (late.stdout or b"").rpartition(b"\n")[0]
     return printed.splitlines()
+
+
+def output_of(
+    command: Sequence[str], environment: dict[str, str]
+) -> "subprocess.CompletedProcess[str]":
+    """Run *command* to its end; what ends us ends it, too."""
+    from tempfile import TemporaryFile  # slow to import, for a command that runs nothing
+
+    # Files, not pipes: a server in the background may keep its standard output open.
+    with TemporaryFile("w+") as printed, TemporaryFile("w+") as said:
+        exit_code = exit_code_of(
+            lambda: subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=printed, stderr=said
+            ),
+            _GRACE_S,
+        )
+        printed.seek(0)
+        said.seek(0)
+        return subprocess.CompletedProcess(command, exit_code, printed.read(), said.read())
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let no second Ctrl-C leave half of it standing; what is started meanwhile has none, too."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def exit_code_of(start: "Callable[[], subprocess.Popen[bytes]]", grace_s: float) -> int:

@@ -1,14 +1,12 @@
 """A worker of ``kvfs bench`` that tells what each store took, and asks a full file system again."""
 
-import contextlib
 import errno
 import mmap
-import os
 import time
 from typing import Final
 
 from kvfs.bench import worker
-from kvfs.bench.worker import Task, WrongBytes, store
+from kvfs.bench.worker import Task, store
 
 #: Before a block that found no room is tried again.
 _REFUSED_WAIT_S: Final = 0.01
@@ -29,13 +27,10 @@ def store_full(task: Task, buffer: mmap.mmap) -> dict[str, object]:
             try:
                 store(task._replace(blocks=[block]), buffer)
                 break
-            except (OSError, WrongBytes) as error:
+            except OSError as error:
                 refused += 1
-                full = isinstance(error, WrongBytes) or error.errno == errno.ENOSPC
-                if not full or refused > _REFUSED_MAX:
+                if error.errno != errno.ENOSPC or refused > _REFUSED_MAX:
                     raise
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(block.temporary)
                 time.sleep(_REFUSED_WAIT_S)
         each_ns.append(time.monotonic_ns() - start_ns)
     return {"each_ns": each_ns, "refused": refused}

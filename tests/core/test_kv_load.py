@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvfs.bench.kv_content import Content, first_difference
-from kvfs.bench.kv_files import Span, aligned_buffer
-from kvfs.bench.kv_load import ABSENT_PER_BLOCK, KvLoad, Moved
+from kvfs.bench.kv_content import Content, aligned_buffer, first_difference
+from kvfs.bench.kv_load import ABSENT_PER_BLOCK, KvLoad, Moved, Span
 from kvfs.bench.kv_shapes import SHAPES, Block, Layout, Shape, absent_blocks, name_block
 from kvfs.core.errors import VerifyFailed
 from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES
