@@ -13,6 +13,7 @@ from typing import Final
 from kvfs.core import errors
 from tests.support.floors import FLOORS, floor_of, is_pure
 from tests.support.house_rules import of_each
+from tests.support.late_binding import late_bound, stand_ins
 from tests.support.source_tree import (
     MODULES,
     ROOT,
@@ -73,6 +74,27 @@ FILE_MAX_LINES: Final = 300
 TEST_FILE_MAX_LINES: Final = 360
 FUNCTION_MAX_LINES: Final = 69
 MEDIAN_MAX_LINES: Final = 200
+
+#: Of a single call, whose caller may not care: no part is missing there.
+STAND_INS: Final = frozenset({"_ignore", "fill_nothing", "no_progress"})
+#: Ways to call upwards that no import shows, beside plain data that is set from outside.
+LATE: Final = """
+def _nothing():
+    \"\"\"Stand in.\"\"\"
+
+
+class Part:
+    def __init__(self, given: Callable[[], None], other: Other) -> None:
+        self.given: Callable[[], None] = given
+        self.told: Callable[[], None] = _nothing
+        self._part = other
+
+    def look(self, part, size_bytes):
+        part.size_bytes = size_bytes
+        part.told = lambda: None
+        part.pool.told = _nothing
+        self._part.told = self.look
+"""
 
 BANNED_MODULES: Final = frozenset(
     {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
@@ -153,6 +175,22 @@ def test_the_house_is_made_of_folders() -> None:
         assert 0 < len(rooms) <= most
     unused = [floor for floor in FLOORS if floor not in MODULES]
     assert not unused, "folders of the table that are not there"
+
+
+@of_each(SOURCES)
+def test_what_a_part_calls_was_given_to_its_constructor(path: Path) -> None:
+    later = list(late_bound(path))
+    assert not later, f"{shown(path)}: a port in the constructor instead: {later}"
+    idle = set(stand_ins(path)) - STAND_INS
+    assert not idle, f"{shown(path)}: stands in for a part that is not there: {idle}"
+
+
+def test_what_is_bound_later_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "late.py"
+    path.write_text(LATE)
+    found = [line.partition(": ")[2] for line in late_bound(path)]
+    assert found == ["self.told", "part.told", "part.pool.told", "self._part.told"]
+    assert list(stand_ins(path)) == ["_nothing"]
 
 
 @of_each(SOURCES)

@@ -19,14 +19,11 @@ _LONG_UNLINK_BYTES: Final = 64 << 20
 _LOOKS: Final = 16
 
 
-def _nobody() -> bool:
-    return False
-
-
 class _Unlink(NamedTuple):
     remove: Callable[[], None]
     size_bytes: int
-    in_use: Callable[[], bool]
+    #: None: nobody can have it open.
+    in_use: Callable[[], bool] | None
 
 
 class UnlinkQueue:
@@ -52,7 +49,10 @@ class UnlinkQueue:
         return len(self._lingering)
 
     def add(
-        self, remove: Callable[[], None], size_bytes: int, in_use: Callable[[], bool] = _nobody
+        self,
+        remove: Callable[[], None],
+        size_bytes: int,
+        in_use: Callable[[], bool] | None = None,
     ) -> None:
         """Queue *remove*, which frees *size_bytes* unless the extent is *in_use*."""
         self._space.pending_delete_bytes += size_bytes
@@ -72,7 +72,7 @@ class UnlinkQueue:
             self._in_thread -= 1
         for _ in range(min(_LOOKS, len(self._lingering))):
             unlink = self._lingering.popleft()
-            if unlink.in_use():
+            if unlink.in_use is not None and unlink.in_use():
                 self._lingering.append(unlink)
             else:
                 self._leave(unlink)
@@ -80,8 +80,8 @@ class UnlinkQueue:
     def dismiss(self) -> None:
         """Unlink all, used or not: the pool stops."""
         while self._lingering:
-            self._leave(self._lingering.popleft()._replace(in_use=_nobody))
-        self._waiting = deque(unlink._replace(in_use=_nobody) for unlink in self._waiting)
+            self._leave(self._lingering.popleft()._replace(in_use=None))
+        self._waiting = deque(unlink._replace(in_use=None) for unlink in self._waiting)
 
     def _leave(self, unlink: _Unlink) -> None:
         self._space.deleted_open_bytes -= unlink.size_bytes
@@ -107,7 +107,7 @@ class UnlinkQueue:
 
     def _lingers(self, unlink: _Unlink) -> bool:
         """Put *unlink*, the first one, aside if it is in use."""
-        if not unlink.in_use():
+        if unlink.in_use is None or not unlink.in_use():
             return False
         self._lingering.append(self._waiting.popleft())
         self._space.pending_delete_bytes -= unlink.size_bytes

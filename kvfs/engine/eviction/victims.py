@@ -26,10 +26,6 @@ _REFUSED_S: Final = 1.0
 Choose = Callable[[Columns, NDArray[np.uint64]], NDArray[np.uint64]]
 
 
-def _nothing() -> None:
-    """Stand in for who keeps nothing of his own about those refused."""
-
-
 class Victims:
     """A plan, taken from its head, and the making of the next one."""
 
@@ -39,7 +35,7 @@ class Victims:
         *,
         barren_s: float,
         age_s: float = math.inf,
-        forgotten: Callable[[], None] = _nothing,
+        forgotten: Callable[[], None] | None = None,
     ) -> None:
         """After a plan that named nobody no other one begins for *barren_s*.
 
@@ -148,4 +144,5 @@ class Victims:
 
     def _forget_refused(self) -> None:
         self._refused.clear()
-        self._forgotten()
+        if self._forgotten is not None:
+            self._forgotten()

@@ -41,12 +41,6 @@ class MayEmpty(Protocol):
         """Answer for the file of *record*."""
 
 
-def empties_nothing(_record: InodeRecord, /, *, reads: bool) -> bool:
-    """Answer for those of whom nothing is known."""
-    del reads
-    return False
-
-
 class TruncatingOpens:
     """Fresh inodes waiting for their OPEN, and drafts that lost their name to another writer."""
 
@@ -102,7 +96,7 @@ class TruncatingOpens:
         return tuple(name for name in (present, former) if name is not None)
 
     def looked_up(
-        self, ino: InodeNo, thread: int, maker: Maker, may_empty: MayEmpty = empties_nothing
+        self, ino: InodeNo, thread: int, maker: Maker, may_empty: MayEmpty | None = None
     ) -> InodeNo:
         """Return what *thread*'s LOOKUP that found *ino* leads to: at a second try a fresh inode.
 
@@ -133,7 +127,7 @@ class TruncatingOpens:
         before: Refusal,
         thread: int,
         maker: Maker,
-        may_empty: MayEmpty,
+        may_empty: MayEmpty | None,
     ) -> Found:
         is_meant = (record.parent, record.name) in before.names
         if not stat.S_ISREG(record.mode):
@@ -149,12 +143,14 @@ class TruncatingOpens:
         return Found.APPENDED if appended else Found.FREE
 
     def _means(
-        self, ino: InodeNo, record: InodeRecord, before: Refusal, may_empty: MayEmpty
+        self, ino: InodeNo, record: InodeRecord, before: Refusal, may_empty: MayEmpty | None
     ) -> bool:
         """Whether the LOOKUP that tries *before* again may empty *ino*."""
         if before.until_s <= self._pool.monotonic_s():
             return False
-        return ino == before.ino or may_empty(record, reads=before.reads)
+        if ino == before.ino:
+            return True
+        return may_empty is not None and may_empty(record, reads=before.reads)
 
     def _is_anothers(self, ino: InodeNo, maker: Maker) -> bool:
         """Whether another process than *maker* writes *ino*; not one that waits for its OPEN."""
