@@ -2,8 +2,10 @@
 
 import stat
 
-from kvfs.core.lifecycle import UNFINISHED, Event, State, after
+from kvfs.core.lifecycle import SLABS, UNFINISHED, Event, State, after
+from kvfs.core.second_tries import Place, Recent
 from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.engine.names.tree_change import Move
 from kvfs.machine.processes import Maker
 from kvfs.pool import ranks
 from kvfs.pool.measure import measured
@@ -37,8 +39,11 @@ def renamed(
     return record._replace(state=state, maker_tgid=0, maker_birth=0)
 
 
-def settle(pool: Pool, room: Room, ino: InodeNo, record: InodeRecord, before: InodeNo) -> None:
-    """Let what depends on an inode's name or state follow a rename from directory *before*."""
+def follow(pool: Pool, room: Room, former_names: Recent[InodeNo, Place], move: Move) -> None:
+    """Let all that depends on an inode's name or state follow its *move*, which is committed."""
+    ino, before, record = move
+    pool.identities.write(ino, record, overwritten=before.state in SLABS)
+    former_names.note(ino, (before.parent, before.name), pool.monotonic_s())
     is_directory = stat.S_ISDIR(record.mode)
     if stat.S_ISREG(record.mode):
         pool.leases.note(ino, record, pool.monotonic_s())
@@ -47,7 +52,7 @@ def settle(pool: Pool, room: Room, ino: InodeNo, record: InodeRecord, before: In
         pool.policies.clear()
     elif record.state not in UNFINISHED:
         return
-    left, inherited = (pool.policies.of(above) for above in (before, record.parent))
+    left, inherited = (pool.policies.of(above) for above in (before.parent, record.parent))
     if pool.settings.policies or left.drafts_of_owner != inherited.drafts_of_owner:
         pool.show_drafts_anew()
     ranks_differ = (left.evict, left.pin) != (inherited.evict, inherited.pin)

@@ -20,11 +20,11 @@ from kvfs.core.errors import (
     ReadOnly,
 )
 from kvfs.core.inode_rules import new_record, refuse_mismatch
-from kvfs.core.lifecycle import SLABS, State
+from kvfs.core.lifecycle import State
 from kvfs.core.rewriting import FORMER_NAME
 from kvfs.core.second_tries import Place, Recent
 from kvfs.core.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeNo, InodeRecord
-from kvfs.engine.names.moved import renamed, settle
+from kvfs.engine.names.moved import follow, renamed
 from kvfs.engine.names.tree_change import Move, TreeChange, directory_record
 from kvfs.machine.processes import Maker
 from kvfs.pool.allocator import Allocator
@@ -250,12 +250,10 @@ class Namespace:
         with TreeChange(pool, now_ns) as change:
             if replaced is not None and replaced_record is not None:
                 change.unlink(replaced, replaced_record)
-            change.move(Move(ino, record, moved))
+            change.move(move := Move(ino, record, moved))
         if opened is not None and opened.writers:
             opened.move()
-        self._identities.write(ino, moved, overwritten=record.state in SLABS)
-        self.former_names.note(ino, (parent, name), pool.monotonic_s())
-        settle(pool, self._allocator.room, ino, moved, parent)
+        follow(pool, self._allocator.room, self.former_names, move)
         if replaced is not None and replaced_record is not None:
             self.keep_removed(replaced, replaced_record, now_ns)
         return replaced
@@ -278,10 +276,8 @@ class Namespace:
             moves.append(Move(ino, record, moved))
         with TreeChange(pool, now_ns) as change:
             change.move(*moves)
-        for ino, before, moved in moves:
-            self._identities.write(ino, moved)
-            self.former_names.note(ino, (before.parent, before.name), pool.monotonic_s())
-            settle(pool, self._allocator.room, ino, moved, before.parent)
+        for move in moves:
+            follow(pool, self._allocator.room, self.former_names, move)
 
     def _refuse_loop(self, ino: InodeNo, new_parent: InodeNo) -> None:
         """Raise InvalidRequest if directory *ino* is *new_parent* or stands above it."""
