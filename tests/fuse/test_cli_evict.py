@@ -3,6 +3,7 @@
 import json
 import mmap
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvfs.cli.evict import age_of
-from kvfs.client.control_socket import ask
+from kvfs.client.control_socket import REPLY_MAX_BYTES, ask
 from kvfs.core.errors import (
     CommandError,
     EvictedTooLittle,
@@ -186,19 +187,20 @@ def test_so_many_bytes_of_a_leased_pool(kv: Path) -> None:
 
 def test_as_many_pins_as_are_wanted(kv: Path) -> None:
     """All of them are listed, though no reply holds them; a pin that was set is a success."""
-    names = [f"{number:0240}" for number in range(5000)]
-    (kv / "a").mkdir()
+    long = f"a/{'b' * 250}/{'c' * 250}"
+    names = [f"{number:0240}" for number in range(1600)]
+    assert len(names) * len(f"{long}/{names[0]}") > REPLY_MAX_BYTES
+    (kv / long).mkdir(parents=True)
     for name in names:
-        (kv / "a" / name).mkdir()
-        os.setxattr(kv / "a" / name, "user.kvfs.pin", b"1")
+        (kv / long / name).mkdir()
+        os.setxattr(kv / long / name, "user.kvfs.pin", b"1")
     (one,) = store(kv / "b", 1)
     done = json.loads(run_kvfs("pin", str(one), "--json").stdout)
     assert done["pins"] == {"/b/000.data": BLOCK_BYTES}
     listed = json.loads(run_kvfs("pin", "--list", str(kv), "--json").stdout)
-    assert set(listed["pins"]) == {"/b/000.data", *(f"/a/{name}" for name in names)}
+    assert set(listed["pins"]) == {"/b/000.data", *(f"/{long}/{name}" for name in names)}
     run_kvfs("unpin", "--all", str(kv))
-    for directory in (kv / "a").iterdir():
-        directory.rmdir()
+    shutil.rmtree(kv / "a")
 
 
 def test_what_may_not_go_stays_and_is_told(kv: Path) -> None:
