@@ -7,9 +7,11 @@ import ast
 import re
 import statistics
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Final
 
+from kvfs.cli.main import VERBS
 from kvfs.core import errors
 from tests.support.floors import FLOORS, floor_of, is_pure
 from tests.support.house_rules import of_each
@@ -95,6 +97,30 @@ class Part:
         part.pool.told = _nothing
         self._part.told = self.look
 """
+#: A shorter file earns its name by who imports it.
+FRAGMENT_MAX_LINES: Final = 39
+FRAGMENT_IMPORTERS: Final = 3
+#: To be merged, or to find a third user: no new one may come.
+FRAGMENTS: Final = frozenset(
+    [
+        "kvfs.bench.kv_content",
+        "kvfs.bench.report",
+        "kvfs.bench.rested_code",
+        "kvfs.cli.doctor_silent",
+        "kvfs.cli.mount_checks",
+        "kvfs.client.processes_on_mount",
+        "kvfs.client.user_file",
+        "kvfs.engine.names.moved",
+        "kvfs.engine.visibility",
+        "mount.files.open_shares",
+        "mount.files.read_ahead",
+        "mount.fuse.abort_guard",
+        "mount.fuse.busy_poll",
+        "mount.fuse.libfuse_pair",
+        "mount.process.notify_systemd",
+        "mount.requests.present_time",
+    ]
+)
 
 BANNED_MODULES: Final = frozenset(
     {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
@@ -229,6 +255,20 @@ def test_files_and_functions_are_short(path: Path) -> None:
     for function in functions_of(path):
         length = (function.end_lineno or function.lineno) - function.lineno + 1
         assert length <= FUNCTION_MAX_LINES, f"{shown(path)}: {function.name}: {length} lines"
+
+
+def test_no_file_is_a_fragment() -> None:
+    """Verbs are imported by name (cli/main.py), and a package's __init__ only opens it."""
+    importers = Counter(name for path in SOURCES for name in set(imports_of(path)))
+    found = {
+        name
+        for name, path in MODULES.items()
+        if code_lines_of(path) <= FRAGMENT_MAX_LINES
+        and importers[name] < FRAGMENT_IMPORTERS
+        and name.removeprefix("kvfs.cli.") not in VERBS
+        and path.stem != "__init__"
+    }
+    assert found <= FRAGMENTS, f"merge them with their one reader: {sorted(found - FRAGMENTS)}"
 
 
 def test_the_usual_file_is_short() -> None:

@@ -20,8 +20,8 @@ from kvfs.bench.sides import Side
 from kvfs.core.errors import BenchFailed, NotRoot, UsageError
 from kvfs.core.sizes import format_size
 from kvfs.doctor.machine_rules import SLOW_TRIP_US
+from kvfs.machine.hardware import round_trip_us
 from kvfs.machine.mount_table import Mount, mount_of
-from kvfs.machine.wake_up import round_trip_us
 
 #: Beyond this, what a seldom request costs says more of the machine than of kvfs (rested_code.py).
 COLD_REST_FACTOR: Final = 3.0

@@ -19,7 +19,7 @@ from kvfs.bench.daemon import KVFS, environment, mount_status
 from kvfs.client.subprocesses import output_of, undisturbed
 from kvfs.core.errors import BenchFailed, NotRoot, ToolMissing, UsageError
 from kvfs.core.sizes import format_size
-from kvfs.machine.available_memory import available_memory_bytes
+from kvfs.machine.hardware import available_memory_bytes
 
 _TOOLS: Final = ("losetup", "mkfs.xfs", "mount", "umount")
 #: Of everything that is made, so that what a killed run left behind is known again.

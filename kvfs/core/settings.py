@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Final, Self
 
-from kvfs.core.setting_values import default_of, setting, show
-from kvfs.core.settings_text import converted, table_of
+from kvfs.core.setting_values import converted, default_of, setting, show, table_of
 from kvfs.core.types import CAPACITY_MIN_BYTES
 
 _KIB: Final = 1 << 10

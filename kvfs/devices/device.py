@@ -56,7 +56,7 @@ class Device:
         self.uuid = header.uuid
         self.created_ns = header.created_ns
         self.read_only = read_only
-        #: The mounted file system that a directory lies on (superblock.py); empty where kvfs mounts
+        #: The mounted file system that a directory lies on (parent_fs.py); empty where kvfs mounts
         #: it itself.
         self.superblock = superblock
         #: Clients of an ended mount have files of it open.

@@ -17,9 +17,8 @@ from kvfs.core.sizes import format_size
 from kvfs.devices import pool_files
 from kvfs.devices.capacity import ROOM_MIN_BYTES, Reserve, metadata_bytes, reserve_bytes
 from kvfs.devices.device import Device, Fill
-from kvfs.devices.parent_fs import fs_type_of, try_out
+from kvfs.devices.parent_fs import fs_type_of, superblock_of, try_out
 from kvfs.devices.pool_files import PoolHeader
-from kvfs.devices.superblock import superblock_of
 
 _NAMES_SHOWN: Final = 3
 

@@ -21,9 +21,9 @@ from kvfs.core.errors import (
 from kvfs.core.sizes import format_size
 from kvfs.core.types import PAGE_BYTES, round_up
 from kvfs.devices import block, loop, probe, xfs
+from kvfs.devices.busy import is_alive, lock_holders
 from kvfs.devices.capacity import image_size_bytes
 from kvfs.devices.device import Device, Fill
-from kvfs.devices.lock_holders import holders, is_alive
 from kvfs.devices.outlived import Outlived, outlived
 from kvfs.devices.pool_files import PoolHeader
 from kvfs.machine.mount_table import where_mounted
@@ -175,7 +175,7 @@ def _loop_users(path: str) -> list[str]:
     except OSError:  # refused where it is opened for good
         return []
     try:
-        others = holders(os.fstat(image_fd)) - {os.getpid()}
+        others = lock_holders(os.fstat(image_fd)) - {os.getpid()}
         if any(map(is_alive, others)):
             return []  # a server that lives, or who makes a pool of it just now
         return list(loop.users_of(image_fd))

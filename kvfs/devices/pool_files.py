@@ -38,7 +38,7 @@ from kvfs.core.pool_layout import (
     parse_file_name,
 )
 from kvfs.core.types import STAT_BLOCK_BYTES
-from kvfs.devices.lock_holders import holders
+from kvfs.devices.busy import lock_holders
 from kvfs.machine.mounted_elsewhere import where_in_use
 
 FORMAT_VERSION: Final = 1
@@ -179,7 +179,7 @@ def lock_pool(pool_fd: int, source: str, *, create: bool = False) -> int:
 def is_locked(pool_fd: int) -> bool:
     """Whether a process that we may see holds the pool's lock; nothing is locked for the look."""
     try:
-        return bool(holders(os.stat(LOCK, dir_fd=pool_fd, follow_symlinks=False)))
+        return bool(lock_holders(os.stat(LOCK, dir_fd=pool_fd, follow_symlinks=False)))
     except OSError:
         return False
 

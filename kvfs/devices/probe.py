@@ -4,7 +4,7 @@ import os
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import SourceDamaged, SourceForeign
-from kvfs.devices.tools import last_line, run_tool
+from kvfs.devices.xfs_tools import last_line, run_tool
 
 #: The XFS label of a pool, so that blkid and lsblk tell it and kvfs mounts no other XFS.
 POOL_LABEL: Final = "kvfs"

@@ -13,7 +13,6 @@ from kvfs.core.errors import (
     SourceForeign,
     ToolMissing,
 )
-from kvfs.devices import cut_off
 from kvfs.devices.capacity import metadata_bytes
 from kvfs.devices.detached import (
     MOUNT_ATTR_NOATIME,
@@ -24,7 +23,6 @@ from kvfs.devices.detached import (
     mount_detached,
 )
 from kvfs.devices.device import Device, Fill, Kind
-from kvfs.devices.journal import journal_is_dirty
 from kvfs.devices.outlived import Outlived
 from kvfs.devices.pool_files import (
     PoolHeader,
@@ -36,7 +34,14 @@ from kvfs.devices.pool_files import (
     write_header,
 )
 from kvfs.devices.probe import POOL_LABEL
-from kvfs.devices.tools import last_line, run_tool
+from kvfs.devices.xfs_tools import (
+    forget_cut_off,
+    is_cut_off_noted,
+    journal_is_dirty,
+    last_line,
+    note_cut_off,
+    run_tool,
+)
 from kvfs.storage.run_state import distrust_index
 from kvfs.storage.syscalls import Syscalls
 
@@ -135,10 +140,10 @@ def open_pool(
     The pool was looked at before: it has *epoch*. Raises as look_at_pool, and UsageError.
     """
     flags = (*_MOUNT_FLAGS, *(_READ_ONLY_FLAGS if read_only else ()))
-    if journal_is_dirty(block_path, source) or cut_off.is_noted(epoch):
-        cut_off.note(epoch)
+    if journal_is_dirty(block_path, source) or is_cut_off_noted(epoch):
+        note_cut_off(epoch)
         _go_through_journal(block_path, source)
-        cut_off.forget(epoch)
+        forget_cut_off(epoch)
     with contextlib.ExitStack() as stack:
         mount_fd, pool_fd = _mount(stack, block_path, source, flags)
         device = _device(stack, mount_fd, pool_fd, source, kind, read_only, capacity_bytes)

@@ -29,9 +29,8 @@ from kvfs.doctor.gather_connectors import limits_of_file
 from kvfs.doctor.gather_disks import Drives, xfs_on
 from kvfs.doctor.gather_process import cpus_of, limits_of
 from kvfs.doctor.kernel_holders import ETAB, parse_exports
-from kvfs.machine.available_memory import available_memory_bytes
+from kvfs.machine.hardware import available_memory_bytes, halt_poll_ns, round_trip_us
 from kvfs.machine.mount_table import FS_TYPE, Mount, mount_at, mount_of, resolve_mountpoint
-from kvfs.machine.wake_up import halt_poll_ns, round_trip_us
 
 _SYSCTL: Final = "/proc/sys"
 _TIMEOUTS: Final = ("default_request_timeout", "max_request_timeout")

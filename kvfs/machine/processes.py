@@ -6,6 +6,7 @@ boot (pidfs, Linux 6.9; pidfd_open(2)), mixed with the boot id. Without the boot
 is started at boot could get the same pid and the same birth in each boot.
 """
 
+import contextlib
 import errno
 import os
 import select
@@ -23,7 +24,6 @@ from kvfs.machine.process_ends import (
     read_at_once,
     status_of,
 )
-from kvfs.machine.spare_files import SpareFiles
 from kvfs.storage.run_state import present_boot_id
 
 #: A thread number is trusted for so long without a look: shorter than any cycle of numbers.
@@ -277,3 +277,36 @@ def _ended(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
+
+
+#: A check needs one descriptor at a time and closes it afterwards, so a few are enough, even if
+#: some hundred files are closed between two ticks.
+_KEPT: Final = 8
+
+
+class SpareFiles:
+    """Descriptors in reserve, for checks that must work when all others are used.
+
+    Empty until its first ``refill``.
+    """
+
+    def __init__(self) -> None:
+        self._fds: list[int] = []
+
+    def refill(self) -> None:
+        """Open as many as were given out, as far as possible."""
+        with contextlib.suppress(OSError):
+            while len(self._fds) < _KEPT:
+                self._fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def give_one(self) -> bool:
+        """Close one; False if none is left."""
+        if not self._fds:
+            return False
+        os.close(self._fds.pop())
+        return True
+
+    def close(self) -> None:
+        """Close all."""
+        while self.give_one():
+            pass

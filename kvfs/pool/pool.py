@@ -16,23 +16,20 @@ from kvfs.core.lifecycle import SETTLED, UNFINISHED
 from kvfs.core.node_bound import NodeShares
 from kvfs.core.records import Counters
 from kvfs.core.settings import Settings
-from kvfs.core.stay_bounds import StayBounds
 from kvfs.core.types import InodeNo, InodeRecord, Sequence
 from kvfs.devices import Device
 from kvfs.machine.processes import Processes
-from kvfs.pool.damaged_rows import Damage
-from kvfs.pool.device_room import DeviceRoom
 from kvfs.pool.identities import Identities
 from kvfs.pool.lease_shares import LeaseShares
 from kvfs.pool.leases import Leases
 from kvfs.pool.open_inodes import OpenInode, OpenInodes
 from kvfs.pool.pins import Pins
 from kvfs.pool.policies import Policies
-from kvfs.pool.pool_change import PoolChange
+from kvfs.pool.pool_change import Damage, PoolChange
 from kvfs.pool.ports import Kernel
 from kvfs.pool.ready_extents import ReadyExtents
 from kvfs.pool.recently_removed import REMOVED_KEPT_S, RecentlyRemoved
-from kvfs.pool.space import Space
+from kvfs.pool.space import DeviceRoom, Space, StayBounds
 from kvfs.pool.unlink_queue import UnlinkQueue
 from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents

@@ -9,6 +9,10 @@
 - ``lacking_bytes``: a guess at what drafts will take beyond their reserve before the next look.
 """
 
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
 from kvfs.core.errors import NoSpace
 
 
@@ -17,7 +21,7 @@ class Space:
 
     def __init__(self, capacity_bytes: int, recorded_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
-        #: The capacity, or what the device can really hold (device_room.py).
+        #: The capacity, or what the device can really hold (``DeviceRoom``).
         self.bound_bytes = capacity_bytes
         self.recorded_bytes = recorded_bytes
         self.extra_bytes = 0
@@ -67,3 +71,67 @@ class Space:
         """Raise NoSpace unless *size_bytes* more data fit."""
         if size_bytes > self.unclaimed_bytes + self.ready_bytes:
             raise NoSpace(f"{size_bytes} bytes do not fit into {self.free_bytes} free ones")
+
+
+#: Kept free of blocks: what writes in flight and the file system's own growth take between looks.
+_KEPT_SHARE: Final = 1 / 64
+_KEPT_MOST_BYTES: Final = 32 << 20
+#: XFS frees the blocks of what was unlinked a moment later: the best of so many looks counts.
+_LOOKS: Final = 8
+
+
+class DeviceRoom:
+    """Looks at what the device can really hold, less than the capacity when others fill it.
+
+    The index, the heat and the file system's own trees grow with the blocks, and a directory's
+    parent file system belongs to others as well. So the bound is the capacity or what is there, if
+    less.
+    """
+
+    def __init__(self, space: Space, free_bytes: Callable[[], int]) -> None:
+        """*free_bytes* tells what can still be allocated (statvfs(2))."""
+        self._space = space
+        self._free_bytes = free_bytes
+        self._looks: deque[int] = deque(maxlen=_LOOKS)
+        self._kept_bytes = min(int(space.capacity_bytes * _KEPT_SHARE), _KEPT_MOST_BYTES)
+
+    def look(self) -> None:
+        """Look again; called every tick. Raises OSError."""
+        space = self._space
+        self._looks.append(space.taken_bytes + self._free_bytes() - self._kept_bytes)
+        space.bound_bytes = max(0, min(space.capacity_bytes, max(self._looks)))
+
+    def refused(self) -> None:
+        """The device had no room: what was seen before counts for nothing. Raises OSError."""
+        self._looks.clear()
+        self.look()
+
+
+#: Share of the capacity for both together; more only if a setting is higher.
+_TOGETHER_SHARE: Final = 0.92
+
+
+class StayBounds:
+    """How much of *capacity_bytes* leases, pins and policies may keep from eviction.
+
+    Each has its share, and together they leave some of the pool to evictable blocks; otherwise
+    stores without leases and pins would be refused. What came first stays.
+    """
+
+    def __init__(self, capacity_bytes: int, *, lease_max: float, pin_share: float) -> None:
+        self._leases_bytes = int(lease_max * capacity_bytes)
+        self._kept_bytes = int(pin_share * capacity_bytes)
+        self._together_bytes = int(max(_TOGETHER_SHARE, lease_max, pin_share) * capacity_bytes)
+
+    def leases_end_bytes(self, kept_bytes: int) -> int:
+        """Return how much leases may hold beside *kept_bytes*."""
+        return max(0, min(self._leases_bytes, self._together_bytes - kept_bytes))
+
+    def kept_end_bytes(self, leased_bytes: int) -> int:
+        """Return how much may be kept beside *leased_bytes* when more comes."""
+        return max(0, min(self._kept_bytes, self._together_bytes - leased_bytes))
+
+    @property
+    def kept_most_bytes(self) -> int:
+        """How much of what was kept before may stay kept, however many leases there are."""
+        return self._kept_bytes

@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 
 from kvfs.core.eviction_policy import BURST_BITS, CHAIN_PART, Columns, Policy, Rank
-from kvfs.core.heat_marks import HeatMarks
 from kvfs.core.row_table import RowTable
 from kvfs.core.types import InodeNo
 from kvfs.storage.heat_file import (
+    HeatMarks,
     Rows,
     Saved,
     copy_rows,

@@ -186,7 +186,7 @@ class Index:
     def inode_or_miss(self, ino: InodeNo) -> InodeRecord | None:
         """Return the record of *ino*, None for a damaged one as well: for who can do without it.
 
-        The next lookup of its name reports it (damaged_rows.py).
+        The next lookup of its name reports it (pool_change.py).
         """
         try:
             return self.inode(ino)

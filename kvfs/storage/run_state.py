@@ -50,7 +50,7 @@ def read_run_state(pool_fd: int, syscalls: Syscalls, superblock: str = "") -> Ru
     """Return what RUN says. An unreadable file counts as not clean and of an unknown boot.
 
     So does a missing one if inode numbers were ever given out, since the pool ran then. The
-    directory is now on *superblock* (devices/superblock.py); empty: its log was asked instead.
+    directory is now on *superblock* (devices/parent_fs.py); empty: its log was asked instead.
     """
     try:
         fd = syscalls.open(RUN, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pool_fd)

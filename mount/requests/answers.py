@@ -16,9 +16,8 @@ from kvfs.core.lifecycle import UNFINISHED
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, HandleNo, InodeNo, InodeRecord
 from kvfs.engine.store import Store
-from kvfs.machine.credentials import credentials_of
 from mount.files.files import Files
-from mount.files.permissions import may_empty
+from mount.files.permissions import credentials_of, may_empty
 from mount.fuse.channel import Requester
 from mount.fuse.grant import Grant
 

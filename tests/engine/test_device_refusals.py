@@ -26,7 +26,7 @@ from kvfs.devices import (
     open_source,
     probe,
     recognise,
-    tools,
+    xfs_tools,
 )
 from tests.support.loop import loop_device
 from tests.support.mounting import workplace
@@ -353,14 +353,14 @@ def test_a_missing_program_is_named_with_its_package(
     monkeypatch: pytest.MonkeyPatch, tool: str, package: str
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(tools, "_SBIN", "/nowhere")
+    monkeypatch.setattr(xfs_tools, "_SBIN", "/nowhere")
     with refused(ToolMissing, tool, f"apt install {package}"):
-        tools.find_tool(tool)
+        xfs_tools.find_tool(tool)
 
 
 def test_without_blkid_nothing_is_judged_nor_written(monkeypatch: pytest.MonkeyPatch) -> None:
     with blank_source("image") as source, untouched(source):
-        monkeypatch.setattr(tools, "_SBIN", "/nowhere")
+        monkeypatch.setattr(xfs_tools, "_SBIN", "/nowhere")
         monkeypatch.setenv("PATH", "/nowhere")
         with refused(ToolMissing, "blkid"):
             format_source(source.path, force=True)
@@ -369,9 +369,9 @@ def test_without_blkid_nothing_is_judged_nor_written(monkeypatch: pytest.MonkeyP
 
 
 def test_a_program_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tools, "find_tool", lambda _: "/bin/sleep")
+    monkeypatch.setattr(xfs_tools, "find_tool", lambda _: "/bin/sleep")
     with refused(SourceDamaged, "did not finish"):
-        tools.run_tool("blkid", "60", timeout_s=0.05)
+        xfs_tools.run_tool("blkid", "60", timeout_s=0.05)
 
 
 def test_a_blank_source_is_told_from_a_foreign_one() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.core.errors import SourceBusy
-from kvfs.devices import journal
+from kvfs.devices import xfs_tools
 from tests.support.mounting import COMMAND_WAIT_S, ROOT, loop_device, workplace
 from tests.support.pools import refused
 
@@ -61,7 +61,7 @@ fd = kernel.open_device()
 kernel.mount(fd, mountpoint, "/never", read_only=False)
 program = '''
 import sys
-from kvfs.devices.tools import run_tool
+from kvfs.devices.xfs_tools import run_tool
 run_tool("mkfs.xfs", sys.argv[1], timeout_s=1.0)
 '''
 command = ["setpriv", "--bounding-set=-sys_admin", sys.executable, "-c", program, image]
@@ -95,7 +95,7 @@ def test_a_journal_that_gives_no_answer_is_given_up(
 ) -> None:
     (tmp_path / "hangs").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
     (tmp_path / "hangs").chmod(0o755)
-    monkeypatch.setattr(journal, "find_tool", lambda _: str(tmp_path / "hangs"))
-    monkeypatch.setattr(journal, "_ANSWER_WAIT_S", 0.1)
+    monkeypatch.setattr(xfs_tools, "find_tool", lambda _: str(tmp_path / "hangs"))
+    monkeypatch.setattr(xfs_tools, "_ANSWER_WAIT_S", 0.1)
     with refused(SourceBusy, "kv.img: no answer from xfs_logprint in 0.1 s"):
-        journal.journal_is_dirty("/dev/none", "kv.img")
+        xfs_tools.journal_is_dirty("/dev/none", "kv.img")

@@ -9,7 +9,8 @@ import pytest
 
 from kvfs.core.errors import IndexDamaged, NotFound
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.devices import cut_off, open_source, wait_released
+from kvfs.devices import open_source, wait_released
+from kvfs.devices.xfs_tools import is_cut_off_noted
 from kvfs.engine.recovery.fsck import check_pool
 from kvfs.engine.store import Store
 from kvfs.pool.open_inodes import OpenInode
@@ -258,7 +259,7 @@ def test_a_start_that_is_killed_while_xfs_recovers_leaves_its_reason_behind(
     with open_source(str(powered.path), read_only=True) as device:
         assert not read_run_state(device.pool_fd, Syscalls()).trusted
     assert tree(powered.start()) == {b"/synced": b"s"}
-    assert not cut_off.is_noted(running(powered).pool.device.epoch)
+    assert not is_cut_off_noted(running(powered).pool.device.epoch)
 
 
 def test_a_clean_pool_is_mounted_read_only_and_checked_so(powered: Drive) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.core.types import ROOT_INODE
-from kvfs.devices.superblock import superblock_of
+from kvfs.devices.parent_fs import superblock_of
 from tests.support.mounting import loop_device, workplace
 from tests.support.power import Cut, shut_down
 from tests.support.stores import MIB, Host, put, settle, tree

@@ -26,7 +26,7 @@ EXCEPTIONS: Final = {
     # An inode that is handed over goes from one owner and comes to another one.
     "kvfs/core/node_bound.py": {"come", "go"},
     # No name may be left that leads to what cannot be read; the counts wait for fsck.
-    "kvfs/pool/damaged_rows.py": {"delete_inode", "delete_xattrs"},
+    "kvfs/pool/pool_change.py": {"delete_inode", "delete_xattrs"},
     # Before a pool is there, from an index that may be damaged.
     "kvfs/engine/recovery/finish_drafts.py": {"counted", "drop_rows", "put_counts"},
     # A new index, whose names are counted when all are in.

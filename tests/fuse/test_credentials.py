@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from kvfs.machine.credentials import Credentials, credentials_of
+from mount.files.permissions import Credentials, credentials_of
 from tests.support.callers import Caller
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

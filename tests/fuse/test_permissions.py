@@ -10,8 +10,7 @@ import pytest
 
 from kvfs.core.inode_rules import blank_record
 from kvfs.core.types import ROOT_INODE
-from kvfs.machine.credentials import Credentials
-from mount.files.permissions import may_empty, surely_may_open
+from mount.files.permissions import Credentials, may_empty, surely_may_open
 from tests.support.callers import Caller
 from tests.support.calls import read_file, refused, write_file
 

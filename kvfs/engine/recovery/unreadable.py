@@ -14,8 +14,8 @@ import numpy as np
 from kvfs.core.errors import Damaged
 from kvfs.core.types import InodeNo
 from kvfs.engine.blocks.publishing import Publishing
-from kvfs.machine.aside import Aside
 from kvfs.pool.pool import Pool
+from kvfs.storage.background import Aside
 from kvfs.storage.extents import Extents
 
 _log: Final = logging.getLogger(__name__)

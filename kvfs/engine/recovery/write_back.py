@@ -15,8 +15,8 @@ from kvfs.core.errors import KvfsError
 from kvfs.core.records import INODE_PREFIX, parse_inodes
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.blocks.publishing import Publishing
-from kvfs.machine.aside import Aside
 from kvfs.pool.pool import Pool
+from kvfs.storage.background import Aside
 
 _log: Final = logging.getLogger(__name__)
 

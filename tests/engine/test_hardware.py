@@ -2,7 +2,7 @@
 
 import os
 
-from kvfs.machine.wake_up import halt_poll_ns, round_trip_us
+from kvfs.machine.hardware import halt_poll_ns, round_trip_us
 
 
 def test_a_trip_is_measured_and_moves_nobody() -> None:

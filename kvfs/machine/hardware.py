@@ -1,9 +1,4 @@
-"""How long one CPU takes to wake another: every request to the server pays for two of them.
-
-A FUSE request wakes the server, and its answer the client. On a machine of its own that takes some
-microseconds; in a virtual machine, where an idle CPU has gone back to the host, or out of a deep
-sleep state it takes a hundred and more, and most of that is counted as the CPU time of the waker.
-"""
+"""What the machine offers: the memory it could give, and how fast one CPU wakes another."""
 
 import os
 import statistics
@@ -22,6 +17,10 @@ _UNCOUNTED: Final = 50
 
 def round_trip_us() -> float | None:
     """Return the time to wake a process on another CPU and be woken by it, in us.
+
+    A FUSE request wakes the server, and its answer the client. On a machine of its own that takes
+    some microseconds. In a virtual machine, where an idle CPU has gone back to the host, or out of
+    a deep sleep state it takes a hundred and more, most of it as the CPU time of the waker.
 
     None with one CPU, or where cat(1) is missing. Takes a tenth of a second at worst.
     """
@@ -60,3 +59,15 @@ def halt_poll_ns() -> int | None:
         return int(Path(_HALT_POLL_PATH).read_text())
     except (OSError, ValueError):
         return None
+
+
+def available_memory_bytes() -> int | None:
+    """Return MemAvailable: free memory and what the kernel could reclaim; None if it says not."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    return None
