@@ -175,7 +175,10 @@ class Publishing:
         before = self._namespace.record(opened.ino)
         record = measured(pool.syscalls, opened, before)
         written = record is not before
-        allocated_bytes = pool.extents.allocated_bytes(opened.fd)
+        # What was written was measured just now.
+        allocated_bytes = (
+            record.allocated_bytes if written else pool.extents.allocated_bytes(opened.fd)
+        )
         if allocated_bytes > round_up(record.size_bytes) and before.state != State.SLAB_DRAFT:
             allocated_bytes = pool.extents.trim(opened.fd, record.size_bytes)
         if opened.created_in and allocated_bytes < record.size_bytes:
@@ -187,16 +190,16 @@ class Publishing:
             opened.gone = record
             opened.end(whole=False)
             return
-        closed = before._replace(allocated_bytes=allocated_bytes)
-        state = self._closed(opened, closed, written=written)
+        state = self._closed(opened, before, allocated_bytes, written=written)
         if state is State.GONE:
             self._drop_torn(opened, record)
             opened.end(whole=False)
             return
         same = state == opened.before == before.state and not written
         if not same or allocated_bytes != before.allocated_bytes:
-            owned = self._owned(opened, not_before(before, record), state, written=written)
-            self._record(opened, before, owned, allocated_bytes)
+            record = not_before(before, record)
+            owned = self._owned(opened, record, state, allocated_bytes, written=written)
+            self._record(opened, before, owned)
         # Only now: until it is published another writer's death tears it.
         opened.end(whole=True)
 
@@ -216,42 +219,52 @@ class Publishing:
                 extents.trim_holes(opened.fd, record.size_bytes)
         return extents.allocated_bytes(opened.fd)
 
-    def _closed(self, opened: OpenInode, record: InodeRecord, *, written: bool) -> State:
+    def _closed(
+        self, opened: OpenInode, record: InodeRecord, allocated_bytes: int, *, written: bool
+    ) -> State:
         """Return what the last writable close makes of the block with *record*."""
         state = opened.last_close(State(record.state), written=written)
         due = state in LEASES and (written or state is not opened.before)
         # As if it were nobody's already. Not an orphan, which goes first: its rename may follow.
-        return state if not due or self._gets_lease(record) else after(state, Event.MAKER_DIED)
+        if not due or self._gets_lease(record, allocated_bytes):
+            return state
+        return after(state, Event.MAKER_DIED)
 
-    def _gets_lease(self, record: InodeRecord) -> bool:
+    def _gets_lease(self, record: InodeRecord, allocated_bytes: int) -> bool:
         """Whether the block with *record* belongs to its writer once it is closed."""
         pool = self._pool
         if not pool.policies.of(record.parent).leases and not is_temporary(record.name):
             return False
-        if not record.allocated_bytes and empty_names_too_many(pool):
+        if not allocated_bytes and empty_names_too_many(pool):
             return False
-        return pool.leases.shares.gives(record.uid, record.allocated_bytes)
+        return pool.leases.shares.gives(record.uid, allocated_bytes)
 
     def _owned(
-        self, opened: OpenInode, record: InodeRecord, state: State, *, written: bool
-    ) -> InodeRecord:
-        """Return *record* in *state*, with the maker it belongs to from now on."""
-        looked = not written or opened.maker == NOBODY
-        if state == opened.before and state in HELD and looked:
-            return record._replace(state=state)  # who only looked does not take it over
-        maker = opened.maker if state in HELD else NOBODY
-        return record._replace(state=state, maker_tgid=maker.tgid, maker_birth=maker.birth)
-
-    def _record(
         self,
         opened: OpenInode,
-        before: InodeRecord,
         record: InodeRecord,
+        state: State,
         allocated_bytes: int,
-    ) -> None:
+        *,
+        written: bool,
+    ) -> InodeRecord:
+        """Return *record* in *state*, with the maker it belongs to from now on."""
+        maker = opened.maker if state in HELD else NOBODY
+        looked = not written or opened.maker == NOBODY
+        if state == opened.before and state in HELD and looked:
+            # Who only looked does not take it over.
+            maker = Maker(record.maker_tgid, record.maker_birth)
+        return record._replace(
+            state=state,
+            allocated_bytes=allocated_bytes,
+            sequence=self._pool.next_sequence(),
+            maker_tgid=maker.tgid,
+            maker_birth=maker.birth,
+        )
+
+    def _record(self, opened: OpenInode, before: InodeRecord, record: InodeRecord) -> None:
         pool = self._pool
-        record = record._replace(allocated_bytes=allocated_bytes, sequence=pool.next_sequence())
-        growth_bytes = allocated_bytes - before.allocated_bytes
+        growth_bytes = record.allocated_bytes - before.allocated_bytes
         counters = pool.counters._replace(
             used_bytes=pool.counters.used_bytes + growth_bytes, sequence=record.sequence
         )
@@ -268,7 +281,7 @@ class Publishing:
         ranks.note(pool, opened.ino, record)
         if opened.created_in:
             # A sparse file of a terabyte does not ask for a terabyte the next time.
-            size_bytes = min(record.size_bytes, allocated_bytes)
+            size_bytes = min(record.size_bytes, record.allocated_bytes)
             pool.ready.forecast.note_published(opened.created_in, size_bytes, pool.monotonic_s())
             opened.created_in = InodeNo(0)
 
