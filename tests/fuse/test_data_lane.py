@@ -61,7 +61,7 @@ class Desk:
         self.host = machine
         self.fd = os.memfd_create("handles")
         handles = Handles(self.fd)
-        settings = dataclasses.replace(machine.settings, data_path="daemon")
+        settings = dataclasses.replace(machine.settings, data_path="daemon", notifications=False)
         port = KernelPort(-1, settings, handles, lambda port: machine.start(kernel=port))
         self.store = port.store
         self.files = Files(port, PresentRequest(), io_threads=1)

@@ -99,7 +99,7 @@ async def test_half_a_block_takes_no_final_name(
 def test_a_writer_that_was_stopped_hears_of_it_when_it_closes(desk: CountedDesk) -> None:
     """[write-errors] Its writes went past the server: none of them could say so."""
     store = desk.store
-    store.pool.writers_run_free = True
+    store.pool.kernel.writers_run_free = True
     settle(store)  # until then there may be blocks that could go
     fh, ino = desk.create(b"greedy")
     opened = store.pool.open_inodes[ino]

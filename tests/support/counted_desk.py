@@ -46,7 +46,7 @@ class CountedDesk:
     def __init__(self, machine: Host) -> None:
         self.fd = os.memfd_create("handles")
         self.handles = Handles(self.fd)
-        settings = dataclasses.replace(machine.settings, data_path="daemon")
+        settings = dataclasses.replace(machine.settings, data_path="daemon", notifications=False)
         port = KernelPort(-1, settings, self.handles, lambda port: machine.start(kernel=port))
         self.store = port.store
         self.path = port.path = CountedPath()

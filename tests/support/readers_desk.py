@@ -29,7 +29,9 @@ class Desk:
         self.ids = FakeIds(patch)
         self.fd = os.memfd_create("handles")
         self.handles = Handles(self.fd)
-        settings = dataclasses.replace(machine.settings, backing_ids_max=ids_max)
+        settings = dataclasses.replace(
+            machine.settings, backing_ids_max=ids_max, notifications=False
+        )
         patch.setattr(kernel_port, "choose_path", lambda _: PathChoice(True, "ids are faked"))
         self.port = KernelPort(
             DEVICE_FD,
