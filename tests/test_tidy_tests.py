@@ -49,8 +49,9 @@ def test_every_test_is_collected(path: Path) -> None:
         assert not lost, f"{shown(path)}: pytest does not look here for {lost}"
 
 
-# A driver runs in a process of its own and may have to poll a connector that offers no event.
-@of_each([path for path in TESTS if "drivers" not in path.parts])
+# A driver runs in a process of its own and may have to poll a connector that offers no event; a
+# benchmark paces its load.
+@of_each([path for path in TESTS if not {"drivers", "bench"} & set(path.parts)])
 def test_no_test_sleeps(path: Path) -> None:
     sleeps = [
         node.lineno
