@@ -74,7 +74,7 @@ def test_what_has_leisure_and_is_refused_is_done_again_after_a_tick(
     background.work(0.0)
     assert log == ["step"]
     assert background.backlog == 0
-    assert caplog.text.count("put off") == 1
+    assert caplog.text.count("postponed") == 1
     assert background.failures == 0
 
 

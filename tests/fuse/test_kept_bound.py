@@ -74,7 +74,7 @@ def test_a_pin_beyond_what_others_filled_is_refused_and_says_so(
     store_many(user, directory, MANY // 2)
     with Caller() as other:
         (block,) = store_many(other, pool.path, 1)
-    with pytest.raises(CommandFailed, match="bound"):
+    with pytest.raises(CommandFailed, match="limit"):
         run_kvfs("pin", str(block))
     run_kvfs("pin", str(directory))  # it is pinned already
 

@@ -32,12 +32,12 @@ def powered() -> Iterator[Drive]:
 @pytest.fixture
 def desk(powered: Drive) -> Iterator[CountedDesk]:
     """Files over a store that the test cuts off."""
-    made = CountedDesk(powered.start())
+    made = CountedDesk(powered)
     try:
         yield made
     finally:
         powered.kill()
-        del made.handles, made.files, made.transfers  # the table's mapping holds a descriptor
+        made.handles._memory.close()  # it holds a descriptor of its own
         os.close(made.fd)
 
 

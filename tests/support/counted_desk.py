@@ -15,6 +15,7 @@ from mount.files.handles import Handles
 from mount.files.kernel_port import KernelPort
 from mount.files.transfers import Transfers
 from mount.fuse.grant import Grant
+from tests.support.power import Drive
 from tests.support.present_request import PresentRequest
 from tests.support.stores import FILE, Host, host, put
 
@@ -43,7 +44,7 @@ class CountedPath(DaemonPath):
 class CountedDesk:
     """Files over a store, with what they keep."""
 
-    def __init__(self, machine: Host) -> None:
+    def __init__(self, machine: Host | Drive) -> None:
         self.fd = os.memfd_create("handles")
         self.handles = Handles(self.fd)
         settings = dataclasses.replace(machine.settings, data_path="daemon", notifications=False)

@@ -14,6 +14,7 @@ from typing import Final
 from kvfs.core.settings import Settings
 from kvfs.devices import Device, format_source, open_source, wait_released
 from kvfs.engine.store import Store
+from kvfs.pool.ports import Kernel
 from tests.support.kernel_recorder import KernelRecorder
 from tests.support.mounting import workplace
 from tests.support.stores import MIB, fill_pool, kill
@@ -52,11 +53,11 @@ class Drive:
         """Return the settings of a mount that writes nothing."""
         return dataclasses.replace(self.settings, read_only=True)
 
-    def start(self) -> Store:
+    def start(self, kernel: Kernel | None = None) -> Store:
         """Start a store."""
         self._device = open_source(str(self.path), read_only=self.settings.read_only)
         try:
-            self.store = Store(self._device, self.settings, KernelRecorder())
+            self.store = Store(self._device, self.settings, kernel or KernelRecorder())
         except BaseException:
             self._device.close()
             self._device = None
