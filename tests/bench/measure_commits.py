@@ -53,6 +53,21 @@ def side_of(stack: ExitStack, tree: Path, device: str, mountpoint: Path) -> Side
     return stack.enter_context(Side(str(mountpoint), Daemon(int(status["server_pid"]))))
 
 
+def both_sides(stack: ExitStack, old: Path) -> list[tuple[Side, Path]]:
+    """Serve a pool by *old* and one by this tree; return each with its mountpoint, *old* first."""
+    check_room(2 * DEVICE_BYTES, BACKING)
+    images, points = folders(stack, BACKING)
+    trees = {"old": old, "new": NEW}
+    devices = [stack.enter_context(loop_device(images / name, DEVICE_BYTES)) for name in trees]
+    for tree, device in zip(trees.values(), devices, strict=True):
+        kvfs(tree, "mkfs", device)
+    fill_holes(*(images / name for name in trees))
+    return [
+        (side_of(stack, tree, device, points / name), points / name)
+        for (name, tree), device in zip(trees.items(), devices, strict=True)
+    ]
+
+
 def figures(runs: JobRuns) -> dict[str, Any]:
     """Return the medians of the ratios within the pairs, with their quartiles."""
     operations = runs.work.operations(runs.job.threads)
@@ -76,20 +91,10 @@ def figures(runs: JobRuns) -> dict[str, Any]:
 
 def measure(old: Path, pairs: int, patterns: list[str]) -> dict[str, Any]:
     """Run the jobs on both commits in turns."""
-    check_room(2 * DEVICE_BYTES, BACKING)
     jobs = select_jobs(patterns, full=False) if patterns else default_jobs()
     done: list[dict[str, Any]] = []
     with torn_down() as stack:
-        images, points = folders(stack, BACKING)
-        trees = {"old": old, "new": NEW}
-        devices = [stack.enter_context(loop_device(images / name, DEVICE_BYTES)) for name in trees]
-        for tree, device in zip(trees.values(), devices, strict=True):
-            kvfs(tree, "mkfs", device)
-        fill_holes(*(images / name for name in trees))
-        before, after = (
-            side_of(stack, tree, device, points / name)
-            for (name, tree), device in zip(trees.items(), devices, strict=True)
-        )
+        (before, _), (after, _) = both_sides(stack, old)
 
         def show(runs: JobRuns) -> None:
             done.append(figures(runs))
@@ -108,7 +113,8 @@ def measure(old: Path, pairs: int, patterns: list[str]) -> dict[str, Any]:
         memory = [
             side.daemon.anonymous_bytes() for side in (before, after) if side.daemon is not None
         ]
-    return {"pairs": pairs, "jobs": done, "rss_anon_bytes": dict(zip(trees, memory, strict=True))}
+    memory_bytes = dict(zip(("old", "new"), memory, strict=True))
+    return {"pairs": pairs, "jobs": done, "rss_anon_bytes": memory_bytes}
 
 
 def main() -> int:

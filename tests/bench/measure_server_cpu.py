@@ -12,14 +12,14 @@ import mmap
 import os
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kvfs.bench.daemon import Daemon
-from kvfs.bench.self_made import check_room, fill_holes, folders, loop_device, torn_down
+from kvfs.bench.self_made import torn_down
+from kvfs.bench.sides import Side
 from kvfs.bench.stats import Spread, spread
-from tests.bench.measure_commits import BACKING, NEW, kvfs, side_of
+from tests.bench.measure_commits import both_sides
 
 DEVICE_BYTES: Final = 1 << 30
 ROUNDS: Final = 60
@@ -116,19 +116,9 @@ def verdict(ratio: Spread, bound: float) -> str:
 
 def measure(old: Path, rounds: int, bound: float) -> dict[str, Any]:
     """Serve a pool by each commit and run all jobs."""
-    check_room(2 * DEVICE_BYTES, BACKING)
     done = []
     with torn_down() as stack:
-        images, points = folders(stack, BACKING)
-        trees = {"old": old, "new": NEW}
-        devices = [stack.enter_context(loop_device(images / name, DEVICE_BYTES)) for name in trees]
-        for tree, device in zip(trees.values(), devices, strict=True):
-            kvfs(tree, "mkfs", device)
-        fill_holes(*(images / name for name in trees))
-        before, after = (
-            served(stack, tree, device, points / name)
-            for (name, tree), device in zip(trees.items(), devices, strict=True)
-        )
+        before, after = (served(*side) for side in both_sides(stack, old))
         for job in JOBS:
             done.append(compare(before, after, job, rounds, bound))
             print(json.dumps(done[-1]), file=sys.stderr)
@@ -139,9 +129,8 @@ def measure(old: Path, rounds: int, bound: float) -> dict[str, Any]:
     }
 
 
-def served(stack: ExitStack, tree: Path, device: str, mountpoint: Path) -> Server:
-    """Mount *device* with the code of *tree*."""
-    side = side_of(stack, tree, device, mountpoint)
+def served(side: Side, mountpoint: Path) -> Server:
+    """Return what is measured of *side*."""
     assert side.daemon is not None
     return Server(side.daemon, mountpoint)
 
