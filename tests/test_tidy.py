@@ -23,6 +23,7 @@ from tests.support.source_tree import (
     TESTS,
     Function,
     code_lines_of,
+    constants_of,
     functions_of,
     imports_of,
     lines_of,
@@ -77,8 +78,9 @@ TEST_FILE_MAX_LINES: Final = 360
 FUNCTION_MAX_LINES: Final = 69
 MEDIAN_MAX_LINES: Final = 200
 
-#: Of a single call, whose caller may not care: no part is missing there.
-STAND_INS: Final = frozenset({"_ignore", "fill_nothing", "no_progress"})
+#: Counts, shares and waits below it are equal by chance.
+SMALL_NUMBER: Final = 8
+
 #: Ways to call upwards that no import shows, beside plain data that is set from outside.
 LATE: Final = """
 def _nothing():
@@ -97,30 +99,11 @@ class Part:
         part.pool.told = _nothing
         self._part.told = self.look
 """
-#: A shorter file earns its name by who imports it.
-FRAGMENT_MAX_LINES: Final = 39
+#: A file that is shorter than this many lines earns its name by so many importers.
+FRAGMENT_END_LINES: Final = 40
 FRAGMENT_IMPORTERS: Final = 3
-#: To be merged, or to find a third user: no new one may come.
-FRAGMENTS: Final = frozenset(
-    [
-        "kvfs.bench.kv_content",
-        "kvfs.bench.report",
-        "kvfs.bench.rested_code",
-        "kvfs.cli.doctor_silent",
-        "kvfs.cli.mount_checks",
-        "kvfs.client.processes_on_mount",
-        "kvfs.client.user_file",
-        "kvfs.engine.names.moved",
-        "kvfs.engine.visibility",
-        "mount.files.open_shares",
-        "mount.files.read_ahead",
-        "mount.fuse.abort_guard",
-        "mount.fuse.busy_poll",
-        "mount.fuse.libfuse_pair",
-        "mount.process.notify_systemd",
-        "mount.requests.present_time",
-    ]
-)
+#: Each with the reason why it is neither merged nor longer.
+FRAGMENTS: Final[dict[str, str]] = {}
 
 BANNED_MODULES: Final = frozenset(
     {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
@@ -207,7 +190,7 @@ def test_the_house_is_made_of_folders() -> None:
 def test_what_a_part_calls_was_given_to_its_constructor(path: Path) -> None:
     later = list(late_bound(path))
     assert not later, f"{shown(path)}: a port in the constructor instead: {later}"
-    idle = set(stand_ins(path)) - STAND_INS
+    idle = list(stand_ins(path))
     assert not idle, f"{shown(path)}: stands in for a part that is not there: {idle}"
 
 
@@ -248,6 +231,17 @@ def test_the_c_library_is_opened_once() -> None:
     assert opened == ["kvfs/storage/syscalls.py"], "use its LIBC"
 
 
+def test_a_constant_has_one_home() -> None:
+    """Equal in name and value, it is the same limit or format; a small number means nothing."""
+    homes: dict[tuple[str, float | str], list[str]] = {}
+    for path in SOURCES:
+        for name, value in constants_of(path):
+            if isinstance(value, str) or abs(value) >= SMALL_NUMBER:
+                homes.setdefault((name, value), []).append(shown(path))
+    copied = {name: at for (name, _), at in homes.items() if len(at) > 1}
+    assert not copied, "import it from one of them, or name the two apart"
+
+
 @of_each(SOURCES + TESTS)
 def test_files_and_functions_are_short(path: Path) -> None:
     most = TEST_FILE_MAX_LINES if path in TESTS else FILE_MAX_LINES
@@ -263,12 +257,12 @@ def test_no_file_is_a_fragment() -> None:
     found = {
         name
         for name, path in MODULES.items()
-        if code_lines_of(path) <= FRAGMENT_MAX_LINES
+        if lines_of(path) < FRAGMENT_END_LINES
         and importers[name] < FRAGMENT_IMPORTERS
         and name.removeprefix("kvfs.cli.") not in VERBS
         and path.stem != "__init__"
     }
-    assert found <= FRAGMENTS, f"merge them with their one reader: {sorted(found - FRAGMENTS)}"
+    assert found == FRAGMENTS.keys(), "merge it with its one reader"
 
 
 def test_the_usual_file_is_short() -> None:

@@ -1,1 +1,1 @@
-"""KV-shaped jobs run on a mount and on a plain directory in turns, for `kvfs bench`."""
+"""KV-shaped jobs run alternately on a mount and in a plain directory, for `kvfs bench`."""

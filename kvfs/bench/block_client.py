@@ -1,6 +1,6 @@
-"""Store, look up and load one block with the system calls that connectors use: demo's and bench's.
+"""Store, look up and load one block with the system calls that connectors use; for demo and bench.
 
-A client of a mounted file system: it knows names and bytes, and nothing of kvfs.
+A client of a mounted file system: it knows names and bytes, but nothing about kvfs.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ Name = str | bytes | Path
 
 
 def look_up(name: Name) -> int | None:
-    """Return the size in bytes of what lies under *name*, or None: one stat(2)."""
+    """Return the size in bytes of the file *name*, or None: one stat(2)."""
     try:
         return os.stat(name).st_size
     except FileNotFoundError:
@@ -28,9 +28,9 @@ def look_up(name: Name) -> int | None:
 
 
 def store(draft: Name, final: Name, parts: Iterable[memoryview], flags: int) -> None:
-    """Write *parts* to the temporary name *draft* and rename it; *flags* are more of open(2).
+    """Write *parts* to the temporary name *draft* and rename it; *flags* are added to open(2).
 
-    No fsync: no connector does. Raises OSError, and takes the temporary file away then.
+    Without fsync, as connectors do. If it raises OSError, the temporary file is removed.
     """
     try:
         fd = os.open(draft, _CREATE | flags, 0o644)
@@ -49,14 +49,14 @@ def store(draft: Name, final: Name, parts: Iterable[memoryview], flags: int) -> 
 
 
 def load(name: Name, room: memoryview, flags: int) -> int:
-    """Read the block into *room*, which it may not fill; return its bytes there.
+    """Read the block into *room*, which may be larger; return how many bytes were read.
 
-    *flags* are more of open(2). Raises OSError, FileNotFoundError among them: a miss.
+    *flags* are added to open(2). Raises OSError; FileNotFoundError is a miss.
     """
     fd = os.open(name, os.O_RDONLY | flags)
     try:
         filled_bytes = os.readv(fd, (room,))
-        # An O_DIRECT read that ends between two pages has met the end of the file.
+        # An O_DIRECT read that ends inside a page has reached the end of the file.
         unit_bytes = PAGE_BYTES if flags & os.O_DIRECT else 1
         while 0 < filled_bytes < len(room) and filled_bytes % unit_bytes == 0:
             got_bytes = os.readv(fd, (room[filled_bytes:],))
@@ -69,7 +69,7 @@ def load(name: Name, room: memoryview, flags: int) -> int:
 
 
 def direct_works(root: Path) -> bool:
-    """Tell whether files here take O_DIRECT, by vLLM's probe: a page written to a file."""
+    """Tell whether files here take O_DIRECT, as vLLM probes it: by writing a page to a file."""
     probe = root / f".o_direct_probe_{os.getpid()}.tmp"
     try:
         with open(os.open(probe, _CREATE | os.O_DIRECT, 0o644), "wb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""One whole comparison: look at both places, run the jobs, keep what the figures depend on."""
+"""One whole comparison: check both places, run the jobs, note what the figures depend on."""
 
 import os
 import platform
@@ -23,14 +23,14 @@ from kvfs.doctor.machine_rules import SLOW_TRIP_US
 from kvfs.machine.hardware import round_trip_us
 from kvfs.machine.mount_table import Mount, mount_of
 
-#: Beyond this, what a seldom request costs says more of the machine than of kvfs (rested_code.py).
+#: Above it the cost of a rare request says more about the machine than about kvfs (rested_code.py).
 COLD_REST_FACTOR: Final = 3.0
 
 
 class Plan(NamedTuple):
-    """What is to be run, and the data path to insist on unless it is ``auto``.
+    """What to run, and the data path that the mount must have unless it is ``auto``.
 
-    *pairs* are the numbers of the pairs, which decide who comes first.
+    *pairs* are the numbers of the pairs; each number decides which side comes first.
     """
 
     jobs: Sequence[Job]
@@ -40,21 +40,21 @@ class Plan(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What was measured, and the setting it holds in: the head of the JSON report."""
+    """What was measured, and in which setting (the head of the JSON report)."""
 
     runs: list[JobRuns]
     setting: dict[str, Any]
 
 
 def split_pairs(pairs: int, set_ups: int) -> list[range]:
-    """Return the numbers of the pairs that each set-up runs: as even as can be, none empty."""
+    """Return the numbers of the pairs that each set-up runs: as even as possible, none empty."""
     set_ups = min(pairs, set_ups)
     starts = [pairs * index // set_ups for index in range(set_ups + 1)]
     return [range(start, stop) for start, stop in pairwise(starts)]
 
 
 def join(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the outcome of several set-ups as one: all pairs of a job side by side."""
+    """Return the outcomes of several set-ups as one, with all pairs of each job."""
     first = outcomes[0].setting
     joined = [
         JobRuns(
@@ -79,7 +79,7 @@ def join(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def check_places(places: Places, plan: Plan) -> None:
-    """Raise ``UsageError`` or ``NotRoot`` when the plan cannot run there; better now than late."""
+    """Raise ``UsageError`` or ``NotRoot`` if the plan cannot run there, before anything is run."""
     for place in places:
         if not os.path.isdir(place):
             raise UsageError(f"{place} is not a directory")
@@ -88,7 +88,7 @@ def check_places(places: Places, plan: Plan) -> None:
     largest = max(job.size_bytes * job.threads for job in plan.jobs)
     need_bytes = max(plan.effort.data_bytes, largest) * 5 // 4
     free, whole = os.statvfs(places.baseline), os.statvfs(places.mount)
-    # The pool may be full of blocks that it would evict: its size counts, not its free space.
+    # The pool may be full of evictable blocks: its size counts, not its free space.
     for place, room in (
         (places.baseline, free.f_bavail * free.f_frsize),
         (places.mount, whole.f_blocks * whole.f_frsize),
@@ -152,7 +152,7 @@ def compare(places: Places, plan: Plan, output: Output) -> Outcome:
 
 
 def _status(mountpoint: str, data_path: str, output: Output) -> dict[str, Any] | None:
-    """Return what the server says, None if none does; raises ``BenchFailed`` for the data path."""
+    """Return the server's status, None without a server. Raises ``BenchFailed`` (data path)."""
     try:
         status = mount_status(mountpoint)
     except BenchFailed as error:

@@ -1,4 +1,4 @@
-"""The worker processes of a benchmark: started once, set off together, their clocks read as one."""
+"""The worker processes of a benchmark: started once, released together, timed as one."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from kvfs.core.errors import BenchFailed
 
 
 class Order(NamedTuple):
-    """What all workers together do; *blocks* are shared out evenly over *threads*."""
+    """What all workers do together; *blocks* are divided evenly among *threads*."""
 
     do: str
     directory: str
@@ -31,8 +31,8 @@ def wall_s(replies: list[dict[str, Any]]) -> float:
 class Crew:
     """As many workers as the job with the most threads needs.
 
-    Every worker waits at one pipe, the gate; writing as many bytes as there are workers opens it
-    for all of them at once.
+    All workers wait at one pipe, the gate. Writing one byte for each worker opens it for all of
+    them at once.
     """
 
     def __init__(self, threads: int, buffer_bytes: int, program: str = "kvfs.bench.worker") -> None:
@@ -45,7 +45,7 @@ class Crew:
                 stdout=subprocess.PIPE,
                 pass_fds=[self._gate_read_fd],
                 env=environment,
-                # Away from the terminal's Ctrl-C: they end when their stdin does.
+                # So that Ctrl-C does not reach them: they end when their stdin ends.
                 start_new_session=True,
             )
             for _ in range(threads)
@@ -75,10 +75,10 @@ class Crew:
         return wall_s(self.replies(order))
 
     def replies(self, order: Order) -> list[dict[str, Any]]:
-        """Do *order*; return what each worker said.
+        """Do *order*; return each worker's reply.
 
-        Raises ``BenchFailed`` when a system call fails or a load gets wrong bytes; the crew is of
-        no further use then.
+        Raises ``BenchFailed`` when a system call fails or a load gets wrong bytes; the crew cannot
+        be used after that.
         """
         workers = self._workers[: order.threads]
         share = order.blocks // order.threads

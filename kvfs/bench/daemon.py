@@ -9,15 +9,15 @@ from typing import Any, Final
 
 from kvfs.client.subprocesses import program_again
 from kvfs.core.errors import BenchFailed
+from kvfs.core.sizes import KIB
 
 _MODULE: Final = "kvfs.cli.main"
-#: The command as this interpreter has it, wherever the package is installed.
+#: The command for this interpreter, wherever the package is installed.
 KVFS: Final = tuple(program_again(_MODULE)[0])
-_KIB: Final = 1024
-#: CPUCLOCK_SCHED of linux/posix-timers.h: the scheduler's exact sum over all threads, ended ones
-#: included; /proc/PID/stat has the same in ticks of 10 ms.
+#: CPUCLOCK_SCHED of linux/posix-timers.h: the scheduler's exact sum over all threads, also those
+#: that have ended. /proc/PID/stat shows the same in ticks of 10 ms.
 _CPUCLOCK_SCHED: Final = 2
-#: Below this much CPU in a look the server has nothing left to do; its own timers cost less.
+#: With less CPU time between two looks the server is idle; its own timers cost less.
 _QUIET_NS: Final = 300_000
 _LOOK_S: Final = 0.02
 _SETTLE_S: Final = 3.0
@@ -28,7 +28,7 @@ class Daemon:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        # clock_getcpuclockid(3), which Python does not offer, computes just this.
+        # As clock_getcpuclockid(3) does, which Python does not offer.
         self._clock = (~pid << 3) | _CPUCLOCK_SCHED
 
     def cpu_ns(self) -> int:
@@ -39,11 +39,11 @@ class Daemon:
             raise BenchFailed(f"the kvfs server, pid {self.pid}, ended during the run") from None
 
     def anonymous_bytes(self) -> int:
-        """Return RssAnon: the memory that is its own."""
+        """Return RssAnon: the memory that belongs to it alone."""
         return parse_anonymous(Path(f"/proc/{self.pid}/status").read_text())
 
     def settle(self) -> None:
-        """Wait until what it does in the background is done, for three seconds at most."""
+        """Wait until its background work is done, for at most three seconds."""
         give_up_s = time.monotonic() + _SETTLE_S
         before_ns = self.cpu_ns()
         while time.monotonic() < give_up_s:
@@ -55,9 +55,9 @@ class Daemon:
 
 
 def parse_anonymous(status: str) -> int:
-    """Return the bytes of RssAnon in the text of ``/proc/PID/status``; 0 where it has none."""
+    """Return the bytes of RssAnon in the text of ``/proc/PID/status``; 0 if it has none."""
     found = re.search(r"^RssAnon:\s*(\d+) kB$", status, re.MULTILINE)
-    return int(found[1]) * _KIB if found else 0
+    return int(found[1]) * KIB if found else 0
 
 
 def environment() -> dict[str, str]:
@@ -66,7 +66,7 @@ def environment() -> dict[str, str]:
 
 
 def mount_status(mountpoint: str) -> dict[str, Any]:
-    """Return ``kvfs status MOUNT --json``; raises ``BenchFailed`` with the line that it says."""
+    """Return ``kvfs status MOUNT --json``; raises ``BenchFailed`` with its error line."""
     argv = [*KVFS, "status", mountpoint, "--json"]
     done = subprocess.run(argv, env=environment(), capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -1,8 +1,8 @@
-"""Which jobs there are, what they are called and how much work each one is. Pure.
+"""Which jobs there are, their names, and how much work each one is. Pure.
 
-The sizes are those of real connectors: 2, 4 and 32 MiB are Llama-3.1-8B under vLLM, one of eight
-ranks, and LMCache; the odd ones are DeepSeek-V3's latent cache at 16 and 256 tokens and LMCache's
-4 MiB behind its 28-byte header.
+The sizes are those of real connectors. 2, 4 and 32 MiB are Llama-3.1-8B under vLLM, on one of eight
+ranks, and under LMCache. The odd ones are DeepSeek-V3's latent cache at 16 and 256 tokens, and
+LMCache's 4 MiB with its 28-byte header.
 """
 
 import fnmatch
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from kvfs.bench.kv_shapes import MIB, SHAPES
+from kvfs.bench.kv_shapes import SHAPES
 from kvfs.core.errors import UsageError
+from kvfs.core.sizes import GIB, MIB
 from kvfs.core.types import PAGE_BYTES
 
-GIB: Final = 1 << 30
 EVEN_SIZES: Final = (2 * MIB, 4 * MIB, 32 * MIB)
 _LARGE: Final = [shape.size_bytes for shape in SHAPES if shape.size_bytes > MIB]
 ODD_SIZES: Final = tuple(sorted(size_bytes for size_bytes in _LARGE if size_bytes % MIB))
 THREADS: Final = (1, 2, 4, 8)
-#: What the lookups and opens run on: their cost does not depend on the size of the file.
+#: For lookups and opens, whose cost does not depend on the size of the file.
 SMALL_BYTES: Final = PAGE_BYTES
 
 
@@ -44,7 +44,7 @@ class Mode(StrEnum):
 
 
 class Goal(NamedTuple):
-    """kvfs's rate over the baseline's: what must be reached, and what is aimed at."""
+    """The rate of kvfs divided by the baseline's: what must be reached, and what is the aim."""
 
     at_least: float
     aim: float
@@ -52,7 +52,7 @@ class Goal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One thing to time on both sides."""
+    """One thing that is timed on both sides."""
 
     kind: Kind
     threads: int
@@ -61,7 +61,7 @@ class Job:
 
     @property
     def moves_bytes(self) -> bool:
-        """Whether its rate is in bytes a second; of the others it is in calls a second."""
+        """Whether its rate is in bytes a second; other jobs count calls a second."""
         return self.kind in {Kind.LOAD, Kind.STORE}
 
     @property
@@ -77,7 +77,7 @@ class Job:
 
     @property
     def goal(self) -> Goal | None:
-        """The project's own bound for this job, where it has one."""
+        """The project's own goal for this job, if it has one."""
         return GOALS.get(self.name)
 
 
@@ -92,18 +92,18 @@ class Effort(NamedTuple):
     opens: int = 10_240
 
 
-#: A smoke run: every line is reached, the figures mean little.
+#: A smoke run: every line is executed, the figures mean little.
 QUICK: Final = Effort(
     data_bytes=16 * MIB, load_bytes=32 * MIB, rounds=1, names=64, calls=2048, opens=256
 )
-#: Blocks of one data set that the opens go over; real hosts reload what they loaded lately.
+#: So many blocks of one data set are opened; real hosts reload what they loaded recently.
 _OPEN_NAMES: Final = 256
 #: No data set has more blocks than this, however small they are.
 _MOST_BLOCKS: Final = 4096
 
 
 class Work(NamedTuple):
-    """One run: each thread goes *passes* times over its blocks, *rounds* times afresh."""
+    """One run: *rounds* times with new blocks, over which each thread goes *passes* times."""
 
     blocks_per_thread: int
     passes: int
@@ -137,7 +137,7 @@ def size_name(size_bytes: int) -> str:
 
 
 def _table() -> dict[Job, Goal]:
-    """Return the jobs of the default run and the bounds that the project has set itself."""
+    """Return the jobs of the default run with the goals that the project has set itself."""
     load, store, buffered, direct = Kind.LOAD, Kind.STORE, Mode.BUFFERED, Mode.DIRECT
     large, small = 32 * MIB, 4 * MIB
     return {
@@ -164,14 +164,14 @@ def default_jobs() -> list[Job]:
 
 
 def all_jobs() -> list[Job]:
-    """Return every job there is: those of ``--full``, which ``--jobs`` chooses from."""
+    """Return every job: ``--full`` runs them all, ``--jobs`` chooses from them."""
     jobs = [
         Job(kind, threads, size_bytes, mode)
         for kind in (Kind.LOAD, Kind.STORE)
         for size_bytes in sorted(EVEN_SIZES + ODD_SIZES)
         for mode in (Mode.BUFFERED, Mode.DIRECT)
         for threads in THREADS
-        # O_DIRECT takes whole pages; connectors fall back to the page cache, and have that job.
+        # O_DIRECT needs whole pages. Connectors fall back to the page cache, which is another job.
         if mode is Mode.BUFFERED or size_bytes % PAGE_BYTES == 0
     ]
     jobs += [Job(Kind.LOAD, 2, size_bytes, Mode.COLD) for size_bytes in EVEN_SIZES]
@@ -183,8 +183,8 @@ def all_jobs() -> list[Job]:
 def select_jobs(patterns: Sequence[str], *, full: bool) -> list[Job]:
     """Return the jobs to run, in the order of the tables.
 
-    *patterns* are shell patterns on the names of all jobs; without any it is the default table, or
-    everything when *full*. Raises ``UsageError`` for a pattern that matches nothing.
+    *patterns* are shell patterns for the names of all jobs. Without any, it is the default table,
+    or everything if *full*. Raises ``UsageError`` for a pattern that matches nothing.
     """
     if not patterns:
         return all_jobs() if full else default_jobs()

@@ -1,6 +1,6 @@
-"""Bytes that nobody has to remember: a block's content follows from a seed and the block's key.
+"""Bytes that need not be remembered: a block's content follows from a seed and the block's key.
 
-Pure numpy. Making and comparing run at memory speed, so that a load which checks every byte still
+Pure numpy. Content is made and compared at memory speed, so a load that checks every byte still
 measures the file system and not the check.
 """
 
@@ -25,7 +25,7 @@ def aligned_buffer(size_bytes: int) -> Bytes:
 class Content:
     """The content of any block up to ``longest_bytes``, for one seed.
 
-    One table of random words is made once; a block's bytes are the table with every word turned by
+    A table of random words is made once; a block's bytes are the table with every word XORed with
     the block's key. So a byte at a wrong offset differs, and so does a byte of another block.
     """
 
@@ -49,7 +49,7 @@ class Content:
 def first_difference(expected: Bytes, found: Bytes) -> int | None:
     """Return the offset of the first byte that differs, or None.
 
-    A missing or surplus byte differs at the length of the shorter one.
+    If one is longer, the first difference is at the length of the shorter one, at the latest.
     """
     shorter = min(len(expected), len(found))
     if not np.array_equal(expected[:shorter], found[:shorter]):

@@ -1,7 +1,7 @@
 """A KV-shaped load on any directory: store, look up, load, and check every byte.
 
-The demo runs it through a mount. It stands in for a connector: sizes, names and system calls are
-theirs (``kv_shapes``), and what it may not do is forgive: one wrong byte ends it.
+The demo runs it through a mount. It stands in for a connector: it has the sizes, names and system
+calls of real ones (``kv_shapes``). One wrong byte ends it.
 """
 
 import os
@@ -19,14 +19,14 @@ from kvfs.bench.kv_shapes import SHAPES, Block, Layout, Shape, absent_blocks, pl
 from kvfs.core.errors import VerifyFailed
 from kvfs.core.types import PAGE_BYTES, round_up
 
-#: Lookups of blocks that were never stored, for each that was: new prompts ask mostly for those.
+#: So many lookups of absent blocks for each stored one: a new prompt mostly asks for absent ones.
 ABSENT_PER_BLOCK: Final = 3
 #: LMCache's default number of disk threads.
 THREADS: Final = 4
 
 
 class Span(NamedTuple):
-    """When a thread was inside system calls: two readings of time.perf_counter()."""
+    """When a thread was inside system calls, by time.perf_counter()."""
 
     begun_s: float
     ended_s: float
@@ -48,7 +48,7 @@ class Moved:
         return busy_s
 
     def rate(self) -> float:
-        """Return GB/s of all threads together, without the time that the check takes."""
+        """Return the GB/s of all threads together, without the time for checks."""
         busy_s = self.busy_s()
         return self.bytes / busy_s / 1e9 if busy_s else 0.0
 
@@ -86,7 +86,7 @@ class Tally:
 
 @dataclass
 class Report:
-    """What a load did, by shape, with so many threads at once."""
+    """What a load did, by shape, and with how many threads at once."""
 
     threads: int
     tallies: dict[Shape, Tally] = field(default_factory=dict)
@@ -99,15 +99,11 @@ class Report:
         return total
 
 
-def _ignore(_: int) -> None:
-    pass
-
-
 class KvLoad:
     """One load on the directory *root*, about *total_bytes* in all shapes together.
 
-    The same seed makes the same names and the same bytes, so a later process can load and check
-    what an earlier one stored. *progress* is called with the bytes that were just moved.
+    The same seed makes the same names and bytes, so a later process can load and check what an
+    earlier one stored. *progress* is called with the number of bytes that were just moved.
     """
 
     def __init__(
@@ -115,9 +111,9 @@ class KvLoad:
         root: Path,
         *,
         total_bytes: int,
+        progress: Callable[[int], None],
         seed: int = 0,
         threads: int = THREADS,
-        progress: Callable[[int], None] = _ignore,
     ) -> None:
         self._root = root
         self._progress = progress
@@ -139,21 +135,21 @@ class KvLoad:
         return sum(block.shape.size_bytes for block in self.blocks)
 
     def path(self, block: Block) -> Path:
-        """Return where *block* lies."""
+        """Return the path of *block*."""
         return self._root / block.path
 
     def store(self) -> None:
         """Look every block up, as a connector does for a new prompt, and store what is missing.
 
-        Raises OSError when the file system refuses, VerifyFailed when a name that nobody stored
-        is there.
+        Raises OSError when the file system refuses, VerifyFailed if a name exists that nobody
+        stored.
         """
         self._run(self._store)
 
     def load(self) -> None:
-        """Look every block up, read it and check each byte; with O_DIRECT a second time.
+        """Look every block up, read it and check each byte; then once more with O_DIRECT.
 
-        Raises VerifyFailed when a stored block is gone or one byte of it is wrong.
+        Raises VerifyFailed if a stored block is gone or a byte of it is wrong.
         """
         self._run(self._load)
         if self.direct:
@@ -208,7 +204,7 @@ class KvLoad:
             raise VerifyFailed(f"{path}: was stored, but is missing")
         if shown_bytes != size_bytes:
             raise VerifyFailed(f"{path}: has {shown_bytes} bytes, {size_bytes} were stored")
-        room = self._room("found")  # longer than the block, so that surplus bytes are seen
+        room = self._room("found")  # longer than the block, to notice surplus bytes
         view = room.data[: round_up(size_bytes) + PAGE_BYTES]
         begun_s = time.perf_counter()
         found_bytes = block_client.load(path, view, os.O_DIRECT if direct else 0)

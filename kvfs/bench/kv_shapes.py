@@ -1,7 +1,7 @@
-"""What KV connectors store: sizes of real models, names and manners of real connectors; pure.
+"""What KV connectors store: sizes of real models, names and habits of real connectors. Pure.
 
-Sizes follow from the published model configurations (2 * layers * KV heads * head size * bytes of
-the type, a token), names from the connectors' sources: LMCache 0.5, vLLM 0.33, SGLang 0.5.
+Sizes follow from the published model configurations (for each token 2 * layers * KV heads * head
+size * bytes of the type), names from the connectors' sources: LMCache 0.5, vLLM 0.33, SGLang 0.5.
 """
 
 import enum
@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from kvfs.core.sizes import KIB, MIB
 from kvfs.core.types import PAGE_BYTES
 
 
@@ -21,7 +22,7 @@ class Layout(enum.Enum):
 
 
 class Shape(NamedTuple):
-    """One deployment's blocks, which all have one size; ``header_bytes`` go in a first write."""
+    """The blocks of one deployment, all of one size; ``header_bytes`` are a write of their own."""
 
     model: str
     tokens: int
@@ -36,12 +37,10 @@ class Shape(NamedTuple):
         return f"{self.model}, {self.tokens} tokens, {self.layout.value}"
 
 
-KIB: Final = 1 << 10
-MIB: Final = 1 << 20
-#: LMCache's fs connector writes lengths, shapes and type in front of the tensor.
+#: LMCache's fs connector writes lengths, shapes and type before the tensor.
 LMCACHE_HEADER_BYTES: Final = 28
 
-#: The sizes that decide: the smallest and the largest usual one, aligned and not.
+#: The sizes that matter: the smallest and the largest usual one, aligned and not aligned.
 SHAPES: Final = (
     Shape("Llama-8B-fp8-TP8", 64, Layout.LMCACHE, 512 * KIB, direct=True),
     Shape("DeepSeek-V3", 16, Layout.SGLANG, 1_124_352),
@@ -64,7 +63,7 @@ class Block(NamedTuple):
 
 
 def name_block(shape: Shape, what: str) -> Block:
-    """Return the block that *what* identifies, as a connector derives a name from tokens."""
+    """Return the block identified by *what*, as a connector derives a name from tokens."""
     digest = hashlib.sha256(f"{shape.title}/{what}".encode()).hexdigest()
     key = int(digest[:16], 16)
     if shape.layout is Layout.LMCACHE:
@@ -84,6 +83,6 @@ def plan_blocks(shape: Shape, share_bytes: int, seed: int) -> list[Block]:
 
 
 def absent_blocks(block: Block, count: int) -> Iterator[Block]:
-    """Yield *count* blocks that nobody ever stores: what most lookups of a new prompt ask for."""
+    """Yield *count* blocks that are never stored: a new prompt mostly asks for such."""
     for number in range(count):
         yield name_block(block.shape, f"{block.path}/absent/{number}")

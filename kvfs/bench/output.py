@@ -1,4 +1,4 @@
-"""What the user sees of a run: progress, each job's line as soon as it is known, tables, files."""
+"""What the user sees of a run: progress, the line of each finished job, tables, files."""
 
 import json
 import os
@@ -18,15 +18,15 @@ from kvfs.bench.table import costs_table, results_table, row_of
 from kvfs.core.errors import CommandError, UsageError
 
 _STDOUT: Final = "-"
-#: The tables' width: on a narrower terminal lines wrap, but no digit is cut off.
+#: Width of the tables: on a narrower terminal lines wrap, but no digit is cut off.
 _COLUMNS: Final = 104
 
 
 class Output:
-    """The terminal and the files; progress goes to stderr, and the tables too with ``--json -``.
+    """The terminal and the files. Progress goes to stderr; with ``--json -`` the tables do, too.
 
-    The files are tried first: a wrong path is told before the run, not after it. What they hold
-    stays until there is something to take its place.
+    The files are tried first, so a wrong path is reported before the run. Their old content stays
+    until there is something to replace it.
     """
 
     def __init__(self, json_path: str | None, plot_path: str | None) -> None:
@@ -62,7 +62,7 @@ class Output:
         self._progress.stop()
 
     def say(self, text: str) -> None:
-        """Tell of a step that takes a while, or of something to know."""
+        """Print a line about a step that takes a while, or something worth knowing."""
         self._notes.print(text, style="dim")
 
     def begin(self, total: int) -> None:
@@ -79,7 +79,7 @@ class Output:
         self._progress.update(self._task, description=job.name)
 
     def end_job(self, runs: JobRuns) -> None:
-        """Show a job's line as soon as it is known; a log of a long run shows where it is."""
+        """Show a job's line at once, so that the log of a long run shows how far it is."""
         row = row_of(summarise(runs))
         self._notes.print(f"{row.job:30}{row.baseline:>12}{row.kvfs:>12}{row.ratio:>7}")
 
@@ -102,10 +102,10 @@ class Output:
 
 
 def try_file(path: str) -> None:
-    """Raise UsageError unless file *path* can be written; it is as before."""
+    """Raise UsageError unless file *path* can be written; the file is not changed."""
     is_new = not os.path.lexists(path)
     if not is_new and not os.path.isfile(path) and not os.path.isdir(path):
-        return  # whoever reads a pipe would see its end
+        return  # opening and closing a pipe would show its reader an end
     try:
         open(path, "ab").close()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The runner: every job on both sides in alternating pairs, one after the other."""
+"""Runs the jobs one after the other, each on both sides in alternating pairs."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,7 +18,7 @@ def run_job(
     pairs: range,
     tick: Callable[[], None],
 ) -> JobRuns:
-    """Run *job* in alternating pairs numbered *pairs*, after one run a side that does not count.
+    """Run *job* in alternating pairs numbered *pairs*; one run of each side before does not count.
 
     *tick* is called after every pair. Raises ``BenchFailed``.
     """
@@ -44,7 +44,7 @@ def run_jobs(
     tick: Callable[[], None],
     done: Callable[[JobRuns], None],
 ) -> list[JobRuns]:
-    """Run all *jobs* with one crew; the callbacks tell of progress. Raises ``BenchFailed``."""
+    """Run all *jobs* with one crew; the callbacks report progress. Raises ``BenchFailed``."""
     threads = max(job.threads for job in jobs)
     results = []
     with Crew(threads, max(job.size_bytes for job in jobs)) as crew:

@@ -1,4 +1,7 @@
-"""The results as one SVG picture: a line a job, a dot a pair, a bar where the median is. Pure."""
+"""The results as an SVG picture: a line for each job, a dot for each pair, a bar at the median.
+
+Pure.
+"""
 
 from collections.abc import Sequence
 from html import escape
@@ -12,7 +15,7 @@ _RIGHT: Final = 90
 _TOP: Final = 64
 _ROW: Final = 28
 _GRID: Final = 0.25
-#: A ratio beyond this is drawn at the edge: one outlier must not squeeze all others.
+#: A larger ratio is drawn at the edge, so that one outlier does not squeeze all others.
 _MOST: Final = 2.0
 _GOOD, _BAD, _PLAIN = "#1a7f37", "#cf222e", "#0969da"
 

@@ -6,12 +6,12 @@ from typing import Any, Final
 from kvfs.bench.results import JobResult, daemon_costs
 from kvfs.bench.stats import Spread
 
-#: Goes up when a field changes its meaning or goes away.
+#: Goes up when a field changes its meaning or is removed.
 REPORT_FORMAT: Final = 1
 
 
 def build_report(results: Sequence[JobResult], setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the report of *results*; *setting* is what was compared, where, and how."""
+    """Return the report of *results*; *setting* says what was compared, where, and how."""
     return {
         "format": REPORT_FORMAT,
         **setting,

@@ -1,8 +1,8 @@
-"""How much longer code takes that has rested a moment: by then others have the caches.
+"""How much longer code takes after a short rest, when others have filled the CPU's caches.
 
-The requests of large loads come milliseconds after each other. Where nobody else uses the caches
-the server's code is in them still; where other virtual machines do, or loads that sweep them, it
-comes from memory again, line by line: six to ten times the CPU time for the same work was seen.
+The requests of large loads come milliseconds apart. If nobody else uses the caches, the server's
+code is still in them. If other virtual machines or large loads use them, it comes from memory
+again, line by line: the same work was seen to take six to ten times the CPU time.
 """
 
 import json
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-#: Some 30 us of an interpreter's work, as a request is.
+#: Some 30 us of work for the interpreter, like a request.
 _VALUE: Final = {str(number): [number, number / 7] for number in range(8)}
 REST_S: Final = 0.005
 _IN_A_LOOP: Final = 400
@@ -27,7 +27,7 @@ def rest_factor(
     clock_ns: Callable[[], int] = time.thread_time_ns,
     rest: Callable[[float], None] = time.sleep,
 ) -> float:
-    """Return the CPU time of *work* after ``REST_S``, over that in a loop; takes half a second."""
+    """Return the CPU time of *work* after ``REST_S``, by that in a loop; takes half a second."""
     in_a_loop = [_took_ns(work, clock_ns) for _ in range(_IN_A_LOOP)]
     rested = []
     for _ in range(_AFTER_A_REST):

@@ -1,4 +1,4 @@
-"""What was measured, job by job, and what it comes to. Pure."""
+"""What was measured, job by job, and the figures that follow from it. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ GIGABYTE: Final = 1_000_000_000
 
 
 class Sample(NamedTuple):
-    """One run of one job on one side; the CPU time is the server's, None where there is none."""
+    """One run of one job on one side; the CPU time is the server's, None without a server."""
 
     wall_s: float
     daemon_cpu_s: float | None
@@ -50,7 +50,7 @@ class JobResult(NamedTuple):
 
 
 class DaemonCost(NamedTuple):
-    """A bound on the server's CPU time; *measured* is None when its job did not run."""
+    """A limit for the server's CPU time; *measured* is None if its job did not run."""
 
     title: str
     unit: str
@@ -60,7 +60,7 @@ class DaemonCost(NamedTuple):
 
 
 def summarise(runs: JobRuns) -> JobResult:
-    """Return what *runs* come to; raises ``ValueError`` when there are none."""
+    """Return the result of *runs*; raises ``ValueError`` if there are none."""
     job, operations = runs.job, runs.work.operations(runs.job.threads)
     amount = operations * job.size_bytes / GIGABYTE if job.moves_bytes else operations / 1e3
     pairs = [
@@ -77,7 +77,7 @@ def summarise(runs: JobRuns) -> JobResult:
 
 
 def daemon_costs(results: Sequence[JobResult]) -> list[DaemonCost]:
-    """Return the bounded CPU costs of the server, each from the job that shows it."""
+    """Return the CPU costs of the server that have a limit, each from the job that shows it."""
     by_name = {result.job.name: result for result in results}
 
     def median_us(name: str) -> float | None:

@@ -1,7 +1,7 @@
-"""A comparison that needs nothing: two equal loop devices, an XFS on one and a pool on the other.
+"""A comparison without preparation: two equal loop devices, one with an XFS and one with a pool.
 
-mkfs discards, which makes a backing file sparse, and a sparse one answers writes three times slower
-than a full one; so both are written full after their file system was made, before it is mounted.
+mkfs discards, which makes the backing file sparse, and writes to a sparse file take three times as
+long. So both files are filled after mkfs and before the mount.
 """
 
 import os
@@ -22,10 +22,10 @@ from kvfs.core.sizes import format_size
 from kvfs.machine.hardware import available_memory_bytes
 
 _TOOLS: Final = ("losetup", "mkfs.xfs", "mount", "umount")
-#: Of everything that is made, so that what a killed run left behind is known again.
+#: Of all names that are made here, so that the remains of a killed run can be recognised.
 _PREFIX: Final = "kvfs-bench-"
 _ZEROS: Final = bytes(4 << 20)
-#: For the page cache, the server and everybody else, on top of the devices and the data.
+#: For the page cache, the server and everybody else, besides the devices and the data.
 _SPARE_BYTES: Final = 2 << 30
 #: How long the server may take to stop.
 _STOP_WAIT_S: Final = 10
@@ -44,9 +44,9 @@ def self_made(
 ) -> Iterator[Places]:
     """Yield both mounts, each on a device of *size_bytes* whose bytes lie in *backing*.
 
-    Everything is taken down again however this is left. *say* is told of each step, for they take
-    seconds. Raises ``NotRoot``, ``ToolMissing``, ``UsageError`` when memory or disk is too small,
-    and ``BenchFailed`` when a step fails.
+    Everything is taken down again, however this is left. *say* is called before each step, as steps
+    take seconds. Raises ``NotRoot``, ``ToolMissing``, ``UsageError`` if memory or disk is too
+    small, and ``BenchFailed`` if a step fails.
     """
     check_room(2 * size_bytes, backing)
     with torn_down() as stack:
@@ -71,7 +71,7 @@ def folders(stack: ExitStack, backing: str) -> tuple[Path, Path]:
     except OSError as error:
         raise UsageError(f"--backing {backing}: {error.strerror}") from None
     stack.callback(shutil.rmtree, images, ignore_errors=True)
-    # All mountpoints are siblings, so that all paths are walked in as many steps.
+    # All mountpoints are siblings, so that all paths have the same number of steps.
     points = Path(tempfile.mkdtemp(prefix=_PREFIX))
     stack.callback(_remove_points, points)
     return images, points
@@ -99,10 +99,10 @@ def _make(
 
 
 def fill_holes(*images: Path) -> None:
-    """Write zeros into every hole of the files *images*, which read as before.
+    """Write zeros into every hole of the files *images*, which does not change their content.
 
-    They take turns piece by piece, so that each gets the same mix of the memory there is: filled
-    one after the other, two equal devices differed by a third in O_DIRECT reads.
+    They are filled in turns, piece by piece, so that each gets the same mix of memory. Filled one
+    after the other, two equal devices differed by a third in O_DIRECT reads.
     """
     with ExitStack() as stack:
         files = [stack.enter_context(open(image, "r+b", buffering=0)) for image in images]
@@ -120,12 +120,12 @@ def _fill_piece(fd: int, start: int, stop: int) -> None:
 def _next_data(fd: int, start: int, end: int) -> int:
     try:
         return os.lseek(fd, start, os.SEEK_DATA)
-    except OSError:  # ENXIO: nothing but a hole up to the end
+    except OSError:  # ENXIO: only a hole up to the end
         return end
 
 
 def check_room(devices_bytes: int, backing: str) -> None:
-    """Raise NotRoot, ToolMissing or UsageError unless devices of so many bytes can be made."""
+    """Raise NotRoot, ToolMissing or UsageError unless *devices_bytes* of devices can be made."""
     if os.geteuid() != 0:
         raise NotRoot("kvfs bench --self-contained makes devices and mounts, which needs root")
     for tool in _TOOLS:
@@ -151,7 +151,7 @@ def loop_device(image: Path, size_bytes: int) -> Iterator[str]:
     try:
         yield run_tool("losetup", "--find", "--show", str(image)).strip()
     finally:
-        # By the file, not by the name: an interrupted losetup has not told the name.
+        # By the file, not by the name: an interrupted losetup has not printed the name.
         listed = subprocess.run(
             ["losetup", "--noheadings", "--output", "NAME", "--associated", str(image)],
             check=False,
@@ -175,7 +175,7 @@ def run_tool(*argv: str) -> str:
 def kvfs_mount(
     device: str, mountpoint: str, data_path: str, say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Keep *device* mounted, and its server away afterwards."""
+    """Keep *device* mounted; afterwards its server is gone, too."""
     pidfd = -1
     try:
         run_tool(*KVFS, "mount", f"--data-path={data_path}", device, mountpoint)
@@ -190,7 +190,7 @@ def kvfs_mount(
 
 
 def _end(pidfd: int, say: Callable[[str], None]) -> None:
-    """Kill a server that outlived its mount: it would hold the device, and its memory, for ever."""
+    """Kill a server that outlived its mount: it would keep the device and its memory for ever."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     if not poll.poll(0):
@@ -201,7 +201,7 @@ def _end(pidfd: int, say: Callable[[str], None]) -> None:
 
 
 def unmount(mountpoint: str) -> None:
-    """Unmount *mountpoint* if anything is mounted there, lazily if it must be."""
+    """Unmount *mountpoint* if anything is mounted there, lazily if necessary."""
     for flags in ([], ["--lazy"]):
         if not os.path.ismount(mountpoint):
             return
@@ -209,7 +209,7 @@ def unmount(mountpoint: str) -> None:
 
 
 def _remove_points(points: Path) -> None:
-    # Never a recursive removal: should a mount have stayed, its files are not ours to delete.
+    # Never removed recursively: if a mount is left, its files are not ours to delete.
     for point in (*points.iterdir(), points):
         try:
             os.rmdir(point)

@@ -25,7 +25,7 @@ _VERBS: Final = {
 
 
 class Side:
-    """A directory of its own under *root*, gone on leaving; *daemon* serves it, or nobody does."""
+    """A directory of its own under *root*, removed on leaving; *daemon* serves it, if any."""
 
     def __init__(self, root: str, daemon: Daemon | None) -> None:
         name = f"kvfs-bench-{os.getpid()}-{time.monotonic_ns():x}"
@@ -49,10 +49,10 @@ class Side:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def run(self, crew: Crew, job: Job, work: Work) -> Sample:
-        """Run *job* once, with all it needs stored before and deleted after, untimed.
+        """Run *job* once; what it needs is stored before and deleted after, untimed.
 
-        Nothing is kept from run to run: both sides draw their page cache from the same free
-        memory in turns, or else the lucky one would keep the faster pages for a whole job.
+        Nothing is kept from run to run. So both sides alternately take their page cache from the
+        same free memory; otherwise one side could keep the faster pages for a whole job.
         """
         one_round = {Kind.STORE: self._store_round, Kind.DELETE: self._delete_round}.get(
             job.kind, self._warm_round
@@ -62,13 +62,13 @@ class Side:
         return Sample(sum(s.wall_s for s in rounds), sum(cpu_s) if cpu_s else None)
 
     def settle(self) -> None:
-        """Wait until nothing of an earlier run is still being written, freed or tidied up."""
+        """Wait until nothing of an earlier run is still being written or freed."""
         os.sync()
         if self.daemon is not None:
             self.daemon.settle()
 
     def _warm_round(self, crew: Crew, job: Job, work: Work) -> Sample:
-        """Store what *job* reads, the way it reads; go over it twice, and time the second."""
+        """Store what *job* reads, the way it reads; go over it twice, and time the second pass."""
         orders = self._orders(job, work)
         action = orders[_VERBS[job.kind]]
         if job.kind is not Kind.ACCESS:
@@ -100,12 +100,12 @@ class Side:
             return Sample(crew.run(order), None)
         before_ns = self.daemon.cpu_ns()
         wall_s = crew.run(order)
-        # What the server put off until after its replies is part of what the job costs it.
+        # Work that the server postpones until after its replies is part of what the job costs.
         self.daemon.settle()
         return Sample(wall_s, (self.daemon.cpu_ns() - before_ns) / 1e9)
 
     def _orders(self, job: Job, work: Work) -> dict[str, Order]:
-        """Return the orders of one round by verb; its names were never used before."""
+        """Return the orders of one round by verb, with names that were never used before."""
         self._rounds += 1
         order = Order(
             do="",

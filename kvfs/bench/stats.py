@@ -1,7 +1,7 @@
-"""What a list of alternating pairs says: medians, ratios pair by pair, their spread. Pure.
+"""What follows from a list of alternating pairs: medians, ratios within pairs, their spread. Pure.
 
-A ratio is formed within its pair, because two runs a second apart share the machine's mood and two
-medians over minutes do not.
+A ratio is formed within its pair: two runs a second apart find the machine in the same state, and
+two medians over minutes do not.
 """
 
 import statistics
@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 
 class Pair(NamedTuple):
-    """The rates of one pair of runs; more is better, the unit is the job's."""
+    """The rates of one pair of runs, in the job's unit; more is better."""
 
     baseline_rate: float
     kvfs_rate: float
 
 
 class Spread(NamedTuple):
-    """The middle and the ends of some numbers; the quarters are inclusive quartiles."""
+    """The median and the ends of some numbers; the quarters are inclusive quartiles."""
 
     median: float
     low: float
@@ -59,5 +59,5 @@ def compare(pairs: Sequence[Pair]) -> Comparison:
 
 
 def first_is_baseline(pair_no: int) -> bool:
-    """Tell which side opens pair *pair_no* (from 0): they take turns."""
+    """Tell whether the baseline comes first in pair *pair_no* (from 0): the sides take turns."""
     return pair_no % 2 == 0

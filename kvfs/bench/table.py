@@ -50,7 +50,7 @@ def results_table(results: Sequence[JobResult], baseline_name: str) -> Table:
 
 
 def costs_table(costs: Sequence[DaemonCost], rss_anon_bytes: int) -> Table:
-    """Return the table of the server's bounded costs and its memory."""
+    """Return the table of the server's costs that have a limit, and of its memory."""
     table = Table(title="The kvfs server", box=box.SIMPLE_HEAD)
     table.add_column("cost", no_wrap=True)
     for heading in ("measured", "at most"):
@@ -64,7 +64,7 @@ def costs_table(costs: Sequence[DaemonCost], rss_anon_bytes: int) -> Table:
 
 
 def _digits(rate: float) -> str:
-    """Return *rate* to about three digits: more would claim what a run cannot hold."""
+    """Return *rate* with about three digits: more would claim a precision that no run has."""
     return f"{rate:.{2 if rate < 10 else 1 if rate < 100 else 0}f}"
 
 

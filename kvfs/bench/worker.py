@@ -1,10 +1,10 @@
 """One worker process: it handles its share of a job's blocks between two readings of the clock.
 
-Workers are processes, not threads, so that no lock of the interpreter stands between them: a
-connector's threads are C or C++. Everything but the system calls is done before the clock starts,
-the names are relative so that both sides walk one path component, and the buffer is used again and
-again as a connector's pinned pool is. Run as ``python -m kvfs.bench.worker GATE_FD BUFFER_BYTES``;
-it takes one JSON line per job on stdin, and ends with it.
+Workers are processes, not threads, so that they do not share the interpreter's lock: the threads of
+a connector are C or C++. Everything but the system calls is done before the clock starts. Names are
+relative, so that both sides walk one path component, and the buffer is reused, as a connector's
+pinned pool is. Run as ``python -m kvfs.bench.worker GATE_FD BUFFER_BYTES``; it takes one JSON line
+per job on stdin, and ends when stdin ends.
 """
 
 import gc
@@ -23,7 +23,7 @@ _STAMP_BYTES: Final = 8
 
 
 class Block(NamedTuple):
-    """A block's two names, and what its first and last 8 bytes are."""
+    """A block's two names, and its first and last 8 bytes."""
 
     name: bytes
     temporary: bytes
@@ -67,7 +67,7 @@ def load(task: Task, buffer: mmap.mmap) -> None:
 
 
 def stat(task: Task, _buffer: mmap.mmap) -> None:
-    """Look up names that are there."""
+    """Look up names that exist."""
     names = [block.name for block in task.blocks]
     for _ in range(task.passes):
         for name in names:
@@ -75,7 +75,7 @@ def stat(task: Task, _buffer: mmap.mmap) -> None:
 
 
 def access(task: Task, _buffer: mmap.mmap) -> None:
-    """Look up names that are not there."""
+    """Look up names that do not exist."""
     names = [block.name for block in task.blocks]
     for _ in range(task.passes):
         for name in names:
@@ -84,7 +84,7 @@ def access(task: Task, _buffer: mmap.mmap) -> None:
 
 
 def open_close(task: Task, _buffer: mmap.mmap) -> None:
-    """Open and close without a read: what a load costs beside its bytes."""
+    """Open and close without a read: the cost of a load besides its bytes."""
     names = [block.name for block in task.blocks]
     for _ in range(task.passes):
         for name in names:
@@ -103,7 +103,7 @@ ACTIONS: Final[dict[str, Callable[[Task, mmap.mmap], dict[str, object] | None]]]
 
 
 def block_name(salt: str, number: int) -> bytes:
-    """Return a name as LMCache makes them: model, world, rank and a hash of the block's tokens."""
+    """Return a name as LMCache makes it: model, world, rank and a hash of the block's tokens."""
     digest = hashlib.sha256(f"{salt}/{number}".encode()).hexdigest()
     return f"meta-llama--Llama-3.1-8B-Instruct@1@0@{digest}.data".encode()
 
@@ -114,7 +114,7 @@ def temporary_name(name: bytes) -> bytes:
 
 
 def block_stamp(name: bytes) -> bytes:
-    """Return the 8 bytes at the head and the tail of the block *name*, so that a load can tell."""
+    """Return the first and last 8 bytes of the block *name*, by which a load recognises it."""
     return hashlib.sha256(name).digest()[:8]
 
 
@@ -127,7 +127,7 @@ def parse_task(order: dict[str, Any]) -> Task:
 
 
 def obey(order: dict[str, Any], buffer: mmap.mmap, gate_fd: int) -> dict[str, object]:
-    """Do one order: make ready, say so, wait at the gate, run between two readings of the clock."""
+    """Do one order: prepare, say so, wait at the gate, run between two readings of the clock."""
     task, action = parse_task(order), ACTIONS[order["do"]]
     os.chdir(order["directory"])
     try:
@@ -137,7 +137,7 @@ def obey(order: dict[str, Any], buffer: mmap.mmap, gate_fd: int) -> dict[str, ob
         told = action(task, buffer) or {}
         return {"start_ns": start_ns, "end_ns": time.monotonic_ns(), **told}
     finally:
-        # A working directory inside a mount would keep it from being unmounted.
+        # A working directory on the mount would prevent its unmount.
         os.chdir("/")
 
 
@@ -151,7 +151,7 @@ def main() -> None:
     gate_fd, buffer_bytes = int(sys.argv[1]), int(sys.argv[2])
     gc.disable()
     with mmap.mmap(-1, buffer_bytes) as buffer:
-        # Random, and touched now: no page fault and no page of zeros inside a timed stretch.
+        # Random bytes, written now: no page fault and no page of zeros while the clock runs.
         unit = os.urandom(min(buffer_bytes, 1 << 20))
         for offset in range(0, buffer_bytes, len(unit)):
             buffer[offset : offset + len(unit)] = unit[: buffer_bytes - offset]

@@ -52,27 +52,17 @@ def _configure_compare(nested: "Subparsers") -> None:
         "(needs root).",
         example="kvfs bench compare --mount /kv --baseline /mnt/xfs --plot bench.svg",
     )
-    add = parser.add_argument
+    add, default = parser.add_argument, "(default %(default)s)"
     add("--mount", metavar="DIR", help="a directory on the kvfs mount")
     add("--baseline", metavar="DIR", help="a directory on the file system to compare with")
     add("--self-contained", action="store_true", help="make both, and take them down again")
-    add(
-        "--device-size",
-        metavar="SIZE",
-        default="4G",
-        help="of each device made (default 4G)",
-    )
-    add(
-        "--backing",
-        metavar="DIR",
-        default="/dev/shm",
-        help="where they lie (default /dev/shm)",
-    )
+    add("--device-size", metavar="SIZE", default="4G", help=f"of each device made {default}")
+    add("--backing", metavar="DIR", default="/dev/shm", help=f"where they lie {default}")
     add("--data-path", choices=_DATA_PATHS, default="auto", help="fail unless the mount has it")
     add("--jobs", metavar="NAMES", default="", help="only these, e.g. 'store-*,load-4m-2t-*'")
     add("--full", action="store_true", help="run every job, which takes an hour")
-    add("--pairs", metavar="N", type=int, default=9, help="pairs of runs per job (default 9)")
-    add("--set-ups", metavar="N", type=int, default=3, help="make both N times (default 3)")
+    add("--pairs", metavar="N", type=int, default=9, help=f"pairs of runs per job {default}")
+    add("--set-ups", metavar="N", type=int, default=3, help=f"make both N times {default}")
     add("--data", metavar="SIZE", help="bytes of blocks a side holds at a time (default 1G)")
     add("--quick", action="store_true", help="a short trial: its figures mean little")
     add("--json", metavar="FILE", help="write everything measured to FILE, or - for stdout")

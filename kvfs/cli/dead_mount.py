@@ -14,6 +14,7 @@ from kvfs.client.liveness import has_ended, was_killed
 from kvfs.client.servers import server_of
 from kvfs.core.errors import CommandError, MountpointUnusable
 from kvfs.core.mount_name import RUN_DIRECTORY
+from kvfs.doctor.holders import note_of_servers
 from kvfs.machine.mount_table import Mount, kvfs_at, unmount
 
 #: From its server's end to that of its file system, which may have bytes to write back.
@@ -78,8 +79,9 @@ def free_place(mountpoint: str) -> list[str]:
     last = ""
     while (dead := dead_mount_at(mountpoint)) is not None and dead.mount.device != last:
         last = dead.mount.device
+        served = note_of_servers(mountpoint)  # while what they hold still has its path
         take_away(dead)
-        lines.append(f"replaces a dead mount of {dead.mount.source} at {mountpoint}")
+        lines.append(f"replaces a dead mount of {dead.mount.source} at {mountpoint}{served}")
         with contextlib.suppress(CommandError):  # what is wrong with it says who opens it
             wait_released(dead.mount.source, SOURCE_WAIT_S, joins=True)
     return lines

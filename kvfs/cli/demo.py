@@ -52,7 +52,7 @@ def configure(subparsers: "Subparsers") -> None:
         default=DEFAULT_SIZE,
         help=f"data to store ({DEFAULT_SIZE})",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of names and bytes (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of names and bytes (%(default)s)")
     parser.add_argument(
         "--stored", action="store_true", help="with --on: load what an earlier --keep left there"
     )

@@ -11,7 +11,7 @@ import socket
 import time
 from typing import Final, NamedTuple
 
-_LINE_MAX_BYTES: Final = 64 * 1024
+_OUTCOME_MAX_BYTES: Final = 64 * 1024
 
 
 class Outcome(NamedTuple):
@@ -59,7 +59,7 @@ def wait_for_outcome(fd: int, wait_s: float) -> Outcome | None:
     """Return what the server said on *fd*; None when it said nothing, TimeoutError when late."""
     deadline_s = time.monotonic() + wait_s
     received = bytearray()
-    while not received.endswith(b"\n") and len(received) < _LINE_MAX_BYTES:
+    while not received.endswith(b"\n") and len(received) < _OUTCOME_MAX_BYTES:
         left_s = max(0.0, deadline_s - time.monotonic())
         if not select.select([fd], [], [], left_s)[0]:
             raise TimeoutError

@@ -12,9 +12,8 @@ import subprocess
 import sys
 from typing import Final
 
-from kvfs.client.subprocesses import program_again
+from kvfs.client.subprocesses import LOOK_MAX_S, program_again
 
-_LOOK_MAX_S: Final = 3.0
 _DEAD: Final = 77
 #: After the server's end, and after its connection was aborted.
 _ENDED: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNREFUSED})
@@ -31,7 +30,7 @@ def has_ended(mountpoint: str) -> bool:
         env=environment,
     )
     try:
-        return looker.wait(_LOOK_MAX_S) == _DEAD
+        return looker.wait(LOOK_MAX_S) == _DEAD
     except subprocess.TimeoutExpired:
         looker.kill()
         looker.returncode = 0  # it may outlive us; Popen would warn

@@ -13,7 +13,7 @@ from typing import Final
 import kvfs
 
 #: A look at every process on a big machine takes a fraction of it.
-_LOOK_MAX_S: Final = 3.0
+LOOK_MAX_S: Final = 3.0
 #: From SIGTERM to SIGKILL for what a command runs; kvfs mount itself gives its server 10 s.
 _GRACE_S: Final = 15.0
 #: What ends a command.
@@ -46,7 +46,7 @@ def seen_in_time(module: str, mountpoint: str) -> list[bytes]:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
-            timeout=_LOOK_MAX_S,
+            timeout=LOOK_MAX_S,
             check=False,
         )
         printed = done.stdout

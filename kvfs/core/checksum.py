@@ -1,9 +1,12 @@
 """The one checksum of kvfs: CRC32C (Castagnoli), computed by the ``crc32c`` package in hardware."""
 
+import struct
 from typing import Final
 
 import crc32c as _crc32c
 
+#: How a checksum is written.
+CRC: Final = struct.Struct("<I")
 #: ``crc32c(data + crc32c(data).to_bytes(4, "little"), value)`` is this constant for every *data*
 #: and *value*: bytes followed by their own checksum are verified by one call, without a slice.
 CRC32C_RESIDUE: Final = 0x48674BC7

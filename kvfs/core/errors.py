@@ -220,3 +220,15 @@ class EvictedTooLittle(CommandError):
     """Less could be evicted than was asked for."""
 
     exit_code = 21
+
+
+class ConfigUnwritable(CommandError):
+    """A file of an NFS server's configuration cannot be read or written."""
+
+    exit_code = 22
+
+
+class ConfigForeign(CommandError):
+    """Lines of somebody else in an NFS server's configuration are in the way."""
+
+    exit_code = 23

@@ -11,16 +11,17 @@ from typing import Final
 from kvfs.core.errors import NoSpace
 from kvfs.core.records import CHILD_PREFIX, NAME_PREFIX, XATTR_PREFIX
 
-#: Never used by growth: the largest batch of an eviction changes some 150 pages of 4 KiB, and pages
-#: freed by the two transactions before it cannot be used yet.
-_KEPT_BYTES: Final = 4 << 20
+#: Never used by growth, neither of the map nor of what is allocated of the file: the largest batch
+#: of an eviction changes some 150 pages of 4 KiB, and pages freed by the two transactions before it
+#: cannot be used yet.
+KEPT_BYTES: Final = 4 << 20
 _KEPT_SHARE: Final = 1 / 16
 _KEPT_MOST_SHARE: Final = 1 / 4
 #: Of the rows at which eviction begins.
 _BINDING_SHARE: Final = 31 / 32
 #: LMDB is asked once in so many commits, or earlier if each could add as much as this: the largest
 #: attribute, and pages.
-_COMMITS_PER_LOOK: Final = 64
+COMMITS_PER_LOOK: Final = 64
 _COMMIT_MOST_BYTES: Final = 128 << 10
 
 
@@ -34,7 +35,7 @@ def mapped_bytes(map_bytes: int, used_bytes: int) -> int:
 
 
 def _least_kept_bytes(map_bytes: int) -> int:
-    return min(_KEPT_BYTES, int(map_bytes * _KEPT_MOST_SHARE))
+    return min(KEPT_BYTES, int(map_bytes * _KEPT_MOST_SHARE))
 
 
 class IndexRoom:
@@ -90,7 +91,7 @@ class IndexRoom:
             end_bytes = min(end_bytes, self._file_end_bytes())
         left_bytes = end_bytes - self.rows_bytes()
         self.crowded = left_bytes <= 0
-        self._commits_to_look = min(left_bytes // _COMMIT_MOST_BYTES, _COMMITS_PER_LOOK)
+        self._commits_to_look = min(left_bytes // _COMMIT_MOST_BYTES, COMMITS_PER_LOOK)
 
 
 def _grows(rows: Mapping[bytes, bytes | None]) -> bool:

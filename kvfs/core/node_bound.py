@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvfs.core.lifecycle import State
+from kvfs.core.pool_layout import XFS_INODE_BYTES
 from kvfs.core.records import Counters
 from kvfs.core.types import PAGE_BYTES, InodeNo, InodeRecord, round_up
 
@@ -20,17 +21,15 @@ _LEAST_BYTES: Final = 8 << 20
 _ALL_REFUSED: Final = 2
 #: Rows of one of all: its name, its child row and its inode (docs/eviction.md).
 _ROWS_BYTES: Final = 550
-_INODE_BYTES: Final = 1 << 10
 #: Of an attribute, beside name and value: its key, checksum and place in a tree's leaf.
 _ATTRIBUTE_BYTES: Final = 64
-_SYMLINK_BLOCK_BYTES: Final = 4 << 10
 
 
 def taken_bytes(counters: Counters, rows_bytes: int) -> int:
     """Return about how many bytes of the device are used by what is never evicted."""
     nodes = counters.directories + counters.symlinks + counters.others
     own_rows_bytes = max(0, rows_bytes - counters.blocks * _ROWS_BYTES)
-    return own_rows_bytes + nodes * _INODE_BYTES + counters.symlinks * _SYMLINK_BLOCK_BYTES
+    return own_rows_bytes + nodes * XFS_INODE_BYTES + counters.symlinks * PAGE_BYTES
 
 
 def bound_bytes(capacity_bytes: int) -> int:
@@ -40,7 +39,7 @@ def bound_bytes(capacity_bytes: int) -> int:
 
 def names_too_many(counters: Counters, capacity_bytes: int) -> int:
     """Return how many blocks exceed those whose names take as much as that bound."""
-    return max(0, counters.blocks - bound_bytes(capacity_bytes) // (_ROWS_BYTES + _INODE_BYTES))
+    return max(0, counters.blocks - bound_bytes(capacity_bytes) // (_ROWS_BYTES + XFS_INODE_BYTES))
 
 
 def attribute_bytes(name: bytes, value: bytes | None) -> int:
@@ -152,8 +151,8 @@ class NodeShares:
 
 def _node_bytes(record: InodeRecord) -> int:
     """Return about what a directory, symlink or special file takes; it never changes."""
-    size_bytes = _INODE_BYTES + _row_bytes(_ROWS_BYTES + len(record.target))
-    return size_bytes + _SYMLINK_BLOCK_BYTES * stat.S_ISLNK(record.mode)
+    size_bytes = XFS_INODE_BYTES + _row_bytes(_ROWS_BYTES + len(record.target))
+    return size_bytes + PAGE_BYTES * stat.S_ISLNK(record.mode)
 
 
 def _row_bytes(size_bytes: int) -> int:

@@ -1,4 +1,7 @@
-"""The names of everything in a pool directory; docs/format.md says what each is. Pure text."""
+"""The names of everything in a pool directory, and what an XFS for it is made with. Pure text.
+
+docs/format.md says what each file is.
+"""
 
 from collections.abc import Iterator
 from typing import Final
@@ -13,8 +16,10 @@ LOCK: Final = "LOCK"
 INODES: Final = "INODES"
 HEAT: Final = "HEAT"
 HEAT_NEW: Final = "HEAT.new"
+DEVICE: Final = "DEVICE"
+DEVICE_NEW: Final = "DEVICE.new"
 #: All files but POOL, which makes a directory a pool.
-FILES: Final = (RUN, RUN_NEW, INODES, HEAT, HEAT_NEW, POOL_NEW, LOCK)
+FILES: Final = (RUN, RUN_NEW, INODES, HEAT, HEAT_NEW, DEVICE, DEVICE_NEW, POOL_NEW, LOCK)
 
 INDEX: Final = "index"
 #: What an interrupted rebuild or compaction leaves.
@@ -31,6 +36,15 @@ FAN_OUTS: Final = (EXTENTS, IDENTITIES)
 #: Directories in each. The low bits of an inode number choose, so that a range of new inodes
 #: spreads over all of them and, on XFS, over its allocation groups.
 FAN_OUT: Final = 256
+
+#: An identity of two xattrs stays inside the inode (in a smaller one each costs a block of its own,
+#: 30 us instead of 4). Inodes may take all of the device: many small blocks must not end in ENOSPC
+#: beside free space. (mkfs.xfs ignores maxpct=0.)
+XFS_INODE_BYTES: Final = 1024
+XFS_INODES: Final = f"size={XFS_INODE_BYTES},maxpct=100"
+#: Extents are never shared nor repaired online; each tree would reserve space in every allocation
+#: group and cost an update per allocation.
+XFS_TREES: Final = "reflink=0,rmapbt=0"
 
 
 def fan_out_directories(top: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from kvfs.core.checksum import CRC32C_RESIDUE, crc32c
+from kvfs.core.checksum import CRC, CRC32C_RESIDUE, crc32c
 from kvfs.core.errors import Damaged
 from kvfs.core.types import InodeNo, InodeRecord, Sequence
 
@@ -35,7 +35,6 @@ UNFINISHED_MAX: Final = 256
 
 _KEY: Final = struct.Struct(">BQ")
 _CHILD_KEY: Final = struct.Struct(">BQQ")
-_CRC: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
 #: version, name_len, InodeRecord's fields in their order up to ``sequence``, then its maker.
 _INODE: Final = struct.Struct("<BxHIIIIQQqqqqQQIQIQ")
@@ -90,7 +89,7 @@ class Identity(NamedTuple):
 # Bound once: an attribute lookup less in functions that cost a fraction of a microsecond.
 _pack_key = _KEY.pack
 _pack_child_key = _CHILD_KEY.pack
-_pack_crc = _CRC.pack
+_pack_crc = CRC.pack
 _pack_inode = _INODE.pack
 _unpack_inode = _INODE.unpack_from
 _pack_u64 = _U64.pack

@@ -7,15 +7,14 @@ is another call's.
 """
 
 from collections import OrderedDict
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from kvfs.core.rewriting import REFUSAL, Kept, Try
-from kvfs.core.types import InodeNo
+from kvfs.core.types import NO_INODE, InodeNo
 
 #: A directory's inode and a name in it.
 Place = tuple[InodeNo, bytes]
 
-_NOTHING: Final = InodeNo(0)
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
@@ -38,6 +37,12 @@ class Recent(Generic[_Key, _Value]):
         """Return what was noted of *key* a moment ago, None if nothing."""
         noted = self._noted.get(key)
         return None if noted is None or noted[1] <= now_s else noted[0]
+
+    def take(self, key: _Key, now_s: float) -> _Value | None:
+        """Return what ``of`` does, for the last time."""
+        value = self.of(key, now_s)
+        self._noted.pop(key, None)
+        return value
 
 
 class Refusal(NamedTuple):
@@ -85,7 +90,7 @@ class Refusals:
         self._by_thread.pop(thread, None)
         self._by_thread[thread] = Refusal(ino, now_s + REFUSAL.wait_s, names, reads)
 
-    def looked(self, thread: int, led_to: InodeNo = _NOTHING) -> None:
+    def looked(self, thread: int, led_to: InodeNo = NO_INODE) -> None:
         """*thread* has looked the name up at its second try; what it finds later is another's."""
         before = self._by_thread.get(thread)
         if before is not None:

@@ -34,8 +34,22 @@ def setting(
     *unit* is ``bytes``, ``s``, ``us``, ``share``, ``octal`` or empty; *low* and *high* are
     inclusive.
     """
-    metadata = {"reason": reason, "unit": unit, "low": low, "high": high, "choices": choices}
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata=_metadata(reason, unit, low, high, choices))
+
+
+def setting_table(reason: str) -> Mapping[str, Mapping[str, str]]:
+    """Declare a field of ``Settings`` that is a table in the file, empty by default."""
+    return field(default_factory=dict, metadata=_metadata(reason))
+
+
+def _metadata(
+    reason: str,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    return {"reason": reason, "unit": unit, "low": low, "high": high, "choices": choices}
 
 
 def convert(declared: Field[Any], value: object) -> object:

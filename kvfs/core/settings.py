@@ -5,17 +5,16 @@ from, and whether the paths in it exist, is the caller's business.
 """
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any, Final, Self
 
-from kvfs.core.setting_values import converted, default_of, setting, show, table_of
+from kvfs.core.setting_values import converted, default_of, setting, setting_table, show, table_of
+from kvfs.core.sizes import GIB, KIB, MIB, TIB
 from kvfs.core.types import CAPACITY_MIN_BYTES
 
-_KIB: Final = 1 << 10
-_MIB: Final = 1 << 20
-_GIB: Final = 1 << 30
-_TIB: Final = 1 << 40
 _ID_MAX: Final = 2**32 - 2  # (uid_t)-1 means "leave it" to chown(2)
+#: For 2 * 256 directories of the pool, and as many for clients.
+OPEN_FILES_MIN: Final = 1024
 
 #: What SIGHUP may change in a running server; the rest needs a new mount.
 RELOADABLE: Final = frozenset(
@@ -173,6 +172,18 @@ class Settings:
         low=0.1,
         high=3600,
     )
+    file_servers: str = setting(
+        "",
+        "not set: nfsd and ganesha.nfsd are known; more programs (comma between) that keep files "
+        "open for clients, and read them by read(2), not sendfile(2)",
+    )
+    file_server_close_s: float = setting(
+        5.0,
+        "servers may never close; what nobody writes for so long counts as closed",
+        unit="s",
+        low=0.1,
+        high=3600,
+    )
     eviction: str = setting(
         "lru",
         "best on a recorded trace from an eighth of its blocks up, arc below (docs/eviction.md)",
@@ -189,10 +200,10 @@ class Settings:
         high=60,
     )
     room_wait_bytes: int = setting(
-        512 * _MIB,
+        512 * MIB,
         "of writes that wait in memory; one more is refused",
         unit="bytes",
-        low=_MIB,
+        low=MIB,
     )
     pin_share: float = setting(
         0.5,
@@ -210,7 +221,7 @@ class Settings:
     open_files_max: int = setting(
         1_048_576,
         "every open block is an open extent; the kernel's default hard limit",
-        low=1024,
+        low=OPEN_FILES_MIN,
         high=1_073_741_816,
     )
     open_files_user_share: float = setting(
@@ -232,50 +243,43 @@ class Settings:
         high=0.9,
     )
     directory_reserve_bytes: int = setting(
-        10 * _GIB,
+        10 * GIB,
         "upper limit of directory_reserve_share on a large file system",
         unit="bytes",
         low=0,
-        high=1024 * _TIB,
+        high=1024 * TIB,
     )
     index_map_bytes: int = setting(
-        64 * _GIB,
+        64 * GIB,
         "address space only, of which a name takes some 550 bytes; a full one costs blocks",
         unit="bytes",
-        low=16 * _MIB,
-        high=16 * _TIB,
+        low=16 * MIB,
+        high=16 * TIB,
     )
     index_preallocate_bytes: int = setting(
-        64 * _MIB,
+        64 * MIB,
         "kept allocated ahead of use: a full disk must still take the index's deletes",
         unit="bytes",
-        low=_MIB,
-        high=64 * _GIB,
+        low=MIB,
+        high=64 * GIB,
     )
     xattr_value_max_bytes: int = setting(
-        4 * _KIB,
+        4 * KIB,
         "user xattrs live in the index, which is for names",
         unit="bytes",
         low=0,
-        high=64 * _KIB,
+        high=64 * KIB,
     )
     xattr_total_max_bytes: int = setting(
-        16 * _KIB,
+        16 * KIB,
         "per inode, names and values together: the index is for names",
         unit="bytes",
         low=0,
-        high=1024 * _KIB,
+        high=1024 * KIB,
     )
 
-    policies: Mapping[str, Mapping[str, str]] = field(
-        default_factory=dict,
-        metadata={
-            "reason": 'none: what connectors do tells enough; [policies."/DIR"] in the file',
-            "unit": "",
-            "low": None,
-            "high": None,
-            "choices": (),
-        },
+    policies: Mapping[str, Mapping[str, str]] = setting_table(
+        'none: what connectors do tells enough; [policies."/DIR"] in the file'
     )
     start_timeout_s: float = setting(
         900.0,

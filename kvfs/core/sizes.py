@@ -6,7 +6,12 @@ Suffixes are binary (K = 1024), because every size in kvfs ends up as a number o
 import re
 from typing import Final
 
-_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+TIB: Final = 1 << 40
+
+_UNITS: Final = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB, "P": 1 << 50}
 _SIZE: Final = re.compile(r"\s*(\d{1,18})(?:\.(\d{1,6}))?\s*([KMGTP]?)(?:i?B)?\s*", re.IGNORECASE)
 
 

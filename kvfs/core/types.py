@@ -10,18 +10,25 @@ HandleNo = NewType("HandleNo", int)
 BackingId = NewType("BackingId", int)
 Sequence = NewType("Sequence", int)
 
+#: None at all: FUSE and the index give no inode, and the kernel no backing file, the number 0.
+NO_INODE: Final = InodeNo(0)
+NO_BACKING_ID: Final = BackingId(0)
 #: The root directory's inode number, fixed by FUSE (FUSE_ROOT_ID in linux/fuse.h).
 ROOT_INODE: Final = InodeNo(1)
-#: Numbers below are reserved: 1 is the root, 1 and 2 serve as readdir cookies of "." and "..".
+#: Numbers below are reserved: 1 is the root, 1 to 3 are readdir cookies of no child.
 FIRST_INODE: Final = InodeNo(16)
 #: linux/limits.h NAME_MAX; the kernel passes longer names through FUSE, so kvfs must refuse them.
 NAME_MAX_BYTES: Final = 255
-#: linux/limits.h PATH_MAX less the terminating zero: the longest symlink target.
-TARGET_MAX_BYTES: Final = 4095
+#: linux/limits.h PATH_MAX, its terminating zero included.
+PATH_MAX_BYTES: Final = 4096
+#: The longest symlink target.
+TARGET_MAX_BYTES: Final = PATH_MAX_BYTES - 1
 #: The unit of allocation, of statfs and of O_DIRECT alignment (LMCache aligns by f_bsize).
 PAGE_BYTES: Final = 4096
 #: A smaller capacity is a slip of who gives it.
 CAPACITY_MIN_BYTES: Final = 1 << 20
+#: Times are kept in these (timespec(3type)).
+SECOND_NS: Final = 1_000_000_000
 #: st_blocks counts these, whatever the file system's own block is (stat(2)).
 STAT_BLOCK_BYTES: Final = 512
 #: off_t is signed: no offset lies behind this (open(2), EOVERFLOW).

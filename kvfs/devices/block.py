@@ -85,9 +85,9 @@ def require_pool(path: str) -> None:
 
 
 def require_known(block_path: str, source: str) -> None:
-    """Raise SourceForeign or FormatUnknown for what carries a pool's label but is none we know.
+    """Raise SourceForeign or FormatUnknown for what has a pool's label but is no pool we know.
 
-    One whose XFS cannot be mounted any more is to be destroyed all the same.
+    A pool whose XFS cannot be mounted any more may still be destroyed.
     """
     with contextlib.suppress(SourceDamaged):
         xfs.look_at_pool(block_path, source)

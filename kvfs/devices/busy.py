@@ -1,4 +1,4 @@
-"""Who uses a block device: told by the kernel's exclusive claim, named for the operator."""
+"""Who uses a block device: seen by the kernel's exclusive claim, named for the operator."""
 
 import errno
 import os
@@ -18,10 +18,10 @@ _UNKNOWN_USER: Final = (
 
 
 def claim(path: str, flags: int = os.O_RDONLY) -> int:
-    """Open block device *path* exclusively; mounts, swap, RAID and device mapper hold claims too.
+    """Open block device *path* exclusively. Mounts, swap, RAID and device mapper hold claims, too.
 
-    The claim ends with the close. Raises SourceBusy, naming the user where the kernel tells,
-    SourceDamaged.
+    The claim ends with the close. Raises SourceDamaged, or SourceBusy, which names the user if the
+    kernel shows it.
     """
     try:
         return os.open(path, flags | os.O_EXCL | os.O_CLOEXEC)
@@ -35,7 +35,7 @@ def claim(path: str, flags: int = os.O_RDONLY) -> int:
 def refuse_busy(path: str) -> None:
     """Raise SourceBusy when block device *path* has a user or a holder in /sys/block.
 
-    Another loop device over the same file is one: the pool may be mounted by that.
+    Another loop device over the same file counts as a user: the pool may be mounted through it.
     """
     os.close(claim(path))
     if loop.is_loop(path) and (others := list(loop.others_of(path))):
@@ -46,7 +46,7 @@ def refuse_busy(path: str) -> None:
 
 
 def has_unknown_user(path: str) -> bool:
-    """Whether block device *path* is claimed and nothing tells by whom. Raises SourceDamaged."""
+    """Whether block device *path* is claimed by an unknown user. Raises SourceDamaged."""
     try:
         os.close(claim(path))
     except SourceBusy:
@@ -83,7 +83,7 @@ def _known_user(path: str) -> str:
 
 
 def _user_elsewhere(path: str) -> str:
-    """For the message only: a dead server's mount elsewhere keeps nobody from joining the pool."""
+    """For the message only: a dead server's mount elsewhere does not prevent joining the pool."""
     where = where_in_use(path)
     return f"the pool on it is mounted {where}" if where else ""
 
@@ -115,19 +115,19 @@ def _listdir(path: str) -> list[str]:
 
 
 def lock_holders(status: os.stat_result) -> set[int]:
-    """Return the processes that took a lock on the file with *status* which is still held.
+    """Return the processes that took a lock, still held, on the file with *status*.
 
-    Dead ones too, whose open file somebody keeps (a loop device); not those of other pid
-    namespaces. By proc_locks(5): a lock tried for the look would fail who locks at the same time.
-    Raises OSError.
+    Dead processes are included if something keeps their open file (a loop device); processes of
+    other pid namespaces are not. Read from proc_locks(5): trying the lock would make others who
+    lock at the same time fail. Raises OSError.
     """
     wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with open("/proc/locks", encoding="ascii") as file:
         lines = [line.split() for line in file]
-    # "1: FLOCK ADVISORY WRITE 4711 fe:00:1234 0 EOF"; who waits for a lock has an arrow before.
+    # "1: FLOCK ADVISORY WRITE 4711 fe:00:1234 0 EOF"; a waiting process has an arrow before FLOCK.
     return {int(fields[4]) for fields in lines if len(fields) > 5 and fields[5] == wanted}
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is a process *pid* that has not ended: of one that has nobody may ask yet."""
+    """Whether process *pid* has not ended; one that has ended may not have been reaped yet."""
     return os.path.exists(f"/proc/{pid}") and not has_exited(pid)

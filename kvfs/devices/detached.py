@@ -1,4 +1,4 @@
-"""mount(2) without a path: a file system mounted detached lives as long as an fd in it is open.
+"""mount(2) without a path: a detached mount lives as long as an fd in it is open.
 
 fsopen, fsconfig and fsmount (Linux 5.2) have no wrapper in glibc 2.36; their numbers are the same
 on every architecture kvfs runs on (include/uapi/asm-generic/unistd.h).
@@ -47,9 +47,9 @@ def mount_detached(
 ) -> int:
     """Mount block device *source* on no path and return an fd of its root (O_PATH).
 
-    *flags* are options without a value (``ro``), *attributes* MOUNT_ATTR_*. *joins*: where the
-    device is mounted already this is one more mount of the same file system. The last close of an
-    fd in the mount unmounts it. Raises OSError, with the kernel's own words where it has some.
+    *flags* are options without a value (``ro``), *attributes* are MOUNT_ATTR_*. With *joins*, a
+    device that is mounted already gets one more mount of the same file system. The last close of
+    an fd in the mount unmounts it. Raises OSError, with the kernel's own message if there is one.
     """
     context_fd = _call(_SYS_FSOPEN, fs_type.encode(), ctypes.c_uint(_FSOPEN_CLOEXEC))
     try:
@@ -70,7 +70,7 @@ def mount_detached(
 def clone_of_mount(path: str) -> int:
     """Return an fd (O_PATH) of the directory *path* in a detached clone of its mount.
 
-    What is mounted in it is not there. Raises OSError: EPERM without CAP_SYS_ADMIN.
+    Mounts inside it are left out. Raises OSError: EPERM without CAP_SYS_ADMIN.
     """
     flags = ctypes.c_uint(_OPEN_TREE_CLONE | os.O_CLOEXEC)
     return _call(_SYS_OPEN_TREE, ctypes.c_int(_AT_FDCWD), os.fsencode(path), flags)
@@ -102,7 +102,7 @@ def _call(number: int, *arguments: object) -> int:
 
 
 def _reason(context_fd: int, error: OSError) -> str:
-    """The last line of the context's log ("e xfs: ..."), else what errno says."""
+    """Return the last line of the context's log ("e xfs: ..."), else the text of errno."""
     reason = error.strerror or "unknown error"
     with contextlib.suppress(OSError):  # ENODATA: the log has no more lines
         while line := os.read(context_fd, _LOG_LINE_MAX_BYTES):

@@ -21,9 +21,9 @@ class Device:
     """One pool's device, held by this process from open_source to ``close``.
 
     ``pool_fd`` is the pool directory, O_RDONLY|O_DIRECTORY. ``held_fds`` are all fds that keep
-    the device claimed (mount, lock, image): the file system of a block device or image unmounts
-    with the last close of them and of every file opened below. ``usable_bytes`` is the most that
-    capacity can be; ``capacity_bytes`` what blocks may use.
+    the device claimed (mount, lock, image). The file system of a block device or image unmounts
+    when the last of them, and of all files opened below, is closed. ``usable_bytes`` is the largest
+    possible capacity; ``capacity_bytes`` is what blocks may use.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Device:
         #: The mounted file system that a directory lies on (parent_fs.py); empty where kvfs mounts
         #: it itself.
         self.superblock = superblock
-        #: Clients of an ended mount have files of it open.
+        #: Clients of an ended mount still have files of it open.
         self.outlived = False
         self.usable_bytes = usable_bytes
         self.capacity_bytes = min(
@@ -97,9 +97,5 @@ class Device:
         self.close()
 
 
-#: Writes what belongs into a new pool directory (index, inode numbers) and makes it durable.
+#: Writes the content of a new pool directory (index, inode numbers) and makes it durable.
 Fill = Callable[[int], None]
-
-
-def fill_nothing(pool_fd: int) -> None:
-    """A Fill that writes nothing."""

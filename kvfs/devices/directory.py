@@ -28,10 +28,10 @@ def format_directory(
 ) -> PoolHeader:
     """Make a pool in directory *path*, which must be empty.
 
-    *force* replaces a pool that is there; another's files are never touched, so a directory with
-    such is refused in any case. Without *capacity_bytes* it is what is free now, less *reserve*
-    and the pool's own needs. Raises SourceMissing, SourceForeign, SourceBusy, SourceFull, all
-    before a file goes; a failure on the way leaves an empty directory.
+    *force* replaces an existing pool. Files of others are never touched, so a directory with such
+    files is always refused. Without *capacity_bytes* the capacity is what is free now, less
+    *reserve* and the pool's own needs. Raises SourceMissing, SourceForeign, SourceBusy or
+    SourceFull before anything is removed; a later failure leaves an empty directory.
     """
     with contextlib.ExitStack() as stack:
         pool_fd = _open(path)
@@ -105,7 +105,7 @@ def open_directory(
 def destroy_directory(path: str) -> None:
     """Remove the pool's own files from *path* and leave the rest. Raises as open_directory.
 
-    An unfinished pool goes as well: POOL is the first file that an interrupted removal took.
+    An unfinished pool is removed, too: an interrupted removal takes POOL first.
     """
     with contextlib.ExitStack() as stack:
         pool_fd = _open(path)
@@ -153,7 +153,7 @@ def _require_pool(pool_fd: int, path: str) -> PoolHeader:
     _refuse_foreign(pool_fd, path)
     if pool_files.own_names(pool_fd):
         _refuse_in_the_making(pool_fd, path)
-        header = pool_files.read_header(pool_fd, path)  # somebody finished it meanwhile
+        header = pool_files.read_header(pool_fd, path)  # somebody may have finished it meanwhile
         if header is not None:
             return header
         raise SourceForeign(f"{path} holds an unfinished pool; kvfs mkfs --force starts again")
@@ -163,13 +163,13 @@ def _require_pool(pool_fd: int, path: str) -> PoolHeader:
 
 
 def _refuse_in_the_making(pool_fd: int, path: str) -> None:
-    """Raise SourceBusy when the pool without a POOL is one that somebody makes just now."""
+    """Raise SourceBusy when the pool has no POOL yet because somebody is making it."""
     if pool_files.read_header(pool_fd, path) is None and pool_files.is_locked(pool_fd):
         raise SourceBusy(f"{path} is in use: another process makes or removes a pool in it")
 
 
 def _is_unfinished(pool_fd: int, path: str) -> bool:
-    """Whether a format or destroy was cut short here: LOCK is their first file, and their last."""
+    """Whether a format or destroy was cut short: LOCK is made first and removed last."""
     if pool_files.read_header(pool_fd, path) is not None:
         return False
     _refuse_foreign(pool_fd, path)
@@ -177,7 +177,7 @@ def _is_unfinished(pool_fd: int, path: str) -> bool:
 
 
 def _pool_words(pool_fd: int, path: str) -> str:
-    """What is there, for a refusal. Raises FormatUnknown, SourceForeign for a garbage POOL."""
+    """Return what is there, for a refusal. Raises FormatUnknown, SourceForeign (garbled POOL)."""
     header = pool_files.read_header(pool_fd, path)
     return "unfinished kvfs pool" if header is None else f"kvfs pool, UUID {header.uuid}"
 
@@ -185,9 +185,9 @@ def _pool_words(pool_fd: int, path: str) -> str:
 def _capacity(
     pool_fd: int, path: str, wanted_bytes: int | None, reserve: Reserve, freed_bytes: int = 0
 ) -> int:
-    """Return the capacity of a new pool, for which *freed_bytes* are removed.
+    """Return the capacity of a new pool, after *freed_bytes* of an old one are removed.
 
-    Raises SourceFull when there is no room for it.
+    Raises SourceFull if there is no space for it.
     """
     space = os.fstatvfs(pool_fd)
     total_bytes = space.f_blocks * space.f_frsize

@@ -1,7 +1,7 @@
-"""An image file as a source: fallocated in full, then a block device by a loop device.
+"""An image file as a source: fallocated in full, and used as a block device by a loop device.
 
-The image is locked (flock) from the first look on. The loop device shares that lock, so that it
-ends when the last user of the pool is gone, however the server ended.
+The image is locked (flock) before it is first read. The loop device shares that lock, so it ends
+when the last user of the pool is gone, however the server ended.
 """
 
 import contextlib
@@ -38,10 +38,10 @@ def format_image(
 ) -> PoolHeader:
     """Make a pool in image file *path*, which is created if it is missing.
 
-    *size_bytes* is the size of a created or empty image, without it what *capacity_bytes* of
-    blocks need. The file is fallocated in full. Raises SourceMissing, UsageError, SourceBusy,
-    SourceForeign (unless *force*), SourceFull, SourceDamaged, ToolMissing; a file that was created
-    for it is gone then.
+    *size_bytes* is the size of a created or empty image. Without it, the size is what
+    *capacity_bytes* of blocks need. The file is fallocated in full. Raises SourceMissing,
+    UsageError, SourceBusy, SourceForeign (unless *force*), SourceFull, SourceDamaged, ToolMissing;
+    a file that was created for it is removed then.
     """
     if not os.path.exists(path):
         return _format_new(path, size_bytes, capacity_bytes, fill)
@@ -68,7 +68,7 @@ def open_image(path: str, *, read_only: bool, capacity_bytes: int | None) -> Dev
         block.require_pool(path)
         with _attached(image_fd, path, read_only=True) as block_path:
             header = xfs.look_at_pool(block_path, path)
-        # The loop device holds the image, and with it the lock, longer than any fd.
+        # The loop device keeps the image open, and so the lock, longer than any fd.
         with _attached(image_fd, path) as block_path:
             return xfs.open_pool(
                 block_path,
@@ -122,7 +122,7 @@ def _format_new(
     except OSError as error:
         raise UsageError(f"{path} cannot be created: {error.strerror}") from None
     try:
-        _lock(image_fd, path)  # who was faster makes the pool; the file is not ours to remove
+        _lock(image_fd, path)  # another one was faster: the file is not ours to remove
         try:
             _allocate(image_fd, path, size_bytes)
             return _make_pool(image_fd, path, fill, capacity_bytes)
@@ -172,12 +172,12 @@ def _loop_users(path: str) -> list[str]:
         return []
     try:
         image_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # refused where it is opened for good
+    except OSError:  # the caller's own open is refused, with a message
         return []
     try:
         others = lock_holders(os.fstat(image_fd)) - {os.getpid()}
         if any(map(is_alive, others)):
-            return []  # a server that lives, or who makes a pool of it just now
+            return []  # a living server, or somebody who is making a pool of it
         return list(loop.users_of(image_fd))
     finally:
         os.close(image_fd)
@@ -212,7 +212,7 @@ def _lock(image_fd: int, path: str) -> None:
 
 @contextlib.contextmanager
 def _attached(image_fd: int, path: str, *, read_only: bool = False) -> Iterator[str]:
-    """Yield the loop device of the image; without another user it is gone afterwards."""
+    """Yield the loop device of the image; it is gone afterwards if nobody else uses it."""
     attached = loop.attach(image_fd, path, read_only=read_only)
     try:
         if not attached.direct_io and not read_only:

@@ -1,7 +1,7 @@
 """An image file as a block device: a loop device that goes away with its last user.
 
-Layouts and numbers: linux/loop.h. LOOP_CONFIGURE (Linux 5.8) sets up file, flags and block size at
-once, so that nobody sees a half configured device.
+Layouts and numbers: linux/loop.h. LOOP_CONFIGURE (Linux 5.8) sets file, flags and block size in one
+step, so nobody sees a half configured device.
 """
 
 import errno
@@ -28,9 +28,9 @@ assert _INFO.size == 232
 #: struct loop_config: fd, block_size, info, reserved[8].
 _CONFIG_HEAD: Final = struct.Struct("=II")
 _CONFIG_TAIL_BYTES: Final = 64
-#: Direct I/O needs a block no smaller than that of the drive below, and 4096 fits every drive.
+#: Direct I/O needs blocks at least as large as those of the drive below; 4096 fits every drive.
 _BLOCK_BYTES: Final = 4096
-#: Others may take the free device between the two ioctls; this many in a row is no accident.
+#: Others may take the free device between the two ioctls, but not so many times in a row.
 _ATTEMPTS_MAX: Final = 64
 
 
@@ -43,7 +43,7 @@ class Attached(NamedTuple):
 
 
 def attach(image_fd: int, image: str, *, read_only: bool = False) -> Attached:
-    """Attach the file behind *image_fd* to a free loop device, which clears itself at the end.
+    """Attach the file behind *image_fd* to a free loop device, which clears itself after use.
 
     The loop device shares *image_fd*'s open file: a flock on it lasts as long as the device.
     Raises ToolMissing, SourceBusy when no device is free, SourceDamaged.
@@ -80,7 +80,7 @@ def users_of(image_fd: int) -> Iterator[str]:
 def others_of(path: str) -> Iterator[str]:
     """Yield the other loop devices that have bytes of the file behind loop device *path*.
 
-    Several may stand for one file, and the kernel's exclusive claim is one of each device.
+    One file may have several, and the kernel's exclusive claim covers only one device.
     """
     number = os.stat(path).st_rdev
     infos = dict(_attached_ones())
@@ -91,7 +91,7 @@ def others_of(path: str) -> Iterator[str]:
 
 
 def _attached_ones() -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the path and the status of each loop device that has a file."""
+    """Yield path and status of each loop device that is attached to a file."""
     for name in sorted(os.listdir("/sys/block")):
         if not os.path.exists(f"/sys/block/{name}/loop"):
             continue
@@ -128,7 +128,7 @@ def _configure(fd: int, image_fd: int, image: str, *, read_only: bool) -> bool:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        # Some kernels refuse what others quietly leave out.
+        # Some kernels refuse direct I/O where others silently do without it.
         fcntl.ioctl(fd, _LOOP_CONFIGURE, _config(image_fd, image, flags & ~_FLAG_DIRECT_IO))
     return bool(_status(fd)[8] & _FLAG_DIRECT_IO)
 

@@ -1,7 +1,7 @@
 """An XFS that outlived its server: clients of the dead mount still have files on it open.
 
-It is mounted on no path. A second mount of its device joins it (get_tree_bdev in fs/super.c), with
-its page cache and its log; which of two servers may have the pool, its lock decides.
+It is not mounted on any path. A second mount of its device joins it (get_tree_bdev in fs/super.c),
+with its page cache and its log. The pool's lock decides which of two servers may have the pool.
 """
 
 import contextlib
@@ -12,18 +12,18 @@ from typing import Final
 
 from kvfs.devices import busy
 
-#: Each mounted XFS has it, by the name of its device; Documentation/ABI/testing/sysfs-fs-xfs.
+#: Each mounted XFS has this file, by its device's name; Documentation/ABI/testing/sysfs-fs-xfs.
 _XFS_IN_SYSFS: Final = "/sys/fs/xfs/{}/log/log_head_lsn"
 
 
 class Outlived:
-    """One such file system; tells whether it still is the one that was found."""
+    """One such file system; can tell whether it is still mounted."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def is_gone(self) -> bool:
-        """Whether it was unmounted since: a file in sysfs dies with what it is about."""
+        """Whether it was unmounted since: its file in sysfs ends with it."""
         try:
             return not os.pread(self._fd, 1, 0)
         except OSError as error:
@@ -34,10 +34,10 @@ class Outlived:
 
 @contextlib.contextmanager
 def outlived(block_path: str) -> Iterator[Outlived | None]:
-    """Yield the XFS on *block_path* if it is mounted and nobody can be seen who did; else None."""
+    """Yield the XFS on *block_path* if it is mounted by nobody who can be seen; else None."""
     fd = -1
     if busy.has_unknown_user(block_path):
-        with contextlib.suppress(FileNotFoundError):  # another claim than an XFS's, or no sysfs
+        with contextlib.suppress(FileNotFoundError):  # not claimed by an XFS, or no sysfs
             fd = os.open(
                 _XFS_IN_SYSFS.format(busy.kernel_name(block_path)), os.O_RDONLY | os.O_CLOEXEC
             )

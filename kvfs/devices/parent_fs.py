@@ -10,10 +10,11 @@ from kvfs.core.errors import NO_SPACE, NotRoot, SourceDamaged, SourceFull, Sourc
 from kvfs.storage.extents import XATTR_FIXED, Extents
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, LIBC, Syscalls
 
-#: linux/magic.h; ext2 and ext3 share ext4's, and fail the trial for want of extents.
+#: linux/magic.h. ext2 and ext3 share ext4's number; they fail the trial, as they lack extents.
 _KNOWN: Final = {0x58465342: "xfs", 0xEF53: "ext4", 0x01021994: "tmpfs", 0x9123683E: "btrfs"}
-#: Refused by name: what they lack shows only later. FUSE passthrough cannot go through a stacked
-#: file system, a network's errors and waits are not kvfs's to bound, and ramfs has no bound at all.
+#: Refused by name, since what they lack would show only later. FUSE passthrough does not work
+#: through a stacked file system, kvfs cannot bound the errors and waits of a network, and ramfs has
+#: no size limit.
 _REFUSED: Final = {
     0x794C7630: "overlayfs",
     0x65735546: "FUSE",
@@ -44,9 +45,9 @@ def fs_type_of(directory_fd: int, source: str) -> str:
 
 
 def try_out(directory_fd: int, source: str, fs_type: str) -> None:
-    """Make a nameless file do what an extent must: reserve, give back, carry an identity.
+    """Do to a nameless file what extents need: reserve, give back, carry an identity.
 
-    Raises SourceMissing naming what is lacking, SourceFull. Leaves nothing behind.
+    Raises SourceMissing, which names what is lacking, or SourceFull. Leaves nothing behind.
     """
     syscalls = Syscalls()
     step = "nameless files"
@@ -89,16 +90,16 @@ _MNT_ID_AT: Final = 144
 
 
 def superblock_of(directory_fd: int, fs_type: str) -> str:
-    """Return a word for the mounted instance under *directory_fd*; another one tells of another.
+    """Return a word for the mounted instance under *directory_fd*; each instance has another.
 
-    A boot id vouches for the page cache of a file system only as long as that stays mounted.
-    Nothing inside a file system tells whether it was cut off and mounted anew since; the kernel
-    does. XFS, ext4 and others have a directory in sysfs for each mounted instance
-    (Documentation/ABI/testing/sysfs-fs-* in the kernel's sources), and kernfs gives none of its
-    inode numbers twice in one boot. All mounts of one instance share it, containers too.
+    The same boot id proves that the page cache is intact only if the file system stayed mounted.
+    Nothing inside a file system shows whether it was cut off and mounted again; the kernel does.
+    XFS, ext4 and others have a directory in sysfs for each mounted instance
+    (Documentation/ABI/testing/sysfs-fs-* in the kernel's sources), and kernfs uses none of its
+    inode numbers twice in one boot. All mounts of one instance share it, in containers, too.
 
-    Empty for tmpfs, whose content ends with it. Where nothing tells, a word that is never equal:
-    unknown is not the same.
+    Empty for tmpfs, whose content ends with it. If the instance is unknown, the word never equals
+    another one.
     """
     if fs_type == "tmpfs":
         return ""
@@ -107,12 +108,12 @@ def superblock_of(directory_fd: int, fs_type: str) -> str:
     instance = _INSTANCE.format(fs_type=fs_type, device=os.path.basename(os.path.realpath(path)))
     try:
         return f"{fs_type} {os.stat(instance).st_ino}"
-    except OSError:  # btrfs names it by its UUID, and has no block device of its own
+    except OSError:  # btrfs names its directory by UUID, and has no block device of its own
         return _mount_word(directory_fd)
 
 
 def _mount_word(directory_fd: int) -> str:
-    """Return a word for the mount alone: one instance may have several, each with its own."""
+    """Return a word for the mount alone: each mount of an instance has its own."""
     raw = bytearray(_STATX_BYTES)
     buffer = (ctypes.c_char * _STATX_BYTES).from_buffer(raw)
     failed = LIBC.statx(directory_fd, b"", _AT_EMPTY_PATH, _STATX_MNT_ID_UNIQUE, buffer)

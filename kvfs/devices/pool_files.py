@@ -43,15 +43,15 @@ from kvfs.machine.mounted_elsewhere import where_in_use
 
 FORMAT_VERSION: Final = 1
 _HEADER_MAX_BYTES: Final = 4096
-#: mkfs.ext4 leaves it in every new file system; it is nobody's data.
+#: mkfs.ext4 makes it in every new file system; it is not anybody's data.
 _LOST_FOUND: Final = "lost+found"
-#: What open(2) says of a directory, a symlink and a socket.
+#: The errors of open(2) for a directory, a symlink and a socket.
 _NO_FILE: Final = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class PoolHeader(NamedTuple):
-    """What POOL says. ``capacity_bytes`` None: all that the device offers."""
+    """The content of POOL. ``capacity_bytes`` is None for all that the device offers."""
 
     epoch: int
     uuid: str
@@ -67,7 +67,7 @@ def new_header(capacity_bytes: int | None) -> PoolHeader:
 
 
 def parse_header(raw: bytes, source: str) -> PoolHeader:
-    """Return the header that *raw* holds. Raises SourceForeign, or FormatUnknown by its version."""
+    """Return the header in *raw*. Raises SourceForeign, or FormatUnknown for its version."""
     try:
         fields = json.loads(raw)
         version = fields["format"]
@@ -89,10 +89,10 @@ def parse_header(raw: bytes, source: str) -> PoolHeader:
 
 
 def refuse_no_files(pool_fd: int, source: str) -> None:
-    """Raise SourceForeign where something else has the name of one of the pool's own files.
+    """Raise SourceForeign if something that is not a file has the name of a file of the pool.
 
-    An open of a fifo waits for a writer, a symlink leads to somebody else's file, and what stands
-    behind a directory's name is not ours to remove. What cannot be looked at fails who reads it.
+    An open of a fifo waits for a writer, a symlink leads to a file of others, and a directory's
+    content is not ours to remove. A name that cannot be looked at fails later, when it is read.
     """
     for name in (POOL, *FILES):
         try:
@@ -124,8 +124,8 @@ def read_header(pool_fd: int, source: str) -> PoolHeader | None:
 def write_header(pool_fd: int, header: PoolHeader) -> None:
     """Write POOL, whole or not at all, and make it durable. Raises OSError.
 
-    mkfs does this last. The fsync commits the journal of XFS and ext4, and with it every
-    directory that was made before.
+    mkfs does this last. The fsync commits the journal of XFS and ext4, and so every directory that
+    was made before.
     """
     text = json.dumps({"format": FORMAT_VERSION, **header._asdict()})
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -140,7 +140,7 @@ def write_header(pool_fd: int, header: PoolHeader) -> None:
 
 
 def make_tree(pool_fd: int) -> None:
-    """Make the directories of a new pool, which may be there with others' files. Raises OSError."""
+    """Make the directories of a new pool, unless they are there already. Raises OSError."""
     for top in (INDEX, *FAN_OUTS):
         _make_directory(top, pool_fd)
     for top in FAN_OUTS:
@@ -149,7 +149,7 @@ def make_tree(pool_fd: int) -> None:
 
 
 def _make_directory(path: str, pool_fd: int) -> None:
-    """Make *path*, unless it is there: ``remove_tree`` left it for what is not the pool's in it."""
+    """Make *path*, unless it is there: ``remove_tree`` keeps directories with files of others."""
     try:
         os.mkdir(path, 0o700, dir_fd=pool_fd)
     except FileExistsError:
@@ -160,8 +160,8 @@ def _make_directory(path: str, pool_fd: int) -> None:
 def lock_pool(pool_fd: int, source: str, *, create: bool = False) -> int:
     """Return an fd that holds the pool's lock until its last close.
 
-    Opened for reading: a read-only mount locks too. Raises SourceBusy, SourceForeign without a
-    file LOCK, SourceFull, SourceDamaged.
+    LOCK is opened for reading, since a read-only mount locks, too. Raises SourceBusy, SourceForeign
+    (no file LOCK), SourceFull, SourceDamaged.
     """
     fd = _open_lock(pool_fd, source, create=create)
     try:
@@ -177,7 +177,7 @@ def lock_pool(pool_fd: int, source: str, *, create: bool = False) -> int:
 
 
 def is_locked(pool_fd: int) -> bool:
-    """Whether a process that we may see holds the pool's lock; nothing is locked for the look."""
+    """Whether a process that we may see holds the pool's lock. It does not try to lock."""
     try:
         return bool(lock_holders(os.stat(LOCK, dir_fd=pool_fd, follow_symlinks=False)))
     except OSError:
@@ -185,7 +185,7 @@ def is_locked(pool_fd: int) -> bool:
 
 
 def _open_lock(pool_fd: int, source: str, *, create: bool) -> int:
-    # Not to wait for who writes into a fifo in its place.
+    # O_NONBLOCK: if it is a fifo, do not wait for a writer.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     with write_errors(source):
         try:
@@ -220,21 +220,21 @@ def write_errors(source: str) -> Iterator[None]:
 
 
 def foreign_names(pool_fd: int) -> list[str]:
-    """Return the names in *pool_fd* that no pool has."""
+    """Return the names in *pool_fd* that do not belong to a pool."""
     own = {POOL, *FILES, *INDEXES, *FAN_OUTS, _LOST_FOUND}
     return sorted(set(os.listdir(pool_fd)) - own)
 
 
 def own_names(pool_fd: int) -> list[str]:
-    """Return the names in *pool_fd* that a pool, whole or half made, has."""
+    """Return the names in *pool_fd* that belong to a pool, whole or half made."""
     return sorted(set(os.listdir(pool_fd)) - {_LOST_FOUND, *foreign_names(pool_fd)})
 
 
 def remove_tree(pool_fd: int, *, keep_lock: bool = False) -> None:
-    """Remove a pool's own files, the header first so that a half removed one is no pool.
+    """Remove a pool's own files, the header first: without it the rest is not a pool.
 
-    *keep_lock* keeps LOCK, for a new pool in the same place. Whatever else lies there stays, and
-    so do the directories around it. Raises OSError.
+    *keep_lock* keeps LOCK, for a new pool in the same place. Other files stay, and so do the
+    directories that hold them. Raises OSError.
     """
     _unlink(POOL, pool_fd)
     os.fsync(pool_fd)
@@ -251,9 +251,9 @@ def remove_tree(pool_fd: int, *, keep_lock: bool = False) -> None:
 
 
 def held_bytes(pool_fd: int) -> int:
-    """Return what ``remove_tree`` gives back, about: the blocks of a pool's own files.
+    """Return about how many bytes ``remove_tree`` frees: the blocks of a pool's own files.
 
-    Takes a look at each, less than their removal.
+    It calls stat on each, which takes less time than their removal.
     """
     found = 0
     for directory in _own_directories():
@@ -270,7 +270,7 @@ def _own_directories() -> Iterator[str]:
 
 
 def _own_files(directory: str, pool_fd: int) -> Iterator[tuple[int, str]]:
-    """Yield the pool's own files in *directory*, if that is there, with an fd of it."""
+    """Yield the pool's own files in *directory*, if it exists, each with an fd of the directory."""
     try:
         fd = os.open(directory, _OPEN_DIRECTORY, dir_fd=pool_fd)
     except (FileNotFoundError, NotADirectoryError):
@@ -290,6 +290,6 @@ def _unlink(name: str, directory_fd: int) -> None:
 
 
 def _rmdir(path: str, pool_fd: int) -> None:
-    # OSError: not empty (somebody else's file), or no directory of ours in the first place.
+    # OSError: it is not empty (a file of others), or not a directory of the pool at all.
     with contextlib.suppress(OSError):
         os.rmdir(path, dir_fd=pool_fd)

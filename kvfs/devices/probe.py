@@ -1,4 +1,4 @@
-"""What a block device or image holds: nothing, a pool, or other data. It only reads."""
+"""What a block device or image holds: nothing, a pool, or other data."""
 
 import os
 from typing import Final, NamedTuple
@@ -6,18 +6,18 @@ from typing import Final, NamedTuple
 from kvfs.core.errors import SourceDamaged, SourceForeign
 from kvfs.devices.xfs_tools import last_line, run_tool
 
-#: The XFS label of a pool, so that blkid and lsblk tell it and kvfs mounts no other XFS.
+#: The XFS label of a pool: blkid and lsblk show it, and kvfs does not mount another XFS.
 POOL_LABEL: Final = "kvfs"
-#: blkid knows signatures in the first and last MiB; anything else that is not zero is data too.
+#: blkid finds signatures in the first and last MiB; other bytes that are not zero are data, too.
 _EDGE_BYTES: Final = 4 << 20
 _BLKID_TIMEOUT_S: Final = 60.0
-#: blkid(8): nothing was found; several conflicting signatures were found.
+#: blkid(8): nothing found; several conflicting signatures found.
 _BLKID_NOTHING: Final = 2
 _BLKID_AMBIVALENT: Final = 8
 
 
 class Content(NamedTuple):
-    """What was found; *text* says it to a reader, *uuid* is the file system's."""
+    """What was found: *text* describes it to a reader, *uuid* is the file system's."""
 
     text: str
     is_pool: bool = False
@@ -42,9 +42,9 @@ def find_content(path: str) -> Content | None:
 
 
 def read_blkid(output: str) -> Content | None:
-    """Return what the lines of ``blkid -p -o export`` name, None if they name no content.
+    """Return the content that the lines of ``blkid -p -o export`` name, or None.
 
-    A blank partition has lines too: PART_ENTRY_* tell of its place in the table around it.
+    A blank partition has lines, too: PART_ENTRY_* describe its place in the partition table.
     """
     pairs = (line.split("=", 1) for line in output.splitlines() if "=" in line)
     fields = {key: value.replace("\\", "") for key, value in pairs}
@@ -85,7 +85,7 @@ def zero_edges(fd: int) -> None:
 
 
 def refuse_content(path: str, content: Content | None, *, force: bool) -> None:
-    """Raise SourceForeign, naming *content* and the flag, unless there is none or *force*."""
+    """Raise SourceForeign, which names *content* and the flag, if there is any and not *force*."""
     if content is not None and not force:
         raise SourceForeign(f"{path} is not blank: {content.text}; --force overwrites it")
 

@@ -1,6 +1,6 @@
-"""SOURCE as the operator gives it: which kind it is, and what may be done with it.
+"""SOURCE as the operator gives it: which kind it is, and what can be done with it.
 
-One function a verb; the three kinds are block.py, image.py and directory.py.
+One function for each verb. The three kinds are block.py, image.py and directory.py.
 """
 
 import os
@@ -15,11 +15,11 @@ from kvfs.core.sizes import format_size
 from kvfs.core.types import CAPACITY_MIN_BYTES
 from kvfs.devices import block, busy, directory, image
 from kvfs.devices.capacity import Reserve
-from kvfs.devices.device import Device, Fill, Kind, fill_nothing
+from kvfs.devices.device import Device, Fill, Kind
 from kvfs.devices.pool_files import PoolHeader
 
 _RESERVE: Final = Reserve()
-#: The kernel sends no event for the end of a claim or lock that is not waited for in line.
+#: The kernel sends no event when a claim or lock ends, unless one waits in line for it.
 _POLL_S: Final = 0.005
 _REFUSE_BUSY: Final[Mapping[Kind, Callable[[str], None]]] = {
     "block": busy.refuse_busy,
@@ -50,10 +50,10 @@ def recognise(source: str) -> Kind:
 def format_source(
     source: str,
     *,
+    fill: Fill,
     size_bytes: int | None = None,
     capacity_bytes: int | None = None,
     force: bool = False,
-    fill: Fill = fill_nothing,
     reserve: Reserve = _RESERVE,
 ) -> PoolHeader:
     """Make a pool of *source*; *fill* writes index and inode numbers into the new directory.
@@ -99,9 +99,8 @@ def open_source(
     """Open the pool on *source* and hold it until the device's ``close``.
 
     *capacity_bytes* overrides what the pool was made with. Raises SourceBlank (kvfs mount then
-    formats it; also for an image that a format would create), SourceMissing, SourceForeign,
-    FormatUnknown, SourceBusy, SourceDamaged, UsageError, ToolMissing, NotRoot; the source is
-    untouched then.
+    formats it, or creates the image), SourceMissing, SourceForeign, FormatUnknown, SourceBusy,
+    SourceDamaged, UsageError, ToolMissing, NotRoot; the source is untouched then.
     """
     kind = _kind_to_be(source, may_create=capacity_bytes is not None)
     if not os.path.exists(source):
@@ -116,10 +115,10 @@ def open_source(
 
 
 def destroy_source(source: str) -> None:
-    """Make *source* blank again: it must be a pool that nobody uses. Raises as open_source.
+    """Make *source*, a pool that nobody uses, blank again. Raises as open_source.
 
-    A directory loses the pool's files and nothing else; a block device or image the first and
-    last 4 MiB. The source is free again on return.
+    Of a directory only the pool's files are removed; of a block device or image the first and last
+    4 MiB are zeroed. The source is free again on return.
     """
     kind = recognise(source)
     if kind == "block":
@@ -134,9 +133,9 @@ def destroy_source(source: str) -> None:
 def wait_released(source: str, wait_s: float = 10.0, *, joins: bool = False) -> None:
     """Return when the last user of *source* is gone, so that fsck, mkfs or mount may follow.
 
-    A server's end and the unmount of its device are not one step: the last fd may be closed by
-    the kernel, and udev looks at loop devices that go. *joins*: a mount follows, and clients of
-    the last one, who keep its file system, hold that up no longer. Raises SourceBusy after
+    The device of a server is unmounted a moment after its end: the kernel may close the last fd,
+    and udev opens loop devices that are detached. With *joins*, a mount follows, which clients of
+    the last mount do not delay, although they keep its file system. Raises SourceBusy after
     *wait_s*.
     """
     kind = recognise(source)
@@ -155,7 +154,7 @@ def wait_released(source: str, wait_s: float = 10.0, *, joins: bool = False) -> 
 
 
 def _kind_to_be(source: str, *, may_create: bool) -> Kind:
-    """Return the kind of *source*; a missing one may become an image. Raises SourceMissing."""
+    """Return the kind of *source*; a missing file may become an image. Raises SourceMissing."""
     if not source:
         raise UsageError("SOURCE is empty; give a block device, an image file or a directory")
     if os.path.lexists(source) or not may_create:
@@ -165,7 +164,7 @@ def _kind_to_be(source: str, *, may_create: bool) -> Kind:
     parent = os.path.dirname(os.path.abspath(source))
     if not os.path.isdir(parent):
         raise SourceMissing(f"{source}: the directory {parent} does not exist")
-    # A slip in a device's name must not fill devtmpfs; /dev/shm is another file system.
+    # A mistyped device name must not fill devtmpfs; /dev/shm is another file system.
     if parent.startswith("/dev") and os.stat(parent).st_dev == os.stat("/dev").st_dev:
         raise SourceMissing(f"{source}: no such device")
     return "image"

@@ -1,4 +1,4 @@
-"""XFS as kvfs's allocator: how it is made, and how it is mounted. One reason an option."""
+"""XFS as kvfs's allocator: how it is made and mounted, with a reason for each option."""
 
 import contextlib
 import errno
@@ -13,6 +13,7 @@ from kvfs.core.errors import (
     SourceForeign,
     ToolMissing,
 )
+from kvfs.core.pool_layout import XFS_INODES, XFS_TREES
 from kvfs.devices.capacity import metadata_bytes
 from kvfs.devices.detached import (
     MOUNT_ATTR_NOATIME,
@@ -47,37 +48,33 @@ from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
 
-#: Discarding a large drive takes mkfs the longest.
+#: mkfs takes longest to discard a large drive.
 _MKFS_TIMEOUT_S: Final = 600.0
 _MKFS_OPTIONS: Final = (
     "-q",
-    # The content was looked at by probe.py, which refuses more than mkfs.xfs does.
+    # probe.py has looked at the content, and refuses more than mkfs.xfs does.
     "-f",
-    # An identity of two xattrs stays inside the inode, and inodes may take all of the device:
-    # many small blocks must not end in ENOSPC beside free space. (mkfs.xfs ignores maxpct=0.)
     "-i",
-    "size=1024,maxpct=100",
-    # Extents are never shared nor repaired online; each tree would reserve space in every
-    # allocation group and cost an update per allocation.
+    XFS_INODES,
     "-m",
-    "reflink=0,rmapbt=0",
+    XFS_TREES,
     "-L",
     POOL_LABEL,
 )
 _MOUNT_OPTIONS: Final = {
-    # XFS allocates so much ahead of each write past the end: by default as much again as the file
-    # holds, which would take the headroom of other writers. None: an extent that was reserved
-    # needs no more, one that grows is allocated when it is written back, in one piece, and of
-    # writes far from each other each would hold its part for good.
+    # How much XFS allocates ahead of each write past the end: by default as much again as the file
+    # holds, which would use up the headroom of other writers. So none: a reserved extent needs no
+    # more, a growing one is allocated in one piece when it is written back, and with writes far
+    # from each other each would keep what was allocated ahead of it.
     "allocsize": "4k",
-    # Creates and unlinks are bursts of small log items: the largest log buffer writes them in
-    # fewer I/Os. Nothing here is fsynced on a client's path, so that nobody waits for it to fill.
+    # Creates and unlinks are bursts of small log items; the largest log buffer writes them in
+    # fewer I/Os. No request of a client does an fsync here, so nobody waits for it to fill.
     "logbsize": "256k",
 }
-#: mtime of an extent is nobody's: the index keeps the times, so its updates need no log.
+#: Nobody reads the mtime of an extent, as the index keeps the times: its updates need no log.
 _MOUNT_FLAGS: Final = ("lazytime",)
 _READ_ONLY_FLAGS: Final = ("ro",)
-#: For a look that writes nothing, not even the log's recovery.
+#: To look without any write, not even that of a log recovery.
 _LOOK_FLAGS: Final = ("ro", "norecovery")
 _ATTRIBUTES: Final = (
     MOUNT_ATTR_NOATIME | MOUNT_ATTR_NODIRATIME | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
@@ -90,13 +87,13 @@ def make_pool(
 ) -> PoolHeader:
     """Make an XFS with an empty pool on *block_path*; *source* is its name in messages.
 
-    Overwrites whatever is there. *discard* tells the drive that all of it is free. Raises
+    Overwrites what is there. *discard* tells the drive that all of it is free. Raises
     SourceDamaged, SourceFull, ToolMissing, NotRoot.
     """
     header = new_header(capacity_bytes)
-    # XFS's own UUID is the pool's: blkid names the pool without a mount.
+    # The UUID of the XFS is the pool's, so blkid shows it without a mount.
     identity = ("-m", f"uuid={header.uuid}")
-    # A discard on a loop device punches the blocks out of the image behind it.
+    # A discard on a loop device would punch holes into the image behind it.
     keep = () if discard else ("-K",)
     arguments = (*_MKFS_OPTIONS, *identity, *keep, block_path)
     result = run_tool("mkfs.xfs", *arguments, timeout_s=_MKFS_TIMEOUT_S)
@@ -137,7 +134,7 @@ def open_pool(
 ) -> Device:
     """Mount the pool on *block_path* and return its device.
 
-    The pool was looked at before: it has *epoch*. Raises as look_at_pool, and UsageError.
+    The caller has looked at the pool: it has *epoch*. Raises as look_at_pool, and UsageError.
     """
     flags = (*_MOUNT_FLAGS, *(_READ_ONLY_FLAGS if read_only else ()))
     if journal_is_dirty(block_path, source) or is_cut_off_noted(epoch):
@@ -162,8 +159,8 @@ def join_pool(
 ) -> Device:
     """Open the pool on *block_path*, whose file system *found* outlived its server.
 
-    Its log says nothing, since nobody unmounted it; the page cache is that of before. Raises as
-    open_pool; SourceBusy also when it went meanwhile.
+    Its log proves nothing, since it was not unmounted; the page cache is still the same. Raises as
+    open_pool; SourceBusy also if it was unmounted meanwhile.
     """
     attributes = _ATTRIBUTES | (MOUNT_ATTR_RDONLY if read_only else 0)
     with contextlib.ExitStack() as stack:
@@ -191,7 +188,7 @@ def _device(
     read_only: bool,
     capacity_bytes: int | None,
 ) -> Device:
-    """Return the device of the pool in *pool_fd*, locked; until then *stack* closes its fds."""
+    """Lock the pool in *pool_fd* and return its device; until then *stack* closes its fds."""
     header = read_header(pool_fd, source)
     if header is None:
         raise SourceForeign(f"{source}: its file system holds no POOL")
@@ -214,10 +211,10 @@ def _device(
 
 
 def _go_through_journal(block_path: str, source: str) -> None:
-    """Let XFS recover, and keep the one trace of it: the log is clean for whoever comes next.
+    """Let XFS recover, and note that in RUN: afterwards the log is clean and shows no trace of it.
 
-    What was not synced is lost, also when the machine did not stop: a device that failed for a
-    moment, a forced shutdown.
+    What was not synced is lost, even if the machine went on: a device may have failed for a moment,
+    or the file system was shut down.
     """
     with contextlib.ExitStack() as stack:
         _, pool_fd = _mount(stack, block_path, source, _MOUNT_FLAGS)
@@ -234,7 +231,7 @@ def _mount(
     attributes: int = _ATTRIBUTES,
     joins: bool = False,
 ) -> tuple[int, int]:
-    """Return the fds of a new mount and of its root, which *stack* closes."""
+    """Return the fds of a new mount and of its root; *stack* closes them."""
     try:
         mount_fd = mount_detached("xfs", block_path, _MOUNT_OPTIONS, flags, attributes, joins=joins)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Programs that devices need, mostly for XFS: found, run with a bound, their failure in one line.
+"""Programs that devices need, mostly for XFS: found, run with a time limit, failing in one line.
 
-mkfs.xfs and xfs_logprint ask by stat(2) what is mounted where (platform_check_mount of xfsprogs),
-and wait for as long as the server of any FUSE mount hangs: they run where none is mounted.
+mkfs.xfs and xfs_logprint call stat(2) on all mounts (platform_check_mount of xfsprogs), and would
+wait as long as the server of any FUSE mount hangs. So they run where no FUSE is mounted.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ from typing import Final
 
 from kvfs.core.errors import SourceBusy, SourceDamaged, ToolMissing
 from kvfs.core.mount_name import RUN_DIRECTORY
-from kvfs.machine.mount_table import mounts
+from kvfs.machine.mount_table import MNT_DETACH, mounts
 from kvfs.storage.syscalls import LIBC
 
 #: The Debian package of each program.
 _PACKAGES: Final = {"mkfs.xfs": "xfsprogs", "xfs_logprint": "xfsprogs", "blkid": "util-linux"}
-#: root's daemons often have no sbin in PATH.
+#: Daemons of root often have no sbin in PATH.
 _SBIN: Final = "/usr/local/sbin:/usr/sbin:/sbin"
 _END_WAIT_S: Final = 1.0
 
@@ -72,7 +72,7 @@ def run_tool(name: str, *arguments: str, timeout_s: float) -> subprocess.Complet
 
 
 def _end(tool: "subprocess.Popen[str]") -> None:
-    """Kill it; one that hangs in a stat lives on, and is not waited for."""
+    """Kill it. One that hangs in a stat cannot die, and is not waited for."""
     tool.kill()
     try:
         tool.wait(_END_WAIT_S)
@@ -81,16 +81,15 @@ def _end(tool: "subprocess.Popen[str]") -> None:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a program's complaint, for a message of one line."""
+    """Return the last line of a program's error output, for a message of one line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "no reason given"
 
 
-#: linux/sched.h, linux/mount.h; umount(2).
+#: linux/sched.h, linux/mount.h.
 _CLONE_NEWNS: Final = 0x20000
 _MS_REC: Final = 0x4000
 _MS_SLAVE: Final = 0x80000
-_MNT_DETACH: Final = 2
 _REASON_MAX_BYTES: Final = 256
 
 _log: Final = logging.getLogger(__name__)
@@ -100,18 +99,18 @@ _log: Final = logging.getLogger(__name__)
 def without_fuse(program: str) -> Iterator[Callable[[], None] | None]:
     """Yield what a child does before it becomes *program*: it goes where no FUSE is mounted.
 
-    None where nothing is to be done. In the child's own mount namespace, which gets what is
-    unmounted outside and tells nothing of what is unmounted in it. Where it may not have one (a
-    unit's RestrictNamespaces=, no CAP_SYS_ADMIN) the program runs all the same, and the log says
-    so: start it inside.
+    None if nothing is to be done. The child unmounts in a mount namespace of its own, which sees
+    unmounts from outside and does not propagate its own. If it may not have one (a unit's
+    RestrictNamespaces=, no CAP_SYS_ADMIN), the program runs all the same, and the log says so.
+    Start the program inside the ``with`` block.
     """
     mountpoints = {mount.mountpoint for mount in mounts() if _is_fuse(mount.fs_type)}
-    # Not what the program itself lies on.
+    # But for the one that the program itself lies on.
     apart = [path for path in mountpoints if not f"{program}/".startswith(f"{path.rstrip('/')}/")]
     if not apart:
         yield None
         return
-    # The outermost first: what is mounted in it goes along, and is not walked to.
+    # The outermost first: mounts inside it go with it, and no path into it is walked.
     paths = [os.fsencode(path) for path in sorted(apart, key=len)]
     flags = ctypes.c_ulong(_MS_REC | _MS_SLAVE)
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -121,12 +120,12 @@ def without_fuse(program: str) -> Iterator[Callable[[], None] | None]:
             os.write(writing, os.strerror(ctypes.get_errno()).encode())
             return
         for path in paths:
-            LIBC.umount2(path, _MNT_DETACH)
+            LIBC.umount2(path, MNT_DETACH)
 
     try:
         yield leave
     finally:
-        with contextlib.suppress(BlockingIOError):  # it says nothing where all went well
+        with contextlib.suppress(BlockingIOError):  # the child writes only if something failed
             refusal = os.read(reading, _REASON_MAX_BYTES).decode()
             _log.warning(
                 "%s gets no mount namespace of its own (%s): it looks at every mount of this "
@@ -145,19 +144,19 @@ def _is_fuse(fs_type: str) -> bool:
 #: ``log tail: 2 head: 8 state: <DIRTY>``, the third line of xfs_logprint(8).
 _STATE: Final = re.compile(rb"state: <(\w+)>")
 _HEAD_BYTES: Final = 4096
-#: It takes milliseconds, unless a mount of this machine hangs.
+#: The answer takes milliseconds, unless a mount on this machine hangs.
 _ANSWER_WAIT_S: Final = 20.0
 
 
 def journal_is_dirty(block_path: str, source: str) -> bool:
-    """Whether the XFS on *block_path*, not mounted now, was not unmounted: power, crash, failure.
+    """Whether the XFS on *block_path* was cut off before an unmount: power, crash or failure.
 
-    The kernel unmounts after the last fd even of a killed process, and then the log is clean. An
-    answer that nobody understands counts as dirty. *source* is its name in messages. Raises
-    ToolMissing, SourceBusy.
+    It is not mounted now. The kernel unmounts after the last fd even of a killed process, and then
+    the log is clean. An answer that cannot be read counts as dirty. *source* is its name in
+    messages. Raises ToolMissing, SourceBusy.
     """
     program = find_tool("xfs_logprint")
-    # Behind its third line it prints the log, gigabytes of it if it may.
+    # After its third line it would print the log, which may be gigabytes.
     with without_fuse(program) as leave:
         tool = subprocess.Popen(
             [program, "-t", block_path],
@@ -173,7 +172,7 @@ def journal_is_dirty(block_path: str, source: str) -> bool:
             head = _read_head(tool.stdout.fileno(), source)
     finally:
         tool.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in a stat lives on
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in a stat cannot die
             tool.wait(1.0)
     state = _STATE.search(head)
     return state is None or state[1] != b"CLEAN"
@@ -196,27 +195,27 @@ def _read_head(fd: int, source: str) -> bytes:
     return head
 
 
-# A note that the XFS of a pool was cut off, kept until RUN says so, in case a start is killed.
+# A note that the XFS of a pool was cut off, kept until RUN says so in case a start is killed.
 #
-# The log's recovery (mount(2), seconds of it) leaves a clean log behind, and a process that is
-# killed meanwhile ends with it, before it could empty RUN. The note lies in /run, which lasts as
-# long as the boot whose page cache RUN vouches for.
+# The log's recovery (in mount(2), for seconds) leaves a clean log behind. A process that is killed
+# meanwhile ends after it, and cannot empty RUN any more. The note lies in /run, which lasts as long
+# as the boot for whose page cache RUN stands.
 
 
 def note_cut_off(epoch: int) -> None:
-    """Remember that the pool with *epoch* was cut off; without a place for that, nothing."""
+    """Note that the pool with *epoch* was cut off, if there is a place for the note."""
     with contextlib.suppress(OSError):
         os.makedirs(RUN_DIRECTORY, mode=0o755, exist_ok=True)
         os.close(os.open(_note_path(epoch), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 def is_cut_off_noted(epoch: int) -> bool:
-    """Whether a start that was to tell RUN of it has not come so far."""
+    """Whether a start noted it, and did not get as far as RUN."""
     return os.path.exists(_note_path(epoch))
 
 
 def forget_cut_off(epoch: int) -> None:
-    """RUN says it now."""
+    """Remove the note: RUN says it now."""
     with contextlib.suppress(OSError):
         os.unlink(_note_path(epoch))
 

@@ -17,7 +17,7 @@ _LINKS_MAX: Final = 40
 _ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
 #: umount(2).
 _MNT_FORCE: Final = 1
-_MNT_DETACH: Final = 2
+MNT_DETACH: Final = 2
 
 
 class Mount(NamedTuple):
@@ -103,7 +103,7 @@ def unmount(mountpoint: str, *, lazy: bool, force: bool = False) -> None:
 
     *force* ends all requests that nobody will answer first, also if the rest fails. Raises OSError.
     """
-    flags = (_MNT_DETACH if lazy else 0) | (_MNT_FORCE if force else 0)
+    flags = (MNT_DETACH if lazy else 0) | (_MNT_FORCE if force else 0)
     if LIBC.umount2(os.fsencode(mountpoint), flags) != 0:
         raise_errno("umount")
 

@@ -10,7 +10,7 @@ import resource
 from typing import Final
 
 from kvfs.core.errors import ToolMissing
-from kvfs.core.settings import Settings
+from kvfs.core.settings import OPEN_FILES_MIN, Settings
 from kvfs.storage.syscalls import LIBC
 
 #: linux/prctl.h. Memory that this thread, and threads it starts later, ask for never waits on
@@ -21,8 +21,6 @@ _FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
 #: Allocations between two looks of the collector: handlers make short-lived tuples, and a look at
 #: every 700 of them (Python's default) costs more than it finds.
 _COLLECT_EVERY: Final = 50_000
-#: Twice 256 directories, and as much again for clients; the lowest open_files_max.
-_OPEN_FILES_MIN: Final = 1024
 
 
 def adopt(settings: Settings) -> list[str]:
@@ -45,10 +43,10 @@ def require_open_files(wanted: int) -> None:
     """
     _set_open_files(wanted)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if most < _OPEN_FILES_MIN:
+    if most < OPEN_FILES_MIN:
         raise ToolMissing(
-            f"only {most} files may be open at a time, and {_OPEN_FILES_MIN} are needed; "
-            f"`ulimit -Hn {_OPEN_FILES_MIN}` or LimitNOFILE= of its unit raises it"
+            f"only {most} files may be open at a time, and {OPEN_FILES_MIN} are needed; "
+            f"`ulimit -Hn {OPEN_FILES_MIN}` or LimitNOFILE= of its unit raises it"
         )
 
 

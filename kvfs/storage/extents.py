@@ -17,7 +17,7 @@ from typing import Final
 from kvfs.core.errors import NO_SPACE, Damaged, NoSpace
 from kvfs.core.pool_layout import EXTENTS, IDENTITIES, file_name
 from kvfs.core.records import Identity, pack_identity, parse_identity
-from kvfs.core.types import STAT_BLOCK_BYTES, TARGET_MAX_BYTES, InodeNo, round_up
+from kvfs.core.types import SIZE_MAX_BYTES, STAT_BLOCK_BYTES, TARGET_MAX_BYTES, InodeNo, round_up
 from kvfs.storage.fan_out import FanOut
 from kvfs.storage.fiemap import Range, gaps, unwritten
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Syscalls
@@ -31,10 +31,8 @@ XATTR_NEXT_NAME: Final = "trusted.kvfs.next"
 #: Errors of XFS and ext4 for a file whose inode or attributes are broken. EIO may be the device.
 BROKEN_FILE: Final = frozenset({errno.EUCLEAN, errno.EBADMSG})
 _FILE_FLAGS: Final = os.O_CLOEXEC | os.O_NOATIME | os.O_NOFOLLOW
-#: MAX_LFS_FILESIZE (linux/fs.h), the s_maxbytes of XFS and tmpfs: a hole may end there.
-_FILE_END_BYTES: Final = (1 << 63) - 1
 #: Holes searched for in a reserve, some 2 us each.
-_LOOKS_MAX: Final = 256
+_HOLES_MAX: Final = 256
 
 
 class _SpaceErrors:
@@ -154,10 +152,11 @@ class Extents:
         if self._fs_type == "ext4":
             self._syscalls.ftruncate(fd, size_bytes)
         else:
+            # To MAX_LFS_FILESIZE (linux/fs.h), the s_maxbytes of XFS and tmpfs.
             start_bytes = round_up(size_bytes)
-            if start_bytes < _FILE_END_BYTES:
+            if start_bytes < SIZE_MAX_BYTES:
                 mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
-                self._syscalls.fallocate(fd, mode, start_bytes, _FILE_END_BYTES - start_bytes)
+                self._syscalls.fallocate(fd, mode, start_bytes, SIZE_MAX_BYTES - start_bytes)
         return self.allocated_bytes(fd)
 
     def trim_holes(self, fd: int, size_bytes: int) -> int:
@@ -170,7 +169,7 @@ class Extents:
         looks = 0
         for run in unwritten(self._syscalls, fd, round_up(size_bytes)):
             at_bytes = run.start_bytes
-            while at_bytes < run.end_bytes and looks < _LOOKS_MAX:
+            while at_bytes < run.end_bytes and looks < _HOLES_MAX:
                 looks += 1
                 data_bytes = self._seek(fd, at_bytes, os.SEEK_DATA, run.end_bytes)
                 hole = Range(round_up(at_bytes), min(data_bytes, run.end_bytes))

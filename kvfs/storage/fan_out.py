@@ -18,7 +18,7 @@ from kvfs.core.pool_layout import (
 from kvfs.core.types import InodeNo
 from kvfs.storage.syscalls import Syscalls
 
-_DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class FanOut:
@@ -48,7 +48,7 @@ class FanOut:
         for path in fan_out_directories(self._top):
             try:
                 # An fd of its own: two readers of the shared one would share its position.
-                fd = self._syscalls.open(path, _DIRECTORY_FLAGS, dir_fd=self._pool_fd)
+                fd = self._syscalls.open(path, DIRECTORY_FLAGS, dir_fd=self._pool_fd)
             except FileNotFoundError:
                 continue
             try:
@@ -70,14 +70,14 @@ class FanOut:
     def _open(self, slot: int, *, make: bool) -> int:
         path = fan_out_directory(self._top, slot)
         try:
-            fd = self._syscalls.open(path, _DIRECTORY_FLAGS, dir_fd=self._pool_fd)
+            fd = self._syscalls.open(path, DIRECTORY_FLAGS, dir_fd=self._pool_fd)
         except FileNotFoundError:
             if not make:
                 raise
             for missing in (self._top, path):
                 with contextlib.suppress(FileExistsError):
                     self._syscalls.mkdir(missing, 0o700, dir_fd=self._pool_fd)
-            fd = self._syscalls.open(path, _DIRECTORY_FLAGS, dir_fd=self._pool_fd)
+            fd = self._syscalls.open(path, DIRECTORY_FLAGS, dir_fd=self._pool_fd)
         # Two threads may come here together. The assignment below is atomic under the GIL, and
         # the thread that finds the slot taken closes its own fd.
         if self._fds[slot] >= 0:

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvfs.core.eviction_policy import BURST_BITS, CHAIN_PART, Columns, Policy, Rank
 from kvfs.core.row_table import RowTable
-from kvfs.core.types import InodeNo
+from kvfs.core.types import SECOND_NS, InodeNo
 from kvfs.storage.heat_file import (
     HeatMarks,
     Rows,
@@ -32,7 +32,6 @@ _log: Final = logging.getLogger(__name__)
 
 _TOUCHES_MAX: Final = (1 << 16) - 1
 _ROWS_MIN: Final = 1 << 10
-_NS: Final = 1_000_000_000
 #: A prompt's blocks are touched within about a second.
 BURST_S: Final = 1.0
 #: The lookups and opens of one load are one use, so a burst has at least a few touches.
@@ -77,7 +76,7 @@ class Heat:
         self._ahead_s = 0 if found is None else max(0, newest + 1 - found_s)
         self._marks = HeatMarks(() if saved is None else saved.marks)
         if found is not None:  # all touches in it came before it was written
-            self._marks.note((found_s + 1) * _NS, newest + 1 << BURST_BITS)
+            self._marks.note((found_s + 1) * SECOND_NS, newest + 1 << BURST_BITS)
         self._begin_burst(max(now_s + self._ahead_s, newest + 1))
         self._saved_stamp = self._stamp
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvfs.core.checksum import crc32c
+from kvfs.core.checksum import CRC, crc32c
 from kvfs.core.pool_layout import HEAT, HEAT_NEW
 from kvfs.storage.syscalls import Syscalls
 
@@ -23,9 +23,8 @@ VERSION: Final = 1
 _MAGIC: Final = b"KVFSHEAT"
 #: Magic, version, marks, the pool's epoch, rows, then the CRC32C of the rest and of this header.
 _HEADER: Final = struct.Struct("<8sIIQQI")
-_CRC: Final = struct.Struct("<I")
 _MARK: Final = struct.Struct("<QQ")
-_HEADER_BYTES: Final = _HEADER.size + _CRC.size
+_HEADER_BYTES: Final = _HEADER.size + CRC.size
 #: Rows copied at a time: the event loop needs the interpreter in between.
 _STEP_ROWS: Final = 1 << 16
 
@@ -138,7 +137,7 @@ def row_bytes() -> int:
 def pack_header(epoch: int, count: int, marks: int, rest_crc: int) -> bytes:
     """Return the head of a HEAT with *count* rows and so many *marks*."""
     head = _HEADER.pack(_MAGIC, VERSION, marks, epoch, count, rest_crc)
-    return head + _CRC.pack(crc32c(head))
+    return head + CRC.pack(crc32c(head))
 
 
 def write_heat(
@@ -190,7 +189,7 @@ def read_heat(pool_fd: int, syscalls: Syscalls, epoch: int) -> Saved | None:
         return None
     try:
         head = syscalls.pread(fd, _HEADER_BYTES, 0)
-        if len(head) != _HEADER_BYTES or _CRC.pack(crc32c(head[: _HEADER.size])) != head[-4:]:
+        if len(head) != _HEADER_BYTES or CRC.pack(crc32c(head[: _HEADER.size])) != head[-4:]:
             return None
         magic, version, mark_count, its_epoch, count, crc = _HEADER.unpack_from(head)
         if (magic, version, its_epoch) != (_MAGIC, VERSION, epoch) or mark_count > MARKS_MAX:

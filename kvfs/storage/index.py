@@ -16,7 +16,7 @@ from typing import Final, Self
 import lmdb
 
 from kvfs.core.errors import Damaged, Exists, NoSpace
-from kvfs.core.index_room import IndexRoom, mapped_bytes
+from kvfs.core.index_room import COMMITS_PER_LOOK, IndexRoom, mapped_bytes
 from kvfs.core.pool_layout import DATA_NAME
 from kvfs.core.records import (
     COUNTERS_KEY,
@@ -38,9 +38,10 @@ from kvfs.core.records import (
     unseal,
     xattr_key,
 )
+from kvfs.core.settings import Settings
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.storage.index_map import STATE
-from kvfs.storage.index_transaction import PendingRows, RecordCache, Rows, WriteTransaction
+from kvfs.storage.index_transaction import ABSENT, PendingRows, RecordCache, Rows, WriteTransaction
 from kvfs.storage.lmdb_file import (
     SPARE_PAGES,
     IndexFile,
@@ -54,12 +55,7 @@ from kvfs.storage.lmdb_file import (
 )
 from kvfs.storage.syscalls import Syscalls
 
-DEFAULT_MAP_SIZE_BYTES: Final = 64 << 30
-DEFAULT_PREALLOCATE_BYTES: Final = 64 << 20
-#: ``preallocation_due`` asks LMDB only once in so many commits; each dirties about ten pages.
-_COMMITS_PER_LOOK: Final = 64
-#: Not None, which says that a row is to go.
-_ABSENT: Final = b""
+_DEFAULTS: Final = Settings()
 
 
 class Index:
@@ -73,8 +69,8 @@ class Index:
         self,
         path: str,
         *,
-        map_size_bytes: int = DEFAULT_MAP_SIZE_BYTES,
-        preallocate_bytes: int = DEFAULT_PREALLOCATE_BYTES,
+        map_size_bytes: int = _DEFAULTS.index_map_bytes,
+        preallocate_bytes: int = _DEFAULTS.index_preallocate_bytes,
         read_only: bool = False,
         syscalls: Syscalls | None = None,
     ) -> None:
@@ -120,9 +116,9 @@ class Index:
     def create(
         cls,
         path: str,
-        map_size_bytes: int = DEFAULT_MAP_SIZE_BYTES,
+        map_size_bytes: int = _DEFAULTS.index_map_bytes,
         *,
-        preallocate_bytes: int = DEFAULT_PREALLOCATE_BYTES,
+        preallocate_bytes: int = _DEFAULTS.index_preallocate_bytes,
         syscalls: Syscalls | None = None,
     ) -> None:
         """Make an empty index in directory *path*, made if missing; durable on return.
@@ -299,7 +295,7 @@ class Index:
         """
         if self._commits_to_look > 0 or self._file is None:
             return False
-        self._commits_to_look = _COMMITS_PER_LOOK
+        self._commits_to_look = COMMITS_PER_LOOK
         return self._file.due(self.used_bytes())
 
     def preallocate(self) -> None:
@@ -318,8 +314,8 @@ class Index:
             raise_index_error(error)
 
     def _get(self, key: bytes) -> bytes | None:
-        raw: bytes | None = self._pending.get(key, _ABSENT)
-        if raw is not _ABSENT:
+        raw: bytes | None = self._pending.get(key, ABSENT)
+        if raw is not ABSENT:
             return raw
         try:
             txn = self._begin()

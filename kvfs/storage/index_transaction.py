@@ -36,7 +36,7 @@ from kvfs.storage.lmdb_file import raise_index_error
 
 #: Rows by key; None for a row that is to go.
 Rows = dict[bytes, bytes | None]
-_ABSENT: Final = b""
+ABSENT: Final = b""
 #: More waiting rows than this and the next transaction lasts, whatever it is.
 PENDING_MAX: Final = 1024
 RECORDS_MAX: Final = 4096
@@ -90,8 +90,8 @@ class WriteTransaction:
             raise_index_error(error)
 
     def _get(self, key: bytes) -> bytes | None:
-        raw = self._rows.get(key, _ABSENT)
-        return self._read(key) if raw is _ABSENT else raw
+        raw = self._rows.get(key, ABSENT)
+        return self._read(key) if raw is ABSENT else raw
 
     def lookup(self, parent: InodeNo, name: bytes) -> InodeNo | None:
         """Return the inode that *name* in *parent* leads to; raises Damaged."""

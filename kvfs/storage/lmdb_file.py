@@ -24,9 +24,11 @@ from kvfs.core.errors import (
     ReadOnly,
     ToolMissing,
 )
+from kvfs.core.index_room import KEPT_BYTES
 from kvfs.core.pool_layout import DATA_NAME, LOCK_NAME
 from kvfs.core.records import FORMAT_KEY, INDEX_FORMAT, parse_format
 from kvfs.core.sizes import format_size
+from kvfs.core.types import STAT_BLOCK_BYTES
 from kvfs.storage.syscalls import Syscalls
 
 #: What LMDB makes it for 126 readers: slots of 64 bytes and a header.
@@ -36,8 +38,6 @@ LOCK_FILE_BYTES: Final = 8192
 #: a sound file may be shorter than it says, if it was not allocated ahead. Measured: up to 28.
 SPARE_PAGES: Final = 256
 
-#: Of what is allocated, kept for deletes: as much of the map is (index_room.py).
-_KEPT_BYTES: Final = 4 << 20
 #: On a device with little room less is allocated at a time, down to this.
 _LEAST_STEP_BYTES: Final = 256 << 10
 
@@ -129,7 +129,7 @@ class IndexFile:
             syscalls.close(self._fd)
             raise
         # A length without blocks is a hole (a file copied or extended), and counts for nothing.
-        whole = status.st_blocks * 512 >= status.st_size
+        whole = status.st_blocks * STAT_BLOCK_BYTES >= status.st_size
         self.allocated_bytes = status.st_size if whole else 0
         self._size_bytes = status.st_size
 
@@ -164,7 +164,7 @@ class IndexFile:
 
     def rows_end_bytes(self) -> int:
         """Return how much rows may take of what is allocated; the rest is for deletes."""
-        kept_bytes = min(_KEPT_BYTES, self._step_bytes, self.allocated_bytes // 4)
+        kept_bytes = min(KEPT_BYTES, self._step_bytes, self.allocated_bytes // 4)
         return self.allocated_bytes - kept_bytes
 
     def full(self) -> bool:
@@ -208,7 +208,7 @@ def allocate_lock_file(path: str, syscalls: Syscalls) -> None:
     fd = syscalls.open(f"{path}/{LOCK_NAME}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         # A full XFS refuses to allocate even what is allocated already.
-        if syscalls.fstat(fd).st_blocks * 512 < LOCK_FILE_BYTES:
+        if syscalls.fstat(fd).st_blocks * STAT_BLOCK_BYTES < LOCK_FILE_BYTES:
             syscalls.fallocate(fd, 0, 0, LOCK_FILE_BYTES)
     except OSError as error:
         if error.errno in NO_SPACE:

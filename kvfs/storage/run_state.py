@@ -22,8 +22,10 @@ _SIZE_MAX_BYTES: Final = 4096
 class RunState(NamedTuple):
     """What the last server left in RUN; a pool that never ran is clean.
 
-    ``copied``: RUN comes from another directory, so a server may have changed files while they
-    were copied; or the file system was mounted anew, so it may have been cut off before.
+    ``moved``: RUN comes from another directory, whose pool may be in use beside this copy of it.
+
+    ``copied``: it is moved, so a server may have changed files while they were copied; or the file
+    system was mounted anew, so it may have been cut off before.
 
     ``strays``: stopped cleanly, but there may be files that no inode knows, or old identities,
     because the device failed or a sweep was not finished.
@@ -33,6 +35,7 @@ class RunState(NamedTuple):
     clean: bool
     strays: bool = False
     copied: bool = False
+    moved: bool = False
 
     @property
     def trusted(self) -> bool:
@@ -65,6 +68,7 @@ def read_run_state(pool_fd: int, syscalls: Syscalls, superblock: str = "") -> Ru
             clean=clean,
             strays=state.get("strays") is True,
             copied=moved or state.get("superblock", "") != superblock,
+            moved=moved,
         )
     except (ValueError, KeyError, TypeError):
         return RunState("", clean=False)

@@ -182,18 +182,18 @@ def measure_pool(blocks: int, directory: str) -> dict[str, object]:
     store = made.start()
     try:
         steps, start_s = 0, time.thread_time()
-        while not store.start_scan.done:
-            assert store.pool.background.run_one()
+        while not store.scanned:
+            assert store.run_one()
             steps += 1
         walk_s = time.thread_time() - start_s
-        assert len(store.pool.heat) == blocks
-        record = store.namespace.record(InodeNo(FIRST_INODE))
+        assert store.ranked_count() == blocks
+        record = store.record(InodeNo(FIRST_INODE))
         return {
             "walk_s": walk_s,
             "walk_step_us": walk_s / steps * 1e6,
             "rss_anon_mb": rss_anon_mb() - before_mb,
             "renote_us": _mean_us(
-                lambda ino: ranks.note(store.pool, InodeNo(ino), record),
+                lambda ino: ranks.note(store.parts, InodeNo(ino), record),
                 range(FIRST_INODE, FIRST_INODE + blocks),
             ),
         }

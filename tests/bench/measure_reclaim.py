@@ -20,23 +20,23 @@ def measure(blocks: int, size_bytes: int) -> dict[str, float]:
         store = made.start()
         for number in range(blocks):
             name = b"%d" % number
-            opened, _ = store.blocks.create(ROOT_INODE, name + b".tmp", FILE, 0, 0)
+            opened, _ = store.create(ROOT_INODE, name + b".tmp", FILE, 0, 0)
             write(store, opened, b"x" * size_bytes)
-            store.blocks.close(opened, writer=True)
+            store.close(opened, writer=True)
             store.rename(ROOT_INODE, name + b".tmp", ROOT_INODE, name, replace=True)
-        store.pool.background.drain()
+        store.drain()
         started_s = time.process_time()
-        while store.pool.counters.blocks:
+        while store.counters.blocks:
             if not store.evict(BATCH_BLOCKS * max(4096, size_bytes)):
-                store.reclaim._barren_until_s = 0.0
+                store.search_anew()
         evicted_s = time.process_time() - started_s
         started_s = time.process_time()
-        store.pool.unlink_queue.hurry(capacity_bytes)
+        store.unlink_now(capacity_bytes)
         unlinked_s = time.process_time() - started_s
         return {
             "blocks": blocks,
             "block_bytes": size_bytes,
-            "batches": store.reclaim.batches,
+            "batches": store.eviction_batches,
             "evict_us": round(evicted_s / blocks * 1e6, 1),
             "unlink_us": round(unlinked_s / blocks * 1e6, 1),
         }

@@ -3,7 +3,6 @@
 import pytest
 
 from kvfs.bench.jobs import (
-    MIB,
     ODD_SIZES,
     THREADS,
     Effort,
@@ -17,6 +16,7 @@ from kvfs.bench.jobs import (
     size_name,
 )
 from kvfs.core.errors import UsageError
+from kvfs.core.sizes import MIB
 from kvfs.core.types import PAGE_BYTES
 
 

@@ -5,11 +5,12 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from kvfs.bench.jobs import MIB, Job, Kind, Mode, Work
+from kvfs.bench.jobs import Job, Kind, Mode, Work
 from kvfs.bench.plot import plot
 from kvfs.bench.report import build_report
 from kvfs.bench.results import JobResult, JobRuns, Sample, daemon_costs, summarise
 from kvfs.bench.table import row_of
+from kvfs.core.sizes import MIB
 
 STORE = Job(Kind.STORE, 2, 4 * MIB, Mode.BUFFERED)
 LOAD = Job(Kind.LOAD, 2, 32 * MIB, Mode.BUFFERED)

@@ -5,6 +5,7 @@ from typing import Final
 
 import pytest
 
+from kvfs.client.nfs.exports import parse_exports
 from kvfs.doctor.connector_settings import (
     from_command_line,
     from_environment,
@@ -13,7 +14,6 @@ from kvfs.doctor.connector_settings import (
     with_given,
 )
 from kvfs.doctor.facts import ConnectorLimit, Export
-from kvfs.doctor.kernel_holders import parse_exports
 
 GIB: Final = 1 << 30
 LMCACHE: Final = {"LMCACHE_LOCAL_DISK": "file:///kv/a", "LMCACHE_MAX_LOCAL_DISK_SIZE": "500"}

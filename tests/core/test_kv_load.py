@@ -32,7 +32,7 @@ def root(memory_root: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def stored_load(root: Path) -> tuple[KvLoad, list[Block]]:
-    load = KvLoad(root, total_bytes=SMALL_BYTES)
+    load = KvLoad(root, total_bytes=SMALL_BYTES, progress=print)
     load.store()
     return load, list(load.blocks)
 
@@ -68,7 +68,7 @@ def test_no_temporary_file_stays(root: Path) -> None:
 
 def test_a_later_process_checks_what_an_earlier_one_stored(root: Path) -> None:
     stored_load(root)
-    later = KvLoad(root, total_bytes=SMALL_BYTES)
+    later = KvLoad(root, total_bytes=SMALL_BYTES, progress=print)
     later.load()
     assert later.report.total().verified_bytes >= later.bytes
 
@@ -113,7 +113,7 @@ def test_a_lost_block_is_an_error(root: Path) -> None:
 
 
 def test_a_yes_for_what_was_never_stored_is_an_error(root: Path) -> None:
-    load = KvLoad(root, total_bytes=SMALL_BYTES)
+    load = KvLoad(root, total_bytes=SMALL_BYTES, progress=print)
     never = load.path(next(absent_blocks(next(iter(load.blocks)), 1)))
     never.parent.mkdir(parents=True)
     never.touch()

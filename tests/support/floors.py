@@ -21,6 +21,7 @@ FLOORS: Final = (
     "kvfs.engine.eviction",
     "kvfs.engine",
     "kvfs.client",
+    "kvfs.client.nfs",
     "kvfs.doctor",
     "kvfs.bench",
     "mount.process",
@@ -34,7 +35,7 @@ FLOORS: Final = (
 
 #: Values and rules: no machine, no clock. Of doctor's the rules, and not what gathers facts.
 _PURE: Final = ("kvfs.core.", "kvfs.doctor.")
-_GATHERS: Final = ("kvfs.doctor.gather", "kvfs.doctor.kernel_holders", "kvfs.doctor.below_mount")
+_GATHERS: Final = ("kvfs.doctor.gather", "kvfs.doctor.holders", "kvfs.doctor.below_mount")
 
 
 def floor_of(module: str) -> str | None:

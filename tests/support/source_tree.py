@@ -91,6 +91,25 @@ def names_used(path: Path) -> Iterator[str]:
             yield node.attr
 
 
+def constants_of(path: Path) -> Iterator[tuple[str, float | str]]:
+    """Yield each constant that the file names, private or not: its number, else its source."""
+    for node in tree_of(path).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
+            number = _number(node.value)
+            if node.target.id.isupper():
+                value = ast.unparse(node.value) if number is None else number
+                yield node.target.id.lstrip("_"), value
+
+
+def _number(node: ast.expr) -> float | None:
+    """Return what *node* comes to if it is made of numbers only."""
+    parts = (ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
+    if not all(isinstance(inner, parts) for inner in ast.walk(node)):
+        return None
+    value = eval(ast.unparse(node), {"__builtins__": {}})  # of numbers only
+    return value if isinstance(value, int | float) else None
+
+
 def words_of(name: str) -> set[str]:
     """Return the words of a snake_case or CamelCase name, in small letters."""
     return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
