@@ -6,7 +6,7 @@ And of a block that is being rewritten with O_TRUNC everybody but its writer see
 from kvfs.core.lifecycle import UNFINISHED, is_temporary
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.rewrite.old_versions import OldVersions
-from kvfs.machine.processes import NOBODY, Maker
+from kvfs.machine.processes import Maker
 from kvfs.pool.pool import Pool
 
 
@@ -38,7 +38,7 @@ class Visibility:
         Under a temporary name all of those may be meant: the writer must find it to rename it.
         """
         maker = self._maker(ino, record)
-        return who == maker and (who != NOBODY or is_temporary(record.name))
+        return who == maker and (who.is_one or is_temporary(record.name))
 
     def is_private(self, record: InodeRecord) -> bool:
         """Whether a draft in *record*'s directory is its maker's alone."""

@@ -19,7 +19,7 @@ _OTHERS_SHARE: Final = 1 / 2
 
 
 class Lessee(NamedTuple):
-    """The process with the most leases; NOBODY stands for all that cannot be watched."""
+    """The process with the most leases; pid 0 stands for all that cannot be watched."""
 
     maker: Maker
     held_bytes: int

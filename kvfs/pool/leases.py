@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from kvfs.core.lifecycle import HELD, LEASES, State
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.machine.processes import NOBODY, Maker, Processes
+from kvfs.machine.processes import Maker, Processes
 from kvfs.pool.lease_shares import LeaseShares
 
 #: Blocks of ended makers that are settled in one tick: a process may have made a million.
@@ -89,7 +89,7 @@ class Leases:
 
     def _lives(self, maker: Maker) -> bool | None:
         """Whether *maker* is alive, None if it cannot be watched."""
-        if maker == NOBODY:
+        if not maker.is_one:
             return None
         if maker in self._by_maker:
             return True
@@ -148,6 +148,7 @@ class Leases:
 
         *settle* is told each inode whose maker is gone; False if it cannot be settled yet.
         """
+        self.processes.servers.tick(now_s)
         for maker in self.processes.ended():
             made = self._by_maker.pop(maker, None)
             if made is not None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from kvfs.core.types import BackingId, InodeNo, InodeRecord
+from kvfs.core.types import NO_BACKING_ID, NO_INODE, InodeNo, InodeRecord
 from kvfs.core.writing import Writing
 from kvfs.machine.processes import NOBODY, Maker
 
@@ -50,9 +50,9 @@ class OpenInode(Writing):
     #: And altogether.
     taken_unasked = 0
     #: The directory a draft was created in, whose demand it tells; 0 for the rest.
-    created_in = InodeNo(0)
+    created_in = NO_INODE
     #: The backing id that came with a fresh extent; the data path takes it over.
-    fresh_id = BackingId(0)
+    fresh_id = NO_BACKING_ID
     #: A writer's descriptor was closed since the last writer came: a close that was heard of.
     flushed = False
     #: Size and mtime (ns) of the extent when a writer's descriptor was closed last.
@@ -63,6 +63,15 @@ class OpenInode(Writing):
     hands: tuple[Hand, ...] = ()
     #: Its writers that only append (O_APPEND).
     appenders = 0
+    #: Of readers and writers, those that are file servers (file_servers.py).
+    served_readers = 0
+    served_writers = 0
+    #: Of ``served_readers``, those that may write: they wrote nothing for long (served.py).
+    quiet_writers = 0
+    #: Size and mtime (ns) of the extent when the last of them was counted so.
+    left_as = (-1, 0)
+    #: It lost its name, only file servers have it open, and their reads fail or will (revoking.py).
+    revoked = False
     #: The last record of an inode that has no name any more.
     gone: InodeRecord | None = None
     #: And its extended attributes then.
@@ -70,7 +79,7 @@ class OpenInode(Writing):
     #: The identity of what is now rewritten was removed, but the device may have it still.
     identity_lingers = False
     #: The draft that took its name, and for which it is shown until that is whole; 0: none.
-    stands_in = InodeNo(0)
+    stands_in = NO_INODE
 
     def __init__(self, ino: InodeNo, allocated_bytes: int = 0) -> None:
         self.ino = ino
@@ -98,7 +107,12 @@ class OpenInode(Writing):
             return thread > 0 and (maker, thread) in self.hands
         if self.appenders == self.writers:
             return True
-        return maker != NOBODY and any(hand.maker == maker for hand in self.hands)
+        return maker.is_one and any(hand.maker == maker for hand in self.hands)
+
+    @property
+    def only_served(self) -> bool:
+        """Whether nobody has it open but file servers, of which none is writing."""
+        return not self.writers and 0 < self.readers == self.served_readers
 
     @property
     def runs_free(self) -> bool:

@@ -7,7 +7,6 @@ namespace.py, blocks.py and attributes.py.
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Final
 
 from kvfs.core.errors import NoSpace
 from kvfs.core.eviction_policy import EVICTABLE, Rank, policy_named
@@ -16,7 +15,7 @@ from kvfs.core.lifecycle import SETTLED, UNFINISHED
 from kvfs.core.node_bound import NodeShares
 from kvfs.core.records import Counters
 from kvfs.core.settings import Settings
-from kvfs.core.types import InodeNo, InodeRecord, Sequence
+from kvfs.core.types import NO_INODE, SECOND_NS, InodeNo, InodeRecord, Sequence
 from kvfs.devices import Device
 from kvfs.machine.processes import Processes
 from kvfs.pool.identities import Identities
@@ -40,15 +39,12 @@ from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.run_state import distrust_index, read_run_state, write_run_state
 from kvfs.storage.syscalls import Syscalls
 
-#: No inode has this number.
-_NOBODY: Final = InodeNo(0)
-
 
 class Pool:
     """The parts of one mounted pool. Everything runs on one thread unless it says otherwise."""
 
     #: Blocks whose name went because their bytes were damaged or could not be kept.
-    dismissed = 0
+    lost_blocks = 0
     #: A sync has failed, and was told of it: the next one will not be (write_back.py).
     unsynced = False
 
@@ -103,7 +99,7 @@ class Pool:
             self.unfinished: set[InodeNo] = set()
             self.identities = Identities(self.extents, self.background, self.unlink_queue)
             self.recently_removed = RecentlyRemoved(self.space, self.identities.erase)
-            makers = Processes()
+            makers = Processes(settings.file_servers)
             stack.callback(makers.close)
             leases = LeaseShares(self._leases_end_bytes, self.space.capacity_bytes)
             self.leases = Leases(makers, settings.lease_s, leases)
@@ -113,7 +109,7 @@ class Pool:
                 epoch=device.epoch,
                 read_only=settings.read_only,
                 policy=policy_named(settings.eviction),
-                now_s=clock_ns() // 10**9,
+                now_s=clock_ns() // SECOND_NS,
             )
             self.policies = Policies(self.index, settings.policies)
             self.pins = Pins(self.index)
@@ -256,7 +252,7 @@ class Pool:
 
         The OPEN of an earlier LOOKUP may still come, and two misses in a row would be ESTALE.
         """
-        age_s = (self.clock_ns() - record.ctime_ns) / 1e9
+        age_s = (self.clock_ns() - record.ctime_ns) / SECOND_NS
         if record.state in SETTLED and not opened.torn and 0 <= age_s < REMOVED_KEPT_S:
             record = record._replace(allocated_bytes=opened.allocated_bytes)
             self.recently_removed.keep(opened.ino, record, self.monotonic_s())
@@ -273,8 +269,8 @@ class Pool:
         self,
         counters: Counters,
         *,
-        begun: InodeNo = _NOBODY,
-        finished: InodeNo = _NOBODY,
+        begun: InodeNo = NO_INODE,
+        finished: InodeNo = NO_INODE,
         lasting: bool = True,
     ) -> PoolChange:
         """Return one index transaction that ends with the pool's counters being *counters*.

@@ -49,18 +49,25 @@ class PoolChange:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        pool, txn = self._pool, self.txn
         if kind is None:
             try:
-                txn.put_counters(self._counters)
-                if self._begun or self._finished:
-                    txn.put_unfinished(self._unfinished())
+                self._complete()
             except BaseException as failure:  # a row that cannot be packed
-                txn.__exit__(type(failure), failure, None)
+                self.txn.__exit__(type(failure), failure, None)
                 raise
-        txn.__exit__(kind, error, traceback)
-        if kind is not None:
-            return
+        self.txn.__exit__(kind, error, traceback)
+        if kind is None:
+            self._learn()
+
+    def _complete(self) -> None:
+        """Put the rows that depend on all of the change into the transaction."""
+        self.txn.put_counters(self._counters)
+        if self._begun or self._finished:
+            self.txn.put_unfinished(self._unfinished())
+
+    def _learn(self) -> None:
+        """Let memory know, after the commit."""
+        pool = self._pool
         if self._begun:
             pool.unfinished.add(self._begun)
         if self._finished:

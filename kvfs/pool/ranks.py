@@ -8,7 +8,7 @@ from kvfs.core.directory_policy import PIN, Policy
 from kvfs.core.errors import Damaged
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import SETTLED, TABLE, Goes, State
-from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
 from kvfs.pool.name_room import empty_names_too_many
 from kvfs.pool.pool import Pool
 
@@ -83,7 +83,7 @@ def note(pool: Pool, ino: InodeNo, record: InodeRecord, *, used_s: int = -1) -> 
 def note_found(pool: Pool, ino: InodeNo, record: InodeRecord) -> None:
     """Do the same for a block that a scan found: it counts as used when it changed last."""
     if record.state in SETTLED:
-        note(pool, ino, record, used_s=max(0, record.ctime_ns // 10**9))
+        note(pool, ino, record, used_s=max(0, record.ctime_ns // SECOND_NS))
 
 
 def keep(pool: Pool, ino: InodeNo, record: InodeRecord) -> None:

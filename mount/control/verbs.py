@@ -23,7 +23,7 @@ from kvfs.core.errors import (
     SourceBusy,
     UsageError,
 )
-from kvfs.core.types import InodeNo
+from kvfs.core.types import PATH_MAX_BYTES, InodeNo
 from kvfs.engine.eviction.by_command import Order, Progress, carry_out, find
 from kvfs.engine.store import Store
 from kvfs.pool.policies import path_of
@@ -39,8 +39,6 @@ _PAUSE_S: Final = 0.001
 #: letter may become six bytes of JSON.
 _PINS_A_REPLY: Final = 1024
 _LETTERS_A_REPLY: Final = 64 << 10
-#: PATH_MAX of linux/limits.h.
-_PATH_MAX: Final = 4096
 
 
 class _Job:
@@ -185,7 +183,7 @@ class EvictVerbs:
 
 def _shortened(path: str) -> str:
     """Return *path*, or its end: directories may lie deeper than any call can name."""
-    return path if len(path) <= _PATH_MAX else f"...{path[-_PATH_MAX:]}"
+    return path if len(path) <= PATH_MAX_BYTES else f"...{path[-PATH_MAX_BYTES:]}"
 
 
 def _texts(args: dict[str, Any], name: str) -> list[str]:

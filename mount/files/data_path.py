@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from kvfs.core.pool_layout import INODES
-from kvfs.core.types import BackingId, InodeNo
+from kvfs.core.types import NO_BACKING_ID, BackingId, InodeNo
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 from mount.files.path_choice import backing_obstacle
@@ -19,9 +19,8 @@ from mount.fuse import kernel
 from mount.fuse.grant import Grant
 from mount.fuse.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PASSTHROUGH
 
-_NO_ID: Final = BackingId(0)
-_THROUGH_DAEMON: Final = Grant(FOPEN_KEEP_CACHE, _NO_ID)
-_ASKING: Final = Grant(FOPEN_DIRECT_IO, _NO_ID)
+_THROUGH_DAEMON: Final = Grant(FOPEN_KEEP_CACHE, NO_BACKING_ID)
+_ASKING: Final = Grant(FOPEN_DIRECT_IO, NO_BACKING_ID)
 
 
 class DataPath(Protocol):
@@ -65,7 +64,7 @@ class DaemonPath:
 
     def adopt(self, _ino: InodeNo) -> BackingId:
         """Give no id: the kernel asks this process for the bytes."""
-        return _NO_ID
+        return NO_BACKING_ID
 
     def abandon(self, _backing_id: BackingId) -> None:
         """Do nothing: there are no ids."""
@@ -113,7 +112,7 @@ class PassthroughPath:
     def adopt(self, ino: InodeNo) -> BackingId:
         """Register a fresh extent; after the connection there are no ids."""
         if self._device_fd < 0:
-            return _NO_ID
+            return NO_BACKING_ID
         # The kernel keeps what the id was made from: one open for writing would count as a user
         # of the extent for as long as the id lives (Extents.in_use).
         return self._register_path(self._pool.extents.open(ino, os.O_PATH))
@@ -182,8 +181,8 @@ class PassthroughPath:
 
     def _owned(self, opened: OpenInode) -> BackingId:
         """Return the id that came with a fresh extent, or was kept since the last close, or 0."""
-        fresh, opened.fresh_id = opened.fresh_id, _NO_ID
-        return fresh or self._idle.pop(opened.ino, _NO_ID)
+        fresh, opened.fresh_id = opened.fresh_id, NO_BACKING_ID
+        return fresh or self._idle.pop(opened.ino, NO_BACKING_ID)
 
     def _register(self, opened: OpenInode) -> BackingId:
         if opened.fd >= 0:  # perhaps its name is gone
@@ -194,7 +193,7 @@ class PassthroughPath:
 
     def freed(self, opened: OpenInode) -> None:
         """Keep the id of a closed inode for its next opener, unless the inode is gone."""
-        backing_id = self._open.pop(opened.ino, _NO_ID) or self._owned(opened)
+        backing_id = self._open.pop(opened.ino, NO_BACKING_ID) or self._owned(opened)
         if not backing_id:
             return
         if opened.gone is not None:
@@ -214,7 +213,7 @@ class PassthroughPath:
 
     def forget(self, ino: InodeNo) -> None:
         """Drop the id of a closed inode that lost its name: it pins the extent's blocks."""
-        backing_id = self._idle.pop(ino, _NO_ID)
+        backing_id = self._idle.pop(ino, NO_BACKING_ID)
         if backing_id:
             self.abandon(backing_id)
 

@@ -26,7 +26,7 @@ from kvfs.core.inode_rules import is_narrowed
 from kvfs.core.types import PAGE_BYTES, HandleNo, InodeNo, InodeRecord
 from kvfs.engine.attributes import Change
 from kvfs.machine.process_ends import Fate
-from kvfs.machine.processes import Maker
+from kvfs.machine.processes import SERVER, Maker
 from kvfs.pool.open_inodes import OpenInode
 from mount.files.handles import HandleKind
 from mount.files.kernel_port import KernelPort
@@ -88,27 +88,29 @@ class Files:
         if not flags & NOT_A_READER:
             return self._open_to_read(ino, flags)
         self._require_share()
-        writer = is_writer(flags)
+        writer, maker = is_writer(flags), self.requester()
         opened = self.store.blocks.open(
             ino,
             writer=writer,
             truncate=bool(flags & os.O_TRUNC),
             appends=bool(flags & os.O_APPEND),
             reads=flags & os.O_ACCMODE != os.O_WRONLY,
-            maker=self.requester(),
+            maker=maker,
             thread=self.thread(),
         )
-        return self._granted(opened, flags, writer=writer)
+        return self._granted(opened, flags, writer=writer, served=maker == SERVER)
 
     def _open_to_read(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
-        shared = self.readers.enter(ino, flags)
+        served = self._makers.servers.have(self.thread(), time.monotonic())
+        shared = None if served else self.readers.enter(ino, flags)
         if shared is not None:
             return shared.handle.fh, shared.grant
         if self._port.path.holds_readers:
             self._require_share()
         opened = self.store.blocks.open_to_read(ino)
-        fh, grant = self._granted(opened, flags, writer=False)
-        self.readers.share(self.handles.get(fh), grant)
+        fh, grant = self._granted(opened, flags, writer=False, served=served)
+        if not served:
+            self.readers.share(self.handles.get(fh), grant)
         return fh, grant
 
     async def settle_rewrite(self, fh: HandleNo) -> None:
@@ -206,13 +208,13 @@ class Files:
             # A reading handle on a file that nobody writes: it is published at once, empty.
             blocks.enter_reader(opened)
             try:
-                fh, grant = self._granted(opened, flags, writer=False)
+                fh, grant = self._granted(opened, flags, writer=False, served=maker == SERVER)
             except BaseException:
                 blocks.abandon(opened, writer=True)
                 raise
             blocks.close(opened, writer=True)
             return fh, grant, opened.ino, blocks.present(opened.ino)
-        fh, grant = self._granted(opened, flags, writer=True)
+        fh, grant = self._granted(opened, flags, writer=True, served=maker == SERVER)
         return fh, grant, opened.ino, record
 
     async def open_or_create(
@@ -263,8 +265,10 @@ class Files:
             return False
         return self.store.visibility.trusts_name(record, just_created=True)
 
-    def _granted(self, opened: OpenInode, flags: int, *, writer: bool) -> tuple[HandleNo, Grant]:
-        """Record the handle, before the reply tells the kernel of it."""
+    def _granted(
+        self, opened: OpenInode, flags: int, *, writer: bool, served: bool
+    ) -> tuple[HandleNo, Grant]:
+        """Record the handle, *served* a file server's, before the reply tells the kernel of it."""
         kind = HandleKind.READER
         if writer:
             kind, opened.flushed = HandleKind.WRITER, False
@@ -277,6 +281,9 @@ class Files:
             appends = writer and bool(flags & os.O_APPEND)
             self.store.blocks.abandon(opened, writer=writer, appends=appends)
             raise
+        if served:
+            handle.served = True
+            self.store.blocks.served.opened(opened, writer=writer)
         if writer:
             handle.tid = self.thread()
         if writer or self._port.path.holds_readers:
@@ -294,7 +301,10 @@ class Files:
         if self.readers.close(handle):
             return
         blocks, opened = self.store.blocks, handle.opened
-        if handle.kind is not HandleKind.WRITER:
+        writes = handle.kind is HandleKind.WRITER
+        if handle.served:
+            writes = blocks.served.closed(opened, writer=writes)
+        if not writes:
             blocks.close(opened, writer=False)
             return
         closing = handle.closing

@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from kvfs.core.errors import BadHandle
-from kvfs.core.types import BackingId, HandleNo, InodeNo
+from kvfs.core.types import NO_BACKING_ID, BackingId, HandleNo, InodeNo
 from kvfs.pool.open_inodes import OpenInode
 from mount.files.open_shares import OpenShares
 
@@ -27,7 +27,6 @@ assert _ROW.size == _ROW_BYTES
 #: Of a row.
 _OPENS: Final = struct.Struct("<I")
 _OPENS_OFFSET: Final = 40
-_NO_ID: Final = BackingId(0)
 _GROW_ROWS: Final = 4096
 #: libfuse hands open flags on as a signed int.
 _U32_MASK: Final = (1 << 32) - 1
@@ -54,6 +53,7 @@ class Handle:
         "kind",
         "opened",
         "opens",
+        "served",
         "slot",
         "tid",
         "uid",
@@ -79,6 +79,8 @@ class Handle:
         self.tid = 0
         self.flushed = False
         self.closing: Closing | None = None
+        #: Whether a file server has it, which may keep it for ever.
+        self.served = False
         #: Whose share it is charged to, -1: nobody's (open_shares.py).
         self.uid = -1
 
@@ -111,7 +113,7 @@ class Handles:
         return sum(handle.opens for handle in self._open.values())
 
     def open(
-        self, kind: HandleKind, flags: int, opened: OpenInode, backing_id: BackingId = _NO_ID
+        self, kind: HandleKind, flags: int, opened: OpenInode, backing_id: BackingId = NO_BACKING_ID
     ) -> Handle:
         """Record a new handle and return it."""
         if not self._free:

@@ -43,6 +43,8 @@ class SharedHandles:
         self._pool: Final = pool
         self._handles: Final = handles
         self._most: Final = most
+        #: Threads that may share: of no file server, whose opens count apart.
+        self.others: Final = pool.leases.processes.servers.others
         #: Oldest first.
         self._shared: dict[InodeNo, Shared] = {}
 
@@ -81,6 +83,8 @@ class SharedHandles:
         record = self._pool.index.inode_or_miss(opened.ino)
         if record is None or opened.writers or opened.through_daemon or opened.gone is not None:
             return
+        if opened.quiet_writers:
+            return  # each open looks whether one of them wrote again
         if record.state not in IDENTIFIED or (
             record.state == State.LEASED and not record.maker_tgid
         ):
@@ -115,7 +119,7 @@ class SharedHandles:
         handle, opened = shared.handle, shared.opened
         if handle.fh != fh or not handle.opens:
             return False
-        if opened.readers > 1:
+        if opened.readers > 1 + opened.served_readers:
             opened.readers -= 1
         elif self._may_be_parked(opened):
             self._pool.open_inodes.park(opened)
@@ -129,7 +133,7 @@ class SharedHandles:
 
         While more are open than ids may be kept, each close gives one back instead.
         """
-        if opened.gone is not None or opened.fd >= 0 or opened.writers:
+        if opened.gone is not None or opened.fd >= 0 or opened.writers or opened.served_readers:
             return False
         inodes = self._pool.open_inodes
         return len(inodes) + len(inodes.parked) <= self._most

@@ -15,13 +15,13 @@ from typing import Any, Final, NamedTuple, Protocol
 import pyfuse3
 import trio
 
-from kvfs.core.types import InodeNo
+from kvfs.core.types import PAGE_BYTES, InodeNo
 from mount.fuse.errno_map import counted_errno
 from mount.fuse.grant import Grant
 from mount.fuse.init_reply import Features, patch_init_reply
 from mount.fuse.libfuse_pair import libfuse_pair
 from mount.fuse.request_reader import KnownReaders, RequestReader
-from mount.fuse.well_formed import well_formed
+from mount.fuse.well_formed import TRANSFER_MAX_BYTES, well_formed
 from mount.fuse.wire import (
     ENTRY_OUT_BYTES,
     IN_HEADER,
@@ -39,8 +39,8 @@ from mount.fuse.wire import (
 
 _log: Final = logging.getLogger(__name__)
 
-#: max_write of libfuse 3 (1 MiB), the request's own fields and a page; the kernel asks for that.
-REQUEST_MAX_BYTES: Final = (1 << 20) + 8192
+#: The data of a WRITE, the request's own fields and a page; the kernel asks for that.
+REQUEST_MAX_BYTES: Final = TRANSFER_MAX_BYTES + 2 * PAGE_BYTES
 #: So many bytes of a message that is answered here take about as long to copy as a message takes.
 _MESSAGE_BYTES: Final = 128 << 10
 #: The most that libfuse answers to one READDIR. A reply beyond some 80 KiB wants its memory in one

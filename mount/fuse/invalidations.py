@@ -37,8 +37,8 @@ class Invalidations:
         self._thread: threading.Thread | None = None
         #: From then on the device may be closed, and its number that of an extent.
         self._stopped = False
-        self.told = 0
-        self.untold = 0
+        self.sent = 0
+        self.skipped = 0
 
     @property
     def backlog(self) -> int:
@@ -55,7 +55,7 @@ class Invalidations:
 
     def _tell(self, telling: _Telling) -> None:
         if not self._tells or self._stopped:
-            self.untold += 1
+            self.skipped += 1
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="kvfs-notify", daemon=True)
@@ -63,7 +63,7 @@ class Invalidations:
         try:
             self._tellings.put_nowait(telling)
         except queue.Full:
-            self.untold += 1
+            self.skipped += 1
 
     def stop(self) -> None:
         """Tell nothing any more: the mount is gone, and the device closed next.
@@ -80,11 +80,11 @@ class Invalidations:
         while (telling := self._tellings.get()) is not None and not self._stopped:
             try:
                 telling()
-                self.told += 1
+                self.sent += 1
             except FileNotFoundError:
-                self.told += 1  # the kernel did not know it
+                self.sent += 1  # the kernel did not know it
             except OSError as error:
-                self.untold += 1
+                self.skipped += 1
                 _log.debug("invalidation not sent: %s", error)
 
 

@@ -8,7 +8,7 @@ included (docs/performance.md).
 import os
 import select
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -35,9 +35,9 @@ TURN_NS: Final = 20_000_000
 #: request more than poll(2). While we wait here other tasks wait too, so it must be short.
 _POLL_MS: Final = 15
 
-#: Of struct fuse_in_header opcode, unique and nodeid; and the first eight bytes that follow: fh of
-#: struct fuse_release_in, flags and open_flags of struct fuse_open_in.
-_ASKED: Final = struct.Struct("<4xIQQ16xQ")
+#: Of struct fuse_in_header opcode, unique, nodeid and pid; and the first eight bytes that follow:
+#: fh of struct fuse_release_in, flags and open_flags of struct fuse_open_in.
+_ASKED: Final = struct.Struct("<4xIQQ8xI4xQ")
 _ASKED_BYTES: Final = 48
 assert _ASKED.size == _ASKED_BYTES == IN_HEADER_BYTES + 8
 _FLAGS_MASK: Final = (1 << 32) - 1
@@ -56,6 +56,10 @@ class _Told(Protocol):
 
 class KnownReaders(Protocol):
     """Whose opens and closes are answered here: readers of blocks that others have open."""
+
+    @property
+    def others(self) -> Container[int]:
+        """Threads that are no file server's, 0 among them; only their opens are answered here."""
 
     def enter(self, ino: "InodeNo", flags: int, /) -> _Told | None:
         """One more opens *ino*; None if that is not known to be right."""
@@ -99,6 +103,7 @@ class RequestReader:
         self.left = 0
         self._turn_ends_ns = 0
         self._readers = readers
+        self._others: Container[int] = () if readers is None else readers.others
         self._idle: Callable[[], bool] | None = idle
 
     def answer_nothing(self) -> None:
@@ -116,6 +121,7 @@ class RequestReader:
         0 if there is none, or if ``left`` ran out. Raises OSError, as read(2) on the device.
         """
         poll, buffer, readers, idle = self._poll, self._buffer, self._readers, self._idle
+        others = self._others
         nodeid: InodeNo
         while self.left > 0:
             self.left -= 1
@@ -128,13 +134,13 @@ class RequestReader:
                 if self._clock_ns() >= self._turn_ends_ns:
                     self.left = 0  # with the one that came
             size_bytes = os.readv(self._device_fd, self._buffers)
-            code, unique, nodeid, argument = _ASKED.unpack_from(buffer)
+            code, unique, nodeid, tid, argument = _ASKED.unpack_from(buffer)
             self._last_code = code if code < OPCODES else 0
             if readers is None or size_bytes < _ASKED_BYTES:
                 return size_bytes
             answer = None
             try:
-                if code == _OPEN:
+                if code == _OPEN and tid in others:
                     shared = readers.enter(nodeid, argument & _FLAGS_MASK)
                     if shared is not None:
                         answer = OUT_HEADER.pack(_OPENED_BYTES, 0, unique) + shared.told

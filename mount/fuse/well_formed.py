@@ -7,9 +7,18 @@ of the kernel, or a bug in it, must cost a caller an error and not the mount. La
 import struct
 from typing import Final, NamedTuple
 
-from mount.fuse.wire import Opcode
+from mount.fuse.wire import (
+    FLUSH_IN,
+    GETXATTR_IN,
+    OPEN_IN,
+    READ_IN,
+    RELEASE_IN,
+    SETATTR_IN_BYTES,
+    WRITE_IN,
+    Opcode,
+)
 
-#: The most that one READ or READDIR asks for: max_pages of libfuse 3, 1 MiB.
+#: The most that one READ, READDIR or WRITE moves: max_pages and max_write of libfuse 3, 1 MiB.
 TRANSFER_MAX_BYTES: Final = 1 << 20
 #: u32 size in struct fuse_read_in and fuse_write_in, behind fh and offset.
 _SIZE: Final = struct.Struct("<16xI")
@@ -29,7 +38,7 @@ class Shape(NamedTuple):
 SHAPES: Final[dict[int, Shape]] = {
     Opcode.LOOKUP: Shape(0, 1),
     Opcode.GETATTR: Shape(16),
-    Opcode.SETATTR: Shape(88),
+    Opcode.SETATTR: Shape(SETATTR_IN_BYTES),
     Opcode.READLINK: Shape(0),
     Opcode.SYMLINK: Shape(0, 2),
     Opcode.MKNOD: Shape(16, 1),
@@ -38,27 +47,27 @@ SHAPES: Final[dict[int, Shape]] = {
     Opcode.RMDIR: Shape(0, 1),
     Opcode.RENAME: Shape(8, 2),
     Opcode.LINK: Shape(8, 1),
-    Opcode.OPEN: Shape(8),
-    Opcode.READ: Shape(40),
-    Opcode.WRITE: Shape(40),
+    Opcode.OPEN: Shape(OPEN_IN.size),
+    Opcode.READ: Shape(READ_IN.size),
+    Opcode.WRITE: Shape(WRITE_IN.size),
     Opcode.STATFS: Shape(0),
-    Opcode.RELEASE: Shape(24),
+    Opcode.RELEASE: Shape(RELEASE_IN.size),
     Opcode.FSYNC: Shape(16),
     Opcode.SETXATTR: Shape(8, 1),
-    Opcode.GETXATTR: Shape(8, 1),
-    Opcode.LISTXATTR: Shape(8),
+    Opcode.GETXATTR: Shape(GETXATTR_IN.size, 1),
+    Opcode.LISTXATTR: Shape(GETXATTR_IN.size),
     Opcode.REMOVEXATTR: Shape(0, 1),
-    Opcode.FLUSH: Shape(24),
+    Opcode.FLUSH: Shape(FLUSH_IN.size),
     # Before Linux 5.17 it ended after flags.
     Opcode.INIT: Shape(16),
-    Opcode.OPENDIR: Shape(8),
-    Opcode.READDIR: Shape(40),
-    Opcode.RELEASEDIR: Shape(24),
+    Opcode.OPENDIR: Shape(OPEN_IN.size),
+    Opcode.READDIR: Shape(READ_IN.size),
+    Opcode.RELEASEDIR: Shape(RELEASE_IN.size),
     Opcode.FSYNCDIR: Shape(16),
     Opcode.ACCESS: Shape(8),
     Opcode.CREATE: Shape(16, 1),
     Opcode.DESTROY: Shape(0),
-    Opcode.READDIRPLUS: Shape(40),
+    Opcode.READDIRPLUS: Shape(READ_IN.size),
     Opcode.RENAME2: Shape(16, 2),
 }
 

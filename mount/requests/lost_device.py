@@ -8,7 +8,7 @@ import errno
 import stat
 from typing import Final
 
-from kvfs.core.types import PAGE_BYTES, ROOT_INODE, InodeRecord
+from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES, ROOT_INODE, SECOND_NS, InodeRecord
 from mount.fuse.channel import Answer, Message
 from mount.fuse.wire import (
     ATTR,
@@ -21,7 +21,6 @@ from mount.fuse.wire import (
     error_reply,
 )
 
-_NAME_MAX_BYTES: Final = 255
 #: libfuse ends its session by them.
 _LIBFUSES: Final = frozenset({Opcode.INIT, Opcode.DESTROY})
 _ANSWERED: Final[dict[int, int]] = {
@@ -40,7 +39,7 @@ class LostDevice:
     """The answers of a mount whose root directory had the record *root*."""
 
     def __init__(self, root: InodeRecord) -> None:
-        times = (root.mtime_ns // 10**9,) * 3
+        times = (root.mtime_ns // SECOND_NS,) * 3
         mode = stat.S_IFDIR | stat.S_IMODE(root.mode)
         owner = (root.uid, root.gid)
         attr = ATTR.pack(ROOT_INODE, 0, 0, *times, 0, 0, 0, mode, 2, *owner, 0, PAGE_BYTES, 0)
@@ -78,5 +77,5 @@ def _nothing(unique: int, _nodeid: int, _request: memoryview) -> Message:
 
 
 def _statfs(unique: int, _nodeid: int, _request: memoryview) -> Message:
-    sizes = (PAGE_BYTES, _NAME_MAX_BYTES, PAGE_BYTES)
+    sizes = (PAGE_BYTES, NAME_MAX_BYTES, PAGE_BYTES)
     return data_reply(unique, STATFS_OUT.pack(0, 0, 0, 0, 0, *sizes))

@@ -7,9 +7,9 @@ would get a time before its creation.
 from collections.abc import Callable
 from typing import Final
 
+from kvfs.core.types import SECOND_NS
 from mount.fuse.wire import SETATTR_IN_BYTES, SETATTR_IN_TIMES, SETATTR_IN_VALID, Opcode
 
-_NS: Final = 1_000_000_000
 #: FATTR_ATIME_NOW and FATTR_MTIME_NOW of linux/fuse.h.
 _ATIME_NOW: Final = 1 << 7
 _MTIME_NOW: Final = 1 << 8
@@ -31,7 +31,7 @@ class PresentTime:
         (valid,) = SETATTR_IN_VALID.unpack_from(request)
         if not valid & (_ATIME_NOW | _MTIME_NOW):
             return
-        now_s, now_ns = divmod(self._clock_ns(), _NS)
+        now_s, now_ns = divmod(self._clock_ns(), SECOND_NS)
         offset_bytes = SETATTR_IN_VALID.size
         atime_s, mtime_s, ctime_s, atime_ns, mtime_ns, ctime_ns = SETATTR_IN_TIMES.unpack_from(
             request, offset_bytes

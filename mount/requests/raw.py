@@ -11,6 +11,7 @@ from typing import Final
 import trio
 
 from kvfs.core.errors import NO_SPACE
+from kvfs.engine.attributes import USER_PREFIX
 from kvfs.engine.store import Store
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE
@@ -55,7 +56,6 @@ _REFUSED: Final = {
     Opcode.SETUPMAPPING: errno.ENOSYS,
     Opcode.REMOVEMAPPING: errno.ENOSYS,
 }
-_USER_PREFIX: Final = b"user."
 
 
 def _refusing(code: int) -> Answer:
@@ -89,8 +89,8 @@ class RawRequests:
 
     def _getxattr(self, unique: int, _nodeid: int, request: memoryview) -> bytes | None:
         """Say "not set" for every namespace but user.*: the kernel asks on every first write."""
-        name = bytes(request[GETXATTR_IN.size : GETXATTR_IN.size + len(_USER_PREFIX)])
-        return None if name == _USER_PREFIX else error_reply(unique, errno.ENODATA)
+        name = bytes(request[GETXATTR_IN.size : GETXATTR_IN.size + len(USER_PREFIX)])
+        return None if name == USER_PREFIX else error_reply(unique, errno.ENODATA)
 
     def _fallocate(self, unique: int, _nodeid: int, request: memoryview) -> bytes:
         fh, offset_bytes, length_bytes, mode, _ = FALLOCATE_IN.unpack_from(request)

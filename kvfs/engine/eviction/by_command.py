@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from kvfs.core.errors import Damaged, PathMissing, UsageError
 from kvfs.core.eviction_policy import BURST_BITS
 from kvfs.core.printable import printable
-from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.core.types import ROOT_INODE, SECOND_NS, InodeNo
 from kvfs.engine.eviction.eligibility import obstacle
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.names.namespace import Namespace
@@ -24,7 +24,6 @@ from kvfs.pool.ranks import rank_of
 #: Names looked at, and blocks taken, in one step: a millisecond or two.
 _LOOKED_AT: Final = 256
 _TAKEN: Final = 32
-_NS: Final = 1_000_000_000
 #: What the pool's policy is asked for in one step.
 _AT_ONCE_BYTES: Final = 256 << 20
 #: Steps that gave nothing after which no more is expected: a scan takes some of them.
@@ -163,7 +162,7 @@ def _candidates(
     if order.older_than_s is not None:
         now_ns = pool.clock_ns()
         pool.heat.mark(now_ns)  # what was touched until now came before what follows
-        cutoff_ns = now_ns - int(order.older_than_s * _NS)
+        cutoff_ns = now_ns - int(order.older_than_s * SECOND_NS)
     for root in [find(pool, namespace, path) for path in sorted(outermost)]:
         for ino in _below(pool, root):
             if ino == 0:

@@ -12,14 +12,11 @@ from numpy.typing import NDArray
 
 from kvfs.core.eviction_policy import Columns, coldest_empty, coldest_names
 from kvfs.core.types import InodeNo
-from kvfs.engine.eviction.reclaim import Reclaim
+from kvfs.engine.eviction.reclaim import BATCH, CALL_MAX, Reclaim
 from kvfs.engine.eviction.victims import Victims
 from kvfs.pool.name_room import empty_names_too_many
 from kvfs.pool.pool import Pool
 
-#: As in ``Reclaim``: names in one index transaction, and in one call.
-_BATCH: Final = 32
-_CALL_MAX: Final = 256
 #: A hundred million rows take some seconds to look at, however few names are too many: the plan
 #: is to last for longer than that.
 _PLAN_PART: Final = 64
@@ -69,8 +66,8 @@ class _Turns:
     def take(self, excess: int) -> None:
         """Let some of *excess* blocks go: what one turn can."""
         looked_at = 0
-        while looked_at < min(excess, _CALL_MAX):
-            batch = self._next_batch(min(_BATCH, excess - looked_at))
+        while looked_at < min(excess, CALL_MAX):
+            batch = self._next_batch(min(BATCH, excess - looked_at))
             if not batch and not self._replan(excess):
                 return
             self._let_go(batch)

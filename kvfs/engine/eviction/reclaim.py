@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvfs.core.errors import Damaged, KvfsError
 from kvfs.core.eviction_policy import EVICTABLE, Columns
-from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.eviction.eligibility import look_at, sidecars_of
 from kvfs.engine.eviction.start_scan import StartScan
 from kvfs.engine.eviction.victims import Victims
@@ -24,9 +24,9 @@ from kvfs.pool.pool import Pool
 _log: Final = logging.getLogger(__name__)
 
 #: Victims in one index transaction; some 60 us each.
-_BATCH: Final = 32
+BATCH: Final = 32
 #: Names that one call removes at most, in 20 ms. For more, call again.
-_CALL_MAX: Final = 256
+CALL_MAX: Final = 256
 _PLAN_MAX: Final = 1024
 #: A plan expires after this, because its blocks may have been used since.
 _PLAN_AGE_S: Final = 1.0
@@ -100,7 +100,7 @@ class Reclaim:
         """
         gone_bytes = count = rounds = 0
         self._name_again()
-        while gone_bytes < size_bytes and count < _CALL_MAX and rounds < _ROUNDS:
+        while gone_bytes < size_bytes and count < CALL_MAX and rounds < _ROUNDS:
             batch = self._next_batch(size_bytes - gone_bytes, ahead=ahead)
             if not batch and ahead and self._victims:
                 break
@@ -143,7 +143,7 @@ class Reclaim:
 
     def users_came_lately(self, lately_s: float) -> bool:
         """Whether a block lost its name within *lately_s* and is read: that may end soon."""
-        since_ns = self._pool.clock_ns() - int(lately_s * 1e9)
+        since_ns = self._pool.clock_ns() - int(lately_s * SECOND_NS)
         return any(
             opened.gone is not None and not opened.writers and opened.gone.ctime_ns > since_ns
             for opened in self._pool.open_inodes.values()
@@ -166,7 +166,7 @@ class Reclaim:
         """
         size_bytes -= self.promised_bytes
         batch: dict[InodeNo, InodeRecord] = {}
-        while self._used and size_bytes > 0 and len(batch) < _BATCH:
+        while self._used and size_bytes > 0 and len(batch) < BATCH:
             ino, _ = self._used.popitem()
             record, _ = look_at(self._pool, ino)
             if record is not None:
@@ -206,7 +206,7 @@ class Reclaim:
         self._victims.drop_if_old()
         batch: dict[InodeNo, InodeRecord] = {}
         held_bytes = 0
-        while len(batch) < _BATCH and held_bytes < size_bytes:
+        while len(batch) < BATCH and held_bytes < size_bytes:
             ino = self._victims.next()
             if ino is None:
                 break

@@ -74,7 +74,7 @@ class StartScan:
         self._pool.background.submit_leisure(self._step)
 
     def _step(self) -> None:
-        """Go on for a moment. What the device refuses is put off; damage ends its stage alone."""
+        """Go on for a moment. What the device refuses is postponed; damage ends its stage alone."""
         try:
             if not self._stages[0]():
                 self._next_stage()

@@ -60,18 +60,10 @@ class Namespace:
     # ---- looking ----
 
     def lookup(self, parent: InodeNo, name: bytes) -> InodeNo:
-        """Return the inode of *name* in *parent*. Raises NotFound, NameTooLong, DeadInode."""
+        """Return the inode of *name* in *parent*. Raises NotFound, NameTooLong."""
         ino = self._find(parent, name)
         if ino is not None:
             return ino
-        if name == b".":
-            if (
-                parent in self._pool.recently_removed
-            ):  # for who looked its name up before, not by a handle
-                raise DeadInode(f"inode {parent}")
-            return parent
-        if name == b"..":
-            return self.directory(parent).parent
         if len(name) > NAME_MAX_BYTES:
             raise NameTooLong(f"{len(name)} bytes")
         raise NotFound

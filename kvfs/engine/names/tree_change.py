@@ -8,14 +8,14 @@ counts it anew in the end: it shares the rows, which are functions of a bare tra
 
 import stat
 from collections.abc import Mapping
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import DeadInode, NotADirectory
 from kvfs.core.inode_rules import counted
 from kvfs.core.lifecycle import State
 from kvfs.core.node_bound import attributes_bytes
-from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 from kvfs.pool.pool import Pool
 from kvfs.pool.pool_change import PoolChange
 from kvfs.storage.index import Index
@@ -23,7 +23,6 @@ from kvfs.storage.index_transaction import WriteTransaction
 
 Attributes = Mapping[bytes, bytes]
 _NO_ATTRIBUTES: Final[Attributes] = MappingProxyType({})
-_NOBODY: Final = InodeNo(0)
 
 
 def directory_record(index: Index, ino: InodeNo) -> InodeRecord:
@@ -75,10 +74,10 @@ class TreeChange(PoolChange):
     __slots__ = ("_come", "_directories", "_gone", "_now_ns", "_tree")
 
     def __init__(
-        self, pool: Pool, now_ns: int, *, begun: InodeNo = _NOBODY, lasting: bool = True
+        self, pool: Pool, now_ns: int, *, begun: InodeNo = NO_INODE, lasting: bool = True
     ) -> None:
         """Directories are changed at *now_ns*; *begun* and *lasting* as in ``Pool.change``."""
-        super().__init__(pool, pool.counters, begun, _NOBODY, lasting=lasting)
+        super().__init__(pool, pool.counters, begun, NO_INODE, lasting=lasting)
         self._tree = pool
         self._now_ns = now_ns
         self._directories: dict[InodeNo, InodeRecord] = {}
@@ -154,25 +153,14 @@ class TreeChange(PoolChange):
         self._counters = counted(self._counters, record, -1)
         self._gone.append((ino, record, attributes))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            try:
-                for ino, record in self._directories.items():
-                    self.txn.put_inode(ino, record)
-            except BaseException as failure:  # a row that cannot be packed
-                super().__exit__(type(failure), failure, None)
-                raise
-        super().__exit__(kind, error, traceback)
-        if kind is None and (self._come or self._gone):
-            self._charge()
+    def _complete(self) -> None:
+        for ino, record in self._directories.items():
+            self.txn.put_inode(ino, record)
+        super()._complete()
 
-    def _charge(self) -> None:
-        """Charge the owners; who has a removed inode open keeps its attributes."""
+    def _learn(self) -> None:
+        """Charge the owners, too. A removed inode that is open keeps its attributes in memory."""
+        super()._learn()
         shares = self._tree.node_shares
         for ino, record, attributes in self._gone:
             shares.go(ino, record, attributes)

@@ -1,1 +1,1 @@
-"""At a start, and after damage: believe, finish, rebuild, sweep, check."""
+"""At a start and after damage: trust the index, finish drafts, rebuild, sweep, check."""

@@ -1,9 +1,9 @@
-"""After a killed server: drops drafts and measures rewritten blocks in an index that is good.
+"""After a killed server: drops drafts and measures rewritten blocks in an index that is sound.
 
-Drafts go: nobody will finish them, and nobody may take them for whole. So do blocks that were
-being rewritten in place, or written on after their rename, unless nothing was written and nobody
-can any more. Slabs are measured, since their extent is the truth. Neither touches a file: extents
-without an inode are the sweep's.
+Drafts are dropped: nobody will finish them, and nobody may take them for whole. Blocks that were
+being rewritten in place, or written after their rename, are dropped too, unless nothing was written
+and nobody can write any more. Slabs are measured, since their extent is the truth. No file is
+touched here: the sweep removes extents without an inode.
 """
 
 import contextlib
@@ -35,14 +35,14 @@ _OPEN_STATES: Final = UNFINISHED | {State.RENAMED, State.REWRITE, State.SLAB}
 
 
 class Finished(NamedTuple):
-    """How many blocks were dropped, and how many kept that were open for writing."""
+    """How many blocks were dropped, and how many that were open for writing were kept."""
 
     dropped: int
     measured: int
 
 
 def finish_index(index: Index, extents: Extents) -> Finished:
-    """End what is open in *index*; done again after a failure. Raises NoSpace, OSError, Damaged."""
+    """End what is open in *index*; repeated after a failure. Raises NoSpace, OSError, Damaged."""
     listed = index.unfinished()
     counters = index.counters()
     dropped = measured = 0
@@ -68,10 +68,10 @@ def finish_index(index: Index, extents: Extents) -> Finished:
 
 
 def _measured(extents: Extents, ino: InodeNo, record: InodeRecord) -> InodeRecord | None:
-    """Return what *record* is now, None if it must go. Raises OSError."""
+    """Return the present state of *record*, None if it must be dropped. Raises OSError."""
     state = State(record.state)
-    # A client of the dead mount may write on past any server, by passthrough or a mapping. Asked
-    # before the extent is measured: who closes now may have written until now.
+    # A client of the dead mount may still write without any server, by passthrough or a mapping.
+    # Asked before the extent is measured: a client that closes now may have written until now.
     outlives = state in (State.RENAMED, State.REWRITE) and extents.is_written(ino)
     try:
         status = None if record.state in UNFINISHED else extents.stat(ino)
@@ -85,7 +85,7 @@ def _measured(extents: Extents, ino: InodeNo, record: InodeRecord) -> InodeRecor
     if state in (State.RENAMED, State.REWRITE):
         if not is_as_recorded(status, record):
             return None
-        # What was in rewriting may have been rewritten before, and so have no identity.
+        # A block in rewriting may have been rewritten before, and so have no identity.
         state = State.PUBLISHED if state is State.RENAMED else State.REWRITTEN
     return record._replace(
         state=state,
@@ -96,7 +96,7 @@ def _measured(extents: Extents, ino: InodeNo, record: InodeRecord) -> InodeRecor
 
 
 def _listed(index: Index, inos: Iterable[InodeNo]) -> Iterator[tuple[InodeNo, InodeRecord]]:
-    """Yield those of *inos* that are open; others were removed or finished since."""
+    """Yield those of *inos* that are open; the others were removed or finished meanwhile."""
     for ino in inos:
         try:
             record = index.inode(ino)
@@ -108,7 +108,7 @@ def _listed(index: Index, inos: Iterable[InodeNo]) -> Iterator[tuple[InodeNo, In
 
 
 def _search(index: Index) -> Iterator[tuple[InodeNo, InodeRecord]]:
-    """Yield the open inodes of the whole index, a million rows a second."""
+    """Yield the open inodes of the whole index, at a million rows a second."""
     for rows in index.walk(INODE_PREFIX, _STEP):
         for key, raw in rows:
             try:
@@ -121,7 +121,7 @@ def _search(index: Index) -> Iterator[tuple[InodeNo, InodeRecord]]:
 def _drop(txn: WriteTransaction, ino: InodeNo, record: InodeRecord, counters: Counters) -> Counters:
     """Remove *ino* and its name; return the counters without it.
 
-    A row beside it that cannot be read keeps neither a start nor a repair: fsck mends the rest.
+    If another row cannot be read, start and repair go on all the same: fsck mends the rest.
     """
     try:
         named = txn.lookup(record.parent, record.name) == ino

@@ -1,7 +1,7 @@
 """``kvfs fsck``: check a pool that nobody has mounted and, if asked to, repair it.
 
-Without *repair* nothing is written. With it a damaged row is dropped or written anew, and an
-index that cannot be read is rebuilt from the identities. What is lost is a miss.
+Without *repair* nothing is written. With it a damaged row is dropped or rewritten, and an index
+that cannot be read is rebuilt from the identities. What is lost becomes a miss.
 """
 
 import contextlib
@@ -18,7 +18,6 @@ from kvfs.engine.recovery.fsck_rows import RowCheck
 from kvfs.engine.recovery.index_probe import ALL_ROWS, refuse_unreadable
 from kvfs.engine.recovery.rebuild import (
     Progress,
-    no_progress,
     node_record,
     numbers_lie_behind,
     rebuild_index,
@@ -36,7 +35,7 @@ def check_pool(
     device: Device,
     *,
     repair: bool,
-    progress: Progress = no_progress,
+    progress: Progress,
     settings: Settings | None = None,
     syscalls: Syscalls | None = None,
 ) -> FsckReport:
@@ -89,8 +88,8 @@ class _Check:
         with self._open() as index:
             if self._repair and not state.clean:
                 finish_index(index, self._extents)
-                # Before any identity is written: what the killed server saw overwritten in place
-                # may still be on its way to the device, and says so nowhere.
+                # Before any identity is written: bytes that were overwritten in place before the
+                # kill may still be on their way to the device, and nothing shows which.
                 self._syscalls.syncfs(self._pool_fd)
             self._check(index, state)
             if self._repair and (report.repaired or not state.clean or state.strays):
@@ -101,12 +100,12 @@ class _Check:
         """Whether the index must be rebuilt. Raises FormatUnknown."""
         try:
             refuse_unreadable(self._pool_fd, ALL_ROWS)
-            # What reads well may still be about to fall apart: a page that is in use and free.
+            # An index that can be read may still break soon: a page may be both used and free.
             if flaws := verify_data_file(index_path(self._pool_fd)):
                 raise IndexDamaged(f"index: {flaws[0]}")
             with self._open(read_only=True) as index:
                 if not state.clean:
-                    index.counters()  # ending what is open starts from them
+                    index.counters()  # needed to end what is open
                 if index.inode(ROOT_INODE) is None:
                     raise IndexDamaged("index: it has no root directory")
         except (IndexDamaged, Damaged) as error:
@@ -120,7 +119,7 @@ class _Check:
     def _open(self, *, read_only: bool | None = None) -> Index:
         return Index(
             index_path(self._pool_fd),
-            # Repairs may add rows where a mount would take no more names.
+            # Repairs may add rows where a mount would not take more names.
             map_size_bytes=2 * self._settings.index_map_bytes,
             preallocate_bytes=self._settings.index_preallocate_bytes,
             read_only=not self._repair if read_only is None else read_only,
@@ -128,9 +127,9 @@ class _Check:
         )
 
     def _unsay_clean(self) -> None:
-        """Before the first repair: what is mended is synced at the end, and believed only then.
+        """Before the first repair: repairs are synced at the end, and trusted only then.
 
-        Cut short by a loss of power it is an index in any state, by a kill one with strays.
+        After a loss of power in between, the index may be in any state; after a kill it has strays.
         """
         if self._said_clean:
             write_run_state(self._pool_fd, self._syscalls, clean=False, superblock=self._superblock)
@@ -162,14 +161,14 @@ class _Check:
             self._report.repaired += 1
 
     def _make_clean(self, index: Index) -> None:
-        """The next mount need not look again, read-only ones included."""
+        """Spare the next mount, also a read-only one, another check."""
         index.sync()
         self._syscalls.syncfs(self._pool_fd)
         write_run_state(self._pool_fd, self._syscalls, clean=True, superblock=self._superblock)
 
 
 def _inodes_of(index: Index) -> int:
-    """Return how many inodes there should be, 0 if that cannot be told."""
+    """Return how many inodes there should be, 0 if that is unknown."""
     try:
         counters = index.counters()
     except Damaged:

@@ -1,4 +1,4 @@
-"""fsck's look at the files of a pool: extents, identity files, INODES."""
+"""fsck's check of the files of a pool: extents, identity files, INODES."""
 
 import functools
 import stat
@@ -13,10 +13,10 @@ from kvfs.storage.index import Index
 
 
 class FileCheck:
-    """Checks files against the index; with *before_repair*, called each time, it mends them.
+    """Checks files against the index; with *before_repair*, called before each repair, mends them.
 
-    *leftovers* says that a server ended before it could tidy up: strays and identities that are
-    out of date are then no damage, since the next mount's sweep sees to them.
+    *leftovers* says that a server ended before it could tidy up. Then strays and outdated
+    identities do not count as damage, since the next mount's sweep removes or renews them.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class FileCheck:
         self.highest = InodeNo(0)
 
     def inode(self, ino: InodeNo, record: InodeRecord) -> str | None:
-        """Say why *ino* must go: its bytes are not what was published. Mends its identity."""
+        """Return why *ino* must go, if its bytes are not what was published. Mends its identity."""
         self.highest = max(self.highest, ino)
         try:
             return self._look(ino, record)
@@ -52,7 +52,7 @@ class FileCheck:
                 return "its extent is missing"
             if record.state not in SETTLED:
                 return None if self._leftovers else "a draft without a server"
-            # Who wrote a slab may have been cut off: the next start measures it.
+            # The writer of a slab may have been cut off: the next start measures it.
             measured_later = self._leftovers and record.state == State.SLAB
             if status.st_size != record.size_bytes and not measured_later:
                 return f"its extent has {status.st_size} bytes of {record.size_bytes}"
@@ -85,14 +85,14 @@ class FileCheck:
                 self._wrong(text, functools.partial(remove, ino))
 
     def _wrong(self, text: str, repair: Callable[[], object]) -> None:
-        """A problem of the files alone; among leftovers it is none, but mended all the same."""
+        """Note a problem of the files alone. Leftovers are mended, but are not a problem."""
         mended = self._before_repair is not None and self._mend(repair)
         if not self._leftovers or (self._before_repair is not None and not mended):
             self._report.problem(text)
             self._report.repaired += mended
 
     def _mend(self, repair: Callable[[], object]) -> bool:
-        """Do *repair*; False for a file that is broken: xfs_repair or e2fsck comes first."""
+        """Do *repair*; False if the file is broken, and needs xfs_repair or e2fsck first."""
         assert self._before_repair is not None
         self._before_repair()
         try:
@@ -109,7 +109,7 @@ class FileCheck:
         except OSError as error:
             if error.errno not in BROKEN_FILE or stat.S_ISREG(record.mode):
                 raise
-            return False  # a directory does not go for its identity
+            return False  # a directory is not dropped because of its identity
 
     def _identify(self, ino: InodeNo, record: InodeRecord) -> None:
         identity = identity_of(ino, record)

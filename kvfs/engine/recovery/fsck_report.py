@@ -1,4 +1,4 @@
-"""What fsck found, bounded: a pool with a million broken rows must not fill the memory."""
+"""What fsck found, with a limit: a pool with a million broken rows must not fill the memory."""
 
 from typing import Final
 
@@ -7,9 +7,9 @@ PROBLEMS_MAX: Final = 10_000
 
 
 class FsckReport:
-    """What is wrong with a pool, a line each, and what was done about it.
+    """What is wrong with a pool, one line for each problem, and what was done about it.
 
-    ``repaired`` counts repairs, ``blocks`` and ``directories`` what the pool holds afterwards.
+    ``repaired`` counts repairs; ``blocks`` and ``directories`` count what the pool holds then.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""fsck's look at the index: every row against every other one that must agree with it.
+"""fsck's check of the index: each row is compared with all others that must agree with it.
 
-Each problem has one repair, and every repair is a miss or better: a row that nobody can read or
-that leads nowhere goes, a readdir row or count that can be told from the rest is written anew.
+Each problem has one repair, and every repair is a miss or better. A row that cannot be read or
+leads nowhere is dropped; a readdir row or count that follows from the rest is rewritten.
 """
 
 import stat
@@ -34,14 +34,14 @@ from kvfs.storage.index_transaction import WriteTransaction
 _STEP: Final = 1024
 
 Repair = Callable[[WriteTransaction], object]
-#: Looks at one inode's files; says what is wrong with them so that the inode must go.
+#: Looks at one inode's files; returns what is wrong with them if the inode must go.
 Files = Callable[[InodeNo, InodeRecord], str | None]
-#: Returns what the identity file of a directory or symlink says of it, if it says anything.
+#: Returns the record in the identity file of a directory or symlink, if there is one.
 Node = Callable[[InodeNo], InodeRecord | None]
 
 
 class RowCheck:
-    """Checks the rows of one index; with *before_repair*, called each time, it mends them."""
+    """Checks the rows of one index; with *before_repair*, called before each repair, mends them."""
 
     def __init__(
         self, index: Index, report: FsckReport, *, before_repair: Callable[[], None] | None
@@ -51,7 +51,7 @@ class RowCheck:
         self._before_repair = before_repair
 
     def run(self, files: Files, node: Node, tell: Callable[[int], None]) -> None:
-        """Check everything; *tell* hears how many inodes are done."""
+        """Check everything; *tell* is called with the number of inodes that are done."""
         self._nodes(node)
         self._inodes(files, tell)
         self._names()
@@ -67,10 +67,10 @@ class RowCheck:
                 repair(txn)
             self._report.repaired += 1
 
-    # ---- one keyspace after the other ----
+    # ---- one keyspace after another ----
 
     def _nodes(self, node: Node) -> None:
-        """Mend the records of directories first: all that lies below one would go with it."""
+        """Mend the records of directories first: all below a dropped one would be dropped, too."""
         for ino, record in self._records():
             if record is not None or (said := node(ino)) is None:
                 continue
@@ -78,7 +78,7 @@ class RowCheck:
                 named = self._index.lookup(said.parent, said.name) == ino
             except Damaged:
                 continue
-            if named:  # else it says what it was before a rename
+            if named:  # else it has the name from before a rename
                 text = f"inode {ino:#x} {said.name!r}: damaged record, its identity is whole"
                 self._wrong(text, _recording(ino, said))
 
@@ -139,7 +139,7 @@ class RowCheck:
             self._wrong(what, _deleting(key))
 
     def _tree(self) -> None:
-        """Check that everything hangs below the root, and every count."""
+        """Check that everything is below the root, and that every count is right."""
         tree_count = TreeCount(self._index.inode)
         said: dict[InodeNo, tuple[int, int]] = {}
         for ino, record in self._records():
@@ -179,7 +179,7 @@ class RowCheck:
         return chain.from_iterable(self._index.walk(prefix, _STEP))
 
     def _lookup(self, record: InodeRecord) -> InodeNo | None:
-        """Return the inode to which *record*'s name leads, unless that has another name."""
+        """Return the inode to which *record*'s name leads, unless that inode has another name."""
         try:
             ino = self._index.lookup(record.parent, record.name)
             return ino if ino and self._is_of(ino, record.parent, record.name) else None

@@ -1,8 +1,9 @@
 """Compacts an index that was larger: a start copies it and gives the free pages back.
 
-LMDB uses free pages again and never makes its file smaller, so that what names held once stays
-lost for blocks. The copy is complete and durable in ``index.new`` before one rename puts it in the
-old one's place: whoever comes after a kill finds one of the two, and removes ``index.new``.
+LMDB reuses free pages but never makes its file smaller, so blocks would never get the space of
+former names. The copy is complete and durable in ``index.new`` before one rename puts it in the
+place of the old index. After a kill there is one of the two, and the next start removes
+``index.new``.
 """
 
 import contextlib
@@ -27,19 +28,19 @@ from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
 
-#: Less is not worth a copy: the index is allocated ahead by more.
+#: Less is not worth a copy: more than this is allocated ahead.
 _GAIN_LEAST_BYTES: Final = 16 << 20
-#: And so is not a part of the file below that, which the next names will use.
+#: Nor is a smaller part of the file, which the next names will use.
 _GAIN_LEAST_SHARE: Final = 1 / 2
-#: A start waits for the copy, some seconds for so much.
+#: A start waits for the copy: some seconds for so many bytes.
 _COPIED_MOST_BYTES: Final = 4 << 30
 
 
 def compact_index(pool_fd: int, syscalls: Syscalls) -> int:
-    """Make the index of an open pool small, if that is worth it; nobody has it open.
+    """Compact the index of an open pool if that is worth it; nobody has the index open.
 
     An index that cannot be copied, or not now, stays as it is. Return how many bytes of free pages
-    went.
+    were given back.
     """
     path = index_path(pool_fd)
     try:
@@ -68,7 +69,7 @@ def _is_due(used_bytes: int, copied_bytes: int) -> bool:
 
 
 def _rows_bytes(path: str, map_bytes: int) -> int:
-    """Return what the pages that hold rows take. Raises IndexDamaged, ToolMissing, OSError."""
+    """Return the bytes of all pages with rows. Raises IndexDamaged, ToolMissing, OSError."""
     env = open_environment(path, map_bytes, read_only=True)
     try:
         return rows_bytes(env)
@@ -79,7 +80,7 @@ def _rows_bytes(path: str, map_bytes: int) -> int:
 
 
 def _has_room(pool_fd: int, copied_bytes: int, syscalls: Syscalls) -> bool:
-    """Whether the device has room for twice the copy: its trees and others want some, too."""
+    """Whether the device has space for twice the copy: its trees and others need some, too."""
     status = syscalls.statvfs(pool_fd)
     return status.f_bavail * status.f_frsize > 2 * copied_bytes + _GAIN_LEAST_BYTES // 16
 
@@ -98,7 +99,7 @@ def _copy(pool_fd: int, map_bytes: int, syscalls: Syscalls) -> None:
 
 
 def _write_copy(path: str, map_bytes: int, fd: int) -> None:
-    """Be the child that reads every page; damage may kill it."""
+    """Do the child's part, which reads every page; damage may kill it."""
     env = open_environment(path, map_bytes, read_only=True)
     try:
         env.copyfd(fd, compact=True)
@@ -109,9 +110,9 @@ def _write_copy(path: str, map_bytes: int, fd: int) -> None:
 
 
 def _replace(pool_fd: int, syscalls: Syscalls) -> None:
-    """Put the copy's file in the place of the old one: one rename. Raises OSError.
+    """Put the copy's file in the place of the old one by one rename. Raises OSError.
 
-    Unlike a rebuild, which has no sound file to replace: a kill leaves an index at any time.
+    So a kill leaves an index at any time. (A rebuild differs: it has no sound file to replace.)
     """
     syscalls.rename(
         f"{INDEX_NEW}/{DATA_NAME}", f"{INDEX}/{DATA_NAME}", src_dir_fd=pool_fd, dst_dir_fd=pool_fd

@@ -1,6 +1,6 @@
 """Read an index in a process of its own before this one does.
 
-LMDB answers some damage with SIGABRT or SIGBUS. Whoever opens a pool must live to tell of it.
+LMDB answers some damage with SIGABRT or SIGBUS. Whoever opens a pool must survive to report it.
 """
 
 import faulthandler
@@ -17,7 +17,7 @@ from kvfs.core.types import ROOT_INODE
 from kvfs.storage.index import Index
 from kvfs.storage.index_swap import index_path
 
-#: The rows of all keyspaces; those that a start reads; those that the end of drafts reads.
+#: The rows of all keyspaces; those that a start reads; those that finish_drafts.py reads.
 ALL_ROWS: Final = (b"",)
 START_ROWS: Final = (META_PREFIX,)
 INODE_ROWS: Final = (META_PREFIX, INODE_PREFIX)
@@ -27,10 +27,10 @@ _TEXT_MAX_BYTES: Final = 4096
 
 
 def refuse_unreadable(pool_fd: int, prefixes: Iterable[bytes]) -> None:
-    """Raise IndexDamaged or FormatUnknown unless the rows of *prefixes* can be read, and the root.
+    """Raise IndexDamaged or FormatUnknown unless the rows of *prefixes* and the root can be read.
 
-    Raises ToolMissing without the address space to look. Writes nothing. Takes the time of a fork,
-    some ms, and a second for some million rows.
+    Raises ToolMissing if there is not enough address space. Writes nothing. A fork takes some ms,
+    and some million rows take a second.
     """
     read_apart(lambda: walk(index_path(pool_fd), prefixes))
 
@@ -38,12 +38,12 @@ def refuse_unreadable(pool_fd: int, prefixes: Iterable[bytes]) -> None:
 def read_apart(job: Callable[[], object]) -> None:
     """Do *job*, which reads an index, in a process of its own.
 
-    Raises IndexDamaged for whatever ends it, but FormatUnknown and ToolMissing if it raises those.
+    Raises IndexDamaged for whatever ends it; but FormatUnknown or ToolMissing if *job* raises that.
     """
     reading, writing = os.pipe()
     try:
         with warnings.catch_warnings():
-            # Python 3.12 warns of a fork beside threads. The child takes no lock of theirs.
+            # Python 3.12 warns about a fork with threads. The child takes none of their locks.
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child == 0:
@@ -78,7 +78,7 @@ def walk(path: str, prefixes: Iterable[bytes]) -> int:
 
 
 def _read_and_exit(job: Callable[[], object], writing: int) -> NoReturn:
-    """Be the child: no word on stderr, no core file, no cleaning up of the parent's things."""
+    """Do the child's part: no output on stderr, no core file, no cleanup for the parent."""
     exit_code = IndexDamaged.exit_code
     try:
         faulthandler.disable()

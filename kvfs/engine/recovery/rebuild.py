@@ -1,8 +1,8 @@
-"""Rebuild the index from what extents and identity files say of themselves.
+"""Rebuild the index from the identities of extents and the identity files.
 
-Needed after a power loss, which leaves the unsynced index in any state, and when it is damaged.
-A block comes back only if it is whole: an identity that passes its checksum, of the very size of
-the extent, and bytes under all of it. What is lost is a miss; docs/durability.md has the list.
+Needed after a power loss, which leaves the unsynced index in any state, and if it is damaged. A
+block comes back only if it is whole: its identity passes the checksum and has the size of the
+extent, and there are no holes. What is lost is a miss; docs/durability.md has the list.
 """
 
 import errno
@@ -38,31 +38,27 @@ from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
 
-#: Told (done, total) now and then.
+#: Called with (done, total) now and then.
 Progress = Callable[[int, int], None]
 
-#: So many claims a transaction: LMDB copies each touched leaf once for all of them.
+#: Claims in one transaction: LMDB copies each changed leaf once for all of them.
 _BATCH: Final = 1024
-#: What an inode takes of the index at most: its name four times over in half-full pages, and a
-#: symlink its target.
+#: The most that an inode takes of the index: its name four times in half-full pages, and the target
+#: of a symlink.
 _BLOCK_MOST_BYTES: Final = 4 << 10
 _NODE_MOST_BYTES: Final = 16 << 10
-#: Numbers used before INODES was lost may live on in NFS handles: stay far behind them. Of 2**64
-#: this wastes as many as no pool will ever use.
+#: Numbers used before INODES was lost may still be in NFS handles, so new ones begin far behind
+#: them. Of 2**64 numbers this wastes some that no pool will ever need.
 _NUMBERS_LEFT_OUT: Final = 1 << 40
-#: Answers of a device about one file, not about the machine's state.
+#: Errors that concern one file, and not the state of the machine.
 _FILE_FAILS: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.ENODATA, errno.EBADMSG})
 
 
 class _Claim(NamedTuple):
-    """An inode that says it has a name."""
+    """An inode and the name that it claims."""
 
     ino: InodeNo
     record: InodeRecord
-
-
-def no_progress(_done: int, _total: int) -> None:
-    """Tell nobody."""
 
 
 def rebuild_index(
@@ -70,12 +66,12 @@ def rebuild_index(
     extents: Extents,
     settings: Settings,
     syscalls: Syscalls,
-    progress: Progress = no_progress,
+    progress: Progress | None = None,
 ) -> Counters:
     """Replace the pool's index by one made from the identities; durable on return.
 
-    Extents that got no inode stay for the sweep. The old index is kept until the new one is
-    complete, unless there is no room for both: then it goes first, since nothing is read from it.
+    Extents that got no inode are left to the sweep. The old index is kept until the new one is
+    complete. If there is no space for both, it is removed first, since nothing is read from it.
     Raises NoSpace, OSError.
     """
     settle_index(pool_fd, syscalls)
@@ -96,7 +92,7 @@ def rebuild_index(
 
 
 class _Rebuild:
-    """One run: everything claimed is put into ``index.new``, then what hangs loose is dropped."""
+    """One run: all claims are entered into ``index.new``, then what has no parent is dropped."""
 
     def __init__(
         self,
@@ -104,7 +100,7 @@ class _Rebuild:
         extents: Extents,
         settings: Settings,
         syscalls: Syscalls,
-        progress: Progress,
+        progress: Progress | None,
     ) -> None:
         self._pool_fd = pool_fd
         self._extents = extents
@@ -118,7 +114,7 @@ class _Rebuild:
 
     def run(self) -> Counters:
         settings = self._settings
-        # Whatever the setting says: what is too much for it goes later, name by name.
+        # Regardless of the setting: names beyond its limit are evicted later, one by one.
         needed_bytes = self._blocks * _BLOCK_MOST_BYTES + self._nodes * _NODE_MOST_BYTES
         path = index_path(self._pool_fd, INDEX_NEW)
         Index.create(
@@ -148,7 +144,7 @@ class _Rebuild:
         return counters
 
     def _claims(self) -> Iterator[_Claim]:
-        """Yield whatever is whole: directories and symlinks first, then blocks."""
+        """Yield what is whole: directories and symlinks first, then blocks."""
         total = self._nodes + self._blocks
         done = 0
         for files, claim in (
@@ -157,20 +153,19 @@ class _Rebuild:
         ):
             for ino in files:
                 done += 1
-                if done % _BATCH == 0:
+                if self._progress is not None and (done % _BATCH == 0 or done == total):
                     self._progress(done, total)
                 self._highest = max(self._highest, ino)
                 record = claim(ino)
                 if record is not None:
                     self._sequence = max(self._sequence, record.sequence)
                     yield _Claim(ino, record)
-        self._progress(done, total)
 
     def _block(self, ino: InodeNo) -> InodeRecord | None:
         """Return the record of an extent that is provably whole.
 
-        XFS and ext4 may write a file's size before all of its bytes, but then the missing ones
-        are still unwritten blocks: a hole, to SEEK_HOLE.
+        XFS and ext4 may write a file's size before all of its bytes. The missing bytes are then
+        still in unwritten blocks, which SEEK_HOLE reports as a hole.
         """
         try:
             identity = self._extents.identity(ino)
@@ -182,7 +177,7 @@ class _Rebuild:
                 size_bytes = status.st_size
                 if size_bytes != identity.size_bytes:
                     return None
-                # What failed to be written is clean in memory, and would hide the hole.
+                # Pages that could not be written are clean in memory, and would hide the hole.
                 self._syscalls.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
                 if size_bytes and self._syscalls.lseek(fd, 0, os.SEEK_HOLE) < size_bytes:
                     return None
@@ -199,7 +194,7 @@ class _Rebuild:
         return _record(identity, status.st_ctime_ns, allocated_bytes)
 
     def _join(self, index: Index) -> Counters:
-        """Drop what no directory leads to, and write down what is left."""
+        """Drop what no directory leads to, and write the counts of the rest."""
         tree_count = TreeCount(index.inode)
         for rows in index.walk(INODE_PREFIX, _BATCH):
             cut_off = [
@@ -224,7 +219,7 @@ class _Rebuild:
 
 
 def node_record(extents: Extents, ino: InodeNo) -> InodeRecord | None:
-    """Return the record of a directory or symlink that says what it is. Raises OSError."""
+    """Return the record in the identity file of a directory or symlink. Raises OSError."""
     try:
         found = extents.node(ino)
     except Damaged:
@@ -241,7 +236,7 @@ def node_record(extents: Extents, ino: InodeNo) -> InodeRecord | None:
 
 
 def numbers_lie_behind(highest: InodeNo, pool_fd: int, syscalls: Syscalls) -> bool:
-    """Whether INODES can be read, and gives out no number up to *highest*."""
+    """Whether INODES can be read, and its next numbers are above *highest*."""
     try:
         numbers = InodeNumbers(pool_fd, syscalls, read_only=True)
     except IndexDamaged:
@@ -251,13 +246,13 @@ def numbers_lie_behind(highest: InodeNo, pool_fd: int, syscalls: Syscalls) -> bo
 
 
 def skip_numbers(highest: InodeNo, pool_fd: int, syscalls: Syscalls) -> None:
-    """Write INODES anew, far behind *highest*; durable on return. Raises OSError."""
+    """Write a new INODES, which begins far above *highest*; durable on return. Raises OSError."""
     InodeNumbers.create(pool_fd, syscalls, InodeNo(highest + _NUMBERS_LEFT_OUT))
     syscalls.fsync(pool_fd)
 
 
 def _settle_claim(txn: WriteTransaction, claim: _Claim) -> None:
-    """Enter *claim*; of two to one name the higher sequence number counts."""
+    """Enter *claim*; of two claims to one name the higher sequence number wins."""
     ino, record = claim
     if ino == ROOT_INODE:
         root = txn.inode(ROOT_INODE) or record
@@ -298,7 +293,7 @@ def _record(
 
 
 def _raise_unless_file_fails(error: OSError) -> None:
-    """Raise *error* unless it is about one file, which is then a miss."""
+    """Raise *error* unless it concerns one file, which is then a miss."""
     if error.errno not in _FILE_FAILS:
         raise error
     _log.warning("not recovered: %s", error)

@@ -1,12 +1,14 @@
-"""Bring a pool's index up after whatever happened to it.
+"""Make a pool's index usable, whatever happened to it.
 
-Three cases (docs/durability.md): stopped cleanly: believe the index. Not stopped, but the same
-boot: the page cache kept every commit; finish what was left open. Another boot, or a file system
-that was cut off: the unsynced index may be in any state; rebuild it from the identities.
+Three cases (docs/durability.md). After a clean stop the index is trusted. After an unclean one in
+the same boot the page cache has every commit, and what was left open is finished. After another
+boot, or if the file system was cut off, the unsynced index may be in any state; it is rebuilt from
+the identities.
 """
 
 import contextlib
 import logging
+import random
 import stat
 from collections.abc import Iterator
 from typing import Final
@@ -19,7 +21,7 @@ from kvfs.devices import Device
 from kvfs.engine.recovery.finish_drafts import finish_index
 from kvfs.engine.recovery.index_compaction import compact_index
 from kvfs.engine.recovery.index_probe import INODE_ROWS, START_ROWS, refuse_unreadable
-from kvfs.engine.recovery.rebuild import rebuild_index
+from kvfs.engine.recovery.rebuild import rebuild_index, skip_numbers
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
 from kvfs.storage.index_swap import index_path, settle_index
@@ -29,11 +31,14 @@ from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
 
+#: Copies of one pool lie behind it by random numbers of so many bits: of 2**64 it takes little.
+_COPIES_APART_BITS: Final = 40
+
 
 def recover(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
-    """Leave an index behind whose every block is whole; return whether a sweep is due.
+    """Leave an index in which every block is whole; return whether a sweep is due.
 
-    An index that should be good and is not leaves the device untouched. Raises IndexDamaged,
+    If the index should be sound and is not, the device stays untouched. Raises IndexDamaged,
     FormatUnknown, SourceFull, OSError.
     """
     state = read_run_state(device.pool_fd, syscalls, device.superblock)
@@ -54,13 +59,15 @@ def recover(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
         else:
             _log.warning("%s: cut off before it could stop; its index is rebuilt", device.source)
             _rebuild(device, settings, syscalls)
+        if state.moved:
+            _part_numbers(device, syscalls)
     return state.strays or not state.clean
 
 
 def _look(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
-    """Raise unless the index opens and has its root; nothing is written.
+    """Raise unless the index can be opened and has its root; nothing is written.
 
-    Return whether it lists what is unfinished.
+    Return whether it has a list of what is unfinished.
     """
     numbers = InodeNumbers(device.pool_fd, syscalls, read_only=True)
     numbers.close()
@@ -73,7 +80,7 @@ def _look(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
         root = index.inode(ROOT_INODE)
         if root is None or not stat.S_ISDIR(root.mode):
             raise IndexDamaged("index: it has no root directory")
-        # Of another pool, or older than the index: what it gives out is in use.
+        # It belongs to another pool, or is older than the index: its next numbers are in use.
         last = inode_key(InodeNo(numbers.first - 1))
         if any(index.walk(INODE_PREFIX, 1, after=last)):
             raise IndexDamaged(f"INODES: not behind {numbers.first:#x}, which the index knows")
@@ -104,9 +111,20 @@ def _rebuild(device: Device, settings: Settings, syscalls: Syscalls) -> None:
         rebuild_index(device.pool_fd, extents, settings, syscalls)
 
 
+def _part_numbers(device: Device, syscalls: Syscalls) -> None:
+    """Give out other numbers than the pool that this is a copy of, and than its other copies.
+
+    They have one epoch, so only the number tells the handles of their later blocks apart.
+    """
+    with contextlib.closing(InodeNumbers(device.pool_fd, syscalls, read_only=True)) as numbers:
+        first = numbers.first
+    skip_numbers(InodeNo(first + random.getrandbits(_COPIES_APART_BITS)), device.pool_fd, syscalls)
+    _log.info("%s: a copy of another directory's pool; it numbers its blocks apart", device.source)
+
+
 @contextlib.contextmanager
 def _errors_named(device: Device) -> Iterator[None]:
-    """Say which pool it is, and what the operator can do."""
+    """Add to errors which pool it is, and what the operator can do."""
     try:
         yield
     except (IndexDamaged, Damaged) as error:

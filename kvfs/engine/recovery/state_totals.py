@@ -45,7 +45,7 @@ def state_totals(pool: Pool) -> Totals:
 
 
 def gone_totals(pool: Pool) -> dict[str, int]:
-    """Return blocks and bytes of what has no name any more and is still open or mapped."""
+    """Return blocks and bytes of what has lost its name and is still open or mapped."""
     gone = [
         opened.allocated_bytes
         for opened in pool.open_inodes.values()

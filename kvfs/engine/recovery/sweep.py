@@ -1,9 +1,9 @@
 """After an unclean stop: removes stray files and writes missing identities.
 
-It runs beside the requests, in the thread for long jobs, a few files at a time. It cannot race
-with new files: only numbers below the first one that this server may hand out are looked at, and
-a number is never used again. It only finds them: the loop's thread, in whose steps an inode is
-always in one of the tables, says which are strays and which identities are to be written.
+It runs while requests are served, in the thread for long jobs, a few files at a time. It cannot
+race with new files: it looks only at numbers below the first one that this server may hand out, and
+a number is never used again. The thread only finds files. The loop's thread, between whose steps an
+inode is always in one of the tables, decides which are strays and which identities to write.
 """
 
 import functools
@@ -20,14 +20,14 @@ from kvfs.storage.extents import BROKEN_FILE
 
 _log: Final = logging.getLogger(__name__)
 
-#: Some 3 ms: other long jobs wait in between.
+#: Files in one step, some 3 ms; other long jobs run in between.
 _STEP_FILES: Final = 256
-#: Identities renewed a tick, on the loop's thread: 10 us each.
+#: Identities renewed in one tick, on the loop's thread: 10 us each.
 _RENEWED_A_TICK: Final = 64
 
 
 class Sweep:
-    """One sweep of a pool; ``done`` when nothing is left to find or to write."""
+    """One sweep of a pool; it is ``done`` when nothing is left to find or to write."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -36,16 +36,16 @@ class Sweep:
         self._suspects: deque[tuple[InodeNo, Callable[[InodeNo], None]]] = deque()
         self._work = self._steps()
         self._searching = False
-        #: Whether the search came to its end: one that failed has not seen every identity.
+        #: Whether the search reached its end; a failed one has not seen every identity.
         self._searched = False
         self.done = True
         self.removed = 0
         self.renewed = 0
 
     def start(self) -> None:
-        """Begin; ``Store.tick`` carries it on.
+        """Begin; ``Store.tick`` continues it.
 
-        Until every identity that is lacking waits for its bytes none is written ahead of them.
+        No identity is written ahead of its bytes until all missing ones wait for theirs.
         """
         self._searching = True
         self.done = False
@@ -53,10 +53,10 @@ class Sweep:
         self._pool.background.submit_long(self._search)
 
     def tick(self) -> None:
-        """Settle some of what was found; on the loop's thread."""
+        """Deal with some of what was found; on the loop's thread."""
         for _ in range(min(len(self._suspects), _RENEWED_A_TICK)):
             ino, remove = self._suspects.popleft()
-            if self._is_stray(ino):  # and will be for ever
+            if self._is_stray(ino):  # and always will be
                 self._pool.background.submit_long(functools.partial(remove, ino))
                 self.removed += 1
         for _ in range(min(len(self._outdated), _RENEWED_A_TICK)):
@@ -65,7 +65,7 @@ class Sweep:
             if record is None:
                 continue
             if carries_identity(record):
-                # It may be one that was overwritten, whose identity waited for its bytes.
+                # The block may have been overwritten, and its identity waited for its bytes.
                 self._pool.identities.write(ino, record, overwritten=True)
             else:
                 self._pool.identities.withdraw(ino)
@@ -77,7 +77,7 @@ class Sweep:
             _log.info("sweep: %d strays removed, %d identities", self.removed, self.renewed)
 
     def _search(self) -> None:
-        """Do one step; in the thread. A failure ends the sweep and is counted (background.py).
+        """Do one step, in the thread. A failure ends the sweep and is counted (background.py).
 
         The next start then sweeps again.
         """
@@ -92,7 +92,7 @@ class Sweep:
             self._pool.background.submit_long(self._search)
 
     def _steps(self) -> Iterator[int]:
-        """Do the sweep, yielding now and then."""
+        """Do the sweep; yield now and then."""
         extents = self._pool.extents
         for files, remove in (
             (extents.scan(), extents.unlink),
@@ -110,7 +110,7 @@ class Sweep:
             yield len(rows)
 
     def _is_stray(self, ino: InodeNo) -> bool:
-        """Whether no inode knows the file of *ino*; in another thread a guess."""
+        """Whether no inode knows the file of *ino*; only a guess in another thread."""
         pool = self._pool
         if ino >= pool.numbers.first or pool.index.knows(ino):
             return False
@@ -125,4 +125,4 @@ class Sweep:
             if error.errno not in BROKEN_FILE:
                 raise
             _log.warning("inode %#x: its file is broken: %s", ino, error.strerror)
-            return False  # its open tells
+            return False  # opening it will show

@@ -1,7 +1,7 @@
 """Blocks that the device cannot read any more: their names go, so that they are misses, not EIO.
 
-With passthrough the kernel reads for the client, and nobody tells this process of an error. The
-kernel's log does (kernel_log.py), though not of every one and not of which block. So for some
+With passthrough the kernel reads for the client, and this process does not learn of an error. The
+kernel's log reports it (kernel_log.py), though not every error and not which block. So for some
 seconds after such a line all blocks that were in use are read once, in a thread.
 """
 
@@ -20,17 +20,17 @@ from kvfs.storage.extents import Extents
 
 _log: Final = logging.getLogger(__name__)
 
-#: The kernel leaves out lines beyond the tenth in five seconds (printk_ratelimited).
+#: The kernel drops lines after the tenth in five seconds (printk_ratelimited).
 _SUSPECT_S: Final = 6.0
-#: How far back a block's last use may lie: a line is read at the next tick.
+#: A block's last use may be so long before the line is read, which happens at the next tick.
 _BEFORE_S: Final = 1.0
-#: A pass reads at most so many; the device is ill, and a pass ends.
+#: A pass reads at most so many: on a failing device it must end, too.
 _INODES_MAX: Final = 4096
 _PIECE_BYTES: Final = 1 << 20
 
 
 class Unreadable:
-    """Suspects, tries and dismisses."""
+    """Suspects blocks, tries to read them, and drops those that cannot be read."""
 
     def __init__(self, pool: Pool, publishing: Publishing) -> None:
         self._pool = pool
@@ -39,23 +39,23 @@ class Unreadable:
         self._until_s = self._stamped_s = float("-inf")
         #: The heat's clock at two moments, the older at least ``_BEFORE_S`` ago.
         self._older = self._newer = pool.heat.stamp
-        #: Open when the first line came: their readers may read on for hours.
+        #: Open when the first line came: their readers may go on reading for hours.
         self._open: list[InodeNo] = []
         self._ended = False
 
     def suspect(self, now_s: float) -> None:
-        """The kernel says that the device failed to read something."""
+        """The kernel's log says that the device failed to read something."""
         if now_s >= self._until_s:
             inodes = self._pool.open_inodes
             self._open = [ino for ino, opened in inodes.items() if opened.readers][:_INODES_MAX]
         self._until_s = now_s + _SUSPECT_S
 
     def tick(self, now_s: float) -> None:
-        """Act on what was tried, and try what was used since."""
+        """Act on what was tried, and try what was used meanwhile."""
         for ino in self._trial.take() or ():
             opened = self._pool.open_inodes.get(ino)
             if opened is not None and opened.writers:
-                continue  # its writer may put it right
+                continue  # its writer may write it again
             if self._publishing.dismiss_lost(ino):
                 _log.error("inode %#x dropped: the device cannot read it", ino)
                 self._pool.recently_removed.give_way()  # nor for a moment
@@ -67,7 +67,7 @@ class Unreadable:
             self._stamped_s = now_s
 
     def close(self) -> None:
-        """Wait for the read that is under way."""
+        """Wait for a read that is under way."""
         self._ended = True
         self._trial.join()
 
@@ -87,7 +87,7 @@ class Unreadable:
 
 
 def is_legible(extents: Extents, ino: InodeNo) -> bool:
-    """Whether the whole extent of *ino* can be read; one that is gone meanwhile counts as such."""
+    """Whether the whole extent of *ino* can be read; one that is gone meanwhile counts as read."""
     piece = bytearray(_PIECE_BYTES)
     try:
         fd = extents.open(ino, os.O_RDONLY)

@@ -1,11 +1,10 @@
 """Failed write-back: removes the blocks concerned before anybody reads zeros in their place.
 
-A page that the device refuses is clean again and right in memory, until the kernel needs its room.
-No call of a client tells of it, on passthrough least of all. syncfs(2) does: the file system's
-count of such errors goes on for all its files together (since Linux 5.8), so that an error takes
-everything that was stored since the last good look. A look is worth little where the kernel has
-written everything by itself, and so it waits for such a moment, or for the kernel to say that
-something failed (kernel_log.py).
+A page that the device refuses becomes clean again and is right in memory, until the kernel needs
+the memory. No call of a client reports that, least of all with passthrough. syncfs(2) does, for all
+files of the file system together (since Linux 5.8), so one error drops everything that was stored
+since the last good look. A look costs little if the kernel has already written everything by
+itself. So it waits for such a moment, or for the kernel's log to report a failure (kernel_log.py).
 """
 
 import logging
@@ -13,27 +12,26 @@ from typing import Final, NamedTuple
 
 from kvfs.core.errors import KvfsError
 from kvfs.core.records import INODE_PREFIX, parse_inodes
-from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.pool.pool import Pool
 from kvfs.storage.background import Aside
 
 _log: Final = logging.getLogger(__name__)
 
-#: The kernel writes back what is older than 30 s, and looks every 5 (dirty_expire_centisecs and
-#: dirty_writeback_centisecs): so long after the last store nothing is left for a look to write.
+#: The kernel writes back what is older than 30 s, and looks every 5 s (dirty_expire_centisecs and
+#: dirty_writeback_centisecs). So long after the last store nothing is left for a look to write.
 _QUIET_S: Final = 36.0
-#: Under a load that never rests: a look then flushes what was stored last.
+#: Under a load that never rests; a look then flushes what was stored last.
 LOADED_S: Final = 120.0
-#: The kernel tells of one failure in several lines.
+#: The kernel reports one failure in several lines.
 _HINTED_S: Final = 0.5
-#: Inodes a step, some 5 us each: a step runs between two requests.
+#: Inodes in one step, some 5 us each; a step runs between two requests.
 _STEP: Final = 128
-_NS: Final = 10**9
 
 
 class Look(NamedTuple):
-    """What a look found: the sequence number at its beginning, and the first error."""
+    """What a look found: the first error, and the sequence number at its beginning."""
 
     begun_at: int
     error: OSError | None
@@ -42,7 +40,7 @@ class Look(NamedTuple):
 
 
 class WriteBack:
-    """Looks, paced; everything but the look itself runs on the pool's thread."""
+    """Decides when to look; everything but the look itself runs on the pool's thread."""
 
     def __init__(self, pool: Pool, publishing: Publishing) -> None:
         self._pool = pool
@@ -50,33 +48,33 @@ class WriteBack:
         self._look: Aside[Look] = Aside("kvfs-look")
         self._looked_s = self._changed_s = pool.monotonic_s()
         self._hinted = False
-        #: What lies in memory alone is never written back.
+        #: What is in memory only is never written back.
         self._in_memory = pool.device.fs_type == "tmpfs"
-        #: All up to it is durable, or was dismissed; what came later is not known to be.
+        #: All up to this sequence number is durable, or was dropped; the rest may not be.
         self._proven = self._seen = pool.counters.sequence
-        #: Nor what was stored from then on before this start, which the kernel may be writing yet.
-        self._since_ns = pool.clock_ns() - int(_QUIET_S * _NS)
+        #: Nor what was stored after this time and before this start: the kernel may be writing it.
+        self._since_ns = pool.clock_ns() - int(_QUIET_S * SECOND_NS)
         #: Under way: up to which sequence number blocks go, and where the walk is.
         self._upto: int | None = None
         self._after = b""
         self._gone = 0
         self.looks = self.failures = 0
-        #: Why the index is not to be believed any more; empty while it is.
+        #: Why the index cannot be trusted any more; empty while it can.
         self.index_error = ""
 
     @property
     def is_proven(self) -> bool:
-        """Whether all that was stored, and is closed, is durable as far as is known."""
+        """Whether all that was stored and closed is durable, as far as is known."""
         return self._proven == self._pool.counters.sequence and self._upto is None
 
     def hint(self) -> None:
-        """The kernel says that the device failed to write something."""
+        """The kernel's log says that the device failed to write something."""
         self._hinted = True
 
     def tick(self, now_s: float) -> None:
         """Begin a look that is due, or act on one that has ended."""
         found = self._look.take()
-        if self._pool.unsynced:  # an fsync of a client was told first, and nobody is told twice
+        if self._pool.unsynced:  # a client's fsync got the error, and the kernel reports it once
             self._pool.unsynced = False
             found = Look(self._pool.counters.sequence, OSError("fsync"))
         if found is not None:
@@ -88,9 +86,9 @@ class WriteBack:
             self._look.start(lambda: self._look_now(begun_at))
 
     def is_in_doubt(self) -> bool:
-        """Whether an error was found that nobody has acted on to the end; waits for a look.
+        """Whether an error was found and not dealt with to the end; waits for a look.
 
-        The kernel told the look of it, and tells nobody again.
+        The kernel has reported the error to the look, and will not report it again.
         """
         self._look.join()
         found = self._look.take()
@@ -117,7 +115,7 @@ class WriteBack:
         return since_s >= LOADED_S
 
     def _look_now(self, begun_at: int) -> Look:
-        """Write back what is left and ask for errors; in the thread."""
+        """Write back what is left and ask for errors, in the thread."""
         pool = self._pool
         try:
             pool.index.sync()
@@ -149,7 +147,7 @@ class WriteBack:
             self._pool.background.submit_leisure(self._step)
 
     def _step(self) -> None:
-        """Dismiss some of the blocks that were stored since. Raises NoSpace, OSError: put off."""
+        """Drop some of the blocks stored since then. Raises NoSpace, OSError: the rest waits."""
         rows = next(self._pool.index.walk(INODE_PREFIX, _STEP, after=self._after), [])
         for ino, record in parse_inodes(rows):
             if record is not None and self._is_suspect(record):
@@ -167,7 +165,7 @@ class WriteBack:
     def _is_suspect(self, record: InodeRecord) -> bool:
         assert self._upto is not None
         if record.sequence > self._upto:
-            return False  # stored since: the next look tells
+            return False  # stored since then: the next look will show
         return record.sequence > self._proven or record.ctime_ns >= self._since_ns
 
     def _dismiss(self, ino: InodeNo) -> None:

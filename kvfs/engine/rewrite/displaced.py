@@ -15,7 +15,7 @@ from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
 from kvfs.engine.rewrite.old_versions import OldVersions
-from kvfs.machine.processes import NOBODY, Maker
+from kvfs.machine.processes import Maker
 from kvfs.pool import ranks
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
@@ -98,7 +98,7 @@ class DisplacedDrafts:
         for opened in finished:
             if opened.maker == who:
                 return opened
-        if present is not None and present.maker == who != NOBODY:
+        if present is not None and present.maker == who and who.is_one:
             return None
         if finished:
             return finished[0]

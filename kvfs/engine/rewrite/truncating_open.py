@@ -263,7 +263,7 @@ class TruncatingOpens:
         opened = self._pool.open_inodes.get(ino)
         if ino in self._awaited or (opened is not None and opened.unfinished and opened.writers):
             maker = NOBODY if opened is None else opened.maker
-            if who != NOBODY and maker not in (NOBODY, who):
+            if who.is_one and maker.is_one and maker != who:
                 raise NotFound(f"inode {ino} is being written by another process")
 
     def give_way(self) -> None:
