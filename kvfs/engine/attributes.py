@@ -26,7 +26,7 @@ from kvfs.pool.name_room import require_node
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
-_USER_PREFIX: Final = b"user."
+USER_PREFIX: Final = b"user."
 #: linux/limits.h XATTR_NAME_MAX; the kernel holds it too.
 _XATTR_NAME_MAX_BYTES: Final = 255
 
@@ -131,7 +131,7 @@ class Attributes:
         if is_own(name):
             return self._own.value(ino, self._namespace.record(ino), name)
         ino = self._bearer(ino)
-        if not name.startswith(_USER_PREFIX):
+        if not name.startswith(USER_PREFIX):
             raise NoSuchAttribute
         value = self._stored(ino, name)
         if value is None:
@@ -242,7 +242,7 @@ class Attributes:
     def _require_settable(self, name: bytes) -> None:
         if self._pool.settings.read_only:
             raise ReadOnly
-        if not name.startswith(_USER_PREFIX):
+        if not name.startswith(USER_PREFIX):
             raise Unsupported(f"attribute namespace of {name!r}")
-        if not len(_USER_PREFIX) < len(name) <= _XATTR_NAME_MAX_BYTES:
+        if not len(USER_PREFIX) < len(name) <= _XATTR_NAME_MAX_BYTES:
             raise InvalidRequest(f"attribute name of {len(name)} bytes")

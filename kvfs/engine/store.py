@@ -30,7 +30,7 @@ from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.engine.rewrite.displaced import DisplacedDrafts
 from kvfs.engine.rewrite.old_versions import OldVersions
 from kvfs.engine.visibility import Visibility
-from kvfs.machine.processes import NOBODY, Maker
+from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.pool import Pool
 from kvfs.pool.ports import Kernel
@@ -107,7 +107,7 @@ class Store:
             lambda _: self.blocks.settle(),
             self._settle_index,
             self.blocks.truncating.tick,
-            lambda now_s: pool.leases.tick(now_s, self.blocks.publishing.lose_maker),
+            lambda now_s: pool.leases.tick(now_s, self.blocks.lease_ends.end),
             pool.heat.tick,
             lambda _: pool.heat.mark(pool.clock_ns()),
             self._save_heat,
@@ -194,7 +194,12 @@ class Store:
                 return replaced
         if renames and truncating.fought_over(parent, name):
             truncating.refuse_unfinished(self.namespace.lookup(parent, name), who)
-        return self.namespace.rename(parent, name, new_parent, new_name, replace=replace, who=who)
+        replaced = self.namespace.rename(
+            parent, name, new_parent, new_name, replace=replace, who=who
+        )
+        if who == SERVER:
+            self.blocks.served.renamed(self.namespace.lookup(new_parent, new_name))
+        return replaced
 
     def totals(self) -> Totals:
         """Return the pool's size and what is free. The totals do not change while mounted."""
@@ -273,11 +278,16 @@ class Store:
         except (NoSpace, OSError) as error:
             _log.warning("index: pending rows not written: %s", error)
 
+    def _describe_root(self) -> dict[str, Any]:
+        record = self.namespace.directory(ROOT_INODE)
+        return {"uid": record.uid, "gid": record.gid, "mode": f"{stat.S_IMODE(record.mode):04o}"}
+
     def describe(self) -> dict[str, Any]:
         """Return the figures `kvfs status` shows, in bytes and counts."""
         space, counters = self.pool.space, self.pool.counters
         return {
             "uuid": self.pool.device.uuid,
+            "root": self._describe_root(),
             "capacity_bytes": space.capacity_bytes,
             "used_bytes": self._kept_bytes(),
             "usable_bytes": space.bound_bytes,
@@ -296,10 +306,10 @@ class Store:
             "recently_deleted": len(self.pool.recently_removed),
             "states": state_totals(self.pool),
             "torn_blocks": self.blocks.publishing.torn,
-            "unverified_blocks": self.blocks.doubts.unproven,
+            "unverified_blocks": self.blocks.doubts.unproven + self.blocks.lease_ends.unproven,
             "background_backlog": self.pool.background.backlog,
             "background_failures": self.pool.background.failures,
-            "lost_blocks": self.pool.dismissed,
+            "lost_blocks": self.pool.lost_blocks,
             "write_back_failures": self.device_watch.write_back.failures,
             "damaged_rows": self.pool.damage.misses,
         }

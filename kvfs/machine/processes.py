@@ -16,6 +16,7 @@ from collections import OrderedDict
 from typing import Final, NamedTuple
 
 from kvfs.core.printable import printable
+from kvfs.machine.file_servers import BELIEVED_S, THREADS_MAX, FileServers, is_kernel_thread
 from kvfs.machine.process_ends import (
     Fate,
     fate_without_memory,
@@ -26,27 +27,30 @@ from kvfs.machine.process_ends import (
 )
 from kvfs.storage.run_state import present_boot_id
 
-#: A thread number is trusted for so long without a look: shorter than any cycle of numbers.
-_THREAD_BELIEVED_S: Final = 1.0
-_THREADS_MAX: Final = 1024
 _PROCESSES_MAX: Final = 4096
 _STATM_BYTES: Final = 128
 _NAME_BYTES: Final = 64
-_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
+NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 #: Above the inode numbers of pidfds: 32 bits of the boot's id.
 _BOOT_SHIFT: Final = 32
-#: User-space NFS servers: a lease that lasts as long as they live would never end.
-_SERVERS: Final = (b"ganesha.nfsd",)
 
 
 class Maker(NamedTuple):
-    """A process. ``tgid`` 0: it cannot be watched (a kernel thread, another pid namespace)."""
+    """A process. ``tgid`` 0: it cannot be watched, and may be many that cannot be told apart."""
 
     tgid: int
     birth: int
 
+    @property
+    def is_one(self) -> bool:
+        """Whether it is one process, told from all others."""
+        return self.tgid > 0
 
+
+#: Of another pid namespace, or nobody knows.
 NOBODY: Final = Maker(0, 0)
+#: A kernel thread or a user-space NFS server: it lives on whatever becomes of its clients.
+SERVER: Final = Maker(0, 1)
 
 
 class Question:
@@ -83,8 +87,10 @@ def program_of(pid: int) -> str:
 class Processes:
     """The processes that blocks belong to, and whether they live."""
 
-    def __init__(self) -> None:
+    def __init__(self, file_servers: str = "") -> None:
+        """*file_servers*: the setting of that name."""
         self._spare = SpareFiles()
+        self.servers: Final = FileServers(file_servers, self._open)
         self._boot = zlib.crc32(present_boot_id().encode()) << _BOOT_SHIFT
         self._threads: OrderedDict[int, tuple[float, Maker]] = OrderedDict()
         #: A pidfd for each watched process; readable once it has ended.
@@ -127,7 +133,7 @@ class Processes:
 
     def _gives_way(self, error: OSError) -> bool:
         """Whether *error* was a lack of descriptors and one is free now."""
-        if error.errno not in _NO_DESCRIPTOR:
+        if error.errno not in NO_DESCRIPTOR:
             return False
         if self._statms:
             os.close(self._statms.popitem(last=False)[1])
@@ -135,28 +141,27 @@ class Processes:
         return self._spare.give_one()
 
     def of(self, tid: int, now_s: float) -> Maker:
-        """Return the process of thread *tid*, NOBODY if it cannot be watched."""
+        """Return the process of thread *tid*, SERVER or NOBODY if it cannot be watched."""
         known = self._threads.get(tid)
-        if known is not None and now_s - known[0] < _THREAD_BELIEVED_S:
+        if known is not None and now_s - known[0] < BELIEVED_S:
             return known[1]
         try:
-            maker = self._look(tid)
+            maker = self._look(tid, now_s)
         except OSError:
             return NOBODY  # for now; there may be a descriptor next time
         self._threads[tid] = (now_s, maker)
         self._threads.move_to_end(tid)
-        if len(self._threads) > _THREADS_MAX:
+        if len(self._threads) > THREADS_MAX:
             self._threads.popitem(last=False)
         return maker
 
-    def _look(self, tid: int) -> Maker:
+    def _look(self, tid: int, now_s: float) -> Maker:
         """Return the process of thread *tid*. Raises OSError if that cannot be told now."""
         if tid <= 0:
             return NOBODY  # another pid namespace
         status = status_of(tid, self._open)
-        name = status[len(b"Name:\t") : status.find(b"\n")]
-        if b"\nKthread:\t1\n" in status or name in _SERVERS:
-            return NOBODY
+        if self.servers.look(tid, status, now_s):
+            return SERVER
         start = status.find(b"\nTgid:\t")
         if start < 0:
             raise ProcessLookupError
@@ -197,23 +202,17 @@ class Processes:
                 os.close(self._statms.pop(tid))
         fd = self._open(f"/proc/{tid}/statm")
         self._statms[tid] = fd
-        if len(self._statms) > _THREADS_MAX:
+        if len(self._statms) > THREADS_MAX:
             os.close(self._statms.popitem(last=False)[1])
         return os.pread(fd, _STATM_BYTES, 0)
 
     def is_kernel_thread(self, tid: int) -> bool:
-        """Whether *tid* is a kernel thread, which no signal ends: nfsd, a loop device.
-
-        Linux 6.1 has no such line in ``status``. A thread that lives without memory is one, too.
-        """
-        status = status_of(tid, self._open) if tid > 0 else b""
-        if b"\nKthread:\t1\n" in status:
-            return True
-        return bool(status) and b"\nVmSize:" not in status and b"\nFDSize:\t0\n" not in status
+        """Whether *tid* is a kernel thread, which no signal ends: nfsd, a loop device."""
+        return tid > 0 and is_kernel_thread(status_of(tid, self._open))
 
     def ask(self, maker: Maker) -> Question:
         """Ask how *maker* ended; the answer may take a while."""
-        if maker in self._fates or maker == NOBODY:
+        if maker in self._fates or not maker.is_one:
             return Question(self._fates.get(maker, Fate.UNKNOWN))
         watched = self._pidfds.get(maker)
         try:
@@ -239,7 +238,7 @@ class Processes:
         except (ValueError, OverflowError):
             return False
         except OSError as error:
-            if error.errno in _NO_DESCRIPTOR:
+            if error.errno in NO_DESCRIPTOR:
                 raise
             return False
         if self._birth(pidfd) != maker.birth or _ended(pidfd):

@@ -4,6 +4,7 @@ SEEK_HOLE cannot tell: it reports allocated but unwritten blocks as holes.
 """
 
 import errno
+import os
 import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -82,3 +83,22 @@ def unwritten(syscalls: Syscalls, fd: int, end_bytes: int) -> Iterator[Range]:
         if error.errno != errno.EOPNOTSUPP:
             raise
         yield Range(0, end_bytes)
+
+
+def lacks_bytes(syscalls: Syscalls, fd: int, end_bytes: int) -> bool:
+    """Whether a part of the file *fd* before *end_bytes* was never written; it may block.
+
+    SEEK_HOLE alone would not do: once it was read, what is reserved and unwritten counts as data
+    (mapping_seek_hole_data, mm/filemap.c). Raises OSError.
+    """
+    try:
+        if next(gaps(syscalls, fd, 0, end_bytes), None) is not None:
+            return True
+        if next(unwritten(syscalls, fd, end_bytes), None) is None:
+            return False
+        syscalls.fdatasync(fd)  # what the page cache has over it is written then
+        return next(unwritten(syscalls, fd, end_bytes), None) is not None
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+    return syscalls.lseek(fd, 0, os.SEEK_HOLE) < end_bytes if end_bytes else False

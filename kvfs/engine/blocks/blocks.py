@@ -25,7 +25,9 @@ from kvfs.core.types import SIZE_MAX_BYTES, InodeNo, InodeRecord
 from kvfs.engine.blocks.allocations import Allocations
 from kvfs.engine.blocks.doubts import Closing, Doubts
 from kvfs.engine.blocks.last_closes import LastCloses
+from kvfs.engine.blocks.lease_ends import LeaseEnds
 from kvfs.engine.blocks.publishing import Publishing
+from kvfs.engine.blocks.served import Served
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
@@ -51,10 +53,12 @@ class Blocks:
         self._allocator = allocator
         self._awaited = awaited
         self.publishing = Publishing(pool, namespace)
+        self.lease_ends = LeaseEnds(pool, namespace)
         self.allocations = Allocations(pool, allocator, self.publishing)
         self.truncating = TruncatingOpens(pool, namespace, allocator, awaited)
         self._last_closes = LastCloses(pool, self.publishing, self.truncating.old)
         self.doubts = Doubts(pool, self._last_closes.close)
+        self.served = Served(pool, self.publishing, self._last_closes.close)
 
     def create(
         self,
@@ -140,6 +144,7 @@ class Blocks:
         writes = not self._pool.settings.read_only
         if truncate and writes and not self.truncating.admits(ino, thread, maker, reads=reads):
             raise DeadInode(f"inode {ino} keeps its bytes, its name leads to another one")
+        self.served.look_at(ino)
         record = self._file(ino)
         if not writes:
             raise ReadOnly
@@ -168,6 +173,7 @@ class Blocks:
         pool = self._pool
         if ino in pool.recently_removed:
             return self._open_removed(ino)
+        self.served.look_at(ino)
         record = self._file(ino)
         opened = pool.open_inodes.enter(ino, writer=False)
         if opened.readers == 1 and not opened.writers:
@@ -272,6 +278,7 @@ class Blocks:
         """Carry out closes that wait for news of a writer, or for the index. Called by the tick."""
         self.doubts.tick(self._pool.monotonic_s())
         self._last_closes.settle()
+        self.served.tick(self._pool.monotonic_s())
 
     def close_all(self, *, all_closed: bool = False) -> bool:
         """Close every handle; False if a block could not be published and stays a draft.
@@ -281,6 +288,7 @@ class Blocks:
         server (passthrough). With *all_closed* neither goes, because only the RELEASE was lost.
         """
         self.doubts.close()
+        self.served.close()
         closed = self._last_closes.forget_all()
         self.truncating.close()
         settled = True
@@ -322,6 +330,8 @@ class Blocks:
             removed = self._pool.recently_removed.record(ino)
             if removed is not None:
                 return removed
+        elif opened.quiet_writers:
+            self.served.look(opened)
         record = self._namespace.record(ino)
         if opened is None or not opened.writers or opened.fd < 0:
             return record

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from kvfs.core.lifecycle import State, is_temporary
 from kvfs.machine.process_ends import Fate
-from kvfs.machine.processes import NOBODY, Maker, Question
+from kvfs.machine.processes import Maker, Question
 from kvfs.pool.measure import is_as_recorded
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
@@ -90,7 +90,7 @@ class Doubts:
     def _is_doubtful(self, opened: OpenInode, closing: Closing) -> bool:
         pool = self._pool
         if closing.fate is Fate.LIVES:
-            if closing.closer == NOBODY:
+            if not closing.closer.is_one:
                 return False  # a thread of the kernel, an NFS server: no signal cuts its writes
             if opened.writers > 1:
                 return False  # the bytes may be others', whose closes are to come
@@ -151,11 +151,11 @@ class Doubts:
         if closing.tid <= 0:
             return Question(Fate.UNKNOWN)
         closer = closing.closer
-        if closer == NOBODY:
+        if not closer.is_one:
             closer = self._pool.leases.processes.of(
                 closing.tid, now_s
             )  # there may be a descriptor now
-        return None if closer == NOBODY else self._pool.leases.processes.ask(closer)
+        return None if not closer.is_one else self._pool.leases.processes.ask(closer)
 
     def _is_vouched_for(self, opened: OpenInode, fate: Fate | None) -> bool:
         if fate in (Fate.LIVES, Fate.EXITED):

@@ -39,8 +39,18 @@ class Publishing:
 
     # ---- beginning ----
 
-    def begin(self, opened: OpenInode, record: InodeRecord, maker: Maker, *, appends: bool) -> None:
+    def begin(
+        self,
+        opened: OpenInode,
+        record: InodeRecord,
+        maker: Maker,
+        *,
+        appends: bool,
+        late: bool = False,
+    ) -> None:
         """A writer opened the block *record*, the first or one more. Raises NoSpace, OSError.
+
+        *Late*, it has written already.
 
         The extent must tell the record's times, since it is the truth while writers live. A final
         block is marked as being rewritten: after a crash its record would be a guess, and after
@@ -56,7 +66,8 @@ class Publishing:
             opened.join_renamed()
         else:
             opened.begin(state, appends=appends)  # also if the rest fails: no empty block
-            pool.syscalls.utime(opened.fd, ns=(record.atime_ns, record.mtime_ns))
+            if not late:
+                pool.syscalls.utime(opened.fd, ns=(record.atime_ns, record.mtime_ns))
             # A time that was looked at is not given to the next write, too (multigrain
             # timestamps, Linux 6.13): what is written now is told from what is not.
             pool.syscalls.fstat(opened.fd)
@@ -163,7 +174,7 @@ class Publishing:
         """
         pool, maker = self._pool, opened.maker
         fate = Fate.LIVES if tid > 0 else Fate.UNKNOWN
-        if maker == NOBODY and not pool.leases.processes.is_kernel_thread(tid):
+        if not maker.is_one and not pool.leases.processes.is_kernel_thread(tid):
             fate = Fate.UNKNOWN
         return Closing(tid, maker, fate, pool.monotonic_s(), -1, 0)
 
@@ -202,6 +213,9 @@ class Publishing:
             self._record(opened, before, owned)
         # Only now: until it is published another writer's death tears it.
         opened.end(whole=True)
+        if opened.quiet_writers:
+            status = pool.syscalls.fstat(opened.fd)
+            opened.left_as = (status.st_size, status.st_mtime_ns)
 
     def _trim_holes(
         self, opened: OpenInode, before: InodeRecord, record: InodeRecord, allocated_bytes: int
@@ -305,8 +319,8 @@ class Publishing:
             except (KvfsError, OSError):
                 return False
             self._pool.kernel.name_vanished(record.parent, record.name)
-        self._pool.dismissed += 1
-        _log.error("inode %#x dismissed: %s", opened.ino, error)
+        self._pool.lost_blocks += 1
+        _log.error("inode %#x lost: %s", opened.ino, error)
         return True
 
     def dismiss_lost(self, ino: InodeNo) -> bool:
@@ -319,31 +333,5 @@ class Publishing:
             return False
         self._namespace.unlink(record.parent, record.name)
         self._pool.kernel.name_vanished(record.parent, record.name)
-        self._pool.dismissed += 1
-        return True
-
-    def lose_maker(self, ino: InodeNo) -> bool:
-        """The process that *ino* belonged to is gone: the block is everybody's, or nobody's.
-
-        False if that cannot be told now.
-        """
-        pool = self._pool
-        record = pool.index.inode_or_miss(ino)
-        if record is None or record.state not in HELD:
-            pool.leases.drop(ino)
-            return True
-        if ino in pool.open_inodes and pool.open_inodes[ino].writers:
-            return False  # a slab in use, or one whose last close says what it is
-        state = after(State(record.state), Event.MAKER_DIED)
-        if record.state == State.LEASED and is_temporary(record.name):
-            state = State.ORPHAN
-        record = record._replace(state=state, maker_tgid=0, maker_birth=0)
-        try:
-            with pool.index.write() as txn:
-                txn.put_inode(ino, record)
-        except (KvfsError, OSError) as error:
-            _log.warning("inode %#x keeps its lease: %s", ino, error)
-            return False
-        pool.leases.note(ino, record, pool.monotonic_s())
-        ranks.note(pool, ino, record)
+        self._pool.lost_blocks += 1
         return True

@@ -1,0 +1,115 @@
+"""What becomes of a block when its maker has ended, or its lease by time.
+
+A process that was not killed has written what it meant to write. Of an NFS server's client nobody
+knows: it may have died in the middle. What a server leaves is whole only if none of it is missing.
+"""
+
+import functools
+import logging
+import os
+from typing import Final
+
+from kvfs.core.errors import Damaged, KvfsError
+from kvfs.core.lifecycle import HELD, Event, State, after, is_temporary
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.engine.names.namespace import Namespace
+from kvfs.machine.processes import NO_DESCRIPTOR, SERVER
+from kvfs.pool import ranks
+from kvfs.pool.pool import Pool
+from kvfs.storage.fiemap import lacks_bytes
+
+_log: Final = logging.getLogger(__name__)
+
+#: Looked at in the thread at a time, one after the other: more wait for the next tick.
+_LOOKS_MAX: Final = 256
+
+
+class LeaseEnds:
+    """Ends the leases of one pool."""
+
+    def __init__(self, pool: Pool, namespace: Namespace) -> None:
+        self._pool = pool
+        self._namespace = namespace
+        #: Blocks that are looked at.
+        self._looking: set[InodeNo] = set()
+        #: Blocks of servers that went because a part of them was missing, or might be.
+        self.unproven = 0
+
+    def end(self, ino: InodeNo) -> bool:
+        """The maker of *ino* is gone: the block is everybody's, or nobody's, or goes.
+
+        False if that cannot be told now.
+        """
+        pool = self._pool
+        record = pool.index.inode_or_miss(ino)
+        if record is None or record.state not in HELD:
+            pool.leases.drop(ino)
+            return True
+        if ino in pool.open_inodes and pool.open_inodes[ino].writers:
+            return False  # a slab in use, or one whose last close says what it is
+        if record.state == State.LEASED and is_temporary(record.name):
+            return self._hand_over(ino, record, State.ORPHAN)
+        if (record.maker_tgid, record.maker_birth) == SERVER:
+            return self._look_at(ino, record)
+        return self._hand_over(ino, record, after(State(record.state), Event.MAKER_DIED))
+
+    def _hand_over(self, ino: InodeNo, record: InodeRecord, state: State) -> bool:
+        pool = self._pool
+        record = record._replace(state=state, maker_tgid=0, maker_birth=0)
+        try:
+            with pool.index.write() as txn:
+                txn.put_inode(ino, record)
+        except (KvfsError, OSError) as error:
+            _log.warning("inode %#x keeps its lease: %s", ino, error)
+            return False
+        pool.leases.note(ino, record, pool.monotonic_s())
+        ranks.note(pool, ino, record)
+        return True
+
+    def _look_at(self, ino: InodeNo, record: InodeRecord) -> bool:
+        """Have the thread look whether *ino* is whole; it is carried out when that is known."""
+        if ino not in self._looking and len(self._looking) < _LOOKS_MAX:
+            self._looking.add(ino)
+            self._pool.background.submit_long(functools.partial(self._look, ino, record))
+        return False
+
+    def _look(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Look, in the thread. What cannot be looked at is not known to be whole."""
+        whole: bool | None = False
+        try:
+            fd = self._pool.extents.open(ino, os.O_RDONLY)
+            try:
+                whole = not lacks_bytes(self._pool.syscalls, fd, record.size_bytes)
+            finally:
+                self._pool.syscalls.close(fd)
+        except OSError as error:
+            _log.warning("inode %#x cannot be looked at: %s", ino, error)
+            if error.errno in NO_DESCRIPTOR:
+                whole = None  # the next tick asks again
+        except Damaged as error:
+            _log.error("inode %#x: %s", ino, error)
+        self._pool.background.hand_over(functools.partial(self._looked, ino, record, whole))
+
+    def _looked(self, ino: InodeNo, record: InodeRecord, whole: bool | None) -> None:
+        """Carry it out, unless somebody used the block meanwhile."""
+        self._looking.discard(ino)
+        pool = self._pool
+        if whole is None or pool.index.inode_or_miss(ino) != record:
+            return
+        if ino in pool.open_inodes and pool.open_inodes[ino].writers:
+            return
+        if whole:
+            self._hand_over(ino, record, after(State(record.state), Event.MAKER_DIED))
+        else:
+            self._drop(ino, record)
+
+    def _drop(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Take the name of *ino*: a miss, never half a block."""
+        try:
+            self._namespace.unlink(record.parent, record.name)
+        except (KvfsError, OSError) as error:
+            _log.warning("inode %#x keeps its name: %s", ino, error)
+            return
+        self._pool.kernel.name_vanished(record.parent, record.name)
+        self._pool.kernel.unnamed(ino)
+        self.unproven += 1

@@ -1,0 +1,151 @@
+"""What file servers have open: they close late or never, so their handles stand for no client.
+
+A server that may write and has not for a while (``file_server_close_s``), or has renamed what it
+wrote, counts as closed: its handle is a reader's from then on, which reserves nothing and keeps
+nothing. If it writes again after that, whoever looks at the block finds it out, and it is a writer
+again.
+"""
+
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from kvfs.core.errors import Damaged, KvfsError
+from kvfs.core.types import InodeNo
+from kvfs.engine.blocks.publishing import Publishing
+from kvfs.machine.processes import SERVER
+from kvfs.pool.open_inodes import Hand, OpenInode
+from kvfs.pool.pool import Pool
+
+_log: Final = logging.getLogger(__name__)
+
+#: Looked at in one tick, at some 2 us each.
+_LOOKS_A_TICK: Final = 256
+_NS: Final = 1_000_000_000
+
+
+class Served:
+    """The handles of file servers on the blocks of one pool."""
+
+    def __init__(
+        self, pool: Pool, publishing: Publishing, close_writer: Callable[[OpenInode], None]
+    ) -> None:
+        """*close_writer* gives one writer's handle back."""
+        self._pool = pool
+        self._publishing = publishing
+        self._close_writer = close_writer
+        #: Blocks that servers are writing, and when each is looked at next, soonest first.
+        self._written: OrderedDict[InodeNo, float] = OrderedDict()
+
+    def opened(self, opened: OpenInode, *, writer: bool) -> None:
+        """One of the handles of *opened* is a server's."""
+        if writer:
+            opened.served_writers += 1
+            self._look_in(opened.ino, self._pool.settings.file_server_close_s)
+        else:
+            opened.served_readers += 1
+
+    def closed(self, opened: OpenInode, *, writer: bool) -> bool:
+        """A server closes one of its handles; return whether it is a *writer*'s still."""
+        self.look(opened)
+        if writer and not opened.quiet_writers:
+            opened.served_writers -= 1
+            return True
+        opened.served_readers -= 1
+        opened.quiet_writers -= writer
+        return False
+
+    def renamed(self, ino: InodeNo) -> None:
+        """*ino* has a new name: what a server renames is whole, and it may never close it."""
+        opened = self._pool.open_inodes.get(ino)
+        if opened is not None and opened.served_writers and not opened.renamed:
+            self._count_as_closed(opened)
+
+    def tick(self, now_s: float) -> None:
+        """Count those as closed that wrote nothing for long."""
+        for _ in range(min(_LOOKS_A_TICK, len(self._written))):
+            ino, due_s = next(iter(self._written.items()))
+            if due_s > now_s:
+                return
+            del self._written[ino]
+            opened = self._pool.open_inodes.get(ino)
+            if opened is None or not opened.served_writers or opened.fd < 0:
+                continue
+            wait_s = self._pool.settings.file_server_close_s - self._idle_s(opened)
+            if wait_s > 0 or opened.allocating:
+                self._look_in(ino, wait_s)
+            else:
+                self._count_as_closed(opened)
+
+    def _look_in(self, ino: InodeNo, wait_s: float) -> None:
+        """Look at *ino* again; never later than after the whole time, whatever the clock did."""
+        wait_s = min(max(wait_s, 0.1), self._pool.settings.file_server_close_s)
+        self._written[ino] = self._pool.monotonic_s() + wait_s
+        self._written.move_to_end(ino)
+
+    def _idle_s(self, opened: OpenInode) -> float:
+        """Return for how long nobody wrote. Its ctime tells, which no client can set."""
+        try:
+            status = self._pool.syscalls.fstat(opened.fd)
+        except OSError as error:
+            _log.warning("inode %#x: %s", opened.ino, error)
+            return 0.0
+        return (self._pool.clock_ns() - status.st_ctime_ns) / _NS
+
+    def _count_as_closed(self, opened: OpenInode) -> None:
+        """Count the servers' handles as readers'; if nobody else writes, publish. Atomic."""
+        count, opened.served_writers = opened.served_writers, 0
+        opened.readers += count
+        opened.served_readers += count
+        opened.quiet_writers += count
+        for _ in range(count):
+            self._close_writer(opened)
+        if not opened.writers and opened.fd >= 0:
+            self._pool.syscalls.close(opened.fd)  # who reads needs none, or opens it again
+            opened.fd = -1
+
+    def close(self) -> None:
+        """Find out what was written late, as far as that can be told: the pool stops."""
+        for opened in list(self._pool.open_inodes.values()):
+            try:
+                self.look(opened)
+            except (KvfsError, OSError) as error:
+                _log.warning("inode %#x: %s", opened.ino, error)
+
+    def look_at(self, ino: InodeNo) -> None:
+        """Do the same for inode *ino*, open or not. Raises what ``look`` raises."""
+        opened = self._pool.open_inodes.get(ino)
+        if opened is not None:
+            self.look(opened)
+
+    def look(self, opened: OpenInode) -> None:
+        """Find out whether a server that counts as closed has written since. Atomic.
+
+        Then it is a writer again, of a block that it adds to if that is longer now. Raises NoSpace,
+        OSError.
+        """
+        if not opened.quiet_writers or opened.writers or opened.gone is not None:
+            return
+        pool = self._pool
+        status = pool.extents.stat(opened.ino)
+        record = pool.index.inode_or_miss(opened.ino)
+        if status is None or record is None:
+            return
+        if (status.st_size, status.st_mtime_ns) == opened.left_as:
+            return
+        longer = status.st_size > record.size_bytes
+        opened.quiet_writers -= 1
+        opened.served_readers -= 1
+        opened.readers -= 1
+        pool.open_inodes.enter(opened.ino, writer=True)
+        opened.served_writers += 1
+        opened.note_hand(Hand(SERVER, 0), appends=False)
+        try:
+            if opened.fd < 0:
+                opened.fd = pool.extents.open(opened.ino, os.O_RDWR)
+            self._publishing.begin(opened, record, SERVER, appends=longer, late=True)
+        except Damaged as error:
+            self._publishing.dismiss(opened, error)
+        self._look_in(opened.ino, self._pool.settings.file_server_close_s)

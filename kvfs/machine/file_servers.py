@@ -1,0 +1,87 @@
+"""Servers of files: programs that open files for clients which no process here stands for.
+
+A server has no life that says anything of its clients', and may keep files open for ever. Known
+are all threads of the kernel (nfsd), and programs by the name of their first thread: others rename
+themselves. Its executable would tell the same, but to ask for that may wait for a process inside
+execve(2), which may wait for us. What cannot be looked at is none, and is looked at again.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from kvfs.machine.process_ends import status_of
+
+#: What is found is believed for so long: shorter than any cycle of thread numbers.
+BELIEVED_S: Final = 1.0
+THREADS_MAX: Final = 1024
+#: NFS in user space. It holds a mount for as long as it exports it.
+GANESHA: Final = "ganesha.nfsd"
+_PROGRAMS: Final = (GANESHA,)
+#: linux/sched.h: TASK_COMM_LEN, without its zero.
+_COMM_BYTES: Final = 15
+
+
+def is_kernel_thread(status: bytes) -> bool:
+    """Whether *status*, of /proc/TID/status, is a kernel thread's: no signal cuts its writes.
+
+    Before Linux 6.8 it does not say so. Then it is a child of kthreadd (2) without memory; who
+    dies has none either, but another parent.
+    """
+    if b"\nKthread:\t" in status:
+        return b"\nKthread:\t1\n" in status
+    return b"\nPPid:\t2\n" in status and b"\nVmSize:" not in status
+
+
+class FileServers:
+    """Which threads are a server's."""
+
+    def __init__(self, named: str, open_file: Callable[[str], int]) -> None:
+        """*named*: programs beside those known, with commas. *open_file* raises OSError."""
+        names = {name.strip() for name in named.split(",")} - {""}
+        names.update(_PROGRAMS)
+        self._comms: Final = frozenset(os.fsencode(name)[:_COMM_BYTES] for name in names)
+        self._open: Final = open_file
+        #: When each thread was looked at, and whether it is a server's.
+        self._threads: OrderedDict[int, tuple[float, bool]] = OrderedDict()
+        #: Threads that were seen to be no server's lately; 0 is any of another pid namespace.
+        self.others: Final = {0}
+        self._others_since_s = 0.0
+
+    def have(self, tid: int, now_s: float) -> bool:
+        """Whether thread *tid* is a server's; False also if that cannot be told now."""
+        if tid <= 0:
+            return False
+        known = self._threads.get(tid)
+        if known is not None and now_s - known[0] < BELIEVED_S:
+            return known[1]
+        return self.look(tid, status_of(tid, self._open), now_s)
+
+    def look(self, tid: int, status: bytes, now_s: float) -> bool:
+        """Return the same, seen in thread *tid*'s *status* just read."""
+        if not status:
+            return False
+        found = is_kernel_thread(status) or self._is_program(tid, status)
+        self._threads[tid] = (now_s, found)
+        self._threads.move_to_end(tid)
+        if len(self._threads) > THREADS_MAX:
+            self._threads.popitem(last=False)
+        if not found:
+            self.others.add(tid)
+        return found
+
+    def tick(self, now_s: float) -> None:
+        """Forget who was no server: another thread may have the number."""
+        if now_s - self._others_since_s >= BELIEVED_S:
+            self._others_since_s = now_s
+            self.others.clear()
+            self.others.add(0)
+
+    def _is_program(self, tid: int, status: bytes) -> bool:
+        start = status.find(b"\nTgid:\t")
+        if start < 0:
+            return False
+        tgid = int(status[start + 7 : status.find(b"\n", start + 1)])
+        leader = status if tgid == tid else status_of(tgid, self._open)
+        return leader[len(b"Name:\t") : leader.find(b"\n")] in self._comms
