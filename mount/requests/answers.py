@@ -14,14 +14,14 @@ from typing import Final, NamedTuple
 from kvfs.core.errors import Exists, InvalidRequest, NoSpace, NotFound
 from kvfs.core.lifecycle import UNFINISHED
 from kvfs.core.settings import Settings
-from kvfs.core.types import ROOT_INODE, HandleNo, InodeNo, InodeRecord
+from kvfs.core.types import ROOT_INODE, SECOND_NS, HandleNo, InodeNo, InodeRecord
 from kvfs.engine.store import Store
 from mount.files.files import Files
 from mount.files.permissions import credentials_of, may_empty
 from mount.fuse.channel import Requester
 from mount.fuse.grant import Grant
+from mount.requests.handle_lookups import NAMES, HandleLookups
 
-_NS: Final = 1_000_000_000
 #: A field of 32 bits in struct fuse_attr.
 _LINKS_MAX: Final = (1 << 32) - 1
 #: renameat2(2), linux/fs.h.
@@ -39,7 +39,7 @@ class Validity(NamedTuple):
 
 def _for(valid_s: float) -> Validity:
     whole_s = int(valid_s)
-    return Validity(valid_s, whole_s, int((valid_s - whole_s) * _NS))
+    return Validity(valid_s, whole_s, int((valid_s - whole_s) * SECOND_NS))
 
 
 #: The kernel asks again each time.
@@ -78,6 +78,7 @@ class Answers:
         self._open_inodes = store.pool.open_inodes
         self._heat = store.pool.heat
         self._files = files
+        self.by_handle = HandleLookups(store, files)
         self._generation = generation & 0xFFFFFFFF
         self._requester = requester
         self._removed = removed
@@ -97,11 +98,19 @@ class Answers:
                 ino = self._second_try(ino)
             record = self._blocks.present(ino)
         except NotFound:
+            if name in NAMES:
+                return self._node(parent, name)
             if self._refusals:
                 self._refusals.looked(self._requester().tid)
             return self._absence_kept
         if record.state in UNFINISHED:
             return self._draft(ino, record)
+        self._heat.touch(ino)
+        return self.entry(ino, record)
+
+    def _node(self, ino: InodeNo, name: bytes) -> Entry:
+        """Return what a handle leads to, or a directory's parent. Raises DeadInode."""
+        ino, record = self.by_handle.lookup(ino, name)
         self._heat.touch(ino)
         return self.entry(ino, record)
 

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-from kvfs.core.types import PAGE_BYTES, STAT_BLOCK_BYTES, InodeNo
+from kvfs.core.types import PAGE_BYTES, SECOND_NS, STAT_BLOCK_BYTES, InodeNo
 from mount.files.files import NOT_A_READER, Files
 from mount.fuse.channel import Answer, Requester
 from mount.fuse.wire import (
@@ -28,7 +28,6 @@ from mount.fuse.wire import (
 )
 from mount.requests.answers import Answers, Entry, Validity
 
-_NS: Final = 1_000_000_000
 #: struct fuse_create_in: flags, mode, umask, open_flags; the name follows.
 _CREATE_IN: Final = struct.Struct("<IIII")
 #: struct fuse_rename_in: newdir; both names follow.
@@ -54,9 +53,9 @@ def _attr(entry: Entry) -> bytes:
     ino, record, links, _, _, _ = entry
     # At once: to ask a record for each of them by its name takes twice as long.
     mode, uid, gid, _, size_bytes, allocated_bytes, atime_ns, mtime_ns, ctime_ns = record[:9]
-    atime_s, atime_ns = divmod(atime_ns, _NS)
-    mtime_s, mtime_ns = divmod(mtime_ns, _NS)
-    ctime_s, ctime_ns = divmod(ctime_ns, _NS)
+    atime_s, atime_ns = divmod(atime_ns, SECOND_NS)
+    mtime_s, mtime_ns = divmod(mtime_ns, SECOND_NS)
+    ctime_s, ctime_ns = divmod(ctime_ns, SECOND_NS)
     return ATTR.pack(
         ino,
         size_bytes,

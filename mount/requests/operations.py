@@ -22,7 +22,7 @@ from mount.fuse.errno_map import answered, awaited
 from mount.fuse.grant import Grant
 from mount.fuse.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE
 from mount.requests.answers import Answers
-from mount.requests.replies import entry_attributes, list_directory
+from mount.requests.replies import Listing, entry_attributes
 
 _NODE_KINDS: Final = (stat.S_IFIFO, stat.S_IFSOCK)
 
@@ -55,6 +55,7 @@ class Operations(pyfuse3.Operations):
         self._namespace = store.namespace
         self._files = files
         self._answers = answers
+        self._by_handle = answers.by_handle
         self._granted = granted
         self._thread = thread
 
@@ -245,18 +246,21 @@ class Operations(pyfuse3.Operations):
     @answered
     def opendir(self, inode: int, ctx: RequestContext) -> int:
         """Open a directory."""
-        return self._files.open_directory(InodeNo(inode))
+        fh = self._files.open_directory(InodeNo(inode))
+        self._by_handle.opened(fh, InodeNo(inode))
+        return fh
 
     @answered
     def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         """List a directory after cookie *start_id*."""
         ino = self._files.handles.get(fh).opened.ino
-        who = self._files.requester()
-        list_directory(self._store, self._answers, ino, start_id, token, who)
+        listing = Listing(self._store, self._answers, ino, self._files.requester())
+        listing.put(token, start_id, self._by_handle.first_row(fh, start_id))
 
     @answered
     def releasedir(self, fh: int) -> None:
         """Close a directory."""
+        self._by_handle.closed(fh)
         self._files.release(fh)
 
     @awaited

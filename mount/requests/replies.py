@@ -13,6 +13,7 @@ from mount.requests.answers import Answers, Entry, Validity
 
 _AFTER_DOT: Final = 1
 _AFTER_DOTDOT: Final = 2
+_AFTER_FIRST: Final = 3
 
 
 def entry_attributes(found: Entry | Validity) -> pyfuse3.EntryAttributes:
@@ -40,51 +41,73 @@ def entry_attributes(found: Entry | Validity) -> pyfuse3.EntryAttributes:
     return reply
 
 
-def list_directory(
-    store: Store,
-    answers: Answers,
-    ino: InodeNo,
-    cookie: int,
-    token: pyfuse3.ReaddirToken,
-    who: Maker,
-) -> None:
-    """Put rows of directory *ino* behind *cookie* into *token*, as many as it takes.
-
-    A removed directory has none. Drafts that process *who* must not see are left out.
+class Listing:
+    """The rows of directory *ino* as process *who* sees it; a removed directory has none.
 
     Cookie 1 follows ".", cookie 2 follows "..", every other cookie is the inode number of the row
-    before it; so a listing misses and repeats nothing while names come and go.
+    before it; so a listing misses and repeats nothing while names come and go. Cookie 3 follows a
+    row that was put first and begins the order, in which that row is left out.
     """
-    record = store.namespace.record(ino)
-    if cookie < _AFTER_DOT:
-        dot = entry_attributes(answers.entry(ino, record))
-        if not pyfuse3.readdir_reply(token, b".", dot, _AFTER_DOT):
+
+    def __init__(self, store: Store, answers: Answers, ino: InodeNo, who: Maker) -> None:
+        """Raises DeadInode."""
+        self._store = store
+        self._answers = answers
+        self._ino = ino
+        self._who = who
+        self._record = store.namespace.record(ino)
+
+    def put(self, token: pyfuse3.ReaddirToken, cookie: int, first: InodeNo | None) -> None:
+        """Put rows behind *cookie* into *token*, as many as it takes.
+
+        In a listing that begins with the child *first* that row comes alone, without a look at the
+        others. Drafts that ``who`` must not see are left out.
+        """
+        if cookie == 0 and first is not None and self._put_first(token, first):
             return
-    if cookie < _AFTER_DOTDOT:
-        parent_record = store.pool.index.inode(record.parent) or record
-        dotdot = entry_attributes(answers.entry(record.parent, parent_record))
-        if not pyfuse3.readdir_reply(token, b"..", dotdot, _AFTER_DOTDOT):
-            return
-    after = InodeNo(cookie if cookie >= FIRST_INODE else 0)
-    open_inodes = store.pool.open_inodes
-    while children := store.namespace.children(ino, after):
-        for child, name in children:
-            after = child
-            opened = open_inodes.get(child)
-            if opened is None:
-                try:
-                    child_record = store.namespace.record(child)
-                except (DeadInode, Damaged):
-                    continue
-            else:
-                child_record = store.blocks.present(child)
-            finished = child_record.state not in UNFINISHED
-            shown = store.visibility.seen(child, child_record, who)
-            if shown is None:
-                continue
-            if shown != child:
-                child_record = store.blocks.present(shown)
-            # A draft's name may be taken by another writer: the kernel asks again for it.
-            row = answers.entry(shown, child_record, name_trusted=finished)
-            if not pyfuse3.readdir_reply(token, name, entry_attributes(row), child):
+        if cookie == _AFTER_FIRST:
+            cookie = 0
+        if cookie < _AFTER_DOT:
+            dot = entry_attributes(self._answers.entry(self._ino, self._record))
+            if not pyfuse3.readdir_reply(token, b".", dot, _AFTER_DOT):
                 return
+        if cookie < _AFTER_DOTDOT:
+            above = self._record.parent
+            parent_record = self._store.pool.index.inode(above) or self._record
+            dotdot = entry_attributes(self._answers.entry(above, parent_record))
+            if not pyfuse3.readdir_reply(token, b"..", dotdot, _AFTER_DOTDOT):
+                return
+        after = InodeNo(cookie if cookie >= FIRST_INODE else 0)
+        while children := self._store.namespace.children(self._ino, after):
+            for child, name in children:
+                after = child
+                row = None if child == first else self._row(child)
+                if row is not None and not pyfuse3.readdir_reply(token, name, row, child):
+                    return
+
+    def _put_first(self, token: pyfuse3.ReaddirToken, child: InodeNo) -> bool:
+        """Put the row of *child*; False if it is no child any more."""
+        record = self._store.pool.index.inode_or_miss(child)
+        if record is None or record.parent != self._ino:
+            return False
+        row = self._row(child)
+        return row is not None and pyfuse3.readdir_reply(token, record.name, row, _AFTER_FIRST)
+
+    def _row(self, child: InodeNo) -> pyfuse3.EntryAttributes | None:
+        """Return the attributes of *child* as the name shows it; None if it does not."""
+        store = self._store
+        if store.pool.open_inodes.get(child) is None:
+            try:
+                record = store.namespace.record(child)
+            except (DeadInode, Damaged):
+                return None
+        else:
+            record = store.blocks.present(child)
+        finished = record.state not in UNFINISHED
+        shown = store.visibility.seen(child, record, self._who)
+        if shown is None:
+            return None
+        if shown != child:
+            record = store.blocks.present(shown)
+        # A draft's name may be taken by another writer: the kernel asks again for it.
+        return entry_attributes(self._answers.entry(shown, record, name_trusted=finished))

@@ -10,8 +10,8 @@ import pytest
 
 from kvfs.core.errors import BadHandle
 from kvfs.core.types import BackingId, InodeNo
-from kvfs.pool.open_inodes import OpenInode
 from mount.files.handles import HandleKind, Handles
+from tests.support.driven import Opened
 
 ROW: Final = struct.Struct("<QIiIIQQII")
 
@@ -52,9 +52,9 @@ def table() -> Iterator[Table]:
     os.close(made.fd)
 
 
-def opened(ino: int) -> OpenInode:
+def opened(ino: int) -> Opened:
     """Return an inode as the store hands it out."""
-    return OpenInode(InodeNo(ino))
+    return Opened(InodeNo(ino))
 
 
 def test_a_handle_is_in_the_shared_table_from_the_start(table: Table) -> None:
