@@ -36,6 +36,7 @@ from mount.files.transfers import Transfers
 from mount.fuse import kernel
 from mount.fuse.abort_guard import AbortGuard
 from mount.fuse.channel import Channel
+from mount.fuse.device_number import at_number, remember, remembered
 from mount.fuse.kernel_mount import OwnMount
 from mount.fuse.wire import Opcode
 from mount.process.logs import apply_levels
@@ -153,18 +154,23 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self._own = OwnMount(port.fuse_fd, settings.mountpoint)
 
     def __enter__(self) -> "_Mount":
-        settings = self.settings
+        settings, pool_fd = self.settings, self._device.pool_fd
+        wanted = remembered(pool_fd)
         try:
-            kernel.mount(
-                self.port.fuse_fd,
-                settings.mountpoint,
-                settings.source,
-                read_only=settings.read_only,
-            )
+            with at_number(wanted):
+                kernel.mount(
+                    self.port.fuse_fd,
+                    settings.mountpoint,
+                    settings.source,
+                    read_only=settings.read_only,
+                )
         except OSError as error:
             os.close(self.port.fuse_fd)
             raise ServeFailed(f"cannot mount at {settings.mountpoint}: {error.strerror}") from error
         self._own.begun()
+        self._number = remember(
+            pool_fd, self._own.device_number, wanted, read_only=settings.read_only
+        )
         self._guard = AbortGuard(self._own.abort_fd)
         return self
 
@@ -288,4 +294,5 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
     async def _status(self, _args: dict[str, Any]) -> dict[str, Any]:
         if lost := self.store.device_watch.lost:
             return describe_lost(self.settings, lost)
-        return describe(Parts(self.settings, self.store, self.channel, self.files, self.port))
+        parts = Parts(self.settings, self.store, self.channel, self.files, self.port, self._number)
+        return describe(parts)

@@ -10,6 +10,7 @@ from mount.files.files import Files
 from mount.files.kernel_port import KernelPort
 from mount.fuse import errno_map
 from mount.fuse.channel import Channel
+from mount.fuse.device_number import DeviceNumber
 from mount.fuse.wire import Opcode
 
 
@@ -21,6 +22,7 @@ class Parts(NamedTuple):
     channel: Channel
     files: Files
     port: KernelPort
+    number: DeviceNumber
 
 
 def describe(mount: Parts) -> dict[str, Any]:
@@ -35,6 +37,8 @@ def describe(mount: Parts) -> dict[str, Any]:
         "data_path": path.name,
         "data_path_reason": mount.port.choice.reason,
         "server_pid": os.getpid(),
+        "device_number": mount.number.present,
+        "device_number_before": mount.number.before,
         **mount.store.describe(),
         **path.describe(),
         "space_waits": {
@@ -45,8 +49,8 @@ def describe(mount: Parts) -> dict[str, Any]:
             "longest_s": round(mount.files.room.longest_s, 3),
         },
         "invalidations": {
-            "sent": mount.port.invalidations.told,
-            "skipped": mount.port.invalidations.untold,
+            "sent": mount.port.invalidations.sent,
+            "skipped": mount.port.invalidations.skipped,
             "queued": mount.port.invalidations.backlog,
         },
         "open_handles": len(mount.files.handles),

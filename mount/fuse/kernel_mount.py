@@ -46,6 +46,11 @@ class OwnMount:
             self._number = "" if present is None else present.device
             self.abort_fd = self._open_abort()
 
+    @property
+    def device_number(self) -> int | None:
+        """Its minor number, None if the mount table did not tell."""
+        return int(self._minor) if self._minor else None
+
     def close(self) -> None:
         """Nothing is to be ended any more."""
         if self.abort_fd >= 0:
