@@ -23,6 +23,7 @@ VERBS: Final = {
     "umount": "unmount, and wait until the server has stopped",
     "status": "show mounts, usage and health",
     "doctor": "check a mount and its machine for problems",
+    "export": "export a mount over NFS, by nfsd or NFS-Ganesha",
     "evict": "evict blocks now, by path, by size or by age",
     "pin": "keep files and directories from being evicted",
     "unpin": "let pinned files and directories be evicted again",

@@ -20,8 +20,11 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "data_path_reason": "reason",
         "read_only": "read only",
         "server_pid": "server pid",
+        "device_number": "device number",
+        "device_number_before": "device number before",
         "version": "version",
         "uuid": "UUID",
+        "root": "root directory",
         "name": "name",
     },
     "Space": {
@@ -81,7 +84,10 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 
 #: Numbers that are no counts.
-_PIDS: Final = ("pid", "server_pid")
+_IDS: Final = (
+    *("pid", "server_pid", "uid", "gid"),
+    *("device_number", "device_number_before"),
+)
 
 #: Of all sections, so that their second columns stand below each other.
 _LABEL_WIDTH: Final = max(len(label) for names in _SECTIONS.values() for label in names.values())
@@ -131,7 +137,7 @@ def _shown(name: str, value: object) -> str:
         return "\n".join(_shown(name, item) for item in value) or "-"
     if name.endswith("bytes") and isinstance(value, int):
         return format_size(value)
-    if isinstance(value, int) and name not in _PIDS:
+    if isinstance(value, int) and name not in _IDS:
         return f"{value:,}"
     return printable(str(value))
 

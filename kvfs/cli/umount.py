@@ -22,7 +22,7 @@ from kvfs.client.servers import remove_dead_sockets, server_of
 from kvfs.client.subprocesses import seen_in_time
 from kvfs.core.errors import CommandError, MountpointUnusable, NotMounted, ServeFailed, UsageError
 from kvfs.core.settings import Settings
-from kvfs.doctor.kernel_holders import held_by_kernel
+from kvfs.doctor.holders import held_by_kernel, note_of_servers
 from kvfs.machine.mount_table import FS_TYPE, mount_at, resolve_mountpoint, unmount
 from kvfs.machine.mounted_elsewhere import note_of
 
@@ -91,7 +91,10 @@ def run(args: argparse.Namespace) -> int:
         if dead is None:
             _unmount(mountpoint, lazy=args.lazy)
         else:
+            served = note_of_servers(mountpoint)  # while what they hold still has its path
             take_away(dead)
+            if served:
+                print(f"kvfs: {mountpoint} was a dead mount{served}", file=sys.stderr)
         ended = wait_for_end(pidfd, min(args.wait_s, _UNUSED_WAIT_S))
         # Of what somebody has a copy of nobody can tell when it ends.
         note = "" if ended else note_of(lambda mount: mount.device == present.device)

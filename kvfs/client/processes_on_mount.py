@@ -7,23 +7,50 @@ the caller gives it a bounded time.
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import Final
 
+from kvfs.machine.file_servers import GANESHA
+
 HOLDERS_MAX: Final = 3
+_SERVICE: Final = re.compile(r"/([^/\n]+\.service)$", re.MULTILINE)
 
 
 def holders(mountpoint: str) -> Iterator[tuple[int, str]]:
-    """Yield (pid, command) of each process that holds something on *mountpoint*.
+    """Yield (pid, command) of each process that holds something on *mountpoint*, servers first.
 
     Only links in /proc are read: the paths themselves are never looked at.
     """
+    commands = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
-            with contextlib.suppress(OSError):  # it ended, or is not ours to look at
-                if any(_on(mountpoint, link) for link in _links(name)):
-                    yield int(name), _command(name)
+            with contextlib.suppress(OSError):  # it ended
+                commands[name] = _command(name)
+    for name, command in sorted(commands.items(), key=lambda one: one[1] != GANESHA):
+        with contextlib.suppress(OSError):  # it ended, or is not ours to look at
+            if any(_on(mountpoint, link) for link in _links(name)):
+                yield int(name), command
+
+
+def described(pid: int, command: str) -> str:
+    """Return a holder for a reader; of a server also the command that ends it."""
+    if command != GANESHA:
+        return f"{pid} ({command})"
+    service = service_of(pid)
+    end = f"systemctl stop {service}" if service else f"kill {pid}"
+    return f"{pid} ({command}, an NFS server): `{end}` ends that"
+
+
+def service_of(pid: int) -> str:
+    """Return the systemd service of process *pid*, "" if it is in none (cgroups(7))."""
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
+            found = _SERVICE.search(file.read())
+    except OSError:
+        return ""
+    return found[1] if found is not None else ""
 
 
 def _links(pid: str) -> Iterator[str]:
@@ -46,7 +73,7 @@ def _command(pid: str) -> str:
 def main() -> None:
     """Print up to HOLDERS_MAX lines, each as soon as it is known."""
     for found, (pid, command) in enumerate(holders(sys.argv[1]), start=1):
-        print(f"{pid} ({command})", flush=True)
+        print(described(pid, command), flush=True)
         if found == HOLDERS_MAX:
             return
 

@@ -1,7 +1,7 @@
 """Files in the directory that a mount hides: stored while nothing was mounted there.
 
-It takes room on the file system below, and nobody sees it. A clone of the mount below, without
-what is mounted in it, shows the directory as it is (open_tree(2)); no FUSE is ever looked at.
+They take space on the file system below, and nobody sees them. A clone of the mount below, without
+the mounts inside it, shows the directory as it is (open_tree(2)). No FUSE is ever looked at.
 """
 
 import contextlib
@@ -11,23 +11,22 @@ import time
 from typing import Final
 
 from kvfs.core.sizes import format_size
+from kvfs.core.types import STAT_BLOCK_BYTES
 from kvfs.devices.detached import clone_of_mount
 from kvfs.doctor.facts import Below
 from kvfs.machine.mount_table import FS_TYPE, mounts
+from kvfs.storage.fan_out import DIRECTORY_FLAGS
 
-#: A mount must not wait for the count: so much is found in a second on a drive, and says enough.
+#: A mount must not wait for the count. A second on a drive finds so many, and they say enough.
 _FILES_MAX: Final = 100_000
 _LOOK_MAX_S: Final = 1.0
-#: st_blocks counts in these (stat(2)).
-_SECTOR_BYTES: Final = 512
-_DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def below(mountpoint: str) -> Below | None:
     """Count the files below the mount at *mountpoint*, or in the directory itself without one.
 
-    Stops at 100,000 of them or after a second. None where it cannot be seen: without privilege, or
-    with another file system between. The directory lies on a local file system.
+    Stops at 100,000 files or after a second. None if they cannot be seen: without privilege, or
+    with another file system in between. The directory lies on a local file system.
     """
     covering = [mount.fs_type for mount in mounts() if mount.mountpoint == mountpoint]
     if not covering or covering[-1] != FS_TYPE:
@@ -49,7 +48,7 @@ def below(mountpoint: str) -> Below | None:
 
 
 def told(found: Below | None) -> str:
-    """Return the files and their size in words; "" where there are none, or none was seen."""
+    """Return the files and their size in words; "" if there are none, or none could be seen."""
     if found is None or not found.files:
         return ""
     at_least = "" if found.is_whole else "at least "
@@ -64,8 +63,8 @@ def _count(tree_fd: int, top: str) -> Below:
     directories = [top]
     while directories:
         directory = directories.pop()
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):  # it went meanwhile
-            fd = os.open(directory, _DIRECTORY_FLAGS, dir_fd=tree_fd)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):  # removed meanwhile
+            fd = os.open(directory, DIRECTORY_FLAGS, dir_fd=tree_fd)
             stack.callback(os.close, fd)
             for found in stack.enter_context(os.scandir(fd)):
                 if files >= _FILES_MAX or time.monotonic() > until_s:
@@ -73,7 +72,7 @@ def _count(tree_fd: int, top: str) -> Below:
                 status = found.stat(follow_symlinks=False)
                 if not stat.S_ISDIR(status.st_mode):
                     files += 1
-                    size_bytes += status.st_blocks * _SECTOR_BYTES
+                    size_bytes += status.st_blocks * STAT_BLOCK_BYTES
                 elif status.st_dev == device:
                     directories.append(f"{directory}/{found.name}")
     return Below(files, size_bytes, is_whole=True)

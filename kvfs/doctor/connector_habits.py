@@ -1,4 +1,4 @@
-"""What connectors do below a mount that their settings decide, and that kvfs cannot mend.
+"""What connectors do below a mount because of their settings, which kvfs cannot change.
 
 Pure text, as in connector_settings.py; the settings are those of the versions in
 docs/connectors.md.
@@ -16,17 +16,17 @@ from kvfs.doctor.facts import ConnectorHabit
 _KV_TRANSFER: Final = "--kv-transfer-config"
 _POLICY: Final = "kv_load_failure_policy"
 _FILE_PER_KEY: Final = "file_per_key_storage_backend"
-#: LMCache's connector whose files are another process's, `lmcache server`.
+#: The connector of LMCache whose files belong to another process, `lmcache server`.
 _MULTIPROCESS: Final = "LMCacheMPConnector"
 
 
 def fails_requests(
     words: Sequence[str], told: str, mountpoint: str, origin: str
 ) -> Iterator[ConnectorHabit]:
-    """Yield vLLM's failing of requests whose blocks are gone: what it does unless told otherwise.
+    """Yield that vLLM fails requests whose blocks are gone, which is its default.
 
-    *words* is its command line, *told* what it was told elsewhere (environment, LMCache's file).
-    Of an LMCacheMPConnector it cannot be told here whose files it loads (``is_remote``).
+    *words* is its command line, *told* are its other settings (environment, LMCache's file). Whose
+    files an LMCacheMPConnector loads cannot be seen here (``is_remote``).
     """
     config = _kv_transfer_config(words)
     if not config.get("kv_connector") or config.get(_POLICY) == "recompute":
@@ -54,7 +54,7 @@ def keeps_file_per_key(
 
 
 def _kv_transfer_config(words: Sequence[str]) -> dict[str, Any]:
-    """Return what vLLM's flag says, as one JSON or as ``--kv-transfer-config.NAME VALUE``."""
+    """Return what vLLM's flag sets, as one JSON or as ``--kv-transfer-config.NAME VALUE``."""
     config: dict[str, Any] = {}
     for position, word in enumerate(words):
         flag, has_value, value = word.partition("=")

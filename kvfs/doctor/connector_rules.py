@@ -1,20 +1,19 @@
-"""Rules about connectors: how much each may keep, and what it does without a block or space."""
+"""Rules about connectors: how much each may keep, and what it does without a block or a limit."""
 
 import re
 import shlex
 from typing import Final
 
-from kvfs.core.sizes import format_size
+from kvfs.core.sizes import GIB, format_size
 from kvfs.doctor.facts import ConnectorLimit, Facts
 from kvfs.doctor.finding import Finding, Severity
 
-#: What is left to kvfs: ready extents (ready_share), headroom and partly used blocks.
+#: The rest is for kvfs: ready extents (ready_share), headroom and partly used blocks.
 _CONNECTOR_SHARE: Final = 0.9
-_GIB: Final = 1 << 30
 
 
 def connector_limits(facts: Facts) -> list[Finding] | None:
-    """A connector that may keep more than the pool holds never evicts in time by itself."""
+    """A connector that may keep more than the pool holds does not evict in time by itself."""
     capacity_bytes = facts.status.get("capacity_bytes")
     if capacity_bytes is None:
         return None
@@ -50,7 +49,7 @@ def connector_limits(facts: Facts) -> list[Finding] | None:
 
 
 def _fair(largest: ConnectorLimit, together_bytes: int, most_bytes: int) -> int:
-    """Return what is left for the largest, or its share where the others leave it too little."""
+    """Return what is left for the largest, or its share if the others leave too little."""
     left_bytes = most_bytes - together_bytes + largest.limit_bytes
     share_bytes = most_bytes * largest.limit_bytes // together_bytes
     return left_bytes if left_bytes >= largest.unit_bytes else share_bytes
@@ -58,15 +57,15 @@ def _fair(largest: ConnectorLimit, together_bytes: int, most_bytes: int) -> int:
 
 def _lower(limit: ConnectorLimit, most_bytes: int, where: str) -> str:
     value: float = most_bytes // limit.unit_bytes
-    if value == 0 and limit.unit_bytes == _GIB:  # LMCache takes fractions
-        value = most_bytes * 100 // _GIB / 100
+    if value == 0 and limit.unit_bytes == GIB:  # LMCache takes fractions
+        value = most_bytes * 100 // GIB / 100
     if value == 0:  # which means "no limit" to most of them
         return (
             f"kvfs status {where}\nthe pool is too small: no value of {limit.setting} fits into "
             f"{format_size(most_bytes)}; use a larger drive, with a capacity of "
             f"{format_size(int(limit.limit_bytes / _CONNECTOR_SHARE))}"
         )
-    if limit.file:  # a number may stand in quotation marks, or have a unit
+    if limit.file:  # the number may be in quotation marks, or have a unit
         line = rf"s/({re.escape(limit.setting)}[\"']?\s*[:=]\s*[\"']?)[0-9.]+[A-Za-z]*/\1{value}/"
         return f"sed -Ei {shlex.quote(line)} {shlex.quote(limit.file)}\nthen restart the connector"
     if limit.setting.isupper():
@@ -78,7 +77,7 @@ def _lower(limit: ConnectorLimit, most_bytes: int, where: str) -> str:
 
 
 def load_failures(facts: Facts) -> list[Finding] | None:
-    """A block that is gone is a miss; vLLM fails the request for it unless told to recompute."""
+    """A block that is gone is a miss. vLLM fails its request unless it is told to recompute."""
     if facts.habits_of_connectors is None:
         return None
     return [
@@ -94,7 +93,7 @@ def load_failures(facts: Facts) -> list[Finding] | None:
 
 
 def file_per_key(facts: Facts) -> list[Finding] | None:
-    """Mooncake's backend file_per_key has no limit that could be set below the pool's capacity."""
+    """Mooncake's backend file_per_key has no limit, so none can be set below the capacity."""
     if facts.habits_of_connectors is None:
         return None
     wanted_bytes = int(facts.status.get("capacity_bytes", 0) * _CONNECTOR_SHARE)

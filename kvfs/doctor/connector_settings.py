@@ -1,7 +1,7 @@
 """How many bytes a connector may keep: read from its environment, command line and settings files.
 
-Pure text; whose they are is the caller's business. What is known here are the settings of the
-versions in docs/connectors.md.
+Pure text: the caller knows whose it is. The settings are those of the versions in
+docs/connectors.md.
 """
 
 import json
@@ -10,15 +10,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from kvfs.core.sizes import parse_size
+from kvfs.core.sizes import GIB, parse_size
 from kvfs.doctor.facts import ConnectorLimit
-
-_GIB: Final = 1 << 30
 
 #: LMCache names this in its environment (v1, in process).
 LMCACHE_CONFIG: Final = "LMCACHE_CONFIG_FILE"
 _YAML_LINE: Final = re.compile(r"(\s*)[\"']?([\w.]+)[\"']?\s*[:=]\s*[\"']?([^\"'#\n,]*)")
-#: Names that LMCache's environment gives the settings of its file; they are what counts.
+#: Variables of LMCache for the settings of its file; they win over the file.
 _OVERRIDES: Final = {
     "local_disk": "LMCACHE_LOCAL_DISK",
     "max_local_disk_size": "LMCACHE_MAX_LOCAL_DISK_SIZE",
@@ -26,13 +24,13 @@ _OVERRIDES: Final = {
 MOONCAKE_PATH: Final = "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH"
 MOONCAKE_BACKEND: Final = "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR"
 _BUCKETS: Final = "bucket_storage_backend"
-#: Mooncake's backend: the variables with its limit, the first one set counts; each ignores the
-#: others', and ``file_per_key`` has none: it keeps to 90 % of what statvfs says.
+#: For each backend of Mooncake the variables with its limit; the first one that is set counts.
+#: ``file_per_key`` has no limit: it keeps to 90 % of what statvfs says.
 _MOONCAKE_LIMITS: Final = {
     _BUCKETS: ("MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE", "MOONCAKE_BUCKET_MAX_TOTAL_SIZE"),
     "offset_allocator_storage_backend": ("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES",),
 }
-#: SGLang reads "200G" as decimal and "200Gi" as binary; other texts switch its evictor off.
+#: SGLang reads "200G" as decimal and "200Gi" as binary. Other texts switch its evictor off.
 _SGLANG_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(i?)", re.IGNORECASE)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -78,7 +76,7 @@ def from_command_line(
 def from_settings(text: str, mountpoint: str, file: str) -> Iterator[ConnectorLimit]:
     """Yield the limits in a settings file: LMCache's YAML, an L2 adapter's JSON, VAR=VALUE lines.
 
-    A YAML is read line by line: the settings in question are plain ``name: value``.
+    YAML is read line by line, since these settings are plain ``name: value``.
     """
     try:
         parsed = json.loads(text)
@@ -98,16 +96,16 @@ def from_settings(text: str, mountpoint: str, file: str) -> Iterator[ConnectorLi
 
 
 def from_flag(text: str) -> ConnectorLimit:
-    """Return the limit that `--connector-limit` gives. Raises ValueError."""
+    """Return the limit given by `--connector-limit`. Raises ValueError."""
     return ConnectorLimit("the limit", parse_size(text), f"--connector-limit {text}")
 
 
 def with_given(
     running: Sequence[ConnectorLimit], given: Sequence[ConnectorLimit]
 ) -> tuple[ConnectorLimit, ...]:
-    """Return the limits of *running* connectors, and those *given* that are of none of them.
+    """Return the limits of *running* connectors, and those *given* that are not among them.
 
-    Two connectors with equal limits are two; a file that was given may be a running one's.
+    Two connectors with equal limits count twice. A file that was given may belong to a running one.
     """
     of_files = {(limit.setting, limit.limit_bytes, limit.file) for limit in running if limit.file}
     others = [one for one in given if (one.setting, one.limit_bytes, one.file) not in of_files]
@@ -123,13 +121,13 @@ def _of_local_disk(
     size_gib = _number(said["max_local_disk_size"])
     if not is_below(said["local_disk"], mountpoint) or not size_gib:
         return
-    limit = ConnectorLimit("max_local_disk_size", int(size_gib * _GIB), origin, _GIB, file)
+    limit = ConnectorLimit("max_local_disk_size", int(size_gib * GIB), origin, GIB, file)
     name = _OVERRIDES["max_local_disk_size"]
     yield limit._replace(setting=name, file="") if name in environment else limit
 
 
 def _top_level(text: str) -> dict[str, str]:
-    """Return the settings of a YAML or JSON that are no other setting's part, the last of each."""
+    """Return the top-level settings of a YAML or JSON text; of equal names the last counts."""
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
@@ -149,16 +147,16 @@ def _top_level(text: str) -> dict[str, str]:
 def _of_adapter(
     adapter: Mapping[str, Any], mountpoint: str, origin: str
 ) -> Iterator[ConnectorLimit]:
-    """Yield what one L2 adapter of LMCache's may keep."""
+    """Yield what one L2 adapter of LMCache may keep."""
     parameters = adapter.get("backend_params")
     said = {**adapter, **(parameters if isinstance(parameters, dict) else {})}
     if not is_below(str(said.get("base_path") or said.get("file_path") or ""), mountpoint):
         return
-    # nixl_store_dynamic goes on believing in what is gone; fs and fs_native look on disk.
+    # nixl_store_dynamic does not notice that a block is gone; fs and fs_native look on disk.
     keeps_index = str(said.get("type", "")).startswith("nixl")
     if size_gib := _number(said.get("max_capacity_gb")):
-        limit_bytes = int(size_gib * _GIB)
-        yield ConnectorLimit("max_capacity_gb", limit_bytes, origin, _GIB, "", keeps_index)
+        limit_bytes = int(size_gib * GIB)
+        yield ConnectorLimit("max_capacity_gb", limit_bytes, origin, GIB, "", keeps_index)
     if said.get("type") == "nixl_store":
         file_bytes = int(_number(said.get("file_size")))
         if limit_bytes := file_bytes * int(_number(said.get("pool_size"))):
@@ -172,7 +170,7 @@ def is_below(path: str | None, mountpoint: str) -> bool:
 
 
 def _number(value: object) -> float:
-    """Return *value* as a number, 0 when it is none; `inf` is none to compare with."""
+    """Return *value* as a number; 0 if it is not a number, or infinite."""
     try:
         number = float(str(value))
     except ValueError:

@@ -39,12 +39,13 @@ RULES: Final[dict[str, Rule]] = {
     "XFS": fs_rules.xfs,
     "below the mount": fs_rules.below_mount,
     "NFS exports": nfs_rules.exports,
+    "NFS-Ganesha": nfs_rules.ganesha,
     "NFS mount": nfs_rules.mount,
 }
 
 
 def examine(facts: Facts) -> Report:
-    """Return what every rule says of *facts*."""
+    """Return what every rule says about *facts*."""
     verdicts = []
     for check, rule in RULES.items():
         findings = rule(facts)

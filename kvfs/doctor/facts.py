@@ -1,12 +1,15 @@
 """What the rules of `kvfs doctor` judge: one snapshot of a mount, its machine and its users.
 
-Pure values; kvfs/doctor/gather.py gathers them. None means that the machine did not tell: a
-rule that would need such a fact is not decided, which the report says.
+Pure values, gathered by kvfs/doctor/gather.py. None means that the machine did not show a fact: a
+rule that needs it is not decided, and the report says so.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from kvfs.client.nfs.exports import Export
+from kvfs.client.nfs.ganesha import Ganesha
 
 
 class Disk(NamedTuple):
@@ -21,7 +24,7 @@ class Disk(NamedTuple):
 
 
 class ReadAhead(NamedTuple):
-    """How far the kernel reads ahead, and the file that says so."""
+    """How far the kernel reads ahead, and the file with the setting."""
 
     size_bytes: int
     path: str
@@ -39,7 +42,7 @@ class BackingFs(NamedTuple):
 
 
 class Below(NamedTuple):
-    """What was stored in the mountpoint's own directory, while nothing was mounted there."""
+    """What was stored in the mountpoint's own directory while nothing was mounted there."""
 
     files: int
     size_bytes: int
@@ -49,7 +52,7 @@ class Below(NamedTuple):
 
 
 class Xfs(NamedTuple):
-    """What the superblock of an XFS says (fs/xfs/libxfs/xfs_format.h)."""
+    """What is in the superblock of an XFS (fs/xfs/libxfs/xfs_format.h)."""
 
     device: str
     size_bytes: int
@@ -60,9 +63,9 @@ class Xfs(NamedTuple):
 
 
 class Dirty(NamedTuple):
-    """The kernel's bounds on bytes that are written and not yet on a drive.
+    """The kernel's limits for bytes that are written and not yet on a drive.
 
-    vm.dirty_* (Documentation/admin-guide/sysctl/vm.rst), shares already turned into bytes.
+    vm.dirty_* (Documentation/admin-guide/sysctl/vm.rst), with shares turned into bytes.
     """
 
     background_bytes: int
@@ -94,7 +97,7 @@ class Cpus(NamedTuple):
 
 
 class Wake(NamedTuple):
-    """What it costs that one CPU wakes another."""
+    """What it costs if one CPU wakes another."""
 
     round_trip_us: float
     """There and back, as a request and its answer."""
@@ -102,18 +105,8 @@ class Wake(NamedTuple):
     """How long an idle virtual CPU polls; None where no governor polls."""
 
 
-class Export(NamedTuple):
-    """One line of the kernel NFS server's table (exports(5))."""
-
-    path: str
-    client: str
-    options: frozenset[str]
-    same_fsid: tuple[str, ...] = ()
-    """Other exported paths with the same fsid=."""
-
-
 class NfsMount(NamedTuple):
-    """MOUNT is no kvfs but a mount of one through NFS."""
+    """MOUNT is not a kvfs mount, but an NFS mount of one."""
 
     source: str
     fs_type: str
@@ -121,7 +114,7 @@ class NfsMount(NamedTuple):
 
 
 class ConnectorLimit(NamedTuple):
-    """How many bytes a connector thinks that it may keep below the mount."""
+    """How many bytes a connector thinks it may keep below the mount."""
 
     setting: str
     limit_bytes: int
@@ -136,7 +129,7 @@ class ConnectorLimit(NamedTuple):
 
 
 class ConnectorHabit(NamedTuple):
-    """What a connector does that its settings decide."""
+    """What a connector does because of its settings."""
 
     habit: str
     origin: str
@@ -176,4 +169,6 @@ class Facts:
     """fs.fuse.*_request_timeout; empty before Linux 6.15, which has none."""
     exports: tuple[Export, ...] | None = None
     """Of the mount and what is below it; None: this machine serves no NFS."""
+    ganeshas: tuple[Ganesha, ...] = ()
+    """The NFS-Ganesha servers that run here."""
     nfs: NfsMount | None = None

@@ -8,7 +8,7 @@ from kvfs.doctor.facts import Facts
 
 
 class Severity(IntEnum):
-    """How much it hurts; the higher the worse."""
+    """How much it hurts: a higher value is worse."""
 
     NOTE = 1
     """Costs a little, or is worth knowing."""
@@ -27,12 +27,12 @@ class Finding(NamedTuple):
     """The command that ends it, as one types it; a second line says what else it wants."""
 
 
-#: A rule returns what it found, or None when the facts that it needs are not there.
+#: A rule returns what it found, or None if facts that it needs are missing.
 Rule = Callable[[Facts], list[Finding] | None]
 
 
 class Verdict(NamedTuple):
-    """What one rule made of the facts."""
+    """What one rule concluded from the facts."""
 
     check: str
     findings: tuple[Finding, ...]

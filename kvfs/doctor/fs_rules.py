@@ -3,17 +3,15 @@
 import shlex
 from typing import Final
 
+from kvfs.core.pool_layout import XFS_INODE_BYTES, XFS_INODES, XFS_TREES
 from kvfs.core.sizes import format_size
 from kvfs.doctor.facts import Facts
 from kvfs.doctor.finding import Finding, Severity
 
-#: Both identity xattrs of an extent stay inside an inode of this size (kvfs/devices/xfs.py);
-#: in a smaller one each costs a block of its own, 30 us instead of 4.
-_INODE_WANTED_BYTES: Final = 1024
-#: Creates and unlinks come in bursts, and wait for the disk when the log is full.
+#: Creates and unlinks come in bursts. When the log is full, they wait for the disk.
 _LOG_LOW_BYTES: Final = 64 << 20
 _LOG_MATTERS_FROM_BYTES: Final = 100 << 30
-#: Option: what it costs, and the one to mount with instead.
+#: By option: what it costs, and the option to use instead.
 _COSTLY: Final = {
     "sync": ("every write waits for the drive", "async"),
     "dirsync": ("every create and unlink waits for the drive", "async"),
@@ -22,12 +20,12 @@ _COSTLY: Final = {
     "discard": ("every unlink waits for the drive's own discard", "nodiscard"),
 }
 _SEVERE: Final = frozenset({"sync", "dirsync", "wsync", "data=journal"})
-#: These are read at the mount alone: a remount refuses them.
+#: These are read at the mount only: a remount refuses them.
 _NEEDS_NEW_MOUNT: Final = frozenset({"wsync", "data=journal"})
 
 
 def mount_options(facts: Facts) -> list[Finding] | None:
-    """What a drive of kvfs's own is mounted with is right; a directory's or image's home may not.
+    """kvfs mounts its own drive right; below a directory or image others chose the options.
 
     ext4(5), xfs(5), mount(8).
     """
@@ -55,7 +53,7 @@ def mount_options(facts: Facts) -> list[Finding] | None:
 
 
 def below_mount(facts: Facts) -> list[Finding] | None:
-    """What clients store while nothing is mounted fills the disk that the mountpoint lies on."""
+    """While nothing is mounted, clients fill the disk on which the mountpoint lies."""
     if facts.below is None:
         return None
     if not facts.below.files:
@@ -78,20 +76,20 @@ def below_mount(facts: Facts) -> list[Finding] | None:
 
 
 def _without_pool(facts: Facts, commands: str) -> str:
-    """Return *commands* for which nobody may use the pool, and what comes before and after."""
+    """Return *commands* that need an unused pool, with the unmount and mount around them."""
     where, source = shlex.quote(facts.mountpoint), shlex.quote(facts.source)
     return f"kvfs umount {where} && {commands} && kvfs mount {source} {where}"
 
 
 def _made_anew(facts: Facts, device: str) -> str:
-    """Return what makes the XFS on *device* as kvfs does."""
+    """Return the commands that make the XFS on *device* as kvfs would."""
     source = shlex.quote(facts.source)
     if facts.kind != "directory" or facts.backing is None:
         remark = "erases the pool: only if a cold cache costs less"
         return f"{_without_pool(facts, f'kvfs mkfs --force {source}')}\n{remark}"
     home, drive = shlex.quote(facts.backing.mountpoint), shlex.quote(device)
     commands = (
-        f"umount {home} && mkfs.xfs -f -i size=1024,maxpct=100 -m reflink=0,rmapbt=0 {drive} && "
+        f"umount {home} && mkfs.xfs -f -i {XFS_INODES} -m {XFS_TREES} {drive} && "
         f"mount {drive} {home} && mkdir -p {source}"
     )
     remark = f"erases all of {facts.backing.mountpoint}: only if it is to be formatted anyway"
@@ -99,13 +97,13 @@ def _made_anew(facts: Facts, device: str) -> str:
 
 
 def xfs(facts: Facts) -> list[Finding] | None:
-    """An XFS that kvfs made is right; one that a directory lies on may have been made otherwise."""
+    """kvfs makes its own XFS right; the XFS below a directory may have been made otherwise."""
     if facts.xfs is None:
         return [] if facts.backing is not None and facts.backing.fs_type != "xfs" else None
     made = facts.xfs
     found = []
     again = _made_anew(facts, made.device)
-    if made.inode_bytes < _INODE_WANTED_BYTES:
+    if made.inode_bytes < XFS_INODE_BYTES:
         problem = (
             f"the XFS on {made.device} has inodes of {made.inode_bytes} bytes: the identity "
             "of a block does not fit in, and each store writes one more block"

@@ -1,6 +1,6 @@
-"""Gathers what the rules of `kvfs doctor` judge: it looks, and judges nothing.
+"""Gathers the facts that the rules of `kvfs doctor` judge; it does not judge them.
 
-A mounted kvfs is never looked at by path: a server that hangs would take the doctor along.
+A mounted kvfs is never looked at by path: if its server hangs, the doctor would hang, too.
 """
 
 import json
@@ -8,6 +8,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from kvfs.client.nfs.exports import Export
+from kvfs.client.nfs.ganesha import ganeshas
+from kvfs.client.nfs.nfsd import told_exports
 from kvfs.client.servers import status_of
 from kvfs.client.subprocesses import seen_in_time
 from kvfs.core.errors import CommandError, NotMounted, UsageError
@@ -19,7 +22,6 @@ from kvfs.doctor.facts import (
     ConnectorHabit,
     ConnectorLimit,
     Dirty,
-    Export,
     Facts,
     NfsMount,
     Wake,
@@ -28,7 +30,6 @@ from kvfs.doctor.facts import (
 from kvfs.doctor.gather_connectors import limits_of_file
 from kvfs.doctor.gather_disks import Drives, xfs_on
 from kvfs.doctor.gather_process import cpus_of, limits_of
-from kvfs.doctor.kernel_holders import ETAB, parse_exports
 from kvfs.machine.hardware import available_memory_bytes, halt_poll_ns, round_trip_us
 from kvfs.machine.mount_table import FS_TYPE, Mount, mount_at, mount_of, resolve_mountpoint
 
@@ -39,8 +40,8 @@ _TIMEOUTS: Final = ("default_request_timeout", "max_request_timeout")
 def gather(path: str, flags: Sequence[str] = (), files: Sequence[str] = ()) -> Facts:
     """Return the facts about the mount at *path*.
 
-    *flags* are limits of connectors that the caller was told, *files* their settings. Raises
-    NotMounted, UsageError, and what the server's answer says.
+    *flags* are limits of connectors that the user gave, *files* their settings. Raises NotMounted,
+    UsageError, and the error in the server's answer.
     """
     mountpoint = resolve_mountpoint(path)
     present = mount_at(mountpoint)
@@ -81,6 +82,7 @@ def gather(path: str, flags: Sequence[str] = (), files: Sequence[str] = ()) -> F
         wake=_wake(),
         fuse_timeouts_s=_timeouts(),
         exports=_exports(mountpoint),
+        ganeshas=ganeshas(mountpoint),
     )
 
 
@@ -88,7 +90,7 @@ def _kind(source: str) -> str:
     try:
         return recognise(source)
     except CommandError:
-        return ""  # in another mount namespace, or taken away
+        return ""  # in another mount namespace, or removed
 
 
 def _device_of(source: str, kind: str, drives: Drives) -> int | None:
@@ -104,7 +106,7 @@ def _device_of(source: str, kind: str, drives: Drives) -> int | None:
 
 
 def _home_of(source: str, kind: str, device: int) -> int:
-    """Return the device whose drives hold the bytes: an image's loop device has none itself."""
+    """Return the device whose drives hold the bytes; for an image, that below the loop device."""
     return os.stat(source).st_dev if kind == "image" else device
 
 
@@ -196,10 +198,7 @@ def _sysctl(name: str) -> int | None:
 
 def _exports(mountpoint: str) -> tuple[Export, ...] | None:
     try:
-        with open(ETAB, encoding="utf-8", errors="surrogateescape") as file:
-            return parse_exports(file.read(), mountpoint)
-    except FileNotFoundError:
-        return ()  # no NFS server of the kernel's here
+        return told_exports(mountpoint)
     except OSError:
         return None
 

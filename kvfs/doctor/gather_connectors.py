@@ -1,8 +1,8 @@
 """Which connectors work below a mountpoint, and how many bytes each may keep.
 
-Run as a program of its own (``python -m kvfs.doctor.gather_connectors MOUNTPOINT``): looking at
-another process's environment can wait for an exec of that process, which may wait for the very
-mount; the caller gives it a bounded time. One line of JSON for each.
+Run as a program of its own (``python -m kvfs.doctor.gather_connectors MOUNTPOINT``) with a time
+limit: reading another process's environment can wait for an exec of that process, which may wait
+for this very mount. It prints one line of JSON for each.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ from kvfs.doctor.connector_settings import (
 )
 from kvfs.doctor.facts import ConnectorHabit, ConnectorLimit
 
-#: Settings files are a page; more is something else.
+#: Settings files are about a page; what is larger is something else.
 _FILE_MAX_BYTES: Final = 1 << 20
 
 
 Said = ConnectorLimit | ConnectorHabit
-#: What is no connector, and has only handed on what it was started with.
+#: Programs that are not connectors, but have only passed their arguments on.
 _LAUNCHERS: Final = frozenset(
     [
         "sh",
@@ -60,17 +60,17 @@ _LAUNCHERS: Final = frozenset(
 
 
 class _Processes:
-    """What every process that this one may look at says; each is looked at once."""
+    """The settings of every process that this one may look at; each is read once."""
 
     def __init__(self, mountpoint: str) -> None:
         self._mountpoint = mountpoint
         self._said: dict[int, tuple[Said, ...]] = {}
-        #: The doctor that runs this, which has the caller's environment.
+        #: This process and the doctor that runs it, which have the caller's environment.
         self._own = {os.getpid(), os.getppid()}
         self.serves = False
 
     def said(self) -> Iterator[Said]:
-        """Yield what connectors say, without what a worker has from the process that started it."""
+        """Yield the connectors' settings; what a worker inherited from its parent is left out."""
         for name in os.listdir("/proc"):
             if name.isdigit():
                 with contextlib.suppress(OSError):  # it ended, or is not ours to look at
@@ -116,7 +116,7 @@ class _Processes:
 
 
 def said_by_processes(mountpoint: str) -> Iterator[Said]:
-    """Yield what connectors say that work below *mountpoint*.
+    """Yield the settings of connectors that work below *mountpoint*.
 
     What depends on other processes comes last.
     """
@@ -149,7 +149,7 @@ def _read(path: str) -> str:
 
 
 def main() -> None:
-    """Print each as soon as it is known."""
+    """Print each one as soon as it is known."""
     for one in said_by_processes(sys.argv[1]):
         print(json.dumps([type(one).__name__, one._asdict()]), flush=True)
 

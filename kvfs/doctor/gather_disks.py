@@ -1,6 +1,6 @@
 """What the kernel shows of drives: which lie under a path, and how each is set.
 
-sysfs(5), Documentation/block/queue-sysfs.rst; the tree's root can be another directory, for tests.
+sysfs(5), Documentation/block/queue-sysfs.rst. For tests the root of sysfs can be another directory.
 """
 
 import os
@@ -8,9 +8,9 @@ import struct
 from pathlib import Path
 from typing import Final
 
+from kvfs.core.sizes import KIB
 from kvfs.doctor.facts import Disk, ReadAhead, Xfs
 
-_KIB: Final = 1 << 10
 _SECTOR: Final = 4096
 #: struct xfs_dsb, big-endian: magic at 0, block size 4, blocks 8, log blocks 96, version 100,
 #: inode size 104, and the v5 feature words of which ro_compat is at 212 (xfs_format.h).
@@ -27,20 +27,20 @@ class Drives:
         self._sysfs = Path(sysfs)
 
     def under(self, device_number: int) -> tuple[Disk, ...]:
-        """Return the drives at the bottom of a device: of a partition its drive, of RAID members.
+        """Return the drives below a device: the drive of a partition, the members of a RAID.
 
-        *device_number* is a st_dev or st_rdev; empty for what is no block device.
+        *device_number* is a st_dev or st_rdev. Empty if it is not a block device.
         """
         top = self._whole(device_number)
         return tuple(self._disk(name) for name in self._bottom(top)) if top else ()
 
     def read_ahead(self, device_number: int) -> ReadAhead | None:
-        """Return the read-ahead of the device that a file system on it uses."""
+        """Return the read-ahead that a file system on the device uses."""
         top = self._whole(device_number)
         return self._read_ahead(f"block/{top}/queue/read_ahead_kb") if top else None
 
     def mount_read_ahead(self, device_number: int) -> ReadAhead | None:
-        """Return the read-ahead of a mount without a drive, such as FUSE's."""
+        """Return the read-ahead of a mount without a drive, such as a FUSE mount."""
         number = f"{os.major(device_number)}:{os.minor(device_number)}"
         return self._read_ahead(f"class/bdi/{number}/read_ahead_kb")
 
@@ -53,7 +53,7 @@ class Drives:
         return None
 
     def _whole(self, device_number: int) -> str:
-        """Return the name of the drive or volume; of a partition that of its drive."""
+        """Return the name of the drive or volume; for a partition, the name of its drive."""
         number = f"{os.major(device_number)}:{os.minor(device_number)}"
         link = self._sysfs / "dev" / "block" / number
         if not link.exists():
@@ -74,7 +74,7 @@ class Drives:
     def _disk(self, name: str) -> Disk:
         chosen = self._text(f"block/{name}/queue/scheduler")
         active = chosen.partition("[")[2].partition("]")[0]
-        # An NVMe namespace's node is its controller's, one directory further up.
+        # An NVMe namespace has its controller's node, one directory further up.
         nodes = [self._text(f"block/{name}/{up}numa_node") for up in ("device/", "device/device/")]
         return Disk(
             name,
@@ -85,7 +85,7 @@ class Drives:
 
     def _read_ahead(self, file: str) -> ReadAhead | None:
         text = self._text(file)
-        return ReadAhead(int(text) * _KIB, f"/sys/{file}") if text.isdigit() else None
+        return ReadAhead(int(text) * KIB, f"/sys/{file}") if text.isdigit() else None
 
     def _text(self, file: str) -> str:
         try:
@@ -95,9 +95,9 @@ class Drives:
 
 
 def xfs_on(path: str) -> Xfs | None:
-    """Return what the XFS on the device or image *path* says of itself, None when it is another.
+    """Return the superblock of the XFS on the device or image *path*, None if it is not XFS.
 
-    Reads the first sector, which a mounted XFS keeps as it was made.
+    Reads the first sector, which a mounted XFS does not change.
     """
     try:
         with open(path, "rb") as file:

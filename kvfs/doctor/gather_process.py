@@ -1,19 +1,20 @@
-"""What the server process may use, as /proc and its control group say (proc(5), cgroups(7))."""
+"""What the server process may use, from /proc and its control group (proc(5), cgroups(7))."""
 
 import os
 from pathlib import Path
 from typing import Final
 
+from kvfs.client.processes_on_mount import service_of
 from kvfs.doctor.facts import Cpus, Limits
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _NODES: Final = Path("/sys/devices/system/node")
-#: cgroup v1 shows "no bound" as the largest number of whole pages.
+#: cgroup v1 shows "no limit" as the largest number of whole pages.
 _NO_BOUND_BYTES: Final = 1 << 60
 
 
 def limits_of(pid: int) -> Limits | None:
-    """Return the limits of process *pid*, None when it cannot be looked at."""
+    """Return the limits of process *pid*, None if it cannot be looked at."""
     process = Path(f"/proc/{pid}")
     try:
         used = len(os.listdir(process / "fd"))
@@ -25,12 +26,12 @@ def limits_of(pid: int) -> Limits | None:
     memory_bytes, memory_group = _memory(groups)
     cpus, cpu_group = _cpus(groups)
     return Limits(
-        used, soft, memory_bytes, cpus, _unit(groups), oom_score_adj, memory_group, cpu_group
+        used, soft, memory_bytes, cpus, service_of(pid), oom_score_adj, memory_group, cpu_group
     )
 
 
 def cpus_of(pid: int) -> Cpus | None:
-    """Return where process *pid* may run; None when it or the machine's nodes are not shown."""
+    """Return where process *pid* may run; None if it or the machine's nodes cannot be seen."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         allowed = next(
@@ -61,7 +62,7 @@ def _soft_open_files(limits: str) -> int:
 
 
 def _groups(text: str) -> dict[str, Path]:
-    """Return the directory of each controller's group; the unified hierarchy's is ``""``."""
+    """Return the directory of each controller's group; ``""`` is the unified hierarchy."""
     groups = {}
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -71,7 +72,7 @@ def _groups(text: str) -> dict[str, Path]:
 
 
 def _memory(groups: dict[str, Path]) -> tuple[int | None, str]:
-    """Return the tightest bound of the group and those above it, and the file that says it."""
+    """Return the lowest limit of the group and those above it, and the file that sets it."""
     bounds = [(int(t), file) for t, file in _up(groups, "memory", "memory.max") if t != "max"]
     bounds += [(int(t), file) for t, file in _up(groups, "memory", "memory.limit_in_bytes")]
     least, file = min(bounds, default=(_NO_BOUND_BYTES, ""))
@@ -94,7 +95,7 @@ def _cpus(groups: dict[str, Path]) -> tuple[float | None, str]:
 
 
 def _up(groups: dict[str, Path], controller: str, file: str) -> list[tuple[str, str]]:
-    """Return what *file* says in the group and in all above it, and where, in either version."""
+    """Return the content and path of *file* in the group and all above it, in either version."""
     found = []
     for home, group in (
         (_CGROUPS, groups.get("")),
@@ -110,9 +111,3 @@ def _up(groups: dict[str, Path], controller: str, file: str) -> list[tuple[str, 
             except OSError:
                 continue
     return found
-
-
-def _unit(groups: dict[str, Path]) -> str:
-    group = groups.get("", Path("/"))
-    named = groups.get("name=systemd", group)
-    return next((one.name for one in (group, named) if one.name.endswith(".service")), "")

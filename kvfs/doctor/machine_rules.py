@@ -2,32 +2,31 @@
 
 from typing import Final
 
-from kvfs.core.sizes import format_size
+from kvfs.core.sizes import KIB, format_size
 from kvfs.doctor.facts import Facts
 from kvfs.doctor.finding import Finding, Severity
 
-_KIB: Final = 1 << 10
-#: A block is 2-40 MiB and read from its start to its end. Read-ahead bounds what one buffered
-#: read keeps in flight (page_cache_sync_ra in mm/readahead.c), and NVMe wants a few MiB of that.
+#: Blocks of 2-40 MiB are read from start to end. Read-ahead limits what one buffered read keeps in
+#: flight (page_cache_sync_ra in mm/readahead.c), and NVMe wants a few MiB in flight.
 _READ_AHEAD_LOW_BYTES: Final = 1 << 20
-#: Some requests in flight: kvfs sets it for its own mounts (mount/files/path_choice.py).
+#: Several requests in flight: kvfs sets it for its own mounts (mount/files/path_choice.py).
 READ_AHEAD_WANTED_BYTES: Final = 4 << 20
-#: Some seconds of one NVMe drive's writing; more is a stall of that length when it must go.
+#: Some seconds of writing for one NVMe drive; more means a longer stall when it must be written.
 _DIRTY_HIGH_BYTES: Final = 16 << 30
 _DIRTY_WANTED_BYTES: Final = 8 << 30
 _DIRTY_BACKGROUND_WANTED_BYTES: Final = 1 << 30
-#: Less than a few blocks: every writer is made to wait for the drive.
+#: Less than a few blocks: the kernel makes every writer wait for the drive.
 _DIRTY_LOW_BYTES: Final = 256 << 20
-#: A request and its answer, each of which wakes somebody; more is worth a word.
+#: For a request and its answer, each of which wakes a process; a longer time is worth a finding.
 SLOW_TRIP_US: Final = 40.0
 #: The default of Linux's haltpoll (Documentation/virt/guest-halt-polling.rst).
 _HALT_POLL_WANTED_NS: Final = 200_000
-#: BFQ orders by process and costs CPU for each request; a drive of 1 M IOPS wants none of it.
+#: BFQ orders requests by process, which costs CPU and does not help a drive of 1 M IOPS.
 _SLOW_SCHEDULERS: Final = frozenset({"bfq"})
 
 
 def numa(facts: Facts) -> list[Finding] | None:
-    """A server far from its drive pays for the way at every interrupt and every copy."""
+    """A server far from its drive pays for the distance at every interrupt and every copy."""
     if facts.cpus is None or facts.disks is None:
         return None
     found = []
@@ -85,7 +84,7 @@ def wake_ups(facts: Facts) -> list[Finding] | None:
 
 
 def io_scheduler(facts: Facts) -> list[Finding] | None:
-    """Flash needs no ordering of its requests."""
+    """Flash does not need its requests sorted."""
     if facts.disks is None:
         return None
     return [
@@ -101,7 +100,7 @@ def io_scheduler(facts: Facts) -> list[Finding] | None:
 
 
 def rotating_drive(facts: Facts) -> list[Finding] | None:
-    """A hard disk loads a block slower than a GPU computes it again."""
+    """A hard disk loads a block more slowly than a GPU computes it again."""
     if facts.disks is None:
         return None
     return [
@@ -118,11 +117,11 @@ def rotating_drive(facts: Facts) -> list[Finding] | None:
 
 
 def read_ahead(facts: Facts) -> list[Finding] | None:
-    """Which read-ahead counts depends on the data path.
+    """The data path decides which read-ahead counts.
 
-    With passthrough the kernel reads with the backing file's own state, whose read-ahead is the
-    drive's (backing_file_read_iter in fs/backing-file.c; file_ra_state_init); the FUSE mount's own
-    setting (bdi 0:N) counts on the daemon path only, beside the drive's.
+    With passthrough the kernel reads with the backing file's own state, which has the read-ahead of
+    the drive (backing_file_read_iter in fs/backing-file.c; file_ra_state_init). The setting of the
+    FUSE mount (bdi 0:N) counts on the daemon path only, in addition to the drive's.
     """
     path = facts.status.get("data_path")
     if path is None or (facts.device_read_ahead is None and facts.fuse_read_ahead is None):
@@ -136,7 +135,7 @@ def read_ahead(facts: Facts) -> list[Finding] | None:
             f"the kernel reads {format_size(ahead.size_bytes)} ahead of readers on {whose}, which "
             "keeps a buffered load of a block far below the drive's speed (O_DIRECT is not "
             "affected)",
-            f"echo {READ_AHEAD_WANTED_BYTES // _KIB} > {ahead.path}",
+            f"echo {READ_AHEAD_WANTED_BYTES // KIB} > {ahead.path}",
         )
         for whose, ahead in counting
         if ahead is not None and ahead.size_bytes < _READ_AHEAD_LOW_BYTES
@@ -144,7 +143,7 @@ def read_ahead(facts: Facts) -> list[Finding] | None:
 
 
 def dirty_limits(facts: Facts) -> list[Finding] | None:
-    """Buffered stores fill memory up to these bounds, and then everybody waits for the drive."""
+    """Buffered stores fill memory up to these limits; then everybody waits for the drive."""
     if facts.dirty is None:
         return None
     limit_bytes = facts.dirty.limit_bytes
@@ -168,7 +167,7 @@ def dirty_limits(facts: Facts) -> list[Finding] | None:
 
 
 def page_cache(facts: Facts) -> list[Finding] | None:
-    """With zone_reclaim_mode a node throws its page cache away while another has free memory."""
+    """With zone_reclaim_mode a node drops its page cache although another has free memory."""
     if facts.zone_reclaim_mode is None:
         return None
     if facts.zone_reclaim_mode == 0:

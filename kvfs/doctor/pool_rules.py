@@ -1,4 +1,4 @@
-"""Rules about the pool: what can be evicted, who keeps the rest, where its bytes move."""
+"""Rules about the pool: what can be evicted, who keeps the rest, which way its bytes go."""
 
 import shlex
 from typing import Any, Final
@@ -8,14 +8,14 @@ from kvfs.core.sizes import format_size
 from kvfs.doctor.facts import Facts
 from kvfs.doctor.finding import Finding, Severity
 
-#: Below it a burst of stores meets ENOSPC before anything can go.
+#: With less a burst of stores gets ENOSPC before anything can be evicted.
 _EVICTABLE_SHARE_MIN: Final = 0.05
-#: A pool that is emptier than this has room enough without evicting.
+#: A pool that is emptier than this has enough space without evicting.
 _FULL_SHARE: Final = 0.9
 
 
 def evictable_data(facts: Facts) -> list[Finding] | None:
-    """A full pool in which nothing may go answers ENOSPC."""
+    """A full pool without evictable blocks answers ENOSPC."""
     capacity_bytes = facts.status.get("capacity_bytes")
     used_bytes = facts.status.get("used_bytes")
     evictable_bytes = evictable_of(facts)
@@ -39,7 +39,7 @@ def evictable_data(facts: Facts) -> list[Finding] | None:
 
 
 def _let_go(facts: Facts) -> str:
-    """Return the command against the largest of those who keep bytes from going."""
+    """Return the command against whoever keeps the most bytes from eviction."""
     where = shlex.quote(facts.mountpoint)
     largest = max(_held(facts), key=lambda held: held[1], default=("", 0))[0]
     if largest == "pinned":
@@ -53,7 +53,7 @@ def _let_go(facts: Facts) -> str:
 
 
 def evictable_of(facts: Facts) -> int | None:
-    """Return the bytes that kvfs may evict, as the server says or as its states add up to."""
+    """Return the bytes that kvfs may evict: the server's figure, or the sum over the states."""
     said = facts.status.get("evictable_bytes")
     if isinstance(said, int):
         return said
@@ -63,12 +63,12 @@ def evictable_of(facts: Facts) -> int | None:
     return sum(int(states.get(state, {}).get("bytes", 0)) for state in _MAY_GO)
 
 
-#: States that policy lets go (kvfs/core/lifecycle.py).
+#: States that may be evicted (kvfs/core/lifecycle.py).
 _MAY_GO: Final = ("published", "orphan_slab", "orphan")
 
 
 def _held(facts: Facts) -> list[tuple[str, int]]:
-    """Return who keeps bytes from going."""
+    """Return who keeps bytes from eviction."""
     named = [
         (name, int(facts.status[f"{name}_bytes"]))
         for name in ("leased", "slab", "pinned", "open")
@@ -85,9 +85,9 @@ def _held(facts: Facts) -> list[tuple[str, int]]:
 
 
 def backing_space(facts: Facts) -> list[Finding] | None:
-    """A directory shares its file system: others may have taken what the pool counts on."""
+    """A directory shares its file system: others may have taken space that the pool counts on."""
     if facts.kind in ("block", "image"):
-        return []  # nobody else's: an image is allocated in full
+        return []  # not shared: an image is allocated in full
     if facts.backing is None or "capacity_bytes" not in facts.status:
         return None
     capacity_bytes, used_bytes = facts.status["capacity_bytes"], facts.status["used_bytes"]
@@ -111,7 +111,7 @@ def backing_space(facts: Facts) -> list[Finding] | None:
 
 
 def damage(facts: Facts) -> list[Finding] | None:
-    """Damage is a miss and a counter; a counter that grows is a drive that dies."""
+    """Damage is a miss and a counter; a counter that grows means that the drive is dying."""
     if facts.status.get("device_lost"):
         problem = f"{facts.source} is lost: {facts.status['device_lost']}; every name is a miss"
         where, source = shlex.quote(facts.mountpoint), shlex.quote(facts.source)
@@ -145,7 +145,7 @@ def damage(facts: Facts) -> list[Finding] | None:
 
 
 def index_map(facts: Facts) -> list[Finding] | None:
-    """The index's map takes so many names; what is stored beyond them costs others their place."""
+    """The index's map has space for so many names; storing more evicts others."""
     if "index_used_bytes" not in facts.status or "index_map_bytes" not in facts.status:
         return None
     rows_bytes, map_bytes = facts.status["index_used_bytes"], facts.status["index_map_bytes"]
@@ -193,7 +193,7 @@ def passthrough(facts: Facts) -> list[Finding] | None:
 
 
 def leases(facts: Facts) -> list[Finding] | None:
-    """Who has more leases than its share is refused what it stores under final names."""
+    """A process with more leases than its share cannot store under final names."""
     leased_bytes, most_bytes = facts.status.get("leased_bytes"), facts.status.get("lease_max_bytes")
     if leased_bytes is None or most_bytes is None:
         return None
@@ -215,7 +215,7 @@ def leases(facts: Facts) -> list[Finding] | None:
 
 
 def lessee_of(facts: Facts) -> str | None:
-    """Return who keeps most by leases, for a reader; None if nobody is known."""
+    """Return who holds the most by leases, for a reader; None if nobody is known."""
     lessee = facts.status.get("largest_lease_holder")
     if not isinstance(lessee, dict):
         return None

@@ -3,24 +3,24 @@
 import shlex
 from typing import Final
 
+from kvfs.core.settings import Settings
 from kvfs.core.sizes import format_size
 from kvfs.doctor.facts import Facts, Limits
 from kvfs.doctor.finding import Finding, Severity
 
-#: Ids of 16,384 lately opened blocks, the ready extents, the open ones: the setting
-#: open_files_max asks for a million.
+#: Lately opened blocks (backing_ids_max), ready extents, open blocks.
 _OPEN_FILES_LOW: Final = 65_536
-_OPEN_FILES_WANTED: Final = 1_048_576
+_OPEN_FILES_WANTED: Final = Settings().open_files_max
 _NEARLY_ALL_SHARE: Final = 0.8
-#: The server itself and the part of the index that is in use; the daemon path also charges it
-#: with the page cache of every block that it moves.
+#: For the server itself and the part of the index that is in use. On the daemon path the page cache
+#: of every block that it moves is charged to it, too.
 _MEMORY_SERIOUS_BYTES: Final = 512 << 20
 _MEMORY_LOW_BYTES: Final = 2 << 30
-_OOM_SCORE_WANTED: Final = -900
+_OOM_SCORE_WANTED: Final = Settings().oom_score_adj
 
 
 def request_timeouts(facts: Facts) -> list[Finding] | None:
-    """A request timeout does not fail the request: it aborts the connection, every open file too.
+    """A request timeout does not fail one request: it aborts the whole connection.
 
     fuse_check_timeout in fs/fuse/dev.c; set at INIT from fs.fuse.default_request_timeout and
     bounded by fs.fuse.max_request_timeout (init_server_timeout in fs/fuse/inode.c).
@@ -42,7 +42,7 @@ def request_timeouts(facts: Facts) -> list[Finding] | None:
 
 
 def open_files(facts: Facts) -> list[Finding] | None:
-    """Every open block is an open extent of the server's."""
+    """For every open block the server has an extent open."""
     if facts.limits is None:
         return None
     used, most = facts.limits.open_files, facts.limits.open_files_max
@@ -63,7 +63,7 @@ def open_files(facts: Facts) -> list[Finding] | None:
 
 
 def memory_bound(facts: Facts) -> list[Finding] | None:
-    """A server that meets its memory bound is killed, or waits for its own page cache."""
+    """A server that reaches its memory limit is killed, or waits for its own page cache."""
     if facts.limits is None:
         return None
     most_bytes = facts.limits.memory_max_bytes
@@ -81,7 +81,7 @@ def memory_bound(facts: Facts) -> list[Finding] | None:
 
 
 def cpu_bound(facts: Facts) -> list[Finding] | None:
-    """A throttled server makes every open wait for its next share of time."""
+    """While a server is throttled, every open waits for its next share of CPU time."""
     if facts.limits is None:
         return None
     if facts.limits.cpus_max is None or facts.limits.cpus_max >= 1:
@@ -97,9 +97,9 @@ def cpu_bound(facts: Facts) -> list[Finding] | None:
 
 
 def _property(assignment: str, limits: Limits, file: str) -> str:
-    """Return what lifts the bound in a control group's *file*; systemd undoes what it is not told.
+    """Return what lifts the limit in a control group's *file*; systemd must know, or restores it.
 
-    "max" is no bound in the files of version 2, -1 in those of version 1 (cgroups(7)).
+    No limit is "max" in the files of version 2, -1 in those of version 1 (cgroups(7)).
     """
     group = file.rpartition("/")[0].rpartition("/")[2]
     unit = group if group.endswith((".service", ".slice", ".scope")) else limits.unit
@@ -110,7 +110,7 @@ def _property(assignment: str, limits: Limits, file: str) -> str:
 
 
 def oom_killer(facts: Facts) -> list[Finding] | None:
-    """The server is small and its death stalls everybody: it should be the last to go."""
+    """The server is small and its death stalls everybody: it should be killed last."""
     if facts.limits is None:
         return None
     if facts.limits.oom_score_adj <= 0:

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from kvfs.client.nfs.exports import Export
 from kvfs.doctor.examine import RULES, examine
-from kvfs.doctor.facts import Export, Facts, ReadAhead
+from kvfs.doctor.facts import Facts, NfsMount, ReadAhead
 from kvfs.doctor.finding import Finding, Severity
+from tests.support.documented import of
+from tests.support.ill_exports import nfs
 from tests.support.ill_mounts import (
     GIB,
     HEALTHY,
@@ -17,7 +20,6 @@ from tests.support.ill_mounts import (
     IN_A_FILE,
     LOCAL_DISK,
     connectors,
-    nfs,
 )
 
 
@@ -34,6 +36,16 @@ def test_a_healthy_mount_has_no_findings() -> None:
 
 def test_a_healthy_mount_through_nfs_has_no_findings() -> None:
     facts = Facts(mountpoint="/kv", dirty=HEALTHY.dirty, **nfs())
+    assert findings_of(facts) == []
+
+
+def test_the_mount_that_the_page_on_nfs_shows_has_no_findings() -> None:
+    """docs/nfs.md; no kernel here has an NFS client to mount it with."""
+    (command,) = of("docs/nfs.md", "mount -t nfs ")
+    options = command.split()[4].split(",")
+    given = {name: value for name, _, value in (one.partition("=") for one in options)}
+    facts = Facts(mountpoint="/kv", nfs=NfsMount("server:/kv", "nfs4", given))
+    assert {"softerr", "nconnect", "acdirmin", "vers"} <= given.keys()
     assert findings_of(facts) == []
 
 

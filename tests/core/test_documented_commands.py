@@ -23,6 +23,8 @@ RUN: Final = {
     "kvfs mkfs ": "tests/fuse/test_documented_commands.py",
     "kvfs status ": "tests/fuse/test_documented_commands.py",
     "kvfs doctor ": "tests/fuse/test_documented_commands.py",
+    "kvfs export ": "tests/fuse/test_cli_export.py",
+    "exportfs ": "tests/fuse/test_cli_export.py",
     "kvfs evict ": "tests/fuse/test_documented_commands.py",
     "kvfs pin ": "tests/fuse/test_documented_commands.py",
     "kvfs umount ": "tests/fuse/test_documented_commands.py",
@@ -35,6 +37,7 @@ RUN: Final = {
 }
 #: How a command begins that cannot be run here as it stands: why, and what is looked at instead.
 NOT_RUN: Final = {
+    "mount -t nfs ": "no kernel here has an NFS client; test_doctor_rules.py judges its options",
     "make ": "installs, runs for up to an hour, CI does it; that each has a recipe is tested",
     "python -m sglang.launch_server ": "wants a GPU; its file tiers are run (test_sglang_*.py)",
     "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR=": "the same",

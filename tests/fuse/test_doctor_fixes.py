@@ -13,9 +13,11 @@ from typing import Any, Final
 
 import pytest
 
+from kvfs.client.nfs.ganesha import Ganesha
 from kvfs.doctor.examine import RULES, examine
 from kvfs.doctor.facts import Below, ConnectorHabit, ConnectorLimit, Cpus, Facts, ReadAhead
 from kvfs.doctor.gather import gather
+from tests.support.ill_exports import ganesha_with
 from tests.support.ill_mounts import HEALTHY, ILL
 from tests.support.mounting import (
     COMMAND_WAIT_S,
@@ -41,6 +43,8 @@ NOT_RUN: Final = {
     ". /etc/os-release && ": "installs a kernel",
     "exportfs ": "no kernel here has an NFS server",
     "umount /kv && mount -t nfs ": "nor a client",
+    "systemctl restart nfs-ganesha": "needs systemd as init",
+    "kill 4711; ": "needs that server; test_cli_export.py has a real one",
     "vllm serve ": "wants a GPU; test_doctor_habits.py reads it back",
     "taskset ": "run below with CPUs of this machine",
 }
@@ -147,6 +151,12 @@ def may_raise_limits() -> bool:
     return bool(int(said, 16) >> 24 & 1)
 
 
+def read_only(mountpoint: str) -> Ganesha:
+    server = ganesha_with(access="RO")
+    text = server.configuration.text.replace("/kv", mountpoint)
+    return server._replace(configuration=server.configuration._replace(text=text))
+
+
 FOR_THE_PRIVILEGED: Final = frozenset({"open files", "OOM killer"})
 MYSELF: Final = f"process {os.getpid()} (python)"
 LIMIT: Final = ConnectorLimit("LMCACHE_MAX_LOCAL_DISK_SIZE", 1 << 50, "process 5 (vllm)", 1 << 30)
@@ -186,6 +196,7 @@ RUN: Final[list[tuple[str, Change]]] = [
     ("mount options", options("rw", "discard")),
     ("mount options", options("rw", "wsync")),
     ("XFS", small_inodes),
+    ("NFS-Ganesha", lambda facts: {"ganeshas": (read_only(facts.mountpoint),)}),
 ]
 DISKS: Final = HEALTHY.disks or ()
 

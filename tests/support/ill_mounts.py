@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from kvfs.client.nfs.exports import Export
 from kvfs.doctor.facts import (
     BackingFs,
     Below,
@@ -10,21 +11,21 @@ from kvfs.doctor.facts import (
     Cpus,
     Dirty,
     Disk,
-    Export,
     Facts,
     Limits,
-    NfsMount,
     ReadAhead,
     Wake,
     Xfs,
 )
 from kvfs.doctor.finding import Severity
+from tests.support.ill_exports import ILL_EXPORTS, NFSD_OPTIONS, ganesha_with
 
 GIB: Final = 1 << 30
 KIB: Final = 1 << 10
 
 STATUS: Final = {
     "uuid": "0e3c1ff2-0c2d-4b2c-9a5e-6f0e3c1ff20c",
+    "root": {"uid": 0, "gid": 0, "mode": "0755"},
     "capacity_bytes": 1000 * GIB,
     "used_bytes": 950 * GIB,
     "preallocated_bytes": 10 * GIB,
@@ -64,9 +65,9 @@ HEALTHY: Final = Facts(
     wake=Wake(9.5, None),
     fuse_timeouts_s={"fs.fuse.default_request_timeout": 0, "fs.fuse.max_request_timeout": 0},
     habits_of_connectors=(),
-    exports=(Export("/kv", "10.0.0.0/24", frozenset({"rw", "fsid=1", "no_subtree_check"})),),
+    exports=(Export("/kv", "10.0.0.0/24", NFSD_OPTIONS),),
+    ganeshas=(ganesha_with(),),
 )
-THROUGH_NFS: Final = {"vers": "4.2", "softerr": "", "proto": "tcp", "nconnect": "8"}
 
 DAEMON: Final = {"data_path": "daemon"}
 #: On that path the mount's own read-ahead counts, which the kernel starts with 128 KiB.
@@ -85,15 +86,6 @@ def disks(**changed: Any) -> dict[str, Any]:  # noqa: ANN401
 
 def connectors(*limits: ConnectorLimit) -> dict[str, Any]:
     return {"limits_of_connectors": limits}
-
-
-def nfs(**changed: str) -> dict[str, Any]:
-    options = {**THROUGH_NFS, **changed}
-    return {"nfs": NfsMount("box:/kv", "nfs4", options)}
-
-
-def export(*options: str) -> dict[str, Any]:
-    return {"exports": (Export("/kv/a b", "*", frozenset(options)),)}
 
 
 LOCAL_DISK: Final = ConnectorLimit(
@@ -320,33 +312,15 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
         )
         if HEALTHY.xfs is not None
     ),
-    ("NFS exports", export("rw", "no_subtree_check"), SERIOUS, "fsid=", "exportfs -o rw,async,"),
-    ("NFS exports", export("rw", "subtree_check", "fsid=1"), WARNING, "rename", "'*:/kv/a b'"),
     (
         "NFS exports",
-        {"exports": (Export("/kv", "*", frozenset({"rw", "fsid=1"}), ("/other",)),)},
-        SERIOUS,
-        "with the fsid of /other",
-        "fsid=0e3c1ff2-0c2d-4b2c-9a5e-6f0e3c1ff20c '*:/kv'",
-    ),
-    ("NFS exports", export("ro", "fsid=1"), NOTE, "read-only", "exportfs -o rw,"),
-    ("NFS mount", nfs(sync=""), WARNING, "sync: every write", "umount /kv && mount -t nfs -o vers"),
-    ("NFS mount", nfs(noac=""), WARNING, "noac", "softerr,nconnect=8 box:/kv /kv"),
-    ("NFS mount", nfs(lookupcache="none"), WARNING, "every miss", "lookupcache=all"),
-    ("NFS mount", nfs(rsize="32768"), WARNING, "32 KiB a message", "rsize=1048576"),
-    ("NFS mount", nfs(proto="udp"), WARNING, "udp", "proto=tcp"),
-    (
-        "NFS mount",
-        {"nfs": NfsMount("box:/kv", "nfs4", {"hard": "", "nconnect": "4"})},
-        WARNING,
-        "hang",
-        "softerr,timeo=50,retrans=2",
-    ),
-    (
-        "NFS mount",
-        {"nfs": NfsMount("box:/kv", "nfs4", {"softerr": ""})},
+        {
+            "exports": (Export("/kv", "*", frozenset({"rw", "fsid=1"})),),
+            **status(root={"uid": 1000, "gid": 0, "mode": "0755"}),
+        },
         NOTE,
-        "one connection",
-        "nconnect=8",
+        "with its root taken for uid 65534",
+        ",root_squash,anonuid=1000,anongid=65534,fsid=",
     ),
+    *ILL_EXPORTS,
 ]

@@ -1,0 +1,1 @@
+"""How a mount is exported over NFS: nfsd's and Ganesha's configuration, and which of them runs."""

@@ -1,0 +1,107 @@
+"""`kvfs export`: find out how a mount is to be exported, and write or remove the file for it."""
+
+import os
+import shlex
+import shutil
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from kvfs.client.nfs.exports import own_fsid
+from kvfs.client.nfs.ganesha import CONFIG, ganeshas, read_configuration, reload_of
+from kvfs.client.nfs.nfsd import EXPORTS_DIRECTORY
+from kvfs.client.nfs.own_file import own_text, remove_own, write_own
+from kvfs.client.nfs.plan import GANESHA, NFSD, Plan, Wanted, client_of, plan_nfsd
+from kvfs.client.nfs.plan_ganesha import choose_server, plan_ganesha
+from kvfs.client.nfs.squash import Root, fitting
+from kvfs.client.servers import status_of
+from kvfs.core.errors import ConfigForeign, ServeFailed, UsageError
+from kvfs.core.mount_name import name_of
+from kvfs.machine.mount_table import resolve_mountpoint
+
+_REREAD: Final = "exportfs -ra"
+
+
+class Removed(NamedTuple):
+    """What an export was taken back with."""
+
+    mountpoint: str
+    files: tuple[str, ...]
+    next: tuple[str, ...]
+
+
+def plan_of(path: str, clients: Sequence[str], server: str, kind: str, config: str) -> Plan:
+    """Return how the mount at *path* is to be exported to *clients*.
+
+    Empty strings let the machine decide: *server*, the *kind* of squash, Ganesha's *config*. Raises
+    UsageError, NotMounted, and what the mount's server answers.
+    """
+    status = status_of(path)
+    if not clients:
+        raise UsageError("say who may mount it, e.g. --client 10.0.0.0/24 ('*' is everybody)")
+    root = Root.of_status(status)
+    if root is None:
+        raise ServeFailed(f"the server of {path} is older than this kvfs: mount it anew")
+    squash = fitting(root, kind)
+    if kind and squash.kind != kind:
+        raise UsageError(
+            f"--squash {kind}: only root may write to {path}, so nobody could store; mount it with "
+            "-o uid=1000, or use --squash none"
+        )
+    wanted = Wanted(
+        resolve_mountpoint(path),
+        own_fsid(str(status["uuid"]), str(status["source"])),
+        tuple(dict.fromkeys(client_of(one) for one in clients)),
+        squash,
+        not status["read_only"],
+    )
+    if (server or choose_server(wanted.mountpoint)) == GANESHA:
+        return plan_ganesha(wanted, config)
+    return plan_nfsd(wanted)
+
+
+def write(plan: Plan) -> bool:
+    """Write the file of *plan*; whether it changed. Raises ConfigForeign, ConfigUnwritable."""
+    if plan.taken_by:
+        raise ConfigForeign(
+            f"{', '.join(plan.taken_by)} exports {plan.mountpoint} already: take it out there first"
+        )
+    if not plan.is_here:
+        raise ConfigForeign(f"{plan.file} lies in the mount namespace of NFS-Ganesha, not in ours")
+    return write_own(plan.file, name_of(plan.mountpoint), plan.text)
+
+
+def remove(path: str, server: str, config: str) -> Removed:
+    """Remove what `write` wrote for the mountpoint *path*, for *server* or for both.
+
+    Nothing need be mounted there. Raises ConfigForeign, ConfigUnwritable.
+    """
+    mountpoint = resolve_mountpoint(path)
+    name = name_of(mountpoint)
+    files, commands = [], []
+    exports = f"{EXPORTS_DIRECTORY}/{name}.exports"
+    if server in ("", NFSD) and remove_own(exports, name):
+        files.append(exports)
+        commands += [_REREAD] if shutil.which("exportfs") else []
+    if server in ("", GANESHA):
+        for one, reload in _of_ganesha(mountpoint, config):
+            file = f"{os.path.dirname(one)}/kvfs-{name}.conf"
+            if own_text(file, name) is None:
+                continue
+            if includer := read_configuration(one).includers.get(file):
+                line = f'\\|%include *"*{file}"*|d'
+                raise ConfigForeign(
+                    f"{includer} includes {file}, and NFS-Ganesha does not start without it: take "
+                    f"the line out with `sed -i {shlex.quote(line)} {shlex.quote(includer)}` first"
+                )
+            remove_own(file, name)
+            files.append(file)
+            commands += [reload] if reload else []
+    return Removed(mountpoint, tuple(files), tuple(commands))
+
+
+def _of_ganesha(mountpoint: str, config: str) -> Iterator[tuple[str, str]]:
+    """Yield the configurations that may include our file, and what makes a server read it again."""
+    running = {one.configuration.path: one for one in ganeshas(mountpoint) if one.is_here}
+    for path in [config] if config else sorted({CONFIG, *running}):
+        server = running.get(path)
+        yield path, reload_of(server) if server is not None else ""

@@ -1,0 +1,98 @@
+"""How a mount is to be exported: the text for the server's configuration, and what comes next."""
+
+import ipaddress
+import re
+import shutil
+from typing import Final, NamedTuple
+
+from kvfs.client.nfs import nfsd
+from kvfs.client.nfs.exports import export_line, options_of
+from kvfs.client.nfs.ganesha import ganeshas
+from kvfs.client.nfs.own_file import marked
+from kvfs.client.nfs.squash import Squash
+from kvfs.core.errors import UsageError
+from kvfs.core.mount_name import name_of
+
+NFSD, GANESHA = "nfsd", "ganesha"
+#: exports(5), "Machine Name Formats", and what Ganesha's scanner takes without quotes as well.
+_CLIENT: Final = re.compile(r"\*|@[A-Za-z_][\w.-]*|[A-Za-z_?*\[][\w.?*\[\]!-]*", re.ASCII)
+
+
+class Wanted(NamedTuple):
+    """The mount, and how it is to be exported."""
+
+    mountpoint: str
+    fsid: str
+    clients: tuple[str, ...]
+    squash: Squash
+    is_writable: bool
+
+    @property
+    def name(self) -> str:
+        """The name by which its file is known: that of the mountpoint."""
+        return name_of(self.mountpoint)
+
+
+class Plan(NamedTuple):
+    """What an export takes."""
+
+    mountpoint: str
+    server: str
+    file: str
+    text: str
+    runs: bool
+    """Whether the server runs."""
+    exported: bool
+    """Whether it exports the mountpoint already."""
+    next: tuple[str, ...]
+    """Commands, in their order."""
+    remarks: tuple[str, ...] = ()
+    taken_by: tuple[str, ...] = ()
+    """Files of somebody else that export it, too."""
+    is_here: bool = True
+    """Whether the server sees the file where we do: it runs in this mount namespace."""
+
+
+def client_of(text: str) -> str:
+    """Return *text* as both servers take it: a host, a network, @NETGROUP, *. Raises UsageError."""
+    try:
+        network = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        if not _CLIENT.fullmatch(text):
+            raise UsageError(
+                f"--client: {text!r} is not a client; give a host, a network such as 10.0.0.0/24, "
+                "@NETGROUP, or * for everybody"
+            ) from None
+        return text
+    if network.prefixlen == 0:
+        return "*"
+    return str(network.network_address) if network.num_addresses == 1 else str(network)
+
+
+def plan_nfsd(wanted: Wanted) -> Plan:
+    """Return what an export by the kernel's NFS server takes."""
+    file = f"{nfsd.EXPORTS_DIRECTORY}/{wanted.name}.exports"
+    options = options_of(wanted.squash, wanted.fsid, is_writable=wanted.is_writable)
+    line = export_line(wanted.mountpoint, wanted.clients, options)
+    runs = nfsd.nfsd_runs()
+    commands = ["exportfs -ra"] if runs else ["systemctl start nfs-server", "exportfs -ra"]
+    if shutil.which("exportfs") is None:
+        commands = ["apt-get install nfs-kernel-server", "exportfs -ra"]
+    try:
+        told = nfsd.told_exports(wanted.mountpoint)
+    except OSError:
+        told = ()
+    remarks = []
+    if any(one.is_here for one in ganeshas(wanted.mountpoint)):
+        remarks.append("NFS-Ganesha runs here, and a port can have one server only")
+    return Plan(
+        wanted.mountpoint,
+        NFSD,
+        file,
+        marked(f"{line}\n", wanted.name),
+        runs,
+        any(one.path == wanted.mountpoint for one in told),
+        tuple(commands),
+        tuple(remarks),
+        taken_by=tuple(nfsd.exported_by(wanted.mountpoint, file)),
+    )
