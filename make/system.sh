@@ -19,9 +19,22 @@ if [ -n "$missing" ]; then
     fi
     echo "Installing$missing"
     export DEBIAN_FRONTEND=noninteractive
+    # No server of a package starts by itself: a test starts its own, in a network of its own.
+    policy=/usr/sbin/policy-rc.d
+    if [ ! -e "$policy" ]; then
+        trap 'rm -f "$policy"' EXIT
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod 755 "$policy"
+    fi
     apt-get update -qq
     # shellcheck disable=SC2086 # the list is meant to be split
     apt-get install -qq -y --no-install-recommends $missing </dev/null
+    # Nor at the next start of a machine that had none of them.
+    case " $missing " in *" nfs-ganesha "*) off=nfs-ganesha.service ;; *) off="" ;; esac
+    case " $missing " in *" nfs-kernel-server "*) off="$off nfs-server.service" ;; esac
+    case " $missing " in *" rpcbind "*) off="$off rpcbind.service rpcbind.socket" ;; esac
+    # shellcheck disable=SC2086
+    [ -z "$off" ] || systemctl disable --quiet $off 2>/dev/null || true
 fi
 
 [ -e /dev/fuse ] || modprobe fuse 2>/dev/null || echo "make: no /dev/fuse on this machine" >&2
