@@ -9,9 +9,6 @@ import pytest
 
 from kvfs.core.errors import Damaged, NotFound
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.devices import open_source
-from kvfs.engine.recovery.fsck import check_pool
-from kvfs.engine.recovery.fsck_report import FsckReport
 from kvfs.storage.syscalls import Syscalls
 from tests.support.stores import DIRECTORY, FILE, Host, assert_exact, get, put, settle, tree
 
@@ -38,13 +35,6 @@ class Breaking(Syscalls):
         return broken
 
 
-def check(running: Host, broken: InodeNo, *, repair: bool) -> FsckReport:
-    with open_source(str(running.path), read_only=not repair) as device:
-        return check_pool(
-            device, repair=repair, settings=running.settings, syscalls=Breaking(broken)
-        )
-
-
 def test_a_load_of_it_is_a_miss_from_the_second_try_on(running: Host) -> None:
     """It was EIO, on a name that stayed."""
     broken = put(running.store, ROOT_INODE, b"broken", b"b")
@@ -54,7 +44,7 @@ def test_a_load_of_it_is_a_miss_from_the_second_try_on(running: Host) -> None:
         get(store, ROOT_INODE, b"broken")
     with pytest.raises(NotFound):
         get(store, ROOT_INODE, b"broken")
-    assert store.pool.dismissed == 1
+    assert store.describe()["lost_blocks"] == 1
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
@@ -64,8 +54,11 @@ def test_fsck_names_it_and_mends_what_it_can(running: Host, end: str) -> None:
     put(running.store, ROOT_INODE, b"whole", b"w")
     settle(running.store)
     running.stop() if end == "stop" else running.kill()
-    assert any("broken: " in line for line in check(running, broken, repair=False).problems)
-    report = check(running, broken, repair=True)
+    assert any(
+        "broken: " in line
+        for line in running.check(repair=False, syscalls=Breaking(broken)).problems
+    )
+    report = running.check(repair=True, syscalls=Breaking(broken))
     assert report.found - report.repaired == 1, "the file itself is xfs_repair's"
     running.extent(broken).unlink()
     assert running.check().problems == []
@@ -74,11 +67,11 @@ def test_fsck_names_it_and_mends_what_it_can(running: Host, end: str) -> None:
 
 
 def test_a_directory_does_not_go_for_its_identity_file(running: Host) -> None:
-    directory, _ = running.store.namespace.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0)
+    directory, _ = running.store.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0)
     put(running.store, directory, b"whole", b"w")
     settle(running.store)
     running.stop()
-    report = check(running, directory, repair=True)
+    report = running.check(repair=True, syscalls=Breaking(directory))
     assert (report.found, report.repaired) == (1, 0)
     assert tree(running.start()) == {b"/dir": "directory", b"/dir/whole": b"w"}
 
@@ -91,17 +84,17 @@ def test_a_sweep_goes_on_behind_it(running: Host) -> None:
     running.kill()
     store = running.start(Breaking(broken))
     settle(store)
-    assert store.pool.background.failures == 0
-    assert store.pool.extents.identity(late) is not None
+    assert store.describe()["background_failures"] == 0
+    assert store.identity(late) is not None
 
 
 def test_a_start_after_a_kill_drops_it(running: Host) -> None:
     """The start was refused for one slab that was open for writing."""
     store = running.store
     put(store, ROOT_INODE, b"whole", b"w")
-    slab, _ = store.blocks.create(ROOT_INODE, b"slab", FILE, 0, 0)
-    store.blocks.truncate(slab.ino, 10_000)
-    store.blocks.close(slab, writer=True)
-    store.blocks.open(slab.ino, writer=True, truncate=False)
+    slab, _ = store.create(ROOT_INODE, b"slab", FILE, 0, 0)
+    store.truncate(slab.ino, 10_000)
+    store.close(slab, writer=True)
+    store.open(slab.ino, writer=True, truncate=False)
     running.kill()
     assert tree(running.start(Breaking(slab.ino))) == {b"/whole": b"w"}

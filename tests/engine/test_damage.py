@@ -7,23 +7,18 @@ from kvfs.core.errors import Damaged, NotFound
 from kvfs.core.lifecycle import State
 from kvfs.core.records import child_key, inode_key, name_key, xattr_key
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.engine.store import Store
+from tests.support.driven_faults import set_limit
 from tests.support.stores import DIRECTORY, FILE, Host, get, make_directory, put, settle, tree
 
 pytestmark = pytest.mark.usefixtures("caplog")
 
 
-def spoil(store: Store, key: bytes) -> None:
-    with store.pool.index.write() as txn:
-        txn._rows[key] = b"garbage"
-
-
 def test_a_damaged_name_is_a_miss_and_can_be_made_anew(running: Host) -> None:
     store = running.store
     put(store, ROOT_INODE, b"a", b"x")
-    spoil(store, name_key(ROOT_INODE, b"a"))
+    store.spoil_row(name_key(ROOT_INODE, b"a"))
     with pytest.raises(NotFound):
-        store.namespace.lookup(ROOT_INODE, b"a")
+        store.lookup(ROOT_INODE, b"a")
     put(store, ROOT_INODE, b"a", b"y")
     assert get(store, ROOT_INODE, b"a") == b"y"
     assert store.describe()["damaged_rows"] == 1
@@ -33,12 +28,12 @@ def test_a_damaged_inode_is_a_miss_at_the_second_look(running: Host) -> None:
     """The kernel looks up again by itself when the first answer is ESTALE."""
     store = running.store
     ino = put(store, ROOT_INODE, b"a", b"x")
-    spoil(store, inode_key(ino))
-    assert store.namespace.lookup(ROOT_INODE, b"a") == ino
+    store.spoil_row(inode_key(ino))
+    assert store.lookup(ROOT_INODE, b"a") == ino
     with pytest.raises(Damaged):
-        store.blocks.present(ino)
+        store.present(ino)
     with pytest.raises(NotFound):
-        store.namespace.lookup(ROOT_INODE, b"a")
+        store.lookup(ROOT_INODE, b"a")
     put(store, ROOT_INODE, b"a", b"y")
     assert tree(store) == {b"/a": b"y"}
 
@@ -46,9 +41,9 @@ def test_a_damaged_inode_is_a_miss_at_the_second_look(running: Host) -> None:
 def test_a_name_is_stored_over_a_damaged_one(running: Host) -> None:
     store = running.store
     put(store, ROOT_INODE, b"final", b"old")
-    spoil(store, name_key(ROOT_INODE, b"final"))
+    store.spoil_row(name_key(ROOT_INODE, b"final"))
     put(store, ROOT_INODE, b"tmp", b"new")
-    store.namespace.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"final")
+    store.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"final")
     assert get(store, ROOT_INODE, b"final") == b"new"
 
 
@@ -56,10 +51,10 @@ def test_a_listing_leaves_out_what_it_cannot_read(running: Host) -> None:
     store = running.store
     inos = [put(store, ROOT_INODE, b"%d" % number, b"") for number in range(600)]
     for ino in (*inos[:300], inos[400]):
-        spoil(store, child_key(ROOT_INODE, ino))
+        store.spoil_row(child_key(ROOT_INODE, ino))
     found: list[bytes] = []
     after = InodeNo(0)
-    while rows := store.namespace.children(ROOT_INODE, after):
+    while rows := store.children(ROOT_INODE, after):
         after = rows[-1][0]
         found += [name for _, name in rows]
     assert found == [b"%d" % number for number in range(300, 600) if number != 400]
@@ -70,18 +65,18 @@ def test_the_status_says_what_it_can_read(running: Host) -> None:
     parent = make_directory(running, b"parent")
     holder = make_directory(running, b"holder", parent)
     pinned = put(store, holder, b"pinned", b"x" * 5000)
-    store.attributes.set_xattr(pinned, PIN, b"1")
-    opened, _ = store.blocks.create(holder, b"draft", FILE, 0, 0)
-    lost, _ = store.blocks.create(parent, b"lost", FILE, 0, 0)
+    store.set_xattr(pinned, PIN, b"1")
+    opened, _ = store.create(holder, b"draft", FILE, 0, 0)
+    lost, _ = store.create(parent, b"lost", FILE, 0, 0)
     kept = put(store, holder, b"kept", b"y" * 5000)
-    store.attributes.set_xattr(kept, PIN, b"1")
+    store.set_xattr(kept, PIN, b"1")
     for ino in (pinned, lost.ino, parent):
-        spoil(store, inode_key(ino))
+        store.spoil_row(inode_key(ino))
     told = store.describe()
     # What is kept counts as leased and as pinned; the draft has its reserve.
     assert told["largest_unevictable"] == {"directory": "/holder", "bytes": 3 * 8192}
     assert told["states"]["draft"]["blocks"] == 1
-    store.blocks.close(opened, writer=True)
+    store.close(opened, writer=True)
     running.kill()
 
 
@@ -93,9 +88,9 @@ def test_a_start_finds_the_holdings_behind_a_row_that_it_cannot_read(running: Ho
     top = make_directory(running, b"top")
     below = [put(store, top, name, b"z" * 5000) for name in (b"1", b"2")]
     for ino in (torn, leased, top):
-        store.attributes.set_xattr(ino, PIN, b"1")
-    spoil(store, inode_key(short))
-    with store.pool.index.write() as txn:
+        store.set_xattr(ino, PIN, b"1")
+    store.spoil_row(inode_key(short))
+    with store.write_rows() as txn:
         for ino in (torn, below[0]):
             key = inode_key(ino)
             txn._rows[key] = txn._get(key)[:-1] + b"\xa5"
@@ -103,61 +98,61 @@ def test_a_start_finds_the_holdings_behind_a_row_that_it_cannot_read(running: Ho
     running.stop()
     store = running.start()
     settle(store)
-    assert store.start_scan.done
-    assert store.pool.leases.state_of(leased) is State.LEASED
-    assert store.pool.pins.pinned_bytes == 8192  # of two below the top
+    assert store.scanned
+    assert store.lease_state(leased) is State.LEASED
+    assert store.pinned_bytes == 8192  # of two below the top
 
 
 def test_a_policy_that_cannot_be_read_is_none(running: Host) -> None:
     """Else who evicts, and with him a writer who has nothing to do with it, would fail."""
     store = running.store
     top = make_directory(running, b"top")
-    below, _ = store.namespace.make_node(top, b"below", DIRECTORY, 0, 0)
+    below, _ = store.make_node(top, b"below", DIRECTORY, 0, 0)
     for name, value in ((EVICT, b"never"), (PIN, b"1")):
-        store.attributes.set_xattr(top, name, value)
-    assert store.pool.policies.of(below) == Policy(evict="never", pin=True)
-    spoil(store, xattr_key(top, EVICT))
-    store.pool.policies.clear()
-    assert store.pool.policies.of(below) == Policy(pin=True)
-    spoil(store, inode_key(top))
-    store.pool.policies.clear()
-    assert store.pool.policies.of(below) == Policy()
+        store.set_xattr(top, name, value)
+    assert store.policy(below) == Policy(evict="never", pin=True)
+    store.spoil_row(xattr_key(top, EVICT))
+    store.forget_policies()
+    assert store.policy(below) == Policy(pin=True)
+    store.spoil_row(inode_key(top))
+    store.forget_policies()
+    assert store.policy(below) == Policy()
 
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_directory_that_cannot_be_read_keeps_no_other_block_from_going(
     running: Host, lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvfs.engine.eviction.reclaim._PLAN_MAX", 4)
+    set_limit(monkeypatch, "plan_blocks", 4)
     store = running.store
     inos = []
     for name in (b"spoiled", b"sound"):
         top = make_directory(running, name)
         for number in range(6):
             ino = put(store, top, b"%d.tmp" % number, b"x" * 5000)
-            store.namespace.rename(top, b"%d.tmp" % number, top, b"%d" % number)
+            store.rename(top, b"%d.tmp" % number, top, b"%d" % number)
             inos.append(ino)
     settle(store)
-    spoiled = store.namespace.lookup(ROOT_INODE, b"spoiled")
-    spoil(store, inode_key(spoiled))
+    spoiled = store.lookup(ROOT_INODE, b"spoiled")
+    store.spoil_row(inode_key(spoiled))
     if lost:
-        with store.pool.index.write() as txn:
+        with store.write_rows() as txn:
             txn.delete_inode(spoiled)
-    assert store.pool.evictable_bytes == 12 * 8192
+    assert store.evictable_bytes == 12 * 8192
     assert store.evict(8192) == 8192
     store.evict(12 * 8192)
-    assert [store.pool.index.knows(ino) for ino in inos] == [True] * 6 + [False] * 6
-    assert store.pool.evictable_bytes == 0
+    assert [store.has_row(ino) for ino in inos] == [True] * 6 + [False] * 6
+    assert store.evictable_bytes == 0
 
 
 def test_housekeeping_goes_on_beside_what_cannot_be_read(running: Host) -> None:
     store = running.store
     leased, other = (put(store, ROOT_INODE, name, b"y" * 5000) for name in (b"leased", b"other"))
     settle(store)
-    spoil(store, inode_key(leased))
-    store.blocks.publishing.lose_maker(leased)
-    assert store.pool.leases.state_of(leased) is None
-    assert store.pool.leases.state_of(other) is State.LEASED
+    store.spoil_row(inode_key(leased))
+    store.lose_maker(leased)
+    assert store.lease_state(leased) is None
+    assert store.lease_state(other) is State.LEASED
 
 
 def test_a_chore_that_fails_keeps_neither_the_rest_nor_the_mount(
@@ -169,16 +164,16 @@ def test_a_chore_that_fails_keeps_neither_the_rest_nor_the_mount(
     def fail(_now_s: float) -> None:
         raise Damaged("a row")
 
-    monkeypatch.setattr(store.pool.heat, "save_due", fail)
-    before = store.pool.background.failures
-    with store.pool.index.write(lasting=False) as txn:
+    store.fail_saving(monkeypatch, fail)
+    before = store.describe()["background_failures"]
+    with store.write_rows(lasting=False) as txn:
         txn.put_xattr(ROOT_INODE, b"user.k", b"v")
-    store.sweep.start()
+    store.sweep_anew()
     store.tick()
     settle(store)
     store.tick()
-    assert store.sweep.done
-    assert store.pool.background.failures >= before + 2
+    assert store.swept
+    assert store.describe()["background_failures"] >= before + 2
     assert "background job failed" in caplog.text
     monkeypatch.undo()
 
@@ -188,27 +183,27 @@ def test_fsck_sets_right_what_a_miss_left_behind(running: Host) -> None:
     put(store, ROOT_INODE, b"a", b"x")
     ino = put(store, ROOT_INODE, b"b", b"y" * 5000)
     put(store, ROOT_INODE, b"c", b"z")
-    spoil(store, name_key(ROOT_INODE, b"a"))
-    spoil(store, inode_key(ino))
+    store.spoil_row(name_key(ROOT_INODE, b"a"))
+    store.spoil_row(inode_key(ino))
     for name in (b"a", b"b", b"b"):
         with pytest.raises((NotFound, Damaged)):
-            store.namespace.record(store.namespace.lookup(ROOT_INODE, name))
+            store.record(store.lookup(ROOT_INODE, name))
     running.stop()
     assert running.check().problems != []
     running.check(repair=True)
     assert running.check().problems == []
     store = running.start()
     assert tree(store) == {b"/a": b"x", b"/c": b"z"}
-    assert store.pool.space.used_bytes == 2 * 4096
+    assert store.space.used_bytes == 2 * 4096
 
 
 def test_a_read_only_store_changes_nothing(running: Host) -> None:
     put(running.store, ROOT_INODE, b"a", b"x")
-    spoil(running.store, name_key(ROOT_INODE, b"a"))
+    running.store.spoil_row(name_key(ROOT_INODE, b"a"))
     running.stop()
     store = running.start(settings=running.read_only())
     for _ in range(2):
         with pytest.raises(NotFound):
-            store.namespace.lookup(ROOT_INODE, b"a")
+            store.lookup(ROOT_INODE, b"a")
     running.stop()
     assert running.check().problems != []

@@ -22,7 +22,6 @@ from kvfs.core.errors import (
 from kvfs.devices import (
     busy,
     destroy_source,
-    format_source,
     open_source,
     probe,
     recognise,
@@ -30,7 +29,15 @@ from kvfs.devices import (
 )
 from tests.support.loop import loop_device
 from tests.support.mounting import workplace
-from tests.support.pools import DRIVE_BYTES, MIB, Source, blank_source, refused, untouched
+from tests.support.pools import (
+    DRIVE_BYTES,
+    MIB,
+    Source,
+    blank_source,
+    format_source,
+    refused,
+    untouched,
+)
 
 KINDS = [
     pytest.param("block", marks=pytest.mark.needs_loop),

@@ -26,7 +26,6 @@ from kvfs.core.pool_layout import FAN_OUT
 from kvfs.devices import (
     Reserve,
     destroy_source,
-    format_source,
     image,
     loop,
     open_source,
@@ -38,7 +37,7 @@ from kvfs.devices.capacity import image_size_bytes, reserve_bytes, xfs_usable_by
 from kvfs.devices.detached import mount_detached
 from tests.support.loop import loops_over
 from tests.support.mounting import ROOT, workplace
-from tests.support.pools import DRIVE_BYTES, MIB, Source, blank_source, refused
+from tests.support.pools import DRIVE_BYTES, MIB, Source, blank_source, format_source, refused
 
 GIB = 1 << 30
 #: linux/fs.h and xfs_fs.h: stop the file system as a crash would, without the log's last items.

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from kvfs.core.errors import NotRoot, SourceBusy, SourceForeign, SourceFull, SourceMissing
-from kvfs.devices import destroy_source, directory, format_source, open_source, parent_fs
+from kvfs.devices import destroy_source, directory, open_source, parent_fs
 from kvfs.devices.detached import mount_detached
 from kvfs.engine.recovery.new_pool import found_pool
 from kvfs.storage.syscalls import Syscalls
 from tests.support.mounting import workplace
-from tests.support.pools import MIB, Source, blank_source, refused, untouched
+from tests.support.pools import MIB, Source, blank_source, format_source, refused, untouched
 
 
 def test_a_full_parent_file_system_is_refused() -> None:

@@ -12,10 +12,9 @@ import pytest
 from kvfs.core.errors import NotFound
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE
-from kvfs.engine.blocks.doubts import Closing
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, Maker, Question
-from kvfs.pool.open_inodes import OpenInode
+from tests.support.driven import Opened
 from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.stores import FILE, Host, assert_exact, get, host, settle, write
 
@@ -54,39 +53,37 @@ def running(
     monkeypatch.setattr("kvfs.machine.processes.Processes.of", lambda *_: WRITER)
     with host() as made:
         made.start()
-        made.store.pool.monotonic_s = clock
+        made.store.turn_clock(clock)
         yield made
 
 
-def draft(running: Host, name: bytes = NAME, maker: Maker = WRITER) -> OpenInode:
-    opened, _ = running.store.blocks.create(ROOT_INODE, name, FILE, 0, 0, maker)
+def draft(running: Host, name: bytes = NAME, maker: Maker = WRITER) -> Opened:
+    opened, _ = running.store.create(ROOT_INODE, name, FILE, 0, 0, maker)
     write(running.store, opened, b"bytes")
     return opened
 
 
-def close(running: Host, opened: OpenInode, fate: Fate, tid: int, maker: Maker = WRITER) -> None:
+def close(running: Host, opened: Opened, fate: Fate, tid: int, maker: Maker = WRITER) -> None:
     """Close as *tid* of *maker*, who fares like *fate*, does: what it wrote is unchanged since."""
-    blocks = running.store.blocks
-    status = running.store.pool.syscalls.fstat(opened.fd)
-    now_s = running.store.pool.monotonic_s()
-    closing = Closing(tid, maker, fate, now_s, status.st_size, status.st_mtime_ns)
-    blocks.close(opened, writer=True, closing=closing)
+    store = running.store
+    closing = store.last_flush(opened, fate, tid, maker)
+    store.close(opened, writer=True, closing=closing)
 
 
 def state(running: Host, name: bytes = NAME) -> State | None:
     """Return the state of what has *name*, None for a miss."""
     try:
-        ino = running.store.namespace.lookup(ROOT_INODE, name)
+        ino = running.store.lookup(ROOT_INODE, name)
     except NotFound:
         return None
-    return State(running.store.namespace.record(ino).state)
+    return State(running.store.record(ino).state)
 
 
 @pytest.mark.parametrize("fate", [Fate.LIVES, Fate.EXITED])
 def test_what_a_living_process_closes_is_whole_at_once(running: Host, fate: Fate) -> None:
     close(running, draft(running), fate, 100)
     assert state(running) is State.LEASED
-    assert len(running.store.blocks.doubts) == 0
+    assert running.store.doubts() == 0
     assert_exact(running)
 
 
@@ -107,7 +104,7 @@ def test_a_close_that_could_not_be_looked_at_waits_for_the_answer(
     fates[WRITER] = answer
     close(running, draft(running), Fate.UNKNOWN, 100, NOBODY)
     assert state(running) is State.DRAFT
-    running.store.blocks.settle()  # the part of the tick
+    running.store.settle_closes()
     assert state(running) is becomes
     assert_exact(running)
 
@@ -145,12 +142,10 @@ def test_what_is_written_behind_its_last_close_is_in_doubt(
 ) -> None:
     """A mapping, or a ring that still writes: who closed lived, and was killed later."""
     opened = draft(running)
-    status = running.store.pool.syscalls.fstat(opened.fd)
-    now_s = running.store.pool.monotonic_s()
-    before = Closing(100, WRITER, Fate.LIVES, now_s, status.st_size, status.st_mtime_ns)
+    before = running.store.last_flush(opened, Fate.LIVES, 100, WRITER)
     write(running.store, opened, b"and half", 5)
     fates[WRITER] = Fate.KILLED
-    running.store.blocks.close(opened, writer=True, closing=before)
+    running.store.close(opened, writer=True, closing=before)
     running.store.tick()
     assert state(running) is None
 
@@ -160,11 +155,10 @@ def test_what_is_held_open_behind_its_last_close_is_in_doubt(
 ) -> None:
     """Nothing was written since: requests that never began."""
     opened = draft(running)
-    status = running.store.pool.syscalls.fstat(opened.fd)
-    closing = Closing(100, WRITER, Fate.LIVES, clock(), status.st_size, status.st_mtime_ns)
+    closing = running.store.last_flush(opened, Fate.LIVES, 100, WRITER)
     clock.now_s += 1
     fates[WRITER] = Fate.KILLED
-    running.store.blocks.close(opened, writer=True, closing=closing)
+    running.store.close(opened, writer=True, closing=closing)
     running.store.tick()
     assert state(running) is None
 
@@ -172,8 +166,8 @@ def test_what_is_held_open_behind_its_last_close_is_in_doubt(
 def test_a_thread_of_the_kernel_is_not_doubted(running: Host, clock: Clock) -> None:
     """Nfsd closes some time after its last write, and no signal cuts that."""
     opened = draft(running, maker=NOBODY)
-    closing = Closing(2, NOBODY, Fate.LIVES, clock() - 30, -1, 0)
-    running.store.blocks.close(opened, writer=True, closing=closing)
+    closing = running.store.last_flush(None, Fate.LIVES, 2, NOBODY, at_s=clock() - 30)
+    running.store.close(opened, writer=True, closing=closing)
     assert state(running) is State.LEASED
 
 
@@ -184,13 +178,13 @@ def test_a_device_that_cannot_be_asked_leaves_a_doubt(
     failing = FailingSyscalls(["fstat"])
     with host() as made:
         store = made.start(failing)
-        store.pool.monotonic_s = clock
+        store.turn_clock(clock)
         opened = draft(made)
-        closing = Closing(0, NOBODY, Fate.LIVES, clock(), 5, 0)._replace(closer=WRITER)
+        closing = store.last_flush(opened, Fate.LIVES, 0, WRITER)
         failing.calls, failing.fail_at = 0, 1
-        store.blocks.close(opened, writer=True, closing=closing)
+        store.close(opened, writer=True, closing=closing)
         assert failing.failed
-        assert len(store.blocks.doubts) == 1
+        assert store.doubts() == 1
         assert state(made) is State.DRAFT
     assert "Input/output error" in caplog.text
 
@@ -203,8 +197,7 @@ def test_a_stop_publishes_what_is_vouched_for_and_no_more(
 ) -> None:
     fates[WRITER] = answer
     close(running, draft(running), Fate.UNKNOWN, 100)
-    running.store.all_closed = True
-    running.stop()
+    running.stop(all_closed=True)
     running.start()
     assert (state(running) is not None) is becomes
 
@@ -216,7 +209,7 @@ def test_another_writer_may_still_come_and_finish(
     fates[WRITER] = Fate.UNKNOWN
     opened = draft(running)
     close(running, opened, Fate.UNKNOWN, 100)
-    again = running.store.blocks.open(opened.ino, writer=True, truncate=False, maker=WRITER)
+    again = running.store.open(opened.ino, writer=True, truncate=False, maker=WRITER)
     clock.now_s += 60
     running.store.tick()
     assert state(running) is State.DRAFT

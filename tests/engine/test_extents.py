@@ -15,14 +15,16 @@ from kvfs.core.errors import Damaged, NoSpace
 from kvfs.core.pool_layout import FAN_OUT, file_name, parse_file_name
 from kvfs.core.records import Identity
 from kvfs.core.types import NAME_MAX_BYTES, TARGET_MAX_BYTES, InodeNo, Sequence, round_up
-from kvfs.devices import format_source, open_source
+from kvfs.devices import open_source
 from kvfs.devices.detached import mount_detached
 from kvfs.storage.extents import XATTR_FIXED, XATTR_NAME, Extents
+from kvfs.storage.fiemap import lacks_bytes
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, Syscalls
 from tests.support.extent_map import runs_of
 from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.loop import loop_device
 from tests.support.mounting import workplace
+from tests.support.pools import format_source
 
 MIB = 1 << 20
 DRIVE_BYTES = 1 << 30
@@ -430,3 +432,20 @@ def test_a_full_device_refuses_an_identity_file(place: Place, name: str) -> None
         with pytest.raises(NoSpace):
             extents.identify_node(ino, identity_of(ino, mode=stat.S_IFLNK), b"target")
         extents.forget_node(ino)
+
+
+def test_what_was_never_written_lacks_bytes_whoever_read_it(extents: Extents, place: Place) -> None:
+    """A hole, and what is reserved: SEEK_HOLE takes what was read of that for data."""
+    page, syscalls = b"x" * 4096, Syscalls()
+    with created(extents) as (_, fd):
+        assert not lacks_bytes(syscalls, fd, 0)
+        os.pwrite(fd, page * 4, 0)
+        assert not lacks_bytes(syscalls, fd, 4 * 4096)
+        os.pwrite(fd, b"z", 8 * 4096)
+        assert lacks_bytes(syscalls, fd, 8 * 4096 + 1)
+        syscalls.fallocate(fd, 0, 0, 8 * 4096)
+        if place.fs_type != "tmpfs":  # which has no drive to tell
+            os.pread(fd, 9 * 4096, 0)
+        assert lacks_bytes(syscalls, fd, 8 * 4096 + 1)
+        os.pwrite(fd, page * 4, 4 * 4096)
+        assert not lacks_bytes(syscalls, fd, 8 * 4096 + 1)

@@ -1,4 +1,4 @@
-"""Leases and slabs end with their makers, or with time; a start finds them again."""
+"""Leases and slabs in a store: a start finds them again, and what they hold stays held."""
 
 import contextlib
 import errno
@@ -7,187 +7,32 @@ import pytest
 
 from kvfs.core.errors import KvfsError, NoSpace
 from kvfs.core.lifecycle import State
-from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord, Sequence
-from kvfs.engine.eviction.eligibility import obstacle
-from kvfs.machine.processes import NOBODY, Maker
-from kvfs.pool.lease_shares import LeaseShares
-from kvfs.pool.leases import Leases
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.machine.processes import Maker
 from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.life_model import Lives
 from tests.support.stores import FILE, MIB, Host, assert_exact, host, put, settle, write
 
 ONE = Maker(100, 1)
 OTHER = Maker(101, 2)
-LEASE_S = 10.0
-
-
-class Table:
-    """Holdings on their own, with what they settled."""
-
-    def __init__(self) -> None:
-        self.lives = Lives()
-        self.leases = Leases(self.lives, LEASE_S, LeaseShares(lambda: MIB, MIB))
-        self.settled: list[InodeNo] = []
-        self.refused: set[InodeNo] = set()
-
-    def tick(self, now_s: float) -> None:
-        self.leases.tick(now_s, self.settle)
-
-    def settle(self, ino: InodeNo) -> bool:
-        if ino in self.refused:
-            return False
-        self.settled.append(ino)
-        self.leases.drop(ino)
-        return True
-
-    def note(self, ino: int, state: State, maker: Maker, now_s: float = 0.0) -> None:
-        record = InodeRecord(
-            FILE, 0, 0, state, 1, 4096, 0, 0, 0, 0, ROOT_INODE, 0, 0, Sequence(1), b"a", b"", *maker
-        )
-        self.leases.note(InodeNo(ino), record, now_s)
-
-
-@pytest.fixture
-def table() -> Table:
-    return Table()
-
-
-def test_a_lease_ends_with_its_maker(table: Table) -> None:
-    table.lives.begin(ONE)
-    table.lives.begin(OTHER)
-    table.note(20, State.LEASED, ONE)
-    table.note(21, State.SLAB, ONE)
-    table.note(22, State.LEASED, OTHER)
-    table.tick(1e9)
-    assert table.settled == []
-    table.lives.end(ONE)
-    table.tick(0.0)
-    assert table.settled == [20, 21]
-    assert [ino for ino, _ in table.leases.rows()] == [22]
-
-
-def test_a_lease_without_a_process_to_watch_ends_some_time_after_its_last_use(table: Table) -> None:
-    table.note(20, State.LEASED, NOBODY, 0.0)
-    table.note(21, State.SLAB, NOBODY, 1.0)
-    table.leases.touch(InodeNo(20), 5.0)
-    table.tick(LEASE_S + 0.9)
-    assert table.settled == []
-    table.tick(LEASE_S + 1.0)
-    assert table.settled == [21]
-    table.tick(LEASE_S + 5.0)
-    assert table.settled == [21, 20]
-
-
-def test_what_a_dead_process_made_is_settled_at_the_next_tick(table: Table) -> None:
-    table.note(20, State.LEASED, ONE)
-    table.tick(0.0)
-    assert table.settled == [20]
-
-
-def test_what_cannot_be_settled_is_tried_again(table: Table) -> None:
-    table.refused.add(InodeNo(20))
-    table.note(20, State.SLAB, ONE)
-    table.tick(0.0)
-    table.tick(0.0)
-    assert table.settled == []
-    table.refused.clear()
-    table.tick(0.0)
-    assert table.settled == [20]
-
-
-def test_what_cannot_be_settled_keeps_nothing_else_waiting(table: Table) -> None:
-    """Slabs that somebody has open for writing may stay so for days, however many they are."""
-    slabs, leases, later = range(20, 520), range(1000, 1100), range(2000, 2100)
-    table.refused.update(InodeNo(ino) for ino in slabs)
-    for ino in slabs:
-        table.note(ino, State.SLAB, ONE)  # who is dead
-    table.lives.begin(OTHER)
-    for ino in leases:
-        table.note(ino, State.LEASED, OTHER)
-    table.tick(0.0)
-    table.lives.end(OTHER)
-    for ino in later:
-        table.note(ino, State.LEASED, ONE)
-    for _ in range(20):
-        table.tick(0.0)
-    assert sorted(table.settled) == [*leases, *later]
-
-
-def test_what_a_dead_process_left_keeps_nothing_else_waiting(table: Table) -> None:
-    table.lives.begin(OTHER)
-    for ino in range(1000, 3000):
-        table.note(ino, State.LEASED, OTHER)
-    table.lives.end(OTHER)
-    table.note(20, State.LEASED, ONE)
-    table.tick(0.0)
-    assert 20 in table.settled
-    assert len(table.settled) > 64
-    table.note(21, State.LEASED, ONE)
-    table.tick(0.0)
-    assert 21 in table.settled
-
-
-def test_a_block_made_anew_before_its_turn_is_left_alone(table: Table) -> None:
-    table.note(20, State.REWRITTEN, ONE)
-    table.lives.begin(OTHER)
-    table.note(20, State.REWRITTEN, OTHER)
-    table.note(21, State.REWRITTEN, ONE)
-    table.note(21, State.REWRITTEN, NOBODY, 0.0)
-    table.tick(0.0)
-    assert table.settled == []
-
-
-def test_a_million_leases_are_settled_over_many_ticks(table: Table) -> None:
-    table.lives.begin(ONE)
-    for ino in range(20, 1020):
-        table.note(ino, State.LEASED, ONE)
-    table.lives.end(ONE)
-    table.tick(0.0)
-    assert 0 < len(table.settled) < 1000
-    while list(table.leases.rows()):
-        table.tick(0.0)
-    assert sorted(table.settled) == list(range(20, 1020))
-
-
-@pytest.mark.parametrize("state", [State.ORPHAN, State.ORPHAN_SLAB])
-def test_what_belongs_to_nobody_stays_listed_and_is_never_settled(
-    table: Table, state: State
-) -> None:
-    table.note(20, state, NOBODY)
-    table.tick(1e9)
-    assert table.settled == []
-    assert table.leases.state_of(InodeNo(20)) is state
-
-
-def test_a_published_block_is_in_no_table(table: Table) -> None:
-    table.note(20, State.LEASED, NOBODY)
-    table.note(20, State.PUBLISHED, NOBODY)
-    assert list(table.leases.rows()) == []
-    table.tick(1e9)
-    assert table.settled == []
-
-
-# ---- in a store ----
 
 
 def watch(running: Host) -> Lives:
-    lives = Lives()
-    running.store.pool.leases.processes = lives
-    return lives
+    return running.store.watch_processes(Lives())
 
 
 def state_of(running: Host, name: bytes) -> State:
-    ino = running.store.namespace.lookup(ROOT_INODE, name)
-    return State(running.store.namespace.record(ino).state)
+    ino = running.store.lookup(ROOT_INODE, name)
+    return State(running.store.record(ino).state)
 
 
 def make(running: Host, name: bytes, maker: Maker, *, slab: bool = False) -> InodeNo:
-    blocks = running.store.blocks
-    opened, _ = blocks.create(ROOT_INODE, name, FILE, 0, 0, maker)
+    store = running.store
+    opened, _ = store.create(ROOT_INODE, name, FILE, 0, 0, maker)
     if slab:
-        blocks.truncate(opened.ino, 9000)
-    write(running.store, opened, b"x" * 5000)
-    blocks.close(opened, writer=True)
+        store.truncate(opened.ino, 9000)
+    write(store, opened, b"x" * 5000)
+    store.close(opened, writer=True)
     return opened.ino
 
 
@@ -209,7 +54,7 @@ def test_a_start_finds_every_holding_again(running: Host, end: str, lived: bool)
         lives.begin(ONE)
     settle(running.store)
     running.store.tick()
-    assert running.store.start_scan.done
+    assert running.store.scanned
     expected = [State.LEASED, State.SLAB, State.LEASED]
     if not lived:
         expected = [State.PUBLISHED, State.ORPHAN_SLAB, State.ORPHAN]
@@ -231,12 +76,12 @@ def test_a_start_whose_walk_is_refused_finds_the_holdings_later(
         raise NoSpace("index: no room for what waits")
 
     with monkeypatch.context() as full:
-        full.setattr(running.store.pool.index, "walk", refuse)
+        running.store.fail_walk(full, refuse)
         settle(running.store)
-        assert not running.store.start_scan.done
+        assert not running.store.scanned
     settle(running.store)
     running.store.tick()
-    assert running.store.start_scan.done
+    assert running.store.scanned
     assert state_of(running, b"block") is State.PUBLISHED
 
 
@@ -258,12 +103,12 @@ def test_a_slab_in_use_keeps_its_lease_until_it_is_closed(running: Host) -> None
     lives = watch(running)
     lives.begin(ONE)
     ino = make(running, b"slab", ONE, slab=True)
-    opened = running.store.blocks.open(ino, writer=True, truncate=False, maker=OTHER)
+    opened = running.store.open(ino, writer=True, truncate=False, maker=OTHER)
     lives.end(ONE)
     running.store.tick()
     running.store.tick()
     assert state_of(running, b"slab") is State.SLAB
-    running.store.blocks.close(opened, writer=True)
+    running.store.close(opened, writer=True)
     running.store.tick()
     assert state_of(running, b"slab") is State.ORPHAN_SLAB
 
@@ -276,11 +121,11 @@ def test_who_rewrites_a_block_takes_it_over_and_who_only_opens_it_does_not(
     lives.begin(ONE)
     lives.begin(OTHER)
     ino = make(running, b"block", ONE)
-    opened = running.store.blocks.open(ino, writer=True, truncate=False, maker=OTHER)
+    opened = running.store.open(ino, writer=True, truncate=False, maker=OTHER)
     if writes:
         write(running.store, opened, b"y")
-    running.store.blocks.close(opened, writer=True)
-    record = running.store.namespace.record(ino)
+    running.store.close(opened, writer=True)
+    record = running.store.record(ino)
     assert (record.maker_tgid, record.maker_birth) == (OTHER if writes else ONE)
     assert record.state == (State.REWRITTEN if writes else State.LEASED)
     lives.end(OTHER)
@@ -290,37 +135,9 @@ def test_who_rewrites_a_block_takes_it_over_and_who_only_opens_it_does_not(
 
 def test_a_removed_block_is_held_no_more(running: Host) -> None:
     ino = put(running.store, ROOT_INODE, b"a", b"x")
-    assert running.store.pool.leases.state_of(ino) is State.LEASED
-    running.store.namespace.unlink(ROOT_INODE, b"a")
-    assert running.store.pool.leases.state_of(ino) is None
-
-
-def test_blocks_and_bytes_are_counted_by_state(table: Table) -> None:
-    table.lives.begin(ONE)
-    for ino in range(20, 25):
-        table.note(ino, State.LEASED, ONE)
-    table.note(20, State.SLAB, ONE)
-    table.leases.drop(InodeNo(21))
-    table.leases.drop(InodeNo(21))
-    table.note(22, State.PUBLISHED, ONE)
-    found: dict[State, tuple[int, int]] = {}
-    for _, holding in table.leases.rows():
-        blocks, size_bytes = found.get(holding.state, (0, 0))
-        found[holding.state] = (blocks + 1, size_bytes + holding.allocated_bytes)
-    assert found == {State.LEASED: (2, 8192), State.SLAB: (1, 4096)}
-    assert {state: both for state, both in table.leases.totals.items() if both[0]} == found
-
-
-def test_a_block_made_over_and_over_is_settled_once_and_a_lost_one_never(table: Table) -> None:
-    table.lives.begin(ONE)
-    for _ in range(5000):
-        table.note(20, State.LEASED, ONE)
-        table.note(21, State.LEASED, ONE)
-        table.note(22, State.LEASED, ONE)
-        table.leases.drop(InodeNo(22))
-    table.lives.end(ONE)
-    table.tick(0.0)
-    assert table.settled == [20, 21]
+    assert running.store.lease_state(ino) is State.LEASED
+    running.store.unlink(ROOT_INODE, b"a")
+    assert running.store.lease_state(ino) is None
 
 
 @pytest.mark.usefixtures("caplog")
@@ -338,15 +155,13 @@ def test_a_block_that_could_not_be_made_longer_may_go_some_time_later(error_no: 
             settle(store)
             calls.calls, calls.fail_at = 0, fail_at
             with contextlib.suppress(OSError, KvfsError):
-                store.blocks.truncate(ino, 8 * MIB)
+                store.truncate(ino, 8 * MIB)
             calls.fail_at = 0
             settle(store)
             seen.add(state_of(made, b"block"))
-            store.pool.leases.tick(1e9, store.blocks.publishing.lose_maker)
-            record = store.pool.index.inode(ino)
-            assert record is not None
-            assert obstacle(store.pool, ino, record, open_too=False) is None
-            assert store.pool.evictable_bytes >= MIB
+            store.end_leases(1e9)
+            assert store.obstacle(ino) is None
+            assert store.evictable_bytes >= MIB
             assert_exact(made)
         if not calls.failed:
             break

@@ -20,7 +20,7 @@ from mount.fuse import kernel
 mountpoint, image = sys.argv[1:]
 fd = kernel.open_device()
 kernel.mount(fd, mountpoint, "/never", read_only=False)
-format_source(image, capacity_bytes=100 << 20)
+format_source(image, capacity_bytes=100 << 20, fill=lambda pool_fd: None)
 with open_source(image) as device:
     print(device.fs_type)
 print(unmount(mountpoint, lazy=True))

@@ -7,9 +7,8 @@ import subprocess
 import pytest
 
 from kvfs.core.errors import SourceBusy
-from kvfs.devices import format_source
 from tests.support.mounting import KVFS, ROOT, workplace
-from tests.support.pools import MIB, refused
+from tests.support.pools import MIB, format_source, refused
 
 pytestmark = pytest.mark.needs_loop
 

@@ -12,6 +12,7 @@ from kvfs.core.types import ROOT_INODE
 from kvfs.engine.recovery import index_compaction
 from kvfs.engine.recovery.index_compaction import compact_index
 from kvfs.storage.syscalls import Syscalls
+from tests.support.driven_faults import stand_in
 from tests.support.stores import MIB, SYMLINK, Host, assert_exact, host, put, settle, tree
 
 P = ParamSpec("P")
@@ -47,16 +48,15 @@ def fill_and_empty(running: Host, kept: int = 0) -> dict[bytes, bytes]:
     """Let attributes come, all but *kept* of them go, and stop; return the tree."""
     store = running.store
     block = put(store, ROOT_INODE, b"block", b"x" * 5000)
-    store.namespace.make_node(ROOT_INODE, b"link", SYMLINK, 0, 0, b"target")
-    store.attributes.set_xattr(block, b"user.mine", b"value")
+    store.make_node(ROOT_INODE, b"link", SYMLINK, 0, 0, b"target")
+    store.set_xattr(block, b"user.mine", b"value")
     settle(store)
-    index = store.pool.index
     for number in range(MANY):
-        index.preallocate()
-        with index.write() as txn:
+        store.grow_index()
+        with store.write_rows() as txn:
             txn.put_xattr(block, b"user.%d" % number, VALUE)
     for number in range(kept, MANY):
-        with index.write() as txn:
+        with store.write_rows() as txn:
             txn.delete_xattr(block, b"user.%d" % number)
     found = tree(store)
     running.stop()
@@ -79,8 +79,8 @@ def assert_sound(running: Host, expected: dict[bytes, bytes]) -> None:
     """Start the pool, look through it, stop it and have it checked."""
     assert tree(running.start()) == expected
     assert_exact(running)
-    ino = running.store.namespace.lookup(ROOT_INODE, b"block")
-    assert running.store.attributes.xattr(ino, b"user.mine") == b"value"
+    ino = running.store.lookup(ROOT_INODE, b"block")
+    assert running.store.xattr(ino, b"user.mine") == b"value"
     running.stop()
     assert sorted(path.name for path in running.path.glob("index*")) == ["index"]
     assert sorted(os.listdir(running.path / "index")) == ["data.mdb", "lock.mdb"]
@@ -95,7 +95,7 @@ def test_a_start_gives_back_what_names_held(
     assert index_bytes(running) > 20 * MIB
     if end == "kill":
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("kvfs.engine.recovery.recovery.compact_index", lambda *_: 0)
+            stand_in(patch, "index is compacted", lambda *_: 0)
             running.start()
         running.kill()
     assert_sound(running, expected)

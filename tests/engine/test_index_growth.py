@@ -7,7 +7,7 @@ import pytest
 
 from kvfs.core.errors import KvfsError, NoSpace
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.engine.store import Store
+from tests.support.driven import Driven
 from tests.support.mounting import mounted_at, workplace
 from tests.support.stores import DIRECTORY, MIB, Host, assert_exact, make_directory, put, settle
 
@@ -35,7 +35,7 @@ def running() -> Iterator[Host]:
             made.end()
 
 
-def store_block(store: Store, number: int) -> InodeNo:
+def store_block(store: Driven, number: int) -> InodeNo:
     """Store a block as connectors do; raises NoSpace."""
     name = b"block %06d" % number
     ino = put(store, ROOT_INODE, name + b".tmp", bytes(BLOCK_BYTES))
@@ -43,7 +43,7 @@ def store_block(store: Store, number: int) -> InodeNo:
     return ino
 
 
-def fill(store: Store, first: int = 0) -> None:
+def fill(store: Driven, first: int = 0) -> None:
     """Store more blocks than the device holds."""
     for number in range(first, first + 2 * DEVICE_BYTES // BLOCK_BYTES):
         store_block(store, number)
@@ -51,11 +51,11 @@ def fill(store: Store, first: int = 0) -> None:
             settle(store)
 
 
-def grow(store: Store, parent: InodeNo, count: int) -> int:
+def grow(store: Driven, parent: InodeNo, count: int) -> int:
     """Make up to *count* names that may not go; return how many there are then."""
     for number in range(count):
         try:
-            store.namespace.make_node(parent, LONG + b"%06d" % number, DIRECTORY, 0, 0)
+            store.make_node(parent, LONG + b"%06d" % number, DIRECTORY, 0, 0)
         except NoSpace:
             return number
         if number % 64 == 0:
@@ -66,14 +66,14 @@ def grow(store: Store, parent: InodeNo, count: int) -> int:
 @pytest.mark.usefixtures("caplog")  # a ready extent that finds no room is a warning
 def test_blocks_give_way_for_names(running: Host) -> None:
     store = running.store
-    store.pool.device_room.look()
+    store.look_at_device()
     fill(store)
-    evicted = store.reclaim.evicted_blocks
+    evicted = store.evicted_blocks
     made = grow(store, make_directory(running, b"names"), 4000)
     assert made == 4000
-    assert store.reclaim.evicted_blocks > evicted
+    assert store.evicted_blocks > evicted
     for number in range(10_000, 10_008):
-        store.pool.device_room.look()  # as each tick does
+        store.look_at_device()  # as each tick does
         store_block(store, number)
         settle(store)
     assert_exact(running)
@@ -83,17 +83,17 @@ def test_blocks_give_way_for_names(running: Host) -> None:
 def test_names_without_end_leave_room_for_deletes(running: Host) -> None:
     """A commit that finds no room takes the pool's blocks along: nothing could be evicted."""
     store = running.store
-    store.pool.device_room.look()
+    store.look_at_device()
     fill(store)
     top = make_directory(running, b"names")
     made = grow(store, top, 200_000)
     assert made < 200_000
     for _ in range(20):  # each is refused, and takes nothing
         with contextlib.suppress(KvfsError):
-            store.namespace.make_node(top, b"more", DIRECTORY, 0, 0)
+            store.make_node(top, b"more", DIRECTORY, 0, 0)
     for number in range(made):
-        store.namespace.rmdir(top, LONG + b"%06d" % number)
+        store.rmdir(top, LONG + b"%06d" % number)
         if number % 64 == 0:
             store.tick()
-    assert store.pool.counters.directories == 2  # the root and its one
+    assert store.counters.directories == 2  # the root and its one
     assert_exact(running)

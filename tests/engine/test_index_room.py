@@ -13,6 +13,7 @@ from kvfs.core.errors import DeadInode, NoSpace
 from kvfs.core.index_room import IndexRoom
 from kvfs.core.records import child_key, inode_key, name_key, xattr_key
 from kvfs.core.types import ROOT_INODE, InodeNo
+from tests.support.driven_faults import set_limit
 from tests.support.stores import (
     MIB,
     SYMLINK,
@@ -22,7 +23,6 @@ from tests.support.stores import (
     host,
     make_directory,
     put,
-    records,
     settle,
 )
 
@@ -46,12 +46,12 @@ def store_block(running: Host, number: int, data: bytes | None = None) -> bytes:
     ino = put(running.store, ROOT_INODE, b"tmp", name if data is None else data)
     running.store.rename(ROOT_INODE, b"tmp", ROOT_INODE, name, replace=True)
     for note in range(NOTES):
-        running.store.attributes.set_xattr(ino, b"user.note%d" % note, NOTE)
+        running.store.set_xattr(ino, b"user.note%d" % note, NOTE)
     return name
 
 
 def rows_bytes(running: Host) -> int:
-    return running.store.pool.index.room.rows_bytes()
+    return running.store.index_rows_bytes()
 
 
 def fill(running: Host) -> list[bytes]:
@@ -70,17 +70,17 @@ def test_the_oldest_blocks_go_before_the_map_is_full(
     running: Host, planned: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if planned == "in the thread":
-        monkeypatch.setattr("kvfs.engine.eviction.victims._INLINE_ROWS", 0)
+        set_limit(monkeypatch, "plan_inline_rows", 0)
     for number in range(2000):
         name = store_block(running, number)
         if number % 10 == 9:
             running.store.tick()
-            running.store.pool.background.drain()
+            running.store.drain()
             assert rows_bytes(running) < MAP_BYTES * 3 // 4
-    there = sorted(record.name for record in records(running.store).values() if record.name)
+    there = sorted(record.name for record in running.store.records().values() if record.name)
     assert 300 < len(there) < 1000
     assert rows_bytes(running) > MAP_BYTES // 4
-    assert running.store.reclaim.evicted_blocks == 2000 - len(there)
+    assert running.store.evicted_blocks == 2000 - len(there)
     assert there[-100:] == [b"%06d" % number for number in range(1900, 2000)]
     assert_exact(running)
     running.stop()
@@ -93,7 +93,7 @@ def test_the_oldest_blocks_go_before_the_map_is_full(
 @pytest.mark.usefixtures("caplog")  # the start after a kill says so
 def test_what_may_not_go_is_kept_and_can_be_removed(running: Host) -> None:
     """Nothing may go: it ends in ENOSPC, with room left to remove, rename, pin less and start."""
-    running.store.attributes.set_xattr(ROOT_INODE, PIN, b"1")
+    running.store.set_xattr(ROOT_INODE, PIN, b"1")
     stored = fill(running)
     assert len(stored) > 400
     running.kill()
@@ -104,9 +104,9 @@ def test_what_may_not_go_is_kept_and_can_be_removed(running: Host) -> None:
     running.store.rename(ROOT_INODE, stored[0], ROOT_INODE, b"renamed", replace=True)
     assert get(running.store, ROOT_INODE, b"renamed") == stored[0]
     for name in stored[1:300]:
-        running.store.namespace.unlink(ROOT_INODE, name)
+        running.store.unlink(ROOT_INODE, name)
     put(running.store, ROOT_INODE, b"new", b"x")
-    running.store.attributes.remove_xattr(ROOT_INODE, PIN)
+    running.store.remove_xattr(ROOT_INODE, PIN)
     settle(running.store)
     running.stop()
     assert running.check().problems == []
@@ -121,7 +121,7 @@ def test_no_more_go_than_there_are_names_too_many(running: Host) -> None:
         store_block(running, number)
         if number % 10 == 9:
             running.store.tick()
-    assert 200 <= running.store.reclaim.evicted_blocks < 240
+    assert 200 <= running.store.evicted_blocks < 240
     assert rows_bytes(running) > MAP_BYTES * 7 // 16
 
 
@@ -131,7 +131,7 @@ def test_empty_blocks_go_in_their_turn(running: Host) -> None:
         store_block(running, number, b"")
         if number % 10 == 9:
             running.store.tick()
-    assert running.store.reclaim.evicted_blocks >= 480
+    assert running.store.evicted_blocks >= 480
     put(running.store, ROOT_INODE, b"block", bytes(MIB))
     assert get(running.store, ROOT_INODE, b"000999") == b""
     assert_exact(running)
@@ -147,7 +147,7 @@ def test_large_blocks_do_not_pay_for_small_ones_names(running: Host) -> None:
                 put(running.store, ROOT_INODE, name, bytes(MIB // 8))
     for _ in range(40):
         running.store.tick()
-    assert running.store.reclaim.evicted_blocks >= 100
+    assert running.store.evicted_blocks >= 100
     assert all(get(running.store, ROOT_INODE, name) == bytes(MIB // 8) for name in large)
 
 
@@ -159,22 +159,22 @@ def test_between_two_ticks_room_is_made_at_once(running: Host) -> None:
     for number in range(1000):
         if number % 2:
             directory = make_directory(running, b"%d" % number)
-        running.store.attributes.set_xattr(directory, b"user.%d" % (number % 2), NOTE)
+        running.store.set_xattr(directory, b"user.%d" % (number % 2), NOTE)
     assert_exact(running)
 
 
 def test_a_rewritten_block_takes_its_attributes_along(running: Host) -> None:
     """Also where no attribute is taken any more: there are as many as before."""
-    running.store.attributes.set_xattr(ROOT_INODE, PIN, b"1")
+    running.store.set_xattr(ROOT_INODE, PIN, b"1")
     stored = fill(running)
-    ino = running.store.namespace.lookup(ROOT_INODE, stored[0])
+    ino = running.store.lookup(ROOT_INODE, stored[0])
     with pytest.raises(NoSpace):
-        running.store.attributes.set_xattr(ROOT_INODE, b"user.more", NOTE)
+        running.store.set_xattr(ROOT_INODE, b"user.more", NOTE)
     with pytest.raises(DeadInode):  # the kernel looks the name up again, and finds the fresh one
-        running.store.blocks.open(ino, writer=True, truncate=True)
-    fresh = running.store.namespace.lookup(ROOT_INODE, stored[0])
+        running.store.open(ino, writer=True, truncate=True)
+    fresh = running.store.lookup(ROOT_INODE, stored[0])
     assert fresh != ino
-    assert running.store.attributes.xattr(fresh, b"user.note0") == NOTE
+    assert running.store.xattr(fresh, b"user.note0") == NOTE
 
 
 @pytest.mark.usefixtures("caplog")  # the start after a kill says so
@@ -194,7 +194,7 @@ def test_a_map_made_smaller_lets_blocks_go(running: Host) -> None:
     assert rows_bytes(running) < MAP_BYTES * 3 // 4
     put(running.store, ROOT_INODE, b"new", b"x")
     assert get(running.store, ROOT_INODE, b"001199") == b"001199"
-    assert running.store.reclaim.evicted_blocks < 800
+    assert running.store.evicted_blocks < 800
     running.kill()
     running.start()
     assert get(running.store, ROOT_INODE, b"001199") == b"001199"
@@ -208,18 +208,18 @@ def test_a_rebuild_brings_back_more_than_the_map_takes(running: Host) -> None:
     running.start()
     put(running.store, ROOT_INODE, b"block", b"bytes")
     for number in range(2200):  # each more than a page
-        running.store.namespace.make_node(ROOT_INODE, b"%d" % number, SYMLINK, 0, 0, b"x" * 4000)
+        running.store.make_node(ROOT_INODE, b"%d" % number, SYMLINK, 0, 0, b"x" * 4000)
     settle(running.store)
     running.settings = dataclasses.replace(running.settings, index_map_bytes=MAP_BYTES)
     running.lose_power()
     running.start()
     assert rows_bytes(running) > MAP_BYTES * 3 // 4
-    assert running.store.pool.counters.symlinks == 2200
+    assert running.store.counters.symlinks == 2200
     assert get(running.store, ROOT_INODE, b"block") == b"bytes"
     with pytest.raises(NoSpace):
         make_directory(running, b"directory")
     for number in range(1000):
-        running.store.namespace.unlink(ROOT_INODE, b"%d" % number)
+        running.store.unlink(ROOT_INODE, b"%d" % number)
     make_directory(running, b"directory")
     running.stop()
     assert running.check().problems == []

@@ -78,13 +78,12 @@ def test_the_process_that_holds_most_is_named_with_all_its_users() -> None:
 def test_a_store_that_starts_again_knows_who_holds_what() -> None:
     with host() as machine:
         store = machine.start()
-        maker = store.pool.leases.processes.of(os.getpid(), 0.0)
+        maker = store.maker_of(os.getpid())
         _store(machine, b"kept", maker)
         machine.stop()
         store = machine.start()
-        while store.pool.background.run_one():
-            pass
-        assert store.pool.leases.shares.most() == Lessee(maker, MIB)
+        store.run_all()
+        assert store.lessee() == Lessee(maker, MIB)
 
 
 @pytest.mark.parametrize("reopens", [False, True])
@@ -92,25 +91,25 @@ def test_what_finds_no_room_for_its_lease_is_nobodys(reopens: bool) -> None:
     """A block rewritten in place, too: it would stay until its maker ends."""
     with host() as machine:
         store = machine.start()
-        store.pool.leases.shares = LeaseShares(lambda: MIB, MIB)
-        maker = store.pool.leases.processes.of(os.getpid(), 0.0)
+        store.bound_leases(MIB)
+        maker = store.maker_of(os.getpid())
         _store(machine, b"first", maker)
         other = put(store, ROOT_INODE, b"renamed.tmp", bytes(MIB))
-        store.namespace.rename(ROOT_INODE, b"renamed.tmp", ROOT_INODE, b"renamed")
+        store.rename(ROOT_INODE, b"renamed.tmp", ROOT_INODE, b"renamed")
         if reopens:
-            opened = store.blocks.open(other, writer=True, truncate=False, maker=maker)
+            opened = store.open(other, writer=True, truncate=False, maker=maker)
             write(store, opened, b"x")
-            store.blocks.close(opened, writer=True)
-            assert store.namespace.record(other).state == State.ORPHAN_SLAB
+            store.close(opened, writer=True)
+            assert store.record(other).state == State.ORPHAN_SLAB
         else:
             ino = _store(machine, b"second", maker)
-            assert store.namespace.record(ino).state == State.PUBLISHED
-        assert store.pool.leases.shares.held_bytes == MIB
+            assert store.record(ino).state == State.PUBLISHED
+        assert store.lease_shares_bytes == MIB
 
 
 def _store(machine: Host, name: bytes, maker: Maker) -> InodeNo:
     store = machine.store
-    opened, _ = store.blocks.create(ROOT_INODE, name, FILE, 0, 0, maker)
+    opened, _ = store.create(ROOT_INODE, name, FILE, 0, 0, maker)
     write(store, opened, bytes(MIB))
-    store.blocks.close(opened, writer=True)
+    store.close(opened, writer=True)
     return opened.ino

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from kvfs.machine.process_ends import Fate, judge, stat_fields
-from kvfs.machine.processes import NOBODY, Maker, Processes
+from kvfs.machine.processes import NOBODY, SERVER, Maker, Processes
 from tests.support.stepping import until
 
 #: A kernel thread: kthreadd.
@@ -76,15 +76,20 @@ def test_a_thread_belongs_to_its_process(makers: Processes) -> None:
     assert found == [makers.of(os.getpid(), 0.0)]
 
 
-@pytest.mark.parametrize("tid", [0, -1, KERNEL_THREAD, 1 << 22])
+@pytest.mark.parametrize("tid", [0, -1, 1 << 22])
 def test_what_cannot_be_watched_is_nobody(makers: Processes, tid: int) -> None:
-    """A foreign pid namespace, a kernel thread (nfsd), a thread that is gone."""
+    """A foreign pid namespace, a thread that is gone."""
     assert makers.of(tid, 0.0) == NOBODY
+
+
+def test_a_kernel_thread_is_a_server(makers: Processes) -> None:
+    """nfsd is one."""
+    assert makers.of(KERNEL_THREAD, 0.0) == SERVER
 
 
 def test_an_nfs_server_makes_nothing_of_its_own(makers: Processes) -> None:
     with child(name="ganesha.nfsd") as process:
-        assert makers.of(process.pid, 0.0) == NOBODY
+        assert makers.of(process.pid, 0.0) == SERVER
 
 
 def test_a_thread_is_looked_at_again_after_a_second(makers: Processes) -> None:

@@ -32,7 +32,7 @@ from tests.support.stores import (
 def test_create_refuses_a_taken_name_and_uses_no_extent_up(running: Host) -> None:
     put(running.store, ROOT_INODE, b"a", b"x")
     with pytest.raises(Exists):
-        running.store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
+        running.store.create(ROOT_INODE, b"a", FILE, 0, 0)
     assert get(running.store, ROOT_INODE, b"a") == b"x"
     assert_exact(running)
 
@@ -40,30 +40,30 @@ def test_create_refuses_a_taken_name_and_uses_no_extent_up(running: Host) -> Non
 def test_an_unlinked_block_is_readable_until_its_last_close(running: Host) -> None:
     store = running.store
     ino = put(store, ROOT_INODE, b"a", b"x" * 9000)
-    opened = store.blocks.open(ino, writer=False, truncate=False)
-    store.namespace.unlink(ROOT_INODE, b"a")
+    opened = store.open(ino, writer=False, truncate=False)
+    store.unlink(ROOT_INODE, b"a")
     with pytest.raises(NotFound):
-        store.namespace.lookup(ROOT_INODE, b"a")
-    assert os.pread(store.blocks.extent_fd(opened), 9000, 0) == b"x" * 9000
-    assert store.blocks.present(ino).size_bytes == 9000
+        store.lookup(ROOT_INODE, b"a")
+    assert os.pread(store.extent_fd(opened), 9000, 0) == b"x" * 9000
+    assert store.present(ino).size_bytes == 9000
     assert_exact(running)
-    store.blocks.close(opened, writer=False)
+    store.close(opened, writer=False)
     settle(store)
     assert not running.extent(ino).exists()
     assert_exact(running)
     with pytest.raises(DeadInode):
-        store.namespace.record(ino)
+        store.record(ino)
 
 
 def test_readers_of_a_replaced_block_keep_the_old_bytes(running: Host) -> None:
     store = running.store
     old = put(store, ROOT_INODE, b"final", b"old")
-    reader = store.blocks.open(old, writer=False, truncate=False)
+    reader = store.open(old, writer=False, truncate=False)
     put(store, ROOT_INODE, b"tmp", b"new")
-    assert store.namespace.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"final") == old
+    assert store.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"final") == old
     assert get(store, ROOT_INODE, b"final") == b"new"
-    assert os.pread(store.blocks.extent_fd(reader), 10, 0) == b"old"
-    store.blocks.close(reader, writer=False)
+    assert os.pread(store.extent_fd(reader), 10, 0) == b"old"
+    store.close(reader, writer=False)
     settle(store)
     assert names(running) == [b"final"]
     assert not running.extent(old).exists()
@@ -73,38 +73,38 @@ def test_readers_of_a_replaced_block_keep_the_old_bytes(running: Host) -> None:
 def test_a_rewritten_block_can_lose_its_name_meanwhile(running: Host) -> None:
     store = running.store
     ino = put(store, ROOT_INODE, b"a", b"x" * 9000)
-    opened = store.blocks.open(ino, writer=True, truncate=False)
-    store.blocks.truncate(ino, 0)
+    opened = store.open(ino, writer=True, truncate=False)
+    store.truncate(ino, 0)
     write(store, opened, b"y" * 20_000)
-    store.namespace.unlink(ROOT_INODE, b"a")
+    store.unlink(ROOT_INODE, b"a")
     assert_exact(running)
-    store.blocks.close(opened, writer=True)
+    store.close(opened, writer=True)
     settle(store)
-    assert store.pool.space.used_bytes == 0
+    assert store.space.used_bytes == 0
     assert_exact(running)
 
 
 def test_rename_keeps_to_its_rules(running: Host) -> None:
-    namespace = running.store.namespace
+    store = running.store
     a = make_directory(running, b"a")
     b = make_directory(running, b"b", a)
     put(running.store, ROOT_INODE, b"file", b"x")
     with pytest.raises(Exists):
-        namespace.rename(ROOT_INODE, b"file", ROOT_INODE, b"a", replace=False)
+        store.rename(ROOT_INODE, b"file", ROOT_INODE, b"a", replace=False)
     with pytest.raises(IsADirectory):
-        namespace.rename(ROOT_INODE, b"file", ROOT_INODE, b"a")
+        store.rename(ROOT_INODE, b"file", ROOT_INODE, b"a")
     with pytest.raises(NotADirectory):
-        namespace.rename(ROOT_INODE, b"a", ROOT_INODE, b"file")
+        store.rename(ROOT_INODE, b"a", ROOT_INODE, b"file")
     with pytest.raises(InvalidRequest):
-        namespace.rename(ROOT_INODE, b"a", b, b"c")
+        store.rename(ROOT_INODE, b"a", b, b"c")
     with pytest.raises(NotFound):
-        namespace.rename(ROOT_INODE, b"none", b, b"c")
+        store.rename(ROOT_INODE, b"none", b, b"c")
     make_directory(running, b"empty")
     with pytest.raises(NotEmpty):
-        namespace.rename(ROOT_INODE, b"empty", ROOT_INODE, b"a")
-    namespace.rename(ROOT_INODE, b"a", ROOT_INODE, b"empty")
+        store.rename(ROOT_INODE, b"empty", ROOT_INODE, b"a")
+    store.rename(ROOT_INODE, b"a", ROOT_INODE, b"empty")
     assert names(running) == [b"empty", b"file"]
-    assert namespace.directory(ROOT_INODE).subdirs == 1
+    assert store.directory(ROOT_INODE).subdirs == 1
 
 
 def test_exchange_swaps_two_names(running: Host) -> None:
@@ -112,37 +112,37 @@ def test_exchange_swaps_two_names(running: Host) -> None:
     a = make_directory(running, b"a")
     put(store, a, b"in", b"inside")
     put(store, ROOT_INODE, b"out", b"outside")
-    store.namespace.exchange(a, b"in", ROOT_INODE, b"out")
+    store.exchange(a, b"in", ROOT_INODE, b"out")
     assert tree(store) == {b"/a": "directory", b"/a/in": b"outside", b"/out": b"inside"}
     with pytest.raises(InvalidRequest):
-        store.namespace.exchange(ROOT_INODE, b"a", a, b"in")
+        store.exchange(ROOT_INODE, b"a", a, b"in")
     assert_exact(running)
 
 
 def test_directories_count_their_names(running: Host) -> None:
-    namespace = running.store.namespace
+    store = running.store
     a = make_directory(running, b"a")
     make_directory(running, b"b", a)
-    namespace.make_node(a, b"link", SYMLINK, 0, 0, b"target")
-    record = namespace.directory(a)
+    store.make_node(a, b"link", SYMLINK, 0, 0, b"target")
+    record = store.directory(a)
     assert (record.entries, record.subdirs) == (2, 1)
     with pytest.raises(NotEmpty):
-        namespace.rmdir(ROOT_INODE, b"a")
+        store.rmdir(ROOT_INODE, b"a")
     with pytest.raises(NotADirectory):
-        namespace.rmdir(a, b"link")
+        store.rmdir(a, b"link")
     with pytest.raises(IsADirectory):
-        namespace.unlink(a, b"b")
-    namespace.unlink(a, b"link")
-    namespace.rmdir(a, b"b")
-    namespace.rmdir(ROOT_INODE, b"a")
+        store.unlink(a, b"b")
+    store.unlink(a, b"link")
+    store.rmdir(a, b"b")
+    store.rmdir(ROOT_INODE, b"a")
     assert names(running) == []
 
 
 def test_a_listing_stays_right_while_names_go(running: Host) -> None:
     inos = [put(running.store, ROOT_INODE, b"%d" % number, b"") for number in range(10)]
-    half = running.store.namespace.children(ROOT_INODE, inos[4])
+    half = running.store.children(ROOT_INODE, inos[4])
     for number in range(0, 10, 2):
-        running.store.namespace.unlink(ROOT_INODE, b"%d" % number)
+        running.store.unlink(ROOT_INODE, b"%d" % number)
     assert [ino for ino, _ in half] == inos[5:]
-    left = running.store.namespace.children(ROOT_INODE, inos[4])
+    left = running.store.children(ROOT_INODE, inos[4])
     assert [name for _, name in left] == [b"5", b"7", b"9"]

@@ -9,7 +9,6 @@ from kvfs.core.inode_rules import blank_record
 from kvfs.core.node_bound import NodeShares, bound_bytes, names_too_many, taken_bytes
 from kvfs.core.records import Counters
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
-from kvfs.engine.attributes import Change
 from tests.support.stores import (
     DIRECTORY,
     FIFO,
@@ -70,33 +69,32 @@ def test_a_user_makes_symlinks_up_to_the_bound_and_others_store_on(
     made = 0
     with pytest.raises(NoSpace, match="share"):  # noqa: PT012
         for made in range(100_000):
-            store.namespace.make_node(mine, b"%06d" % made, SYMLINK, USER, 0, target)
-    held_bytes = taken_bytes(store.pool.counters, store.pool.index.room.rows_bytes())
+            store.make_node(mine, b"%06d" % made, SYMLINK, USER, 0, target)
+    held_bytes = taken_bytes(store.counters, store.index_rows_bytes())
     assert CAPACITY_BYTES // 4 <= held_bytes < CAPACITY_BYTES // 3
     for refused in (DIRECTORY, SYMLINK):
         with pytest.raises(NoSpace):
-            store.namespace.make_node(mine, b"one", refused, USER, 0, b"t")
+            store.make_node(mine, b"one", refused, USER, 0, b"t")
     with pytest.raises(NoSpace):
-        store.attributes.set_xattr(mine, b"user.large", b"x" * 4000, USER)
+        store.set_xattr(mine, b"user.large", b"x" * 4000, USER)
     theirs = make_directory(running, b"theirs", uid=OTHER)
-    store.namespace.make_node(theirs, b"one", SYMLINK, OTHER, 0, b"t")
-    store.attributes.set_xattr(theirs, b"user.large", b"x" * 4000, OTHER)
+    store.make_node(theirs, b"one", SYMLINK, OTHER, 0, b"t")
+    store.set_xattr(theirs, b"user.large", b"x" * 4000, OTHER)
     make_directory(running, b"root's")
     put(store, mine, b"block", b"x" * MIB)
     for number in range(made // 2):
-        store.namespace.unlink(mine, b"%06d" % number)
-    store.namespace.make_node(mine, b"one", SYMLINK, USER, 0, b"t")
+        store.unlink(mine, b"%06d" % number)
+    store.make_node(mine, b"one", SYMLINK, USER, 0, b"t")
 
 
 def charged(running: Host) -> dict[int, int]:
     """Return the bytes that the running store counts for each user."""
-    return {uid: running.store.pool.node_shares.held_bytes(uid) for uid in (0, USER, OTHER)}
+    return {uid: running.store.node_bytes(uid) for uid in (0, USER, OTHER)}
 
 
 def walk(running: Host) -> None:
     """Let the walks after a start end."""
-    while running.store.pool.background.run_one():
-        pass
+    running.store.run_all()
 
 
 def make_all_kinds(running: Host) -> list[InodeNo]:
@@ -106,15 +104,15 @@ def make_all_kinds(running: Host) -> list[InodeNo]:
     theirs = make_directory(running, b"theirs", uid=OTHER)
     for parent, uid in ((mine, USER), (theirs, OTHER), (theirs, USER)):
         for number in range(300):
-            store.namespace.make_node(parent, b"%d-%d" % (uid, number), SYMLINK, uid, 0, b"to")
-    store.namespace.make_node(mine, b"fifo", FIFO, USER, 0)
+            store.make_node(parent, b"%d-%d" % (uid, number), SYMLINK, uid, 0, b"to")
+    store.make_node(mine, b"fifo", FIFO, USER, 0)
     block = put(store, mine, b"block", b"x")
-    store.attributes.change(block, Change(uid=USER))
+    store.change(block, uid=USER)
     for ino in (mine, block):
-        store.attributes.set_xattr(ino, b"user.one", b"1" * 1900, USER)
-        store.attributes.set_xattr(ino, b"user.one", b"1" * 100, USER)
-        store.attributes.set_xattr(ino, b"user.two", b"2" * 2500, USER)
-        store.attributes.remove_xattr(ino, b"user.two", USER)
+        store.set_xattr(ino, b"user.one", b"1" * 1900, USER)
+        store.set_xattr(ino, b"user.one", b"1" * 100, USER)
+        store.set_xattr(ino, b"user.two", b"2" * 2500, USER)
+        store.remove_xattr(ino, b"user.two", USER)
     return [mine, block]
 
 
@@ -123,7 +121,7 @@ def test_a_start_counts_what_each_user_has(
     running: Host, end: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_all_kinds(running)
-    running.store.pool.background.hurry()  # else nobody knows of them after a power loss
+    running.store.hurry()  # else nobody knows of them after a power loss
     before = charged(running)
     assert before[0] == 0
     assert before[USER] > before[OTHER] > 300 * 5 * 1024
@@ -146,21 +144,21 @@ def test_what_changes_during_the_walk_is_counted_once(running: Host) -> None:
     before = charged(running)
     running.stop()
     store = running.start()
-    theirs = store.namespace.lookup(ROOT_INODE, b"theirs")
+    theirs = store.lookup(ROOT_INODE, b"theirs")
 
     def change(number: int) -> None:
-        store.namespace.unlink(mine, b"%d-%d" % (USER, number))
-        store.namespace.make_node(mine, b"again-%d" % number, SYMLINK, USER, 0, b"to")
-        ino = store.namespace.lookup(theirs, b"%d-%d" % (OTHER, number))
-        store.attributes.change(ino, Change(uid=0))
-        store.attributes.change(ino, Change(uid=OTHER))
+        store.unlink(mine, b"%d-%d" % (USER, number))
+        store.make_node(mine, b"again-%d" % number, SYMLINK, USER, 0, b"to")
+        ino = store.lookup(theirs, b"%d-%d" % (OTHER, number))
+        store.change(ino, uid=0)
+        store.change(ino, uid=OTHER)
         for holder in (mine, block):
-            store.attributes.set_xattr(holder, b"user.%d" % number, b"x")
-            store.attributes.remove_xattr(holder, b"user.%d" % number)
+            store.set_xattr(holder, b"user.%d" % number, b"x")
+            store.remove_xattr(holder, b"user.%d" % number)
 
     for number in range(300):
         change(number)
-        store.pool.background.run_one()
+        store.run_one()
     walk(running)
     assert charged(running) == before
 
@@ -170,17 +168,17 @@ def test_what_goes_and_changes_hands_is_not_charged_any_more(running: Host) -> N
     mine, block = make_all_kinds(running)
     before = charged(running)
     for ino in (mine, block):
-        store.attributes.change(ino, Change(uid=OTHER))
+        store.change(ino, uid=OTHER)
     between = charged(running)
     assert between[USER] + between[OTHER] == before[USER] + before[OTHER]
     assert between[OTHER] > before[OTHER]
-    theirs = store.namespace.lookup(ROOT_INODE, b"theirs")
+    theirs = store.lookup(ROOT_INODE, b"theirs")
     for parent in (mine, theirs):
-        while found := store.namespace.children(parent, InodeNo(0)):
+        while found := store.children(parent, InodeNo(0)):
             for _, name in found:
-                store.namespace.unlink(parent, name)
+                store.unlink(parent, name)
     for name in (b"mine", b"theirs"):
-        store.namespace.rmdir(ROOT_INODE, name)
+        store.rmdir(ROOT_INODE, name)
     assert charged(running) == {0: 0, USER: 0, OTHER: 0}
 
 
@@ -197,15 +195,15 @@ def test_empty_blocks_go_where_the_device_is_short_and_nowhere_else(running: Hos
     for number in range(most + 200):
         put(store, ROOT_INODE, b"tmp", b"")
         store.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"%d" % number, replace=True)
-    store.pool.space.capacity_bytes = 16 * MIB  # a quarter is 4, and 8 is the least
-    store.pool.space.bound_bytes = 16 * MIB
-    store.name_eviction.tick()
-    assert store.pool.counters.blocks == most + 201
-    store.pool.space.bound_bytes -= 1
+    capacity_bytes = 16 * MIB  # a quarter is 4, and 8 is the least
+    store.bound_space(capacity_bytes, capacity_bytes)
+    store.evict_names()
+    assert store.counters.blocks == most + 201
+    store.bound_space(capacity_bytes, capacity_bytes - 1)
     for _ in range(3):
-        store.name_eviction.tick()
-    assert store.pool.counters.blocks == most
-    assert store.namespace.lookup(ROOT_INODE, b"full")
-    assert store.namespace.lookup(ROOT_INODE, b"%d" % (most + 199))
+        store.evict_names()
+    assert store.counters.blocks == most
+    assert store.lookup(ROOT_INODE, b"full")
+    assert store.lookup(ROOT_INODE, b"%d" % (most + 199))
     with pytest.raises(NotFound):
-        store.namespace.lookup(ROOT_INODE, b"0")
+        store.lookup(ROOT_INODE, b"0")

@@ -7,9 +7,8 @@ import pytest
 
 from kvfs.core.errors import DeadInode, NotFound
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.engine.attributes import Change
 from kvfs.machine.processes import Maker
-from kvfs.pool.open_inodes import OpenInode
+from tests.support.driven import Opened
 from tests.support.life_model import Lives
 from tests.support.stores import (
     DIRECTORY,
@@ -34,35 +33,35 @@ OTHER = Maker(102, 3)
 def running() -> Iterator[Host]:
     with host() as made:
         made.start()
-        lives = made.store.pool.leases.processes = Lives()
+        lives = made.store.watch_processes(Lives())
         for maker in (WRITER, READER, OTHER):
             lives.begin(maker)
         yield made
 
 
-def rewrite(running: Host, name: bytes, maker: Maker = WRITER) -> OpenInode:
+def rewrite(running: Host, name: bytes, maker: Maker = WRITER) -> Opened:
     """Do what open(2) with O_TRUNC does."""
-    blocks = running.store.blocks
-    ino = running.store.namespace.lookup(ROOT_INODE, name)
+    store = running.store
+    ino = running.store.lookup(ROOT_INODE, name)
     with pytest.raises(DeadInode):
-        blocks.open(ino, writer=True, truncate=True, maker=maker)
-    fresh = running.store.namespace.lookup(ROOT_INODE, name)
-    return blocks.open(fresh, writer=True, truncate=True, maker=maker)
+        store.open(ino, writer=True, truncate=True, maker=maker)
+    fresh = running.store.lookup(ROOT_INODE, name)
+    return store.open(fresh, writer=True, truncate=True, maker=maker)
 
 
 def published(running: Host, name: bytes, data: bytes) -> InodeNo:
     ino = put(running.store, ROOT_INODE, name + b".tmp", data)
-    running.store.namespace.rename(ROOT_INODE, name + b".tmp", ROOT_INODE, name)
+    running.store.rename(ROOT_INODE, name + b".tmp", ROOT_INODE, name)
     return ino
 
 
 def seen(running: Host, name: bytes, who: Maker) -> InodeNo | None:
-    ino = running.store.namespace.lookup(ROOT_INODE, name)
-    return running.store.visibility.seen(ino, running.store.blocks.present(ino), who)
+    ino = running.store.lookup(ROOT_INODE, name)
+    return running.store.seen(ino, running.store.present(ino), who)
 
 
-def close(running: Host, opened: OpenInode) -> None:
-    running.store.blocks.close(opened, writer=True)
+def close(running: Host, opened: Opened) -> None:
+    running.store.close(opened, writer=True)
 
 
 def test_others_see_the_old_version_until_the_last_close(running: Host) -> None:
@@ -71,12 +70,12 @@ def test_others_see_the_old_version_until_the_last_close(running: Host) -> None:
     write(running.store, opened, b"new and longer")
     assert seen(running, b"K", WRITER) == opened.ino
     assert seen(running, b"K", READER) == old
-    assert running.store.blocks.present(old).size_bytes == 3
-    attributes = running.store.attributes
-    assert attributes.xattr(old, b"user.kvfs.state") == b"published"
-    attributes.set_xattr(old, b"user.a", b"1")
-    assert attributes.xattr_names(old) == attributes.xattr_names(opened.ino) == [b"user.a"]
-    attributes.remove_xattr(old, b"user.a")
+    assert running.store.present(old).size_bytes == 3
+    store = running.store
+    assert store.xattr(old, b"user.kvfs.state") == b"published"
+    store.set_xattr(old, b"user.a", b"1")
+    assert store.xattr_names(old) == store.xattr_names(opened.ino) == [b"user.a"]
+    store.remove_xattr(old, b"user.a")
     close(running, opened)
     assert seen(running, b"K", READER) == opened.ino
     settle(running.store)
@@ -106,21 +105,21 @@ def test_it_goes_with_the_draft(running: Host, end: str) -> None:
         opened.tear()
         close(running, opened)
     elif end == "unlinked":
-        store.namespace.unlink(ROOT_INODE, b"K")
+        store.unlink(ROOT_INODE, b"K")
     else:
         store.rename(ROOT_INODE, b"K", ROOT_INODE, b"L", replace=True, who=WRITER)
         assert seen(running, b"L", READER) == opened.ino
     with pytest.raises(NotFound):
         seen(running, b"K", READER)
     settle(store)
-    assert old not in store.pool.open_inodes
+    assert old not in store.open_inos
     assert_exact(running)
 
 
 def test_a_draft_has_no_old_version_nor_has_a_temporary_name(running: Host) -> None:
     """Their writers look them up, each for its own."""
     store = running.store
-    draft, _ = store.blocks.create(ROOT_INODE, b"D", FILE, 0, 0, OTHER)
+    draft, _ = store.create(ROOT_INODE, b"D", FILE, 0, 0, OTHER)
     put(store, ROOT_INODE, b"K.tmp", b"old")
     for name in (b"D", b"K.tmp"):
         opened = rewrite(running, name)
@@ -133,10 +132,10 @@ def test_nobody_writes_into_what_will_vanish(running: Host) -> None:
     old = published(running, b"K", b"old")
     opened = rewrite(running, b"K")
     with pytest.raises(DeadInode):
-        running.store.blocks.open(old, writer=True, truncate=False, maker=OTHER)
-    reader = running.store.blocks.open(old, writer=False, truncate=False)
+        running.store.open(old, writer=True, truncate=False, maker=OTHER)
+    reader = running.store.open(old, writer=False, truncate=False)
     close(running, opened)
-    running.store.blocks.close(reader, writer=False)
+    running.store.close(reader, writer=False)
     assert_exact(running)
 
 
@@ -157,10 +156,9 @@ def test_it_gives_way_to_the_new_version(running: Host) -> None:
 def test_a_small_one_gives_way_too(running: Host) -> None:
     """Of up to a 64th of the pool, which is kept as recently removed when it is let go."""
     store = running.store
-    blocks = store.blocks
     for name, size_bytes in ((b"K", MIB), (b"rest", 63 * MIB - 8192)):
         # In lease, so that nothing else may go.
-        opened, _ = blocks.create(ROOT_INODE, name, FILE, 0, 0, WRITER)
+        opened, _ = store.create(ROOT_INODE, name, FILE, 0, 0, WRITER)
         write(store, opened, b"1" * size_bytes)
         close(running, opened)
         settle(store)
@@ -174,7 +172,7 @@ def test_a_small_one_gives_way_too(running: Host) -> None:
 def test_a_name_that_its_displaced_writer_keeps_shows_nothing(running: Host) -> None:
     """Renamed away by its writer, the old version has a name of its own."""
     store = running.store
-    stored, _ = store.blocks.create(ROOT_INODE, b"staged", FILE, 0, 0, OTHER)
+    stored, _ = store.create(ROOT_INODE, b"staged", FILE, 0, 0, OTHER)
     write(store, stored, b"one")
     close(running, stored)
     opened = rewrite(running, b"staged")
@@ -190,13 +188,13 @@ def test_a_name_that_its_displaced_writer_keeps_shows_nothing(running: Host) -> 
 def test_a_create_that_evicts_beside_itself_counts_its_directory_right(running: Host) -> None:
     """The extent's reserve takes names of the very directory that the new one goes into."""
     store = running.store
-    directory = store.namespace.make_node(ROOT_INODE, b"d", DIRECTORY, 0, 0)[0]
+    directory = store.make_node(ROOT_INODE, b"d", DIRECTORY, 0, 0)[0]
     for number in range(14):
         name = b"%d" % number
         put(store, directory, name + b".tmp", b"x" * (8 * MIB))
-        store.namespace.rename(directory, name + b".tmp", directory, name)
-    rows = store.namespace.children(directory, InodeNo(0))
-    assert store.namespace.directory(directory).entries == len(rows) < 14
+        store.rename(directory, name + b".tmp", directory, name)
+    rows = store.children(directory, InodeNo(0))
+    assert store.directory(directory).entries == len(rows) < 14
     running.stop()
     assert running.check().problems == []
     running.start()
@@ -207,13 +205,13 @@ def test_owner_and_mode_are_handed_on_as_long_as_it_stands_in(running: Host) -> 
     old = published(running, b"K", b"old")
     store = running.store
     opened = rewrite(running, b"K")
-    store.attributes.change(old, Change(mode=0o600, uid=1, gid=2, mtime_ns=3))
+    store.change(old, mode=0o600, uid=1, gid=2, mtime_ns=3)
     for ino in (old, opened.ino):
-        record = store.blocks.present(ino)
+        record = store.present(ino)
         assert (stat.S_IMODE(record.mode), record.uid, record.gid) == (0o600, 1, 2)
-    assert store.blocks.present(old).mtime_ns == 3
-    assert store.blocks.present(opened.ino).mtime_ns != 3
+    assert store.present(old).mtime_ns == 3
+    assert store.present(opened.ino).mtime_ns != 3
     write(store, opened, b"new")
-    store.blocks.close(opened, writer=True)
-    assert stat.S_IMODE(store.namespace.record(opened.ino).mode) == 0o600
+    store.close(opened, writer=True)
+    assert stat.S_IMODE(store.record(opened.ino).mode) == 0o600
     assert_exact(running)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kvfs.core.errors import SourceBusy
-from kvfs.devices import destroy_source, format_source, open_source, wait_released, xfs
+from kvfs.devices import destroy_source, open_source, wait_released, xfs
 from kvfs.devices.outlived import Outlived, outlived
 from tests.support.loop import loops_over
-from tests.support.pools import Source, blank_source, refused
+from tests.support.pools import Source, blank_source, format_source, refused
 
 pytestmark = pytest.mark.needs_loop
 

@@ -11,11 +11,9 @@ from kvfs.core.errors import IndexDamaged, NotFound
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.devices import open_source, wait_released
 from kvfs.devices.xfs_tools import is_cut_off_noted
-from kvfs.engine.recovery.fsck import check_pool
-from kvfs.engine.store import Store
-from kvfs.pool.open_inodes import OpenInode
 from kvfs.storage.run_state import read_run_state
 from kvfs.storage.syscalls import Syscalls
+from tests.support.driven import Driven, Opened
 from tests.support.power import Cut, Drive, drive, write_back
 from tests.support.stores import DIRECTORY, assert_no_strays, get, put, settle, tree, write
 
@@ -33,25 +31,11 @@ def powered() -> Iterator[Drive]:
         yield made
 
 
-def running(powered: Drive) -> Store:
-    assert powered.store is not None
-    return powered.store
-
-
-def sync(store: Store) -> None:
-    """Everything so far reaches the device, as it does within half a minute anyway.
-
-    It is what ``--fsync=honour`` does for an fsync.
-    """
-    store.pool.background.hurry()
-    store.pool.sync()
-
-
 def content(number: int, size_bytes: int) -> bytes:
     return number.to_bytes(2, "little") * (size_bytes // 2)
 
 
-def store_some(store: Store, prefix: bytes) -> dict[bytes, bytes]:
+def store_some(store: Driven, prefix: bytes) -> dict[bytes, bytes]:
     """Store blocks of all sizes, half of them by way of a temporary name."""
     stored = {}
     for number, size_bytes in enumerate(SIZES_BYTES * 4):
@@ -59,7 +43,7 @@ def store_some(store: Store, prefix: bytes) -> dict[bytes, bytes]:
         stored[name] = content(number, size_bytes)
         if number % 2:
             put(store, ROOT_INODE, name + b".tmp", stored[name])
-            store.namespace.rename(ROOT_INODE, name + b".tmp", ROOT_INODE, name)
+            store.rename(ROOT_INODE, name + b".tmp", ROOT_INODE, name)
         else:
             put(store, ROOT_INODE, name, stored[name])
     return stored
@@ -69,15 +53,15 @@ def store_some(store: Store, prefix: bytes) -> dict[bytes, bytes]:
 def test_what_was_synced_comes_back_and_nothing_else_comes_back_wrong(
     powered: Drive, cut: Cut
 ) -> None:
-    store = running(powered)
+    store = powered.store
     synced = store_some(store, b"synced ")
-    directory, _ = store.namespace.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0)
+    directory, _ = store.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0)
     put(store, directory, b"in", b"inside")
-    sync(store)
+    store.sync()
     late = store_some(store, b"late ")
     settle(store)
     for number, name in enumerate(late):
-        fd = store.pool.extents.open(store.namespace.lookup(ROOT_INODE, name), os.O_RDWR)
+        fd = store.open_extent(store.lookup(ROOT_INODE, name), os.O_RDWR)
         half_bytes = len(late[name]) // 2
         write_back(fd, half_bytes * (number % 2), half_bytes)
         os.close(fd)
@@ -93,21 +77,20 @@ def test_what_was_synced_comes_back_and_nothing_else_comes_back_wrong(
     assert_no_strays(store)
     put(store, ROOT_INODE, b"next", b"n" * 5000)
     powered.stop()
-    with open_source(str(powered.path), read_only=True) as device:
-        assert check_pool(device, repair=False).problems == []
+    assert powered.problems() == []
 
 
 def test_a_size_that_came_before_its_bytes_is_no_block(powered: Drive) -> None:
     """XFS writes the size after any part of a file, so that the size alone proves nothing."""
-    store = running(powered)
+    store = powered.store
     put(store, ROOT_INODE, b"whole", b"w" * LARGE_BYTES)
     put(store, ROOT_INODE, b"torn", b"t" * LARGE_BYTES)
     settle(store)
     for name, from_bytes in ((b"whole", 0), (b"torn", LARGE_BYTES // 2)):
-        fd = store.pool.extents.open(store.namespace.lookup(ROOT_INODE, name), os.O_RDWR)
+        fd = store.open_extent(store.lookup(ROOT_INODE, name), os.O_RDWR)
         write_back(fd, from_bytes, LARGE_BYTES - from_bytes)
         os.close(fd)
-    torn = store.namespace.lookup(ROOT_INODE, b"torn")
+    torn = store.lookup(ROOT_INODE, b"torn")
     powered.cut(Cut.LOG_ONLY)
 
     with open_source(str(powered.path)) as device:
@@ -116,18 +99,18 @@ def test_a_size_that_came_before_its_bytes_is_no_block(powered: Drive) -> None:
     store = powered.start()
     assert get(store, ROOT_INODE, b"whole") == b"w" * LARGE_BYTES
     with pytest.raises(NotFound):
-        store.namespace.lookup(ROOT_INODE, b"torn")
+        store.lookup(ROOT_INODE, b"torn")
 
 
-def overwrite(store: Store, name: bytes, data: bytes) -> OpenInode:
+def overwrite(store: Driven, name: bytes, data: bytes) -> Opened:
     """Open a block in place as the mount does, and have half of *data* on the device."""
-    return overwrite_inode(store, store.namespace.lookup(ROOT_INODE, name), data)
+    return overwrite_inode(store, store.lookup(ROOT_INODE, name), data)
 
 
-def overwrite_inode(store: Store, ino: InodeNo, data: bytes) -> OpenInode:
-    opened = store.blocks.open(ino, writer=True, truncate=False)
-    if store.blocks.publishing.must_forget(opened):
-        store.blocks.publishing.forget_durably(opened)
+def overwrite_inode(store: Driven, ino: InodeNo, data: bytes) -> Opened:
+    opened = store.open(ino, writer=True, truncate=False)
+    if store.must_forget(opened):
+        store.forget_durably(opened)
     write(store, opened, data[: len(data) // 2])
     write_back(opened.fd, 0, len(data) // 2)
     return opened
@@ -138,45 +121,43 @@ def test_bytes_of_a_rewrite_never_come_before_the_end_of_the_old_identity(
     powered: Drive, cut: Cut
 ) -> None:
     """Half old and half new: what called it whole is gone before the first new byte."""
-    store = running(powered)
+    store = powered.store
     put(store, ROOT_INODE, b"K", b"1" * LARGE_BYTES)
-    sync(store)
+    store.sync()
     overwrite(store, b"K", b"2" * LARGE_BYTES)
     powered.cut(cut)
     store = powered.start()
     with pytest.raises(NotFound):
-        store.namespace.lookup(ROOT_INODE, b"K")
+        store.lookup(ROOT_INODE, b"K")
 
 
-def append(store: Store, ino: InodeNo) -> None:
+def append(store: Driven, ino: InodeNo) -> None:
     """Open for appending and close without a byte: the identity goes, and a tick brings it back."""
-    store.blocks.close(
-        store.blocks.open(ino, writer=True, truncate=False, appends=True), writer=True
-    )
+    store.close(store.open(ino, writer=True, truncate=False, appends=True), writer=True)
 
 
-def cut_short(store: Store, ino: InodeNo) -> None:
-    store.blocks.truncate(ino, LARGE_BYTES // 2)
+def cut_short(store: Driven, ino: InodeNo) -> None:
+    store.truncate(ino, LARGE_BYTES // 2)
 
 
-def make_longer(store: Store, ino: InodeNo) -> None:
+def make_longer(store: Driven, ino: InodeNo) -> None:
     """It is a slab from now on; its identity goes, and the tick takes it away."""
-    store.blocks.truncate(ino, LARGE_BYTES + 4096)
+    store.truncate(ino, LARGE_BYTES + 4096)
     settle(store)
 
 
-def make_longer_just_now(store: Store, ino: InodeNo) -> None:
-    store.blocks.truncate(ino, LARGE_BYTES + 4096)
+def make_longer_just_now(store: Driven, ino: InodeNo) -> None:
+    store.truncate(ino, LARGE_BYTES + 4096)
 
 
 @pytest.mark.parametrize("before", [append, cut_short, make_longer, make_longer_just_now])
 def test_an_identity_that_went_before_the_rewrite_is_waited_for_too(
-    powered: Drive, before: Callable[[Store, InodeNo], None]
+    powered: Drive, before: Callable[[Driven, InodeNo], None]
 ) -> None:
     """Whoever took it away: the device has it still, and a block of its size under it."""
-    store = running(powered)
+    store = powered.store
     ino = put(store, ROOT_INODE, b"K", b"1" * LARGE_BYTES)
-    sync(store)
+    store.sync()
     before(store, ino)
     overwrite(store, b"K", b"2" * LARGE_BYTES)
     powered.cut(Cut.NOTHING)
@@ -185,11 +166,11 @@ def test_an_identity_that_went_before_the_rewrite_is_waited_for_too(
 
 def test_a_removed_block_that_is_opened_again_is_not_called_whole(powered: Drive) -> None:
     """By way of /proc/self/fd: a power loss may bring its name back, but then with its bytes."""
-    store = running(powered)
+    store = powered.store
     ino = put(store, ROOT_INODE, b"K", b"1" * LARGE_BYTES)
-    sync(store)
-    store.blocks.open(ino, writer=False, truncate=False)
-    store.namespace.unlink(ROOT_INODE, b"K")
+    store.sync()
+    store.open(ino, writer=False, truncate=False)
+    store.unlink(ROOT_INODE, b"K")
     overwrite_inode(store, ino, b"2" * LARGE_BYTES)
     powered.cut(Cut.NOTHING)
     assert tree(powered.start()) == {}
@@ -198,13 +179,13 @@ def test_a_removed_block_that_is_opened_again_is_not_called_whole(powered: Drive
 @pytest.mark.parametrize("cut", Cut, ids=lambda cut: cut.name)
 def test_a_renamed_slab_is_identified_behind_its_bytes(powered: Drive, cut: Cut) -> None:
     """Overwritten bytes leave no trace: the log with the identity must not overtake them."""
-    store = running(powered)
+    store = powered.store
     put(store, ROOT_INODE, b"slab", b"1" * LARGE_BYTES)
-    sync(store)
+    store.sync()
     opened = overwrite(store, b"slab", b"2" * LARGE_BYTES)
     write(store, opened, b"2" * LARGE_BYTES)
-    store.blocks.close(opened, writer=True)
-    store.namespace.rename(ROOT_INODE, b"slab", ROOT_INODE, b"K")
+    store.close(opened, writer=True)
+    store.rename(ROOT_INODE, b"slab", ROOT_INODE, b"K")
     settle(store)
     powered.cut(cut)
     found = tree(powered.start())
@@ -213,27 +194,24 @@ def test_a_renamed_slab_is_identified_behind_its_bytes(powered: Drive, cut: Cut)
 
 
 def test_a_killed_server_loses_nothing_it_published(powered: Drive) -> None:
-    store = running(powered)
+    store = powered.store
     stored = store_some(store, b"")
-    ino = store.namespace.lookup(ROOT_INODE, b"2")
-    store.attributes.set_xattr(ino, b"user.k", b"v")
+    ino = store.lookup(ROOT_INODE, b"2")
+    store.set_xattr(ino, b"user.k", b"v")
     powered.kill()
     store = powered.start()
     assert tree(store) == {b"/" + name: data for name, data in stored.items()}
-    assert store.attributes.xattr(ino, b"user.k") == b"v"
+    assert store.xattr(ino, b"user.k") == b"v"
 
 
 def test_a_cut_within_one_boot_is_not_taken_for_a_kill(powered: Drive) -> None:
     """The boot id vouches for nothing then; nor after a look at the pool, which cleans the log."""
-    store = running(powered)
+    store = powered.store
     put(store, ROOT_INODE, b"synced", b"s")
-    sync(store)
+    store.sync()
     put(store, ROOT_INODE, b"late", b"l")
     powered.cut(Cut.NOTHING)
-    with open_source(str(powered.path), read_only=True) as device:
-        assert check_pool(device, repair=False).problems == [
-            "index: the pool was cut off before it could stop"
-        ]
+    assert powered.problems() == ["index: the pool was cut off before it could stop"]
     store = powered.start()
     assert tree(store) == {b"/synced": b"s"}
 
@@ -242,9 +220,9 @@ def test_a_start_that_is_killed_while_xfs_recovers_leaves_its_reason_behind(
     powered: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log is clean from there on, and RUN says nothing yet."""
-    store = running(powered)
+    store = powered.store
     put(store, ROOT_INODE, b"synced", b"s")
-    sync(store)
+    store.sync()
     put(store, ROOT_INODE, b"late", b"l")
     powered.cut(Cut.NOTHING)
 
@@ -259,11 +237,11 @@ def test_a_start_that_is_killed_while_xfs_recovers_leaves_its_reason_behind(
     with open_source(str(powered.path), read_only=True) as device:
         assert not read_run_state(device.pool_fd, Syscalls()).trusted
     assert tree(powered.start()) == {b"/synced": b"s"}
-    assert not is_cut_off_noted(running(powered).pool.device.epoch)
+    assert not is_cut_off_noted(powered.store.device.epoch)
 
 
 def test_a_clean_pool_is_mounted_read_only_and_checked_so(powered: Drive) -> None:
-    put(running(powered), ROOT_INODE, b"a", b"x")
+    put(powered.store, ROOT_INODE, b"a", b"x")
     powered.stop()
     powered.settings = powered.read_only()
     assert tree(powered.start()) == {b"/a": b"x"}
@@ -280,7 +258,7 @@ class PowerFails(BaseException):
     """The machine stops in the middle of a call's work."""
 
 
-def cut_behind(store: Store, calls: int, failing: pytest.MonkeyPatch) -> None:
+def cut_behind(store: Driven, calls: int, failing: pytest.MonkeyPatch) -> None:
     """Let the power go after *calls* more changes of extended attributes; they have happened."""
     left = iter(range(calls))
 
@@ -292,7 +270,7 @@ def cut_behind(store: Store, calls: int, failing: pytest.MonkeyPatch) -> None:
 
         return made
 
-    syscalls = store.pool.syscalls
+    syscalls = store.syscalls
     for name in ("setxattr", "removexattr"):
         failing.setattr(syscalls, name, counted(getattr(syscalls, name)))
 
@@ -302,21 +280,21 @@ def test_a_cut_inside_a_rename_loses_no_directory(
     powered: Drive, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
     """It was lost with all its blocks: its two attributes were changed one by one."""
-    store = running(powered)
-    directory, _ = store.namespace.make_node(ROOT_INODE, b"one", DIRECTORY, 0, 0)
+    store = powered.store
+    directory, _ = store.make_node(ROOT_INODE, b"one", DIRECTORY, 0, 0)
     put(store, directory, b"in", b"inside")
-    store.namespace.make_node(ROOT_INODE, b"link", stat.S_IFLNK | 0o777, 0, 0, b"link")
-    sync(store)
+    store.make_node(ROOT_INODE, b"link", stat.S_IFLNK | 0o777, 0, 0, b"link")
+    store.sync()
     for name, new_name in ((b"one", b"two"), (b"link", b"other")):
-        store.namespace.rename(ROOT_INODE, name, ROOT_INODE, new_name)
+        store.rename(ROOT_INODE, name, ROOT_INODE, new_name)
         with monkeypatch.context() as failing, contextlib.suppress(PowerFails):
             cut_behind(store, calls, failing)
-            store.pool.background.hurry()
+            store.hurry()
     powered.cut(Cut.LOG_ONLY)
     store = powered.start()
-    found = [name for _, name in store.namespace.children(ROOT_INODE, InodeNo(0))]
+    found = [name for _, name in store.children(ROOT_INODE, InodeNo(0))]
     assert len(found) == 2
     kept = b"one" if b"one" in found else b"two"
-    assert get(store, store.namespace.lookup(ROOT_INODE, kept), b"in") == b"inside"
+    assert get(store, store.lookup(ROOT_INODE, kept), b"in") == b"inside"
     link = b"link" if b"link" in found else b"other"
-    assert store.namespace.record(store.namespace.lookup(ROOT_INODE, link)).target == b"link"
+    assert store.record(store.lookup(ROOT_INODE, link)).target == b"link"

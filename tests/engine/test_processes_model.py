@@ -15,9 +15,9 @@ from kvfs.core.directory_policy import DRAFTS
 from kvfs.core.errors import DeadInode
 from kvfs.core.lifecycle import HELD, TABLE, UNFINISHED, Seen, State, is_temporary, label
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.engine.store import Store
 from kvfs.machine.process_ends import Fate
-from kvfs.machine.processes import NOBODY, Maker
+from kvfs.machine.processes import NOBODY, SERVER, Maker
+from tests.support.driven import Driven
 from tests.support.life_model import Block, Handle, Lives, Process, meant_by
 from tests.support.stores import DIRECTORY, FILE, allocate, assert_exact, get, host, settle, write
 
@@ -28,7 +28,6 @@ DATA: Final = st.sampled_from([b"x", b"y" * 4096, b"z" * 9001])
 SIZES: Final = st.sampled_from([0, 1, 4096, 5000, 50_000])
 #: A process nobody knows.
 STRANGER: Final = Maker(7, 7)
-SERVER: Final = NOBODY  # a kernel thread or an NFS server: many clients, no life to watch
 SIGKILL: Final = 9
 
 
@@ -55,8 +54,8 @@ class ProcessesMachine(RuleBasedStateMachine):
         self.fought_over: set[tuple[InodeNo, bytes]] = set()
         self.born = 0
         self.start()
-        owner = self.store.namespace.make_node(ROOT_INODE, b"owner", DIRECTORY, 0, 0)[0]
-        self.store.attributes.set_xattr(owner, DRAFTS, b"owner")
+        owner = self.store.make_node(ROOT_INODE, b"owner", DIRECTORY, 0, 0)[0]
+        self.store.set_xattr(owner, DRAFTS, b"owner")
         self.directories = [ROOT_INODE, owner]
         self.processes = [Process(SERVER)]
         for _ in range(2):
@@ -64,13 +63,13 @@ class ProcessesMachine(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.host.start()
-        self.store.pool.leases.processes = self.lives
+        self.store.watch_processes(self.lives)
 
     def teardown(self) -> None:
         self.stack.close()
 
     @property
-    def store(self) -> Store:
+    def store(self) -> Driven:
         return self.host.store
 
     # ---- picking ----
@@ -92,7 +91,7 @@ class ProcessesMachine(RuleBasedStateMachine):
         if block.parent == ROOT_INODE:
             return True
         # Those that cannot be told apart are many: only who renames a temporary name is meant.
-        told = process.maker != NOBODY or is_temporary(block.name)
+        told = process.maker.is_one or is_temporary(block.name)
         return process.maker == block.opener and told
 
     def seen_by(self, process: Process, pick: int) -> Block | None:
@@ -111,7 +110,7 @@ class ProcessesMachine(RuleBasedStateMachine):
         process, parent = self.process(who), self.directories[where]
         if self.at(parent, name) is not None:
             return
-        opened, _ = self.store.blocks.create(parent, name, FILE, 0, 0, process.maker)
+        opened, _ = self.store.create(parent, name, FILE, 0, 0, process.maker)
         block = Block(opened.ino, parent, name, process.maker)
         self.blocks.append(block)
         handle = Handle(block, opened, writer=True, appends=False)
@@ -129,7 +128,7 @@ class ProcessesMachine(RuleBasedStateMachine):
         if how == "w" and block.must_be_superseded(process.maker):
             block = self.supersede(process, block)
         writer, appends = how != "r", how == "a"
-        opened = self.store.blocks.open(
+        opened = self.store.open(
             block.ino, writer=writer, truncate=how == "w", appends=appends, maker=process.maker
         )
         if not writer:
@@ -146,12 +145,12 @@ class ProcessesMachine(RuleBasedStateMachine):
     def supersede(self, process: Process, block: Block) -> Block:
         """O_TRUNC of what somebody has: the name gets a fresh inode, which is opened next."""
         with pytest.raises(DeadInode):
-            self.store.blocks.open(block.ino, writer=True, truncate=True, maker=process.maker)
+            self.store.open(block.ino, writer=True, truncate=True, maker=process.maker)
         if block.may_be_renamed(process.maker):
             self.displaced.append(block)
             self.fought_over.add((block.parent, block.name))
         block.has_name = False
-        ino = self.store.namespace.lookup(block.parent, block.name)
+        ino = self.store.lookup(block.parent, block.name)
         fresh = Block(ino, block.parent, block.name, process.maker)
         fresh.writers = 0
         self.blocks.append(fresh)
@@ -174,7 +173,7 @@ class ProcessesMachine(RuleBasedStateMachine):
         """FLUSH; then RELEASE if it was the last."""
         process.descriptors.remove(handle)
         if handle.writer:
-            self.store.blocks.publishing.look_at_closer(handle.opened, process.tid)
+            self.store.flush(handle.opened, process.tid)
             handle.block.flush(self.dying.get(process.tid, Fate.LIVES) is Fate.KILLED)
         self.drop(handle)
 
@@ -183,7 +182,7 @@ class ProcessesMachine(RuleBasedStateMachine):
         if handle.count:
             return
         appends = handle.writer and handle.appends
-        self.store.blocks.close(handle.opened, writer=handle.writer, appends=appends)
+        self.store.close(handle.opened, writer=handle.writer, appends=appends)
         if handle.writer:
             handle.block.appenders -= appends
             handle.block.close_writer()
@@ -260,7 +259,7 @@ class ProcessesMachine(RuleBasedStateMachine):
     def read(self, who: int, what: int) -> None:
         handle = self.handle(self.process(who), what)
         if handle is not None:
-            fd = self.store.blocks.extent_fd(handle.opened)
+            fd = self.store.extent_fd(handle.opened)
             data = handle.block.data
             assert os.pread(fd, len(data) + 1, 0) == data
 
@@ -268,7 +267,7 @@ class ProcessesMachine(RuleBasedStateMachine):
     def truncate(self, who: int, what: int, size_bytes: int) -> None:
         block = self.seen_by(self.process(who), what)
         if block is not None and not (block.state is State.DRAFT and not block.writers):
-            self.store.blocks.truncate(block.ino, size_bytes)
+            self.store.truncate(block.ino, size_bytes)
             block.truncate(size_bytes)
 
     @rule(who=PICKS, what=PICKS, size_bytes=SIZES.filter(bool))
@@ -315,7 +314,7 @@ class ProcessesMachine(RuleBasedStateMachine):
     def unlink(self, who: int, what: int) -> None:
         block = self.seen_by(self.process(who), what)
         if block is not None:
-            assert self.store.namespace.unlink(block.parent, block.name) == block.ino
+            assert self.store.unlink(block.parent, block.name) == block.ino
             block.has_name = False
 
     # ---- time ----
@@ -325,7 +324,7 @@ class ProcessesMachine(RuleBasedStateMachine):
         """What belonged to processes that are gone becomes everybody's."""
         self.store.tick()
         for block in self.named():
-            gone = block.maker != NOBODY and block.maker not in self.lives.living
+            gone = block.maker.is_one and block.maker not in self.lives.living
             if gone and block.state in HELD and not block.writers:
                 block.lose_maker()
 
@@ -349,20 +348,20 @@ class ProcessesMachine(RuleBasedStateMachine):
     @invariant()
     def states_are_the_tables(self) -> None:
         for block in self.named():
-            assert self.store.namespace.lookup(block.parent, block.name) == block.ino
-            record = self.store.namespace.record(block.ino)
+            assert self.store.lookup(block.parent, block.name) == block.ino
+            record = self.store.record(block.ino)
             assert State(record.state) is block.state, block.name
             if block.state in HELD:
                 assert (record.maker_tgid, record.maker_birth) == block.maker
             is_kept = block.state in HELD | {State.ORPHAN_SLAB, State.ORPHAN}
-            known = self.store.pool.leases.state_of(block.ino)
+            known = self.store.lease_state(block.ino)
             assert block.writers or known is (block.state if is_kept else None)
             shown = b"torn" if block.torn and block.writers else label(block.state).encode()
-            assert self.store.attributes.xattr(block.ino, b"user.kvfs.state") == shown
+            assert self.store.xattr(block.ino, b"user.kvfs.state") == shown
         listed = {
             name
             for parent in self.directories
-            for _, name in self.store.namespace.children(parent, InodeNo(0))
+            for _, name in self.store.children(parent, InodeNo(0))
         }
         assert listed == {block.name for block in self.named()} | {b"owner"}
 
@@ -377,9 +376,9 @@ class ProcessesMachine(RuleBasedStateMachine):
     @invariant()
     def drafts_are_seen_by_policy(self) -> None:
         for block in self.named():
-            record = self.store.namespace.record(block.ino)
+            record = self.store.record(block.ino)
             for process in [*self.processes, Process(STRANGER)]:
-                hidden = self.store.visibility.hidden(block.ino, record, process.maker)
+                hidden = self.store.hidden(block.ino, record, process.maker)
                 assert hidden != self.sees(process, block)
 
     @invariant()
@@ -387,7 +386,7 @@ class ProcessesMachine(RuleBasedStateMachine):
         for block in self.named():
             if block.state not in UNFINISHED or block.writers:
                 assert get(self.store, block.parent, block.name) == block.data
-                assert self.store.blocks.present(block.ino).size_bytes == len(block.data)
+                assert self.store.present(block.ino).size_bytes == len(block.data)
 
     @invariant()
     def space_is_exact(self) -> None:

@@ -13,6 +13,7 @@ from kvfs.devices import destroy_source
 from kvfs.storage import index_swap
 from kvfs.storage.index import Index
 from kvfs.storage.syscalls import Syscalls
+from tests.support.driven_faults import stand_in
 from tests.support.stores import (
     DIRECTORY,
     FIFO,
@@ -33,29 +34,29 @@ pytestmark = pytest.mark.usefixtures("caplog")
 
 def test_a_power_loss_costs_what_has_no_identity_and_nothing_else(running: Host) -> None:
     store = running.store
-    a, _ = store.namespace.make_node(ROOT_INODE, b"a", DIRECTORY, 3, 4)
-    b, _ = store.namespace.make_node(a, b"b", DIRECTORY, 0, 0)
+    a, _ = store.make_node(ROOT_INODE, b"a", DIRECTORY, 3, 4)
+    b, _ = store.make_node(a, b"b", DIRECTORY, 0, 0)
     ino = put(store, b, b"block", b"x" * 12_345)
-    store.namespace.make_node(a, b"link", SYMLINK, 5, 6, b"b/block")
-    store.namespace.make_node(a, b"fifo", FIFO, 0, 0)
-    store.attributes.set_xattr(ino, b"user.k", b"v")
+    store.make_node(a, b"link", SYMLINK, 5, 6, b"b/block")
+    store.make_node(a, b"fifo", FIFO, 0, 0)
+    store.set_xattr(ino, b"user.k", b"v")
     store.own_root(7, 8, 0o700)
     before = tree(store)
     settle(store)
-    store.blocks.create(ROOT_INODE, b"draft", FILE, 0, 0)
-    kept = store.namespace.record(ino)
+    store.create(ROOT_INODE, b"draft", FILE, 0, 0)
+    kept = store.record(ino)
     running.lose_power()
     store = running.start()
     del before[b"/a/fifo"]
     assert tree(store) == before
-    record = store.namespace.record(ino)
+    record = store.record(ino)
     # Its maker went with the power: what was leased is everybody's now.
     assert record._replace(atime_ns=0, ctime_ns=0, btime_ns=0) == kept._replace(
         state=State.PUBLISHED, atime_ns=0, ctime_ns=0, btime_ns=0
     )
-    assert store.attributes.xattr_names(ino) == []
-    assert store.namespace.directory(a)[1:3] == (3, 4)
-    root = store.namespace.directory(ROOT_INODE)
+    assert store.xattr_names(ino) == []
+    assert store.directory(a)[1:3] == (3, 4)
+    root = store.directory(ROOT_INODE)
     assert (root.mode, root.uid, root.gid) == (0o40700, 7, 8)
     assert (root.entries, root.subdirs) == (1, 1)
     assert_exact(running)
@@ -67,12 +68,12 @@ def test_numbers_and_sequences_go_on_behind_all_that_were_seen(running: Host) ->
     store = running.store
     inos = [put(store, ROOT_INODE, b"%d" % number, b"") for number in range(5)]
     settle(store)
-    sequence = store.pool.counters.sequence
+    sequence = store.counters.sequence
     running.lose_power()
     store = running.start()
-    assert store.pool.counters.sequence >= sequence - 1
+    assert store.counters.sequence >= sequence - 1
     assert put(store, ROOT_INODE, b"next", b"") > max(inos)
-    assert store.pool.counters.sequence > sequence
+    assert store.counters.sequence > sequence
 
 
 def test_of_two_claims_to_one_name_the_later_one_counts(running: Host) -> None:
@@ -80,9 +81,9 @@ def test_of_two_claims_to_one_name_the_later_one_counts(running: Host) -> None:
     old = put(store, ROOT_INODE, b"name", b"old")
     settle(store)
     put(store, ROOT_INODE, b"tmp", b"new")
-    store.namespace.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"name")
-    store.pool.background.tick()
-    while store.pool.background.run_one():
+    store.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"name")
+    store.begin_jobs()
+    while store.run_one():
         pass  # the identity is written; the old extent is kept for a moment yet
     assert running.extent(old).exists()
     running.lose_power()
@@ -95,8 +96,8 @@ def test_of_two_claims_to_one_name_the_later_one_counts(running: Host) -> None:
 
 def test_what_hangs_on_a_lost_directory_is_a_miss(running: Host) -> None:
     store = running.store
-    a, _ = store.namespace.make_node(ROOT_INODE, b"a", DIRECTORY, 0, 0)
-    b, _ = store.namespace.make_node(a, b"b", DIRECTORY, 0, 0)
+    a, _ = store.make_node(ROOT_INODE, b"a", DIRECTORY, 0, 0)
+    b, _ = store.make_node(a, b"b", DIRECTORY, 0, 0)
     put(store, b, b"block", b"x")
     put(store, ROOT_INODE, b"stays", b"y")
     settle(store)
@@ -105,7 +106,7 @@ def test_what_hangs_on_a_lost_directory_is_a_miss(running: Host) -> None:
     running.lose_power()
     store = running.start()
     assert tree(store) == {b"/stays": b"y"}
-    assert store.pool.counters[:3] == (1, 4096, 1)
+    assert store.counters[:3] == (1, 4096, 1)
     settle(store)
     assert_no_strays(store)
 
@@ -113,11 +114,11 @@ def test_what_hangs_on_a_lost_directory_is_a_miss(running: Host) -> None:
 def test_directories_that_claim_each_other_are_a_miss(running: Host) -> None:
     """Two renames of which the device has each half: a in b, and b in a."""
     store = running.store
-    a, _ = store.namespace.make_node(ROOT_INODE, b"a", DIRECTORY, 0, 0)
-    b, _ = store.namespace.make_node(a, b"b", DIRECTORY, 0, 0)
+    a, _ = store.make_node(ROOT_INODE, b"a", DIRECTORY, 0, 0)
+    b, _ = store.make_node(a, b"b", DIRECTORY, 0, 0)
     settle(store)
     identity = Identity(a, b, Sequence(99), DIRECTORY, 0, 0, 0, 0, State.NODE, b"c")
-    store.pool.extents.identify_node(a, identity)
+    store.identify_node(a, identity)
     running.lose_power()
     assert tree(running.start()) == {}
 
@@ -142,7 +143,7 @@ def test_a_damaged_identity_is_a_miss(running: Host) -> None:
 def test_a_block_open_for_writing_is_a_miss_after_a_power_loss(running: Host) -> None:
     ino = put(running.store, ROOT_INODE, b"a", b"x" * 5000)
     settle(running.store)
-    running.store.blocks.open(ino, writer=True, truncate=False)
+    running.store.open(ino, writer=True, truncate=False)
     settle(running.store)
     running.lose_power()
     assert tree(running.start()) == {}
@@ -154,13 +155,13 @@ def test_a_rebuild_that_is_interrupted_is_done_again(
     put(running.store, ROOT_INODE, b"a", b"x")
     settle(running.store)
     running.lose_power()
-    for name in ("_join", "run"):
+    for moment in ("rebuild joins", "rebuild runs"):
 
         def interrupt(*_: object) -> None:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(f"kvfs.engine.recovery.rebuild._Rebuild.{name}", interrupt)
+            stand_in(patched, moment, interrupt)
             with pytest.raises(KeyboardInterrupt):
                 running.start()
     assert tree(running.start()) == {b"/a": b"x"}
@@ -212,24 +213,24 @@ def test_any_loss_of_late_identities_shows_no_wrong_bytes() -> None:
         with host() as made:
             store = made.start()
             for step in range(40):
-                names = [name for _, name in store.namespace.children(ROOT_INODE, InodeNo(0))]
+                names = [name for _, name in store.children(ROOT_INODE, InodeNo(0))]
                 kind = chance.choice(["store", "store", "rename", "unlink", "idle", "idle"])
                 if kind == "store":
                     name, data = b"%d" % chance.randrange(6), b"%d" % step * 1000
                     put(store, ROOT_INODE, b"tmp", data)
-                    store.namespace.rename(ROOT_INODE, b"tmp", ROOT_INODE, name)
+                    store.rename(ROOT_INODE, b"tmp", ROOT_INODE, name)
                     had.setdefault(b"/" + name, set()).add(data)
                     had.setdefault(b"/tmp", set()).add(data)
                 elif kind == "rename" and names:
                     source, target = chance.choice(names), b"%d" % chance.randrange(6)
                     had.setdefault(b"/" + target, set()).add(get(store, ROOT_INODE, source))
-                    store.namespace.rename(ROOT_INODE, source, ROOT_INODE, target)
+                    store.rename(ROOT_INODE, source, ROOT_INODE, target)
                 elif kind == "unlink" and names:
-                    store.namespace.unlink(ROOT_INODE, chance.choice(names))
+                    store.unlink(ROOT_INODE, chance.choice(names))
                 elif kind == "idle":
-                    store.pool.background.tick()
+                    store.begin_jobs()
                     for _ in range(chance.randrange(4)):
-                        store.pool.background.run_one()
+                        store.run_one()
             made.lose_power()
             store = made.start()
             for path, found in tree(store).items():

@@ -10,7 +10,6 @@ from kvfs.core.errors import DeadInode
 from kvfs.core.lifecycle import State
 from kvfs.core.records import UNFINISHED_KEY, UNFINISHED_MAX, inode_key, name_key
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.engine.attributes import Change
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.run_state import RunState, distrust_index, read_run_state, write_run_state
 from kvfs.storage.syscalls import Syscalls
@@ -37,15 +36,15 @@ pytestmark = pytest.mark.usefixtures("caplog")
 def test_a_kill_drops_drafts_and_nothing_else(running: Host) -> None:
     store = running.store
     put(store, ROOT_INODE, b"published", b"x" * 5000)
-    draft, _ = store.blocks.create(ROOT_INODE, b"draft", FILE, 0, 0)
+    draft, _ = store.create(ROOT_INODE, b"draft", FILE, 0, 0)
     write(store, draft, b"y" * 9000)
-    store.attributes.set_xattr(draft.ino, b"user.a", b"1")
+    store.set_xattr(draft.ino, b"user.a", b"1")
     running.kill()
     store = running.start()
     assert tree(store) == {b"/published": b"x" * 5000}
-    assert store.namespace.directory(ROOT_INODE).entries == 1
+    assert store.directory(ROOT_INODE).entries == 1
     with pytest.raises(DeadInode):
-        store.namespace.record(draft.ino)
+        store.record(draft.ino)
     assert_exact(running)
     settle(store)
     assert_no_strays(store)
@@ -58,11 +57,11 @@ def test_a_kill_takes_a_block_that_was_being_rewritten_in_place(running: Host) -
     store = running.store
     ino = put(store, ROOT_INODE, b"a", b"x" * 50_000)
     put(store, ROOT_INODE, b"b", b"y")
-    opened = store.blocks.open(ino, writer=True, truncate=False)
+    opened = store.open(ino, writer=True, truncate=False)
     write(store, opened, b"new", 20_000)
     # Times of its own do not make it look untouched.
-    store.attributes.change(ino, Change(mtime_ns=store.namespace.record(ino).mtime_ns))
-    store.attributes.change(ino, Change(mtime_ns=5))
+    store.change(ino, mtime_ns=store.record(ino).mtime_ns)
+    store.change(ino, mtime_ns=5)
     running.kill()
     store = running.start()
     assert tree(store) == {b"/b": b"y"}
@@ -75,11 +74,11 @@ def test_a_kill_leaves_a_block_that_was_only_opened_for_writing(running: Host) -
     store = running.store
     ino = put(store, ROOT_INODE, b"a", b"x" * 50_000)
     settle(store)
-    store.blocks.open(ino, writer=True, truncate=False)
+    store.open(ino, writer=True, truncate=False)
     settle(store)
     running.kill()
     store = running.start()
-    assert store.namespace.record(ino).state == State.REWRITTEN
+    assert store.record(ino).state == State.REWRITTEN
     assert tree(store) == {b"/a": b"x" * 50_000}
 
 
@@ -90,13 +89,13 @@ def test_a_kill_takes_a_block_that_the_dead_mount_still_writes(
 ) -> None:
     """By passthrough or a mapping: under the next server its bytes would change, unasked."""
     store = running.store
-    opened, _ = store.blocks.create(ROOT_INODE, b"a.tmp", FILE, 0, 0)
+    opened, _ = store.create(ROOT_INODE, b"a.tmp", FILE, 0, 0)
     write(store, opened, b"x" * 50_000)
     if way == "rewritten":
-        store.blocks.close(opened, writer=True)
-    store.namespace.rename(ROOT_INODE, b"a.tmp", ROOT_INODE, b"a")
+        store.close(opened, writer=True)
+    store.rename(ROOT_INODE, b"a.tmp", ROOT_INODE, b"a")
     if way == "rewritten":
-        store.blocks.open(opened.ino, writer=True, truncate=False)
+        store.open(opened.ino, writer=True, truncate=False)
     running.kill()
     client = os.open(running.extent(opened.ino), access)
     try:
@@ -112,16 +111,16 @@ def test_a_kill_takes_a_block_that_the_dead_mount_still_writes(
 def test_a_kill_leaves_an_open_slab_as_its_extent_is(running: Host) -> None:
     """A slab was never whole in one piece: its maker knows what is where."""
     store = running.store
-    opened, _ = store.blocks.create(ROOT_INODE, b"slab", FILE, 0, 0)
-    store.blocks.truncate(opened.ino, 100_000)
-    store.blocks.close(opened, writer=True)
-    opened = store.blocks.open(opened.ino, writer=True, truncate=False)
+    opened, _ = store.create(ROOT_INODE, b"slab", FILE, 0, 0)
+    store.truncate(opened.ino, 100_000)
+    store.close(opened, writer=True)
+    opened = store.open(opened.ino, writer=True, truncate=False)
     write(store, opened, b"x" * 5000, 100_000)
     running.kill()
     assert running.check().problems == []
     store = running.start()
     assert tree(store) == {b"/slab": bytes(100_000) + b"x" * 5000}
-    assert store.namespace.record(opened.ino).state == State.SLAB
+    assert store.record(opened.ino).state == State.SLAB
     assert_exact(running)
 
 
@@ -134,18 +133,18 @@ def test_what_is_written_in_place_does_not_say_that_it_is_final(
     store = running.store
     ino = put(store, ROOT_INODE, b"a", b"x" * 5000)
     settle(store)
-    opened = store.blocks.open(ino, writer=True, truncate=False)
+    opened = store.open(ino, writer=True, truncate=False)
     write(store, opened, b"new", 1000)
     if grown:
-        store.blocks.truncate(ino, 9000)
-    store.blocks.close(opened, writer=True)
+        store.truncate(ino, 9000)
+    store.close(opened, writer=True)
     running.kill()
     if mender == "fsck":
         assert running.check(repair=True).problems == []
     store = running.start()
     if mender == "sweep":
         settle(store)
-    assert store.pool.extents.identity(ino) is None
+    assert store.identity(ino) is None
     running.lose_power()
     assert tree(running.start()) == {}
 
@@ -157,25 +156,25 @@ def test_what_was_overwritten_before_a_kill_is_identified_behind_its_bytes(
     """On a directory source they may be in the page cache still; and its sweep comes later."""
     ino = kill_behind_an_overwriting(running, monkeypatch)
     store = running.start()
-    assert store.pool.extents.identity(ino) is None
+    assert store.identity(ino) is None
     if change == "touch":
-        store.attributes.change(ino, Change(mtime_ns=5))
+        store.change(ino, mtime_ns=5)
     else:
-        store.namespace.rename(ROOT_INODE, b"a", ROOT_INODE, b"b")
-    assert ino in store.pool.identities.waiting_for_sync()
+        store.rename(ROOT_INODE, b"a", ROOT_INODE, b"b")
+    assert store.waits_for_sync(ino)
     settle(store)
-    assert store.pool.extents.identity(ino) is not None
+    assert store.identity(ino) is not None
     # From here on everything that was written before the kill waited, or need not.
-    store.attributes.change(ino, Change(mtime_ns=6))
-    assert ino not in store.pool.identities.waiting_for_sync()
+    store.change(ino, mtime_ns=6)
+    assert not store.waits_for_sync(ino)
 
 
 def test_a_removed_block_that_is_read_for_hours_does_not_come_back(running: Host) -> None:
     store = running.store
     ino = put(store, ROOT_INODE, b"a", b"x" * 5000)
-    store.blocks.open(ino, writer=False, truncate=False)
+    store.open(ino, writer=False, truncate=False)
     settle(store)
-    store.namespace.unlink(ROOT_INODE, b"a")
+    store.unlink(ROOT_INODE, b"a")
     settle(store)
     running.lose_power()
     assert tree(running.start()) == {}
@@ -185,9 +184,9 @@ def test_a_kill_before_the_identities_costs_none(running: Host) -> None:
     """The sweep writes them again, so that a later power loss finds them."""
     put(running.store, ROOT_INODE, b"tmp", b"x")
     settle(running.store)
-    running.store.namespace.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"final")
-    running.store.namespace.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0)
-    running.store.namespace.make_node(ROOT_INODE, b"link", SYMLINK, 0, 0, b"t")
+    running.store.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"final")
+    running.store.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0)
+    running.store.make_node(ROOT_INODE, b"link", SYMLINK, 0, 0, b"t")
     running.kill()
     settle(running.start())
     running.lose_power()
@@ -198,19 +197,19 @@ def test_a_sweep_leaves_what_is_open_or_new_alone(running: Host) -> None:
     old = put(running.store, ROOT_INODE, b"old", b"x" * 5000)
     running.kill()
     store = running.start()
-    reader = store.blocks.open(old, writer=False, truncate=False)
-    store.namespace.unlink(ROOT_INODE, b"old")
+    reader = store.open(old, writer=False, truncate=False)
+    store.unlink(ROOT_INODE, b"old")
     buried = put(store, ROOT_INODE, b"buried", b"y")
-    store.namespace.unlink(ROOT_INODE, b"buried")
+    store.unlink(ROOT_INODE, b"buried")
     put(store, ROOT_INODE, b"new", b"z")
-    store.pool.background.drain()  # the sweep's thread; nothing is due for removal yet
-    while not store.sweep.done:
-        store.sweep.tick()
-        store.pool.background.drain()
+    store.drain()  # the sweep's thread; nothing is due for removal yet
+    while not store.swept:
+        store.sweep_on()
+        store.drain()
     assert running.extent(old).exists()
     assert running.extent(buried).exists()
-    assert os.pread(store.blocks.extent_fd(reader), 5000, 0) == b"x" * 5000
-    store.blocks.close(reader, writer=False)
+    assert os.pread(store.extent_fd(reader), 5000, 0) == b"x" * 5000
+    store.close(reader, writer=False)
     settle(store)
     assert_no_strays(store)
 
@@ -221,11 +220,11 @@ def test_a_stop_before_the_sweep_is_done_leaves_it_to_the_next_start(running: Ho
     stray = running.extent(InodeNo(ino + 256))
     stray.write_bytes(b"nobody's")
     store = running.start()
-    store.sweep._outdated.append(ino)  # found, and not yet written
+    store.find_outdated(ino)  # found, and not yet written
     running.stop()
     state = read_run_state_of(running)
     assert (state.clean, state.strays) == (True, True)
-    assert not running.start().sweep.done
+    assert not running.start().swept
     settle(running.store)
     assert not stray.exists()
     running.stop()
@@ -263,7 +262,7 @@ def test_distrust_needs_no_room_and_spares_a_clean_stop(tmp_path: Path) -> None:
         assert read_run_state(pool_fd, syscalls).clean, "a pool that never ran"
         write_run_state(pool_fd, syscalls, clean=True, strays=True)
         distrust_index(pool_fd, syscalls)
-        assert read_run_state(pool_fd, syscalls)[1:] == (True, True, False)
+        assert read_run_state(pool_fd, syscalls)[1:] == (True, True, False, False)
         write_run_state(pool_fd, syscalls, clean=False)
         assert read_run_state(pool_fd, syscalls).trusted
         distrust_index(pool_fd, syscalls)
@@ -292,19 +291,18 @@ def test_numbers_start_far_behind_when_their_file_is_lost(running: Host) -> None
 
 def test_the_index_lists_what_is_open_for_writing(running: Host) -> None:
     store = running.store
-    index = store.pool.index
     ino = put(store, ROOT_INODE, b"a", b"x")
-    assert index.unfinished() == []
-    draft, _ = store.blocks.create(ROOT_INODE, b"b", FILE, 0, 0)
-    assert index.unfinished() == [draft.ino]
-    rewritten = store.blocks.open(ino, writer=True, truncate=False)
-    assert sorted(index.unfinished() or ()) == [ino, draft.ino]
-    store.blocks.close(draft, writer=True)
-    assert index.unfinished() == [ino]
-    store.namespace.unlink(ROOT_INODE, b"a")
-    store.blocks.close(rewritten, writer=True)
+    assert store.listed_unfinished() == []
+    draft, _ = store.create(ROOT_INODE, b"b", FILE, 0, 0)
+    assert store.listed_unfinished() == [draft.ino]
+    rewritten = store.open(ino, writer=True, truncate=False)
+    assert sorted(store.listed_unfinished() or ()) == [ino, draft.ino]
+    store.close(draft, writer=True)
+    assert store.listed_unfinished() == [ino]
+    store.unlink(ROOT_INODE, b"a")
+    store.close(rewritten, writer=True)
     put(store, ROOT_INODE, b"c", b"x")
-    assert index.unfinished() == []
+    assert store.listed_unfinished() == []
 
 
 @pytest.mark.parametrize("drafts", [UNFINISHED_MAX, UNFINISHED_MAX + 1, 2 * UNFINISHED_MAX])
@@ -312,13 +310,13 @@ def test_any_number_of_drafts_is_dropped_after_a_kill(running: Host, drafts: int
     store = running.store
     put(store, ROOT_INODE, b"published", b"x")
     for number in range(drafts):
-        store.blocks.create(ROOT_INODE, b"%d" % number, FILE, 0, 0)
-    listed = store.pool.index.unfinished()
+        store.create(ROOT_INODE, b"%d" % number, FILE, 0, 0)
+    listed = store.listed_unfinished()
     assert listed is None if drafts > UNFINISHED_MAX else len(listed or ()) == drafts
     running.kill()
     store = running.start()
     assert tree(store) == {b"/published": b"x"}
-    assert store.pool.index.unfinished() == []
+    assert store.listed_unfinished() == []
     assert_exact(running)
 
 
@@ -330,15 +328,14 @@ def test_a_damaged_row_beside_a_draft_keeps_no_pool_down(
     """The start was refused for it, and so was the repair that the refusal asked for."""
     store = running.store
     put(store, ROOT_INODE, b"a", b"x" * 5000)
-    directory, _ = store.namespace.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0)
-    draft, _ = store.blocks.create(directory, b"draft", FILE, 0, 0)
-    store.pool.index.settle()
+    directory, _ = store.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0)
+    draft, _ = store.create(directory, b"draft", FILE, 0, 0)
+    store.commit()
     key = name_key(directory, b"draft") if damaged == "name" else inode_key(directory)
-    with store.pool.index.write() as txn:
-        txn._rows[key] = b"garbage"
+    store.spoil_row(key)
     running.kill()
     if mender == "start":
-        assert running.start().pool.index.inode(draft.ino) is None
+        assert running.start().row(draft.ino) is None
         settle(running.store)
         running.stop()
     running.check(repair=True)
@@ -350,9 +347,8 @@ def test_a_damaged_row_beside_a_draft_keeps_no_pool_down(
 
 def test_without_the_list_a_start_searches(running: Host) -> None:
     store = running.store
-    store.blocks.create(ROOT_INODE, b"draft", FILE, 0, 0)
-    with store.pool.index.write() as txn:
-        txn._rows[UNFINISHED_KEY] = b"garbage"
+    store.create(ROOT_INODE, b"draft", FILE, 0, 0)
+    store.spoil_row(UNFINISHED_KEY)
     running.kill()
     assert tree(running.start()) == {}
 
@@ -360,9 +356,9 @@ def test_without_the_list_a_start_searches(running: Host) -> None:
 def test_too_many_drafts_become_listed_again_when_they_are_fewer(running: Host) -> None:
     store = running.store
     opened = [
-        store.blocks.create(ROOT_INODE, b"%d" % number, FILE, 0, 0)[0]
+        store.create(ROOT_INODE, b"%d" % number, FILE, 0, 0)[0]
         for number in range(UNFINISHED_MAX + 5)
     ]
     for draft in opened[3:]:
-        store.blocks.close(draft, writer=True)
-    assert sorted(store.pool.index.unfinished() or ()) == [draft.ino for draft in opened[:3]]
+        store.close(draft, writer=True)
+    assert sorted(store.listed_unfinished() or ()) == [draft.ino for draft in opened[:3]]

@@ -9,11 +9,10 @@ import pytest
 
 from kvfs.core.records import child_key
 from kvfs.core.types import ROOT_INODE
-from kvfs.devices import open_source
-from kvfs.engine.recovery.fsck import check_pool
 from kvfs.storage.index import Index
 from kvfs.storage.run_state import RunState, read_run_state
 from kvfs.storage.syscalls import Syscalls
+from tests.support.driven_faults import stand_in
 from tests.support.stores import (
     MIB,
     Host,
@@ -114,9 +113,9 @@ def test_a_rebuild_that_is_cut_short_leaves_its_strays_to_the_next_start(
 ) -> None:
     store = running.store
     put(store, ROOT_INODE, b"a", b"x" * 5000)
-    slab = store.blocks.create(ROOT_INODE, b"slab", 0o100644, 0, 0)[0]
-    store.blocks.truncate(slab.ino, 100_000)
-    store.blocks.close(slab, writer=True)
+    slab = store.create(ROOT_INODE, b"slab", 0o100644, 0, 0)[0]
+    store.truncate(slab.ino, 100_000)
+    store.close(slab, writer=True)
     settle(store)
     running.stop()
     spoil_index(running.path)
@@ -124,7 +123,7 @@ def test_a_rebuild_that_is_cut_short_leaves_its_strays_to_the_next_start(
     def fail(*_: object) -> None:
         raise CutShortError
 
-    monkeypatch.setattr("kvfs.engine.recovery.fsck.RowCheck.run", fail)
+    stand_in(monkeypatch, "rows are checked", fail)
     with pytest.raises(CutShortError):
         running.check(repair=True)
     store = running.start()
@@ -140,7 +139,5 @@ def test_what_was_overwritten_before_a_kill_is_durable_before_a_repair_identifie
     """A rebuild after a loss of power could not tell old bytes from new ones."""
     kill_behind_an_overwriting(running, monkeypatch)
     noting = Noting(["syncfs", "setxattr"])
-    with open_source(str(running.path)) as device:
-        report = check_pool(device, repair=True, settings=running.settings, syscalls=noting)
-    assert report.problems == []
+    assert running.check(repair=True, syscalls=noting).problems == []
     assert noting.calls == ["syncfs", "setxattr", "setxattr", "syncfs"]

@@ -31,7 +31,7 @@ def test_a_pool_comes_up_where_there_is_no_room_for_another_run_file(
     failing = FailingSyscalls([refused], 1, errno.ENOSPC, for_good=True)
     running.start(failing)
     assert failing.failed
-    state = read_run_state(running.store.pool.device.pool_fd, Syscalls())
+    state = read_run_state(running.store.device.pool_fd, Syscalls())
     assert state == RunState(present_boot_id(), clean=False)
     running.kill()
     assert tree(running.start()) == {b"/a": b"x" * 5000}
@@ -59,7 +59,7 @@ def test_a_copy_of_a_directory_in_use_is_rebuilt_from_what_is_whole(running: Hos
     store, place = running.store, running.path.parent
     put(store, ROOT_INODE, b"whole", b"w" * 5000)
     settle(store)
-    draft, _ = store.blocks.create(ROOT_INODE, b"half", FILE, 0, 0)
+    draft, _ = store.create(ROOT_INODE, b"half", FILE, 0, 0)
     write(store, draft, b"h" * 5000)
     shutil.copytree(running.path, place / "copy", ignore=shutil.ignore_patterns("index"))
     for extent in (running.path / "extents").glob("*/*"):
@@ -67,7 +67,7 @@ def test_a_copy_of_a_directory_in_use_is_rebuilt_from_what_is_whole(running: Hos
             copied = place / "copy" / extent.relative_to(running.path)
             os.setxattr(copied, key, os.getxattr(extent, key))
     write(store, draft, b"h" * 5000, 5000)
-    store.blocks.close(draft, writer=True)
+    store.close(draft, writer=True)
     settle(store)
     shutil.copytree(running.path / "index", place / "copy" / "index")
     running.kill()

@@ -7,9 +7,9 @@ import pytest
 
 from kvfs.core.errors import NoSpace
 from kvfs.core.types import PAGE_BYTES, ROOT_INODE, round_up
-from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.space import Space
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
+from tests.support.driven import Opened
 from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.stores import (
     FILE,
@@ -62,16 +62,16 @@ def test_what_has_no_name_is_not_told_as_published(running: Host) -> None:
     for number, name in enumerate((b"grave", b"open", b"mapped", b"stays"), 1):
         put(store, ROOT_INODE, b"new.tmp", bytes(number * MIB))
         store.rename(ROOT_INODE, b"new.tmp", ROOT_INODE, name, replace=True)
-    opened = store.blocks.open_to_read(store.namespace.lookup(ROOT_INODE, b"open"))
-    mapped = running.extent(store.namespace.lookup(ROOT_INODE, b"mapped"))
+    opened = store.open_to_read(store.lookup(ROOT_INODE, b"open"))
+    mapped = running.extent(store.lookup(ROOT_INODE, b"mapped"))
     settle(store)
     assert store.describe()["states"]["published"] == {"blocks": 4, "bytes": 10 * MIB}
     with mapped.open("rb"):
-        store.namespace.unlink(ROOT_INODE, b"mapped")
-        store.pool.recently_removed.give_way()
-        store.pool.background.drain()
-        store.namespace.unlink(ROOT_INODE, b"open")
-        store.namespace.unlink(ROOT_INODE, b"grave")
+        store.unlink(ROOT_INODE, b"mapped")
+        store.erase_removed()
+        store.drain()
+        store.unlink(ROOT_INODE, b"open")
+        store.unlink(ROOT_INODE, b"grave")
         told = store.describe()
     assert told["states"]["published"] == {"blocks": 1, "bytes": 4 * MIB}
     assert told["states"]["gone"] == {"blocks": 2, "bytes": 5 * MIB}
@@ -79,7 +79,7 @@ def test_what_has_no_name_is_not_told_as_published(running: Host) -> None:
     assert told["recently_deleted"] == 1
     states = {state: row for state, row in told["states"].items() if state != "preallocated"}
     assert sum(row["bytes"] for row in states.values()) == told["used_bytes"] == 9 * MIB
-    store.blocks.close(opened, writer=False)
+    store.close(opened, writer=False)
     settle(store)
     assert store.describe()["deleted_open_bytes"] == 0
     assert "gone" not in store.describe()["states"]
@@ -91,21 +91,21 @@ def test_ready_extents_give_way_to_writers(running: Host) -> None:
     for number in range(8):
         put(store, ROOT_INODE, b"%d" % number, b"x" * MIB)
     settle(store)
-    assert store.pool.space.ready_bytes > 0
-    opened, _ = store.blocks.create(ROOT_INODE, b"last", FILE, 0, 0)
+    assert store.space.ready_bytes > 0
+    opened, _ = store.create(ROOT_INODE, b"last", FILE, 0, 0)
     write(store, opened, b"y" * (56 * MIB))
-    assert store.pool.ready.count == 0
-    assert store.pool.space.used_bytes == 64 * MIB
-    store.blocks.close(opened, writer=True)
+    assert store.describe()["preallocated_extents"] == 0
+    assert store.space.used_bytes == 64 * MIB
+    store.close(opened, writer=True)
     assert_exact(running)
 
 
 def test_what_was_removed_a_moment_ago_gives_way_too(running: Host) -> None:
     store = running.store
     put(store, ROOT_INODE, b"old", b"x" * MIB)
-    store.namespace.unlink(ROOT_INODE, b"old")
+    store.unlink(ROOT_INODE, b"old")
     put(store, ROOT_INODE, b"new", b"y" * (64 * MIB))
-    assert len(store.pool.recently_removed) == 0
+    assert store.describe()["recently_deleted"] == 0
     settle(store)
     assert_exact(running)
 
@@ -113,42 +113,41 @@ def test_what_was_removed_a_moment_ago_gives_way_too(running: Host) -> None:
 def test_a_draft_holds_its_reserve_until_it_is_closed(running: Host) -> None:
     store = running.store
     put(store, ROOT_INODE, b"a", b"x" * MIB)
-    opened, _ = store.blocks.create(ROOT_INODE, b"b", FILE, 0, 0)
-    assert store.pool.space.used_bytes == 2 * MIB
+    opened, _ = store.create(ROOT_INODE, b"b", FILE, 0, 0)
+    assert store.space.used_bytes == 2 * MIB
     assert_exact(running)
-    store.blocks.close(opened, writer=True)
-    assert store.pool.space.used_bytes == MIB
+    store.close(opened, writer=True)
+    assert store.space.used_bytes == MIB
     assert_exact(running)
 
 
 def test_while_sizes_vary_room_is_kept_for_a_draft_larger_than_all_of_late(running: Host) -> None:
     """It would else stand above the bound from its last write to the next look at it."""
     store = running.store
-    store.pool.kernel.writers_run_free = True
-    space = store.pool.space
+    store.let_writers_run()
     for number, size in enumerate((MIB, MIB, 7 * MIB // 4, MIB)):
         put(store, ROOT_INODE, b"%d" % number, b"x" * size)
-    drafts = [store.blocks.create(ROOT_INODE, b"a%d" % at, FILE, 0, 0)[0] for at in range(2)]
-    usual_bytes = store.pool.ready.forecast.usual_bytes(ROOT_INODE)
+    drafts = [store.create(ROOT_INODE, b"a%d" % at, FILE, 0, 0)[0] for at in range(2)]
+    usual_bytes = store.usual_bytes(ROOT_INODE)
     kept_bytes = (7 * MIB // 4 - usual_bytes) // 2
     assert kept_bytes > MIB // 4
     assert not any(opened.through_daemon for opened in drafts)
-    assert space.lacking_bytes == kept_bytes, "for both together"
-    store.watch.tick(0.0)
-    assert space.lacking_bytes == kept_bytes
-    slab, _ = store.blocks.create(ROOT_INODE, b"slab", FILE, 0, 0)
-    allocate(store, slab, slab.allocated_bytes + space.unclaimed_bytes)
-    with pytest.raises(NoSpace):
-        space.require(1)
-    assert space.bound_bytes - space.taken_bytes >= kept_bytes, "the slab may not have it"
+    assert store.space.lacking_bytes == kept_bytes, "for both together"
+    store.watch(0.0)
+    assert store.space.lacking_bytes == kept_bytes
+    slab, _ = store.create(ROOT_INODE, b"slab", FILE, 0, 0)
+    allocate(store, slab, slab.allocated_bytes + store.space.unclaimed_bytes)
+    assert store.space.unclaimed_bytes + store.space.ready_bytes <= 0, "nothing fits"
+    left_bytes = store.space.bound_bytes - store.space.taken_bytes
+    assert left_bytes >= kept_bytes, "the slab may not have it"
     os.pwrite(drafts[0].fd, bytes(kept_bytes), drafts[0].allocated_bytes)
     assert os.fstat(drafts[0].fd).st_blocks * 512 > drafts[0].allocated_bytes
-    store.watch.tick(0.1)
-    assert space.overcommitted_bytes == 0
+    store.watch(0.1)
+    assert store.space.overcommitted_bytes == 0
     for opened in (*drafts, slab):
-        store.blocks.close(opened, writer=True)
-    store.watch.tick(0.2)
-    assert space.lacking_bytes == 0
+        store.close(opened, writer=True)
+    store.watch(0.2)
+    assert store.space.lacking_bytes == 0
     settle(store)
     assert_exact(running)
 
@@ -158,44 +157,44 @@ def test_while_sizes_vary_room_is_kept_for_a_draft_larger_than_all_of_late(runni
 
 def test_holes_are_filled_up_to_the_capacity_and_no_farther(running: Host) -> None:
     """UCM, FlexKV, vLLM: ftruncate, then pieces in any order."""
-    store, space = running.store, running.store.pool.space
-    slab, _ = store.blocks.create(ROOT_INODE, b"slab", FILE, 0, 0)
-    store.blocks.truncate(slab.ino, 96 * MIB)
+    store = running.store
+    slab, _ = store.create(ROOT_INODE, b"slab", FILE, 0, 0)
+    store.truncate(slab.ino, 96 * MIB)
     for at in range(48, 96):
         write(store, slab, bytes(MIB), at * MIB)
     for at in range(16):
         write(store, slab, bytes(MIB), at * MIB)
-    assert space.used_bytes == space.capacity_bytes == 64 * MIB
+    assert store.space.used_bytes == store.space.capacity_bytes == 64 * MIB
     for again in ("the writer", "who opens it again, and cannot know where the holes are"):
         write(store, slab, bytes(2 * MIB), 14 * MIB)
         write(store, slab, bytes(MIB), 95 * MIB)
-        assert store.blocks.growth_bytes(slab, 17 * MIB, 2 * MIB) == MIB, again
-        store.blocks.close(slab, writer=True)
-        slab = store.blocks.open(slab.ino, writer=True, truncate=False)
+        assert store.growth_bytes(slab, 17 * MIB, 2 * MIB) == MIB, again
+        store.close(slab, writer=True)
+        slab = store.open(slab.ino, writer=True, truncate=False)
     with pytest.raises(NoSpace):
         write(store, slab, bytes(MIB), 16 * MIB)
-    store.blocks.close(slab, writer=True)
+    store.close(slab, writer=True)
     assert_exact(running)
 
 
 @pytest.mark.parametrize("mode", [0, FALLOC_FL_KEEP_SIZE])
 def test_each_piece_of_a_slab_asks_for_its_room(running: Host, mode: int) -> None:
     store = running.store
-    slab, _ = store.blocks.create(ROOT_INODE, b"slab", FILE, 0, 0)
+    slab, _ = store.create(ROOT_INODE, b"slab", FILE, 0, 0)
     allocate(store, slab, 40 * MIB, 40 * MIB, mode=mode)
     with pytest.raises(NoSpace):
         allocate(store, slab, 40 * MIB, mode=mode)
     with pytest.raises(NoSpace):
         write(store, slab, bytes(25 * MIB))
     allocate(store, slab, 24 * MIB, mode=mode)
-    assert store.pool.space.used_bytes == 64 * MIB
-    store.blocks.close(slab, writer=True)
+    assert store.space.used_bytes == 64 * MIB
+    store.close(slab, writer=True)
     assert_exact(running)
 
 
 def test_a_punched_hole_is_room_for_others(running: Host) -> None:
     store = running.store
-    slab, _ = store.blocks.create(ROOT_INODE, b"slab", FILE, 0, 0)
+    slab, _ = store.create(ROOT_INODE, b"slab", FILE, 0, 0)
     allocate(store, slab, 64 * MIB)
     allocate(store, slab, 8 * MIB, 8 * MIB, mode=FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE)
     put(store, ROOT_INODE, b"block", bytes(8 * MIB))
@@ -207,11 +206,11 @@ def test_a_punched_hole_is_room_for_others(running: Host) -> None:
 def test_what_is_reserved_from_the_beginning_needs_no_room(running: Host) -> None:
     """Also of a file with holes, though the file system calls a reserve a hole, too."""
     store = running.store
-    slab, _ = store.blocks.create(ROOT_INODE, b"slab", FILE, 0, 0)
+    slab, _ = store.create(ROOT_INODE, b"slab", FILE, 0, 0)
     allocate(store, slab, 40 * MIB)
-    store.blocks.truncate(slab.ino, 200 * MIB)
+    store.truncate(slab.ino, 200 * MIB)
     write(store, slab, bytes(24 * MIB), 100 * MIB)
-    assert store.pool.space.unclaimed_bytes == 0
+    assert store.space.unclaimed_bytes == 0
     write(store, slab, bytes(8 * MIB), 32 * MIB)
     with pytest.raises(NoSpace):
         write(store, slab, bytes(8 * MIB), 33 * MIB)
@@ -222,32 +221,32 @@ def test_bytes_in_their_order_are_written_without_a_look(running: Host) -> None:
     calls = FailingSyscalls(["lseek"])
     store = running.start(calls)
     for name, start in ((b"block", 0), (b"next", 3)):  # the second one has a reserve
-        opened, _ = store.blocks.create(ROOT_INODE, name, FILE, 0, 0)
+        opened, _ = store.create(ROOT_INODE, name, FILE, 0, 0)
         for at in (*range(start, 8), 0, 5):
             write(store, opened, bytes(MIB), at * MIB)
-        store.blocks.close(opened, writer=True)
+        store.close(opened, writer=True)
     assert calls.calls == 0
 
 
-def allocates_at_most(running: Host, opened: OpenInode, draw: random.Random) -> None:
+def allocates_at_most(running: Host, opened: Opened, draw: random.Random) -> None:
     """Do one thing to a file; it takes what it said, and the same once more takes nothing."""
     store = running.store
     offset_bytes, size_bytes = draw.randrange(400_000), draw.randrange(1, 80_000)
     before_bytes = opened.allocated_bytes
     asked_bytes, what = 0, draw.choice("wwwwwrpt")
     if what == "w":
-        asked_bytes = store.blocks.growth_bytes(opened, offset_bytes + size_bytes, size_bytes)
+        asked_bytes = store.growth_bytes(opened, offset_bytes + size_bytes, size_bytes)
         write(store, opened, bytes(size_bytes), offset_bytes)
-        again_bytes = store.blocks.growth_bytes(opened, offset_bytes + size_bytes, size_bytes)
+        again_bytes = store.growth_bytes(opened, offset_bytes + size_bytes, size_bytes)
         assert again_bytes < PAGE_BYTES
     elif what == "r":
-        asked_bytes = store.blocks.allocations.growth_bytes(opened, 0, offset_bytes, size_bytes)
+        asked_bytes = store.allocation_bytes(opened, 0, offset_bytes, size_bytes)
         allocate(store, opened, size_bytes, offset_bytes)
     elif what == "p":
         mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
         allocate(store, opened, size_bytes, offset_bytes, mode=mode)
     else:
-        store.blocks.truncate(opened.ino, offset_bytes)
+        store.truncate(opened.ino, offset_bytes)
     # What it begins and ends in counts as a whole.
     assert opened.allocated_bytes - before_bytes <= round_up(asked_bytes) + PAGE_BYTES
 
@@ -259,8 +258,8 @@ def test_nothing_allocates_more_than_it_asks_for(seed: int) -> None:
         store = made.start()
         if seed % 2:
             put(store, ROOT_INODE, b"usual", bytes(160_000))  # so that it gets a reserve
-        opened, _ = store.blocks.create(ROOT_INODE, b"file", FILE, 0, 0)
+        opened, _ = store.create(ROOT_INODE, b"file", FILE, 0, 0)
         for _ in range(60):
             allocates_at_most(made, opened, draw)
-        store.blocks.close(opened, writer=True)
+        store.close(opened, writer=True)
         assert_exact(made)

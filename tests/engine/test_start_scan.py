@@ -12,42 +12,38 @@ from kvfs.core.errors import Damaged
 from kvfs.core.eviction_policy import BURST_BITS, Rank
 from kvfs.core.pool_layout import HEAT
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.engine.attributes import Change
-from kvfs.engine.store import Store
+from tests.support.driven import Driven
 from tests.support.stores import DIRECTORY, FILE, Host, put, settle
 
 BLOCK: Final = b"k" * 70_000
 SMALL: Final = b"{}"
 
 
-def stored(store: Store, parent: InodeNo, name: bytes, data: bytes = BLOCK) -> InodeNo:
+def stored(store: Driven, parent: InodeNo, name: bytes, data: bytes = BLOCK) -> InodeNo:
     """Store a block as connectors do: under a temporary name, then renamed."""
     ino = put(store, parent, name + b".tmp", data)
     store.rename(parent, name + b".tmp", parent, name, replace=True)
     return ino
 
 
-def rank(store: Store, ino: InodeNo) -> Rank:
+def rank(store: Driven, ino: InodeNo) -> Rank:
     """Return the rank of *ino* in the heat."""
-    columns = store.pool.heat.columns()
-    return Rank(int(columns.rank[columns.ino == ino][0]))
+    return store.heat()[ino].rank
 
 
-def stamp(store: Store, ino: InodeNo) -> int:
+def stamp(store: Driven, ino: InodeNo) -> int:
     """Return when *ino* was touched last."""
-    columns = store.pool.heat.columns()
-    return int(columns.touched[columns.ino == ino][0])
+    return store.heat()[ino].touched
 
 
-def known(store: Store) -> set[int]:
+def known(store: Driven) -> set[int]:
     """Return the inodes in the heat."""
-    inos = store.pool.heat.columns().ino
-    return set(inos[inos != 0].tolist())
+    return set(store.heat())
 
 
-def directory(store: Store, name: bytes, parent: InodeNo = ROOT_INODE) -> InodeNo:
+def directory(store: Driven, name: bytes, parent: InodeNo = ROOT_INODE) -> InodeNo:
     """Make a directory."""
-    ino, _ = store.namespace.make_node(parent, name, DIRECTORY, 0, 0)
+    ino, _ = store.make_node(parent, name, DIRECTORY, 0, 0)
     return ino
 
 
@@ -60,17 +56,17 @@ def test_published_blocks_have_their_rank(running: Host) -> None:
     assert rank(store, block) is Rank.PUBLISHED
     assert rank(store, small) is Rank.SMALL
     held_bytes = running.allocated_bytes(block)
-    assert store.pool.heat.held_bytes[Rank.PUBLISHED] == held_bytes
-    store.namespace.unlink(ROOT_INODE, b"block")
+    assert store.held_bytes(Rank.PUBLISHED) == held_bytes
+    store.unlink(ROOT_INODE, b"block")
     assert known(store) == {small}
 
 
 def test_a_block_that_is_being_rewritten_does_not_go(running: Host) -> None:
     store = running.store
     ino = stored(store, ROOT_INODE, b"block")
-    opened = store.blocks.open(ino, writer=True, truncate=False)
+    opened = store.open(ino, writer=True, truncate=False)
     assert rank(store, ino) is Rank.NEVER
-    store.blocks.close(opened, writer=True)
+    store.close(opened, writer=True)
     assert rank(store, ino) is Rank.PUBLISHED
 
 
@@ -79,44 +75,46 @@ def test_a_replaced_block_is_forgotten(running: Host) -> None:
     old = stored(store, ROOT_INODE, b"block")
     new = stored(store, ROOT_INODE, b"block")
     assert known(store) == {new}
-    assert old not in store.pool.heat
+    assert not store.ranked(old)
 
 
 def test_opening_is_a_touch(running: Host) -> None:
     store = running.store
     ino = stored(store, ROOT_INODE, b"block")
     before = stamp(store, ino)
-    opened = store.blocks.open(ino, writer=False, truncate=False)
+    opened = store.open(ino, writer=False, truncate=False)
     assert stamp(store, ino) > before
-    store.blocks.close(opened, writer=False)
+    store.close(opened, writer=False)
 
 
 @pytest.mark.parametrize(
     ("change", "is_touch"),
     [
-        (Change(atime_ns=5), True),  # llm-d: utimensat(UTIME_NOW, UTIME_OMIT)
-        (Change(atime_ns=5, mtime_ns=5), True),  # UCM: utime(path, NULL)
-        (Change(mode=0o600), False),
+        ({"atime_ns": 5}, True),  # llm-d: utimensat(UTIME_NOW, UTIME_OMIT)
+        ({"atime_ns": 5, "mtime_ns": 5}, True),  # UCM: utime(path, NULL)
+        ({"mode": 0o600}, False),
     ],
 )
-def test_setting_the_access_time_is_a_touch(running: Host, change: Change, is_touch: bool) -> None:
+def test_setting_the_access_time_is_a_touch(
+    running: Host, change: dict[str, int], is_touch: bool
+) -> None:
     store = running.store
     ino = stored(store, ROOT_INODE, b"block")
     before = stamp(store, ino)
-    store.attributes.change(ino, change)
+    store.change(ino, **change)
     assert (stamp(store, ino) > before) == is_touch
 
 
 def test_a_touch_writes_no_index(running: Host) -> None:
     store = running.store
     ino = stored(store, ROOT_INODE, b"block")
-    before = store.pool.index.inode(ino)
-    last = store.pool.index._env.info()["last_txnid"]
-    opened = store.blocks.open(ino, writer=False, truncate=False)
-    store.blocks.close(opened, writer=False)
-    store.pool.heat.touch(ino)
-    assert store.pool.index.inode(ino) == before
-    assert store.pool.index._env.info()["last_txnid"] == last
+    before = store.row(ino)
+    last = store.transactions
+    opened = store.open(ino, writer=False, truncate=False)
+    store.close(opened, writer=False)
+    store.touch(ino)
+    assert store.row(ino) == before
+    assert store.transactions == last
 
 
 # ---- policies of directories ----
@@ -132,10 +130,10 @@ def test_a_policy_counts_for_what_is_below_already(running: Host) -> None:
         (b"first", Rank.FIRST),
         (b"auto", Rank.PUBLISHED),
     ):
-        store.attributes.set_xattr(above, EVICT, value)
-        assert not store.start_scan.done
+        store.set_xattr(above, EVICT, value)
+        assert not store.scanned
         settle(store)
-        assert store.start_scan.done
+        assert store.scanned
         assert rank(store, ino) is wanted
         assert rank(store, stored(store, below, b"later")) is wanted
 
@@ -145,9 +143,9 @@ def test_a_policy_that_changes_during_the_walk_counts_too(running: Host) -> None
     above = directory(store, b"above")
     inos = [stored(store, above, b"%d" % number) for number in range(100)]
     settle(store)
-    store.attributes.set_xattr(above, EVICT, b"first")
-    assert store.pool.background.run_one()  # some of them are ranked anew
-    store.attributes.set_xattr(above, EVICT, b"never")
+    store.set_xattr(above, EVICT, b"first")
+    assert store.run_one()  # some of them are ranked anew
+    store.set_xattr(above, EVICT, b"never")
     settle(store)
     assert {rank(store, ino) for ino in inos} == {Rank.KEPT}
 
@@ -155,11 +153,11 @@ def test_a_policy_that_changes_during_the_walk_counts_too(running: Host) -> None
 def test_a_directory_that_moves_below_a_policy_follows_it(running: Host) -> None:
     store = running.store
     above, moved = directory(store, b"above"), directory(store, b"moved")
-    store.attributes.set_xattr(above, EVICT, b"never")
+    store.set_xattr(above, EVICT, b"never")
     ino = stored(store, moved, b"block")
     settle(store)
     store.rename(ROOT_INODE, b"moved", ROOT_INODE, b"renamed", replace=True)
-    assert store.start_scan.done  # nothing changes for what lies below
+    assert store.scanned  # nothing changes for what lies below
     store.rename(ROOT_INODE, b"renamed", above, b"moved", replace=True)
     settle(store)
     assert rank(store, ino) is Rank.KEPT
@@ -173,9 +171,9 @@ def test_a_pin_is_part_of_the_rank(running: Host) -> None:
     above, other = directory(store, b"above"), directory(store, b"other")
     first, second = stored(store, above, b"first"), stored(store, above, b"second")
     outside = stored(store, other, b"outside")
-    store.attributes.set_xattr(above, PIN, b"1")
-    store.attributes.set_xattr(second, PIN, b"0")
-    store.attributes.set_xattr(outside, PIN, b"1")
+    store.set_xattr(above, PIN, b"1")
+    store.set_xattr(second, PIN, b"0")
+    store.set_xattr(outside, PIN, b"1")
     settle(store)
     assert [rank(store, ino) for ino in (first, second, outside)] == [
         Rank.KEPT,
@@ -190,7 +188,7 @@ def test_a_pin_is_part_of_the_rank(running: Host) -> None:
     settle(store)
     assert rank(store, first) is Rank.KEPT
     for ino in (above, outside):
-        store.attributes.remove_xattr(ino, PIN)
+        store.remove_xattr(ino, PIN)
     settle(store)
     assert {rank(store, ino) for ino in (first, second, outside)} == {Rank.PUBLISHED}
 
@@ -199,7 +197,7 @@ def test_a_pin_is_part_of_the_rank(running: Host) -> None:
 def test_a_pin_is_part_of_the_rank_after_a_start_too(running: Host, heat: str) -> None:
     store = running.store
     inos = [stored(store, ROOT_INODE, b"%d" % number) for number in range(3)]
-    store.attributes.set_xattr(inos[1], PIN, b"1")
+    store.set_xattr(inos[1], PIN, b"1")
     settle(store)
     stamps = [stamp(store, ino) for ino in inos]
     running.stop()
@@ -222,9 +220,9 @@ def test_a_walk_that_the_device_refuses_goes_on_with_the_next_tick(
         for _ in range(3):
             settle(store)
     assert caplog.text.count("index scan postponed") == 1
-    assert not store.start_scan.done
+    assert not store.scanned
     settle(store)
-    assert store.start_scan.done
+    assert store.scanned
     assert rank(store, ino) is Rank.KEPT
 
 
@@ -234,16 +232,16 @@ def test_a_walk_that_ends_in_damage_begins_anew_with_the_next_one(
     store = running.store
     with monkeypatch.context() as broken:
         ino = begin_walk_in_vain(store, broken, Damaged("index: broken tree"))
-        assert store.pool.background.run_one()
+        assert store.run_one()
     assert "background job failed" in caplog.text
     settle(store)
-    assert store.start_scan.done
-    store.start_scan.rank_anew()
+    assert store.scanned
+    store.rank_anew()
     settle(store)
     assert rank(store, ino) is Rank.KEPT
 
 
-def begin_walk_in_vain(store: Store, broken: pytest.MonkeyPatch, failure: Exception) -> InodeNo:
+def begin_walk_in_vain(store: Driven, broken: pytest.MonkeyPatch, failure: Exception) -> InodeNo:
     """Let a block no longer go, which a walk through an index that fails is to find; return it."""
 
     def fail(*_: object, **__: object) -> None:
@@ -252,8 +250,8 @@ def begin_walk_in_vain(store: Store, broken: pytest.MonkeyPatch, failure: Except
     above = directory(store, b"above")
     ino = stored(store, above, b"block")
     settle(store)
-    broken.setattr(store.pool.index, "walk", fail)
-    store.attributes.set_xattr(above, EVICT, b"never")
+    store.fail_walk(broken, fail)
+    store.set_xattr(above, EVICT, b"never")
     return ino
 
 
@@ -264,7 +262,7 @@ def test_a_restart_keeps_the_order_of_touches(running: Host) -> None:
     store = running.store
     inos = [stored(store, ROOT_INODE, b"%d" % number) for number in range(5)]
     for ino in (inos[1], inos[0]):
-        store.pool.heat.touch(ino)
+        store.touch(ino)
     stamps = [stamp(store, ino) for ino in inos]
     running.stop()
     store = running.start()
@@ -280,11 +278,11 @@ def test_blocks_stored_since_the_last_save_are_found(
 ) -> None:
     store = running.store
     kept, removed = (stored(store, ROOT_INODE, name) for name in (b"kept", b"removed"))
-    store.pool.heat.save()
-    store.namespace.unlink(ROOT_INODE, b"removed")
+    store.save_heat()
+    store.unlink(ROOT_INODE, b"removed")
     later = stored(store, ROOT_INODE, b"later")
-    store.pool.recently_removed.give_way()
-    store.pool.background.hurry()  # the identities are on the device
+    store.erase_removed()
+    store.hurry()  # the identities are on the device
     getattr(running, end)()
     store = running.start()
     assert known(store) == {kept, removed}
@@ -297,16 +295,16 @@ def test_blocks_stored_since_the_last_save_are_found(
 def test_without_its_file_the_oldest_change_counts_as_the_oldest_touch(running: Host) -> None:
     seconds = iter(range(1_790_000_000, 1_800_000_000, 10))
     store = running.store
-    store.pool.clock_ns = lambda: next(seconds) * 10**9
+    store.turn_calendar(lambda: next(seconds) * 10**9)
     inos = [stored(store, ROOT_INODE, b"%d" % number) for number in range(5)]
-    store.attributes.change(inos[0], Change(atime_ns=5, mtime_ns=5))
+    store.change(inos[0], atime_ns=5, mtime_ns=5)
     running.stop()
     (running.path / HEAT).unlink()
     store = running.start()
     settle(store)
     bursts = [stamp(store, ino) >> BURST_BITS for ino in inos]
     assert np.argsort(bursts).tolist() == [1, 2, 3, 4, 0]
-    assert all(store.pool.heat.columns().touches[store.pool.heat.columns().ino != 0] == 1)
+    assert all(row.touches == 1 for row in store.heat().values())
 
 
 def test_a_policy_in_the_settings_counts_from_the_next_start(running: Host) -> None:
@@ -322,12 +320,12 @@ def test_a_policy_in_the_settings_counts_from_the_next_start(running: Host) -> N
 
 def test_drafts_and_special_files_are_not_in_the_heat(running: Host) -> None:
     store = running.store
-    store.namespace.make_node(ROOT_INODE, b"fifo", stat.S_IFIFO | 0o644, 0, 0)
-    opened, _ = store.blocks.create(ROOT_INODE, b"draft", FILE, 0, 0)
-    store.start_scan.rank_anew()
+    store.make_node(ROOT_INODE, b"fifo", stat.S_IFIFO | 0o644, 0, 0)
+    opened, _ = store.create(ROOT_INODE, b"draft", FILE, 0, 0)
+    store.rank_anew()
     settle(store)
     assert known(store) == set()
-    store.blocks.close(opened, writer=True)
+    store.close(opened, writer=True)
     assert known(store) == {opened.ino}
 
 

@@ -16,7 +16,6 @@ from kvfs.core.errors import (
 )
 from kvfs.core.lifecycle import State
 from kvfs.core.types import PAGE_BYTES, ROOT_INODE, round_up
-from kvfs.engine.attributes import Change
 from tests.support.stores import (
     FILE,
     MIB,
@@ -37,13 +36,13 @@ from tests.support.stores import (
 
 def test_a_draft_is_published_at_its_last_close(running: Host) -> None:
     store = running.store
-    opened, record = store.blocks.create(ROOT_INODE, b"a", FILE, 7, 8)
+    opened, record = store.create(ROOT_INODE, b"a", FILE, 7, 8)
     assert (record.state, record.uid, record.gid) == (State.DRAFT, 7, 8)
     write(store, opened, b"x" * 5000)
-    assert store.blocks.present(opened.ino).size_bytes == 5000
-    assert store.namespace.record(opened.ino).size_bytes == 0
-    store.blocks.close(opened, writer=True)
-    published = store.namespace.record(opened.ino)
+    assert store.present(opened.ino).size_bytes == 5000
+    assert store.record(opened.ino).size_bytes == 0
+    store.close(opened, writer=True)
+    published = store.record(opened.ino)
     assert (published.state, published.size_bytes) == (State.LEASED, 5000)
     assert published.allocated_bytes == round_up(5000)
     assert get(store, ROOT_INODE, b"a") == b"x" * 5000
@@ -52,10 +51,10 @@ def test_a_draft_is_published_at_its_last_close(running: Host) -> None:
 
 def test_a_published_block_says_what_it_is(running: Host) -> None:
     ino = put(running.store, ROOT_INODE, b"tmp", b"bytes")
-    running.store.namespace.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"final")
+    running.store.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"final")
     settle(running.store)
-    identity = running.store.pool.extents.identity(ino)
-    record = running.store.namespace.record(ino)
+    identity = running.store.identity(ino)
+    record = running.store.record(ino)
     assert identity is not None
     assert (identity.name, identity.size_bytes) == (b"final", 5)
     assert identity.sequence == record.sequence
@@ -64,49 +63,49 @@ def test_a_published_block_says_what_it_is(running: Host) -> None:
 def test_an_empty_file_holds_no_blocks(running: Host) -> None:
     put(running.store, ROOT_INODE, b"large", b"x" * MIB)
     ino = put(running.store, ROOT_INODE, b"empty", b"")
-    assert running.store.namespace.record(ino).allocated_bytes == 0
+    assert running.store.record(ino).allocated_bytes == 0
     assert running.allocated_bytes(ino) == 0
     assert_exact(running)
 
 
 def test_what_was_reserved_too_much_goes_back_at_the_close(running: Host) -> None:
     put(running.store, ROOT_INODE, b"large", b"x" * MIB)
-    opened, _ = running.store.blocks.create(ROOT_INODE, b"small", FILE, 0, 0)
+    opened, _ = running.store.create(ROOT_INODE, b"small", FILE, 0, 0)
     assert opened.allocated_bytes == MIB
     write(running.store, opened, b"y" * 100)
-    running.store.blocks.close(opened, writer=True)
+    running.store.close(opened, writer=True)
     assert running.allocated_bytes(opened.ino) == PAGE_BYTES
     assert_exact(running)
 
 
 def test_a_reserve_takes_no_more_than_half_of_what_is_free(running: Host) -> None:
     put(running.store, ROOT_INODE, b"large", b"x" * (24 * MIB))
-    opened, _ = running.store.blocks.create(ROOT_INODE, b"next", FILE, 0, 0)
+    opened, _ = running.store.create(ROOT_INODE, b"next", FILE, 0, 0)
     assert opened.allocated_bytes == 0
-    running.store.blocks.close(opened, writer=True)
+    running.store.close(opened, writer=True)
 
 
 def test_a_huge_sparse_file_reserves_nothing_for_the_next_one(running: Host) -> None:
-    opened, _ = running.store.blocks.create(ROOT_INODE, b"sparse", FILE, 0, 0)
-    running.store.blocks.truncate(opened.ino, 1 << 50)
-    running.store.blocks.close(opened, writer=True)
-    assert running.store.namespace.record(opened.ino).size_bytes == 1 << 50
-    opened, _ = running.store.blocks.create(ROOT_INODE, b"next", FILE, 0, 0)
+    opened, _ = running.store.create(ROOT_INODE, b"sparse", FILE, 0, 0)
+    running.store.truncate(opened.ino, 1 << 50)
+    running.store.close(opened, writer=True)
+    assert running.store.record(opened.ino).size_bytes == 1 << 50
+    opened, _ = running.store.create(ROOT_INODE, b"next", FILE, 0, 0)
     assert opened.allocated_bytes == 0
-    running.store.blocks.close(opened, writer=True)
+    running.store.close(opened, writer=True)
     assert_exact(running)
 
 
 def test_two_writers_publish_once_the_second_is_done(running: Host) -> None:
     store = running.store
-    first, _ = store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
-    second = store.blocks.open(first.ino, writer=True, truncate=False)
+    first, _ = store.create(ROOT_INODE, b"a", FILE, 0, 0)
+    second = store.open(first.ino, writer=True, truncate=False)
     assert second is first
     write(store, first, b"one")
-    store.blocks.close(first, writer=True)
-    assert store.namespace.record(first.ino).state == State.DRAFT
+    store.close(first, writer=True)
+    assert store.record(first.ino).state == State.DRAFT
     write(store, second, b"two", 3)
-    store.blocks.close(second, writer=True)
+    store.close(second, writer=True)
     assert get(store, ROOT_INODE, b"a") == b"onetwo"
 
 
@@ -114,15 +113,15 @@ def test_an_open_for_writing_marks_a_published_block(running: Host) -> None:
     store = running.store
     ino = put(store, ROOT_INODE, b"a", b"old")
     settle(store)
-    opened = store.blocks.open(ino, writer=True, truncate=False)
-    assert store.namespace.record(ino).state == State.REWRITE
+    opened = store.open(ino, writer=True, truncate=False)
+    assert store.record(ino).state == State.REWRITE
     settle(store)
-    assert store.pool.extents.identity(ino) is None
+    assert store.identity(ino) is None
     write(store, opened, b"new and longer")
-    store.blocks.close(opened, writer=True)
+    store.close(opened, writer=True)
     settle(store)
-    assert store.namespace.record(ino).state == State.REWRITTEN
-    assert store.pool.extents.identity(ino) is None
+    assert store.record(ino).state == State.REWRITTEN
+    assert store.identity(ino) is None
     assert_exact(running)
 
 
@@ -133,76 +132,76 @@ def test_a_whole_block_can_still_be_opened_when_its_writer_was_faster(
     """Who looked the name up before it was replaced opens the old block, unless it was changed."""
     store = running.store
     ino = put(store, ROOT_INODE, b"block", b"bytes")
-    opened = store.blocks.open(ino, writer=True, truncate=False)
+    opened = store.open(ino, writer=True, truncate=False)
     put(store, ROOT_INODE, b"tmp", b"newer")
     store.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"block", replace=True)
     if writes:
         write(store, opened, b"other")
-    store.blocks.close(opened, writer=True)
+    store.close(opened, writer=True)
     if writes:
         with pytest.raises(DeadInode):
-            store.blocks.open_to_read(ino)
+            store.open_to_read(ino)
     else:
-        store.blocks.close(store.blocks.open_to_read(ino), writer=False)
+        store.close(store.open_to_read(ino), writer=False)
     settle(store)
     assert_exact(running)
 
 
 def test_a_taken_identity_is_remembered_until_it_can_do_no_harm(running: Host) -> None:
     """Until an fsync, a new one, or the end of the inode."""
-    store, identities = running.store, running.store.pool.identities
+    store = running.store
     kept, synced, removed = (put(store, ROOT_INODE, name, b"bytes") for name in (b"a", b"b", b"c"))
-    store.pool.background.hurry()
-    opened = store.blocks.open(kept, writer=True, truncate=False, appends=True)
-    store.blocks.close(opened, writer=True)
-    opened = store.blocks.open(synced, writer=True, truncate=False)
-    store.blocks.truncate(removed, 2 * PAGE_BYTES)
-    assert all(map(identities.was_identified, (kept, synced, removed)))
-    store.blocks.publishing.forget_durably(opened)
-    store.blocks.close(opened, writer=True)
-    store.pool.background.hurry()
-    store.namespace.unlink(ROOT_INODE, b"c")
+    store.hurry()
+    opened = store.open(kept, writer=True, truncate=False, appends=True)
+    store.close(opened, writer=True)
+    opened = store.open(synced, writer=True, truncate=False)
+    store.truncate(removed, 2 * PAGE_BYTES)
+    assert all(map(store.was_identified, (kept, synced, removed)))
+    store.forget_durably(opened)
+    store.close(opened, writer=True)
+    store.hurry()
+    store.unlink(ROOT_INODE, b"c")
     settle(store)
-    assert not any(map(identities.was_identified, (kept, synced, removed)))
+    assert not any(map(store.was_identified, (kept, synced, removed)))
 
 
 def test_rewriting_within_a_tick_of_the_clock_is_noticed(running: Host) -> None:
     store = running.store
     ino = put(store, ROOT_INODE, b"a", b"old")
-    before = store.namespace.record(ino)
-    opened = store.blocks.open(ino, writer=True, truncate=False)
+    before = store.record(ino)
+    opened = store.open(ino, writer=True, truncate=False)
     write(store, opened, b"new")
     os.utime(opened.fd, ns=(before.atime_ns, before.mtime_ns))
-    store.blocks.close(opened, writer=True)
-    assert store.namespace.record(ino).sequence > before.sequence
+    store.close(opened, writer=True)
+    assert store.record(ino).sequence > before.sequence
 
 
 def test_truncating_an_open_reader_keeps_the_accounts_right(running: Host) -> None:
     store = running.store
     ino = put(store, ROOT_INODE, b"a", b"x" * 100_000)
-    reader = store.blocks.open(ino, writer=False, truncate=False)
-    store.blocks.truncate(ino, 0)
-    second = store.blocks.open(ino, writer=True, truncate=False)
-    store.blocks.close(second, writer=True)
+    reader = store.open(ino, writer=False, truncate=False)
+    store.truncate(ino, 0)
+    second = store.open(ino, writer=True, truncate=False)
+    store.close(second, writer=True)
     assert_exact(running)
-    store.blocks.close(reader, writer=False)
+    store.close(reader, writer=False)
     assert_exact(running)
-    assert store.pool.space.used_bytes == 0
+    assert store.space.used_bytes == 0
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, PAGE_BYTES, (1 << 63) - 1])
 def test_truncate_costs_nothing(running: Host, size_bytes: int) -> None:
     ino = put(running.store, ROOT_INODE, b"a", b"x")
-    running.store.blocks.truncate(ino, size_bytes)
-    assert running.store.blocks.present(ino).size_bytes == size_bytes
-    assert running.store.pool.space.used_bytes <= PAGE_BYTES
+    running.store.truncate(ino, size_bytes)
+    assert running.store.present(ino).size_bytes == size_bytes
+    assert running.store.space.used_bytes <= PAGE_BYTES
     assert_exact(running)
 
 
 def test_truncate_beyond_what_a_file_can_be_is_refused(running: Host) -> None:
     ino = put(running.store, ROOT_INODE, b"a", b"x")
     with pytest.raises(TooLarge):
-        running.store.blocks.truncate(ino, 1 << 63)
+        running.store.truncate(ino, 1 << 63)
 
 
 # ---- attributes ----
@@ -211,16 +210,16 @@ def test_truncate_beyond_what_a_file_can_be_is_refused(running: Host) -> None:
 def test_attributes_of_a_removed_open_inode_bring_nothing_back(running: Host) -> None:
     store = running.store
     ino = put(store, ROOT_INODE, b"a", b"x")
-    opened = store.blocks.open(ino, writer=False, truncate=False)
-    store.namespace.unlink(ROOT_INODE, b"a")
-    changed = store.attributes.change(ino, Change(mode=0o600, mtime_ns=5))
+    opened = store.open(ino, writer=False, truncate=False)
+    store.unlink(ROOT_INODE, b"a")
+    changed = store.change(ino, mode=0o600, mtime_ns=5)
     assert (stat.S_IMODE(changed.mode), changed.mtime_ns) == (0o600, 5)
-    store.attributes.set_xattr(ino, b"user.a", b"1")
-    assert store.attributes.xattr(ino, b"user.a") == b"1"
+    store.set_xattr(ino, b"user.a", b"1")
+    assert store.xattr(ino, b"user.a") == b"1"
     with pytest.raises(DeadInode):
-        store.attributes.set_xattr(ino, b"user.kvfs.pin", b"1")
-    assert store.pool.index.inode(ino) is None
-    store.blocks.close(opened, writer=False)
+        store.set_xattr(ino, b"user.kvfs.pin", b"1")
+    assert store.row(ino) is None
+    store.close(opened, writer=False)
     running.stop()
     assert running.check().problems == []
 
@@ -228,11 +227,11 @@ def test_attributes_of_a_removed_open_inode_bring_nothing_back(running: Host) ->
 def test_times_survive_a_reopening_for_writing(running: Host) -> None:
     store = running.store
     ino = put(store, ROOT_INODE, b"a", b"x")
-    store.attributes.change(ino, Change(mtime_ns=1_000_000_000))
-    opened = store.blocks.open(ino, writer=True, truncate=False)
-    assert store.blocks.present(ino).mtime_ns == 1_000_000_000
-    store.blocks.close(opened, writer=True)
-    assert store.namespace.record(ino).mtime_ns == 1_000_000_000
+    store.change(ino, mtime_ns=1_000_000_000)
+    opened = store.open(ino, writer=True, truncate=False)
+    assert store.present(ino).mtime_ns == 1_000_000_000
+    store.close(opened, writer=True)
+    assert store.record(ino).mtime_ns == 1_000_000_000
 
 
 # ---- bounds ----
@@ -240,12 +239,12 @@ def test_times_survive_a_reopening_for_writing(running: Host) -> None:
 
 def test_writers_get_no_space_at_the_capacity_and_not_before(running: Host) -> None:
     store = running.store
-    opened, _ = store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
+    opened, _ = store.create(ROOT_INODE, b"a", FILE, 0, 0)
     write(store, opened, b"x" * (64 * MIB))
-    store.blocks.close(opened, writer=True)
+    store.close(opened, writer=True)
     with pytest.raises(NoSpace):
-        store.blocks.create(ROOT_INODE, b"b", FILE, 0, 0)
-    store.namespace.unlink(ROOT_INODE, b"a")
+        store.create(ROOT_INODE, b"b", FILE, 0, 0)
+    store.unlink(ROOT_INODE, b"a")
     put(store, ROOT_INODE, b"b", b"y" * (63 * MIB))
     assert_exact(running)
 
@@ -253,15 +252,15 @@ def test_writers_get_no_space_at_the_capacity_and_not_before(running: Host) -> N
 def test_a_draft_that_was_refused_room_does_not_stay(running: Host) -> None:
     """What was written before is not whole: nobody may take it for the block."""
     store = running.store
-    opened, _ = store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
+    opened, _ = store.create(ROOT_INODE, b"a", FILE, 0, 0)
     write(store, opened, b"x" * (63 * MIB))
     with pytest.raises(NoSpace):
         write(store, opened, b"x" * (2 * MIB), 63 * MIB)
-    store.blocks.close(opened, writer=True)
+    store.close(opened, writer=True)
     with pytest.raises(NotFound):
-        store.namespace.lookup(ROOT_INODE, b"a")
+        store.lookup(ROOT_INODE, b"a")
     settle(store)
-    assert store.pool.space.taken_bytes == store.pool.space.ready_bytes
+    assert store.space.taken_bytes == store.space.ready_bytes
     assert_exact(running)
 
 
@@ -271,12 +270,12 @@ def test_a_block_without_its_extent_becomes_a_miss(
     store = running.store
     ino = put(store, ROOT_INODE, b"a", b"x")
     running.extent(ino).unlink()
-    opened = store.blocks.open(ino, writer=False, truncate=False)
+    opened = store.open(ino, writer=False, truncate=False)
     with pytest.raises(Damaged):
-        store.blocks.extent_fd(opened)
-    store.blocks.close(opened, writer=False)
+        store.extent_fd(opened)
+    store.close(opened, writer=False)
     with pytest.raises(NotFound):
-        store.namespace.lookup(ROOT_INODE, b"a")
+        store.lookup(ROOT_INODE, b"a")
 
 
 def test_a_writer_of_a_block_without_its_extent_hears_so(
@@ -286,8 +285,8 @@ def test_a_writer_of_a_block_without_its_extent_hears_so(
     ino = put(store, ROOT_INODE, b"a", b"x")
     running.extent(ino).unlink()
     with pytest.raises(Damaged):
-        store.blocks.open(ino, writer=True, truncate=False)
-    assert ino not in store.pool.open_inodes
+        store.open(ino, writer=True, truncate=False)
+    assert ino not in store.open_inos
 
 
 def test_read_only_writes_nothing(running: Host) -> None:
@@ -297,9 +296,9 @@ def test_read_only_writes_nothing(running: Host) -> None:
     store = running.start(settings=running.read_only())
     assert get(store, ROOT_INODE, b"a") == b"x"
     for change in (
-        lambda: store.blocks.create(ROOT_INODE, b"b", FILE, 0, 0),
-        lambda: store.namespace.unlink(ROOT_INODE, b"a"),
-        lambda: store.blocks.open(store.namespace.lookup(ROOT_INODE, b"a"), writer=True,
+        lambda: store.create(ROOT_INODE, b"b", FILE, 0, 0),
+        lambda: store.unlink(ROOT_INODE, b"a"),
+        lambda: store.open(store.lookup(ROOT_INODE, b"a"), writer=True,
                                   truncate=False),
     ):  # fmt: skip
         with pytest.raises(ReadOnly):
@@ -316,23 +315,23 @@ def test_a_clean_stop_and_start_keep_everything(running: Host) -> None:
     store = running.store
     a = make_directory(running, b"a")
     ino = put(store, a, b"block", b"x" * 12_345)
-    store.namespace.make_node(a, b"link", SYMLINK, 1, 2, b"../target")
-    store.attributes.set_xattr(ino, b"user.k", b"v")
-    before, kept = tree(store), store.namespace.record(ino)
+    store.make_node(a, b"link", SYMLINK, 1, 2, b"../target")
+    store.set_xattr(ino, b"user.k", b"v")
+    before, kept = tree(store), store.record(ino)
     running.stop()
     assert running.check().problems == []
     store = running.start()
-    assert store.sweep.done
+    assert store.swept
     assert tree(store) == before
-    assert store.namespace.record(ino)._replace(ctime_ns=0) == kept._replace(ctime_ns=0)
-    assert store.attributes.xattr(ino, b"user.k") == b"v"
+    assert store.record(ino)._replace(ctime_ns=0) == kept._replace(ctime_ns=0)
+    assert store.xattr(ino, b"user.k") == b"v"
     assert_exact(running)
 
 
 def test_a_clean_stop_drops_what_is_being_written(running: Host) -> None:
-    opened, _ = running.store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
+    opened, _ = running.store.create(ROOT_INODE, b"a", FILE, 0, 0)
     write(running.store, opened, b"so far")
-    running.store.blocks.open(opened.ino, writer=False, truncate=False)
+    running.store.open(opened.ino, writer=False, truncate=False)
     running.stop()
     assert running.check().problems == []
     running.start()
@@ -345,13 +344,12 @@ def test_a_stop_after_the_last_close_keeps_what_was_closed(
     running: Host, flushed: bool, torn: bool
 ) -> None:
     """Only the RELEASE was lost; a close that nobody heard of may have been after an abort."""
-    opened, _ = running.store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
+    opened, _ = running.store.create(ROOT_INODE, b"a", FILE, 0, 0)
     write(running.store, opened, b"whole")
     opened.flushed = flushed
     if torn:
         opened.tear()
-    running.store.all_closed = True
-    running.stop()
+    running.stop(all_closed=True)
     assert running.check().problems == []
     running.start()
     assert names(running) == ([b"a"] if flushed and not torn else [])
@@ -361,16 +359,16 @@ def test_inode_numbers_are_never_given_out_again(
     running: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = put(running.store, ROOT_INODE, b"a", b"x")
-    running.store.namespace.unlink(ROOT_INODE, b"a")
+    running.store.unlink(ROOT_INODE, b"a")
     running.kill()
     assert put(running.start(), ROOT_INODE, b"a", b"x") > first
 
 
 def test_a_change_that_cannot_be_packed_changes_nothing_and_ends(running: Host) -> None:
-    pool = running.store.pool
-    before = pool.counters
-    with pytest.raises(struct.error), pool.change(before._replace(blocks=-1)):
+    store = running.store
+    before = store.counters
+    with pytest.raises(struct.error), store.count_anew(before._replace(blocks=-1)):
         pass
-    assert pool.counters == before
-    with pool.change(before):
+    assert store.counters == before
+    with store.count_anew(before):
         pass

@@ -12,6 +12,7 @@ import pytest
 from kvfs.core.errors import CommandError
 from kvfs.core.types import ROOT_INODE
 from kvfs.machine.process_ends import Fate
+from tests.support.driven_faults import reading_here
 from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.store_workload import CALLS, FAILURES, IN_PLACE, Tree, work
 from tests.support.stores import (
@@ -20,7 +21,6 @@ from tests.support.stores import (
     assert_exact,
     host,
     put,
-    reading_here,
     settle,
     tree,
     write,
@@ -80,7 +80,7 @@ def test_the_device_may_fail_from_any_call_on_and_come_back(error_no: int) -> No
             expected = work(made, failing)
             failing.fail_at = 0
             settle(store)
-            assert not store.pool.open_inodes
+            assert not store.open_inos
             assert tree(store) == expected
             assert_exact(made)
             assert_sound(made, expected)
@@ -94,16 +94,16 @@ def test_who_dies_on_a_block_that_is_not_published_yet_tears_it(
     monkeypatch.setattr("kvfs.machine.processes.Processes.fate_of", lambda *_: Fate.KILLED)
     with host() as made:
         store = made.start(failing)
-        first, _ = store.blocks.create(ROOT_INODE, b"K", FILE, 0, 0)
+        first, _ = store.create(ROOT_INODE, b"K", FILE, 0, 0)
         write(store, first, b"1" * 8192)
         failing.calls, failing.fail_at = 0, 1
-        store.blocks.close(first, writer=True)
+        store.close(first, writer=True)
         assert failing.failed
-        second = store.blocks.open(first.ino, writer=True, truncate=False)
+        second = store.open(first.ino, writer=True, truncate=False)
         store.tick()
         write(store, second, b"2" * 4096)
-        store.blocks.publishing.look_at_closer(second, 1)
-        store.blocks.close(second, writer=True)
+        store.flush(second, 1)
+        store.close(second, writer=True)
         settle(store)
         assert_sound(made, {})
 
@@ -116,7 +116,7 @@ def test_any_call_of_a_stop_may_fail(error_no: int) -> None:
         with host() as made:
             store = made.start(failing)
             put(store, ROOT_INODE, b"whole", b"x" * 9000)
-            opened, _ = store.blocks.create(ROOT_INODE, b"open", FILE, 0, 0)
+            opened, _ = store.create(ROOT_INODE, b"open", FILE, 0, 0)
             write(store, opened, b"y" * 100)
             failing.calls, failing.fail_at = 0, fail_at
             try:
@@ -145,7 +145,7 @@ def test_any_call_of_a_start_may_fail(error_no: int, end: str) -> None:
         with host() as made:
             made.start()
             expected = work(made, FailingSyscalls(()))
-            opened, _ = made.store.blocks.create(ROOT_INODE, b"draft", FILE, 0, 0)
+            opened, _ = made.store.create(ROOT_INODE, b"draft", FILE, 0, 0)
             write(made.store, opened, b"y" * 100)
             if end == "stop":
                 made.stop()

@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 from hypothesis import settings
@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from kvfs.core.errors import DeadInode, IsADirectory, KvfsError, NotADirectory, NotEmpty
 from kvfs.core.lifecycle import Event, State
 from kvfs.core.types import ROOT_INODE
-from kvfs.engine.attributes import Change
-from kvfs.engine.store import Store
+from tests.support.driven import Driven, Opened
+from tests.support.driven_faults import reading_here
 from tests.support.store_model import Model, Node
 from tests.support.stores import (
     DIRECTORY,
@@ -24,14 +24,10 @@ from tests.support.stores import (
     assert_exact,
     assert_no_strays,
     host,
-    reading_here,
     settle,
     tree,
     write,
 )
-
-if TYPE_CHECKING:
-    from kvfs.pool.open_inodes import OpenInode
 
 NAMES: Final = st.sampled_from([b"a", b"b", b"c", b"n" * 255, b"\xff\x01"])
 MORE_NAMES: Final = st.integers(0, 200).map(b"block %d".__mod__)
@@ -63,7 +59,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.host = self.stack.enter_context(host())
         self.host.start()
         self.model = Model(Node(ROOT_INODE, DIRECTORY))
-        self.open: list[tuple[Node, OpenInode, bool]] = []
+        self.open: list[tuple[Node, Opened, bool]] = []
         for number in range(3):
             self.make_node(0, b"dir%d" % number, DIRECTORY)
             self.store_block(number, b"block", b"x" * 5000, 0)
@@ -73,7 +69,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.stack.close()
 
     @property
-    def store(self) -> Store:
+    def store(self) -> Driven:
         return self.host.store
 
     def directory(self, pick: int) -> Node:
@@ -88,7 +84,7 @@ class StoreMachine(RuleBasedStateMachine):
         found = [node for _, node in self.model.walk() if node.is_file]
         return found[pick % len(found)] if found else None
 
-    def handle(self, pick: int) -> "tuple[Node, OpenInode, bool] | None":
+    def handle(self, pick: int) -> "tuple[Node, Opened, bool] | None":
         """No rule has a precondition: what goes at an eviction depends on the clock, the draws not.
 
         Hypothesis calls a machine flaky whose rules may be drawn once and not again.
@@ -102,7 +98,7 @@ class StoreMachine(RuleBasedStateMachine):
         parent = self.directory(pick)
         if name in parent.children:
             return
-        opened, _ = self.store.blocks.create(parent.ino, name, FILE, 0, 0)
+        opened, _ = self.store.create(parent.ino, name, FILE, 0, 0)
         node = parent.children[name] = Node(opened.ino, FILE)
         node.writers = 1
         self.open.append((node, opened, True))
@@ -135,7 +131,7 @@ class StoreMachine(RuleBasedStateMachine):
         if name in parent.children:
             return
         target = b"../t" if mode == SYMLINK else b""
-        ino, _ = self.store.namespace.make_node(parent.ino, name, mode, 0, 0, target)
+        ino, _ = self.store.make_node(parent.ino, name, mode, 0, 0, target)
         parent.children[name] = Node(ino, mode)
         parent.children[name].target = target
 
@@ -146,7 +142,7 @@ class StoreMachine(RuleBasedStateMachine):
         parent, name = place
         node = parent.children[name]
         with expecting(IsADirectory if node.is_directory else None):
-            self.store.namespace.unlink(parent.ino, name)
+            self.store.unlink(parent.ino, name)
             self.model.remove(parent, name)
 
     @rule(pick=PICKS)
@@ -158,7 +154,7 @@ class StoreMachine(RuleBasedStateMachine):
         with expecting(
             NotADirectory if not node.is_directory else NotEmpty if node.children else None
         ):
-            self.store.namespace.rmdir(parent.ino, name)
+            self.store.rmdir(parent.ino, name)
             self.model.remove(parent, name)
 
     @rule(pick=PICKS, to=PICKS, new_name=NAMES, replace=st.booleans())
@@ -187,7 +183,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         (parent, name), (target, new_name) = one, two
         with expecting(self.model.exchange_error(parent, name, target, new_name)):
-            self.store.namespace.exchange(parent.ino, name, target.ino, new_name)
+            self.store.exchange(parent.ino, name, target.ino, new_name)
             first, second = parent.children[name], target.children[new_name]
             parent.children[name], target.children[new_name] = second, first
 
@@ -199,7 +195,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         if truncate and node.must_be_superseded:
             node = self.supersede(node)
-        opened = self.store.blocks.open(node.ino, writer=writer, truncate=truncate)
+        opened = self.store.open(node.ino, writer=writer, truncate=truncate)
         if truncate and node.state is State.DRAFT and not node.writers and not writer:
             node.happens(Event.CLOSE)
         if writer:
@@ -211,11 +207,11 @@ class StoreMachine(RuleBasedStateMachine):
     def supersede(self, node: Node) -> Node:
         """O_TRUNC of what somebody has: the name is another inode's now, which is opened next."""
         with pytest.raises(DeadInode):
-            self.store.blocks.open(node.ino, writer=True, truncate=True)
+            self.store.open(node.ino, writer=True, truncate=True)
         parent, name = next(
             (parent, name) for parent, name in self.model.places() if parent.children[name] is node
         )
-        return self.model.supersede(parent, name, self.store.namespace.lookup(parent.ino, name))
+        return self.model.supersede(parent, name, self.store.lookup(parent.ino, name))
 
     @rule(pick=PICKS, data=DATA, offset_bytes=OFFSETS)
     def write(self, pick: int, data: bytes, offset_bytes: int) -> None:
@@ -231,16 +227,16 @@ class StoreMachine(RuleBasedStateMachine):
         if (held := self.handle(pick)) is None:
             return
         node, opened, _ = held
-        fd = self.store.blocks.extent_fd(opened)
+        fd = self.store.extent_fd(opened)
         assert os.pread(fd, len(node.data) + 1, 0) == node.data
-        assert self.store.blocks.present(node.ino).size_bytes == len(node.data)
+        assert self.store.present(node.ino).size_bytes == len(node.data)
 
     @rule(pick=PICKS)
     def close(self, pick: int) -> None:
         if not self.open:
             return
         node, opened, writer = self.open.pop(pick % len(self.open))
-        self.store.blocks.close(opened, writer=writer)
+        self.store.close(opened, writer=writer)
         if writer:
             node.close_writer()
         else:
@@ -249,7 +245,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(pick=PICKS, size_bytes=SIZES)
     def truncate(self, pick: int, size_bytes: int) -> None:
         if (node := self.file(pick)) is not None:
-            self.store.blocks.truncate(node.ino, size_bytes)
+            self.store.truncate(node.ino, size_bytes)
             node.truncate(size_bytes)
 
     # ---- attributes ----
@@ -258,14 +254,14 @@ class StoreMachine(RuleBasedStateMachine):
     def change(self, pick: int, mode: int, mtime_ns: int | None) -> None:
         if (place := self.place(pick)) is not None:
             node = place[0].children[place[1]]
-            self.store.attributes.change(node.ino, Change(mode=mode, mtime_ns=mtime_ns))
+            self.store.change(node.ino, mode=mode, mtime_ns=mtime_ns)
             node.mode = node.mode & ~0o777 | mode
 
     @rule(pick=PICKS, name=st.sampled_from([b"user.a", b"user.b"]), value=st.binary(max_size=5))
     def set_xattr(self, pick: int, name: bytes, value: bytes) -> None:
         if (place := self.place(pick)) is not None:
             node = place[0].children[place[1]]
-            self.store.attributes.set_xattr(node.ino, name, value)
+            self.store.set_xattr(node.ino, name, value)
             node.xattrs[name] = value
 
     # ---- eviction ----
@@ -273,12 +269,12 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(size_bytes=SIZES.filter(bool), used=st.booleans())
     def evict(self, size_bytes: int, used: bool) -> None:
         """Some blocks go whole; none that is written, leased or a living process's slab."""
-        self.store.reclaim._barren_until_s = 0.0  # no search is spared here
+        self.store.search_anew()  # no search is spared here
         self.store.evict(size_bytes)
         if used:
-            self.store.reclaim.evict_used(size_bytes)
+            self.store.evict_used(size_bytes)
         for parent, name in self.model.places():
-            if self.store.pool.index.lookup(parent.ino, name) is None:
+            if self.store.name_row(parent.ino, name) is None:
                 node = parent.children[name]
                 assert node.state in EVICTABLE, node.state
                 assert not node.writers
@@ -301,7 +297,7 @@ class StoreMachine(RuleBasedStateMachine):
     def end(self, end: str) -> None:
         """The server ends in one of its ways, and is started again."""
         self.open.clear()
-        assert self.store.pool.background.failures == 0
+        assert self.store.describe()["background_failures"] == 0
         if end.startswith("stop"):
             self.host.stop()
             self.model.stop()
@@ -317,7 +313,7 @@ class StoreMachine(RuleBasedStateMachine):
         if end.endswith("repair"):
             assert self.host.check(repair=True).problems == []
         self.host.start()
-        assert self.store.sweep.done or not end.endswith("repair")
+        assert self.store.swept or not end.endswith("repair")
 
     # ---- what must hold ----
 
@@ -328,11 +324,11 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def attributes_are_the_models(self) -> None:
         for path, node in self.model.walk():
-            record = self.store.blocks.present(node.ino)
+            record = self.store.present(node.ino)
             assert record.mode == node.mode, path
             assert not node.is_file or record.state == node.state, path
-            names = self.store.attributes.xattr_names(node.ino)
-            found = {name: self.store.attributes.xattr(node.ino, name) for name in names}
+            names = self.store.xattr_names(node.ino)
+            found = {name: self.store.xattr(node.ino, name) for name in names}
             assert found == node.xattrs, path
 
     @invariant()

@@ -71,7 +71,7 @@ def test_a_directory_cut_off_within_one_boot_is_rebuilt(
     parent: Parent, hosted: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The boot id alone would vouch for pages that never reached the device."""
-    hosted.store.pool.sync()
+    hosted.store.sync_device()
     put(hosted.store, ROOT_INODE, b"b", b"y" * 5000)
     hosted.kill()
     parent.cut_off()

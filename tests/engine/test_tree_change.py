@@ -61,13 +61,13 @@ def test_a_name_and_what_goes_with_it_change_in_one_place() -> None:
 
 def state_of(running: Host) -> object:
     """Return what a change that fails must leave as it is."""
-    pool, index = running.store.pool, running.store.pool.index
+    store = running.store
     return (
-        pool.counters,
-        pool.node_shares.held_bytes(USER),
-        pool.unfinished.copy(),
-        pool.space.recorded_bytes,
-        [index.inode(ino) for ino in range(20)],
+        store.counters,
+        store.node_bytes(USER),
+        store.unfinished(),
+        store.space.recorded_bytes,
+        [store.row(ino) for ino in range(20)],
         names(running),
     )
 
@@ -76,15 +76,15 @@ def state_of(running: Host) -> object:
 def test_a_change_that_fails_in_its_middle_changes_nothing(running: Host, to: str) -> None:
     store = running.store
     block = put(store, ROOT_INODE, b"block", b"x")
-    node, record = store.namespace.make_node(ROOT_INODE, b"fifo", FIFO, USER, 0)
-    store.attributes.set_xattr(node, b"user.key", b"value", USER)
-    opened = store.blocks.open(block, writer=False, truncate=False)
+    node, record = store.make_node(ROOT_INODE, b"fifo", FIFO, USER, 0)
+    store.set_xattr(node, b"user.key", b"value", USER)
+    opened = store.open(block, writer=False, truncate=False)
     before = state_of(running)
     target = InodeNo(999) if to == "nowhere" else block
-    found = store.namespace.record(block)
+    found = store.record(block)
 
     def change_all() -> None:
-        with TreeChange(store.pool, 1) as change:
+        with TreeChange(store.parts, 1) as change:
             change.unlink(node, record)
             change.unlink(block, found)
             change.link(InodeNo(998), record._replace(parent=target))
@@ -92,17 +92,17 @@ def test_a_change_that_fails_in_its_middle_changes_nothing(running: Host, to: st
     with pytest.raises(DeadInode if to == "nowhere" else NotADirectory):
         change_all()
     assert state_of(running) == before
-    assert store.attributes.xattr(node, b"user.key") == b"value"
-    store.blocks.close(opened, writer=False)
+    assert store.xattr(node, b"user.key") == b"value"
+    store.close(opened, writer=False)
     assert_exact(running)
 
 
 def test_a_directory_that_cannot_be_packed_changes_nothing_and_ends(running: Host) -> None:
     store = running.store
     directory = make_directory(running, b"empty")
-    record = store.namespace.record(put(store, ROOT_INODE, b"block", b"x"))
+    record = store.record(put(store, ROOT_INODE, b"block", b"x"))
     before = state_of(running)
-    with pytest.raises(struct.error), TreeChange(store.pool, 1) as change:
+    with pytest.raises(struct.error), TreeChange(store.parts, 1) as change:
         change.unlink(InodeNo(999), record._replace(parent=directory))
     assert state_of(running) == before
     put(store, ROOT_INODE, b"next", b"x")
@@ -113,9 +113,9 @@ def test_a_directory_whose_name_leads_to_a_new_inode_is_as_it_was(running: Host)
     """O_TRUNC of a final block: no name comes or goes, so that no listing has changed."""
     store = running.store
     first = put(store, ROOT_INODE, b"block", b"x")
-    before = store.namespace.directory(ROOT_INODE)
-    opened = store.blocks.open(first, writer=False, truncate=False)
-    assert not store.blocks.truncating.admits(first, 0, store.pool.open_inodes[first].maker)
-    assert store.namespace.lookup(ROOT_INODE, b"block") != first
-    assert store.namespace.directory(ROOT_INODE) == before
-    store.blocks.close(opened, writer=False)
+    before = store.directory(ROOT_INODE)
+    opened = store.open(first, writer=False, truncate=False)
+    assert not store.admits_truncating(first, 0, store.opened(first).maker)
+    assert store.lookup(ROOT_INODE, b"block") != first
+    assert store.directory(ROOT_INODE) == before
+    store.close(opened, writer=False)

@@ -10,7 +10,7 @@ from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, Maker
-from kvfs.pool.open_inodes import OpenInode
+from tests.support.driven import Opened
 from tests.support.life_model import Lives
 from tests.support.stores import (
     DIRECTORY,
@@ -44,7 +44,7 @@ class Clock:
 def running() -> Iterator[Host]:
     with host() as made:
         made.start()
-        lives = made.store.pool.leases.processes = Lives()
+        lives = made.store.watch_processes(Lives())
         lives.begin(ONE)
         lives.begin(OTHER)
         yield made
@@ -53,37 +53,37 @@ def running() -> Iterator[Host]:
 @pytest.fixture
 def clock(running: Host) -> Clock:
     clock = Clock()
-    running.store.pool.monotonic_s = clock
+    running.store.turn_clock(clock)
     return clock
 
 
 def look(running: Host, name: bytes) -> InodeNo:
-    return running.store.namespace.lookup(ROOT_INODE, name)
+    return running.store.lookup(ROOT_INODE, name)
 
 
 def take_name(running: Host, name: bytes, maker: Maker) -> InodeNo:
     """Do the first half of open(2) with O_TRUNC; return the fresh inode."""
     ino = look(running, name)
     with pytest.raises(DeadInode):
-        running.store.blocks.open(ino, writer=True, truncate=True, maker=maker)
+        running.store.open(ino, writer=True, truncate=True, maker=maker)
     fresh = look(running, name)
     assert fresh != ino
     return fresh
 
 
-def open_truncated(running: Host, name: bytes, maker: Maker) -> OpenInode:
+def open_truncated(running: Host, name: bytes, maker: Maker) -> Opened:
     fresh = take_name(running, name, maker)
-    return running.store.blocks.open(fresh, writer=True, truncate=True, maker=maker)
+    return running.store.open(fresh, writer=True, truncate=True, maker=maker)
 
 
-def begin(running: Host, name: bytes, maker: Maker, data: bytes) -> OpenInode:
-    opened, _ = running.store.blocks.create(ROOT_INODE, name, FILE, 0, 0, maker)
+def begin(running: Host, name: bytes, maker: Maker, data: bytes) -> Opened:
+    opened, _ = running.store.create(ROOT_INODE, name, FILE, 0, 0, maker)
     write(running.store, opened, data)
     return opened
 
 
-def close(running: Host, opened: OpenInode) -> None:
-    running.store.blocks.close(opened, writer=True)
+def close(running: Host, opened: Opened) -> None:
+    running.store.close(opened, writer=True)
 
 
 def rename(running: Host, who: Maker, name: bytes = TMP, new_name: bytes = b"K") -> InodeNo | None:
@@ -98,18 +98,18 @@ def test_readers_keep_the_old_bytes_and_the_name_has_new_ones(running: Host) -> 
     stored = begin(running, b"K", ONE, b"old" * 3000)
     old = stored.ino
     close(running, stored)
-    store.attributes.set_xattr(old, b"user.a", b"1")
-    reader = store.blocks.open(old, writer=False, truncate=False)
+    store.set_xattr(old, b"user.a", b"1")
+    reader = store.open(old, writer=False, truncate=False)
     opened = open_truncated(running, b"K", ONE)
     write(store, opened, b"new")
-    assert os.pread(store.blocks.extent_fd(reader), 10_000, 0) == b"old" * 3000
+    assert os.pread(store.extent_fd(reader), 10_000, 0) == b"old" * 3000
     close(running, opened)
     assert get(store, ROOT_INODE, b"K") == b"new"
-    record = store.namespace.record(opened.ino)
+    record = store.record(opened.ino)
     assert (record.state, record.maker_tgid) == (State.LEASED, ONE.tgid)
-    assert store.attributes.xattr(opened.ino, b"user.a") == b"1"
+    assert store.xattr(opened.ino, b"user.a") == b"1"
     assert_exact(running)
-    store.blocks.close(reader, writer=False)
+    store.close(reader, writer=False)
     settle(store)
     assert_no_strays(store)
     assert not running.extent(old).exists()
@@ -118,20 +118,20 @@ def test_readers_keep_the_old_bytes_and_the_name_has_new_ones(running: Host) -> 
 
 def test_mode_and_owner_stay_with_the_name(running: Host) -> None:
     store = running.store
-    opened, _ = store.blocks.create(ROOT_INODE, b"K", 0o100640, 7, 8)
+    opened, _ = store.create(ROOT_INODE, b"K", 0o100640, 7, 8)
     write(store, opened, b"x")
     close(running, opened)
-    fresh = store.namespace.record(take_name(running, b"K", ONE))
+    fresh = store.record(take_name(running, b"K", ONE))
     assert (fresh.mode, fresh.uid, fresh.gid) == (0o100640, 7, 8)
 
 
 def test_an_empty_file_that_nobody_has_open_stays_what_it_is(running: Host) -> None:
     store = running.store
     ino = put(store, ROOT_INODE, b"K", b"")
-    opened = store.blocks.open(ino, writer=True, truncate=True, maker=ONE)
+    opened = store.open(ino, writer=True, truncate=True, maker=ONE)
     write(store, opened, b"first bytes")
     close(running, opened)
-    assert store.namespace.record(ino).state == State.LEASED
+    assert store.record(ino).state == State.LEASED
     assert get(store, ROOT_INODE, b"K") == b"first bytes"
 
 
@@ -140,9 +140,9 @@ def test_a_block_of_blocks_that_was_never_written_is_empty(running: Host) -> Non
     store = running.store
     put(store, ROOT_INODE, b"K", b"old")
     fresh = take_name(running, b"K", ONE)
-    opened = store.blocks.open(fresh, writer=False, truncate=True, maker=ONE)
-    assert store.namespace.record(fresh).state == State.LEASED
-    store.blocks.close(opened, writer=False)
+    opened = store.open(fresh, writer=False, truncate=True, maker=ONE)
+    assert store.record(fresh).state == State.LEASED
+    store.close(opened, writer=False)
     assert get(store, ROOT_INODE, b"K") == b""
     assert_exact(running)
 
@@ -152,12 +152,12 @@ def test_a_reader_may_be_faster_than_the_writer(running: Host) -> None:
     put(store, ROOT_INODE, b"large", b"x" * 100_000)
     put(store, ROOT_INODE, b"K", b"old")
     fresh = take_name(running, b"K", ONE)
-    reader = store.blocks.open(fresh, writer=False, truncate=False)
-    assert os.pread(store.blocks.extent_fd(reader), 10, 0) == b""
-    opened = store.blocks.open(fresh, writer=True, truncate=True, maker=ONE)
+    reader = store.open(fresh, writer=False, truncate=False)
+    assert os.pread(store.extent_fd(reader), 10, 0) == b""
+    opened = store.open(fresh, writer=True, truncate=True, maker=ONE)
     assert opened is reader
     write(store, opened, b"new")
-    store.blocks.close(reader, writer=False)
+    store.close(reader, writer=False)
     close(running, opened)
     assert get(store, ROOT_INODE, b"K") == b"new"
     assert_exact(running)
@@ -201,7 +201,7 @@ def test_an_end_of_the_server_takes_what_waits(running: Host, end: str) -> None:
 # ---- two writers of one temporary name ----
 
 
-def two_writers(running: Host) -> tuple[OpenInode, OpenInode]:
+def two_writers(running: Host) -> tuple[Opened, Opened]:
     first = begin(running, TMP, ONE, b"1" * 5000)
     second = open_truncated(running, TMP, OTHER)
     write(running.store, second, b"2" * 100)
@@ -211,13 +211,13 @@ def two_writers(running: Host) -> tuple[OpenInode, OpenInode]:
 def test_each_of_two_writers_renames_its_own(running: Host) -> None:
     store = running.store
     first, second = two_writers(running)
-    store.attributes.set_xattr(first.ino, b"user.who", b"one")
+    store.set_xattr(first.ino, b"user.who", b"one")
     close(running, first)
     assert rename(running, ONE) is None
     assert get(store, ROOT_INODE, b"K") == b"1" * 5000
-    assert store.pool.index.xattr(first.ino, b"user.who") == b"one"
-    assert store.namespace.record(first.ino).state == State.PUBLISHED
-    assert store.namespace.record(second.ino).name == TMP
+    assert store.xattr_row(first.ino, b"user.who") == b"one"
+    assert store.record(first.ino).state == State.PUBLISHED
+    assert store.record(second.ino).name == TMP
     assert_exact(running)
     write(store, second, b"2" * 100, 100)
     close(running, second)
@@ -272,7 +272,7 @@ def test_a_torn_draft_is_renamed_by_nobody(running: Host) -> None:
 
 
 def test_a_displaced_draft_replaces_no_directory(running: Host) -> None:
-    running.store.namespace.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0)
+    running.store.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0)
     first, second = two_writers(running)
     close(running, first)
     with pytest.raises(IsADirectory):
@@ -288,10 +288,10 @@ def test_a_displaced_draft_is_kept_a_minute(running: Host, clock: Clock) -> None
     close(running, first)
     clock.now_s += 59
     running.store.tick()
-    assert first.ino in running.store.pool.open_inodes
+    assert first.ino in running.store.open_inos
     clock.now_s += 2
     running.store.tick()
-    assert first.ino not in running.store.pool.open_inodes
+    assert first.ino not in running.store.open_inos
     settle(running.store)
     assert_no_strays(running.store)
     assert not running.extent(first.ino).exists()
@@ -305,7 +305,7 @@ def test_a_displaced_draft_gives_way_to_new_blocks(running: Host) -> None:
     close(running, first)
     write(running.store, second, b"2" * (30 * MIB))
     close(running, second)
-    assert first.ino not in running.store.pool.open_inodes
+    assert first.ino not in running.store.open_inos
     assert_exact(running)
 
 
@@ -314,7 +314,7 @@ def test_only_so_many_displaced_drafts_are_kept(running: Host) -> None:
     opened += [open_truncated(running, TMP, OTHER) for _ in range(70)]
     for one in opened[:-1]:
         close(running, one)
-    displaced = [one for one in opened[:-1] if one.ino in running.store.pool.open_inodes]
+    displaced = [one for one in opened[:-1] if one.ino in running.store.open_inos]
     assert len(displaced) == 64
     close(running, opened[-1])
     settle(running.store)
@@ -330,10 +330,10 @@ def test_a_draft_that_another_process_renames_is_published_at_its_last_close(
     store = running.store
     opened = begin(running, TMP, ONE, b"half")
     rename(running, OTHER)
-    assert store.namespace.record(opened.ino).state == State.DRAFT
+    assert store.record(opened.ino).state == State.DRAFT
     write(store, opened, b"whole", 4)
     close(running, opened)
-    record = store.namespace.record(opened.ino)
+    record = store.record(opened.ino)
     assert (record.state, record.name, record.maker_tgid) == (State.PUBLISHED, b"K", 0)
     assert_exact(running)
 
@@ -347,13 +347,13 @@ def test_what_is_written_behind_a_rename_can_tear(
     opened = begin(running, TMP, ONE, b"half")
     rename(running, who)
     write(store, opened, b"and more", 4)
-    store.blocks.publishing.look_at_closer(opened, ONE.tgid)
-    assert store.attributes.xattr(opened.ino, b"user.kvfs.state") == b"torn"
+    store.flush(opened, ONE.tgid)
+    assert store.xattr(opened.ino, b"user.kvfs.state") == b"torn"
     close(running, opened)
-    assert store.pool.kernel.names == [b"K"]
+    assert store.kernel.names == [b"K"]
     with pytest.raises(NotFound):
         look(running, b"K")
-    assert store.blocks.publishing.torn == 1
+    assert store.describe()["torn_blocks"] == 1
     settle(store)
     assert_exact(running)
 
@@ -364,10 +364,10 @@ def test_a_writer_that_dies_behind_its_rename_leaves_a_whole_block(
     monkeypatch.setattr("kvfs.machine.processes.Processes.fate_of", lambda *_: Fate.KILLED)
     opened = begin(running, TMP, ONE, b"whole")
     rename(running, ONE)
-    running.store.blocks.publishing.look_at_closer(opened, ONE.tgid)
+    running.store.flush(opened, ONE.tgid)
     close(running, opened)
     assert get(running.store, ROOT_INODE, b"K") == b"whole"
-    assert running.store.namespace.record(opened.ino).state == State.PUBLISHED
+    assert running.store.record(opened.ino).state == State.PUBLISHED
 
 
 def test_a_block_rewritten_twice_is_torn_by_the_second_rewrite(
@@ -376,14 +376,14 @@ def test_a_block_rewritten_twice_is_torn_by_the_second_rewrite(
     """LMCache's O_DIRECT stores in place: the third one that is killed in the middle."""
     store = running.store
     ino = put(store, ROOT_INODE, b"K", b"1" * 9000)
-    opened = store.blocks.open(ino, writer=True, truncate=False, maker=ONE)
+    opened = store.open(ino, writer=True, truncate=False, maker=ONE)
     write(store, opened, b"2" * 9000)
     close(running, opened)
-    assert store.namespace.record(ino).state == State.REWRITTEN
+    assert store.record(ino).state == State.REWRITTEN
     monkeypatch.setattr("kvfs.machine.processes.Processes.fate_of", lambda *_: Fate.KILLED)
-    opened = store.blocks.open(ino, writer=True, truncate=False, maker=ONE)
+    opened = store.open(ino, writer=True, truncate=False, maker=ONE)
     write(store, opened, b"3" * 4096)
-    store.blocks.publishing.look_at_closer(opened, ONE.tgid)
+    store.flush(opened, ONE.tgid)
     close(running, opened)
     with pytest.raises(NotFound):
         look(running, b"K")

@@ -11,7 +11,7 @@ from kvfs.core.errors import DeadInode, NotFound
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.machine.processes import Maker
-from kvfs.pool.open_inodes import OpenInode
+from tests.support.driven import Opened
 from tests.support.life_model import Lives
 from tests.support.stores import (
     FILE,
@@ -47,27 +47,25 @@ class Client:
         self.store = running.store
         self.tid = tid
         self.maker = Maker(tid, tid)
-        running.store.pool.leases.processes.begin(self.maker)  # type: ignore[attr-defined]
+        running.store.processes.begin(self.maker)  # type: ignore[attr-defined]
 
     def look(self, name: bytes = TMP) -> InodeNo:
         """LOOKUP."""
         try:
-            ino = self.store.namespace.lookup(ROOT_INODE, name)
+            ino = self.store.lookup(ROOT_INODE, name)
         except NotFound:
-            self.store.blocks.truncating.refusals.looked(self.tid)
+            self.store.looked_in_vain(self.tid)
             raise
-        return self.store.blocks.truncating.looked_up(ino, self.tid, self.maker)
+        return self.store.looked_up(ino, self.tid, self.maker)
 
     def look_where_it_may(self, name: bytes) -> InodeNo:
         """LOOKUP by one whom every file lets write."""
-        ino = self.store.namespace.lookup(ROOT_INODE, name)
-        return self.store.blocks.truncating.looked_up(ino, self.tid, self.maker, anything)
+        ino = self.store.lookup(ROOT_INODE, name)
+        return self.store.looked_up(ino, self.tid, self.maker, anything)
 
-    def open(self, ino: InodeNo) -> OpenInode:
+    def open(self, ino: InodeNo) -> Opened:
         """OPEN with O_TRUNC; raises DeadInode."""
-        return self.store.blocks.open(
-            ino, writer=True, truncate=True, maker=self.maker, thread=self.tid
-        )
+        return self.store.open(ino, writer=True, truncate=True, maker=self.maker, thread=self.tid)
 
     def refused(self, ino: InodeNo) -> None:
         """OPEN that is answered ESTALE."""
@@ -79,17 +77,17 @@ class Race(NamedTuple):
     """One draft's name, which two others took one after the other; *slow* has not opened yet."""
 
     first: Client
-    draft: OpenInode
+    draft: Opened
     slow: Client
     promised: InodeNo
     quick: Client
-    quicks: OpenInode
+    quicks: Opened
 
 
 def lose_the_name(running: Host) -> Race:
     """Let *slow* be refused and look, and *quick* take the name before *slow* opens."""
     first, slow, quick = (Client(running, tid) for tid in (100, 101, 102))
-    draft, _ = running.store.blocks.create(ROOT_INODE, TMP, FILE, 0, 0, first.maker)
+    draft, _ = running.store.create(ROOT_INODE, TMP, FILE, 0, 0, first.maker)
     slow.refused(draft.ino)
     promised = slow.look()
     quick.refused(promised)
@@ -100,7 +98,7 @@ def lose_the_name(running: Host) -> Race:
 def running() -> Iterator[Host]:
     with host() as made:
         made.start()
-        made.store.pool.leases.processes = Lives()
+        made.store.watch_processes(Lives())
         yield made
 
 
@@ -114,12 +112,12 @@ def test_who_loses_the_name_between_two_looks_writes_his_own_draft(running: Host
     slows = race.slow.open(race.promised)
     write(store, race.quicks, b"quick")
     write(store, slows, b"slow")
-    store.blocks.close(slows, writer=True)
-    store.blocks.close(race.quicks, writer=True)
+    store.close(slows, writer=True)
+    store.close(race.quicks, writer=True)
     store.rename(ROOT_INODE, TMP, ROOT_INODE, b"K", replace=True, who=race.quick.maker)
     race.slow.refused(race.quicks.ino)  # the kernel's name for it was older than the rename
     assert get(store, ROOT_INODE, b"K") == b"quick"
-    store.blocks.close(race.draft, writer=True)
+    store.close(race.draft, writer=True)
 
 
 def test_only_its_own_second_try_finds_a_lost_draft(running: Host) -> None:
@@ -130,26 +128,26 @@ def test_only_its_own_second_try_finds_a_lost_draft(running: Host) -> None:
     slows = race.slow.open(race.promised)
     assert race.slow.look() == race.quicks.ino
     for opened in (slows, race.quicks, race.draft):
-        store.blocks.close(opened, writer=True)
+        store.close(opened, writer=True)
 
 
 def test_a_name_that_comes_and_goes_between_two_looks(running: Host) -> None:
     """The kernel looks twice in a second try: for what it knew, then for what there is."""
     store = running.store
     first, slow, quick = (Client(running, tid) for tid in (100, 101, 102))
-    draft, _ = store.blocks.create(ROOT_INODE, TMP, FILE, 0, 0, first.maker)
+    draft, _ = store.create(ROOT_INODE, TMP, FILE, 0, 0, first.maker)
     slow.refused(draft.ino)
     store.rename(ROOT_INODE, TMP, ROOT_INODE, b"L", replace=True, who=first.maker)
     with pytest.raises(NotFound):
         slow.look()
-    writing, _ = store.blocks.create(ROOT_INODE, TMP, FILE, 0, 0, quick.maker)
+    writing, _ = store.create(ROOT_INODE, TMP, FILE, 0, 0, quick.maker)
     slow.refused(slow.look())
     write(store, writing, b"whole")
-    store.blocks.close(writing, writer=True)
+    store.close(writing, writer=True)
     store.rename(ROOT_INODE, TMP, ROOT_INODE, b"K", replace=True, who=quick.maker)
     slow.refused(writing.ino)
     assert get(store, ROOT_INODE, b"K") == b"whole"
-    store.blocks.close(draft, writer=True)
+    store.close(draft, writer=True)
 
 
 @pytest.mark.parametrize("unlinked", [False, True])
@@ -157,16 +155,16 @@ def test_a_draft_is_emptied_by_its_number(running: Host, unlinked: bool) -> None
     """``echo >/dev/fd/3``: no LOOKUP leads to another one; ESTALE, or its old bytes stayed."""
     store = running.store
     client = Client(running, 100)
-    draft, _ = store.blocks.create(ROOT_INODE, TMP, FILE, 0, 0, client.maker)
+    draft, _ = store.create(ROOT_INODE, TMP, FILE, 0, 0, client.maker)
     write(store, draft, b"bytes")
     if unlinked:
-        store.namespace.unlink(ROOT_INODE, TMP)
+        store.unlink(ROOT_INODE, TMP)
     client.refused(draft.ino)
     assert client.open(draft.ino) is draft
-    assert store.blocks.present(draft.ino).size_bytes == 0
+    assert store.present(draft.ino).size_bytes == 0
     write(store, draft, b"new")
     for _ in range(2):
-        store.blocks.close(draft, writer=True)
+        store.close(draft, writer=True)
     settle(store)
     assert tree(store) == ({} if unlinked else {b"/" + TMP: b"new"})
     assert_exact(running)
@@ -175,9 +173,9 @@ def test_a_draft_is_emptied_by_its_number(running: Host, unlinked: bool) -> None
 def publish(running: Host, who: Client, data: bytes) -> None:
     """Store K as most connectors do."""
     store = running.store
-    draft, _ = store.blocks.create(ROOT_INODE, TMP, FILE, 0, 0, who.maker)
+    draft, _ = store.create(ROOT_INODE, TMP, FILE, 0, 0, who.maker)
     write(store, draft, data)
-    store.blocks.close(draft, writer=True)
+    store.close(draft, writer=True)
     store.rename(ROOT_INODE, TMP, ROOT_INODE, b"K", replace=True, who=who.maker)
 
 
@@ -198,17 +196,17 @@ def test_a_fresh_inode_that_loses_its_name_before_its_open(
     if looks == 2:
         assert slow.look(b"K") == promised
     if unlinks:
-        store.namespace.unlink(ROOT_INODE, b"K")
+        store.unlink(ROOT_INODE, b"K")
     else:
         publish(running, quick, b"two")
         if looks == 1:
             assert slow.look(b"K") == promised
     opened = slow.open(promised)
     write(store, opened, b"three")
-    store.blocks.close(opened, writer=True)
+    store.close(opened, writer=True)
     left = {} if unlinks else {b"/K": b"two"}
     assert tree(store) == left
-    store.blocks.truncating.tick(store.pool.monotonic_s() + 61)
+    store.wait_for_opens(61)
     settle(store)
     assert tree(store) == left
     assert_exact(running)
@@ -228,13 +226,13 @@ def test_a_fresh_inode_that_is_renamed_before_its_open_is_no_empty_block(running
     writer.refused(old)
     promised = writer.look(b"K")
     store.rename(ROOT_INODE, b"K", ROOT_INODE, b"L", replace=True, who=mover.maker)
-    record = store.namespace.record(promised)
+    record = store.record(promised)
     assert record.state == State.DRAFT
-    assert store.visibility.seen(promised, record, mover.maker) == old
+    assert store.seen(promised, record, mover.maker) == old
     opened = writer.open(promised)
     write(store, opened, b"new")
-    assert store.visibility.seen(promised, store.namespace.record(promised), mover.maker) == old
-    store.blocks.close(opened, writer=True)
+    assert store.seen(promised, store.record(promised), mover.maker) == old
+    store.close(opened, writer=True)
     assert get(store, ROOT_INODE, b"L") == b"new"
     settle(store)
     assert_exact(running)
@@ -250,7 +248,7 @@ def test_a_fresh_inode_that_cannot_be_opened_is_no_empty_block(
     client.refused(client.look(b"K"))
     promised = client.look(b"K")
     with monkeypatch.context() as failing:
-        failing.setattr(store.pool.syscalls, "utime", refuse)
+        failing.setattr(store.syscalls, "utime", refuse)
         with pytest.raises(OSError, match="no time"):
             client.open(promised)
     settle(store)
@@ -269,11 +267,11 @@ def test_a_fresh_inode_that_nobody_opens_gives_its_reserve_back(running: Host, r
     client.refused(client.look(b"0"))
     promised = client.look(b"0")
     assert running.allocated_bytes(promised) >= MIB
-    opened = store.blocks.open_to_read(promised) if reads else None
-    store.blocks.truncating.tick(store.pool.monotonic_s() + 10)
+    opened = store.open_to_read(promised) if reads else None
+    store.wait_for_opens(10)
     assert_exact(running)
     if opened is not None:
-        store.blocks.close(opened, writer=False)
+        store.close(opened, writer=False)
     settle(store)
     assert_exact(running)
 
@@ -289,8 +287,8 @@ def test_a_reader_before_the_writer_leaves_the_fresh_draft_unfinished(
     ino = put(store, ROOT_INODE, b"K", b"old" * 3000)
     client.refused(ino)
     fresh = client.look(b"K")
-    assert store.visibility.seen(fresh, store.namespace.record(fresh), client.maker) == fresh
-    store.blocks.close(store.blocks.open_to_read(fresh), writer=False)
+    assert store.seen(fresh, store.record(fresh), client.maker) == fresh
+    store.close(store.open_to_read(fresh), writer=False)
     if comes:
         write(store, client.open(fresh), b"new" * 1000)
     put(store, ROOT_INODE, b"other", b"")  # which writes the list of the unfinished
@@ -306,9 +304,9 @@ def test_a_fresh_draft_that_nobody_opens_does_not_stay_listed(running: Host) -> 
     ino = put(store, ROOT_INODE, b"K", b"old" * 3000)
     client.refused(ino)
     fresh = client.look(b"K")
-    assert fresh in store.pool.unfinished
-    store.blocks.truncating.tick(store.pool.monotonic_s() + 60.0)
-    assert not store.pool.unfinished
+    assert fresh in store.unfinished()
+    store.wait_for_opens(60.0)
+    assert not store.unfinished()
 
 
 @pytest.mark.parametrize("may", [False, True], ids=["may not", "may"])
@@ -322,7 +320,7 @@ def test_a_second_try_that_ends_at_another_file_empties_nothing(running: Host, m
     put(store, ROOT_INODE, b"victim", b"theirs")
     client.refused(put(store, ROOT_INODE, b"own", b"mine"))
     store.rename(ROOT_INODE, b"own", ROOT_INODE, b"aside", replace=True)
-    store.namespace.make_node(ROOT_INODE, b"own", stat.S_IFLNK | 0o777, 0, 0, b"victim")
+    store.make_node(ROOT_INODE, b"own", stat.S_IFLNK | 0o777, 0, 0, b"victim")
     client.look(b"own")
     (client.look_where_it_may if may else client.look)(b"victim")
     client.look(b"aside")
@@ -352,13 +350,13 @@ def test_a_second_try_that_failed_leaves_the_next_open_its_own(running: Host) ->
     store = running.store
     client = Client(running, 100)
     client.refused(put(store, ROOT_INODE, b"K", b"mine"))
-    store.namespace.unlink(ROOT_INODE, b"K")
+    store.unlink(ROOT_INODE, b"K")
     with pytest.raises(NotFound):
         client.look(b"K")
     client.refused(put(store, ROOT_INODE, b"L", b"other"))
     opened = client.open(client.look(b"L"))
     write(store, opened, b"new")
-    store.blocks.close(opened, writer=True)
+    store.close(opened, writer=True)
     assert get(store, ROOT_INODE, b"L") == b"new"
 
 
@@ -366,14 +364,14 @@ def test_who_looked_a_name_up_just_before_its_rename_means_that_name(running: Ho
     """Of two writers of one temporary name each renames its own, however they meet."""
     store = running.store
     first, slow = (Client(running, tid) for tid in (100, 101))
-    draft, _ = store.blocks.create(ROOT_INODE, TMP, FILE, 0, 0, first.maker)
+    draft, _ = store.create(ROOT_INODE, TMP, FILE, 0, 0, first.maker)
     known = slow.look()
     store.rename(ROOT_INODE, TMP, ROOT_INODE, b"K", replace=True, who=first.maker)
-    again, _ = store.blocks.create(ROOT_INODE, TMP, FILE, 0, 0, first.maker)
+    again, _ = store.create(ROOT_INODE, TMP, FILE, 0, 0, first.maker)
     slow.refused(known)
     slows = slow.open(slow.look_where_it_may(TMP))
     assert slows is not again
     for opened in (draft, again, slows):
-        store.blocks.close(opened, writer=True)
+        store.close(opened, writer=True)
     settle(store)
     assert_exact(running)

@@ -7,8 +7,8 @@ import pytest
 
 from kvfs.core.errors import NotFound
 from kvfs.core.types import ROOT_INODE
-from kvfs.engine.store import Store
-from kvfs.pool.open_inodes import OpenInode
+from tests.support.driven import Driven, Opened
+from tests.support.driven_faults import set_limit
 from tests.support.stores import (
     FILE,
     MIB,
@@ -26,27 +26,27 @@ from tests.support.stores import (
 def running() -> Iterator[Host]:
     with host() as made:
         store = made.start()
-        store.pool.kernel.writers_run_free = True
+        store.let_writers_run()
         settle(store)  # until then there may be blocks that could go
         yield made
 
 
-def draft(store: Store, name: bytes) -> OpenInode:
+def draft(store: Driven, name: bytes) -> Opened:
     """Make a draft that may take any amount, as passthrough lets it."""
-    opened, _ = store.blocks.create(ROOT_INODE, name, FILE, 0, 0)
-    store.pool.open_inodes.let_run(opened)
+    opened, _ = store.create(ROOT_INODE, name, FILE, 0, 0)
+    store.let_run(opened)
     return opened
 
 
-def grow(opened: OpenInode, size_bytes: int) -> None:
+def grow(opened: Opened, size_bytes: int) -> None:
     """Write past the daemon, as the kernel does."""
     os.pwrite(opened.fd, bytes(size_bytes), os.fstat(opened.fd).st_size)
 
 
 def test_a_small_pool_lets_no_draft_of_unknown_size_run_free(running: Host) -> None:
-    opened, _ = running.store.blocks.create(ROOT_INODE, b"a", FILE, 0, 0)
+    opened, _ = running.store.create(ROOT_INODE, b"a", FILE, 0, 0)
     assert opened.through_daemon
-    running.store.blocks.close(opened, writer=True)
+    running.store.close(opened, writer=True)
 
 
 def test_the_first_draft_of_a_directory_runs_free_where_others_kept_to_their_size(
@@ -56,15 +56,15 @@ def test_the_first_draft_of_a_directory_runs_free_where_others_kept_to_their_siz
     courses = []
     for number in range(7):
         directory = make_directory(running, b"%d" % number)
-        opened, _ = running.store.blocks.create(directory, b"a", FILE, 0, 0)
+        opened, _ = running.store.create(directory, b"a", FILE, 0, 0)
         courses.append("asks" if opened.through_daemon else "runs")
         grow(opened, MIB)
-        running.store.blocks.close(opened, writer=True)
+        running.store.close(opened, writer=True)
     assert courses == ["asks"] * 5 + ["runs"] * 2
     put(running.store, ROOT_INODE, b"larger", bytes(2 * MIB))
-    opened, _ = running.store.blocks.create(make_directory(running, b"n"), b"a", FILE, 0, 0)
+    opened, _ = running.store.create(make_directory(running, b"n"), b"a", FILE, 0, 0)
     assert opened.through_daemon
-    running.store.blocks.close(opened, writer=True)
+    running.store.close(opened, writer=True)
 
 
 def test_drafts_that_their_writers_give_up_are_counted(running: Host) -> None:
@@ -74,46 +74,46 @@ def test_drafts_that_their_writers_give_up_are_counted(running: Host) -> None:
         put(store, ROOT_INODE, b"%d" % number, bytes(MIB))
     counts = []
     for name, size_bytes in ((b"a.tmp", MIB), (b"b.tmp", MIB // 2), (b"c", 2 * MIB)):
-        store.watch.look_at_removal(put(store, ROOT_INODE, name, bytes(size_bytes)))
-        store.namespace.unlink(ROOT_INODE, name)
-        counts.append(store.watch.given_up)
+        store.look_at_removal(put(store, ROOT_INODE, name, bytes(size_bytes)))
+        store.unlink(ROOT_INODE, name)
+        counts.append(store.drafts_given_up)
     assert counts == [1, 1, 1]
-    store.pool.kernel.writers_run_free = False  # each of its writes asked
-    store.watch.look_at_removal(put(store, ROOT_INODE, b"d.tmp", bytes(4 * MIB)))
-    assert store.watch.given_up == 1
+    store.let_writers_run(free=False)  # each of its writes asked
+    store.look_at_removal(put(store, ROOT_INODE, b"d.tmp", bytes(4 * MIB)))
+    assert store.drafts_given_up == 1
 
 
 def test_what_a_draft_took_is_accounted_and_more_is_kept_for_it(running: Host) -> None:
     store = running.store
     opened = draft(store, b"a")
     grow(opened, 4 * MIB)
-    store.watch.tick(0.0)
-    assert store.pool.space.used_bytes == 4 * MIB
-    assert store.pool.space.lacking_bytes == 16 * MIB
-    assert store.pool.space.unclaimed_bytes == 44 * MIB
-    store.blocks.close(opened, writer=True)
-    store.watch.tick(0.0)
-    assert store.pool.space.lacking_bytes == 0
+    store.watch(0.0)
+    assert store.space.used_bytes == 4 * MIB
+    assert store.space.lacking_bytes == 16 * MIB
+    assert store.space.unclaimed_bytes == 44 * MIB
+    store.close(opened, writer=True)
+    store.watch(0.0)
+    assert store.space.lacking_bytes == 0
     assert_exact(running)
 
 
 def test_who_may_take_any_amount_is_looked_at_before_one_more_draft(running: Host) -> None:
     store = running.store
-    free, asks = draft(store, b"free"), store.blocks.create(ROOT_INODE, b"asks", FILE, 0, 0)[0]
+    free, asks = draft(store, b"free"), store.create(ROOT_INODE, b"asks", FILE, 0, 0)[0]
     assert asks.through_daemon
     grow(free, 2 * MIB)
     grow(asks, MIB)
-    store.allocator.growth.look_at_runners()
-    assert store.pool.space.used_bytes == 2 * MIB, "who asks accounts itself"
-    reader = store.blocks.open(free.ino, writer=False, truncate=False)
-    store.blocks.close(free, writer=True)
-    assert store.pool.open_inodes.runners == {}
-    again = store.blocks.open(free.ino, writer=True, truncate=False, appends=True)
+    store.look_at_runners()
+    assert store.space.used_bytes == 2 * MIB, "who asks accounts itself"
+    reader = store.open(free.ino, writer=False, truncate=False)
+    store.close(free, writer=True)
+    assert store.runners == {}
+    again = store.open(free.ino, writer=True, truncate=False, appends=True)
     grow(again, 2 * MIB)
-    store.allocator.growth.look_at_runners()
-    assert store.pool.space.used_bytes == 4 * MIB
+    store.look_at_runners()
+    assert store.space.used_bytes == 4 * MIB
     for opened, writer in ((reader, False), (again, True), (asks, True)):
-        store.blocks.close(opened, writer=writer)
+        store.close(opened, writer=writer)
     assert_exact(running)
 
 
@@ -121,19 +121,19 @@ def test_of_many_only_some_are_looked_at_before_each_draft(
     running: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A create costs the same beside ten writers and beside a thousand."""
-    monkeypatch.setattr("kvfs.pool.draft_growth._LOOKS_A_DRAFT", 2)
+    set_limit(monkeypatch, "looks_a_draft", 2)
     store = running.store
     drafts = [draft(store, b"%d" % number) for number in range(5)]
     for opened in drafts:
         grow(opened, MIB)
-    runners = store.pool.open_inodes.runners
-    runners[next(iter(runners))].unreserved = False  # it runs no more, and is only forgotten
+    first = next(iter(store.runners.values()))
+    first.unreserved = False  # it runs no more, and is only forgotten
     for accounted in (1, 3, 4):
-        store.allocator.growth.look_at_runners()
-        assert store.pool.space.used_bytes == accounted * MIB
-    assert set(runners) == {opened.ino for opened in drafts if opened.unreserved}
+        store.look_at_runners()
+        assert store.space.used_bytes == accounted * MIB
+    assert store.runners.keys() == {opened.ino for opened in drafts if opened.unreserved}
     for opened in drafts:
-        store.blocks.close(opened, writer=True)
+        store.close(opened, writer=True)
     assert_exact(running)
 
 
@@ -142,11 +142,11 @@ def test_nobody_is_stopped_for_what_he_may_take_next(running: Host) -> None:
     store = running.store
     fast = draft(store, b"fast")
     grow(fast, 20 * MIB)
-    store.watch.tick(0.0)
-    assert store.pool.space.unclaimed_bytes < 0
+    store.watch(0.0)
+    assert store.space.unclaimed_bytes < 0
     assert not fast.overrun
-    store.blocks.close(fast, writer=True)
-    assert store.namespace.lookup(ROOT_INODE, b"fast") == fast.ino
+    store.close(fast, writer=True)
+    assert store.lookup(ROOT_INODE, b"fast") == fast.ino
     assert_exact(running)
 
 
@@ -158,13 +158,13 @@ def test_nobody_is_stopped_while_others_are_about_to_go(
     greedy = draft(store, b"greedy")
     grow(greedy, 68 * MIB)
     soon = True
-    monkeypatch.setattr(type(store.reclaim), "hopeful", property(lambda _: soon))
-    store.watch.tick(0.0)
+    store.pretend_hopeful(monkeypatch, lambda: soon)
+    store.watch(0.0)
     assert not greedy.overrun
     soon = False
-    store.watch.tick(0.1)
+    store.watch(0.1)
     assert greedy.overrun
-    store.blocks.close(greedy, writer=True)
+    store.close(greedy, writer=True)
     assert_exact(running)
 
 
@@ -172,13 +172,13 @@ def test_nothing_is_kept_ahead_of_who_asked_for_its_room(running: Host) -> None:
     store = running.store
     slab = draft(store, b"slab")
     allocate(store, slab, 8 * MIB)
-    store.watch.tick(0.0)
-    assert store.pool.space.lacking_bytes == 0
-    assert store.pool.space.unclaimed_bytes == 56 * MIB
+    store.watch(0.0)
+    assert store.space.lacking_bytes == 0
+    assert store.space.unclaimed_bytes == 56 * MIB
     grow(slab, MIB)
-    store.watch.tick(0.1)
-    assert store.pool.space.lacking_bytes == 4 * MIB, "for what it takes beyond that"
-    store.blocks.close(slab, writer=True)
+    store.watch(0.1)
+    assert store.space.lacking_bytes == 4 * MIB, "for what it takes beyond that"
+    store.close(slab, writer=True)
     assert_exact(running)
 
 
@@ -188,20 +188,20 @@ def test_one_that_took_what_is_not_there_is_stopped_alone(
     store = running.store
     kept, greedy = draft(store, b"kept"), draft(store, b"greedy")
     grow(kept, 8 * MIB)
-    store.watch.tick(0.0)
+    store.watch(0.0)
     grow(greedy, 60 * MIB)
-    store.watch.tick(0.1)
+    store.watch(0.1)
     assert (greedy.overrun, kept.overrun) == (True, False)
     assert os.fstat(greedy.fd).st_blocks == 0
     grow(greedy, MIB)
-    store.watch.tick(0.2)
+    store.watch(0.2)
     assert os.fstat(greedy.fd).st_blocks == 0, "what it goes on writing goes, too"
-    assert store.pool.space.overcommitted_bytes == 0
-    store.blocks.close(greedy, writer=True)
-    store.blocks.close(kept, writer=True)
+    assert store.space.overcommitted_bytes == 0
+    store.close(greedy, writer=True)
+    store.close(kept, writer=True)
     with pytest.raises(NotFound):
-        store.namespace.lookup(ROOT_INODE, b"greedy")
-    assert store.namespace.lookup(ROOT_INODE, b"kept") == kept.ino
+        store.lookup(ROOT_INODE, b"greedy")
+    assert store.lookup(ROOT_INODE, b"kept") == kept.ino
     settle(store)
     assert_exact(running)
     assert "outgrew the pool" in caplog.text
@@ -212,16 +212,16 @@ def test_one_that_is_closed_before_the_next_look_is_stopped_too(running: Host) -
     store = running.store
     greedy, kept = draft(store, b"greedy"), draft(store, b"kept")
     grow(kept, 60 * MIB)
-    store.watch.look_at_closing(kept)
+    store.look_at_closing(kept)
     assert not kept.overrun
-    store.blocks.close(kept, writer=True)
+    store.close(kept, writer=True)
     grow(greedy, 8 * MIB)
-    store.watch.look_at_closing(greedy)
+    store.look_at_closing(greedy)
     assert greedy.overrun
-    assert store.pool.space.overcommitted_bytes == 0
-    store.blocks.close(greedy, writer=True)
+    assert store.space.overcommitted_bytes == 0
+    store.close(greedy, writer=True)
     with pytest.raises(NotFound):
-        store.namespace.lookup(ROOT_INODE, b"greedy")
+        store.lookup(ROOT_INODE, b"greedy")
     assert_exact(running)
 
 
@@ -230,17 +230,17 @@ def test_a_slab_is_never_stopped(running: Host) -> None:
     """It asked for its room; and while it is allocated nobody counts its bytes twice."""
     store = running.store
     slab = draft(store, b"slab")
-    allocation = store.blocks.allocations.begin(slab, 0, 0, 40 * MIB)
+    allocation = store.begin_allocation(slab, 0, 0, 40 * MIB)
     allocation.work()
-    store.watch.tick(0.0)
-    assert store.pool.space.unclaimed_bytes == 24 * MIB - store.pool.space.lacking_bytes
-    store.blocks.allocations.end(slab, allocation)
+    store.watch(0.0)
+    assert store.space.unclaimed_bytes == 24 * MIB - store.space.lacking_bytes
+    store.end_allocation(slab, allocation)
     allocate(store, slab, 40 * MIB)
     greedy = draft(store, b"greedy")
     grow(greedy, 30 * MIB)
-    store.watch.tick(0.1)
+    store.watch(0.1)
     assert (greedy.overrun, slab.overrun) == (True, False)
     assert os.fstat(slab.fd).st_blocks * 512 == 40 * MIB
     for opened in (slab, greedy):
-        store.blocks.close(opened, writer=True)
+        store.close(opened, writer=True)
     assert_exact(running)

@@ -7,11 +7,11 @@ import pytest
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE
 from kvfs.devices import Device, format_source, open_source, wait_released
-from kvfs.engine.store import Store
 from kvfs.machine.kernel_log import DeviceErrors
+from tests.support.driven import Driven, driven
+from tests.support.driven_faults import set_limit
 from tests.support.failing_drive import FailingDrive, failing_drive
 from tests.support.failing_drive_program import BAD_PAGE, PAGE_BYTES, Fails
-from tests.support.kernel_recorder import KernelRecorder
 from tests.support.mounting import skip_without_mounts
 from tests.support.stepping import until
 from tests.support.stores import MIB, fill_pool, put, tree
@@ -42,32 +42,32 @@ def device(drive: FailingDrive) -> Iterator[Device]:
 
 
 @pytest.fixture
-def store(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driven]:
     """A store that hears nothing of the kernel and looks often, as under a load without a rest."""
     monkeypatch.setattr("kvfs.machine.kernel_log.KernelLog.errors", lambda _: DeviceErrors())
-    monkeypatch.setattr("kvfs.engine.recovery.write_back.LOADED_S", 0.1)
-    made = Store(device, SETTINGS, KernelRecorder())
+    set_limit(monkeypatch, "write_back_looks_s", 0.1)
+    made = driven(device, SETTINGS)
     try:
         yield made
     finally:
-        made.close()
+        made.stop()
 
 
-def tick_until(store: Store, dismissed: int) -> None:
+def tick_until(store: Driven, dismissed: int) -> None:
     def holds() -> bool:
         store.tick()
-        return store.pool.dismissed >= dismissed
+        return bool(store.describe()["lost_blocks"] >= dismissed)
 
     until(holds, f"{dismissed} blocks are dismissed")
 
 
-def looked(store: Store) -> bool:
+def looked(store: Driven) -> bool:
     """Tick; whether all that was stored is known to be durable."""
     store.tick()
-    return store.device_watch.write_back.is_proven
+    return store.is_written_back
 
 
-def test_a_look_finds_what_the_kernel_told_nobody(store: Store, drive: FailingDrive) -> None:
+def test_a_look_finds_what_the_kernel_told_nobody(store: Driven, drive: FailingDrive) -> None:
     put(store, ROOT_INODE, b"good", b"w" * 5000)
     until(lambda: looked(store), "what was stored is durable")
     drive.fail(writes=Fails.BAD_PAGES)
@@ -79,19 +79,18 @@ def test_a_look_finds_what_the_kernel_told_nobody(store: Store, drive: FailingDr
     put(store, ROOT_INODE, b"later", b"w" * 5000)
     until(lambda: looked(store), "that is durable, too")
     assert set(tree(store)) == {b"/good", b"/later"}
-    assert store.device_watch.write_back.failures == 1
+    assert store.describe()["write_back_failures"] == 1
 
 
 def test_an_error_that_a_clients_fsync_was_told_of_is_not_lost(
-    store: Store, drive: FailingDrive, monkeypatch: pytest.MonkeyPatch
+    store: Driven, drive: FailingDrive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel tells each description once."""
-    monkeypatch.setattr("kvfs.engine.recovery.write_back.LOADED_S", 86_400.0)
+    set_limit(monkeypatch, "write_back_looks_s", 86_400.0)
     drive.fail(writes=Fails.BAD_PAGES)
     put(store, ROOT_INODE, b"bad", LOST)
-    store.pool.index.settle()
     with pytest.raises(OSError, match="Input/output error"):
-        store.pool.sync()
+        store.sync()
     tick_until(store, 1)
     assert tree(store) == {}
 
@@ -101,33 +100,32 @@ def test_an_error_found_just_before_a_stop_is_no_clean_stop(
 ) -> None:
     """The look took the error, which the stop's own sync is not told of any more."""
     monkeypatch.setattr("kvfs.machine.kernel_log.KernelLog.errors", lambda _: DeviceErrors())
-    first = Store(device, SETTINGS, KernelRecorder())
+    first = driven(device, SETTINGS)
     put(first, ROOT_INODE, b"good", b"w" * 5000)
-    first.pool.background.hurry()
-    first.pool.sync()
+    first.sync()
     drive.fail(writes=Fails.BAD_PAGES)
     put(first, ROOT_INODE, b"bad", LOST)
-    monkeypatch.setattr("kvfs.engine.recovery.write_back.LOADED_S", 0.0)
+    set_limit(monkeypatch, "write_back_looks_s", 0.0)
     first.tick()
     until(lambda: drive.failed() > 0, "a look meets the error")
     drive.recover()
-    first.close()
-    second = Store(device, SETTINGS, KernelRecorder())
+    first.stop()
+    second = driven(device, SETTINGS)
     try:
         assert tree(second) == {b"/good": b"w" * 5000}
     finally:
-        second.close()
+        second.stop()
 
 
-def test_nothing_is_looked_at_while_nothing_is_stored(store: Store) -> None:
+def test_nothing_is_looked_at_while_nothing_is_stored(store: Driven) -> None:
     """A syncfs of a shared file system is others' time."""
     until(lambda: looked(store), "the start is proven")
-    looks = store.device_watch.write_back.looks
+    looks = store.write_back_looks
     put(store, ROOT_INODE, b"a", b"w" * 5000)
     until(lambda: looked(store), "the block is proven")
-    after = store.device_watch.write_back.looks
+    after = store.write_back_looks
     assert after > looks
     for _ in range(50):
-        store.pool.monotonic_s = lambda: 1e9
+        store.turn_clock(lambda: 1e9)
         store.tick()
-    assert store.device_watch.write_back.looks == after
+    assert store.write_back_looks == after

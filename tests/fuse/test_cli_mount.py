@@ -172,7 +172,7 @@ def test_only_what_the_kernel_says_is_dead_is_called_dead(
 ) -> None:
     """A second place of a mount has no server by its name, nor has one that is named otherwise."""
     monkeypatch.setattr(servers, "_ANSWER_WAIT_S", 0.2)
-    monkeypatch.setattr(liveness, "_LOOK_MAX_S", 1.0)
+    monkeypatch.setattr(liveness, "LOOK_MAX_S", 1.0)
     again = place / "again"
     again.mkdir()
     with small_mount(place, f"--name=kvfs-test-other-{os.getpid()}") as mount:

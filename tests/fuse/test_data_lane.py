@@ -62,8 +62,8 @@ class Desk:
         self.fd = os.memfd_create("handles")
         handles = Handles(self.fd)
         settings = dataclasses.replace(machine.settings, data_path="daemon", notifications=False)
-        port = KernelPort(-1, settings, handles, lambda port: machine.start(kernel=port))
-        self.store = port.store
+        port = KernelPort(-1, settings, handles, lambda port: machine.start(kernel=port).engine)
+        self.store = machine.store
         self.files = Files(port, PresentRequest(), io_threads=1)
         self.transfers = Transfers(self.files)
         self.ino = put(self.store, ROOT_INODE, b"block", DATA)
@@ -122,9 +122,7 @@ class Desk:
         """Create a draft whose extent has blocks for *reserve_bytes*; return its handle."""
         fh, _, _, _ = self.files.create(ROOT_INODE, name, FILE, os.O_RDWR, 0, 0)
         opened = self.files.handles.get(fh).opened
-        fd = self.files.extent_fd(fh)
-        self.store.pool.extents.reserve(fd, reserve_bytes)
-        self.store.pool.note_allocated(opened, self.store.pool.extents.allocated_bytes(fd))
+        self.store.reserve(opened, reserve_bytes)
         return fh
 
     def size_on_disk(self, fh: int) -> int:
@@ -133,15 +131,15 @@ class Desk:
 
     def names(self) -> list[bytes]:
         """Return what lies in the root, by name."""
-        return sorted(name for _, name in self.store.namespace.children(ROOT_INODE, InodeNo(0)))
+        return sorted(name for _, name in self.store.children(ROOT_INODE, InodeNo(0)))
 
     def reads(self, patch: pytest.MonkeyPatch, preadv: Call) -> None:
         """Let *preadv* stand for the system call."""
-        patch.setattr(self.store.pool.syscalls, "preadv", preadv)
+        patch.setattr(self.store.syscalls, "preadv", preadv)
 
     def writes(self, patch: pytest.MonkeyPatch, pwritev: Call) -> None:
         """Let *pwritev* stand for the system call."""
-        patch.setattr(self.store.pool.syscalls, "pwritev", pwritev)
+        patch.setattr(self.store.syscalls, "pwritev", pwritev)
 
 
 @pytest.fixture
@@ -165,7 +163,7 @@ def test_what_is_in_memory_is_answered(desk: Desk, offset_bytes: int, size_bytes
 
 
 def test_a_hole_is_zeros(desk: Desk) -> None:
-    desk.store.blocks.truncate(desk.ino, 200_000)
+    desk.store.truncate(desk.ino, 200_000)
     fh, _ = desk.files.open(desk.ino, os.O_RDONLY)
     assert desk.read(fh, 99_000, 50_000) == DATA[99_000:] + bytes(49_000)
 
@@ -223,7 +221,7 @@ def test_a_block_without_its_extent_is_dismissed_once(desk: Desk) -> None:
     fh, _ = desk.files.open(other, os.O_RDONLY)
     desk.host.extent(other).unlink()
     assert desk.read(fh, 0, 4096) == errno.ESTALE
-    assert desk.store.pool.dismissed == 1
+    assert desk.store.describe()["lost_blocks"] == 1
     assert desk.names() == [b"block"]
 
 
@@ -238,11 +236,11 @@ def test_a_message_that_is_too_short_is_refused(desk: Desk) -> None:
 def test_what_has_blocks_is_written(desk: Desk, offset_bytes: int, size_bytes: int) -> None:
     """And nothing is asked for, or accounted, that was there before."""
     fh = desk.draft(MIB)
-    used_bytes = desk.store.pool.space.used_bytes
+    used_bytes = desk.store.space.used_bytes
     data = random.Random(2).randbytes(size_bytes)
     assert desk.write(fh, offset_bytes, data) == size_bytes
     assert desk.read(fh, offset_bytes, size_bytes) == data
-    assert desk.store.pool.space.used_bytes == used_bytes
+    assert desk.store.space.used_bytes == used_bytes
     desk.files.release(fh)
     assert_exact(desk.host)
 
@@ -258,27 +256,25 @@ def test_the_file_has_a_new_mtime(desk: Desk) -> None:
 
 def test_what_a_write_allocates_has_room_and_is_accounted(desk: Desk) -> None:
     """Others may go for it."""
-    pool = desk.store.pool
     put(desk.store, ROOT_INODE, b"tmp", DATA)
     desk.store.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"other", replace=False)
     fh = desk.draft(MIB)
     assert desk.write(fh, MIB - 1, b"ab") == 2
-    assert pool.space.used_bytes == desk.size_on_disk(fh) + 2 * desk.block_bytes
-    pool.space.pledged_bytes = pool.space.unclaimed_bytes
+    assert desk.store.space.used_bytes == desk.size_on_disk(fh) + 2 * desk.block_bytes
+    desk.store.pledge_all()
     assert desk.write(fh, 2 * MIB, b"ab") == 2
     assert desk.names() == [b"block", b"draft"]
-    assert pool.space.used_bytes == desk.size_on_disk(fh) + desk.block_bytes
+    assert desk.store.space.used_bytes == desk.size_on_disk(fh) + desk.block_bytes
 
 
 def test_room_that_is_worth_waiting_for_is_waited_for_elsewhere(desk: Desk) -> None:
     """The block is being read; not a byte is written or allocated."""
-    pool = desk.store.pool
     fh = desk.draft(MIB)
-    pool.space.pledged_bytes = pool.space.unclaimed_bytes
+    desk.store.pledge_all()
     assert desk.write(fh, 2 * MIB, b"a") is None
     assert os.fstat(desk.files.extent_fd(fh)).st_size == 0
     assert desk.names() == [b"block", b"draft"]
-    assert pool.space.used_bytes == desk.size_on_disk(fh) + desk.block_bytes
+    assert desk.store.space.used_bytes == desk.size_on_disk(fh) + desk.block_bytes
 
 
 def test_a_draft_that_lost_its_reserve_gets_all_of_it_elsewhere(desk: Desk) -> None:
@@ -288,7 +284,7 @@ def test_a_draft_that_lost_its_reserve_gets_all_of_it_elsewhere(desk: Desk) -> N
     fh, _, _, _ = desk.files.create(ROOT_INODE, b"draft", FILE, os.O_RDWR, 0, 0)
     opened = desk.files.handles.get(fh).opened
     os.ftruncate(desk.files.extent_fd(fh), 0)
-    desk.store.pool.note_allocated(opened, 0)
+    desk.store.note_allocated(opened, 0)
     assert desk.write(fh, 0, bytes(MIB)) is None
 
 
@@ -298,7 +294,7 @@ def test_what_filled_a_hole_is_accounted(desk: Desk) -> None:
     fd = desk.files.extent_fd(fh)
     os.pwrite(fd, bytes(MIB), 8 * MIB)
     opened = desk.files.handles.get(fh).opened
-    desk.store.pool.note_allocated(opened, os.fstat(fd).st_blocks * STAT_BLOCK_BYTES)
+    desk.store.note_allocated(opened, os.fstat(fd).st_blocks * STAT_BLOCK_BYTES)
     assert desk.write(fh, 0, bytes(MIB)) == MIB
     assert opened.allocated_bytes == 2 * MIB
     desk.files.release(fh)

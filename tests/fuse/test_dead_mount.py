@@ -117,7 +117,7 @@ def test_of_two_who_start_at_a_dead_mount_one_serves(place: Path) -> None:
 
 
 def test_what_is_not_known_to_be_dead_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "_LOOK_MAX_S", 1.0)
+    monkeypatch.setattr(liveness, "LOOK_MAX_S", 1.0)
     with small_mount(place) as mount:
         os.kill(mount.server_pid, signal.SIGSTOP)
         try:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.failing_drive import FailingDrive, drop_caches, failing_drive, mounted_on
+from tests.support.caches import forget_blocks, forget_pages
+from tests.support.failing_drive import FailingDrive, failing_drive, mounted_on
 from tests.support.failing_drive_program import BAD_PAGE, PAGE_BYTES, Fails
 from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts
 from tests.support.stepping import until
 
-pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop, pytest.mark.drops_caches]
+pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 
 MIB = 1 << 20
 COUNT = 60
@@ -63,7 +64,7 @@ def test_what_could_not_be_written_back_is_a_miss(mounted: Mounted, drive: Faili
     assert drive.failed() > 0
     until(lambda: mounted.status()["lost_blocks"] >= COUNT, "the blocks are dismissed")
     drive.recover()
-    drop_caches()
+    forget_blocks(mounted)
     found = [outcome(mounted.path / f"{number}", LOST) for number in range(COUNT)]
     assert found == ["miss"] * COUNT
     assert mounted.status()["write_back_failures"] > 0
@@ -98,7 +99,7 @@ def test_what_cannot_be_read_is_an_error_once_and_a_miss_from_then_on(
         store(mounted.path, f"{number}", LOST)
     store(mounted.path, "good", WHOLE)
     drive.write_back()
-    drop_caches()
+    forget_blocks(mounted)
     drive.fail(reads=Fails.BAD_PAGES)
     first = [outcome(mounted.path / f"{number}", LOST) for number in range(COUNT)]
     assert set(first) <= {"errno 5", "errno 116", "miss"}
@@ -128,7 +129,8 @@ def test_a_reader_that_had_it_open_long_before_finds_out_for_all(
         store(mounted.path, f"{number}", WHOLE)
     with (mounted.path / "a").open("rb", buffering=0) as file:
         drive.write_back()
-        drop_caches()
+        forget_blocks(mounted)
+        forget_pages(file.fileno())
         drive.fail(reads=Fails.BAD_PAGES)
 
         def dismissed() -> bool:

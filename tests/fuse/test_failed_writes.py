@@ -41,9 +41,9 @@ def fails_after(
 def assert_gone(desk: CountedDesk, name: bytes, ino: InodeNo) -> None:
     """No name leads to the block, and none can be given to it."""
     with pytest.raises(NotFound):
-        desk.store.namespace.lookup(ROOT_INODE, name)
+        desk.store.lookup(ROOT_INODE, name)
     with pytest.raises(DeadInode):
-        desk.store.blocks.present(ino)
+        desk.store.present(ino)
     desk.assert_nothing_is_open()
 
 
@@ -52,7 +52,7 @@ async def test_a_block_whose_write_failed_in_its_middle_is_never_seen(
     desk: CountedDesk, monkeypatch: pytest.MonkeyPatch, error_no: int
 ) -> None:
     """[write-errors] The writer closes as if nothing were: what it has is half a block."""
-    syscalls = desk.store.pool.syscalls
+    syscalls = desk.store.syscalls
     fh, ino = desk.create(b"block")
     assert await desk.transfers.write(fh, 0, PIECE) == MIB
     monkeypatch.setattr(syscalls, "pwrite", fails_after(syscalls.pwrite, 0, error_no))
@@ -67,7 +67,7 @@ async def test_what_a_full_device_took_of_a_piece_does_not_make_it_whole(
     desk: CountedDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """[write-errors] ENOSPC behind the first bytes of one write."""
-    syscalls = desk.store.pool.syscalls
+    syscalls = desk.store.syscalls
     fh, ino = desk.create(b"block")
     monkeypatch.setattr(syscalls, "pwrite", fails_after(syscalls.pwrite, 4096, errno.ENOSPC))
     with pytest.raises((NoSpace, OSError)):
@@ -81,7 +81,7 @@ async def test_half_a_block_takes_no_final_name(
     desk: CountedDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """[write-errors] What was there under it stays, whole."""
-    store, syscalls = desk.store, desk.store.pool.syscalls
+    store, syscalls = desk.store, desk.store.syscalls
     put(store, ROOT_INODE, b"final", b"whole")
     fh, _ = desk.create(b"draft.tmp")
     assert await desk.transfers.write(fh, 0, PIECE) == MIB
@@ -99,14 +99,14 @@ async def test_half_a_block_takes_no_final_name(
 def test_a_writer_that_was_stopped_hears_of_it_when_it_closes(desk: CountedDesk) -> None:
     """[write-errors] Its writes went past the server: none of them could say so."""
     store = desk.store
-    store.pool.kernel.writers_run_free = True
+    store.let_writers_run()
     settle(store)  # until then there may be blocks that could go
     fh, ino = desk.create(b"greedy")
-    opened = store.pool.open_inodes[ino]
+    opened = store.opened(ino)
     opened.through_daemon = False
-    store.pool.open_inodes.let_run(opened)
+    store.let_run(opened)
     os.pwrite(desk.files.extent_fd(fh), bytes(68 * MIB), 0)
-    store.watch.tick(0.0)
+    store.watch(0.0)
     with pytest.raises(NoSpace):
         desk.files.flush(fh, os.getpid())
     desk.files.release(fh)
@@ -118,7 +118,7 @@ async def test_an_fsync_is_one_of_the_file_before_all_others(
 ) -> None:
     """[fsync] A syncfs waits for its bytes, too, but may come after another that told the error."""
     synced: list[object] = []
-    syscalls = desk.store.pool.syscalls
+    syscalls = desk.store.syscalls
     fh, ino = desk.create(b"block")
     assert await desk.transfers.write(fh, 0, PIECE) == MIB
     own = os.fstat(desk.files.extent_fd(fh)).st_ino
@@ -136,4 +136,4 @@ async def test_an_fsync_is_one_of_the_file_before_all_others(
     await desk.files.sync(fh)
     assert synced[1:] == [own, "all"]
     desk.close_file(fh)
-    assert desk.store.blocks.present(ino).size_bytes == MIB
+    assert desk.store.present(ino).size_bytes == MIB

@@ -1,6 +1,5 @@
 """FALLOCATE without a kernel: room on a device that others fill, too."""
 
-import dataclasses
 import errno
 import os
 from collections.abc import Iterator
@@ -21,8 +20,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     """Files over a pool of ten blocks."""
     with host() as machine:
         made = Desk(machine, monkeypatch)
-        pool = made.store.pool
-        pool.settings = dataclasses.replace(pool.settings, ready_extents_max=0)
+        made.store.configure(ready_extents_max=0)
         for number in range(10):
             made.put(b"%d" % number, bytes(MIB))
         settle(made.store)
@@ -35,7 +33,7 @@ async def fallocated(desk: Desk, fh: int, size_bytes: int) -> int:
     replies: list[bytes] = []
     async with trio.open_nursery() as nursery:
         late = Late(nursery, lambda header, body: replies.append(header + body))
-        exotic = RawRequests(desk.store, desk.handles, desk.files.room, late)
+        exotic = RawRequests(desk.store.engine, desk.handles, desk.files.room, late)
         request = memoryview(FALLOCATE_IN.pack(fh, 0, size_bytes, 0, 0))
         exotic.answers()[Opcode.FALLOCATE](7, 0, request)
     return -int(OUT_HEADER.unpack(replies[0])[1])
@@ -46,9 +44,9 @@ async def test_blocks_go_for_it_on_a_device_that_others_filled(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, refusals: int, answer: int
 ) -> None:
     """As they do for a write; and what was allocated before it failed is accounted."""
-    pool = desk.store.pool
+    syscalls = desk.store.syscalls
     fh, _, ino, _ = desk.files.create(ROOT_INODE, b"slab", FILE, os.O_RDWR, 0, 0)
-    fallocate = pool.syscalls.fallocate
+    fallocate = syscalls.fallocate
     parts_bytes = iter([MIB] * refusals)
 
     def refuse(fd: int, mode: int, offset_bytes: int, size_bytes: int) -> None:
@@ -59,11 +57,11 @@ async def test_blocks_go_for_it_on_a_device_that_others_filled(
             raise OSError(errno.ENOSPC, "others filled it")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pool.syscalls, "fallocate", refuse)
-        patch.setattr(pool.device_room, "_free_bytes", lambda: 0)
+        patch.setattr(syscalls, "fallocate", refuse)
+        desk.store.fill_device(patch)
         assert await fallocated(desk, fh, 4 * MIB) == answer
-    assert desk.store.reclaim.evicted_blocks > 0
-    assert pool.open_inodes[ino].allocated_bytes == (MIB if answer else 4 * MIB)
+    assert desk.store.evicted_blocks > 0
+    assert desk.store.opened(ino).allocated_bytes == (MIB if answer else 4 * MIB)
     desk.files.release(fh)
     settle(desk.store)
     assert_exact(desk.host)

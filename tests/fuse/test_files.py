@@ -11,14 +11,13 @@ import trio
 from kvfs.core.errors import BadHandle, DeadInode, Exists, IsADirectory
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
-from kvfs.engine.attributes import Change
-from kvfs.engine.store import Store
 from kvfs.machine.processes import NOBODY
 from mount.files.handles import HandleKind
 from mount.fuse.channel import Requester
 from mount.requests.answers import Answers
 from mount.requests.operations import Operations
 from tests.support.counted_desk import NEW, CountedDesk, counted_desk
+from tests.support.driven import Change, Driven
 from tests.support.stores import FILE, MIB, allocate, get, put
 
 
@@ -31,12 +30,12 @@ def desk() -> Iterator[CountedDesk]:
 
 def state_of(desk: CountedDesk, ino: InodeNo) -> State:
     """Return where in its life the inode is."""
-    return State(desk.store.blocks.present(ino).state)
+    return State(desk.store.present(ino).state)
 
 
-def inos(store: Store) -> list[InodeNo]:
+def inos(store: Driven) -> list[InodeNo]:
     """Return what lies in the root, as listed."""
-    return [ino for ino, _ in store.namespace.children(ROOT_INODE, InodeNo(0))]
+    return [ino for ino, _ in store.children(ROOT_INODE, InodeNo(0))]
 
 
 def fail(*_: object, **__: object) -> None:
@@ -59,7 +58,7 @@ async def test_the_last_writer_publishes(desk: CountedDesk) -> None:
 def test_a_close_is_heard_of_until_the_next_writer_comes(desk: CountedDesk) -> None:
     """What a stop goes by when a RELEASE was lost (Blocks.close_all)."""
     fh, ino = desk.create(b"block")
-    opened = desk.store.pool.open_inodes[ino]
+    opened = desk.store.opened(ino)
     assert not opened.flushed
     reader, _ = desk.files.open(ino, os.O_RDONLY)
     desk.files.flush(reader, 0)
@@ -78,16 +77,16 @@ async def test_a_draft_without_a_reserve_gets_it_with_its_first_bytes(desk: Coun
     for number in range(3):
         put(store, ROOT_INODE, b"%d.tmp" % number, bytes(20 * MIB))
         store.rename(ROOT_INODE, b"%d.tmp" % number, ROOT_INODE, b"%d" % number, replace=True)
-    read = [store.blocks.open(ino, writer=False, truncate=False) for ino in inos(store)]
+    read = [store.open(ino, writer=False, truncate=False) for ino in inos(store)]
     fh, ino = desk.create(b"draft.tmp")
-    assert store.pool.open_inodes[ino].allocated_bytes == 0, "all that could go is being read"
-    store.blocks.close(read.pop(), writer=False)
+    assert store.opened(ino).allocated_bytes == 0, "all that could go is being read"
+    store.close(read.pop(), writer=False)
     assert await desk.transfers.write(fh, 0, bytes(5 * MIB)) == 5 * MIB
-    assert store.pool.open_inodes[ino].allocated_bytes == 20 * MIB
+    assert store.opened(ino).allocated_bytes == 20 * MIB
     desk.close_file(fh)
-    assert store.pool.index.inode(ino).allocated_bytes == 5 * MIB
+    assert store.row(ino).allocated_bytes == 5 * MIB
     for opened in read:
-        store.blocks.close(opened, writer=False)
+        store.close(opened, writer=False)
     desk.assert_nothing_is_open()
 
 
@@ -97,7 +96,7 @@ async def test_a_rewrite_waits_until_the_old_identity_is_gone(
     """One fsync when a published block is opened in place; none for appends, nor a second one."""
     synced: list[int] = []
     ino = desk.identified(b"block")
-    monkeypatch.setattr(desk.store.pool.syscalls, "fsync", synced.append)
+    monkeypatch.setattr(desk.store.syscalls, "fsync", synced.append)
     for flags, expected in ((os.O_WRONLY | os.O_APPEND, 0), (os.O_RDONLY, 0), (os.O_RDWR, 1)):
         fh, _ = desk.files.open(ino, flags)
         await desk.files.settle_rewrite(fh)
@@ -108,7 +107,7 @@ async def test_a_rewrite_waits_until_the_old_identity_is_gone(
             assert len(synced) == expected
             desk.close_file(again)
         desk.close_file(fh)
-        desk.store.pool.background.hurry()
+        desk.store.hurry()
     desk.assert_nothing_is_open()
 
 
@@ -118,13 +117,13 @@ async def test_the_kernel_gets_a_rewrites_handle_after_that_wait(
     """Through the handler: what is written with the handle must not reach the device before."""
     order: list[str] = []
     ino = desk.identified(b"block")
-    monkeypatch.setattr(desk.store.pool.syscalls, "fsync", lambda _: order.append("fsync"))
-    settings = desk.store.pool.settings
+    monkeypatch.setattr(desk.store.syscalls, "fsync", lambda _: order.append("fsync"))
+    settings = desk.store.settings
     answers = Answers(
-        desk.store, desk.files, settings, 0, lambda: Requester(0, 0, 0), lambda _: None
+        desk.store.engine, desk.files, settings, 0, lambda: Requester(0, 0, 0), lambda _: None
     )
     operations = Operations(
-        desk.store,
+        desk.store.engine,
         desk.files,
         answers,
         granted=lambda _: order.append("granted"),
@@ -148,7 +147,7 @@ async def test_a_page_is_cut_when_the_device_forgot_that_all_of_it_is_whole(
     calls: list[str],
 ) -> None:
     """By path, or by a descriptor that was opened for appending: neither had to wait before."""
-    syscalls, order = desk.store.pool.syscalls, []
+    syscalls, order = desk.store.syscalls, []
     ino = desk.identified(b"block")
     fh = -1 if flags is None else desk.files.open(ino, flags)[0]
     cut = syscalls.ftruncate
@@ -161,7 +160,7 @@ async def test_a_page_is_cut_when_the_device_forgot_that_all_of_it_is_whole(
     monkeypatch.setattr(syscalls, "ftruncate", note)
     await desk.files.change(ino, Change(size_bytes=size_bytes))
     assert order == calls
-    assert desk.store.blocks.present(ino).size_bytes == size_bytes
+    assert desk.store.present(ino).size_bytes == size_bytes
     if fh >= 0:
         desk.close_file(fh)
     desk.assert_nothing_is_open()
@@ -171,7 +170,7 @@ async def test_a_sync_vouches_for_what_was_final_when_it_began(
     desk: CountedDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slab renamed meanwhile may have bytes that are not on the device: no identity yet."""
-    store, pool = desk.store, desk.store.pool
+    store = desk.store
     slabs = {}
     for name in (b"before", b"meanwhile"):
         fh, slabs[name] = desk.create(b"." + name)
@@ -184,12 +183,12 @@ async def test_a_sync_vouches_for_what_was_final_when_it_began(
         store.rename(ROOT_INODE, b"." + name, ROOT_INODE, name, replace=True)
 
     def sync() -> None:
-        identified.append([pool.extents.identity(ino) is not None for ino in slabs.values()])
+        identified.append([store.identity(ino) is not None for ino in slabs.values()])
         if len(identified) == 1:
             trio.from_thread.run_sync(rename, b"meanwhile")
 
-    monkeypatch.setattr(pool.background, "submit_long", lambda _: None)  # the thread is busy
-    monkeypatch.setattr(pool, "sync", sync)
+    store.hold_thread(monkeypatch)
+    store.note_calls(monkeypatch, "sync", sync)
     rename(b"before")
     await desk.files.sync_names()
     assert identified == [[False, False], [True, False]]
@@ -216,7 +215,7 @@ async def test_create_opens_what_is_there_unless_told_otherwise(
     with pytest.raises(Exists):
         await create(NEW | os.O_EXCL)
     synced: list[int] = []
-    monkeypatch.setattr(desk.store.pool.syscalls, "fsync", synced.append)
+    monkeypatch.setattr(desk.store.syscalls, "fsync", synced.append)
     fh, found = await create(NEW)
     assert found == ino
     assert synced == [desk.handles.get(fh).opened.fd]  # the device forgot that it was whole
@@ -225,7 +224,7 @@ async def test_create_opens_what_is_there_unless_told_otherwise(
     with pytest.raises(DeadInode):
         await create(NEW | os.O_TRUNC)
     assert get(desk.store, ROOT_INODE, b"block") == b""
-    desk.store.blocks.truncating.close()  # who was refused never comes
+    desk.store.end_second_tries()  # who was refused never comes
     desk.assert_nothing_is_open()
 
 
@@ -238,29 +237,29 @@ async def test_a_create_leaves_the_check_of_permissions_to_the_kernel(
     That LOOKUP supersedes nothing for who may not write, and an OPEN that is refused then, too,
     leaves nothing behind that would hit the thread's next one.
     """
-    store, truncating = desk.store, desk.store.blocks.truncating
+    store = desk.store
     desk.files.thread = lambda: 7
     ino = put(store, ROOT_INODE, b"block", b"bytes")
-    store.attributes.change(ino, Change(mode=0o600))
+    store.change(ino, mode=0o600)
     with pytest.raises(DeadInode):
         await desk.files.open_or_create(ROOT_INODE, b"block", FILE, flags, 1000, 1000)
-    assert truncating.looked_up(ino, 7, NOBODY) == ino
+    assert store.looked_up(ino, 7, NOBODY) == ino
     if flags & os.O_TRUNC:
         with pytest.raises(DeadInode):
             desk.files.open(ino, flags)
     else:
         desk.close_file(desk.files.open(ino, flags)[0])
-    assert not truncating.refusals
+    assert not store.second_tries
     assert get(store, ROOT_INODE, b"block") == b"bytes"
     desk.assert_nothing_is_open()
 
 
 async def test_who_may_write_by_a_group_of_his_empties_behind_a_create(desk: CountedDesk) -> None:
     """The second try of that CREATE found the old file, and there is no third: it was ESTALE."""
-    store, truncating = desk.store, desk.store.blocks.truncating
+    store = desk.store
     desk.files.thread = lambda: 7
     ino = put(store, ROOT_INODE, b"block", b"bytes")
-    store.attributes.change(ino, Change(mode=0o620))
+    store.change(ino, mode=0o620)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     with pytest.raises(DeadInode):
         await desk.files.open_or_create(ROOT_INODE, b"block", FILE, flags, 1000, 1000)
@@ -270,7 +269,7 @@ async def test_who_may_write_by_a_group_of_his_empties_behind_a_create(desk: Cou
         asked.append(reads)
         return True
 
-    fresh = truncating.looked_up(ino, 7, NOBODY, may_empty)
+    fresh = store.looked_up(ino, 7, NOBODY, may_empty)
     assert (fresh != ino, asked) == (True, [False])
     desk.close_file(desk.files.open(fresh, flags)[0])
     assert get(store, ROOT_INODE, b"block") == b""
@@ -279,7 +278,7 @@ async def test_who_may_write_by_a_group_of_his_empties_behind_a_create(desk: Cou
 
 async def test_a_create_opens_no_directory(desk: CountedDesk) -> None:
     """The kernel finds out by itself what stands there."""
-    desk.store.namespace.make_node(ROOT_INODE, b"d", stat.S_IFDIR | 0o777, 0, 0)
+    desk.store.make_node(ROOT_INODE, b"d", stat.S_IFDIR | 0o777, 0, 0)
     with pytest.raises(DeadInode):
         await desk.files.open_or_create(ROOT_INODE, b"d", FILE, NEW, 0, 0)
 
@@ -293,7 +292,7 @@ def test_a_create_that_cannot_be_recorded_leaves_nothing(
     with pytest.raises(MemoryError):
         desk.create(b"block", flags)
     monkeypatch.undo()
-    assert len(desk.store.pool.open_inodes) == 0
+    assert len(desk.store.open_inos) == 0
     assert inos(desk.store) == []
 
 
@@ -305,7 +304,7 @@ def test_an_emptying_open_that_cannot_be_recorded_leaves_no_empty_block(
     with pytest.raises(DeadInode):
         desk.files.open(ino, os.O_WRONLY | os.O_TRUNC)
     monkeypatch.setattr(desk.handles, "open", fail)
-    fresh = desk.store.namespace.lookup(ROOT_INODE, b"block")
+    fresh = desk.store.lookup(ROOT_INODE, b"block")
     with pytest.raises(MemoryError):
         desk.files.open(fresh, os.O_WRONLY | os.O_TRUNC)
     monkeypatch.undo()

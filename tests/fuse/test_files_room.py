@@ -1,6 +1,5 @@
 """Handles on a store that is full, or believed to be: who waits, for what, and for how long."""
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterator
 
@@ -27,21 +26,20 @@ async def test_a_write_beyond_the_capacity_is_refused(desk: CountedDesk) -> None
     assert await desk.transfers.write(fh, 0, bytes(MIB)) == MIB
     with pytest.raises(NoSpace):
         await desk.transfers.write(fh, MIB, bytes(64 * MIB))
-    assert desk.store.blocks.present(ino).size_bytes == MIB
+    assert desk.store.present(ino).size_bytes == MIB
     desk.files.release(fh)
     with pytest.raises(DeadInode):
-        desk.store.blocks.present(ino)
+        desk.store.present(ino)
 
 
 async def test_pieces_written_at_once_and_in_any_order_do_not_overstep_the_pool(
     desk: CountedDesk,
 ) -> None:
     """The first of them reserves what the directory's blocks hold; the rest lies behind that."""
-    space = desk.store.pool.space
     put(desk.store, ROOT_INODE, b"usual", bytes(8 * MIB))
-    desk.store.namespace.unlink(ROOT_INODE, b"usual")
+    desk.store.unlink(ROOT_INODE, b"usual")
     fh, ino = desk.create(b"slab")
-    desk.store.blocks.truncate(ino, 96 * MIB)
+    desk.store.truncate(ino, 96 * MIB)
     for first in range(88, 40, -8):
         async with trio.open_nursery() as nursery:
             for at in range(first, first + 8):
@@ -50,25 +48,26 @@ async def test_pieces_written_at_once_and_in_any_order_do_not_overstep_the_pool(
         assert await desk.transfers.write(fh, at * MIB, bytes(MIB)) == MIB
     for at in range(9, 16):
         assert await desk.transfers.write(fh, at * MIB, bytes(MIB)) == MIB
-    assert space.used_bytes == space.capacity_bytes == 64 * MIB
+    assert desk.store.space.used_bytes == desk.store.space.capacity_bytes == 64 * MIB
     with pytest.raises(NoSpace):
         await desk.transfers.write(fh, 16 * MIB, bytes(MIB))
-    assert space.used_bytes == desk.store.pool.extents.allocated_bytes(desk.files.extent_fd(fh))
+    held_bytes = desk.store.extent_bytes(desk.files.extent_fd(fh))
+    assert desk.store.space.used_bytes == held_bytes
     desk.files.release(fh)
 
 
 async def test_a_guess_about_others_makes_a_writer_wait_and_never_fail(desk: CountedDesk) -> None:
     """A draft that grew fast is believed to take the whole pool, which is all but empty."""
-    pool, files = desk.store.pool, desk.files
-    pool.kernel.writers_run_free = True
+    store, files = desk.store, desk.files
+    store.let_writers_run()
     settle(desk.store)  # until then there may be blocks that could go
-    fast, _ = desk.store.blocks.create(ROOT_INODE, b"fast", FILE, 0, 0)
-    pool.open_inodes.let_run(fast)
+    fast, _ = desk.store.create(ROOT_INODE, b"fast", FILE, 0, 0)
+    store.let_run(fast)
     fh, _ = desk.create(b"asks")
     os.pwrite(fast.fd, bytes(20 * MIB), 0)
-    desk.store.watch.tick(0.0)
-    assert pool.space.unclaimed_bytes < 0
-    assert not pool.evictable_bytes
+    desk.store.watch(0.0)
+    assert store.space.unclaimed_bytes < 0
+    assert not store.evictable_bytes
     with pytest.raises(NoSpace):
         await desk.transfers.write(fh, 0, bytes(45 * MIB))  # beside 20 in 64: no guess matters
     assert files.room.stalls == 0
@@ -77,17 +76,17 @@ async def test_a_guess_about_others_makes_a_writer_wait_and_never_fail(desk: Cou
         nursery.start_soon(files.room.find, 1)
         while files.room.stalls < 2:
             await trio.lowlevel.checkpoint()
-        desk.store.blocks.close(fast, writer=True)
-        desk.store.watch.tick(0.1)
+        desk.store.close(fast, writer=True)
+        desk.store.watch(0.1)
     assert os.fstat(files.extent_fd(fh)).st_size == MIB
     files.release(fh)
 
 
 async def test_a_wait_for_a_guess_has_an_end(desk: CountedDesk) -> None:
-    pool, files = desk.store.pool, desk.files
-    pool.settings = dataclasses.replace(pool.settings, room_wait_s=0.05)
+    store, files = desk.store, desk.files
+    store.configure(room_wait_s=0.05)
     settle(desk.store)
-    pool.space.lacking_bytes = pool.space.capacity_bytes
+    store.expect_growth(store.space.capacity_bytes)
     with pytest.raises(NoSpace):
         await files.room.find(1)
     assert files.room.longest_s >= 0.05
@@ -113,7 +112,7 @@ def read_block(desk: CountedDesk, size_bytes: int) -> int:
     put(desk.store, ROOT_INODE, b"read.tmp", bytes(size_bytes))
     desk.store.rename(ROOT_INODE, b"read.tmp", ROOT_INODE, b"read", replace=True)
     settle(desk.store)
-    fh, _ = desk.files.open(desk.store.namespace.lookup(ROOT_INODE, b"read"), os.O_RDONLY)
+    fh, _ = desk.files.open(desk.store.lookup(ROOT_INODE, b"read"), os.O_RDONLY)
     return fh
 
 
@@ -184,14 +183,13 @@ async def test_the_oldest_waiter_looks_for_all(
 ) -> None:
     """A hundred that each search for themselves leave the loop no time for the closes."""
     looks, served = [], []
-    search_anew = desk.store.reclaim.search_anew
-    monkeypatch.setattr(desk.store.reclaim, "search_anew", lambda: (looks.append(1), search_anew()))
+    desk.store.note_calls(monkeypatch, "search", lambda: looks.append(1))
     reader = read_block(desk, 64 * MIB)
 
     async def find(number: int) -> None:
         await desk.files.room.find(MIB // 2)
         served.append(number)
-        desk.store.pool.space.extra_bytes += MIB // 2  # taken with no checkpoint in between
+        desk.store.take_space(MIB // 2)  # taken with no checkpoint in between
 
     async with trio.open_nursery() as nursery:
         for number in range(100):
@@ -201,7 +199,7 @@ async def test_the_oldest_waiter_looks_for_all(
         assert 10 < len(looks) <= 51
         desk.files.release(reader)
     assert sorted(served) == list(range(100))
-    assert desk.store.pool.space.pledged_bytes == 0
+    assert desk.store.space.pledged_bytes == 0
 
 
 async def test_a_waiter_that_is_cancelled_leaves_the_line_to_the_next(
@@ -209,7 +207,7 @@ async def test_a_waiter_that_is_cancelled_leaves_the_line_to_the_next(
 ) -> None:
     """Else nobody would look any more."""
     reader = read_block(desk, 64 * MIB)
-    room, space = desk.files.room, desk.store.pool.space
+    room = desk.files.room
     async with trio.open_nursery() as others:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(room.find, 40 * MIB)
@@ -219,15 +217,15 @@ async def test_a_waiter_that_is_cancelled_leaves_the_line_to_the_next(
             nursery.cancel_scope.cancel()
         assert room.waiting == 1
         desk.files.release(reader)
-    assert (room.waiting, space.pledged_bytes) == (0, 0)
+    assert (room.waiting, desk.store.space.pledged_bytes) == (0, 0)
 
 
 async def test_what_waits_in_memory_has_a_bound(
     desk: CountedDesk, autojump_clock: MockClock
 ) -> None:
     """One more is refused at once; the reading of requests goes on (channel.py)."""
-    pool, transfers = desk.store.pool, desk.transfers
-    pool.settings = dataclasses.replace(pool.settings, room_wait_bytes=3 * MIB)
+    transfers = desk.transfers
+    desk.store.configure(room_wait_bytes=3 * MIB)
     reader = read_block(desk, 64 * MIB)
     drafts = [(await create(desk, b"%d" % number))[0] for number in range(3)]
     async with trio.open_nursery() as nursery:
@@ -240,9 +238,9 @@ async def test_what_waits_in_memory_has_a_bound(
         desk.files.release(reader)
     for fh in drafts:
         desk.files.release(fh)
-    assert desk.store.namespace.lookup(ROOT_INODE, b"1")
+    assert desk.store.lookup(ROOT_INODE, b"1")
     with pytest.raises(NotFound):
-        desk.store.namespace.lookup(ROOT_INODE, b"2")
+        desk.store.lookup(ROOT_INODE, b"2")
 
 
 async def test_a_create_is_refused_where_nothing_may_go(desk: CountedDesk) -> None:
@@ -262,7 +260,7 @@ async def test_who_comes_after_a_wait_in_vain_does_not_wait_as_long(
 ) -> None:
     """They come one after the other, and would all wait for the same readers."""
     store, files = desk.store, desk.files
-    store.pool.settings = dataclasses.replace(store.pool.settings, room_wait_s=1.2)
+    store.configure(room_wait_s=1.2)
     fh = read_block(desk, 40 * MIB)
     waited_s = []
     for _ in range(4):

@@ -58,7 +58,7 @@ class Door:
     def ask(self, opcode: int, unique: int, ino: InodeNo, body: bytes) -> int:
         """Send a request; return the size of one that is left to others, 0 if there is none."""
         size_bytes = IN_HEADER_BYTES + len(body)
-        head = IN_HEADER.pack(size_bytes, opcode, unique, ino, 0, 0, 99, 0, 0)
+        head = IN_HEADER.pack(size_bytes, opcode, unique, ino, 0, 0, 0, 0, 0)
         self.kernel.send(head + body)
         return self.reader.next(may_wait=False)
 
@@ -72,8 +72,8 @@ class Door:
 
     def readers(self, ino: InodeNo) -> int:
         """Return how many readers are counted."""
-        opened = self.desk.store.pool.open_inodes.get(ino)
-        return 0 if opened is None else opened.readers
+        store = self.desk.store
+        return store.opened(ino).readers if ino in store.open_inos else 0
 
     def close(self) -> None:
         """Close both ends, and let go of the files."""
@@ -150,14 +150,14 @@ def test_what_fails_is_left_to_who_answers_errors(
 ) -> None:
     ino = door.desk.put(b"one")
     door.desk.load(ino)
-    index = door.desk.store.pool.index
-    index._records.clear()
+    store = door.desk.store
+    store.forget_parsed()
 
     def fails(_ino: InodeNo) -> None:
         raise type(error)(*error.args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(index, "inode_or_miss", fails)
+        store.fail_rows(patch, fails)
         assert door.open(1, ino) == IN_HEADER_BYTES + OPEN_IN.size
     assert not door.readers(ino)
     assert door.open(2, ino) == 0
@@ -173,7 +173,7 @@ def test_without_readers_all_is_left_to_others(door: Door) -> None:
 def test_readers_leave_turns_to_others(door: Door) -> None:
     ino = door.desk.put(b"one")
     door.desk.load(ino)
-    head = IN_HEADER.pack(IN_HEADER_BYTES + OPEN_IN.size, Opcode.OPEN, 1, ino, 0, 0, 99, 0, 0)
+    head = IN_HEADER.pack(IN_HEADER_BYTES + OPEN_IN.size, Opcode.OPEN, 1, ino, 0, 0, 0, 0, 0)
     for _ in range(TURN_MESSAGES + 1):
         door.kernel.send(head + OPEN_IN.pack(os.O_RDONLY, 0))
     assert door.reader.next(may_wait=False) == 0
@@ -188,7 +188,7 @@ def test_readers_who_come_slowly_leave_turns_to_others_too(door: Door) -> None:
     """The tick looks at drafts that nobody stops meanwhile."""
     ino = door.desk.put(b"one")
     door.desk.load(ino)
-    head = IN_HEADER.pack(IN_HEADER_BYTES + OPEN_IN.size, Opcode.OPEN, 1, ino, 0, 0, 99, 0, 0)
+    head = IN_HEADER.pack(IN_HEADER_BYTES + OPEN_IN.size, Opcode.OPEN, 1, ino, 0, 0, 0, 0, 0)
     asked = head + OPEN_IN.pack(os.O_RDONLY, 0)
 
     def asleep() -> bool:

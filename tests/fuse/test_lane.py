@@ -216,14 +216,16 @@ def directory_entries(kernel: FakeKernel, ino: int) -> dict[bytes, tuple[int, in
     """List a directory with attributes; return inode, generation and attr_valid (s, ns) by name."""
     opened = kernel.call(Opcode.OPENDIR, ino, OPEN_IN.pack(0, 0))
     handle = OPEN_OUT.unpack(opened.payload)[0]
-    left = kernel.call(Opcode.READDIRPLUS, ino, READ_IN.pack(handle, 0, 4096, 0, 0, 0, 0)).payload
-    found = {}
-    while left:
-        child, generation, _, attr_s, _, attr_ns = ENTRY_OUT_HEAD.unpack_from(left)
-        (length,) = struct.unpack_from("<I", left, ENTRY_OUT_BYTES + 16)
-        name = left[ENTRY_OUT_BYTES + 24 :][:length]
-        found[name] = (child, generation, attr_s, attr_ns)
-        left = left[ENTRY_OUT_BYTES + 24 + -(-length // 8) * 8 :]
+    found, cookie = {}, 0
+    while left := kernel.call(
+        Opcode.READDIRPLUS, ino, READ_IN.pack(handle, cookie, 4096, 0, 0, 0, 0)
+    ).payload:
+        while left:
+            child, generation, _, attr_s, _, attr_ns = ENTRY_OUT_HEAD.unpack_from(left)
+            cookie, length = struct.unpack_from("<QI", left, ENTRY_OUT_BYTES + 8)
+            name = left[ENTRY_OUT_BYTES + 24 :][:length]
+            found[name] = (child, generation, attr_s, attr_ns)
+            left = left[ENTRY_OUT_BYTES + 24 + -(-length // 8) * 8 :]
     kernel.call(Opcode.RELEASEDIR, ino, RELEASE_IN.pack(handle, 0, 0, 0))
     return found
 

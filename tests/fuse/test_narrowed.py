@@ -8,9 +8,8 @@ import pytest
 
 from kvfs.core.inode_rules import blank_record, is_narrowed
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.engine.attributes import Change
-from kvfs.engine.store import Store
 from tests.support.counted_desk import CountedDesk
+from tests.support.driven import Change, Driven
 from tests.support.power import Cut, Drive, drive
 from tests.support.stores import DIRECTORY, put
 
@@ -41,19 +40,18 @@ def desk(powered: Drive) -> Iterator[CountedDesk]:
         os.close(made.fd)
 
 
-def sync(store: Store) -> None:
-    store.pool.background.hurry()
-    store.pool.sync()
+def sync(store: Driven) -> None:
+    store.sync()
 
 
-def make(store: Store, kind: str, name: bytes) -> InodeNo:
+def make(store: Driven, kind: str, name: bytes) -> InodeNo:
     """Make what lets everybody in, known to the device so."""
     if kind == "directory":
-        ino = store.namespace.make_node(ROOT_INODE, name, DIRECTORY, 0, 0)[0]
+        ino = store.make_node(ROOT_INODE, name, DIRECTORY, 0, 0)[0]
     else:
         ino = put(store, ROOT_INODE, name, b"bytes")
         store.rename(ROOT_INODE, name, ROOT_INODE, b"-" + name, replace=True)
-    store.attributes.change(ino, Change(mode=0o777))
+    store.change(ino, mode=0o777)
     sync(store)
     return ino
 
@@ -66,9 +64,9 @@ async def test_a_narrowing_is_durable_before_its_answer(
     """The identity followed within half a minute: until then a power loss let all in again."""
     ino = make(desk.store, kind, b"%s-%s" % (kind.encode(), how.encode()))
     await desk.files.change(ino, NARROWER[how])
-    wanted = desk.store.namespace.record(ino)
+    wanted = desk.store.record(ino)
     powered.cut(Cut.NOTHING)
-    record = powered.start().namespace.record(ino)
+    record = powered.start().record(ino)
     assert (record.mode, record.uid, record.gid) == (wanted.mode, wanted.uid, wanted.gid)
 
 
@@ -77,13 +75,13 @@ async def test_a_slab_that_waits_for_its_bytes_is_narrowed_too(
 ) -> None:
     """Its identity is not written ahead of its bytes; the former one is gone."""
     ino = make(desk.store, "block", b"K")
-    opened = desk.store.blocks.open(ino, writer=True, truncate=False)
+    opened = desk.store.open(ino, writer=True, truncate=False)
     os.pwrite(opened.fd, b"BYTES", 0)
-    desk.store.blocks.close(opened, writer=True)
+    desk.store.close(opened, writer=True)
     desk.store.rename(ROOT_INODE, b"-K", ROOT_INODE, b"L", replace=True)
     await desk.files.change(ino, Change(mode=0o600))
     powered.cut(Cut.NOTHING)
-    record = powered.start().namespace.record(ino)
+    record = powered.start().record(ino)
     assert (stat.S_IMODE(record.mode), record.name) == (0o600, b"L")
 
 
@@ -92,16 +90,16 @@ async def test_only_a_narrowing_waits_for_the_device(
 ) -> None:
     store = desk.store
     ino = make(store, "block", b"W")
-    draft, _ = store.blocks.create(ROOT_INODE, b"draft", stat.S_IFREG | 0o666, 0, 0)
+    draft, _ = store.create(ROOT_INODE, b"draft", stat.S_IFREG | 0o666, 0, 0)
     synced: list[int] = []
-    monkeypatch.setattr(store.pool.extents, "make_durable", synced.append)
+    store.note_calls(monkeypatch, "durable", synced.append)
     for change in (Change(mode=0o777), Change(mtime_ns=1), Change(uid=0, gid=0)):
         await desk.files.change(ino, change)
     await desk.files.change(draft.ino, Change(mode=0o600))  # nothing to come back
     assert synced == []
     await desk.files.change(ino, Change(mode=0o776))
     assert synced == [ino]
-    store.blocks.close(draft, writer=True)
+    store.close(draft, writer=True)
 
 
 @pytest.mark.parametrize(

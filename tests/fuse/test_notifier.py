@@ -114,12 +114,12 @@ def test_the_kernel_is_told_of_a_gone_inode_whoever_waits_for_us_there(mounted: 
         with stopped(mounted.server_pid):
             making, _ = in_a_thread((directory / "new").mkdir)
             gone.inode_vanished(ino, parent)
-            wait_until(lambda: gone.told == 1)
+            wait_until(lambda: gone.sent == 1)
             name.entry_vanished(parent, b"block")
             wait_until(lambda: name.backlog == 0)
-            assert name.told == 0, "the directory is locked, or this test shows nothing"
+            assert name.sent == 0, "the directory is locked, or this test shows nothing"
         making.join(_WAIT_S)
-        wait_until(lambda: name.told == 1)
+        wait_until(lambda: name.sent == 1)
         for invalidations in (gone, name):
             invalidations.stop()
     assert (directory / "new").is_dir()
@@ -152,13 +152,13 @@ def test_after_the_stop_nothing_is_told_to_what_has_the_devices_number(
     invalidations = Invalidations(fd)
     for _ in range(told):
         invalidations.entry_vanished(InodeNo(1), b"before")
-    wait_until(lambda: invalidations.told == told)
+    wait_until(lambda: invalidations.sent == told)
     size_bytes = os.fstat(fd).st_size
     invalidations.stop()
     invalidations.entry_vanished(InodeNo(1), b"after")
     invalidations.inode_vanished(InodeNo(2), InodeNo(1))
     assert "kvfs-notify" not in [thread.name for thread in threading.enumerate()]
-    assert (invalidations.told, invalidations.untold) == (told, 2)
+    assert (invalidations.sent, invalidations.skipped) == (told, 2)
     assert os.fstat(fd).st_size == size_bytes
     os.close(fd)
 

@@ -29,14 +29,14 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 def test_readers_of_a_whole_block_share_a_handle_and_the_next_one_gets_it_too(desk: Desk) -> None:
     ino = desk.put(b"one")
     first = desk.load(ino)
-    assert ino not in desk.store.pool.open_inodes
+    assert ino not in desk.store.open_inos
     assert len(desk.handles) == 0
     told = [desk.files.open(ino, os.O_RDONLY) for _ in range(3)]
     assert told == [first] * 3
-    assert desk.store.pool.open_inodes[ino].readers == len(desk.handles) == 3
+    assert desk.store.opened(ino).readers == len(desk.handles) == 3
     for fh, _ in told:
         desk.files.release(fh)
-    assert ino not in desk.store.pool.open_inodes
+    assert ino not in desk.store.open_inos
     with pytest.raises(BadHandle):
         desk.files.release(first[0])
     assert desk.path.describe() == {"backing_ids_open": 0, "backing_ids_cached": 1}
@@ -46,18 +46,17 @@ def test_a_record_that_was_read_again_is_the_same(desk: Desk) -> None:
     """More blocks are read in turn than the index keeps parsed."""
     ino = desk.put(b"one")
     first = desk.load(ino)
-    desk.store.pool.index._records.clear()
+    desk.store.forget_parsed()
     assert desk.load(ino) == first
 
 
 def test_every_open_is_a_touch(desk: Desk) -> None:
     ino, other = desk.put(b"one"), desk.put(b"two")
-    heat = desk.store.pool.heat
     for _ in range(3):
         desk.load(other)
-        before = heat.touched(ino)
+        before = desk.store.touched(ino)
         desk.load(ino)
-        assert heat.touched(ino) > max(before, heat.touched(other))
+        assert desk.store.touched(ino) > max(before, desk.store.touched(other))
 
 
 def test_other_flags_have_a_handle_of_their_own(desk: Desk) -> None:
@@ -82,8 +81,8 @@ def test_a_removed_block_has_no_handle_left(desk: Desk) -> None:
     fh, _ = desk.files.open(ino, os.O_RDONLY)  # its LOOKUP came before the removal
     assert fh != told[0]
     desk.files.release(fh)
-    desk.store.pool.recently_removed.give_way()
-    desk.store.pool.background.drain()
+    desk.store.erase_removed()
+    desk.store.drain()
     with pytest.raises(DeadInode):
         desk.files.open(ino, os.O_RDONLY)
     assert not desk.ids.live
@@ -93,18 +92,18 @@ def test_a_removed_block_has_no_handle_left(desk: Desk) -> None:
 def test_a_temporary_name_that_is_written_anew_leaves_no_id(desk: Desk, read: bool) -> None:
     """Nobody reads what lost it: an id would pin its space, which nothing counts any more."""
     fh, _, lost, _ = desk.files.create(ROOT_INODE, b"same.tmp", FILE, NEW, 0, 0)
-    os.pwrite(desk.store.blocks.extent_fd(desk.handles.get(fh).opened), b"bytes", 0)
+    os.pwrite(desk.store.extent_fd(desk.handles.get(fh).opened), b"bytes", 0)
     desk.files.release(fh)
     if read:
         desk.load(lost)
     (kept,) = desk.ids.live
     with pytest.raises(DeadInode):
         desk.files.open(lost, os.O_WRONLY | os.O_TRUNC)
-    fresh = desk.store.namespace.lookup(ROOT_INODE, b"same.tmp")
+    fresh = desk.store.lookup(ROOT_INODE, b"same.tmp")
     assert fresh != lost
     assert kept not in desk.ids.live
     desk.load(fresh)  # who looks before the OPEN comes, which never does
-    desk.store.blocks.truncating.close()
+    desk.store.end_second_tries()
     assert not desk.ids.live
 
 
@@ -114,9 +113,9 @@ def test_who_reads_a_removed_block_keeps_it_to_the_end(desk: Desk) -> None:
     desk.put(b"one", b"new")
     desk.files.release(first)
     assert desk.host.extent(ino).read_bytes() == b"old"
-    assert ino in desk.store.pool.open_inodes
+    assert ino in desk.store.open_inos
     desk.files.release(second)
-    assert ino not in desk.store.pool.open_inodes
+    assert ino not in desk.store.open_inos
     assert len(desk.handles) == 0
     assert desk.path.describe()["backing_ids_open"] == 0
 
@@ -129,13 +128,13 @@ def test_a_rewritten_block_is_opened_anew(desk: Desk) -> None:
     during, same = desk.files.open(ino, os.O_RDONLY)
     assert before != during
     assert grant.backing_id == same.backing_id
-    os.pwrite(desk.store.blocks.extent_fd(desk.handles.get(writer).opened), b"x" * 9000, 0)
+    os.pwrite(desk.store.extent_fd(desk.handles.get(writer).opened), b"x" * 9000, 0)
     desk.files.flush(writer, os.getpid())
     desk.files.release(writer)
     desk.files.release(during)
     after, _ = desk.load(ino)
     assert after not in (before, during)
-    assert desk.store.namespace.record(ino).size_bytes == 9000
+    assert desk.store.record(ino).size_bytes == 9000
     assert len(desk.ids.live) == 1
 
 
@@ -143,12 +142,12 @@ def test_a_writer_finds_what_readers_left_parked(desk: Desk) -> None:
     """One entry for an inode, one id: also when kvfs itself opens it, to truncate it."""
     ino = desk.put(b"one")
     desk.load(ino)
-    parked = desk.store.pool.open_inodes.parked[ino]
-    desk.store.blocks.truncate(ino, 2)
-    assert ino not in desk.store.pool.open_inodes.parked
+    parked = desk.store.parked[ino]
+    desk.store.truncate(ino, 2)
+    assert ino not in desk.store.parked
     assert parked.readers == parked.writers == 0
     fh, _ = desk.files.open(ino, os.O_RDONLY)
-    assert desk.store.pool.open_inodes[ino].allocated_bytes == desk.host.allocated_bytes(ino)
+    assert desk.store.opened(ino).allocated_bytes == desk.host.allocated_bytes(ino)
     desk.files.release(fh)
     assert len(desk.ids.live) == 1
 
@@ -156,19 +155,19 @@ def test_a_writer_finds_what_readers_left_parked(desk: Desk) -> None:
 def test_a_lease_by_time_starts_anew_with_each_open(desk: Desk) -> None:
     """Its maker cannot be watched, so its readers keep it: they take the whole way."""
     now_s = [100.0]
-    desk.store.pool.monotonic_s = lambda: now_s[0]
+    desk.store.turn_clock(lambda: now_s[0])
     fh, _, ino, _ = desk.files.create(ROOT_INODE, b"in place", FILE, NEW, 0, 0)
     desk.files.flush(fh, KERNEL_THREAD)
     desk.files.release(fh)
     for _ in range(2):
         now_s[0] += 50.0
         desk.load(ino)
-        assert desk.store.pool.leases._timed[ino] == now_s[0]
+        assert desk.store.timed_leases[ino] == now_s[0]
 
 
 def test_a_lease_by_life_is_shared(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """LMCache's local disk stores in place, and loads while it lives."""
-    monkeypatch.setattr(desk.store.pool.leases.processes, "lives", lambda _: True)
+    desk.store.let_all_live(monkeypatch)
     desk.files.requester = lambda: ALIVE
     fh, _, ino, _ = desk.files.create(ROOT_INODE, b"in place", FILE, NEW, 0, 0)
     desk.files.flush(fh, os.getpid())
@@ -184,7 +183,7 @@ async def test_an_extent_that_was_read_here_is_closed_with_its_last_reader(desk:
     assert opened.fd >= 0
     desk.files.release(fh)
     assert opened.fd < 0
-    assert ino not in desk.store.pool.open_inodes.parked
+    assert ino not in desk.store.parked
     desk.load(ino)
     assert len(desk.ids.live) == 1
 
@@ -195,7 +194,7 @@ def test_no_more_are_kept_than_there_may_be_ids(desk: Desk) -> None:
     for ino in inos[1:]:
         desk.load(ino)
     assert len(desk.ids.live) <= IDS_MAX
-    assert len(desk.store.pool.open_inodes.parked) <= IDS_MAX
+    assert len(desk.store.parked) <= IDS_MAX
     assert desk.load(inos[0]) != first
     assert len(desk.handles._open) <= IDS_MAX
 
@@ -220,7 +219,7 @@ def test_an_id_that_is_not_to_be_had_opens_nothing(desk: Desk) -> None:
     desk.ids.fail_with = errno.ENOMEM
     with pytest.raises(OSError, match="no id"):
         desk.files.open(ino, os.O_RDONLY)
-    assert ino not in desk.store.pool.open_inodes
+    assert ino not in desk.store.open_inos
     assert len(desk.handles) == 0
     desk.ids.fail_with = 0
     desk.load(ino)

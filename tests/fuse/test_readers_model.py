@@ -38,7 +38,7 @@ class ReadersMachine(RuleBasedStateMachine):
     def find(self, name: bytes) -> InodeNo | None:
         """Return what the name leads to."""
         try:
-            return self.desk.store.namespace.lookup(ROOT_INODE, name)
+            return self.desk.store.lookup(ROOT_INODE, name)
         except NotFound:
             return None
 
@@ -61,7 +61,7 @@ class ReadersMachine(RuleBasedStateMachine):
         if fh is not None:
             opened = self.desk.handles.get(fh).opened
             data = b"r" * size_bytes
-            os.pwrite(self.desk.store.blocks.extent_fd(opened), data, 0)
+            os.pwrite(self.desk.store.extent_fd(opened), data, 0)
             self.data[opened.ino] = data + self.data[opened.ino][size_bytes:]
 
     def _open(self, name: bytes, flags: int) -> HandleNo | None:
@@ -85,14 +85,14 @@ class ReadersMachine(RuleBasedStateMachine):
         """As fallocate(2) and lseek(2) do."""
         if self.open:
             fh, _, _ = self.open[which % len(self.open)]
-            self.desk.store.blocks.extent_fd(self.desk.handles.get(fh).opened)
+            self.desk.store.extent_fd(self.desk.handles.get(fh).opened)
 
     @rule(name=sampled_from(NAMES), size_bytes=integers(0, 10))
     def truncate(self, name: bytes, size_bytes: int) -> None:
         """Without a handle: truncate(2)."""
         ino = self.find(name)
         if ino is not None:
-            self.desk.store.blocks.truncate(ino, size_bytes)
+            self.desk.store.truncate(ino, size_bytes)
             self.data[ino] = self.data[ino].ljust(size_bytes, b"\0")[:size_bytes]
 
     @rule(name=sampled_from(NAMES))
@@ -110,21 +110,21 @@ class ReadersMachine(RuleBasedStateMachine):
     def idle(self) -> None:
         """What waits for a pause is done."""
         self.desk.store.tick()
-        self.desk.store.pool.background.drain()
+        self.desk.store.drain()
 
     @invariant()
     def what_is_open_is_counted(self) -> None:
         """In the table of handles and in the one of inodes."""
-        pool = self.desk.store.pool
+        store = self.desk.store
         inos = {ino for _, ino, _ in self.open}
         assert len(self.desk.handles) == len(self.open)
-        assert set(pool.open_inodes) == inos
+        assert store.open_inos == inos
         for ino in inos:
-            opened = pool.open_inodes[ino]
+            opened = store.opened(ino)
             assert opened.readers + opened.writers == sum(
                 1 for _, one, _ in self.open if one == ino
             )
-        assert not set(pool.open_inodes.parked) & inos
+        assert not store.parked.keys() & inos
 
     @invariant()
     def ids_of_what_is_open_live(self) -> None:
@@ -148,7 +148,7 @@ class ReadersMachine(RuleBasedStateMachine):
         for fh, ino, _ in self.open:
             assert self.desk.host.extent(ino).read_bytes() == self.data[ino]
             assert self.desk.handles.get(fh).opened.ino == ino
-            assert self.desk.store.blocks.present(ino).size_bytes == len(self.data[ino])
+            assert self.desk.store.present(ino).size_bytes == len(self.data[ino])
 
 
 TestReaders = ReadersMachine.TestCase

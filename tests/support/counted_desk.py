@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.pool.open_inodes import OpenInode
 from mount.files.data_path import DaemonPath
 from mount.files.files import Files
 from mount.files.handles import Handles
 from mount.files.kernel_port import KernelPort
 from mount.files.transfers import Transfers
 from mount.fuse.grant import Grant
+from tests.support.driven import Opened
 from tests.support.power import Drive
 from tests.support.present_request import PresentRequest
 from tests.support.stores import FILE, Host, host, put
@@ -29,14 +29,14 @@ class CountedPath(DaemonPath):
         self.open: set[InodeNo] = set()
         self.refuse = False
 
-    def grant(self, opened: OpenInode, *, writer: bool) -> Grant:
+    def grant(self, opened: Opened, *, writer: bool) -> Grant:
         """Grant, or fail as an ioctl does."""
         if self.refuse:
             raise OSError(errno.ENOMEM, "no id")
         self.open.add(opened.ino)
         return super().grant(opened, writer=writer)
 
-    def freed(self, opened: OpenInode) -> None:
+    def freed(self, opened: Opened) -> None:
         """Note the last one."""
         self.open.discard(opened.ino)
 
@@ -48,8 +48,10 @@ class CountedDesk:
         self.fd = os.memfd_create("handles")
         self.handles = Handles(self.fd)
         settings = dataclasses.replace(machine.settings, data_path="daemon", notifications=False)
-        port = KernelPort(-1, settings, self.handles, lambda port: machine.start(kernel=port))
-        self.store = port.store
+        port = KernelPort(
+            -1, settings, self.handles, lambda port: machine.start(kernel=port).engine
+        )
+        self.store = machine.store
         self.path = port.path = CountedPath()
         self.files = Files(port, PresentRequest(), io_threads=2)
         self.transfers = Transfers(self.files)
@@ -67,12 +69,12 @@ class CountedDesk:
     def identified(self, name: bytes) -> InodeNo:
         """Store a block that the device knows to be whole; return its inode."""
         ino = put(self.store, ROOT_INODE, name, b"bytes")
-        self.store.pool.background.hurry()
+        self.store.hurry()
         return ino
 
     def assert_nothing_is_open(self) -> None:
         """Assert that store, table and data path agree."""
-        assert len(self.handles) == len(self.store.pool.open_inodes) == len(self.path.open) == 0
+        assert len(self.handles) == len(self.store.open_inos) == len(self.path.open) == 0
 
 
 @contextlib.contextmanager

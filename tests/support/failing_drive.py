@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, Self
 
 from tests.fuse.conftest import require_passthrough
@@ -61,11 +60,6 @@ class FailingDrive:
         self._program.wait(_END_WAIT_S)
         assert self._program.stdout is not None
         self._program.stdout.close()
-
-
-def drop_caches() -> None:
-    """Let the kernel forget what it has of all drives; for tests marked ``drops_caches``."""
-    Path("/proc/sys/vm/drop_caches").write_text("3")
 
 
 @contextlib.contextmanager

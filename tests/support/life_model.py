@@ -4,7 +4,7 @@ from kvfs.core.errors import KvfsError, NotFound
 from kvfs.core.lifecycle import HELD, IDENTIFIED, UNFINISHED, Event, State, after, is_temporary
 from kvfs.core.types import InodeNo
 from kvfs.machine.processes import NOBODY, Maker, Processes
-from kvfs.pool.open_inodes import OpenInode
+from tests.support.driven import Opened
 from tests.support.store_model import TEARABLE
 
 
@@ -70,7 +70,7 @@ class Block:
 
     def must_be_superseded(self, maker: Maker) -> bool:
         """Whether an O_TRUNC of *maker* must leave it to those who have it."""
-        own = maker != NOBODY and maker in self.hands
+        own = maker.is_one and maker in self.hands
         shared = self.writers > 0 and (own or self.appenders == self.writers)
         if shared and not is_temporary(self.name):
             return False
@@ -211,13 +211,13 @@ def meant_by(
     lost = [other for other in displaced if (other.parent, other.name) == place]
     if not lost or not block.is_unfinished:
         fought = place in fought_over and block.is_unfinished
-        foreign = who != NOBODY and block.opener not in (NOBODY, who)
+        foreign = who.is_one and block.opener.is_one and block.opener != who
         return NotFound if fought and foreign else None, block
     finished = [other for other in reversed(lost) if not other.writers and not other.torn]
     own = [other for other in finished if other.opener == who]
     if own:
         return None, own[0]
-    if block.opener == who != NOBODY:
+    if block.opener == who and who.is_one:
         return None, block
     return (None, finished[0]) if finished else (NotFound, block)
 
@@ -225,7 +225,7 @@ def meant_by(
 class Handle:
     """What open(2) made: ``count`` descriptors and mappings share it."""
 
-    def __init__(self, block: Block, opened: OpenInode, *, writer: bool, appends: bool) -> None:
+    def __init__(self, block: Block, opened: Opened, *, writer: bool, appends: bool) -> None:
         self.block = block
         self.opened = opened
         self.writer = writer

@@ -8,7 +8,10 @@ from typing import Final, NamedTuple
 
 import pytest
 
+from kvfs import devices
 from kvfs.core.errors import CommandError
+from kvfs.devices.device import Fill
+from kvfs.devices.pool_files import PoolHeader
 from tests.support.loop import digest_of, loop_device
 from tests.support.mounting import own_tmpfs, why_no_mounts, workplace
 
@@ -35,6 +38,20 @@ class Source(NamedTuple):
             )
             for path in (self.bytes_at, *self.bytes_at.rglob("*"))
         }
+
+
+def format_source(
+    source: str,
+    *,
+    size_bytes: int | None = None,
+    capacity_bytes: int | None = None,
+    force: bool = False,
+    fill: Fill = lambda _pool_fd: None,
+) -> PoolHeader:
+    """Make a pool of *source*: without an index, which no test of devices alone looks at."""
+    return devices.format_source(
+        source, fill=fill, size_bytes=size_bytes, capacity_bytes=capacity_bytes, force=force
+    )
 
 
 @contextlib.contextmanager

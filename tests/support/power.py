@@ -13,11 +13,11 @@ from typing import Final
 
 from kvfs.core.settings import Settings
 from kvfs.devices import Device, format_source, open_source, wait_released
-from kvfs.engine.store import Store
+from kvfs.engine.recovery.fsck import check_pool
 from kvfs.pool.ports import Kernel
-from tests.support.kernel_recorder import KernelRecorder
+from tests.support.driven import Driven, driven
 from tests.support.mounting import workplace
-from tests.support.stores import MIB, fill_pool, kill
+from tests.support.stores import MIB, fill_pool, no_bar
 
 #: _IOR('X', 125, __u32), linux fs/xfs/libxfs/xfs_fs.h.
 _XFS_IOC_GOINGDOWN: Final = 0x8004587D
@@ -47,22 +47,28 @@ class Drive:
         self.settings = Settings(index_preallocate_bytes=MIB, index_map_bytes=64 * MIB)
         format_source(str(path), size_bytes=400 * MIB, fill=fill_pool)
         self._device: Device | None = None
-        self.store: Store | None = None
+        self._store: Driven | None = None
+
+    @property
+    def store(self) -> Driven:
+        """The running store."""
+        assert self._store is not None
+        return self._store
 
     def read_only(self) -> Settings:
         """Return the settings of a mount that writes nothing."""
         return dataclasses.replace(self.settings, read_only=True)
 
-    def start(self, kernel: Kernel | None = None) -> Store:
+    def start(self, kernel: Kernel | None = None) -> Driven:
         """Start a store."""
         self._device = open_source(str(self.path), read_only=self.settings.read_only)
         try:
-            self.store = Store(self._device, self.settings, kernel or KernelRecorder())
+            self._store = driven(self._device, self.settings, kernel)
         except BaseException:
             self._device.close()
             self._device = None
             raise
-        return self.store
+        return self._store
 
     def cut(self, cut: Cut) -> None:
         """Take the power away.
@@ -70,17 +76,17 @@ class Drive:
         The server's mappings end first: a dirty page that XFS discards would be a SIGBUS for LMDB.
         """
         assert self._device is not None
-        if self.store is not None:
-            kill(self.store)
-            self.store = None
+        if self._store is not None:
+            self._store.kill()
+            self._store = None
         shut_down(self._device.pool_fd, cut)
         self.kill()
 
     def kill(self) -> None:
         """End the store as SIGKILL does."""
-        if self.store is not None:
-            kill(self.store)
-            self.store = None
+        if self._store is not None:
+            self._store.kill()
+            self._store = None
         if self._device is not None:
             self._device.close()
             self._device = None
@@ -88,10 +94,14 @@ class Drive:
 
     def stop(self) -> None:
         """Stop cleanly."""
-        assert self.store is not None
-        store, self.store = self.store, None
-        store.close()
+        store, self._store = self.store, None
+        store.stop()
         self.kill()
+
+    def problems(self) -> list[str]:
+        """Return what fsck finds on the stopped pool."""
+        with open_source(str(self.path), read_only=True) as device:
+            return check_pool(device, repair=False, progress=no_bar).problems
 
 
 @contextlib.contextmanager

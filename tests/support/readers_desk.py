@@ -37,10 +37,10 @@ class Desk:
             DEVICE_FD,
             settings,
             self.handles,
-            lambda port: machine.start(settings=settings, kernel=port),
+            lambda port: machine.start(settings=settings, kernel=port).engine,
         )
         self.port.writers_run_free = False  # who writes here asks
-        self.store, self.path, self.removed = self.port.store, self.port.path, self.port.unnamed
+        self.store, self.path, self.removed = machine.store, self.port.path, self.port.unnamed
         self.files = Files(self.port, PresentRequest(), io_threads=1)
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class Desk:
         """Store a block as a connector does, over what is there."""
         draft = b"." + name + b".tmp"
         fh, _, ino, _ = self.files.create(ROOT_INODE, draft, FILE, NEW, 0, 0)
-        os.pwrite(self.store.blocks.extent_fd(self.handles.get(fh).opened), data, 0)
+        os.pwrite(self.store.extent_fd(self.handles.get(fh).opened), data, 0)
         self.files.release(fh)
         replaced = self.store.rename(ROOT_INODE, draft, ROOT_INODE, name, replace=True)
         if replaced is not None:
@@ -62,7 +62,7 @@ class Desk:
 
     def unlink(self, name: bytes) -> None:
         """Remove a name."""
-        self.removed(self.store.namespace.unlink(ROOT_INODE, name))
+        self.removed(self.store.unlink(ROOT_INODE, name))
 
     def load(self, ino: InodeNo, flags: int = os.O_RDONLY) -> tuple[HandleNo, Grant]:
         """Open and close once; return what the kernel was told."""

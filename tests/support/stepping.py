@@ -49,9 +49,16 @@ def until(
 class Stepping:
     """The test's side of such a process; leaving the context ends it."""
 
-    def __init__(self, module: str, *arguments: str | Path, pass_fds: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        module: str,
+        *arguments: str | Path,
+        pass_fds: tuple[int, ...] = (),
+        prefix: tuple[str, ...] = (),
+    ) -> None:
+        """Start it; *prefix* is a command that becomes it, such as unshare(1)."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, arguments)],
+            [*prefix, sys.executable, "-m", module, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,

@@ -5,8 +5,7 @@ from typing import Final, NamedTuple
 
 from kvfs.core.errors import KvfsError
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.engine.attributes import Change
-from kvfs.engine.store import Store
+from tests.support.driven import Driven
 from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.stores import (
     DIRECTORY,
@@ -33,44 +32,44 @@ Tree = dict[bytes, object]
 class Step(NamedTuple):
     """A request or two, and what they make of the tree."""
 
-    do: Callable[[Store], object]
+    do: Callable[[Driven], object]
     effect: Callable[[Tree], Tree]
 
 
-def _directory(store: Store) -> InodeNo:
-    return store.namespace.lookup(ROOT_INODE, b"dir")
+def _directory(store: Driven) -> InodeNo:
+    return store.lookup(ROOT_INODE, b"dir")
 
 
 def _put(path: bytes, data: bytes) -> Step:
-    def do(store: Store) -> None:
+    def do(store: Driven) -> None:
         parent = _directory(store) if path.startswith(b"/dir/") else ROOT_INODE
         put(store, parent, path.rpartition(b"/")[2], data)
 
     return Step(do, lambda tree: tree | {path: data})
 
 
-def _rewrite(store: Store) -> None:
-    ino = store.namespace.lookup(ROOT_INODE, b"one")
-    opened = store.blocks.open(ino, writer=True, truncate=False)
+def _rewrite(store: Driven) -> None:
+    ino = store.lookup(ROOT_INODE, b"one")
+    opened = store.open(ino, writer=True, truncate=False)
     try:
         write(store, opened, b"ONE", 6000)
     finally:
-        store.blocks.close(opened, writer=True)
+        store.close(opened, writer=True)
 
 
-def _remove_while_open(store: Store) -> None:
-    ino = store.namespace.lookup(ROOT_INODE, b"gone")
-    opened = store.blocks.open(ino, writer=True, truncate=False)
+def _remove_while_open(store: Driven) -> None:
+    ino = store.lookup(ROOT_INODE, b"gone")
+    opened = store.open(ino, writer=True, truncate=False)
     try:
-        store.namespace.unlink(ROOT_INODE, b"gone")
+        store.unlink(ROOT_INODE, b"gone")
         write(store, opened, b"more", 9000)
     finally:
-        store.blocks.close(opened, writer=True)
+        store.close(opened, writer=True)
 
 
-def _change(store: Store) -> None:
-    ino = store.namespace.lookup(ROOT_INODE, b"one")
-    store.attributes.change(ino, Change(mode=0o600, size_bytes=3, mtime_ns=9))
+def _change(store: Driven) -> None:
+    ino = store.lookup(ROOT_INODE, b"one")
+    store.change(ino, mode=0o600, size_bytes=3, mtime_ns=9)
 
 
 def _moved(tree: Tree, source: bytes, target: bytes) -> Tree:
@@ -93,34 +92,34 @@ def _patched(what: object, data: bytes, offset_bytes: int) -> bytes:
 
 STEPS: Final = (
     Step(
-        lambda store: store.namespace.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0),
+        lambda store: store.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0),
         lambda tree: tree | {b"/dir": "directory"},
     ),
     _put(b"/one", b"x" * 5000),
     _put(b"/dir/tmp", b"y" * 5000),
     Step(
-        lambda store: store.namespace.rename(_directory(store), b"tmp", _directory(store), b"two"),
+        lambda store: store.rename(_directory(store), b"tmp", _directory(store), b"two"),
         lambda tree: _moved(tree, b"/dir/tmp", b"/dir/two"),
     ),
     Step(_rewrite, lambda tree: tree | {b"/one": _patched(tree[b"/one"], b"ONE", 6000)}),
     Step(
-        lambda store: store.namespace.make_node(ROOT_INODE, b"link", SYMLINK, 0, 0, b"dir/two"),
+        lambda store: store.make_node(ROOT_INODE, b"link", SYMLINK, 0, 0, b"dir/two"),
         lambda tree: tree | {b"/link": b"dir/two"},
     ),
     _put(b"/new", b"z" * 5000),
     Step(
-        lambda store: store.namespace.rename(ROOT_INODE, b"new", _directory(store), b"two"),
+        lambda store: store.rename(ROOT_INODE, b"new", _directory(store), b"two"),
         lambda tree: _moved(tree, b"/new", b"/dir/two"),
     ),
     Step(
-        lambda store: store.namespace.exchange(ROOT_INODE, b"one", _directory(store), b"two"),
+        lambda store: store.exchange(ROOT_INODE, b"one", _directory(store), b"two"),
         lambda tree: tree | {b"/one": tree[b"/dir/two"], b"/dir/two": tree[b"/one"]},
     ),
     Step(_change, lambda tree: tree | {b"/one": _cut(tree[b"/one"], 3)}),
     _put(b"/gone", b"g" * 5000),
     Step(_remove_while_open, lambda tree: _without(tree, b"/gone")),
     Step(
-        lambda store: store.namespace.unlink(ROOT_INODE, b"link"),
+        lambda store: store.unlink(ROOT_INODE, b"link"),
         lambda tree: _without(tree, b"/link"),
     ),
     _put(b"/last", b"l" * 20_000),

@@ -15,11 +15,12 @@ from typing import Final
 import pytest
 
 from tests.fuse.conftest import require_passthrough
+from tests.support.caches import forget_blocks, pool_root
 from tests.support.calls import opened, write_file
 from tests.support.loop import loop_device
 from tests.support.mounting import Mounted, workplace
 
-pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop, pytest.mark.drops_caches]
+pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 
 MIB: Final = 1 << 20
 BLOCK_BYTES: Final = 32 * MIB
@@ -100,17 +101,12 @@ def trace(mount: Mounted) -> Iterator[Trace]:
 
 @pytest.fixture(scope="module")
 def blocks(mount: Mounted) -> list[Path]:
-    """Blocks of 32 MiB, published."""
+    """Blocks of 32 MiB, published and on the drive."""
     paths = [mount.path / f"block{number}" for number in range(BLOCKS)]
     for number, path in enumerate(paths):
         write_file(path, bytes([number]) * BLOCK_BYTES)
+    subprocess.run(["sync", "--file-system", pool_root(mount)], check=True)
     return paths
-
-
-def drop_caches() -> None:
-    """Forget every clean page, name and inode of the machine (proc(5), drop_caches)."""
-    os.sync()
-    Path("/proc/sys/vm/drop_caches").write_text("3")
 
 
 def load(path: Path, number: int, *, direct: bool = False) -> None:
@@ -125,10 +121,10 @@ def load(path: Path, number: int, *, direct: bool = False) -> None:
         assert memory[0] == memory[BLOCK_BYTES - 1] == number
 
 
-def load_all(blocks: list[Path], rounds: int, *, direct: bool = False) -> int:
+def load_all(mount: Mounted, blocks: list[Path], rounds: int, *, direct: bool = False) -> int:
     """Load every block *rounds* times from the drive, two at a time; return how many loads."""
     for _ in range(rounds):
-        drop_caches()
+        forget_blocks(mount)
         with ThreadPoolExecutor(2) as pool:
             work = [
                 pool.submit(load, path, number, direct=direct) for number, path in enumerate(blocks)
@@ -158,16 +154,18 @@ def test_the_witness_sees_what_passes_the_server(mount: Mounted, trace: Trace) -
     assert moved.total() >= 3 * 4000
 
 
-def test_loads_pass_the_server_by(blocks: list[Path], trace: Trace) -> None:
+def test_loads_pass_the_server_by(mount: Mounted, blocks: list[Path], trace: Trace) -> None:
     """From the drive, buffered and O_DIRECT: 512 MiB, of which it moves a few kilobytes."""
-    loads = load_all(blocks, 1) + load_all(blocks, 1, direct=True)
+    loads = load_all(mount, blocks, 1) + load_all(mount, blocks, 1, direct=True)
     trace.stop()
     assert trace.moved().total() <= loads * BYTES_PER_LOAD_MAX
 
 
-def test_other_ways_to_read_pass_the_server_by(blocks: list[Path], trace: Trace) -> None:
+def test_other_ways_to_read_pass_the_server_by(
+    mount: Mounted, blocks: list[Path], trace: Trace
+) -> None:
     """A mapping and sendfile."""
-    drop_caches()
+    forget_blocks(mount)
     with (
         opened(blocks[1], os.O_RDONLY) as fd,
         mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as memory,
@@ -194,10 +192,12 @@ def test_stores_pass_the_server_by(mount: Mounted, trace: Trace) -> None:
 
 
 @pytest.mark.proof
-def test_a_load_of_ten_gigabytes_passes_the_server_by(blocks: list[Path], trace: Trace) -> None:
+def test_a_load_of_ten_gigabytes_passes_the_server_by(
+    mount: Mounted, blocks: list[Path], trace: Trace
+) -> None:
     """The sum of what every reading and writing call of the server moved meanwhile."""
     rounds = 10_000_000_000 // (BLOCKS * BLOCK_BYTES) + 1
-    loads = load_all(blocks, rounds)
+    loads = load_all(mount, blocks, rounds)
     trace.stop()
     moved = trace.moved()
     print(f"{loads} loads of {BLOCK_BYTES} bytes; the server moved", dict(moved))

@@ -1,0 +1,46 @@
+"""The facade: a store as tests drive it, and look at it, without a name from inside the engine.
+
+The rule. A test that drives a store (one that imports ``Host``, ``host``, ``Drive`` or ``Driven``)
+asks this class, and names no class, module or attribute of kvfs/engine/ or kvfs/pool/: when a part
+moves, the tables below move with it and no test does. A test of one part on its own names that
+part, which is its subject: it drives no store, or is called after the part (test_space.py:
+kvfs/pool/space.py). Values of kvfs/core/, the device, processes, and the formats on the device
+(kvfs/storage/) are everybody's. tests/test_tidy_tests.py holds this.
+
+Cut by idea: ``Requests`` are what clients ask, as the mount passes it on; ``Course`` is time, the
+housekeeping and the bounds; ``Faults`` are what fails; ``Looks`` are what can be seen. The figures
+that `kvfs status` shows are looked at there (``describe``).
+"""
+
+from kvfs.core.settings import Settings
+from kvfs.devices import Device
+from kvfs.engine.attributes import Change
+from kvfs.engine.store import Store
+from kvfs.pool.open_inodes import OpenInode as Opened
+from kvfs.pool.ports import Kernel
+from kvfs.storage.syscalls import Syscalls
+from tests.support.driven_course import Course
+from tests.support.driven_faults import Faults
+from tests.support.driven_looks import Looks
+from tests.support.driven_requests import Requests
+from tests.support.kernel_recorder import KernelRecorder
+
+__all__ = ["Change", "Driven", "Opened", "driven"]
+
+
+class Driven(Requests, Course, Faults, Looks):
+    """A running store. *engine* is for those who wire parts of the mount to it."""
+
+    def __init__(self, engine: Store) -> None:
+        self.engine = engine
+
+
+def driven(
+    device: Device,
+    settings: Settings,
+    kernel: Kernel | None = None,
+    *,
+    syscalls: Syscalls | None = None,
+) -> Driven:
+    """Start a store on *device*. Raises CommandError, OSError."""
+    return Driven(Store(device, settings, kernel or KernelRecorder(), syscalls=syscalls))
