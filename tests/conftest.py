@@ -7,6 +7,7 @@ import fcntl
 import gc
 import logging
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Generator, Iterator
@@ -37,19 +38,33 @@ settings.register_profile(
 settings.load_profile("kvfs")
 
 
+_OWN_PLACE: Final = pytest.StashKey[Path]()
 #: Held shared by every test, alone by one that drops the machine's caches (proc(5), drop_caches).
 CACHES_LOCK: Final = Path("/dev/shm/kvfs-test-caches.lock")
 #: Held while one waits for the lock above: who comes later comes behind, shared or not.
 CACHES_LINE: Final = Path("/dev/shm/kvfs-test-caches.line")
 
 
-def pytest_configure() -> None:
-    """Let a terminated run take its mounts down like an interrupted one.
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the run a directory of its own, and let a terminated one take its mounts down.
 
-    A shell's background job ignores SIGINT, and so would all that it starts.
+    pytest's default is a directory for all runs, in which it removes what older ones left: a mount
+    that a killed run left there would fail this one. A shell's background job ignores SIGINT, and
+    so would all that it starts.
     """
+    if config.option.basetemp is None:
+        config.option.basetemp = Path(tempfile.mkdtemp(prefix="kvfs-pytest-"))
+        config.stash[_OWN_PLACE] = config.option.basetemp
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Remove that directory again, unless a failed test left something to look at there."""
+    place = session.config.stash.get(_OWN_PLACE, None)
+    if place is not None and exitstatus == 0:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -70,8 +70,6 @@ class OpenInode(Writing):
     quiet_writers = 0
     #: Size and mtime (ns) of the extent when the last of them was counted so.
     left_as = (-1, 0)
-    #: It lost its name, only file servers have it open, and their reads fail or will (revoking.py).
-    revoked = False
     #: The last record of an inode that has no name any more.
     gone: InodeRecord | None = None
     #: And its extended attributes then.
