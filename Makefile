@@ -39,7 +39,9 @@ demo: $(VENV)/.runtime install-connectors
 	$(VENV)/bin/python -m tests.connectors.demo $(CONNECTOR) $(DEMO)
 endif
 
-PYTEST := $(VENV)/bin/pytest -n 2 --dist loadscope
+# Three workers on two cores: each waits for its server now and then. The tests are sorted already,
+# the longest first (tests/conftest.py).
+PYTEST := $(VENV)/bin/pytest -n 3 --dist loadscope --no-loadscope-reorder
 
 test: lint
 	$(PYTEST) --ignore=tests/connectors $(TESTS)

@@ -38,6 +38,8 @@ settings.register_profile(
 settings.load_profile("kvfs")
 
 
+#: Folders of tests, the one with the longest modules first.
+LONGEST_FIRST: Final = ("system", "fuse", "engine", "core")
 _OWN_PLACE: Final = pytest.StashKey[Path]()
 #: Held shared by every test, alone by one that drops the machine's caches (proc(5), drop_caches).
 CACHES_LOCK: Final = Path("/dev/shm/kvfs-test-caches.lock")
@@ -70,20 +72,26 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this machine cannot do; in CI nothing is skipped for that.
 
-    The longest modules first, so that both workers end together. What the data path has no part in
+    The longest modules first, so that all workers end together. What the data path has no part in
     runs on the one that each machine has.
     """
     again = [item for item in items if is_on_the_second_path(item)]
     if again:
         config.hook.pytest_deselected(items=again)
         items[:] = [item for item in items if item not in set(again)]
-    items.sort(key=lambda item: "/tests/system/" not in str(item.path))
+    items.sort(key=_turn)
     why = why_no_mounts()
     if why is None or os.environ.get("CI") == "true":
         return
     for item in items:
         if any(item.iter_markers("needs_fuse")) or any(item.iter_markers("needs_loop")):
             item.add_marker(pytest.mark.skip(reason=why))
+
+
+def _turn(item: pytest.Item) -> int:
+    """Return when the folder of *item* has its turn."""
+    parts = item.path.parts
+    return next((turn for turn, name in enumerate(LONGEST_FIRST) if name in parts), 0)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -210,10 +218,18 @@ def loops_under(places: tuple[str, ...]) -> set[str]:
     return found
 
 
+@pytest.fixture(scope="session")
+def kept_mounts() -> set[str]:
+    """Mountpoints that outlive their module: a fixture of the session takes them away."""
+    return set()
+
+
 @pytest.fixture(autouse=True, scope="module")
-def nothing_stays_mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def nothing_stays_mounted(
+    tmp_path_factory: pytest.TempPathFactory, kept_mounts: set[str]
+) -> Iterator[None]:
     """Fail a module that leaves a mount or a loop device of this run behind."""
     places = own_places(tmp_path_factory.getbasetemp())
     yield
-    left = mounts_under(places) | loops_under(places)
+    left = (mounts_under(places) - kept_mounts) | loops_under(places)
     assert not left, f"left behind: {sorted(left)}"

@@ -280,7 +280,7 @@ def test_a_number_that_went_to_another_thread_is_looked_up_anew(makers: Processe
 
 
 def test_no_more_threads_are_kept_than_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvfs.machine.processes._THREADS_MAX", 2)
+    monkeypatch.setattr("kvfs.machine.processes.THREADS_MAX", 2)
     before = len(os.listdir("/proc/self/fd"))
     with contextlib.closing(Processes()) as made, contextlib.ExitStack() as children:
         processes = [children.enter_context(child()) for _ in range(4)]

@@ -1,4 +1,8 @@
-"""The tree under test: ``mounted`` (one mount per module and data path) and ``kv`` (a directory).
+"""The tree under test: ``mounted`` (one mount per data path) and ``kv`` (a directory).
+
+Modules share the mounts, since to mount and unmount takes a second. A module whose tests need a
+pool with nothing else in it has ``own_mounted`` instead, and a module that finds an error in the
+log of the shared one, or leaves names on it, fails and ends it.
 
 With KVFS_TEST_REFERENCE=DIR the same tests run in DIR on a native file system: what is no declared
 difference must pass there too, which is how the tests themselves are checked.
@@ -63,27 +67,99 @@ def require_passthrough(mounted: Mounted) -> None:
     pytest.skip(why)
 
 
-@pytest.fixture(scope="module", params=["native"] if REFERENCE else ["daemon", "passthrough"])
-def mounted(request: pytest.FixtureRequest) -> Iterator[Mounted | Reference]:
-    """A mount of a fresh pool, on each data path; one for all tests of a module."""
-    if REFERENCE:
-        yield Reference(Path(REFERENCE))
-        return
+PATHS = ["native"] if REFERENCE else ["daemon", "passthrough"]
+
+
+@contextlib.contextmanager
+def fresh_mount(path: str) -> Iterator[Mounted]:
+    """Mount a fresh pool on the data path *path*; in the end its log must hold no error."""
     skip_without_mounts()
-    if request.param == "passthrough" and not PASSTHROUGH_WORKS:
+    if path == "passthrough" and not PASSTHROUGH_WORKS:
         pytest.skip("the passthrough data path is not there yet")
-    flags = [f"--data-path={request.param}"]
     with (
         workplace("disk") as directory,
         pool_source(SOURCE) as source,
-        Mounted(source, directory / "kv", *flags) as mount,
+        Mounted(source, directory / "kv", f"--data-path={path}") as mount,
     ):
-        if request.param == "passthrough":
+        if path == "passthrough":
             require_passthrough(mount)
         yield mount
         mount.stop()
-        if errors := mount.errors():
-            pytest.fail("the server logged errors:\n" + "\n".join(errors), pytrace=False)
+        fail_if_any(mount.errors())
+
+
+def fail_if_any(errors: list[str]) -> None:
+    """Fail with what a server logged as errors."""
+    if errors:
+        pytest.fail("the server logged errors:\n" + "\n".join(errors), pytrace=False)
+
+
+class SharedMounts:
+    """One mount per data path, made when it is first asked for."""
+
+    def __init__(self, kept: set[str]) -> None:
+        """*kept* is told which mountpoints stay."""
+        self._kept = kept
+        self._made: dict[str, tuple[Mounted, contextlib.ExitStack]] = {}
+
+    def get(self, path: str) -> Mounted:
+        """Return the mount on the data path *path*."""
+        if path not in self._made:
+            before = mountpoints()
+            with contextlib.ExitStack() as stack:
+                mount = stack.enter_context(fresh_mount(path))
+                self._made[path] = (mount, stack.pop_all())
+            self._kept |= mountpoints() - before
+        return self._made[path][0]
+
+    def end(self, path: str) -> None:
+        """Unmount the one on *path*; who asks next gets another."""
+        self._made.pop(path)[1].close()
+
+    def close(self) -> None:
+        """Unmount all."""
+        for path in list(self._made):
+            self.end(path)
+
+
+def mountpoints() -> set[str]:
+    """Return where something is mounted."""
+    return {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+
+
+@pytest.fixture(scope="session")
+def shared_mounts(kept_mounts: set[str]) -> Iterator[SharedMounts]:
+    """The mounts that modules share."""
+    with contextlib.closing(SharedMounts(kept_mounts)) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module", params=PATHS)
+def mounted(
+    request: pytest.FixtureRequest, shared_mounts: SharedMounts
+) -> Iterator[Mounted | Reference]:
+    """A mount on each data path, one after the other, with no names on it."""
+    if REFERENCE:
+        yield Reference(Path(REFERENCE))
+        return
+    mount = shared_mounts.get(request.param)
+    known = len(mount.errors())
+    yield mount
+    errors = mount.errors()[known:]
+    left = os.listdir(mount.path)
+    if errors or left:
+        shared_mounts.end(request.param)
+    fail_if_any(errors)
+
+
+@pytest.fixture(scope="module", params=PATHS)
+def own_mounted(request: pytest.FixtureRequest) -> Iterator[Mounted | Reference]:
+    """A mount that the module shares with no other."""
+    if REFERENCE:
+        yield Reference(Path(REFERENCE))
+        return
+    with fresh_mount(request.param) as mount:
+        yield mount
 
 
 @pytest.fixture

@@ -174,9 +174,9 @@ def test_doctor_takes_limits_and_settings(doctored: Mounted, tmp_path: Path) -> 
 #: What exportfs (nfs-utils 2.6.2) made of `exportfs -i -o rw,async,no_subtree_check HOST:PATH`, and
 #: of the command that doctor then gives. No kernel here has an NFS server, nor a client.
 EXPORTED = (
-    "{path}\t127.0.0.1(rw,async,wdelay,hide,nocrossmnt,secure,root_squash,no_all_squash,"
+    "{path}\t127.0.0.1(rw,async,wdelay,hide,nocrossmnt,secure,no_root_squash,no_all_squash,"
     "no_subtree_check,secure_locks,acl,no_pnfs,{fsid}anonuid=65534,anongid=65534,sec=sys,rw,"
-    "root_squash,no_all_squash)\n"
+    "no_root_squash,no_all_squash)\n"
 )
 
 
@@ -201,8 +201,8 @@ def test_doctor_reads_the_table_of_exports(
     assert [one["severity"] for one in of_exports] == found
     for one in of_exports:
         assert one["fix"] == (
-            f"exportfs -o rw,async,no_subtree_check,fsid={doctored.status()['uuid']} "
-            f"127.0.0.1:{doctored.path}"
+            f"exportfs -o rw,async,no_subtree_check,mp,no_root_squash,"
+            f"fsid={doctored.status()['uuid']} 127.0.0.1:{doctored.path}"
         )
 
 

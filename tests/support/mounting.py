@@ -1,11 +1,10 @@
 """Mounts for tests: start the real command, find out about it, and always clean up.
 
 A test says ``Mounted(source, mountpoint)`` or takes the fixtures of ``tests/fuse/conftest.py``;
-nothing here knows how kvfs works inside, it only runs ``kvfs`` as an operator does.
+nothing here knows how kvfs works inside, it runs ``kvfs`` as an operator does.
 """
 
 import contextlib
-import json
 import os
 import platform
 import select
@@ -19,6 +18,9 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import pytest
+
+from kvfs.client.servers import status_of
+from kvfs.core.errors import KvfsError
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 #: The command as an operator's shell would find it.
@@ -217,10 +219,14 @@ class Mounted:
         self._wait_for_server()
 
     def status(self) -> dict[str, Any]:
-        """Return what ``kvfs status MOUNT --json`` says."""
-        answer = json.loads(run_kvfs("status", str(self.path), "--json").stdout)
-        assert isinstance(answer, dict)
-        return answer
+        """Return what ``kvfs status MOUNT --json`` says, by the code of that command.
+
+        A process for each look, hundreds of them, would take minutes. Raises CommandFailed.
+        """
+        try:
+            return status_of(str(self.path))
+        except KvfsError as error:
+            raise CommandFailed(str(error)) from error
 
     def requests(self) -> Mapping[str, int]:
         """Return how many requests of each opcode the server has answered."""

@@ -44,9 +44,8 @@ IN_CI: Final = Size(
     8 * MIB,
     5,
     # The blocks are half as large for their pool: on a slow machine few drafts are open at times
-    # and many at others, and what they hold is not lost in a pool this small. And half as much
-    # again is stored: the first filling, which is no full pool, is a tenth of the run at best.
-    Load(512 * MIB, 15 * 512 * MIB, MIB // 2, 8 * MIB),
+    # and many at others, and what they hold is not lost in a pool this small.
+    Load(256 * MIB, 8 * 256 * MIB, MIB // 4, 4 * MIB),
 )
 WHOLE: Final = Size(2048 * MIB, 64 * MIB, 30, Load(2048 * MIB, 10 * 2048 * MIB, MIB // 2, 64 * MIB))
 
