@@ -50,6 +50,7 @@ class Event(StrEnum):
     CLOSE = "last writable close"
     EXTEND = "last writable close, bytes were added only"
     REOPEN = "open for writing"
+    EMPTY = "a file server truncates it to 0"
     MAKER_DIED = "its maker is gone"
     REMOVE = "unlink, replace or evict"
 
@@ -141,6 +142,8 @@ TABLE: Final[dict[State, Row]] = {
             Event.TEAR: State.TORN,
             Event.CLOSE: State.PUBLISHED,
             Event.REOPEN: State.REWRITE,
+            # Its client has a handle, and cannot be led to a fresh inode.
+            Event.EMPTY: State.DRAFT,
             Event.MAKER_DIED: State.RENAMED,
             Event.REMOVE: State.GONE,
         },
@@ -168,6 +171,7 @@ TABLE: Final[dict[State, Row]] = {
             Event.CLOSE: State.REWRITTEN,
             Event.EXTEND: State.LEASED,
             Event.REOPEN: State.REWRITE,
+            Event.EMPTY: State.DRAFT,
             Event.MAKER_DIED: State.REWRITE,
             Event.REMOVE: State.GONE,
         },
@@ -193,6 +197,7 @@ TABLE: Final[dict[State, Row]] = {
             Event.TEAR: State.SLAB,
             Event.CLOSE: State.SLAB,
             Event.REOPEN: State.SLAB,
+            Event.EMPTY: State.DRAFT,
             Event.MAKER_DIED: State.ORPHAN_SLAB,
             Event.REMOVE: State.GONE,
         },

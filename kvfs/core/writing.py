@@ -71,6 +71,8 @@ class Writing:
     appended_only = True
     #: Renamed while it was written: the last close carries it out.
     renamed = False
+    #: A file server emptied it: whoever is none does not find it until it is whole.
+    emptied = False
     #: What the block was before it was opened for writing.
     before = State.DRAFT
 
@@ -81,7 +83,7 @@ class Writing:
     def begin(self, state: State, *, appends: bool) -> None:
         """Its first writer opened it in *state*; he *appends* if he changes no byte of it."""
         self.unfinished = state in UNFINISHED
-        self.torn = self.renamed = False
+        self.torn = self.renamed = self.emptied = False
         self.appended_only = appends
         self.before = State.PUBLISHED if state is State.RENAMED else state
 
@@ -97,6 +99,12 @@ class Writing:
     def rewrite(self) -> None:
         """It was final and may be changed from now on."""
         self.unfinished = True
+
+    def empty(self) -> None:
+        """A file server took all bytes of what was whole: it is a draft."""
+        self.unfinished = self.emptied = True
+        self.torn = self.renamed = False
+        self.before = State.DRAFT
 
     def resize(self) -> None:
         """It was truncated, or allocated ahead while it is rewritten."""
@@ -128,7 +136,7 @@ class Writing:
 
     def end(self, *, whole: bool) -> None:
         """Its last writer has closed; *whole* if it has a name and the index knows it."""
-        self.unfinished = False
+        self.unfinished = self.emptied = False
         if whole:
             self.torn = self.renamed = False
 

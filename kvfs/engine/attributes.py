@@ -20,6 +20,7 @@ from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.blocks.blocks import Blocks
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.own_attributes import OwnAttributes, is_own
+from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.measure import measured
 from kvfs.pool.name_room import require_node
@@ -55,8 +56,8 @@ class Attributes:
         self._identities = pool.identities
         self._own = OwnAttributes(pool, allocator.room)
 
-    def change(self, ino: InodeNo, change: Change) -> InodeRecord:
-        """Apply *change* to *ino* and return its record as of now.
+    def change(self, ino: InodeNo, change: Change, maker: Maker = NOBODY) -> InodeRecord:
+        """Apply *change*, which *maker* wants, to *ino*; return its record as of now.
 
         Raises DeadInode, IsADirectory (size of a directory), TooLarge, ReadOnly.
         """
@@ -67,7 +68,7 @@ class Attributes:
         if change.size_bytes is not None:
             if not stat.S_ISREG(record.mode):
                 raise IsADirectory if stat.S_ISDIR(record.mode) else InvalidRequest
-            self._blocks.truncate(ino, change.size_bytes)
+            self._blocks.truncate(ino, change.size_bytes, maker)
             record = self._namespace.record(ino)
         self._hand_on(ino, change)
         changed = self._changed(record, change)

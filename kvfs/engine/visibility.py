@@ -1,12 +1,13 @@
 """Who sees a draft: everybody, or its maker alone in directories with ``drafts=owner``.
 
-And of a block that is being rewritten with O_TRUNC everybody but its writer sees the old version.
+And of a block that is being rewritten with O_TRUNC everybody but its writer sees the old version,
+or nothing if a file server emptied it.
 """
 
 from kvfs.core.lifecycle import UNFINISHED, is_temporary
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.rewrite.old_versions import OldVersions
-from kvfs.machine.processes import Maker
+from kvfs.machine.processes import SERVER, Maker
 from kvfs.pool.pool import Pool
 
 
@@ -22,9 +23,26 @@ class Visibility:
         if record.state in UNFINISHED:
             if ino in self._old and not self._is_maker(who, ino, record):
                 return self._old.of(ino)
+            if self._is_emptied(ino):  # a client that reads is not told from the one that writes
+                return ino if who == SERVER else None
             if self.hidden(ino, record, who):
                 return None
         return ino
+
+    def known_from_before(self, ino: InodeNo) -> bool:
+        """Whether a server emptied *ino* and has it for itself.
+
+        Others then ask for it by a name that the kernel should have forgotten.
+        """
+        opened = self._pool.open_inodes.get(ino)
+        if opened is None or not opened.emptied:
+            return False
+        served = opened.served_readers + opened.served_writers
+        return opened.readers + opened.writers == served
+
+    def _is_emptied(self, ino: InodeNo) -> bool:
+        opened = self._pool.open_inodes.get(ino)
+        return opened is not None and opened.emptied
 
     def hidden(self, ino: InodeNo, record: InodeRecord, who: Maker) -> bool:
         """Whether process *who* must not see *record* under its name."""

@@ -65,6 +65,15 @@ class Allocator:
         if short_bytes > 0 and self.room.evict(short_bytes):
             self._pool.unlink_queue.hurry(size_bytes)
 
+    def make_room_ahead(self, size_bytes: int) -> None:
+        """Make space for what will be written into a file that was made longer, if that is cheap.
+
+        Whatever its new length, no more is evicted than is kept free ahead of writers.
+        """
+        if size_bytes > 0:
+            with contextlib.suppress(NoSpace):
+                self.require_space(min(size_bytes, self._headroom.most_bytes))
+
     def take_extent(self, parent: InodeNo, *, roomless: bool = False) -> ReadyExtent:
         """Return an extent for a draft in *parent*, with its likely size preallocated if that fits.
 

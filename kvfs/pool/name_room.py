@@ -1,7 +1,10 @@
-"""Which names are too many: of blocks without bytes, and of nodes that never go."""
+"""Which names are too many: of blocks without bytes, of nodes that never go, of leases."""
 
 from kvfs.core import node_bound
 from kvfs.core.errors import NoSpace
+from kvfs.core.lifecycle import is_temporary
+from kvfs.core.types import InodeNo
+from kvfs.machine.processes import Maker
 from kvfs.pool.pool import Pool
 
 
@@ -24,3 +27,12 @@ def require_node(pool: Pool, uid: int) -> None:
     taken_bytes = node_bound.taken_bytes(pool.counters, pool.index.room.rows_bytes())
     if pool.node_shares.refuses(uid, taken_bytes, pool.space.capacity_bytes):
         raise NoSpace("directories, symlinks and attributes have their share of the pool")
+
+
+def require_lease(pool: Pool, parent: InodeNo, name: bytes, uid: int, maker: Maker) -> None:
+    """Raise NoSpace for a store under a final name by a process over its share of leases."""
+    if is_temporary(name) or not pool.leases.shares.refuses(uid, maker):
+        return
+    if pool.policies.of(parent).leases:
+        pool.leases.shares.refused += 1
+        raise NoSpace(f"process {maker.tgid} has more leases than its share (lease_max)")

@@ -66,6 +66,8 @@ class OpenInode(Writing):
     #: Of readers and writers, those that are file servers (file_servers.py).
     served_readers = 0
     served_writers = 0
+    #: One of ``served_writers`` is no handle: it keeps open what a server emptied (emptying.py).
+    kept_open = False
     #: Of ``served_readers``, those that may write: they wrote nothing for long (served.py).
     quiet_writers = 0
     #: Size and mtime (ns) of the extent when the last of them was counted so.

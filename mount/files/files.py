@@ -26,7 +26,7 @@ from kvfs.core.inode_rules import is_narrowed
 from kvfs.core.types import PAGE_BYTES, HandleNo, InodeNo, InodeRecord
 from kvfs.engine.attributes import Change
 from kvfs.machine.process_ends import Fate
-from kvfs.machine.processes import SERVER, Maker
+from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.open_inodes import OpenInode
 from mount.files.handles import HandleKind
 from mount.files.kernel_port import KernelPort
@@ -107,7 +107,7 @@ class Files:
             return shared.handle.fh, shared.grant
         if self._port.path.holds_readers:
             self._require_share()
-        opened = self.store.blocks.open_to_read(ino)
+        opened = self.store.blocks.open_to_read(ino, served=served)
         fh, grant = self._granted(opened, flags, writer=False, served=served)
         if not served:
             self.readers.share(self.handles.get(fh), grant)
@@ -167,7 +167,8 @@ class Files:
             or size_bytes % PAGE_BYTES == 0
             or size_bytes >= blocks.present(ino).size_bytes
         ):
-            attributes.change(ino, change)
+            maker = self.requester() if size_bytes == 0 else NOBODY
+            attributes.change(ino, change, maker)
             return
         opened = blocks.open(ino, writer=True, truncate=False)
         try:

@@ -71,18 +71,18 @@ class Transfers:
         handle = self._files.handles.get(fh)
         if handle.kind is not HandleKind.WRITER:
             raise BadHandle("not open for writing")
-        blocks = self._store.blocks
-        opened = handle.opened
+        allocations, opened = self._store.blocks.allocations, handle.opened
         fd = self._files.extent_fd(fh)
         find_room = functools.partial(
             self._files.room.find, about_to_wait=about_to_wait, held_bytes=len(data)
         )
-        growth_bytes = blocks.growth_bytes(opened, offset_bytes + len(data), len(data))
+        end_bytes = offset_bytes + len(data)
+        growth_bytes = allocations.write_growth_bytes(opened, end_bytes, len(data))
         if growth_bytes:
             try:
                 await find_room(growth_bytes)
                 if await self._reserve_late(opened, fd, growth_bytes):
-                    growth_bytes = blocks.growth_bytes(opened, offset_bytes + len(data), len(data))
+                    growth_bytes = allocations.write_growth_bytes(opened, end_bytes, len(data))
                     if growth_bytes:
                         await find_room(growth_bytes)
             except NoSpace:
@@ -100,7 +100,9 @@ class Transfers:
         if handle.kind is not HandleKind.WRITER or not self._writes_at_once:
             return False
         opened, pool, allocator = handle.opened, self._store.pool, self._store.allocator
-        growth_bytes = self._store.blocks.growth_bytes(opened, offset_bytes + len(data), len(data))
+        growth_bytes = self._store.blocks.allocations.write_growth_bytes(
+            opened, offset_bytes + len(data), len(data)
+        )
         fd = self._files.extent_fd(fh)
         try:
             if growth_bytes:

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from stat import S_ISDIR
 from typing import Final, NamedTuple
 
-from kvfs.core.errors import Exists, InvalidRequest, NoSpace, NotFound
+from kvfs.core.errors import DeadInode, Exists, InvalidRequest, NoSpace, NotFound
 from kvfs.core.lifecycle import UNFINISHED
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, SECOND_NS, HandleNo, InodeNo, InodeRecord
 from kvfs.engine.store import Store
+from kvfs.machine.processes import SERVER
 from mount.files.files import Files
 from mount.files.permissions import credentials_of, may_empty
 from mount.fuse.channel import Requester
@@ -141,8 +142,18 @@ class Answers:
         return self.entry(seen, record, name_trusted=False)
 
     def attributes(self, ino: InodeNo) -> Entry:
-        """Return what there is to say of *ino*, also of a removed one that is open."""
-        entry = self.entry(ino, self._blocks.present(ino))
+        """Return what there is to say of *ino*, also of a removed one that is open.
+
+        Raises DeadInode.
+        """
+        record = self._blocks.present(ino)
+        if (
+            record.state in UNFINISHED
+            and self._store.visibility.known_from_before(ino)
+            and self._files.requester() != SERVER
+        ):
+            raise DeadInode(f"inode {ino} was emptied, and is not whole yet")
+        entry = self.entry(ino, record)
         return (*entry[:2], 0, *entry[3:]) if self._blocks.is_gone(ino) else entry
 
     def entry(self, ino: InodeNo, record: InodeRecord, *, name_trusted: bool = True) -> Entry:

@@ -11,6 +11,7 @@ from kvfs.core.errors import IndexDamaged, NotFound
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.devices import open_source, wait_released
 from kvfs.devices.xfs_tools import is_cut_off_noted
+from kvfs.machine.processes import SERVER
 from kvfs.storage.run_state import read_run_state
 from kvfs.storage.syscalls import Syscalls
 from tests.support.driven import Driven, Opened
@@ -298,3 +299,27 @@ def test_a_cut_inside_a_rename_loses_no_directory(
     assert get(store, store.lookup(ROOT_INODE, kept), b"in") == b"inside"
     link = b"link" if b"link" in found else b"other"
     assert store.record(store.lookup(ROOT_INODE, link)).target == b"link"
+
+
+@pytest.mark.parametrize("closes", [False, True], ids=["begun", "closed"])
+@pytest.mark.parametrize("cut", Cut, ids=lambda cut: cut.name)
+def test_a_block_that_a_server_empties_is_the_old_one_the_new_one_or_none(
+    powered: Drive, cut: Cut, *, closes: bool
+) -> None:
+    """[life-server-empties] No fsync parts the two: new bytes lie in other blocks of the device."""
+    store = powered.store
+    old, new = b"1" * LARGE_BYTES, b"2" * LARGE_BYTES
+    ino = put(store, ROOT_INODE, b"K", old)
+    store.sync()
+    store.truncate(ino, 0, SERVER)
+    opened = store.open_served(ino, writer=True)
+    assert not store.must_forget(opened)
+    write(store, opened, new if closes else new[: LARGE_BYTES // 2])
+    write_back(opened.fd, 0, LARGE_BYTES // 2)
+    if closes:
+        store.close_served(opened, writer=True)
+        settle(store)
+    powered.cut(cut)
+    found = tree(powered.start())
+    assert found in ({}, {b"/K": old}, {b"/K": new})
+    assert closes or found != {b"/K": new}

@@ -5,7 +5,7 @@ from kvfs.engine.attributes import Change
 from kvfs.engine.blocks.doubts import Closing
 from kvfs.engine.store import Store
 from kvfs.machine.process_ends import Fate
-from kvfs.machine.processes import NOBODY, Maker
+from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.open_inodes import OpenInode
 from tests.support.inside import At
 
@@ -55,7 +55,7 @@ class Requests:
     must_forget = At(lambda engine: engine.blocks.publishing.must_forget)
     forget_durably = At(lambda engine: engine.blocks.publishing.forget_durably)
     #: What a write of so many bytes, and an fallocate(2), would take.
-    growth_bytes = At(lambda engine: engine.blocks.growth_bytes)
+    growth_bytes = At(lambda engine: engine.blocks.allocations.write_growth_bytes)
     allocation_bytes = At(lambda engine: engine.blocks.allocations.growth_bytes)
     begin_allocation = At(lambda engine: engine.blocks.allocations.begin)
     end_allocation = At(lambda engine: engine.blocks.allocations.end)
@@ -79,6 +79,20 @@ class Requests:
             return Closing(tid, closer, fate, now_s, -1, 0)
         status = pool.syscalls.fstat(opened.fd)
         return Closing(tid, closer, fate, now_s, status.st_size, status.st_mtime_ns)
+
+    # ---- what a file server asks, which is no process ----
+
+    def open_served(self, ino: InodeNo, *, writer: bool, truncate: bool = False) -> OpenInode:
+        """OPEN by a server; ``close_served`` is its RELEASE."""
+        blocks = self.engine.blocks
+        opened = blocks.open(ino, writer=writer, truncate=truncate, maker=SERVER)
+        blocks.served.opened(opened, writer=writer)
+        return opened
+
+    def close_served(self, opened: OpenInode, *, writer: bool) -> None:
+        """Close one of a server's handles."""
+        writes = self.engine.blocks.served.closed(opened, writer=writer)
+        self.engine.blocks.close(opened, writer=writes)
 
     # ---- attributes ----
 
@@ -109,6 +123,7 @@ class Requests:
     hidden = At(lambda engine: engine.visibility.hidden)
     is_private = At(lambda engine: engine.visibility.is_private)
     trusts_name = At(lambda engine: engine.visibility.trusts_name)
+    known_from_before = At(lambda engine: engine.visibility.known_from_before)
 
     # ---- the whole pool ----
 

@@ -62,7 +62,7 @@ def _rows() -> list[str]:
 
 # ---- its flags while it is written ----
 
-FLAGS: Final = ("unfinished", "torn", "outlives", "overrun", "appended_only", "renamed")
+FLAGS: Final = ("unfinished", "torn", "outlives", "overrun", "appended_only", "renamed", "emptied")
 
 #: Every method of ``Writing`` that sets a flag, in words.
 EVENTS: Final[dict[str, tuple[Callable[[Writing], None], ...]]] = {
@@ -83,6 +83,7 @@ EVENTS: Final[dict[str, tuple[Callable[[Writing], None], ...]]] = {
     ),
     "it becomes REWRITE": (Writing.rewrite,),
     "space is allocated for a draft": (lambda one: one.allocate(State.SLAB_DRAFT),),
+    "a file server empties it": (Writing.empty,),
     "it is truncated, or allocated in REWRITE": (Writing.resize,),
     "a write or its open is refused; the server stops": (Writing.spoil,),
     "a writer dies of a signal; a close stays unproven": (Writing.tear,),

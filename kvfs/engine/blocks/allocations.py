@@ -1,4 +1,4 @@
-"""Space allocated ahead of bytes: fallocate(2) on a block that is open for writing."""
+"""What a block that is open for writing will take: by a write, and by fallocate(2) ahead of it."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -41,6 +41,16 @@ class Allocations:
         if pool.kernel.writers_run_free and not opened.through_daemon:
             holes.look(opened, pool.syscalls.fstat(opened.fd).st_size)
         return holes.growth_bytes(pool.syscalls, opened, offset_bytes, end_bytes)
+
+    def write_growth_bytes(self, opened: OpenInode, end_bytes: int, size_bytes: int) -> int:
+        """Return what a write of *size_bytes* that ends at *end_bytes* may allocate.
+
+        Raises TooLarge.
+        """
+        if end_bytes > SIZE_MAX_BYTES:
+            raise TooLarge(f"{end_bytes} bytes")
+        start_bytes = end_bytes - size_bytes
+        return holes.growth_bytes(self._pool.syscalls, opened, start_bytes, end_bytes)
 
     def begin(
         self, opened: OpenInode, mode: int, offset_bytes: int, length_bytes: int

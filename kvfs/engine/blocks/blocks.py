@@ -15,15 +15,15 @@ from kvfs.core.errors import (
     DeadInode,
     InvalidRequest,
     IsADirectory,
-    NoSpace,
     ReadOnly,
     TooLarge,
 )
 from kvfs.core.inode_rules import new_record
-from kvfs.core.lifecycle import SETTLED, is_temporary
+from kvfs.core.lifecycle import SETTLED, UNFINISHED
 from kvfs.core.types import SIZE_MAX_BYTES, InodeNo, InodeRecord
 from kvfs.engine.blocks.allocations import Allocations
 from kvfs.engine.blocks.doubts import Closing, Doubts
+from kvfs.engine.blocks.emptying import Emptying
 from kvfs.engine.blocks.last_closes import LastCloses
 from kvfs.engine.blocks.lease_ends import LeaseEnds
 from kvfs.engine.blocks.publishing import Publishing
@@ -32,10 +32,11 @@ from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.engine.rewrite.truncating_open import TruncatingOpens
-from kvfs.machine.processes import NOBODY, Maker
+from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool import holes
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.measure import measured, not_before, tick_ns
+from kvfs.pool.name_room import require_lease
 from kvfs.pool.open_inodes import Hand, OpenInode
 from kvfs.pool.pool import Pool
 
@@ -59,6 +60,7 @@ class Blocks:
         self._last_closes = LastCloses(pool, self.publishing, self.truncating.old)
         self.doubts = Doubts(pool, self._last_closes.close)
         self.served = Served(pool, self.publishing, self._last_closes.close)
+        self._emptying = Emptying(pool, allocator, self.served)
 
     def create(
         self,
@@ -80,7 +82,7 @@ class Blocks:
         pool = self._pool
         self._allocator.require_name()
         parent_record = self._namespace.require_free(parent, name)
-        self._require_lease(parent, name, uid, maker)
+        require_lease(pool, parent, name, uid, maker)
         extent = self._allocator.take_extent(parent, roomless=roomless)
         now_ns = pool.clock_ns()
         record = new_record(parent, name, mode, uid, gid, now_ns, parent_record)
@@ -105,15 +107,6 @@ class Blocks:
         pool.space.extra_bytes += extent.reserve_bytes
         self._allocator.choose_course(opened, parent)
         return opened, record
-
-    def _require_lease(self, parent: InodeNo, name: bytes, uid: int, maker: Maker) -> None:
-        """Raise NoSpace for a store under a final name by a process over its share of leases."""
-        pool = self._pool
-        if is_temporary(name) or not pool.leases.shares.refuses(uid, maker):
-            return
-        if pool.policies.of(parent).leases:
-            pool.leases.shares.refused += 1
-            raise NoSpace(f"process {maker.tgid} has more leases than its share (lease_max)")
 
     def make_file(
         self, parent: InodeNo, name: bytes, mode: int, uid: int, gid: int
@@ -140,7 +133,7 @@ class Blocks:
         *truncate* made a new inode, which the caller finds under the name.
         """
         if not writer and not truncate:
-            return self.open_to_read(ino)
+            return self.open_to_read(ino, served=maker == SERVER)
         writes = not self._pool.settings.read_only
         if truncate and writes and not self.truncating.admits(ino, thread, maker, reads=reads):
             raise DeadInode(f"inode {ino} keeps its bytes, its name leads to another one")
@@ -151,22 +144,23 @@ class Blocks:
         if truncate and record.state in SETTLED and not record.size_bytes:
             record = self.publishing.touched(ino, record)
         opened = self._pool.open_inodes.enter(ino, writer=writer)
-        if writer and opened.stands_in:
+        hidden = opened.emptied and maker != SERVER and record.state in UNFINISHED
+        if writer and (opened.stands_in or hidden):
             self._pool.leave(opened, writer=True)
-            raise DeadInode(f"inode {ino} is shown until the new version is whole")
+            raise DeadInode(f"inode {ino} is, or waits for, the new version of what it was")
         try:
             if writer:
                 opened.note_hand(Hand(maker, thread), appends=appends)
             self._begin(opened, record, maker, writer=writer, truncate=truncate, appends=appends)
             if truncate and self.present(ino).size_bytes:  # writers make the record old
-                self.truncate(ino, 0)
+                self.truncate(ino, 0, maker)
         except BaseException:
             self.abandon(opened, writer=writer, appends=writer and appends)
             raise
         return opened
 
-    def open_to_read(self, ino: InodeNo) -> OpenInode:
-        """Count a reading handle on file *ino*. Every load begins here.
+    def open_to_read(self, ino: InodeNo, *, served: bool = False) -> OpenInode:
+        """Count a reading handle on file *ino*, *served* a file server's. Every load begins here.
 
         Raises DeadInode, IsADirectory, InvalidRequest.
         """
@@ -176,6 +170,9 @@ class Blocks:
         self.served.look_at(ino)
         record = self._file(ino)
         opened = pool.open_inodes.enter(ino, writer=False)
+        if opened.emptied and not served and record.state in UNFINISHED:
+            pool.leave(opened, writer=False)
+            raise DeadInode(f"inode {ino} was emptied, and is not whole yet")
         if opened.readers == 1 and not opened.writers:
             opened.allocated_bytes = record.allocated_bytes
         self._touch(ino)
@@ -294,7 +291,7 @@ class Blocks:
         settled = True
         for opened in list(self._pool.open_inodes.values()):
             if opened.ino not in closed:
-                if not (all_closed and opened.flushed):
+                if opened.kept_open or not (all_closed and opened.flushed):
                     opened.spoil()
                 try:
                     if opened.torn and not all_closed and self._outlives(opened):
@@ -342,43 +339,38 @@ class Blocks:
         opened = self._pool.open_inodes.get(ino)
         return ino in self._pool.recently_removed if opened is None else opened.gone is not None
 
-    def truncate(self, ino: InodeNo, size_bytes: int) -> None:
-        """Set the length of file *ino*; growing allocates nothing. Raises TooLarge, DeadInode."""
+    def truncate(self, ino: InodeNo, size_bytes: int, maker: Maker = NOBODY) -> None:
+        """Set the length of file *ino* for *maker*; growing allocates nothing.
+
+        Raises TooLarge, DeadInode, NoSpace, OSError.
+        """
         if size_bytes > SIZE_MAX_BYTES:
             raise TooLarge(f"{size_bytes} bytes")
-        pool = self._pool
-        if size_bytes > self.present(ino).size_bytes:
+        pool, present = self._pool, self.present(ino)
+        if size_bytes > present.size_bytes:
             self.publishing.allocate_ahead(ino)
+        empties = maker == SERVER and not size_bytes and self._emptying.is_due(ino, present)
         opened = pool.open_inodes.get(ino)
-        if opened is not None and opened.writers:
-            self._make_room_ahead(size_bytes - opened.allocated_bytes)
-            fd = self.extent_fd(opened)
-            opened.resize()
-            opened.front_bytes = min(opened.front_bytes, size_bytes)
-            pool.syscalls.ftruncate(fd, size_bytes)
-            pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
+        if opened is not None and opened.writers and not empties:
+            self._resize(opened, size_bytes)
             return
-        opened = self.open(ino, writer=True, truncate=False)
+        opened = self.open(ino, writer=True, truncate=False, maker=maker)
         try:
-            pool.syscalls.ftruncate(self.extent_fd(opened), size_bytes)
+            if empties:
+                self._emptying.begin(opened)
+                self._resize(opened, size_bytes)
+                self._emptying.choose_course(opened)
+            else:
+                pool.syscalls.ftruncate(self.extent_fd(opened), size_bytes)
         finally:
             self.close(opened, writer=True)
 
-    def _make_room_ahead(self, size_bytes: int) -> None:
-        """Make space for what will be written into a file that was made longer, if that is cheap.
-
-        Whatever its new length, no more is evicted than is kept free ahead of writers.
-        """
-        if size_bytes > 0:
-            with contextlib.suppress(NoSpace):
-                self._allocator.require_space(min(size_bytes, self._pool.headroom.most_bytes))
-
-    def growth_bytes(self, opened: OpenInode, end_bytes: int, size_bytes: int) -> int:
-        """Return what a write of *size_bytes* that ends at *end_bytes* may allocate.
-
-        Raises TooLarge.
-        """
-        if end_bytes > SIZE_MAX_BYTES:
-            raise TooLarge(f"{end_bytes} bytes")
-        start_bytes = end_bytes - size_bytes
-        return holes.growth_bytes(self._pool.syscalls, opened, start_bytes, end_bytes)
+    def _resize(self, opened: OpenInode, size_bytes: int) -> None:
+        """Set the length of what is open for writing, and account for what it holds then."""
+        pool = self._pool
+        self._allocator.make_room_ahead(size_bytes - opened.allocated_bytes)
+        fd = self.extent_fd(opened)
+        opened.resize()
+        opened.front_bytes = min(opened.front_bytes, size_bytes)
+        pool.syscalls.ftruncate(fd, size_bytes)
+        pool.note_allocated(opened, pool.extents.allocated_bytes(fd))

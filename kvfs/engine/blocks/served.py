@@ -6,6 +6,7 @@ nothing. If it writes again after that, whoever looks at the block finds it out,
 again.
 """
 
+import contextlib
 import logging
 import os
 from collections import OrderedDict
@@ -50,11 +51,26 @@ class Served:
     def closed(self, opened: OpenInode, *, writer: bool) -> bool:
         """A server closes one of its handles; return whether it is a *writer*'s still."""
         self.look(opened)
-        if writer and not opened.quiet_writers:
+        writes = writer and not opened.quiet_writers
+        if writes:
             opened.served_writers -= 1
-            return True
-        opened.served_readers -= 1
-        opened.quiet_writers -= writer
+        else:
+            opened.served_readers -= 1
+            opened.quiet_writers -= writer
+        if opened.kept_open and opened.served_writers == 1 and self._has_bytes(opened):
+            self._count_as_closed(opened)
+        return writes
+
+    def keep_open(self, opened: OpenInode) -> None:
+        """Keep *opened* open for a server, which emptied it by a handle and writes it next."""
+        self._pool.open_inodes.enter(opened.ino, writer=True)
+        opened.kept_open, opened.flushed = True, False
+        self.opened(opened, writer=True)
+
+    def _has_bytes(self, opened: OpenInode) -> bool:
+        """Whether it was written; else who closed it may only have emptied it."""
+        with contextlib.suppress(OSError):
+            return self._pool.syscalls.fstat(opened.fd).st_size > 0
         return False
 
     def renamed(self, ino: InodeNo) -> None:
@@ -97,9 +113,11 @@ class Served:
     def _count_as_closed(self, opened: OpenInode) -> None:
         """Count the servers' handles as readers'; if nobody else writes, publish. Atomic."""
         count, opened.served_writers = opened.served_writers, 0
-        opened.readers += count
-        opened.served_readers += count
-        opened.quiet_writers += count
+        handles = count - opened.kept_open
+        opened.kept_open = False
+        opened.readers += handles
+        opened.served_readers += handles
+        opened.quiet_writers += handles
         for _ in range(count):
             self._close_writer(opened)
         if not opened.writers and opened.fd >= 0:

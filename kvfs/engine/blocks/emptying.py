@@ -1,0 +1,79 @@
+"""A whole block that a file server empties: it is a draft, and whoever is no server finds nothing.
+
+A program's O_TRUNC is led to a fresh inode (truncating_open.py). A server has a handle and cannot
+be led: it sends the new size, 0, and its client writes what it has by that handle. Whoever has the
+block open sees that happen, as on any file system. Nobody else is shown less than the whole.
+
+The server need not have it open meanwhile, so that the draft is kept open for it (served.py).
+"""
+
+from typing import Final
+
+from kvfs.core.lifecycle import UNFINISHED, Event, State, after
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.engine.blocks.served import Served
+from kvfs.machine.processes import SERVER
+from kvfs.pool import ranks
+from kvfs.pool.allocator import Allocator
+from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.pool import Pool
+
+#: Who empties it has it open, and so has the draft that is kept open: no client has them.
+_OWN_WRITERS: Final = 2
+
+
+class Emptying:
+    """Makes drafts of the blocks of one pool."""
+
+    def __init__(self, pool: Pool, allocator: Allocator, served: Served) -> None:
+        self._pool = pool
+        self._allocator = allocator
+        self._served = served
+
+    def is_due(self, ino: InodeNo, present: InodeRecord) -> bool:
+        """Whether what a server empties is whole, and nobody else writes it or may yet.
+
+        What others write is emptied in place for all, as a log is.
+        """
+        if not present.size_bytes or present.state in UNFINISHED:
+            return False
+        opened = self._pool.open_inodes.get(ino)
+        if opened is None:
+            return True
+        alone = not opened.writers or all(hand.maker == SERVER for hand in opened.hands)
+        return alone and opened.gone is None
+
+    def begin(self, opened: OpenInode) -> None:
+        """Make a draft of *opened*, which the caller has open for writing and empties next.
+
+        The index knows it before a byte goes: after a kill it is a miss. Raises NoSpace, OSError.
+        """
+        pool, ino = self._pool, opened.ino
+        record = pool.index.inode(ino)
+        assert record is not None, "it has a name"
+        # Atomic: no checkpoint from here until the caller has emptied it.
+        draft = record._replace(
+            state=after(State(record.state), Event.EMPTY),
+            sequence=pool.next_sequence(),
+            maker_tgid=SERVER.tgid,
+            maker_birth=SERVER.birth,
+        )
+        with pool.change(pool.counters._replace(sequence=draft.sequence), begun=ino) as change:
+            change.txn.put_inode(ino, draft)
+        opened.empty()
+        opened.maker = SERVER
+        # New bytes get blocks of their own, and the device learns of that after the removal.
+        opened.identity_lingers = False
+        pool.leases.drop(ino)
+        ranks.note(pool, ino, draft)
+        self._served.keep_open(opened)
+        pool.kernel.name_vanished(record.parent, record.name)
+
+    def choose_course(self, opened: OpenInode) -> None:
+        """*opened* is empty: what comes is new, and takes room that nobody asked for yet."""
+        pool, record = self._pool, self._pool.index.inode_or_miss(opened.ino)
+        has_handles = opened.readers or opened.writers > _OWN_WRITERS
+        if record is not None and not has_handles:
+            self._allocator.choose_course(opened, record.parent)
+        elif pool.kernel.writers_run_free and not opened.through_daemon:
+            pool.open_inodes.let_run(opened)  # an open inode stays on its data path
