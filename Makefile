@@ -78,6 +78,7 @@ connectors: $(VENV)/.test install-connectors
 # install.sh is done at once when nothing changed.
 install-connectors: $(VENV)/.runtime
 ifeq ($(KVFS_CONNECTORS_PYTHON),$(CURDIR)/$(CONNECTORS_VENV)/bin/python)
+	@[ -f $(CONNECTORS_VENV)/connectors-installed ] || echo "Installing the connectors: 940 MB of downloads"
 	PYTHON=$(VENV)/bin/python sh tests/connectors/install.sh $(CONNECTORS_VENV)
 endif
 

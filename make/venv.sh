@@ -24,4 +24,6 @@ fi
 
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 pip install --quiet --upgrade pip -c constraints.txt
-pip install --quiet -c constraints.txt --build-constraint constraints.txt -e ".$extras"
+# setuptools warns at length of what an editable installation is.
+PYTHONWARNINGS=ignore pip install --quiet -c constraints.txt --build-constraint constraints.txt \
+    -e ".$extras"

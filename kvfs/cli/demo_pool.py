@@ -68,7 +68,7 @@ def _make(source: str | None, capacity_bytes: int, *, quiet: bool) -> tuple[Path
             pool = source or str(directory / "pool")
             if source is None:
                 os.mkdir(pool)
-            _kvfs("mkfs", pool, "--capacity", str(capacity_bytes), quiet=quiet)
+            _kvfs("mkfs", pool, "--capacity", f"{capacity_bytes >> 20}M", quiet=quiet)
         except CommandError as error:
             shutil.rmtree(directory)
             if source is not None:

@@ -51,7 +51,7 @@ def gather(path: str, flags: Sequence[str] = (), files: Sequence[str] = ()) -> F
         status = status_of(path)
     except NotMounted as error:
         if present is None and (files := told(below(mountpoint))):
-            raise NotMounted(f"{error}; {files} lie in that directory itself") from None
+            raise NotMounted(f"{error}; the directory itself holds {files}") from None
         raise
     source = str(status["source"])
     kind = _kind(source)

@@ -71,7 +71,7 @@ def test_doctor_tells_of_it_while_nothing_is_mounted(place: Path) -> None:
     store_below(place / "kv")
     done = run_kvfs("doctor", str(place / "kv"), check=False)
     assert done.returncode == errors.NotMounted.exit_code
-    assert f"{place / 'kv'}; 2 files of 3 MiB lie in that directory itself" in done.stderr
+    assert f"{place / 'kv'}; the directory itself holds 2 files of 3 MiB" in done.stderr
 
 
 def test_it_is_seen_below_a_dead_mount(place: Path) -> None:
