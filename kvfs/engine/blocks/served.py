@@ -76,7 +76,7 @@ class Served:
     def renamed(self, ino: InodeNo) -> None:
         """*ino* has a new name: what a server renames is whole, and it may never close it."""
         opened = self._pool.open_inodes.get(ino)
-        if opened is not None and opened.served_writers and not opened.renamed:
+        if opened is not None and opened.served_writers:
             self._count_as_closed(opened)
 
     def tick(self, now_s: float) -> None:

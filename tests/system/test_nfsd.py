@@ -1,0 +1,51 @@
+"""The kernel's NFS server and client over kvfs, in guests with Debian's kernels: tests/guest/.
+
+Linux 6.1 has no passthrough, 6.12 has. Each file of that folder runs in a guest of its own; what
+the guest's kernel, nfsd's helpers and kvfs logged is kept among pytest's temporary files.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support.kernels import kernel
+from tests.support.mounting import ROOT
+from tests.support.vm import boot, why_no_vm
+
+pytestmark = pytest.mark.proof
+
+FILES: Final = sorted(path.name for path in (ROOT / "tests" / "guest").glob("test_*.py"))
+#: Emulation is some ten times slower than a machine.
+GUEST_WAIT_S: Final = 3600.0
+#: The options of pyproject.toml pass the guest's folder by.
+OPTIONS: Final = (
+    *("-o", "addopts=--import-mode=importlib --strict-markers", "-p", "no:cacheprovider"),
+    *("-v", "--no-header", "--color=no", "--tb=short"),
+)
+#: How many names are listed: emulated, each costs some 20 ms. KVFS_GUEST_NAMES is another count.
+NAMES: Final = "10000"
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("series", ["6.1", "6.12"])
+def test_nfsd(series: str, file: str, tmp_path: Path) -> None:
+    assert (why := why_no_vm()) is None, why
+    named = {name: value for name, value in os.environ.items() if name.startswith("KVFS_")}
+    ran = boot(
+        kernel(series),
+        tmp_path,
+        *("-m", "pytest", *OPTIONS, f"tests/guest/{file}"),
+        wait_s=GUEST_WAIT_S,
+        environment={"KVFS_GUEST_NAMES": NAMES, **named},
+    )
+    assert ran.result, f"no answer from the guest:\n{ran.last_lines()}"
+    for name, found in ran.result.items():
+        told = {"linux": series, "test": name.partition("::")[2], "seconds": found["seconds"]}
+        print(json.dumps({**told, "outcome": found["outcome"]}))
+    print(f"guest of Linux {series}: {ran.wall_s:.0f} s; logs in {tmp_path}")
+    failed = [name for name, found in ran.result.items() if found["outcome"] != "passed"]
+    assert not failed, ran.last_lines()
+    assert ran.status == 0, ran.last_lines()
