@@ -41,6 +41,12 @@ class _Dirent(ctypes.Structure):
     _fields_ = (("next", _POINTER), ("name", _TEXT), ("inode", ctypes.c_uint64))
 
 
+class _Handle(ctypes.Structure):
+    """struct nfs_fh, which libnfs keeps to itself (include/libnfs-private.h)."""
+
+    _fields_ = [("size", _INT), ("bytes", _POINTER)]
+
+
 class Status(NamedTuple):
     """What GETATTR told."""
 
@@ -87,6 +93,8 @@ def _library() -> ctypes.CDLL:
         getattr(lib, f"nfs_{name}").argtypes = [_POINTER, _INT]
     lib.nfs4_set_client_name.argtypes = [_POINTER, _TEXT]
     lib.nfs4_set_verifier.argtypes = [_POINTER, _TEXT]
+    lib.nfs_get_fh.argtypes = [_POINTER]
+    lib.nfs_get_fh.restype = ctypes.POINTER(_Handle)
     for name in ("get_readmax", "get_writemax"):
         getattr(lib, f"nfs_{name}").argtypes = [_POINTER]
         getattr(lib, f"nfs_{name}").restype = _U64
@@ -195,6 +203,17 @@ class Nfs:
         found = _Stat64()
         self._call("fstat64", self._files[file], ctypes.byref(found))
         return _status(found)
+
+    def handle_of(self, file: int) -> bytes:
+        """Return the handle that the server gave it."""
+        handle = self._lib.nfs_get_fh(self._files[file]).contents
+        return ctypes.string_at(handle.bytes, handle.size)
+
+    def take_handle(self, file: int, handle: bytes) -> None:
+        """Use *handle* for it from now on, as anybody may who has seen one of that length."""
+        own = self._lib.nfs_get_fh(self._files[file]).contents
+        assert own.size == len(handle), f"{own.size} bytes, not {len(handle)}"
+        ctypes.memmove(own.bytes, handle, len(handle))
 
     def rename(self, old: str, new: str) -> None:
         """RENAME."""

@@ -13,6 +13,7 @@ import sys
 from typing import IO, Final, Self
 
 from tests.support.callers import Value
+from tests.support.libnfs import Nfs
 from tests.support.own_network import Network
 
 #: More than libnfs waits for a call: one that lists many names is many.
@@ -23,10 +24,20 @@ class NfsClient:
     """The test's side; leaving the context ends the process."""
 
     def __init__(
-        self, network: Network, version: int, export: str, name: str, *, retries: int = 0
+        self,
+        network: Network,
+        version: int,
+        export: str,
+        name: str,
+        *,
+        retries: int = 0,
+        program: str = "tests.support.nfs_client",
     ) -> None:
-        """Start it and mount. Raises OSError when the server does not let it."""
-        command = ("-m", "tests.support.nfs_client", str(version), export, name, str(retries))
+        """Start it and mount. Raises OSError when the server does not let it.
+
+        *program* is a module that ends in ``serve``, with more calls than ``Nfs`` has.
+        """
+        command = ("-m", program, str(version), export, name, str(retries))
         self._process = subprocess.Popen(
             network.inside(sys.executable, *command),
             stdin=subprocess.PIPE,
@@ -103,9 +114,8 @@ class _Whole:
         return line
 
 
-def _serve(version: str, export: str, name: str, retries: str) -> None:
-    from tests.support.libnfs import Nfs
-
+def serve(kind: type[Nfs], version: str, export: str, name: str, retries: str) -> None:
+    """Be the process: answer calls until nobody asks any more."""
     out = sys.stdout.buffer
 
     def say(kind: str, value: Value) -> None:
@@ -113,7 +123,7 @@ def _serve(version: str, export: str, name: str, retries: str) -> None:
         out.flush()
 
     try:
-        nfs = Nfs(int(version), export, name, retries=int(retries))
+        nfs = kind(int(version), export, name, retries=int(retries))
     except OSError as error:
         say("failed", (error.errno, error.strerror))
         return
@@ -132,4 +142,4 @@ def _serve(version: str, export: str, name: str, retries: str) -> None:
 
 
 if __name__ == "__main__":
-    _serve(*sys.argv[1:])
+    serve(Nfs, *sys.argv[1:])
