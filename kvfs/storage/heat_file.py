@@ -5,7 +5,6 @@ pool or version, the start is cold; that is not an error. It is not memory-mappe
 mapped file raises SIGBUS once the file system is shut down, and a touch must not end the server.
 """
 
-import contextlib
 import os
 import struct
 from bisect import bisect_right
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvfs.core.checksum import CRC, crc32c
 from kvfs.core.pool_layout import HEAT, HEAT_NEW
+from kvfs.storage.replaced_file import replaced_file
 from kvfs.storage.syscalls import Syscalls
 
 VERSION: Final = 1
@@ -149,9 +149,7 @@ def write_heat(
     """
     # Of a column of our own: numpy fails when the numbers that it counted change meanwhile.
     used = np.flatnonzero(rows.ino != 0)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = syscalls.open(HEAT_NEW, flags, 0o600, dir_fd=pool_fd)
-    try:
+    with replaced_file(pool_fd, syscalls, HEAT, HEAT_NEW, durable=False) as fd:
         crc, at_bytes = 0, _HEADER_BYTES
         for piece in _pieces(rows, used, marks):
             data = memoryview(piece)
@@ -160,13 +158,6 @@ def write_heat(
                 written_bytes = syscalls.pwrite(fd, data, at_bytes)
                 data, at_bytes = data[written_bytes:], at_bytes + written_bytes
         syscalls.pwrite(fd, pack_header(epoch, len(used), len(marks), crc), 0)
-        syscalls.rename(HEAT_NEW, HEAT, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            syscalls.unlink(HEAT_NEW, dir_fd=pool_fd)
-        raise
-    finally:
-        syscalls.close(fd)
 
 
 def _pieces(rows: Rows, used: NDArray[np.intp], marks: Sequence[Mark]) -> Iterator[bytes]:

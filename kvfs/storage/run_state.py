@@ -4,7 +4,6 @@ The index is not fsynced while the server runs. So it is trusted only after a cl
 same boot, whose page cache still has all of it.
 """
 
-import contextlib
 import json
 import os
 from typing import Final, NamedTuple
@@ -13,6 +12,7 @@ from kvfs.core.errors import NO_SPACE, IndexDamaged
 from kvfs.core.pool_layout import RUN, RUN_NEW
 from kvfs.core.types import FIRST_INODE
 from kvfs.storage.inode_numbers import InodeNumbers
+from kvfs.storage.replaced_file import replaced_file
 from kvfs.storage.syscalls import Syscalls
 
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
@@ -99,7 +99,9 @@ def write_run_state(
     }
     text = json.dumps(state)
     try:
-        _replace(pool_fd, syscalls, text)
+        with replaced_file(pool_fd, syscalls, RUN, RUN_NEW, durable=True) as fd:
+            syscalls.write(fd, text.encode())
+        syscalls.fsync(pool_fd)
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
@@ -122,22 +124,6 @@ def _overwrite(pool_fd: int, syscalls: Syscalls, text: str) -> None:
         syscalls.fsync(fd)
     finally:
         syscalls.close(fd)
-
-
-def _replace(pool_fd: int, syscalls: Syscalls, text: str) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    fd = syscalls.open(RUN_NEW, flags, 0o600, dir_fd=pool_fd)
-    try:
-        syscalls.write(fd, text.encode())
-        syscalls.fsync(fd)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            syscalls.unlink(RUN_NEW, dir_fd=pool_fd)
-        raise
-    finally:
-        syscalls.close(fd)
-    syscalls.rename(RUN_NEW, RUN, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
-    syscalls.fsync(pool_fd)
 
 
 def distrust_index(pool_fd: int, syscalls: Syscalls) -> None:

@@ -1,9 +1,12 @@
 """The device number of the mount (st_dev): the same as the last time, if it is free.
 
 A file system without a drive gets the lowest number that is free on the machine (get_anon_bdev in
-fs/super.c). A file server that finds no f_fsid, which FUSE leaves 0, knows the mount by it:
-NFS-Ganesha puts it into its clients' handles (measured with 4.3). So the free numbers below the one
-that is wanted are taken for a moment by file systems that are mounted nowhere.
+fs/super.c). NFS-Ganesha puts this number into its clients' handles, because FUSE leaves f_fsid 0
+(measured with 4.3). To get a certain number, all free ones below it are first taken for a moment,
+by file systems that are mounted nowhere.
+
+The file DEVICE of the pool holds the minor number in decimal. It is a hint: if it is missing or
+does not parse, no number is asked for.
 """
 
 import contextlib
@@ -15,38 +18,43 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from kvfs.core.mount_name import RUN_DIRECTORY
+from kvfs.core.pool_layout import DEVICE, DEVICE_NEW
 from kvfs.devices.detached import mount_detached
-from kvfs.storage.device_number import read_device_number, write_device_number
+from kvfs.storage.replaced_file import replaced_file
 from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
+
+#: include/linux/kdev_t.h, MINORBITS.
+_MINOR_MAX: Final = (1 << 20) - 1
+_FILE_MAX_BYTES: Final = 16
 
 #: Empty, in memory, and in every kernel (fs/ramfs).
 _FILLER: Final = "ramfs"
 #: Each takes a descriptor and about 0.3 ms.
 _FILLERS_MAX: Final = 1024
 _FILLING_MAX_S: Final = 1.0
-#: Servers that start at once would take each other's numbers. Who holds it may hang in mount(2).
+#: Servers that start together would take each other's numbers. A holder may hang in mount(2).
 _LOCK: Final = f"{RUN_DIRECTORY}/device-number.lock"
 _LOCK_WAIT_S: Final = 2.0
 _LOCK_LOOK_S: Final = 0.01
 
 
 class DeviceNumber(NamedTuple):
-    """What the mount has, and what it had the last time."""
+    """The minor number of this mount, and that of the mount before."""
 
     present: int | None
-    """The minor number; the major one is 0. None: the mount table did not tell."""
+    """None if the mount table did not tell. The major number is always 0."""
     before: int | None
-    """None: the same, or not known."""
+    """None if it is the same, or not known."""
 
 
 @contextlib.contextmanager
 def at_number(wanted: int | None) -> Iterator[None]:
-    """Let what the body mounts have the minor number *wanted* if it is free; else it gets any.
+    """Give the mount that the body makes the minor number *wanted*, if that is free.
 
-    Takes 3 s at most, and never fails because of the number. Another program may mount or unmount
-    meanwhile: the mount table tells which number it became.
+    Takes 3 s at most. Never fails: the mount then gets another number, as it also may if another
+    program mounts or unmounts meanwhile. The mount table tells which.
     """
     with contextlib.ExitStack() as stack:
         if wanted is not None:
@@ -73,7 +81,7 @@ def _fill(wanted: int, fillers: list[int]) -> bool:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Hold the lock of the servers that want a number; after a while go on without it."""
+    """Hold the lock of all servers that ask for a number; after a while go on without it."""
     try:
         os.makedirs(RUN_DIRECTORY, mode=0o755, exist_ok=True)
         fd = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -104,14 +112,24 @@ def _close(fillers: list[int]) -> None:
 
 
 def remembered(pool_fd: int) -> int | None:
-    """Return the minor number that the pool's mount had last; None: not known."""
-    return read_device_number(pool_fd, Syscalls())
+    """Return the minor number of the pool's last mount; None if it is not known."""
+    try:
+        fd = os.open(DEVICE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=pool_fd)
+    except OSError:
+        return None
+    try:
+        minor = int(os.read(fd, _FILE_MAX_BYTES))
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(fd)
+    return minor if 0 < minor <= _MINOR_MAX else None
 
 
 def remember(
     pool_fd: int, present: int | None, before: int | None, *, read_only: bool
 ) -> DeviceNumber:
-    """Note in the pool that its mount has the minor number *present*, and say if that is new."""
+    """Save in the pool that its mount has the minor number *present*; log if it was another."""
     if present is None or present == before:
         return DeviceNumber(present, None)
     if before is not None:
@@ -122,7 +140,8 @@ def remember(
         )
     if not read_only:
         try:
-            write_device_number(pool_fd, Syscalls(), present)
+            with replaced_file(pool_fd, Syscalls(), DEVICE, DEVICE_NEW, durable=True) as fd:
+                os.write(fd, b"%d\n" % present)
         except OSError as error:
             _log.warning("DEVICE cannot be written: %s", error.strerror)
     return DeviceNumber(present, before)
