@@ -8,6 +8,7 @@ DRAFTS: Final = b"user.kvfs.drafts"
 EVICT: Final = b"user.kvfs.evict"
 LEASE: Final = b"user.kvfs.lease"
 PIN: Final = b"user.kvfs.pin"
+PUBLISH: Final = b"user.kvfs.publish"
 #: Every name under this belongs to kvfs.
 PREFIX: Final = b"user.kvfs."
 VALUES: Final[dict[bytes, frozenset[bytes]]] = {
@@ -15,6 +16,7 @@ VALUES: Final[dict[bytes, frozenset[bytes]]] = {
     EVICT: frozenset({b"auto", b"never", b"first"}),
     LEASE: frozenset({b"maker", b"none"}),
     PIN: frozenset({b"0", b"1"}),
+    PUBLISH: frozenset({b"close", b"rename"}),
 }
 #: A directory's own path has none of them.
 _NO_NAMES: Final = frozenset({"", ".", ".."})
@@ -28,6 +30,13 @@ class Policy(NamedTuple):
     pin: bool = False
     #: Whether what is closed under its final name belongs to who made it.
     leases: bool = True
+    #: Whether what was not renamed is never found by others than its maker.
+    only_renamed: bool = False
+
+    @property
+    def hides_drafts(self) -> bool:
+        """Whether a draft is its maker's alone."""
+        return self.drafts_of_owner or self.only_renamed
 
 
 def check_value(name: bytes, value: bytes) -> None:
@@ -41,7 +50,7 @@ def policies_of(table: object) -> dict[str, dict[str, str]]:
     """Return the settings file's policies by path below the mountpoint; raises ValueError.
 
     ``[policies."/lmcache"]`` with ``drafts = "owner"``, ``evict = "never"``,
-    ``lease = "none"`` or ``pin = true``.
+    ``lease = "none"``, ``publish = "rename"`` or ``pin = true``.
     """
     if not isinstance(table, dict):
         raise ValueError('must be a table: write [policies."/DIR"]')
@@ -59,7 +68,7 @@ def _text(key: str, value: object) -> str:
     text = str(int(value)) if isinstance(value, bool) else str(value)
     known = VALUES.get(PREFIX + key.encode())
     if known is None:
-        raise ValueError(f"unknown policy {key!r}; use drafts, evict, lease or pin")
+        raise ValueError(f"unknown policy {key!r}; use drafts, evict, lease, publish or pin")
     if text.encode() not in known:
         raise ValueError(f"{key}: must be one of {b', '.join(sorted(known)).decode()}")
     return text

@@ -38,6 +38,8 @@ class State(IntEnum):
     REWRITTEN = 12
     #: Renamed by its writer, and not closed yet.
     RENAMED = 13
+    #: Closed under the name it was created with, where only a rename publishes: its maker's alone.
+    UNRENAMED = 14
 
 
 class Event(StrEnum):
@@ -50,6 +52,7 @@ class Event(StrEnum):
     CLOSE = "last writable close"
     EXTEND = "last writable close, bytes were added only"
     REOPEN = "open for writing"
+    WITHHOLD = "after CLOSE, where only a rename publishes"
     EMPTY = "a file server truncates it to 0"
     MAKER_DIED = "its maker is gone"
     REMOVE = "unlink, replace or evict"
@@ -60,6 +63,7 @@ class Seen(StrEnum):
 
     NOBODY = "nobody"
     BY_POLICY = "all, or its owner alone"
+    OWNER = "its owner alone"
     ALL = "all"
 
 
@@ -128,7 +132,19 @@ TABLE: Final[dict[State, Row]] = {
             Event.ALLOCATE: State.SLAB,
             Event.RENAME: State.PUBLISHED,
             Event.REOPEN: State.REWRITE,
+            Event.WITHHOLD: State.UNRENAMED,
             Event.MAKER_DIED: State.PUBLISHED,
+            Event.REMOVE: State.GONE,
+        },
+    ),
+    State.UNRENAMED: Row(
+        Seen.OWNER,
+        Goes.NEVER,
+        {
+            Event.ALLOCATE: State.UNRENAMED,
+            Event.RENAME: State.PUBLISHED,
+            Event.REOPEN: State.DRAFT,
+            Event.MAKER_DIED: State.GONE,
             Event.REMOVE: State.GONE,
         },
     ),
@@ -197,6 +213,7 @@ TABLE: Final[dict[State, Row]] = {
             Event.TEAR: State.SLAB,
             Event.CLOSE: State.SLAB,
             Event.REOPEN: State.SLAB,
+            Event.WITHHOLD: State.UNRENAMED,
             Event.EMPTY: State.DRAFT,
             Event.MAKER_DIED: State.ORPHAN_SLAB,
             Event.REMOVE: State.GONE,
@@ -235,15 +252,25 @@ TABLE: Final[dict[State, Row]] = {
 UNFINISHED: Final = frozenset({State.DRAFT, State.SLAB_DRAFT})
 #: Whole, and the index knows its size and times.
 SETTLED: Final = frozenset(
-    {State.PUBLISHED, State.LEASED, State.SLAB, State.REWRITTEN, State.ORPHAN_SLAB, State.ORPHAN}
+    {
+        State.PUBLISHED,
+        State.LEASED,
+        State.UNRENAMED,
+        State.SLAB,
+        State.REWRITTEN,
+        State.ORPHAN_SLAB,
+        State.ORPHAN,
+    }
 )
+#: Not found by all: whoever looks is asked who he is, and the kernel keeps no name.
+HIDEABLE: Final = UNFINISHED | {State.UNRENAMED}
 #: Written once and final, so that what a power loss leaves of it can be judged. Such a block has an
 #: identity on the device (identities.py). Slabs have none: only their makers can judge their bytes.
 IDENTIFIED: Final = frozenset({State.PUBLISHED, State.LEASED, State.ORPHAN})
 #: Rewritten in place: their newest bytes may not be on the device when they get a final name.
 SLABS: Final = frozenset({State.SLAB, State.REWRITTEN, State.ORPHAN_SLAB})
 #: Belongs to the process that made it while that lives.
-HELD: Final = frozenset({State.LEASED, State.SLAB, State.REWRITTEN})
+HELD: Final = frozenset({State.LEASED, State.UNRENAMED, State.SLAB, State.REWRITTEN})
 #: Of these, the leases: a slab asked for its space before it was written.
 LEASES: Final = HELD - {State.SLAB}
 
@@ -262,7 +289,11 @@ def after(state: State, event: Event) -> State:
         raise IllegalEvent(f"{event.name} in {state.name}") from None
 
 
-_SHOWN_AS: Final = {State.REWRITTEN: State.SLAB, State.RENAMED: State.PUBLISHED}
+_SHOWN_AS: Final = {
+    State.REWRITTEN: State.SLAB,
+    State.RENAMED: State.PUBLISHED,
+    State.UNRENAMED: State.DRAFT,
+}
 
 
 def label(state: State) -> str:

@@ -73,7 +73,7 @@ class Loser(StrEnum):
 
     FRESH = "a fresh inode whose OPEN is to come"
     DRAFT = "a draft that is being written"
-    TEMPORARY = "a leased file under a temporary name"
+    TEMPORARY = "a leased file under a temporary name, or where only a rename publishes"
     ANOTHERS = "a leased block of another process"
     FINAL = "any other final block"
     REST = "a block that is rewritten in place, or a temporary name that its writer left"

@@ -6,7 +6,16 @@ They are answered when asked for by name and never listed.
 import stat
 from typing import Final
 
-from kvfs.core.directory_policy import DRAFTS, EVICT, LEASE, PIN, PREFIX, VALUES, check_value
+from kvfs.core.directory_policy import (
+    DRAFTS,
+    EVICT,
+    LEASE,
+    PIN,
+    PREFIX,
+    PUBLISH,
+    VALUES,
+    check_value,
+)
 from kvfs.core.errors import InvalidRequest, NoSuchAttribute, NotPermitted
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State, label
@@ -41,6 +50,8 @@ class OwnAttributes:
             return policy.evict.encode()
         if name == LEASE:
             return b"maker" if policy.leases else b"none"
+        if name == PUBLISH:
+            return b"rename" if policy.only_renamed else b"close"
         if name == PIN:
             own = self._pool.index.xattr(ino, PIN)
             return own if own is not None else str(int(policy.pin)).encode()
@@ -87,5 +98,5 @@ class OwnAttributes:
             self._pool.pins.set(ino, pinned_bytes)
         self._pool.policies.clear()
         self._room.rank_anew()
-        if name == DRAFTS:
+        if name in (DRAFTS, PUBLISH):
             self._pool.show_drafts_anew()

@@ -1,13 +1,13 @@
-"""Who sees a draft: everybody, or its maker alone in directories with ``drafts=owner``.
+"""Who sees a draft: everybody, or its maker alone where a directory's policy says so.
 
 And of a block that is being rewritten with O_TRUNC everybody but its writer sees the old version,
 or nothing if a file server emptied it.
 """
 
-from kvfs.core.lifecycle import UNFINISHED, is_temporary
+from kvfs.core.lifecycle import HIDEABLE, State, is_temporary
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.rewrite.old_versions import OldVersions
-from kvfs.machine.processes import SERVER, Maker
+from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.pool import Pool
 
 
@@ -20,10 +20,10 @@ class Visibility:
 
     def seen(self, ino: InodeNo, record: InodeRecord, who: Maker) -> InodeNo | None:
         """Return what process *who* sees under the name of *record*; None: nothing."""
-        if record.state in UNFINISHED:
+        if record.state in HIDEABLE:
             if ino in self._old and not self._is_maker(who, ino, record):
                 return self._old.of(ino)
-            if self._is_emptied(ino):  # a client that reads is not told from the one that writes
+            if self._is_emptied(ino):
                 return ino if who == SERVER else None
             if self.hidden(ino, record, who):
                 return None
@@ -46,28 +46,32 @@ class Visibility:
 
     def hidden(self, ino: InodeNo, record: InodeRecord, who: Maker) -> bool:
         """Whether process *who* must not see *record* under its name."""
-        if record.state not in UNFINISHED:
+        if record.state not in HIDEABLE:
             return False
         return self.is_private(record) and not self._is_maker(who, ino, record)
 
     def _is_maker(self, who: Maker, ino: InodeNo, record: InodeRecord) -> bool:
         """Whether *who* writes *ino*: that nobody knows of those that cannot be told apart.
 
-        Under a temporary name all of those may be meant: the writer must find it to rename it.
+        Under a temporary name all of those may be meant: the writer must find it to rename it. A
+        server looks for what it has just made, too (FSAL VFS does at each CREATE); of its clients
+        nobody knows which one asks.
         """
         maker = self._maker(ino, record)
-        return who == maker and (who.is_one or is_temporary(record.name))
+        return who == maker and (who != NOBODY or is_temporary(record.name))
 
     def is_private(self, record: InodeRecord) -> bool:
-        """Whether a draft in *record*'s directory is its maker's alone."""
-        return self._pool.policies.of(record.parent).drafts_of_owner
+        """Whether draft *record* is its maker's alone: by its state, or where it lies."""
+        if record.state == State.UNRENAMED:
+            return True
+        return self._pool.policies.of(record.parent).hides_drafts
 
     def trusts_name(self, record: InodeRecord, *, just_created: bool) -> bool:
         """Whether the kernel may keep the name: another writer can take a draft's name over.
 
         The maker's own CREATE is safe: who takes the name gets another inode by a LOOKUP.
         """
-        if record.state not in UNFINISHED:
+        if record.state not in HIDEABLE:
             return True
         return just_created and not self.is_private(record)
 

@@ -71,6 +71,8 @@ class Identities:
         #: Overwritten in place and final now. The identity follows when the bytes are durable: a
         #: rebuild could not tell old bytes from new ones.
         self._syncing: dict[InodeNo, Identity] = {}
+        #: The same of blocks that have no identity yet: the next one waits.
+        self._overwritten: set[InodeNo] = set()
         #: Removed, but the device may still have them until an fsync, a new identity, or the end.
         self._lingering: set[InodeNo] = set()
         #: The removal is queued, or failed.
@@ -92,12 +94,22 @@ class Identities:
             self._background.identify(
                 ino, lambda: self._extents.identify_node(ino, identity, target)
             )
-        elif overwritten or ino in self._syncing or ino < self.unsure_below:
+        elif (
+            overwritten
+            or ino in self._syncing
+            or ino in self._overwritten
+            or ino < self.unsure_below
+        ):
+            self._overwritten.discard(ino)
             self._background.forget(ino)
             self._syncing[ino] = identity
             self._background.submit_long(lambda: self._sync(ino, identity))
         else:
             self._background.identify(ino, lambda: self._write_extent(ino, identity))
+
+    def note_overwritten(self, ino: InodeNo) -> None:
+        """Note that *ino*, which has no identity, was overwritten in place."""
+        self._overwritten.add(ino)
 
     def _sync(self, ino: InodeNo, identity: Identity) -> None:
         """Sync in the thread; the extent may be gone before that."""
@@ -160,6 +172,7 @@ class Identities:
         self._syncing.pop(ino, None)
         self._background.forget(ino)
         self._lingering.discard(ino)
+        self._overwritten.discard(ino)
         self._withdrawing.discard(ino)
         if stat.S_ISREG(record.mode):
             remove = functools.partial(self._extents.unlink, ino)

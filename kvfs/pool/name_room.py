@@ -30,9 +30,13 @@ def require_node(pool: Pool, uid: int) -> None:
 
 
 def require_lease(pool: Pool, parent: InodeNo, name: bytes, uid: int, maker: Maker) -> None:
-    """Raise NoSpace for a store under a final name by a process over its share of leases."""
-    if is_temporary(name) or not pool.leases.shares.refuses(uid, maker):
+    """Raise NoSpace for a process over its share of leases, if its store will be leased.
+
+    That is under a final name; where only a rename publishes, under any: what is not renamed stays.
+    """
+    policy = pool.policies.of(parent)
+    if is_temporary(name) and not policy.only_renamed:
         return
-    if pool.policies.of(parent).leases:
+    if (policy.leases or policy.only_renamed) and pool.leases.shares.refuses(uid, maker):
         pool.leases.shares.refused += 1
         raise NoSpace(f"process {maker.tgid} has more leases than its share (lease_max)")

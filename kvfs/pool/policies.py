@@ -1,4 +1,4 @@
-"""Policies of directories: who sees drafts, what may be evicted, what is leased, what is pinned.
+"""Policies of directories: who sees drafts, what is published, evicted, leased and pinned.
 
 Each is an extended attribute of a directory, or a line of the settings file. It holds for
 everything below, until a deeper directory sets it again. The attributes are answered when asked for
@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Final
 
-from kvfs.core.directory_policy import DRAFTS, EVICT, LEASE, PIN, PREFIX, VALUES, Policy
+from kvfs.core.directory_policy import DRAFTS, EVICT, LEASE, PIN, PREFIX, PUBLISH, VALUES, Policy
 from kvfs.core.errors import Damaged
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.storage.index import Index
@@ -64,6 +64,8 @@ class Policies:
                 inherited = inherited._replace(evict=value.decode())
             elif name == LEASE:
                 inherited = inherited._replace(leases=value == b"maker")
+            elif name == PUBLISH:
+                inherited = inherited._replace(only_renamed=value == b"rename")
             elif name == PIN:
                 inherited = inherited._replace(pin=value == b"1")
         return inherited

@@ -12,7 +12,7 @@ from stat import S_ISDIR
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import DeadInode, Exists, InvalidRequest, NoSpace, NotFound
-from kvfs.core.lifecycle import UNFINISHED
+from kvfs.core.lifecycle import HIDEABLE, UNFINISHED
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, SECOND_NS, HandleNo, InodeNo, InodeRecord
 from kvfs.engine.store import Store
@@ -104,7 +104,7 @@ class Answers:
             if self._refusals:
                 self._refusals.looked(self._requester().tid)
             return self._absence_kept
-        if record.state in UNFINISHED:
+        if record.state in HIDEABLE:
             return self._draft(ino, record)
         self._heat.touch(ino)
         return self.entry(ino, record)

@@ -12,7 +12,7 @@ import time
 from typing import Final
 
 from kvfs.core.errors import DeadInode
-from kvfs.core.lifecycle import UNFINISHED
+from kvfs.core.lifecycle import HIDEABLE
 from kvfs.core.rewriting import Kept
 from kvfs.core.second_tries import Recent
 from kvfs.core.types import InodeNo, InodeRecord
@@ -66,7 +66,7 @@ class HandleLookups:
         record = pool.index.inode(ino)
         if record is None:
             raise DeadInode(f"inode {ino} has no name")
-        if record.state in UNFINISHED:
+        if record.state in HIDEABLE:
             seen = self._store.visibility.seen(ino, record, self._files.requester())
             if seen != ino:
                 raise DeadInode(f"inode {ino} is not shown to who asks")

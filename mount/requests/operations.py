@@ -89,12 +89,14 @@ class Operations(pyfuse3.Operations):
         """Make an empty file, a fifo or a socket. Device nodes are refused."""
         parent = InodeNo(parent_inode)
         if stat.S_ISREG(mode):
-            ino, record = self._store.blocks.make_file(parent, name, mode, ctx.uid, ctx.gid)
+            maker = self._files.requester()
+            ino, record = self._store.blocks.make_file(parent, name, mode, ctx.uid, ctx.gid, maker)
         elif stat.S_IFMT(mode) in _NODE_KINDS:
             ino, record = self._namespace.make_node(parent, name, mode, ctx.uid, ctx.gid)
         else:
             raise NotPermitted("device nodes")
-        return entry_attributes(self._answers.entry(ino, record))
+        trusted = self._store.visibility.trusts_name(record, just_created=True)
+        return entry_attributes(self._answers.entry(ino, record, name_trusted=trusted))
 
     @answered
     def symlink(

@@ -5,7 +5,7 @@ from typing import Final
 import pyfuse3
 
 from kvfs.core.errors import Damaged, DeadInode
-from kvfs.core.lifecycle import UNFINISHED
+from kvfs.core.lifecycle import HIDEABLE
 from kvfs.core.types import FIRST_INODE, PAGE_BYTES, STAT_BLOCK_BYTES, InodeNo
 from kvfs.engine.store import Store
 from kvfs.machine.processes import Maker
@@ -103,7 +103,7 @@ class Listing:
                 return None
         else:
             record = store.blocks.present(child)
-        finished = record.state not in UNFINISHED
+        finished = record.state not in HIDEABLE
         shown = store.visibility.seen(child, record, self._who)
         if shown is None:
             return None

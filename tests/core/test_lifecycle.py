@@ -8,6 +8,7 @@ import pytest
 
 from kvfs.core.lifecycle import (
     HELD,
+    HIDEABLE,
     IDENTIFIED,
     SETTLED,
     TABLE,
@@ -85,6 +86,8 @@ def test_what_nobody_may_see_has_no_name() -> None:
 def test_only_what_is_not_whole_yet_can_be_hidden() -> None:
     hidden = {state for state, row in TABLE.items() if row.seen is Seen.BY_POLICY}
     assert hidden == UNFINISHED | {State.TORN}
+    always = {state for state, row in TABLE.items() if row.seen is Seen.OWNER}
+    assert always == {State.UNRENAMED} == HIDEABLE - UNFINISHED
 
 
 def test_what_is_written_or_belongs_to_somebody_is_never_evicted() -> None:
@@ -129,7 +132,7 @@ def test_the_sets_agree_with_each_other() -> None:
     assert {state: state.value for state in stored | {State.NODE}} == {
         State.NODE: 0, State.DRAFT: 1, State.PUBLISHED: 2, State.SLAB: 3, State.REWRITE: 4,
         State.LEASED: 5, State.SLAB_DRAFT: 6, State.ORPHAN_SLAB: 7, State.ORPHAN: 8,
-        State.REWRITTEN: 12, State.RENAMED: 13,
+        State.REWRITTEN: 12, State.RENAMED: 13, State.UNRENAMED: 14,
     }  # fmt: skip
 
 

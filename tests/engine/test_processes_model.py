@@ -91,7 +91,8 @@ class ProcessesMachine(RuleBasedStateMachine):
         if block.parent == ROOT_INODE:
             return True
         # Those that cannot be told apart are many: only who renames a temporary name is meant.
-        told = process.maker.is_one or is_temporary(block.name)
+        # A server is one all the same: it looks for what it made.
+        told = process.maker != NOBODY or is_temporary(block.name)
         return process.maker == block.opener and told
 
     def seen_by(self, process: Process, pick: int) -> Block | None:

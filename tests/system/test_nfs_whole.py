@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from tests.fuse.conftest import require_passthrough
-from tests.support.calls import refused
+from tests.support.calls import refused, tolerated
 from tests.support.nfs_client import NfsClient
 from tests.support.nfs_pool import NfsPool, nfs_pool
 from tests.support.stepping import until
@@ -25,8 +25,8 @@ BLOCK_BYTES: Final = {3: 1 << 20, 4: 64 << 10}
 VERSIONS: Final = (3, 4)
 
 
-#: So that tests need not wait for the 5 s of the default.
-CLOSES: Final = "--set=file_server_close_s=2"
+#: So that tests need not wait for the 5 s and 600 s of the defaults.
+SOON: Final = ("--set=file_server_close_s=2", "--set=lease_s=6")
 
 
 @pytest.fixture(
@@ -38,7 +38,7 @@ def pool(
     """A pool on each data path; on one of them the kernel is not told what vanished."""
     logs, path = tmp_path_factory.mktemp("logs"), str(request.param)
     told = f"--set=notifications={str(path == 'passthrough').lower()}"
-    with nfs_pool(logs, "--capacity=200MiB", f"--data-path={path}", told, CLOSES) as made:
+    with nfs_pool(logs, "--capacity=200MiB", f"--data-path={path}", told, *SOON) as made:
         if request.param == "passthrough":
             require_passthrough(made.mounted)
         yield made
@@ -167,6 +167,34 @@ def test_who_has_it_open_here_sees_it_happen(pool: NfsPool, name: str) -> None:
             client.call("write_file", f"/{name}", new)
             assert os.pread(reader.fileno(), 1 << 20, 0) == new
         assert_comes(path, new)
+
+
+def test_where_only_a_rename_publishes(pool: NfsPool, name: str) -> None:
+    """[life-publish-rename] What a client does not rename nobody here finds, until it is gone."""
+    top = pool.path / name
+    top.mkdir()
+    os.setxattr(top, "user.kvfs.publish", b"rename")
+    data = os.urandom(64 << 10)
+    for version in VERSIONS:
+        with pool.client(version) as client:
+            client.call("store", f"/{name}/renamed-{version}", data)
+            client.call("write_file", f"/{name}/closed-{version}", data)
+            assert found(top / f"renamed-{version}") == data
+            assert_absent(top / f"closed-{version}")
+
+    def all_gone() -> bool:
+        """Whether the names are free: what is hidden refuses others."""
+        taken = []
+        for version in VERSIONS:
+            assert found(top / f"closed-{version}") is None
+            with tolerated(errno.EACCES):
+                os.close(os.open(top / f"closed-{version}", os.O_WRONLY | os.O_CREAT))
+                taken.append(version)
+                os.unlink(top / f"closed-{version}")
+        return len(taken) == len(VERSIONS)
+
+    until(all_gone, "what was not renamed is gone")
+    assert sorted(os.listdir(top)) == [f"renamed-{version}" for version in VERSIONS]
 
 
 # ---- what stays possible on any NFS server ----

@@ -109,10 +109,10 @@ class Blocks:
         return opened, record
 
     def make_file(
-        self, parent: InodeNo, name: bytes, mode: int, uid: int, gid: int
+        self, parent: InodeNo, name: bytes, mode: int, uid: int, gid: int, maker: Maker = NOBODY
     ) -> tuple[InodeNo, InodeRecord]:
-        """Make an empty, published file (mknod(2)). Raises what ``create`` raises."""
-        opened, _ = self.create(parent, name, mode, uid, gid)
+        """Make an empty, closed file (mknod(2)). Raises what ``create`` raises."""
+        opened, _ = self.create(parent, name, mode, uid, gid, maker)
         self.close(opened, writer=True)
         return opened.ino, self._namespace.record(opened.ino)
 
@@ -354,7 +354,7 @@ class Blocks:
         if opened is not None and opened.writers and not empties:
             self._resize(opened, size_bytes)
             return
-        opened = self.open(ino, writer=True, truncate=False, maker=maker)
+        opened = self.open(ino, writer=True, truncate=False, maker=maker if empties else NOBODY)
         try:
             if empties:
                 self._emptying.begin(opened)

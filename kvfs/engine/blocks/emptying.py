@@ -9,7 +9,7 @@ The server need not have it open meanwhile, so that the draft is kept open for i
 
 from typing import Final
 
-from kvfs.core.lifecycle import UNFINISHED, Event, State, after
+from kvfs.core.lifecycle import HIDEABLE, Event, State, after
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.blocks.served import Served
 from kvfs.machine.processes import SERVER
@@ -35,7 +35,7 @@ class Emptying:
 
         What others write is emptied in place for all, as a log is.
         """
-        if not present.size_bytes or present.state in UNFINISHED:
+        if not present.size_bytes or present.state in HIDEABLE:
             return False
         opened = self._pool.open_inodes.get(ino)
         if opened is None:

@@ -47,6 +47,8 @@ class LeaseEnds:
             return True
         if ino in pool.open_inodes and pool.open_inodes[ino].writers:
             return False  # a slab in use, or one whose last close says what it is
+        if record.state == State.UNRENAMED:
+            return self._drop(ino, record)
         if record.state == State.LEASED and is_temporary(record.name):
             return self._hand_over(ino, record, State.ORPHAN)
         if (record.maker_tgid, record.maker_birth) == SERVER:
@@ -101,15 +103,15 @@ class LeaseEnds:
         if whole:
             self._hand_over(ino, record, after(State(record.state), Event.MAKER_DIED))
         else:
-            self._drop(ino, record)
+            self.unproven += self._drop(ino, record)
 
-    def _drop(self, ino: InodeNo, record: InodeRecord) -> None:
-        """Take the name of *ino*: a miss, never half a block."""
+    def _drop(self, ino: InodeNo, record: InodeRecord) -> bool:
+        """Take the name of *ino*: a miss, never half a block. False if that fails."""
         try:
             self._namespace.unlink(record.parent, record.name)
         except (KvfsError, OSError) as error:
             _log.warning("inode %#x keeps its name: %s", ino, error)
-            return
+            return False
         self._pool.kernel.name_vanished(record.parent, record.name)
         self._pool.kernel.unnamed(ino)
-        self.unproven += 1
+        return True

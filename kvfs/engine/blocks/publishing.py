@@ -72,6 +72,8 @@ class Publishing:
             # timestamps, Linux 6.13): what is written now is told from what is not.
             pool.syscalls.fstat(opened.fd)
             opened.maker = maker
+            if state is State.UNRENAMED and maker == NOBODY:  # truncate(2): it is its maker's still
+                opened.maker = Maker(record.maker_tgid, record.maker_birth)
         if state in UNFINISHED:
             return
         if opened.gone is not None:  # a power loss may bring its name back
@@ -80,12 +82,12 @@ class Publishing:
         reopened = after(state, Event.REOPEN)
         # Also a slab whose state stays: a start after a kill measures what was open for writing.
         with pool.change(pool.counters, begun=opened.ino) as change:
-            if reopened is State.REWRITE:
-                change.txn.put_inode(opened.ino, record._replace(state=State.REWRITE))
-        if reopened is State.REWRITE:
+            if reopened is not state:
+                change.txn.put_inode(opened.ino, record._replace(state=reopened))
+        if reopened is not state:
             opened.rewrite()
             pool.leases.drop(opened.ino)
-            ranks.note(pool, opened.ino, record._replace(state=State.REWRITE))
+            ranks.note(pool, opened.ino, record._replace(state=reopened))
         may_linger = reopened is State.REWRITE or self._was_identified(opened.ino)
         opened.identity_lingers = may_linger and self._identities.withdraw_now(opened.ino)
 
@@ -238,6 +240,9 @@ class Publishing:
     ) -> State:
         """Return what the last writable close makes of the block with *record*."""
         state = opened.last_close(State(record.state), written=written)
+        closes = record.state in UNFINISHED and state in (State.LEASED, State.SLAB)
+        if closes and self._pool.policies.of(record.parent).only_renamed:
+            return after(state, Event.WITHHOLD)  # it is kept for its rename, whatever that takes
         due = state in LEASES and (written or state is not opened.before)
         # As if it were nobody's already. Not an orphan, which goes first: its rename may follow.
         if not due or self._gets_lease(record, allocated_bytes):
@@ -288,8 +293,11 @@ class Publishing:
             change.txn.put_inode(opened.ino, record)
         pool.space.extra_bytes -= growth_bytes
         written = (before.size_bytes, before.mtime_ns) != (record.size_bytes, record.mtime_ns)
-        in_place = written and before.state in _IN_PLACE and not opened.appended_only
+        in_place = opened.before is State.UNRENAMED or (written and before.state in _IN_PLACE)
+        in_place = in_place and not opened.appended_only
         self._identities.write(opened.ino, record, overwritten=in_place)
+        if record.state == State.UNRENAMED and (in_place or before.state == State.SLAB_DRAFT):
+            self._identities.note_overwritten(opened.ino)
         opened.identity_lingers = False
         pool.leases.note(opened.ino, record, pool.monotonic_s())
         ranks.note(pool, opened.ino, record)

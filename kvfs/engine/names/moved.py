@@ -53,7 +53,7 @@ def follow(pool: Pool, room: Room, former_names: Recent[InodeNo, Place], move: M
     elif record.state not in UNFINISHED:
         return
     left, inherited = (pool.policies.of(above) for above in (before.parent, record.parent))
-    if pool.settings.policies or left.drafts_of_owner != inherited.drafts_of_owner:
+    if pool.settings.policies or left.hides_drafts != inherited.hides_drafts:
         pool.show_drafts_anew()
     ranks_differ = (left.evict, left.pin) != (inherited.evict, inherited.pin)
     if is_directory and (pool.settings.policies or ranks_differ):

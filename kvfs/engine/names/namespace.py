@@ -265,6 +265,8 @@ class Namespace:
             if stat.S_ISDIR(record.mode):
                 self._refuse_loop(ino, to)
             moved = record._replace(parent=to, name=to_name, ctime_ns=now_ns, sequence=sequence)
+            if record.state == State.UNRENAMED:
+                moved = moved._replace(state=State.PUBLISHED, maker_tgid=0, maker_birth=0)
             moves.append(Move(ino, record, moved))
         with TreeChange(pool, now_ns) as change:
             change.move(*moves)

@@ -244,6 +244,8 @@ class TruncatingOpens:
         opened = self._pool.open_inodes.get(ino)
         if record.state in UNFINISHED:
             return Loser.DRAFT if opened is not None and opened.writers else Loser.REST
+        if record.state == State.UNRENAMED:
+            return Loser.TEMPORARY
         is_leased = record.state == State.LEASED
         if is_temporary(record.name):
             return Loser.TEMPORARY if is_leased else Loser.REST
