@@ -1,7 +1,7 @@
-"""Control sockets: asking a running server, one line of JSON there and one back; socket files.
+"""Control sockets: one line of JSON to a running server, one line back; and the socket files.
 
-Synchronous and light, so that ``kvfs status`` starts fast; mount/control/socket.py has the
-protocol.
+Synchronous and light, so that ``kvfs status`` starts fast. The protocol is described in
+mount/control/socket.py.
 """
 
 import errno
@@ -21,11 +21,11 @@ from kvfs.core.errors import CommandError, NotMounted, NotRoot, ServeFailed, Sou
 from kvfs.core.mount_name import RUN_DIRECTORY, SOCKET_SUFFIX
 
 PROTOCOL_VERSION: Final = 1
-#: No request is longer: verbs take a few names and numbers.
+#: Longest request: verbs take a few names and numbers.
 LINE_MAX_BYTES: Final = 64 * 1024
-#: No reply is longer; a status with every counter is a few KiB.
+#: Longest reply; a status with every counter takes a few KiB.
 REPLY_MAX_BYTES: Final = 1 << 20
-#: No event tells that a listening socket takes another connection.
+#: No event tells that a listening socket has room for another connection.
 _BACKLOG_POLL_S: Final = 0.02
 #: struct ucred of unix(7): pid, uid, gid of the other side.
 PEERCRED: Final = struct.Struct("iII")
@@ -38,7 +38,7 @@ _BY_EXIT_CODE: Final[dict[int, type[CommandError]]] = {
 
 
 class ServerGone(NotMounted):
-    """A control socket lies there, but no server listens: it was killed."""
+    """There is a control socket, but no server listens: it was killed."""
 
     exit_code: ClassVar[int] = NotMounted.exit_code
 
@@ -57,9 +57,9 @@ def ask(
 ) -> dict[str, Any]:
     """Return the result of the verb *do* of the server behind the socket *path*.
 
-    Raises ServerGone when nobody listens, NotMounted when there is no socket, NotRoot when the
-    socket is not for this user, UsageError for more paths than a request holds, ServeFailed when
-    no whole reply came within *timeout_s*, and what the server answered otherwise.
+    Raises ServerGone if nobody listens, NotMounted if there is no socket, NotRoot if this user may
+    not use it, UsageError for more paths than a request holds, ServeFailed if no whole reply came
+    within *timeout_s*, and the error that the server answered.
     """
     request = json.dumps({"v": PROTOCOL_VERSION, "do": do, "args": dict(args or {})}) + "\n"
     if len(request) > LINE_MAX_BYTES:
@@ -85,7 +85,7 @@ def ask(
 
 
 def _connect(connection: socket.socket, path: str, deadline_s: float) -> None:
-    """Connect, also while a server that hangs has as many waiting as it takes (EAGAIN)."""
+    """Connect; wait while the queue of a hanging server is full (EAGAIN)."""
     while True:
         try:
             return connection.connect(path)
@@ -96,7 +96,7 @@ def _connect(connection: socket.socket, path: str, deadline_s: float) -> None:
 
 
 def peer_pid(path: str) -> int:
-    """Return the process that listens on the socket *path*, 0 when nobody does.
+    """Return the process that listens on the socket *path*; 0 if none does.
 
     The kernel knows it without the server's help (SO_PEERCRED, unix(7)).
     """
@@ -109,7 +109,7 @@ def peer_pid(path: str) -> int:
 
 
 def _read_line(connection: socket.socket, deadline_s: float) -> bytes:
-    """Return one line; the deadline is for all of it, however slowly it comes."""
+    """Return one line, all of which must come before the deadline."""
     received = bytearray()
     while not received.endswith(b"\n"):
         left_s = deadline_s - time.monotonic()
@@ -145,12 +145,12 @@ def _result(path: str, line: bytes) -> dict[str, Any]:
 def locked_directory(directory: str) -> Iterator[None]:
     """Hold the directory's lock, so that two starting servers do not remove each other's socket.
 
-    Makes the directory where it is missing; raises OSError when it cannot be made or locked.
+    Makes the directory if it is missing. Raises OSError if it cannot be made or locked.
     """
     os.makedirs(directory, mode=0o755, exist_ok=True)
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # Held for a few system calls, or for one more look at a dead mount.
+        # Others hold it for a few system calls, or for one more check of a dead mount.
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
@@ -160,7 +160,7 @@ def locked_directory(directory: str) -> Iterator[None]:
 def remove_stale(path: str) -> None:
     """Remove the socket file of a dead server; the caller holds the directory's lock.
 
-    Raises SourceBusy when a server listens there, OSError when *path* is something else.
+    Raises SourceBusy if a server listens there, OSError if *path* is something else.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as attempt:
         attempt.setblocking(False)
@@ -168,7 +168,7 @@ def remove_stale(path: str) -> None:
     if result == errno.ENOENT:
         return
     if result == errno.ECONNREFUSED:
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):  # any file refuses connections
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):  # connect(2) to any other file fails alike
             raise OSError(errno.ENOTSOCK, "is not a socket")
         os.unlink(path)
         return

@@ -1,9 +1,9 @@
-"""Whether a mount that no control socket speaks for still has a server.
+"""Whether a mount without a control socket still has a server.
 
-A statfs(2) goes to the server each time. The kernel refuses it with ENOTCONN once nobody has
-/dev/fuse open any more (fuse_get_req in fs/fuse/dev.c), and waits for a server that hangs, if
-need be through SIGKILL. So a program of its own asks (``python -m kvfs.client.liveness
-MOUNTPOINT``), and is left behind when it takes too long.
+Every statfs(2) goes to the server. The kernel refuses it with ENOTCONN once nobody has /dev/fuse
+open any more (fuse_get_req in fs/fuse/dev.c). If the server hangs, the call waits and not even
+SIGKILL ends it. So a separate program asks (``python -m kvfs.client.liveness MOUNTPOINT``), and is
+left behind if it takes too long.
 """
 
 import errno
@@ -15,7 +15,7 @@ from typing import Final
 from kvfs.client.subprocesses import LOOK_MAX_S, program_again
 
 _DEAD: Final = 77
-#: After the server's end, and after its connection was aborted.
+#: Errors after the server's end, and after its connection was aborted.
 _ENDED: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNREFUSED})
 
 
@@ -33,15 +33,15 @@ def has_ended(mountpoint: str) -> bool:
         return looker.wait(LOOK_MAX_S) == _DEAD
     except subprocess.TimeoutExpired:
         looker.kill()
-        looker.returncode = 0  # it may outlive us; Popen would warn
+        looker.returncode = 0  # it may live longer than we do, of which Popen would warn
         return False
 
 
 def was_killed(pid: int) -> bool:
-    """Whether server *pid* is dead but for a thread that the kernel holds up.
+    """Whether server *pid* was killed, but the kernel still holds up a thread of it.
 
-    It has /dev/fuse open, so that callers wait for answers that never come; and its socket, at
-    which nobody answers either.
+    That thread keeps /dev/fuse open, so that callers wait for answers that never come. It also
+    keeps the control socket open, on which nobody answers.
     """
     from kvfs.machine.process_ends import has_exited
 
@@ -49,7 +49,7 @@ def was_killed(pid: int) -> bool:
 
 
 def main() -> None:
-    """End with _DEAD if it has."""
+    """Exit with the code _DEAD if the server has ended."""
     try:
         os.statvfs(sys.argv[1])
     except OSError as error:

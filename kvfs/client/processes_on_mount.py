@@ -1,8 +1,8 @@
 """Which processes keep a mount busy: their working directory or open files are on it.
 
-Run as a program of its own (``python -m kvfs.client.processes_on_mount MOUNTPOINT``), since looking
-at another process's files can wait for an exec of that process, which may wait for the very mount;
-the caller gives it a bounded time.
+Runs as a separate program (``python -m kvfs.client.processes_on_mount MOUNTPOINT``) with a bounded
+time. Listing the files of a process can wait for an exec of that process, which may wait for this
+very mount.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _SERVICE: Final = re.compile(r"/([^/\n]+\.service)$", re.MULTILINE)
 def holders(mountpoint: str) -> Iterator[tuple[int, str]]:
     """Yield (pid, command) of each process that holds something on *mountpoint*, servers first.
 
-    Only links in /proc are read: the paths themselves are never looked at.
+    Reads only links in /proc, never the paths themselves.
     """
     commands = {}
     for name in os.listdir("/proc"):
@@ -29,13 +29,13 @@ def holders(mountpoint: str) -> Iterator[tuple[int, str]]:
             with contextlib.suppress(OSError):  # it ended
                 commands[name] = _command(name)
     for name, command in sorted(commands.items(), key=lambda one: one[1] != GANESHA):
-        with contextlib.suppress(OSError):  # it ended, or is not ours to look at
+        with contextlib.suppress(OSError):  # it ended, or may not be looked at
             if any(_on(mountpoint, link) for link in _links(name)):
                 yield int(name), command
 
 
 def described(pid: int, command: str) -> str:
-    """Return a holder for a reader; of a server also the command that ends it."""
+    """Return a line about a holder; for a server with the command that ends it."""
     if command != GANESHA:
         return f"{pid} ({command})"
     service = service_of(pid)
@@ -71,7 +71,7 @@ def _command(pid: str) -> str:
 
 
 def main() -> None:
-    """Print up to HOLDERS_MAX lines, each as soon as it is known."""
+    """Print up to HOLDERS_MAX holders, each as soon as it is found."""
     for found, (pid, command) in enumerate(holders(sys.argv[1]), start=1):
         print(described(pid, command), flush=True)
         if found == HOLDERS_MAX:

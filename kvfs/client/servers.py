@@ -18,12 +18,12 @@ from kvfs.core.mount_name import RUN_DIRECTORY, name_of, socket_path
 from kvfs.machine.mount_table import FS_TYPE, Mount, kvfs_at, mounts, resolve_mountpoint
 from kvfs.machine.mounted_elsewhere import note_of
 
-#: A server answers within milliseconds; what takes longer hangs.
+#: A server answers within milliseconds. One that takes longer than this hangs.
 _ANSWER_WAIT_S: Final = 5.0
 
 
 class Answer(NamedTuple):
-    """One server's status, or why there is none."""
+    """The status of one server, or why there is none."""
 
     path: str
     status: dict[str, Any]
@@ -31,7 +31,7 @@ class Answer(NamedTuple):
 
 
 def answers(first: str = "") -> Iterator[Answer]:
-    """Yield the status of each server; the socket at the path *first* is asked first."""
+    """Yield the answer of each server; the socket *first* is asked first."""
     for path in sorted(socket_paths(), key=lambda path: path != first):
         try:
             yield Answer(path, ask(path, "status", timeout_s=_ANSWER_WAIT_S), None)
@@ -44,15 +44,15 @@ def _gone(path: str) -> ServerGone:
 
 
 def answers_and_dead() -> list[Answer]:
-    """Return what came of asking each server, and of each dead one that left only its mount.
+    """Return the answer of each server, and an error for each dead mount without a socket.
 
-    A dead server's socket goes with the next umount of any kvfs (remove_dead_sockets).
+    The socket of a dead server is removed by the next umount of any kvfs (remove_dead_sockets).
     """
     found = list(answers())
     spoken_for = {mountpoint_behind(answer.path) for answer in found}
     spoken_for.update(answer.status.get("mountpoint", "") for answer in found)
     there = _kvfs_mounts()
-    # By device: a bind mount is the same file system once more.
+    # By device, because a bind mount shows the same file system again.
     devices = {mount.device for mount in there if mount.mountpoint in spoken_for}
     for mount in there:
         if mount.device not in devices and has_ended(mount.mountpoint):
@@ -67,9 +67,9 @@ def _kvfs_mounts() -> list[Mount]:
 
 
 def answer_of(mountpoint: str) -> Answer | None:
-    """Return the answer of the server at the resolved path *mountpoint*, if there is one.
+    """Return the answer of the server at the resolved path *mountpoint*; None if there is none.
 
-    A server that has another name than the mountpoint's is found by its status.
+    A server whose name was not made from the mountpoint is found by its status.
     """
     expected = socket_path(name_of(mountpoint))
     failed = None
@@ -82,7 +82,7 @@ def answer_of(mountpoint: str) -> Answer | None:
 
 
 def status_of(path: str) -> dict[str, Any]:
-    """Return what the server of the mount at *path* says; raises NotMounted and what it answers."""
+    """Return the status of the mount at *path*. Raises NotMounted, or the server's error."""
     mountpoint = resolve_mountpoint(path)
     answer = answer_of(mountpoint)
     if kvfs_at(mountpoint) is None:
@@ -100,18 +100,18 @@ def status_of(path: str) -> dict[str, Any]:
 
 
 def not_here(mountpoint: str) -> str:
-    """Return a line if a kvfs is mounted at *mountpoint* in other mount namespaces; else ""."""
+    """Return a line if a kvfs is mounted at *mountpoint* in other mount namespaces, or ""."""
     note = note_of(lambda mount: mount.mountpoint == mountpoint)
     return f"no kvfs is mounted at {mountpoint} here{note}" if note else ""
 
 
 def is_dead(mountpoint: str, answer: Answer | None) -> bool:
-    """Whether the kvfs mounted at *mountpoint*, of which *answer* came, has lost its server."""
+    """Whether the kvfs mounted at *mountpoint*, which gave *answer*, has lost its server."""
     return has_ended(mountpoint) if answer is None else isinstance(answer.error, ServerGone)
 
 
 def mountpoint_behind(path: str) -> str:
-    """Return where the server of the socket *path* has mounted, by its name; "" if not known."""
+    """Return the mountpoint of the server with the socket *path*, by its name; "" if unknown."""
     for mount in _kvfs_mounts():
         if socket_path(name_of(mount.mountpoint)) == path:
             return mount.mountpoint
@@ -119,7 +119,7 @@ def mountpoint_behind(path: str) -> str:
 
 
 def complaint(answer: Answer) -> str:
-    """Return why there is no status, and what to do about a server that is dead."""
+    """Return why there is no status and, if the server is dead, what to do."""
     if not isinstance(answer.error, ServerGone):
         return str(answer.error)
     mountpoint = mountpoint_behind(answer.path)
@@ -137,11 +137,11 @@ def _stale_note(answer: Answer | None) -> str:
 
 
 def server_of(mountpoint: str) -> int:
-    """Return the process id of the server of *mountpoint*, 0 when there is none.
+    """Return the process id of the server of *mountpoint*; 0 if there is none.
 
-    A server too busy to answer is known by the owner of its socket.
+    A server that is too busy to answer is known by the owner of its socket.
     """
-    # The kernel knows who listens, also when he is too busy to say it himself.
+    # The kernel knows who listens, even if that process is too busy to answer.
     listening = peer_pid(socket_path(name_of(mountpoint)))
     if listening > 0:
         return listening

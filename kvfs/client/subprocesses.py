@@ -1,4 +1,4 @@
-"""Other programs that a command runs, this very kvfs among them, and what ends them with it."""
+"""Running other programs, kvfs itself among them, so that they end with the command."""
 
 import contextlib
 import os
@@ -12,18 +12,18 @@ from typing import Final
 
 import kvfs
 
-#: A look at every process on a big machine takes a fraction of it.
+#: A list of all processes on a big machine takes a fraction of this.
 LOOK_MAX_S: Final = 3.0
-#: From SIGTERM to SIGKILL for what a command runs; kvfs mount itself gives its server 10 s.
+#: From SIGTERM to SIGKILL of a program that a command runs; kvfs mount gives its server 10 s.
 _GRACE_S: Final = 15.0
-#: What ends a command.
+#: Signals that end a command.
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def program_again(module: str) -> tuple[list[str], dict[str, str]]:
     """Return the command line that runs *module*, and the environment in which it is found.
 
-    ``-P``: a root shell may stand in a directory with a module of somebody's called trio.
+    ``-P``: root's working directory may hold somebody's module called trio.
     """
     environment = dict(os.environ)
     home = os.path.dirname(os.path.dirname(os.path.abspath(kvfs.__file__)))
@@ -34,9 +34,9 @@ def program_again(module: str) -> tuple[list[str], dict[str, str]]:
 
 
 def seen_in_time(module: str, mountpoint: str) -> list[bytes]:
-    """Return the whole lines that *module*, which looks at who uses *mountpoint*, prints in 3 s.
+    """Return the complete lines that *module* prints about *mountpoint* within 3 s.
 
-    A look through every process can hang in one of them, and is a program of its own for that.
+    Such a module looks at every process and can hang in one of them, so it is a separate program.
     """
     command, environment = program_again(module)
     try:
@@ -58,8 +58,8 @@ def seen_in_time(module: str, mountpoint: str) -> list[bytes]:
 def output_of(
     command: Sequence[str], environment: dict[str, str]
 ) -> "subprocess.CompletedProcess[str]":
-    """Run *command* to its end; what ends us ends it, too."""
-    from tempfile import TemporaryFile  # slow to import, for a command that runs nothing
+    """Run *command* to its end; a signal that ends us ends it, too."""
+    from tempfile import TemporaryFile  # slow to import, and not all commands run a program
 
     # Files, not pipes: a server in the background may keep its standard output open.
     with TemporaryFile("w+") as printed, TemporaryFile("w+") as said:
@@ -76,7 +76,10 @@ def output_of(
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Let no second Ctrl-C leave half of it standing; what is started meanwhile has none, too."""
+    """Ignore SIGINT and SIGTERM, so that a second Ctrl-C does not end the clean-up half-way.
+
+    Programs started meanwhile ignore them, too.
+    """
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOPS}
     try:
         yield
@@ -86,10 +89,10 @@ def undisturbed() -> Iterator[None]:
 
 
 def exit_code_of(start: "Callable[[], subprocess.Popen[bytes]]", grace_s: float) -> int:
-    """Return the exit code of the process that *start* starts; what ends us ends it, too.
+    """Return the exit code of the process that *start* starts; a signal that ends us ends it, too.
 
-    It gets *grace_s* then to take back what it began: killed at once, as ``subprocess.run`` does,
-    ``kvfs mount`` leaves a server behind that comes up after everything else was taken down.
+    It then has *grace_s* to undo what it began. If it were killed at once, as ``subprocess.run``
+    does, ``kvfs mount`` would leave a server behind that comes up after everything was removed.
     """
     process = None
     try:
@@ -104,11 +107,11 @@ def exit_code_of(start: "Callable[[], subprocess.Popen[bytes]]", grace_s: float)
 
 @contextlib.contextmanager
 def held_back() -> Iterator[Callable[[], None]]:
-    """Let SIGINT and SIGTERM wait until this is left, or until what it yields is called.
+    """Hold SIGINT and SIGTERM back until the end of the block, or until the yielded call is made.
 
-    On the main thread. Raised inside ``subprocess.Popen()`` or ``os.open()``, a
-    ``KeyboardInterrupt`` loses what was begun: it is there, and nobody has its number. Cython's
-    modules lose the exception while they are imported. What is ignored stays ignored.
+    For the main thread. A ``KeyboardInterrupt`` inside ``subprocess.Popen()`` or ``os.open()``
+    loses the new process or descriptor: it exists, and nobody has its number. An import of a Cython
+    module loses the exception. Ignored signals stay ignored.
     """
     came: list[int] = []
 
@@ -135,13 +138,13 @@ def held_back() -> Iterator[Callable[[], None]]:
 def _deliver(number: int, handler: object) -> None:
     if callable(handler):
         handler(number, None)
-    else:  # the default, which ends us
+    else:  # the default: the signal ends us
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
 
 
 def stop(process: "subprocess.Popen[bytes]", grace_s: float) -> None:
-    """End *process*, with *grace_s* to take back what it began; then by force."""
+    """End *process*: it has *grace_s* to undo what it began, and is then killed."""
     process.terminate()
     try:
         process.wait(grace_s)

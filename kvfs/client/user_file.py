@@ -7,12 +7,12 @@ from typing import Final
 
 #: /dev/null (Documentation/admin-guide/devices.txt).
 _NULL: Final = os.makedev(1, 3)
-#: What the caller's shell has opened already: ``--config <(command)``.
+#: Files that the caller's shell has opened already: ``--config <(command)``.
 _OPEN_ALREADY: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 
 def read_file(path: str, most_bytes: int = -1) -> bytes:
-    """Return what is in *path*, *most_bytes* of it. Raises OSError, also when it is no file."""
+    """Return at most *most_bytes* of *path*. Raises OSError, also if it is not a file."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(fd)

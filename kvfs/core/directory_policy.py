@@ -1,4 +1,4 @@
-"""The policies a directory can have, and their values; who stores them is not known here."""
+"""The policies that a directory can have, and the values of each."""
 
 from typing import Final, NamedTuple
 
@@ -18,7 +18,7 @@ VALUES: Final[dict[bytes, frozenset[bytes]]] = {
     PIN: frozenset({b"0", b"1"}),
     PUBLISH: frozenset({b"close", b"rename"}),
 }
-#: A directory's own path has none of them.
+#: A path of a directory in the settings file has none of these parts.
 _NO_NAMES: Final = frozenset({"", ".", ".."})
 
 
@@ -28,7 +28,7 @@ class Policy(NamedTuple):
     drafts_of_owner: bool = False
     evict: str = "auto"
     pin: bool = False
-    #: Whether what is closed under its final name belongs to who made it.
+    #: Whether a block closed under its final name is leased to the process that wrote it.
     leases: bool = True
     #: Whether what was not renamed is never found by others than its maker.
     only_renamed: bool = False

@@ -1,13 +1,13 @@
-"""What can go wrong, in kvfs's own words; errno numbers belong to the FUSE edge alone.
+"""What can go wrong. Only mount/fuse/errno_map.py turns these errors into errno numbers.
 
-``KvfsError`` subclasses without an exit code reach a client as an errno (mount/fuse/errno_map.py);
-``CommandError`` subclasses reach the operator as one line and the process's exit code.
+A client sees an errno for a ``KvfsError``. The operator of a command sees one line and the exit
+code of a ``CommandError``.
 """
 
 import errno
 from typing import ClassVar, Final
 
-#: What a device answers that has no room left, whatever the capacity says.
+#: What a full device answers, whatever the pool's capacity is.
 NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -36,7 +36,7 @@ class NotEmpty(KvfsError):
 
 
 class InvalidRequest(KvfsError):
-    """The arguments make no sense together (EINVAL)."""
+    """The arguments do not fit together (EINVAL)."""
 
 
 class NameTooLong(KvfsError):
@@ -48,7 +48,7 @@ class NotPermitted(KvfsError):
 
 
 class AccessDenied(KvfsError):
-    """The caller may not have what lies there (EACCES)."""
+    """The caller may not use what the name leads to (EACCES)."""
 
 
 class Unsupported(KvfsError):
@@ -64,7 +64,7 @@ class AttributeTooLarge(KvfsError):
 
 
 class NoSpace(KvfsError):
-    """The pool's capacity is used and nothing may go."""
+    """The pool is full and nothing can be evicted."""
 
 
 class TooLarge(KvfsError):
@@ -72,7 +72,7 @@ class TooLarge(KvfsError):
 
 
 class TooManyOpen(KvfsError):
-    """A user has open what one user may have of the server's descriptors (EMFILE)."""
+    """One user has as many of the server's descriptors open as a user may (EMFILE)."""
 
 
 class BadHandle(KvfsError):
@@ -97,7 +97,7 @@ class CommandError(KvfsError):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, found: str = "", advice: str = "") -> None:
-        """*found* is what is wrong; *advice* is left out by verbs for which it would be wrong."""
+        """*found* says what is wrong; *advice* what helps, which some verbs leave out."""
         super().__init__(f"{found}; {advice}" if advice else found)
         self.found = found
 

@@ -1,13 +1,13 @@
-"""Which blocks go first, told from columns of numbers about them; nothing else is known here.
+"""Which blocks are evicted first, found from columns of numbers about all of them.
 
-A policy looks at all rows at once and names victims in the order they should go. What it says is
-a hint: whoever evicts looks at each block again.
+A policy looks at all rows at once and names victims in the order in which they should go. This is a
+hint: eviction checks each block again.
 
 The clock is a counter, not the time of day: ``burst << BURST_BITS | n`` for the n-th touch of a
-burst. A prompt's blocks are stored and looked up in one burst, and its prefix is of use up to the
-first missing block only: within a burst the tail goes before the head, which was created before.
-Never more than a small part of all blocks: in a small pool, where a second's touches are of them
-all, the youngest would go for the next.
+burst. A prompt's blocks are stored and looked up in one burst, and a prefix is useful only up to
+its first missing block. So within a burst the tail goes before the head, which was created earlier.
+This holds for a small part of all blocks only. In a small pool one second may touch every block,
+and the youngest block would be evicted for the next one.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 
 from kvfs.core.ghosts import Ghosts
 
-#: Of a touch's stamp: the low bits count within its burst.
+#: The low bits of a stamp count the touches of one burst.
 BURST_BITS: Final = 20
-#: No inode numbers.
+#: An empty list of inode numbers.
 NOTHING: Final = np.zeros(0, np.uint64)
 _BURST_SHIFT: Final = np.uint64(BURST_BITS)
 _WITHIN: Final = np.uint64((1 << BURST_BITS) - 1)
 _NO_BOUND: Final = 1 << 63
-#: Tails go before heads among at most such a part of all blocks, touched one after the other.
+#: Tails go before heads among at most this part of all blocks, touched one after the other.
 CHAIN_PART: Final = 64
-#: Rows looked at to learn how warm the coldest are.
+#: Rows of the sample that tells how warm the coldest blocks are.
 _SAMPLE: Final = 1 << 12
 
 
@@ -36,22 +36,22 @@ class Rank(IntEnum):
     """Which blocks go before which others; within a rank the policy chooses."""
 
     NEVER = 0
-    #: Orphans, and what lies in a directory whose policy is ``evict=first``.
+    #: Orphans, and blocks in a directory with the policy ``evict=first``.
     FIRST = 1
     PUBLISHED = 2
     #: Published, but too small to be more than a configuration or a sidecar.
     SMALL = 3
-    #: Slabs whose maker is gone.
+    #: Slabs whose process has ended.
     ORPHAN_SLAB = 4
-    #: Pinned, or under ``evict=never``, and within the bound of all that is. Does not go.
+    #: Pinned, or under ``evict=never``, within the limit ``pin_share``. Not evicted.
     KEPT = 5
 
 
-#: What may go, first to last.
+#: The ranks that may be evicted, first to last.
 EVICTABLE: Final = (Rank.FIRST, Rank.PUBLISHED, Rank.SMALL, Rank.ORPHAN_SLAB)
 
 
-#: Which rank a block has that goes for its name, by its rank.
+#: The rank that counts when blocks are evicted for their names, by the usual rank.
 _RANK_BY_NAME: Final = np.array(
     [Rank.PUBLISHED if rank is Rank.SMALL else rank for rank in Rank], np.uint8
 )
@@ -60,8 +60,8 @@ _RANK_BY_NAME: Final = np.array(
 class Columns(NamedTuple):
     """Arrays of equal length, a row a block; a row that is not in use has ``ino`` 0.
 
-    They may change while they are read. ``touched`` is the stamp of the last touch, ``touches``
-    in how many bursts it was touched (saturating; 1: stored, and not used since).
+    They may change while they are read. ``touched`` is the stamp of the last touch. ``touches``
+    counts the bursts in which it was touched (saturating; 1: stored, and not used since).
     """
 
     ino: NDArray[np.uint64]
@@ -85,21 +85,21 @@ class Policy(Protocol):
         ranks: Sequence[Rank] = EVICTABLE,
         but_not: NDArray[np.uint64] = NOTHING,
     ) -> NDArray[np.uint64]:
-        """Return inode numbers, first to go first: just enough for *bytes_wanted*, if there are.
+        """Return inode numbers, in the order of eviction: enough for *bytes_wanted*, if possible.
 
-        At most *count_max*, only of *ranks*, in that order; none of *but_not* (some thousands),
-        and none that holds no space. Takes milliseconds: it belongs in a thread.
+        At most *count_max*, and only of *ranks*, in that order. Blocks in *but_not* (some
+        thousands) and blocks without space are left out. Takes milliseconds: call it in a thread.
         """
 
     def admitted(self, name_hash: int, allocated_bytes: int) -> bool:
-        """A block came in; True if it is known from before, and its store counts as a reuse."""
+        """A block was stored; True if it was evicted before, so that this counts as a reuse."""
 
     def evicted(self, name_hash: int, allocated_bytes: int, touches: int) -> None:
-        """A block that was touched in so many bursts was evicted."""
+        """A block was evicted that was touched in *touches* bursts."""
 
 
 class Lru:
-    """The block goes that was not used for the longest time."""
+    """Evicts the block that was not used for the longest time."""
 
     name = "lru"
 
@@ -127,19 +127,19 @@ class Lru:
 
 
 class Arc:
-    """Blocks used once and blocks used again compete for the room (Megiddo and Modha, FAST 2003).
+    """Blocks used once compete for space with those used again (Megiddo and Modha, FAST 2003).
 
-    Of which kind the coldest goes is learned from what comes back after it was evicted: a ghost
-    of a block used once asks for more room for such blocks, and one of the others for less.
+    The policy learns from blocks that come back after their eviction, of which a ghost is left. A
+    ghost of a block used once makes more room for such blocks, any other ghost makes less.
     """
 
     name = "arc"
 
     def __init__(self) -> None:
-        #: Room for blocks used once, as far as it is contested.
+        #: Space for blocks used once, while both kinds need space.
         self.once_bytes = 0
         self._ghosts = Ghosts()
-        #: How many blocks of either kind there were at the last look, and their bytes.
+        #: How many blocks of each kind the last scan found, and their bytes.
         self._counts = (0, 0)
         self._held_bytes = 0
 
@@ -168,7 +168,7 @@ class Arc:
         return found.inos()
 
     def admitted(self, name_hash: int, allocated_bytes: int) -> bool:
-        """A block came in; True if it was evicted a while ago, which teaches its kind's room."""
+        """A block was stored; if it was evicted lately, adapt the space of its kind: True."""
         lives = self._lives()
         kind = self._ghosts.take(name_hash, lives)
         if kind is None:
@@ -184,13 +184,13 @@ class Arc:
         self._ghosts.remember(name_hash, frequent=touches > 1, lives=self._lives())
 
     def _lives(self) -> tuple[int, int]:
-        """Return for how many evictions of its kind a ghost counts: ARC's lengths of B1 and B2."""
+        """Return after how many evictions of its kind a ghost is forgotten: ARC's B1 and B2."""
         once, again = self._counts
         return again, once
 
 
 class _Found:
-    """Victims gathered so far, and what is still wanted. Masks tell rows: fast to combine."""
+    """Victims found so far, and how much is still wanted. Sets of rows are masks, for speed."""
 
     def __init__(
         self, columns: Columns, bytes_wanted: int, count_max: int, but_not: NDArray[np.uint64]
@@ -207,10 +207,10 @@ class _Found:
         return np.concatenate(self._taken) if self._taken else NOTHING
 
     def take_coldest(self, among: NDArray[np.bool_], bytes_max: int = _NO_BOUND) -> None:
-        """Take the coldest *among* all rows, as many as are wanted still, or for *bytes_max*.
+        """Take the coldest rows of *among*, as many as are still wanted, or for *bytes_max*.
 
-        Of those touched together in one burst those go first that were created last: blocks of a
-        prompt are created head first, and their inode numbers rise.
+        Of rows touched in one burst those created last go first: blocks of a prompt are created
+        head first, and their inode numbers rise.
         """
         bytes_wanted = min(self._bytes, bytes_max)
         if bytes_wanted <= 0 or self._count <= 0 or not among.any():
@@ -230,7 +230,7 @@ class _Found:
         self._count -= len(inos)
 
     def _preselected(self, among: NDArray[np.bool_], bytes_wanted: int) -> NDArray[np.intp]:
-        """Return some rows *among* all, every one colder than the rest, enough for what is wanted.
+        """Return rows of *among*, each colder than the others, with enough bytes.
 
         A sample tells how warm the warmest of them may be; a full sort takes ten times as long.
         """
@@ -241,11 +241,11 @@ class _Found:
         mean_bytes = max(1, int(columns.allocated_bytes[sampled].mean())) if len(sampled) else 1
         count = min(self._count, bytes_wanted // mean_bytes) + len(self._but_not)
         while True:
-            # A quarter more than it takes, and what a sample may be wrong by.
+            # A quarter more than needed, and the error of a sample.
             count += count // 4 + _SAMPLE // 256 * step
             if count // step >= len(sample):
                 return self._allowed(np.flatnonzero(among))
-            warmest = sample[count // step] | _WITHIN  # a burst goes as a whole, to be ordered
+            warmest = sample[count // step] | _WITHIN  # the whole burst, which is then put in order
             chosen = self._allowed(np.flatnonzero(among & (columns.touched <= warmest)))
             enough = int(columns.allocated_bytes[chosen].sum()) >= bytes_wanted
             if enough or len(chosen) >= self._count:
@@ -253,7 +253,7 @@ class _Found:
             count *= 4
 
     def _allowed(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return *rows* without those that must not be named, or are named already."""
+        """Return *rows* without those that are excluded or already found."""
         if not len(self._but_not):
             return rows
         return rows[np.isin(self._columns.ino[rows], self._but_not, invert=True)]
@@ -262,10 +262,10 @@ class _Found:
 def coldest_names(
     columns: Columns, count: int, but_not: NDArray[np.uint64] = NOTHING
 ) -> NDArray[np.uint64]:
-    """Return *count* inode numbers, first to go first, where names are short, not bytes.
+    """Return *count* inode numbers in the order of eviction, when names are short, not bytes.
 
-    Each block counts as one, also one that holds no space, and small ones go in their turn: of
-    names they may be nearly all. None of *but_not*. Takes milliseconds: it belongs in a thread.
+    Each block counts as one, even if it holds no space. Small blocks are not spared, because they
+    may have nearly all names. None of *but_not*. Takes milliseconds: call it in a thread.
     """
     each_one = columns._replace(
         rank=_RANK_BY_NAME[columns.rank],

@@ -1,6 +1,7 @@
-"""Names of evicted blocks, remembered for a while: one that comes back was evicted too early.
+"""Ghosts: names of evicted blocks. If one is stored again, it was evicted too early.
 
-A table without chains: a name has one place, and who comes later takes it. 8 bytes a ghost.
+A hash table without chains: each name has one slot, and a later name overwrites an earlier one. A
+ghost takes 8 bytes.
 """
 
 from typing import Final
@@ -22,7 +23,7 @@ class Ghosts:
         self._slots = np.zeros(_SLOTS_MIN, np.uint64).data
         #: Evictions so far, of blocks used once and of the others; 0 is "never".
         self._evictions = [1, 1]
-        #: Ghosts remembered of either kind, about.
+        #: About how many ghosts of each kind are remembered.
         self.counts = [0, 0]
 
     def remember(self, name_hash: int, *, frequent: bool, lives: tuple[int, int]) -> None:
@@ -38,7 +39,7 @@ class Ghosts:
         self.counts[frequent] += 1
 
     def take(self, name_hash: int, lives: tuple[int, int]) -> int | None:
-        """Return which kind's ghost comes back, 0 or 1, and forget it; None if there is none.
+        """Return the kind of this name's ghost, 0 or 1, and forget it; None if there is none.
 
         A ghost lives for *lives* evictions of its kind.
         """
@@ -60,7 +61,7 @@ class Ghosts:
         self.counts = [int(np.count_nonzero(slots)) - frequent, frequent]
 
     def _widen(self) -> None:
-        """Twice the slots: one more bit of each name tells its place."""
+        """Double the slots: one more bit of each name chooses its slot."""
         old = np.asarray(self._slots)
         old = old[old != 0]
         slots = np.zeros(2 * len(self._slots), np.uint64)

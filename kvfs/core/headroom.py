@@ -1,7 +1,7 @@
 """How much space to keep free ahead of writers, and which may write without asking.
 
 Pure: time is an argument. A passthrough writer allocates in the backing file system and cannot be
-made to wait, so the room it takes until somebody looks again must be there before.
+made to wait. So the space that it takes until the next check must be free in advance.
 """
 
 import math
@@ -9,7 +9,7 @@ from typing import Final
 
 from kvfs.core.types import round_up
 
-#: From a look at the writers to the space that it frees: a tick, a plan, the unlinks; on a machine
+#: Time from a check of the writers until space is free: a tick, a plan, the unlinks; on a machine
 #: that is short of CPU.
 LAG_S: Final = 0.1
 #: A write counts towards the speed for about this long.
@@ -18,11 +18,11 @@ _SPEED_WINDOW_S: Final = 0.5
 _LEAST_SHARE: Final = 1 / 128
 _MOST_SHARE: Final = 1 / 32
 _MOST_LEAST_BYTES: Final = 256 << 20
-#: What one writer without a reserve takes between two looks, at memory speed.
+#: What one writer without a reserve takes between two checks, at memory speed.
 UNWATCHED_BYTES: Final = 128 << 20
-#: And what is kept free for it if it took nothing lately.
+#: What is kept free for such a writer if it took nothing lately.
 _RUNNER_LEAST_BYTES: Final = 16 << 20
-#: A draft that outgrew its reserve is expected to go on growing so many times as fast.
+#: A draft that outgrew its reserve may take this many times as much until the next check.
 _GOES_ON: Final = 4
 #: Half of the difference between the largest and the usual size is kept free beyond reserves. Of
 #: sizes between 0.5 and 64 MiB at most one in 20,000 exceeds the largest of the last 64 or more by
@@ -37,8 +37,8 @@ def reserve_bytes(
 ) -> int:
     """Return how much to preallocate for a draft whose directory stored such sizes lately.
 
-    The largest of them, so that hardly any draft outgrows its reserve, as long as drafts that did
-    the same spared no more than a small part of the capacity: that room holds no blocks.
+    The largest of them, so that hardly any draft outgrows its reserve. But the usual size, once the
+    excess of all such reserves is a certain part of the capacity: it keeps space from blocks.
     """
     spare_bytes = max(0, largest_bytes - usual_bytes)
     if spared_bytes + spare_bytes <= capacity_bytes * _SPARE_SHARE:
@@ -55,7 +55,7 @@ def outgrowing_bytes(usual_bytes: int, largest_bytes: int) -> int:
 
 
 def lacking_bytes(outgrown_bytes: int, *, unreserved: bool) -> int:
-    """Return what a draft that grew by *outgrown_bytes* since the last look may take next."""
+    """Return what a draft may take next that grew by *outgrown_bytes* since the last check."""
     least_bytes = _RUNNER_LEAST_BYTES if unreserved else 0
     return min(max(least_bytes, _GOES_ON * outgrown_bytes), UNWATCHED_BYTES)
 
@@ -81,7 +81,7 @@ class Headroom:
         return self._taken_bytes / _SPEED_WINDOW_S
 
     def target_bytes(self, now_s: float) -> int:
-        """Return what should be unclaimed now."""
+        """Return how much space should be free now."""
         wanted_bytes = int(self.speed(now_s) * LAG_S)
         return max(self._least_bytes, min(wanted_bytes, self.most_bytes))
 

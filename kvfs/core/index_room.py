@@ -17,10 +17,10 @@ from kvfs.core.records import CHILD_PREFIX, NAME_PREFIX, XATTR_PREFIX
 KEPT_BYTES: Final = 4 << 20
 _KEPT_SHARE: Final = 1 / 16
 _KEPT_MOST_SHARE: Final = 1 / 4
-#: Of the rows at which eviction begins.
+#: Share of the rows at which eviction begins.
 _BINDING_SHARE: Final = 31 / 32
-#: LMDB is asked once in so many commits, or earlier if each could add as much as this: the largest
-#: attribute, and pages.
+#: LMDB is asked once in so many commits; earlier if commits of the largest size (an attribute, and
+#: pages) could use up what is left.
 COMMITS_PER_LOOK: Final = 64
 _COMMIT_MOST_BYTES: Final = 128 << 10
 
@@ -57,7 +57,7 @@ class IndexRoom:
         kept_bytes = max(map_bytes * _KEPT_SHARE, _least_kept_bytes(map_bytes))
         self._growth_end_bytes = map_bytes - int(kept_bytes)
         self._eviction_begin_bytes = map_bytes - 2 * int(kept_bytes)
-        #: Whether there was no space for a new name or attribute at the last look.
+        #: Whether the last check found no space for a new name or attribute.
         self.crowded = False
         self.look()
 

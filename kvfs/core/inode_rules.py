@@ -9,7 +9,7 @@ from kvfs.core.types import InodeNo, InodeRecord, Sequence
 
 
 def counted(counters: Counters, record: InodeRecord, step: int) -> Counters:
-    """Return *counters* after *step* (+1, -1) inodes like *record* came or went."""
+    """Return *counters* after an inode like *record* came (*step* 1) or went (-1)."""
     kind = stat.S_IFMT(record.mode)
     if kind == stat.S_IFREG:
         return counters._replace(
@@ -44,9 +44,9 @@ def new_record(
 
 
 def is_narrowed(before: InodeRecord, now: InodeRecord) -> bool:
-    """Whether somebody may do less than *before*: bits went, the owner or the group changed.
+    """Whether *now* permits somebody less: bits were removed, or owner or group changed.
 
-    The sticky bit takes away by being there.
+    The sticky bit permits less when it is set.
     """
     if (before.uid, before.gid) != (now.uid, now.gid):
         return True
@@ -56,7 +56,7 @@ def is_narrowed(before: InodeRecord, now: InodeRecord) -> bool:
 def blank_record(
     parent: InodeNo, name: bytes, mode: int, uid: int, gid: int, now_ns: int
 ) -> InodeRecord:
-    """Return the record of a new inode that nobody hands anything down to, such as the root."""
+    """Return the record of a new inode that inherits nothing, such as the root."""
     return InodeRecord(
         mode=storable_mode(mode),
         uid=uid,

@@ -19,11 +19,11 @@ class State(IntEnum):
     SLAB = 3
     #: Final before, and open for writing again: its extent knows its size and times.
     REWRITE = 4
-    #: Closed under the name it was created with: belongs to its maker while that process lives.
+    #: Closed under the name it was created with: belongs to its writer while that process lives.
     LEASED = 5
     #: A draft with space allocated ahead of its bytes: becomes a slab unless it is renamed.
     SLAB_DRAFT = 6
-    #: A slab whose maker is gone.
+    #: A slab whose process has ended.
     ORPHAN_SLAB = 7
     #: A temporary name that its writer left behind.
     ORPHAN = 8
@@ -31,7 +31,7 @@ class State(IntEnum):
     TORN = 9
     #: A ready extent, before there is a draft. Never stored.
     READY = 10
-    #: Without a name; kept for its handles. Never stored.
+    #: Has no name any more, and is kept for its open handles. Never stored.
     GONE = 11
     #: A slab that was rewritten in place and closed. Its bytes are one whole, so that a later
     #: rewrite can tear it.
@@ -269,9 +269,9 @@ HIDEABLE: Final = UNFINISHED | {State.UNRENAMED}
 IDENTIFIED: Final = frozenset({State.PUBLISHED, State.LEASED, State.ORPHAN})
 #: Rewritten in place: their newest bytes may not be on the device when they get a final name.
 SLABS: Final = frozenset({State.SLAB, State.REWRITTEN, State.ORPHAN_SLAB})
-#: Belongs to the process that made it while that lives.
+#: Belongs to the process that made it, while that process lives.
 HELD: Final = frozenset({State.LEASED, State.UNRENAMED, State.SLAB, State.REWRITTEN})
-#: Of these, the leases: a slab asked for its space before it was written.
+#: Those that count as leases: a slab asked for its space before it was written.
 LEASES: Final = HELD - {State.SLAB}
 
 assert set(TABLE) == set(State) - {State.NODE}, "every state has a row"

@@ -15,30 +15,30 @@ from kvfs.core.types import PAGE_BYTES, InodeNo, InodeRecord, round_up
 
 #: Share of the capacity for what users other than root make; above it, shares are enforced.
 _SHARE: Final = 1 / 4
-#: The least bound: a small pool is for tests, and has few directories.
+#: The bound is at least this, because a small pool is for tests and has few directories.
 _LEAST_BYTES: Final = 8 << 20
-#: So many times the bound is the limit for everybody.
+#: This many times the bound is the limit of all users together.
 _ALL_REFUSED: Final = 2
-#: Rows of one of all: its name, its child row and its inode (docs/eviction.md).
+#: The rows of one inode: its name, its child row and its record (docs/eviction.md).
 _ROWS_BYTES: Final = 550
-#: Of an attribute, beside name and value: its key, checksum and place in a tree's leaf.
+#: What an attribute takes besides name and value: key, checksum and its place in the tree.
 _ATTRIBUTE_BYTES: Final = 64
 
 
 def taken_bytes(counters: Counters, rows_bytes: int) -> int:
-    """Return about how many bytes of the device are used by what is never evicted."""
+    """Return about how many bytes of the device hold what is never evicted."""
     nodes = counters.directories + counters.symlinks + counters.others
     own_rows_bytes = max(0, rows_bytes - counters.blocks * _ROWS_BYTES)
     return own_rows_bytes + nodes * XFS_INODE_BYTES + counters.symlinks * PAGE_BYTES
 
 
 def bound_bytes(capacity_bytes: int) -> int:
-    """Return how much all of it may take before the users' shares are enforced."""
+    """Return the bound, from which on the users' shares are enforced."""
     return max(_LEAST_BYTES, int(capacity_bytes * _SHARE))
 
 
 def names_too_many(counters: Counters, capacity_bytes: int) -> int:
-    """Return how many blocks exceed those whose names take as much as that bound."""
+    """Return by how many blocks the names of all take more than that bound."""
     return max(0, counters.blocks - bound_bytes(capacity_bytes) // (_ROWS_BYTES + XFS_INODE_BYTES))
 
 
@@ -53,14 +53,14 @@ def attributes_bytes(attributes: Mapping[bytes, bytes | None]) -> int:
 
 
 class NodeShares:
-    """What each user but root has of it, and whose turn it is to be refused.
+    """What each user but root holds of it, and who is refused more.
 
-    Over the bound each user has an equal share of it, and only who has that much is refused. When
-    one after the other takes his share, all come to a second bound, which counts for everybody.
+    Above the bound each user has an equal share of it, and only a user over that share is refused.
+    Users who take their shares one after the other can exceed the bound. So there is a second
+    bound, at which everybody is refused.
 
-    What was there before the start is counted by a walk. Until that came to an inode nobody is
-    refused for it: over the second bound only, which needs no walk. A user cannot have the server
-    start anew, and to refuse one for what others may hold is what the shares are against.
+    A scan counts what was there before the start. Inodes that it has not reached count for nobody,
+    so that a user is never refused for what others hold. The second bound needs no scan.
     """
 
     def __init__(self, first: InodeNo) -> None:
@@ -71,11 +71,11 @@ class NodeShares:
         self._held: dict[int, int] = {}
 
     def held_bytes(self, uid: int) -> int:
-        """Return how much user *uid* is known to have."""
+        """Return how much user *uid* is known to hold."""
         return self._held.get(uid, 0)
 
     def refuses(self, uid: int, everyones_bytes: int, capacity_bytes: int) -> bool:
-        """Whether *uid* is refused, if all users together have *everyones_bytes*."""
+        """Whether *uid* is refused more, if all users together hold *everyones_bytes*."""
         end_bytes = bound_bytes(capacity_bytes)
         if not uid or everyones_bytes < end_bytes:
             return False
@@ -117,7 +117,7 @@ class NodeShares:
             self._note(record.uid, change_bytes)
 
     def go(self, ino: InodeNo, record: InodeRecord, attributes: Mapping[bytes, bytes]) -> None:
-        """Count *ino*, block or not, less, with its *attributes*."""
+        """Count *ino* and its *attributes* no more; it may be a block."""
         if record.state == State.NODE and self._is_counted(ino):
             self._note(record.uid, -_node_bytes(record))
         if attributes:
@@ -150,11 +150,11 @@ class NodeShares:
 
 
 def _node_bytes(record: InodeRecord) -> int:
-    """Return about what a directory, symlink or special file takes; it never changes."""
+    """Return about what a directory, symlink or special file takes, which never changes."""
     size_bytes = XFS_INODE_BYTES + _row_bytes(_ROWS_BYTES + len(record.target))
     return size_bytes + PAGE_BYTES * stat.S_ISLNK(record.mode)
 
 
 def _row_bytes(size_bytes: int) -> int:
-    """Return what a row of *size_bytes* takes: its own pages if two do not fit into one."""
+    """Return what a row of *size_bytes* takes: whole pages if two rows do not fit into one."""
     return size_bytes if size_bytes < PAGE_BYTES // 2 else round_up(size_bytes)

@@ -18,7 +18,7 @@ HEAT: Final = "HEAT"
 HEAT_NEW: Final = "HEAT.new"
 DEVICE: Final = "DEVICE"
 DEVICE_NEW: Final = "DEVICE.new"
-#: All files but POOL, which makes a directory a pool.
+#: All files except POOL, whose presence makes a directory a pool.
 FILES: Final = (RUN, RUN_NEW, INODES, HEAT, HEAT_NEW, DEVICE, DEVICE_NEW, POOL_NEW, LOCK)
 
 INDEX: Final = "index"
@@ -26,15 +26,15 @@ INDEX: Final = "index"
 INDEX_NEW: Final = "index.new"
 INDEX_OLD: Final = "index.old"
 INDEXES: Final = (INDEX, INDEX_NEW, INDEX_OLD)
-#: In each of them.
+#: The files in each of these directories.
 DATA_NAME: Final = "data.mdb"
 LOCK_NAME: Final = "lock.mdb"
 
 EXTENTS: Final = "extents"
 IDENTITIES: Final = "identities"
 FAN_OUTS: Final = (EXTENTS, IDENTITIES)
-#: Directories in each. The low bits of an inode number choose, so that a range of new inodes
-#: spreads over all of them and, on XFS, over its allocation groups.
+#: Directories in a fan-out. The low bits of the inode number choose one, so that a range of new
+#: inodes spreads over all of them and, on XFS, over its allocation groups.
 FAN_OUT: Final = 256
 
 #: An identity of two xattrs stays inside the inode (in a smaller one each costs a block of its own,

@@ -1,8 +1,8 @@
-"""Names as a terminal may see them: whoever may store a file chooses its name; pure text."""
+"""Names made safe for a terminal, because any user who stores a file chooses its name."""
 
 
 def printable(text: str) -> str:
-    """Return *text* with what is not printable, line breaks and ESC first of all, escaped."""
+    """Return *text* with all unprintable characters escaped, such as line breaks and ESC."""
     if text.isprintable():
         return text
     return "".join(

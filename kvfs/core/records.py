@@ -30,7 +30,7 @@ INODE_PREFIX: Final = b"\x05"
 FORMAT_KEY: Final = META_PREFIX + b"format"
 COUNTERS_KEY: Final = META_PREFIX + b"counters"
 UNFINISHED_KEY: Final = META_PREFIX + b"unfinished"
-#: More inodes than this are not listed: who needs them looks at every inode.
+#: If there are more inodes than this, none is listed, and a start looks at every inode.
 UNFINISHED_MAX: Final = 256
 
 _KEY: Final = struct.Struct(">BQ")
@@ -86,7 +86,7 @@ class Identity(NamedTuple):
     name: bytes
 
 
-# Bound once: an attribute lookup less in functions that cost a fraction of a microsecond.
+# Bound once: it saves an attribute lookup in functions that take a fraction of a microsecond.
 _pack_key = _KEY.pack
 _pack_child_key = _CHILD_KEY.pack
 _pack_crc = CRC.pack
@@ -170,7 +170,7 @@ def _parse_key(key: bytes, prefix: int) -> tuple[int, bytes]:
 
 
 def pack_inode(record: InodeRecord) -> bytes:
-    """Return the bytes of an inode record; struct.error when a field does not fit its width."""
+    """Return the bytes of an inode record. Raises struct.error if a field is too large."""
     name = record[14]
     head = _pack_inode(INODE_RECORD_VERSION, len(name), *record[:14], record[16], record[17])
     body = head + name + record[15]
@@ -181,7 +181,7 @@ def parse_inode(raw: bytes) -> InodeRecord:
     """Return the inode record that *raw* holds; raises Damaged."""
     if crc32c(raw) != CRC32C_RESIDUE:
         raise Damaged("inode record: checksum differs")
-    # Field by field into one tuple: a starred list and InodeRecord(...) cost half as much again.
+    # Field by field into one tuple: a starred list and InodeRecord(...) take 1.5 times as long.
     try:
         (
             version, name_len, mode, uid, gid, state, size_bytes, allocated_bytes,

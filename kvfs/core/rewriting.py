@@ -1,4 +1,4 @@
-"""What O_TRUNC does to a block that somebody has, or that is final: one table (docs/rewrites.md).
+"""What O_TRUNC does to a block that is open or final: one table (docs/rewrites.md).
 
 Pure. One open(2) is up to two tries: an OPEN that is answered ESTALE makes the kernel look the name
 up again, once, and send another OPEN. Each row says what one of these requests is answered.
@@ -51,8 +51,8 @@ _OTHERS: Final = (Found.TAKEN, Found.NAMELESS, Found.NOTHING)
 OPEN: Final[dict[Try, dict[Found, Answer]]] = {
     Try.FIRST: {**_OWN, **dict.fromkeys(_OTHERS, Answer.RETRY)},
     Try.REFUSED: {**_OWN, **dict.fromkeys(_OTHERS, Answer.EMPTY), Found.NOTHING: Answer.RETRY},
-    # There is no third try: the next OPEN of this thread is another open(2)'s first, and taken for
-    # one by number it would empty what has become final meanwhile.
+    # There is no third try. The next OPEN of this thread is the first one of another open(2). Taken
+    # for an OPEN by number, it would empty a block that has become final meanwhile.
     Try.LOOKED: {**_OWN, **dict.fromkeys(_OTHERS, Answer.STALE)},
     Try.UNKNOWN: {**_OWN, **dict.fromkeys(_OTHERS, Answer.STALE), Found.TAKEN: Answer.REPLACE},
 }
@@ -82,9 +82,9 @@ class Loser(StrEnum):
 class Keeps(NamedTuple):
     """Who may need a file that lost its name, beside those who have it open."""
 
-    #: Its writer, who is on his way to a rename.
+    #: Its writer, which will rename it.
     for_rename: bool
-    #: Readers: they are led to it until the new version is whole. A temporary name nobody reads.
+    #: Readers, which are led to it until the new version is whole. Nobody reads a temporary name.
     stands_in: bool
 
 
@@ -99,22 +99,22 @@ LOSES_NAME: Final = {
 
 
 class Kept(NamedTuple):
-    """Something that a rewrite keeps for a while: at most so long, and so many of it."""
+    """Something that a rewrite keeps for a while, with its limits in time and number."""
 
     what: str
     wait_s: float
-    #: The oldest goes first; 0 where time alone bounds them.
+    #: The oldest goes first; 0 if time is the only limit.
     most: int = 0
 
 
-#: The kernel's LOOKUP follows at once; after this it is another call's.
+#: The kernel's LOOKUP follows at once; a later one belongs to another call.
 REFUSAL: Final = Kept("that an open(2) was answered ESTALE, for its second try", 1.0)
 #: An open(2) that looked a name up sends its OPEN at once.
 FORMER_NAME: Final = Kept("the name that a file had before its rename", 1.0, 256)
-#: The kernel's second OPEN follows at once; after this the opener has died in between.
+#: The kernel's second OPEN follows at once; if it does not, the opener has died.
 AWAITED: Final = Kept("a fresh inode, for the OPEN of its second try", 5.0)
 #: Their writers will rename them.
 DISPLACED: Final = Kept("a file whose name another writer took, for its writer's rename", 60.0, 64)
-#: Who renames one may mean another's draft.
+#: A rename of such a name may mean another writer's draft.
 CONTENDED: Final = Kept("that writers took a name from each other", DISPLACED.wait_s, 1024)
 EVERYTHING_KEPT: Final = (REFUSAL, FORMER_NAME, AWAITED, DISPLACED, CONTENDED)

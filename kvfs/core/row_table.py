@@ -19,7 +19,7 @@ _SHIFT: Final = 24
 
 
 class RowTable:
-    """Finds rows by inode. A slot holds a row's number, 0 is an empty slot: row 0 is never used."""
+    """Finds rows by inode. A slot holds a row's number; 0 means empty, so row 0 is not used."""
 
     def __init__(self) -> None:
         self._parts = [memoryview(bytearray(4 * _SLOTS_MIN)).cast("I") for _ in range(_PARTS)]
@@ -39,7 +39,7 @@ class RowTable:
         return 0
 
     def add(self, ino: int, row: int) -> None:
-        """Enter *ino*, which is not there and stands in *row* of the column already."""
+        """Enter *ino*, which is new here; the column has it in *row* already."""
         number = ino & _PARTS_MASK
         part = self._parts[number]
         self._used[number] += 1
@@ -54,7 +54,7 @@ class RowTable:
         part[slot] = row
 
     def remove(self, ino: int) -> int:
-        """Forget *ino*, which still stands in its row of the column; return the row, or 0."""
+        """Forget *ino*, which the column still has; return its row, or 0."""
         number = ino & _PARTS_MASK
         part, inos = self._parts[number], self.inos
         mask = len(part) - 1
@@ -64,7 +64,7 @@ class RowTable:
         if not row:
             return 0
         self._used[number] -= 1
-        # What stands behind, up to an empty slot, moves forward if its search passes the gap.
+        # Entries behind it, up to an empty slot, move forward if their search passes the gap.
         gap = slot
         slot = slot + 1 & mask
         while other := part[slot]:
@@ -97,7 +97,7 @@ class RowTable:
         home = spread >> np.uint64(_SHIFT) & np.uint64(slots - 1)
         order = np.argsort(home)
         rows = rows[order]
-        # Each in its slot or behind the one before it; those that fall off the end start over.
+        # Each in its slot or behind the one before it; those behind the end wrap around.
         steps = np.arange(len(rows))
         slot = np.maximum.accumulate(home[order].astype(np.int64) - steps) + steps
         fits = slot < slots

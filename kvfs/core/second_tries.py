@@ -1,9 +1,8 @@
-"""What is remembered for a moment of opens that were refused, and of names that changed hands.
+"""Short-lived memory: which opens were refused with ESTALE, and which names changed hands.
 
-The kernel tries an open that was answered ESTALE again within the same open(2), and sends a LOOKUP
-for each part of the path. Only the one that asks for the name of what was refused is the second
-try: a link that was put in its place meanwhile leads elsewhere, and what the thread looks up later
-is another call's.
+After ESTALE the kernel tries again within the same open(2). It sends a LOOKUP for each part of the
+path. Only the LOOKUP of the refused file's name is the second try: if a link was put in its place
+meanwhile, it leads elsewhere, and what the thread looks up later belongs to another call.
 """
 
 from collections import OrderedDict
@@ -20,7 +19,7 @@ _Value = TypeVar("_Value")
 
 
 class Recent(Generic[_Key, _Value]):
-    """Values that are good for a moment; too many, and the oldest are forgotten."""
+    """Values that are valid for a moment. If there are too many, the oldest are forgotten."""
 
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
@@ -34,38 +33,38 @@ class Recent(Generic[_Key, _Value]):
             self._noted.popitem(last=False)
 
     def of(self, key: _Key, now_s: float) -> _Value | None:
-        """Return what was noted of *key* a moment ago, None if nothing."""
+        """Return the value noted for *key* a moment ago; None if there is none."""
         noted = self._noted.get(key)
         return None if noted is None or noted[1] <= now_s else noted[0]
 
     def take(self, key: _Key, now_s: float) -> _Value | None:
-        """Return what ``of`` does, for the last time."""
+        """Return what ``of`` returns, and forget it."""
         value = self.of(key, now_s)
         self._noted.pop(key, None)
         return value
 
 
 class Refusal(NamedTuple):
-    """What was answered ESTALE, and is tried again at once: an OPEN of *ino*, 0 for a CREATE."""
+    """A request that was answered ESTALE and is tried again: an OPEN of *ino*; 0 for a CREATE."""
 
     ino: InodeNo
     until_s: float
-    #: What the thread may have called it: its name, and the one it had until a moment ago.
+    #: Names that the thread may have used: its name, and the one that it had a moment ago.
     names: tuple[Place, ...]
-    #: Whether it was to be read, too.
+    #: Whether it was opened for reading, too.
     reads: bool = True
     #: What the LOOKUP of the second try led to, 0 if nothing was found; None: it has not come.
     led_to: InodeNo | None = None
 
     def at_open(self, ino: InodeNo, now_s: float) -> Try:
-        """Return which try an OPEN of *ino* now is."""
+        """Return which try an OPEN of *ino* is now."""
         if self.led_to is None:
             return Try.REFUSED if self.ino == ino and now_s < self.until_s else Try.FIRST
         return Try.LOOKED if self.led_to == ino else Try.FIRST
 
     @property
     def at_lookup(self) -> Try:
-        """Which try a LOOKUP now is."""
+        """Return which try a LOOKUP is now."""
         return Try.REFUSED if self.led_to is None else Try.LOOKED
 
 
@@ -86,18 +85,18 @@ class Refusals:
     def note(
         self, thread: int, ino: InodeNo, names: tuple[Place, ...], now_s: float, *, reads: bool
     ) -> None:
-        """*thread* is answered ESTALE."""
+        """Note that *thread* is answered ESTALE."""
         self._by_thread.pop(thread, None)
         self._by_thread[thread] = Refusal(ino, now_s + REFUSAL.wait_s, names, reads)
 
     def looked(self, thread: int, led_to: InodeNo = NO_INODE) -> None:
-        """*thread* has looked the name up at its second try; what it finds later is another's."""
+        """Note the LOOKUP of the second try of *thread*; its later LOOKUPs do not count."""
         before = self._by_thread.get(thread)
         if before is not None:
             self._by_thread[thread] = before._replace(led_to=led_to)
 
     def forget(self, thread: int) -> Refusal | None:
-        """*thread* is done with its second try; return what it was."""
+        """Note that the second try of *thread* has ended; return what it was."""
         return self._by_thread.pop(thread, None)
 
     def tick(self, now_s: float) -> None:

@@ -16,7 +16,7 @@ _SIZE: Final = re.compile(r"\s*(\d{1,18})(?:\.(\d{1,6}))?\s*([KMGTP]?)(?:i?B)?\s
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that *text* names; raises ValueError when it names none."""
+    """Return the number of bytes that *text* names. Raises ValueError if it is not a size."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a size; write bytes or a number with K, M, G or T")
@@ -27,7 +27,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """Return *size_bytes* for a reader: exact when it is a round number, else two decimals."""
+    """Return *size_bytes* for a reader: exact if it is a round number, else with two decimals."""
     for suffix in ("P", "T", "G", "M", "K"):
         unit_bytes = _UNITS[suffix]
         if size_bytes >= unit_bytes:

@@ -1,7 +1,7 @@
 """Totals of the inodes of an index, and which of them are reachable from the root.
 
-The counters and each directory's counts are kept up to date by every change; this counts them
-anew, for a rebuilt index and for fsck.
+Every change keeps the counters and each directory's counts up to date. This counts them anew, for a
+rebuilt index and for fsck.
 """
 
 import stat
@@ -41,12 +41,12 @@ class TreeCount:
         return True
 
     def joined(self, directory: InodeNo) -> bool:
-        """Whether *directory* is one, and its parents lead to the root."""
+        """Whether *directory* is a directory and its parents lead to the root."""
         way: list[InodeNo] = []
         at = directory
         while (known := self._joined.get(at)) is None:
             way.append(at)
-            self._joined[at] = False  # who comes by here again walks in a circle
+            self._joined[at] = False  # to come here again means to walk in a circle
             record = self._directory(at)
             if record is None:
                 known = False

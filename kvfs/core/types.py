@@ -10,7 +10,7 @@ HandleNo = NewType("HandleNo", int)
 BackingId = NewType("BackingId", int)
 Sequence = NewType("Sequence", int)
 
-#: None at all: FUSE and the index give no inode, and the kernel no backing file, the number 0.
+#: No inode, and no backing file: FUSE, the index and the kernel never give the number 0.
 NO_INODE: Final = InodeNo(0)
 NO_BACKING_ID: Final = BackingId(0)
 #: The root directory's inode number, fixed by FUSE (FUSE_ROOT_ID in linux/fuse.h).
@@ -25,13 +25,13 @@ PATH_MAX_BYTES: Final = 4096
 TARGET_MAX_BYTES: Final = PATH_MAX_BYTES - 1
 #: The unit of allocation, of statfs and of O_DIRECT alignment (LMCache aligns by f_bsize).
 PAGE_BYTES: Final = 4096
-#: A smaller capacity is a slip of who gives it.
+#: A smaller capacity must be a mistake.
 CAPACITY_MIN_BYTES: Final = 1 << 20
-#: Times are kept in these (timespec(3type)).
+#: Nanoseconds of a second (timespec(3type)).
 SECOND_NS: Final = 1_000_000_000
 #: st_blocks counts these, whatever the file system's own block is (stat(2)).
 STAT_BLOCK_BYTES: Final = 512
-#: off_t is signed: no offset lies behind this (open(2), EOVERFLOW).
+#: The largest offset, because off_t is signed (open(2), EOVERFLOW).
 SIZE_MAX_BYTES: Final = (1 << 63) - 1
 
 

@@ -1,7 +1,7 @@
-"""What is known of a block while it is written, and what its last close makes of it.
+"""What is known of a block while it is written, and what its last close does to it.
 
 Pure. The states are lifecycle.py's; here are the flags that decide which event the last close is.
-Each method is one thing that happens to an open block, and nobody else sets a flag;
+Each method is one thing that happens to an open block, and nothing else sets a flag.
 docs/block-life.md draws both tables.
 """
 
@@ -28,7 +28,7 @@ _CLOSE: Final = dict.fromkeys(Left, Event.CLOSE)
 _DRAFT: Final = {**_CLOSE, Left.DEATH: Event.TEAR, Left.HALF: Event.TEAR}
 
 #: Which event the last close is. None is no event: the block is what it was before. A state that
-#: is not here stays: its open failed before it began, or the index knows the close already.
+#: is not listed stays, because its open failed at once, or the index knows the close already.
 LAST_CLOSE: Final[dict[State, dict[Left, Event | None]]] = {
     State.DRAFT: {**_DRAFT},
     State.SLAB_DRAFT: {**_DRAFT},
@@ -63,9 +63,9 @@ class Writing:
     unfinished = False
     #: A writer died of a signal before the block was whole: the name goes at the last close.
     torn = False
-    #: Its mount has ended and a client can write on all the same: it is torn, written to or not.
+    #: Its mount has ended, but a client can go on writing: it is torn, even if nothing was written.
     outlives = False
-    #: It took room that was not there, and nothing could go instead: its closers hear of it.
+    #: It took space that was not there, and nothing could be evicted: its closes get an error.
     overrun = False
     #: Whether every writer since the reopening adds bytes only: appends, or found it empty.
     appended_only = True
@@ -77,11 +77,11 @@ class Writing:
     before = State.DRAFT
 
     def create(self) -> None:
-        """It is a draft, and its writer has it."""
+        """It was created as a draft, open for writing."""
         self.unfinished = True
 
     def begin(self, state: State, *, appends: bool) -> None:
-        """Its first writer opened it in *state*; he *appends* if he changes no byte of it."""
+        """Its first writer opened it in *state*. A writer that *appends* changes no byte of it."""
         self.unfinished = state in UNFINISHED
         self.torn = self.renamed = self.emptied = False
         self.appended_only = appends
@@ -119,15 +119,15 @@ class Writing:
         self.torn = self.torn or self.unfinished
 
     def tear(self) -> None:
-        """A writer died of a signal in the middle, or nobody vouches for its close."""
+        """A writer died of a signal in the middle, or its close proves nothing."""
         self.torn = True
 
     def outrun(self) -> None:
-        """It took room that was not there, and nothing could go instead."""
+        """It took space that was not there, and nothing could be evicted."""
         self.overrun = self.torn = True
 
     def outlive(self) -> None:
-        """The server stops, and a client writes on."""
+        """The server stops, and a client goes on writing."""
         self.outlives = True
 
     def move(self) -> None:
@@ -141,7 +141,7 @@ class Writing:
             self.torn = self.renamed = False
 
     def last_close(self, state: State, *, written: bool) -> State:
-        """Return what the last close makes of the block in *state*, *written* or only opened."""
+        """Return the state after the last close of a block in *state*, *written* or only opened."""
         row = _BECOMES.get(state)
         becomes = state if row is None else row[self._left(state, written=written)]
         if becomes is None:

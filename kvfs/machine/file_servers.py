@@ -1,9 +1,9 @@
-"""Servers of files: programs that open files for clients which no process here stands for.
+"""File servers: programs, such as NFS servers, that open files for clients on other machines.
 
-A server has no life that says anything of its clients', and may keep files open for ever. Known
-are all threads of the kernel (nfsd), and programs by the name of their first thread: others rename
-themselves. Its executable would tell the same, but to ask for that may wait for a process inside
-execve(2), which may wait for us. What cannot be looked at is none, and is looked at again.
+A file server lives on when its clients die, and may keep files open for ever. All threads of the
+kernel count as one (nfsd), and programs by the name of their first thread, because other threads
+rename themselves. The path of the executable would tell, too, but reading it may wait for a process
+inside execve(2), which may wait for us. What cannot be read counts as no server, and is read again.
 """
 
 import os
@@ -13,21 +13,21 @@ from typing import Final
 
 from kvfs.machine.process_ends import status_of
 
-#: What is found is believed for so long: shorter than any cycle of thread numbers.
+#: A result is valid for so long, which is shorter than any reuse of thread numbers.
 BELIEVED_S: Final = 1.0
 THREADS_MAX: Final = 1024
-#: NFS in user space. It holds a mount for as long as it exports it.
+#: An NFS server in user space. It keeps a mount in use as long as it exports it.
 GANESHA: Final = "ganesha.nfsd"
 _PROGRAMS: Final = (GANESHA,)
-#: linux/sched.h: TASK_COMM_LEN, without its zero.
+#: linux/sched.h: TASK_COMM_LEN, less the terminating zero.
 _COMM_BYTES: Final = 15
 
 
 def is_kernel_thread(status: bytes) -> bool:
-    """Whether *status*, of /proc/TID/status, is a kernel thread's: no signal cuts its writes.
+    """Whether *status*, of /proc/TID/status, is that of a kernel thread.
 
-    Before Linux 6.8 it does not say so. Then it is a child of kthreadd (2) without memory; who
-    dies has none either, but another parent.
+    Before Linux 6.8 it does not say so. There a kernel thread is a child of kthreadd (2) without
+    memory. A dying process has no memory either, but another parent.
     """
     if b"\nKthread:\t" in status:
         return b"\nKthread:\t1\n" in status
@@ -35,22 +35,22 @@ def is_kernel_thread(status: bytes) -> bool:
 
 
 class FileServers:
-    """Which threads are a server's."""
+    """Which threads belong to file servers."""
 
     def __init__(self, named: str, open_file: Callable[[str], int]) -> None:
-        """*named*: programs beside those known, with commas. *open_file* raises OSError."""
+        """*named*: more programs, separated by commas. *open_file* raises OSError."""
         names = {name.strip() for name in named.split(",")} - {""}
         names.update(_PROGRAMS)
         self._comms: Final = frozenset(os.fsencode(name)[:_COMM_BYTES] for name in names)
         self._open: Final = open_file
-        #: When each thread was looked at, and whether it is a server's.
+        #: When each thread was looked at, and whether it belongs to a server.
         self._threads: OrderedDict[int, tuple[float, bool]] = OrderedDict()
-        #: Threads that were seen to be no server's lately; 0 is any of another pid namespace.
+        #: Threads that belong to no server; 0 stands for all of another pid namespace.
         self.others: Final = {0}
         self._others_since_s = 0.0
 
     def have(self, tid: int, now_s: float) -> bool:
-        """Whether thread *tid* is a server's; False also if that cannot be told now."""
+        """Whether thread *tid* belongs to a server; False also if that cannot be told now."""
         if tid <= 0:
             return False
         known = self._threads.get(tid)
@@ -59,7 +59,7 @@ class FileServers:
         return self.look(tid, status_of(tid, self._open), now_s)
 
     def look(self, tid: int, status: bytes, now_s: float) -> bool:
-        """Return the same, seen in thread *tid*'s *status* just read."""
+        """Return the same, from *status* of thread *tid*, which was just read."""
         if not status:
             return False
         found = is_kernel_thread(status) or self._is_program(tid, status)
@@ -72,7 +72,7 @@ class FileServers:
         return found
 
     def tick(self, now_s: float) -> None:
-        """Forget who was no server: another thread may have the number."""
+        """Forget threads of no server: another thread may have the number by now."""
         if now_s - self._others_since_s >= BELIEVED_S:
             self._others_since_s = now_s
             self.others.clear()

@@ -11,16 +11,16 @@ from typing import Final
 #: (Documentation/virt/guest-halt-polling.rst)
 _HALT_POLL_PATH: Final = "/sys/module/haltpoll/parameters/guest_halt_poll_ns"
 _TRIPS: Final = 400
-#: The first ones find the other program still starting.
+#: Trips that are not counted, because the other program is still starting.
 _UNCOUNTED: Final = 50
 
 
 def round_trip_us() -> float | None:
     """Return the time to wake a process on another CPU and be woken by it, in us.
 
-    A FUSE request wakes the server, and its answer the client. On a machine of its own that takes
-    some microseconds. In a virtual machine, where an idle CPU has gone back to the host, or out of
-    a deep sleep state it takes a hundred and more, most of it as the CPU time of the waker.
+    A FUSE request wakes the server, and its answer wakes the client. On bare metal that takes some
+    microseconds. If an idle CPU of a virtual machine has gone back to the host, or a CPU is in a
+    deep sleep state, it takes a hundred and more, most of it as CPU time of the waking process.
 
     None with one CPU, or where cat(1) is missing. Takes a tenth of a second at worst.
     """
@@ -49,12 +49,12 @@ def _quick_trip_us(other: "subprocess.Popen[bytes]") -> float:
         os.write(there, b"?")
         os.read(back, 1)
         took_ns.append(time.monotonic_ns() - started_ns)
-    # The quartile: on a busy machine others have the CPU now and then, which is no sleep of it.
+    # The lower quartile, because on a busy machine other programs have the CPU now and then.
     return statistics.quantiles(took_ns[_UNCOUNTED:], n=4)[0] / 1000
 
 
 def halt_poll_ns() -> int | None:
-    """Return what a virtual CPU polls before it halts; None where nothing governs that."""
+    """Return how long a virtual CPU polls before it halts; None if that is not configurable."""
     try:
         return int(Path(_HALT_POLL_PATH).read_text())
     except (OSError, ValueError):
@@ -62,7 +62,7 @@ def halt_poll_ns() -> int | None:
 
 
 def available_memory_bytes() -> int | None:
-    """Return MemAvailable: free memory and what the kernel could reclaim; None if it says not."""
+    """Return MemAvailable: free memory and what the kernel could reclaim; None if unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:

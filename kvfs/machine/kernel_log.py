@@ -1,9 +1,9 @@
-"""What the kernel says of the device below: /dev/kmsg is where a failed request shows at once.
+"""Failed requests to the device, as the kernel logs them at once in /dev/kmsg.
 
-A read error of a passthrough reader, or a page that could not be written back, reaches this process
-as no errno. It looks for the lines of blk_print_req_error() in block/blk-mq.c and of iomap's
-write-back; the kernel prints at most ten of a kind in five seconds. A server that may not read the
-kernel's log learns nothing here and has to check by itself.
+This process gets no errno for a read error of a passthrough reader, or for a page that could not be
+written back. So it looks for the lines of blk_print_req_error() in block/blk-mq.c and of iomap's
+write-back. The kernel prints at most ten of a kind in five seconds. A server that may not read the
+kernel's log learns nothing here and must check by other means.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ _LOG: Final = "/dev/kmsg"
 _DEVICE: Final = "/sys/dev/block/{major}:{minor}"
 #: The longest record, with its dictionary (Documentation/ABI/testing/dev-kmsg).
 _RECORD_MAX_BYTES: Final = 8192
-#: Records read in one look; the rest is left for the next.
+#: Records read at a time; the rest is read the next time.
 _RECORDS_MAX: Final = 1000
 _DEPTH_MAX: Final = 8
 #: What failed, by blk_op_str() in block/blk-core.c.
@@ -24,7 +24,7 @@ _WRITES: Final = frozenset({b"WRITE", b"FLUSH", b"ZONE_APPEND"})
 
 
 class DeviceErrors(NamedTuple):
-    """Whether some requests to the device failed since the last look."""
+    """Whether reads or writes of the device failed since the last call."""
 
     reads: bool = False
     writes: bool = False
@@ -34,7 +34,7 @@ class KernelLog:
     """The kernel's log from now on, for one device."""
 
     def __init__(self, directory_fd: int) -> None:
-        """Follow the device below *directory_fd*'s file system; nothing without the right to."""
+        """Follow the device of *directory_fd*'s file system, if the log may be read."""
         self._fd = -1
         names = device_names(os.fstat(directory_fd).st_dev)
         if not names:
@@ -75,9 +75,9 @@ def errors_in(line: bytes) -> DeviceErrors:
     if b"error" not in line.lower():
         return DeviceErrors()
     operation = _OPERATION.search(line)
-    if operation is not None:  # discards, and zeroing by the device, lose nothing
+    if operation is not None:  # failed discards and zeroing lose nothing
         return DeviceErrors(operation[1] == b"READ", operation[1] in _WRITES)
-    # Without one the line is the file system's: about a file's bytes, or about its own metadata.
+    # A line without an operation is the file system's, about a file's bytes or its own metadata.
     return DeviceErrors(reads=b"writeback" not in line, writes=True)
 
 

@@ -1,7 +1,7 @@
 """What is mounted where, as the kernel lists it in /proc/self/mountinfo (proc(5)).
 
-The list is read instead of asking the paths, since a stat of a mount whose server hangs would
-hang as well.
+It reads that list and never the paths, because stat(2) on a mount whose server hangs would hang,
+too.
 """
 
 import os
@@ -35,7 +35,7 @@ class Mount(NamedTuple):
 def mounts(pid: int = 0) -> list[Mount]:
     """Return all mounts, the topmost of one mountpoint last; as process *pid* sees them, if not 0.
 
-    Raises OSError when that has ended or is not ours to look at.
+    Raises OSError if that process has ended or may not be looked at.
     """
     with open(f"/proc/{pid}/mountinfo" if pid else _MOUNTINFO, "rb") as file:
         return [_parse(line) for line in file]
@@ -65,7 +65,7 @@ def kvfs_at(mountpoint: str) -> Mount | None:
 
 
 def where_mounted(source: str) -> str:
-    """Return "at MOUNTPOINT" for the pool in *source*; "" if it is in no mount that we can see."""
+    """Return "at MOUNTPOINT" for the pool in *source*; "" if no mount of it can be seen here."""
     resolved = os.path.realpath(source)
     for mount in mounts():
         if mount.fs_type == FS_TYPE and os.path.realpath(mount.source) == resolved:
@@ -74,9 +74,9 @@ def where_mounted(source: str) -> str:
 
 
 def resolve_mountpoint(path: str) -> str:
-    """Return *path* absolute and without symlinks, but for those in a kvfs.
+    """Return *path* absolute and without symlinks, except those inside a kvfs mount.
 
-    A mounted kvfs is never looked at: its server may hang.
+    Never looks into a kvfs mount, because its server may hang.
     """
     fs_types = {mount.mountpoint: mount.fs_type for mount in mounts()}
     resolved, waiting, links = "/", os.path.abspath(path).split("/"), 0
@@ -87,7 +87,7 @@ def resolve_mountpoint(path: str) -> str:
             return os.path.normpath(os.path.join(resolved, *waiting))
         try:
             target = os.readlink(resolved)
-        except OSError:  # no link
+        except OSError:  # not a symlink
             continue
         links += 1
         if links > _LINKS_MAX:
@@ -101,7 +101,8 @@ def resolve_mountpoint(path: str) -> str:
 def unmount(mountpoint: str, *, lazy: bool, force: bool = False) -> None:
     """Unmount *mountpoint* (umount2(2)); *lazy* detaches it even while it is in use.
 
-    *force* ends all requests that nobody will answer first, also if the rest fails. Raises OSError.
+    *force* first ends all requests that wait for the server, even if the rest fails. Raises
+    OSError.
     """
     flags = (MNT_DETACH if lazy else 0) | (_MNT_FORCE if force else 0)
     if LIBC.umount2(os.fsencode(mountpoint), flags) != 0:

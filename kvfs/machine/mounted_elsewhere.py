@@ -1,7 +1,7 @@
-"""Mounts in other mount namespaces: a copy of a mount outlives ours.
+"""Copies of a mount in other mount namespaces, such as those of containers.
 
-Whoever makes a namespace of his own gets a copy of every mount (mount_namespaces(7)); a private one
-hears of no umount. The server serves it on, and its pool stays in use.
+A new mount namespace gets a copy of every mount (mount_namespaces(7)). If it is private, an umount
+outside does not remove its copy: the server goes on serving it, and the pool stays in use.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _SHOWN_MAX: Final = 3
 
 
 class Elsewhere(NamedTuple):
-    """A mount in another namespace, and one of the processes that are there."""
+    """A mount in another namespace, and one process of that namespace."""
 
     mount: Mount
     pid: int
@@ -27,26 +27,26 @@ class Elsewhere(NamedTuple):
 
     @property
     def where(self) -> str:
-        """As a part of a sentence: where it is."""
+        """Where it is, as a part of a sentence."""
         process = f"process {self.pid} ({printable(self.command)}, {self.namespace})"
         return f"at {self.mount.mountpoint} in the mount namespace of {process}"
 
     @property
     def way_out(self) -> str:
-        """The command that takes it away."""
+        """The command that unmounts it."""
         return f"nsenter -t {self.pid} -m umount {self.mount.mountpoint}"
 
 
 def elsewhere(is_meant: Callable[[Mount], bool]) -> Iterator[Elsewhere]:
-    """Yield a kvfs mount of each other namespace that is one of those which are meant.
+    """Yield one kvfs mount of each other namespace for which *is_meant* is true.
 
-    Only links and tables in /proc are read, never a path. A namespace that no process is in, or
-    none that may be looked at, is not seen.
+    Reads only links and tables in /proc, never a path. It cannot see a namespace without processes,
+    or whose processes may not be looked at.
     """
     with contextlib.suppress(OSError):
         seen = {_namespace("self")}
         for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
-            with contextlib.suppress(OSError):  # it ended, or is not ours to look at
+            with contextlib.suppress(OSError):  # it ended, or may not be looked at
                 namespace = _namespace(str(pid))
                 if namespace in seen:
                     continue
@@ -58,13 +58,13 @@ def elsewhere(is_meant: Callable[[Mount], bool]) -> Iterator[Elsewhere]:
 
 
 def note_of(is_meant: Callable[[Mount], bool]) -> str:
-    """Return where else it is mounted and what ends that, to stand behind a sentence; or ""."""
+    """Return where else it is mounted and how to unmount it there, to end a sentence; or ""."""
     places = _places(is_meant)
     return f": it is mounted {places}" if places else ""
 
 
 def where_in_use(source: str) -> str:
-    """Return where the pool in *source* is mounted, as where_mounted, in other namespaces too."""
+    """Return as ``where_mounted`` where the pool in *source* is mounted, in all namespaces."""
     if here := where_mounted(source):
         return here
     resolved = os.path.realpath(source)

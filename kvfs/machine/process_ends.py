@@ -1,4 +1,4 @@
-"""How a process ended, as far as the kernel tells; one answer is "unknown".
+"""How a process ended, as far as the kernel tells. The answer may be "unknown".
 
 Reading ``status`` and ``statm`` of a process never waits for it. Reading ``stat`` may: a process
 inside execve(2) that closes its files holds a lock that ``stat`` waits for, and it waits for us. So
@@ -29,12 +29,12 @@ _INFO_EXIT: Final = 1 << 3
 
 
 class Fate(Enum):
-    """How a process ended, or that it lives."""
+    """How a process ended, or that it is alive."""
 
     LIVES = "lives"
     EXITED = "exits by itself"
     KILLED = "dies of a signal"
-    #: Another pid namespace, no descriptor left to look, a look that failed.
+    #: It is in another pid namespace, no descriptor is left for the check, or the check failed.
     UNKNOWN = "cannot be told"
 
 
@@ -77,14 +77,14 @@ def stat_fields(pid: int, open_file: Callable[[str], int] = open_to_read) -> lis
 
 
 def has_exited(pid: int) -> bool:
-    """Whether *pid* is dead but not yet waited for, or the kernel still holds up a thread of it."""
+    """Whether *pid* has exited and was not waited for, or the kernel holds up a thread of it."""
     return stat_fields(pid)[:1] in ([b"Z"], [b"X"])
 
 
 def fate_without_memory(tid: int, open_file: Callable[[str], int]) -> Fate:
     """Return the fate of thread *tid*, which has no memory: a kernel thread, or one that ends.
 
-    ``FDSize: 0`` says that it is past execve's locks and in exit(2); only then ``stat`` is safe.
+    ``FDSize: 0`` means that it is past execve's locks and in exit(2). Only then ``stat`` is safe.
     """
     status = status_of(tid, open_file)
     if not status:
@@ -100,8 +100,8 @@ def fate_without_memory(tid: int, open_file: Callable[[str], int]) -> Fate:
 def judge(tgid: int, pidfd: int) -> Fate:
     """Return the fate of process *tgid*, which *pidfd* refers to, at this moment.
 
-    ``stat`` has the signal from kill(2) on, before the process knows of it. May wait as long as the
-    process is inside execve, so never call it in the thread that serves.
+    ``stat`` shows the signal as soon as kill(2) returns, before the process handles it. This may
+    wait as long as the process is inside execve, so never call it in the thread that serves.
     """
     fields = stat_fields(tgid)
     try:
@@ -110,7 +110,7 @@ def judge(tgid: int, pidfd: int) -> Fate:
         return fate_of_reaped(pidfd)
     except OSError:
         return Fate.UNKNOWN
-    # It was not waited for, so its number was not reused.
+    # It was not waited for yet, so its number was not reused.
     if len(fields) <= _EXIT_CODE_FIELD:
         return Fate.UNKNOWN
     if fields[_STATE_FIELD] in (b"T", b"t"):
@@ -121,7 +121,7 @@ def judge(tgid: int, pidfd: int) -> Fate:
 
 
 def fate_of_reaped(pidfd: int) -> Fate:
-    """Return the fate of a process that was waited for, which its *pidfd* remembers."""
+    """Return the fate of a process that was already waited for, from its *pidfd*."""
     told = bytearray(_INFO.size)
     _INFO.pack_into(told, 0, _INFO_EXIT, 0)
     try:

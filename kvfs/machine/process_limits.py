@@ -1,6 +1,6 @@
-"""How the server process behaves towards the machine: memory, open files, the OOM killer.
+"""Limits of the server process: memory, open files, the OOM killer.
 
-Nothing here may stop a mount: what the machine refuses comes back as a line for the log.
+A limit that the machine refuses to set does not stop the mount, but gives a line for the log.
 """
 
 import ctypes
@@ -13,20 +13,20 @@ from kvfs.core.errors import ToolMissing
 from kvfs.core.settings import OPEN_FILES_MIN, Settings
 from kvfs.storage.syscalls import LIBC
 
-#: linux/prctl.h. Memory that this thread, and threads it starts later, ask for never waits on
-#: writing dirty blocks of our own mount, which would wait for us.
+#: linux/prctl.h. Memory allocation of this thread, and of threads that it starts later, never waits
+#: until dirty pages of our own mount are written, which would wait for us.
 _PR_SET_IO_FLUSHER: Final = 57
 #: PROC_PID_INIT_INO of linux/proc_ns.h.
 _FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
-#: Allocations between two looks of the collector: handlers make short-lived tuples, and a look at
-#: every 700 of them (Python's default) costs more than it finds.
+#: Allocations between two runs of the garbage collector. Handlers make short-lived tuples, and a
+#: run after every 700 of them (Python's default) costs more than it finds.
 _COLLECT_EVERY: Final = 50_000
 
 
 def adopt(settings: Settings) -> list[str]:
-    """Take the manners on; call it on the main thread, before other threads start.
+    """Set the limits. Call it on the main thread, before other threads start.
 
-    Returns one line for each that the machine refused.
+    Returns one line for each limit that the machine refused.
     """
     refusals = [
         _set_io_flusher(),
@@ -37,9 +37,9 @@ def adopt(settings: Settings) -> list[str]:
 
 
 def require_open_files(wanted: int) -> None:
-    """Ask for *wanted* open files. Raises ToolMissing where a pool needs more than there are.
+    """Ask for *wanted* open files. Raises ToolMissing if the limit is below what a pool needs.
 
-    All directories of extents and identities are held open, and control connections come on top.
+    All directories of extents and identities stay open, and control connections are added to that.
     """
     _set_open_files(wanted)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -51,9 +51,9 @@ def require_open_files(wanted: int) -> None:
 
 
 def require_file_size() -> None:
-    """Lift the limit on the size of a file. Raises ToolMissing where it may not be lifted.
+    """Remove the limit on the size of a file. Raises ToolMissing if that is not allowed.
 
-    What the server writes and allocates for its clients has the sizes that they want.
+    The server writes and allocates files of whatever size its clients want.
     """
     unlimited = resource.RLIM_INFINITY
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -72,10 +72,10 @@ def require_file_size() -> None:
 
 
 def what_it_cannot_see(settings: Settings) -> str:
-    """Return a line for who mounts if this process sees no clients outside its pid namespace.
+    """Return a line for the operator if clients outside our pid namespace cannot be seen.
 
-    Empty if it is in the machine's first one, or trusts them. A request of a process outside
-    carries the number 0 (fs/fuse/dev.c).
+    Empty if this is the machine's first pid namespace, or if their closes are trusted. A request of
+    a process outside carries the number 0 (fs/fuse/dev.c).
     """
     if settings.foreign_closes == "trusted":
         return ""
@@ -83,7 +83,7 @@ def what_it_cannot_see(settings: Settings) -> str:
         if os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE:
             return ""
     except OSError:
-        pass  # unknown is not "sees all"
+        pass  # unknown: it may not see all
     return (
         "runs in its own pid namespace: files that a process outside closes in place are not kept, "
         "only those it renames; share the host's (hostPID), or set foreign_closes"
@@ -91,7 +91,7 @@ def what_it_cannot_see(settings: Settings) -> str:
 
 
 def settle_memory() -> None:
-    """Take what exists after the start out of the collector's sight; call it once serving."""
+    """Exclude all that exists after the start from garbage collection. Call it once serving."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_EVERY, 20, 50)
@@ -113,7 +113,7 @@ def _set_oom_score(score: int) -> str:
 
 
 def _set_open_files(wanted: int) -> str:
-    """Raise RLIMIT_NOFILE to *wanted*, or to as much of it as the machine gives."""
+    """Raise RLIMIT_NOFILE to *wanted*, or as far as the machine allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < wanted:
         try:

@@ -36,20 +36,20 @@ _BOOT_SHIFT: Final = 32
 
 
 class Maker(NamedTuple):
-    """A process. ``tgid`` 0: it cannot be watched, and may be many that cannot be told apart."""
+    """A process. With ``tgid`` 0 it is any process that cannot be watched."""
 
     tgid: int
     birth: int
 
     @property
     def is_one(self) -> bool:
-        """Whether it is one process, told from all others."""
+        """Whether it is one certain process."""
         return self.tgid > 0
 
 
-#: Of another pid namespace, or nobody knows.
+#: A process of another pid namespace, or an unknown one.
 NOBODY: Final = Maker(0, 0)
-#: A kernel thread or a user-space NFS server: it lives on whatever becomes of its clients.
+#: A kernel thread or a user-space NFS server, which lives on when its clients die.
 SERVER: Final = Maker(0, 1)
 
 
@@ -61,7 +61,7 @@ class Question:
         self._thread: threading.Thread | None = None
 
     def ask(self, tgid: int, pidfd: int) -> None:
-        """Find out about process *tgid*; its *pidfd* is closed then."""
+        """Find out about process *tgid*, and close its *pidfd* then."""
 
         def find_out() -> None:
             try:
@@ -99,7 +99,7 @@ class Processes:
         #: /proc/TID/statm of threads that closed what they wrote: an open costs three times as much
         #: as a read. It stays with its thread even if the number is reused (ESRCH).
         self._statms: OrderedDict[int, int] = OrderedDict()
-        #: How those ended that ended lately.
+        #: How processes ended that ended lately.
         self._fates: OrderedDict[Maker, Fate] = OrderedDict()
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class Processes:
         return os.pidfd_open(tgid)
 
     def _gives_way(self, error: OSError) -> bool:
-        """Whether *error* was a lack of descriptors and one is free now."""
+        """Whether *error* was a lack of descriptors, and one of the reserve is free now."""
         if error.errno not in NO_DESCRIPTOR:
             return False
         if self._statms:
@@ -148,7 +148,7 @@ class Processes:
         try:
             maker = self._look(tid, now_s)
         except OSError:
-            return NOBODY  # for now; there may be a descriptor next time
+            return NOBODY  # for now: there may be a descriptor the next time
         self._threads[tid] = (now_s, maker)
         self._threads.move_to_end(tid)
         if len(self._threads) > THREADS_MAX:
@@ -182,7 +182,7 @@ class Processes:
         """Return the fate of thread *tid*, which closes a file: LIVES, or how it ends.
 
         A dying process loses its memory before its files (do_exit, kernel/exit.c), so ``statm``
-        shows which one lives on. UNKNOWN if the thread cannot be looked at or does not exist.
+        shows whether it lives on. UNKNOWN if the thread cannot be looked at or does not exist.
         """
         if tid <= 0:
             return Fate.UNKNOWN  # another pid namespace
@@ -207,7 +207,7 @@ class Processes:
         return os.pread(fd, _STATM_BYTES, 0)
 
     def is_kernel_thread(self, tid: int) -> bool:
-        """Whether *tid* is a kernel thread, which no signal ends: nfsd, a loop device."""
+        """Whether *tid* is a kernel thread, such as nfsd or a loop device: no signal ends it."""
         return tid > 0 and is_kernel_thread(status_of(tid, self._open))
 
     def ask(self, maker: Maker) -> Question:
@@ -265,7 +265,7 @@ class Processes:
         return gone
 
     def _remember(self, maker: Maker, pidfd: int) -> None:
-        """Keep how *maker* ended; once it was waited for nobody can tell (Linux 6.14)."""
+        """Keep how *maker* ended. Before Linux 6.15 that is lost once it was waited for."""
         fate = judge(maker.tgid, pidfd)  # it has ended, so it is not in execve
         self._fates[maker] = fate
         if len(self._fates) > _PROCESSES_MAX:
