@@ -1,4 +1,4 @@
-"""What arguments of several verbs mean: a size, SOURCE of a pool, PATHs on a mount."""
+"""Arguments that several verbs share: a size, the SOURCE of a pool, PATHs on a mount."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from kvfs.machine.mount_table import FS_TYPE, kvfs_at, mount_of, resolve_mountpo
 
 
 def size_of(text: str | None, flag: str) -> int | None:
-    """Return the bytes of the flag's *text*; raises UsageError when it is no positive size."""
+    """Return the bytes of the flag's *text*. Raises UsageError if it is not a positive size."""
     if text is None:
         return None
     try:
@@ -25,9 +25,10 @@ def size_of(text: str | None, flag: str) -> int | None:
 
 @contextmanager
 def wanted_pool(source: str) -> Iterator[None]:
-    """Say of a *source* that is no pool what it is. Raises SourceForeign, SourceBlank.
+    """In the block, let the error about a *source* that is not a pool say what it is.
 
-    A mountpoint is told from the mount table alone: its server may hang.
+    Raises SourceForeign, SourceBlank. A mountpoint is recognised by the mount table alone, because
+    its server may hang.
     """
     mount = kvfs_at(resolve_mountpoint(source))
     if mount is not None:
@@ -46,17 +47,17 @@ class OnMount(NamedTuple):
     mountpoint: str
     socket: str
     paths: tuple[str, ...]
-    """Below the mountpoint, "" for itself."""
+    """Relative to the mountpoint; "" is the mountpoint itself."""
 
 
 def locate(paths: Sequence[str]) -> OnMount:
-    """Return *paths* as one mount's server knows them. Raises NotMounted, UsageError."""
+    """Return the mount of *paths*, and the paths in it. Raises NotMounted, UsageError."""
     found = [_below_mount(path) for path in paths]
     mountpoints = {mountpoint for mountpoint, _ in found}
     if len(mountpoints) != 1:
         raise UsageError(f"all PATHs must be on the same mount: {', '.join(sorted(mountpoints))}")
     (mountpoint,) = mountpoints
-    status_of(mountpoint)  # says what is wrong with a server that does not answer
+    status_of(mountpoint)  # its error says what is wrong with a server that does not answer
     answer = answer_of(mountpoint)
     if answer is None:
         raise NotMounted(f"the server of {mountpoint} has just stopped")

@@ -7,12 +7,12 @@ from kvfs.core.errors import NotRoot
 
 #: linux/capability.h.
 _CAP_SYS_ADMIN: Final = 21
-#: linux/proc_ns.h, PROC_USER_INIT_INO: root of another user namespace is not the machine's.
+#: linux/proc_ns.h, PROC_USER_INIT_INO. Root of another user namespace is not root of the machine.
 _FIRST_USER_NAMESPACE: Final = 0xEFFFFFFD
 
 
 def need_root(what: str) -> None:
-    """Raise NotRoot unless the command runs as root, with what a container may take from root."""
+    """Raise NotRoot unless we are root with CAP_SYS_ADMIN, which a container may lack."""
     if os.geteuid() != 0:
         raise NotRoot(f"{what} needs root")
     if not _may_administer():
@@ -23,7 +23,7 @@ def need_root(what: str) -> None:
 
 
 def _may_administer() -> bool:
-    """Whether this is the machine's own CAP_SYS_ADMIN; True where /proc does not tell."""
+    """Whether we have CAP_SYS_ADMIN of the machine itself; True if /proc does not tell."""
     try:
         with open("/proc/self/status", encoding="utf-8", errors="replace") as status:
             held = [int(line.split()[1], 16) for line in status if line.startswith("CapEff:")]

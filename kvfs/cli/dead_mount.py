@@ -1,6 +1,6 @@
-"""A kvfs mount whose server is dead: it cannot come back, so its place is free.
+"""A kvfs mount whose server is dead. It never works again, so it may be detached.
 
-Clients that hold files of it keep them: it is detached, and ends with its last user.
+Clients that have files of it open keep them, and it ends with its last user.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from kvfs.core.mount_name import RUN_DIRECTORY
 from kvfs.doctor.holders import note_of_servers
 from kvfs.machine.mount_table import Mount, kvfs_at, unmount
 
-#: From its server's end to that of its file system, which may have bytes to write back.
+#: From the server's end to the end of its file system, which may have bytes to write back.
 SOURCE_WAIT_S: Final = 10.0
 
 
@@ -26,13 +26,13 @@ class DeadMount(NamedTuple):
 
     mount: Mount
     held_up_pid: int
-    """Its killed server, of which the kernel still holds up a thread; 0 if it is gone."""
+    """Its killed server, if the kernel still holds up a thread of it; else 0."""
 
 
 def dead_mount_at(mountpoint: str) -> DeadMount | None:
-    """Return what a dead server left at the resolved path *mountpoint*.
+    """Return the dead mount at the resolved path *mountpoint*.
 
-    None where nothing is mounted, and where it is not known that the server is dead.
+    None if nothing is mounted, or if the server is not known to be dead.
     """
     present = kvfs_at(mountpoint)
     if present is None:
@@ -44,19 +44,19 @@ def dead_mount_at(mountpoint: str) -> DeadMount | None:
 
 
 def take_away(dead: DeadMount) -> None:
-    """Detach *dead*, in use or not; one that is gone meanwhile is none. Raises MountpointUnusable.
+    """Detach *dead*, in use or not; fine if it is gone meanwhile. Raises MountpointUnusable.
 
     Calls that wait for the killed server end with an error.
     """
     mountpoint = dead.mount.mountpoint
     pidfd = open_process(dead.held_up_pid)
     try:
-        # Of two who start at once the later one must not detach what the other mounted meanwhile.
+        # If two servers start at once, neither must detach what the other has just mounted.
         with locked_directory(RUN_DIRECTORY):
             if dead_mount_at(mountpoint) != dead:
                 return
             unmount(mountpoint, lazy=True, force=dead.held_up_pid > 0)
-        # Its locks on the source last as long as it does.
+        # The dead server's locks on the source last until its process has ended.
         wait_for_end(pidfd, SOURCE_WAIT_S)
     except OSError as error:
         if error.errno != errno.EINVAL:
@@ -69,9 +69,9 @@ def take_away(dead: DeadMount) -> None:
 
 
 def free_place(mountpoint: str) -> list[str]:
-    """Take every dead mount at the resolved path *mountpoint* away; return a line about each.
+    """Detach every dead mount at the resolved path *mountpoint*; return a line about each.
 
-    When it returns a server may open what they served. Raises MountpointUnusable.
+    Afterwards a server may open what they served. Raises MountpointUnusable.
     """
     from kvfs.devices import wait_released
 
@@ -79,16 +79,16 @@ def free_place(mountpoint: str) -> list[str]:
     last = ""
     while (dead := dead_mount_at(mountpoint)) is not None and dead.mount.device != last:
         last = dead.mount.device
-        served = note_of_servers(mountpoint)  # while what they hold still has its path
+        served = note_of_servers(mountpoint)  # now, while the open files still have this path
         take_away(dead)
         lines.append(f"replaces a dead mount of {dead.mount.source} at {mountpoint}{served}")
-        with contextlib.suppress(CommandError):  # what is wrong with it says who opens it
+        with contextlib.suppress(CommandError):  # whoever opens it reports what is wrong
             wait_released(dead.mount.source, SOURCE_WAIT_S, joins=True)
     return lines
 
 
 def open_process(pid: int) -> int:
-    """Return a pidfd, or -1 where there is no such process."""
+    """Return a pidfd; -1 if there is no such process."""
     if pid <= 0:
         return -1
     try:
@@ -98,7 +98,7 @@ def open_process(pid: int) -> int:
 
 
 def wait_for_end(pidfd: int, wait_s: float) -> bool:
-    """Wait for the end of the process behind *pidfd* (-1: it is gone); whether it came."""
+    """Wait for the end of the process behind *pidfd*; whether it has ended, also for -1."""
     if pidfd < 0:
         return True
     poll = select.poll()

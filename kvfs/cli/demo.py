@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from kvfs.bench.kv_load import KvLoad
     from kvfs.cli.parser import Subparsers
 
-#: Enough for every shape to repeat, little enough for any machine's disk and a minute.
+#: Every shape is stored several times, and it takes less than a minute on any machine.
 DEFAULT_SIZE: Final = "1G"
-#: All that the demo leaves in a directory lies below this name.
+#: All files of the demo in a directory of the user lie below this name.
 FOLDER: Final = "kvfs-demo"
-#: In fewer the table's digits are cut off.
+#: With fewer columns the digits of the table would be cut off.
 _TABLE_COLUMNS: Final = 80
 
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         need_root("kvfs demo")
         place = demo_pool(args.source, total_bytes, keep=args.keep, quiet=args.json)
-    # A file that we had open would keep the mount busy: we end between two blocks.
+    # An open file would keep the mount busy, so a signal ends us between two blocks.
     with (
         place as directory,
         _folder(directory, args) as folder,
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _existing(directory: str) -> AbstractContextManager[Path]:
-    if not os.path.isdir(directory):  # Path.is_dir() raises for a name too long
+    if not os.path.isdir(directory):  # Path.is_dir() would raise for a name that is too long
         raise UsageError(f"--on {directory}: not a directory")
     return nullcontext(Path(directory))
 
@@ -109,7 +109,7 @@ def _folder(directory: Path, args: argparse.Namespace) -> Iterator[Path]:
 
 
 def _make_folder(folder: Path) -> None:
-    # What the demo removes at the end must be its own.
+    # At the end the demo must remove only its own files.
     try:
         folder.mkdir()
     except FileExistsError:

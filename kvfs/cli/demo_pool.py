@@ -1,4 +1,4 @@
-"""A pool for the time of a demo, made and removed with the commands an operator would type."""
+"""A pool that exists during a demo, made and removed by the commands an operator would type."""
 
 import contextlib
 import json
@@ -16,21 +16,21 @@ from kvfs.client.subprocesses import output_of, program_again, undisturbed
 from kvfs.core.errors import CommandError, ServeFailed, SourceBlank, SourceFull, SourceMissing
 from kvfs.core.sizes import format_size
 
-#: Disks first; a machine whose disk is an overlay (a container) has memory at least.
+#: Disks first. A container, whose disk is an overlay, has at least memory.
 PLACES: Final = ("/var/tmp", "/tmp", "/dev/shm")
-#: More capacity than data: the ready extents (5 %), partly used blocks, and some air.
+#: More capacity than data: ready extents (5 %), partly used blocks, and some reserve.
 CAPACITY_FACTOR: Final = 1.25
 CAPACITY_EXTRA_BYTES: Final = 256 << 20
-#: The index and what the parent file system keeps for itself.
+#: For the index, and what the parent file system keeps for itself.
 PLACE_EXTRA_BYTES: Final = 512 << 20
 
 
 @contextmanager
 def demo_pool(source: str | None, data_bytes: int, *, keep: bool, quiet: bool) -> Iterator[Path]:
-    """Yield the root of a fresh mount with room for *data_bytes*; unmount and remove it at the end.
+    """Yield the root of a new mount with space for *data_bytes*; unmount and remove it at the end.
 
-    *source* must be blank, and is blank again afterwards. Raises what a command that fails says,
-    SourceFull when no place has room.
+    *source* must be blank, and is blank again afterwards. Raises the error of a command that fails,
+    and SourceFull if no place has enough space.
     """
     capacity_bytes = int(data_bytes * CAPACITY_FACTOR) + CAPACITY_EXTRA_BYTES
     directory, pool = _make(source, capacity_bytes, quiet=quiet)
@@ -43,8 +43,8 @@ def demo_pool(source: str | None, data_bytes: int, *, keep: bool, quiet: bool) -
         yield mountpoint
         _remove(directory, pool, keep=keep, quiet=quiet)
     except BaseException:
-        # What ended the load is what the operator must read, whatever the clean-up meets. It may
-        # have been ended in the middle of that: what is left then goes now.
+        # The operator must read why the load ended, even if the clean-up fails as well. If the
+        # clean-up itself was interrupted, the rest of it is done now.
         try:
             with undisturbed():
                 _remove(directory, pool, keep=keep, quiet=quiet)
@@ -87,7 +87,7 @@ def _remove(directory: Path, pool: str, *, keep: bool, quiet: bool) -> None:
         return
     if os.path.ismount(directory / "kv"):
         _kvfs("umount", str(directory / "kv"), quiet=quiet)
-    with contextlib.suppress(SourceBlank, SourceMissing):  # it was destroyed before
+    with contextlib.suppress(SourceBlank, SourceMissing):  # it was destroyed already
         _kvfs("destroy", pool, "--yes", quiet=quiet)
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(directory)
@@ -119,6 +119,6 @@ def _kvfs(*arguments: str, quiet: bool) -> str:
 
 
 def _error_of(exit_code: int) -> type[CommandError]:
-    """Return the error that a command ended with, so that the demo ends with the same code."""
+    """Return the error class of *exit_code*, so that the demo ends with the same code."""
     kinds = {kind.exit_code: kind for kind in CommandError.__subclasses__()}
     return kinds.get(exit_code, ServeFailed)

@@ -9,7 +9,7 @@ from kvfs.bench.kv_load import KvLoad, Moved, Tally
 
 
 def as_table(load: KvLoad) -> Table:
-    """Return a row for each shape and the sum; rates are of all threads, without the checking."""
+    """Return a row for each shape and the sum; rates are of all threads, without the checks."""
     table = Table(
         title=f"KV blocks, {load.report.threads} threads",
         caption="GB/s while bytes move, without the checks; direct: loaded with O_DIRECT",
@@ -48,7 +48,7 @@ def as_table(load: KvLoad) -> Table:
 
 
 def as_json(load: KvLoad) -> dict[str, Any]:
-    """Return the same as numbers; rates are in GB/s, 0 where nothing moved."""
+    """Return the same as numbers; rates are in GB/s, 0 if nothing was moved."""
     return {
         "threads": load.report.threads,
         "total": _numbers(load.report.total()),

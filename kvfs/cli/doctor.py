@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
                 reports.append(silent_one)
             elif args.mountpoint:
                 raise
-            else:  # it went while the others were looked at
+            else:  # it ended while the others were examined
                 print(f"kvfs: {one_line(str(error))}", file=sys.stderr)
         else:
             reports.append(examine(facts))
@@ -81,13 +81,13 @@ def run(args: argparse.Namespace) -> int:
     if bad:
         sys.stdout.flush()
         raise SeriousFindings(f"serious findings at {', '.join(bad)}")
-    if not reports:  # standard error has why
+    if not reports:  # the reason is on standard error
         return silent[0].error.exit_code if silent and silent[0].error else NotMounted.exit_code
     return 0
 
 
 def _all_servers() -> tuple[list[str], list["Answer"]]:
-    """Return the mountpoints of the servers that answer, and what came of the others."""
+    """Return the mountpoints of the servers that answer, and the answers of the others."""
     from kvfs.client.servers import answers_and_dead
 
     found = answers_and_dead()
@@ -98,7 +98,7 @@ def _all_servers() -> tuple[list[str], list["Answer"]]:
 
 
 def _report_of_silent(answer: "Answer") -> "Report | None":
-    """Return a report about a server that is dead or hangs; say what is no news of a mount."""
+    """Return a report about a server that is dead or hangs; print what concerns no mount."""
     from kvfs.cli.doctor_silent import report_of_silent
     from kvfs.client.servers import complaint, mountpoint_behind
 
@@ -139,7 +139,7 @@ def _undecided(report: "Report") -> list[str]:
 
 
 def _print(report: "Report") -> None:
-    """Print a table of what hurts, worst first, then the commands, which a reader copies whole."""
+    """Print a table of the problems, worst first, then the commands, each on a line to copy."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""A mount whose server does not answer: what `kvfs doctor` says of it, and the way out."""
+"""What `kvfs doctor` reports of a mount whose server does not answer, and what helps."""
 
 import shlex
 from typing import Final
@@ -10,14 +10,14 @@ from kvfs.core.mount_name import name_of, socket_path
 from kvfs.doctor.finding import Finding, Report, Severity, Verdict
 from kvfs.machine.mount_table import kvfs_at, resolve_mountpoint
 
-#: States of proc_pid_stat(5): by a signal, by a debugger.
+#: States of proc_pid_stat(5): stopped by a signal, stopped by a debugger.
 _STOPPED: Final = frozenset("Tt")
 
 
 def report_of_silent(path: str, error: CommandError) -> Report | None:
-    """Return a report about the kvfs mounted at *path*, whose server did not answer but *error*.
+    """Return a report about the kvfs mounted at *path*; asking its server ended with *error*.
 
-    None where no kvfs is mounted. The mount itself is looked at in bounded time.
+    None if no kvfs is mounted. The time to look at the mount is bounded.
     """
     mountpoint = resolve_mountpoint(path)
     mount = kvfs_at(mountpoint)

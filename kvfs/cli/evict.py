@@ -1,4 +1,4 @@
-"""``kvfs evict``: make blocks go now, instead of when their space is wanted."""
+"""``kvfs evict``: evict blocks now, not only when their space is needed."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ from kvfs.core.sizes import count_of, format_size
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
 
-#: How often the server is asked how far it is.
+#: Time between two questions to the server about its progress.
 _ASK_S: Final = 0.05
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -43,7 +43,7 @@ def configure(subparsers: "Subparsers") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start it, follow it, say what became of it."""
+    """Start the eviction, follow it, and print the result."""
     size_bytes = size_of(args.bytes, "--bytes")
     order = {
         "bytes": size_bytes,
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _reasons(done: dict[str, Any]) -> str:
-    """Return why blocks stay, how many and of which size: ``leased 30 (300 MiB)``."""
+    """Return why blocks stay, with number and size: ``leased 30 (300 MiB)``."""
     sizes = done.get("kept_bytes", {})
     return ", ".join(
         f"{why} {count:,} ({format_size(sizes.get(why, 0))})"
@@ -83,7 +83,7 @@ def _reasons(done: dict[str, Any]) -> str:
 
 
 def age_of(text: str | None) -> float | None:
-    """Return the seconds of ``7d``; raises UsageError."""
+    """Return the seconds of an age such as ``7d``. Raises UsageError."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
@@ -95,7 +95,7 @@ def age_of(text: str | None) -> float | None:
 
 
 def _follow(where: OnMount, order: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
-    """Start the job and return its end; Ctrl-C cancels it."""
+    """Start the job, wait for it and return its result; Ctrl-C cancels it."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

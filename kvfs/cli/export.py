@@ -1,4 +1,4 @@
-"""``kvfs export``: what an NFS server's configuration must say to serve a mount, and install it."""
+"""``kvfs export``: print or install the configuration with which an NFS server serves a mount."""
 
 import argparse
 import json
@@ -59,7 +59,7 @@ def configure(subparsers: "Subparsers") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Find out, write if asked to, and say what comes next."""
+    """Make the configuration, write it if asked to, and print the next commands."""
     from kvfs.client.nfs.export import plan_of, remove, write
 
     if args.write and args.remove:
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"wrote {plan.file}" if write(plan) else f"{plan.file} says it already")
         _show_rest(plan, plan.next, "")
     else:
-        # The whole output is a file that the server takes.
+        # The whole output is valid as a file of the server's configuration.
         print(f"# {plan.file}", *map(printable, plan.text.splitlines()), sep="\n")
         for file in plan.taken_by:
             print(f"# note: {file} exports {printable(plan.mountpoint)} already")

@@ -19,7 +19,7 @@ TERMINATED_EXIT = 143
 def explain(error: BaseException) -> tuple[str, int]:
     """Return the line for *error* and the process's exit code.
 
-    The traceback of what kvfs did not expect goes to a file, or to stderr with KVFS_DEBUG=1.
+    The traceback of an unexpected error goes to a file, or to stderr with KVFS_DEBUG=1.
     """
     if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         return explain(error.exceptions[0])
@@ -48,9 +48,9 @@ def _directory_is_gone() -> bool:
 
 
 def one_line(text: str) -> str:
-    """Return *text* with its line breaks folded, so that a log or a script sees one line.
+    """Return *text* as one line for logs and scripts, with its line breaks replaced.
 
-    A name in it that would steer the terminal is escaped.
+    Characters that would control the terminal are escaped.
     """
     return printable(" ".join(text.split()))
 

@@ -38,7 +38,7 @@ def configure(subparsers: "Subparsers") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, print, and say by the exit code whether damage is left."""
+    """Check and print; the exit code tells whether damage is left."""
     need_root("kvfs fsck")
     report = _check(args.source, repair=args.repair)
     _print(args, report)
@@ -98,7 +98,7 @@ def _print(args: argparse.Namespace, report: "FsckReport") -> None:
 
 @contextmanager
 def _progress_bar() -> Iterator[Progress]:
-    """Yield what takes (done, total); it draws only where somebody looks."""
+    """Yield a function of (done, total); it draws only on a terminal."""
     if not sys.stderr.isatty():
         yield lambda _done, _total: None
         return

@@ -1,4 +1,4 @@
-"""``kvfs VERB``: find the verb, run it, turn what goes wrong into one line and an exit code.
+"""``kvfs VERB``: find the verb, run it, turn an error into one line and an exit code.
 
 Only the verb that was asked for is imported, so that ``kvfs --version`` and ``kvfs status``
 start fast.
@@ -15,8 +15,8 @@ from kvfs.cli.parser import OneLineParser
 from kvfs.cli.standard_streams import flush_output, make_usable, say
 from kvfs.cli.termination import sigterm_raises
 
-#: Each verb is the module of that name here; its summary stands here so that ``kvfs --help``
-#: imports none of them.
+#: Each verb is the module of that name. The summaries are here, so that ``kvfs --help`` imports
+#: none of the modules.
 VERBS: Final = {
     "mkfs": "make an empty pool on a drive, in an image file or in a directory",
     "mount": "serve a pool at a mountpoint",
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (unwritten := flush_output()) is None:
             raise
         return _unwritten(unwritten) if not end.code else int(end.code)
-    except (Exception, KeyboardInterrupt) as error:  # the command line's door
+    except (Exception, KeyboardInterrupt) as error:  # the last handler of the command line
         unwritten = flush_output()
         if isinstance(error, BrokenPipeError) or (unwritten and isinstance(error, OSError)):
             return _unwritten(unwritten or error)
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _unwritten(error: OSError) -> int:
-    # The reader of our output has gone (kvfs status | head): nothing to say to anybody.
+    # If the reader of our output has gone (kvfs status | head), there is nobody to tell.
     if not isinstance(error, BrokenPipeError):
         say(f"kvfs: cannot write the output: {error.strerror}")
     return 1
@@ -77,8 +77,8 @@ def _dispatch(argv: list[str]) -> int:
         else:
             subparsers.add_parser(verb, help=summary)
     arguments = parser.parse_args(argv)
-    arguments.argv = argv  # mount runs itself again
-    if getattr(arguments, "foreground", False):  # a server's end is no failure
+    arguments.argv = argv  # kvfs mount runs this command line again
+    if getattr(arguments, "foreground", False):  # SIGTERM is the normal end of a server
         return int(arguments.run(arguments))
     with sigterm_raises():
         return int(arguments.run(arguments))

@@ -65,7 +65,7 @@ def configure(subparsers: "Subparsers") -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve here, or start a server and wait until it serves."""
     for name in ("source", "mountpoint", "config", "log_file"):
-        if getattr(args, name):  # the server leaves this directory, and reads them again at SIGHUP
+        if getattr(args, name):  # the server changes its directory, and reads them again at SIGHUP
             setattr(args, name, os.path.abspath(getattr(args, name)))
     if args.print_settings:
         _print_settings(args)

@@ -17,7 +17,7 @@ _GRACE_S: Final = 10.0
 
 
 class StartFailed(CommandError):
-    """The server said why it does not serve; the command repeats it and its exit code."""
+    """The server failed to start; the command ends with the same line and exit code."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.error)
@@ -25,9 +25,9 @@ class StartFailed(CommandError):
 
 
 def start_in_background(settings: Settings, argv: Sequence[str]) -> None:
-    """Run ``kvfs *argv*`` again as a server of its own session; return once it serves.
+    """Run ``kvfs *argv*`` again as a server in a session of its own; return once it serves.
 
-    Raises what the server raised, or ServeFailed when it says nothing within start_timeout_s.
+    Raises the server's error, or ServeFailed if it reports nothing within start_timeout_s.
     """
     reading, writing = os.pipe()
     try:
@@ -41,7 +41,7 @@ def start_in_background(settings: Settings, argv: Sequence[str]) -> None:
                 _await_ready(server, reading, settings.start_timeout_s)
             except StartFailed:
                 raise
-            except BaseException:  # Ctrl-C too: nobody would know about the server
+            except BaseException:  # also at Ctrl-C, or the server would stay behind
                 if server is not None:
                     stop(server, _GRACE_S)
                 with contextlib.suppress(CommandError):
@@ -75,8 +75,8 @@ def _await_ready(server: "subprocess.Popen[bytes]", reading: int, wait_s: float)
         exit_code = server.wait(_GRACE_S)
         raise ServeFailed(f"the server exited with code {exit_code} before the mount was ready")
     if outcome.error:
-        # Its end frees the source, which the next command may want at once.
+        # The source is free once it has ended; the next command may need it at once.
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(_GRACE_S)
         raise StartFailed(outcome)
-    server.returncode = 0  # from here on no child to wait for; Popen would warn
+    server.returncode = 0  # we do not wait for it, of which Popen would warn

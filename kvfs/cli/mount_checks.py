@@ -10,9 +10,9 @@ from kvfs.machine.mount_table import kvfs_at
 
 
 def prepare_mountpoint(mountpoint: str) -> list[str]:
-    """Take dead mounts away from the resolved path *mountpoint*, and return what to say of it.
+    """Detach dead mounts at the resolved path *mountpoint*; return lines about them.
 
-    Raises MountpointUnusable unless it can take a mount then.
+    Raises MountpointUnusable if nothing can be mounted there.
     """
     lines = free_place(mountpoint)
     present = kvfs_at(mountpoint)
@@ -36,7 +36,7 @@ def prepare_mountpoint(mountpoint: str) -> list[str]:
 
 
 def check_apart(source: str, mountpoint: str) -> None:
-    """Raise MountpointUnusable when one lies inside the other: the mount would hide its source."""
+    """Raise MountpointUnusable if one lies inside the other: the mount would hide its source."""
     real_source = os.path.realpath(source)
     if real_source == mountpoint:
         raise MountpointUnusable(f"source and mountpoint are the same: {mountpoint}")

@@ -11,7 +11,7 @@ from kvfs.core.mount_name import check_name, config_path, name_of
 from kvfs.core.settings import Settings
 from kvfs.machine.mount_table import resolve_mountpoint
 
-#: Flags of the same name as a setting.
+#: Flags with the name of a setting.
 _FLAGS: Final = (
     "source",
     "mountpoint",
@@ -28,8 +28,8 @@ _MOUNT_OPTIONS: Final = ("uid", "gid", "mode")
 def load_settings(args: argparse.Namespace) -> Settings:
     """Return the settings of the command line *args* and of the TOML file it names or implies.
 
-    Paths in *args* are absolute already, those in the file must be; the mountpoint comes out
-    without symlinks, the name filled in. Raises UsageError.
+    Paths in *args* are absolute already, and those in the file must be. In the result the
+    mountpoint has no symlinks, and the name is set. Raises UsageError.
     """
     settings, path = _given(args)
     if not settings.source or not settings.mountpoint:
@@ -49,7 +49,7 @@ def settings_to_show(args: argparse.Namespace) -> Settings:
 
 
 def _given(args: argparse.Namespace) -> tuple[Settings, str]:
-    """Return what is set, and the file it is from, which may be missing if no flag names it."""
+    """Return the settings, and the file, which may be missing if no flag names it."""
     overrides = _overrides(args)
     path = args.config or _implied_config(args)
     text = read_settings_file(path, must_exist=bool(args.config)) if path else ""
@@ -57,9 +57,9 @@ def _given(args: argparse.Namespace) -> tuple[Settings, str]:
 
 
 def read_settings_file(path: str, *, must_exist: bool) -> str:
-    """Return the text of the settings file, empty where it may be missing and is.
+    """Return the text of the settings file; empty if it is missing and need not exist.
 
-    Raises UsageError when it cannot be read.
+    Raises UsageError if it cannot be read.
     """
     try:
         return read_file(path).decode()

@@ -28,7 +28,7 @@ def add_verb(
 ) -> argparse.ArgumentParser:
     """Add the verb *name*; ``args.run`` is what to call.
 
-    *summary* is for verbs of a verb; those of ``kvfs`` itself have theirs in main.py.
+    *summary* is for verbs of a verb, such as ``kvfs bench jobs``; main.py has the others.
     """
     parser = subparsers.add_parser(
         name,

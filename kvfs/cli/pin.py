@@ -1,4 +1,4 @@
-"""``kvfs pin``: files and directories that eviction leaves alone."""
+"""``kvfs pin``: keep files and directories from being evicted."""
 
 import argparse
 import json
@@ -32,7 +32,7 @@ def configure(subparsers: "Subparsers") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask for it, and print what was pinned now, or all pins."""
+    """Pin, and print the new pins; or print all pins."""
     where = locate(args.paths)
     if args.list:
         show(all_pins(where.socket), as_json=args.json)
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def all_pins(socket: str) -> dict[str, Any]:
-    """Return all pins of the mount behind *socket*, of which a reply holds some."""
+    """Return all pins of the mount behind *socket*, which come in several replies."""
     pins: dict[str, int] = {}
     after: int | None = 0
     while after is not None:
@@ -53,7 +53,7 @@ def all_pins(socket: str) -> dict[str, Any]:
 
 
 def show(pinned: dict[str, Any], *, as_json: bool) -> None:
-    """Print pins with the bytes that they held when they were set, and those of all pins."""
+    """Print pins, each with its bytes when it was set, and the sum that all hold now."""
     if as_json:
         print(json.dumps(pinned, indent=2))
         return

@@ -15,48 +15,48 @@ _OUTCOME_MAX_BYTES: Final = 64 * 1024
 
 
 class Outcome(NamedTuple):
-    """What the server said: *error* is empty when it serves."""
+    """What the server reported; *error* is empty if it serves."""
 
     error: str
     exit_code: int
 
 
 class ReadyPipe:
-    """The server's end; what is said after the first word goes nowhere."""
+    """The server's end of the pipe. Only the first report is sent."""
 
     def __init__(self, fd: int) -> None:
-        # The programs that the server runs must not keep the pipe open behind its back.
+        # Programs that the server starts must not keep the pipe open.
         os.set_inheritable(fd, False)
         self._fd = fd
 
     @property
     def awaited(self) -> bool:
-        """Whether nothing was said yet."""
+        """Whether nothing was reported yet."""
         return self._fd >= 0
 
     def say_ready(self) -> None:
-        """Tell that the mount serves, and let go of the terminal."""
+        """Report that the mount serves, and release the terminal."""
         self._say({"ready": True})
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         os.dup2(null, 2)
         os.close(null)
 
     def say_failed(self, line: str, exit_code: int) -> None:
-        """Tell why it does not serve."""
+        """Report why it does not serve."""
         self._say({"error": line, "exit_code": exit_code})
 
     def _say(self, message: dict[str, object]) -> None:
         try:
             os.write(self._fd, json.dumps(message).encode() + b"\n")
         except OSError:
-            pass  # nobody waits any more
+            pass  # nobody reads it any more
         finally:
             os.close(self._fd)
             self._fd = -1
 
 
 def wait_for_outcome(fd: int, wait_s: float) -> Outcome | None:
-    """Return what the server said on *fd*; None when it said nothing, TimeoutError when late."""
+    """Return the server's report from *fd*; None if it ended without one. Raises TimeoutError."""
     deadline_s = time.monotonic() + wait_s
     received = bytearray()
     while not received.endswith(b"\n") and len(received) < _OUTCOME_MAX_BYTES:
@@ -72,7 +72,7 @@ def wait_for_outcome(fd: int, wait_s: float) -> Outcome | None:
 
 
 def notify(*assignments: str) -> bool:
-    """Send assignments such as ``READY=1``; False where nobody asked for them.
+    """Send assignments such as ``READY=1`` to systemd; False if it did not ask for them.
 
     Never raises and never blocks: a lost message must not cost the mount.
     """

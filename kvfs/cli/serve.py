@@ -25,13 +25,13 @@ _log: Final = logging.getLogger(__name__)
 def serve_here(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
     """Check, mount and serve in this process until the mount is gone or SIGTERM comes.
 
-    *load* reads the settings, now and at every SIGHUP. With a *pipe*, whoever started us learns
-    from it how the start went; without, systemd does. Raises CommandError.
+    *load* reads the settings, now and at every SIGHUP. The *pipe* reports to the command that
+    started us how the start went; without one, systemd is told. Raises CommandError.
     """
     try:
         _serve(load, pipe)
-    except (Exception, KeyboardInterrupt) as error:  # the server's door
-        # Who waits for us must learn of everything, and say it: two would say it twice.
+    except (Exception, KeyboardInterrupt) as error:  # the last handler of the server
+        # The waiting command prints every error; it must not be printed here, too.
         if pipe is None or not pipe.awaited:
             raise
         line, exit_code = explain(error)
@@ -45,13 +45,13 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
     remarks = prepare_mountpoint(settings.mountpoint)
     require_file_size()
     require_open_files(settings.open_files_max)
-    # Only now what is slow to import: a wrong flag is answered at once.
+    # Slow imports come only now, so that a wrong flag is answered at once.
     from kvfs.storage.index_map import outlive_bus_errors
     from mount.process.logs import close_logging, set_up_logging
 
     place = set_up_logging(settings, background=pipe is not None)
     outlive_bus_errors()
-    os.chdir("/")  # the server must not hold somebody's directory busy
+    os.chdir("/")  # the server must not keep the caller's directory busy
     for refusal in adopt(settings):
         _log.info("process limit not set: %s", refusal)
 
@@ -64,7 +64,7 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
 
     def remark(line: str) -> None:
         _log.warning("%s", line)
-        if pipe is not None:  # the log is not what the operator sees
+        if pipe is not None:  # the operator does not see the log
             say(f"kvfs: {line}")
 
     for line in remarks:
@@ -72,7 +72,7 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
     try:
         _serve_or_format(settings, load, ready, remark)
         _log.info("stopped: %s is unmounted", settings.mountpoint)
-    except OSError as error:  # a failing drive, mostly; the log says where it failed
+    except OSError as error:  # mostly a failing drive; the log says where
         _log.exception("stopped")
         if error.errno in NO_SPACE:
             raise SourceFull(
@@ -103,7 +103,7 @@ def _serve_or_format(
     except SourceBlank:
         if settings.read_only:
             raise
-    # Outside of the handler: what goes wrong from here on has nothing to do with a blank source.
+    # Outside of the handler, because later errors have nothing to do with the blank source.
     _log.info("%s is blank: making a pool in it", settings.source)
     with sigterm_raises():
         format_source(

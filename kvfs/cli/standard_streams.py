@@ -1,4 +1,4 @@
-"""Standard input, output and error as a caller leaves them: closed, full, or of few characters."""
+"""Standard input, output and error, which may be closed, full, or limited to few characters."""
 
 import contextlib
 import io
@@ -7,7 +7,7 @@ import sys
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output that remembers its failure: who prints may have caught the error."""
+    """Standard output that remembers a failed write, because the error may have been caught."""
 
     failed: OSError | None = None
 
@@ -27,7 +27,7 @@ class _Output(io.TextIOWrapper):
 
 
 class _Remarks(io.TextIOWrapper):
-    """Standard error; what it does not take is dropped, since no command fails for a remark."""
+    """Standard error. What cannot be written is dropped: no command fails because of a remark."""
 
     def write(self, text: str) -> int:
         try:
@@ -48,7 +48,7 @@ class _Remarks(io.TextIOWrapper):
 
 
 def _again(kind: type[io.TextIOWrapper], stream: io.TextIOWrapper) -> io.TextIOWrapper:
-    """Return *stream* as one of *kind*, to which no name fails to print."""
+    """Return *stream* as one of *kind*, which can print any file name."""
     return kind(
         stream.buffer,
         stream.encoding,
@@ -59,10 +59,10 @@ def _again(kind: type[io.TextIOWrapper], stream: io.TextIOWrapper) -> io.TextIOW
 
 
 def make_usable() -> None:
-    """Open what is closed on /dev/null, and let no name fail to print.
+    """Open closed streams on /dev/null, and let all of them print any file name.
 
-    A file or pipe that is opened later would else become the standard output of this process and
-    of those that it starts.
+    Otherwise a file or pipe that is opened later would become the standard output of this process
+    and of those that it starts.
     """
     for fd in (0, 1, 2):
         try:
@@ -84,7 +84,7 @@ def make_usable() -> None:
 
 
 def say(line: str) -> None:
-    """Print *line* on standard error, if anybody takes it."""
+    """Print *line* on standard error, if that works."""
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:
@@ -92,7 +92,7 @@ def say(line: str) -> None:
 
 
 def flush_output() -> OSError | None:
-    """Flush standard output; return why it did not take all of it. What is left is dropped."""
+    """Flush standard output; return the error, if there was one. The rest is dropped."""
     failed = None
     try:
         sys.stdout.flush()
@@ -106,7 +106,7 @@ def flush_output() -> OSError | None:
 
 
 def _drop(fd: int) -> None:
-    """Let all that was not written yet go nowhere, or the interpreter's end would try again."""
+    """Drop what was not written, which the interpreter would try to write again at its end."""
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         os.dup2(null, fd)

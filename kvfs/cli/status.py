@@ -1,4 +1,4 @@
-"""``kvfs status``: what the running servers say about themselves."""
+"""``kvfs status``: the state of the running servers."""
 
 import argparse
 import json
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     served = [answer.status for answer in found if answer.error is None]
     if served or args.json:
         _print(served, as_json=args.json, single=False)
-    for status in served:  # its server lives, and nobody here can see why
+    for status in served:  # its server lives, but its mount is not visible here
         mountpoint = str(status["mountpoint"])
         if kvfs_at(mountpoint) is None and (note := not_here(mountpoint)):
             print(f"kvfs: {note}", file=sys.stderr)
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     for answer in failed:
         print(f"kvfs: {one_line(complaint(answer))}", file=sys.stderr)
     if not served:
-        # The lines above say more than "nothing is mounted" where there are any.
+        # The lines above, if any, say more than "nothing is mounted".
         if failed and failed[0].error is not None:
             return failed[0].error.exit_code
         raise NotMounted("no kvfs is mounted")

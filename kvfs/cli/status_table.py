@@ -1,7 +1,7 @@
-"""The tables of ``kvfs status`` for a reader: what it is, how full, what it holds, what went wrong.
+"""The tables of ``kvfs status`` for a reader: the mount, its space, blocks, work and trouble.
 
-Sizes are rounded; ``--json`` has every figure to the byte. What a newer server tells besides comes
-last, under its own name, so that nothing is hidden.
+Sizes are rounded; ``--json`` has exact figures. Figures of a newer server that are not known here
+come last, under their own names.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from rich.table import Table
 from kvfs.core.printable import printable
 from kvfs.core.sizes import format_size
 
-#: Headings, and under each the figures with their names for a reader.
+#: Headings; under each the keys of its figures, with their names for a reader.
 _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "Mount": {
         "source": "source",
@@ -83,13 +83,13 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 
-#: Numbers that are no counts.
+#: Numbers that are not counts.
 _IDS: Final = (
     *("pid", "server_pid", "uid", "gid"),
     *("device_number", "device_number_before"),
 )
 
-#: Of all sections, so that their second columns stand below each other.
+#: Of all sections, so that their second columns are aligned.
 _LABEL_WIDTH: Final = max(len(label) for names in _SECTIONS.values() for label in names.values())
 
 
@@ -143,7 +143,7 @@ def _shown(name: str, value: object) -> str:
 
 
 def _listed(value: Mapping[str, Any]) -> str:
-    """Return counts, the most frequent first, which a reader looks for; states a line each."""
+    """Return counts, the most frequent first; states on a line each."""
     if value and all(isinstance(each, Mapping) for each in value.values()):
         return "\n".join(f"{printable(key)}: {_listed(each)}" for key, each in value.items())
     counts = all(isinstance(count, int) for count in value.values())

@@ -1,4 +1,4 @@
-"""Where the tables of a command go: standard output, never too narrow for them."""
+"""The console for the tables of a command: standard output, never too narrow for them."""
 
 import sys
 from typing import TYPE_CHECKING, Final
@@ -15,7 +15,7 @@ def console_for_tables(
 ) -> "Console":
     """Return standard output as a console of *least* columns or more.
 
-    On a narrower terminal the lines wrap; rich would leave out whole columns, values first.
+    On a narrower terminal the lines wrap. Otherwise rich would leave out whole columns.
     """
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""SIGTERM ends a command as Ctrl-C does, so that what was begun is taken back."""
+"""SIGTERM ends a command as Ctrl-C does, so that it can undo what it began."""
 
 import signal
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Raise Terminated when SIGTERM comes, unless whoever started us had it ignored."""
+    """Raise Terminated at SIGTERM, unless the signal was ignored when we were started."""
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return

@@ -1,4 +1,4 @@
-"""``kvfs umount``: take a mount away and wait until its server has let go of the source."""
+"""``kvfs umount``: unmount, and wait until the server has released the source."""
 
 import argparse
 import contextlib
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
 
 _WAIT_MAX_S: Final[float] = Settings.__dataclass_fields__["stop_timeout_s"].metadata["high"]
-#: How long a server that nobody uses any more may take, before who uses it is looked for.
+#: How long the server may take to end before the users of its mount are looked for.
 _UNUSED_WAIT_S: Final = 2.0
-#: Clients of a dead mount may hold it for longer, which keeps no next server out.
+#: Clients of a dead mount may hold it for longer, which does not keep the next server out.
 _DEAD_WAIT_S: Final = 2.0
 
 
@@ -67,7 +67,7 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1
-    if not 0 <= seconds <= _WAIT_MAX_S:  # nan is not, either
+    if not 0 <= seconds <= _WAIT_MAX_S:  # also refuses nan
         raise argparse.ArgumentTypeError(f"must be between 0 and {_WAIT_MAX_S:g} seconds")
     return seconds
 
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         raise NotMounted(f"nothing is mounted at {mountpoint}{f' here{note}' if note else ''}")
     if present.fs_type != FS_TYPE:
         raise NotMounted(f"{mountpoint} is a mount of type {present.fs_type}, not a kvfs mount")
-    # Before the umount: afterwards the server stops answering.
+    # Before the umount, because afterwards the server does not answer.
     server_pid = server_of(mountpoint)
     lives = server_pid > 0 and not was_killed(server_pid)
     dead = None if lives else dead_mount_at(mountpoint)
@@ -91,12 +91,12 @@ def run(args: argparse.Namespace) -> int:
         if dead is None:
             _unmount(mountpoint, lazy=args.lazy)
         else:
-            served = note_of_servers(mountpoint)  # while what they hold still has its path
+            served = note_of_servers(mountpoint)  # now, while the open files still have this path
             take_away(dead)
             if served:
                 print(f"kvfs: {mountpoint} was a dead mount{served}", file=sys.stderr)
         ended = wait_for_end(pidfd, min(args.wait_s, _UNUSED_WAIT_S))
-        # Of what somebody has a copy of nobody can tell when it ends.
+        # If another namespace has a copy of the mount, its end cannot be foreseen.
         note = "" if ended else note_of(lambda mount: mount.device == present.device)
         if not (ended or note or args.lazy):
             ended = wait_for_end(pidfd, max(0.0, args.wait_s - _UNUSED_WAIT_S))
@@ -128,10 +128,10 @@ def _configured_mountpoint(path: str | None) -> str:
 
 
 def _wait_for_source(source: str, wait_s: float) -> None:
-    """Wait until the kernel has let go of a drive or image, which can follow the server's end."""
+    """Wait until the kernel has released a drive or image, perhaps after the server's end."""
     from kvfs.devices import wait_released
 
-    with contextlib.suppress(CommandError):  # somebody else has it, or took it away: not our news
+    with contextlib.suppress(CommandError):  # it is gone, or somebody else uses it: not our concern
         wait_released(source, wait_s)
 
 
@@ -139,7 +139,7 @@ def _unmount(mountpoint: str, *, lazy: bool) -> None:
     try:
         unmount(mountpoint, lazy=lazy)
     except OSError as error:
-        if error.errno == errno.EINVAL and mount_at(mountpoint) is None:  # another was faster
+        if error.errno == errno.EINVAL and mount_at(mountpoint) is None:  # somebody else has unmounted it
             raise NotMounted(f"nothing is mounted at {mountpoint} any more") from None
         if error.errno != errno.EBUSY:
             raise MountpointUnusable(f"{mountpoint}: {error.strerror}") from None
@@ -147,7 +147,7 @@ def _unmount(mountpoint: str, *, lazy: bool) -> None:
 
 
 def _held_by(mountpoint: str) -> str:
-    """Return who holds it, as far as a bounded look tells."""
+    """Return which processes hold the mount, as far as can be found out in bounded time."""
     seen = seen_in_time("kvfs.client.processes_on_mount", mountpoint)
     holders = [line.decode(errors="backslashreplace") for line in seen]
     holders += held_by_kernel(mountpoint)

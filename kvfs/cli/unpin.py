@@ -1,4 +1,4 @@
-"""``kvfs unpin``: what was pinned may be evicted again."""
+"""``kvfs unpin``: let pinned files and directories be evicted again."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ def configure(subparsers: "Subparsers") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask for it, and print what is still pinned."""
+    """Remove pins, and print what is still pinned."""
     where = locate(args.paths)
     wanted = {"all": True} if args.all else {"paths": list(where.paths)}
     ask(where.socket, "unpin", wanted)
