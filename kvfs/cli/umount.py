@@ -139,7 +139,7 @@ def _unmount(mountpoint: str, *, lazy: bool) -> None:
     try:
         unmount(mountpoint, lazy=lazy)
     except OSError as error:
-        if error.errno == errno.EINVAL and mount_at(mountpoint) is None:  # somebody else has unmounted it
+        if error.errno == errno.EINVAL and mount_at(mountpoint) is None:  # unmounted meanwhile
             raise NotMounted(f"nothing is mounted at {mountpoint} any more") from None
         if error.errno != errno.EBUSY:
             raise MountpointUnusable(f"{mountpoint}: {error.strerror}") from None

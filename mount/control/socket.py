@@ -1,8 +1,8 @@
 """The control socket of a running server: JSON lines for root and for the server's own user.
 
 ``{"v": 1, "do": VERB, "args": {...}}`` is answered ``{"v": 1, "ok": true, "result": {...}}`` or
-``{"v": 1, "ok": false, "error": TEXT, "exit_code": N}``. Whatever a client sends, the server
-lives on. What the verbs do is not known here.
+``{"v": 1, "ok": false, "error": TEXT, "exit_code": N}``. Nothing that a client sends may end the
+server. The verbs are in verbs.py.
 """
 
 import json
@@ -25,13 +25,13 @@ from kvfs.core.errors import CommandError, KvfsError, NotRoot, ServeFailed, Usag
 
 Verb = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
-#: Operators and one exporter; more than this is a leak on the other side.
+#: For operators and one exporter; more connections mean that a client leaks them.
 CONNECTIONS_MAX: Final = 16
-#: Each that asks a server which hangs, or was killed and is held up by the kernel, leaves its
-#: connection waiting for good, and behind the last one nobody can tell any more who listens
-#: (``peer_pid``). So many as the kernel lets wait: somaxconn bounds it.
+#: Length of the queue of connections. If the server hangs, or was killed and is held up by the
+#: kernel, every client leaves one in it. Once it is full, nobody can find out who listens
+#: (``peer_pid``). So it is as long as the kernel permits (somaxconn).
 _WAITING_MAX: Final = 1 << 16
-#: A client that says nothing, or does not read its reply, is dropped.
+#: A client that sends nothing, or does not read its reply, is disconnected.
 IDLE_MAX_S: Final = 30.0
 
 _log: Final = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ async def serve_control(
 ) -> None:
     """Answer *verbs* on the socket *path* until cancelled; ``started`` once it listens.
 
-    Raises SourceBusy when a living server has that socket, ServeFailed when none can be made.
+    Raises SourceBusy if a living server has that socket, ServeFailed if it cannot be made.
     """
     listening = listen(path)
     bound = os.stat(path)
@@ -61,12 +61,12 @@ async def serve_control(
 def listen(path: str) -> socket.socket:
     """Return a listening socket at *path*, mode 0600; a dead server's socket is replaced.
 
-    Raises SourceBusy when the socket's server lives, ServeFailed when *path* cannot be used.
+    Raises SourceBusy if the socket's server lives, ServeFailed if *path* cannot be used.
     """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         # bind(2) gives the file the socket's own mode less the umask (unix_bind_bsd in
-        # net/unix/af_unix.c), so that no moment exists in which others could connect.
+        # net/unix/af_unix.c). So there is no moment in which other users could connect.
         os.fchmod(listening.fileno(), 0o600)
         with locked_directory(os.path.dirname(path)):
             remove_stale(path)
@@ -82,7 +82,7 @@ def listen(path: str) -> socket.socket:
 
 
 def _remove_own(path: str, bound: os.stat_result) -> None:
-    """Remove the socket file, unless a successor has put its own there."""
+    """Remove the socket file, unless the next server has put its own there."""
     try:
         with locked_directory(os.path.dirname(path)):
             if os.path.samestat(os.stat(path), bound):
@@ -96,7 +96,7 @@ def _listener(listening: socket.socket) -> trio.SocketListener:
 
 
 class _Server:
-    """Answers connections; a bounded number at a time, each bounded in line length and time."""
+    """Answers a bounded number of connections, each with bounded line length and time."""
 
     def __init__(self, verbs: Mapping[str, Verb]) -> None:
         self._verbs = verbs
@@ -142,7 +142,7 @@ class _Server:
             return {"v": PROTOCOL_VERSION, "ok": True, "result": await verb(args)}
         except KvfsError as error:
             return _refusal(error)
-        except Exception:  # the door: a verb's bug is its caller's bad luck, not the mount's end
+        except Exception:  # the last handler: a bug of a verb must not end the mount
             _log.exception("control request failed")
             return _refusal(ServeFailed("the server failed on this request; see its log"))
 

@@ -61,7 +61,7 @@ def describe(mount: Parts) -> dict[str, Any]:
 
 
 def describe_lost(settings: Settings, why: str) -> dict[str, Any]:
-    """Return what is known of a mount whose device is lost, without a look at the pool."""
+    """Return what is known of a mount whose device is lost, without using the pool."""
     return {
         "version": kvfs.__version__,
         "mountpoint": settings.mountpoint,

@@ -1,7 +1,7 @@
-"""The control socket's verbs that change what stays: evict, pin and unpin.
+"""The verbs evict, pin and unpin of the control socket.
 
-An eviction is a job: ``evict`` starts it, ``job`` tells how far it is, ``cancel`` ends it after the
-step it is in. It goes on when who started it goes away.
+An eviction is a job: ``evict`` starts it, ``job`` returns its progress, ``cancel`` ends it after
+its present step. It goes on if the client that started it goes away.
 """
 
 import contextlib
@@ -31,12 +31,12 @@ from mount.control.socket import Verb
 
 _log: Final = logging.getLogger(__name__)
 
-#: Bytes and seconds beyond this are nobody's; times in ns must fit into 64 bits.
+#: Larger sizes and times make no sense; times in ns must fit into 64 bits.
 _NUMBER_MAX: Final = 1 << 62
-#: Between two steps requests are answered; a step takes a millisecond or two.
+#: Requests are answered between two steps; a step takes a millisecond or two.
 _PAUSE_S: Final = 0.001
-#: A reply is bounded (control_client.REPLY_MAX_BYTES), and requests wait while one is made; a
-#: letter may become six bytes of JSON.
+#: A reply is bounded (control_socket.REPLY_MAX_BYTES), and requests wait while it is made. One
+#: character of a path may take six bytes of JSON.
 _PINS_A_REPLY: Final = 1024
 _LETTERS_A_REPLY: Final = 64 << 10
 
@@ -57,7 +57,7 @@ class _Job:
         except KvfsError as error:
             self.error = error
         except Exception:
-            # As in socket.py: beyond this job lies the mount, which must go on.
+            # A failed job must not end the mount.
             _log.exception("eviction by command failed")
             self.error = ServeFailed("the server failed on this eviction; see its log")
         finally:
@@ -96,7 +96,7 @@ class EvictVerbs:
         }
 
     async def _evict(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Start: ``paths`` below the mountpoint, ``bytes``, ``older_than_s``, ``dry_run``."""
+        """Start a job: ``paths`` below the mountpoint, ``bytes``, ``older_than_s``, ``dry_run``."""
         if self._job is not None and not self._job.done:
             raise SourceBusy("another eviction is under way")
         order = Order(
@@ -147,7 +147,7 @@ class EvictVerbs:
         found = self._found(args)
         if args.get("all") is True:
             for ino, _ in self._store.pool.pins.rows():
-                with contextlib.suppress(NoSuchAttribute):  # one does not keep the rest pinned
+                with contextlib.suppress(NoSuchAttribute):  # a failure must not keep the rest pinned
                     attributes.remove_xattr(ino, PIN)
         for _, ino in found:
             with contextlib.suppress(NoSuchAttribute):
@@ -157,7 +157,7 @@ class EvictVerbs:
         return {"pins": {}, "pinned_bytes": self._store.pool.pins.pinned_bytes}
 
     async def _pins(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Tell some pins, those of inodes above ``after``; ``next``: where to go on, or None."""
+        """Return some pins, of inodes above ``after``; ``next``: where to go on, or None."""
         pool, after = self._store.pool, _number(args, "after", int) or 0
         rows = [row for row in pool.pins.rows() if row[0] > after]
         pins: dict[str, int] = {}
@@ -176,13 +176,13 @@ class EvictVerbs:
             raise UsageError("the mount is read-only")
 
     def _found(self, args: dict[str, Any]) -> list[tuple[str, InodeNo]]:
-        """Return all paths with their inodes: one that is missing is told before any changes."""
+        """Return all paths with their inodes; a missing one is an error before anything changes."""
         pool, namespace = self._store.pool, self._store.namespace
         return [(path, find(pool, namespace, path)) for path in _texts(args, "paths")]
 
 
 def _shortened(path: str) -> str:
-    """Return *path*, or its end: directories may lie deeper than any call can name."""
+    """Return *path*, or only its end if it is too long for any call."""
     return path if len(path) <= PATH_MAX_BYTES else f"...{path[-PATH_MAX_BYTES:]}"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 WINDOW_S: Final = 60.0
-#: Kinds are format strings in the source, a few hundred; above this they share one window.
+#: The source has a few hundred kinds; beyond this number they share one window.
 KINDS_MAX: Final = 1024
 
 _Kind = tuple[str, str]
@@ -57,7 +57,7 @@ class RateLimited(logging.Handler):
         window.worst = max(window.worst, record.levelno)
 
     def close(self) -> None:
-        """Say what was left out so far, and close the target."""
+        """Log how many lines were left out so far, and close the target."""
         self.acquire()
         try:
             self._sweep(math.inf)

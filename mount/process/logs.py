@@ -22,13 +22,13 @@ _DATAGRAM_MAX_BYTES: Final = 32 * 1024
 
 
 class SyslogHandler(logging.handlers.DatagramHandler):
-    """Sends records to syslog; what its reader does not take is lost, and nobody waits for it.
+    """Sends records to syslog. If the queue of its reader is full, a record is lost.
 
-    logging's own SysLogHandler waits while the reader's queue is full, and the mount with it.
+    The standard SysLogHandler would wait while the queue is full, and the mount would hang.
     """
 
     def __init__(self, pool: str, path: str = SYSLOG_SOCKET) -> None:
-        """Raises OSError when nobody listens at *path*."""
+        """Raises OSError if nobody listens at *path*."""
         super().__init__(path, None)
         self._pool = pool
         with self.makeSocket() as probe:
@@ -50,12 +50,12 @@ class SyslogHandler(logging.handlers.DatagramHandler):
 
 
 def set_up_logging(settings: Settings, *, background: bool) -> str:
-    """Send all log records to one place, rate limited, and return a name of it.
+    """Send all log records to one place, rate limited, and return the name of that place.
 
-    In the foreground without systemd that is stderr. Raises UsageError when the log file cannot
-    be written.
+    In the foreground without systemd it is stderr. Raises UsageError if the log file cannot be
+    written.
     """
-    # A handler that fails would print its own traceback, to nobody, once a record.
+    # Otherwise a handler that fails would print a traceback for each record.
     logging.raiseExceptions = False
     root = logging.getLogger()
     close_logging()
@@ -82,7 +82,7 @@ def apply_levels(settings: Settings) -> None:
 
 
 def close_logging() -> None:
-    """Flush what the rate limit held back and close the log."""
+    """Log how many lines the rate limit left out, and close the log."""
     root = logging.getLogger()
     for handler in root.handlers[:]:
         if isinstance(handler, RateLimited):
@@ -96,24 +96,24 @@ def _target(settings: Settings, *, background: bool) -> tuple[logging.Handler, s
     under_systemd = "JOURNAL_STREAM" in os.environ
     if not background and not under_systemd:
         return _formatted(logging.StreamHandler(sys.stderr), _LINE), "stderr"
-    with suppress(OSError):  # nobody listens there: the next place
+    with suppress(OSError):  # nobody listens there: try the next place
         return _formatted(SyslogHandler(settings.name), _BARE), "syslog"
     path = log_path(settings.name)
-    with suppress(OSError):  # _file() says it better
+    with suppress(OSError):  # _file() reports it better
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     return _file(path), path
 
 
 def _file(path: str) -> logging.Handler:
     try:
-        handler = logging.handlers.WatchedFileHandler(path, encoding="utf-8")  # logrotate moves it
+        handler = logging.handlers.WatchedFileHandler(path, encoding="utf-8")  # logrotate may move it
     except OSError as error:
         raise UsageError(f"log file {path}: {error.strerror}") from None
     return _formatted(handler, _LINE)
 
 
 class _OneLineEach(logging.Formatter):
-    """A record is one line, and a traceback's lines are indented: a name in either forges none."""
+    """Writes a record as one line, its traceback indented, so that no name can forge a line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(super().formatMessage(record))

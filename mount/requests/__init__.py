@@ -1,1 +1,1 @@
-"""What each request is answered."""
+"""The answers to the kernel's requests."""

@@ -1,7 +1,7 @@
-"""What a request is answered, decided once: which inode, how many links, kept for how long.
+"""The decision about each request: which inode, how many links, how long the kernel may keep it.
 
-Nothing here knows how an answer is written: ``fast`` makes bytes of it, ``replies`` the objects
-that pyfuse3 wants.
+How an answer is encoded is decided elsewhere: ``fast`` writes bytes, ``replies`` makes objects for
+pyfuse3.
 """
 
 import functools
@@ -31,7 +31,7 @@ _RENAME_EXCHANGE: Final = 2
 
 
 class Validity(NamedTuple):
-    """For how long the kernel may keep an answer; also split as its messages have it."""
+    """For how long the kernel may keep an answer; also in seconds and ns, as messages have it."""
 
     valid_s: float
     whole_s: int
@@ -43,21 +43,21 @@ def _for(valid_s: float) -> Validity:
     return Validity(valid_s, whole_s, int((valid_s - whole_s) * SECOND_NS))
 
 
-#: The kernel asks again each time.
+#: The kernel must ask again each time.
 _NOT_KEPT: Final = _for(0.0)
-#: may_open() in fs/namei.c wants attributes right behind a CREATE; with a timeout of 0 each store
-#: would ask once more. What a write changes the kernel forgets by itself.
+#: may_open() in fs/namei.c needs the attributes right after a CREATE, and with a timeout of 0 each
+#: store would ask once more. The kernel itself forgets attributes that a write changes.
 _CREATED: Final = _for(1.0)
 
-#: An inode as the kernel is told of it: number, record, links, how long its attributes are kept,
-#: generation, how long its name is kept. A plain tuple: a named one costs every LOOKUP 0.2 us.
+#: What the kernel is told of an inode: number, record, links, how long it may keep the attributes,
+#: generation, how long it may keep the name. A named tuple would cost every LOOKUP 0.2 us.
 Entry = tuple[InodeNo, InodeRecord, int, Validity, int, Validity]
-#: What a CREATE is told: handle, how to reach the bytes, the new file.
+#: The answer to a CREATE: handle, how to reach the bytes, the new file.
 Created = tuple[HandleNo, Grant, Entry]
 
 
 class Answers:
-    """The decisions of one mount. Those that are no coroutines never wait."""
+    """The decisions of one mount. Methods that are not coroutines never wait."""
 
     def __init__(
         self,
@@ -68,9 +68,10 @@ class Answers:
         requester: Callable[[], Requester],
         removed: Callable[[InodeNo], None],
     ) -> None:
-        """*generation* is the pool's epoch: an NFS handle of another pool is stale.
+        """*generation* is the pool's epoch, so that an NFS handle of another pool is stale.
 
-        *requester* tells whose request it is; *removed* hears of inodes that lost their name.
+        *requester* returns whose request it is; *removed* is called for inodes that lost their
+        name.
         """
         self._store = store
         self._namespace = store.namespace
@@ -92,7 +93,7 @@ class Answers:
         self._absence_kept = _for(settings.negative_timeout_s)
 
     def lookup(self, parent: InodeNo, name: bytes) -> Entry | Validity:
-        """Return what the name leads to, or for how long the kernel may keep that there is none."""
+        """Return what the name leads to; if nothing, for how long the kernel may keep that."""
         try:
             ino = self._namespace.lookup(parent, name)
             if self._refusals:
@@ -116,13 +117,13 @@ class Answers:
         return self.entry(ino, record)
 
     def _second_try(self, ino: InodeNo) -> InodeNo:
-        """Return where a name leads that was found at *ino*, if an OPEN of it was refused."""
+        """Return where the name found at *ino* leads, if an OPEN of *ino* was refused before."""
         who = self._requester()
         may = functools.partial(self._may_empty, who)
         return self._blocks.truncating.looked_up(ino, who.tid, self._files.requester(), may)
 
     def _may_empty(self, asks: Requester, record: InodeRecord, *, reads: bool) -> bool:
-        """Whether who *asks* may empty *record*; not if that is unknown."""
+        """Whether the caller *asks* may empty *record*; False if that is unknown."""
         who = credentials_of(asks.tid)
         if who is None or (who.uid, who.gid) != (asks.uid, asks.gid):
             return False
@@ -130,9 +131,9 @@ class Answers:
         return may_empty(record, who, reads=reads, sticky=bool(sticky))
 
     def _draft(self, ino: InodeNo, record: InodeRecord) -> Entry | Validity:
-        """Return what who asks is shown under the name of a draft; the kernel keeps none of it.
+        """Return what the caller sees under the name of a draft; the kernel must not keep it.
 
-        To those who must not see it there is no such name, or the old version has it.
+        A caller that must not see the draft finds the old version, or no such name.
         """
         seen = self._store.visibility.seen(ino, record, self._files.requester())
         if seen is None:
@@ -142,7 +143,7 @@ class Answers:
         return self.entry(seen, record, name_trusted=False)
 
     def attributes(self, ino: InodeNo) -> Entry:
-        """Return what there is to say of *ino*, also of a removed one that is open.
+        """Return the attributes of *ino*, also of a removed inode that is open.
 
         Raises DeadInode.
         """
@@ -157,11 +158,11 @@ class Answers:
         return (*entry[:2], 0, *entry[3:]) if self._blocks.is_gone(ino) else entry
 
     def entry(self, ino: InodeNo, record: InodeRecord, *, name_trusted: bool = True) -> Entry:
-        """Return what is said of *record*, which has its name.
+        """Return what the kernel is told of *record*, which has a name.
 
-        The kernel asks again for attributes that somebody changes, and for a name that is not
-        *name_trusted*. The root's generation is 0: the kernel warns of any other
-        (fuse_lookup_name in fs/fuse/dir.c). A directory's links count its subdirectories.
+        The kernel must not keep attributes that a writer changes, nor a name that is not
+        *name_trusted*. The generation of the root is 0, because the kernel warns of any other
+        (fuse_lookup_name in fs/fuse/dir.c). The links of a directory count its subdirectories.
         """
         opened = self._open_inodes.get(ino)
         changes = record.state in UNFINISHED or (opened is not None and opened.writers)
@@ -175,10 +176,10 @@ class Answers:
         )
 
     def create_at_once(self, parent: InodeNo, name: bytes, mode: int, flags: int) -> Created | None:
-        """Create and open a file; None if only ``create`` can tell, which may wait.
+        """Create and open a file; None if that may have to wait, so that ``create`` must do it.
 
-        For room, or for what lies under the name to be forgotten. Raises what ``Files.create``
-        raises.
+        It may wait for space, or for the identity of an existing file to go. Raises what
+        ``Files.create`` raises.
         """
         who, mode = self._requester(), stat.S_IFREG | stat.S_IMODE(mode)
         try:
@@ -194,7 +195,7 @@ class Answers:
         return self._created(*made)
 
     async def create(self, parent: InodeNo, name: bytes, mode: int, flags: int) -> Created:
-        """Create and open a file; a full pool first lets something go.
+        """Create and open a file; a full pool first evicts something.
 
         Raises what ``Files.find_room_to_create`` and ``Files.open_or_create`` raise.
         """
@@ -204,7 +205,7 @@ class Answers:
         return self._created(*made)
 
     def _created(self, fh: HandleNo, grant: Grant, ino: InodeNo, record: InodeRecord) -> Created:
-        """Return what is said of a new draft, which open(2) checks once more before it returns."""
+        """Return what the kernel is told of a new draft; open(2) checks its attributes once more."""
         trusted = self._files.trusts_created(record)
         _, _, links, _, generation, name_kept = self.entry(ino, record, name_trusted=trusted)
         return fh, grant, (ino, record, links, _CREATED, generation, name_kept)
@@ -212,7 +213,7 @@ class Answers:
     def rename(
         self, parent: InodeNo, name: bytes, new_parent: InodeNo, new_name: bytes, flags: int
     ) -> None:
-        """Move a name; RENAME_NOREPLACE and RENAME_EXCHANGE are understood.
+        """Move a name; *flags* may be RENAME_NOREPLACE or RENAME_EXCHANGE.
 
         Raises InvalidRequest for other *flags*, and what ``Store.rename`` raises.
         """

@@ -1,8 +1,8 @@
 """READ and WRITE on the daemon path: answered at once if nothing has to wait, else by a task.
 
-libfuse has no part in them. Behind it each is copied twice more and waits for a thread; and an
-answer of a megabyte that finds no memory for the socket on its way here would be lost, its caller
-would wait for ever.
+They do not go through libfuse, which would copy the bytes twice more and wait for a thread. Also an
+answer of a megabyte is lost if there is no memory for the socket between libfuse and us, and then
+its caller waits for ever.
 """
 
 from typing import Final
@@ -25,11 +25,11 @@ from mount.requests.late import Late
 class DataRequests:
     """The two answers; both run on the trio thread and never wait.
 
-    What one of them raises the channel answers, as for every opcode; what is malformed, too.
+    The channel answers with an errno for an exception, and for a malformed request.
     """
 
     def __init__(self, transfers: Transfers, late: Late, *, at_once: bool) -> None:
-        """Without *at_once* a task answers every one."""
+        """Without *at_once* a task answers every request."""
         self._transfers = transfers
         self._late = late
         self._at_once = at_once
@@ -59,7 +59,7 @@ class DataRequests:
             return None
         if self._at_once and self._transfers.write_at_once(fh, offset_bytes, data):
             return data_reply(unique, WRITE_OUT.pack(size_bytes, 0))
-        own = bytes(data)  # the next request will lie there
+        own = bytes(data)  # the next request overwrites that buffer
 
         async def write() -> bytes:
             aside = self._late.about_to_wait

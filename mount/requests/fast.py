@@ -1,8 +1,8 @@
-"""The fast path: what never waits is answered in bytes, within the message that asks.
+"""The fast path: requests that never wait are answered in bytes as soon as they are read.
 
-LOOKUP, GETATTR, OPEN for reading, FLUSH, RELEASE, CREATE and RENAME. Nothing is gained by a
-coroutine: of the 75 us that a CREATE cost behind libfuse, pyfuse3 and trio the store itself needed
-30. What may have to wait is left to pyfuse3, which gets the same answers (``answers``) as objects.
+These are LOOKUP, GETATTR, OPEN for reading, FLUSH, RELEASE, CREATE and RENAME. They need no
+coroutine: a CREATE through libfuse, pyfuse3 and trio took 75 us, of which the store itself needed
+30. Requests that may have to wait are left to pyfuse3, which gets the same ``answers`` as objects.
 """
 
 import struct
@@ -51,7 +51,7 @@ def entry_out(entry: Entry) -> bytes:
 def _attr(entry: Entry) -> bytes:
     """Return *entry* as struct fuse_attr."""
     ino, record, links, _, _, _ = entry
-    # At once: to ask a record for each of them by its name takes twice as long.
+    # All at once, because access by name takes twice as long.
     mode, uid, gid, _, size_bytes, allocated_bytes, atime_ns, mtime_ns, ctime_ns = record[:9]
     atime_s, atime_ns = divmod(atime_ns, SECOND_NS)
     mtime_s, mtime_ns = divmod(mtime_ns, SECOND_NS)
@@ -79,11 +79,11 @@ def _attr(entry: Entry) -> bytes:
 class FastAnswers:
     """The answers of the fast path; all run on the trio thread and never wait.
 
-    What one of them raises the channel answers, with its errno.
+    If one raises an exception, the channel answers with its errno.
     """
 
     def __init__(self, answers: Answers, files: Files, requester: Callable[[], Requester]) -> None:
-        """*requester* tells whose request it is."""
+        """*requester* returns whose request it is."""
         self._answers = answers
         self._files = files
         self._requester = requester
@@ -103,7 +103,7 @@ class FastAnswers:
 
     def _lookup(self, unique: int, nodeid: InodeNo, request: memoryview) -> bytes:
         found = self._answers.lookup(nodeid, bytes(request[:-1]))
-        if isinstance(found, Validity):  # of the answer that there is no such name
+        if isinstance(found, Validity):  # there is no such name
             head = ENTRY_OUT_HEAD.pack(0, 0, found.whole_s, 0, found.rest_ns, 0)
             return _pack_out(_ENTRY_REPLY_BYTES, 0, unique) + head + _NO_ATTR
         return _pack_out(_ENTRY_REPLY_BYTES, 0, unique) + entry_out(found)
@@ -117,7 +117,7 @@ class FastAnswers:
     def _open(self, unique: int, nodeid: InodeNo, request: memoryview) -> bytes | None:
         flags = OPEN_IN.unpack_from(request)[0]
         if flags & NOT_A_READER:
-            return None  # it takes the whole stack
+            return None  # libfuse and pyfuse3 take it
         fh, grant = self._files.open(nodeid, flags)
         return _pack_out(_OPEN_REPLY_BYTES, 0, unique) + OPEN_OUT.pack(
             fh, grant.open_flags, grant.backing_id

@@ -14,7 +14,7 @@ ReplyLate = Callable[[bytes, bytes], None]
 
 
 class Late:
-    """Starts the tasks; an errno is the answer of one that fails."""
+    """Starts the tasks. If one fails, it answers with an errno."""
 
     def __init__(
         self,
@@ -22,13 +22,13 @@ class Late:
         reply: ReplyLate,
         about_to_wait: AboutToWait | None = None,
     ) -> None:
-        """*about_to_wait* is for tasks that wait for what other requests bring about."""
+        """*about_to_wait* is called by tasks that wait for the effect of other requests."""
         self._nursery: Final = nursery
         self._reply: Final = reply
         self.about_to_wait: Final = about_to_wait
 
     def answer(self, unique: int, work: Callable[[], Awaitable[bytes]]) -> bytes:
-        """Answer request *unique* with what *work* will return; returns what says so."""
+        """Answer request *unique* later with what *work* returns; return the mark for "later"."""
         self._nursery.start_soon(self._finish, unique, work)
         return b""
 
@@ -36,6 +36,6 @@ class Late:
         code, body = 0, b""
         try:
             body = await work()
-        except Exception as error:  # a task's own door: it must not end the mount
+        except Exception as error:  # the last handler of a task, which must not end the mount
             code = counted_errno(error)
         self._reply(OUT_HEADER.pack(OUT_HEADER_BYTES + len(body), -code, unique), body)

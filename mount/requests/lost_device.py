@@ -1,7 +1,7 @@
 """Answers after the device is lost: every name is a miss, every store is refused.
 
-A client goes on without its cache, which is better than an error on everything. Nothing here looks
-at the pool: its index is a mapping of a file that nobody can read any more.
+A client then goes on without its cache, which is better than an error for every call. The pool is
+not used: its index is a mapping of a file that cannot be read any more.
 """
 
 import errno
@@ -21,7 +21,7 @@ from mount.fuse.wire import (
     error_reply,
 )
 
-#: libfuse ends its session by them.
+#: libfuse must see these, to end its session.
 _LIBFUSES: Final = frozenset({Opcode.INIT, Opcode.DESTROY})
 _ANSWERED: Final[dict[int, int]] = {
     Opcode.LOOKUP: errno.ENOENT,

@@ -26,7 +26,7 @@ from mount.requests.replies import Listing, entry_attributes
 
 _NODE_KINDS: Final = (stat.S_IFIFO, stat.S_IFSOCK)
 
-#: Tells the channel what to add to the reply of the present request.
+#: Tells the channel what to add to the reply to the present request.
 Granted = Callable[[Grant], None]
 
 
@@ -210,7 +210,7 @@ class Operations(pyfuse3.Operations):
 
     @awaited
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
-        """Open a file. O_TRUNC needs a little space, a rewrite must remove the identity first."""
+        """Open a file. O_TRUNC needs a little space; a rewrite must first remove the identity."""
         if flags & os.O_TRUNC:
             await self._files.find_room_to_begin()
         fh, grant = self._files.open(InodeNo(inode), flags)

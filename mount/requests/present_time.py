@@ -1,7 +1,7 @@
-"""utimensat(2) with UTIME_NOW means the present time of this server's clock.
+"""utimensat(2) with UTIME_NOW sets the present time of this server's clock.
 
-The kernel sends its own, which goes on in ticks of some milliseconds: what was created a moment ago
-would get a time before its creation.
+The kernel sends its own time, which advances in steps of some milliseconds. With that, a file just
+created could get a time before its creation.
 """
 
 from collections.abc import Callable
@@ -16,13 +16,13 @@ _MTIME_NOW: Final = 1 << 8
 
 
 class PresentTime:
-    """Puts the server's time into SETATTR requests that ask for the present one."""
+    """Puts the server's time into SETATTR requests that ask for the present time."""
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
         self._clock_ns: Final = clock_ns
 
     def answers(self) -> dict[int, Callable[[int, int, memoryview], None]]:
-        """Return what looks at the requests by opcode; libfuse has them afterwards."""
+        """Return the functions that change requests, by opcode; libfuse gets the requests then."""
         return {Opcode.SETATTR: self._stamp}
 
     def _stamp(self, _unique: int, _nodeid: int, request: memoryview) -> None:

@@ -30,7 +30,7 @@ from mount.fuse.wire import (
 )
 from mount.requests.late import Late
 
-#: What XFS, ext4 and tmpfs all understand and what changes no other file.
+#: Modes that XFS, ext4 and tmpfs all have, and that change no other file.
 _FALLOCATE_MODES: Final = frozenset(
     {
         0,
@@ -40,7 +40,7 @@ _FALLOCATE_MODES: Final = frozenset(
         FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE,
     }
 )
-#: Answered with one errno each. ENOSYS makes the kernel do it by itself and never ask again.
+#: Each is answered with one errno. After ENOSYS the kernel does it by itself and never asks again.
 _REFUSED: Final = {
     Opcode.IOCTL: errno.ENOTTY,
     Opcode.COPY_FILE_RANGE: errno.ENOSYS,
@@ -68,7 +68,7 @@ def _refusing(code: int) -> Answer:
 class RawRequests:
     """Answers what libfuse and pyfuse3 would fail or not understand.
 
-    What an answer raises the channel answers.
+    If one raises an exception, the channel answers with its errno.
     """
 
     def __init__(self, store: Store, handles: Handles, room: Room, late: Late) -> None:
@@ -78,7 +78,7 @@ class RawRequests:
         self._late = late
 
     def answers(self) -> dict[int, Answer]:
-        """Return what to answer by opcode; 0 stands for every code this protocol does not know."""
+        """Return the answers by opcode; 0 stands for every opcode that is not known here."""
         table: dict[int, Answer] = {opcode: _refusing(code) for opcode, code in _REFUSED.items()}
         for unknown in set(range(OPCODES)) - {int(opcode) for opcode in Opcode}:
             table[unknown] = _refusing(errno.ENOSYS)
@@ -112,7 +112,7 @@ class RawRequests:
             lacking_bytes = allocations.growth_bytes(opened, mode, offset_bytes, length_bytes)
             if lacking_bytes:
                 await self._room.find(lacking_bytes, self._late.about_to_wait)
-            # Atomic: no checkpoint since the room was found.
+            # Atomic: no checkpoint since the space was found.
             allocation = allocations.begin(opened, mode, offset_bytes, length_bytes)
             try:
                 await trio.to_thread.run_sync(allocation.work)
@@ -123,7 +123,7 @@ class RawRequests:
                 break
             finally:
                 allocations.end(opened, allocation)
-            # Somebody else fills the file system that the pool lies on.
+            # Others fill the file system that the pool lies on.
             self._store.pool.device_room.refused()
         return b""
 
@@ -135,14 +135,14 @@ class RawRequests:
         fd = self._store.blocks.extent_fd(opened)
         try:
             size_bytes = syscalls.fstat(fd).st_size
-            if offset_bytes >= size_bytes:  # a negative one too, which comes as a large one
+            if offset_bytes >= size_bytes:  # also a negative one, which arrives as a large one
                 return error_reply(unique, errno.ENXIO)
             if opened.writers and not handle.backing_id:
-                # What a writer stored in memory may be in the kernel alone, where the extent has
-                # a hole: all of it is data. His handle lives as long as his mapping.
+                # Bytes that a writer stored through a mapping may be in the kernel only, where the
+                # extent has a hole. So all is data while a writer's handle, or its mapping, exists.
                 found_bytes = offset_bytes if whence == os.SEEK_DATA else size_bytes
             else:
                 found_bytes = syscalls.lseek(fd, offset_bytes, whence)
-        except OSError as error:  # ENXIO: no more data, or holes
+        except OSError as error:  # ENXIO: no data, or no hole, follows
             return error_reply(unique, error.errno or errno.EIO)
         return data_reply(unique, LSEEK_OUT.pack(found_bytes))

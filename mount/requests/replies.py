@@ -17,7 +17,7 @@ _AFTER_FIRST: Final = 3
 
 
 def entry_attributes(found: Entry | Validity) -> pyfuse3.EntryAttributes:
-    """Return what was *found*; "no such name" has only a timeout."""
+    """Return what was *found* as pyfuse3 takes it; "no such name" has only a timeout."""
     reply = pyfuse3.EntryAttributes()
     if isinstance(found, Validity):
         reply.st_ino = 0
@@ -44,9 +44,9 @@ def entry_attributes(found: Entry | Validity) -> pyfuse3.EntryAttributes:
 class Listing:
     """The rows of directory *ino* as process *who* sees it; a removed directory has none.
 
-    Cookie 1 follows ".", cookie 2 follows "..", every other cookie is the inode number of the row
-    before it; so a listing misses and repeats nothing while names come and go. Cookie 3 follows a
-    row that was put first and begins the order, in which that row is left out.
+    Cookie 1 comes after ".", cookie 2 after "..". Every other cookie is the inode number of the row
+    before it, so that a listing misses and repeats nothing while names come and go. Cookie 3 comes
+    after a row that was put first; the others follow in order, without that row.
     """
 
     def __init__(self, store: Store, answers: Answers, ino: InodeNo, who: Maker) -> None:
@@ -58,10 +58,10 @@ class Listing:
         self._record = store.namespace.record(ino)
 
     def put(self, token: pyfuse3.ReaddirToken, cookie: int, first: InodeNo | None) -> None:
-        """Put rows behind *cookie* into *token*, as many as it takes.
+        """Put the rows after *cookie* into *token*, as many as it takes.
 
-        In a listing that begins with the child *first* that row comes alone, without a look at the
-        others. Drafts that ``who`` must not see are left out.
+        A listing that begins with the child *first* has that row alone at first, without a look at
+        the others. Drafts that ``who`` must not see are left out.
         """
         if cookie == 0 and first is not None and self._put_first(token, first):
             return
@@ -86,7 +86,7 @@ class Listing:
                     return
 
     def _put_first(self, token: pyfuse3.ReaddirToken, child: InodeNo) -> bool:
-        """Put the row of *child*; False if it is no child any more."""
+        """Put the row of *child*; False if it is not in the directory any more."""
         record = self._store.pool.index.inode_or_miss(child)
         if record is None or record.parent != self._ino:
             return False
@@ -94,7 +94,7 @@ class Listing:
         return row is not None and pyfuse3.readdir_reply(token, record.name, row, _AFTER_FIRST)
 
     def _row(self, child: InodeNo) -> pyfuse3.EntryAttributes | None:
-        """Return the attributes of *child* as the name shows it; None if it does not."""
+        """Return the attributes of what the name of *child* shows; None if it shows nothing."""
         store = self._store
         if store.pool.open_inodes.get(child) is None:
             try:
@@ -109,5 +109,5 @@ class Listing:
             return None
         if shown != child:
             record = store.blocks.present(shown)
-        # A draft's name may be taken by another writer: the kernel asks again for it.
+        # Another writer may take the name of a draft, so the kernel must ask for it again.
         return entry_attributes(self._answers.entry(shown, record, name_trusted=finished))
