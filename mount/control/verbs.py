@@ -147,7 +147,7 @@ class EvictVerbs:
         found = self._found(args)
         if args.get("all") is True:
             for ino, _ in self._store.pool.pins.rows():
-                with contextlib.suppress(NoSuchAttribute):  # a failure must not keep the rest pinned
+                with contextlib.suppress(NoSuchAttribute):  # go on with the rest
                     attributes.remove_xattr(ino, PIN)
         for _, ino in found:
             with contextlib.suppress(NoSuchAttribute):

@@ -106,7 +106,7 @@ def _target(settings: Settings, *, background: bool) -> tuple[logging.Handler, s
 
 def _file(path: str) -> logging.Handler:
     try:
-        handler = logging.handlers.WatchedFileHandler(path, encoding="utf-8")  # logrotate may move it
+        handler = logging.handlers.WatchedFileHandler(path, encoding="utf-8")  # for logrotate
     except OSError as error:
         raise UsageError(f"log file {path}: {error.strerror}") from None
     return _formatted(handler, _LINE)

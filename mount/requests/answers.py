@@ -205,7 +205,7 @@ class Answers:
         return self._created(*made)
 
     def _created(self, fh: HandleNo, grant: Grant, ino: InodeNo, record: InodeRecord) -> Created:
-        """Return what the kernel is told of a new draft; open(2) checks its attributes once more."""
+        """Return what the kernel is told of a new draft; open(2) checks it once more."""
         trusted = self._files.trusts_created(record)
         _, _, links, _, generation, name_kept = self.entry(ino, record, name_trusted=trusted)
         return fh, grant, (ino, record, links, _CREATED, generation, name_kept)
