@@ -67,10 +67,10 @@ class Settings:
     )
     data_path: str = setting(
         "auto",
-        "passthrough where the kernel has it, else the daemon: same semantics",
+        "passthrough if the kernel has it, else daemon; both behave the same",
         choices=("auto", "passthrough", "daemon"),
     )
-    fast_lane: bool = setting(True, "opens of published blocks without a coroutine; off to debug")
+    fast_lane: bool = setting(True, "answers quick requests without a coroutine; off to debug")
 
     log_file: str = setting("", "not set: syslog or the journal, else /var/log/kvfs/NAME.log")
     log_level: str = setting(
@@ -79,7 +79,7 @@ class Settings:
         choices=("debug", "info", "warning", "error", "off"),
     )
     log_lines_per_minute: int = setting(
-        20, "of each kind: a storm of one error must not fill the journal", low=1, high=60_000
+        20, "of each kind, so that a repeated error does not fill the journal", low=1, high=60_000
     )
 
     entry_timeout_s: float = setting(
@@ -115,7 +115,7 @@ class Settings:
     )
     demand_directories_max: int = setting(
         1024,
-        "directories whose lately stored sizes are remembered, the rest get no ready extents",
+        "directories whose recent sizes are remembered; others get no ready extents",
         low=1,
         high=1_000_000,
     )
@@ -139,15 +139,15 @@ class Settings:
     )
     busy_poll_us: int = setting(
         40,
-        "an answered client sends the next request of a store within it; 0 sleeps at once",
+        "wait awake for the next request of a store, which comes within this; 0 sleeps at once",
         unit="us",
         low=0,
         high=1000,
     )
     lease_s: float = setting(
         600.0,
-        "a block of a process that cannot be watched (NFS, another pid namespace) is its own "
-        "for so long after the last use",
+        "a block of a process that cannot be watched (NFS, another pid namespace) stays leased "
+        "for so long after its last use",
         unit="s",
         low=0,
         high=86_400,
@@ -167,7 +167,7 @@ class Settings:
     )
     foreign_close_s: float = setting(
         5.0,
-        "from such a close to the rename; what is not renamed then is gone",
+        "time for a rename after such a close; a block not renamed by then is gone",
         unit="s",
         low=0.1,
         high=3600,
@@ -179,7 +179,7 @@ class Settings:
     )
     file_server_close_s: float = setting(
         5.0,
-        "servers may never close; what nobody writes for so long counts as closed",
+        "servers may never close; a file not written for so long counts as closed",
         unit="s",
         low=0.1,
         high=3600,
@@ -194,14 +194,14 @@ class Settings:
     )
     room_wait_s: float = setting(
         5.0,
-        "also for an eviction that others need; a longer wait looks like a hung call",
+        "longest wait for space; a longer one looks like a hung call",
         unit="s",
         low=0,
         high=60,
     )
     room_wait_bytes: int = setting(
         512 * MIB,
-        "of writes that wait in memory; one more is refused",
+        "of writes that wait for space in memory; one more is refused",
         unit="bytes",
         low=MIB,
     )
@@ -232,7 +232,7 @@ class Settings:
         high=1,
     )
     oom_score_adj: int = setting(
-        -900, "its death stalls every client, and its memory is small", low=-1000, high=1000
+        -900, "its death stalls every client, and it uses little memory", low=-1000, high=1000
     )
 
     directory_reserve_share: float = setting(
@@ -251,14 +251,14 @@ class Settings:
     )
     index_map_bytes: int = setting(
         64 * GIB,
-        "address space only, of which a name takes some 550 bytes; a full one costs blocks",
+        "address space only; a name takes some 550 bytes, and if it is full blocks are evicted",
         unit="bytes",
         low=16 * MIB,
         high=16 * TIB,
     )
     index_preallocate_bytes: int = setting(
         64 * MIB,
-        "kept allocated ahead of use: a full disk must still take the index's deletes",
+        "allocated ahead of use, because deletes need space in the index even on a full disk",
         unit="bytes",
         low=MIB,
         high=64 * GIB,
@@ -279,17 +279,17 @@ class Settings:
     )
 
     policies: Mapping[str, Mapping[str, str]] = setting_table(
-        'none: what connectors do tells enough; [policies."/DIR"] in the file'
+        'none: what connectors do says enough; [policies."/DIR"] in the settings file'
     )
     start_timeout_s: float = setting(
         900.0,
-        "mkfs of a large drive and a rebuild of the index fit in",
+        "enough for mkfs of a large drive and for a rebuild of the index",
         unit="s",
         low=1,
         high=86_400,
     )
     stop_timeout_s: float = setting(
-        60.0, "the last sync of a busy drive fits in", unit="s", low=1, high=3600
+        60.0, "enough for the last sync of a busy drive", unit="s", low=1, high=3600
     )
 
     @classmethod
