@@ -1,1 +1,1 @@
-"""Which blocks go, whether they may, and their end."""
+"""Eviction: which blocks go, whether they may go, and how they are removed."""

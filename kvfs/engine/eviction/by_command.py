@@ -1,7 +1,7 @@
-"""Eviction that an operator asks for: which blocks, in which order, and what became of each.
+"""Eviction by command (`kvfs evict`): which blocks, in which order, and why others stay.
 
-In small steps, since requests are answered between them; nothing is read in one that the next one
-believes without looking again.
+It runs in small steps, between which requests are answered. So a step never trusts what an earlier
+step has read, but reads it again.
 """
 
 import heapq
@@ -21,14 +21,14 @@ from kvfs.engine.recovery.state_totals import gone_totals
 from kvfs.pool.pool import Pool
 from kvfs.pool.ranks import rank_of
 
-#: Names looked at, and blocks taken, in one step: a millisecond or two.
+#: Names checked, and blocks evicted, in one step: a millisecond or two.
 _LOOKED_AT: Final = 256
 _TAKEN: Final = 32
-#: What the pool's policy is asked for in one step.
+#: How much the pool's policy is asked for in one step.
 _AT_ONCE_BYTES: Final = 256 << 20
-#: Steps that gave nothing after which no more is expected: a scan takes some of them.
+#: After so many steps without a result it ends; a scan takes some of them.
 _VAIN_MAX: Final = 200
-#: Why a block stays, beside what eligibility.py says.
+#: Reasons why a block stays, besides those of eligibility.py.
 _NO_FILE: Final = "not a file"
 _IN_USE: Final = "came into use"
 _REMOVED: Final = "deleted, still open"
@@ -40,15 +40,15 @@ class Order(NamedTuple):
 
     paths: tuple[str, ...]
     size_bytes: int | None = None
-    """Only so much, what was not used for longest first; None: all that the rest names."""
+    """How much to evict, the longest unused first. None: all that the other fields select."""
     older_than_s: float | None = None
-    """Only what was used last longer ago: stored, renamed, told to be warm (utime), looked up,
-    opened."""
+    """Only blocks whose last use is longer ago. Uses are a store, a rename, utime, a lookup, an
+    open."""
     dry_run: bool = False
 
 
 class Progress:
-    """How far it is; ``kept`` counts the blocks that stay by the reason, and their bytes."""
+    """The progress of a command. ``kept`` has blocks that stay, and their bytes, by reason."""
 
     def __init__(self) -> None:
         self.looked_at = 0
@@ -70,7 +70,7 @@ class Progress:
 
 
 class _Found(NamedTuple):
-    """A block that may go: the tuple's order is the order of going."""
+    """A block that may be evicted. These tuples sort in the order of eviction."""
 
     rank: int
     burst: int
@@ -98,7 +98,7 @@ def find(pool: Pool, namespace: Namespace, path: str) -> InodeNo:
 def carry_out(
     pool: Pool, namespace: Namespace, reclaim: Reclaim, order: Order, progress: Progress
 ) -> Iterator[None]:
-    """Evict as *order* says, a step at a time. Raises PathMissing, UsageError."""
+    """Evict what *order* names, a step at a time. Raises PathMissing, UsageError."""
     if order.size_bytes is not None and order.size_bytes <= 0:
         raise UsageError("give more than 0 bytes")
     if order.size_bytes is not None and "" in order.paths and not _is_particular(order):
@@ -120,7 +120,7 @@ def carry_out(
 
 
 def _is_particular(order: Order) -> bool:
-    """Whether *order* wants more than so many bytes of whatever the pool's policy names."""
+    """Whether *order* selects blocks itself, and does not leave the choice to the policy."""
     return order.older_than_s is not None or order.dry_run
 
 
@@ -139,7 +139,7 @@ def _by_policy(pool: Pool, reclaim: Reclaim, size_bytes: int, progress: Progress
 
 
 def _tell_what_stays(pool: Pool, order: Order, progress: Progress) -> Iterator[None]:
-    """Count what the policy left, by the reason; the policy itself never looks at most of it."""
+    """Count the blocks that stay, by reason; the policy itself never looks at most of them."""
     for ino in _below(pool, ROOT_INODE):
         if ino == 0:
             yield
@@ -155,13 +155,13 @@ def _tell_what_stays(pool: Pool, order: Order, progress: Progress) -> Iterator[N
 def _candidates(
     pool: Pool, namespace: Namespace, order: Order, progress: Progress
 ) -> Iterator["_Found | None"]:
-    """Yield what may go, and None after every step."""
+    """Yield blocks that may be evicted, and None after every step."""
     paths = {path.strip("/") for path in order.paths}
     outermost = [path for path in paths if not any(_is_below(path, other) for other in paths)]
     cutoff_ns = None
     if order.older_than_s is not None:
         now_ns = pool.clock_ns()
-        pool.heat.mark(now_ns)  # what was touched until now came before what follows
+        pool.heat.mark(now_ns)  # all touches so far came before those that follow
         cutoff_ns = now_ns - int(order.older_than_s * SECOND_NS)
     for root in [find(pool, namespace, path) for path in sorted(outermost)]:
         for ino in _below(pool, root):
@@ -181,12 +181,12 @@ def _is_below(path: str, other: str) -> bool:
 
 
 class _Coldest:
-    """The blocks that go first, of so many bytes; the warmest make room for colder ones."""
+    """The coldest blocks with *size_bytes* in all; a colder one displaces the warmest."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
         self._held_bytes = 0
-        #: A heap of negated orders: its top is the last to go.
+        #: A heap of negated orders: its top is evicted last.
         self._heap: list[tuple[tuple[int, int, int], _Found]] = []
 
     def add(self, one: "_Found") -> None:
@@ -202,7 +202,7 @@ class _Coldest:
 def _take(
     reclaim: Reclaim, candidates: Iterable["_Found | None"], order: Order, progress: Progress
 ) -> Iterator[None]:
-    """Evict them in batches; a None passes a step's end on."""
+    """Evict *candidates* in batches; pass each None, the end of a step, on."""
     batch: list[_Found] = []
     for one in candidates:
         if one is not None:
@@ -256,11 +256,11 @@ def _below(pool: Pool, root: InodeNo) -> Iterator[InodeNo]:
 def _look(
     pool: Pool, ino: InodeNo, order: Order, progress: Progress, cutoff_ns: int | None
 ) -> _Found | None:
-    """Return block *ino* for the list, or count why it stays; used since *cutoff_ns*, neither."""
+    """Return block *ino* if it may go, else count why not; neither if used since *cutoff_ns*."""
     record = pool.index.inode_or_miss(ino)
     if record is None:
         return None
-    if not stat.S_ISREG(record.mode):  # named itself: below a directory only files are looked at
+    if not stat.S_ISREG(record.mode):  # it was named itself: below directories are files only
         progress.keep(_NO_FILE, record.allocated_bytes)
         return None
     if cutoff_ns is not None and max(record.atime_ns, record.mtime_ns, record.ctime_ns) > cutoff_ns:

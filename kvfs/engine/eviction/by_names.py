@@ -1,7 +1,7 @@
-"""Evicting blocks for their names: the index is full, whatever the blocks hold.
+"""Evicting blocks because the index has too many names, however many bytes the blocks hold.
 
-Apart from ``Reclaim``, which counts bytes: by these the few large blocks would go for the names
-of many small ones, and an empty one never.
+``Reclaim`` counts bytes. It would evict a few large blocks where many small ones have the names,
+and never an empty one.
 """
 
 from collections.abc import Callable
@@ -17,34 +17,34 @@ from kvfs.engine.eviction.victims import Victims
 from kvfs.pool.name_room import empty_names_too_many
 from kvfs.pool.pool import Pool
 
-#: A hundred million rows take some seconds to look at, however few names are too many: the plan
-#: is to last for longer than that.
+#: Least part of all blocks in one plan. A scan of a hundred million rows takes some seconds, and
+#: the plan should last longer than that.
 _PLAN_PART: Final = 64
 _PLAN_MAX: Final = 1 << 16
-#: After a plan that named nobody no other one begins for so long.
+#: After a plan that found nothing no other one begins for so long.
 _BARREN_S: Final = 1.0
 
 
-#: Names some blocks, first to go first; none of those in the array.
+#: Returns some blocks in the order of eviction; none of those in the array.
 _Coldest = Callable[[Columns, int, NDArray[np.uint64]], NDArray[np.uint64]]
 
 
 class NameEviction:
-    """Keeps the names to as many as the index's map and the device take; never fewer for it."""
+    """Evicts as many names as the index's map or the device has too many, and no more."""
 
     def __init__(self, pool: Pool, reclaim: Reclaim) -> None:
         self._pool = pool
         self._of_all = _Turns(pool, reclaim, coldest_names)
-        #: Of a device that is short of room for blocks.
+        #: Evicts empty files, if the device has less space than the capacity.
         self._of_empty = _Turns(pool, reclaim, coldest_empty)
 
     def tick(self) -> None:
-        """Let go of as many blocks as there are names too many, in turns of milliseconds."""
+        """Evict as many blocks as there are names too many, in turns of milliseconds."""
         self._of_all.take(self._excess())
         self._of_empty.take(empty_names_too_many(self._pool))
 
     def make_room(self) -> None:
-        """Do so at once: the index would refuse the next name."""
+        """Do so at once, because the index would refuse the next name."""
         self.tick()
         self._pool.index.room.look()
 
@@ -55,7 +55,7 @@ class NameEviction:
 
 
 class _Turns:
-    """Takes the names of those that one rule names."""
+    """Evicts the blocks that one rule chooses, a turn at a time."""
 
     def __init__(self, pool: Pool, reclaim: Reclaim, coldest: _Coldest) -> None:
         self._pool = pool
@@ -64,7 +64,7 @@ class _Turns:
         self._victims = Victims(pool, barren_s=_BARREN_S)
 
     def take(self, excess: int) -> None:
-        """Let some of *excess* blocks go: what one turn can."""
+        """Evict some of *excess* blocks: as many as fit into one turn."""
         looked_at = 0
         while looked_at < min(excess, CALL_MAX):
             batch = self._next_batch(min(BATCH, excess - looked_at))

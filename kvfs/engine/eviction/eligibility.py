@@ -11,14 +11,14 @@ from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool import ranks
 from kvfs.pool.pool import Pool
 
-#: What connectors hang on a block's name for its metadata, or put in place of its suffix: LMCache
-#: GDS (K.kvcache.safetensors.metadata), Mooncake (K.bucket, K.meta).
+#: Suffixes of files with the metadata of a block, added to its name or in place of its suffix:
+#: LMCache GDS (K.kvcache.safetensors.metadata), Mooncake (K.bucket, K.meta).
 _ADDED: Final = (b".metadata", b".meta")
 _SWAPPED: Final = (b".meta",)
 
 
 class Verdict(NamedTuple):
-    """What became of a victim: its record if its name may go; *used*: its space would not, yet."""
+    """The check of a victim: its record if it may go; *used* if its space would not be free yet."""
 
     record: InodeRecord | None
     used: bool = False
@@ -28,14 +28,14 @@ _NO: Final = Verdict(None)
 
 
 def look_at(pool: Pool, ino: InodeNo) -> Verdict:
-    """Say whether block *ino* may be evicted now, and whether somebody reads or maps it."""
+    """Return whether block *ino* may be evicted now, and whether somebody reads or maps it."""
     record = pool.index.inode_or_miss(ino)
     if record is None or not stat.S_ISREG(record.mode):
         pool.heat.drop(ino)
         return _NO
     parent = pool.index.inode_or_miss(record.parent)
     if parent is None or not stat.S_ISDIR(parent.mode):
-        # Nobody can count its name out of there, and the batch it is in would fail: fsck decides.
+        # Its directory cannot be read, so the batch would fail. It stays until fsck repairs it.
         ranks.keep(pool, ino, record)
         return _NO
     why = obstacle(pool, ino, record, open_too=False)
@@ -47,13 +47,13 @@ def look_at(pool: Pool, ino: InodeNo) -> Verdict:
 
 
 def obstacle(pool: Pool, ino: InodeNo, record: InodeRecord, *, open_too: bool) -> str | None:
-    """Return why the block with *record* may not go, in a word or two; None if it may."""
+    """Return in a word or two why the block with *record* may not be evicted; None if it may."""
     policy = pool.policies.of(record.parent)
     if ranks.rank_of(record, policy.evict) is Rank.NEVER:
         ranks.note(pool, ino, record)
         return label(State(record.state))
     if (why := ranks.why_kept(pool, ino, policy)) is not None:
-        ranks.note(pool, ino, record)  # it may have been set just now
+        ranks.note(pool, ino, record)  # the policy or pin may have been set just now
         if pool.heat.held_as(ino, Rank.KEPT) is not None:
             return why
     opened = pool.open_inodes.get(ino)
@@ -63,7 +63,7 @@ def obstacle(pool: Pool, ino: InodeNo, record: InodeRecord, *, open_too: bool) -
 
 
 def sidecars_of(pool: Pool, record: InodeRecord) -> Iterator[InodeNo]:
-    """Yield the small files beside block *record* that are of no use without it."""
+    """Yield the small files beside block *record* that are useless without it."""
     if record.size_bytes < ranks.SMALL_BYTES:
         return
     stem, dot, _ = record.name.rpartition(b".")

@@ -1,8 +1,8 @@
 """Drafts that grow without asking: checked at every tick, and stopped when no space is left.
 
-A passthrough writer allocates in the backing file system. What it takes beyond its reserve is
-found here; the next of it is kept free of others. The last resort, when it took what was not there
-and nothing can go: its bytes are given back, its close is ENOSPC and its name goes.
+A passthrough writer allocates in the backing file system. What it takes beyond its reserve is found
+here, and space for its next writes is kept free. The last resort, if it took space that was not
+there and nothing can be evicted: its bytes are freed, its close is ENOSPC and its name goes.
 """
 
 import logging
@@ -18,14 +18,14 @@ from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)
-#: Drafts looked at in one tick, at 2 us each; more take turns.
+#: Drafts checked in one tick, at 2 us each; if there are more, they take turns.
 _LOOKS_A_TICK: Final = 512
-#: What a draft with a temporary name is after its close; PUBLISHED where its maker gets no lease.
+#: States of a draft with a temporary name after its close; PUBLISHED if it got no lease.
 _GIVEN_UP: Final = frozenset({State.LEASED, State.PUBLISHED, State.ORPHAN})
 
 
 class OverrunWatch:
-    """Looks at what is open for writing."""
+    """Checks the drafts that are open for writing."""
 
     def __init__(self, pool: Pool, allocator: Allocator, reclaim: Reclaim) -> None:
         self._pool = pool
@@ -37,7 +37,7 @@ class OverrunWatch:
         self.given_up = 0
 
     def tick(self, now_s: float) -> None:
-        """Look at the drafts; stop some if the bound would be overstepped."""
+        """Check the drafts; stop some if they take more than the capacity."""
         pool = self._pool
         written = pool.open_inodes.written
         due = self._due()
@@ -48,19 +48,19 @@ class OverrunWatch:
             self._hold_the_bound()
 
     def look_at_closing(self, opened: OpenInode) -> None:
-        """Account what *opened*, which may be whole now, took since the last look, and stop some.
+        """Count what *opened* took since the last check, before it is closed; stop some drafts.
 
-        What is closed within a tick would else stay above the bound, since nobody stops it then.
+        Otherwise a draft that is closed between two ticks could stay above the capacity.
         """
         self._growth.look(opened, self._pool.monotonic_s())
         if self._pool.space.overstepped_bytes:
             self._hold_the_bound()
 
     def look_at_removal(self, ino: InodeNo) -> None:
-        """Count a draft that its writer takes away: the device may have refused its bytes.
+        """Count a draft that its writer removes, perhaps because the device refused its bytes.
 
-        A refusal of a passthrough write is seen by nobody else. It comes only after all that was
-        reserved is written, and while there is little room.
+        kvfs does not see a refused passthrough write. It can happen only after all of the reserve
+        is written, and while there is little space.
         """
         pool = self._pool
         if not pool.kernel.writers_run_free or pool.space.unclaimed_bytes >= UNWATCHED_BYTES:
@@ -76,7 +76,7 @@ class OverrunWatch:
         try:
             self._allocator.require_space(0)
         except NoSpace:
-            # What they will take next is a guess: nobody is stopped for that.
+            # What they will take next is a guess, for which no draft is stopped.
             if pool.space.overstepped_bytes and not self._reclaim.hopeful:
                 self._stop_some(list(pool.open_inodes.written.values()))
 
@@ -89,7 +89,7 @@ class OverrunWatch:
         return (written[start:] + written[:start])[:_LOOKS_A_TICK]
 
     def _stop_some(self, written: list[OpenInode]) -> None:
-        """Give back what drafts took that is not there, the greediest first."""
+        """Free what drafts took beyond the space there is, of the largest first."""
         space = self._pool.space
         growing = [
             opened
@@ -109,10 +109,10 @@ class OverrunWatch:
             self._growth.empty(opened)
 
     def _may_be_stopped(self, opened: OpenInode) -> bool:
-        """Whether nobody loses anything but the writer: a draft under the name it was made with."""
+        """Whether only the writer loses something: it is a draft under its first name, unread."""
         if opened.renamed or opened.readers or not opened.unfinished:
             return False
         if opened.gone is not None:
             return True
         record = self._pool.index.inode_or_miss(opened.ino)
-        return record is not None and record.state == State.DRAFT  # a slab asked for its room
+        return record is not None and record.state == State.DRAFT  # a slab asked for its space

@@ -30,7 +30,7 @@ CALL_MAX: Final = 256
 _PLAN_MAX: Final = 1024
 #: A plan expires after this, because its blocks may have been used since.
 _PLAN_AGE_S: Final = 1.0
-#: After a search that found nothing, the next one starts not before this.
+#: After a search that found nothing, the next one starts no sooner than this.
 _BARREN_S: Final = 0.1
 _ROUNDS: Final = 4
 
@@ -142,7 +142,7 @@ class Reclaim:
         return bool(self._used) or self.promised_bytes > 0
 
     def users_came_lately(self, lately_s: float) -> bool:
-        """Whether a block lost its name within *lately_s* and is read: that may end soon."""
+        """Whether a block lost its name within *lately_s* and is still read, which may end soon."""
         since_ns = self._pool.clock_ns() - int(lately_s * SECOND_NS)
         return any(
             opened.gone is not None and not opened.writers and opened.gone.ctime_ns > since_ns
@@ -211,7 +211,7 @@ class Reclaim:
             if ino is None:
                 break
             if ino in batch:
-                continue  # beside another one
+                continue  # it goes with another block already
             record, used = look_at(self._pool, ino)
             if record is None or used:
                 self.refusals += 1
@@ -236,7 +236,7 @@ class Reclaim:
     def _execute(self, batch: list[Victim]) -> int:
         """Remove the names of *batch*; return the bytes that are being freed, -1 if it failed.
 
-        Atomic: no checkpoint between the look at the victims and here.
+        Atomic: no checkpoint between the check of the victims and here.
         """
         pool = self._pool
         now_ns = pool.clock_ns()
@@ -252,7 +252,7 @@ class Reclaim:
         return sum(self._let_go(ino, record, now_ns) for ino, record in batch)
 
     def _let_go(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> int:
-        """Free the space of *ino*, which the index has forgotten, now or after its last reader."""
+        """Free the space of *ino*, which the index has dropped, now or after its last reader."""
         pool = self._pool
         pool.heat.evicted(ino)
         is_open = ino in pool.open_inodes

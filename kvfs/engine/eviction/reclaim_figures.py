@@ -17,9 +17,9 @@ from kvfs.pool.pool import Pool
 if TYPE_CHECKING:
     from kvfs.core.types import InodeNo
 
-#: Below this share of the capacity the operator is warned.
+#: If less than this share of the capacity is evictable, the operator is warned.
 _LOW_SHARE: Final = 0.1
-#: Rows looked at for the directory that holds the most.
+#: Rows checked to find the directory that holds most.
 _LOOKED_AT_MAX: Final = 4096
 _WARNING: Final = "almost nothing is evictable: {} holds {} that is pinned, leased or open"
 _SLABS: Final = frozenset({State.SLAB, State.REWRITTEN})
@@ -60,7 +60,7 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: OverrunWatch) -> dict[s
 
 
 def _lessee(pool: Pool) -> dict[str, Any] | None:
-    """Return the process whose leases keep most; pid 0 are those that cannot be watched."""
+    """Return the process with the most leases; pid 0 stands for all that cannot be watched."""
     leases = pool.leases.shares
     if (most := leases.most()) is None:
         return None
@@ -73,7 +73,7 @@ def _lessee(pool: Pool) -> dict[str, Any] | None:
 
 
 def holder(pool: Pool) -> tuple[str, int]:
-    """Return the directory with the most bytes that may not go, of those looked at."""
+    """Return the directory with the most bytes that cannot be evicted, of a sample."""
     held: dict[InodeNo, int] = {}
     some = islice(pool.leases.rows(), _LOOKED_AT_MAX)
     inos: dict[InodeNo, int] = {ino: holding.allocated_bytes for ino, holding in some}

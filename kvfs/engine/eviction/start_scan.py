@@ -1,9 +1,9 @@
-"""One walk of the index after a start, a step at a time, for all who keep tables in memory.
+"""One scan of the index after a start, a step at a time, which fills all tables in memory.
 
-They are the pins, the shares of what is never evicted, the leases and the heat. The heat alone
-has the inodes walked again when a policy changes for all that lies below a directory. Until a walk
-is done a table may lack a row, so that nothing may be evicted on a table's word alone: the index
-still says LEASED, and who evicts asks for the policy again.
+These are the pins, the shares of what is never evicted, the leases and the heat. For the heat the
+inodes are scanned again when the policy of a directory changes. Until the scan is done a table may
+lack a row. So eviction never trusts a table alone: the index still says LEASED, and the policy is
+looked up again.
 """
 
 import contextlib
@@ -27,28 +27,28 @@ from kvfs.pool import ranks
 from kvfs.pool.pool import Pool
 from kvfs.storage.run_state import present_boot_id
 
-#: Rows a step, some 5 us each: a step runs between two requests.
+#: Rows in one step, some 5 us each; a step runs between two requests.
 _STEP: Final = 64
 #: No inode has a higher number.
 _LAST: Final = InodeNo((1 << 64) - 1)
 _OWNED: Final = SETTLED - {State.PUBLISHED}
-#: No process has this number: the maker ran in another boot, where births were others.
+#: No process has this number. It stands for a maker of another boot, whose birth means nothing now.
 _OF_ANOTHER_BOOT: Final = (1 << 32) - 1
 
-#: Does a step; False when there was nothing left to do.
+#: Does a step; returns False if nothing was left to do.
 _Stage = Callable[[], bool]
-#: Is told each inode that is found.
+#: Is called with each inode that is found.
 _Listener = Callable[[InodeNo, InodeRecord], None]
 
 
 class StartScan:
-    """The walk of the start, and later ones for the heat."""
+    """The scan after the start, and later ones for the heat."""
 
     def __init__(self, pool: Pool) -> None:
-        """Queue the first walk. The pins come first: what they hold is then ranked once."""
+        """Queue the first scan. Pins come first, so that what they hold is ranked only once."""
         self._pool = pool
         self._same_boot = pool.former_boot_id == present_boot_id()
-        #: Counts what the pins hold that were found: for their bound, so that it comes last.
+        #: Count what the pins that were found hold, for their limit; therefore the last stage.
         self._counts: deque[Iterator[None]] = deque()
         self._stages: deque[_Stage] = deque()
         self._again = False
@@ -56,11 +56,11 @@ class StartScan:
 
     @property
     def done(self) -> bool:
-        """Whether no walk is under way."""
+        """Whether no scan is under way."""
         return not self._stages
 
     def rank_anew(self) -> None:
-        """Have every block ranked, or once more when the present walk is done."""
+        """Rank every block again, if need be after the present scan."""
         if self._stages:
             self._again = True
         else:
@@ -69,17 +69,17 @@ class StartScan:
     def _begin(self, *stages: _Stage) -> None:
         self._again = False
         self._stages.extend(stages)
-        #: The last key that was looked at, and the next row of the heat.
+        #: The last key that was read, and the next row of the heat.
         self._after, self._row = b"", 0
         self._pool.background.submit_leisure(self._step)
 
     def _step(self) -> None:
-        """Go on for a moment. What the device refuses is postponed; damage ends its stage alone."""
+        """Do one step. What the device refuses is tried again later; damage ends only its stage."""
         try:
             if not self._stages[0]():
                 self._next_stage()
         except (NoSpace, OSError):
-            raise  # the same step again
+            raise  # this step is done again
         except Exception:
             self._next_stage()
             self._go_on()
@@ -102,7 +102,7 @@ class StartScan:
     # ---- the stages ----
 
     def _find_attributes(self) -> bool:
-        """Look at some extended attributes: for pins, and for what they take."""
+        """Read some extended attributes, to find pins and count the space they take."""
         pool = self._pool
         rows = self._rows(XATTR_PREFIX)
         for key, raw in rows:
@@ -118,7 +118,7 @@ class StartScan:
         return bool(rows)
 
     def _find_inodes(self) -> bool:
-        """Tell all listeners of some inodes; a mount that is read-only has no heat."""
+        """Pass some inodes to all listeners; a read-only mount has no heat."""
         rank = () if self._pool.settings.read_only else (self._rank,)
         if self._each_inode(self._share, self._lease, *rank):
             return True
@@ -126,7 +126,7 @@ class StartScan:
         return False
 
     def _rank_inodes(self) -> bool:
-        """Tell the heat of some inodes."""
+        """Pass some inodes to the heat."""
         return self._each_inode(self._rank)
 
     def _each_inode(self, *listeners: _Listener) -> bool:
@@ -149,7 +149,7 @@ class StartScan:
         return bool(rows)
 
     def _count_pins(self) -> bool:
-        """Count some of what the pins hold: a directory may have as many names as it likes."""
+        """Count some of what the pins hold, because a directory may have any number of names."""
         while self._counts:
             with contextlib.suppress(Damaged):
                 for _ in self._counts[0]:

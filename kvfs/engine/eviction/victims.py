@@ -1,6 +1,7 @@
 """The plan of eviction: which blocks go next, found by a scan of the heat.
 
-The names are a hint. Who takes one looks at it again, and says so when it may not go.
+The plan is a hint. Whoever takes a victim from it checks it again, and calls ``refuse`` if it may
+not be evicted.
 """
 
 import functools
@@ -16,18 +17,18 @@ from kvfs.core.eviction_policy import Columns
 from kvfs.core.types import InodeNo
 from kvfs.pool.pool import Pool
 
-#: Up to so many rows a scan takes less than a request may wait, and needs no thread.
+#: A scan of up to so many rows is short enough for the event loop, and needs no thread.
 _INLINE_ROWS: Final = 16_384
-#: Rows that were looked at in vain, and for how long they are left out of the next plans.
+#: How many refused victims, and for how long, are left out of the next plans.
 _REFUSED_MAX: Final = 4096
 _REFUSED_S: Final = 1.0
 
-#: Names inodes, first to go first, by the columns; none of those in the array (some thousands).
+#: Returns inodes in the order of eviction, by the columns; none of the array (some thousands).
 Choose = Callable[[Columns, NDArray[np.uint64]], NDArray[np.uint64]]
 
 
 class Victims:
-    """A plan, taken from its head, and the making of the next one."""
+    """The present plan, a queue of victims, and the making of the next one."""
 
     def __init__(
         self,
@@ -37,9 +38,9 @@ class Victims:
         age_s: float = math.inf,
         forgotten: Callable[[], None] | None = None,
     ) -> None:
-        """After a plan that named nobody no other one begins for *barren_s*.
+        """After a plan that found nothing no other one begins for *barren_s*.
 
-        One is forgotten after *age_s*. *forgotten* is told when those refused may be named again.
+        A plan expires after *age_s*. *forgotten* is called when refused victims may be named again.
         """
         self._pool = pool
         self._barren_s = barren_s
@@ -51,9 +52,9 @@ class Victims:
         self._refused_since_s = -math.inf
         self._barren_until_s = -math.inf
         self._taken_s = -math.inf
-        #: The heat's clock when the plan began: who was touched since is not what it named.
+        #: The heat's clock when the plan began: a block touched since is not cold any more.
         self._stamp = 0
-        #: Whether the thread looks for some.
+        #: Whether a scan runs in the thread.
         self.planning = False
 
     def __bool__(self) -> bool:
@@ -61,11 +62,11 @@ class Victims:
 
     @property
     def takes_long(self) -> bool:
-        """Whether a search takes the thread, and some time."""
+        """Whether a scan takes long, and runs in the thread."""
         return len(self._pool.heat) > _INLINE_ROWS
 
     def next(self) -> InodeNo | None:
-        """Take the next one that was not used since it was named."""
+        """Take the next victim that was not used since the plan was made."""
         touched = self._pool.heat.touched
         while self._queue:
             ino = self._queue.popleft()
@@ -74,7 +75,7 @@ class Victims:
         return None
 
     def put_back(self, ino: InodeNo) -> None:
-        """It stays the next one."""
+        """Let *ino* be the next victim again."""
         self._queue.appendleft(ino)
 
     def refuse(self, ino: InodeNo) -> None:
@@ -82,33 +83,33 @@ class Victims:
         self._refused[ino] = None
 
     def allow(self, ino: InodeNo) -> None:
-        """It may go now, and the next plan may name it."""
+        """Let the next plan name *ino*, which may be evicted now."""
         self._refused.pop(ino, None)
 
     def drop(self) -> None:
-        """Forget the plan: another one would name others."""
+        """Forget the plan, because a new one would have other victims."""
         self._queue.clear()
 
     def drop_if_old(self) -> None:
-        """Forget the plan after its time: what it names may be in use since."""
+        """Forget the plan if it has expired: its victims may have been used since."""
         if self._pool.monotonic_s() - self._taken_s > self._age_s:
             self.drop()
 
     def is_barren(self) -> bool:
-        """Whether too little time has passed since a search was in vain."""
+        """Whether a plan found nothing too short a time ago."""
         return self._pool.monotonic_s() < self._barren_until_s
 
     def rest(self) -> None:
-        """Begin no other plan for a while."""
+        """Begin no plan for a while."""
         self._barren_until_s = self._pool.monotonic_s() + self._barren_s
 
     def search_anew(self) -> None:
-        """What was found or not a moment ago counts no more."""
+        """Forget what earlier plans found, refused or did not find."""
         self._barren_until_s = -math.inf
         self._forget_refused()
 
     def replan(self, choose: Choose) -> bool:
-        """Have *choose* name more; True if there are some now."""
+        """Let *choose* find more victims; True if there are some now."""
         if self._plan is None and not self.planning and not self.is_barren():
             self._begin(choose)
         plan, self._plan = self._plan, None
@@ -125,7 +126,7 @@ class Victims:
         if now_s - self._refused_since_s > _REFUSED_S or len(self._refused) > _REFUSED_MAX:
             self._forget_refused()
             self._refused_since_s = now_s
-        self.drop()  # named by an earlier look, which the stamp tells no more
+        self.drop()  # its victims are older than the new stamp
         heat = self._pool.heat
         but_not = np.fromiter(self._refused, np.uint64, len(self._refused))
         columns, self._stamp = heat.columns(), heat.stamp

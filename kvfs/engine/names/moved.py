@@ -19,7 +19,7 @@ def _publishes(opened: OpenInode | None, record: InodeRecord, who: Maker | None)
     if not stat.S_ISREG(record.mode):
         return False
     if opened is None or not opened.writers:
-        # A draft that nobody writes waits for its OPEN (truncating_open.py): it has no bytes yet.
+        # A draft without a writer waits for its OPEN (truncating_open.py) and has no bytes yet.
         return record.state not in UNFINISHED
     own = record.state in UNFINISHED and (who is None or who == opened.maker)
     return own and not opened.torn
@@ -33,14 +33,14 @@ def renamed(
         return record
     state = after(State(record.state), Event.RENAME)
     if opened is not None and opened.writers and opened.fd >= 0:
-        # Renamed before it is closed (llm-d), or the RELEASE comes behind the RENAME.
+        # It was renamed before its close (llm-d), or the RELEASE comes after the RENAME.
         now = measured(pool.syscalls, opened, record)
         record = now._replace(allocated_bytes=record.allocated_bytes)
     return record._replace(state=state, maker_tgid=0, maker_birth=0)
 
 
 def follow(pool: Pool, room: Room, former_names: Recent[InodeNo, Place], move: Move) -> None:
-    """Let all that depends on an inode's name or state follow its *move*, which is committed."""
+    """Update all that depends on an inode's name or state, after its *move* was committed."""
     ino, before, record = move
     pool.identities.write(ino, record, overwritten=before.state in SLABS)
     former_names.note(ino, (before.parent, before.name), pool.monotonic_s())

@@ -1,7 +1,7 @@
 """Names: lookup, listing, and every change of the tree.
 
-Each change is one index transaction; what it removes is unlinked after the commit. Permission is
-the kernel's business. Times of directories follow POSIX: a changed listing changes mtime, ctime.
+Each change is one index transaction; what it removes is unlinked after the commit. The kernel
+checks permissions. Directories have times as in POSIX: a changed listing changes mtime and ctime.
 """
 
 import stat
@@ -37,13 +37,13 @@ LISTING_STEP: Final = 256
 
 
 class Promises(Protocol):
-    """Fresh inodes that an OPEN will come for, whatever becomes of their name."""
+    """Fresh inodes for which an OPEN is promised, whatever happens to their name."""
 
     def promised(self, ino: InodeNo, record: InodeRecord) -> bool:
-        """Whether *ino*, which lost its name, is one; it is among the open ones then."""
+        """Whether *ino*, which lost its name, is one. It then becomes an open inode."""
 
     def keep_promise(self, ino: InodeNo) -> None:
-        """*ino* has been kept."""
+        """Note that *ino* was kept for its OPEN."""
 
 
 class Namespace:
@@ -54,7 +54,7 @@ class Namespace:
         self._allocator = allocator
         self._promises = promises
         self._identities = pool.identities
-        #: Who looked an inode up before its rename means the name that it had.
+        #: Names that inodes had before a rename: a client that looked one up before it means that.
         self.former_names: Recent[InodeNo, Place] = Recent(FORMER_NAME)
 
     # ---- looking ----

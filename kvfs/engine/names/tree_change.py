@@ -1,9 +1,9 @@
-"""The changes of the tree: all that says an inode has its name changes together, or nothing does.
+"""Changes of the tree: all records of a name change together in one transaction, or none does.
 
-That is the name's row, the directory's row for it, the inode's record and attributes, the names
-that its directory counts, the pool's counters, and what its owner is charged. Only here are they
-written (tests/engine/test_tree_change.py). Recovery changes an index that no pool has open, and
-counts it anew in the end: it shares the rows, which are functions of a bare transaction.
+They are the name's row, the directory's row for it, the inode's record and attributes, the number
+of names in its directory, the pool's counters, and what its owner is charged. They are written only
+here (tests/engine/test_tree_change.py). Recovery changes an index that no pool has open, and counts
+it anew at the end. It shares the functions that write rows into a bare transaction.
 """
 
 import stat
@@ -36,13 +36,13 @@ def directory_record(index: Index, ino: InodeNo) -> InodeRecord:
 
 
 def put_rows(txn: WriteTransaction, ino: InodeNo, record: InodeRecord) -> None:
-    """Put in *ino* and the name of *record*, which leads nowhere."""
+    """Write the rows of *ino* and of the name in *record*, which does not exist yet."""
     txn.put_inode(ino, record)
     txn.put_name(record.parent, record.name, ino)
 
 
 def drop_rows(txn: WriteTransaction, ino: InodeNo, record: InodeRecord | None) -> Attributes:
-    """Take *ino* out, with its *record* also its name; return the attributes that it had."""
+    """Remove the rows of *ino*, with a *record* also its name; return the attributes it had."""
     if record is not None:
         txn.delete_name(record.parent, record.name, ino)
     txn.delete_inode(ino)
@@ -65,10 +65,10 @@ class Move(NamedTuple):
 
 
 class TreeChange(PoolChange):
-    """A ``with`` block around one change of the tree: operations on one transaction.
+    """A ``with`` block around one change of the tree: operations in one transaction.
 
-    Directories and counters are written when it is left, and what memory knows follows the commit:
-    a failed one changes nothing. What is named in one operation is no directory of another one.
+    Directories and counters are written at the end of the block. Memory is updated after the
+    commit, so that a failed commit changes nothing. No operation may name a directory of another.
     """
 
     __slots__ = ("_come", "_directories", "_gone", "_now_ns", "_tree")
@@ -87,7 +87,7 @@ class TreeChange(PoolChange):
     def link(
         self, ino: InodeNo, record: InodeRecord, attributes: Attributes = _NO_ATTRIBUTES
     ) -> None:
-        """Enter *ino*, new or without a name so far, by the name of *record*, which is free.
+        """Enter *ino*, which had no name so far, under the name in *record*, which is free.
 
         Raises DeadInode, NotADirectory.
         """
@@ -95,7 +95,7 @@ class TreeChange(PoolChange):
         self._enter(ino, record, attributes)
 
     def unlink(self, ino: InodeNo, record: InodeRecord) -> None:
-        """Take *ino* out with its name. Raises DeadInode, NotADirectory."""
+        """Remove *ino* and its name. Raises DeadInode, NotADirectory."""
         self._count(record, -1)
         self._drop(ino, record)
 
@@ -107,12 +107,12 @@ class TreeChange(PoolChange):
         new_record: InodeRecord,
         attributes: Attributes,
     ) -> None:
-        """Have the name of *ino* lead to inode *new* instead; its directory stays as it is."""
+        """Let the name of *ino* lead to inode *new* instead; its directory stays as it is."""
         self._drop(ino, record)
         self._enter(new, new_record, attributes)
 
     def move(self, *moves: Move) -> None:
-        """Give each its new name, which is free or that of another one that moves.
+        """Give each inode its new name, which is free or belongs to another of these *moves*.
 
         Raises DeadInode, NotADirectory.
         """
@@ -128,7 +128,7 @@ class TreeChange(PoolChange):
                 self._counters = self._counters._replace(sequence=after.sequence)
 
     def _count(self, record: InodeRecord, step: int) -> None:
-        """Count a name more (1) or less (-1) in the directory of *record*."""
+        """Count one name more (*step* 1) or less (-1) in the directory of *record*."""
         ino = record.parent
         found = self._directories.get(ino) or directory_record(self._tree.index, ino)
         self._directories[ino] = found._replace(
@@ -159,7 +159,7 @@ class TreeChange(PoolChange):
         super()._complete()
 
     def _learn(self) -> None:
-        """Charge the owners, too. A removed inode that is open keeps its attributes in memory."""
+        """Also charge the owners. A removed inode that is open keeps its attributes in memory."""
         super()._learn()
         shares = self._tree.node_shares
         for ino, record, attributes in self._gone:
