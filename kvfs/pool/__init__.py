@@ -1,1 +1,1 @@
-"""One open pool: its space, its open inodes, what belongs to whom."""
+"""One open pool: its space, its open inodes, leases and pins."""

@@ -1,6 +1,6 @@
-"""Room for what is to be stored: for bytes, for a draft's extent, for one name more.
+"""Space for what is stored: for bytes, for a draft's extent, for one more name.
 
-What is held for convenience gives way first; then the ``Room`` above has blocks go.
+Space held for convenience is given up first. Then the ``Room`` above evicts blocks.
 """
 
 import contextlib
@@ -15,14 +15,14 @@ from kvfs.pool.pool import Pool
 from kvfs.pool.ports import Room
 from kvfs.pool.ready_extents import ReadyExtent
 
-#: A device that is fuller than the capacity says gets at least so much room at a time.
+#: If the device is fuller than the capacity says, at least so much is freed at a time.
 _DEVICE_STEP_BYTES: Final = 1 << 20
-#: So much is made free at a time for the index, which grows some bytes a name.
+#: So much is freed at a time for the index, which grows by some bytes for each name.
 _INDEX_STEP_BYTES: Final = 4 << 20
 
 
 class Allocator:
-    """Gives out the room of one pool."""
+    """Gives out the space of one pool."""
 
     def __init__(self, pool: Pool, room: Room) -> None:
         self._pool = pool
@@ -36,7 +36,7 @@ class Allocator:
     def require_space(self, size_bytes: int) -> None:
         """Make space for *size_bytes* more data; there is no other way to get space.
 
-        What is held for convenience gives way first, then blocks are evicted, never more than is
+        Space held for convenience is given up first. Then blocks are evicted, never more than is
         missing. Raises NoSpace if there is no space now; ``Reclaim.hopeful`` tells whether there
         may be some in a moment.
         """
@@ -50,7 +50,7 @@ class Allocator:
         space = self._space
         self._pool.unlink_queue.hurry(size_bytes)
         recently_removed = self._pool.recently_removed.give_way
-        # What the third lets go is kept as recently removed first.
+        # What the third gives up becomes recently removed at first.
         for give_way in (
             self._pool.ready.give_way,
             recently_removed,
@@ -66,9 +66,9 @@ class Allocator:
             self._pool.unlink_queue.hurry(size_bytes)
 
     def make_room_ahead(self, size_bytes: int) -> None:
-        """Make space for what will be written into a file that was made longer, if that is cheap.
+        """Make space for writes into a file that was truncated to a greater length.
 
-        Whatever its new length, no more is evicted than is kept free ahead of writers.
+        No more is evicted than is kept free ahead of writers, however long the file is.
         """
         if size_bytes > 0:
             with contextlib.suppress(NoSpace):
@@ -105,7 +105,7 @@ class Allocator:
             return self._pool.ready.take(0, now_s)
 
     def find_device_room(self, size_bytes: int) -> None:
-        """Make space for *size_bytes* on a device that has none, whatever the capacity is.
+        """Make space for *size_bytes* on a full device, even if the pool is below its capacity.
 
         Raises NoSpace, OSError.
         """
@@ -117,7 +117,7 @@ class Allocator:
         demand = self._pool.ready.forecast
         usual_bytes = demand.usual_bytes(parent)
         if not self._kernel.writers_run_free:
-            return round_up(usual_bytes)  # a write beyond it asks
+            return round_up(usual_bytes)  # a write beyond it asks for space
         return reserve_bytes(
             usual_bytes,
             demand.largest_bytes(parent),
@@ -126,14 +126,14 @@ class Allocator:
         )
 
     def late_reserve_bytes(self, opened: OpenInode, growth_bytes: int) -> int:
-        """Return up to where to preallocate a draft that got no reserve; 0 for nothing.
+        """Return up to which offset to preallocate a draft that got no reserve; 0 for nothing.
 
-        What was evicted for the *growth_bytes* of its next write may leave space for all of it.
+        Eviction for the *growth_bytes* of its next write may have freed enough for all of it.
         """
         if not opened.created_in or not opened.unfinished:
             return 0
         if opened.front_bytes not in (-1, opened.allocated_bytes):
-            return 0  # some of what it holds may lie behind the reserve (holes.py)
+            return 0  # some of its blocks may lie behind the reserve (holes.py)
         usual_bytes = round_up(self._pool.ready.forecast.usual_bytes(opened.created_in))
         lacking_bytes = usual_bytes - opened.allocated_bytes
         return usual_bytes if growth_bytes < lacking_bytes <= self._space.unclaimed_bytes else 0
@@ -141,8 +141,8 @@ class Allocator:
     def choose_course(self, opened: OpenInode, parent: InodeNo) -> None:
         """Decide, at a file's first handle, whether its writers must ask before each write.
 
-        They need not if their likely size is reserved, or while there is more space than all
-        such writers could take before the next look.
+        They need not if their likely size is reserved, or while there is more space than all such
+        writers could take until the next check.
         """
         if not self._kernel.writers_run_free:
             return
@@ -165,7 +165,7 @@ class Allocator:
     # ---- names ----
 
     def require_name(self) -> None:
-        """Have blocks go if the index would refuse one name more; it says so itself."""
+        """Evict blocks if the index would refuse one more name."""
         room = self._pool.index.room
         if room.crowded:
             self.room.evict_names()
@@ -173,7 +173,7 @@ class Allocator:
                 self._grow_index()
 
     def _grow_index(self) -> None:
-        """Have the device give the index more; blocks go for it."""
+        """Preallocate more for the index; evict blocks if the device is full."""
         index = self._pool.index
         with contextlib.suppress(NoSpace):
             try:
@@ -184,6 +184,6 @@ class Allocator:
         index.room.look()
 
     def make_index_room(self) -> None:
-        """Have blocks go for the index's file, as many as may. Raises OSError."""
+        """Evict blocks to make space for the index's file, as far as possible. Raises OSError."""
         with contextlib.suppress(NoSpace):
             self.find_device_room(_INDEX_STEP_BYTES)

@@ -1,6 +1,6 @@
-"""What passthrough writers took since somebody looked: accounted, and who took how much kept.
+"""How much passthrough writers have allocated since the last check, by file.
 
-They allocate in the backing file system, and ask nobody.
+They allocate in the backing file system, without asking kvfs.
 """
 
 import logging
@@ -12,21 +12,21 @@ from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)
-#: Looked at before one more draft is made: many at a time run only where there is room for them
-#: until a tick.
+#: Files checked before a new draft is made. There are more only while there is space for all of
+#: them until the next tick.
 _LOOKS_A_DRAFT: Final = 32
 
 
 class DraftGrowth:
-    """Looks at what is open for writing."""
+    """Checks the files that are open for writing."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
     def look_at_runners(self) -> None:
-        """Account what those took who may take any amount; before one more is let to.
+        """Count what writers without a limit took, before another one is permitted.
 
-        Not of all when they are many: those that were not looked at for longest.
+        If they are many, only those whose last check is longest ago.
         """
         runners = self._pool.open_inodes.runners
         now_s = self._pool.monotonic_s()
@@ -34,10 +34,10 @@ class DraftGrowth:
             opened = runners.pop(ino)
             if opened.runs_free:
                 self.look(opened, now_s)
-                runners[ino] = opened  # behind those whose turn is next
+                runners[ino] = opened  # behind those that are checked next
 
     def look(self, opened: OpenInode, now_s: float) -> int:
-        """Account what *opened* took since the last look; return what it will take next."""
+        """Count what *opened* took since the last check; return what it may take next."""
         pool = self._pool
         if (
             opened.fd < 0
@@ -45,7 +45,7 @@ class DraftGrowth:
             or not pool.kernel.writers_run_free
             or opened.allocating
         ):
-            return 0  # each of its writes asks, and accounts itself
+            return 0  # each of its writes asks for space and is counted
         if opened.overrun:
             self.empty(opened)
         try:
@@ -64,7 +64,7 @@ class DraftGrowth:
         return lacking_bytes(opened.outgrown, unreserved=opened.unreserved)
 
     def empty(self, opened: OpenInode) -> None:
-        """Give back all that *opened* took: it outgrew the pool."""
+        """Free all that *opened* took, because it outgrew the pool."""
         try:
             left_bytes = self._pool.extents.empty(opened.fd)
         except OSError as error:

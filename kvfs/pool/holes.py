@@ -1,9 +1,9 @@
 """How much a write may allocate in an extent with holes.
 
-Most extents hold their blocks from offset 0 on, with the reserve: then their number says all, and
-no call is needed. In others a write may also allocate before the last block. They have no block
-behind ``reach_bytes``, so the holes are no larger than what is missing up to there. The file system
-tells what is written, though it reports reserved blocks as holes.
+Most extents have all their blocks from offset 0 on, with the reserve. Then the number of blocks is
+enough, and no call is needed. In others a write may also allocate before the last block. They have
+no block behind ``reach_bytes``, so the holes are no larger than what is missing up to there. The
+file system knows what is written, but it reports reserved blocks as holes.
 """
 
 import os
@@ -14,7 +14,7 @@ from kvfs.storage.syscalls import Syscalls
 
 
 def look(opened: OpenInode, size_bytes: int) -> None:
-    """Note the size of a file that was written unseen; if it holds less, it has holes."""
+    """Note the size of a file written past the server; if it holds less, it has holes."""
     end_bytes = round_up(size_bytes)
     if opened.front_bytes < 0:
         if not 0 < opened.allocated_bytes < end_bytes:

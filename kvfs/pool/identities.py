@@ -41,9 +41,9 @@ def carries_identity(record: InodeRecord) -> bool:
 
 
 def agrees(extents: Extents, ino: InodeNo, record: InodeRecord) -> bool:
-    """Whether *ino* says on the device what *record* says of it. Raises OSError."""
+    """Whether the identity of *ino* on the device agrees with *record*. Raises OSError."""
     try:
-        if not carries_identity(record):  # a slab by now; a kill came before the withdrawal
+        if not carries_identity(record):  # it became a slab, and a kill came before the removal
             return not stat.S_ISREG(record.mode) or extents.identity(ino) is None
         if stat.S_ISREG(record.mode):
             return _is_of(extents.identity(ino), ino, record)
@@ -68,17 +68,17 @@ class Identities:
         self._extents = extents
         self._background = background
         self._unlink_queue = unlink_queue
-        #: Overwritten in place and final now. The identity follows when the bytes are durable: a
-        #: rebuild could not tell old bytes from new ones.
+        #: Overwritten in place, and final now. The identity is written when the bytes are durable,
+        #: because a rebuild could not tell old bytes from new ones.
         self._syncing: dict[InodeNo, Identity] = {}
-        #: The same of blocks that have no identity yet: the next one waits.
+        #: Overwritten blocks that have no identity yet: the next one waits for the bytes, too.
         self._overwritten: set[InodeNo] = set()
-        #: Removed, but the device may still have them until an fsync, a new identity, or the end.
+        #: Removed, but the device may have them until an fsync, a new identity, or the unlink.
         self._lingering: set[InodeNo] = set()
-        #: The removal is queued, or failed.
+        #: Identities whose removal is queued, or has failed.
         self._withdrawing: set[InodeNo] = set()
-        #: The bytes of inodes below it may not be durable: a killed server may have overwritten
-        #: them in place, and its notes of that are gone (sweep.py).
+        #: The bytes of inodes below this number may not be durable: a killed server may have
+        #: overwritten them in place, and that is not recorded (sweep.py).
         self.unsure_below = InodeNo(0)
 
     def write(self, ino: InodeNo, record: InodeRecord, *, overwritten: bool = False) -> None:
@@ -125,13 +125,13 @@ class Identities:
             self._background.identify(ino, lambda: self._write_extent(ino, identity))
 
     def waiting_for_sync(self, ino: InodeNo | None = None) -> dict[InodeNo, Identity]:
-        """Return the identities, or *ino*'s, that wait for their bytes; for ``all_synced``."""
+        """Return the identities, or only *ino*'s, that wait for a sync; for ``all_synced``."""
         if ino is None:
             return dict(self._syncing)
         return {ino: self._syncing[ino]} if ino in self._syncing else {}
 
     def all_synced(self, waiting: dict[InodeNo, Identity]) -> None:
-        """Note that all bytes are durable that were written when these were *waiting*."""
+        """Note that a sync made all bytes durable that were written when it began (*waiting*)."""
         for ino, identity in waiting.items():
             self._synced(ino, identity)
 
@@ -140,7 +140,7 @@ class Identities:
         return carries_identity(record) or self.was_identified(ino) or ino < self.unsure_below
 
     def say_now(self, ino: InodeNo) -> None:
-        """Do what is queued for *ino* now; an identity that waits for its bytes still waits."""
+        """Do what is queued for *ino* now, but not what waits for a sync."""
         self._background.carry_out(ino)
 
     def withdraw(self, ino: InodeNo) -> None:
@@ -154,7 +154,7 @@ class Identities:
         return ino in self._lingering or ino in self._withdrawing
 
     def withdraw_now(self, ino: InodeNo) -> bool:
-        """Remove an extent's identity; False if the device has none, either. Raises OSError.
+        """Remove an extent's identity; False if the device has none. Raises OSError.
 
         If True, fsync the extent to remove it durably, and then call ``forgotten``.
         """
@@ -168,7 +168,7 @@ class Identities:
         self._lingering.discard(ino)
 
     def erase(self, ino: InodeNo, record: InodeRecord) -> None:
-        """Queue the removal of what *record*'s inode has on the device."""
+        """Queue the removal of all files of *record*'s inode on the device."""
         self._syncing.pop(ino, None)
         self._background.forget(ino)
         self._lingering.discard(ino)

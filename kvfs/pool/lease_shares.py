@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 from kvfs.machine.processes import Maker
 
-#: Of what the bound leaves: what users over their share get for what was under way, or is stored
-#: by another process of theirs, and what all get together.
+#: Parts of what the limit leaves: for users over their share (stores under way, and those of their
+#: other processes), and for all users together.
 _UNDER_WAY_SHARE: Final = 1 / 4
 _OTHERS_SHARE: Final = 1 / 2
 
@@ -26,7 +26,7 @@ class Lessee(NamedTuple):
 
 
 class LeaseShares:
-    """What leases hold, by user and process."""
+    """How much leases hold, by user and process."""
 
     def __init__(self, bound_bytes: Callable[[], int], capacity_bytes: int) -> None:
         """*bound_bytes* returns how much of *capacity_bytes* leases may keep now, 0 or more."""
@@ -63,7 +63,7 @@ class LeaseShares:
         lacking_bytes = self.held_bytes + size_bytes - bound_bytes
         if lacking_bytes <= 0:
             return True
-        # Of what the bound leaves.
+        # A part of what the limit leaves.
         is_over = self._is_user_over(uid, bound_bytes)
         share = _UNDER_WAY_SHARE if is_over else _OTHERS_SHARE
         return lacking_bytes <= share * (self._capacity_bytes - bound_bytes)

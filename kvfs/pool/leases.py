@@ -19,7 +19,7 @@ from kvfs.pool.lease_shares import LeaseShares
 #: Blocks of ended makers that are settled in one tick: a process may have made a million.
 _SETTLED_A_TICK: Final = 128
 _KEPT: Final = HELD | {State.ORPHAN, State.ORPHAN_SLAB}
-#: Equal leases are one object, so that a million take 85 MB. At most so many are kept for that.
+#: Equal leases share one object, so that a million take 85 MB. At most so many are kept for that.
 _KINDS_MAX: Final = 4096
 #: A maker's list is compacted when half of it is lost, and more than this.
 _LOST_MIN: Final = 1024
@@ -57,14 +57,14 @@ class Leases:
         self.totals: dict[State, tuple[int, int]] = dict.fromkeys(_KEPT, (0, 0))
         #: Makers that are alive.
         self._by_maker: dict[Maker, _Made] = {}
-        #: Blocks of makers that ended. They take turns with the others that are to be settled.
+        #: Blocks of makers that have ended; they are settled in turns with those of ``_ended``.
         self._left: deque[Iterator[int]] = deque()
-        #: Leases by time: when each block was used last, oldest first.
+        #: Leases that end by time: when each block was used last, oldest first.
         self._timed: OrderedDict[InodeNo, float] = OrderedDict()
         self._ended: deque[InodeNo] = deque()
 
     def note(self, ino: InodeNo, record: InodeRecord, now_s: float) -> None:
-        """Learn what *ino* is now."""
+        """Update *ino*, which now has *record*."""
         self.drop(ino)
         state = State(record.state)
         if state not in _KEPT:
@@ -95,7 +95,7 @@ class Leases:
             return True
         try:
             return self.processes.lives(maker)
-        except OSError:  # no descriptor is left to look at it
+        except OSError:  # no descriptor is left to find out
             return None
 
     def _count(self, lease: Lease, step: int) -> None:
@@ -138,7 +138,7 @@ class Leases:
         ]
 
     def touch(self, ino: InodeNo, now_s: float) -> None:
-        """A block was used: a lease by time starts anew."""
+        """Note that a block was used: a lease that ends by time starts anew."""
         if ino in self._timed:
             self._timed[ino] = now_s
             self._timed.move_to_end(ino)
@@ -146,7 +146,7 @@ class Leases:
     def tick(self, now_s: float, settle: Callable[[InodeNo], bool]) -> None:
         """End the leases of processes that ended, and of blocks nobody used for long.
 
-        *settle* is told each inode whose maker is gone; False if it cannot be settled yet.
+        *settle* is called with each inode whose lease ended; it returns False if that must wait.
         """
         self.processes.servers.tick(now_s)
         for maker in self.processes.ended():
@@ -169,7 +169,7 @@ class Leases:
         self._ended.extend(again)
 
     def _next_ended(self, *, left_first: bool) -> InodeNo | None:
-        """Return what is to be settled next: neither those that cannot be yet nor the left wait."""
+        """Return the next block to settle. *left_first*: take one of the ended makers' first."""
         if self._ended and not (left_first and self._left):
             return self._ended.popleft()
         while self._left:
@@ -179,7 +179,7 @@ class Leases:
         return self._ended.popleft() if self._ended else None
 
     def _is_without_maker(self, ino: InodeNo) -> bool:
-        """Whether *ino* is held still, and nobody made it anew since its maker ended."""
+        """Whether *ino* is still held, and has no new maker since its maker ended."""
         lease = self._held.get(ino)
         if lease is None or lease.state not in HELD:
             return False

@@ -8,7 +8,7 @@ from kvfs.core.types import STAT_BLOCK_BYTES, InodeRecord
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.storage.syscalls import Syscalls
 
-#: The kernel's own clock goes on in ticks of 1 to 10 ms, late ones on a virtual machine.
+#: The kernel's coarse clock advances in steps of 1 to 10 ms, and later on a virtual machine.
 _TICK_NS: Final = 50_000_000
 #: CLOCK_REALTIME_COARSE of linux/time.h.
 _REALTIME_COARSE: Final = 5
@@ -17,25 +17,26 @@ _REALTIME_COARSE: Final = 5
 def tick_ns(now_ns: int) -> int:
     """Return *now_ns* by the clock that stamps writes (current_time() in the kernel).
 
-    It lags behind ours by a tick: a write right behind the creation would come before it.
+    It may be one step behind ours, so that a write could seem older than the file's creation.
     """
     at_ns = time.clock_gettime_ns(_REALTIME_COARSE)
     return at_ns if now_ns - _TICK_NS < at_ns < now_ns else now_ns
 
 
 def not_before(record: InodeRecord, written: InodeRecord) -> InodeRecord:
-    """Return *written*, what an extent said of *record*'s block; no earlier than that by a tick.
+    """Return *written*, as measured on the extent, with times no earlier than those of *record*.
 
-    For who looks, and for the last close; until then its mtime tells whether more was written.
+    The difference may be one step of the kernel's clock. For readers, and for the last close; until
+    then the extent's own mtime tells whether more was written.
     """
-    # By one nanosecond a record differs whose time was set while it was written (attributes.py).
+    # A record whose time was set during writing differs by one nanosecond (attributes.py).
     if written.mtime_ns + 1 < record.mtime_ns < written.mtime_ns + _TICK_NS:
         return written._replace(mtime_ns=record.mtime_ns + 1)
     return written
 
 
 def measured(syscalls: Syscalls, opened: OpenInode, record: InodeRecord) -> InodeRecord:
-    """Return *record* with what *opened*'s extent tells; the same object if nothing was written.
+    """Return *record* with the extent's size and times; the same object if nothing was written.
 
     Raises OSError.
     """
@@ -56,5 +57,5 @@ def is_as_recorded(status: os.stat_result, record: InodeRecord) -> bool:
         return False
     if status.st_mtime_ns == record.mtime_ns:
         return True
-    # A ready extent is older than its draft.
+    # A ready extent is older than its draft, so the times differ even if nothing was written.
     return status.st_size == 0 and status.st_mtime_ns < record.btime_ns

@@ -1,4 +1,4 @@
-"""Which names are too many: of blocks without bytes, of nodes that never go, of leases."""
+"""Limits on new names: of empty files, of what is never evicted, and of leased blocks."""
 
 from kvfs.core import node_bound
 from kvfs.core.errors import NoSpace
@@ -9,10 +9,10 @@ from kvfs.pool.pool import Pool
 
 
 def empty_names_too_many(pool: Pool) -> int:
-    """Return how many blocks without bytes are to go for blocks with bytes.
+    """Return how many empty files must be evicted to make space for blocks with bytes.
 
-    Each takes an inode and rows of the device, and nothing of what the capacity counts. Where the
-    device has the capacity all the same, they are in nobody's way.
+    Each takes an inode and rows on the device, which the capacity does not count. None must go if
+    the device still has space for the whole capacity.
     """
     space = pool.space
     if space.bound_bytes >= space.capacity_bytes:
@@ -21,7 +21,7 @@ def empty_names_too_many(pool: Pool) -> int:
 
 
 def require_node(pool: Pool, uid: int) -> None:
-    """Raise NoSpace if user *uid* is to make nothing more that never goes. Not for root."""
+    """Raise NoSpace if user *uid*, not root, has too much of what is never evicted."""
     if not uid:
         return
     taken_bytes = node_bound.taken_bytes(pool.counters, pool.index.room.rows_bytes())

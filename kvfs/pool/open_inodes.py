@@ -1,8 +1,7 @@
-"""The open inodes: for each its extent's descriptor, its readers and its writers.
+"""The open inodes: for each the descriptor of its extent, its readers and its writers.
 
-An inode is here from its first handle to its last, and there is one entry for it at a time. A
-removed inode lives on here (``gone``) until then, because a handle must go on reading its bytes
-and attributes.
+An inode has one entry here from its first handle to its last. A removed inode (``gone``) stays
+until then, because its handles still read its bytes and attributes.
 """
 
 from collections.abc import Mapping
@@ -13,12 +12,12 @@ from kvfs.core.types import NO_BACKING_ID, NO_INODE, InodeNo, InodeRecord
 from kvfs.core.writing import Writing
 from kvfs.machine.processes import NOBODY, Maker
 
-#: Of one inode at a time; the first ones go.
+#: Most hands of one inode; the oldest are forgotten.
 _HANDS_MAX: Final = 64
 
 
 class Hand(NamedTuple):
-    """Who opened a block for writing: a process, and its thread."""
+    """A process, and its thread, that opened a block for writing."""
 
     maker: Maker
     thread: int
@@ -27,39 +26,39 @@ class Hand(NamedTuple):
 class OpenInode(Writing):
     """One open inode. ``fd`` is its extent, -1 for a directory or while nobody needed it."""
 
-    # Defaults of the class: who opens a block to read it sets two of them, not two dozen.
+    # Class attributes as defaults, so that an open for reading sets two fields, not two dozen.
     fd = -1
     readers = 0
     writers = 0
-    #: Blocks without a hole from offset 0 on; -1 while all of them lie so (holes.py).
+    #: Bytes from offset 0 on without a hole; -1 while there is no hole (holes.py).
     front_bytes = -1
-    #: Else no block lies behind this.
+    #: If ``front_bytes`` is set: no block lies behind this offset.
     reach_bytes = 0
-    #: Allocations under way, whose room is pledged: nobody measures it meanwhile.
+    #: Allocations under way, whose space is pledged. The extent is not measured meanwhile.
     allocating = 0
-    #: What it holds beyond the usual size of its directory, so as not to outgrow its reserve.
+    #: Reserved beyond the usual size of its directory, so that it does not outgrow the reserve.
     spare_bytes = 0
-    #: What is kept free in case that it does, for it and all others that may.
+    #: Kept free in case it does, for this draft and all others together.
     outgrowing_bytes = 0
-    #: Whether it may well outgrow its reserve.
+    #: Whether it is likely to outgrow its reserve.
     unreserved = False
-    #: Whether the data path must let each write ask for room first, from first handle to last.
+    #: Whether each write must ask for space, by the daemon path, from first handle to last.
     through_daemon = False
-    #: Bytes that it took beyond its reserve between the last two looks.
+    #: Bytes that it took beyond its reserve between the last two checks.
     outgrown = 0
-    #: And altogether.
+    #: All bytes that it took beyond its reserve.
     taken_unasked = 0
-    #: The directory a draft was created in, whose demand it tells; 0 for the rest.
+    #: The directory in which a draft was created, for the size forecast; 0 for other blocks.
     created_in = NO_INODE
     #: The backing id that came with a fresh extent; the data path takes it over.
     fresh_id = NO_BACKING_ID
-    #: A writer's descriptor was closed since the last writer came: a close that was heard of.
+    #: A writer's descriptor was closed (FLUSH) since the last writer came.
     flushed = False
     #: Size and mtime (ns) of the extent when a writer's descriptor was closed last.
     flushed_as = (-1, 0)
     #: The process that writes.
     maker: Maker = NOBODY
-    #: Who opened it for writing since it had no writer.
+    #: All that opened it for writing since it last had no writer.
     hands: tuple[Hand, ...] = ()
     #: Its writers that only append (O_APPEND).
     appenders = 0
@@ -72,22 +71,22 @@ class OpenInode(Writing):
     quiet_writers = 0
     #: Size and mtime (ns) of the extent when the last of them was counted so.
     left_as = (-1, 0)
-    #: The last record of an inode that has no name any more.
+    #: The last record of an inode that has no name any more; None while it has one.
     gone: InodeRecord | None = None
-    #: And its extended attributes then.
+    #: The extended attributes of an inode without a name.
     attributes: Mapping[bytes, bytes] = MappingProxyType({})
-    #: The identity of what is now rewritten was removed, but the device may have it still.
+    #: It is rewritten and its identity was removed, but the device may still have that.
     identity_lingers = False
-    #: The draft that took its name, and for which it is shown until that is whole; 0: none.
+    #: The draft that took its name, and in place of which it is shown until that is whole; or 0.
     stands_in = NO_INODE
 
     def __init__(self, ino: InodeNo, allocated_bytes: int = 0) -> None:
         self.ino = ino
-        #: What the extent held when last looked at; the index learns it at the last close.
+        #: What the extent held when it was last measured. The last close writes it to the index.
         self.allocated_bytes = allocated_bytes
 
     def note_hand(self, hand: Hand, *, appends: bool) -> None:
-        """*hand* opened it for writing, the first or one more."""
+        """Note that *hand* opened it for writing."""
         if self.writers == 1:
             self.hands, self.appenders = (hand,), int(appends)
             return
@@ -96,10 +95,11 @@ class OpenInode(Writing):
             self.hands = (*self.hands[1 - _HANDS_MAX :], hand)
 
     def is_shared_with(self, maker: Maker, thread: int, *, temporary: bool) -> bool:
-        """Whether who empties it by its name means the bytes that are being written, as on XFS.
+        """Whether O_TRUNC by *maker* and *thread* empties the bytes being written, as on XFS.
 
-        Its writer does, and whoever empties what is only appended to. Under a *temporary* name
-        only the writing thread: two others that store one block at a time each rename their own.
+        It does for a writer of the file, and for anybody if all writers only append. Under a
+        *temporary* name it does only for the writing thread: two threads that store one block each
+        rename their own.
         """
         if not self.writers:
             return False
@@ -116,7 +116,7 @@ class OpenInode(Writing):
 
     @property
     def runs_free(self) -> bool:
-        """Whether its writers may take any amount until somebody looks."""
+        """Whether its writers may take any amount until the next check."""
         return self.unreserved and not self.through_daemon
 
 
@@ -127,11 +127,12 @@ class OpenInodes(dict[InodeNo, OpenInode]):
         super().__init__()
         #: Those that have a writer.
         self.written: dict[InodeNo, OpenInode] = {}
-        #: Of them, those that were let take any amount (``runs_free``; some may ask since).
+        #: Those of them that may take any amount (``runs_free``; some may ask by now).
         self.runners: dict[InodeNo, OpenInode] = {}
-        #: What all of them hold to spare.
+        #: The sum of ``spare_bytes``.
         self.spare_bytes = 0
-        #: Not open: whole blocks, kept with what the data path has for them; longest unused first.
+        #: Whole blocks that are not open, kept for the next open, with their descriptors and
+        #: backing ids; the longest unused first.
         self.parked: dict[InodeNo, OpenInode] = {}
 
     def enter(self, ino: InodeNo, *, writer: bool) -> OpenInode:
@@ -172,17 +173,17 @@ class OpenInodes(dict[InodeNo, OpenInode]):
         return True
 
     def let_run(self, opened: OpenInode) -> None:
-        """Let the writers of *opened* take any amount until somebody looks."""
+        """Let the writers of *opened* take any amount until the next check."""
         opened.unreserved, opened.through_daemon = True, False
         self.runners[opened.ino] = opened
 
     def spare(self, opened: OpenInode, size_bytes: int) -> None:
-        """Count *size_bytes* as what *opened* holds to spare."""
+        """Set the ``spare_bytes`` of *opened*."""
         self.spare_bytes += size_bytes - opened.spare_bytes
         opened.spare_bytes = size_bytes
 
     def leave(self, opened: OpenInode, *, writer: bool) -> bool:
-        """Count one handle less; True when it was the last, and the inode left the table."""
+        """Count one handle less; True if it was the last, and the inode left the table."""
         if writer:
             opened.writers -= 1
             if not opened.writers:

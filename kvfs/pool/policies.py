@@ -56,7 +56,7 @@ class Policies:
         self._cached.clear()
 
     def _with(self, inherited: Policy, directory: InodeNo) -> Policy:
-        """Return *inherited*, changed by what *directory* sets itself."""
+        """Return *inherited* with the changes that *directory* sets itself."""
         for name, value in self._said(directory):
             if name == DRAFTS:
                 inherited = inherited._replace(drafts_of_owner=value == b"owner")

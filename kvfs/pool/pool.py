@@ -45,7 +45,8 @@ class Pool:
 
     #: Blocks whose name went because their bytes were damaged or could not be kept.
     lost_blocks = 0
-    #: A sync has failed, and was told of it: the next one will not be (write_back.py).
+    #: A sync has failed. The kernel reports that once, so that the next sync would succeed
+    #: (write_back.py).
     unsynced = False
 
     def __init__(
@@ -61,7 +62,7 @@ class Pool:
         """Open the index and extents of *device*. Raises IndexDamaged, FormatUnknown, OSError."""
         self.device = device
         self.settings = settings
-        #: Hears what the kernel must know.
+        #: Is told what the kernel must know.
         self.kernel = kernel
         self.syscalls = syscalls if syscalls is not None else Syscalls()
         self.clock_ns = clock_ns
@@ -117,7 +118,7 @@ class Pool:
             self._parts = stack.pop_all()
 
     def _begin_run(self) -> None:
-        """Say on the device that the pool runs: until it stops cleanly it was killed."""
+        """Write to RUN that the pool runs: without a clean stop it counts as killed."""
         device = self.device
         #: The boot in which the pool ran last: makers of another one are dead.
         self.former_boot_id = read_run_state(device.pool_fd, self.syscalls).boot_id
@@ -146,7 +147,7 @@ class Pool:
         try:
             self.recently_removed.give_way()
             self.unlink_queue.dismiss()
-            self.background.drain()  # what is ordered becomes ready first
+            self.background.drain()  # extents under preparation become ready first
             self.ready.give_way()
             self.background.drain()
             if not self.settings.read_only:
@@ -192,7 +193,7 @@ class Pool:
             raise
 
     def ends_first(self, end: Callable[[], None]) -> None:
-        """Call *end*, which uses the parts, before they are closed in any way."""
+        """Call *end*, which uses the parts, before any way of closing them."""
         self._parts.callback(end)
 
     def abandon(self) -> None:
@@ -227,7 +228,7 @@ class Pool:
         if not self.open_inodes.leave(opened, writer=writer):
             return
         if opened.ino in self.unfinished and not self._is_draft(opened):
-            self.unfinished.discard(opened.ino)  # the index learns it with the next one
+            self.unfinished.discard(opened.ino)  # the next change writes it to the index
         self.kernel.freed(opened)
         if opened.fd >= 0:
             self.syscalls.close(opened.fd)
@@ -236,21 +237,21 @@ class Pool:
             self._erase_or_keep(opened, opened.gone)
 
     def show_drafts_anew(self) -> None:
-        """Who may see drafts changed: the kernel keeps names of those that all could see."""
+        """Drop draft names from the kernel's cache, because it changed who may see them."""
         for ino in self.open_inodes.written:
             record = self.index.inode_or_miss(ino)
             if record is not None and record.state in UNFINISHED:
                 self.kernel.name_vanished(record.parent, record.name)
 
     def _is_draft(self, opened: OpenInode) -> bool:
-        """Whether *opened* waits for its writer, and a reader was faster (truncating_open.py)."""
+        """Whether *opened* waits for its writer, but a reader came first (truncating_open.py)."""
         record = None if opened.gone is not None else self.index.inode_or_miss(opened.ino)
         return record is not None and record.state in UNFINISHED
 
     def _erase_or_keep(self, opened: OpenInode, record: InodeRecord) -> None:
         """Erase an inode that is no longer open; keep one that just lost its name for a moment.
 
-        The OPEN of an earlier LOOKUP may still come, and two misses in a row would be ESTALE.
+        The OPEN of an earlier LOOKUP may still come, and the program gets ESTALE after two misses.
         """
         age_s = (self.clock_ns() - record.ctime_ns) / SECOND_NS
         if record.state in SETTLED and not opened.torn and 0 <= age_s < REMOVED_KEPT_S:
@@ -275,8 +276,9 @@ class Pool:
     ) -> PoolChange:
         """Return one index transaction that ends with the pool's counters being *counters*.
 
-        *begun* is open for writing from now on, *finished* no more: the next start after a kill
-        need not search for drafts. In memory all this holds only after the commit, so that a
-        failed one changes nothing. Not *lasting*, a killed process may lose it (index.py).
+        *begun* is open for writing from now on, and *finished* is not any more; the index lists
+        such inodes, so that a start after a kill need not search for drafts. Memory is updated
+        after the commit, so that a failed one changes nothing. If not *lasting*, a killed process
+        may lose it (index.py).
         """
         return PoolChange(self, counters, begun, finished, lasting=lasting)

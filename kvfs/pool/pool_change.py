@@ -1,4 +1,4 @@
-"""Changes of the pool: a transaction with what memory learns of it, and rows that are damaged."""
+"""Changes of the pool: a transaction and the update of memory after it; and damaged rows."""
 
 import logging
 from types import TracebackType
@@ -12,7 +12,7 @@ from kvfs.storage.index import Index
 
 
 class Ledger(Protocol):
-    """What a change is entered in: the pool."""
+    """What a change updates in memory: the pool."""
 
     index: Index
     counters: Counters
@@ -21,10 +21,11 @@ class Ledger(Protocol):
 
 
 class PoolChange:
-    """A ``with`` block around one transaction; a class, since a generator costs 3 us more a time.
+    """A ``with`` block around one transaction; a class, because a generator costs 3 us more.
 
-    When it is left, counters and the list of what is open for writing go into the same
-    transaction. The pool's own follow after the commit, so that a failed one changes nothing.
+    At its end the counters and the list of inodes open for writing are written in the same
+    transaction. The pool's memory is updated after the commit, so that a failed one changes
+    nothing.
     """
 
     __slots__ = ("_begun", "_counters", "_finished", "_pool", "txn")
@@ -60,13 +61,13 @@ class PoolChange:
             self._learn()
 
     def _complete(self) -> None:
-        """Put the rows that depend on all of the change into the transaction."""
+        """Write the rows that depend on the whole change."""
         self.txn.put_counters(self._counters)
         if self._begun or self._finished:
             self.txn.put_unfinished(self._unfinished())
 
     def _learn(self) -> None:
-        """Let memory know, after the commit."""
+        """Update memory, after the commit."""
         pool = self._pool
         if self._begun:
             pool.unfinished.add(self._begun)
@@ -76,7 +77,7 @@ class PoolChange:
         pool.space.recorded_bytes = self._counters.used_bytes
 
     def _unfinished(self) -> set[InodeNo]:
-        """Return what will be open for writing then."""
+        """Return the inodes that will be open for writing."""
         unfinished = self._pool.unfinished
         if len(unfinished) > UNFINISHED_MAX + 1:
             return unfinished  # too many to be listed, with one more or less
@@ -93,8 +94,8 @@ _log: Final = logging.getLogger(__name__)
 class Damage:
     """Index rows that cannot be read: their names become misses, and `kvfs status` counts them.
 
-    A name that leads to an error for ever could neither be used nor made anew. What hangs on a
-    lost row (counts, the other rows) stays as it is until ``kvfs fsck --repair``.
+    A name that always gave an error could neither be used nor created anew. Counts and other rows
+    that belong to a lost row stay as they are until ``kvfs fsck --repair``.
     """
 
     def __init__(self, index: Index, *, read_only: bool) -> None:
@@ -105,7 +106,7 @@ class Damage:
         self.misses = 0
 
     def miss_name(self, parent: InodeNo, name: bytes, ino: InodeNo | None, error: str) -> None:
-        """Drop *name* in *parent*, which leads nowhere or to the damaged *ino*. Raises NoSpace."""
+        """Drop *name* in *parent*, which leads to no inode or a damaged one. Raises NoSpace."""
         self.misses += 1
         _log.error("%r in inode %#x: %s; kvfs fsck --repair repairs it", name, parent, error)
         if self._read_only:

@@ -1,7 +1,7 @@
-"""What the pool's parts need of those above them, as constructors take it: two ports.
+"""Two ports: what the parts of the pool need of parts above them, as constructors take it.
 
-``Room`` is the engine, which has blocks go when room is needed; ``Kernel`` is the mount, which the
-kernel hears from. Nothing else is called upwards (docs/architecture.md draws it).
+``Room`` is implemented by the engine, which evicts when space is needed, and ``Kernel`` by the
+mount, which talks to the kernel. Nothing else is called upwards (docs/architecture.md draws it).
 """
 
 from typing import Protocol
@@ -11,45 +11,45 @@ from kvfs.pool.open_inodes import OpenInode
 
 
 class Room(Protocol):
-    """Who makes room: knows which blocks may go, and lets them go."""
+    """Makes space: it knows which blocks may be evicted, and evicts them."""
 
     def evict(self, size_bytes: int) -> int:
-        """Evict so many bytes' worth, if it can; return how many are on their way back."""
+        """Evict *size_bytes*, if possible; return how many are being freed."""
 
     def evict_names(self) -> None:
-        """Evict blocks for their names, if it can: the index takes no more of them."""
+        """Evict blocks for their names, if possible, because the index takes no more names."""
 
     def forget_nameless(self) -> None:
-        """Give up finished drafts that lost their name, and old versions: room is needed."""
+        """Give up finished drafts that lost their name, and old versions, to make space."""
 
     def top_up(self) -> None:
-        """Make room ahead of the next draft as soon as no request waits."""
+        """Make space ahead of the next draft, as soon as no request waits."""
 
     def rank_anew(self) -> None:
-        """Look every block's rank up again: a policy changed for many of them."""
+        """Rank every block again, because a policy changed for many of them."""
 
 
 class Kernel(Protocol):
-    """Who tells the kernel, and knows how it reaches the bytes."""
+    """Talks to the kernel, and knows by which data path it reaches the bytes."""
 
     @property
     def writers_run_free(self) -> bool:
         """Whether writers may allocate without asking (passthrough)."""
 
     def adopt(self, ino: InodeNo) -> BackingId:
-        """Register a fresh extent; 0 where that is not needed. Raises OSError."""
+        """Register a new extent; return 0 if that is not needed. Raises OSError."""
 
     def abandon(self, backing_id: BackingId) -> None:
-        """Take back what ``adopt`` gave: nobody uses it."""
+        """Take back what ``adopt`` returned, which nobody uses."""
 
     def freed(self, opened: OpenInode) -> None:
-        """The inode's last handle is closed; its extent may go after this."""
+        """Note that the inode's last handle is closed; its extent may be unlinked after this."""
 
     def unnamed(self, ino: InodeNo) -> None:
-        """Inode *ino* lost its name: a backing id would hold on to its space."""
+        """Note that *ino* lost its name: its backing id would keep its space from being freed."""
 
     def name_vanished(self, parent: InodeNo, name: bytes) -> None:
-        """kvfs itself took *name* away, or somebody else sees it now; the inode may be open."""
+        """Note that kvfs removed *name*, or changed who sees it; the inode may be open."""
 
     def inode_vanished(self, ino: InodeNo, parent: InodeNo) -> None:
-        """kvfs itself let *ino* go, which nobody has open, out of directory *parent*."""
+        """Note that kvfs removed *ino*, which nobody has open, from directory *parent*."""

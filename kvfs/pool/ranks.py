@@ -33,7 +33,7 @@ def is_pinned(pool: Pool, ino: InodeNo, *, policy_says: bool = True) -> bool:
     try:
         own = pool.index.xattr(ino, PIN)
     except Damaged:
-        return True  # it may be one: fsck decides
+        return True  # it may be pinned: fsck decides
     return policy_says if own is None else own == b"1"
 
 
@@ -48,7 +48,7 @@ def why_kept(pool: Pool, ino: InodeNo, policy: Policy) -> str | None:
 
 
 def _may_be_kept(pool: Pool, ino: InodeNo, size_bytes: int) -> bool:
-    """Whether *ino* is within the limit of what is kept; what came first stays."""
+    """Whether *ino* fits below the limit of what is kept; what came first stays."""
     heat, bounds = pool.heat, pool.stay_bounds
     own_bytes = heat.held_as(ino, Rank.KEPT)
     others_bytes = heat.held_bytes[Rank.KEPT] - (own_bytes or 0)
@@ -81,7 +81,7 @@ def note(pool: Pool, ino: InodeNo, record: InodeRecord, *, used_s: int = -1) -> 
 
 
 def note_found(pool: Pool, ino: InodeNo, record: InodeRecord) -> None:
-    """Do the same for a block that a scan found: it counts as used when it changed last."""
+    """Do the same for a block that a scan found, with its last change as its last use."""
     if record.state in SETTLED:
         note(pool, ino, record, used_s=max(0, record.ctime_ns // SECOND_NS))
 

@@ -25,7 +25,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class ReadyExtent(NamedTuple):
-    """An extent that no client has seen: number, O_RDWR descriptor, reserve and backing id."""
+    """An unused extent: number, O_RDWR descriptor, reserve and backing id."""
 
     ino: InodeNo
     fd: int
@@ -83,7 +83,7 @@ class ReadyExtents:
         return self._prepare_now(size_bytes)
 
     def put_back(self, extent: ReadyExtent) -> None:
-        """Take back an extent that ``take`` returned and no client saw."""
+        """Take back an extent that ``take`` returned and that no client has used."""
         self._space.ready_bytes += extent.reserve_bytes
         self._queues.setdefault(extent.reserve_bytes, deque()).append(extent)
 
@@ -152,8 +152,8 @@ class ReadyExtents:
         self._coming_bytes -= size_bytes
         have = len(self._queues.get(size_bytes, ()))
         if size_bytes > self._space.unclaimed_bytes or have >= self._depths.get(size_bytes, 0):
-            return  # somebody needed the room meanwhile, or nobody stores that size any more
-        # Not before: an order that waits while the loop is busy holds no blocks.
+            return  # the space was needed meanwhile, or nobody stores that size any more
+        # Not earlier: an order that waits while the loop is busy holds no blocks.
         self._space.ready_bytes += size_bytes
         try:
             extent = self._make(ino, size_bytes)

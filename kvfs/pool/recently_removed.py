@@ -1,8 +1,8 @@
 """Inodes that lost their name a moment ago and can still be opened.
 
 Another client may replace a name between a LOOKUP and its OPEN. A local file system then opens the
-old file. Here the OPEN would find a dead inode, and the kernel tries again only once. So a removed
-inode keeps its record and its extent for a moment. Time, number and bytes are bounded.
+old file. On kvfs the OPEN would find a dead inode, and the kernel tries again only once. So a
+removed inode keeps its record and its extent for a moment. Time, number and bytes are bounded.
 """
 
 from collections import OrderedDict
@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool.space import Space
 
-#: A LOOKUP and its OPEN are microseconds apart, on a machine short of CPU perhaps 100 ms.
+#: A LOOKUP and its OPEN are microseconds apart, or perhaps 100 ms if CPU is short.
 REMOVED_KEPT_S: Final = 1.0
-#: With more removals than this at a time the oldest go.
+#: If there are more, the oldest are erased.
 REMOVED_MAX: Final = 4096
-#: The share of the capacity that removed blocks may hold on to.
+#: The share of the capacity that removed blocks may keep.
 _SHARE: Final = 1 / 64
 
 

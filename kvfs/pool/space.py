@@ -6,7 +6,7 @@
 - ``pending_delete_bytes``: extents without an owner that are not unlinked yet.
 - ``deleted_open_bytes``: the same, but somebody still has them open or mapped.
 - ``pledged_bytes``: what writes in flight may still allocate.
-- ``lacking_bytes``: a guess at what drafts will take beyond their reserve before the next look.
+- ``lacking_bytes``: a guess at what drafts will take beyond their reserve until the next check.
 """
 
 from collections import deque
@@ -73,19 +73,19 @@ class Space:
             raise NoSpace(f"{size_bytes} bytes do not fit into {self.free_bytes} free ones")
 
 
-#: Kept free of blocks: what writes in flight and the file system's own growth take between looks.
+#: Kept free of blocks for writes in flight and the file system's own growth between two checks.
 _KEPT_SHARE: Final = 1 / 64
 _KEPT_MOST_BYTES: Final = 32 << 20
-#: XFS frees the blocks of what was unlinked a moment later: the best of so many looks counts.
+#: XFS frees unlinked blocks a moment later, so the best of so many checks counts.
 _LOOKS: Final = 8
 
 
 class DeviceRoom:
-    """Looks at what the device can really hold, less than the capacity when others fill it.
+    """Checks what the device can really hold, which is less than the capacity if others fill it.
 
     The index, the heat and the file system's own trees grow with the blocks, and a directory's
-    parent file system belongs to others as well. So the bound is the capacity or what is there, if
-    less.
+    parent file system belongs to others as well. So the bound is the capacity, or what the device
+    has if that is less.
     """
 
     def __init__(self, space: Space, free_bytes: Callable[[], int]) -> None:
@@ -96,13 +96,13 @@ class DeviceRoom:
         self._kept_bytes = min(int(space.capacity_bytes * _KEPT_SHARE), _KEPT_MOST_BYTES)
 
     def look(self) -> None:
-        """Look again; called every tick. Raises OSError."""
+        """Check again; called at every tick. Raises OSError."""
         space = self._space
         self._looks.append(space.taken_bytes + self._free_bytes() - self._kept_bytes)
         space.bound_bytes = max(0, min(space.capacity_bytes, max(self._looks)))
 
     def refused(self) -> None:
-        """The device had no room: what was seen before counts for nothing. Raises OSError."""
+        """Note that the device had no space, so earlier checks do not count. Raises OSError."""
         self._looks.clear()
         self.look()
 

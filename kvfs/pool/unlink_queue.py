@@ -22,7 +22,7 @@ _LOOKS: Final = 16
 class _Unlink(NamedTuple):
     remove: Callable[[], None]
     size_bytes: int
-    #: None: nobody can have it open.
+    #: None if nobody can have it open.
     in_use: Callable[[], bool] | None
 
 
@@ -40,7 +40,7 @@ class UnlinkQueue:
         self._in_thread = 0
 
     def __len__(self) -> int:
-        """Return how many will be unlinked without anybody closing anything."""
+        """Return how many can be unlinked without waiting for a close."""
         return len(self._waiting) + self._in_thread
 
     @property
@@ -78,7 +78,7 @@ class UnlinkQueue:
                 self._leave(unlink)
 
     def dismiss(self) -> None:
-        """Unlink all, used or not: the pool stops."""
+        """Unlink all, in use or not, because the pool stops."""
         while self._lingering:
             self._leave(self._lingering.popleft()._replace(in_use=None))
         self._waiting = deque(unlink._replace(in_use=None) for unlink in self._waiting)
@@ -106,7 +106,7 @@ class UnlinkQueue:
             self._remove(self._waiting.popleft())
 
     def _lingers(self, unlink: _Unlink) -> bool:
-        """Put *unlink*, the first one, aside if it is in use."""
+        """Put *unlink*, the first one, aside if it is in use; return whether it was."""
         if unlink.in_use is None or not unlink.in_use():
             return False
         self._lingering.append(self._waiting.popleft())

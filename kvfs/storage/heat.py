@@ -2,8 +2,8 @@
 
 The heat is a hint: the index knows what a block is, and eviction looks there again. The clock is a
 counter (eviction_policy.py). Each touch advances it by one; a new burst begins about once a second,
-or sooner. It starts at the time of day. At a start it is known how far it is ahead of that, so that
-blocks found by a scan get a place before it.
+or sooner. The first start sets it to the time of day. A later start knows how far it is ahead of
+the time of day, so that blocks found by a scan get a stamp before it.
 """
 
 import logging
@@ -199,7 +199,7 @@ class Heat:
         """Use *rows* from now on."""
         self._view(rows)
         self._table.rebuild(rows.ino)
-        # Row 0 belongs to nobody (row_table.py); the lowest free row is taken first.
+        # Row 0 is not used (row_table.py); the lowest free row is taken first.
         self._free = array("I", np.flatnonzero(rows.ino[1:] == 0)[::-1] + 1)
         self._count = len(rows.ino) - 1 - len(self._free)
         for rank in Rank:
@@ -254,7 +254,7 @@ class Heat:
 def _sound(found: Rows) -> Rows:
     """Return *found* with spare rows, without duplicates of rows that moved during the save.
 
-    A row whose block went during the save holds nothing, whatever bytes it says.
+    A row whose block was removed during the save counts as empty, whatever bytes it says.
     """
     inos, first = np.unique(found.ino, return_index=True)
     first = first[inos != 0]

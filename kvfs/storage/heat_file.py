@@ -44,8 +44,8 @@ class Mark(NamedTuple):
 class HeatMarks:
     """When the blocks were touched, by the wall clock: marks that tie the heat's stamps to times.
 
-    A stamp orders touches and tells no time: bursts run faster than seconds under load, and stand
-    still while nobody touches. Marks lie a second apart at first, and wider the older they are.
+    A stamp orders touches and is not a time: bursts are faster than seconds under load, and stand
+    still without touches. New marks are a second apart, older ones farther.
     Oldest first; both columns rise.
     """
 
@@ -59,7 +59,7 @@ class HeatMarks:
         marks = self._marks
         while marks and marks[-1].wall_ns > wall_ns:  # the clock was set back
             marks.pop()
-        if marks and stamp <= marks[-1].stamp:  # nobody touched: the earlier mark tells more
+        if marks and stamp <= marks[-1].stamp:  # no touch since: the earlier mark says more
             return
         if len(marks) > 1 and marks[-1].wall_ns - marks[-2].wall_ns < _GAP_NS:
             marks.pop()
@@ -147,7 +147,7 @@ def write_heat(
 
     It takes milliseconds a MB, so call it in a thread.
     """
-    # Of a column of our own: numpy fails when the numbers that it counted change meanwhile.
+    # A copy of the column, because numpy fails if the numbers change while it counts them.
     used = np.flatnonzero(rows.ino != 0)
     with replaced_file(pool_fd, syscalls, HEAT, HEAT_NEW, durable=False) as fd:
         crc, at_bytes = 0, _HEADER_BYTES

@@ -87,8 +87,8 @@ class Index:
         self._pending = PendingRows()
         self._records = RecordCache()
         self._writing = False
-        #: Who reads in another thread pins the pages that are freed meanwhile, and may wait for
-        #: the GIL for as long as a hundred commits take: a map with little room would be full.
+        #: Held while another thread reads. A read pins the pages that are freed meanwhile, and may
+        #: wait for the GIL during a hundred commits: a map with little space left would fill up.
         self._unread = threading.Lock()
         used_bytes = check_data_file(path, spare_pages=0 if read_only else SPARE_PAGES)
         map_bytes = mapped_bytes(map_size_bytes, used_bytes)
@@ -199,8 +199,9 @@ class Index:
     def knows(self, ino: InodeNo) -> bool:
         """Whether *ino* has a record; one that cannot be read counts, and fsck decides.
 
-        Any thread may ask. From another one than the writing one it is a guess, and ``inode`` is
-        out of the question: a record that the writer replaces meanwhile would stay in the cache.
+        Any thread may ask. In another thread than the writing one the answer is a guess. Such a
+        thread must not use ``inode``: a record that the writer replaces meanwhile would stay in the
+        cache.
         """
         try:
             with self._unread:
@@ -337,7 +338,7 @@ class Index:
         try:
             self.room.require(rows)
         except NoSpace:
-            self.preallocate()  # names came faster than they were looked at
+            self.preallocate()  # names came faster than the checks
             self.room.look()
             self.room.require(rows)
 
@@ -375,7 +376,7 @@ class Index:
                     txn.delete(key)
                 else:
                     txn.put(key, value)
-            if STATE.lost:  # what it read since was none of the index's
+            if STATE.lost:  # what it has read since is not the index
                 raise OSError(errno.EIO, "index: its pages cannot be read any more")
             self._syscalls.commit(txn)
         except (lmdb.Error, OSError) as failure:
@@ -394,7 +395,7 @@ class Index:
         return self._pending.keys_after(committed, prefix)
 
     def _rows(self, start: bytes, prefix: bytes, limit: int | None) -> list[tuple[bytes, bytes]]:
-        self.settle()  # rare beside single rows, so that the two need not be merged
+        self.settle()  # rare, so it is not worth merging waiting and committed rows
         return committed_rows(self._env, start, prefix, limit)
 
     def _committed_rows(self, start: bytes, prefix: bytes, limit: int) -> list[tuple[bytes, bytes]]:

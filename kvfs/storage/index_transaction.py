@@ -37,7 +37,7 @@ from kvfs.storage.lmdb_file import raise_index_error
 #: Rows by key; None for a row that is to go.
 Rows = dict[bytes, bytes | None]
 ABSENT: Final = b""
-#: More waiting rows than this and the next transaction lasts, whatever it is.
+#: With more waiting rows than this the next transaction is committed, lasting or not.
 PENDING_MAX: Final = 1024
 RECORDS_MAX: Final = 4096
 
@@ -173,7 +173,7 @@ class WriteTransaction:
         self._rows[COUNTERS_KEY] = pack_counters(counters)
 
     def put_unfinished(self, inos: Collection[InodeNo]) -> None:
-        """Write which inodes are drafts or being rewritten; too many nobody needs to know."""
+        """Write which inodes are drafts or being rewritten; if too many, write only that."""
         self._rows[UNFINISHED_KEY] = pack_unfinished(inos)
 
     def delete_row(self, key: bytes) -> None:
@@ -183,10 +183,10 @@ class WriteTransaction:
 
 
 class PendingRows(dict[bytes, bytes | None]):
-    """Rows that are decided and read, but that LMDB has not got yet; None for one that is to go.
+    """Rows that every read sees but that LMDB does not have yet; None for a row to be removed.
 
-    A draft's coming and going need not outlive a killed daemon: an extent without a row is a
-    stray, which the next start sweeps. So its rows wait here for the transaction that must last
+    The creation and removal of a draft need not survive a killed server: an extent without a row is
+    a stray, which the next start removes. So its rows wait here for the transaction that must last
     (the rename that publishes it) or for the next tick. A store by rename then costs one commit
     instead of three, and rows that came and went meanwhile none.
     """
