@@ -33,7 +33,7 @@ _XATTR_NAME_MAX_BYTES: Final = 255
 
 
 class Change(NamedTuple):
-    """What a SETATTR wants; None leaves a field as it is. Times in ns since the epoch."""
+    """What a SETATTR changes; None leaves a field as it is. Times in ns since the epoch."""
 
     mode: int | None = None
     uid: int | None = None
@@ -57,7 +57,7 @@ class Attributes:
         self._own = OwnAttributes(pool, allocator.room)
 
     def change(self, ino: InodeNo, change: Change, maker: Maker = NOBODY) -> InodeRecord:
-        """Apply *change*, which *maker* wants, to *ino*; return its record as of now.
+        """Apply *change* of process *maker* to *ino*; return its new record.
 
         Raises DeadInode, IsADirectory (size of a directory), TooLarge, ReadOnly.
         """
@@ -77,7 +77,7 @@ class Attributes:
         opened = pool.open_inodes.get(ino)
         if opened is not None and opened.writers and opened.fd >= 0:
             if measured(pool.syscalls, opened, record) is not record:
-                # By another time than the extent's the writing is known, also after a crash.
+                # A time other than the extent's shows that it was written, even after a crash.
                 changed = changed._replace(mtime_ns=changed.mtime_ns ^ 1)
             self._tell_extent(opened.fd, change)
         if opened is not None and opened.gone is not None:
@@ -92,7 +92,7 @@ class Attributes:
         return self._blocks.present(ino)
 
     def _hand_on(self, ino: InodeNo, change: Change) -> None:
-        """Whose name *ino* is shown under gets owner and mode, too: it is what stays."""
+        """Give owner and mode also to the draft that *ino* is shown for, because that one stays."""
         draft = self._bearer(ino)
         if draft == ino or (change.mode, change.uid, change.gid) == (None, None, None):
             return
@@ -114,7 +114,7 @@ class Attributes:
         )
 
     def _tell_extent(self, fd: int, change: Change) -> None:
-        """While a writer lives the extent tells the times, so it must hear them too."""
+        """Set the times on the extent, too: while there is a writer it has the valid ones."""
         if change.atime_ns is None and change.mtime_ns is None:
             return
         status = self._pool.syscalls.fstat(fd)
@@ -136,7 +136,7 @@ class Attributes:
             raise NoSuchAttribute
         value = self._stored(ino, name)
         if value is None:
-            self._namespace.record(ino)  # the kernel may ask of an evicted block by its old name
+            self._namespace.record(ino)  # the block may be evicted: DeadInode
             raise NoSuchAttribute
         return value
 
@@ -149,12 +149,12 @@ class Attributes:
         return {name: index.xattr(ino, name) or b"" for name in index.xattrs(ino)}
 
     def _gone(self, ino: InodeNo) -> OpenInode | None:
-        """Return *ino* if it is open and has no name: its attributes are in memory then."""
+        """Return *ino* if it is open without a name; then its attributes are in memory."""
         opened = self._pool.open_inodes.get(ino)
         return opened if opened is not None and opened.gone is not None else None
 
     def xattr_names(self, ino: InodeNo) -> list[bytes]:
-        """Return the names set on *ino*; kvfs's own are answered, never listed."""
+        """Return the names set on *ino*, without those that kvfs answers itself."""
         ino = self._bearer(ino)
         gone = self._gone(ino)
         names = self._pool.index.xattrs(ino) if gone is None else list(gone.attributes)
@@ -163,16 +163,16 @@ class Attributes:
         return [name for name in names if not is_own(name)]
 
     def bearers(self, ino: InodeNo) -> set[InodeNo]:
-        """Return whose owner and mode are *ino*'s: its own, and those that it shares a name with.
+        """Return the inodes that get *ino*'s owner and mode: itself, and those that share its name.
 
-        A block that is shown until the draft that took its name is whole may come back with it.
+        A block that is shown until the draft that took its name is whole may get the name back.
         """
         old = self._blocks.truncating.old
         before = old.of(ino) if ino in old else None
         return {ino, self._bearer(ino), ino if before is None else before}
 
     def _bearer(self, ino: InodeNo) -> InodeNo:
-        """Return who has *ino*'s attributes: the draft it stands in for took them along."""
+        """Return the inode with *ino*'s attributes: a draft that took its name took them, too."""
         opened = self._pool.open_inodes.get(ino)
         return ino if opened is None or not opened.stands_in else opened.stands_in
 
@@ -220,7 +220,7 @@ class Attributes:
         value: bytes | None,
         pinned_bytes: int | None,
     ) -> None:
-        """Give *ino* attribute *name*, without a *value* take it away; where its others are."""
+        """Set attribute *name* of *ino*, or remove it without a *value*; in memory or index."""
         record = record._replace(ctime_ns=self._pool.clock_ns())
         gone = self._gone(ino)
         if gone is not None:

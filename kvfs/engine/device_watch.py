@@ -1,8 +1,8 @@
 """Whether the device below still works; checked at every tick.
 
-What it fails to write and to read is dismissed (write_back.py, unreadable.py). A file system that
-has shut itself down is the end: then nobody may look at the index any more, whose pages are a
-mapping of it (SIGBUS for whoever touches one that is not in memory).
+Blocks that it fails to write or to read lose their names (write_back.py, unreadable.py). If the
+file system has shut itself down, the device is lost. Then the index must not be used any more: it
+is a mapping, and a page that is not in memory raises SIGBUS.
 """
 
 import contextlib
@@ -18,22 +18,22 @@ from kvfs.storage.run_state import distrust_index
 
 
 class DeviceWatch:
-    """The looks at one pool's device."""
+    """The checks of one pool's device."""
 
     def __init__(self, pool: Pool, publishing: Publishing) -> None:
         self._pool = pool
         self._log = KernelLog(pool.device.pool_fd)
         self.write_back = WriteBack(pool, publishing)
         self._unreadable = Unreadable(pool, publishing)
-        #: Why the pool cannot be used any more, for good; empty while it can.
+        #: Why the pool can never be used again; empty while it works.
         self.lost = ""
         pool.ends_first(self.close)
 
     def tick(self, now_s: float) -> None:
-        """Look; 3 us while nothing is wrong."""
+        """Check; takes 3 us while nothing is wrong."""
         if not self.lost and (why := self._why_lost()):
             self.lost = why
-            with contextlib.suppress(OSError):  # then its log is dirty, which says the same
+            with contextlib.suppress(OSError):  # then XFS has a dirty log, which says the same
                 distrust_index(self._pool.device.pool_fd, self._pool.syscalls)
         if self.lost:
             return
@@ -46,7 +46,7 @@ class DeviceWatch:
         self._unreadable.tick(now_s)
 
     def _why_lost(self) -> str:
-        """Return what a file system says that was shut down: XFS fails its statfs at once."""
+        """Return the error of statfs(2), which fails at once on an XFS that was shut down."""
         try:
             os.fstatvfs(self._pool.device.pool_fd)
         except OSError as error:
@@ -56,7 +56,7 @@ class DeviceWatch:
         return self.write_back.index_error
 
     def close(self) -> None:
-        """Look no more; waits for what is under way."""
+        """End the checks; wait for the one under way."""
         self._unreadable.close()
         self.write_back.close()
         self._log.close()

@@ -32,7 +32,7 @@ def is_own(name: bytes) -> bool:
 
 
 class OwnAttributes:
-    """Answers and sets them for the inodes of one pool."""
+    """Reads and sets them for the inodes of one pool."""
 
     def __init__(self, pool: Pool, room: Room) -> None:
         self._pool = pool
@@ -70,8 +70,9 @@ class OwnAttributes:
     ) -> int | None:
         """Raise unless user *uid* may set *name* to *value* (None: remove it).
 
-        Return what it would pin, None if it is no pin. NotPermitted for others than root and the
-        owner, and beyond the bound of pins; InvalidRequest for a value nobody knows.
+        Return how many bytes a pin would keep, None for other attributes. Raises NotPermitted
+        unless *uid* is root or the owner, and beyond the limit of pins; InvalidRequest for an
+        unknown value.
         """
         if name not in VALUES:
             raise NotPermitted(f"{name!r} is told, not set")
@@ -88,9 +89,9 @@ class OwnAttributes:
         return pool.pins.count(ino, record, kept_bytes, pool.stay_bounds.kept_most_bytes)
 
     def changed(self, ino: InodeNo, name: bytes, pinned_bytes: int | None) -> None:
-        """Follow *name* of *ino*, which the index has now: *pinned_bytes* as ``check`` told.
+        """Apply *name* of *ino*, which is in the index now, with the *pinned_bytes* of ``check``.
 
-        What was inherited from it is looked up again.
+        Directories that inherit it look it up again.
         """
         if name == PIN and pinned_bytes is None:
             self._pool.pins.drop(ino)

@@ -39,7 +39,7 @@ from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
 
-#: Background work gets so much of each tick, even if the loop is never idle.
+#: Time for background work in each tick, even if the loop is never idle.
 _TURN_S: Final = 0.002
 
 
@@ -114,14 +114,14 @@ class Store:
             self._sweep_on,
         )
 
-    # ---- the room that the allocator asks for ----
+    # ---- the port Room: what the allocator asks for ----
 
     def evict(self, size_bytes: int) -> int:
-        """Evict *size_bytes*, if it can; return how many are on their way back."""
+        """Evict *size_bytes*, if possible; return how many are being freed."""
         return self.reclaim.evict(size_bytes)
 
     def evict_names(self) -> None:
-        """Evict blocks for their names: the index would refuse the next one."""
+        """Evict blocks for their names, because the index would refuse the next one."""
         self.name_eviction.make_room()
 
     def forget_nameless(self) -> None:
@@ -129,11 +129,11 @@ class Store:
         self.blocks.truncating.give_way()
 
     def top_up(self) -> None:
-        """Make room ahead of the next draft as soon as no request waits."""
+        """Make space ahead of the next draft, as soon as no request waits."""
         self.reclaim.top_up()
 
     def rank_anew(self) -> None:
-        """Look every block's rank up again: a policy changed for many."""
+        """Rank every block again, because a policy changed for many."""
         self.start_scan.rank_anew()
 
     # ---- what the mount asks for ----

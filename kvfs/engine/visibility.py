@@ -1,7 +1,7 @@
-"""Who sees a draft: everybody, or its maker alone where a directory's policy says so.
+"""Who sees a draft: everybody, or only its writer if the policy of its directory says so.
 
-And of a block that is being rewritten with O_TRUNC everybody but its writer sees the old version,
-or nothing if a file server emptied it.
+While a block is rewritten with O_TRUNC, everybody but its writer sees the old version, or nothing
+if a file server emptied it.
 """
 
 from kvfs.core.lifecycle import HIDEABLE, State, is_temporary
@@ -30,9 +30,9 @@ class Visibility:
         return ino
 
     def known_from_before(self, ino: InodeNo) -> bool:
-        """Whether a server emptied *ino* and has it for itself.
+        """Whether a file server emptied *ino*, which only servers see.
 
-        Others then ask for it by a name that the kernel should have forgotten.
+        The kernel should have forgotten its name, but another program may still come by it.
         """
         opened = self._pool.open_inodes.get(ino)
         if opened is None or not opened.emptied:
@@ -51,25 +51,25 @@ class Visibility:
         return self.is_private(record) and not self._is_maker(who, ino, record)
 
     def _is_maker(self, who: Maker, ino: InodeNo, record: InodeRecord) -> bool:
-        """Whether *who* writes *ino*: that nobody knows of those that cannot be told apart.
+        """Whether *who* writes *ino*, or may be its writer.
 
-        Under a temporary name all of those may be meant: the writer must find it to rename it. A
-        server looks for what it has just made, too (FSAL VFS does at each CREATE); of its clients
-        nobody knows which one asks.
+        Processes that cannot be watched cannot be told apart. Under a temporary name any of them
+        may be the writer, which must find the file to rename it. A file server, too, looks for what
+        it has just made (FSAL VFS does at each CREATE), and its clients cannot be told apart.
         """
         maker = self._maker(ino, record)
         return who == maker and (who != NOBODY or is_temporary(record.name))
 
     def is_private(self, record: InodeRecord) -> bool:
-        """Whether draft *record* is its maker's alone: by its state, or where it lies."""
+        """Whether only its maker may see the draft *record*, by its state or its directory."""
         if record.state == State.UNRENAMED:
             return True
         return self._pool.policies.of(record.parent).hides_drafts
 
     def trusts_name(self, record: InodeRecord, *, just_created: bool) -> bool:
-        """Whether the kernel may keep the name: another writer can take a draft's name over.
+        """Whether the kernel may keep the name; another writer can take over the name of a draft.
 
-        The maker's own CREATE is safe: who takes the name gets another inode by a LOOKUP.
+        After the maker's own CREATE it may: a writer that takes the name does a LOOKUP first.
         """
         if record.state not in HIDEABLE:
             return True

@@ -1,1 +1,1 @@
-"""Files with bytes, from their creation to their publishing."""
+"""Files with bytes, from creation to publishing."""

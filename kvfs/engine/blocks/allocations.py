@@ -1,4 +1,4 @@
-"""What a block that is open for writing will take: by a write, and by fallocate(2) ahead of it."""
+"""How much a write will allocate, and fallocate(2) on a block that is open for writing."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from kvfs.storage.syscalls import FALLOC_FL_PUNCH_HOLE
 
 
 class Allocation(NamedTuple):
-    """An fallocate(2) to be done: the room pledged for it until it ends, and the work."""
+    """An fallocate(2) to be done: the space pledged until it ends, and the work."""
 
     pledged_bytes: int
     work: Callable[[], None]
@@ -55,7 +55,7 @@ class Allocations:
     def begin(
         self, opened: OpenInode, mode: int, offset_bytes: int, length_bytes: int
     ) -> Allocation:
-        """Return fallocate(2) on an open file as work for a thread; its room is pledged.
+        """Return fallocate(2) on an open file as work for a thread; its space is pledged.
 
         Raises NoSpace, TooLarge, OSError; the work OSError.
         """
@@ -75,10 +75,10 @@ class Allocations:
         return Allocation(growth_bytes, work)
 
     def end(self, opened: OpenInode, allocation: Allocation) -> None:
-        """The work is done, or failed: what the extent holds now is what counts.
+        """Count what the extent holds, after the work was done or has failed.
 
-        Who asked for room takes no more unasked: none is kept ahead of it (overrun_watch.py).
-        Raises OSError.
+        A writer that asked for its space is expected to take no more without asking, so none is
+        kept free for it (overrun_watch.py). Raises OSError.
         """
         pool = self._pool
         pool.space.pledged_bytes -= allocation.pledged_bytes

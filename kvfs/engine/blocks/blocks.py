@@ -152,7 +152,7 @@ class Blocks:
             if writer:
                 opened.note_hand(Hand(maker, thread), appends=appends)
             self._begin(opened, record, maker, writer=writer, truncate=truncate, appends=appends)
-            if truncate and self.present(ino).size_bytes:  # writers make the record old
+            if truncate and self.present(ino).size_bytes:  # a writer may have changed it
                 self.truncate(ino, 0, maker)
         except BaseException:
             self.abandon(opened, writer=writer, appends=writer and appends)
@@ -160,7 +160,7 @@ class Blocks:
         return opened
 
     def open_to_read(self, ino: InodeNo, *, served: bool = False) -> OpenInode:
-        """Count a reading handle on file *ino*, *served* a file server's. Every load begins here.
+        """Count a reading handle on file *ino*; *served*: a file server's. Every load begins here.
 
         Raises DeadInode, IsADirectory, InvalidRequest.
         """
@@ -204,10 +204,10 @@ class Blocks:
         if writer and self.truncating.is_awaited(opened.ino):
             self._awaited.claim(opened)
         if first and writer and (appends or not record.size_bytes):
-            self._allocator.choose_course(opened, record.parent)  # others rewrite what is there
+            self._allocator.choose_course(opened, record.parent)  # others overwrite old bytes
         self._touch(opened.ino)
         if truncate and not writer and self.truncating.is_awaited(opened.ino):
-            # Nobody will write it, so it is an empty file at once.
+            # Nobody will write it, so it is at once a finished, empty file.
             written = self.open(opened.ino, writer=True, truncate=False, maker=maker)
             self.close(written, writer=True)
         if writer:
@@ -266,13 +266,13 @@ class Blocks:
             self._pool.leave(opened, writer=False)
 
     def abandon(self, opened: OpenInode, *, writer: bool, appends: bool = False) -> None:
-        """Close a handle that its opener never got; a draft just created is dropped with it."""
+        """Close a handle that no client received; drop a draft that was just created for it."""
         if writer and opened.writers == 1:
             opened.spoil()
         self.close(opened, writer=writer, appends=appends)
 
     def settle(self) -> None:
-        """Carry out closes that wait for news of a writer, or for the index. Called by the tick."""
+        """Carry out closes that wait for the fate of a writer or for the index, at each tick."""
         self.doubts.tick(self._pool.monotonic_s())
         self._last_closes.settle()
         self.served.tick(self._pool.monotonic_s())
@@ -308,12 +308,12 @@ class Blocks:
     def _outlives(self, opened: OpenInode) -> bool:
         """Whether a client of the ended mount can still write to the extent.
 
-        Asked before the extent is measured, because a client that closes now may have written
-        until now. Raises OSError, after which nobody can measure it.
+        Call it before the extent is measured, because a client that has just closed may have
+        written until then. After an OSError the extent cannot be measured.
         """
         if opened.fd < 0:
             return False
-        self._pool.syscalls.close(opened.fd)  # a lease counts it, too
+        self._pool.syscalls.close(opened.fd)  # our own descriptor would count as a user
         opened.fd = -1
         outlives = self._pool.extents.is_written(opened.ino)
         with contextlib.suppress(Damaged):  # its name is gone then
@@ -366,7 +366,7 @@ class Blocks:
             self.close(opened, writer=True)
 
     def _resize(self, opened: OpenInode, size_bytes: int) -> None:
-        """Set the length of what is open for writing, and account for what it holds then."""
+        """Set the length of a block that is open for writing, and count what it holds then."""
         pool = self._pool
         self._allocator.make_room_ahead(size_bytes - opened.allocated_bytes)
         fd = self.extent_fd(opened)

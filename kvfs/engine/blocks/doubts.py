@@ -1,10 +1,10 @@
 """Closes that prove nothing: the block stays a draft until it is known how its writer ended.
 
-A block is finished by a close of a process that stays alive, or by the exit of one that ends by
-itself. But the closing process may be unknown: it is in another pid namespace, or there was no
-descriptor left to look at it. And a file may be written after its close, by io_uring or a mapping:
-then RELEASE comes when that ends, perhaps by a signal. Unknown is never whole: without a rename or
-a process that is seen alive in time, the block is torn.
+A block is finished if the process that closes it stays alive, or ends by itself. But that process
+may be unknown: it is in another pid namespace, or no descriptor was left to check it. And a file
+may be written after its close, by io_uring or a mapping: then RELEASE comes when that ends, perhaps
+by a signal. Without proof the block is not whole. Unless it is renamed, or the process is seen
+alive in time, it is torn.
 """
 
 import logging
@@ -20,21 +20,21 @@ from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)
 
-#: A RELEASE follows its close(2) at once; one that comes later was held up by another user of the
-#: file. More than a busy server takes to read it.
+#: A RELEASE follows its close(2) at once. If it comes later than this, another user held the file.
+#: A busy server reads it in less.
 _AT_ONCE_S: Final = 0.5
-#: More wait for no answer: the oldest is torn.
+#: If more are in doubt, the oldest is torn.
 _DOUBTS_MAX: Final = 4096
 #: Questions asked at a time, each in a thread.
 _QUESTIONS_MAX: Final = 8
-#: What a stop waits for answers, altogether.
+#: How long a stop waits for all answers together.
 _STOP_WAIT_S: Final = 1.0
 
 
 class Closing(NamedTuple):
-    """The last FLUSH of a handle: who sent it and how it fared, and the extent at that moment.
+    """The last FLUSH of a handle: its thread and the fate of that, and the extent at that moment.
 
-    ``size_bytes`` is -1 if there was none: the file was never a descriptor of a process.
+    ``size_bytes`` is -1 without a FLUSH: the file was never a descriptor of a process.
     """
 
     tid: int
@@ -46,7 +46,7 @@ class Closing(NamedTuple):
 
 
 class _Doubt:
-    """One handle that is closed and counted still; torn at *until_s*."""
+    """One handle that is closed but still counted; it is torn at *until_s*."""
 
     __slots__ = ("closing", "opened", "question", "until_s")
 
@@ -65,21 +65,21 @@ class Doubts:
         self._pool = pool
         self._finish = finish
         self._doubts: list[_Doubt] = []
-        #: How many were torn since nobody vouched for them.
+        #: How many blocks were torn because nothing proved them whole.
         self.unproven = 0
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return how many closes are in doubt."""
         return len(self._doubts)
 
     def raised(self, opened: OpenInode, closing: Closing) -> bool:
-        """Whether *closing* proves nothing of *opened*: then its handle is kept until a tick."""
+        """Whether *closing* proves nothing about *opened*; then its handle is kept until a tick."""
         if opened.torn or not opened.unfinished or opened.gone is not None or opened.fd < 0:
             return False
         try:
             if not self._is_doubtful(opened, closing):
                 return False
-        except OSError as error:  # what cannot be looked at is not known to be whole
+        except OSError as error:  # without a check it is not known to be whole
             _log.warning("inode %#x: %s", opened.ino, error)
         wait_s = self._pool.settings.foreign_close_s
         self._doubts.append(_Doubt(opened, closing, self._pool.monotonic_s() + wait_s))
@@ -91,11 +91,11 @@ class Doubts:
         pool = self._pool
         if closing.fate is Fate.LIVES:
             if not closing.closer.is_one:
-                return False  # a thread of the kernel, an NFS server: no signal cuts its writes
+                return False  # a kernel thread or NFS server: no signal ends its writes
             if opened.writers > 1:
-                return False  # the bytes may be others', whose closes are to come
+                return False  # other writers, which have not closed yet, may have written the bytes
             status = pool.syscalls.fstat(opened.fd)
-            # Another handle's FLUSH may be the newer one, behind what was written through that.
+            # The FLUSH of another handle may be newer, and come after what was written through it.
             unchanged = (status.st_size, status.st_mtime_ns) in (closing[-2:], opened.flushed_as)
             if unchanged and pool.monotonic_s() - closing.at_s < _AT_ONCE_S:
                 return False
@@ -107,7 +107,7 @@ class Doubts:
         if record is None:
             return False
         if closing.tid <= 0 and is_temporary(record.name):
-            return False  # whoever wrote it renames it, or nobody reads it
+            return False  # its writer renames it, or nobody reads it
         return not self._is_settled(opened, State(record.state))
 
     def _is_settled(self, opened: OpenInode, state: State) -> bool:
@@ -118,7 +118,7 @@ class Doubts:
         return record is not None and is_as_recorded(self._pool.syscalls.fstat(opened.fd), record)
 
     def tick(self, now_s: float) -> None:
-        """Carry out the closes of which is known by now what they are."""
+        """Carry out the closes whose meaning is known by now."""
         if not self._doubts:
             return
         waiting: list[_Doubt] = []
@@ -141,7 +141,7 @@ class Doubts:
         self._doubts = waiting
 
     def _is_to_be_asked(self, doubt: _Doubt) -> bool:
-        """Whether nobody asked yet, or there was no descriptor to find out."""
+        """Whether its process was not asked for yet, or no descriptor was left to find out."""
         if doubt.question is None:
             return True
         return doubt.question.fate is Fate.UNKNOWN and doubt.closing.tid > 0
@@ -183,7 +183,7 @@ class Doubts:
         self._finish(doubt.opened)
 
     def close(self) -> None:
-        """Carry out all: the pool stops, and what nobody vouches for now is torn."""
+        """Carry out all closes, because the pool stops; what is not proved whole now is torn."""
         now_s = self._pool.monotonic_s()
         until_s = now_s + _STOP_WAIT_S
         for doubt in self._doubts:
@@ -194,5 +194,5 @@ class Doubts:
                 doubt.question.wait(until_s - self._pool.monotonic_s())
             doubt.until_s = now_s
         self.tick(now_s)
-        while self._doubts:  # somebody else still writes
+        while self._doubts:  # it still has another writer
             self._tear(self._doubts.pop())

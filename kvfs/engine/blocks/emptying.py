@@ -1,10 +1,10 @@
-"""A whole block that a file server empties: it is a draft, and whoever is no server finds nothing.
+"""A whole block that a file server empties becomes a draft, which only servers find.
 
 A program's O_TRUNC is led to a fresh inode (truncating_open.py). A server has a handle and cannot
-be led: it sends the new size, 0, and its client writes what it has by that handle. Whoever has the
-block open sees that happen, as on any file system. Nobody else is shown less than the whole.
+be led: it sends the new size, 0, and its client then writes by that handle. A process that has the
+block open sees this, as on any file system. Nobody else sees less than the whole block.
 
-The server need not have it open meanwhile, so that the draft is kept open for it (served.py).
+The server may close it meanwhile, so the draft is kept open for it (served.py).
 """
 
 from typing import Final
@@ -18,12 +18,12 @@ from kvfs.pool.allocator import Allocator
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
-#: Who empties it has it open, and so has the draft that is kept open: no client has them.
+#: Handles that no client has: that of the server which empties it, and the one kept open.
 _OWN_WRITERS: Final = 2
 
 
 class Emptying:
-    """Makes drafts of the blocks of one pool."""
+    """Turns blocks of one pool into drafts."""
 
     def __init__(self, pool: Pool, allocator: Allocator, served: Served) -> None:
         self._pool = pool
@@ -31,9 +31,9 @@ class Emptying:
         self._served = served
 
     def is_due(self, ino: InodeNo, present: InodeRecord) -> bool:
-        """Whether what a server empties is whole, and nobody else writes it or may yet.
+        """Whether *ino* is whole, and no local process writes it or still may.
 
-        What others write is emptied in place for all, as a log is.
+        A block that others write is emptied in place for all, as a log is.
         """
         if not present.size_bytes or present.state in HIDEABLE:
             return False
@@ -46,7 +46,8 @@ class Emptying:
     def begin(self, opened: OpenInode) -> None:
         """Make a draft of *opened*, which the caller has open for writing and empties next.
 
-        The index knows it before a byte goes: after a kill it is a miss. Raises NoSpace, OSError.
+        It is in the index before a byte goes, so that it is a miss after a kill. Raises NoSpace,
+        OSError.
         """
         pool, ino = self._pool, opened.ino
         record = pool.index.inode(ino)
@@ -62,7 +63,7 @@ class Emptying:
             change.txn.put_inode(ino, draft)
         opened.empty()
         opened.maker = SERVER
-        # New bytes get blocks of their own, and the device learns of that after the removal.
+        # New bytes get new blocks, of which the device learns after the removal of the identity.
         opened.identity_lingers = False
         pool.leases.drop(ino)
         ranks.note(pool, ino, draft)
@@ -70,7 +71,7 @@ class Emptying:
         pool.kernel.name_vanished(record.parent, record.name)
 
     def choose_course(self, opened: OpenInode) -> None:
-        """*opened* is empty: what comes is new, and takes room that nobody asked for yet."""
+        """Choose whether writers of *opened*, which is empty now, must ask for space."""
         pool, record = self._pool, self._pool.index.inode_or_miss(opened.ino)
         has_handles = opened.readers or opened.writers > _OWN_WRITERS
         if record is not None and not has_handles:

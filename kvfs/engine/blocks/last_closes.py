@@ -1,7 +1,8 @@
 """The last writer's close of a block, and closes that the index has not recorded yet.
 
-Who closes cannot be told of a failure (close(2) is answered before), and a whole block is not to be
-lost to one failed write: it is tried again, and dismissed in the end.
+close(2) has returned already, so a failure cannot be reported to the writer. A whole block must not
+be lost because one write to the index failed. So it is tried again, and only in the end the name
+goes.
 """
 
 import logging
@@ -27,12 +28,12 @@ class LastCloses:
         self._pool = pool
         self._publishing = publishing
         self._old = old
-        #: Not published yet, and how often that was tried. The writer's handle stays counted, so
-        #: that the extent goes on telling the truth.
+        #: Blocks not published yet, and how often it was tried. The writer's handle still counts,
+        #: so that size and times come from the extent.
         self._untold: deque[tuple[OpenInode, int]] = deque()
 
     def close(self, opened: OpenInode) -> None:
-        """Give one writer's handle back."""
+        """Close one writer's handle."""
         if opened.writers == 1 and not self._pool.settings.read_only:
             try:
                 self._publishing.publish(opened)

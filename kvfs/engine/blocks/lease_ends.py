@@ -1,7 +1,8 @@
-"""What becomes of a block when its maker has ended, or its lease by time.
+"""The end of a lease: what happens to a block when its maker has ended, or its time is over.
 
-A process that was not killed has written what it meant to write. Of an NFS server's client nobody
-knows: it may have died in the middle. What a server leaves is whole only if none of it is missing.
+A process that was not killed has written what it meant to write. But a client of an NFS server may
+have died in the middle, which kvfs cannot see. So what a server wrote is whole only if no part of
+it is missing.
 """
 
 import functools
@@ -20,7 +21,7 @@ from kvfs.storage.fiemap import lacks_bytes
 
 _log: Final = logging.getLogger(__name__)
 
-#: Looked at in the thread at a time, one after the other: more wait for the next tick.
+#: Blocks checked in the thread until the next tick, one after the other.
 _LOOKS_MAX: Final = 256
 
 
@@ -30,13 +31,13 @@ class LeaseEnds:
     def __init__(self, pool: Pool, namespace: Namespace) -> None:
         self._pool = pool
         self._namespace = namespace
-        #: Blocks that are looked at.
+        #: Blocks that are being checked.
         self._looking: set[InodeNo] = set()
-        #: Blocks of servers that went because a part of them was missing, or might be.
+        #: Blocks of servers that lost their name because a part of them was missing, or might be.
         self.unproven = 0
 
     def end(self, ino: InodeNo) -> bool:
-        """The maker of *ino* is gone: the block is everybody's, or nobody's, or goes.
+        """End the lease of *ino*: it is published, or an orphan, or its name goes.
 
         False if that cannot be told now.
         """
@@ -46,7 +47,7 @@ class LeaseEnds:
             pool.leases.drop(ino)
             return True
         if ino in pool.open_inodes and pool.open_inodes[ino].writers:
-            return False  # a slab in use, or one whose last close says what it is
+            return False  # a slab in use, or its last close will decide
         if record.state == State.UNRENAMED:
             return self._drop(ino, record)
         if record.state == State.LEASED and is_temporary(record.name):
@@ -69,14 +70,14 @@ class LeaseEnds:
         return True
 
     def _look_at(self, ino: InodeNo, record: InodeRecord) -> bool:
-        """Have the thread look whether *ino* is whole; it is carried out when that is known."""
+        """Let the thread check whether *ino* is whole; the result is applied later."""
         if ino not in self._looking and len(self._looking) < _LOOKS_MAX:
             self._looking.add(ino)
             self._pool.background.submit_long(functools.partial(self._look, ino, record))
         return False
 
     def _look(self, ino: InodeNo, record: InodeRecord) -> None:
-        """Look, in the thread. What cannot be looked at is not known to be whole."""
+        """Check, in the thread. A block that cannot be read is not known to be whole."""
         whole: bool | None = False
         try:
             fd = self._pool.extents.open(ino, os.O_RDONLY)
@@ -87,13 +88,13 @@ class LeaseEnds:
         except OSError as error:
             _log.warning("inode %#x cannot be looked at: %s", ino, error)
             if error.errno in NO_DESCRIPTOR:
-                whole = None  # the next tick asks again
+                whole = None  # the next tick tries again
         except Damaged as error:
             _log.error("inode %#x: %s", ino, error)
         self._pool.background.hand_over(functools.partial(self._looked, ino, record, whole))
 
     def _looked(self, ino: InodeNo, record: InodeRecord, whole: bool | None) -> None:
-        """Carry it out, unless somebody used the block meanwhile."""
+        """Apply the result, unless somebody used the block meanwhile."""
         self._looking.discard(ino)
         pool = self._pool
         if whole is None or pool.index.inode_or_miss(ino) != record:
@@ -106,7 +107,7 @@ class LeaseEnds:
             self.unproven += self._drop(ino, record)
 
     def _drop(self, ino: InodeNo, record: InodeRecord) -> bool:
-        """Take the name of *ino*: a miss, never half a block. False if that fails."""
+        """Remove the name of *ino*: a miss, never half a block. False if that fails."""
         try:
             self._namespace.unlink(record.parent, record.name)
         except (KvfsError, OSError) as error:

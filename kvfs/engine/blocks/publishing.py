@@ -1,7 +1,7 @@
 """Both ends of writing a block: its first open for writing, and its new state at the last close.
 
-What a close means is the tables' business (writing.py, lifecycle.py); here their answer is carried
-out: one index transaction, or the name goes.
+The tables in writing.py and lifecycle.py say what a close means. Here that is carried out: by one
+index transaction, or by removing the name.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)
 
-#: Whose bytes may lie where others lay before, and not be on the device yet.
+#: States in which new bytes overwrite old ones, and may not be on the device yet.
 _IN_PLACE: Final = frozenset({State.SLAB, State.REWRITE})
 
 
@@ -48,13 +48,13 @@ class Publishing:
         appends: bool,
         late: bool = False,
     ) -> None:
-        """A writer opened the block *record*, the first or one more. Raises NoSpace, OSError.
+        """Note that a writer opened the block *record*. Raises NoSpace, OSError.
 
-        *Late*, it has written already.
+        If *late*, it has written already.
 
-        The extent must tell the record's times, since it is the truth while writers live. A final
-        block is marked as being rewritten: after a crash its record would be a guess, and after
-        a power loss nothing would tell its old bytes from its new ones.
+        The extent gets the times of the record, because while there are writers its times are the
+        valid ones. A final block is marked as being rewritten: after a crash its record could be
+        wrong, and after a power loss its old bytes could not be told from the new ones.
         """
         pool = self._pool
         state = State(record.state)
@@ -65,14 +65,14 @@ class Publishing:
                 return
             opened.join_renamed()
         else:
-            opened.begin(state, appends=appends)  # also if the rest fails: no empty block
+            opened.begin(state, appends=appends)  # even if the rest fails: no empty block
             if not late:
                 pool.syscalls.utime(opened.fd, ns=(record.atime_ns, record.mtime_ns))
-            # A time that was looked at is not given to the next write, too (multigrain
-            # timestamps, Linux 6.13): what is written now is told from what is not.
+            # After a stat the next write gets another time (multigrain timestamps, Linux 6.13), so
+            # that a write from now on can be seen.
             pool.syscalls.fstat(opened.fd)
             opened.maker = maker
-            if state is State.UNRENAMED and maker == NOBODY:  # truncate(2): it is its maker's still
+            if state is State.UNRENAMED and maker == NOBODY:  # truncate(2): still its maker's
                 opened.maker = Maker(record.maker_tgid, record.maker_birth)
         if state in UNFINISHED:
             return
@@ -80,7 +80,7 @@ class Publishing:
             opened.identity_lingers = self._identities.withdraw_now(opened.ino)
             return
         reopened = after(state, Event.REOPEN)
-        # Also a slab whose state stays: a start after a kill measures what was open for writing.
+        # Also for a slab, whose state stays: a start after a kill measures what was being written.
         with pool.change(pool.counters, begun=opened.ino) as change:
             if reopened is not state:
                 change.txn.put_inode(opened.ino, record._replace(state=reopened))
@@ -96,9 +96,9 @@ class Publishing:
         return self._identities.was_identified(ino) or ino < self._pool.numbers.first
 
     def must_forget(self, opened: OpenInode) -> bool:
-        """Whether old bytes may be overwritten that the device still calls whole.
+        """Whether bytes may be overwritten that still have an identity on the device.
 
-        What is only appended to has another size then, which a rebuild sees.
+        A block that is only appended to gets another size, which a rebuild notices.
         """
         return opened.identity_lingers and not opened.appended_only
 
@@ -109,7 +109,7 @@ class Publishing:
         self._identities.forgotten(opened.ino)
 
     def allocate_ahead(self, ino: InodeNo) -> None:
-        """Space was allocated ahead of bytes (fallocate, truncate up): it is a slab in the making.
+        """Note that space was allocated ahead of bytes (fallocate, truncate up), as for a slab.
 
         Raises NoSpace.
         """
@@ -121,7 +121,7 @@ class Publishing:
         if opened is not None and state is State.REWRITE:
             opened.resize()
             if opened.before is State.ORPHAN_SLAB or not record.size_bytes:
-                state = opened.before  # no bytes of a whole are at stake
+                state = opened.before  # it has no whole bytes to lose
         state = after(state, Event.ALLOCATE)
         if state == record.state:
             return
@@ -134,12 +134,12 @@ class Publishing:
         with self._pool.index.write() as txn:
             txn.put_inode(ino, record)
         self._identities.withdraw(ino)
-        if opened is None or not opened.writers:  # what follows may fail before its close tells
+        if opened is None or not opened.writers:  # the caller may fail before its close
             self._pool.leases.note(ino, record, self._pool.monotonic_s())
             ranks.note(self._pool, ino, record)
 
     def touched(self, ino: InodeNo, record: InodeRecord) -> InodeRecord:
-        """Emptying what is empty is a change, too (open(2)): return *record* with its times."""
+        """Return *record* with new times: emptying an empty file is a change, too (open(2))."""
         pool = self._pool
         now_ns, sequence = pool.clock_ns(), pool.next_sequence()
         record = record._replace(mtime_ns=now_ns, ctime_ns=now_ns, sequence=sequence)
@@ -151,10 +151,10 @@ class Publishing:
     # ---- ending ----
 
     def look_at_closer(self, opened: OpenInode, tid: int) -> Closing | None:
-        """A descriptor of a writer is being closed by thread *tid*: is it dying of a signal?
+        """Check thread *tid*, which closes a writer's descriptor: is it dying of a signal?
 
-        A FLUSH is no commit: dup2, fork and exec send it in the middle of a write. Returns what
-        the RELEASE needs to know of it, None if nothing is at stake. Raises OSError.
+        A FLUSH is not a commit: dup2, fork and exec send it in the middle of a write. Returns what
+        the RELEASE must know of it, None if the block cannot be torn. Raises OSError.
         """
         if not opened.unfinished or opened.torn or opened.fd < 0:
             return None
@@ -170,7 +170,7 @@ class Publishing:
         return Closing(tid, closer, fate, now_s, status.st_size, status.st_mtime_ns)
 
     def never_closed(self, opened: OpenInode, tid: int) -> Closing:
-        """Return what is known of a handle that thread *tid* opened and nobody closed.
+        """Return what is known of a handle of thread *tid* that had no close(2).
 
         Such a file was never a descriptor (io_uring), or its opener died in open(2).
         """
@@ -181,14 +181,14 @@ class Publishing:
         return Closing(tid, maker, fate, pool.monotonic_s(), -1, 0)
 
     def publish(self, opened: OpenInode) -> None:
-        """Tell the index what the last writer left. Raises NoSpace when the index is full."""
+        """Write to the index what the last writer left. Raises NoSpace if the index is full."""
         pool = self._pool
         if opened.fd < 0:
-            return  # the open failed: nothing was written, nor marked
+            return  # the open failed, so nothing was written or marked
         before = self._namespace.record(opened.ino)
         record = measured(pool.syscalls, opened, before)
         written = record is not before
-        # What was written was measured just now.
+        # What was written has just been measured.
         allocated_bytes = (
             record.allocated_bytes if written else pool.extents.allocated_bytes(opened.fd)
         )
@@ -198,7 +198,7 @@ class Publishing:
             allocated_bytes = self._trim_holes(opened, before, record, allocated_bytes)
         pool.note_allocated(opened, allocated_bytes)
         if opened.gone is not None:
-            if before.state == State.REWRITE and not written:  # whole, for who looked before
+            if before.state == State.REWRITE and not written:  # it was whole before, and stays so
                 record = record._replace(state=opened.before)
             opened.gone = record
             opened.end(whole=False)
@@ -213,7 +213,7 @@ class Publishing:
             record = not_before(before, record)
             owned = self._owned(opened, record, state, allocated_bytes, written=written)
             self._record(opened, before, owned)
-        # Only now: until it is published another writer's death tears it.
+        # Not earlier: until it is published the death of another writer tears it.
         opened.end(whole=True)
         if opened.quiet_writers:
             status = pool.syscalls.fstat(opened.fd)
@@ -222,10 +222,10 @@ class Publishing:
     def _trim_holes(
         self, opened: OpenInode, before: InodeRecord, record: InodeRecord, allocated_bytes: int
     ) -> int:
-        """Give back the reserve of a draft that was written here and there; return what it holds.
+        """Free the unused reserve of a draft that was written here and there; return what it holds.
 
-        Not of a slab, which asked for it; nor while somebody maps the extent, who may write yet,
-        or where nobody can tell. The block is whole without it.
+        Not of a slab, which asked for it. Nor while a process maps the extent and may still write,
+        or if that is unknown. The block is whole without the reserve.
         """
         extents = self._pool.extents
         if before.state == State.SLAB_DRAFT:
@@ -242,9 +242,9 @@ class Publishing:
         state = opened.last_close(State(record.state), written=written)
         closes = record.state in UNFINISHED and state in (State.LEASED, State.SLAB)
         if closes and self._pool.policies.of(record.parent).only_renamed:
-            return after(state, Event.WITHHOLD)  # it is kept for its rename, whatever that takes
+            return after(state, Event.WITHHOLD)  # it waits for its rename, however long
         due = state in LEASES and (written or state is not opened.before)
-        # As if it were nobody's already. Not an orphan, which goes first: its rename may follow.
+        # As if its maker had ended. But not an orphan, which goes first, as its rename may follow.
         if not due or self._gets_lease(record, allocated_bytes):
             return state
         return after(state, Event.MAKER_DIED)
@@ -271,7 +271,7 @@ class Publishing:
         maker = opened.maker if state in HELD else NOBODY
         looked = not written or opened.maker == NOBODY
         if state == opened.before and state in HELD and looked:
-            # Who only looked does not take it over.
+            # A process that wrote nothing does not become its maker.
             maker = Maker(record.maker_tgid, record.maker_birth)
         return record._replace(
             state=state,
@@ -287,7 +287,7 @@ class Publishing:
         counters = pool.counters._replace(
             used_bytes=pool.counters.used_bytes + growth_bytes, sequence=record.sequence
         )
-        # One that lasts is still to come: the rename, or the next tick.
+        # A lasting transaction is still to come: the rename, or the next tick.
         lasting = before.state not in UNFINISHED or not is_temporary(record.name)
         with pool.change(counters, finished=opened.ino, lasting=lasting) as change:
             change.txn.put_inode(opened.ino, record)
@@ -308,15 +308,15 @@ class Publishing:
             opened.created_in = InodeNo(0)
 
     def _drop_torn(self, opened: OpenInode, record: InodeRecord) -> None:
-        """Take the name of a block whose writer died in the middle: never wrong, so a miss."""
+        """Remove the name of a block whose writer died in the middle: a miss, never wrong bytes."""
         self._namespace.unlink(record.parent, record.name)
-        if opened.gone is not None:  # who has it open reads on to where the writer came
+        if opened.gone is not None:  # readers that have it open read what was written
             opened.gone = record._replace(ctime_ns=opened.gone.ctime_ns)
         self.torn += 1
         self._pool.kernel.name_vanished(record.parent, record.name)
 
     def dismiss(self, opened: OpenInode, error: Exception) -> bool:
-        """Take the name of a block whose bytes are gone: a miss, not an error on a name that stays.
+        """Remove the name of a block whose bytes are lost: a miss, not an error that stays.
 
         False if that fails, too.
         """
@@ -332,7 +332,7 @@ class Publishing:
         return True
 
     def dismiss_lost(self, ino: InodeNo) -> bool:
-        """Take the name of block *ino*, open or not, whose bytes the device lost.
+        """Remove the name of block *ino*, open or not, whose bytes the device lost.
 
         False if there is none. Raises NoSpace, OSError.
         """

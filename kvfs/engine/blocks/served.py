@@ -1,9 +1,9 @@
-"""What file servers have open: they close late or never, so their handles stand for no client.
+"""Handles of file servers, which close late or never, so that a handle says nothing of a client.
 
-A server that may write and has not for a while (``file_server_close_s``), or has renamed what it
-wrote, counts as closed: its handle is a reader's from then on, which reserves nothing and keeps
-nothing. If it writes again after that, whoever looks at the block finds it out, and it is a writer
-again.
+A server that has not written for a while (``file_server_close_s``), or has renamed what it wrote,
+counts as closed. From then on its handle counts as a reader's, which reserves no space and does not
+keep the block from eviction. If it writes again, the next check of the block finds that out, and it
+is a writer again.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)
 
-#: Looked at in one tick, at some 2 us each.
+#: Blocks checked in one tick, at some 2 us each.
 _LOOKS_A_TICK: Final = 256
 _NS: Final = 1_000_000_000
 
@@ -33,15 +33,15 @@ class Served:
     def __init__(
         self, pool: Pool, publishing: Publishing, close_writer: Callable[[OpenInode], None]
     ) -> None:
-        """*close_writer* gives one writer's handle back."""
+        """*close_writer* closes one writer's handle."""
         self._pool = pool
         self._publishing = publishing
         self._close_writer = close_writer
-        #: Blocks that servers are writing, and when each is looked at next, soonest first.
+        #: Blocks that servers are writing, and when each is checked next, soonest first.
         self._written: OrderedDict[InodeNo, float] = OrderedDict()
 
     def opened(self, opened: OpenInode, *, writer: bool) -> None:
-        """One of the handles of *opened* is a server's."""
+        """Note that one handle of *opened* belongs to a server."""
         if writer:
             opened.served_writers += 1
             self._look_in(opened.ino, self._pool.settings.file_server_close_s)
@@ -49,7 +49,7 @@ class Served:
             opened.served_readers += 1
 
     def closed(self, opened: OpenInode, *, writer: bool) -> bool:
-        """A server closes one of its handles; return whether it is a *writer*'s still."""
+        """Note that a server closes a handle; return whether it still counts as a *writer*'s."""
         self.look(opened)
         writes = writer and not opened.quiet_writers
         if writes:
@@ -62,25 +62,25 @@ class Served:
         return writes
 
     def keep_open(self, opened: OpenInode) -> None:
-        """Keep *opened* open for a server, which emptied it by a handle and writes it next."""
+        """Keep *opened* open for a server, which emptied it by a handle and will write it."""
         self._pool.open_inodes.enter(opened.ino, writer=True)
         opened.kept_open, opened.flushed = True, False
         self.opened(opened, writer=True)
 
     def _has_bytes(self, opened: OpenInode) -> bool:
-        """Whether it was written; else who closed it may only have emptied it."""
+        """Whether it has bytes; without any the server may only have emptied it so far."""
         with contextlib.suppress(OSError):
             return self._pool.syscalls.fstat(opened.fd).st_size > 0
         return False
 
     def renamed(self, ino: InodeNo) -> None:
-        """*ino* has a new name: what a server renames is whole, and it may never close it."""
+        """Note the rename of *ino*: what a server renames is whole, and it may never close it."""
         opened = self._pool.open_inodes.get(ino)
         if opened is not None and opened.served_writers:
             self._count_as_closed(opened)
 
     def tick(self, now_s: float) -> None:
-        """Count those as closed that wrote nothing for long."""
+        """Count servers as closed that wrote nothing for long."""
         for _ in range(min(_LOOKS_A_TICK, len(self._written))):
             ino, due_s = next(iter(self._written.items()))
             if due_s > now_s:
@@ -96,13 +96,13 @@ class Served:
                 self._count_as_closed(opened)
 
     def _look_in(self, ino: InodeNo, wait_s: float) -> None:
-        """Look at *ino* again; never later than after the whole time, whatever the clock did."""
+        """Check *ino* again after *wait_s*, at most the whole time if the clock was set."""
         wait_s = min(max(wait_s, 0.1), self._pool.settings.file_server_close_s)
         self._written[ino] = self._pool.monotonic_s() + wait_s
         self._written.move_to_end(ino)
 
     def _idle_s(self, opened: OpenInode) -> float:
-        """Return for how long nobody wrote. Its ctime tells, which no client can set."""
+        """Return for how long nobody wrote, by the ctime, which no client can set."""
         try:
             status = self._pool.syscalls.fstat(opened.fd)
         except OSError as error:
@@ -121,11 +121,11 @@ class Served:
         for _ in range(count):
             self._close_writer(opened)
         if not opened.writers and opened.fd >= 0:
-            self._pool.syscalls.close(opened.fd)  # who reads needs none, or opens it again
+            self._pool.syscalls.close(opened.fd)  # readers need none, or open it again
             opened.fd = -1
 
     def close(self) -> None:
-        """Find out what was written late, as far as that can be told: the pool stops."""
+        """Find late writes, as far as possible, because the pool stops."""
         for opened in list(self._pool.open_inodes.values()):
             try:
                 self.look(opened)
