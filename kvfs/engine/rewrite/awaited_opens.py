@@ -1,6 +1,6 @@
-"""Fresh inodes that wait for their OPEN, which the kernel sends once: it must find them.
+"""Fresh inodes that wait for their OPEN. The kernel sends it only once, so it must find them.
 
-``TruncatingOpens`` enters them and ends those that waited too long.
+``TruncatingOpens`` enters them, and drops those that waited too long.
 """
 
 from collections import OrderedDict
@@ -13,7 +13,7 @@ from kvfs.pool.ready_extents import ReadyExtent
 
 
 class AwaitedOpens(OrderedDict[InodeNo, tuple[ReadyExtent, float, int]]):
-    """Each with its extent, until when (s), and the thread whose OPEN is to come; oldest first."""
+    """Each with its extent, its deadline (s), and the thread of the OPEN; oldest first."""
 
     def __init__(self, pool: Pool, displaced: DisplacedDrafts) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class AwaitedOpens(OrderedDict[InodeNo, tuple[ReadyExtent, float, int]]):
         self.displaced = displaced
 
     def promised(self, ino: InodeNo, record: InodeRecord) -> bool:
-        """Keep *ino*, which lost its name, if its OPEN is still to come: the kernel tries once."""
+        """Keep *ino*, which lost its name, if its OPEN is still to come; return whether it is."""
         due = ino in self
         if due and ino not in self.displaced:
             self.displace(ino, record)
@@ -33,16 +33,16 @@ class AwaitedOpens(OrderedDict[InodeNo, tuple[ReadyExtent, float, int]]):
         self.displaced.keep(ino, record, 0 if awaited is None else awaited[2])
 
     def keep_promise(self, ino: InodeNo) -> None:
-        """It has been kept: what its OPEN is to find is there."""
+        """Note that *ino* was kept, so that its OPEN will find it."""
         promised = self._pool.open_inodes[ino]
         promised.create()
         self.claim(promised)
 
     def claim(self, opened: OpenInode) -> None:
-        """The OPEN that a fresh inode waited for has come."""
+        """Note that the OPEN of a fresh inode has come."""
         extent, _, _ = self.pop(opened.ino)
         if opened.fd >= 0:
-            self._pool.ready.let_go(extent)  # a reader was faster and has it open already
+            self._pool.ready.let_go(extent)  # a reader came first and has it open already
         else:
             opened.fd = extent.fd
             opened.fresh_id = extent.backing_id

@@ -1,6 +1,6 @@
-"""Drafts that lost their name to another writer: kept for the writer that will open or rename them.
+"""Drafts that lost their name to another writer, kept until their writer opens or renames them.
 
-Two nodes that write the same temporary name (LMCache) each get an inode of their own
+Two processes that write the same temporary name (LMCache) each get an inode of their own
 (truncating_open.py), and each renames its own.
 """
 
@@ -28,12 +28,12 @@ class Displaced(NamedTuple):
     name: bytes
     opened: OpenInode
     until_s: float
-    #: Whose OPEN of it is still to come, 0 if it was opened.
+    #: The thread whose OPEN is still to come; 0 if it was opened.
     thread: int
 
 
 class DisplacedDrafts:
-    """Those of one pool, oldest first; few, so that they are searched."""
+    """The displaced drafts of one pool, oldest first; they are few, so a search is quick."""
 
     def __init__(self, pool: Pool, old: OldVersions) -> None:
         self._pool = pool
@@ -44,7 +44,7 @@ class DisplacedDrafts:
         return ino in self._kept
 
     def keep(self, ino: InodeNo, record: InodeRecord, thread: int) -> None:
-        """Keep a draft that lost its name: *thread* (0: nobody) opens it, or its writer renames."""
+        """Keep a draft that lost its name, for an OPEN of *thread* (0: none) or its rename."""
         opened = self._pool.open_inodes.enter(ino, writer=False)
         if not opened.writers:
             opened.maker = Maker(record.maker_tgid, record.maker_birth)
@@ -55,7 +55,7 @@ class DisplacedDrafts:
             self._forget_oldest()
 
     def come_for(self, ino: InodeNo) -> None:
-        """The OPEN that *ino* was promised to has come."""
+        """Note that the OPEN for which *ino* was kept has come."""
         self._kept[ino] = self._kept[ino]._replace(thread=0)
 
     def is_promised(self, ino: InodeNo, thread: int) -> bool:
@@ -64,14 +64,14 @@ class DisplacedDrafts:
         return displaced is not None and displaced.thread == thread > 0
 
     def promised(self, record: InodeRecord, thread: int) -> InodeNo | None:
-        """Return *thread*'s fresh inode that lost *record*'s name between two looks of one try."""
+        """Return *thread*'s fresh inode that lost the name between two LOOKUPs of one try."""
         name = (record.parent, record.name)
         lost = (ino for ino, kept in self._kept.items() if (kept.parent, kept.name) == name)
         return next((ino for ino in lost if self.is_promised(ino, thread)), None)
 
     def contended(self, parent: InodeNo, name: bytes) -> bool:
         """Whether a draft that lost this name may still be renamed by its writer."""
-        if not self._kept:  # asked twice a rename
+        if not self._kept:  # two calls for each rename
             return False
         return any(lost.name == name and lost.parent == parent for lost in self._kept.values())
 
@@ -80,9 +80,9 @@ class DisplacedDrafts:
     ) -> OpenInode | None:
         """Return the finished draft that process *who* means by *name*, None for *ino* itself.
 
-        *ino* is *awaited* if its OPEN is still to come.
-        That is another one if *ino* is still being written and drafts lost the name to it: the
-        process's own first. Raises NotFound when it would publish what another one writes.
+        It is another one than *ino* if *ino* is still being written and drafts lost the name to it;
+        a draft of *who* comes first. *ino* is *awaited* if its OPEN is still to come. Raises
+        NotFound if *who* would publish what another process is writing.
         """
         lost = [
             displaced.opened
@@ -145,19 +145,19 @@ class DisplacedDrafts:
         return replaced
 
     def give_way(self) -> None:
-        """Forget those that nobody writes: room is needed."""
+        """Give up those without a writer, because space is needed."""
         for ino, displaced in list(self._kept.items()):
             if not (displaced.opened.writers or displaced.opened.unfinished):
                 del self._kept[ino]
                 self._pool.leave(displaced.opened, writer=False)
 
     def tick(self, now_s: float) -> None:
-        """End what has waited too long."""
+        """Give up those that have waited too long."""
         while self._kept and next(iter(self._kept.values())).until_s <= now_s:
             self._forget_oldest()
 
     def close(self) -> None:
-        """End everything: the pool stops."""
+        """Give up all, because the pool stops."""
         while self._kept:
             self._forget_oldest()
 

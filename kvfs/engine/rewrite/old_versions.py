@@ -1,8 +1,9 @@
 """The old version of a block: what all but the writer see until the rewrite is whole.
 
-O_TRUNC gives a final block's name to a fresh draft (truncating_open.py). Others who look the name
-up meanwhile are led to the block that had it: readers never see a version grow. The index knows
-nothing of this: a server that is killed, a writer that dies take both, and the name is a miss.
+O_TRUNC gives a final block's name to a fresh draft (truncating_open.py). Other processes that look
+the name up meanwhile are led to the old block, so that readers never see a version grow. The index
+does not record this. If the server is killed or the writer dies, both versions go, and the name is
+a miss.
 """
 
 from kvfs.core.lifecycle import UNFINISHED
@@ -12,20 +13,21 @@ from kvfs.pool.pool import Pool
 
 
 class OldVersions:
-    """Blocks without a name that stand in for the drafts that took it."""
+    """Blocks without a name, shown in place of the drafts that took it."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        #: By draft; None when the room was needed: then the name is a miss for others.
+        #: By draft; None if the old block's space was needed. Then others find no such name.
         self._kept: dict[InodeNo, OpenInode | None] = {}
 
     def __contains__(self, draft: InodeNo) -> bool:
         return draft in self._kept
 
     def keep(self, ino: InodeNo, draft: InodeNo, *, stands_in: bool) -> None:
-        """Let what stood in for *ino*, about to lose its name, do so for *draft*, or *ino* itself.
+        """Show an old version for *draft*, which takes the name of *ino*.
 
-        Called before ``Namespace.keep_removed`` of *ino*.
+        It is what was shown for *ino* so far, or *ino* itself if it *stands_in*. Call it before
+        ``Namespace.keep_removed`` of *ino*.
         """
         kept: OpenInode | None = None
         if ino in self._kept:
@@ -39,7 +41,7 @@ class OldVersions:
             kept.stands_in = draft
 
     def keep_nothing(self, draft: InodeNo) -> None:
-        """The block that *draft* replaces had to go: a miss for others until the new is whole."""
+        """Note that the block replaced by *draft* is gone: others miss until the draft is whole."""
         self._kept[draft] = None
 
     def of(self, draft: InodeNo) -> InodeNo | None:
@@ -48,7 +50,7 @@ class OldVersions:
         return None if kept is None else kept.ino
 
     def stop_showing(self, opened: OpenInode) -> None:
-        """*opened* has a name again: the one that it stood in for is a miss until it is whole."""
+        """Note that *opened* has a name again: its draft is a miss for others until it is whole."""
         if opened.stands_in:
             self._kept[opened.stands_in] = None
             self._let_go(opened)
@@ -58,26 +60,26 @@ class OldVersions:
         self._pool.leave(opened, writer=False)
 
     def end(self, draft: InodeNo) -> None:
-        """Show *draft* from now on: it is whole, or has no name any more."""
+        """Show *draft* itself from now on, because it is whole or has lost its name."""
         kept = self._kept.pop(draft)
         if kept is not None:
             self._let_go(kept)
 
     def give_way(self) -> None:
-        """Let the old blocks go: their room is needed."""
+        """Give up the old blocks, because their space is needed."""
         for draft, kept in list(self._kept.items()):
             self._kept[draft] = None
             if kept is not None:
                 self._let_go(kept)
 
     def tick(self) -> None:
-        """End what was renamed or removed before its last close."""
+        """End old versions whose draft was renamed or removed before its last close."""
         for draft in list(self._kept):
             record = self._pool.index.inode_or_miss(draft)
             if record is None or record.state not in UNFINISHED:
                 self.end(draft)
 
     def close(self) -> None:
-        """End everything: the pool stops."""
+        """Give up all, because the pool stops."""
         for draft in list(self._kept):
             self.end(draft)

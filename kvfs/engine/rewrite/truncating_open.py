@@ -1,9 +1,10 @@
 """O_TRUNC of a block that is final or open elsewhere: the name moves to a new inode.
 
-Readers keep the old bytes whole. The OPEN is answered ESTALE; the kernel looks the name up again by
-itself, and that LOOKUP makes the fresh inode, for this thread alone: nobody is refused twice, and a
-rename between LOOKUP and OPEN does not empty what it made final. Two nodes that write the same
-temporary name (LMCache) each get an inode of their own this way, and each renames its own.
+Readers keep the old bytes whole. The OPEN is answered ESTALE. Then the kernel itself looks the name
+up again, and that LOOKUP makes the fresh inode, for this thread alone. So no thread is refused
+twice, and a block that a rename makes final between LOOKUP and OPEN is not emptied. Two processes
+that write the same temporary name (LMCache) each get an inode of their own, and each renames its
+own.
 """
 
 import contextlib
@@ -35,10 +36,10 @@ from kvfs.pool.pool import Pool
 
 
 class MayEmpty(Protocol):
-    """Says whether the thread whose request this is may empty a file, and read it if it *reads*."""
+    """Tells whether the caller may empty a file, and read it if it *reads*."""
 
     def __call__(self, record: InodeRecord, /, *, reads: bool) -> bool:
-        """Answer for the file of *record*."""
+        """Return whether it may do so with the file of *record*."""
 
 
 class TruncatingOpens:
@@ -51,7 +52,7 @@ class TruncatingOpens:
         self._namespace = namespace
         self._allocator = allocator
         self._awaited = awaited
-        #: Truncating opens that were answered ESTALE, which the kernel tries once more.
+        #: Opens with O_TRUNC that were answered ESTALE, which the kernel tries once more.
         self.refusals = Refusals()
         self._contended: Recent[Place, bool] = Recent(CONTENDED)
         self.displaced = awaited.displaced
@@ -60,9 +61,9 @@ class TruncatingOpens:
     def admits(self, ino: InodeNo, thread: int, maker: Maker, *, reads: bool = True) -> bool:
         """Whether *thread* may empty *ino* itself; if not, its name leads to a fresh inode.
 
-        The name may have changed hands since the thread's LOOKUP (a rename made it final, another
-        writer took it), so that only the LOOKUP of its second try tells which one it means. A
-        *thread* that is not known (0) has no second chance. Raises NoSpace, OSError.
+        The name may have changed hands since the thread's LOOKUP: a rename made it final, or
+        another writer took it. So only the LOOKUP of its second try tells which inode it means. An
+        unknown *thread* (0) has no second try. Raises NoSpace, OSError.
         """
         before, now_s = self.refusals.forget(thread), self._pool.monotonic_s()
         trying = Try.FIRST if before is None else before.at_open(ino, now_s)
@@ -87,7 +88,7 @@ class TruncatingOpens:
         return Found.NAMELESS if ino in self._pool.open_inodes else Found.NOTHING
 
     def _names(self, ino: InodeNo, record: InodeRecord | None) -> tuple[Place, ...]:
-        """Return what a thread that wants *ino* may have called it; none if nobody knows."""
+        """Return the names that a thread may have used for *ino*; none if they are not known."""
         if record is None:
             opened = self._pool.open_inodes.get(ino)
             record = self._pool.recently_removed.record(ino) if opened is None else opened.gone
@@ -98,11 +99,11 @@ class TruncatingOpens:
     def looked_up(
         self, ino: InodeNo, thread: int, maker: Maker, may_empty: MayEmpty | None = None
     ) -> InodeNo:
-        """Return what *thread*'s LOOKUP that found *ino* leads to: at a second try a fresh inode.
+        """Return what *thread*'s LOOKUP leads to, which found *ino*: a fresh inode at a second try.
 
-        Behind this LOOKUP the kernel checks permissions; what was not refused to the thread before
-        *may_empty* checks here, or who may write one file could empty others. Raises NoSpace,
-        OSError.
+        The kernel checks permissions after this LOOKUP, for the fresh inode. For another file than
+        the one that was refused *may_empty* checks them here. Otherwise a user who may write one
+        file could empty others. Raises NoSpace, OSError.
         """
         record = self._pool.index.inode(ino)
         before = self.refusals.of(thread)
@@ -113,7 +114,7 @@ class TruncatingOpens:
         if answer is Answer.REPLACE:
             ino = self.supersede(ino, record, maker, thread)
         elif answer is Answer.SHOW:
-            self.old.end(ino)  # what others append to is emptied for all
+            self.old.end(ino)  # others append to it: it is emptied for all
         elif answer is Answer.LEAD_BACK:
             ino = self.displaced.promised(record, thread) or ino
         if found is not Found.ON_THE_WAY:
@@ -145,7 +146,7 @@ class TruncatingOpens:
     def _means(
         self, ino: InodeNo, record: InodeRecord, before: Refusal, may_empty: MayEmpty | None
     ) -> bool:
-        """Whether the LOOKUP that tries *before* again may empty *ino*."""
+        """Whether the second try of *before* means *ino*, and may empty it."""
         if before.until_s <= self._pool.monotonic_s():
             return False
         if ino == before.ino:
@@ -153,14 +154,14 @@ class TruncatingOpens:
         return may_empty is not None and may_empty(record, reads=before.reads)
 
     def _is_anothers(self, ino: InodeNo, maker: Maker) -> bool:
-        """Whether another process than *maker* writes *ino*; not one that waits for its OPEN."""
+        """Whether a process other than *maker* writes *ino*, which does not wait for its OPEN."""
         opened = self._pool.open_inodes.get(ino)
         return opened is not None and opened.writers > 0 and opened.maker != maker
 
     def refuse_create(self, thread: int, ino: InodeNo, *, truncates: bool, reads: bool) -> None:
-        """A CREATE that found *ino* is answered ESTALE: what follows is its second try.
+        """Note that a CREATE which found *ino* is answered ESTALE and will be tried again.
 
-        Nobody has checked the permission to truncate yet.
+        The permission to truncate has not been checked yet.
         """
         self.refusals.forget(thread)
         if truncates and thread > 0:
@@ -191,9 +192,9 @@ class TruncatingOpens:
             for key in pool.index.xattrs(ino)
             if (value := pool.index.xattr(ino, key)) is not None
         }
-        # Its OPEN found that there is room, or that some may come: the first write asks again.
+        # The OPEN has checked that there is space, or may be soon. The first write asks again.
         extent = self._allocator.take_extent(record.parent, roomless=True)
-        # To make room for the extent *ino* itself may have been evicted.
+        # Making space for the extent may have evicted *ino* itself.
         held = pool.index.inode(ino) is not None
         now_ns = pool.clock_ns()
         parent_record = self._namespace.directory(record.parent)
@@ -220,7 +221,7 @@ class TruncatingOpens:
     def _replaced(
         self, ino: InodeNo, record: InodeRecord, fresh: InodeNo, taker: Maker, now_ns: int
     ) -> None:
-        """After the index gave the name of *ino* to *fresh*: who may need *ino* still."""
+        """Keep *ino* for those that may still need it, after *fresh* got its name in the index."""
         self._pool.pins.move(ino, fresh)
         keeps = LOSES_NAME[self._loser(ino, record, taker)]
         if keeps.for_rename:
@@ -238,7 +239,7 @@ class TruncatingOpens:
     # ---- drafts without a name ----
 
     def _loser(self, ino: InodeNo, record: InodeRecord, taker: Maker) -> Loser:
-        """Return what *ino* is, whose name *taker* takes."""
+        """Return what kind of file *ino* is, whose name *taker* takes."""
         if ino in self._awaited:
             return Loser.FRESH
         opened = self._pool.open_inodes.get(ino)
@@ -258,9 +259,9 @@ class TruncatingOpens:
         return self._contended.of((parent, name), self._pool.monotonic_s()) is not None
 
     def refuse_unfinished(self, ino: InodeNo, who: Maker) -> None:
-        """Raise NotFound if *ino* is the draft of another process than *who*, who lost his own.
+        """Raise NotFound if *ino* is the draft of another process, and *who* has lost its own.
 
-        Somebody's rename took the loser's draft along; the name is another writer's by now.
+        A rename by somebody else took that draft along, and the name belongs to another writer now.
         """
         opened = self._pool.open_inodes.get(ino)
         if ino in self._awaited or (opened is not None and opened.unfinished and opened.writers):
@@ -269,12 +270,12 @@ class TruncatingOpens:
                 raise NotFound(f"inode {ino} is being written by another process")
 
     def give_way(self) -> None:
-        """Forget old versions, and drafts without a name that nobody writes: room is needed."""
+        """Give up old versions, and nameless drafts without a writer, because space is needed."""
         self.old.give_way()
         self.displaced.give_way()
 
     def tick(self, now_s: float) -> None:
-        """End what has waited too long."""
+        """Give up what has waited too long."""
         self.old.tick()
         self.refusals.tick(now_s)
         while self._awaited and next(iter(self._awaited.values()))[1] <= now_s:
@@ -282,17 +283,17 @@ class TruncatingOpens:
         self.displaced.tick(now_s)
 
     def close(self) -> None:
-        """End everything: the pool stops."""
+        """Give up all, because the pool stops."""
         self.old.close()
         while self._awaited:
             self._drop_awaited()
         self.displaced.close()
 
     def _drop_awaited(self) -> None:
-        """Nobody opened the fresh inode: its name is a draft that nobody writes."""
+        """Drop the oldest fresh inode, which nobody has opened, and its name."""
         ino, (extent, _, _) = self._awaited.popitem(last=False)
         self._pool.space.extra_bytes -= extent.reserve_bytes
-        with contextlib.suppress(OSError):  # who reads it, or did, may keep the extent
+        with contextlib.suppress(OSError):  # a reader may still have the extent
             self._pool.extents.trim(extent.fd, 0)
         self._pool.ready.let_go(extent)
         if (record := self._pool.index.inode_or_miss(ino)) is not None:
