@@ -1,4 +1,4 @@
-"""`kvfs export`: find out how a mount is to be exported, and write or remove the file for it."""
+"""`kvfs export`: plan the export of a mount, and write or remove its configuration file."""
 
 import os
 import shlex
@@ -22,7 +22,7 @@ _REREAD: Final = "exportfs -ra"
 
 
 class Removed(NamedTuple):
-    """What an export was taken back with."""
+    """What the removal of an export did, and the commands that must follow."""
 
     mountpoint: str
     files: tuple[str, ...]
@@ -32,8 +32,8 @@ class Removed(NamedTuple):
 def plan_of(path: str, clients: Sequence[str], server: str, kind: str, config: str) -> Plan:
     """Return how the mount at *path* is to be exported to *clients*.
 
-    Empty strings let the machine decide: *server*, the *kind* of squash, Ganesha's *config*. Raises
-    UsageError, NotMounted, and what the mount's server answers.
+    *server*, the *kind* of squash and Ganesha's *config* may be empty, and are then chosen by what
+    this machine has. Raises UsageError, NotMounted, and the error of the mount's server.
     """
     status = status_of(path)
     if not clients:
@@ -60,7 +60,7 @@ def plan_of(path: str, clients: Sequence[str], server: str, kind: str, config: s
 
 
 def write(plan: Plan) -> bool:
-    """Write the file of *plan*; whether it changed. Raises ConfigForeign, ConfigUnwritable."""
+    """Write the file of *plan*; return whether it changed. ConfigForeign, ConfigUnwritable."""
     if plan.taken_by:
         raise ConfigForeign(
             f"{', '.join(plan.taken_by)} exports {plan.mountpoint} already: take it out there first"
@@ -73,7 +73,7 @@ def write(plan: Plan) -> bool:
 def remove(path: str, server: str, config: str) -> Removed:
     """Remove what `write` wrote for the mountpoint *path*, for *server* or for both.
 
-    Nothing need be mounted there. Raises ConfigForeign, ConfigUnwritable.
+    Also works if nothing is mounted there. Raises ConfigForeign, ConfigUnwritable.
     """
     mountpoint = resolve_mountpoint(path)
     name = name_of(mountpoint)
@@ -100,7 +100,7 @@ def remove(path: str, server: str, config: str) -> Removed:
 
 
 def _of_ganesha(mountpoint: str, config: str) -> Iterator[tuple[str, str]]:
-    """Yield the configurations that may include our file, and what makes a server read it again."""
+    """Yield configurations that may include our file, each with the command to read it again."""
     running = {one.configuration.path: one for one in ganeshas(mountpoint) if one.is_here}
     for path in [config] if config else sorted({CONFIG, *running}):
         server = running.get(path)

@@ -10,12 +10,12 @@ from kvfs.client.nfs.squash import ALL, NOBODY_ID, NONE, ROOT, Squash
 #: A line of the NFS server's table of exports: ``PATH<TAB>CLIENT(OPTION,...)``.
 _LINE: Final = re.compile(r"(?P<path>\S+)\s+(?P<client>[^\s(]+)\((?P<options>[^)]*)\)")
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
-#: What needs no escape in an exports file.
+#: Bytes that need no escape in an exports file.
 _PLAIN: Final = re.compile(rb"[A-Za-z0-9/._+,:@%=~-]")
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-#: async: kvfs makes no byte durable that a client waits for, and a lost block is a miss.
-#: no_subtree_check: a draft's directory in its handle would make it stale at the rename.
-#: mp: while nothing is mounted there, the directory below must not be served in its place.
+#: async: a lost block is a miss, so clients need not wait until bytes are durable.
+#: no_subtree_check: otherwise a handle names its directory, and is stale after a rename to another.
+#: mp: while nothing is mounted there, nfsd must not serve the directory below.
 _OPTIONS: Final = ("async", "no_subtree_check", "mp")
 _KIND_OPTIONS: Final = {ROOT: "root_squash", ALL: "all_squash", NONE: "no_root_squash"}
 
@@ -31,7 +31,7 @@ class Export(NamedTuple):
 
     @property
     def squash(self) -> Squash:
-        """Whom it takes clients for."""
+        """Which users the server maps the users of clients to."""
         uid, gid = (self._number(f"{name}=") for name in ("anonuid", "anongid"))
         if "all_squash" in self.options:
             return Squash(ALL, uid, gid)
@@ -76,8 +76,8 @@ def _exports(text: str) -> Iterator[Export]:
 def own_fsid(pool: str, source: str, below: str = "") -> str:
     """Return an fsid= that no other export has, the same each time (exports(5)).
 
-    The UUID of the *pool*; of the directory *below* in it one that is made of that and its path. A
-    pool without one is known by its *source*.
+    It is the UUID of the *pool*; for a directory *below* the root it is made from that and its
+    path. A pool without a UUID is identified by its *source*.
     """
     if _UUID.fullmatch(pool) and not below:
         return pool

@@ -1,8 +1,8 @@
 """The NFS-Ganesha servers that run here: their configuration, and what they have open of a mount.
 
-Run as a program of its own (``python -m kvfs.client.nfs.ganesha MOUNTPOINT``): looking at another
-process's files can wait for an exec of that process, which may wait for the very mount; the caller
-gives it a bounded time. One line of JSON for each.
+Runs as a separate program (``python -m kvfs.client.nfs.ganesha MOUNTPOINT``) with a bounded time.
+Listing the files of a process can wait for an exec of that process, which may wait for this very
+mount. It prints one line of JSON for each server.
 """
 
 import contextlib
@@ -25,24 +25,24 @@ from kvfs.machine.file_servers import GANESHA
 
 #: Where it reads its configuration unless ``-f`` says something else (ganesha.nfsd -h).
 CONFIG: Final = "/etc/ganesha/ganesha.conf"
-#: All files together; a configuration is a few pages.
+#: Limit for all files together; a configuration has a few pages.
 _TEXT_MAX_BYTES: Final = 1 << 20
 _LOOK_MAX_S: Final = 1.5
 
 
 class Configuration(NamedTuple):
-    """What a configuration says, its includes put where they stand."""
+    """The text of a configuration, with included files in place of the includes."""
 
     path: str
     text: str = ""
     files: tuple[str, ...] = ()
-    """All files that it is made of."""
+    """All its files."""
     unread: str = ""
-    """What could not be read of it, and why; then nothing is known of what is missing."""
+    """What could not be read, and why; empty if all was read."""
     changed_s: float = 0.0
-    """Of the newest of its files, in seconds since the epoch."""
+    """The latest change of its files, in seconds since the epoch."""
     includers: Mapping[str, str] = MappingProxyType({})
-    """Which file has the ``%include`` of a file; it must not go before that line."""
+    """By included file, the file with its ``%include``, which must be removed first."""
 
 
 class Ganesha(NamedTuple):
@@ -50,22 +50,22 @@ class Ganesha(NamedTuple):
 
     pid: int
     unit: str
-    """Its systemd unit; empty where it runs in none."""
+    """Its systemd unit; empty if it has none."""
     command: str
-    """Its command line, as a shell takes it."""
+    """Its command line, quoted for a shell."""
     configuration: Configuration
     is_here: bool
     """Whether it sees the paths that we see: it runs in this mount namespace."""
     is_older: bool
     """Whether its configuration was changed after it started."""
     open_files: int | None
-    """What it has open below the mountpoint; None: it could not be looked at."""
+    """How many files it has open below the mountpoint; None if that is unknown."""
     unknown_files: int = 0
-    """Descriptors of which it is not known: closed meanwhile, or not looked at in time."""
+    """Descriptors that could not be checked: closed meanwhile, or no time was left."""
 
 
 def ganeshas(mountpoint: str) -> tuple[Ganesha, ...]:
-    """Return the servers that run here, as far as a bounded look tells."""
+    """Return the servers that run here, as far as can be found out in bounded time."""
     found = []
     for line in seen_in_time("kvfs.client.nfs.ganesha", mountpoint):
         said = json.loads(line)
@@ -78,8 +78,8 @@ def ganeshas(mountpoint: str) -> tuple[Ganesha, ...]:
 def read_configuration(path: str, *, root: str = "", but: str = "") -> Configuration:
     """Read the configuration at *path* with all that it includes, as new_file of conf_lex.l does.
 
-    Its paths are below *root*; what the file *but* says is left out. Never raises: what cannot be
-    read is said in the result.
+    Its paths are below *root*. The file *but* is left out. Never raises: the result says what could
+    not be read.
     """
     reader = _Reader(os.path.dirname(path), root, but)
     text = reader.read(path)
@@ -98,7 +98,7 @@ def exports_below(server: Ganesha, mountpoint: str) -> tuple[GaneshaExport, ...]
 
 
 def restart_of(server: Ganesha) -> str:
-    """Return the command that starts *server* anew."""
+    """Return the command that restarts *server*."""
     if server.unit:
         return f"systemctl restart {server.unit}"
     gone = f"while kill -0 {server.pid} 2> /dev/null; do sleep 0.1; done"
@@ -178,7 +178,7 @@ def _running(mountpoint: str) -> Iterator[Ganesha]:
     until_s = time.monotonic() + _LOOK_MAX_S
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with contextlib.suppress(OSError, ValueError):  # it ended, or is not ours to look at
+            with contextlib.suppress(OSError, ValueError):  # it ended, or may not be looked at
                 words = _text(f"/proc/{name}/cmdline").rstrip("\0").split("\0")
                 if os.path.basename(words[0]) == GANESHA:
                     yield _look_at(int(name), words, mountpoint, until_s)
@@ -210,7 +210,7 @@ def config_of(words: list[str]) -> str:
 def _open_below(pid: int, mountpoint: str, until_s: float) -> tuple[int, int]:
     """Return how many files below *mountpoint* process *pid* has open, and of how many is unknown.
 
-    Only links in /proc are read, never a path. Its descriptor of the root itself is not counted.
+    Reads only links in /proc, never a path. The descriptor of the root directory does not count.
     """
     found = unknown = 0
     fds = os.listdir(f"/proc/{pid}/fd")
@@ -237,7 +237,7 @@ def _text(path: str) -> str:
 
 
 def main() -> None:
-    """Print each as soon as it is known."""
+    """Print each server as soon as it is found."""
     for one in _running(sys.argv[1]):
         said = one._asdict() | {"configuration": one.configuration._asdict()}
         print(json.dumps(said), flush=True)

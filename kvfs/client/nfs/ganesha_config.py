@@ -1,8 +1,7 @@
-"""NFS-Ganesha's configuration: read as its own scanner reads it, and an export of it written.
+"""NFS-Ganesha's configuration: parsed as its own scanner does it, and the text of an export.
 
-ganesha-config(8), and src/config_parsing of NFS-Ganesha 4.3: names are the same in upper and lower
-case; a block that is there twice is read twice, each time from the defaults, so its last one
-counts.
+Sources: ganesha-config(8), and src/config_parsing of NFS-Ganesha 4.3. Names ignore upper and lower
+case. If a block occurs twice, each starts from the defaults, so the last one counts.
 """
 
 import re
@@ -20,9 +19,9 @@ _TOKEN: Final = re.compile(
 _INCLUDE: Final = re.compile(
     r"""^\s*%(?P<kind>include|dir|url)\s+"?(?P<path>[^"\s]+)"?""", re.MULTILINE
 )
-#: What a person may call it: mdcache_read_conf.c.
+#: Both names of this block (mdcache_read_conf.c).
 _CACHE_BLOCKS: Final = frozenset({"mdcache", "cacheinode"})
-#: Anonymous_uid where nothing says it (ganesha-export-config(8)); the kernel has 32 bits of it.
+#: The default of Anonymous_uid (ganesha-export-config(8)); the kernel takes 32 bits of it.
 _ANONYMOUS_ID: Final = -2
 _SQUASHES: Final = {
     **dict.fromkeys(("root", "root_squash", "rootsquash"), ROOT),
@@ -58,35 +57,35 @@ def _ansi(text: str) -> str:
 
 
 class CacheSettings(NamedTuple):
-    """What decides when Ganesha closes a file that no client uses (ganesha-cache-config(8))."""
+    """Settings for when Ganesha closes a file that no client uses (ganesha-cache-config(8))."""
 
     fd_lwmark_percent: int = 50
-    """Of its limit of open files: below it nothing is ever closed."""
+    """Percent of its limit of open files; below it no file is ever closed."""
     lru_run_interval_s: int = 90
 
 
-#: A file that no client uses is closed at once.
+#: With these a file that no client uses is closed within a second.
 FIT: Final = CacheSettings(0, 1)
-#: A name that kvfs evicts is not found for much longer; each lookup of it would cost a request.
+#: How long clients may still find a name that kvfs has evicted; with 0 each lookup is a request.
 FIT_EXPIRATION_S: Final = 1
 
 
 class GaneshaExport(NamedTuple):
-    """What an EXPORT block says (ganesha-export-config(8))."""
+    """The settings of an EXPORT block (ganesha-export-config(8))."""
 
     export_id: int
     path: str
     pseudo: str
     filesystem_id: str
-    """Empty where nothing says it: then it is made from the mount's device number."""
+    """Empty if it is not set; Ganesha then uses the mount's device number."""
     squash: Squash
     is_writable: bool
     attr_expiration_s: int = 60
-    """For how long it believes what it has looked up, names among it; -1: for ever."""
+    """For how long it caches attributes and names; -1: for ever."""
 
 
 def includes(text: str) -> list[tuple[str, str]]:
-    """Return what *text* includes: ``include``, ``dir`` or ``url``, and which."""
+    """Return the includes of *text*: ``include``, ``dir`` or ``url``, and the path."""
     return [(found["kind"], found["path"]) for found in _INCLUDE.finditer(text)]
 
 
@@ -141,7 +140,7 @@ def _statement(tokens: Iterator[tuple[str, str]]) -> Iterator[str]:
 
 
 def cache_settings(blocks: tuple[Block, ...]) -> CacheSettings | None:
-    """Return what the last MDCACHE block says; None without such a block, which is the defaults."""
+    """Return the settings of the last MDCACHE block; None without one, for the defaults."""
     said = [block for block in blocks if block.name in _CACHE_BLOCKS]
     if not said:
         return None
@@ -153,7 +152,7 @@ def cache_settings(blocks: tuple[Block, ...]) -> CacheSettings | None:
 
 
 def exports_of(blocks: tuple[Block, ...]) -> tuple[GaneshaExport, ...]:
-    """Return all EXPORT blocks, with what EXPORT_DEFAULTS says where they say nothing."""
+    """Return all EXPORT blocks; EXPORT_DEFAULTS has what they do not set."""
     defaults = [block for block in blocks if block.name == "export_defaults"]
     return tuple(_export(block, defaults) for block in blocks if block.name == "export")
 

@@ -11,13 +11,13 @@ from kvfs.client.nfs.exports import Export, parse_exports
 
 EXPORTS: Final = "/etc/exports"
 EXPORTS_DIRECTORY: Final = "/etc/exports.d"
-#: What exportfs(8) has told the kernel's NFS server, with every option.
+#: The exports that exportfs(8) gave to the kernel's NFS server, with every option.
 ETAB: Final = "/var/lib/nfs/etab"
-#: What the kernel has taken of it (nfsd(7)); the second file needs no mount of its own.
+#: The exports that the kernel uses now (nfsd(7)); the second file needs no mount of its own.
 _TAKEN: Final = ("/proc/fs/nfsd/exports", "/proc/net/rpc/nfsd.export/content")
-#: nfsd(7): an NFSv4 client's open files outlive the export.
+#: Closes what NFSv4 clients keep open after the export has ended (nfsd(7)).
 UNLOCK: Final = "/proc/fs/nfsd/unlock_filesystem"
-#: Its figures, which are there once the module is; ``th THREADS ...`` (fs/nfsd/stats.c).
+#: Its figures, if the module is loaded; ``th THREADS ...`` (fs/nfsd/stats.c).
 _FIGURES: Final = "/proc/net/rpc/nfsd"
 _CONTINUED: Final = re.compile(r"\\\n")
 
@@ -32,9 +32,9 @@ def nfsd_runs() -> bool:
 
 
 def told_exports(mountpoint: str) -> tuple[Export, ...]:
-    """Return what exportfs(8) has told of *mountpoint* and what lies below it.
+    """Return the exports of *mountpoint*, and of what lies below it, by exportfs(8).
 
-    Empty where no NFS server of the kernel's is installed. Raises OSError.
+    Empty if the kernel's NFS server is not installed. Raises OSError.
     """
     try:
         with open(ETAB, encoding="utf-8", errors="surrogateescape") as file:
@@ -44,13 +44,13 @@ def told_exports(mountpoint: str) -> tuple[Export, ...]:
 
 
 def taken_exports(mountpoint: str) -> tuple[Export, ...]:
-    """Return what the kernel serves of *mountpoint* and what lies below it."""
+    """Return the exports of *mountpoint*, and of what lies below it, that the kernel uses."""
     return tuple(one for path in _TAKEN for one in parse_exports(_text(path), mountpoint))
 
 
 def way_out(mountpoint: str, taken: tuple[Export, ...]) -> str:
-    """Return the commands after which the NFS server holds *mountpoint* no more, for a reader."""
-    # The kernel shows clients as it resolved them; exportfs wants them as they were told.
+    """Return the commands after which the NFS server does not hold *mountpoint* any more."""
+    # The kernel shows clients by resolved address; exportfs needs them as they were given.
     told = dict.fromkeys(parse_exports(_text(ETAB), mountpoint) or taken)
     ends = " && ".join(
         dict.fromkeys(f"exportfs -u {shlex.quote(f'{one.client}:{one.path}')}" for one in told)

@@ -1,4 +1,4 @@
-"""A file of a server's configuration that kvfs wrote; nobody else's is ever touched."""
+"""A configuration file that kvfs writes for an NFS server; it never changes files of others."""
 
 import contextlib
 import errno
@@ -14,7 +14,7 @@ _NO_LINK: Final = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def marked(text: str, name: str) -> str:
-    """Return *text* below the line that says whose it is: of the mount called *name*."""
+    """Return *text* below a first line that marks it as kvfs's, of the mount *name*."""
     return _MARK.format(name) + text
 
 
@@ -40,9 +40,9 @@ def own_text(path: str, name: str) -> str | None:
 
 
 def write_own(path: str, name: str, text: str) -> bool:
-    """Make *path* hold *text*, whole or not at all; whether anything changed. Raises as own_text.
+    """Replace *path* by *text*; return whether anything changed. Raises as own_text.
 
-    Its directory is made if that alone is missing.
+    Its directory is made if only that is missing.
     """
     if own_text(path, name) == text:
         return False
@@ -68,7 +68,7 @@ def write_own(path: str, name: str, text: str) -> bool:
 
 
 def remove_own(path: str, name: str) -> bool:
-    """Remove *path*; whether it was there. Raises as own_text."""
+    """Remove *path*; return whether it was there. Raises as own_text."""
     if own_text(path, name) is None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""How a mount is to be exported: the text for the server's configuration, and what comes next."""
+"""The plan of an export: the text for the server's configuration, and the next commands."""
 
 import ipaddress
 import re
@@ -29,12 +29,12 @@ class Wanted(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name by which its file is known: that of the mountpoint."""
+        """The name of its file, which is made from the mountpoint."""
         return name_of(self.mountpoint)
 
 
 class Plan(NamedTuple):
-    """What an export takes."""
+    """What must be done for an export."""
 
     mountpoint: str
     server: str
@@ -45,12 +45,12 @@ class Plan(NamedTuple):
     exported: bool
     """Whether it exports the mountpoint already."""
     next: tuple[str, ...]
-    """Commands, in their order."""
+    """The commands that must follow, in order."""
     remarks: tuple[str, ...] = ()
     taken_by: tuple[str, ...] = ()
-    """Files of somebody else that export it, too."""
+    """Files of others that export it already."""
     is_here: bool = True
-    """Whether the server sees the file where we do: it runs in this mount namespace."""
+    """Whether the server runs in our mount namespace, so that it sees the same file."""
 
 
 def client_of(text: str) -> str:
@@ -70,7 +70,7 @@ def client_of(text: str) -> str:
 
 
 def plan_nfsd(wanted: Wanted) -> Plan:
-    """Return what an export by the kernel's NFS server takes."""
+    """Return the plan of an export by the kernel's NFS server."""
     file = f"{nfsd.EXPORTS_DIRECTORY}/{wanted.name}.exports"
     options = options_of(wanted.squash, wanted.fsid, is_writable=wanted.is_writable)
     line = export_line(wanted.mountpoint, wanted.clients, options)

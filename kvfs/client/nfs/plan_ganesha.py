@@ -1,6 +1,6 @@
-"""How a mount is to be exported by NFS-Ganesha: by a file that its configuration includes.
+"""The plan of an export by NFS-Ganesha: a file that its configuration includes.
 
-Nothing is written into the configuration itself: that line is a command for whoever owns it.
+The configuration itself is never changed: the operator adds the include by a command.
 """
 
 import os
@@ -34,17 +34,17 @@ from kvfs.client.nfs.own_file import marked
 from kvfs.client.nfs.plan import GANESHA, NFSD, Plan, Wanted
 from kvfs.machine.file_servers import GANESHA as PROGRAM
 
-#: As Debian's package calls it.
+#: The unit of Debian's package.
 _UNIT: Final = "nfs-ganesha"
 
 
 def choose_server(mountpoint: str) -> str:
-    """Return the server that runs here; nfsd if none or both do."""
+    """Return the server that runs here; nfsd if none or both run."""
     return GANESHA if not nfsd_runs() and _server_with("", mountpoint) is not None else NFSD
 
 
 def plan_ganesha(wanted: Wanted, config: str = "") -> Plan:
-    """Return what an export by NFS-Ganesha takes, with the configuration *config*, or its own."""
+    """Return the plan of an export, with the configuration *config*, or the one Ganesha reads."""
     server = _server_with(config, wanted.mountpoint)
     path = config or (server.configuration.path if server is not None else CONFIG)
     file = f"{os.path.dirname(path)}/kvfs-{wanted.name}.conf"
@@ -80,7 +80,7 @@ def plan_ganesha(wanted: Wanted, config: str = "") -> Plan:
 
 
 def _server_with(config: str, mountpoint: str) -> Ganesha | None:
-    """Return the server that reads *config*; without one, one here, or one of this mountpoint."""
+    """Return the server that reads *config*; if empty, one here, or one of this mountpoint."""
 
     def fits(one: Ganesha) -> bool:
         if config:
@@ -98,7 +98,7 @@ def _next(server: Ganesha | None, found: Configuration, file: str, *, restarts: 
     if server is None and shutil.which(PROGRAM) is None:
         commands.append("apt-get install nfs-ganesha nfs-ganesha-vfs")
     if file not in found.files:
-        # What precedes it may end without a line break.
+        # The last line of that file may have no line break.
         commands.append(f"printf '\\n%%include \"{file}\"\\n' >> {shlex.quote(found.path)}")
     if server is None:
         commands.append(f"systemctl start {_UNIT}")

@@ -1,13 +1,13 @@
-"""Whom an NFS server takes its clients for, and who of them can then store at the mount's root.
+"""Squash: to which users an NFS server maps its clients, and who can then store at the root.
 
-With sec=sys a server believes the uid that a client sends, but for root's, which it *squashes*: it
-takes it for the anonymous user (exports(5), "User ID Mapping"; ganesha-export-config(8), Squash).
+With sec=sys a server trusts the uid that a client sends, except root's. It *squashes* root: it maps
+it to the anonymous user (exports(5), "User ID Mapping"; ganesha-export-config(8), Squash).
 """
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, Self
 
-#: Of nobody and nogroup, where nothing else is said (exports(5)); Ganesha says -2.
+#: The default uid and gid of the anonymous user (exports(5)); Ganesha's default is -2.
 NOBODY_ID: Final = 65534
 #: Write and search, in each of the three digits of a mode (inode(7)).
 _STORE: Final = 0o3
@@ -26,7 +26,7 @@ class Root(NamedTuple):
 
     @classmethod
     def of_status(cls, status: Mapping[str, Any]) -> Self | None:
-        """Return what `kvfs status` says; None of a server that is too old to say it."""
+        """Return it from `kvfs status`; None if the server is too old to show it."""
         said = status.get("root")
         if not isinstance(said, dict):
             return None
@@ -41,7 +41,7 @@ class Root(NamedTuple):
 
 
 class Squash(NamedTuple):
-    """Who is taken for the anonymous user, and who that is."""
+    """Which users become the anonymous user, and its ids."""
 
     kind: str
     uid: int = NOBODY_ID
@@ -52,7 +52,7 @@ class Squash(NamedTuple):
         return self.kind == NONE or root.lets_store(self.uid, self.gid)
 
     def lets_somebody_store(self, root: Root) -> bool:
-        """Whether any user of a client can store: its root, or a user whom the server believes."""
+        """Whether any user of a client can store: its root, or a user whose uid is trusted."""
         if self.lets_root_store(root):
             return True
         if self.kind == ALL:
@@ -63,9 +63,9 @@ class Squash(NamedTuple):
 
 
 def fitting(root: Root, kind: str = "") -> Squash:
-    """Return the squash with which the root of a client can store, as little trusted as possible.
+    """Return the squash with the least trust that still lets the root of a client store.
 
-    *kind* is what somebody asks for, and what comes back if anybody could store with it.
+    *kind* is what the operator asked for; it is returned if anybody can store with it.
     """
     if kind == NONE:
         return Squash(NONE)
@@ -73,4 +73,4 @@ def fitting(root: Root, kind: str = "") -> Squash:
     for uid, gid in ((NOBODY_ID, NOBODY_ID), (NOBODY_ID, group), (root.uid, group)):
         if uid != 0 and root.lets_store(uid, gid):
             return Squash(kind or ROOT, uid, gid)
-    return Squash(NONE)  # nobody but root can store, so that root must not be squashed
+    return Squash(NONE)  # only root can store, so root must not be squashed
