@@ -14,7 +14,7 @@ from kvfs.core.types import PAGE_BYTES
 
 
 class Layout(enum.Enum):
-    """Whose names: where a block lies and what its temporary file is called."""
+    """The connector whose names are used, for blocks and their temporary files."""
 
     LMCACHE = "LMCache"
     VLLM = "vLLM"

@@ -159,7 +159,7 @@ class IndexFile:
                 end_bytes = start_bytes + size_bytes
             else:
                 break
-        # Who waits for room for a name does the same on another thread.
+        # A request that needs space for a name does the same on another thread.
         self.allocated_bytes = max(self.allocated_bytes, end_bytes)
 
     def rows_end_bytes(self) -> int:

@@ -29,7 +29,7 @@ class OpenShares:
         return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * self._share)
 
     def require_one(self, uid: int, give_up_one: "Callable[[], bool]") -> None:
-        """Refuse one more to *uid* who has his share. Raises TooManyOpen.
+        """Refuse one more to a user *uid* that has its share. Raises TooManyOpen.
 
         *give_up_one* closes what nobody uses and is kept for the next reader; False: there is none.
         """

@@ -229,7 +229,7 @@ class Room:
         reclaim.search_anew()
         prospect: _Prospect | None = None
         for waiter in list(self._line):
-            # What may go, went for the first who lacked room: others get what fits beside him.
+            # All that could be evicted went to the first waiter: others get what still fits.
             if prospect is None or waiter.size_bytes <= pool.space.free_bytes:
                 try:
                     self._store.allocator.require_space(waiter.size_bytes)

@@ -65,7 +65,7 @@ Answer = Callable[[int, InodeNo, memoryview], Message | None]
 
 
 class Requester(NamedTuple):
-    """Who makes a request; ``tid`` is a thread, 0 one of another pid namespace."""
+    """The caller of a request; ``tid`` is its thread, 0 for another pid namespace."""
 
     uid: int
     gid: int

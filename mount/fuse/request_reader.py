@@ -59,7 +59,7 @@ class KnownReaders(Protocol):
 
     @property
     def others(self) -> Container[int]:
-        """Threads that are no file server's, 0 among them; only their opens are answered here."""
+        """Threads that belong to no file server, and 0; only their opens are answered here."""
 
     def enter(self, ino: "InodeNo", flags: int, /) -> _Told | None:
         """One more opens *ino*; None if that is not known to be right."""
