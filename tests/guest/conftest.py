@@ -11,12 +11,14 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.mounting import Mounted
+from tests.support.mounting import Mounted, run_kvfs
 from tests.support.nfs_host import NfsHost
 from tests.support.nfsd import Nfsd, sh
 
 OUT: Final = Path("/out")
 DRIVE: Final = Path("/drive")
+#: Below it is what is exported.
+PLACE: Final = Path("/srv")
 _RESULTS: Final[dict[str, dict[str, Any]]] = {}
 
 
@@ -27,10 +29,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.outcome != "passed":
         before["outcome"] = report.outcome
         before["why"] = str(report.longrepr)
-
-
-def pytest_sessionfinish() -> None:
-    """Answer whoever booted the guest."""
+    # At once, for the guest may hang in the next.
     (OUT / "result.json").write_text(json.dumps(_RESULTS, indent=1))
 
 
@@ -51,6 +50,21 @@ class Rack:
         """Mount the pool on a client host."""
         return self.hosts[host].mount(self.path, version, more)
 
+    @contextlib.contextmanager
+    def another_pool(self, name: str) -> Iterator[Mounted]:
+        """Mount another pool and export it from the same server."""
+        (DRIVE / name).mkdir()
+        log = ("--log-file", str(OUT / f"kvfs-{name}.log"))
+        with Mounted(DRIVE / name, PLACE / name, *log, "--capacity=256MiB") as mounted:
+            self.server.export(mounted.path)
+            try:
+                yield mounted
+            finally:
+                self.server.stop()
+                run_kvfs("export", str(mounted.path), "--remove")
+                mounted.close()
+                self.server.start()
+
     def restart_mount(self) -> None:
         """Mount again what was killed, with the server stopped around it."""
         self.server.stop()
@@ -61,14 +75,13 @@ class Rack:
 @contextlib.contextmanager
 def rack(name: str, *flags: str) -> Iterator[Rack]:
     """Mount a new pool on the guest's drive and export it to two hosts; logs go to /out."""
-    place = Path("/srv")
     log = OUT / f"kvfs-{name}.log"
     pool = DRIVE / name
     pool.mkdir()
     with contextlib.ExitStack() as stack:
-        mounted = Mounted(pool, place / name, "--log-file", str(log), *flags)
+        mounted = Mounted(pool, PLACE / name, "--log-file", str(log), *flags)
         mounted.log_file = log
-        place.mkdir(exist_ok=True)
+        PLACE.mkdir(exist_ok=True)
         stack.enter_context(mounted)
         server = stack.enter_context(Nfsd())
         print(server.export(mounted.path), flush=True)

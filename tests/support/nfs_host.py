@@ -5,6 +5,7 @@ host. Its mounts are seen here, so that a test uses them with plain system calls
 """
 
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Final, Self
 
@@ -48,8 +49,7 @@ class NfsHost:
 
     def mount(self, export: Path, version: str, more: str = "") -> Path:
         """Mount *export* of the server and return where; *more* are options of nfs(5)."""
-        path = Path(f"/mnt/{self.name}-{version}-{len(self._mounts)}")
-        path.mkdir()
+        path = Path(tempfile.mkdtemp(prefix=f"{self.name}-v{version}-", dir="/mnt"))
         no_locks = ",nolock" if version == "3" else ""
         options = f"vers={version},{OPTIONS}{no_locks}{more and ','}{more}"
         enter = ("nsenter", f"--net=/run/netns/{self.name}")

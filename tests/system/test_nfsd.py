@@ -19,11 +19,11 @@ pytestmark = pytest.mark.proof
 
 FILES: Final = sorted(path.name for path in (ROOT / "tests" / "guest").glob("test_*.py"))
 #: Emulation is some ten times slower than a machine.
-GUEST_WAIT_S: Final = 3600.0
+GUEST_WAIT_S: Final = 1800.0
 #: The options of pyproject.toml pass the guest's folder by.
 OPTIONS: Final = (
     *("-o", "addopts=--import-mode=importlib --strict-markers", "-p", "no:cacheprovider"),
-    *("-v", "--no-header", "--color=no", "--tb=short"),
+    *("-o", "faulthandler_timeout=240", "-v", "--no-header", "--color=no", "--tb=short"),
 )
 #: How many names are listed: emulated, each costs some 20 ms. KVFS_GUEST_NAMES is another count.
 NAMES: Final = "10000"
