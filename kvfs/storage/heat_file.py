@@ -45,7 +45,8 @@ class HeatMarks:
     """When the blocks were touched, by the wall clock: marks that tie the heat's stamps to times.
 
     A stamp orders touches and is not a time: bursts are faster than seconds under load, and stand
-    still without touches. New marks are a second apart, older ones farther.
+    still without touches. New marks are half a second apart on average, older ones
+    farther.
     Oldest first; both columns rise.
     """
 
@@ -61,7 +62,9 @@ class HeatMarks:
             marks.pop()
         if marks and stamp <= marks[-1].stamp:  # no touch since: the earlier mark says more
             return
-        if len(marks) > 1 and marks[-1].wall_ns - marks[-2].wall_ns < _GAP_NS:
+        # A mark goes only if the one before it is almost as young as this one: it may be the only
+        # one that says how old a block is.
+        if len(marks) > 1 and wall_ns - marks[-2].wall_ns < _GAP_NS:
             marks.pop()
         marks.append(Mark(wall_ns, stamp))
         if len(marks) > MARKS_MAX:

@@ -53,3 +53,12 @@ def test_a_year_of_marks_is_bounded_and_holds() -> None:
     told = marks.stamp_at(week_ns)
     assert told is not None
     assert told >= next(one for at, one in reversed(stamps) if at <= week_ns - 6 * 3600 * S)
+
+
+def test_the_only_old_mark_stays() -> None:
+    """Two marks close together, a pause, a touch: what came before the pause is still old."""
+    marks = HeatMarks()
+    marks.note(10 * S, 1)
+    marks.note(10 * S + S // 2, 3)
+    marks.note(13 * S, 4)
+    assert marks.stamp_at(11 * S) == 3
