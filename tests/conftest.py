@@ -3,6 +3,7 @@
 A test that expects a warning asks for ``caplog``; that announces it.
 """
 
+import contextlib
 import fcntl
 import gc
 import logging
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.first_difference import told_apart
 from tests.support.mounting import why_no_mounts
+from tests.support.stepping import until
 
 # How long an example takes says nothing on a machine that others use, too. CI tries the examples
 # that were tried before a commit; KVFS_LONG=1 looks for others. CI says at once which one fails: to
@@ -40,6 +42,8 @@ settings.load_profile("kvfs")
 
 #: Folders of tests, the one with the longest modules first.
 LONGEST_FIRST: Final = ("system", "fuse", "engine", "core")
+#: How long the last user of a mount or a loop device may take to let go of it.
+LEFT_WAIT_S: Final = 20.0
 _OWN_PLACE: Final = pytest.StashKey[Path]()
 #: Held shared by every test, alone by one that drops the machine's caches (proc(5), drop_caches).
 CACHES_LOCK: Final = Path("/dev/shm/kvfs-test-caches.lock")
@@ -231,5 +235,12 @@ def nothing_stays_mounted(
     """Fail a module that leaves a mount or a loop device of this run behind."""
     places = own_places(tmp_path_factory.getbasetemp())
     yield
-    left = (mounts_under(places) - kept_mounts) | loops_under(places)
+
+    def left_behind() -> set[str]:
+        return (mounts_under(places) - kept_mounts) | loops_under(places)
+
+    # The kernel ends a lazily unmounted file system, and with it its loop device, a moment later.
+    with contextlib.suppress(AssertionError):
+        until(lambda: not left_behind(), "nothing is left behind", LEFT_WAIT_S)
+    left = left_behind()
     assert not left, f"left behind: {sorted(left)}"
