@@ -1,13 +1,15 @@
 """The worker processes of a benchmark: started once, released together, timed as one."""
 
+import contextlib
 import json
 import os
 import subprocess
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from kvfs.client.subprocesses import program_again
-from kvfs.core.errors import BenchFailed
+from kvfs.core.errors import BenchFailed, VerifyFailed
 
 
 class Order(NamedTuple):
@@ -28,27 +30,27 @@ def wall_s(replies: list[dict[str, Any]]) -> float:
     return float(max(r["end_ns"] for r in replies) - min(r["start_ns"] for r in replies)) / 1e9
 
 
-class Crew:
-    """As many workers as the job with the most threads needs.
+class Workers:
+    """Processes of one program that take a JSON line on stdin for each task and answer with one.
 
-    All workers wait at one pipe, the gate. Writing one byte for each worker opens it for all of
-    them at once.
+    Leaving the block kills them.
     """
 
-    def __init__(self, threads: int, buffer_bytes: int, program: str = "kvfs.bench.worker") -> None:
-        self._gate_read_fd, self._gate_write_fd = os.pipe()
+    def __init__(
+        self, count: int, program: str, *arguments: str, pass_fds: Sequence[int] = ()
+    ) -> None:
         command, environment = program_again(program)
-        self._workers = [
+        self.processes = [
             subprocess.Popen(
-                [*command, str(self._gate_read_fd), str(buffer_bytes)],
+                [*command, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                pass_fds=[self._gate_read_fd],
+                pass_fds=pass_fds,
                 env=environment,
                 # So that Ctrl-C does not reach them: they end when their stdin ends.
                 start_new_session=True,
             )
-            for _ in range(threads)
+            for _ in range(count)
         ]
 
     def __enter__(self) -> Self:
@@ -60,10 +62,55 @@ class Crew:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for worker in self._workers:
+        for worker in self.processes:
             worker.kill()
-        for worker in self._workers:
+        for worker in self.processes:
             worker.communicate()
+
+
+def tell(worker: subprocess.Popen[bytes], order: Mapping[str, Any]) -> None:
+    """Give *worker* an order; a dead one takes it, too, and is noticed by ``hear``."""
+    assert worker.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        worker.stdin.write(json.dumps(order).encode() + b"\n")
+        worker.stdin.flush()
+
+
+def hear(worker: subprocess.Popen[bytes], doing: str) -> dict[str, Any]:
+    """Wait for an answer of *worker*; *doing* says in an error what it was about.
+
+    Raises ``BenchFailed`` when a system call failed or the worker died, and ``VerifyFailed`` when
+    a load got wrong bytes.
+    """
+    assert worker.stdout is not None
+    line = worker.stdout.readline()
+    reply: dict[str, Any] = json.loads(line) if line else {"failed": "the worker died"}
+    if "wrong" in reply:
+        raise VerifyFailed(f"{doing}: {reply['wrong']}")
+    if "failed" in reply:
+        raise BenchFailed(f"{doing}: {reply['failed']}")
+    return reply
+
+
+class Crew(Workers):
+    """As many workers as the job with the most threads needs.
+
+    All workers wait at one pipe, the gate. Writing one byte for each worker opens it for all of
+    them at once.
+    """
+
+    def __init__(self, threads: int, buffer_bytes: int, program: str = "kvfs.bench.worker") -> None:
+        self._gate_read_fd, self._gate_write_fd = os.pipe()
+        gate = self._gate_read_fd
+        super().__init__(threads, program, str(gate), str(buffer_bytes), pass_fds=[gate])
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, traceback)
         os.close(self._gate_read_fd)
         os.close(self._gate_write_fd)
 
@@ -80,24 +127,11 @@ class Crew:
         Raises ``BenchFailed`` when a system call fails or a load gets wrong bytes; the crew cannot
         be used after that.
         """
-        workers = self._workers[: order.threads]
+        workers, doing = self.processes[: order.threads], f"{order.do} in {order.directory}"
         share = order.blocks // order.threads
         for index, worker in enumerate(workers):
-            self._tell(worker, {**order._asdict(), "first": index * share, "blocks": share})
+            tell(worker, {**order._asdict(), "first": index * share, "blocks": share})
         for worker in workers:
-            self._hear(worker, order)
+            hear(worker, doing)
         os.write(self._gate_write_fd, b"." * len(workers))
-        return [self._hear(worker, order) for worker in workers]
-
-    def _tell(self, worker: subprocess.Popen[bytes], order: dict[str, Any]) -> None:
-        assert worker.stdin is not None
-        worker.stdin.write(json.dumps(order).encode() + b"\n")
-        worker.stdin.flush()
-
-    def _hear(self, worker: subprocess.Popen[bytes], order: Order) -> dict[str, Any]:
-        assert worker.stdout is not None
-        line = worker.stdout.readline()
-        reply: dict[str, Any] = json.loads(line) if line else {"failed": "the worker died"}
-        if "failed" in reply:
-            raise BenchFailed(f"{order.do} in {order.directory}: {reply['failed']}")
-        return reply
+        return [hear(worker, doing) for worker in workers]

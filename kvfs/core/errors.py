@@ -232,3 +232,9 @@ class ConfigForeign(CommandError):
     """Lines of somebody else in an NFS server's configuration are in the way."""
 
     exit_code = 23
+
+
+class TraceUnreadable(CommandError):
+    """A request trace is missing, empty, or has a line that is no request."""
+
+    exit_code = 24

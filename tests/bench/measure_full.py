@@ -41,8 +41,10 @@ from kvfs.core.sizes import parse_size
 FULL: Final = "kvfs, full"
 EMPTY: Final = "kvfs, emptied"
 XFS: Final = "XFS, with a cleaner"
-#: The cleaner starts above this much and stops at that much.
+#: The cleaner starts above this much and stops at that much, and looks so often: in a tenth of what
+#: a drive fills at the lowest headroom that is of use.
 _CLEANER_SHARES: Final = ("0.90", "0.80")
+_CLEANER_LOOKS_S: Final = "0.02"
 _P99: Final = 0.99
 
 
@@ -172,9 +174,11 @@ def _make(stack: ExitStack, load: Load, say: Callable[[str], None]) -> list[Side
 
 
 def _start_cleaner(stack: ExitStack, directory: str) -> None:
-    program, environment = program_again("tests.bench.cleaner")
+    program, environment = program_again("kvfs.bench.replay.cleaner")
+    totals = os.statvfs(directory)
+    room_bytes = totals.f_blocks * totals.f_frsize
     cleaner = subprocess.Popen(
-        [*program, directory, *_CLEANER_SHARES],
+        [*program, directory, str(room_bytes), *_CLEANER_SHARES, "mtime", _CLEANER_LOOKS_S],
         env=environment,
         start_new_session=True,
     )

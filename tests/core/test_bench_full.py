@@ -9,25 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.cleaner import clean
 from tests.support.mounting import ROOT, why_no_mounts
-
-
-def test_the_cleaner_deletes_the_oldest_first_and_no_more_than_it_must(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for age, name in enumerate(["new", "old", "oldest"]):
-        (tmp_path / name).write_bytes(b"x")
-        os.utime(tmp_path / name, (1000 - age, 1000 - age))
-    monkeypatch.setattr(
-        "tests.bench.cleaner.taken", lambda directory: 0.3 * len(os.listdir(directory))
-    )
-    clean(str(tmp_path), 0.7)
-    assert sorted(os.listdir(tmp_path)) == ["new", "old"]
-    (tmp_path / "older.tmp").write_bytes(b"x")
-    os.utime(tmp_path / "older.tmp", (1, 1))
-    clean(str(tmp_path), 0.1)
-    assert os.listdir(tmp_path) == ["older.tmp"]
 
 
 @pytest.mark.needs_fuse

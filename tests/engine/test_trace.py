@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from kvfs.bench.replay.trace import Request, footprint, read_trace
 from kvfs.core.eviction_policy import Columns, Lru, Policy, policy_named
 from kvfs.storage.heat import Heat
 from kvfs.storage.syscalls import Syscalls
-from tests.support.trace import Outcome, Request, footprint, read_trace, replay
+from tests.support.trace import TRACE, Outcome, replay
 
 #: Cache in percent of all blocks -> policy -> prefix hits and blocks written, in percent of all
 #: accesses.
@@ -31,7 +32,7 @@ KNOWN: Final = {
 @pytest.fixture(scope="module")
 def requests() -> list[Request]:
     """The trace."""
-    return read_trace()
+    return read_trace(str(TRACE))
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ FLOORS: Final = (
     "kvfs.client.nfs",
     "kvfs.doctor",
     "kvfs.bench",
+    "kvfs.bench.replay",
     "mount.process",
     "mount.fuse",
     "mount.files",

@@ -1,28 +1,21 @@
 """A trace of prompts, replayed against the heat and a policy as connectors would use a pool.
 
 ``conversation.trace.gz`` is the Mooncake project's FAST'25 conversation trace (Apache-2.0, see
-LICENSE-mooncake-Apache-2.0.txt beside it), changed in form only: a line a request, "MILLISECONDS
-BLOCKS", where ``7+3`` stands for the blocks 7, 8 and 9 of 512 tokens each.
+LICENSE-mooncake-Apache-2.0.txt beside it), changed in form only: in plain words, as
+kvfs/bench/replay/trace.py reads them, with blocks of 512 tokens.
 """
 
-import gzip
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from kvfs.bench.replay.trace import Request
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.types import FIRST_INODE, InodeNo
 from kvfs.storage.heat import Heat
 
 TRACE: Final = Path(__file__).parent.parent / "traces" / "conversation.trace.gz"
 _BLOCK_BYTES: Final = 4 << 20
-
-
-class Request(NamedTuple):
-    """One prompt: when it came (s), and its blocks, head first."""
-
-    at_s: float
-    blocks: list[int]
 
 
 class Outcome(NamedTuple):
@@ -32,28 +25,7 @@ class Outcome(NamedTuple):
     written: float
 
 
-def read_trace(path: Path = TRACE) -> list[Request]:
-    """Return the requests of the trace in *path*."""
-    requests = []
-    with gzip.open(path, "rt", encoding="ascii") as lines:
-        for line in lines:
-            at_ms, *runs = line.split()
-            requests.append(Request(int(at_ms) / 1000, list(_blocks(runs))))
-    return requests
-
-
-def _blocks(runs: list[str]) -> Iterable[int]:
-    for run in runs:
-        first, _, count = run.partition("+")
-        yield from range(int(first), int(first) + int(count or 1))
-
-
-def footprint(requests: list[Request]) -> int:
-    """Return how many different blocks *requests* ask for."""
-    return len({block for request in requests for block in request.blocks})
-
-
-def replay(requests: list[Request], heat: Heat, blocks_max: int) -> Outcome:
+def replay(requests: Sequence[Request], heat: Heat, blocks_max: int) -> Outcome:
     """Serve *requests* from a pool of *blocks_max* blocks, which *heat* and its policy keep.
 
     A prompt looks its blocks up head first, loads those before the first missing one, touches

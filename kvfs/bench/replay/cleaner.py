@@ -1,0 +1,84 @@
+"""The cleaner that an operator runs beside a plain file system: the oldest files go.
+
+``python -m kvfs.bench.replay.cleaner DIR ROOM_BYTES HIGH LOW BY LOOK_S``: every LOOK_S seconds, or
+with ``-`` for each line on stdin: if more than HIGH of ROOM_BYTES is taken, delete the files with
+the oldest atime or mtime (BY) until it is LOW. Such a script is what connectors without a delete
+path are deployed with. A look is one statvfs(2); only one that finds too much taken walks the tree.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Final
+
+#: What a file's age may be told by. With relatime, the default of mount(8), atime is that of the
+#: first use after the store, and then changes once a day.
+BY: Final = ("atime", "mtime")
+
+
+def taken(directory: str, room_bytes: int) -> float:
+    """Return the share of *room_bytes* that is not free in the file system of *directory*."""
+    totals = os.statvfs(directory)
+    return 1 - totals.f_bavail * totals.f_frsize / room_bytes
+
+
+def files_below(directory: str) -> Iterator[os.DirEntry[str]]:
+    """Yield every file below *directory*, but those that are being written.
+
+    They have temporary names, as each connector gives them; without one none would be safe.
+    """
+    with os.scandir(directory) as listed:
+        for each in listed:
+            if each.is_dir(follow_symlinks=False):
+                yield from files_below(each.path)
+            elif not each.name.endswith(".tmp"):
+                yield each
+
+
+def clean(directory: str, room_bytes: int, low: float, by: str) -> int:
+    """Delete the oldest files until *low* of *room_bytes* is taken; return how many went."""
+    aged = []
+    for each in files_below(directory):
+        # A file that is renamed or deleted meanwhile is looked at the next time.
+        with contextlib.suppress(FileNotFoundError):
+            found = each.stat(follow_symlinks=False)
+            aged.append((found.st_atime_ns if by == "atime" else found.st_mtime_ns, each.path))
+    deleted = 0
+    for _, path in sorted(aged):
+        if taken(directory, room_bytes) <= low:
+            break
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+            deleted += 1
+    return deleted
+
+
+def look(directory: str, room_bytes: int, high: float, low: float, by: str) -> int:
+    """Clean if more than *high* is taken; return how many files went."""
+    return clean(directory, room_bytes, low, by) if taken(directory, room_bytes) > high else 0
+
+
+def main() -> None:
+    """Look until killed, or until stdin ends."""
+    directory, room_bytes, high, low, by, look_s = sys.argv[1:]
+    where = directory, int(room_bytes), float(high), float(low), by
+    while look_s != "-":
+        look(*where)
+        time.sleep(float(look_s))
+    for _ in sys.stdin:
+        try:
+            reply: dict[str, object] = {
+                "deleted": look(*where),
+                "cpu_ns": time.process_time_ns(),
+            }
+        except OSError as error:
+            reply = {"failed": str(error)}
+        sys.stdout.write(json.dumps(reply) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
