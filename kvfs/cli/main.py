@@ -6,7 +6,7 @@ start fast.
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from kvfs import __version__
@@ -62,7 +62,11 @@ def _unwritten(error: OSError) -> int:
     return 1
 
 
-def _dispatch(argv: list[str]) -> int:
+def parser_of(verbs: Collection[str]) -> OneLineParser:
+    """Return the parser of the command line, which knows the flags of *verbs* alone.
+
+    Of the others it has name and summary.
+    """
     parser = OneLineParser(
         prog="kvfs",
         description="A flash tier for LLM KV cache that is a file system.",
@@ -70,12 +74,17 @@ def _dispatch(argv: list[str]) -> int:
     )
     parser.add_argument("--version", action="version", version=f"kvfs {__version__}")
     subparsers = parser.add_subparsers(metavar="VERB", required=True)
-    asked = next((argument for argument in argv if not argument.startswith("-")), "")
     for verb, summary in VERBS.items():
-        if verb == asked:
+        if verb in verbs:
             importlib.import_module(f"kvfs.cli.{verb}").configure(subparsers)
         else:
             subparsers.add_parser(verb, help=summary)
+    return parser
+
+
+def _dispatch(argv: list[str]) -> int:
+    asked = next((argument for argument in argv if not argument.startswith("-")), "")
+    parser = parser_of({asked})
     arguments = parser.parse_args(argv)
     arguments.argv = argv  # kvfs mount runs this command line again
     if getattr(arguments, "foreground", False):  # SIGTERM is the normal end of a server
