@@ -149,7 +149,7 @@ class _Rebuild:
         done = 0
         for files, claim in (
             (self._extents.scan_nodes(), functools.partial(node_record, self._extents)),
-            (self._extents.scan(), self._block),
+            (self._extents.scan(), functools.partial(block_record, self._extents, self._syscalls)),
         ):
             for ino in files:
                 done += 1
@@ -160,38 +160,6 @@ class _Rebuild:
                 if record is not None:
                     self._sequence = max(self._sequence, record.sequence)
                     yield _Claim(ino, record)
-
-    def _block(self, ino: InodeNo) -> InodeRecord | None:
-        """Return the record of an extent that is provably whole.
-
-        XFS and ext4 may write a file's size before all of its bytes. The missing bytes are then
-        still in unwritten blocks, which SEEK_HOLE reports as a hole.
-        """
-        try:
-            identity = self._extents.identity(ino)
-            if identity is None or not stat.S_ISREG(identity.mode):
-                return None
-            fd = self._extents.open(ino, os.O_RDWR)
-            try:
-                status = self._syscalls.fstat(fd)
-                size_bytes = status.st_size
-                if size_bytes != identity.size_bytes:
-                    return None
-                # Pages that could not be written are clean in memory, and would hide the hole.
-                self._syscalls.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                if size_bytes and self._syscalls.lseek(fd, 0, os.SEEK_HOLE) < size_bytes:
-                    return None
-                allocated_bytes = status.st_blocks * STAT_BLOCK_BYTES
-                if allocated_bytes > round_up(size_bytes):
-                    allocated_bytes = self._extents.trim(fd, size_bytes)
-            finally:
-                self._syscalls.close(fd)
-        except Damaged:
-            return None
-        except OSError as error:
-            _raise_unless_file_fails(error)
-            return None
-        return _record(identity, status.st_ctime_ns, allocated_bytes)
 
     def _join(self, index: Index) -> Counters:
         """Drop what no directory leads to, and write the counts of the rest."""
@@ -216,6 +184,39 @@ class _Rebuild:
         with index.write() as txn:
             txn.put_counters(counters)
         return counters
+
+
+def block_record(extents: Extents, syscalls: Syscalls, ino: InodeNo) -> InodeRecord | None:
+    """Return the record of an extent that is provably whole. Raises OSError.
+
+    XFS and ext4 may write a file's size before all of its bytes. The missing bytes are then still
+    in unwritten blocks, which SEEK_HOLE reports as a hole.
+    """
+    try:
+        identity = extents.identity(ino)
+        if identity is None or not stat.S_ISREG(identity.mode):
+            return None
+        fd = extents.open(ino, os.O_RDWR)
+        try:
+            status = syscalls.fstat(fd)
+            size_bytes = status.st_size
+            if size_bytes != identity.size_bytes:
+                return None
+            # Pages that could not be written are clean in memory, and would hide the hole.
+            syscalls.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            if size_bytes and syscalls.lseek(fd, 0, os.SEEK_HOLE) < size_bytes:
+                return None
+            allocated_bytes = status.st_blocks * STAT_BLOCK_BYTES
+            if allocated_bytes > round_up(size_bytes):
+                allocated_bytes = extents.trim(fd, size_bytes)
+        finally:
+            syscalls.close(fd)
+    except Damaged:
+        return None
+    except OSError as error:
+        _raise_unless_file_fails(error)
+        return None
+    return _record(identity, status.st_ctime_ns, allocated_bytes)
 
 
 def node_record(extents: Extents, ino: InodeNo) -> InodeRecord | None:
