@@ -23,6 +23,9 @@ from kvfs.core.types import ROOT_INODE, InodeRecord
 from kvfs.devices import Device, Reserve, open_source
 from kvfs.engine.store import Store
 from kvfs.machine.process_limits import what_it_cannot_see
+from mount.control.metrics.exposition import Exposition
+from mount.control.metrics.scrapes import serve_scrapes
+from mount.control.metrics.textfile import write_textfile
 from mount.control.socket import Verb, serve_control
 from mount.control.status import Parts, describe, describe_lost
 from mount.control.verbs import EvictVerbs
@@ -208,6 +211,9 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 nursery.start_soon(self.channel.flush_late)
                 verbs = self._verbs(EvictVerbs(self.store, nursery).table())
                 await nursery.start(serve_control, socket_path(self.settings.name), verbs)
+                metrics = Exposition(functools.partial(self._status, {}))
+                nursery.start_soon(serve_scrapes, self.settings, metrics)
+                nursery.start_soon(write_textfile, self.settings, metrics)
                 nursery.start_soon(self._announce, ready, nursery)
                 await pyfuse3.main(min_tasks=_TASKS_MAX, max_tasks=_TASKS_MAX)
                 self._own.ended()

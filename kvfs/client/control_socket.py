@@ -43,13 +43,16 @@ class ServerGone(NotMounted):
     exit_code: ClassVar[int] = NotMounted.exit_code
 
 
-def socket_paths(directory: str = RUN_DIRECTORY) -> list[str]:
-    """Return the paths of all control sockets, those of dead servers included."""
+def socket_paths(directory: str = RUN_DIRECTORY, suffix: str = SOCKET_SUFFIX) -> list[str]:
+    """Return the paths of all control sockets, those of dead servers included.
+
+    Sockets for scrapes have another *suffix*.
+    """
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
         return []
-    return [f"{directory}/{name}" for name in sorted(names) if name.endswith(SOCKET_SUFFIX)]
+    return [f"{directory}/{name}" for name in sorted(names) if name.endswith(suffix)]
 
 
 def ask(

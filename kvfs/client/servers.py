@@ -14,7 +14,13 @@ from kvfs.client.control_socket import (
 )
 from kvfs.client.liveness import has_ended, was_killed
 from kvfs.core.errors import CommandError, NotMounted, ServeFailed, SourceBusy
-from kvfs.core.mount_name import RUN_DIRECTORY, name_of, socket_path
+from kvfs.core.mount_name import (
+    METRICS_SUFFIX,
+    RUN_DIRECTORY,
+    SOCKET_SUFFIX,
+    name_of,
+    socket_path,
+)
 from kvfs.machine.mount_table import FS_TYPE, Mount, kvfs_at, mounts, resolve_mountpoint
 from kvfs.machine.mounted_elsewhere import note_of
 
@@ -156,6 +162,7 @@ def server_of(mountpoint: str) -> int:
 def remove_dead_sockets() -> None:
     """Remove the sockets that dead servers left behind."""
     with contextlib.suppress(OSError), locked_directory(RUN_DIRECTORY):
-        for path in socket_paths():
-            with contextlib.suppress(SourceBusy, OSError):
-                remove_stale(path)
+        for suffix in (SOCKET_SUFFIX, METRICS_SUFFIX):
+            for path in socket_paths(suffix=suffix):
+                with contextlib.suppress(SourceBusy, OSError):
+                    remove_stale(path)

@@ -1,7 +1,7 @@
 """The short name of a mount, and the paths that are made from it; pure text.
 
-The name is what ``kvfs@NAME.service``, ``/run/kvfs/NAME.sock``, ``/etc/kvfs/NAME.toml`` and
-``/var/log/kvfs/NAME.log`` have in common.
+The name is what ``kvfs@NAME.service``, ``/run/kvfs/NAME.sock``, ``/run/kvfs/NAME.metrics``,
+``/etc/kvfs/NAME.toml`` and ``/var/log/kvfs/NAME.log`` have in common.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ RUN_DIRECTORY: Final = "/run/kvfs"
 CONFIG_DIRECTORY: Final = "/etc/kvfs"
 LOG_DIRECTORY: Final = "/var/log/kvfs"
 SOCKET_SUFFIX: Final = ".sock"
+METRICS_SUFFIX: Final = ".metrics"
 #: A socket's path holds 107 bytes (sun_path of unix(7)); this leaves room for the directory.
 NAME_MAX_CHARACTERS: Final = 64
 
@@ -47,6 +48,11 @@ def check_name(name: str) -> str:
 def socket_path(name: str) -> str:
     """Return the path of the control socket of the mount called *name*."""
     return f"{RUN_DIRECTORY}/{name}{SOCKET_SUFFIX}"
+
+
+def metrics_path(name: str) -> str:
+    """Return the path of the socket at which the mount called *name* answers scrapes."""
+    return f"{RUN_DIRECTORY}/{name}{METRICS_SUFFIX}"
 
 
 def config_path(name: str) -> str:

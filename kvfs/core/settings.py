@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields, replace
 from typing import Any, Final, Self
 
+from kvfs.core.report_settings import ReportSettings
 from kvfs.core.setting_values import converted, default_of, setting, setting_table, show, table_of
 from kvfs.core.sizes import GIB, KIB, MIB, TIB
 from kvfs.core.types import CAPACITY_MIN_BYTES
@@ -32,7 +33,7 @@ RELOADABLE: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(ReportSettings):
     """The settings of one mount; ``None`` and the empty text mean "not set"."""
 
     source: str = setting("", "must be given: a block device, an image file or a directory")
@@ -71,16 +72,6 @@ class Settings:
         choices=("auto", "passthrough", "daemon"),
     )
     fast_lane: bool = setting(True, "answers quick requests without a coroutine; off to debug")
-
-    log_file: str = setting("", "not set: syslog or the journal, else /var/log/kvfs/NAME.log")
-    log_level: str = setting(
-        "info",
-        "starts, stops and refusals are worth a line each; requests are not",
-        choices=("debug", "info", "warning", "error", "off"),
-    )
-    log_lines_per_minute: int = setting(
-        20, "of each kind, so that a repeated error does not fill the journal", low=1, high=60_000
-    )
 
     entry_timeout_s: float = setting(
         3600.0,
@@ -328,4 +319,9 @@ class Settings:
         ]
 
 
-_FIELDS: Final[dict[str, Field[Any]]] = {declared.name: declared for declared in fields(Settings)}
+_FIELDS: Final[dict[str, Field[Any]]] = {
+    declared.name: declared
+    for declared in sorted(
+        fields(Settings), key=lambda one: one.name in ReportSettings.__dataclass_fields__
+    )
+}

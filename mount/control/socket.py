@@ -54,12 +54,12 @@ async def serve_control(
             await nursery.start(trio.serve_listeners, server.serve, [_listener(listening)])
             task_status.started()
     finally:
-        _remove_own(path, bound)
+        remove_own(path, bound)
         listening.close()
 
 
-def listen(path: str) -> socket.socket:
-    """Return a listening socket at *path*, mode 0600; a dead server's socket is replaced.
+def listen(path: str, mode: int = 0o600) -> socket.socket:
+    """Return a listening socket at *path* with *mode*; a dead server's socket is replaced.
 
     Raises SourceBusy if the socket's server lives, ServeFailed if *path* cannot be used.
     """
@@ -67,28 +67,29 @@ def listen(path: str) -> socket.socket:
     try:
         # bind(2) gives the file the socket's own mode less the umask (unix_bind_bsd in
         # net/unix/af_unix.c). So there is no moment in which other users could connect.
-        os.fchmod(listening.fileno(), 0o600)
+        os.fchmod(listening.fileno(), mode)
         with locked_directory(os.path.dirname(path)):
             remove_stale(path)
             listening.bind(path)
+            os.chmod(path, mode)
             listening.listen(_WAITING_MAX)
     except OSError as error:
         listening.close()
-        raise ServeFailed(f"control socket {path}: {error.strerror or error}") from error
+        raise ServeFailed(f"socket {path}: {error.strerror or error}") from error
     except BaseException:
         listening.close()
         raise
     return listening
 
 
-def _remove_own(path: str, bound: os.stat_result) -> None:
-    """Remove the socket file, unless the next server has put its own there."""
+def remove_own(path: str, bound: os.stat_result) -> None:
+    """Remove the socket file that is *bound*, unless the next server has put its own there."""
     try:
         with locked_directory(os.path.dirname(path)):
             if os.path.samestat(os.stat(path), bound):
                 os.unlink(path)
     except OSError as error:
-        _log.warning("control socket %s left behind: %s", path, error)
+        _log.warning("socket %s left behind: %s", path, error)
 
 
 def _listener(listening: socket.socket) -> trio.SocketListener:

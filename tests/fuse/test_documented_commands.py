@@ -10,6 +10,7 @@ from typing import Final
 
 import pytest
 
+from kvfs.client.servers import status_of
 from kvfs.core.errors import SeriousFindings
 from tests.support.documented import of, quoted
 from tests.support.mounting import (
@@ -19,6 +20,7 @@ from tests.support.mounting import (
     skip_without_mounts,
     workplace,
 )
+from tests.support.stepping import until
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 
@@ -114,6 +116,21 @@ def test_evicting_by_hand(shell: Shell) -> None:
             store(shell.kv / name)
         shell.run(command)
     assert os.getxattr(shell.kv / "system-prompts", "user.kvfs.pin") == b"1"
+
+
+def test_metrics_are_fetched(shell: Shell) -> None:
+    """By each way that docs/metrics.md shows; the file lies where node_exporter looks for it."""
+    place = shell.kv.parent
+    (fetch,) = of("docs/metrics.md", "curl ")
+    mounts = of("docs/metrics.md", "kvfs mount ")
+    for command in mounts:
+        shell.run(command.replace("/var/lib/prometheus/node-exporter", str(place)))
+        name = status_of(str(shell.kv))["name"]
+        assert "kvfs_capacity_bytes{" in shell.run(fetch.replace("/kv.metrics", f"/{name}.metrics"))
+        if "textfile" in command:
+            until((place / "kvfs.prom").exists, "the file is written")
+        shell.unmount()
+    assert len(mounts) == 2
 
 
 def test_a_drive_beside_xfs(shell: Shell) -> None:

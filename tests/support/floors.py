@@ -30,6 +30,7 @@ FLOORS: Final = (
     "mount.files",
     "mount.requests",
     "mount.control",
+    "mount.control.metrics",
     "mount",
     "kvfs.cli",
 )

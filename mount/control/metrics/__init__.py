@@ -1,0 +1,1 @@
+"""Metrics for Prometheus: their table, their text, and who may fetch it."""

@@ -1,0 +1,131 @@
+"""The table of metrics: each with its name, its kind, and the status key that it comes from.
+
+Names follow Prometheus' conventions, which promtool checks in the tests: base units, ``_total``
+for counters. docs/metrics.md lists the same table for a reader.
+"""
+
+from typing import Final, Literal, NamedTuple
+
+Kind = Literal["gauge", "counter", "histogram"]
+#: In a key it stands for each name that the status has there; the name becomes the label's value.
+ANY: Final = "*"
+
+
+class Family(NamedTuple):
+    """One metric. ``name`` is without the ``_total`` of a counter."""
+
+    name: str
+    kind: Kind
+    #: Key of `kvfs status --json`, parts of it behind dots.
+    key: str
+    meaning: str
+    #: The label that takes what ``ANY`` stands for.
+    label: str = ""
+
+    @property
+    def unit(self) -> str:
+        """``bytes``, ``seconds`` or empty: what the name ends with."""
+        end = self.name.rpartition("_")[2]
+        return end if end in ("bytes", "seconds") else ""
+
+
+def _gauge(name: str, key: str, meaning: str, label: str = "") -> Family:
+    return Family(f"kvfs_{name}", "gauge", key, meaning, label)
+
+
+def _counter(name: str, key: str, meaning: str, label: str = "") -> Family:
+    return Family(f"kvfs_{name}", "counter", key, meaning, label)
+
+
+_SPACE: Final = (
+    _gauge("capacity_bytes", "capacity_bytes", "Capacity of the pool"),
+    _gauge("usable_bytes", "usable_bytes", "What the device can give to blocks now"),
+    _gauge("used_bytes", "used_bytes", "Held by blocks"),
+    _gauge("free_bytes", "free_bytes", "Usable and not used"),
+    _gauge("evictable_bytes", "evictable_bytes", "What eviction may free now"),
+    _gauge("leased_bytes", "leased_bytes", "Owned by the living processes that wrote them"),
+    _gauge("lease_limit_bytes", "lease_max_bytes", "Limit of all leases together"),
+    _gauge("slab_bytes", "slab_bytes", "Slabs of living processes"),
+    _gauge("pinned_bytes", "pinned_bytes", "Pinned, or under evict=never"),
+    _gauge("open_bytes", "open_bytes", "Files that are open"),
+    _gauge("preallocated_bytes", "preallocated_bytes", "Extents prepared for the next files"),
+    _gauge("pending_delete_bytes", "pending_delete_bytes", "Deleted, not yet given back"),
+    _gauge("deleted_open_bytes", "deleted_open_bytes", "Deleted, still open or mapped"),
+    _gauge("headroom_bytes", "headroom_bytes", "Kept free ahead of writers"),
+    _gauge("overcommitted_bytes", "overcommitted_bytes", "Beyond the capacity"),
+    _gauge(
+        "largest_unevictable_directory_bytes",
+        "largest_unevictable.bytes",
+        "Most bytes in one directory that cannot be evicted",
+    ),
+)
+
+_BLOCKS: Final = (
+    _gauge("blocks", "blocks", "Regular files"),
+    _gauge("directories", "directories", "Directories"),
+    _gauge("symlinks", "symlinks", "Symlinks"),
+    _gauge("state_blocks", "states.*.blocks", "Blocks in this state of their life", "state"),
+    _gauge("state_bytes", "states.*.bytes", "What they hold", "state"),
+    _gauge("index_used_bytes", "index_used_bytes", "Rows in the index"),
+    _gauge("index_limit_bytes", "index_map_bytes", "Most that the index may hold"),
+    _gauge("open_files", "open_inodes", "Files that are open"),
+    _gauge("open_handles", "open_handles", "Open file descriptions of files and directories"),
+    _gauge("recently_deleted_files", "recently_deleted", "Deleted during the last second or so"),
+    _gauge("preallocated_extents", "preallocated_extents", "Extents prepared for new files"),
+    _counter("preallocated_hits", "preallocated_hits", "Files created on a prepared extent"),
+    _counter("preallocated_misses", "preallocated_misses", "Files created when none was there"),
+)
+
+_WORK: Final = (
+    _counter("evicted_blocks", "eviction.blocks", "Blocks evicted"),
+    _counter("evicted_bytes", "eviction.bytes", "Freed by eviction"),
+    _counter("eviction_batches", "eviction.batches", "Index transactions that evicted"),
+    _counter("eviction_skipped", "eviction.skipped", "Candidates in use or no longer there"),
+    _counter("eviction_overruns", "eviction.overruns", "Drafts stopped: they outgrew the pool"),
+    _counter(
+        "abandoned_drafts",
+        "eviction.abandoned_drafts",
+        "Drafts that their writers deleted while space was short",
+    ),
+    _counter(
+        "stores_refused",
+        "largest_lease_holder.stores_refused",
+        "Stores refused because of the limit of leases; absent while nothing is leased",
+    ),
+    _counter("space_waits", "space_waits.count", "Requests that waited for space"),
+    _gauge("space_waiting_requests", "space_waits.waiting", "Requests that wait for space now"),
+    _counter("space_waits_rejected", "space_waits.rejected", "Requests refused: too many waited"),
+    _counter("space_waits_seconds", "space_waits.total_s", "Time spent waiting for space"),
+    _gauge("space_waits_longest_seconds", "space_waits.longest_s", "Longest wait for space"),
+    _counter("invalidations_sent", "invalidations.sent", "Invalidations sent to the kernel"),
+    _counter("invalidations_skipped", "invalidations.skipped", "Invalidations not sent"),
+    _gauge("invalidations_queued", "invalidations.queued", "Invalidations waiting to be sent"),
+    _counter("requests", "requests.*", "FUSE requests received", "op"),
+    _counter("requests_fast_path", "requests_fast_path.*", "Answered on the fast path", "op"),
+    _counter("errors", "errors.*", "Errors returned to callers", "errno"),
+    _gauge("background_jobs", "background_backlog", "Background jobs queued"),
+    _gauge("backing_ids_open", "backing_ids_open", "Files registered with the kernel and open"),
+    _gauge("backing_ids_cached", "backing_ids_cached", "Files registered and closed"),
+)
+
+_TROUBLE: Final = (
+    _counter("torn_blocks", "torn_blocks", "Blocks deleted: their writer was killed"),
+    _counter("unverified_blocks", "unverified_blocks", "Blocks deleted: perhaps not whole"),
+    _counter("lost_blocks", "lost_blocks", "Blocks deleted: the device lost their bytes"),
+    _counter("write_back_failures", "write_back_failures", "Failures to write data back"),
+    _counter("damaged_rows", "damaged_rows", "Index rows that could not be read"),
+    _counter("background_failures", "background_failures", "Background jobs that failed"),
+)
+
+FAMILIES: Final = (*_SPACE, *_BLOCKS, *_WORK, *_TROUBLE)
+
+#: The one metric whose value says nothing: its labels are these keys of the status.
+INFO_NAME: Final = "kvfs_mount"
+INFO_MEANING: Final = "What is mounted, in labels; the value is 1"
+INFO_LABELS: Final = ("version", "source", "name", "data_path")
+#: 1 where the status has this key with a value, else 0.
+FLAGS: Final = {
+    "kvfs_read_only": ("read_only", "Mounted read-only"),
+    "kvfs_little_evictable": ("warning", "Almost nothing is evictable; kvfs status says what is"),
+    "kvfs_device_lost": ("device_lost", "The device was given up"),
+}

@@ -1,0 +1,187 @@
+"""Scrapes by clients of every kind: bounded, and never in each other's way. Without a mount."""
+
+import functools
+import os
+import socket
+from collections.abc import AsyncIterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvfs.core.settings import Settings
+from mount.control.connections import serve_connections
+from mount.control.metrics.exposition import KEPT_S, Exposition
+from mount.control.metrics.scrapes import REQUEST_MAX_BYTES, SCRAPES_MAX, Scrapes
+from mount.control.metrics.textfile import write_textfile
+from mount.control.socket import listen
+from mount.control.status import describe_lost
+from tests.support.metric_document import exchanged
+from tests.support.stepping import until
+
+GET = "GET /metrics HTTP/1.1\r\n\r\n"
+PATIENCE_S = 30.0
+
+
+class Asked:
+    """A status that counts how often it was asked."""
+
+    count = 0
+
+    async def status(self) -> dict[str, Any]:
+        self.count += 1
+        return describe_lost(Settings(mountpoint=f"/kv{self.count}", source="/dev/x"), "EIO")
+
+
+@pytest.fixture
+def asked() -> Asked:
+    return Asked()
+
+
+@pytest.fixture
+async def path(tmp_path: Path, asked: Asked) -> AsyncIterator[str]:
+    """A socket at which scrapes are answered, each within a second."""
+    path = str(tmp_path / "run" / "kv.metrics")
+    scrapes = Scrapes(Exposition(asked.status))
+    serve = functools.partial(serve_connections, most=SCRAPES_MAX, deadline_s=1.0)
+    async with trio.open_nursery() as nursery:
+        with listen(path, 0o666) as listening:
+            nursery.start_soon(serve, listening, scrapes.answer)
+            yield path
+            nursery.cancel_scope.cancel()
+
+
+async def exchange(path: str, request: str) -> tuple[str, str]:
+    with trio.fail_after(PATIENCE_S):
+        return await trio.to_thread.run_sync(exchanged, path, request)
+
+
+async def test_a_lost_device_has_its_metrics(path: str) -> None:
+    _, body = await exchange(path, GET)
+    values = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(body)
+        for sample in family.samples
+    }
+    assert values == {
+        "kvfs_mount_info": 1.0,
+        "kvfs_read_only": 0.0,
+        "kvfs_little_evictable": 0.0,
+        "kvfs_device_lost": 1.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        ("HEAD /metrics HTTP/1.1\r\n\r\n", 200),
+        ("GET /metrics?name=x HTTP/1.0\r\nHost: x\r\n\r\n", 200),
+        ("GET / HTTP/1.1\r\n\r\n", 404),
+        ("POST /metrics HTTP/1.1\r\n\r\n", 405),
+        ("\r\n\r\n", 405),
+        ("GET /metrics HTTP/1.1\r\nX: " + "x" * REQUEST_MAX_BYTES, 431),
+        ("GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text; version=9\r\n\r\n", 200),
+    ],
+)
+async def test_each_request_has_its_answer(path: str, request_: str, status: int) -> None:
+    head, body = await exchange(path, request_)
+    assert head.startswith(f"HTTP/1.1 {status} ")
+    assert "Connection: close" in head
+    assert body.endswith("# EOF\n") == ("openmetrics" in request_)
+
+
+async def test_a_request_that_does_not_come_is_not_waited_for(path: str) -> None:
+    for request in ("G", "GET /metrics"):
+        async with await trio.open_unix_socket(path) as stream:
+            await stream.send_all(request.encode())
+            with trio.fail_after(PATIENCE_S):
+                assert await stream.receive_some() == b""
+
+
+async def test_clients_that_say_nothing_keep_nobody_away(path: str) -> None:
+    silent = [await trio.open_unix_socket(path) for _ in range(3 * SCRAPES_MAX)]
+    head, _ = await exchange(path, GET)
+    assert head.startswith("HTTP/1.1 200 ")
+    for stream in silent:
+        await stream.aclose()
+
+
+async def test_a_client_that_reads_nothing_is_cut_off(path: str, asked: Asked) -> None:
+    """Its answer is larger than what the socket holds."""
+
+    async def large() -> dict[str, Any]:
+        status = await asked.status()
+        return {**status, "requests": {f"OP_{number}": 1 for number in range(20_000)}}
+
+    exposition = Exposition(large)
+    with listen(f"{path}.large") as listening:
+        async with trio.open_nursery() as nursery:
+            scrapes, cut = Scrapes(exposition), trio.Event()
+
+            async def answer(stream: trio.SocketStream) -> None:
+                try:
+                    await scrapes.answer(stream)
+                finally:
+                    cut.set()
+
+            serve = functools.partial(serve_connections, most=1, deadline_s=0.2)
+            nursery.start_soon(serve, listening, answer)
+            async with await trio.open_unix_socket(f"{path}.large") as stream:
+                stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                await stream.send_all(GET.encode())
+                size_bytes = len((await exposition.text())[0])
+                with trio.fail_after(PATIENCE_S):
+                    await cut.wait()
+                    received = b"".join([part async for part in stream])
+            assert len(received) < size_bytes
+            nursery.cancel_scope.cancel()
+
+
+async def test_many_scrapers_cost_as_much_as_one(
+    asked: Asked, autojump_clock: trio.testing.MockClock
+) -> None:
+    exposition = Exposition(asked.status)
+    texts = {(await exposition.text(accept))[0] for accept in ("", "", "text/plain")}
+    assert len(texts) == asked.count == 1
+    await trio.sleep(KEPT_S)
+    assert (await exposition.text())[0] not in texts
+    assert asked.count == 2
+
+
+async def test_the_file_is_whole_at_every_moment(tmp_path: Path, asked: Asked) -> None:
+    textfile = tmp_path / "kvfs.prom"
+    settings = Settings(metrics_textfile=str(textfile), metrics_textfile_s=0.001)
+    exposition = Exposition(asked.status, now_s=functools.partial(next, count(0, KEPT_S)))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write_textfile, settings, exposition)
+        seen = set()
+        with trio.fail_after(PATIENCE_S):
+            while len(seen) < 20:
+                if textfile.exists():
+                    text = textfile.read_text()
+                    assert text.endswith("\n")
+                    assert text.count("# TYPE") == 4
+                    seen.add(text)
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_place_that_refuses_the_file_does_not_end_the_mount(
+    tmp_path: Path, asked: Asked, caplog: pytest.LogCaptureFixture
+) -> None:
+    textfile = tmp_path / "no" / "kvfs.prom"
+    settings = Settings(metrics_textfile=str(textfile), metrics_textfile_s=0.01)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write_textfile, settings, Exposition(asked.status))
+        wait = functools.partial(until, wait_s=PATIENCE_S)
+        await trio.to_thread.run_sync(
+            wait, lambda: caplog.text.count("metrics not written") > 1, "it is tried again"
+        )
+        textfile.parent.mkdir()
+        await trio.to_thread.run_sync(wait, textfile.exists, "the file is written")
+        nursery.cancel_scope.cancel()
