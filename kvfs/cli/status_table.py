@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from rich.table import Table
 
+from kvfs.cli.cache_table import cache_rows, tally_tables
 from kvfs.core.printable import printable
 from kvfs.core.sizes import format_size
 
@@ -97,7 +98,11 @@ def tables(status: Mapping[str, Any]) -> Iterator[Table]:
     """Yield the tables of one mount's *status*, each under its heading."""
     told = dict(status)
     mountpoint = str(told.pop("mountpoint", ""))
+    cache = told.pop("cache", None)
     for heading, labels in _SECTIONS.items():
+        if heading == "Work" and cache:
+            yield _table("Cache", cache_rows(cache))
+            yield from tally_tables(cache)
         figures = {name: told.pop(name) for name in labels if name in told}
         if heading == "Trouble":
             figures = {name: value for name, value in figures.items() if value}

@@ -110,6 +110,9 @@ class Settings(ReportSettings):
         low=1,
         high=1_000_000,
     )
+    cache_directories_max: int = setting(
+        64, "first-level directories, and models, with figures of their own", low=1, high=4096
+    )
     unlink_queue_max: int = setting(
         65_536,
         "extents waiting to be unlinked; above it removals wait for the disk",

@@ -111,6 +111,7 @@ class Store:
             pool.heat.tick,
             lambda _: pool.heat.mark(pool.clock_ns()),
             self._save_heat,
+            pool.cache.tick,
             self._sweep_on,
         )
 
@@ -294,6 +295,7 @@ class Store:
             "free_bytes": max(0, space.bound_bytes - self._kept_bytes()),
             "preallocated_bytes": space.ready_bytes,
             **reclaim_figures(self.pool, self.reclaim, self.watch),
+            "cache": self.pool.cache.shown(),
             "blocks": counters.blocks,
             "directories": counters.directories,
             "symlinks": counters.symlinks,

@@ -18,6 +18,7 @@ from kvfs.core.settings import Settings
 from kvfs.core.types import NO_INODE, SECOND_NS, InodeNo, InodeRecord, Sequence
 from kvfs.devices import Device
 from kvfs.machine.processes import Processes
+from kvfs.pool.cache_figures import CacheFigures
 from kvfs.pool.identities import Identities
 from kvfs.pool.lease_shares import LeaseShares
 from kvfs.pool.leases import Leases
@@ -114,6 +115,7 @@ class Pool:
             )
             self.policies = Policies(self.index, settings.policies)
             self.pins = Pins(self.index)
+            self.cache = CacheFigures(self.index, settings, monotonic_s)
             self._begin_run()
             self._parts = stack.pop_all()
 

@@ -11,6 +11,7 @@ from kvfs.core.records import inode_key
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
+from kvfs.pool.tallies import Tally
 from mount.files.handles import Handle, Handles
 from mount.fuse.grant import Grant
 from mount.fuse.wire import OPEN_OUT
@@ -19,10 +20,13 @@ from mount.fuse.wire import OPEN_OUT
 class Shared:
     """A handle, its block's record at the open, and the reply that the kernel got."""
 
-    __slots__ = ("grant", "handle", "key", "opened", "record", "told")
+    __slots__ = ("grant", "handle", "key", "opened", "record", "size_bytes", "tally", "told")
 
-    def __init__(self, handle: Handle, record: InodeRecord, grant: Grant) -> None:
+    def __init__(self, handle: Handle, record: InodeRecord, grant: Grant, tally: Tally) -> None:
         self.handle = handle
+        #: Where a load is counted, and how much it loads.
+        self.tally = tally
+        self.size_bytes = record.size_bytes
         self.opened = handle.opened
         self.record = record
         #: Key of the record's row.
@@ -62,6 +66,9 @@ class SharedHandles:
         if same and pool.open_inodes.enter_again(shared.opened):
             pool.heat.touch(ino)
             self._handles.share(shared.handle)
+            tally = shared.tally
+            tally.hits += 1
+            tally.loaded_bytes += shared.size_bytes
             return shared
         self.forget(ino)
         return None
@@ -92,7 +99,8 @@ class SharedHandles:
         self.forget(opened.ino)
         if len(self._shared) >= self._most:
             self.forget(next(iter(self._shared)))
-        self._shared[opened.ino] = Shared(handle, record, grant)
+        tally = self._pool.cache.tally_of(record)
+        self._shared[opened.ino] = Shared(handle, record, grant, tally)
 
     def close(self, handle: Handle) -> bool:
         """Count one reader of *handle* less; True if there is nothing else to do.

@@ -79,6 +79,7 @@ class Answers:
         self._refusals = store.blocks.truncating.refusals
         self._open_inodes = store.pool.open_inodes
         self._heat = store.pool.heat
+        self._looks = store.pool.cache.looks
         self._files = files
         self.by_handle = HandleLookups(store, files)
         self._generation = generation & 0xFFFFFFFF
@@ -104,6 +105,7 @@ class Answers:
                 return self._node(parent, name)
             if self._refusals:
                 self._refusals.looked(self._requester().tid)
+            self._looks.add(parent, name)
             return self._absence_kept
         if record.state in HIDEABLE:
             return self._draft(ino, record)
@@ -137,6 +139,7 @@ class Answers:
         """
         seen = self._store.visibility.seen(ino, record, self._files.requester())
         if seen is None:
+            self._looks.add(record.parent, record.name)
             return _NOT_KEPT
         if seen != ino:
             record = self._blocks.present(seen)

@@ -14,13 +14,16 @@ from kvfs.core.settings import Settings
 from mount.control.status import describe_lost
 from tests.support.mounting import ROOT, Mounted
 
-ROW: Final = re.compile(r"^\| `([\w.]+)` \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+ROW: Final = re.compile(r"^\| `([\w.]+)` \| ([^|]+) \| ([^|]*) ?\|$", re.MULTILINE)
 #: Objects whose keys are not ours to name.
 ANY_KEY: Final = {
     "states": "STATE",
     "requests": "OPCODE",
     "requests_fast_path": "OPCODE",
     "errors": "ERRNO",
+    "cache.evicted": "REASON",
+    "cache.directories": "NAME",
+    "cache.models": "MODEL",
 }
 OF_PASSTHROUGH: Final = {"backing_ids_open", "backing_ids_cached"}
 OF_A_LOST_DEVICE: Final = {"device_lost"}
@@ -35,23 +38,25 @@ def documented() -> dict[str, str]:
     return {key: unit for key, unit, _ in rows}
 
 
-def keys_of(status: Mapping[str, Any]) -> set[str]:
-    """The keys of *status*, those of objects in it behind a dot."""
+def keys_of(status: Mapping[str, Any], above: str = "") -> set[str]:
+    """The keys of *status*, those of objects in it behind a dot; *above* comes before all."""
     found: set[str] = set()
     for key, value in status.items():
+        path = f"{above}{key}"
         if not isinstance(value, dict):
-            found.add(key)
-        elif key in ANY_KEY:
+            found.add(path)
+        elif path in ANY_KEY:
             for each in value.values():
-                found |= {f"{key}.{name}" for name in keys_of({ANY_KEY[key]: each})}
+                found |= keys_of({ANY_KEY[path]: each}, f"{path}.")
         else:
-            found |= {f"{key}.{name}" for name in keys_of(value)}
+            found |= keys_of(value, f"{path}.")
     return found
 
 
 def test_the_page_has_the_keys_of_a_mount(mount: Mounted, kv: Path, kvfs_only: None) -> None:
     """With a lease, so that somebody holds most of them, and an error that was returned."""
     (kv / "block").write_bytes(b"x" * 4096)
+    (kv / "model@1@0@hash.data").write_bytes(b"of a model")
     with contextlib.suppress(PermissionError):
         os.link(kv / "block", kv / "link")
     status = mount.status()

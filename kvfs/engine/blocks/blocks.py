@@ -176,6 +176,7 @@ class Blocks:
         if opened.readers == 1 and not opened.writers:
             opened.allocated_bytes = record.allocated_bytes
         self._touch(ino)
+        pool.cache.loaded(record)
         return opened
 
     def _file(self, ino: InodeNo) -> InodeRecord:
@@ -223,8 +224,8 @@ class Blocks:
         if record is None or not stat.S_ISREG(record.mode):
             raise DeadInode(f"inode {ino}")
         opened = self._pool.open_inodes.enter(ino, writer=False)
-        opened.gone = record
-        opened.allocated_bytes = record.allocated_bytes
+        opened.gone, opened.allocated_bytes = record, record.allocated_bytes
+        self._pool.cache.loaded(record)
         return opened
 
     def enter_reader(self, opened: OpenInode) -> None:

@@ -301,6 +301,7 @@ class Publishing:
         opened.identity_lingers = False
         pool.leases.note(opened.ino, record, pool.monotonic_s())
         ranks.note(pool, opened.ino, record)
+        pool.cache.closed(before, record)
         if opened.created_in:
             # A sparse file of a terabyte does not ask for a terabyte the next time.
             size_bytes = min(record.size_bytes, record.allocated_bytes)

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from kvfs.core.errors import Damaged, PathMissing, UsageError
 from kvfs.core.eviction_policy import BURST_BITS
+from kvfs.core.eviction_reason import Reason
 from kvfs.core.printable import printable
 from kvfs.core.types import ROOT_INODE, SECOND_NS, InodeNo
 from kvfs.engine.eviction.eligibility import obstacle
@@ -223,7 +224,8 @@ def _take_batch(reclaim: Reclaim, batch: list["_Found"], order: Order, progress:
         progress.bytes += sum(one.allocated_bytes for one in batch)
         return
     inos = [one.ino for one in batch]
-    blocks, size_bytes = reclaim.take(inos, open_too=order.size_bytes is None)
+    open_too = order.size_bytes is None
+    blocks, size_bytes = reclaim.take(inos, open_too=open_too, reason=Reason.COMMAND)
     progress.blocks += blocks
     progress.bytes += size_bytes
     if blocks < len(batch):

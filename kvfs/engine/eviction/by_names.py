@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvfs.core.eviction_policy import Columns, coldest_empty, coldest_names
+from kvfs.core.eviction_reason import Reason
 from kvfs.core.types import InodeNo
 from kvfs.engine.eviction.reclaim import BATCH, CALL_MAX, Reclaim
 from kvfs.engine.eviction.victims import Victims
@@ -78,7 +79,7 @@ class _Turns:
         return [ino for ino in named if ino is not None]
 
     def _let_go(self, batch: list[InodeNo]) -> None:
-        self._reclaim.take(batch, open_too=False)
+        self._reclaim.take(batch, open_too=False, reason=Reason.NAMES)
         for ino in batch:
             if ino in self._pool.heat:
                 self._victims.refuse(ino)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvfs.core.errors import Damaged, KvfsError
 from kvfs.core.eviction_policy import EVICTABLE, Columns
+from kvfs.core.eviction_reason import Reason
 from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.eviction.eligibility import look_at, sidecars_of
 from kvfs.engine.eviction.start_scan import StartScan
@@ -116,8 +117,8 @@ class Reclaim:
             count += len(batch)
         return gone_bytes
 
-    def take(self, inos: Sequence[InodeNo], *, open_too: bool) -> tuple[int, int]:
-        """Evict those of *inos* that can be evicted; return how many blocks and bytes were.
+    def take(self, inos: Sequence[InodeNo], *, open_too: bool, reason: Reason) -> tuple[int, int]:
+        """Evict those of *inos* that can go, for *reason*; return how many blocks and bytes did.
 
         With *open_too* also open ones, whose space is freed after the last reader.
         """
@@ -129,7 +130,7 @@ class Reclaim:
         ]
         blocks, size_bytes = self.evicted_blocks, self.evicted_bytes
         if batch:
-            self._execute(batch)
+            self._execute(batch, reason)
         return self.evicted_blocks - blocks, self.evicted_bytes - size_bytes
 
     def search_anew(self) -> None:
@@ -233,10 +234,10 @@ class Reclaim:
 
     # ---- carrying it out ----
 
-    def _execute(self, batch: list[Victim]) -> int:
-        """Remove the names of *batch*; return the bytes that are being freed, -1 if it failed.
+    def _execute(self, batch: list[Victim], reason: Reason = Reason.SPACE) -> int:
+        """Remove the names of *batch* for *reason*; return the bytes that are being freed.
 
-        Atomic: no checkpoint between the check of the victims and here.
+        -1 if it failed. Atomic: no checkpoint between the check of the victims and here.
         """
         pool = self._pool
         now_ns = pool.clock_ns()
@@ -249,11 +250,12 @@ class Reclaim:
             self._victims.rest()
             return -1
         self.batches += 1
-        return sum(self._let_go(ino, record, now_ns) for ino, record in batch)
+        return sum(self._let_go(ino, record, now_ns, reason) for ino, record in batch)
 
-    def _let_go(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> int:
+    def _let_go(self, ino: InodeNo, record: InodeRecord, now_ns: int, reason: Reason) -> int:
         """Free the space of *ino*, which the index has dropped, now or after its last reader."""
         pool = self._pool
+        pool.cache.evicted(record, reason)
         pool.heat.evicted(ino)
         is_open = ino in pool.open_inodes
         if is_open:

@@ -48,8 +48,10 @@ def follow(pool: Pool, room: Room, former_names: Recent[InodeNo, Place], move: M
     if stat.S_ISREG(record.mode):
         pool.leases.note(ino, record, pool.monotonic_s())
         ranks.note(pool, ino, record)
+        pool.cache.renamed(before, record)
     if is_directory:
         pool.policies.clear()
+        pool.cache.tallies.tree_changed()
     elif record.state not in UNFINISHED:
         return
     left, inherited = (pool.policies.of(above) for above in (before.parent, record.parent))

@@ -29,6 +29,7 @@ from kvfs.engine.names.tree_change import Move, TreeChange, directory_record
 from kvfs.machine.processes import Maker
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.identities import carries_identity
+from kvfs.pool.looks import CREATE_LOOK_S, RENAME_LOOK_S
 from kvfs.pool.name_room import require_node
 from kvfs.pool.pool import Pool
 
@@ -125,6 +126,7 @@ class Namespace:
             raise NameTooLong(f"{len(name)} bytes")
         if name in (b".", b"..") or self._find(parent, name) is not None:
             raise Exists
+        self._pool.cache.looks.stored(parent, name, CREATE_LOOK_S)
         return directory_record(self._pool.index, parent)
 
     def make_node(
@@ -135,6 +137,7 @@ class Namespace:
             raise NameTooLong(f"target of {len(target)} bytes")
         pool = self._pool
         self._allocator.require_name()
+        pool.cache.looks.made(parent, name)
         parent_record = self.require_free(parent, name)
         require_node(pool, uid)
         ino = pool.numbers.take()
@@ -227,6 +230,7 @@ class Namespace:
             self._refuse_loop(ino, new_parent)
         replaced = self._find(new_parent, new_name)
         replaced_record: InodeRecord | None = None
+        pool.cache.looks.stored(new_parent, new_name, RENAME_LOOK_S)
         if replaced is not None:
             if not replace:
                 raise Exists

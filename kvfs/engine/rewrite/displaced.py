@@ -140,6 +140,7 @@ class DisplacedDrafts:
         pool.leave(opened, writer=False)
         pool.identities.write(opened.ino, final)
         ranks.note(pool, opened.ino, final)
+        pool.cache.stored(final)
         if replaced is not None and replaced_record is not None:
             namespace.keep_removed(replaced, replaced_record, now_ns)
         return replaced

@@ -1,0 +1,25 @@
+"""Why a block was evicted, as `kvfs status` and the metrics name it."""
+
+from enum import StrEnum
+
+from kvfs.core.lifecycle import State
+
+
+class Reason(StrEnum):
+    """What asked for an eviction."""
+
+    #: A store needed the space, or would soon.
+    SPACE = "space"
+    #: ``kvfs evict``.
+    COMMAND = "command"
+    #: The index or the device takes no more names.
+    NAMES = "names"
+    #: A temporary file whose writer is gone. It goes first, whoever asks for space.
+    ORPHAN = "orphan"
+
+
+def reason_for(state: int, asked: Reason) -> Reason:
+    """Return why a block in *state* goes when *asked* is what asked for it."""
+    if asked is Reason.SPACE and state == State.ORPHAN:
+        return Reason.ORPHAN
+    return asked

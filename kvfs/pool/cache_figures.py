@@ -1,0 +1,102 @@
+"""The cache's own figures: hits, misses, stores and evictions, as `kvfs status` shows them.
+
+A hit is an open for reading. The kernel sends each one, also of a name that it knows. Reads do not
+come here (passthrough), so a hit counts as a load of the whole block. looks.py says what a miss is.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from kvfs.core.eviction_reason import Reason, reason_for
+from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
+from kvfs.core.settings import Settings
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.pool.looks import Looks
+from kvfs.pool.tallies import Tallies, Tally
+from kvfs.storage.index import Index
+
+#: A last close that ends one of these stores a block, if its name is a final one.
+_STORED_FROM: Final = UNFINISHED | {State.RENAMED, State.REWRITE}
+#: Nobody else finds it yet: it is stored by the rename that follows.
+_NOT_FINAL: Final = frozenset({State.UNRENAMED, State.ORPHAN})
+
+
+class CacheFigures:
+    """The figures of one pool since its server started."""
+
+    def __init__(self, index: Index, settings: Settings, monotonic_s: Callable[[], float]) -> None:
+        self._monotonic_s: Final = monotonic_s
+        self._started_s: Final = monotonic_s()
+        self.tallies: Final = Tallies(index, settings.cache_directories_max)
+        self.looks: Final = Looks(monotonic_s, self._missed)
+        self._evicted_blocks = dict.fromkeys(Reason, 0)
+        self._evicted_bytes = dict.fromkeys(Reason, 0)
+
+    def loaded(self, record: InodeRecord) -> None:
+        """The block with *record* was opened to be read."""
+        if record.state not in UNFINISHED:
+            tally = self.tallies.of(record.parent, record.name)
+            tally.hits += 1
+            tally.loaded_bytes += record.size_bytes
+
+    def tally_of(self, record: InodeRecord) -> Tally:
+        """Return where further loads of the block with *record* are counted."""
+        return self.tallies.of(record.parent, record.name)
+
+    def closed(self, before: InodeRecord, record: InodeRecord) -> None:
+        """The last writer closed a block: it counts as stored unless its rename is to come."""
+        if before.state in _STORED_FROM and record.state not in _NOT_FINAL:
+            self.stored(record)
+
+    def renamed(self, before: InodeRecord, record: InodeRecord) -> None:
+        """A closed block got another name: it counts as stored if the old one was not final."""
+        was_final = before.state not in _NOT_FINAL and not is_temporary(before.name)
+        if not was_final and record.state not in _STORED_FROM:  # else its last close counts
+            self.stored(record)
+
+    def stored(self, record: InodeRecord) -> None:
+        """A block is whole under its name; temporary names are not counted."""
+        if not is_temporary(record.name):
+            tally = self.tallies.of(record.parent, record.name)
+            tally.stored_blocks += 1
+            tally.stored_bytes += record.allocated_bytes
+
+    def evicted(self, record: InodeRecord, asked: Reason) -> None:
+        """The block with *record* was evicted."""
+        reason = reason_for(record.state, asked)
+        self._evicted_blocks[reason] += 1
+        self._evicted_bytes[reason] += record.allocated_bytes
+        tally = self.tallies.of(record.parent, record.name)
+        tally.evicted_blocks += 1
+        tally.evicted_bytes += record.allocated_bytes
+
+    def tick(self, _now_s: float) -> None:
+        """Count the looks that turned out to be misses."""
+        self.looks.settle()
+
+    def shown(self) -> dict[str, Any]:
+        """Return the figures for `kvfs status`: counts, bytes and seconds."""
+        self.looks.settle()
+        total = self.tallies.all().shown()
+        del total["evicted_blocks"], total["evicted_bytes"]
+        return {
+            **total,
+            "evicted": {
+                reason.value: {
+                    "blocks": self._evicted_blocks[reason],
+                    "bytes": self._evicted_bytes[reason],
+                }
+                for reason in Reason
+            },
+            "uptime_s": round(self._monotonic_s() - self._started_s, 3),
+            "directories": _by_name(self.tallies.by_directory()),
+            "models": _by_name(self.tallies.by_model()),
+        }
+
+    def _missed(self, parent: InodeNo, name: bytes) -> None:
+        if not is_temporary(name):
+            self.tallies.of(parent, name).misses += 1
+
+
+def _by_name(tallies: dict[str, Tally]) -> dict[str, Any]:
+    return {name: tallies[name].shown() for name in sorted(tallies)}
