@@ -4,6 +4,7 @@ Only the verb that was asked for is imported, so that ``kvfs --version`` and ``k
 start fast.
 """
 
+import argparse
 import importlib
 import sys
 from collections.abc import Collection, Sequence
@@ -71,21 +72,27 @@ def parser_of(verbs: Collection[str]) -> OneLineParser:
     parser = OneLineParser(
         prog="kvfs",
         description="A flash tier for LLM KV cache that is a file system.",
+        epilog="example:\n  kvfs help mount",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"kvfs {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"kvfs {__version__}")
     subparsers = parser.add_subparsers(metavar="VERB", required=True)
     for verb, summary in VERBS.items():
         if verb in verbs:
             importlib.import_module(f"kvfs.cli.{verb}").configure(subparsers)
         else:
             subparsers.add_parser(verb, help=summary)
+    subparsers.add_parser("help", help="show the help of a verb")
     return parser
 
 
 def _dispatch(argv: list[str]) -> int:
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     asked = next((argument for argument in argv if not argument.startswith("-")), "")
     parser = parser_of({asked})
+    parser.refuse_unknown_flags(argv)
     arguments = parser.parse_args(argv)
     arguments.argv = argv  # kvfs mount runs this command line again
     if getattr(arguments, "foreground", False):  # SIGTERM is the normal end of a server

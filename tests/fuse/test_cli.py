@@ -46,9 +46,10 @@ def failed(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, st
     return exit_code, lines[0].removeprefix("kvfs: ")
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_version(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["--version"])
+        main([flag])
     assert end.value.code == 0
     assert capsys.readouterr().out == f"kvfs {__version__}\n"
 
@@ -61,6 +62,18 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     for verb, summary in VERBS.items():
         assert verb in shown
         assert summary.split(",")[0] in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("verb", ["", "evict", "bench compare"])
+def test_help_is_a_verb_too(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for command in (["help", *verb.split()], [*verb.split(), "--help"]):
+        with pytest.raises(SystemExit) as end:
+            main(command)
+        assert end.value.code == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert "example:\n  kvfs" in said[0]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -76,8 +89,12 @@ def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFi
     [
         ((), "the following arguments are required: VERB (see `kvfs --help`)"),
         (("frob",), "invalid choice: 'frob'"),
-        (("mount", "--frob", "/a", "/b"), "unrecognized arguments: --frob (see `kvfs --help`)"),
-        (("mount", "--foregr", "/a", "/b"), "unrecognized arguments: --foregr"),
+        (("statsu",), "invalid choice: 'statsu'; did you mean 'status'? (see `kvfs --help`)"),
+        (("bench", "jbos"), "'jbos'; did you mean 'jobs'? (see `kvfs bench --help`)"),
+        (("mount", "--frob", "/a", "/b"), "unknown flag --frob (see `kvfs mount --help`)"),
+        (("mount", "--foregr", "/a"), "unknown flag --foregr; did you mean '--foreground'?"),
+        (("evict", "--dryrun"), "unknown flag --dryrun; did you mean '--dry-run'?"),
+        (("bench", "compare", "--job=x"), "unknown flag --job; did you mean '--jobs'?"),
         (("mkfs",), "the following arguments are required: SOURCE (see `kvfs mkfs --help`)"),
         (("mkfs", "/a", "--capacity", "many"), "--capacity: 'many' is not a size"),
         (("mkfs", "/a", "--capacity", "0"), "--capacity must be greater than 0"),
