@@ -28,7 +28,7 @@ from mount.control.metrics.scrapes import serve_scrapes
 from mount.control.metrics.textfile import write_textfile
 from mount.control.socket import Verb, serve_control
 from mount.control.status import Parts, describe, describe_lost
-from mount.control.verbs import EvictVerbs
+from mount.control.verbs import CommandVerbs
 from mount.files.data_path import DaemonPath
 from mount.files.files import Files
 from mount.files.handles import Handles
@@ -209,7 +209,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                     self.channel.serve(fast.answers())
                 nursery.start_soon(self._serve_signals, load)
                 nursery.start_soon(self.channel.flush_late)
-                verbs = self._verbs(EvictVerbs(self.store, nursery).table())
+                verbs = self._verbs(CommandVerbs(self.store, nursery).table())
                 await nursery.start(serve_control, socket_path(self.settings.name), verbs)
                 metrics = Exposition(functools.partial(self._status, {}))
                 nursery.start_soon(serve_scrapes, self.settings, metrics)

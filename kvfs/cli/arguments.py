@@ -1,13 +1,15 @@
-"""Arguments that several verbs share: a size, the SOURCE of a pool, PATHs on a mount."""
+"""Arguments that several verbs share: a size, the SOURCE of a pool, PATHs on a mount, a pattern."""
 
+import argparse
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from kvfs.client.servers import answer_of, status_of
-from kvfs.core.errors import NotMounted, SourceBlank, SourceForeign, UsageError
+from kvfs.core.errors import NotMounted, PathMissing, SourceBlank, SourceForeign, UsageError
 from kvfs.core.sizes import parse_size
-from kvfs.machine.mount_table import FS_TYPE, kvfs_at, mount_of, resolve_mountpoint
+from kvfs.machine.mount_table import FS_TYPE, kvfs_at, mount_of, mounts, resolve_mountpoint
 
 
 def size_of(text: str | None, flag: str) -> int | None:
@@ -52,7 +54,8 @@ class OnMount(NamedTuple):
 
 def locate(paths: Sequence[str]) -> OnMount:
     """Return the mount of *paths*, and the paths in it. Raises NotMounted, UsageError."""
-    found = [_below_mount(path) for path in paths]
+    places = _Places()
+    found = [places.of(path) for path in paths]
     mountpoints = {mountpoint for mountpoint, _ in found}
     if len(mountpoints) != 1:
         raise UsageError(f"all PATHs must be on the same mount: {', '.join(sorted(mountpoints))}")
@@ -62,6 +65,47 @@ def locate(paths: Sequence[str]) -> OnMount:
     if answer is None:
         raise NotMounted(f"the server of {mountpoint} has just stopped")
     return OnMount(mountpoint, answer.path, tuple(below for _, below in found))
+
+
+def add_match(parser: argparse.ArgumentParser) -> None:
+    """Add the flag --match."""
+    parser.add_argument(
+        "--match",
+        metavar="PATTERN",
+        help="only what matches at or below PATH, as if it had been named; relative to the mount, "
+        "quoted: * ? [...] within a name, ** for any directories",
+    )
+
+
+def nothing_matches(args: argparse.Namespace) -> PathMissing:
+    """Return the error for a pattern that matches nothing."""
+    return PathMissing(
+        f"nothing at or below {', '.join(args.paths)} matches {args.match!r}: a pattern is "
+        "relative to the mount, and * does not cross a /"
+    )
+
+
+class _Places:
+    """Where paths are, found fast for thousands of them, because most share a directory."""
+
+    def __init__(self) -> None:
+        self._mountpoints = {mount.mountpoint for mount in mounts()}
+        self._directories: dict[str, tuple[str, str]] = {}
+
+    def of(self, path: str) -> tuple[str, str]:
+        """Return the mountpoint of *path* and its path below that. Raises NotMounted."""
+        directory, name = os.path.split(os.path.abspath(path))
+        if directory not in self._directories:
+            try:
+                self._directories[directory] = _below_mount(directory)
+            except NotMounted:
+                return _below_mount(path)
+        mountpoint, below = self._directories[directory]
+        # Inside a mount symlinks stay as they are, so the name is all that is missing.
+        below = f"{below}/{name}".strip("/")
+        if f"{mountpoint}/{below}" in self._mountpoints:  # another mount lies there
+            return _below_mount(path)
+        return mountpoint, below
 
 
 def _below_mount(path: str) -> tuple[str, str]:

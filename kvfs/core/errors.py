@@ -211,7 +211,7 @@ class SeriousFindings(CommandError):
 
 
 class PathMissing(CommandError):
-    """A path that was named does not exist on the mount."""
+    """A path that was named does not exist on the mount, or nothing matches the pattern."""
 
     exit_code = 20
 

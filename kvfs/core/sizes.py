@@ -1,4 +1,4 @@
-"""Sizes and counts as people write them: ``10G``, ``500MiB``, ``12,000 blocks``.
+"""Sizes, counts and ages as people write them: ``10G``, ``500MiB``, ``12,000 blocks``, ``7d``.
 
 Suffixes are binary (K = 1024), because every size in kvfs ends up as a number of 4 KiB blocks.
 """
@@ -13,6 +13,8 @@ TIB: Final = 1 << 40
 
 _UNITS: Final = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB, "P": 1 << 50}
 _SIZE: Final = re.compile(r"\s*(\d{1,18})(?:\.(\d{1,6}))?\s*([KMGTP]?)(?:i?B)?\s*", re.IGNORECASE)
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_AGE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw])")
 
 
 def parse_size(text: str) -> int:
@@ -37,6 +39,14 @@ def format_size(size_bytes: int) -> str:
             )
             return f"{text} {suffix}iB"
     return f"{size_bytes} B"
+
+
+def parse_age(text: str) -> float:
+    """Return the seconds of an age such as ``7d``. Raises ValueError if *text* is none."""
+    match = _AGE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not an age; write a number and s, m, h, d or w")
+    return float(match[1]) * _UNITS_S[match[2]]
 
 
 def count_of(count: int, one: str, many: str = "") -> str:

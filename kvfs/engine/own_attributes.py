@@ -20,6 +20,7 @@ from kvfs.core.errors import InvalidRequest, NoSuchAttribute, NotPermitted
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State, label
 from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.pool import ranks
 from kvfs.pool.pool import Pool
 from kvfs.pool.ports import Room
 
@@ -91,12 +92,17 @@ class OwnAttributes:
     def changed(self, ino: InodeNo, name: bytes, pinned_bytes: int | None) -> None:
         """Apply *name* of *ino*, which is in the index now, with the *pinned_bytes* of ``check``.
 
-        Directories that inherit it look it up again.
+        Directories that inherit it look it up again. A pin of a file is nobody else's, so only
+        that block is ranked again.
         """
         if name == PIN and pinned_bytes is None:
             self._pool.pins.drop(ino)
         elif pinned_bytes is not None:
             self._pool.pins.set(ino, pinned_bytes)
+        record = self._pool.index.inode_or_miss(ino)
+        if record is not None and not stat.S_ISDIR(record.mode):
+            ranks.note_found(self._pool, ino, record)
+            return
         self._pool.policies.clear()
         self._room.rank_anew()
         if name in (DRAFTS, PUBLISH):

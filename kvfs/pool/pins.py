@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvfs.core.errors import NotPermitted
+from kvfs.core.sizes import format_size
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.storage.index import Index
 
@@ -26,14 +27,15 @@ class Pins:
     def __init__(self, index: Index) -> None:
         self._index = index
         self._pinned: dict[InodeNo, int] = {}
+        #: Allocated bytes under all pins when they were set; used only for the limit.
+        self.pinned_bytes = 0
 
     def __contains__(self, ino: InodeNo) -> bool:
         return ino in self._pinned
 
-    @property
-    def pinned_bytes(self) -> int:
-        """Allocated bytes under all pins when they were set; used only for the limit."""
-        return sum(self._pinned.values())
+    def held_bytes(self, ino: InodeNo) -> int | None:
+        """Return the bytes that *ino* held when it was pinned; None if it is not."""
+        return self._pinned.get(ino)
 
     def rows(self) -> list[tuple[InodeNo, int]]:
         """Return what is pinned, and the bytes that it held when it was pinned."""
@@ -46,41 +48,44 @@ class Pins:
         """
         size_bytes, is_all = self._held(ino, record)
         if not is_all:
-            raise NotPermitted(f"more than {_COUNTED_MAX} names to count")
+            raise NotPermitted(f"more than {_COUNTED_MAX:,} names to count")
         others_bytes = max(kept_bytes, self.pinned_bytes)
         if ino not in self._pinned and others_bytes + size_bytes > limit_bytes:
             raise NotPermitted(
-                f"pins would hold {others_bytes + size_bytes} bytes, the limit is {limit_bytes}"
+                f"pins would hold {format_size(others_bytes + size_bytes)}, and the limit is "
+                f"{format_size(limit_bytes)} (pin_share)"
             )
         return size_bytes
 
     def set(self, ino: InodeNo, size_bytes: int) -> None:
         """Pin *ino*, which holds *size_bytes*."""
+        self.pinned_bytes += size_bytes - self._pinned.get(ino, 0)
         self._pinned[ino] = size_bytes
 
     def drop(self, ino: InodeNo) -> None:
         """Unpin *ino*, if it was pinned."""
-        self._pinned.pop(ino, None)
+        self.pinned_bytes -= self._pinned.pop(ino, 0)
 
     def move(self, ino: InodeNo, fresh: InodeNo) -> None:
         """Move the pin of *ino*, if it has one, to *fresh*, with the same bytes."""
-        size_bytes = self._pinned.pop(ino, None)
+        size_bytes = self._pinned.get(ino)
         if size_bytes is not None:
-            self._pinned[fresh] = size_bytes
+            self.drop(ino)
+            self.set(fresh, size_bytes)
 
     def learn(self, ino: InodeNo, record: InodeRecord) -> Iterator[None]:
         """Take over a pin from the index; it holds at once.
 
         Its bytes are counted in steps, one for each item of the iterator.
         """
-        self._pinned[ino] = 0
+        self.set(ino, 0)
         return self._recount(ino, record)
 
     def _recount(self, ino: InodeNo, record: InodeRecord) -> Iterator[None]:
         for held_bytes, _ in self._count(ino, record):
             if ino not in self._pinned:  # unpinned meanwhile
                 return
-            self._pinned[ino] = held_bytes
+            self.set(ino, held_bytes)
             yield
 
     def _held(self, ino: InodeNo, record: InodeRecord) -> tuple[int, bool]:

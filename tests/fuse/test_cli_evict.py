@@ -114,7 +114,7 @@ def test_what_is_no_file_stays_and_the_server_goes_on(kv: Path) -> None:
 def test_a_number_that_is_none_is_refused(pool: Mounted, age: str) -> None:
     """The command sends no such number; whoever else asks gets an answer, and the mount lives."""
     socket_of = socket_path(name_of(str(pool.path)))
-    args = {"paths": [""], "older_than_s": float(age), "dry_run": True}
+    args = {"paths": [""], "unused_for_s": float(age), "dry_run": True}
     with pytest.raises(UsageError, match="out of range"):
         ask(socket_of, "evict", args)
 
@@ -142,11 +142,11 @@ def test_evict_so_many_bytes_and_no_more(kv: Path) -> None:
 
 def test_evict_by_age(kv: Path) -> None:
     old, fresh = store(kv / "a", 2)
-    assert evict(kv, "--older-than", "1s", "--dry-run")["blocks"] == 0
+    assert evict(kv, "--unused-for", "1s", "--dry-run")["blocks"] == 0
     # A change of times is a sign of life, too: to be old all three must be.
     os.utime(old, (1, 1))
-    assert evict(kv, "--older-than", "1h")["blocks"] == 0
-    assert evict(kv, "--older-than", "0s")["blocks"] == 2
+    assert evict(kv, "--unused-for", "1h")["blocks"] == 0
+    assert evict(kv, "--unused-for", "0s")["blocks"] == 2
     assert not fresh.exists()
 
 
@@ -155,11 +155,11 @@ def test_age_is_since_the_last_use(kv: Path) -> None:
     cold, hot = store(kv / "a", 2)
 
     def old() -> int:
-        return int(evict(kv, "--older-than", "2s", "--dry-run")["blocks"])
+        return int(evict(kv, "--unused-for", "2s", "--dry-run")["blocks"])
 
     until(lambda: old() == 2, "both are old")
     hot.read_bytes()
-    assert evict(kv, "--older-than", "2s")["blocks"] == 1
+    assert evict(kv, "--unused-for", "2s")["blocks"] == 1
     assert (cold.exists(), hot.exists()) == (False, True)
 
 
@@ -316,7 +316,7 @@ def test_too_much_cannot_be_pinned(kv: Path) -> None:
         (("evict",), UsageError),
         (("evict", *(f"{{kv}}/{number:030}" for number in range(3000))), UsageError),
         (("evict", "{kv}", "--bytes", "much"), UsageError),
-        (("evict", "{kv}", "--older-than", "soon"), UsageError),
+        (("evict", "{kv}", "--unused-for", "soon"), UsageError),
     ],
 )
 def test_mistakes_are_one_line(
@@ -332,7 +332,7 @@ def test_mistakes_are_one_line(
         ("evict", {"paths": [1]}),
         ("evict", {"paths": [""], "bytes": "1M"}),
         ("evict", {"paths": [""], "bytes": True}),
-        ("evict", {"paths": [""], "older_than_s": []}),
+        ("evict", {"paths": [""], "unused_for_s": []}),
         ("job", {"job": 10_000}),
         ("cancel", {}),
         ("pin", {"paths": {}}),

@@ -86,11 +86,11 @@ def shell() -> Iterator[Shell]:
         yield shell
 
 
-def store(directory: Path) -> None:
+def store(directory: Path, name: str = "block") -> None:
     """Store a block as connectors do."""
     directory.mkdir(exist_ok=True)
     (directory / "block.tmp").write_bytes(bytes(1 << 20))
-    (directory / "block.tmp").rename(directory / "block")
+    (directory / "block.tmp").rename(directory / name)
 
 
 def test_use_it(shell: Shell) -> None:
@@ -101,7 +101,9 @@ def test_use_it(shell: Shell) -> None:
         if command.startswith("kvfs mount "):
             shell.unmount()
         if command.startswith("kvfs evict "):
-            store(shell.kv / "old-model")
+            store(shell.kv, "meta-llama-SEP-Llama-3.1-8B@0x02000002@0a@00ff.data")
+        if command.startswith("kvfs pin "):
+            store(shell.kv / "system-prompts")
         shell.run(command)
     assert not os.path.ismount(shell.kv)
     assert (shell.kv.parent / "kv.img").stat().st_size > 100 << 20
@@ -114,6 +116,7 @@ def test_evicting_by_hand(shell: Shell) -> None:
     for command in of("docs/eviction.md", "kvfs "):
         for name in ("lmcache", "system-prompts"):
             store(shell.kv / name)
+        store(shell.kv / "lmcache", "meta-llama-SEP-Llama-3.1-8B@0x02000002@0a@00ff.data")
         shell.run(command)
     assert os.getxattr(shell.kv / "system-prompts", "user.kvfs.pin") == b"1"
 

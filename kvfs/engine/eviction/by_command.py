@@ -10,20 +10,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from kvfs.core.errors import Damaged, PathMissing, UsageError
+from kvfs.core.errors import UsageError
 from kvfs.core.eviction_policy import BURST_BITS
 from kvfs.core.eviction_reason import Reason
-from kvfs.core.printable import printable
 from kvfs.core.types import ROOT_INODE, SECOND_NS, InodeNo
-from kvfs.engine.eviction.eligibility import obstacle
+from kvfs.engine.eviction.eligibility import obstacle, used_since
 from kvfs.engine.eviction.reclaim import Reclaim
+from kvfs.engine.names.named import STEP, Named, files_below, named
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.recovery.state_totals import gone_totals
 from kvfs.pool.pool import Pool
 from kvfs.pool.ranks import rank_of
 
-#: Names checked, and blocks evicted, in one step: a millisecond or two.
-_LOOKED_AT: Final = 256
+#: Blocks evicted in one step: a millisecond or two.
 _TAKEN: Final = 32
 #: How much the pool's policy is asked for in one step.
 _AT_ONCE_BYTES: Final = 256 << 20
@@ -34,15 +33,16 @@ _NO_FILE: Final = "not a file"
 _IN_USE: Final = "came into use"
 _REMOVED: Final = "deleted, still open"
 _UNKNOWN: Final = "last use unknown"
+_USED: Final = "used since"
 
 
 class Order(NamedTuple):
-    """What to evict; paths are below the mountpoint, "" is all of it."""
+    """What to evict."""
 
-    paths: tuple[str, ...]
+    what: Named
     size_bytes: int | None = None
     """How much to evict, the longest unused first. None: all that the other fields select."""
-    older_than_s: float | None = None
+    unused_for_s: float | None = None
     """Only blocks whose last use is longer ago. Uses are a store, a rename, utime, a lookup, an
     open."""
     dry_run: bool = False
@@ -80,29 +80,13 @@ class _Found(NamedTuple):
     allocated_bytes: int
 
 
-def find(pool: Pool, namespace: Namespace, path: str) -> InodeNo:
-    """Return the inode at *path* below the mountpoint. Raises PathMissing."""
-    ino = ROOT_INODE
-    for name in filter(None, path.split("/")):
-        found = None
-        try:
-            if stat.S_ISDIR(namespace.record(ino).mode):
-                found = pool.index.lookup(ino, name.encode(errors="surrogateescape"))
-        except Damaged:
-            found = None
-        if found is None:
-            raise PathMissing(f"there is no {printable(path)} on this mount")
-        ino = found
-    return ino
-
-
 def carry_out(
     pool: Pool, namespace: Namespace, reclaim: Reclaim, order: Order, progress: Progress
 ) -> Iterator[None]:
     """Evict what *order* names, a step at a time. Raises PathMissing, UsageError."""
     if order.size_bytes is not None and order.size_bytes <= 0:
         raise UsageError("give more than 0 bytes")
-    if order.size_bytes is not None and "" in order.paths and not _is_particular(order):
+    if order.size_bytes is not None and "" in order.what.paths and not _is_particular(order):
         yield from _by_policy(pool, reclaim, order.size_bytes, progress)
         if progress.bytes < order.size_bytes:
             yield from _tell_what_stays(pool, order, progress)
@@ -122,7 +106,7 @@ def carry_out(
 
 def _is_particular(order: Order) -> bool:
     """Whether *order* selects blocks itself, and does not leave the choice to the policy."""
-    return order.older_than_s is not None or order.dry_run
+    return order.unused_for_s is not None or order.what.match is not None or order.dry_run
 
 
 def _by_policy(pool: Pool, reclaim: Reclaim, size_bytes: int, progress: Progress) -> Iterator[None]:
@@ -141,8 +125,8 @@ def _by_policy(pool: Pool, reclaim: Reclaim, size_bytes: int, progress: Progress
 
 def _tell_what_stays(pool: Pool, order: Order, progress: Progress) -> Iterator[None]:
     """Count the blocks that stay, by reason; the policy itself never looks at most of them."""
-    for ino in _below(pool, ROOT_INODE):
-        if ino == 0:
+    for ino in files_below(pool, ROOT_INODE):
+        if ino == STEP:
             yield
         else:
             progress.looked_at += 1
@@ -157,16 +141,14 @@ def _candidates(
     pool: Pool, namespace: Namespace, order: Order, progress: Progress
 ) -> Iterator["_Found | None"]:
     """Yield blocks that may be evicted, and None after every step."""
-    paths = {path.strip("/") for path in order.paths}
-    outermost = [path for path in paths if not any(_is_below(path, other) for other in paths)]
     cutoff_ns = None
-    if order.older_than_s is not None:
+    if order.unused_for_s is not None:
         now_ns = pool.clock_ns()
         pool.heat.mark(now_ns)  # all touches so far came before those that follow
-        cutoff_ns = now_ns - int(order.older_than_s * SECOND_NS)
-    for root in [find(pool, namespace, path) for path in sorted(outermost)]:
-        for ino in _below(pool, root):
-            if ino == 0:
+        cutoff_ns = now_ns - int(order.unused_for_s * SECOND_NS)
+    for root in named(pool, namespace, order.what):
+        for ino in (STEP,) if root == STEP else files_below(pool, root):
+            if ino == STEP:
                 yield None
                 continue
             progress.looked_at += 1
@@ -175,10 +157,6 @@ def _candidates(
                 progress.found_blocks += 1
                 progress.found_bytes += one.allocated_bytes
                 yield one
-
-
-def _is_below(path: str, other: str) -> bool:
-    return path != other and (other == "" or path.startswith(f"{other}/"))
 
 
 class _Coldest:
@@ -234,48 +212,24 @@ def _take_batch(reclaim: Reclaim, batch: list["_Found"], order: Order, progress:
         progress.kept_bytes[_IN_USE] += left_bytes
 
 
-def _below(pool: Pool, root: InodeNo) -> Iterator[InodeNo]:
-    """Yield each file at or below *root*, and 0 after every step."""
-    waiting = [root]
-    while waiting:
-        at = waiting.pop()
-        record = pool.index.inode_or_miss(at)
-        if record is None:
-            continue
-        if not stat.S_ISDIR(record.mode):
-            yield at
-            continue
-        for children in pool.index.below(at, _LOOKED_AT):
-            for ino, _ in children:
-                child = pool.index.inode_or_miss(ino)
-                if child is not None and stat.S_ISDIR(child.mode):
-                    waiting.append(ino)
-                elif child is not None and stat.S_ISREG(child.mode):
-                    yield ino
-            yield InodeNo(0)
-
-
 def _look(
     pool: Pool, ino: InodeNo, order: Order, progress: Progress, cutoff_ns: int | None
 ) -> _Found | None:
-    """Return block *ino* if it may go, else count why not; neither if used since *cutoff_ns*."""
+    """Return block *ino* if it may go, and was not used since *cutoff_ns*; else count why not."""
     record = pool.index.inode_or_miss(ino)
     if record is None:
         return None
     if not stat.S_ISREG(record.mode):  # it was named itself: below directories are files only
         progress.keep(_NO_FILE, record.allocated_bytes)
         return None
-    if cutoff_ns is not None and max(record.atime_ns, record.mtime_ns, record.ctime_ns) > cutoff_ns:
-        return None
-    why = obstacle(pool, ino, record, open_too=order.size_bytes is None)
-    if why is None and cutoff_ns is not None:
-        used = pool.heat.used_since(ino, cutoff_ns)
-        if used:
-            return None
-        if used is None:
-            why = _UNKNOWN
+    used = None if cutoff_ns is None else used_since(pool, ino, record, cutoff_ns)
+    why = _USED if used else obstacle(pool, ino, record, open_too=order.size_bytes is None)
+    if why is None and cutoff_ns is not None and used is None:
+        why = _UNKNOWN
     if why is not None:
-        progress.keep(why, record.allocated_bytes)
+        opened = pool.open_inodes.get(ino)  # the index learns what a draft holds when it is closed
+        held_bytes = 0 if opened is None else opened.allocated_bytes
+        progress.keep(why, max(held_bytes, record.allocated_bytes))
         return None
     rank = rank_of(record, pool.policies.of(record.parent).evict)
     burst = pool.heat.touched(ino) >> BURST_BITS

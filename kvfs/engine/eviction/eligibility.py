@@ -62,6 +62,16 @@ def obstacle(pool: Pool, ino: InodeNo, record: InodeRecord, *, open_too: bool) -
     return None if open_too or not pool.extents.is_used(ino) else "mapped"
 
 
+def used_since(pool: Pool, ino: InodeNo, record: InodeRecord, wall_ns: int) -> bool | None:
+    """Return whether block *ino* was used since *wall_ns* (since the epoch); None: unknown.
+
+    Uses are a store, a rename, utime, a lookup, an open.
+    """
+    if max(record.atime_ns, record.mtime_ns, record.ctime_ns) > wall_ns:
+        return True
+    return pool.heat.used_since(ino, wall_ns)
+
+
 def sidecars_of(pool: Pool, record: InodeRecord) -> Iterator[InodeNo]:
     """Yield the small files beside block *record* that are useless without it."""
     if record.size_bytes < ranks.SMALL_BYTES:

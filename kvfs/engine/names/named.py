@@ -1,0 +1,133 @@
+"""The files and directories that a command names, by paths or by a pattern, found in steps.
+
+Requests are answered between two steps, so a walk looks at each name and each directory again when
+it comes to it.
+"""
+
+import stat
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from kvfs.core.errors import Damaged, PathMissing, UsageError
+from kvfs.core.path_pattern import PathPattern, Reached
+from kvfs.core.printable import printable
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.engine.names.namespace import Namespace
+from kvfs.pool.pool import Pool
+
+#: Names looked at in one step: a millisecond or two.
+_LOOKED_AT: Final = 256
+#: What a walk yields at the end of a step.
+STEP: Final = InodeNo(0)
+
+
+class Named(NamedTuple):
+    """What a command names; paths are below the mountpoint, "" is all of it."""
+
+    paths: tuple[str, ...]
+    match: str | None = None
+    """Only what matches, at or below the paths; a directory stands for all that is below it."""
+
+
+def find(pool: Pool, namespace: Namespace, path: str) -> InodeNo:
+    """Return the inode at *path* below the mountpoint. Raises PathMissing."""
+    ino = ROOT_INODE
+    for name in _names(path):
+        found = None
+        try:
+            if stat.S_ISDIR(namespace.record(ino).mode):
+                found = pool.index.lookup(ino, name)
+        except Damaged:
+            found = None
+        if found is None:
+            raise PathMissing(f"there is no {printable(path)} on this mount")
+        ino = found
+    return ino
+
+
+def named(pool: Pool, namespace: Namespace, what: Named) -> Iterator[InodeNo]:
+    """Yield each inode that *what* names, none below another, and STEP after every step.
+
+    Raises PathMissing before anything else if a path is missing, and UsageError.
+    """
+    pattern = pattern_of(what)
+    roots = [(find(pool, namespace, path), path) for path in outermost(what.paths)]
+    for root, path in roots:
+        if pattern is None:
+            yield root
+        else:
+            yield from _matching(pool, root, path, pattern)
+
+
+def pattern_of(what: Named) -> PathPattern | None:
+    """Return the pattern of *what*, if it has one. Raises UsageError."""
+    try:
+        return None if what.match is None else PathPattern(what.match)
+    except ValueError as error:
+        raise UsageError(f"--match: {error}") from None
+
+
+def outermost(paths: Iterable[str]) -> list[str]:
+    """Return *paths* without those that lie below another one."""
+    once = {path.strip("/") for path in paths}
+    return sorted(path for path in once if once.isdisjoint(_above(path)))
+
+
+def files_below(pool: Pool, root: InodeNo) -> Iterator[InodeNo]:
+    """Yield each file at or below *root*, and STEP after every step."""
+    waiting = [root]
+    while waiting:
+        at = waiting.pop()
+        record = pool.index.inode_or_miss(at)
+        if record is None:
+            continue
+        if not stat.S_ISDIR(record.mode):
+            yield at
+            continue
+        for children in pool.index.below(at, _LOOKED_AT):
+            for ino, _ in children:
+                child = pool.index.inode_or_miss(ino)
+                if child is not None and stat.S_ISDIR(child.mode):
+                    waiting.append(ino)
+                elif child is not None and stat.S_ISREG(child.mode):
+                    yield ino
+            yield STEP
+
+
+def _matching(pool: Pool, root: InodeNo, path: str, pattern: PathPattern) -> Iterator[InodeNo]:
+    """Yield what matches *pattern* at or below *root*, the inode at *path*."""
+    reached = pattern.start
+    for name in _names(path):
+        reached = pattern.after(reached, name)
+        if pattern.is_matched(reached):  # *path* lies below what matches
+            yield root
+            return
+    waiting: list[tuple[InodeNo, Reached]] = [(root, reached)]
+    while waiting:
+        at, reached = waiting.pop()
+        if not _is_directory(pool, at):
+            continue
+        for children in pool.index.below(at, _LOOKED_AT):
+            for ino, name in children:
+                further = pattern.after(reached, name)
+                if pattern.is_matched(further):
+                    yield ino
+                elif further:
+                    waiting.append((ino, further))
+            yield STEP
+
+
+def _is_directory(pool: Pool, ino: InodeNo) -> bool:
+    record = pool.index.inode_or_miss(ino)
+    return record is not None and stat.S_ISDIR(record.mode)
+
+
+def _names(path: str) -> list[bytes]:
+    return [name.encode(errors="surrogateescape") for name in path.split("/") if name]
+
+
+def _above(path: str) -> Iterator[str]:
+    """Yield the directories above *path*, the mountpoint last."""
+    while path:
+        path = path.rpartition("/")[0]
+        yield path
