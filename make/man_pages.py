@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from kvfs import __version__
 from kvfs.cli.main import VERBS, parser_of
+from kvfs.cli.mount_helper import IGNORED, mount_parser
 from kvfs.core.mount_name import CONFIG_DIRECTORY, LOG_DIRECTORY, RUN_DIRECTORY
 from kvfs.core.setting_values import default_of, show
 from kvfs.core.settings import RELOADABLE, Settings
@@ -27,7 +28,11 @@ def pages() -> dict[str, str]:
     """Return the text of each page by its file name, such as ``kvfs-mount.1``."""
     parser = parser_of(VERBS)
     verbs = _nested(parser)
-    found = {"kvfs.1": _overview(parser), "kvfs.conf.5": _settings()}
+    found = {
+        "kvfs.1": _overview(parser),
+        "kvfs.conf.5": _settings(),
+        "mount.kvfs.8": _mount_helper(),
+    }
     for verb, summary in VERBS.items():
         found[f"kvfs-{verb}.1"] = _verb(verbs[verb], summary)
     return found
@@ -95,6 +100,42 @@ def _settings() -> str:
     lines += [".SH EXAMPLE", ".nf", 'source = "/dev/nvme0n1"', 'mountpoint = "/kv"']
     lines += ['capacity_bytes = "500G"', ".fi"]
     return _page([*lines, *_see_also(["kvfs(1)", "kvfs-mount(1)", "mount.kvfs(8)"])])
+
+
+def _mount_helper() -> str:
+    """Return mount.kvfs(8): what an fstab may say."""
+    parser = mount_parser()
+    lines = [*_head("mount.kvfs", 8, "mount a kvfs pool by mount(8) and fstab(5)")]
+    lines += [".SH SYNOPSIS", *_synopsis(parser), ".SH DESCRIPTION"]
+    lines += _text(
+        f"{parser.description} umount(8) calls umount.kvfs, which is kvfs umount: it waits until "
+        "the source is free. umount -i does without it."
+    )
+    lines += [*_arguments(parser, "SH"), ".SH MOUNT OPTIONS"]
+    for name, meaning in (
+        ("ro", "Serve what is there, and store nothing."),
+        ("uid=, gid=, mode=", "Owner, group and mode of the root directory."),
+        ("capacity=SIZE", "Limit for the data, such as 500G."),
+        (
+            "config=FILE",
+            "Settings file. Without it, that of kvfs mount is read: /etc/kvfs/NAME.toml",
+        ),
+        ("guard", "Let nothing be stored in DIR while nothing is mounted there."),
+        (
+            "SETTING=VALUE",
+            "Any setting of kvfs.conf(5); for true or false also SETTING, noSETTING.",
+        ),
+    ):
+        lines += [".TP", rf"\fB{_roff(name)}\fR", *_text(meaning)]
+    ignored = ", ".join(sorted(IGNORED))
+    lines += [".PP", *_text(f"Taken, and without effect here: {ignored}; x-*, comment=*.")]
+    lines += [*_example(parser, "SH"), ".SH FSTAB", ".nf"]
+    lines += [_roff("/dev/nvme0n1  /kv  kvfs  nofail,guard,capacity=500G  0  0"), ".fi"]
+    lines += [
+        ".SH EXIT STATUS",
+        *_text("Those of mount(8): 0, 1 for a wrong call, 32 if it failed."),
+    ]
+    return _page([*lines, *_see_also(["kvfs-mount(1)", "kvfs.conf(5)", "mount(8)", "fstab(5)"])])
 
 
 def _kind(declared: "dataclasses.Field[Any]") -> str:

@@ -16,7 +16,10 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 DOC: Final = "share/doc/kvfs"
 UNITS: Final = "lib/systemd/system"
 #: What has a place of its own below a prefix, as it is.
-_PLACES: Final = {"systemd/kvfs@.service": UNITS}
+_PLACES: Final = {
+    "systemd/kvfs@.service": f"{UNITS}/kvfs@.service",
+    "logrotate/kvfs": "share/kvfs/logrotate",
+}
 #: With its folders, so that what one page says of another is found.
 _DOCUMENTS: Final = ("README.md", "CHANGELOG.md", "LICENSE", "docs")
 
@@ -27,7 +30,7 @@ def shipped_files() -> dict[str, bytes]:
     for name, text in pages().items():
         found[f"share/man/man{name[-1]}/{name}"] = text.encode()
     for path, place in _PLACES.items():
-        found[f"{place}/{Path(path).name}"] = (ROOT / path).read_bytes()
+        found[place] = (ROOT / path).read_bytes()
     for top in _DOCUMENTS:
         for path in (ROOT / top, *(ROOT / top).rglob("*")):
             if path.is_file():

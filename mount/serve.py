@@ -43,6 +43,7 @@ from mount.fuse.device_number import at_number, remember, remembered
 from mount.fuse.kernel_mount import OwnMount
 from mount.fuse.wire import Opcode
 from mount.process.logs import apply_levels
+from mount.process.supervisor import say_alive
 from mount.requests.answers import Answers
 from mount.requests.data import DataRequests
 from mount.requests.fast import FastAnswers
@@ -231,6 +232,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         # Only now: no backing id is given out before INIT has agreed on passthrough.
         nursery.start_soon(self._tick)
         ready()
+        nursery.start_soon(say_alive)
 
     async def _tick(self) -> None:
         root = self.store.namespace.directory(ROOT_INODE)

@@ -48,6 +48,11 @@ def configure(subparsers: "Subparsers") -> None:
     parser.add_argument("--fsync", metavar="HOW", help="relaxed (default) or honour")
     parser.add_argument("--data-path", metavar="PATH", help="auto (default), passthrough or daemon")
     parser.add_argument(
+        "--guard",
+        action=argparse.BooleanOptionalAction,
+        help="let nothing be stored in MOUNTPOINT while nothing is mounted there (chattr +i)",
+    )
+    parser.add_argument(
         "--set",
         metavar="NAME=VALUE",
         action="append",

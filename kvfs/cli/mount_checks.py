@@ -7,12 +7,14 @@ from kvfs.cli.dead_mount import free_place
 from kvfs.core.errors import MountpointUnusable
 from kvfs.doctor.below_mount import below, told
 from kvfs.machine.mount_table import kvfs_at
+from kvfs.machine.mountpoint_guard import guard
 
 
-def prepare_mountpoint(mountpoint: str) -> list[str]:
+def prepare_mountpoint(mountpoint: str, *, guarded: bool) -> list[str]:
     """Detach dead mounts at the resolved path *mountpoint*; return lines about them.
 
-    Raises MountpointUnusable if nothing can be mounted there.
+    *guarded* lets nothing be stored in the directory while nothing is mounted there. Raises
+    MountpointUnusable if nothing can be mounted there.
     """
     lines = free_place(mountpoint)
     present = kvfs_at(mountpoint)
@@ -31,6 +33,11 @@ def prepare_mountpoint(mountpoint: str) -> list[str]:
             f"{mountpoint} is not empty: {files}, stored while nothing was mounted there, stay on "
             f"the file system below and are hidden by the mount; `kvfs doctor {mountpoint}` shows "
             "how to reach them"
+        )
+    if guarded and (why := guard(mountpoint)):
+        lines.append(
+            f"{mountpoint} is not guarded: {why}; while nothing is mounted there, files can be "
+            "stored on the file system below"
         )
     return lines
 

@@ -21,6 +21,7 @@ _FLAGS: Final = (
     "data_path",
     "log_file",
     "log_level",
+    "guard",
 )
 _MOUNT_OPTIONS: Final = ("uid", "gid", "mode")
 

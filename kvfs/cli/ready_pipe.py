@@ -1,13 +1,12 @@
-"""How a server reports to whoever started it: the command of a background mount, or systemd.
+"""How a server reports to the command that started it in the background.
 
-The command gets one line of JSON through a pipe: ``{"ready": true}`` or ``{"error": TEXT,
-"exit_code": N}``. systemd gets one datagram a message (sd_notify(3)).
+It gets one line of JSON through a pipe: ``{"ready": true}`` or ``{"error": TEXT, "exit_code": N}``.
+What systemd is told is in mount/process/supervisor.py.
 """
 
 import json
 import os
 import select
-import socket
 import time
 from typing import Final, NamedTuple
 
@@ -69,22 +68,3 @@ def wait_for_outcome(fd: int, wait_s: float) -> Outcome | None:
         received += part
     message = json.loads(received)
     return Outcome(str(message.get("error", "")), int(message.get("exit_code", 0)))
-
-
-def notify(*assignments: str) -> bool:
-    """Send assignments such as ``READY=1`` to systemd; False if it did not ask for them.
-
-    Never raises and never blocks: a lost message must not cost the mount.
-    """
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return False
-    if address.startswith("@"):  # the abstract namespace of unix(7)
-        address = "\0" + address[1:]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
-        channel.setblocking(False)
-        try:
-            channel.sendto("\n".join(assignments).encode(), address)
-        except OSError:
-            return False
-    return True

@@ -1,5 +1,6 @@
 """The server process from its first check to its last line."""
 
+import faulthandler
 import logging
 import os
 from collections.abc import Callable
@@ -7,7 +8,7 @@ from typing import Final
 
 from kvfs.cli.failures import explain
 from kvfs.cli.mount_checks import check_apart, prepare_mountpoint
-from kvfs.cli.ready_pipe import ReadyPipe, notify
+from kvfs.cli.ready_pipe import ReadyPipe
 from kvfs.cli.standard_streams import say
 from kvfs.cli.termination import sigterm_raises
 from kvfs.core.errors import NO_SPACE, KvfsError, ServeFailed, SourceBlank, SourceFull
@@ -42,12 +43,17 @@ def serve_here(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
 def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
     settings = load()
     check_apart(settings.source, settings.mountpoint)
-    remarks = prepare_mountpoint(settings.mountpoint)
+    remarks = prepare_mountpoint(settings.mountpoint, guarded=settings.guard)
     require_file_size()
     require_open_files(settings.open_files_max)
     # Slow imports come only now, so that a wrong flag is answered at once.
     from kvfs.storage.index_map import outlive_bus_errors
     from mount.process.logs import close_logging, set_up_logging
+    from mount.process.supervisor import notify
+
+    # systemd ends a server whose loop has stopped by SIGABRT: the journal then says where it stood.
+    # Before the next line but one, which has SIGBUS to itself.
+    faulthandler.enable()
 
     place = set_up_logging(settings, background=pipe is not None)
     outlive_bus_errors()

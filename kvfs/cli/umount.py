@@ -25,6 +25,7 @@ from kvfs.core.settings import Settings
 from kvfs.doctor.holders import held_by_kernel, note_of_servers
 from kvfs.machine.mount_table import FS_TYPE, mount_at, resolve_mountpoint, unmount
 from kvfs.machine.mounted_elsewhere import note_of
+from kvfs.machine.mountpoint_guard import unguard
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
@@ -43,7 +44,8 @@ def configure(subparsers: "Subparsers") -> None:
         "umount",
         run,
         description="Unmount MOUNTPOINT and wait until its server has stopped, so that the source "
-        "is free.\nA mount whose server is dead is detached as well, in use or not.",
+        "is free.\nA mount whose server is dead is detached as well, in use or not. With --unguard "
+        "files may be stored in MOUNTPOINT\nagain, mounted or not: it undoes kvfs mount --guard.",
         example="kvfs umount /kv",
     )
     parser.add_argument("mountpoint", metavar="MOUNTPOINT", nargs="?")
@@ -52,6 +54,9 @@ def configure(subparsers: "Subparsers") -> None:
         "--lazy",
         action="store_true",
         help="detach it now, even in use; the server stops after the last user",
+    )
+    parser.add_argument(
+        "--unguard", action="store_true", help="then let files be stored in MOUNTPOINT again"
     )
     parser.add_argument(
         "--wait-s",
@@ -76,6 +81,24 @@ def run(args: argparse.Namespace) -> int:
     """Unmount and wait."""
     need_root("kvfs umount")
     mountpoint = resolve_mountpoint(args.mountpoint or _configured_mountpoint(args.config))
+    if not args.unguard:
+        return _end(mountpoint, args)
+    if mount_at(mountpoint) is None and _unguarded(mountpoint):
+        return 0
+    exit_code = _end(mountpoint, args)
+    _unguarded(mountpoint)
+    return exit_code
+
+
+def _unguarded(mountpoint: str) -> bool:
+    """Take the guard of kvfs away; False if there was none. Raises MountpointUnusable."""
+    try:
+        return unguard(mountpoint)
+    except OSError as error:
+        raise MountpointUnusable(f"{mountpoint} stays guarded: {error.strerror}") from None
+
+
+def _end(mountpoint: str, args: argparse.Namespace) -> int:
     present = mount_at(mountpoint)
     if present is None:
         note = note_of(lambda mount: mount.mountpoint == mountpoint)

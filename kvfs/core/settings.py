@@ -61,6 +61,7 @@ class Settings(ReportSettings):
         high=0o1777,  # kvfs never stores suid and sgid
     )
     read_only: bool = setting(False, "a read-only cache is useful for inspection only")
+    guard: bool = setting(False, "a tried mount leaves its mountpoint as it was; on in the unit")
     fsync: str = setting(
         "relaxed",
         "a block lost at a power loss costs a recompute, an fsync a block costs every store",

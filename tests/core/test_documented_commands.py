@@ -38,6 +38,14 @@ RUN: Final = {
 }
 #: How a command begins that cannot be run here as it stands: why, and what is looked at instead.
 NOT_RUN: Final = {
+    **dict.fromkeys(
+        ("systemctl ", "mkdir -p ", "printf ", "echo ", "mount /kv", "umount /kv", "sed -i "),
+        "changes the machine; test_systemd_unit.py and test_fstab.py do the same elsewhere",
+    ),
+    "kvfs destroy ": "the same",
+    "apt-get install ": "the same",
+    "python3 -m venv ": "downloads; test_wheel.py does it without",
+    "/opt/kvfs/bin/": "the same",
     "mount -t nfs ": "no kernel here has an NFS client; test_doctor_rules.py judges its options",
     "make ": "installs, runs for up to an hour, CI does it; that each has a recipe is tested",
     "python -m sglang.launch_server ": "wants a GPU; its file tiers are run (test_sglang_*.py)",
@@ -46,7 +54,6 @@ NOT_RUN: Final = {
     "python kv-cache.py ": "is in no package index; its calls are made (test_mlperf_pattern.py)",
     "pytest -s -m proof ": "a proof, of minutes; that there is one is tested",
     "kvfs bench ": "measures for minutes; the real parser takes each",
-    "kvfs replay ": "serves a whole trace; test_replay.py serves a slice, the parser takes each",
     "git worktree ": "builds another commit of kvfs",
     ".venv/bin/python -m tests.bench.": "measures for minutes; it is there",
 }

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.cli.ready_pipe import notify
 from kvfs.core.errors import UsageError
 from kvfs.core.settings import Settings
 from mount.process import logs
 from mount.process.log_rate import KINDS_MAX, WINDOW_S, RateLimited
 from mount.process.logs import SyslogHandler, apply_levels, close_logging, set_up_logging
+from mount.process.supervisor import notify
 from tests.support.mounting import ROOT
 
 LINES_A_MINUTE = 3

@@ -98,8 +98,9 @@ async def _main(drive: Drive) -> None:
         nursery.cancel_scope.cancel()
 
 
-def serve(drive: Drive, mountpoint: str) -> None:
-    """Serve *drive* as the one file below *mountpoint* until the standard input ends."""
+def serve(file: str, mountpoint: str) -> None:
+    """Serve *file* as the one file below *mountpoint* until the standard input ends."""
+    drive = Drive(os.open(file, os.O_RDWR | os.O_CLOEXEC))
     pyfuse3.init(drive, mountpoint, {"fsname=kvfs-test-drive"})
     try:
         trio.run(_main, drive)
@@ -108,5 +109,4 @@ def serve(drive: Drive, mountpoint: str) -> None:
 
 
 if __name__ == "__main__":
-    path, served_at = sys.argv[1:]
-    serve(Drive(os.open(path, os.O_RDWR | os.O_CLOEXEC)), served_at)
+    serve(*sys.argv[1:])

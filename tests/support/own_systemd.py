@@ -25,6 +25,8 @@ UNIT: Final = ROOT / "systemd" / "kvfs@.service"
 _EMPTY_UNITS: Final = (
     *("sysinit.target", "basic.target", "shutdown.target", "local-fs.target"),
     *("multi-user.target", "umount.target", "system.slice", "try.target"),
+    *("local-fs-pre.target", "remote-fs.target", "remote-fs-pre.target", "network.target"),
+    *("network-online.target", "blockdev@.target"),
 )
 _EMPTY: Final = "[Unit]\nDefaultDependencies=no\n"
 _BOOT_WAIT_S: Final = 60.0
@@ -33,18 +35,35 @@ _CALL_WAIT_S: Final = 90.0
 _LOOK_S: Final = 0.05
 _NEVER: Final = threading.Event()
 _NAMESPACES: Final = ("--fork", "--pid", "--mount", "--uts", "--ipc", "--net", "--cgroup")
+_GENERATOR: Final = Path("/lib/systemd/system-generators/systemd-fstab-generator")
+_CALLED: Final = {
+    "kvfs": "from kvfs.cli.main import main",
+    "mount.kvfs": "from kvfs.cli.mount_helper import mount_main as main",
+    "umount.kvfs": "from kvfs.cli.mount_helper import umount_main as main",
+}
 #: /etc/kvfs and an installed kvfs for the unit, everything that systemd writes in memory.
 _BOOT: Final = """\
 set -eu
 mount -t cgroup2 none /sys/fs/cgroup
 mount -t tmpfs none /run
-mkdir /run/upper /run/work
-mount -t overlay -o lowerdir=/etc,upperdir=/run/upper,workdir=/run/work none /etc
+for path in etc usr/sbin; do
+    mkdir -p /run/own/$path/upper /run/own/$path/work
+    layers=upperdir=/run/own/$path/upper,workdir=/run/own/$path/work
+    mount -t overlay -o lowerdir=/$path,$layers none /$path
+done
 mkdir -p /etc/kvfs
 cp {place}/etc/* /etc/kvfs/
+cp {place}/fstab /etc/fstab
+cp {root}/logrotate/kvfs /etc/logrotate.d/kvfs || true
+mount -t tmpfs none /var/log
 mount -t tmpfs none /usr/local/bin
-cp {place}/kvfs /usr/local/bin/
-export container=kvfs-test SYSTEMD_UNIT_PATH={place}/units SYSTEMD_GENERATOR_PATH={place}/none
+cp {place}/bin/kvfs /usr/local/bin/
+for kind in kvfs fuse.kvfs; do
+    cp {place}/bin/mount.kvfs /usr/sbin/mount.$kind
+    cp {place}/bin/umount.kvfs /usr/sbin/umount.$kind
+done
+export container=kvfs-test SYSTEMD_GENERATOR_PATH={place}/generators
+export SYSTEMD_UNIT_PATH={place}/units:/run/systemd/generator
 exec {systemd} --system --unit=try.target --log-target=console --show-status=no
 """
 
@@ -91,12 +110,15 @@ class OwnSystemd:
 
 
 @contextlib.contextmanager
-def own_systemd(place: Path, settings: dict[str, str]) -> Iterator[OwnSystemd]:
+def own_systemd(
+    place: Path, settings: dict[str, str], *, fstab: str = "", units: dict[str, str] | None = None
+) -> Iterator[OwnSystemd]:
     """Boot one whose /etc/kvfs has *settings*, texts by file name; *place* is empty, and its own.
 
-    Raises AssertionError with what it printed when it does not come up.
+    *fstab* is its /etc/fstab, *units* more texts by file name. mount(8) there has kvfs's helpers,
+    and /var/log is empty. Raises AssertionError with what it printed when it does not come up.
     """
-    _fill(place, settings)
+    _fill(place, settings, fstab, units or {})
     group = _own_group()
     log = place / "systemd.log"
     private = ("--mount-proc", "--propagation", "private", "--kill-child=KILL")
@@ -117,19 +139,25 @@ def own_systemd(place: Path, settings: dict[str, str]) -> Iterator[OwnSystemd]:
         _remove_group(group)
 
 
-def _fill(place: Path, settings: dict[str, str]) -> None:
-    for name in ("units", "etc", "none"):
+def _fill(place: Path, settings: dict[str, str], fstab: str, units: dict[str, str]) -> None:
+    for name in ("units", "etc", "generators", "bin"):
         (place / name).mkdir()
     for name, text in settings.items():
         (place / "etc" / name).write_text(text)
-    for name in _EMPTY_UNITS:
-        (place / "units" / name).write_text(_EMPTY)
+    for name, text in {**dict.fromkeys(_EMPTY_UNITS, _EMPTY), **units}.items():
+        (place / "units" / name).parent.mkdir(exist_ok=True)
+        (place / "units" / name).write_text(text)
     shutil.copy(UNIT, place / "units")
-    (place / "boot").write_text(_BOOT.format(place=place, systemd=SYSTEMD))
-    (place / "kvfs").write_text(
-        f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -P -m kvfs.cli.main "$@"\n'
-    )
-    (place / "kvfs").chmod(0o755)
+    (place / "fstab").write_text(fstab)
+    if fstab:
+        (place / "generators" / _GENERATOR.name).symlink_to(_GENERATOR)
+    (place / "boot").write_text(_BOOT.format(place=place, root=ROOT, systemd=SYSTEMD))
+    for name, imported in _CALLED.items():
+        code = f"{imported}; raise SystemExit(main())"
+        (place / "bin" / name).write_text(
+            f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -P -c "{code}" "$@"\n'
+        )
+        (place / "bin" / name).chmod(0o755)
 
 
 def _await_boot(shell: "subprocess.Popen[bytes]", log: Path) -> int:

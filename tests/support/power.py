@@ -42,12 +42,10 @@ def shut_down(directory_fd: int, cut: Cut) -> None:
 class Drive:
     """An image file with a pool, and the store on it."""
 
-    def __init__(self, path: Path, *, blank: bool = True) -> None:
-        """*blank*: the image is made, with a pool; else it is one that has been used."""
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.settings = Settings(index_preallocate_bytes=MIB, index_map_bytes=64 * MIB)
-        if blank:
-            format_source(str(path), size_bytes=400 * MIB, fill=fill_pool)
+        format_source(str(path), size_bytes=400 * MIB, fill=fill_pool)
         self._device: Device | None = None
         self._store: Driven | None = None
 

@@ -4,6 +4,7 @@ import configparser
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ from typing import Any, Final
 import pytest
 
 from kvfs.core.settings import Settings
+from kvfs.machine.mountpoint_guard import unguard
 from tests.support.mounting import (
     PASSTHROUGH_WORKS,
+    ROOT,
     kernel_has_passthrough,
     skip_without_mounts,
     workplace,
@@ -36,6 +39,7 @@ CAPABILITIES: Final = {
     "CAP_DAC_READ_SEARCH": 2,
     "CAP_FOWNER": 3,
     "CAP_KILL": 5,
+    "CAP_LINUX_IMMUTABLE": 9,
     "CAP_SYS_PTRACE": 19,
     "CAP_SYS_ADMIN": 21,
     "CAP_SYS_RESOURCE": 24,
@@ -43,6 +47,8 @@ CAPABILITIES: Final = {
 }
 #: XATTR_SIZE_MAX of the kernel: the largest message between the channel and libfuse.
 XATTR_BYTES: Final = 64 << 10
+#: The services that docs/install.md orders behind the mount.
+CLIENTS: Final = ("vllm", "lmcache")
 IMAGE_BYTES: Final = 400 << 20
 PATHS: Final = ("daemon", "passthrough")
 #: A FUSE mount that nobody serves: who looks at it hangs.
@@ -61,6 +67,26 @@ data_path = "{path}"
 log_file = "{place}/{name}.log"
 xattr_value_max_bytes = {xattr_bytes}
 xattr_total_max_bytes = {xattr_total_bytes}
+"""
+
+
+#: A source that is a directory: the pool of an instance for one test.
+SMALL: Final = """\
+source = "{place}/{name}.pool"
+mountpoint = "{place}/{name}"
+capacity_bytes = "64MiB"
+"""
+SMALL_ONES: Final = ("watched", "broken", "ordered")
+#: The unit's own times are minutes.
+IMPATIENT: Final = "[Service]\nWatchdogSec=5\nTimeoutAbortSec=1\n"
+#: It says what it finds when it starts.
+CLIENT: Final = """\
+[Unit]
+DefaultDependencies=no
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=sh -c 'findmnt -n -o FSTYPE {place}/ordered >{place}/found'
 """
 
 
@@ -98,6 +124,14 @@ class Unit:
         return f" {self.mountpoint} fuse.kvfs " in self.sh("cat /proc/mounts")
 
 
+def ordering() -> str:
+    """Return the drop-in that docs/install.md gives to the unit of a connector."""
+    text = (ROOT / "docs" / "install.md").read_text()
+    block = re.search(r"^    \[Unit\]\n(?:    .*\n)+", text, re.MULTILINE)
+    assert block is not None
+    return re.sub(r"^ {4}", "", block[0], flags=re.MULTILINE)
+
+
 def capabilities_of_this_machine() -> int:
     """Return those that a container, say, leaves to its root."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -131,13 +165,16 @@ def service() -> configparser.SectionProxy:
 def place() -> Iterator[Path]:
     skip_without_mounts()
     with workplace() as directory:
-        for name in PATHS:
+        for name in (*PATHS, *SMALL_ONES, "watched.pool", "ordered.pool"):
             (directory / name).mkdir()
+        for name in PATHS:
             with (directory / f"{name}.img").open("wb") as image:
                 image.truncate(IMAGE_BYTES)
         (directory / "hangs").mkdir()
         (directory / "systemd").mkdir()
         yield directory
+        for name in (*PATHS, *SMALL_ONES):
+            unguard(str(directory / name))
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +189,13 @@ def systemd(place: Path) -> Iterator[OwnSystemd]:
         )
         for path in PATHS
     }
-    with own_systemd(place / "systemd", settings) as booted:
+    for name in SMALL_ONES:
+        settings[f"{name}.toml"] = SMALL.format(place=place, name=name)
+    units = {"kvfs@watched.service.d/impatient.conf": IMPATIENT}
+    for name in CLIENTS:
+        units[f"{name}.service"] = CLIENT.format(place=place)
+        units[f"{name}.service.d/kvfs.conf"] = ordering().replace("kvfs@kv", "kvfs@ordered")
+    with own_systemd(place / "systemd", settings, units=units) as booted:
         hangs = subprocess.Popen(
             booted.inside(sys.executable, "-c", HANGS, str(place / "hangs")),
             stdout=subprocess.PIPE,
@@ -198,7 +241,7 @@ def test_a_unit_without_its_settings_does_not_start(systemd: OwnSystemd) -> None
 def test_systemd_has_nothing_to_say_about_it(systemd: OwnSystemd, place: Path) -> None:
     units = f"SYSTEMD_UNIT_PATH={place}/systemd/units"
     verify = ("systemd-analyze", "verify", "--man=no", "kvfs@daemon.service")
-    done = systemd.run("env", units, *verify)
+    done = systemd.run("env", units, *verify, "vllm.service", "lmcache.service")
     assert done.stdout + done.stderr == ""
 
 
@@ -248,6 +291,58 @@ def test_after_a_crash_it_serves_again_although_a_client_holds_a_file(unit: Unit
         assert unit.sh(f"cat {unit.path}/kept") == "stored\n"
         assert unit.sh("cat /proc/mounts").count(f" {unit.mountpoint} fuse.kvfs ") == 1
         assert "replaces a dead mount" in unit.log()
+
+
+def test_a_server_whose_loop_has_stopped_is_killed_and_comes_back(
+    systemd: OwnSystemd, place: Path
+) -> None:
+    unit = Unit(systemd, place, "watched")
+    unit.control("start")
+    unit.sh("echo stored > watched/tmp; mv watched/tmp watched/kept")
+    assert unit.show("WatchdogUSec") == "5s"
+    unit.sh(f"kill -STOP {unit.show('MainPID')}")
+    systemd.wait_for(unit.name, "NRestarts", "1")
+    systemd.wait_for(unit.name, "ActiveState", "active")
+    assert unit.sh("cat watched/kept") == "stored\n"
+    unit.control("stop")
+    assert unit.show("Result") == "success"
+
+
+def test_a_bare_mountpoint_takes_nothing(systemd: OwnSystemd, place: Path) -> None:
+    """Not even from root: it would fill the disk of the machine."""
+    unit = Unit(systemd, place, "watched")
+    unit.control("start")
+    unit.control("stop")
+    with pytest.raises(OSError, match="not permitted"):
+        (place / "watched" / "block").write_bytes(b"")
+    unit.control("start")
+    unit.sh("echo stored > watched/tmp; rm watched/tmp")
+    unit.control("stop")
+    unit.sh("kvfs umount --unguard watched; touch watched/block; rm watched/block")
+
+
+def test_after_three_failures_it_waits_for_an_operator(systemd: OwnSystemd, place: Path) -> None:
+    unit = Unit(systemd, place, "broken")
+    (place / "broken.pool").write_text("somebody's notes")
+    systemd.run("systemctl", "start", unit.name, check=False)
+    systemd.wait_for(unit.name, "NRestarts", "3")
+    systemd.wait_for(unit.name, "ActiveState", "failed")
+    assert unit.show("ExecMainStatus") == "5"  # docs/exit-codes.md: something that is not a pool
+    (place / "broken.pool").unlink()
+    (place / "broken.pool").mkdir()
+    unit.control("reset-failed")
+    unit.control("start")
+    assert unit.is_mounted()
+    unit.control("stop")
+
+
+def test_who_is_ordered_behind_it_finds_the_mount(systemd: OwnSystemd, place: Path) -> None:
+    """And runs without it, if it cannot be had: a cache is no condition."""
+    for name in CLIENTS:
+        systemd.run("systemctl", "start", name)
+        assert (place / "found").read_text() == "fuse.kvfs\n"
+        systemd.run("systemctl", "stop", "kvfs@ordered")
+        assert systemd.show(name, "ActiveState") == "active"
 
 
 def test_a_stop_ends_a_mount_in_use(unit: Unit) -> None:

@@ -4,8 +4,8 @@ The wheel is built from the source package, as a release is.
 """
 
 import configparser
-import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -17,7 +17,7 @@ import pytest
 
 from kvfs import __version__
 from kvfs.cli.main import VERBS
-from tests.support.mounting import ROOT
+from tests.support.mounting import ROOT, skip_without_mounts
 
 BUILD: Final = (
     "import sys; from setuptools import build_meta as b; print(b.build_sdist(sys.argv[1]))"
@@ -62,10 +62,11 @@ def wheel(source_package: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def prefix(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `pip install --prefix` makes of it."""
+    """A virtual environment with kvfs alone; nothing else is fetched."""
     top = tmp_path_factory.mktemp("prefix")
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps")
-    run(*pip, "--no-index", "--ignore-installed", "--prefix", top, wheel)
+    run(sys.executable, "-m", "venv", "--without-pip", top)
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", top)
+    run(*pip, "install", "--no-deps", "--no-index", wheel)
     return top
 
 
@@ -100,12 +101,84 @@ def test_what_is_installed_is_found(prefix: Path) -> None:
             assert (document.parent / link).exists(), f"{document.name}: {link}"
 
 
+def test_man_finds_the_pages_of_the_command(prefix: Path) -> None:
+    """man(1) looks beside the folders of PATH."""
+    if shutil.which("man") is None:
+        pytest.skip("needs man(1)")
+    environment = {"PATH": f"{prefix}/bin:/usr/bin:/bin"}
+    for name, place in (("kvfs-mount", "man1/kvfs-mount.1"), ("kvfs.conf", "man5/kvfs.conf.5")):
+        found = subprocess.check_output(["man", "-w", name], env=environment, text=True)
+        assert found == f"{prefix}/share/man/{place}\n"
+
+
 def test_the_installed_command_runs(prefix: Path) -> None:
-    """It is the wheel's own code that runs, with the packages of this Python below it."""
-    (code,) = prefix.glob("l*/python3*/site-packages")
-    script = "import kvfs; print(kvfs.__file__)"
-    environment = {**os.environ, "PYTHONPATH": str(code)}
-    ran = [[sys.executable, "-P", "-c", script], [str(prefix / "bin" / "kvfs"), "--version"]]
-    told = [subprocess.check_output(each, env=environment, text=True, cwd="/") for each in ran]
-    assert told[0].startswith(str(prefix))
-    assert told[1] == f"kvfs {__version__}\n"
+    told = run(prefix / "bin" / "kvfs", "--version", cwd=Path("/"))
+    assert told == f"kvfs {__version__}\n"
+
+
+INSTALL: Final = """\
+mkdir {place}/memory
+mount -t tmpfs none {place}/memory
+for path in usr/local usr/sbin etc; do
+    mkdir -p {place}/memory/$path/upper {place}/memory/$path/work
+    layers=upperdir={place}/memory/$path/upper,workdir={place}/memory/$path/work
+    mount -t overlay -o lowerdir=/$path,$layers none /$path
+done
+new() {{ (cd {place}/memory; find . -path '*/upper/*' -not -type d -not -type c | sort); }}
+{script}
+"""
+
+
+def in_own_places(place: Path, script: str) -> str:
+    """Run *script* with copies of /usr/local, /sbin and /etc that are gone afterwards."""
+    place.mkdir()
+    text = INSTALL.format(place=place, script=script)
+    return run("unshare", "--mount", "--propagation", "private", "bash", "-euc", text)
+
+
+@pytest.mark.needs_fuse
+def test_install_puts_each_file_where_it_is_looked_for(prefix: Path, tmp_path: Path) -> None:
+    skip_without_mounts()
+    script = f"PATH={prefix}/bin:$PATH; kvfs install >/dev/null; new; readlink /sbin/mount.kvfs"
+    *new, helper = in_own_places(tmp_path / "one", script).splitlines()
+    assert helper == f"{prefix}/bin/mount.kvfs"
+    found = {name.removeprefix("./").replace("upper/", "") for name in new}
+    assert found >= {
+        "etc/logrotate.d/kvfs",
+        "usr/sbin/mount.kvfs",
+        "usr/sbin/mount.fuse.kvfs",
+        "usr/sbin/umount.fuse.kvfs",
+        "usr/local/bin/kvfs",
+        "usr/local/lib/systemd/system/kvfs@.service",
+        "usr/local/share/man/man8/mount.kvfs.8",
+        "usr/local/share/zsh/site-functions/_kvfs",
+        "usr/local/share/doc/kvfs/docs/exit-codes.md",
+    }
+
+
+@pytest.mark.needs_fuse
+def test_install_takes_all_of_it_away_again(prefix: Path, tmp_path: Path) -> None:
+    """But for a file of /etc that the operator has changed. A second run changes nothing."""
+    skip_without_mounts()
+    kvfs = f"{prefix}/bin/kvfs"
+    twice = f"{kvfs} install; new >{tmp_path}/a; {kvfs} install; new >{tmp_path}/b"
+    script = f"({twice}) >/dev/null; cmp {tmp_path}/a {tmp_path}/b; {kvfs} install --remove; new"
+    *removed, last = in_own_places(tmp_path / "one", script).splitlines()
+    assert removed
+    assert last.startswith("removed "), "nothing is left"
+    changed = f"{kvfs} install; echo '#' >>/etc/logrotate.d/kvfs; {kvfs} install --remove; new"
+    told = in_own_places(tmp_path / "two", changed).splitlines()
+    assert told[-1] == "./etc/upper/logrotate.d/kvfs"
+    assert "/etc/logrotate.d/kvfs stays: it has been changed" in told
+
+
+@pytest.mark.needs_fuse
+def test_install_leaves_a_packages_own_commands_alone(prefix: Path, tmp_path: Path) -> None:
+    skip_without_mounts()
+    script = f"echo x >/sbin/mount.kvfs; {prefix}/bin/kvfs install 2>&1 || echo code $?; new"
+    said, code, *new = in_own_places(tmp_path / "one", script).splitlines()
+    assert (
+        said == "kvfs: /sbin/mount.kvfs is not of `kvfs install`: remove what it belongs to first"
+    )
+    assert code == "code 2"
+    assert new == ["./usr/sbin/upper/mount.kvfs"]
