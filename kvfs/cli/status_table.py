@@ -63,8 +63,10 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "Work": {
         "eviction": "eviction",
+        "store_times": "time of a store",
         "requests": "requests",
         "requests_fast_path": "on the fast path",
+        "request_times": "time of a request",
         "errors": "errors returned",
         "space_waits": "waits for space",
         "invalidations": "kernel invalidations",
@@ -149,6 +151,8 @@ def _shown(name: str, value: object) -> str:
 
 def _listed(value: Mapping[str, Any]) -> str:
     """Return counts, the most frequent first; states on a line each."""
+    if "p99_s" in value:
+        return f"p50 {_duration(value['p50_s'])}, p99 {_duration(value['p99_s'])}"
     if value and all(isinstance(each, Mapping) for each in value.values()):
         return "\n".join(f"{printable(key)}: {_listed(each)}" for key, each in value.items())
     counts = all(isinstance(count, int) for count in value.values())
@@ -161,3 +165,12 @@ def _listed(value: Mapping[str, Any]) -> str:
         for key, each in rows
     ]
     return ", ".join(parts) or "-"
+
+
+def _duration(duration_s: float | None) -> str:
+    """Return a time of microseconds to minutes for a reader."""
+    if duration_s is None:
+        return "-"
+    if duration_s >= 1:
+        return f"{duration_s:.1f} s"
+    return f"{duration_s * 1e3:.3g} ms"

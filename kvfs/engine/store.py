@@ -296,6 +296,7 @@ class Store:
             "preallocated_bytes": space.ready_bytes,
             **reclaim_figures(self.pool, self.reclaim, self.watch),
             "cache": self.pool.cache.shown(),
+            "store_times": self.pool.cache.store_times.shown(),
             "blocks": counters.blocks,
             "directories": counters.directories,
             "symlinks": counters.symlinks,

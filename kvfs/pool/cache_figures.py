@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kvfs.core.eviction_reason import Reason, reason_for
+from kvfs.core.latency import RecentLatency
 from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
 from kvfs.core.settings import Settings
 from kvfs.core.types import InodeNo, InodeRecord
@@ -24,11 +25,21 @@ _NOT_FINAL: Final = frozenset({State.UNRENAMED, State.ORPHAN})
 class CacheFigures:
     """The figures of one pool since its server started."""
 
-    def __init__(self, index: Index, settings: Settings, monotonic_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        index: Index,
+        settings: Settings,
+        monotonic_s: Callable[[], float],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        """*clock_ns* is the clock of the blocks' records."""
         self._monotonic_s: Final = monotonic_s
+        self._clock_ns: Final = clock_ns
         self._started_s: Final = monotonic_s()
         self.tallies: Final = Tallies(index, settings.cache_directories_max)
         self.looks: Final = Looks(monotonic_s, self._missed)
+        #: From CREATE until a block is stored.
+        self.store_times: Final = RecentLatency()
         self._evicted_blocks = dict.fromkeys(Reason, 0)
         self._evicted_bytes = dict.fromkeys(Reason, 0)
 
@@ -46,7 +57,7 @@ class CacheFigures:
     def closed(self, before: InodeRecord, record: InodeRecord) -> None:
         """The last writer closed a block: it counts as stored unless its rename is to come."""
         if before.state in _STORED_FROM and record.state not in _NOT_FINAL:
-            self.stored(record)
+            self.stored(record, rewritten=before.state == State.REWRITE)
 
     def renamed(self, before: InodeRecord, record: InodeRecord) -> None:
         """A closed block got another name: it counts as stored if the old one was not final."""
@@ -54,12 +65,17 @@ class CacheFigures:
         if not was_final and record.state not in _STORED_FROM:  # else its last close counts
             self.stored(record)
 
-    def stored(self, record: InodeRecord) -> None:
-        """A block is whole under its name; temporary names are not counted."""
+    def stored(self, record: InodeRecord, *, rewritten: bool = False) -> None:
+        """A block is whole under its name; temporary names are not counted.
+
+        One that was *rewritten* in place began with an open, long after it was created.
+        """
         if not is_temporary(record.name):
             tally = self.tallies.of(record.parent, record.name)
             tally.stored_blocks += 1
             tally.stored_bytes += record.allocated_bytes
+            if not rewritten:
+                self.store_times.add(self._clock_ns() - record.btime_ns)
 
     def evicted(self, record: InodeRecord, asked: Reason) -> None:
         """The block with *record* was evicted."""
@@ -70,9 +86,10 @@ class CacheFigures:
         tally.evicted_blocks += 1
         tally.evicted_bytes += record.allocated_bytes
 
-    def tick(self, _now_s: float) -> None:
+    def tick(self, now_s: float) -> None:
         """Count the looks that turned out to be misses."""
         self.looks.settle()
+        self.store_times.tick(now_s)
 
     def shown(self) -> dict[str, Any]:
         """Return the figures for `kvfs status`: counts, bytes and seconds."""

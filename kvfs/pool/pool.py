@@ -115,7 +115,7 @@ class Pool:
             )
             self.policies = Policies(self.index, settings.policies)
             self.pins = Pins(self.index)
-            self.cache = CacheFigures(self.index, settings, monotonic_s)
+            self.cache = CacheFigures(self.index, settings, monotonic_s, clock_ns)
             self._begin_run()
             self._parts = stack.pop_all()
 

@@ -54,6 +54,9 @@ def describe(mount: Parts) -> dict[str, Any]:
             "queued": mount.port.invalidations.backlog,
         },
         "open_handles": len(mount.files.handles),
+        "request_times": {
+            _name_of(code): times.shown() for code, times in channel.times.by_code.items()
+        },
         "requests": _by_name(channel.requests),
         "requests_fast_path": _by_name(channel.answered_here),
         "errors": dict(errno_map.counts),
@@ -77,11 +80,11 @@ def describe_lost(settings: Settings, why: str) -> dict[str, Any]:
 
 
 def _by_name(counts: list[int]) -> dict[str, int]:
-    return {
-        Opcode(code).name if code in _CODES else f"UNKNOWN_{code}": count
-        for code, count in enumerate(counts)
-        if count
-    }
+    return {_name_of(code): count for code, count in enumerate(counts) if count}
+
+
+def _name_of(code: int) -> str:
+    return Opcode(code).name if code in _CODES else f"UNKNOWN_{code}"
 
 
 _CODES = frozenset(code.value for code in Opcode)

@@ -21,6 +21,7 @@ from mount.fuse.grant import Grant
 from mount.fuse.init_reply import Features, patch_init_reply
 from mount.fuse.libfuse_pair import libfuse_pair
 from mount.fuse.request_reader import KnownReaders, RequestReader
+from mount.fuse.request_times import TIMED_OF, RequestTimes
 from mount.fuse.well_formed import TRANSFER_MAX_BYTES, well_formed
 from mount.fuse.wire import (
     ENTRY_OUT_BYTES,
@@ -122,6 +123,8 @@ class Channel:
         self.present = Requester(0, 0, 0)
         self.requests = [0] * OPCODES
         self.answered_here = [0] * OPCODES
+        self.times = RequestTimes()
+        self._timed = self.times.running
         counted = (self.requests, self.answered_here)
         self.reader = RequestReader(
             device_fd, self._buffer, busy_poll_us, counted, self.reply, readers, idle
@@ -200,6 +203,8 @@ class Channel:
         self.requests[code] += 1
         if opcode in UNANSWERED:
             return False
+        if not self.requests[code] % TIMED_OF:
+            self.times.begin(unique, code)
         request = self._view[IN_HEADER_BYTES:size_bytes]
         self.present_unique = unique
         self.present = Requester(uid, gid, pid)
@@ -215,6 +220,8 @@ class Channel:
                 if reply:
                     self.reader.left -= (size_bytes + len(reply)) // _MESSAGE_BYTES
                     self.reply(reply)
+                    if self._timed:
+                        self.times.end(unique)
                 else:
                     self._late += 1
                 return False
@@ -299,6 +306,8 @@ class Channel:
                 self._agreement.begin(features)
                 continue
             self.reply(reply)
+            if self._timed:
+                self.times.end(unique)
 
     def stand_aside(self) -> Callable[[], None]:
         """Let a late answer wait for what other requests bring about: those are read meanwhile.
@@ -317,6 +326,8 @@ class Channel:
         """Write the reply of a request whose answer was b""."""
         self._late -= 1
         self._late_ended.unpark()
+        if self._timed:
+            self.times.end(OUT_HEADER.unpack_from(header)[2])
         try:
             os.writev(self.device_fd, (header, body))
         except OSError as error:

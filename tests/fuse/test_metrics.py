@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as plain_fam
 
 from kvfs.core.mount_name import metrics_path
 from mount.control.metrics.families import FAMILIES, FLAGS
+from mount.fuse.request_times import TIMED_OF
 from tests.fuse.conftest import NOBODY
 from tests.support.metric_document import documented, promtool, scraped
 from tests.support.mounting import Mounted, run_kvfs, workplace
@@ -30,6 +31,9 @@ ACCEPT_OPEN = "Accept: application/openmetrics-text; version=1.0.0,text/plain;q=
 def busy(mount: Mounted, kv: Path, kvfs_only: None) -> str:
     """The socket of a mount on which every metric has a value; its values rest."""
     (kv / "block").write_bytes(b"x" * 4096)
+    (kv / "model@1@0@hash.data").write_bytes(b"of a model")
+    for number in range(2 * TIMED_OF):
+        assert not (kv / f"missing-{number}").exists()
     with contextlib.suppress(PermissionError):
         os.link(kv / "block", kv / "link")
     return metrics_path(str(mount.status()["name"]))
@@ -59,6 +63,7 @@ def test_the_page_has_the_metrics_of_a_mount(busy: str, mount: Mounted) -> None:
         told = page[name]
         assert (metric.type, metric.documentation) == (told.kind, told.meaning), name
         assert (metric.unit or told.unit) == told.unit, name
+        assert metric.samples, name
         for sample in metric.samples:
             assert sample.labels.keys() - {"le"} == told.labels, name
             assert sample.labels["mount"] == str(mount.path)
@@ -80,7 +85,8 @@ def test_values_are_those_of_the_status(busy: str, mount: Mounted) -> None:
     assert samples["kvfs_capacity_bytes"].value == status["capacity_bytes"]
     states = {one.labels["state"]: one.value for one in found["kvfs_state_blocks"].samples}
     assert states == {state: row["blocks"] for state, row in status["states"].items()}
-    assert {one.labels["errno"] for one in found["kvfs_errors"].samples} == set(status["errors"])
+    errors = {one.labels["errno"]: one.value for one in found["kvfs_errors"].samples}
+    assert errors == {"EIO": 0, "ENOSPC": 0} | status["errors"]
 
 
 def test_promtool_finds_nothing(busy: str) -> None:

@@ -20,6 +20,7 @@ ANY_KEY: Final = {
     "states": "STATE",
     "requests": "OPCODE",
     "requests_fast_path": "OPCODE",
+    "request_times": "OPCODE",
     "errors": "ERRNO",
     "cache.evicted": "REASON",
     "cache.directories": "NAME",

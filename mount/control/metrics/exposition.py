@@ -12,6 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
+    HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
 )
@@ -103,17 +104,33 @@ def families_of(status: Status) -> Iterator[Metric]:
         flag.add_metric([mount], float(bool(status.get(key))))
         yield flag
     for family in FAMILIES:
-        found = list(values_of(status, family.key.split(".")))
+        found = dict.fromkeys(family.present, 0) if "blocks" in status else {}
+        found |= dict(values_of(status, family.key.split(".")))
         if found:
             yield _family(family, mount, found)
 
 
-def _family(family: Family, mount: str, found: list[tuple[str, Any]]) -> Metric:
+def _family(family: Family, mount: str, found: Mapping[str, Any]) -> Metric:
     labels = ["mount", family.label] if family.label else ["mount"]
+    if family.kind == "histogram":
+        return _histogram(family, mount, labels, found)
     kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
     made = kind(family.name, family.meaning, labels=labels, unit=family.unit)
-    for label, value in found:
+    for label, value in found.items():
         made.add_metric([mount, _utf8(label)] if family.label else [mount], float(value))
+    return made
+
+
+def _histogram(
+    family: Family, mount: str, labels: Sequence[str], found: Mapping[str, Any]
+) -> Metric:
+    """Return what ``Latency.shown`` told, as a histogram."""
+    made = HistogramMetricFamily(family.name, family.meaning, labels=labels, unit=family.unit)
+    for label, times in found.items():
+        buckets = [(str(end_s), count) for end_s, count in times["buckets"]]
+        buckets.append(("+Inf", times["count"]))
+        label_values = [mount, _utf8(label)] if family.label else [mount]
+        made.add_metric(label_values, buckets, times["total_s"])
     return made
 
 

@@ -21,6 +21,8 @@ class Family(NamedTuple):
     meaning: str
     #: The label that takes what ``ANY`` stands for.
     label: str = ""
+    #: Values of the label that are told from the start, with 0: an alert sees the first increase.
+    present: tuple[str, ...] = ()
 
     @property
     def unit(self) -> str:
@@ -36,6 +38,59 @@ def _gauge(name: str, key: str, meaning: str, label: str = "") -> Family:
 def _counter(name: str, key: str, meaning: str, label: str = "") -> Family:
     return Family(f"kvfs_{name}", "counter", key, meaning, label)
 
+
+def _histogram(name: str, key: str, meaning: str, label: str = "") -> Family:
+    return Family(f"kvfs_{name}", "histogram", key, meaning, label)
+
+
+_OF_A_DIRECTORY: Final = "cache.directories.*"
+_OF_A_MODEL: Final = "cache.models.*"
+
+_CACHE: Final = (
+    _counter("hits", f"{_OF_A_DIRECTORY}.hits", "Blocks opened to be read", "directory"),
+    _counter("misses", f"{_OF_A_DIRECTORY}.misses", "Lookups that found nothing", "directory"),
+    _counter(
+        "loaded_bytes", f"{_OF_A_DIRECTORY}.loaded_bytes", "Sizes of blocks opened", "directory"
+    ),
+    _counter(
+        "stored_blocks", f"{_OF_A_DIRECTORY}.stored_blocks", "Blocks that became whole", "directory"
+    ),
+    _counter("stored_bytes", f"{_OF_A_DIRECTORY}.stored_bytes", "What they hold", "directory"),
+    _counter(
+        "directory_evicted_blocks",
+        f"{_OF_A_DIRECTORY}.evicted_blocks",
+        "Blocks evicted from there",
+        "directory",
+    ),
+    _counter(
+        "directory_evicted_bytes",
+        f"{_OF_A_DIRECTORY}.evicted_bytes",
+        "Freed by evicting from there",
+        "directory",
+    ),
+    _counter("evicted_blocks", "cache.evicted.*.blocks", "Blocks evicted", "reason"),
+    _counter("evicted_bytes", "cache.evicted.*.bytes", "Freed by eviction", "reason"),
+    _counter("model_hits", f"{_OF_A_MODEL}.hits", "Blocks of the model opened", "model"),
+    _counter("model_misses", f"{_OF_A_MODEL}.misses", "Lookups that found nothing", "model"),
+    _counter("model_loaded_bytes", f"{_OF_A_MODEL}.loaded_bytes", "Sizes of them", "model"),
+    _counter("model_stored_blocks", f"{_OF_A_MODEL}.stored_blocks", "Blocks stored", "model"),
+    _counter("model_stored_bytes", f"{_OF_A_MODEL}.stored_bytes", "What they hold", "model"),
+    _counter("model_evicted_blocks", f"{_OF_A_MODEL}.evicted_blocks", "Blocks evicted", "model"),
+    _counter("model_evicted_bytes", f"{_OF_A_MODEL}.evicted_bytes", "Freed by that", "model"),
+    _gauge("uptime_seconds", "cache.uptime_s", "Since the server started"),
+)
+
+_LATENCY: Final = (
+    _histogram(
+        "store_duration_seconds", "store_times", "From CREATE until the block is whole and visible"
+    ),
+    _histogram(
+        "request_duration_seconds",
+        "request_times.*",
+        "From reading a request to its answer; one in 17 of each kind is timed",
+        "op",
+    ),
+)
 
 _SPACE: Final = (
     _gauge("capacity_bytes", "capacity_bytes", "Capacity of the pool"),
@@ -77,8 +132,6 @@ _BLOCKS: Final = (
 )
 
 _WORK: Final = (
-    _counter("evicted_blocks", "eviction.blocks", "Blocks evicted"),
-    _counter("evicted_bytes", "eviction.bytes", "Freed by eviction"),
     _counter("eviction_batches", "eviction.batches", "Index transactions that evicted"),
     _counter("eviction_skipped", "eviction.skipped", "Candidates in use or no longer there"),
     _counter("eviction_overruns", "eviction.overruns", "Drafts stopped: they outgrew the pool"),
@@ -102,7 +155,14 @@ _WORK: Final = (
     _gauge("invalidations_queued", "invalidations.queued", "Invalidations waiting to be sent"),
     _counter("requests", "requests.*", "FUSE requests received", "op"),
     _counter("requests_fast_path", "requests_fast_path.*", "Answered on the fast path", "op"),
-    _counter("errors", "errors.*", "Errors returned to callers", "errno"),
+    Family(
+        "kvfs_errors",
+        "counter",
+        "errors.*",
+        "Errors returned to callers",
+        "errno",
+        present=("EIO", "ENOSPC"),
+    ),
     _gauge("background_jobs", "background_backlog", "Background jobs queued"),
     _gauge("backing_ids_open", "backing_ids_open", "Files registered with the kernel and open"),
     _gauge("backing_ids_cached", "backing_ids_cached", "Files registered and closed"),
@@ -117,7 +177,7 @@ _TROUBLE: Final = (
     _counter("background_failures", "background_failures", "Background jobs that failed"),
 )
 
-FAMILIES: Final = (*_SPACE, *_BLOCKS, *_WORK, *_TROUBLE)
+FAMILIES: Final = (*_CACHE, *_SPACE, *_BLOCKS, *_LATENCY, *_WORK, *_TROUBLE)
 
 #: The one metric whose value says nothing: its labels are these keys of the status.
 INFO_NAME: Final = "kvfs_mount"
