@@ -1,0 +1,152 @@
+"""The board and the rules in docs/monitoring, with a real Prometheus that scrapes a live mount."""
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from tests.support.metric_document import documented
+from tests.support.mounting import ROOT, Mounted, skip_without_mounts, workplace
+from tests.support.prometheus import Prometheus, free_port, prometheus
+from tests.support.stepping import until
+
+pytestmark = [pytest.mark.needs_fuse, pytest.mark.one_data_path]
+
+BOARD: Final = ROOT / "docs" / "monitoring" / "kvfs-dashboard.json"
+RULES: Final = ROOT / "docs" / "monitoring" / "kvfs-alerts.yml"
+#: What Grafana puts in the place of its variables.
+INSTEAD: Final = {"$mount": ".*", "$__rate_interval": "10s"}
+CAPACITY: Final = "64MiB"
+BLOCK_BYTES: Final = 1 << 20
+#: More than the capacity, so that some are evicted, and looked for in vain.
+NAMES: Final = 100
+DATA_WAIT_S: Final = 60.0
+
+
+def expressions() -> list[str]:
+    """Every query of the board, as Grafana sends it."""
+    panels = json.loads(BOARD.read_text())["panels"]
+    found = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+    for word, value in INSTEAD.items():
+        found = [one.replace(word, value) for one in found]
+    return found
+
+
+@contextlib.contextmanager
+def traffic(directory: Path) -> Iterator[None]:
+    """Store and load blocks of a model, until left."""
+    ended = threading.Event()
+
+    def work() -> None:
+        for number in count():
+            path = directory / f"model@1@0@{number % NAMES}.data"
+            try:
+                path.read_bytes()
+            except FileNotFoundError:
+                path.with_suffix(".tmp").write_bytes(bytes(BLOCK_BYTES))
+                path.with_suffix(".tmp").rename(path)
+            if ended.wait(0.02):
+                return
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        worker.join()
+
+
+@pytest.fixture(scope="module")
+def scraped_mount() -> Iterator[Prometheus]:
+    """A Prometheus with some seconds of a mount at work."""
+    skip_without_mounts()
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(workplace())
+        (place / "pool").mkdir()
+        flags = (f"--capacity={CAPACITY}", f"--set=metrics_port={port}")
+        mount = stack.enter_context(Mounted(place / "pool", place / "kv", *flags))
+        (mount.path / "models").mkdir()
+        stack.enter_context(traffic(mount.path / "models"))
+        yield stack.enter_context(prometheus(place, port, RULES))
+
+
+def test_each_query_of_the_board_has_data(scraped_mount: Prometheus) -> None:
+    waiting = expressions()
+    assert len(waiting) > 30
+
+    def all_answered() -> bool:
+        waiting[:] = [one for one in waiting if not scraped_mount.values(one)]
+        return not waiting
+
+    with contextlib.suppress(AssertionError):
+        until(all_answered, "every query has data", DATA_WAIT_S, pause_s=1.0)
+    assert not waiting, "no data"
+
+
+def test_a_query_that_nothing_answers_is_noticed(scraped_mount: Prometheus) -> None:
+    assert scraped_mount.values("kvfs_no_such_metric") == []
+    assert scraped_mount.values("vector(0) / 0") == []
+
+
+def test_the_rules_are_loaded_and_evaluated(scraped_mount: Prometheus) -> None:
+    def rules() -> list[dict[str, Any]]:
+        (group,) = scraped_mount.get("/api/v1/rules")["groups"]
+        return list(group["rules"])
+
+    until(lambda: all(rule["health"] == "ok" for rule in rules()), "all were evaluated")
+    assert len(rules()) == 10
+
+
+def test_the_board_asks_for_metrics_that_there_are() -> None:
+    """And rules: a name that was renamed leaves an empty panel, and an alert that never fires."""
+    known = {name for name, told in documented().items() if told.kind != "histogram"}
+    for name, told in documented().items():
+        if told.kind == "histogram":
+            known |= {f"{name}_{end}" for end in ("bucket", "count", "sum")}
+    asked = {
+        word
+        for text in (*expressions(), RULES.read_text())
+        for word in names_in(text)
+        if not word.endswith("_")
+    }
+    assert len(asked) > 20
+    assert asked <= known
+
+
+def names_in(text: str) -> set[str]:
+    """The names of metrics in *text*."""
+    words = "".join(one if one.isalnum() or one == "_" else " " for one in text).split()
+    return {word for word in words if word.startswith("kvfs_")}
+
+
+def test_grafanas_own_models_know_all_of_the_board() -> None:
+    """Grafana itself is in no registry that is reached; these are made from its schemas."""
+    register_default_plugins()
+    board = json.loads(BOARD.read_text())
+    read = json.loads(json.dumps(Dashboard.from_json(board), cls=JSONEncoder))
+    assert list(lost(board, read)) == []
+    board["panels"][1]["gridPosition"] = {}
+    read = json.loads(json.dumps(Dashboard.from_json(board), cls=JSONEncoder))
+    assert list(lost(board, read)) == [".panels.1.gridPosition"]
+
+
+def lost(given: Any, read: Any, at: str = "") -> Iterator[str]:  # noqa: ANN401
+    """Yield what of *given* is not in *read*, which may have defaults beside it."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        for key, value in given.items():
+            yield from lost(value, read[key], f"{at}.{key}") if key in read else [f"{at}.{key}"]
+    elif isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+        for number, (one, other) in enumerate(zip(given, read, strict=True)):
+            yield from lost(one, other, f"{at}.{number}")
+    elif given != read:
+        yield at
