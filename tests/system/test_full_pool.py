@@ -89,7 +89,8 @@ def assert_kept(result: Result, load: Load, mounted: Mounted) -> None:
     assert result.failed == [], shown
     assert result.wrong == [], shown
     assert report["most_share"] <= 1.0, shown
-    assert report["above_90_share"] >= 0.8, shown
+    # Once it was full: how long the filling takes of a short run is the machine's.
+    assert report["above_90_share"] >= 0.85 * (1 - report["until_90_share"]), shown
     assert report["hit_share"] >= 0.3, shown
 
 
