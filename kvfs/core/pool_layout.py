@@ -18,8 +18,22 @@ HEAT: Final = "HEAT"
 HEAT_NEW: Final = "HEAT.new"
 DEVICE: Final = "DEVICE"
 DEVICE_NEW: Final = "DEVICE.new"
+CHECKPOINT: Final = "CHECKPOINT"
+CHECKPOINT_NEW: Final = "CHECKPOINT.new"
 #: All files except POOL, whose presence makes a directory a pool.
-FILES: Final = (RUN, RUN_NEW, INODES, HEAT, HEAT_NEW, DEVICE, DEVICE_NEW, POOL_NEW, LOCK)
+FILES: Final = (
+    RUN,
+    RUN_NEW,
+    INODES,
+    HEAT,
+    HEAT_NEW,
+    DEVICE,
+    DEVICE_NEW,
+    CHECKPOINT,
+    CHECKPOINT_NEW,
+    POOL_NEW,
+    LOCK,
+)
 
 INDEX: Final = "index"
 #: What an interrupted rebuild or compaction leaves.

@@ -30,12 +30,14 @@ INODE_PREFIX: Final = b"\x05"
 FORMAT_KEY: Final = META_PREFIX + b"format"
 COUNTERS_KEY: Final = META_PREFIX + b"counters"
 UNFINISHED_KEY: Final = META_PREFIX + b"unfinished"
+RECONCILE_KEY: Final = META_PREFIX + b"reconcile"
 #: If there are more inodes than this, none is listed, and a start looks at every inode.
 UNFINISHED_MAX: Final = 256
 
 _KEY: Final = struct.Struct(">BQ")
 _CHILD_KEY: Final = struct.Struct(">BQQ")
 _U64: Final = struct.Struct("<Q")
+_DOUBT: Final = struct.Struct("<QQQ")
 #: version, name_len, InodeRecord's fields in their order up to ``sequence``, then its maker.
 _INODE: Final = struct.Struct("<BxHIIIIQQqqqqQQIQIQ")
 assert _INODE.size == 108
@@ -65,6 +67,17 @@ class Counters(NamedTuple):
     symlinks: int = 0
     others: int = 0
     sequence: int = 0
+
+
+class Doubt(NamedTuple):
+    """Which inodes of an index that went back to a checkpoint still wait for a comparison.
+
+    Those below ``below`` and not below ``verified``, unless their record has a higher ``sequence``.
+    """
+
+    below: InodeNo
+    verified: InodeNo
+    sequence: int
 
 
 class Identity(NamedTuple):
@@ -269,6 +282,20 @@ def parse_unfinished(raw: bytes) -> list[InodeNo] | None:
     if len(body) % 8 != 4 or int.from_bytes(body[:4], "little") != len(body) // 8:
         raise Damaged(f"row of unfinished inodes: {len(body)} bytes")
     return [InodeNo(ino) for (ino,) in _U64.iter_unpack(body[4:])]
+
+
+def pack_doubt(doubt: Doubt) -> bytes:
+    """Return the value of the row that says what is to be compared with the files."""
+    return seal(RECONCILE_KEY, _DOUBT.pack(*doubt))
+
+
+def parse_doubt(raw: bytes) -> Doubt:
+    """Return what that row says; raises Damaged."""
+    body = unseal(RECONCILE_KEY, raw)
+    if len(body) != _DOUBT.size:
+        raise Damaged(f"row of what is to be compared: {len(body)} bytes")
+    below, verified, sequence = _DOUBT.unpack(body)
+    return Doubt(InodeNo(below), InodeNo(verified), sequence)
 
 
 def pack_format(version: int) -> bytes:

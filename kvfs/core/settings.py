@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields, replace
 from typing import Any, Final, Self
 
+from kvfs.core.index_settings import IndexSettings
 from kvfs.core.report_settings import ReportSettings
 from kvfs.core.setting_values import converted, default_of, setting, setting_table, show, table_of
-from kvfs.core.sizes import GIB, KIB, MIB, TIB
+from kvfs.core.sizes import GIB, MIB, TIB
 from kvfs.core.types import CAPACITY_MIN_BYTES
 
 _ID_MAX: Final = 2**32 - 2  # (uid_t)-1 means "leave it" to chown(2)
@@ -33,7 +34,7 @@ RELOADABLE: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Settings(ReportSettings):
+class Settings(IndexSettings):
     """The settings of one mount; ``None`` and the empty text mean "not set"."""
 
     source: str = setting("", "must be given: a block device, an image file or a directory")
@@ -244,34 +245,6 @@ class Settings(ReportSettings):
         low=0,
         high=1024 * TIB,
     )
-    index_map_bytes: int = setting(
-        64 * GIB,
-        "address space only; a name takes some 550 bytes, and if it is full blocks are evicted",
-        unit="bytes",
-        low=16 * MIB,
-        high=16 * TIB,
-    )
-    index_preallocate_bytes: int = setting(
-        64 * MIB,
-        "allocated ahead of use, because deletes need space in the index even on a full disk",
-        unit="bytes",
-        low=MIB,
-        high=64 * GIB,
-    )
-    xattr_value_max_bytes: int = setting(
-        4 * KIB,
-        "user xattrs live in the index, which is for names",
-        unit="bytes",
-        low=0,
-        high=64 * KIB,
-    )
-    xattr_total_max_bytes: int = setting(
-        16 * KIB,
-        "per inode, names and values together: the index is for names",
-        unit="bytes",
-        low=0,
-        high=1024 * KIB,
-    )
 
     policies: Mapping[str, Mapping[str, str]] = setting_table(
         'none: what connectors do says enough; [policies."/DIR"] in the settings file'
@@ -323,9 +296,12 @@ class Settings(ReportSettings):
         ]
 
 
+#: What other files hold is shown last.
+_PARTS: Final = (ReportSettings, IndexSettings)
 _FIELDS: Final[dict[str, Field[Any]]] = {
     declared.name: declared
     for declared in sorted(
-        fields(Settings), key=lambda one: one.name in ReportSettings.__dataclass_fields__
+        fields(Settings),
+        key=lambda one: [one.name in part.__dataclass_fields__ for part in _PARTS],
     )
 }

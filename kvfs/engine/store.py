@@ -23,6 +23,7 @@ from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.eviction.reclaim_figures import reclaim_figures
 from kvfs.engine.eviction.start_scan import StartScan
 from kvfs.engine.names.namespace import Namespace
+from kvfs.engine.recovery.reconcile import Reconcile
 from kvfs.engine.recovery.recovery import recover
 from kvfs.engine.recovery.state_totals import state_totals
 from kvfs.engine.recovery.sweep import Sweep
@@ -66,14 +67,15 @@ class Store:
     ) -> None:
         """Open *device*'s pool and repair what a crash left. Raises CommandError, OSError."""
         calls = syscalls if syscalls is not None else Syscalls()
-        sweep_due = recover(device, settings, calls)
+        recovered = recover(device, settings, calls)
         if clock_ns is None:
             self.pool = Pool(device, settings, kernel, syscalls=calls)
         else:
             self.pool = Pool(device, settings, kernel, syscalls=calls, clock_ns=clock_ns)
         self.allocator = Allocator(self.pool, room=self)
+        self.reconcile = Reconcile(self.pool, recovered.gone_back)
         awaited = AwaitedOpens(self.pool, DisplacedDrafts(self.pool, OldVersions(self.pool)))
-        self.namespace = Namespace(self.pool, self.allocator, awaited)
+        self.namespace = Namespace(self.pool, self.allocator, awaited, self.reconcile)
         self.blocks = Blocks(self.pool, self.namespace, self.allocator, awaited)
         self.attributes = Attributes(self.pool, self.namespace, self.allocator, self.blocks)
         #: Whether clients are known to have closed all handles that are still open at ``close``.
@@ -88,9 +90,11 @@ class Store:
         #: Whether the device had no space for the index to grow, so that blocks must be evicted.
         self._index_starves = False
         self._chores = self._list_chores()
-        if sweep_due:
-            self.sweep.start()
-        if sweep_due or device.outlived:
+        #: Whether a sweep is due and has not begun.
+        self._sweep_due = recovered.sweep_due
+        self._begin_sweep()
+        self.reconcile.start()
+        if recovered.sweep_due or device.outlived:
             self.pool.extents.held_below = self.pool.numbers.first
 
     def _list_chores(self) -> tuple[Callable[[float], None], ...]:
@@ -106,6 +110,7 @@ class Store:
             lambda now_s: pool.ready.tick(now_s, pool.evictable_bytes),
             lambda _: self.blocks.settle(),
             self._settle_index,
+            pool.checkpoints.tick,
             self.blocks.truncating.tick,
             lambda now_s: pool.leases.tick(now_s, self.blocks.lease_ends.end),
             pool.heat.tick,
@@ -164,7 +169,7 @@ class Store:
         if self.device_watch.write_back.is_in_doubt():
             settled = False
             distrust_index(self.pool.device.pool_fd, self.pool.syscalls)
-        self.pool.close(settled=settled, swept=self.sweep.done)
+        self.pool.close(settled=settled, swept=self.swept)
 
     def rename(
         self,
@@ -269,8 +274,22 @@ class Store:
         if self.pool.heat.save_due(now_s):
             self.pool.background.submit_long(self.pool.heat.save)
 
+    @property
+    def swept(self) -> bool:
+        """Whether every inode is compared with its file, and no stray file is left."""
+        return self.sweep.done and not self._sweep_due
+
+    def _begin_sweep(self) -> None:
+        """Sweep once the index is compared: before that a file without an inode may get one."""
+        if self._sweep_due and self.reconcile.done:
+            self._sweep_due = False
+            self.sweep.start()
+
     def _sweep_on(self, _now_s: float) -> None:
-        if not self.sweep.done:
+        if not self.reconcile.done:
+            self.reconcile.tick()
+            self._begin_sweep()
+        elif not self.sweep.done:
             self.sweep.tick()
 
     def _settle_index(self, _now_s: float) -> None:
@@ -315,4 +334,6 @@ class Store:
             "lost_blocks": self.pool.lost_blocks,
             "write_back_failures": self.device_watch.write_back.failures,
             "damaged_rows": self.pool.damage.misses,
+            "checkpoint": self.pool.checkpoints.describe(self.pool.monotonic_s()),
+            "reconcile": self.reconcile.describe(),
         }

@@ -19,6 +19,7 @@ from kvfs.core.types import NO_INODE, SECOND_NS, InodeNo, InodeRecord, Sequence
 from kvfs.devices import Device
 from kvfs.machine.processes import Processes
 from kvfs.pool.cache_figures import CacheFigures
+from kvfs.pool.checkpoints import Checkpoints
 from kvfs.pool.identities import Identities
 from kvfs.pool.lease_shares import LeaseShares
 from kvfs.pool.leases import Leases
@@ -113,11 +114,27 @@ class Pool:
                 policy=policy_named(settings.eviction),
                 now_s=clock_ns() // SECOND_NS,
             )
+            self.checkpoints = self._open_checkpoints(stack)
             self.policies = Policies(self.index, settings.policies)
             self.pins = Pins(self.index)
             self.cache = CacheFigures(self.index, settings, monotonic_s, clock_ns)
             self._begin_run()
             self._parts = stack.pop_all()
+
+    def _open_checkpoints(self, stack: contextlib.ExitStack) -> Checkpoints:
+        checkpoints = Checkpoints(
+            self.device.pool_fd,
+            self.index,
+            self.numbers,
+            self.ready,
+            self.open_inodes,
+            self.unfinished,
+            self.settings,
+            self.syscalls,
+            self.monotonic_s,
+        )
+        stack.callback(checkpoints.end)
+        return checkpoints
 
     def _begin_run(self) -> None:
         """Write to RUN that the pool runs: without a clean stop it counts as killed."""
@@ -156,6 +173,7 @@ class Pool:
                 self.heat.mark(self.clock_ns())
                 self.heat.save()
                 self._make_durable()
+                self.checkpoints.keep_last()
                 if settled:
                     write_run_state(
                         self.device.pool_fd,

@@ -56,6 +56,7 @@ class ReadyExtents:
         self._kernel = kernel
         self._queues: dict[int, deque[ReadyExtent]] = {}
         self._coming: dict[int, int] = {}
+        self._ordered: set[InodeNo] = set()
         self._coming_bytes = 0
         self._depths: dict[int, int] = {}
         self.hits = 0
@@ -135,6 +136,11 @@ class ReadyExtents:
         """Ready extents that may be taken now."""
         return sum(len(queue) for queue in self._queues.values())
 
+    def numbers(self) -> set[InodeNo]:
+        """Return the inode numbers that are ready, or will be, for inodes to come."""
+        ready = {extent.ino for queue in self._queues.values() for extent in queue}
+        return ready | self._ordered
+
     def _order(self, size_bytes: int) -> None:
         if size_bytes + self._coming_bytes > self._space.unclaimed_bytes:
             return
@@ -145,9 +151,11 @@ class ReadyExtents:
             return
         self._coming[size_bytes] = self._coming.get(size_bytes, 0) + 1
         self._coming_bytes += size_bytes
+        self._ordered.add(ino)
         self._background.submit(lambda: self._prepare(ino, size_bytes))
 
     def _prepare(self, ino: InodeNo, size_bytes: int) -> None:
+        self._ordered.discard(ino)
         self._coming[size_bytes] -= 1
         self._coming_bytes -= size_bytes
         have = len(self._queues.get(size_bytes, ()))

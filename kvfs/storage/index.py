@@ -22,8 +22,10 @@ from kvfs.core.records import (
     COUNTERS_KEY,
     FORMAT_KEY,
     INDEX_FORMAT,
+    RECONCILE_KEY,
     UNFINISHED_KEY,
     Counters,
+    Doubt,
     child_key,
     inode_key,
     name_key,
@@ -31,6 +33,7 @@ from kvfs.core.records import (
     pack_format,
     parse_child_key,
     parse_counters,
+    parse_doubt,
     parse_inode,
     parse_name,
     parse_unfinished,
@@ -40,6 +43,7 @@ from kvfs.core.records import (
 )
 from kvfs.core.settings import Settings
 from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.storage.index_checkpoint import HeldCommit
 from kvfs.storage.index_map import STATE
 from kvfs.storage.index_transaction import ABSENT, PendingRows, RecordCache, Rows, WriteTransaction
 from kvfs.storage.lmdb_file import (
@@ -82,6 +86,7 @@ class Index:
         lock file and no room for it), OSError.
         """
         self._syscalls = syscalls if syscalls is not None else Syscalls()
+        self._path = path
         self._commits_to_look = 0
         self._file: IndexFile | None = None
         self._pending = PendingRows()
@@ -91,7 +96,7 @@ class Index:
         #: wait for the GIL during a hundred commits: a map with little space left would fill up.
         self._unread = threading.Lock()
         used_bytes = check_data_file(path, spare_pages=0 if read_only else SPARE_PAGES)
-        map_bytes = mapped_bytes(map_size_bytes, used_bytes)
+        self._map_bytes = map_bytes = mapped_bytes(map_size_bytes, used_bytes)
         with contextlib.ExitStack() as parts:
             if not read_only:
                 self._file = IndexFile(path, preallocate_bytes, map_bytes, self._syscalls)
@@ -266,6 +271,11 @@ class Index:
         except Damaged:
             return None
 
+    def doubt(self) -> Doubt | None:
+        """Return which inodes are still to be compared with their files. Raises Damaged."""
+        raw = self._get(RECONCILE_KEY)
+        return None if raw is None else parse_doubt(raw)
+
     def write(self, *, lasting: bool = True) -> WriteTransaction:
         """Return a write transaction, to be used in a ``with`` statement.
 
@@ -303,6 +313,25 @@ class Index:
         """Allocate room ahead of use; may run in a thread. Raises NoSpace, OSError."""
         if self._file is not None:
             self._file.allocate(self.used_bytes())
+
+    def transaction(self) -> int:
+        """Return the number of the last commit."""
+        number: int = self._env.info()["last_txnid"]
+        return number
+
+    def spare_bytes(self) -> int:
+        """Return how much LMDB can take behind its last page, whatever is free before it."""
+        allocated_bytes = 0 if self._file is None else self._file.allocated_bytes
+        return min(allocated_bytes, self._map_bytes) - self.used_bytes()
+
+    def hold(self) -> HeldCommit:
+        """Commit what waits, and hold that commit; to be ended before ``close``.
+
+        Meanwhile freed pages are not used again, so the file grows. Raises NoSpace, IndexDamaged,
+        OSError.
+        """
+        self.settle()
+        return HeldCommit(self._env, self._path, self._syscalls)
 
     def sync(self) -> None:
         """Write everything committed to the device; blocks for some 20 ms, belongs in a thread.

@@ -8,6 +8,7 @@ was interrupted between the two, and ``index.new`` is complete.
 import contextlib
 
 from kvfs.core.pool_layout import DATA_NAME, INDEX, INDEX_NEW, INDEX_OLD, LOCK_NAME
+from kvfs.storage.index_checkpoint import remove_checkpoint
 from kvfs.storage.syscalls import Syscalls
 
 
@@ -28,6 +29,7 @@ def settle_index(pool_fd: int, syscalls: Syscalls) -> None:
 
 def replace_index(pool_fd: int, syscalls: Syscalls) -> None:
     """Put the complete and durable ``index.new`` in the place of ``index``. Raises OSError."""
+    remove_checkpoint(pool_fd, syscalls)
     if _exists(INDEX, pool_fd, syscalls):
         syscalls.rename(INDEX, INDEX_OLD, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
         # Otherwise a power loss could leave the second rename without the first.

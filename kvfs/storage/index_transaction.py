@@ -14,12 +14,15 @@ import lmdb
 from kvfs.core.errors import Damaged
 from kvfs.core.records import (
     COUNTERS_KEY,
+    RECONCILE_KEY,
     UNFINISHED_KEY,
     Counters,
+    Doubt,
     child_key,
     inode_key,
     name_key,
     pack_counters,
+    pack_doubt,
     pack_inode,
     pack_name,
     pack_unfinished,
@@ -175,6 +178,10 @@ class WriteTransaction:
     def put_unfinished(self, inos: Collection[InodeNo]) -> None:
         """Write which inodes are drafts or being rewritten; if too many, write only that."""
         self._rows[UNFINISHED_KEY] = pack_unfinished(inos)
+
+    def put_doubt(self, doubt: Doubt | None) -> None:
+        """Write which inodes are to be compared with their files; None: all are."""
+        self._rows[RECONCILE_KEY] = None if doubt is None else pack_doubt(doubt)
 
     def delete_row(self, key: bytes) -> None:
         """Remove the row *key* of any keyspace: for fsck, which finds rows nobody can read."""

@@ -78,6 +78,11 @@ class InodeNumbers:
             syscalls.close(fd)
 
     @property
+    def next(self) -> InodeNo:
+        """The number that ``take`` returns next: every inode there is has a lower one."""
+        return self._next
+
+    @property
     def refill_due(self) -> bool:
         """Whether less than half a range is left: time for ``refill`` in a thread."""
         return self._end - self._next < RANGE_NUMBERS // 2

@@ -52,6 +52,9 @@ _P_META: Final = 0x08
 #: last page's number and the transaction's. The free list's pad is the page size.
 _META_PAGE: Final = struct.Struct("<QHHHH" + "IIQQ" + "IHHQQQQQ" * 2 + "QQ")
 assert _META_PAGE.size == 152
+META_BYTES: Final = _META_PAGE.size
+#: The number that each page begins with.
+_PAGE_NUMBER: Final = struct.Struct("<Q")
 
 _FULL = NO_SPACE | {errno.EFBIG}
 # PageFullError is LMDB's internal error: a page whose own numbers contradict each other.
@@ -68,7 +71,7 @@ class Meta(NamedTuple):
 
 def parse_meta(raw: bytes, page: int) -> Meta:
     """Return what meta page *page* says; raises IndexDamaged, FormatUnknown."""
-    if len(raw) < _META_PAGE.size:
+    if len(raw) < META_BYTES:
         raise IndexDamaged(f"index: {DATA_NAME} ends inside its meta page {page}")
     fields = _META_PAGE.unpack_from(raw)
     flags, magic, version, psize = fields[2], fields[5], fields[6], fields[9]
@@ -94,11 +97,11 @@ def check_data_file(path: str, *, spare_pages: int = 0) -> int:
         raise IndexDamaged(f"index: {DATA_NAME}: {error.strerror}") from None
     try:
         size_bytes = os.fstat(fd).st_size
-        first = parse_meta(os.pread(fd, _META_PAGE.size, 0), 0)
+        first = parse_meta(os.pread(fd, META_BYTES, 0), 0)
         psize = first.psize_bytes
         if psize.bit_count() != 1 or not 512 <= psize <= 32768:
             raise IndexDamaged(f"index: {DATA_NAME} claims pages of {psize} bytes")
-        second = parse_meta(os.pread(fd, _META_PAGE.size, psize), 1)
+        second = parse_meta(os.pread(fd, META_BYTES, psize), 1)
     finally:
         os.close(fd)
     newest = max(first, second, key=lambda meta: meta.transaction)
@@ -106,6 +109,31 @@ def check_data_file(path: str, *, spare_pages: int = 0) -> int:
     if size_bytes < used_bytes - spare_pages * psize:
         raise IndexDamaged(f"index: {DATA_NAME} is cut short: {size_bytes} bytes of {used_bytes}")
     return used_bytes
+
+
+def read_meta(data_fd: int, transaction: int) -> bytes:
+    """Return the meta page of the committed *transaction*, which is one of the last two.
+
+    Transaction T writes meta page T modulo 2 (mdb_env_write_meta). Raises IndexDamaged, OSError.
+    """
+    psize = parse_meta(os.pread(data_fd, META_BYTES, 0), 0).psize_bytes
+    page = transaction % 2
+    raw = os.pread(data_fd, META_BYTES, page * psize)
+    if parse_meta(raw, page).transaction != transaction:
+        raise IndexDamaged(f"index: transaction {transaction} is not in its meta page {page}")
+    return raw
+
+
+def write_metas(data_fd: int, raw: bytes, syscalls: Syscalls) -> None:
+    """Make the commit of meta page *raw* the last one of the file, durably.
+
+    Both meta pages get it, each with its own number in front (mp_pgno). Raises IndexDamaged,
+    OSError.
+    """
+    psize = parse_meta(raw, 0).psize_bytes
+    for page in range(2):
+        syscalls.pwrite(data_fd, _PAGE_NUMBER.pack(page) + raw[_PAGE_NUMBER.size :], page * psize)
+    syscalls.fdatasync(data_fd)
 
 
 class IndexFile:

@@ -36,6 +36,11 @@ class Course:
     rank_anew = At(lambda engine: engine.start_scan.rank_anew)
     sweep_anew = At(lambda engine: engine.sweep.start)
     sweep_on = At(lambda engine: engine.sweep.tick)
+
+    def checkpoint_due(self) -> None:
+        """Let the next tick begin a checkpoint."""
+        self.engine.pool.checkpoints._tried_s = float("-inf")
+
     erase_removed = At(lambda engine: engine.pool.recently_removed.give_way)
     save_heat = At(lambda engine: engine.pool.heat.save)
     tick_heat = At(lambda engine: engine.pool.heat.tick)

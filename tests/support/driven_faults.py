@@ -1,6 +1,7 @@
 """Damage to a store, and what fails or is made small in it. Part of the facade (driven.py)."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -75,6 +76,18 @@ class Faults:
     forget_parsed = At(lambda engine: engine.pool.index._records.clear)
     forget_policies = At(lambda engine: engine.pool.policies.clear)
     identify_node = At(lambda engine: engine.pool.extents.identify_node)
+
+    #: Take the identity of a block from its extent, and let nobody notice.
+    drop_identity = At(lambda engine: engine.pool.extents.unidentify)
+
+    def overwrite_file(self, name: str, offset_bytes: int, data: bytes) -> None:
+        """Write over a part of a file of the pool, durably."""
+        fd = os.open(name, os.O_WRONLY, dir_fd=self.engine.pool.device.pool_fd)
+        try:
+            os.pwrite(fd, data, offset_bytes)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def find_outdated(self, ino: InodeNo) -> None:
         """Let the sweep have found that the identity of *ino* is to be written, and not do it."""

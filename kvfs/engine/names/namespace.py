@@ -47,11 +47,24 @@ class Promises(Protocol):
         """Note that *ino* was kept for its OPEN."""
 
 
+class Proofs(Protocol):
+    """Knows which inodes are not compared with their files yet, after a power loss."""
+
+    #: Inodes from here on are right.
+    below: InodeNo
+
+    def prove(self, ino: InodeNo) -> bool:
+        """Whether the index is right about *ino*, below ``below``; otherwise it is changed."""
+
+
 class Namespace:
     """The tree of one pool."""
 
-    def __init__(self, pool: Pool, allocator: Allocator, promises: Promises) -> None:
+    def __init__(
+        self, pool: Pool, allocator: Allocator, promises: Promises, proofs: Proofs
+    ) -> None:
         self._pool = pool
+        self._proofs = proofs
         self._allocator = allocator
         self._promises = promises
         self._identities = pool.identities
@@ -80,6 +93,8 @@ class Namespace:
         if ino is not None and ino in pool.damage.inodes:
             pool.damage.miss_name(parent, name, ino, "damaged inode record")
             return None
+        if ino is not None and ino < self._proofs.below and not self._proofs.prove(ino):
+            return pool.index.lookup(parent, name)
         return ino
 
     def record(self, ino: InodeNo) -> InodeRecord:
@@ -91,6 +106,8 @@ class Namespace:
         if opened is not None and opened.gone is not None:
             return opened.gone
         try:
+            if ino < self._proofs.below:
+                self._proofs.prove(ino)
             record = self._pool.index.inode(ino)
         except Damaged:
             self._pool.damage.inodes.add(ino)
@@ -108,6 +125,13 @@ class Namespace:
 
         A cookie is an inode number, so names that come and go do not move the others.
         """
+        found = self._children(parent, after)
+        below = self._proofs.below
+        # Not any(): each of them is to be compared.
+        changed = [ino for ino, _ in found if ino < below and not self._proofs.prove(ino)]
+        return self._children(parent, after) if changed else found
+
+    def _children(self, parent: InodeNo, after: InodeNo) -> list[tuple[InodeNo, bytes]]:
         try:
             return self._pool.index.children(parent, after, LISTING_STEP)
         except Damaged:

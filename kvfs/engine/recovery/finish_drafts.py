@@ -31,7 +31,8 @@ from kvfs.storage.index_transaction import WriteTransaction
 _log: Final = logging.getLogger(__name__)
 
 _STEP: Final = 4096
-_OPEN_STATES: Final = UNFINISHED | {State.RENAMED, State.REWRITE, State.SLAB}
+#: Of blocks that somebody was writing, or may have been.
+OPEN_STATES: Final = UNFINISHED | {State.RENAMED, State.REWRITE, State.SLAB}
 
 
 class Finished(NamedTuple):
@@ -103,7 +104,7 @@ def _listed(index: Index, inos: Iterable[InodeNo]) -> Iterator[tuple[InodeNo, In
         except Damaged as error:
             _log.warning("index: %s; fsck drops it", error)
             continue
-        if record is not None and record.state in _OPEN_STATES:
+        if record is not None and record.state in OPEN_STATES:
             yield ino, record
 
 
@@ -112,7 +113,7 @@ def _search(index: Index) -> Iterator[tuple[InodeNo, InodeRecord]]:
     for rows in index.walk(INODE_PREFIX, _STEP):
         for key, raw in rows:
             try:
-                if state_of_inode(raw) in _OPEN_STATES:
+                if state_of_inode(raw) in OPEN_STATES:
                     yield parse_inode_key(key), parse_inode(raw)
             except Damaged as error:
                 _log.warning("index: %s; fsck drops it", error)

@@ -25,6 +25,7 @@ from kvfs.engine.recovery.rebuild import (
 )
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
+from kvfs.storage.index_checkpoint import remove_checkpoint
 from kvfs.storage.index_swap import index_path, settle_index
 from kvfs.storage.lmdb_file import verify_data_file
 from kvfs.storage.run_state import RunState, read_run_state, write_run_state
@@ -76,6 +77,7 @@ class _Check:
         self._said_clean = state.clean
         if self._repair:
             settle_index(self._pool_fd, self._syscalls)
+            remove_checkpoint(self._pool_fd, self._syscalls)
         if self._is_unusable(state):
             if not self._repair:
                 return report

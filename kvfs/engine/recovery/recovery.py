@@ -2,8 +2,8 @@
 
 Three cases (docs/durability.md). After a clean stop the index is trusted. After an unclean one in
 the same boot the page cache has every commit, and what was left open is finished. After another
-boot, or if the file system was cut off, the unsynced index may be in any state; it is rebuilt from
-the identities.
+boot, or if the file system was cut off, the unsynced index may be in any state: it goes back to its
+checkpoint, and is compared with the files (reconcile.py); without one it is rebuilt from them.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import logging
 import random
 import stat
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvfs.core.errors import Damaged, FormatUnknown, IndexDamaged, NoSpace, SourceFull
 from kvfs.core.records import INODE_PREFIX, inode_key
@@ -24,6 +24,12 @@ from kvfs.engine.recovery.index_probe import INODE_ROWS, START_ROWS, refuse_unre
 from kvfs.engine.recovery.rebuild import rebuild_index, skip_numbers
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
+from kvfs.storage.index_checkpoint import (
+    Checkpoint,
+    go_back,
+    read_checkpoint,
+    remove_checkpoint,
+)
 from kvfs.storage.index_swap import index_path, settle_index
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.run_state import read_run_state
@@ -35,8 +41,15 @@ _log: Final = logging.getLogger(__name__)
 _COPIES_APART_BITS: Final = 40
 
 
-def recover(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
-    """Leave an index in which every block is whole; return whether a sweep is due.
+class Recovered(NamedTuple):
+    """What is left to do: a sweep of stray files; a comparison, if the index went back."""
+
+    sweep_due: bool
+    gone_back: Checkpoint | None = None
+
+
+def recover(device: Device, settings: Settings, syscalls: Syscalls) -> Recovered:
+    """Leave an index that can be used, and say what is left to do beside requests.
 
     If the index should be sound and is not, the device stays untouched. Raises IndexDamaged,
     FormatUnknown, SourceFull, OSError.
@@ -47,21 +60,39 @@ def recover(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
             if not state.clean:
                 raise IndexDamaged("not stopped cleanly, so mount it writable once")
             _look(device, settings, syscalls)
-            return False
+            return Recovered(sweep_due=False)
+        gone_back: Checkpoint | None = None
         if state.trusted:
             listed = _look(device, settings, syscalls)
             if not state.clean and not listed:
                 refuse_unreadable(device.pool_fd, INODE_ROWS)
             settle_index(device.pool_fd, syscalls)
             if not state.clean:
+                remove_checkpoint(device.pool_fd, syscalls)
                 _finish(device, settings, syscalls)
             compact_index(device.pool_fd, syscalls)
-        else:
+        elif (gone_back := _go_back(device, settings, syscalls)) is None:
             _log.warning("%s: cut off before it could stop; its index is rebuilt", device.source)
             _rebuild(device, settings, syscalls)
         if state.moved:
             _part_numbers(device, syscalls)
-    return state.strays or not state.clean
+    return Recovered(state.strays or not state.clean, gone_back)
+
+
+def _go_back(device: Device, settings: Settings, syscalls: Syscalls) -> Checkpoint | None:
+    """Put the index back to its checkpoint; None if there is none that can be used."""
+    checkpoint = read_checkpoint(device.pool_fd, syscalls)
+    if checkpoint is None:
+        return None
+    try:
+        settle_index(device.pool_fd, syscalls)
+        go_back(device.pool_fd, syscalls, checkpoint, index_path(device.pool_fd))
+        _look(device, settings, syscalls)
+    except (IndexDamaged, Damaged, FormatUnknown) as error:
+        _log.warning("%s: its checkpoint cannot be used: %s", device.source, error)
+        remove_checkpoint(device.pool_fd, syscalls)
+        return None
+    return checkpoint
 
 
 def _look(device: Device, settings: Settings, syscalls: Syscalls) -> bool:

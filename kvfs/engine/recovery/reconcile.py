@@ -1,0 +1,353 @@
+"""After a start that went back to a checkpoint: compares the index with what the files say.
+
+Younger inodes, those that were in work, and all directories and symlinks are settled before the
+first request. The rest is settled beside requests: one after the other, and at once what a request
+asks for. So nobody sees a block that its file does not confirm.
+
+The newer of record and identity says name and attributes; the identity alone says that the bytes
+are whole. A directory or symlink without an identity stays: its record is durable.
+
+How far it came is a row of the index. A start after a kill or a clean stop goes on from there.
+"""
+
+import logging
+import stat
+from collections import deque
+from collections.abc import Container, Iterator
+from itertools import chain, islice
+from typing import Final
+
+from kvfs.core.errors import Damaged
+from kvfs.core.records import INODE_PREFIX, Doubt, inode_key, parse_inodes
+from kvfs.core.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord
+from kvfs.engine.names.tree_change import Move, TreeChange
+from kvfs.engine.recovery.finish_drafts import OPEN_STATES
+from kvfs.engine.recovery.rebuild import block_record, node_record
+from kvfs.pool.pool import Pool
+from kvfs.storage.index_checkpoint import Checkpoint
+
+_log: Final = logging.getLogger(__name__)
+
+#: Inodes in one step of the thread, some 5 ms; other long jobs run in between.
+_FILES_A_STEP: Final = 256
+#: Inodes settled in one tick, on the loop's thread.
+_SETTLED_A_TICK: Final = 64
+#: New blocks in one transaction.
+_YOUNG_BATCH: Final = 1024
+#: A directory may have moved below one that is settled later, and so on.
+_NODE_ROUNDS: Final = 64
+
+
+class Reconcile:
+    """The comparison of one pool; it is ``done`` when every inode agrees with its file."""
+
+    def __init__(self, pool: Pool, gone_back: Checkpoint | None) -> None:
+        """*gone_back*: what the index was put back to just now. Raises NoSpace, OSError."""
+        self._pool = pool
+        self._found: deque[tuple[InodeNo, bool]] = deque()
+        self._settling: set[InodeNo] = set()
+        self._searching = False
+        self._searched = False
+        self.dropped = self.entered = self.moved = 0
+        if gone_back is not None:
+            self._doubt: Doubt | None = Doubt(
+                pool.numbers.first, FIRST_INODE, pool.counters.sequence
+            )
+            self._settle_first(gone_back)
+            self._note()
+        else:
+            self._doubt = self._left()
+        #: Inodes from here on are not in doubt.
+        self.below = InodeNo(0) if self._doubt is None else self._doubt.below
+        self._work = self._steps()
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is in doubt."""
+        return self._doubt is None
+
+    def describe(self) -> dict[str, float | int]:
+        """Return what `kvfs status` shows: the share that is done, 0 to 1, and what changed."""
+        share = 1.0 if self._doubt is None else self._doubt.verified / max(1, self._doubt.below)
+        return {
+            "share": round(share, 4),
+            "entered": self.entered,
+            "moved": self.moved,
+            "dropped": self.dropped,
+        }
+
+    def start(self) -> None:
+        """Go on in the background; ``tick`` settles what is found."""
+        if self._doubt is not None:
+            self._searching = True
+            self._pool.background.submit_long(self._search)
+
+    def tick(self) -> None:
+        """Settle some of what was found; on the loop's thread. Raises NoSpace, OSError."""
+        for _ in range(min(len(self._found), _SETTLED_A_TICK)):
+            ino, passed = self._found[0]
+            if passed and self._doubt is not None:
+                self._doubt = self._doubt._replace(verified=ino)
+            else:
+                self.prove(ino)
+            self._found.popleft()
+        if not self._searching and not self._found:
+            self._end()
+
+    def prove(self, ino: InodeNo) -> bool:
+        """Whether the index is right about *ino*; otherwise it is changed. Raises NoSpace, OSError.
+
+        Asked for inodes below ``below`` only.
+        """
+        doubt = self._doubt
+        if doubt is None or ino >= doubt.below or ino in self._pool.open_inodes:
+            return True
+        record = self._pool.index.inode_or_miss(ino)
+        if record is not None and (record.sequence > doubt.sequence or not _has_bytes(record)):
+            return True
+        return not self._settle(ino)
+
+    # ---- before the first request ----
+
+    def _settle_first(self, checkpoint: Checkpoint) -> None:
+        pool = self._pool
+        nodes = list(pool.extents.scan_nodes())
+        for _ in range(_NODE_ROUNDS):
+            nodes = [ino for ino in nodes if not self._settle_node(ino)]
+            if not nodes:
+                break
+        young = range(checkpoint.young, pool.numbers.first)
+        self._enter_all(map(InodeNo, chain(checkpoint.pending, young)))
+        with pool.index.write() as txn:
+            txn.put_unfinished(())
+        _log.warning(
+            "index of a moment before the power loss: %d younger inodes entered, %d moved, "
+            "%d dropped; the rest is compared while it is in use",
+            self.entered,
+            self.moved,
+            self.dropped,
+        )
+
+    def _enter_all(self, inos: Iterator[InodeNo]) -> None:
+        """Settle blocks; those that are new and have a free name in one transaction."""
+        pool = self._pool
+        while batch := list(islice(inos, _YOUNG_BATCH)):
+            plain: dict[tuple[InodeNo, bytes], tuple[InodeNo, InodeRecord]] = {}
+            others: list[InodeNo] = []
+            for ino in batch:
+                claim = block_record(pool.extents, pool.syscalls, ino)
+                known = pool.index.knows(ino)
+                if claim is None and not known:
+                    continue
+                if claim is None or known or not self._is_free(claim, plain):
+                    others.append(ino)
+                else:
+                    plain[claim.parent, claim.name] = (ino, claim)
+            if pool.index.preallocation_due():
+                pool.index.preallocate()
+            with TreeChange(pool, pool.clock_ns()) as change:
+                for ino, claim in plain.values():
+                    change.link(ino, claim)
+            self.entered += len(plain)
+            for ino in others:
+                self._settle(ino)
+
+    def _is_free(self, claim: InodeRecord, others: Container[tuple[InodeNo, bytes]]) -> bool:
+        place = (claim.parent, claim.name)
+        return place not in others and self._is_directory(claim.parent) and self._at(claim) is None
+
+    def _settle_node(self, ino: InodeNo) -> bool:
+        """Settle a directory or symlink; False if the directory that it claims is not there yet."""
+        pool = self._pool
+        claim = node_record(pool.extents, ino)
+        record = pool.index.inode_or_miss(ino)
+        if claim is None or (record is not None and record.sequence >= claim.sequence):
+            return True
+        if ino == ROOT_INODE:
+            if record is not None:
+                with pool.index.write() as txn:
+                    txn.put_inode(ino, _updated(record, claim))
+            return True
+        if not self._is_directory(claim.parent) or self._is_below(claim.parent, ino):
+            return False
+        self._give_name(ino, record, claim)
+        return True
+
+    def _is_below(self, directory: InodeNo, ino: InodeNo) -> bool:
+        """Whether *directory* is *ino* or lies below it."""
+        above = directory
+        for _ in range(_NODE_ROUNDS * _NODE_ROUNDS):
+            if above == ino:
+                return True
+            record = self._pool.index.inode_or_miss(above)
+            if above == ROOT_INODE or record is None:
+                return False
+            above = record.parent
+        return True
+
+    # ---- one inode ----
+
+    def _settle(self, ino: InodeNo) -> bool:
+        """Let the index say of block *ino* what its file says; whether that changed anything."""
+        pool = self._pool
+        claim = block_record(pool.extents, pool.syscalls, ino)
+        record = pool.index.inode_or_miss(ino)
+        if claim is None or not self._is_directory(claim.parent):
+            return record is not None and self._drop(ino, record)
+        if record is not None and record.state not in OPEN_STATES:
+            if claim.sequence <= record.sequence:
+                same = (claim.size_bytes, claim.mtime_ns) == (record.size_bytes, record.mtime_ns)
+                return not same and self._drop(ino, record)
+            claim = _updated(record, claim)
+        self._settling.add(ino)
+        try:
+            self._give_name(ino, record, claim)
+        finally:
+            self._settling.discard(ino)
+        return True
+
+    def _give_name(self, ino: InodeNo, record: InodeRecord | None, claim: InodeRecord) -> None:
+        """Enter *ino* with the name that it claims, unless a newer inode has it."""
+        pool = self._pool
+        rival = self._at(claim)
+        if rival is not None and rival != ino and rival not in self._settling:
+            self.prove(rival)
+            rival = self._at(claim)
+            record = pool.index.inode_or_miss(ino)
+        replaced: InodeRecord | None = None
+        if rival is not None and rival != ino:
+            replaced = pool.index.inode_or_miss(rival)
+            if replaced is not None and replaced.sequence >= claim.sequence:
+                if record is not None:
+                    self._drop(ino, record)
+                return
+        # Atomic: no checkpoint from the look at the rival until the commit.
+        with TreeChange(pool, pool.clock_ns()) as change:
+            if rival is not None and replaced is not None:
+                change.unlink(rival, replaced)
+            if record is None:
+                change.link(ino, claim)
+                self.entered += 1
+            else:
+                change.move(Move(ino, record, claim))
+                self.moved += 1
+        if rival is not None and replaced is not None:
+            self._forget(rival)
+
+    def _drop(self, ino: InodeNo, record: InodeRecord) -> bool:
+        """Remove *ino* and its name; its file is left to the sweep."""
+        with TreeChange(self._pool, self._pool.clock_ns()) as change:
+            change.unlink(ino, record)
+        self._forget(ino)
+        return True
+
+    def _forget(self, ino: InodeNo) -> None:
+        self.dropped += 1
+        for table in (self._pool.leases, self._pool.heat, self._pool.pins):
+            table.drop(ino)
+
+    def _at(self, claim: InodeRecord) -> InodeNo | None:
+        try:
+            return self._pool.index.lookup(claim.parent, claim.name)
+        except Damaged as error:
+            self._pool.damage.miss_name(claim.parent, claim.name, None, str(error))
+            return None
+
+    def _is_directory(self, ino: InodeNo) -> bool:
+        record = self._pool.index.inode_or_miss(ino)
+        return record is not None and stat.S_ISDIR(record.mode)
+
+    # ---- beside requests ----
+
+    def _left(self) -> Doubt | None:
+        """Return what an earlier server left to do."""
+        if self._pool.settings.read_only:
+            return None
+        try:
+            return self._pool.index.doubt()
+        except Damaged as error:
+            _log.warning("%s: all is compared anew", error)
+            return Doubt(self._pool.numbers.first, FIRST_INODE, self._pool.counters.sequence)
+
+    def _search(self) -> None:
+        """Do one step, in the thread. A failure is counted; the next start goes on."""
+        more = False
+        try:
+            more = next(self._work, None) is not None
+            self._searched = not more
+        finally:
+            if not more:
+                self._searching = False
+        if more:
+            self._pool.background.submit_long(self._search)
+
+    def _steps(self) -> Iterator[int]:
+        """Find what the loop must settle; yield now and then. The index is asked for guesses."""
+        pool, doubt = self._pool, self._doubt
+        assert doubt is not None
+        after = inode_key(InodeNo(doubt.verified - 1))
+        for rows in pool.index.walk(INODE_PREFIX, _FILES_A_STEP, after=after, committed=True):
+            for ino, record in parse_inodes(rows):
+                if ino < doubt.below and record is not None and self._is_doubtful(ino, record):
+                    self._found.append((ino, False))
+                last = ino
+            self._found.append((InodeNo(last + 1), True))
+            yield len(rows)
+            if last >= doubt.below:
+                break
+
+    def _is_doubtful(self, ino: InodeNo, record: InodeRecord) -> bool:
+        if not _has_bytes(record):
+            return False
+        claim = block_record(self._pool.extents, self._pool.syscalls, ino)
+        return claim is None or not _agrees(record, claim)
+
+    def _note(self) -> None:
+        with self._pool.index.write() as txn:
+            txn.put_doubt(self._doubt)
+
+    def _end(self) -> None:
+        """Note how it ended. One that failed is done again by the next start."""
+        if self._searched and self._doubt is not None:
+            self._doubt = None
+            self.below = InodeNo(0)
+            self._note()
+            _log.info(
+                "index compared with its files: %d entered, %d moved, %d dropped",
+                self.entered,
+                self.moved,
+                self.dropped,
+            )
+
+
+def _has_bytes(record: InodeRecord) -> bool:
+    return stat.S_ISREG(record.mode)
+
+
+def _agrees(record: InodeRecord, claim: InodeRecord) -> bool:
+    """Whether a published block's *record* is what its identity says."""
+    return (
+        record.state not in OPEN_STATES
+        and record[:3] == claim[:3]
+        and _said(record) == _said(claim)
+    )
+
+
+def _said(record: InodeRecord) -> tuple[object, ...]:
+    return (record.parent, record.name, record.size_bytes, record.mtime_ns, record.sequence)
+
+
+def _updated(record: InodeRecord, claim: InodeRecord) -> InodeRecord:
+    """Return *record* with what the newer *claim* says of it."""
+    return record._replace(
+        mode=claim.mode,
+        uid=claim.uid,
+        gid=claim.gid,
+        size_bytes=claim.size_bytes,
+        allocated_bytes=claim.allocated_bytes,
+        mtime_ns=claim.mtime_ns,
+        parent=claim.parent,
+        name=claim.name,
+        sequence=claim.sequence,
+        target=claim.target,
+    )

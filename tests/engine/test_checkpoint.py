@@ -1,0 +1,123 @@
+"""A power loss costs no rebuild: the index goes back to its checkpoint, and files say the rest."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvfs.core.errors import NotFound
+from kvfs.core.types import ROOT_INODE, InodeNo
+from tests.support.driven import Driven
+from tests.support.power import Cut, Drive, drive
+from tests.support.stepping import until
+from tests.support.stores import DIRECTORY, assert_no_strays, put, settle, tree
+
+pytestmark = [pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
+
+
+@pytest.fixture
+def powered() -> Iterator[Drive]:
+    with drive() as made:
+        made.start()
+        yield made
+
+
+def checkpoint(store: Driven) -> None:
+    """Tick until a checkpoint that was begun from now on is complete."""
+    before = store.describe()["checkpoint"]["taken"]
+    store.checkpoint_due()
+
+    def is_taken() -> bool:
+        store.tick()
+        return bool(store.describe()["checkpoint"]["taken"] > before)
+
+    until(is_taken, "a checkpoint")
+
+
+def moved(store: Driven, name: bytes, parent: InodeNo, new_name: bytes) -> None:
+    store.rename(ROOT_INODE, name, parent, new_name)
+
+
+def test_a_start_goes_back_to_the_checkpoint_and_enters_what_came_later(powered: Drive) -> None:
+    store = powered.store
+    directory, _ = store.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0)
+    for number in range(20):
+        put(store, ROOT_INODE, b"old %d" % number, b"%d" % number * 3000)
+    store.sync()
+    checkpoint(store)
+    put(store, directory, b"young", b"y" * 5000)
+    moved(store, b"old 1", directory, b"moved")
+    store.unlink(ROOT_INODE, b"old 2")
+    put(store, ROOT_INODE, b"fresh", b"f" * 100)
+    store.rename(ROOT_INODE, b"fresh", ROOT_INODE, b"old 3")  # over an older block
+    settle(store)
+    expected = tree(store)
+    store.sync()
+    put(store, ROOT_INODE, b"torn", b"t" * 5000)  # never reaches the device
+    powered.cut(Cut.NOTHING)
+
+    store = powered.start()
+    assert store.describe()["reconcile"]["entered"] > 0, "it was rebuilt instead"
+    assert tree(store).items() <= expected.items()
+    settle(store)
+    assert tree(store) == expected
+    assert store.describe()["reconcile"]["share"] == 1.0
+    assert_no_strays(store)
+    powered.stop()
+    assert powered.problems() == []
+
+
+def test_what_a_file_does_not_confirm_is_a_miss_at_once(powered: Drive) -> None:
+    store = powered.store
+    ino = put(store, ROOT_INODE, b"kept", b"k" * 5000)
+    lost = put(store, ROOT_INODE, b"lost", b"l" * 5000)
+    store.sync()
+    checkpoint(store)
+    store.drop_identity(lost)
+    store.sync()
+    powered.cut(Cut.NOTHING)
+
+    store = powered.start()
+    assert store.lookup(ROOT_INODE, b"kept") == ino
+    with pytest.raises(NotFound):
+        store.lookup(ROOT_INODE, b"lost")
+    settle(store)
+    powered.stop()
+    assert powered.problems() == []
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_a_comparison_that_was_cut_short_goes_on(powered: Drive, end: str) -> None:
+    store = powered.store
+    for number in range(30):
+        put(store, ROOT_INODE, b"%d" % number, b"%d" % number * 3000)
+    store.sync()
+    checkpoint(store)
+    gone = store.lookup(ROOT_INODE, b"7")
+    store.drop_identity(gone)
+    store.sync()
+    powered.cut(Cut.NOTHING)
+
+    powered.start()  # nothing ticks
+    powered.stop() if end == "stop" else powered.kill()
+    store = powered.start()
+    assert store.describe()["reconcile"]["share"] < 1.0
+    with pytest.raises(NotFound):
+        store.lookup(ROOT_INODE, b"7")
+    settle(store)
+    assert store.describe()["reconcile"]["share"] == 1.0
+    assert len(tree(store)) == 29
+    powered.stop()
+    assert powered.problems() == []
+
+
+def test_a_checkpoint_that_is_not_whole_is_not_believed(powered: Drive) -> None:
+    store = powered.store
+    put(store, ROOT_INODE, b"kept", b"k" * 5000)
+    store.sync()
+    checkpoint(store)
+    store.overwrite_file("CHECKPOINT", 60, b"\xff")
+    expected = tree(store)
+    powered.cut(Cut.LOG_ONLY)
+    store = powered.start()
+    assert store.describe()["reconcile"]["entered"] == 0
+    assert tree(store) == expected
