@@ -1,12 +1,15 @@
 """The tables of ``kvfs status`` about the cache: hits and misses, evictions, each directory."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from rich.table import Table
 
 from kvfs.core.printable import printable
 from kvfs.core.sizes import format_size
+
+#: Length of the bar for a hit rate of 100 %.
+_BAR_COLUMNS: Final = 40
 
 
 def cache_rows(cache: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -23,8 +26,34 @@ def cache_rows(cache: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("misses", f"{cache['misses']:,}"),
         ("stored", stored),
         ("evicted", ", ".join(evicted) or "-"),
-        ("counted for", f"{cache['uptime_s']:,.0f} s"),
+        ("unused at eviction", _shown_ages(cache["age_at_eviction"])),
+        ("missed again after", _shown_ages(cache["missed_after_eviction"])),
+        ("counted for", shown_time(cache["uptime_s"])),
     ]
+
+
+def curve_table(cache: Mapping[str, Any]) -> Table:
+    """Return the hit rates of pools of other sizes: a line and a bar each, with the gain."""
+    table = Table(
+        title="Hit rate at other sizes of the pool (estimated)",
+        box=None,
+        title_justify="left",
+        title_style="bold",
+        show_header=False,
+        pad_edge=False,
+    )
+    for justify in ("right", "right", "right"):
+        table.add_column(justify=justify)
+    table.add_column()
+    for point in cache["curve"]:
+        rate = point["hit_rate"]
+        table.add_row(
+            f"{point['factor']:g} x",
+            format_size(point["capacity_bytes"]),
+            shown_rate(rate),
+            "#" * round(rate * _BAR_COLUMNS) or ".",
+        )
+    return table
 
 
 def tally_tables(cache: Mapping[str, Any]) -> Iterator[Table]:
@@ -32,6 +61,22 @@ def tally_tables(cache: Mapping[str, Any]) -> Iterator[Table]:
     for heading, tallies in (("directory", cache["directories"]), ("model", cache["models"])):
         if tallies:
             yield _tally_table(heading, tallies)
+
+
+def shown_time(time_s: float) -> str:
+    """Return a time for a reader, in the largest unit that it has two of."""
+    for unit, unit_s in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if time_s >= 2 * unit_s:
+            return f"{time_s / unit_s:,.1f} {unit}"
+    return f"{time_s:,.1f} s"
+
+
+def _shown_ages(quantiles: Mapping[str, float | None]) -> str:
+    """Return the quantiles of some ages: the middle one, and where most of them lie."""
+    low_s, middle_s, high_s = (quantiles[name] for name in ("p10_s", "p50_s", "p90_s"))
+    if low_s is None or middle_s is None or high_s is None:
+        return "-"
+    return f"{shown_time(middle_s)} (most: {shown_time(low_s)} to {shown_time(high_s)})"
 
 
 def shown_rate(rate: float | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from kvfs.cli.cache_table import cache_rows, tally_tables
+from kvfs.cli.cache_table import cache_rows, curve_table, tally_tables
 from kvfs.core.printable import printable
 from kvfs.core.sizes import format_size
 
@@ -104,6 +104,8 @@ def tables(status: Mapping[str, Any]) -> Iterator[Table]:
     for heading, labels in _SECTIONS.items():
         if heading == "Work" and cache:
             yield _table("Cache", cache_rows(cache))
+            if cache["curve"]:
+                yield curve_table(cache)
             yield from tally_tables(cache)
         figures = {name: told.pop(name) for name in labels if name in told}
         if heading == "Trouble":

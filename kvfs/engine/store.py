@@ -233,6 +233,12 @@ class Store:
         free_bytes = max(0, bound_bytes - self._kept_bytes())
         return min(bound_bytes, free_bytes + self.pool.evictable_bytes)
 
+    def _for_blocks_bytes(self) -> int:
+        """Return how much the blocks of a full pool hold."""
+        pool = self.pool
+        headroom_bytes = pool.headroom.target_bytes(pool.monotonic_s())
+        return pool.space.bound_bytes - headroom_bytes - pool.space.ready_bytes
+
     @property
     def growing(self) -> bool:
         """Whether a file is open for writing; the tick then runs more often."""
@@ -314,7 +320,7 @@ class Store:
             "free_bytes": max(0, space.bound_bytes - self._kept_bytes()),
             "preallocated_bytes": space.ready_bytes,
             **reclaim_figures(self.pool, self.reclaim, self.watch),
-            "cache": self.pool.cache.shown(),
+            "cache": self.pool.cache.shown(space.capacity_bytes, self._for_blocks_bytes()),
             "store_times": self.pool.cache.store_times.shown(),
             "blocks": counters.blocks,
             "directories": counters.directories,

@@ -11,8 +11,10 @@ from kvfs.core.eviction_reason import Reason, reason_for
 from kvfs.core.latency import RecentLatency
 from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
 from kvfs.core.settings import Settings
-from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
 from kvfs.pool.looks import Looks
+from kvfs.pool.reuse_watch import NOT_FOLLOWED, ReuseWatch
+from kvfs.pool.space import Space
 from kvfs.pool.tallies import Tallies, Tally
 from kvfs.storage.index import Index
 
@@ -29,6 +31,7 @@ class CacheFigures:
         self,
         index: Index,
         settings: Settings,
+        space: Space,
         monotonic_s: Callable[[], float],
         clock_ns: Callable[[], int],
     ) -> None:
@@ -37,9 +40,12 @@ class CacheFigures:
         self._clock_ns: Final = clock_ns
         self._started_s: Final = monotonic_s()
         self.tallies: Final = Tallies(index, settings.cache_directories_max)
-        self.looks: Final = Looks(monotonic_s, self._missed)
+        self.reuse: Final = ReuseWatch(space.capacity_bytes)
+        self.looks: Final = Looks(monotonic_s, self._missed, self.reuse.was_evicted)
         #: From CREATE until a block is stored.
         self.store_times: Final = RecentLatency()
+        #: Hits and misses of which ``reuse`` knows.
+        self._references = 0
         self._evicted_blocks = dict.fromkeys(Reason, 0)
         self._evicted_bytes = dict.fromkeys(Reason, 0)
 
@@ -49,6 +55,8 @@ class CacheFigures:
             tally = self.tallies.of(record.parent, record.name)
             tally.hits += 1
             tally.loaded_bytes += record.size_bytes
+            if (followed := self.reuse.followed(record)) != NOT_FOLLOWED:
+                self.reuse.loaded(followed)
 
     def tally_of(self, record: InodeRecord) -> Tally:
         """Return where further loads of the block with *record* are counted."""
@@ -74,27 +82,41 @@ class CacheFigures:
             tally = self.tallies.of(record.parent, record.name)
             tally.stored_blocks += 1
             tally.stored_bytes += record.allocated_bytes
+            self.reuse.stored(record)
             if not rewritten:
                 self.store_times.add(self._clock_ns() - record.btime_ns)
 
-    def evicted(self, record: InodeRecord, asked: Reason) -> None:
-        """The block with *record* was evicted."""
+    def evicted(self, record: InodeRecord, asked: Reason, age_ns: int) -> None:
+        """The block with *record* was evicted, *age_ns* after its last use."""
         reason = reason_for(record.state, asked)
         self._evicted_blocks[reason] += 1
         self._evicted_bytes[reason] += record.allocated_bytes
         tally = self.tallies.of(record.parent, record.name)
         tally.evicted_blocks += 1
         tally.evicted_bytes += record.allocated_bytes
+        self.reuse.evicted(record, age_ns / SECOND_NS, self._monotonic_s())
+
+    def removed(self, record: InodeRecord) -> None:
+        """A client removed the block with *record*: a larger pool would not have it either."""
+        self.reuse.removed(record)
 
     def tick(self, now_s: float) -> None:
         """Count the looks that turned out to be misses."""
         self.looks.settle()
         self.store_times.tick(now_s)
+        self.reuse.tick()
 
-    def shown(self) -> dict[str, Any]:
-        """Return the figures for `kvfs status`: counts, bytes and seconds."""
+    def shown(self, capacity_bytes: int, held_bytes: int) -> dict[str, Any]:
+        """Return the figures for `kvfs status`: counts, bytes and seconds.
+
+        The pool has *capacity_bytes*, of which *held_bytes* are for blocks with a name.
+        """
         self.looks.settle()
-        total = self.tallies.all().shown()
+        self.reuse.tick()
+        tally = self.tallies.all()
+        self.reuse.count(tally.hits + tally.misses - self._references)
+        self._references = tally.hits + tally.misses
+        total = tally.shown()
         del total["evicted_blocks"], total["evicted_bytes"]
         return {
             **total,
@@ -106,6 +128,7 @@ class CacheFigures:
                 for reason in Reason
             },
             "uptime_s": round(self._monotonic_s() - self._started_s, 3),
+            **self.reuse.shown(capacity_bytes, held_bytes),
             "directories": _by_name(self.tallies.by_directory()),
             "models": _by_name(self.tallies.by_model()),
         }
@@ -113,6 +136,7 @@ class CacheFigures:
     def _missed(self, parent: InodeNo, name: bytes) -> None:
         if not is_temporary(name):
             self.tallies.of(parent, name).misses += 1
+            self.reuse.missed(parent, name, self._monotonic_s())
 
 
 def _by_name(tallies: dict[str, Tally]) -> dict[str, Any]:

@@ -1,8 +1,14 @@
 """Lookups that found nothing: which of them count as misses of the cache.
 
-open(2) with O_CREAT and rename(2) look for the name themselves before they make it. Such a look is
-no miss, and the request that makes the name follows it at once. So a look waits for a moment before
-it counts. The kernel keeps what it was told (``negative_timeout_s``), and asks nothing meanwhile.
+A miss is a client that asks for a block which is not there. The kernel asks more often:
+
+- open(2) with O_CREAT and rename(2) look for the name themselves before they make it. The request
+  that makes it follows at once.
+- A name that the kernel still knows, but kvfs has evicted, is looked for twice: to see that it is
+  old (fuse_dentry_revalidate in fs/fuse/dir.c), and anew.
+
+So looks wait for a moment before they count. In other ways the kernel does not repeat a look: it
+keeps what it was told for ``negative_timeout_s``.
 """
 
 from collections.abc import Callable
@@ -28,29 +34,41 @@ class Looks:
     """Looks that found nothing a moment ago, oldest first."""
 
     def __init__(
-        self, monotonic_s: Callable[[], float], missed: Callable[[InodeNo, bytes], None]
+        self,
+        monotonic_s: Callable[[], float],
+        missed: Callable[[InodeNo, bytes], None],
+        was_evicted: Callable[[InodeNo, bytes], bool],
     ) -> None:
-        """*missed* is told of each look that counts: its directory and the name."""
+        """*missed* is told of each look that counts: its directory and the name.
+
+        *was_evicted* knows whether the name was evicted since it was missed last.
+        """
         self._monotonic_s: Final = monotonic_s
         self._missed: Final = missed
-        #: When it was looked for last, and how often before.
+        self._was_evicted: Final = was_evicted
+        #: Whether the kernel keeps that a name is missing (``negative_timeout_s``).
+        self.kernel_keeps = True
+        #: When it was looked for last, and how often.
         self._waiting: dict[Name, tuple[float, int]] = {}
 
     def add(self, parent: InodeNo, name: bytes) -> None:
         """A look for *name* in *parent* found nothing."""
         waiting, key = self._waiting, (parent, name)
         before = waiting.pop(key, None)
-        if len(waiting) >= _WAITING_MAX:
-            self._count(next(iter(waiting)))
-        waiting[key] = self._monotonic_s(), 0 if before is None else before[1] + 1
+        if before is None:
+            if len(waiting) >= _WAITING_MAX:
+                self._count(next(iter(waiting)))
+            waiting[key] = self._monotonic_s(), 1
+            return
+        twice = before[1] == 1 and not self.kernel_keeps and self._was_evicted(parent, name)
+        waiting[key] = self._monotonic_s(), before[1] + (not twice)
 
     def stored(self, parent: InodeNo, name: bytes, within_s: float) -> None:
         """A block gets the name: the last look was that of the same call, if *within_s*."""
         look = self._waiting.get((parent, name))
         if look is not None:
-            at_s, before = look
-            own = self._monotonic_s() - at_s <= within_s
-            self._count((parent, name), before if own else before + 1)
+            own = self._monotonic_s() - look[0] <= within_s
+            self._count((parent, name), but=int(own))
 
     def made(self, parent: InodeNo, name: bytes) -> None:
         """Something else than a block gets the name: nobody looked for a block."""
@@ -63,8 +81,8 @@ class Looks:
         for key in list(due):
             self._count(key)
 
-    def _count(self, key: Name, looks: int | None = None) -> None:
-        """Count *looks* for the name of *key*, or else all of them."""
-        _, before = self._waiting.pop(key)
-        for _ in range(before + 1 if looks is None else looks):
+    def _count(self, key: Name, but: int = 0) -> None:
+        """Count the looks for the name of *key*, *but* so many of them."""
+        looks = self._waiting.pop(key)[1] - but
+        for _ in range(min(looks, 1) if self.kernel_keeps else looks):
             self._missed(*key)

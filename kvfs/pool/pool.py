@@ -117,7 +117,7 @@ class Pool:
             self.checkpoints = self._open_checkpoints(stack)
             self.policies = Policies(self.index, settings.policies)
             self.pins = Pins(self.index)
-            self.cache = CacheFigures(self.index, settings, monotonic_s, clock_ns)
+            self.cache = CacheFigures(self.index, settings, self.space, monotonic_s, clock_ns)
             self._begin_run()
             self._parts = stack.pop_all()
 

@@ -144,6 +144,14 @@ class Heat:
         before = self._marks.stamp_at(wall_ns)
         return self._touched[row] >= before if row and before is not None else None
 
+    def used_ns(self, ino: InodeNo) -> int | None:
+        """Return when (ns since the epoch) *ino* was touched last, to a second or so.
+
+        None if it is not known, or was touched a moment ago.
+        """
+        row = self._table.find(ino)
+        return self._marks.time_of(self._touched[row]) if row else None
+
     def drop(self, ino: InodeNo) -> None:
         """Remove block *ino*, which is gone but was not evicted."""
         row = self._table.remove(ino)

@@ -76,6 +76,14 @@ class HeatMarks:
         at = bisect_right(self._marks, wall_ns, key=lambda mark: mark.wall_ns)
         return self._marks[at - 1].stamp if at else None
 
+    def time_of(self, stamp: int) -> int | None:
+        """Return a time (ns since the epoch) before which the touch with *stamp* came.
+
+        It is the first that is known; None: it came after the last mark.
+        """
+        at = bisect_right(self._marks, stamp, key=lambda mark: mark.stamp)
+        return self._marks[at].wall_ns if at < len(self._marks) else None
+
     def all(self) -> tuple[Mark, ...]:
         """Return the marks, oldest first; also in a thread."""
         return tuple(self._marks)

@@ -9,9 +9,10 @@ from typing import Final
 from kvfs.core.lifecycle import IDENTIFIED, State
 from kvfs.core.records import inode_key
 from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.pool.cache_figures import CacheFigures
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
-from kvfs.pool.tallies import Tally
+from kvfs.pool.reuse_watch import NOT_FOLLOWED
 from mount.files.handles import Handle, Handles
 from mount.fuse.grant import Grant
 from mount.fuse.wire import OPEN_OUT
@@ -20,12 +21,25 @@ from mount.fuse.wire import OPEN_OUT
 class Shared:
     """A handle, its block's record at the open, and the reply that the kernel got."""
 
-    __slots__ = ("grant", "handle", "key", "opened", "record", "size_bytes", "tally", "told")
+    __slots__ = (
+        "followed",
+        "grant",
+        "handle",
+        "key",
+        "opened",
+        "record",
+        "size_bytes",
+        "tally",
+        "told",
+    )
 
-    def __init__(self, handle: Handle, record: InodeRecord, grant: Grant, tally: Tally) -> None:
+    def __init__(
+        self, handle: Handle, record: InodeRecord, grant: Grant, cache: CacheFigures
+    ) -> None:
         self.handle = handle
         #: Where a load is counted, and how much it loads.
-        self.tally = tally
+        self.tally = cache.tally_of(record)
+        self.followed = cache.reuse.followed(record)
         self.size_bytes = record.size_bytes
         self.opened = handle.opened
         self.record = record
@@ -47,6 +61,7 @@ class SharedHandles:
         self._pool: Final = pool
         self._handles: Final = handles
         self._most: Final = most
+        self._loaded: Final = pool.cache.reuse.loaded
         #: Threads that may share: of no file server, whose opens count apart.
         self.others: Final = pool.leases.processes.servers.others
         #: Oldest first.
@@ -69,6 +84,8 @@ class SharedHandles:
             tally = shared.tally
             tally.hits += 1
             tally.loaded_bytes += shared.size_bytes
+            if shared.followed != NOT_FOLLOWED:
+                self._loaded(shared.followed)
             return shared
         self.forget(ino)
         return None
@@ -99,8 +116,7 @@ class SharedHandles:
         self.forget(opened.ino)
         if len(self._shared) >= self._most:
             self.forget(next(iter(self._shared)))
-        tally = self._pool.cache.tally_of(record)
-        self._shared[opened.ino] = Shared(handle, record, grant, tally)
+        self._shared[opened.ino] = Shared(handle, record, grant, self._pool.cache)
 
     def close(self, handle: Handle) -> bool:
         """Count one reader of *handle* less; True if there is nothing else to do.

@@ -17,8 +17,11 @@ class Watched(Looks):
     def __init__(self) -> None:
         self.now_s = 100.0
         self.misses: list[tuple[InodeNo, bytes]] = []
+        self.evicted: set[tuple[InodeNo, bytes]] = set()
         super().__init__(
-            lambda: self.now_s, lambda parent, name: self.misses.append((parent, name))
+            lambda: self.now_s,
+            lambda parent, name: self.misses.append((parent, name)),
+            lambda parent, name: (parent, name) in self.evicted,
         )
 
 
@@ -45,15 +48,29 @@ def test_a_look_counts_once_it_is_old(watched: Watched) -> None:
 
 
 @pytest.mark.parametrize("within_s", [CREATE_LOOK_S, RENAME_LOOK_S])
+@pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize("earlier", [0, 1, 3])
 def test_only_the_last_look_may_be_the_stores_own(
-    watched: Watched, earlier: int, within_s: float
+    watched: Watched, earlier: int, keeps: bool, within_s: float
 ) -> None:
+    """If the kernel keeps that a name is missing, it repeats a look for reasons of its own."""
+    watched.kernel_keeps = keeps
     for _ in range(earlier + 1):
         watched.add(ROOT_INODE, NAME)
     watched.now_s += within_s
     watched.stored(ROOT_INODE, NAME, within_s)
-    assert len(watched.misses) == earlier
+    assert len(watched.misses) == (min(1, earlier) if keeps else earlier)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_two_looks_for_an_evicted_name_are_one_miss(watched: Watched, keeps: bool) -> None:
+    watched.kernel_keeps = keeps
+    watched.evicted.add((ROOT_INODE, NAME))
+    watched.add(ROOT_INODE, NAME)
+    watched.add(ROOT_INODE, NAME)
+    watched.now_s += RENAME_LOOK_S
+    watched.settle()
+    assert watched.misses == [(ROOT_INODE, NAME)]
 
 
 def test_a_look_long_before_the_store_is_the_clients(watched: Watched) -> None:

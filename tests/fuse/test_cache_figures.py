@@ -202,3 +202,29 @@ def test_status_shows_a_line_for_each_directory(mount: Mounted, kv: Path) -> Non
     lines = [line.split() for line in printed.splitlines()]
     assert [kv.name, "100.0", "%", "1", "0", "4", "KiB", "4", "KiB", "0", "B"] in lines
     assert any(line[:3] == ["model", "100.0", "%"] for line in lines)
+
+
+def test_the_curve_tells_a_pool_that_is_too_small() -> None:
+    """A loop over twice as many blocks as fit has no hit, and would have nearly all at 4 times."""
+    with mounted_with({}, "--capacity=8M") as mount:
+        client = CacheClient(mount.path / "kv", content=b"x" * (64 << 10))
+        client.directory.mkdir()
+        for _ in range(5):
+            for number in range(256):
+                if not client.load(f"block-{number}"):
+                    client.store(f"block-{number}")
+        until_counted(mount, client.directory, misses=client.misses, hits=client.hits)
+        cache = mount.status()["cache"]
+        rates = {point["factor"]: point["hit_rate"] for point in cache["curve"]}
+        assert client.hit_rate < 0.1
+        assert rates[0.5] < 0.1 > rates[1]
+        assert rates[4] > 0.7
+        assert cache["curve"][0]["capacity_bytes"] == 2 << 20
+        assert cache["evicted"]["space"]["blocks"] > 1000
+        assert cache["age_at_eviction"]["p90_s"] is not None
+        assert cache["missed_after_eviction"]["p10_s"] < 60
+        printed = run_kvfs("status", str(mount.path)).stdout
+        assert "Hit rate at other sizes" in printed
+        assert any(
+            line.split()[:2] == ["4", "x"] and "####" in line for line in printed.splitlines()
+        )

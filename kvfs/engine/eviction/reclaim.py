@@ -255,7 +255,8 @@ class Reclaim:
     def _let_go(self, ino: InodeNo, record: InodeRecord, now_ns: int, reason: Reason) -> int:
         """Free the space of *ino*, which the index has dropped, now or after its last reader."""
         pool = self._pool
-        pool.cache.evicted(record, reason)
+        used_ns = pool.heat.used_ns(ino)
+        pool.cache.evicted(record, reason, now_ns - (now_ns if used_ns is None else used_ns))
         pool.heat.evicted(ino)
         is_open = ino in pool.open_inodes
         if is_open:

@@ -204,6 +204,7 @@ class Namespace:
         with TreeChange(pool, now_ns) as change:
             change.unlink(ino, record)
         self.keep_removed(ino, record, now_ns)
+        pool.cache.removed(record)
         return ino
 
     def keep_removed(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> None:

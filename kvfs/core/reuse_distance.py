@@ -1,0 +1,200 @@
+"""What the hit rate would be in a pool of another size, from sampled reuse distances.
+
+The reuse distance of a reference is how many bytes of other blocks were used since the block was
+used last. A pool that evicts the least recently used has the block if it is larger (Mattson et al.,
+1970). It is enough to follow the names with a low hash (SHARDS: Waldspurger et al., FAST 2015): a
+share R of the names sees a share R of the distances. The bound of their number lowers R.
+
+The names stand in a row of positions in the order of their last use. Sums over blocks of positions
+make a distance two short sums.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+HASH_BITS: Final = 32
+_HASHES: Final = 1 << HASH_BITS
+#: Positions in one partial sum.
+_PART_BITS: Final = 7
+_PART: Final = 1 << _PART_BITS
+#: Buckets of distances to an octave of bytes.
+_STEPS: Final = 16
+_OCTAVES: Final = 60
+#: Once the sample is full, it loses this part of its names, unless old ones are of no use.
+_KEPT: Final = 0.75
+#: A name that was not used for so many times the capacity is forgotten.
+FARTHEST: Final = 5
+#: After so many references the earlier ones count half.
+_HALVED_AFTER: Final = 1 << 22
+
+
+class Point(NamedTuple):
+    """The hit rate of a pool of *size_bytes*."""
+
+    size_bytes: int
+    hit_rate: float
+
+
+class ReuseDistances:
+    """A histogram of reuse distances of the names with a low hash, in bytes."""
+
+    def __init__(self, names_max: int, capacity_bytes: int) -> None:
+        """Follow at most *names_max* names; of use are pools up to FARTHEST * *capacity_bytes*."""
+        self._names_max = names_max
+        self._farthest_bytes = FARTHEST * capacity_bytes
+        self._below = _HASHES
+        self._weight = 1.0
+        self._parts = -(-2 * names_max // _PART) + 1
+        #: The longest unused name first, with its position.
+        self._at: dict[int, int] = {}
+        #: Bytes by position, and their sums over _PART positions.
+        self._sizes: list[int] = []
+        self._sums: list[int] = []
+        self._next = 0
+        self._clear_positions()
+        #: Weighted references by distance; ``_cold`` are those of names not known.
+        self._counts = [0.0] * (_STEPS * _OCTAVES)
+        self._cold = 0.0
+        #: Weight of hits on blocks that are older than the server: nobody knows their distance.
+        self._left_out = 0.0
+        self._references = 0
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    @property
+    def rate(self) -> float:
+        """The share of all names that is followed."""
+        return self._below / _HASHES
+
+    def follows(self, name_hash: int) -> bool:
+        """Whether names with this hash are followed."""
+        return name_hash < self._below
+
+    def load(self, name_hash: int, size_bytes: int, times: int = 1) -> None:
+        """A client asked *times* for a block of *size_bytes* and found it."""
+        if name_hash >= self._below:
+            return
+        weight = self._weight
+        at = self._at.get(name_hash)
+        if at is None:
+            self._left_out += weight
+        else:
+            self._counts[_bucket(int(self._distance(at) * weight) + size_bytes)] += weight
+        if times > 1:
+            self._counts[_bucket(size_bytes)] += weight * (times - 1)
+        self._use(name_hash, at, size_bytes)
+
+    def miss(self, name_hash: int) -> None:
+        """A client asked for a name and found nothing: a larger pool may have it."""
+        if name_hash >= self._below:
+            return
+        weight = self._weight
+        at = self._at.get(name_hash)
+        if at is None:
+            self._cold += weight
+            return
+        size_bytes = self._sizes[at]
+        self._counts[_bucket(int(self._distance(at) * weight) + size_bytes)] += weight
+        self._use(name_hash, at, size_bytes)
+
+    def store(self, name_hash: int, size_bytes: int) -> None:
+        """A block was stored: it is used now, and nobody asked for it."""
+        if name_hash < self._below:
+            self._use(name_hash, self._at.get(name_hash), size_bytes)
+
+    def forget(self, name_hash: int) -> None:
+        """A client removed the name: no pool would have it."""
+        at = self._at.pop(name_hash, None)
+        if at is not None:
+            self._take(at)
+
+    def count(self, references: int) -> None:
+        """Learn of *references*, of all names; those of the followed ones are among them."""
+        self._references += references
+        if self._references > _HALVED_AFTER:
+            self._references //= 2
+            self._cold /= 2
+            self._left_out /= 2
+            self._counts = [count / 2 for count in self._counts]
+
+    def curve(self, sizes_bytes: Iterable[int]) -> list[Point]:
+        """Return the hit rate of pools of *sizes_bytes*; nothing before the first reference."""
+        sampled = self._cold + sum(self._counts)
+        total = self._references - self._left_out
+        if not sampled or total <= 0:
+            return []
+        # Few names may have many of the references. What they are too many or too few in the
+        # sample counts as near (the paper's SHARDS-adj).
+        missing = total - sampled
+        points = []
+        for size_bytes in sizes_bytes:
+            hits = missing + self._within(size_bytes)
+            points.append(Point(size_bytes, min(1.0, max(0.0, hits / total))))
+        return points
+
+    def _within(self, size_bytes: int) -> float:
+        """Return the weight of references with a distance of at most *size_bytes*."""
+        if size_bytes < 1:
+            return 0.0
+        whole, part = divmod(_STEPS * math.log2(size_bytes), 1)
+        last = min(int(whole), len(self._counts) - 1)
+        return sum(self._counts[:last]) + part * self._counts[last]
+
+    def _distance(self, at: int) -> int:
+        """Return the bytes of the followed names that were used after the one at *at*."""
+        part = at >> _PART_BITS
+        return sum(self._sums[part + 1 :]) + sum(self._sizes[at + 1 : (part + 1) << _PART_BITS])
+
+    def _use(self, name_hash: int, at: int | None, size_bytes: int) -> None:
+        """Make the name the one that was used last; *at* is its position, if it has one."""
+        if at is not None:
+            del self._at[name_hash]
+            self._take(at)
+        if self._next >= len(self._sizes):
+            self._close_up()
+        self._put(name_hash, size_bytes)
+        while len(self._at) > self._names_max:
+            self._shrink()
+
+    def _put(self, name_hash: int, size_bytes: int) -> None:
+        at = self._next
+        self._next = at + 1
+        self._at[name_hash] = at
+        self._sizes[at] = size_bytes
+        self._sums[at >> _PART_BITS] += size_bytes
+
+    def _take(self, at: int) -> None:
+        self._sums[at >> _PART_BITS] -= self._sizes[at]
+        self._sizes[at] = 0
+
+    def _close_up(self) -> None:
+        """Move the names to the first positions, in their order."""
+        kept = [(name_hash, self._sizes[at]) for name_hash, at in self._at.items()]
+        self._clear_positions()
+        for name_hash, size_bytes in kept:
+            self._put(name_hash, size_bytes)
+
+    def _clear_positions(self) -> None:
+        self._at = {}
+        self._sizes = [0] * (self._parts << _PART_BITS)
+        self._sums = [0] * self._parts
+        self._next = 0
+
+    def _shrink(self) -> None:
+        """Make the sample smaller: by a name that is too old, or by a lower rate."""
+        oldest = next(iter(self._at))
+        far = self._distance(self._at[oldest]) * self._weight > self._farthest_bytes
+        if far or self._below == 1:
+            self.forget(oldest)
+            return
+        self._below = max(1, int(self._below * _KEPT))
+        self._weight = _HASHES / self._below
+        for name_hash in [each for each in self._at if each >= self._below]:
+            self.forget(name_hash)
+
+
+def _bucket(distance_bytes: int) -> int:
+    """Return the bucket of *distance_bytes*. A pool of exactly that size has the block."""
+    return min(int(_STEPS * math.log2(max(1, distance_bytes - 1))), _STEPS * _OCTAVES - 1)

@@ -1,0 +1,60 @@
+"""Ages of evicted blocks: quantiles are near the exact ones, and the memory of names is bounded."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvfs.core.age_histogram import AgeHistogram
+from kvfs.core.evicted_names import EvictedNames
+
+YEAR_S = 365 * 86_400.0
+HASHES = st.integers(0, (1 << 32) - 1)
+
+
+@given(ages=st.lists(st.floats(0.1, YEAR_S), min_size=1), share=st.floats(0.01, 1))
+def test_a_quantile_is_within_a_tenth(ages: list[float], share: float) -> None:
+    histogram = AgeHistogram()
+    for age_s in ages:
+        histogram.add(age_s)
+    exact_s = sorted(ages)[max(1, math.ceil(share * len(ages))) - 1]
+    assert histogram.quantile_s(share) == pytest.approx(exact_s, rel=0.1)
+
+
+@given(age_s=st.floats(-1e9, 1e18))
+def test_any_age_has_a_place(age_s: float) -> None:
+    histogram = AgeHistogram()
+    histogram.add(age_s)
+    assert histogram.quantile_s(0.5) is not None
+
+
+def test_there_is_no_quantile_of_nothing() -> None:
+    assert AgeHistogram().quantile_s(0.5) is None
+
+
+def test_the_quantiles_follow_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvfs.core.age_histogram._HALVED_AFTER", 64)
+    histogram = AgeHistogram()
+    for age_s in [1.0] * 1000 + [1000.0] * 200:
+        histogram.add(age_s)
+    found_s = histogram.quantile_s(0.5)
+    assert found_s is not None
+    assert found_s > 500
+
+
+@given(name=HASHES, at_s=st.floats(0, YEAR_S), away_s=st.floats(0, YEAR_S))
+def test_an_evicted_name_is_found_once(name: int, at_s: float, away_s: float) -> None:
+    names = EvictedNames(16)
+    names.note(name, at_s)
+    assert name in names
+    assert names.take(name, at_s + away_s) == pytest.approx(away_s, abs=0.2)
+    assert names.take(name, at_s + away_s) is None
+
+
+@given(evicted=st.lists(HASHES), asked=HASHES)
+def test_a_name_that_was_not_evicted_is_not_known(evicted: list[int], asked: int) -> None:
+    names = EvictedNames(16)
+    for name in evicted:
+        names.note(name, 1.0)
+    assert (names.take(asked, 2.0) is None) or asked in evicted
