@@ -104,7 +104,7 @@ def check_places(places: Places, plan: Plan) -> None:
 
 def compare(places: Places, plan: Plan, output: Output) -> Outcome:
     """Run *plan* in both *places* and return its outcome. Raises ``BenchFailed``."""
-    started_s, machine = time.monotonic(), _machine()
+    started_s, machine = time.monotonic(), machine_facts()
     if machine["load_before"] > machine["cpus"] / 2:
         output.say("this machine is busy with other work: the figures will vary")
     if (machine["wake_trip_us"] or 0) > SLOW_TRIP_US:
@@ -129,7 +129,7 @@ def compare(places: Places, plan: Plan, output: Output) -> Outcome:
             plan.jobs,
             plan.effort,
             plan.pairs,
-            start=output.start_job,
+            start=lambda job: output.describe(job.name),
             tick=output.tick,
             done=output.end_job,
         )
@@ -173,7 +173,8 @@ def _mount_of(path: str) -> Mount:
     return mount_of(os.path.realpath(path)) or Mount("/", "unknown", "", "", ())
 
 
-def _machine() -> dict[str, Any]:
+def machine_facts() -> dict[str, Any]:
+    """Return what the figures depend on: kernel, CPUs, memory, and how busy they are."""
     trip_us = round_trip_us()
     return {
         "kernel": platform.release(),

@@ -9,8 +9,8 @@ from typing import Any, Final, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
-from kvfs.bench.jobs import Job
 from kvfs.bench.plot import plot
 from kvfs.bench.report import build_report
 from kvfs.bench.results import JobRuns, daemon_costs, summarise
@@ -22,23 +22,24 @@ _STDOUT: Final = "-"
 _COLUMNS: Final = 104
 
 
-class Output:
+class Screen:
     """The terminal and the files. Progress goes to stderr; with ``--json -`` the tables do, too.
 
     The files are tried first, so a wrong path is reported before the run. Their old content stays
     until there is something to replace it.
     """
 
-    def __init__(self, json_path: str | None, plot_path: str | None) -> None:
+    def __init__(self, json_path: str | None, *more_paths: str | None, steps: str) -> None:
+        """*steps* names what the progress bar counts."""
         self._json_path = json_path
-        self._plot_path = plot_path
+        self._paths = [path for path in (json_path, *more_paths) if path not in (None, _STDOUT)]
         self._notes = Console(stderr=True, highlight=False)
         width = max(_COLUMNS, self._notes.width)
         self._tables = Console(stderr=json_path == _STDOUT, highlight=False, width=width)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed} of {task.total} pairs"),
+            TextColumn(f"{{task.completed}} of {{task.total}} {steps}"),
             TimeRemainingColumn(),
             console=self._notes,
             transient=True,
@@ -47,10 +48,8 @@ class Output:
         self._task = TaskID(0)
 
     def __enter__(self) -> Self:
-        if self._json_path not in (None, _STDOUT):
-            try_file(str(self._json_path))
-        if self._plot_path is not None:
-            try_file(self._plot_path)
+        for path in self._paths:
+            try_file(str(path))
         return self
 
     def __exit__(
@@ -65,18 +64,41 @@ class Output:
         """Print a line about a step that takes a while, or something worth knowing."""
         self._notes.print(text, style="dim")
 
-    def begin(self, total: int) -> None:
-        """Start the progress bar."""
-        self._task = self._progress.add_task("", total=total)
+    def begin(self, total: int, what: str = "") -> None:
+        """Start a progress bar for *what*, in place of the one before."""
+        for task in self._progress.task_ids:
+            self._progress.remove_task(task)
+        self._task = self._progress.add_task(what, total=total)
         self._progress.start()
 
-    def tick(self) -> None:
-        """Count one pair."""
-        self._progress.advance(self._task)
+    def tick(self, steps: int = 1) -> None:
+        """Count *steps* more."""
+        self._progress.advance(self._task, steps)
 
-    def start_job(self, job: Job) -> None:
-        """Name the job that runs now."""
-        self._progress.update(self._task, description=job.name)
+    def describe(self, what: str) -> None:
+        """Name what runs now."""
+        self._progress.update(self._task, description=what)
+
+    def show_table(self, table: Table) -> None:
+        """Print *table*."""
+        self._tables.print(table)
+
+    def write_report(self, report: Mapping[str, Any]) -> None:
+        """End the progress, and write *report* to the JSON file if one was asked for."""
+        self._progress.stop()
+        text = json.dumps(report, indent=1) + "\n"
+        if self._json_path == _STDOUT:
+            print(text, end="")
+        elif self._json_path is not None:
+            write_file(self._json_path, text)
+
+
+class Output(Screen):
+    """What the user sees of ``kvfs bench``."""
+
+    def __init__(self, json_path: str | None, plot_path: str | None) -> None:
+        super().__init__(json_path, plot_path, steps="pairs")
+        self._plot_path = plot_path
 
     def end_job(self, runs: JobRuns) -> None:
         """Show a job's line at once, so that the log of a long run shows how far it is."""
@@ -88,15 +110,11 @@ class Output:
         self._progress.stop()
         results = [summarise(each) for each in runs]
         baseline_name = str(setting["baseline"]["fs_type"])
-        self._tables.print(results_table(results, baseline_name))
+        self.show_table(results_table(results, baseline_name))
         if setting["rss_anon_bytes"] is not None:
-            self._tables.print(costs_table(daemon_costs(results), setting["rss_anon_bytes"]))
+            self.show_table(costs_table(daemon_costs(results), setting["rss_anon_bytes"]))
             self._tables.print(f"data path: {setting['mount']['data_path']}")
-        text = json.dumps(build_report(results, setting), indent=1) + "\n"
-        if self._json_path == _STDOUT:
-            print(text, end="")
-        elif self._json_path is not None:
-            write_file(self._json_path, text)
+        self.write_report(build_report(results, setting))
         if self._plot_path is not None:
             write_file(self._plot_path, plot(results, baseline_name))
 

@@ -124,13 +124,16 @@ def _next_data(fd: int, start: int, end: int) -> int:
         return end
 
 
-def check_room(devices_bytes: int, backing: str) -> None:
-    """Raise NotRoot, ToolMissing or UsageError unless *devices_bytes* of devices can be made."""
+def check_room(devices_bytes: int, backing: str, flag: str = "--device-size") -> None:
+    """Raise NotRoot, ToolMissing or UsageError unless *devices_bytes* of devices can be made.
+
+    *flag* is what the user may choose smaller.
+    """
     if os.geteuid() != 0:
-        raise NotRoot("kvfs bench --self-contained makes devices and mounts, which needs root")
+        raise NotRoot("--self-contained makes devices and mounts, which needs root")
     for tool in _TOOLS:
         if shutil.which(tool) is None:
-            raise ToolMissing(f"kvfs bench needs {tool}: install xfsprogs and util-linux")
+            raise ToolMissing(f"--self-contained needs {tool}: install xfsprogs and util-linux")
     if not os.path.isdir(backing):
         raise UsageError(f"{backing} is not a directory")
     need_bytes = devices_bytes + _SPARE_BYTES
@@ -139,7 +142,7 @@ def check_room(devices_bytes: int, backing: str) -> None:
     if have_bytes < need_bytes:
         raise UsageError(
             f"the devices need {format_size(need_bytes)} of memory and of space in {backing}, "
-            f"only {format_size(have_bytes)} is available: choose a smaller --device-size"
+            f"only {format_size(have_bytes)} is available: choose a smaller {flag}"
         )
 
 
@@ -173,12 +176,12 @@ def run_tool(*argv: str) -> str:
 
 @contextmanager
 def kvfs_mount(
-    device: str, mountpoint: str, data_path: str, say: Callable[[str], None]
+    device: str, mountpoint: str, data_path: str, say: Callable[[str], None], *flags: str
 ) -> Iterator[None]:
-    """Keep *device* mounted; afterwards its server is gone, too."""
+    """Keep *device* mounted, with more *flags*; afterwards its server is gone, too."""
     pidfd = -1
     try:
-        run_tool(*KVFS, "mount", f"--data-path={data_path}", device, mountpoint)
+        run_tool(*KVFS, "mount", f"--data-path={data_path}", *flags, device, mountpoint)
         pidfd = os.pidfd_open(int(mount_status(mountpoint)["server_pid"]))
         yield
     finally:

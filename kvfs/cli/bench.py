@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from kvfs.bench.output import Output
     from kvfs.cli.parser import Subparsers
 
-_DATA_PATHS: Final = Settings.__dataclass_fields__["data_path"].metadata["choices"]
+#: What --data-path takes.
+DATA_PATHS: Final = Settings.__dataclass_fields__["data_path"].metadata["choices"]
 
 
 def configure(subparsers: "Subparsers") -> None:
@@ -58,7 +59,7 @@ def _configure_compare(nested: "Subparsers") -> None:
     add("--self-contained", action="store_true", help="make both, and take them down again")
     add("--device-size", metavar="SIZE", default="4G", help=f"of each device made {default}")
     add("--backing", metavar="DIR", default="/dev/shm", help=f"where they lie {default}")
-    add("--data-path", choices=_DATA_PATHS, default="auto", help="fail unless the mount has it")
+    add("--data-path", choices=DATA_PATHS, default="auto", help="fail unless the mount has it")
     add("--jobs", metavar="NAMES", default="", help="only these, e.g. 'store-*,load-4m-2t-*'")
     add("--full", action="store_true", help="run every job, which takes an hour")
     add("--pairs", metavar="N", type=int, default=9, help=f"pairs of runs per job {default}")

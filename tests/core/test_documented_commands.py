@@ -54,6 +54,7 @@ NOT_RUN: Final = {
     "python kv-cache.py ": "is in no package index; its calls are made (test_mlperf_pattern.py)",
     "pytest -s -m proof ": "a proof, of minutes; that there is one is tested",
     "kvfs bench ": "measures for minutes; the real parser takes each",
+    "kvfs replay ": "serves a whole trace; test_replay.py serves a slice, the parser takes each",
     "git worktree ": "builds another commit of kvfs",
     ".venv/bin/python -m tests.bench.": "measures for minutes; it is there",
 }

@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+from kvfs.bench.replay.device_writes import free_bytes
+
 #: What a file's age may be told by. With relatime, the default of mount(8), atime is that of the
 #: first use after the store, and then changes once a day.
 BY: Final = ("atime", "mtime")
@@ -21,8 +23,7 @@ BY: Final = ("atime", "mtime")
 
 def taken(directory: str, room_bytes: int) -> float:
     """Return the share of *room_bytes* that is not free in the file system of *directory*."""
-    totals = os.statvfs(directory)
-    return 1 - totals.f_bavail * totals.f_frsize / room_bytes
+    return 1 - free_bytes(directory) / room_bytes
 
 
 def files_below(directory: str) -> Iterator[os.DirEntry[str]]:
