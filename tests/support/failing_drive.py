@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, Self
 
 from tests.fuse.conftest import require_passthrough
@@ -77,29 +78,36 @@ def mounted_on(drive: FailingDrive, data_path: str, *flags: str) -> Iterator[Mou
 @contextlib.contextmanager
 def failing_drive(size_bytes: int = 400 << 20) -> Iterator[FailingDrive]:
     """Yield a blank drive of *size_bytes* that does not fail yet; its bytes lie in memory."""
-    with workplace() as place:
-        (place / "file").touch()
-        os.truncate(place / "file", size_bytes)
-        (place / "served").mkdir()
-        program = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.support.failing_drive_program",
-                place / "file",
-                place / "served",
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        with (
-            FailingDrive(program) as drive,
-            loop_device(size_bytes, backing=place / "served" / os.fsdecode(FILE)) as device,
-        ):
-            drive.path = device.path
-            try:
-                yield drive
-            finally:
-                drive.recover()
+    with (
+        workplace() as place,
+        served_drive("tests.support.failing_drive_program", place, size_bytes) as drive,
+    ):
+        try:
+            yield drive
+        finally:
+            drive.recover()
+
+
+@contextlib.contextmanager
+def served_drive(module: str, place: Path, size_bytes: int, *more: Path) -> Iterator[FailingDrive]:
+    """Yield the drive that the program *module* serves; its bytes are in *place*/file.
+
+    *more* are further arguments of the program.
+    """
+    file, served = place / "file", place / "served"
+    file.touch()
+    os.truncate(file, size_bytes)
+    served.mkdir()
+    program = subprocess.Popen(
+        [sys.executable, "-m", module, file, served, *more],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    with (
+        FailingDrive(program) as drive,
+        loop_device(size_bytes, backing=served / os.fsdecode(FILE)) as device,
+    ):
+        drive.path = device.path
+        yield drive

@@ -98,9 +98,8 @@ async def _main(drive: Drive) -> None:
         nursery.cancel_scope.cancel()
 
 
-def serve(file: str, mountpoint: str) -> None:
-    """Serve *file* as the one file below *mountpoint* until the standard input ends."""
-    drive = Drive(os.open(file, os.O_RDWR | os.O_CLOEXEC))
+def serve(drive: Drive, mountpoint: str) -> None:
+    """Serve *drive* as the one file below *mountpoint* until the standard input ends."""
     pyfuse3.init(drive, mountpoint, {"fsname=kvfs-test-drive"})
     try:
         trio.run(_main, drive)
@@ -109,4 +108,5 @@ def serve(file: str, mountpoint: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(*sys.argv[1:])
+    path, served_at = sys.argv[1:]
+    serve(Drive(os.open(path, os.O_RDWR | os.O_CLOEXEC)), served_at)

@@ -42,10 +42,12 @@ def shut_down(directory_fd: int, cut: Cut) -> None:
 class Drive:
     """An image file with a pool, and the store on it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, blank: bool = True) -> None:
+        """*blank*: the image is made, with a pool; else it is one that has been used."""
         self.path = path
         self.settings = Settings(index_preallocate_bytes=MIB, index_map_bytes=64 * MIB)
-        format_source(str(path), size_bytes=400 * MIB, fill=fill_pool)
+        if blank:
+            format_source(str(path), size_bytes=400 * MIB, fill=fill_pool)
         self._device: Device | None = None
         self._store: Driven | None = None
 

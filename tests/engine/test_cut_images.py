@@ -1,0 +1,121 @@
+"""What an image of a cut has, from a recording of a few writes that is written by hand."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.cut_images import Cut, Images, Mode, draw_cuts
+from tests.support.mounting import workplace
+from tests.support.proving_blocks import SECTOR_BYTES, fault_of, made
+from tests.support.recording import FLUSH, OP, Recording
+
+PAGE = 4096
+PAGES = 8
+
+
+def written(place: Path, ops: Sequence[tuple[int, bytes] | None]) -> Recording:
+    """Return a recording of *ops*: page number and bytes, or None for a flush; 1 ns apart."""
+    record = place / "record"
+    record.mkdir()
+    (record / "base").write_bytes(bytes(PAGES * PAGE))
+    rows, data = b"", b""
+    for t_ns, op in enumerate(ops, 1):
+        page, part = (0, b"") if op is None else op
+        rows += OP.pack(t_ns, FLUSH if op is None else page * PAGE, len(part))
+        data += part
+    (record / "ops").write_bytes(rows)
+    (record / "bytes").write_bytes(data)
+    return Recording(record)
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with workplace() as made_place:
+        yield made_place
+
+
+def block(version: int) -> bytes:
+    return made(1, (version,) * (PAGE // SECTOR_BYTES), PAGE)
+
+
+#: Three pages flushed, then page 0 anew, page 3, and page 0 once more.
+OPS = [
+    *((page, block(page + 1)) for page in range(3)),
+    None,
+    (0, block(10)),
+    (3, block(4)),
+    (0, block(11)),
+]
+
+
+def pages_of(image: Path) -> list[bytes]:
+    data = image.read_bytes()
+    assert len(data) == PAGES * PAGE
+    return [data[at : at + PAGE] for at in range(0, 4 * PAGE, PAGE)]
+
+
+def all_images(place: Path, mode: Mode, end: int) -> Iterator[list[bytes]]:
+    """Yield the first pages of 40 images of one mode and end, of different seeds."""
+    images = Images(written(place, OPS), place)
+    for seed in range(40):
+        yield pages_of(images.make(Cut(seed, mode, end, seed)))
+
+
+def test_in_order_everything_up_to_the_cut_is_there(place: Path) -> None:
+    assert {tuple(pages) for pages in all_images(place, Mode.IN_ORDER, 6)} == {
+        (block(10), block(2), block(3), block(4))
+    }
+
+
+def test_dropped_nothing_behind_the_last_flush_is_there(place: Path) -> None:
+    assert {tuple(pages) for pages in all_images(place, Mode.DROPPED, 7)} == {
+        (block(1), block(2), block(3), bytes(PAGE))
+    }
+
+
+def test_any_order_each_write_may_be_missing_but_no_flushed_one(place: Path) -> None:
+    found = {tuple(pages) for pages in all_images(place, Mode.ANY_ORDER, 7)}
+    assert {pages[0] for pages in found} == {block(1), block(10), block(11)}
+    assert {pages[1:3] for pages in found} == {(block(2), block(3))}
+    assert {pages[3] for pages in found} == {bytes(PAGE), block(4)}
+
+
+def test_twice_the_older_write_may_be_the_one_that_is_kept(place: Path) -> None:
+    found = {tuple(pages) for pages in all_images(place, Mode.TWICE, 7)}
+    assert {pages[0] for pages in found} == {block(10), block(11)}
+    assert {pages[3] for pages in found} == {block(4)}
+
+
+def test_torn_a_write_is_cut_between_sectors(place: Path) -> None:
+    firsts = {pages[0] for pages in all_images(place, Mode.TORN, 7)}
+    torn = firsts - {block(1), block(10), block(11)}
+    assert torn
+    assert {fault_of(page, 1) for page in torn} == {"mixed"}
+
+
+def test_lying_what_was_flushed_may_be_missing(place: Path) -> None:
+    found = {tuple(pages) for pages in all_images(place, Mode.LYING, 7)}
+    assert bytes(PAGE) in {pages[1] for pages in found}
+
+
+def test_images_in_the_order_of_their_cuts_are_the_same_as_each_alone(place: Path) -> None:
+    recording = written(place, OPS)
+    cuts = draw_cuts(recording, 60, 1, len(OPS))
+    assert {cut.mode for cut in cuts} == set(Mode)
+    together = Images(recording, place)
+    for cut in cuts:
+        with workplace() as own:
+            alone = pages_of(Images(recording, own).make(cut))
+        assert pages_of(together.make(cut)) == alone
+
+
+def test_faults_of_a_block_are_told_apart() -> None:
+    whole = made(1, (1,) * 8, PAGE)
+    assert fault_of(b"", 1) == "empty"
+    assert fault_of(whole[:SECTOR_BYTES], 1) == "short"
+    assert fault_of(whole[:2048] + bytes(2048), 1) == "zeros"
+    assert fault_of(made(1, (1, 2, 1, 1), 2048), 1) == "mixed"
+    assert fault_of(made(2, (1,) * 8, PAGE), 1) == "another's"
+    assert fault_of(whole[2048:] + whole[:2048], 1) == "another's"
+    assert fault_of(b"x" + whole[1:], 1) == "garbled"
