@@ -69,6 +69,8 @@ class Ledger:
     blocks: list[Block] = field(default_factory=list)
     directories: list[Directory] = field(default_factory=list)
     listings: list[Listing] = field(default_factory=list)
+    #: How many the server had evicted at the end.
+    evicted_blocks: int = 0
     #: When a ``kvfs sync`` began and when it had returned.
     synced_ns: list[tuple[int, int]] = field(default_factory=list)
     #: How old a block gets at most before it is durable; None: nobody promises.

@@ -25,6 +25,7 @@ def hold(done: Proof) -> None:
     print(f"\n{done}")
     assert all(done.tallies[mode].is_good for mode in TRUTHFUL), "\n".join(done.lines)
     assert sum(tally.read for tally in done.tallies.values()) > 0
+    assert (done.evicted_blocks > 0) == (done.plan.kind is Kind.FULL)
 
 
 @pytest.mark.parametrize("kind", [Kind.ROOMY, Kind.FULL])
