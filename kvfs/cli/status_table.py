@@ -40,6 +40,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "slab_bytes": "slabs",
         "pinned_bytes": "pinned",
         "open_bytes": "open",
+        "open_by": "open by",
         "preallocated_bytes": "preallocated",
         "headroom_bytes": "headroom",
         "pending_delete_bytes": "pending delete",

@@ -37,6 +37,11 @@ def setting(
     return field(default=default, metadata=_metadata(reason, unit, low, high, choices))
 
 
+def share(default: float, reason: str) -> float:
+    """Declare a field of ``Settings`` that is a share of something, from 0 to all of it."""
+    return setting(default, reason, unit="share", low=0, high=1)
+
+
 def setting_table(reason: str) -> Mapping[str, Mapping[str, str]]:
     """Declare a field of ``Settings`` that is a table in the file, empty by default."""
     return field(default_factory=dict, metadata=_metadata(reason))

@@ -10,7 +10,15 @@ from typing import Any, Final, Self
 
 from kvfs.core.index_settings import IndexSettings
 from kvfs.core.report_settings import ReportSettings
-from kvfs.core.setting_values import converted, default_of, setting, setting_table, show, table_of
+from kvfs.core.setting_values import (
+    converted,
+    default_of,
+    setting,
+    setting_table,
+    share,
+    show,
+    table_of,
+)
 from kvfs.core.sizes import GIB, MIB, TIB
 from kvfs.core.types import CAPACITY_MIN_BYTES
 
@@ -148,13 +156,9 @@ class Settings(IndexSettings):
         low=0,
         high=86_400,
     )
-    lease_max: float = setting(
+    lease_max: float = share(
         0.92,
-        "largest share of the capacity under leases: connectors with an index keep up to 90 %, the "
-        "rest is for stores of others",
-        unit="share",
-        low=0,
-        high=1,
+        "of the capacity under leases: connectors with an index keep 90 %, others need the rest",
     )
     foreign_closes: str = setting(
         "doubted",
@@ -180,6 +184,9 @@ class Settings(IndexSettings):
         low=0.1,
         high=3600,
     )
+    file_server_passthrough_max: float = share(
+        0.5, "of the capacity that servers may have open on passthrough, where no eviction frees it"
+    )
     eviction: str = setting(
         "lru",
         "best on a recorded trace from an eighth of its blocks up, arc below (docs/eviction.md)",
@@ -201,12 +208,8 @@ class Settings(IndexSettings):
         unit="bytes",
         low=MIB,
     )
-    pin_share: float = setting(
-        0.5,
-        "largest share of the capacity kept by pins and evict=never: the rest must be evictable",
-        unit="share",
-        low=0,
-        high=1,
+    pin_share: float = share(
+        0.5, "of the capacity kept by pins and evict=never: the rest must be evictable"
     )
     backing_ids_max: int = setting(
         16_384,

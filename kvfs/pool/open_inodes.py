@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from kvfs.core.errors import DeadInode
 from kvfs.core.types import NO_BACKING_ID, NO_INODE, InodeNo, InodeRecord
 from kvfs.core.writing import Writing
 from kvfs.machine.processes import NOBODY, Maker
@@ -65,12 +66,20 @@ class OpenInode(Writing):
     #: Of readers and writers, those that are file servers (file_servers.py).
     served_readers = 0
     served_writers = 0
+    #: Of both, those on passthrough, which nobody but the server can end.
+    served_passing = 0
+    #: What ``served_passing`` keeps of the capacity, as it was last counted (served.py).
+    passing_bytes = 0
     #: One of ``served_writers`` is no handle: it keeps open what a server emptied (emptying.py).
     kept_open = False
     #: Of ``served_readers``, those that may write: they wrote nothing for long (served.py).
     quiet_writers = 0
     #: Size and mtime (ns) of the extent when the last of them was counted so.
     left_as = (-1, 0)
+    #: Reads and writes under way in threads, by ``fd``.
+    transfers = 0
+    #: Evicted from under file servers, with its bytes: whatever they ask of it is ESTALE.
+    revoked = False
     #: The last record of an inode that has no name any more; None while it has one.
     gone: InodeRecord | None = None
     #: The extended attributes of an inode without a name.
@@ -113,6 +122,20 @@ class OpenInode(Writing):
     def only_served(self) -> bool:
         """Whether nobody has it open but file servers, of which none is writing."""
         return not self.writers and 0 < self.readers == self.served_readers
+
+    @property
+    def is_revocable(self) -> bool:
+        """Whether its bytes can be taken from all that have it open.
+
+        These are file servers alone, which ask this process for each byte, and none does now.
+        """
+        busy = self.served_passing or self.transfers or self.allocating
+        return self.only_served and not busy and self.gone is None and not self.stands_in
+
+    def require_bytes(self) -> None:
+        """Raise DeadInode if its bytes were taken from who has it open."""
+        if self.revoked:
+            raise DeadInode(f"inode {self.ino} was evicted")
 
     @property
     def runs_free(self) -> bool:

@@ -253,8 +253,21 @@ class Pool:
         if opened.fd >= 0:
             self.syscalls.close(opened.fd)
             opened.fd = -1
-        if opened.gone is not None:
+        if opened.gone is not None and not opened.revoked:
             self._erase_or_keep(opened, opened.gone)
+
+    def revoke(self, opened: OpenInode, record: InodeRecord) -> None:
+        """Give back the bytes of *opened*, which is revocable and has lost its name. Atomic.
+
+        Its handles stay until their servers close them.
+        """
+        opened.gone, opened.revoked = record, True
+        opened.allocated_bytes = 0
+        if opened.fd >= 0:
+            self.syscalls.close(opened.fd)
+            opened.fd = -1
+        self.kernel.freed(opened)
+        self.identities.erase(opened.ino, record)
 
     def show_drafts_anew(self) -> None:
         """Drop draft names from the kernel's cache, because it changed who may see them."""

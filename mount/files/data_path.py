@@ -30,8 +30,8 @@ class DataPath(Protocol):
     #: Whether what is open for reading costs a descriptor here, too.
     holds_readers: bool
 
-    def grant(self, opened: OpenInode, *, writer: bool) -> Grant:
-        """Decide for a new handle on *opened*."""
+    def grant(self, opened: OpenInode, *, writer: bool, asks: bool = False) -> Grant:
+        """Decide for a new handle on *opened*; *asks*: it shall not be on passthrough."""
 
     def freed(self, opened: OpenInode) -> None:
         """Learn that the inode's last handle is gone."""
@@ -58,7 +58,7 @@ class DaemonPath:
     name = "daemon"
     holds_readers = True
 
-    def grant(self, opened: OpenInode, *, writer: bool) -> Grant:
+    def grant(self, opened: OpenInode, *, writer: bool, asks: bool = False) -> Grant:
         """Let the kernel keep its cache: nobody else changes the bytes."""
         return _THROUGH_DAEMON
 
@@ -158,15 +158,16 @@ class PassthroughPath:
         self._registered.clear()
         self._device_fd = -1
 
-    def grant(self, opened: OpenInode, *, writer: bool) -> Grant:
+    def grant(self, opened: OpenInode, *, writer: bool, asks: bool = False) -> Grant:
         """Return the inode's one backing id. Raises OSError, Damaged.
 
         A draft whose writes must ask for room gets none until its last close: direct I/O, since
-        a file in the kernel's own cache could not be opened for passthrough (iomode.c).
+        a file in the kernel's own cache could not be opened for passthrough (iomode.c). The same
+        does a handle that *asks*, unless another may have passthrough, which rules all else out.
         """
-        if opened.through_daemon:
-            return _ASKING
         known = self._open.get(opened.ino)
+        if opened.through_daemon or (asks and known is None):
+            return _ASKING
         if known is None:
             known = self._owned(opened) or self._register(opened)
             self._open[opened.ino] = known

@@ -270,24 +270,27 @@ class Files:
         self, opened: OpenInode, flags: int, *, writer: bool, served: bool
     ) -> tuple[HandleNo, Grant]:
         """Record the handle, *served* a file server's, before the reply tells the kernel of it."""
-        kind = HandleKind.READER
+        kind, path, blocks = HandleKind.READER, self._port.path, self.store.blocks
+        asks = served and blocks.served.must_ask(opened)
         if writer:
             kind, opened.flushed = HandleKind.WRITER, False
+            if asks and opened.readers + opened.writers == 1:
+                opened.through_daemon = True
         try:
-            grant = self._port.path.grant(opened, writer=writer)
+            grant = path.grant(opened, writer=writer, asks=asks)
             handle = self.handles.open(kind, flags, opened, grant.backing_id)
         except BaseException as error:
             if isinstance(error, Damaged):
-                self.store.blocks.publishing.dismiss(opened, error)
+                blocks.publishing.dismiss(opened, error)
             appends = writer and bool(flags & os.O_APPEND)
-            self.store.blocks.abandon(opened, writer=writer, appends=appends)
+            blocks.abandon(opened, writer=writer, appends=appends)
             raise
         if served:
             handle.served = True
-            self.store.blocks.served.opened(opened, writer=writer)
+            blocks.served.opened(opened, writer=writer, passing=bool(grant.backing_id))
         if writer:
             handle.tid = self.thread()
-        if writer or self._port.path.holds_readers:
+        if writer or path.holds_readers:
             handle.uid = self._request.present.uid
             self._shares.take(handle.uid)
         return handle.fh, grant
@@ -304,7 +307,8 @@ class Files:
         blocks, opened = self.store.blocks, handle.opened
         writes = handle.kind is HandleKind.WRITER
         if handle.served:
-            writes = blocks.served.closed(opened, writer=writes)
+            passing = bool(handle.backing_id)
+            writes = blocks.served.closed(opened, writer=writes, passing=passing)
         if not writes:
             blocks.close(opened, writer=False)
             return

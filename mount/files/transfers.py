@@ -32,13 +32,17 @@ class Transfers:
     async def read(self, fh: int, offset_bytes: int, size_bytes: int) -> bytes:
         """Return up to *size_bytes* from *offset_bytes*, short only at the end of the file."""
         fd = self._files.extent_fd(fh)
+        opened = self._files.handles.get(fh).opened
         pread = self._store.pool.syscalls.pread
+        opened.transfers += 1
         try:
             return await self._in_thread(pread, fd, size_bytes, offset_bytes)
         except OSError as error:
             if error.errno == errno.EIO:
                 self._dismiss(fh, error)
             raise
+        finally:
+            opened.transfers -= 1
 
     def _dismiss(self, fh: int, error: OSError) -> None:
         """Take the name of a block that the device cannot read; its writer may put it right."""
@@ -71,8 +75,22 @@ class Transfers:
         handle = self._files.handles.get(fh)
         if handle.kind is not HandleKind.WRITER:
             raise BadHandle("not open for writing")
-        allocations, opened = self._store.blocks.allocations, handle.opened
         fd = self._files.extent_fd(fh)
+        handle.opened.transfers += 1
+        try:
+            return await self._write_with_room(handle.opened, fd, offset_bytes, data, about_to_wait)
+        finally:
+            handle.opened.transfers -= 1
+
+    async def _write_with_room(
+        self,
+        opened: OpenInode,
+        fd: int,
+        offset_bytes: int,
+        data: bytes,
+        about_to_wait: AboutToWait | None,
+    ) -> int:
+        allocations = self._store.blocks.allocations
         find_room = functools.partial(
             self._files.room.find, about_to_wait=about_to_wait, held_bytes=len(data)
         )
@@ -104,6 +122,7 @@ class Transfers:
             opened, offset_bytes + len(data), len(data)
         )
         fd = self._files.extent_fd(fh)
+        opened.transfers += 1  # its own space may be made by eviction
         try:
             if growth_bytes:
                 if allocator.late_reserve_bytes(opened, growth_bytes):
@@ -121,6 +140,7 @@ class Transfers:
             self._writes_at_once = error.errno != errno.EOPNOTSUPP
             return False  # it would wait; or the device fails, which the thread finds out
         finally:
+            opened.transfers -= 1
             # Also holes were filled, if the file has some.
             pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
         return written_bytes == len(data)

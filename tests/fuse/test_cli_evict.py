@@ -275,8 +275,13 @@ def test_status_tells_what_may_go(kv: Path, pool: Mounted) -> None:
     assert status["leased_bytes"] == BLOCK_BYTES
     assert status["pinned_bytes"] == BLOCK_BYTES
     assert status["open_bytes"] == BLOCK_BYTES
+    assert status["open_by"] == {
+        "processes": {"files": 1, "bytes": BLOCK_BYTES},
+        "file_servers": {"files": 0, "bytes": 0},
+    }
     assert status["slab_bytes"] == 0
-    assert status["evictable_bytes"] >= 3 * BLOCK_BYTES
+    closed_bytes = pool.status()["evictable_bytes"]
+    assert status["evictable_bytes"] == closed_bytes - BLOCK_BYTES >= BLOCK_BYTES
     assert status["warning"] is None
     (kv / "a" / "leased").unlink()
 

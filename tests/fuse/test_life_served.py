@@ -59,6 +59,8 @@ def test_what_a_server_renamed_may_go_although_it_has_it_open(
             assert server.stdout is not None
             assert server.stdout.readline() == b"renamed\n"
             assert state(name) == "published"
+            held = mounted.status()["open_by"]["file_servers"]
+            assert held == {"files": 1, "bytes": 65536}
             run_kvfs("evict", str(name))
             assert not name.exists()
         finally:

@@ -29,12 +29,12 @@ class CountedPath(DaemonPath):
         self.open: set[InodeNo] = set()
         self.refuse = False
 
-    def grant(self, opened: Opened, *, writer: bool) -> Grant:
+    def grant(self, opened: Opened, *, writer: bool, asks: bool = False) -> Grant:
         """Grant, or fail as an ioctl does."""
         if self.refuse:
             raise OSError(errno.ENOMEM, "no id")
         self.open.add(opened.ino)
-        return super().grant(opened, writer=writer)
+        return super().grant(opened, writer=writer, asks=asks)
 
     def freed(self, opened: Opened) -> None:
         """Note the last one."""

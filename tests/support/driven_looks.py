@@ -192,7 +192,7 @@ class Looks:
         return {
             ino
             for ino, opened in self.engine.pool.open_inodes.items()
-            if opened.gone is not None and stat.S_ISREG(opened.gone.mode)
+            if opened.gone is not None and not opened.revoked and stat.S_ISREG(opened.gone.mode)
         }
 
     def removed_lately(self) -> set[InodeNo]:

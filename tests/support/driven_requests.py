@@ -82,16 +82,21 @@ class Requests:
 
     # ---- what a file server asks, which is no process ----
 
-    def open_served(self, ino: InodeNo, *, writer: bool, truncate: bool = False) -> OpenInode:
-        """OPEN by a server; ``close_served`` is its RELEASE."""
+    must_ask = At(lambda engine: engine.blocks.served.must_ask)
+    serve = At(lambda engine: engine.blocks.served.opened)
+
+    def open_served(
+        self, ino: InodeNo, *, writer: bool, truncate: bool = False, passing: bool = False
+    ) -> OpenInode:
+        """OPEN by a server; ``close_served`` is its RELEASE. *passing*: on passthrough."""
         blocks = self.engine.blocks
         opened = blocks.open(ino, writer=writer, truncate=truncate, maker=SERVER)
-        blocks.served.opened(opened, writer=writer)
+        blocks.served.opened(opened, writer=writer, passing=passing)
         return opened
 
-    def close_served(self, opened: OpenInode, *, writer: bool) -> None:
+    def close_served(self, opened: OpenInode, *, writer: bool, passing: bool = False) -> None:
         """Close one of a server's handles."""
-        writes = self.engine.blocks.served.closed(opened, writer=writer)
+        writes = self.engine.blocks.served.closed(opened, writer=writer, passing=passing)
         self.engine.blocks.close(opened, writer=writes)
 
     # ---- attributes ----

@@ -61,13 +61,17 @@ class Allocations:
         """
         pool, fd = self._pool, opened.fd
         growth_bytes = self.growth_bytes(opened, mode, offset_bytes, length_bytes)
-        if growth_bytes:
-            self._allocator.require_space(growth_bytes)
-        if mode & FALLOC_FL_PUNCH_HOLE:
-            holes.punched(opened, offset_bytes)
-        self._publishing.allocate_ahead(opened.ino)
-        pool.space.pledged_bytes += growth_bytes
         opened.allocating += 1
+        try:
+            if growth_bytes:
+                self._allocator.require_space(growth_bytes)  # evicts others, but not this one
+            if mode & FALLOC_FL_PUNCH_HOLE:
+                holes.punched(opened, offset_bytes)
+            self._publishing.allocate_ahead(opened.ino)
+        except BaseException:
+            opened.allocating -= 1
+            raise
+        pool.space.pledged_bytes += growth_bytes
 
         def work() -> None:
             pool.extents.allocate(fd, mode, offset_bytes, length_bytes)

@@ -10,14 +10,7 @@ import os
 import stat
 from typing import Final
 
-from kvfs.core.errors import (
-    Damaged,
-    DeadInode,
-    InvalidRequest,
-    IsADirectory,
-    ReadOnly,
-    TooLarge,
-)
+from kvfs.core.errors import Damaged, DeadInode, InvalidRequest, IsADirectory, ReadOnly, TooLarge
 from kvfs.core.inode_rules import new_record
 from kvfs.core.lifecycle import SETTLED, UNFINISHED
 from kvfs.core.types import SIZE_MAX_BYTES, InodeNo, InodeRecord
@@ -235,8 +228,9 @@ class Blocks:
     def extent_fd(self, opened: OpenInode) -> int:
         """Return a descriptor of the extent, O_RDWR if possible, which is kept to the last close.
 
-        Raises Damaged when the extent is missing.
+        Raises Damaged when the extent is missing, DeadInode when it was evicted under a server.
         """
+        opened.require_bytes()
         if opened.fd < 0:
             try:
                 access = os.O_RDONLY if self._pool.settings.read_only else os.O_RDWR

@@ -39,17 +39,42 @@ class Served:
         self._close_writer = close_writer
         #: Blocks that servers are writing, and when each is checked next, soonest first.
         self._written: OrderedDict[InodeNo, float] = OrderedDict()
+        #: Bytes of blocks that servers have open on passthrough, as they were last counted.
+        self.passing_bytes = 0
 
-    def opened(self, opened: OpenInode, *, writer: bool) -> None:
-        """Note that one handle of *opened* belongs to a server."""
+    def must_ask(self, opened: OpenInode) -> bool:
+        """Whether a server's next handle of *opened* shall have no passthrough.
+
+        The space of what a server keeps open there is its own, even without a name. So they may
+        keep only a part of the capacity that way (``file_server_passthrough_max``). What is beyond
+        is read and written through this process, and can be evicted at any time.
+        """
+        pool = self._pool
+        bound_bytes = pool.settings.file_server_passthrough_max * pool.space.capacity_bytes
+        return not opened.served_passing and (
+            self.passing_bytes + opened.allocated_bytes > bound_bytes
+        )
+
+    def opened(self, opened: OpenInode, *, writer: bool, passing: bool) -> None:
+        """Note that one handle of *opened* belongs to a server; *passing*: on passthrough."""
+        opened.served_passing += passing
+        self._count_passing(opened)
         if writer:
             opened.served_writers += 1
             self._look_in(opened.ino, self._pool.settings.file_server_close_s)
         else:
             opened.served_readers += 1
 
-    def closed(self, opened: OpenInode, *, writer: bool) -> bool:
+    def _count_passing(self, opened: OpenInode) -> None:
+        """Count what servers keep open of it on passthrough, as it is now."""
+        now_bytes = opened.allocated_bytes if opened.served_passing else 0
+        self.passing_bytes += now_bytes - opened.passing_bytes
+        opened.passing_bytes = now_bytes
+
+    def closed(self, opened: OpenInode, *, writer: bool, passing: bool) -> bool:
         """Note that a server closes a handle; return whether it still counts as a *writer*'s."""
+        opened.served_passing -= passing
+        self._count_passing(opened)
         self.look(opened)
         writes = writer and not opened.quiet_writers
         if writes:
@@ -65,7 +90,7 @@ class Served:
         """Keep *opened* open for a server, which emptied it by a handle and will write it."""
         self._pool.open_inodes.enter(opened.ino, writer=True)
         opened.kept_open, opened.flushed = True, False
-        self.opened(opened, writer=True)
+        self.opened(opened, writer=True, passing=False)
 
     def _has_bytes(self, opened: OpenInode) -> bool:
         """Whether it has bytes; without any the server may only have emptied it so far."""
@@ -90,7 +115,7 @@ class Served:
             if opened is None or not opened.served_writers or opened.fd < 0:
                 continue
             wait_s = self._pool.settings.file_server_close_s - self._idle_s(opened)
-            if wait_s > 0 or opened.allocating:
+            if wait_s > 0 or opened.allocating or opened.transfers:
                 self._look_in(ino, wait_s)
             else:
                 self._count_as_closed(opened)
@@ -120,9 +145,12 @@ class Served:
         opened.quiet_writers += handles
         for _ in range(count):
             self._close_writer(opened)
-        if not opened.writers and opened.fd >= 0:
-            self._pool.syscalls.close(opened.fd)  # readers need none, or open it again
-            opened.fd = -1
+        if not opened.writers:
+            opened.through_daemon = False  # which is for writers
+            if opened.fd >= 0 and not opened.transfers:
+                self._pool.syscalls.close(opened.fd)  # readers need none, or open it again
+                opened.fd = -1
+        self._count_passing(opened)
 
     def close(self) -> None:
         """Find late writes, as far as possible, because the pool stops."""

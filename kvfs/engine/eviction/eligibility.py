@@ -1,5 +1,6 @@
 """Whether a block may be evicted now: the check after the plan, on the event loop."""
 
+import contextlib
 import stat
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -9,6 +10,7 @@ from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State, label
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool import ranks
+from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 #: Suffixes of files with the metadata of a block, added to its name or in place of its suffix:
@@ -57,9 +59,18 @@ def obstacle(pool: Pool, ino: InodeNo, record: InodeRecord, *, open_too: bool) -
         if pool.heat.held_as(ino, Rank.KEPT) is not None:
             return why
     opened = pool.open_inodes.get(ino)
-    if opened is not None:
+    if opened is not None and not opened.is_revocable:
         return None if open_too and not opened.writers else "open"
-    return None if open_too or not pool.extents.is_used(ino) else "mapped"
+    return None if open_too or not _is_mapped(pool, ino, opened) else "mapped"
+
+
+def _is_mapped(pool: Pool, ino: InodeNo, opened: OpenInode | None) -> bool:
+    """Whether a process still has a block mapped that it has closed; False if it cannot be told."""
+    if opened is None or opened.fd < 0:
+        return pool.extents.is_used(ino)
+    with contextlib.suppress(OSError):
+        return pool.extents.in_use(opened.fd)
+    return False
 
 
 def used_since(pool: Pool, ino: InodeNo, record: InodeRecord, wall_ns: int) -> bool | None:

@@ -186,7 +186,11 @@ class Reclaim:
         pool = self._pool
         if not self._used or len(pool.heat) > _PLAN_MAX:
             return
-        done = [ino for ino, read in self._used.items() if read and ino not in pool.open_inodes]
+        done = [
+            ino
+            for ino, read in self._used.items()
+            if read and ((opened := pool.open_inodes.get(ino)) is None or opened.is_revocable)
+        ]
         for ino in done:
             del self._used[ino]
             self._victims.allow(ino)
@@ -258,18 +262,22 @@ class Reclaim:
         used_ns = pool.heat.used_ns(ino)
         pool.cache.evicted(record, reason, now_ns - (now_ns if used_ns is None else used_ns))
         pool.heat.evicted(ino)
-        is_open = ino in pool.open_inodes
-        if is_open:
+        opened = pool.open_inodes.get(ino)
+        stays = opened is not None and not opened.is_revocable
+        if stays:
             self._namespace.keep_removed(ino, record, now_ns)
         else:
             pool.leases.drop(ino)
             pool.pins.drop(ino)
-            pool.identities.erase(ino, record)
+            if opened is None:
+                pool.identities.erase(ino, record)
+            else:
+                pool.revoke(opened, record)
         pool.kernel.unnamed(ino)
-        if is_open:
+        if opened is not None:
             pool.kernel.name_vanished(record.parent, record.name)
         else:
             pool.kernel.inode_vanished(ino, record.parent)
         self.evicted_blocks += 1
         self.evicted_bytes += record.allocated_bytes
-        return 0 if is_open else record.allocated_bytes
+        return 0 if stays else record.allocated_bytes

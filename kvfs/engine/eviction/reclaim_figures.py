@@ -4,7 +4,7 @@ import stat
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from kvfs.core.eviction_policy import Rank
+from kvfs.core.eviction_policy import EVICTABLE, Rank
 from kvfs.core.lifecycle import State
 from kvfs.core.sizes import format_size
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
@@ -29,8 +29,8 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: OverrunWatch) -> dict[s
     """Return the figures, in bytes and counts."""
     space = pool.space
     totals = pool.leases.totals
-    open_bytes = sum(opened.allocated_bytes for opened in pool.open_inodes.values())
-    evictable_bytes = pool.evictable_bytes
+    open_by = _open_by(pool)
+    evictable_bytes = pool.evictable_bytes - _in_use_bytes(pool)
     directory, held_bytes = holder(pool)
     low = space.unclaimed_bytes + evictable_bytes < _LOW_SHARE * space.capacity_bytes
     return {
@@ -40,7 +40,8 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: OverrunWatch) -> dict[s
         "lease_max_bytes": pool.leases.shares.bound_bytes,
         "slab_bytes": sum(totals[state][1] for state in _SLABS),
         "pinned_bytes": pool.heat.held_bytes[Rank.KEPT],
-        "open_bytes": open_bytes,
+        "open_bytes": sum(held["bytes"] for held in open_by.values()),
+        "open_by": open_by,
         "pending_delete_bytes": space.pending_delete_bytes,
         "deleted_open_bytes": gone_totals(pool)["bytes"],
         "headroom_bytes": pool.headroom.target_bytes(pool.monotonic_s()),
@@ -57,6 +58,28 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: OverrunWatch) -> dict[s
         "largest_unevictable": {"directory": directory, "bytes": held_bytes},
         "warning": _WARNING.format(directory, format_size(held_bytes)) if low else None,
     }
+
+
+def _open_by(pool: Pool) -> dict[str, dict[str, int]]:
+    """Return who has files open: file servers alone, or processes of this machine as well."""
+    held = {"processes": {"files": 0, "bytes": 0}, "file_servers": {"files": 0, "bytes": 0}}
+    for opened in pool.open_inodes.values():
+        handles = opened.readers + opened.writers
+        served = opened.served_readers + opened.served_writers
+        row = held["file_servers" if served == handles else "processes"]
+        row["files"] += 1
+        row["bytes"] += opened.allocated_bytes
+    return held
+
+
+def _in_use_bytes(pool: Pool) -> int:
+    """Return bytes of blocks that could be evicted, but that somebody has open."""
+    return sum(
+        pool.heat.held_as(ino, rank) or 0
+        for ino, opened in pool.open_inodes.items()
+        if opened.gone is None and not opened.is_revocable
+        for rank in EVICTABLE
+    )
 
 
 def _lessee(pool: Pool) -> dict[str, Any] | None:

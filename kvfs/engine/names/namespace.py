@@ -104,6 +104,7 @@ class Namespace:
         """
         opened = self._pool.open_inodes.get(ino)
         if opened is not None and opened.gone is not None:
+            opened.require_bytes()
             return opened.gone
         try:
             if ino < self._proofs.below:

@@ -49,7 +49,7 @@ def gone_totals(pool: Pool) -> dict[str, int]:
     gone = [
         opened.allocated_bytes
         for opened in pool.open_inodes.values()
-        if opened.gone is not None and stat.S_ISREG(opened.gone.mode)
+        if opened.gone is not None and not opened.revoked and stat.S_ISREG(opened.gone.mode)
     ]
     return {
         "blocks": len(gone) + pool.unlink_queue.lingering,
