@@ -26,7 +26,7 @@ from kvfs.machine.process_limits import what_it_cannot_see
 from mount.control.metrics.exposition import Exposition
 from mount.control.metrics.scrapes import serve_scrapes
 from mount.control.metrics.textfile import write_textfile
-from mount.control.socket import Verb, serve_control
+from mount.control.socket import Verb, group_id, serve_control
 from mount.control.status import Parts, describe, describe_lost
 from mount.control.verbs import CommandVerbs
 from mount.files.data_path import DaemonPath
@@ -76,6 +76,7 @@ def run(
     *load* reads the settings again at SIGHUP. *remark* takes lines for the operator who mounts.
     Raises CommandError.
     """
+    group_id(settings.control_group)  # a wrong one is told before anything is touched
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(
             open_source(
@@ -135,6 +136,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
 
     def __init__(self, device: Device, port: KernelPort, settings: Settings) -> None:
         self.settings = settings
+        self._group = group_id(settings.control_group)
         self.port = port
         self.store = port.store
         self._device = device
@@ -211,7 +213,9 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 nursery.start_soon(self._serve_signals, load)
                 nursery.start_soon(self.channel.flush_late)
                 verbs = self._verbs(CommandVerbs(self.store, nursery).table())
-                await nursery.start(serve_control, socket_path(self.settings.name), verbs)
+                await nursery.start(
+                    serve_control, socket_path(self.settings.name), verbs, self._group
+                )
                 metrics = Exposition(functools.partial(self._status, {}))
                 nursery.start_soon(serve_scrapes, self.settings, metrics)
                 nursery.start_soon(write_textfile, self.settings, metrics)

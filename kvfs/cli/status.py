@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.failures import one_line
 from kvfs.cli.parser import add_verb
@@ -15,6 +15,9 @@ from kvfs.machine.mount_table import kvfs_at
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
 
+#: Of the list; a long mountpoint takes several lines before a figure is cut off.
+_LIST_COLUMNS: Final = 100
+
 
 def configure(subparsers: "Subparsers") -> None:
     """Add the verb's parser."""
@@ -22,11 +25,14 @@ def configure(subparsers: "Subparsers") -> None:
         subparsers,
         "status",
         run,
-        description="Show the mount at MOUNT, or all mounts. With --json one JSON object for "
-        "MOUNT, a list of them without.\nEnds with exit code 11 when nothing is mounted.",
-        example="kvfs status /kv --json",
+        description="Show the mount at MOUNT in full, or all mounts in a line each; with --all "
+        "those in full, too. With --json one\nJSON object for MOUNT, a list of them without. Needs "
+        "root, or the group of the setting control_group.\nEnds with exit code 11 when nothing is "
+        "mounted.",
+        example="kvfs status\n  kvfs status /kv --json",
     )
     parser.add_argument("mountpoint", metavar="MOUNT", nargs="?")
+    parser.add_argument("--all", action="store_true", help="show every mount in full")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -34,12 +40,21 @@ def run(args: argparse.Namespace) -> int:
     """Ask, and print the answers."""
     if args.mountpoint:
         status = status_of(args.mountpoint)
-        _print([status], as_json=args.json, single=True)
+        if args.json:
+            print(json.dumps(status, indent=2))
+        else:
+            _print_in_full([status])
         return 0
     found = answers_and_dead()
     served = [answer.status for answer in found if answer.error is None]
-    if served or args.json:
-        _print(served, as_json=args.json, single=False)
+    if args.json:
+        print(json.dumps(served, indent=2))
+    elif args.all:
+        _print_in_full(served)
+    elif served:
+        from kvfs.cli.status_list import list_of
+
+        console_for_tables(_LIST_COLUMNS).print(list_of(served))
     for status in served:  # its server lives, but its mount is not visible here
         mountpoint = str(status["mountpoint"])
         if kvfs_at(mountpoint) is None and (note := not_here(mountpoint)):
@@ -55,10 +70,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(statuses: list[dict[str, Any]], *, as_json: bool, single: bool) -> None:
-    if as_json:
-        print(json.dumps(statuses[0] if single else statuses, indent=2))
-        return
+def _print_in_full(statuses: list[dict[str, Any]]) -> None:
     from kvfs.cli.status_table import tables
 
     console = console_for_tables()

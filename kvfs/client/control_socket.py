@@ -79,7 +79,10 @@ def ask(
         except ConnectionRefusedError:
             raise ServerGone(f"{path} is stale: its server is dead") from None
         except PermissionError:
-            raise NotRoot(f"{path} is for root; run this as root") from None
+            raise NotRoot(
+                f"{path} is for root; run this as root (for the status the group of the setting "
+                "control_group will do)"
+            ) from None
         except TimeoutError:
             raise ServeFailed(f"{path}: no answer within {timeout_s:g} s") from None
         except OSError as error:

@@ -69,6 +69,11 @@ class Settings(IndexSettings):
         low=0,
         high=0o1777,  # kvfs never stores suid and sgid
     )
+    control_group: str = setting(
+        "",
+        "not set: only root and the server's own user may ask; a group (name or number) whose "
+        "members may ask for the status",
+    )
     read_only: bool = setting(False, "a read-only cache is useful for inspection only")
     guard: bool = setting(False, "a tried mount leaves its mountpoint as it was; on in the unit")
     fsync: str = setting(

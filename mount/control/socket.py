@@ -1,14 +1,19 @@
 """The control socket of a running server: JSON lines for root and for the server's own user.
 
+The members of one group may use it too, if a setting says so, but only the verbs that change
+nothing.
+
 ``{"v": 1, "do": VERB, "args": {...}}`` is answered ``{"v": 1, "ok": true, "result": {...}}`` or
 ``{"v": 1, "ok": false, "error": TEXT, "exit_code": N}``. Nothing that a client sends may end the
 server. The verbs are in verbs.py.
 """
 
+import grp
 import json
 import logging
 import os
 import socket
+from array import array
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -27,12 +32,23 @@ Verb = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 #: For operators and one exporter; more connections mean that a client leaks them.
 CONNECTIONS_MAX: Final = 16
+#: Connections of the group, so that it never keeps root away.
+_GUESTS_MAX: Final = CONNECTIONS_MAX // 2
+#: What the group may ask for.
+_FOR_GUESTS: Final = frozenset({"status"})
 #: Length of the queue of connections. If the server hangs, or was killed and is held up by the
 #: kernel, every client leaves one in it. Once it is full, nobody can find out who listens
 #: (``peer_pid``). So it is as long as the kernel permits (somaxconn).
 _WAITING_MAX: Final = 1 << 16
 #: A client that sends nothing, or does not read its reply, is disconnected.
 IDLE_MAX_S: Final = 30.0
+_REFUSED_S: Final = 1.0
+
+#: asm-generic/socket.h: SO_PEERGROUPS (Linux 4.13), an array of gid_t.
+_PEERGROUPS: Final = 59
+#: Python's longest answer of getsockopt(2): 256 groups.
+_GROUPS_MAX_BYTES: Final = 1024
+_GROUP_MAX: Final = 2**32 - 2  # (gid_t)-1 means "leave it" to chown(2)
 
 _log: Final = logging.getLogger(__name__)
 
@@ -40,15 +56,17 @@ _log: Final = logging.getLogger(__name__)
 async def serve_control(
     path: str,
     verbs: Mapping[str, Verb],
+    group: int | None = None,
     task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Answer *verbs* on the socket *path* until cancelled; ``started`` once it listens.
 
-    Raises SourceBusy if a living server has that socket, ServeFailed if it cannot be made.
+    Members of *group* may ask for what changes nothing. Raises SourceBusy if a living server has
+    that socket, ServeFailed if it cannot be made.
     """
-    listening = listen(path)
+    listening = listen(path, 0o600 if group is None else 0o660, group)
     bound = os.stat(path)
-    server = _Server(verbs)
+    server = _Server(verbs, group)
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(trio.serve_listeners, server.serve, [_listener(listening)])
@@ -58,8 +76,8 @@ async def serve_control(
         listening.close()
 
 
-def listen(path: str, mode: int = 0o600) -> socket.socket:
-    """Return a listening socket at *path* with *mode*; a dead server's socket is replaced.
+def listen(path: str, mode: int = 0o600, group: int | None = None) -> socket.socket:
+    """Return a listening socket at *path* with *mode* and *group*; a dead server's is replaced.
 
     Raises SourceBusy if the socket's server lives, ServeFailed if *path* cannot be used.
     """
@@ -67,10 +85,12 @@ def listen(path: str, mode: int = 0o600) -> socket.socket:
     try:
         # bind(2) gives the file the socket's own mode less the umask (unix_bind_bsd in
         # net/unix/af_unix.c). So there is no moment in which other users could connect.
-        os.fchmod(listening.fileno(), mode)
+        os.fchmod(listening.fileno(), mode if group is None else 0o600)
         with locked_directory(os.path.dirname(path)):
             remove_stale(path)
             listening.bind(path)
+            if group is not None:
+                os.chown(path, -1, group)
             os.chmod(path, mode)
             listening.listen(_WAITING_MAX)
     except OSError as error:
@@ -99,34 +119,42 @@ def _listener(listening: socket.socket) -> trio.SocketListener:
 class _Server:
     """Answers a bounded number of connections, each with bounded line length and time."""
 
-    def __init__(self, verbs: Mapping[str, Verb]) -> None:
+    def __init__(self, verbs: Mapping[str, Verb], group: int | None) -> None:
         self._verbs = verbs
-        self._connections = 0
+        self._for_guests = {do: verb for do, verb in verbs.items() if do in _FOR_GUESTS}
+        self._group = group
+        self._connections = self._guests = 0
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        if self._connections >= CONNECTIONS_MAX:
+        is_guest = not _is_owner(stream)
+        if self._connections >= CONNECTIONS_MAX or (is_guest and self._guests >= _GUESTS_MAX):
             await stream.aclose()
             return
         self._connections += 1
+        self._guests += is_guest
         try:
             async with stream:
-                await self._converse(stream)
+                await self._converse(stream, is_guest=is_guest)
         except (trio.BrokenResourceError, trio.TooSlowError):
             _log.debug("control connection dropped")
         finally:
             self._connections -= 1
+            self._guests -= is_guest
 
-    async def _converse(self, stream: trio.SocketStream) -> None:
-        if not _peer_allowed(stream):
+    async def _converse(self, stream: trio.SocketStream, *, is_guest: bool) -> None:
+        if is_guest and not _is_member(stream, self._group):
             await _send(stream, _refusal(NotRoot("the control socket is for root")))
+            with trio.move_on_after(_REFUSED_S):  # closing on an unread request resets the reply
+                await stream.receive_some(LINE_MAX_BYTES)
             return
+        may = self._for_guests if is_guest else self._verbs
         received = bytearray()
         while True:
             end = received.find(b"\n")
             if end >= 0:
                 line = bytes(received[:end])
                 del received[: end + 1]
-                await _send(stream, await self._answer(line))
+                await _send(stream, await self._answer(line, may))
                 continue
             if len(received) > LINE_MAX_BYTES:
                 await _send(stream, _refusal(UsageError("the request is too long")))
@@ -137,9 +165,9 @@ class _Server:
                 return
             received += part
 
-    async def _answer(self, line: bytes) -> dict[str, Any]:
+    async def _answer(self, line: bytes, may: Mapping[str, Verb]) -> dict[str, Any]:
         try:
-            verb, args = self._parse(line)
+            verb, args = self._parse(line, may)
             return {"v": PROTOCOL_VERSION, "ok": True, "result": await verb(args)}
         except KvfsError as error:
             return _refusal(error)
@@ -147,7 +175,7 @@ class _Server:
             _log.exception("control request failed")
             return _refusal(ServeFailed("the server failed on this request; see its log"))
 
-    def _parse(self, line: bytes) -> tuple[Verb, dict[str, Any]]:
+    def _parse(self, line: bytes, may: Mapping[str, Verb]) -> tuple[Verb, dict[str, Any]]:
         try:
             request = json.loads(line)
         except (ValueError, RecursionError):
@@ -160,15 +188,42 @@ class _Server:
         verb = self._verbs.get(do) if isinstance(do, str) else None
         if verb is None:
             raise UsageError(f"unknown request {do!r}; known: {', '.join(sorted(self._verbs))}")
+        if do not in may:
+            raise NotRoot(f"{do} is for root; the group of control_group may ask for the status")
         if not isinstance(args, dict):
             raise UsageError("args is not a JSON table")
         return verb, args
 
 
-def _peer_allowed(stream: trio.SocketStream) -> bool:
+def _is_owner(stream: trio.SocketStream) -> bool:
+    """Whether root or the server's own user connected."""
     raw = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEERCRED.size)
     _pid, uid, _gid = PEERCRED.unpack(raw)
     return uid in (0, os.geteuid())
+
+
+def _is_member(stream: trio.SocketStream, group: int | None) -> bool:
+    """Whether who connected was in *group*, by its own or its other groups; no if unknown."""
+    if group is None:
+        return False
+    raw = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEERCRED.size)
+    try:
+        others = stream.socket.getsockopt(socket.SOL_SOCKET, _PEERGROUPS, _GROUPS_MAX_BYTES)
+    except OSError:  # it has more of them
+        others = b""
+    return group in (PEERCRED.unpack(raw)[2], *array("I", others))
+
+
+def group_id(group: str) -> int | None:
+    """Return the number of the setting control_group; None if there is none. Raises UsageError."""
+    if not group:
+        return None
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        if group.isascii() and group.isdecimal() and int(group) <= _GROUP_MAX:
+            return int(group)
+        raise UsageError(f"control_group: there is no group {group!r} on this machine") from None
 
 
 def _refusal(error: KvfsError) -> dict[str, Any]:
