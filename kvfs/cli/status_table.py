@@ -72,6 +72,8 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "space_waits": "waits for space",
         "invalidations": "kernel invalidations",
         "background_backlog": "background jobs queued",
+        "checkpoint": "index checkpoint",
+        "reconcile": "index compared with the files",
         "backing_ids_open": "backing ids, open",
         "backing_ids_cached": "backing ids, cached",
     },
