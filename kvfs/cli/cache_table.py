@@ -13,7 +13,10 @@ _BAR_COLUMNS: Final = 40
 
 
 def cache_rows(cache: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the figures of the whole cache for a reader: label and value."""
+    """Return the figures of the whole cache for a reader: label and value.
+
+    A server that is older than the command may lack some.
+    """
     evicted = [
         f"{reason} {each['blocks']:,} ({format_size(each['bytes'])})"
         for reason, each in cache["evicted"].items()
@@ -26,8 +29,8 @@ def cache_rows(cache: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("misses", f"{cache['misses']:,}"),
         ("stored", stored),
         ("evicted", ", ".join(evicted) or "-"),
-        ("unused at eviction", _shown_ages(cache["age_at_eviction"])),
-        ("missed again after", _shown_ages(cache["missed_after_eviction"])),
+        ("unused at eviction", _shown_ages(cache.get("age_at_eviction", {}))),
+        ("missed again after", _shown_ages(cache.get("missed_after_eviction", {}))),
         ("counted for", shown_time(cache["uptime_s"])),
     ]
 
@@ -73,7 +76,7 @@ def shown_time(time_s: float) -> str:
 
 def _shown_ages(quantiles: Mapping[str, float | None]) -> str:
     """Return the quantiles of some ages: the middle one, and where most of them lie."""
-    low_s, middle_s, high_s = (quantiles[name] for name in ("p10_s", "p50_s", "p90_s"))
+    low_s, middle_s, high_s = (quantiles.get(name) for name in ("p10_s", "p50_s", "p90_s"))
     if low_s is None or middle_s is None or high_s is None:
         return "-"
     return f"{shown_time(middle_s)} (most: {shown_time(low_s)} to {shown_time(high_s)})"

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from rich.table import Table
 
+from kvfs.cli.cache_table import shown_rate
 from kvfs.core.printable import printable
 from kvfs.core.sizes import format_size
 
@@ -39,8 +40,7 @@ def _row(status: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _hit_rate(cache: object) -> str:
-    rate = cache.get("hit_rate") if isinstance(cache, Mapping) else None
-    return "-" if rate is None else f"{100 * rate:.1f} %"
+    return shown_rate(cache.get("hit_rate") if isinstance(cache, Mapping) else None)
 
 
 def _health(status: Mapping[str, Any]) -> str:

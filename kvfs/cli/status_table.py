@@ -107,7 +107,7 @@ def tables(status: Mapping[str, Any]) -> Iterator[Table]:
     for heading, labels in _SECTIONS.items():
         if heading == "Work" and cache:
             yield _table("Cache", cache_rows(cache))
-            if cache["curve"]:
+            if cache.get("curve"):
                 yield curve_table(cache)
             yield from tally_tables(cache)
         figures = {name: told.pop(name) for name in labels if name in told}

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvfs.cli.status_list import list_of
+from kvfs.cli.status_table import tables
 from kvfs.client.control_socket import ask
 from kvfs.core.errors import NotRoot, UsageError
 from kvfs.core.mount_name import name_of, socket_path
@@ -49,6 +50,14 @@ def test_a_line_a_mount_and_all_of_it_when_asked(pool: Mounted) -> None:
     assert "%" in line
     assert "lease limit (lease_max)" in run_kvfs("status", "--all").stdout
     assert "lease limit (lease_max)" in run_kvfs("status", str(pool.path)).stdout
+
+
+def test_the_tables_make_do_with_an_older_server(pool: Mounted) -> None:
+    told = pool.status()
+    cache = {name: told["cache"][name] for name in ("hits", "misses", "hit_rate", "uptime_s")}
+    cache |= {name: told["cache"][name] for name in ("loaded_bytes", "directories", "models")}
+    cache |= {name: told["cache"][name] for name in ("evicted", "stored_blocks", "stored_bytes")}
+    assert list(tables({"mountpoint": "/kv", "cache": cache}))
 
 
 def test_the_list_tells_what_is_wrong() -> None:
