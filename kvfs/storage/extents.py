@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvfs.core.errors import NO_SPACE, Damaged, NoSpace
-from kvfs.core.pool_layout import EXTENTS, IDENTITIES, file_name
+from kvfs.core.pool_layout import EXTENTS, FAN_OUT, IDENTITIES, file_name
 from kvfs.core.records import Identity, pack_identity, parse_identity
 from kvfs.core.types import SIZE_MAX_BYTES, STAT_BLOCK_BYTES, TARGET_MAX_BYTES, InodeNo, round_up
 from kvfs.storage.fan_out import FanOut
@@ -314,9 +314,9 @@ class Extents:
             return None
         return self._get_identity(ino, path)
 
-    def scan(self) -> Iterator[InodeNo]:
-        """Yield the inode number of every extent."""
-        return self._extents.scan()
+    def scan(self, directories: int = FAN_OUT) -> Iterator[InodeNo]:
+        """Yield the inode number of every extent, or of those in so many of the *directories*."""
+        return self._extents.scan(directories)
 
     # ---- identity files of directories and symlinks ----
 

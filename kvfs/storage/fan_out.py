@@ -6,6 +6,7 @@ With an open directory, creating a file is one openat of a bare name.
 import contextlib
 import os
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from kvfs.core.pool_layout import (
@@ -43,9 +44,12 @@ class FanOut:
         """Return a path to *ino*'s file for the calls that take no dir_fd (xattrs)."""
         return f"/proc/self/fd/{self.directory(ino)}/{file_name(ino)}"
 
-    def scan(self) -> Iterator[InodeNo]:
-        """Yield the inode number of every file, directory by directory, otherwise unordered."""
-        for path in fan_out_directories(self._top):
+    def scan(self, directories: int = FAN_OUT) -> Iterator[InodeNo]:
+        """Yield the inode number of every file, directory by directory, otherwise unordered.
+
+        With fewer *directories* only of so many of the 256, which have an equal share each.
+        """
+        for path in islice(fan_out_directories(self._top), directories):
             try:
                 # An fd of its own: two readers of the shared one would share its position.
                 fd = self._syscalls.open(path, DIRECTORY_FLAGS, dir_fd=self._pool_fd)

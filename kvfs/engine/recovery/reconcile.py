@@ -34,6 +34,10 @@ _FILES_A_STEP: Final = 256
 _SETTLED_A_TICK: Final = 64
 #: New blocks in one transaction.
 _YOUNG_BATCH: Final = 1024
+#: Directories of extents that are listed to see how far the numbers go.
+_DIRECTORIES_SEEN: Final = 4
+#: If so many numbers in a row have no extent, no later one has.
+_NONE_BEHIND: Final = 8192
 #: A directory may have moved below one that is settled later, and so on.
 _NODE_ROUNDS: Final = 64
 
@@ -116,8 +120,7 @@ class Reconcile:
             nodes = [ino for ino in nodes if not self._settle_node(ino)]
             if not nodes:
                 break
-        young = range(checkpoint.young, pool.numbers.first)
-        self._enter_all(map(InodeNo, chain(checkpoint.pending, young)))
+        self._enter_all(chain(checkpoint.pending, self._young(checkpoint.young)))
         with pool.index.write() as txn:
             txn.put_unfinished(())
         _log.warning(
@@ -127,6 +130,21 @@ class Reconcile:
             self.moved,
             self.dropped,
         )
+
+    def _young(self, first: InodeNo) -> Iterator[InodeNo]:
+        """Yield the inodes from *first* on that have an extent.
+
+        Most numbers of the last range were never used. The end is far behind the last one found: a
+        few directories say roughly where that is, since numbers go to all of them in turn.
+        """
+        extents, last = self._pool.extents, self._pool.numbers.first
+        seen = max(extents.scan(_DIRECTORIES_SEEN), default=first)
+        ino, end = first, min(last, max(seen, first) + _NONE_BEHIND)
+        while ino < end:
+            if extents.stat(ino) is not None:
+                yield ino
+                end = min(last, max(end, ino + _NONE_BEHIND))
+            ino = InodeNo(ino + 1)
 
     def _enter_all(self, inos: Iterator[InodeNo]) -> None:
         """Settle blocks; those that are new and have a free name in one transaction."""
