@@ -16,14 +16,13 @@ from kvfs.core.eviction_policy import BURST_BITS, CHAIN_PART, Columns, Policy, R
 from kvfs.core.row_table import RowTable
 from kvfs.core.types import SECOND_NS, InodeNo
 from kvfs.storage.heat_file import (
+    HeatFile,
     HeatMarks,
     Rows,
     Saved,
     copy_rows,
     grown,
-    read_heat,
     saved_s,
-    write_heat,
     zero_rows,
 )
 from kvfs.storage.syscalls import Syscalls
@@ -36,7 +35,7 @@ _ROWS_MIN: Final = 1 << 10
 BURST_S: Final = 1.0
 #: The lookups and opens of one load are one use, so a burst has at least a few touches.
 _BURST_TOUCHES_MIN: Final = 4
-#: After a kill the touches since the last save are lost. A save writes 31 bytes a block.
+#: After a kill the touches since the last save are lost. A save writes 31 bytes a touched block.
 _SAVE_S: Final = 60.0
 
 
@@ -60,7 +59,7 @@ class Heat:
         self.policy = policy
         self._pool_fd = pool_fd
         self._syscalls = syscalls
-        self._epoch = epoch
+        self._file = HeatFile(pool_fd, syscalls, epoch)
         self._read_only = read_only
         #: Allocated bytes of all rows, by rank.
         self.held_bytes = [0] * len(Rank)
@@ -79,6 +78,8 @@ class Heat:
             self._marks.note((found_s + 1) * SECOND_NS, newest + 1 << BURST_BITS)
         self._begin_burst(max(now_s + self._ahead_s, newest + 1))
         self._saved_stamp = self._stamp
+        #: Touches with a lower stamp are in HEAT.
+        self._written_stamp = self._stamp
 
     def __len__(self) -> int:
         return self._count
@@ -189,15 +190,17 @@ class Heat:
     def save(self) -> None:
         """Write HEAT, in a thread since it takes a while. A failure is only logged."""
         try:
-            marks = self._marks.all()
-            write_heat(self._pool_fd, self._syscalls, self._epoch, self._rows, marks)
+            # From the burst before the last save on: a touch is entered after it got its stamp.
+            stamp, marks = self._burst_begin, self._marks.all()
+            self._file.write(self._rows, self._written_stamp, marks)
+            self._written_stamp = stamp
         except OSError as error:
             _log.info("block heat not saved: %s", error)
 
     def _read(self) -> tuple[Saved | None, int]:
         """Return what HEAT holds, and when it was saved (s since the epoch)."""
         try:
-            found = read_heat(self._pool_fd, self._syscalls, self._epoch)
+            found = self._file.read()
             return found, 0 if found is None else saved_s(self._pool_fd, self._syscalls)
         except OSError as error:
             _log.warning("block heat lost: %s", error)

@@ -1,7 +1,10 @@
 """HEAT: the heat of the blocks, written now and then so that a restart does not begin cold.
 
-The file is replaced by a rename and never synced. If its checksums fail, or it belongs to another
-pool or version, the start is cold; that is not an error. It is not memory-mapped: a store into a
+The file is a row of sections. The first has all blocks; each save appends one with those that were
+touched since, so it costs what was touched, not what there is. Once the later ones are as long as
+the first, the file is written anew and replaced by a rename. It is never synced. A section whose
+checksums fail, or of another pool or version, ends the file; without a first one the start is cold,
+and that is not an error. It is not memory-mapped: a store into a
 mapped file raises SIGBUS once the file system is shut down, and a touch must not end the server.
 """
 
@@ -32,6 +35,9 @@ _STEP_ROWS: Final = 1 << 16
 #: 16 KiB of marks: the last minutes to the second, a week to some minutes.
 MARKS_MAX: Final = 1024
 _GAP_NS: Final = 1_000_000_000
+_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW
+#: So much may always be appended: a small file is not worth writing anew.
+_APPENDED_LEAST_BYTES: Final = 1 << 20
 
 
 class Mark(NamedTuple):
@@ -151,68 +157,116 @@ def pack_header(epoch: int, count: int, marks: int, rest_crc: int) -> bytes:
     return head + CRC.pack(crc32c(head))
 
 
-def write_heat(
-    pool_fd: int, syscalls: Syscalls, epoch: int, rows: Rows, marks: Sequence[Mark] = ()
-) -> None:
-    """Replace HEAT by the *rows* in use, which may change meanwhile, and *marks*. Raises OSError.
+class HeatFile:
+    """Where HEAT ends. ``write`` belongs to one thread at a time."""
 
-    It takes milliseconds a MB, so call it in a thread.
-    """
-    # A copy of the column, because numpy fails if the numbers change while it counts them.
-    used = np.flatnonzero(rows.ino != 0)
-    with replaced_file(pool_fd, syscalls, HEAT, HEAT_NEW, durable=False) as fd:
-        crc, at_bytes = 0, _HEADER_BYTES
-        for piece in _pieces(rows, used, marks):
+    def __init__(self, pool_fd: int, syscalls: Syscalls, epoch: int) -> None:
+        self._pool_fd = pool_fd
+        self._syscalls = syscalls
+        self._epoch = epoch
+        #: Bytes of the first section, and of all. 0: not known to be whole.
+        self._first_bytes = 0
+        self._end_bytes = 0
+
+    def write(self, rows: Rows, since: int, marks: Sequence[Mark] = ()) -> None:
+        """Write the *rows* touched from stamp *since* on, which may change meanwhile, and *marks*.
+
+        All rows, into a new file, if that costs no more. Takes milliseconds a MB, so call it in a
+        thread. Raises OSError.
+        """
+        if 0 < self._end_bytes < 2 * self._first_bytes + _APPENDED_LEAST_BYTES:
+            # A copy of the column, because numpy fails if numbers change while it counts them.
+            touched = np.flatnonzero((rows.ino != 0) & (rows.touched >= since))
+            self._append(rows, touched, marks)
+            return
+        self._end_bytes = 0
+        used = np.flatnonzero(rows.ino != 0)
+        with replaced_file(self._pool_fd, self._syscalls, HEAT, HEAT_NEW, durable=False) as fd:
+            size_bytes = self._write_section(fd, 0, rows, used, marks)
+        self._first_bytes = self._end_bytes = size_bytes
+
+    def _append(self, rows: Rows, which: NDArray[np.intp], marks: Sequence[Mark]) -> None:
+        at_bytes, self._end_bytes = self._end_bytes, 0
+        fd = self._syscalls.open(HEAT, os.O_WRONLY | _FLAGS, dir_fd=self._pool_fd)
+        try:
+            # What a killed save left there is not what this one writes.
+            self._syscalls.ftruncate(fd, at_bytes)
+            self._end_bytes = self._write_section(fd, at_bytes, rows, which, marks)
+        finally:
+            self._syscalls.close(fd)
+
+    def _write_section(
+        self, fd: int, start_bytes: int, rows: Rows, which: NDArray[np.intp], marks: Sequence[Mark]
+    ) -> int:
+        """Write a section at *start_bytes*, its head last; return where it ends."""
+        crc, at_bytes = 0, start_bytes + _HEADER_BYTES
+        for piece in _pieces(rows, which, marks):
             data = memoryview(piece)
             crc = crc32c(data, crc)
             while data:
-                written_bytes = syscalls.pwrite(fd, data, at_bytes)
+                written_bytes = self._syscalls.pwrite(fd, data, at_bytes)
                 data, at_bytes = data[written_bytes:], at_bytes + written_bytes
-        syscalls.pwrite(fd, pack_header(epoch, len(used), len(marks), crc), 0)
+        head = pack_header(self._epoch, len(which), len(marks), crc)
+        self._syscalls.pwrite(fd, head, start_bytes)
+        return at_bytes
 
+    def read(self) -> Saved | None:
+        """Return what HEAT holds, newest rows first; None unless its first section is whole.
 
-def _pieces(rows: Rows, used: NDArray[np.intp], marks: Sequence[Mark]) -> Iterator[bytes]:
-    """Yield what follows the header, some rows of a column at a time."""
-    for column in _columns(rows):
-        for start in range(0, len(used), _STEP_ROWS):
-            yield column[used[start : start + _STEP_ROWS]].tobytes()
-    if marks:
-        yield b"".join(_MARK.pack(*mark) for mark in marks)
+        Raises OSError when the device fails.
+        """
+        try:
+            fd = self._syscalls.open(HEAT, os.O_RDONLY | _FLAGS, dir_fd=self._pool_fd)
+        except FileNotFoundError:
+            return None
+        sections: list[Saved] = []
+        at_bytes = 0
+        try:
+            size_bytes = self._syscalls.fstat(fd).st_size
+            while found := self._read_section(fd, at_bytes, size_bytes):
+                section, at_bytes = found
+                sections.append(section)
+                self._first_bytes = self._first_bytes or at_bytes
+        finally:
+            self._syscalls.close(fd)
+        self._end_bytes = at_bytes
+        if len(sections) < 2:
+            return sections[0] if sections else None
+        columns = zip(*(_columns(section.rows) for section in reversed(sections)), strict=True)
+        return Saved(Rows(*map(np.concatenate, columns)), sections[-1].marks)
 
-
-def read_heat(pool_fd: int, syscalls: Syscalls, epoch: int) -> Saved | None:
-    """Return what HEAT holds; None unless it is whole and of the pool with *epoch*.
-
-    Raises OSError when the device fails.
-    """
-    try:
-        fd = syscalls.open(HEAT, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=pool_fd)
-    except FileNotFoundError:
-        return None
-    try:
-        head = syscalls.pread(fd, _HEADER_BYTES, 0)
+    def _read_section(self, fd: int, start_bytes: int, size_bytes: int) -> tuple[Saved, int] | None:
+        """Return the section at *start_bytes* and where it ends, None if there is no whole one."""
+        head = self._syscalls.pread(fd, _HEADER_BYTES, start_bytes)
         if len(head) != _HEADER_BYTES or CRC.pack(crc32c(head[: _HEADER.size])) != head[-4:]:
             return None
         magic, version, mark_count, its_epoch, count, crc = _HEADER.unpack_from(head)
-        if (magic, version, its_epoch) != (_MAGIC, VERSION, epoch) or mark_count > MARKS_MAX:
+        if (magic, version, its_epoch) != (_MAGIC, VERSION, self._epoch) or mark_count > MARKS_MAX:
             return None
-        rest_bytes = count * row_bytes() + mark_count * _MARK.size
-        if syscalls.fstat(fd).st_size != _HEADER_BYTES + rest_bytes:
+        at_bytes = start_bytes + _HEADER_BYTES
+        if size_bytes < at_bytes + count * row_bytes() + mark_count * _MARK.size:
             return None
-        rows, at_bytes, its_crc = zero_rows(count), _HEADER_BYTES, 0
+        rows, its_crc = zero_rows(count), 0
         marks = bytearray(mark_count * _MARK.size)
         for data in (*(column.data.cast("B") for column in _columns(rows)), memoryview(marks)):
             while data:
-                read_bytes = syscalls.preadv(fd, [data], at_bytes)
+                read_bytes = self._syscalls.preadv(fd, [data], at_bytes)
                 if read_bytes == 0:
                     return None
                 its_crc = crc32c(data[:read_bytes], its_crc)
                 data, at_bytes = data[read_bytes:], at_bytes + read_bytes
         if its_crc != crc:
             return None
-        return Saved(rows, tuple(map(Mark._make, _MARK.iter_unpack(marks))))
-    finally:
-        syscalls.close(fd)
+        return Saved(rows, tuple(map(Mark._make, _MARK.iter_unpack(marks)))), at_bytes
+
+
+def _pieces(rows: Rows, used: NDArray[np.intp], marks: Sequence[Mark]) -> Iterator[bytes]:
+    """Yield what follows the header, some of the rows *used* of a column at a time."""
+    for column in _columns(rows):
+        for start in range(0, len(used), _STEP_ROWS):
+            yield column[used[start : start + _STEP_ROWS]].tobytes()
+    if marks:
+        yield b"".join(_MARK.pack(*mark) for mark in marks)
 
 
 def saved_s(pool_fd: int, syscalls: Syscalls) -> int:

@@ -1,28 +1,17 @@
 """The heat: what touches do, what a scan sees, and what is left of it after a restart."""
 
-import errno
 import os
 import random
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import pytest
 
-from kvfs.core.eviction_policy import BURST_BITS, Lru, Rank, policy_named
-from kvfs.core.pool_layout import HEAT, HEAT_NEW
+from kvfs.core.eviction_policy import BURST_BITS, Rank
+from kvfs.core.pool_layout import HEAT
 from kvfs.core.types import InodeNo
-from kvfs.storage.heat import Heat
-from kvfs.storage.heat_file import read_heat, write_heat, zero_rows
-from kvfs.storage.syscalls import Syscalls
-from tests.support.failing_syscalls import FailingSyscalls
-
-MIB: Final = 1 << 20
-NOW_S: Final = 1_790_000_000
-EPOCH: Final = 7
+from tests.support.heats import EPOCH, MIB, NOW_S, filled, note, opened, order, touches
 
 
 @pytest.fixture
@@ -31,44 +20,6 @@ def pool_fd(tmp_path: Path) -> Iterator[int]:
     fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     yield fd
     os.close(fd)
-
-
-def opened(
-    pool_fd: int,
-    *,
-    epoch: int = EPOCH,
-    policy: str = "lru",
-    syscalls: Syscalls | None = None,
-    read_only: bool = False,
-    now_s: int = NOW_S,
-) -> Heat:
-    """Return the heat of the pool, as a start finds it."""
-    return Heat(
-        pool_fd,
-        syscalls or Syscalls(),
-        epoch=epoch,
-        read_only=read_only,
-        policy=policy_named(policy),
-        now_s=now_s,
-    )
-
-
-def note(heat: Heat, *inos: int, rank: Rank = Rank.PUBLISHED) -> None:
-    """Store blocks of a MiB."""
-    for ino in inos:
-        heat.note(InodeNo(ino), MIB, rank, ino)
-
-
-def order(heat: Heat) -> list[int]:
-    """Return all that may go, first to last."""
-    found = Lru().victims(heat.columns(), bytes_wanted=1 << 60, count_max=1 << 30)
-    return [int(ino) for ino in found]
-
-
-def touches(heat: Heat, ino: int) -> int:
-    """Return in how many bursts *ino* was touched."""
-    columns = heat.columns()
-    return int(columns.touches[columns.ino == ino][0])
 
 
 def test_who_is_touched_goes_later(pool_fd: int) -> None:
@@ -194,19 +145,6 @@ def test_rows_are_found_however_many_come_and_go(pool_fd: int) -> None:
 # ---- restarts ----
 
 
-def filled(pool_fd: int) -> Heat:
-    """Return a saved heat in which 1500 blocks were touched in an order of their own."""
-    heat = opened(pool_fd)
-    note(heat, *range(20, 1520))
-    note(heat, 5, rank=Rank.ORPHAN_SLAB)
-    for ino in random.Random(1).sample(range(20, 1520), 700):
-        heat.touch(InodeNo(ino))
-    for ino in range(100, 150):
-        heat.drop(InodeNo(ino))
-    heat.save()
-    return heat
-
-
 def test_a_restart_goes_on_where_it_was(pool_fd: int) -> None:
     before = filled(pool_fd)
     after = opened(pool_fd)
@@ -293,80 +231,6 @@ def test_the_file_is_the_documents_worked_example(pool_fd: int, tmp_path: Path) 
     dump = text.partition("`HEAT`:\n\n")[2].partition("\n\n")[0]
     raw = bytes.fromhex("".join(line.partition("  |")[0].strip()[4:] for line in dump.splitlines()))
     assert (tmp_path / HEAT).read_bytes() == raw
-
-
-@pytest.mark.parametrize("call", ["open", "pwrite", "rename"])
-def test_a_failed_save_leaves_the_last_one(pool_fd: int, tmp_path: Path, call: str) -> None:
-    filled(pool_fd)
-    syscalls = FailingSyscalls([call], 1, errno.ENOSPC)
-    with syscalls.pause():
-        heat = opened(pool_fd, syscalls=syscalls)
-    note(heat, 3000)
-    heat.save()
-    assert syscalls.failed == 1
-    assert not (tmp_path / HEAT_NEW).exists()
-    assert len(opened(pool_fd)) == 1451
-
-
-@pytest.mark.parametrize("call", ["open", "pread", "preadv", "fstat", "stat"])
-def test_a_file_that_cannot_be_read_is_a_cold_start(
-    pool_fd: int, call: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    filled(pool_fd)
-    syscalls = FailingSyscalls([call], 1, errno.EIO)
-    assert len(opened(pool_fd, syscalls=syscalls)) == 0
-    assert syscalls.failed == 1
-    assert "block heat lost" in caplog.text
-
-
-def test_a_row_that_moved_during_the_save_is_read_once(pool_fd: int, tmp_path: Path) -> None:
-    heat = opened(pool_fd)
-    note(heat, 20, 21, 22)
-    heat.columns().ino[3] = 20  # what a save sees of it: twice
-    heat.save()
-    after = opened(pool_fd)
-    assert sorted(order(after)) == [20, 21]
-    assert after.held_bytes[Rank.PUBLISHED] == 2 * MIB
-
-
-def test_the_bytes_of_a_block_that_went_during_the_save_are_not_counted(
-    pool_fd: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, syscalls = zero_rows(3), Syscalls()
-    rows.ino[:] = (20, 21, 22)
-    rows.allocated_bytes[:] = MIB
-    rows.rank[:] = Rank.PUBLISHED
-
-    def go_first(*_: object, **__: object) -> int:
-        rows.ino[0] = 0
-        return os.open(HEAT_NEW, os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=pool_fd)
-
-    monkeypatch.setattr(syscalls, "open", go_first)  # when what is to be saved was chosen
-    write_heat(pool_fd, syscalls, EPOCH, rows)
-    after = opened(pool_fd)
-    assert sorted(order(after)) == [21, 22]
-    assert after.held_bytes[Rank.PUBLISHED] == 2 * MIB
-
-
-def test_blocks_that_come_and_go_during_the_save_do_not_stop_it(pool_fd: int) -> None:
-    """numpy counts what it will return, and fails when it finds more or less of it."""
-    rows = zero_rows(1 << 20)
-    inos, over = rows.ino.data, threading.Event()
-
-    def come_and_go() -> None:
-        while not over.is_set():
-            for row in range(1, 1000):
-                inos[row] = 0 if inos[row] else row
-
-    with ThreadPoolExecutor(1) as pool:
-        changing = pool.submit(come_and_go)
-        try:
-            for _ in range(50):
-                write_heat(pool_fd, Syscalls(), EPOCH, rows)
-        finally:
-            over.set()
-        changing.result()
-    assert read_heat(pool_fd, Syscalls(), EPOCH) is not None
 
 
 def test_a_read_only_mount_learns_and_writes_nothing(pool_fd: int, tmp_path: Path) -> None:

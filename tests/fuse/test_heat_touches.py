@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from kvfs.storage.heat_file import read_heat
+from kvfs.storage.heat_file import HeatFile
 from kvfs.storage.syscalls import Syscalls
 from tests.support.calls import read_file, write_file
 from tests.support.message_counts import mounted_with
@@ -48,12 +48,13 @@ def test_every_use_is_a_touch(fast_lane: bool) -> None:
         epoch = json.loads((pool / "POOL").read_text())["epoch"]
         pool_fd = os.open(pool, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            saved = read_heat(pool_fd, Syscalls(), epoch)
+            saved = HeatFile(pool_fd, Syscalls(), epoch).read()
         finally:
             os.close(pool_fd)
         assert saved is not None
         rows = saved.rows
-        stamps = dict(zip(rows.ino.tolist(), rows.touched.tolist(), strict=True))
+        newest_first = list(zip(rows.ino.tolist(), rows.touched.tolist(), strict=True))
+        stamps = dict(reversed(newest_first))
         by_name = {name: stamps[ino] for name, ino in numbers.items()}
         assert all(by_name[name] > by_name["stored-last"] for name in USES)
         assert by_name["left-alone"] < by_name["stored-last"]
