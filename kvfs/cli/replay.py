@@ -67,7 +67,7 @@ def configure(subparsers: "Subparsers") -> None:
     )
     add("--direct", action="store_true", help="store and load with O_DIRECT")
     add("--data-path", choices=DATA_PATHS, default="auto", help="of the mount that is made")
-    add("--eviction", metavar="POLICIES", help="of the pools made, e.g. lru,arc (default lru)")
+    add("--eviction", metavar="POLICIES", help="of the pools made, e.g. lru,adaptive (default lru)")
     add("--baseline-options", metavar="OPTIONS", default="", help="of the XFS made, for mount -o")
     cleaner = parser.add_argument_group("the cleaner script beside XFS")
     add = cleaner.add_argument

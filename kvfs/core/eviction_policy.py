@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvfs.core.ghosts import Ghosts
+from kvfs.core.shadow_caches import GHOSTS, NO_SAMPLE, ShadowCaches
 
 #: The low bits of a stamp count the touches of one burst.
 BURST_BITS: Final = 20
@@ -28,6 +29,8 @@ _WITHIN: Final = np.uint64((1 << BURST_BITS) - 1)
 _NO_BOUND: Final = 1 << 63
 #: Tails go before heads among at most this part of all blocks, touched one after the other.
 CHAIN_PART: Final = 64
+#: Blocks used again that one plan names before the others are looked at anew.
+_AGAIN_MAX: Final = 64
 #: Rows of the sample that tells how warm the coldest blocks are.
 _SAMPLE: Final = 1 << 12
 
@@ -76,6 +79,10 @@ class Policy(Protocol):
 
     name: str
 
+    @property
+    def sample_bits(self) -> int:
+        """``used`` is for blocks of whose name's hash none of these bits is set."""
+
     def victims(
         self,
         columns: Columns,
@@ -91,6 +98,9 @@ class Policy(Protocol):
         thousands) and blocks without space are left out. Takes milliseconds: call it in a thread.
         """
 
+    def used(self, name_hash: int) -> None:
+        """A block of the sample was used again, in another burst."""
+
     def admitted(self, name_hash: int, allocated_bytes: int) -> bool:
         """A block was stored; True if it was evicted before, so that this counts as a reuse."""
 
@@ -102,6 +112,7 @@ class Lru:
     """Evicts the block that was not used for the longest time."""
 
     name = "lru"
+    sample_bits = NO_SAMPLE
 
     def victims(
         self,
@@ -117,6 +128,9 @@ class Lru:
         for rank in ranks:
             found.take_coldest(_of_rank(columns, rank))
         return found.inos()
+
+    def used(self, name_hash: int) -> None:
+        """Learn nothing from it."""
 
     def admitted(self, name_hash: int, allocated_bytes: int) -> bool:
         """Remember nothing."""
@@ -134,6 +148,7 @@ class Arc:
     """
 
     name = "arc"
+    sample_bits = NO_SAMPLE
 
     def __init__(self) -> None:
         #: Space for blocks used once, while both kinds need space.
@@ -167,6 +182,9 @@ class Arc:
             found.take_coldest(of_rank)
         return found.inos()
 
+    def used(self, name_hash: int) -> None:
+        """Learn nothing from it."""
+
     def admitted(self, name_hash: int, allocated_bytes: int) -> bool:
         """A block was stored; if it was evicted lately, adapt the space of its kind: True."""
         lives = self._lives()
@@ -187,6 +205,74 @@ class Arc:
         """Return after how many evictions of its kind a ghost is forgotten: ARC's B1 and B2."""
         once, again = self._counts
         return again, once
+
+
+class Adaptive:
+    """Either evicts blocks used once first or goes by age alone, whichever finds more blocks.
+
+    Which does depends on the pool's size beside its load, and two miniature caches tell
+    (shadow_caches.py). A small pool keeps what comes back and lets a flood of new blocks pass.
+    """
+
+    name = "adaptive"
+
+    def __init__(self) -> None:
+        self._ghosts = Ghosts(1)
+        self._shadows = ShadowCaches()
+        #: How many blocks the last scan found.
+        self._held = 0
+
+    @property
+    def sample_bits(self) -> int:
+        """See ``Policy``."""
+        return self._shadows.sample_bits
+
+    @property
+    def once_first(self) -> bool:
+        """Whether blocks used once go first now."""
+        return self._shadows.once_first
+
+    def victims(
+        self,
+        columns: Columns,
+        *,
+        bytes_wanted: int,
+        count_max: int,
+        ranks: Sequence[Rank] = EVICTABLE,
+        but_not: NDArray[np.uint64] = NOTHING,
+    ) -> NDArray[np.uint64]:
+        """Return inode numbers, first to go first; see ``Policy``."""
+        published = _of_rank(columns, Rank.PUBLISHED)
+        once = published & (columns.touches < 2)
+        self._held = int(np.count_nonzero(published))
+        if self.once_first:
+            # What is stored next would go before blocks used again: name few of these at a time.
+            count_max = min(count_max, max(_AGAIN_MAX, int(np.count_nonzero(once))))
+        found = _Found(columns, bytes_wanted, count_max, but_not)
+        for rank in ranks:
+            if rank is Rank.PUBLISHED and self.once_first:
+                found.take_coldest(once)
+            found.take_coldest(_of_rank(columns, rank))
+        return found.inos()
+
+    def used(self, name_hash: int) -> None:
+        """A block of the sample was used again."""
+        self._shadows.use(name_hash)
+
+    def admitted(self, name_hash: int, allocated_bytes: int) -> bool:
+        """A block was stored; True if it was evicted lately."""
+        if not name_hash & self._shadows.sample_bits:
+            self._shadows.use(name_hash)
+        return self._ghosts.take(name_hash, self._lives()) is not None
+
+    def evicted(self, name_hash: int, allocated_bytes: int, touches: int) -> None:
+        """Remember the name; the pool is full, so its size is known."""
+        self._shadows.resize(self._held)
+        self._ghosts.remember(name_hash, frequent=touches > 1, lives=self._lives())
+
+    def _lives(self) -> tuple[int, int]:
+        """Return after how many evictions of its kind a ghost is forgotten."""
+        return GHOSTS * self._held, self._held
 
 
 class _Found:
@@ -293,4 +379,6 @@ def _of_rank(columns: Columns, rank: Rank) -> NDArray[np.bool_]:
 
 def policy_named(name: str) -> Policy:
     """Return the policy that the setting ``eviction`` names."""
-    return Arc() if name == Arc.name else Lru()
+    if name == Arc.name:
+        return Arc()
+    return Adaptive() if name == Adaptive.name else Lru()

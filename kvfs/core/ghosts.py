@@ -19,7 +19,9 @@ _FREQUENT: Final = 1
 class Ghosts:
     """Two histories, of blocks used once and of those used more often, each with its own clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, slots_a_life: float = 4) -> None:
+        """The table grows to *slots_a_life* times the ghosts that live, or up to twice that."""
+        self._slots_a_life = slots_a_life
         self._slots = np.zeros(_SLOTS_MIN, np.uint64).data
         #: Evictions so far, of blocks used once and of the others; 0 is "never".
         self._evictions = [1, 1]
@@ -28,7 +30,8 @@ class Ghosts:
 
     def remember(self, name_hash: int, *, frequent: bool, lives: tuple[int, int]) -> None:
         """A block was evicted; *lives* as in ``take``."""
-        if 2 * sum(self.counts) > len(self._slots) and len(self._slots) < 4 * sum(lives):
+        slots_max = self._slots_a_life * sum(lives)
+        if 2 * sum(self.counts) > len(self._slots) and len(self._slots) < slots_max:
             self._widen()
         self._evictions[frequent] += 1
         slot = name_hash & len(self._slots) - 1

@@ -194,8 +194,9 @@ class Settings(IndexSettings):
     )
     eviction: str = setting(
         "lru",
-        "best on a recorded trace from an eighth of its blocks up, arc below (docs/eviction.md)",
-        choices=("lru", "arc"),
+        "the plainest, and as good as any in a pool of an eighth of an hour's blocks; adaptive "
+        "finds more in a smaller one, for some memory (docs/eviction.md)",
+        choices=("lru", "arc", "adaptive"),
     )
     notifications: bool = setting(
         True, "evicted names leave the kernel's cache; off only to show that nothing depends on it"

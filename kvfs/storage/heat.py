@@ -115,6 +115,8 @@ class Heat:
             before = self._touched[row]
             if before < self._burst_begin and (touches := self._touches[row]) < _TOUCHES_MAX:
                 self._touches[row] = touches + 1
+                if not (name_hash := self._name_hash[row]) & self.policy.sample_bits:
+                    self.policy.used(name_hash)
             self._touched[row] = stamp
             self._stamp = stamp + 1
             if stamp >= self._burst_end:

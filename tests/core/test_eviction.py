@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvfs.core.eviction_policy import (
     BURST_BITS,
     EVICTABLE,
+    Adaptive,
     Arc,
     Columns,
     Lru,
@@ -235,6 +236,56 @@ def test_arc_knows_an_evicted_name_once_and_not_for_ever() -> None:
         policy.evicted(name, MIB, 1)
     assert not policy.admitted(7, MIB)  # as many went since as there are of the other kind
     assert not policy.admitted(8, MIB)
+
+
+# ---- adaptive ----
+
+
+def flooded(policy: Adaptive, *, floods: int) -> None:
+    """Let blocks 0 to 9 be stored again and again, with *floods* other blocks in between."""
+    fresh = 1000
+    for _ in range(60):
+        for name in [*range(10), *range(fresh, fresh + floods)]:
+            if not policy.admitted(name, MIB):
+                policy.evicted(name, MIB, 1)
+        fresh += floods
+
+
+@pytest.mark.parametrize(("floods", "once_first"), [(400, True), (40, False)])
+def test_adaptive_learns_which_order_finds_more(floods: int, once_first: bool) -> None:
+    """A flood of more than the pool's 100 blocks passes; one that fits leaves all to their age."""
+    rows = [Row(20 + age, burst=age, touches=1 + (age < 50)) for age in range(100)]
+    policy = Adaptive()
+    assert victims(policy, rows)[:3] == [20, 21, 22]  # by age, until it knows better
+    flooded(policy, floods=floods)
+    assert policy.once_first is once_first
+    named = victims(policy, rows)
+    assert named[:3] == ([70, 71, 72] if once_first else [20, 21, 22])
+
+
+def test_adaptive_names_few_blocks_used_again_at_a_time() -> None:
+    """What is stored while a plan lasts goes before them."""
+    rows = [Row(20 + age, burst=age, touches=1 + (age < 90)) for age in range(100)]
+    policy = Adaptive()
+    victims(policy, rows)
+    flooded(policy, floods=400)
+    assert victims(policy, rows) == [*range(110, 120), *range(20, 74)]
+    assert victims(policy, rows, but_not=range(110, 120)) == list(range(20, 84))
+
+
+def test_adaptive_knows_a_name_that_was_evicted_lately() -> None:
+    rows = [Row(20 + age, burst=age) for age in range(10)]
+    policy = Adaptive()
+    victims(policy, rows)
+    policy.evicted(7, MIB, 1)
+    for name in range(1000, 1030):
+        policy.evicted(name, MIB, 1)
+    assert policy.admitted(7, MIB)
+    assert not policy.admitted(7, MIB)
+    policy.evicted(7, MIB, 1)
+    for name in range(1000, 1040):
+        policy.evicted(name, MIB, 1)
+    assert not policy.admitted(7, MIB)  # four times as many went since as there are
 
 
 def test_lru_remembers_nothing() -> None:

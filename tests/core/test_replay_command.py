@@ -45,7 +45,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
         ([*MADE, "--blocks-share", "99%"], "room for 2 blocks is too small"),
         ([*MADE, "--block-size", "4K"], "sidecars below 64 KiB"),
         ([*MADE, "--block-size", "vast"], "--block-size: 'vast' is not a size"),
-        ([*MADE, "--eviction", "fifo"], "'fifo' is none of lru, arc"),
+        ([*MADE, "--eviction", "fifo"], "'fifo' is none of lru, arc, adaptive"),
         ([*MADE, "--cleaner-interval", "0"], "greater than 0"),
         ([*MADE, "--cleaner-interval", ""], "--cleaner-interval"),
         ([*MADE, "--cleaner-high", "50%", "--cleaner-low", "60"], "below --cleaner-high"),
