@@ -109,10 +109,25 @@ def ganesha(facts: Facts) -> list[Finding] | None:
             is_decided = False
         else:
             found += _closing(server, cache_settings(blocks) or CacheSettings())
+        found += _moved(facts) if ours else []
         found += [
             finding for one in ours for finding in _of_block(facts, server, one, exporting, root)
         ]
     return found if found or is_decided else None
+
+
+def _moved(facts: Facts) -> list[Finding]:
+    """Return what is wrong with the mount's device number, which is in each handle of a client."""
+    before = facts.status.get("device_number_before")
+    if before is None:
+        return []
+    now = facts.status.get("device_number")
+    problem = (
+        f"{facts.mountpoint} has device number {now} and had {before} before, which another mount "
+        "had taken: handles that NFS-Ganesha gave to clients are ESTALE"
+    )
+    where = shlex.quote(facts.mountpoint)
+    return [Finding(Severity.WARNING, problem, f"umount {where} && mount {where}\non each client")]
 
 
 def _closing(server: Ganesha, cache: CacheSettings) -> list[Finding]:

@@ -100,6 +100,13 @@ ILL_EXPORTS: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
         "with one Filesystem_Id for /kv, /other",
         "in yours say Filesystem_Id = 64108121223779506.747156695119032844;",
     ),
+    (
+        "NFS-Ganesha",
+        {**ganesha(), "status": {"device_number": 61, "device_number_before": 58}},
+        WARNING,
+        "/kv has device number 61 and had 58 before",
+        "umount /kv && mount /kv\non each client",
+    ),
     ("NFS-Ganesha", ganesha(expiration=60), WARNING, "believes for 60 s", "Expiration_Time = 1;"),
     ("NFS-Ganesha", ganesha(expiration=-1), WARNING, "believes for ever", "Expiration_Time = 1;"),
     ("NFS-Ganesha", ganesha(access="RO"), NOTE, "read-only", "Access_Type = RW;"),

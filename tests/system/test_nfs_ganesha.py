@@ -12,6 +12,7 @@ import pytest
 
 from tests.fuse.conftest import require_passthrough
 from tests.support.calls import refused, tolerated
+from tests.support.mounting import run_kvfs
 from tests.support.nfs_client import NfsClient
 from tests.support.nfs_pool import NfsPool, nfs_pool
 
@@ -175,6 +176,26 @@ def test_of_two_that_store_one_name_one_is_whole(
             assert found in (block, block[::-1])
             assert other.call("read_file", f"/{name}") == found
             assert (pool.path / name).read_bytes() == found
+
+
+def test_an_eviction_during_a_read(
+    pool: NfsPool, client: NfsClient, version: int, name: str, block: bytes
+) -> None:
+    """Who has it open reads its bytes, or ESTALE; its name is a miss here at once."""
+    client.call("store", f"/{name}", block)
+    with pool.client(version) as other:
+        reader = other.call("open", f"/{name}")
+        half = len(block) // 2
+        assert other.call("pread", reader, half, 0) == block[:half]
+        run_kvfs("evict", str(pool.path / name))
+        assert not (pool.path / name).exists()
+        with tolerated(errno.ESTALE):
+            assert other.call("pread", reader, half, half) == block[half:]
+        with tolerated(errno.ESTALE):
+            assert other.call("pread", reader, half, 0) == block[:half]
+    client.call("store", f"/{name}", block[::-1])
+    assert (pool.path / name).read_bytes() == block[::-1]
+    assert client.call("read_file", f"/{name}") == block[::-1]
 
 
 @pytest.mark.parametrize(
