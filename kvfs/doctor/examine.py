@@ -3,6 +3,7 @@
 from typing import Final
 
 from kvfs.doctor import (
+    cache_rules,
     connector_rules,
     fs_rules,
     machine_rules,
@@ -22,6 +23,9 @@ RULES: Final[dict[str, Rule]] = {
     "backing space": pool_rules.backing_space,
     "index map": pool_rules.index_map,
     "damage": pool_rules.damage,
+    "hit rate": cache_rules.hit_rate,
+    "lives of blocks": cache_rules.lives,
+    "store times": cache_rules.store_times,
     "passthrough": pool_rules.passthrough,
     "request timeouts": server_rules.request_timeouts,
     "open files": server_rules.open_files,

@@ -18,7 +18,7 @@ from kvfs.doctor.examine import RULES, examine
 from kvfs.doctor.facts import Below, ConnectorHabit, ConnectorLimit, Cpus, Facts, ReadAhead
 from kvfs.doctor.gather import gather
 from tests.support.ill_exports import ganesha_with
-from tests.support.ill_mounts import HEALTHY, ILL
+from tests.support.ill_mounts import CACHE, CHURNED, HEALTHY, ILL, SLOW
 from tests.support.mounting import (
     COMMAND_WAIT_S,
     Mounted,
@@ -145,6 +145,12 @@ def read_ahead(facts: Facts) -> dict[str, Any]:
     return {**changed, "device_read_ahead": None, "fuse_read_ahead": slow}
 
 
+def churned(facts: Facts) -> dict[str, Any]:
+    (Path(facts.mountpoint) / "batch").mkdir(exist_ok=True)
+    changed: dict[str, Any] = status(cache={**CACHE, **CHURNED}, used_bytes=100 * MIB)(facts)
+    return changed
+
+
 def may_raise_limits() -> bool:
     """Whether this process has CAP_SYS_RESOURCE, which root in a container may lack."""
     said = Path("/proc/self/status").read_text().partition("CapEff:")[2].split()[0]
@@ -181,6 +187,10 @@ RUN: Final[list[tuple[str, Change]]] = [
     ),
     ("backing space", lacks_space),
     ("index map", lambda facts: status(index_used_bytes=facts.status["index_map_bytes"])(facts)),
+    ("hit rate", status(cache={**CACHE, "hits": 0, "misses": 5000})),
+    ("lives of blocks", churned),
+    ("store times", status(store_times=SLOW)),
+    ("store times", status(store_times=SLOW, space_waits={"count": 1})),
     ("damage", status(damaged_rows=1)),
     ("damage", status(write_back_failures=1)),
     *(

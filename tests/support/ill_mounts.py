@@ -23,7 +23,7 @@ from tests.support.ill_exports import ILL_EXPORTS, NFSD_OPTIONS, ganesha_with
 GIB: Final = 1 << 30
 KIB: Final = 1 << 10
 
-STATUS: Final = {
+STATUS: Final[dict[str, Any]] = {
     "uuid": "0e3c1ff2-0c2d-4b2c-9a5e-6f0e3c1ff20c",
     "root": {"uid": 0, "gid": 0, "mode": "0755"},
     "capacity_bytes": 1000 * GIB,
@@ -40,6 +40,22 @@ STATUS: Final = {
     "lease_max_bytes": 900 * GIB,
     "largest_lease_holder": None,
 }
+DIRECTORY: Final = {"hits": 900, "misses": 300, "stored_blocks": 300}
+CACHE: Final = {
+    "hits": 1800,
+    "misses": 600,
+    "evicted": {"space": {"blocks": 40, "bytes": 100 * GIB}, "command": {"blocks": 0, "bytes": 0}},
+    "uptime_s": 3600.0,
+    "directories": {"chat": DIRECTORY, "batch": {**DIRECTORY, "hits": 3}, "/": DIRECTORY},
+}
+STATUS |= {
+    "cache": CACHE,
+    "store_times": {"recent": {"count": 5000, "p99_s": 0.2}},
+    "space_waits": {"count": 0},
+}
+#: Twenty times what the pool holds, in an hour.
+CHURNED: Final = {"evicted": {"space": {"blocks": 9000, "bytes": 19_000 * GIB}}}
+SLOW: Final = {"recent": {"count": 5000, "p99_s": 2.5}}
 LESSEE: Final = {"pid": 4711, "program": "vllm", "bytes": 9 * GIB, "stores_refused": 7}
 KEEPS: Final = ("process 4711 (vllm)", "setfattr -n user.kvfs.lease -v none /kv")
 LIMITS: Final = Limits(300, 1_048_576, None, None, "kvfs@kv.service", -900)
@@ -180,6 +196,42 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
         WARNING,
         "55 GiB of the 64 GiB",
         "kvfs umount /kv && kvfs mount --set index_map_bytes=137438953472 /data/pool /kv",
+    ),
+    (
+        "hit rate",
+        status(cache={**CACHE, "hits": 240, "misses": 2160}),
+        WARNING,
+        "only 10% of 2,400 lookups found their block, although little was evicted",
+        "PYTHONHASHSEED",
+    ),
+    (
+        "hit rate",
+        status(cache={**CACHE, **CHURNED, "misses": 20_000, "uptime_s": 1e6}),
+        WARNING,
+        "only 8% of 21,800 lookups found their block, and 18.55 TiB were evicted",
+        "kvfs status /kv\nshows hits by directory; mount a larger drive",
+    ),
+    (
+        "lives of blocks",
+        status(cache={**CACHE, **CHURNED}),
+        WARNING,
+        "blocks live for 180 s only: 18.55 TiB were evicted in 3,600 s",
+        "setfattr -n user.kvfs.evict -v first /kv/batch",
+    ),
+    (
+        "lives of blocks",
+        status(cache={**CACHE, **CHURNED, "directories": {"/": DIRECTORY}}),
+        WARNING,
+        "of a pool that holds 950 GiB",
+        "kvfs status /kv",
+    ),
+    ("store times", status(store_times=SLOW), WARNING, "longer than 2.5 s", "vmstat 1 5"),
+    (
+        "store times",
+        status(store_times=SLOW, space_waits={"count": 12}),
+        WARNING,
+        "of the last 5,000; 12 requests waited for space",
+        "kvfs status /kv\nshows what keeps the space",
     ),
     ("damage", status(device_lost="EIO"), SERIOUS, "is lost: EIO", "kvfs mount"),
     ("damage", status(write_back_failures=2), SERIOUS, "could not be written", "dmesg"),
