@@ -23,6 +23,7 @@ from kvfs.core.types import ROOT_INODE, InodeRecord
 from kvfs.devices import Device, Reserve, open_source
 from kvfs.engine.store import Store
 from kvfs.machine.process_limits import what_it_cannot_see
+from mount.control.events import serve_events
 from mount.control.metrics.exposition import Exposition
 from mount.control.metrics.scrapes import serve_scrapes
 from mount.control.metrics.textfile import write_textfile
@@ -217,8 +218,11 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                     serve_control, socket_path(self.settings.name), verbs, self._group
                 )
                 metrics = Exposition(functools.partial(self._status, {}))
-                nursery.start_soon(serve_scrapes, self.settings, metrics)
+                nursery.start_soon(serve_scrapes, self.settings, metrics, self._group)
                 nursery.start_soon(write_textfile, self.settings, metrics)
+                nursery.start_soon(
+                    serve_events, self.settings, self.store.pool.cache.events, self._group
+                )
                 nursery.start_soon(self._announce, ready, nursery)
                 await pyfuse3.main(min_tasks=_TASKS_MAX, max_tasks=_TASKS_MAX)
                 self._own.ended()

@@ -15,6 +15,7 @@ from kvfs.client.control_socket import (
 from kvfs.client.liveness import has_ended, was_killed
 from kvfs.core.errors import CommandError, NotMounted, ServeFailed, SourceBusy
 from kvfs.core.mount_name import (
+    EVENTS_SUFFIX,
     METRICS_SUFFIX,
     RUN_DIRECTORY,
     SOCKET_SUFFIX,
@@ -162,7 +163,7 @@ def server_of(mountpoint: str) -> int:
 def remove_dead_sockets() -> None:
     """Remove the sockets that dead servers left behind."""
     with contextlib.suppress(OSError), locked_directory(RUN_DIRECTORY):
-        for suffix in (SOCKET_SUFFIX, METRICS_SUFFIX):
+        for suffix in (SOCKET_SUFFIX, METRICS_SUFFIX, EVENTS_SUFFIX):
             for path in socket_paths(suffix=suffix):
                 with contextlib.suppress(SourceBusy, OSError):
                     remove_stale(path)

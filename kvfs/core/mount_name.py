@@ -15,6 +15,7 @@ CONFIG_DIRECTORY: Final = "/etc/kvfs"
 LOG_DIRECTORY: Final = "/var/log/kvfs"
 SOCKET_SUFFIX: Final = ".sock"
 METRICS_SUFFIX: Final = ".metrics"
+EVENTS_SUFFIX: Final = ".events"
 #: A socket's path holds 107 bytes (sun_path of unix(7)); this leaves room for the directory.
 NAME_MAX_CHARACTERS: Final = 64
 
@@ -53,6 +54,11 @@ def socket_path(name: str) -> str:
 def metrics_path(name: str) -> str:
     """Return the path of the socket at which the mount called *name* answers scrapes."""
     return f"{RUN_DIRECTORY}/{name}{METRICS_SUFFIX}"
+
+
+def events_path(name: str) -> str:
+    """Return the path of the socket at which the mount called *name* tells events."""
+    return f"{RUN_DIRECTORY}/{name}{EVENTS_SUFFIX}"
 
 
 def config_path(name: str) -> str:

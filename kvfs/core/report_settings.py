@@ -39,3 +39,10 @@ class ReportSettings:
     metrics_textfile_s: float = setting(
         15.0, "interval of that file: as often as scrapers usually ask", unit="s", low=1, high=3600
     )
+    events_socket_mode: int = setting(
+        0o600,
+        "for root and the server's own user: events hold names of blocks, which tell what is asked",
+        unit="octal",
+        low=0o600,
+        high=0o666,
+    )

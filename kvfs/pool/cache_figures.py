@@ -5,6 +5,7 @@ come here (passthrough), so a hit counts as a load of the whole block. looks.py 
 """
 
 from collections.abc import Callable
+from stat import S_ISREG
 from typing import Any, Final
 
 from kvfs.core.eviction_reason import Reason, reason_for
@@ -12,6 +13,7 @@ from kvfs.core.latency import RecentLatency
 from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
 from kvfs.core.settings import Settings
 from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
+from kvfs.pool.events import Events, Kind
 from kvfs.pool.looks import Looks
 from kvfs.pool.reuse_watch import NOT_FOLLOWED, ReuseWatch
 from kvfs.pool.space import Space
@@ -44,6 +46,7 @@ class CacheFigures:
         self.looks: Final = Looks(monotonic_s, self._missed, self.reuse.was_evicted)
         #: From CREATE until a block is stored.
         self.store_times: Final = RecentLatency()
+        self.events: Final = Events(index, clock_ns)
         #: Hits and misses of which ``reuse`` knows.
         self._references = 0
         self._evicted_blocks = dict.fromkeys(Reason, 0)
@@ -85,6 +88,8 @@ class CacheFigures:
             self.reuse.stored(record)
             if not rewritten:
                 self.store_times.add(self._clock_ns() - record.btime_ns)
+            if self.events.wanted:
+                self.events.note(Kind.STORED, record.parent, record.name, bytes=record.size_bytes)
 
     def evicted(self, record: InodeRecord, asked: Reason, age_ns: int) -> None:
         """The block with *record* was evicted, *age_ns* after its last use."""
@@ -95,10 +100,20 @@ class CacheFigures:
         tally.evicted_blocks += 1
         tally.evicted_bytes += record.allocated_bytes
         self.reuse.evicted(record, age_ns / SECOND_NS, self._monotonic_s())
+        if self.events.wanted and not is_temporary(record.name):
+            self.events.note(
+                Kind.EVICTED,
+                record.parent,
+                record.name,
+                bytes=record.size_bytes,
+                reason=reason.value,
+            )
 
     def removed(self, record: InodeRecord) -> None:
         """A client removed the block with *record*: a larger pool would not have it either."""
         self.reuse.removed(record)
+        if self.events.wanted and S_ISREG(record.mode) and not is_temporary(record.name):
+            self.events.note(Kind.REMOVED, record.parent, record.name, bytes=record.size_bytes)
 
     def tick(self, now_s: float) -> None:
         """Count the looks that turned out to be misses."""
@@ -137,6 +152,8 @@ class CacheFigures:
         if not is_temporary(name):
             self.tallies.of(parent, name).misses += 1
             self.reuse.missed(parent, name, self._monotonic_s())
+            if self.events.wanted:
+                self.events.note(Kind.MISSING, parent, name)
 
 
 def _by_name(tallies: dict[str, Tally]) -> dict[str, Any]:

@@ -8,13 +8,14 @@ nothing.
 server. The verbs are in verbs.py.
 """
 
+import contextlib
 import grp
 import json
 import logging
 import os
 import socket
 from array import array
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
 
 import trio
@@ -64,16 +65,22 @@ async def serve_control(
     Members of *group* may ask for what changes nothing. Raises SourceBusy if a living server has
     that socket, ServeFailed if it cannot be made.
     """
-    listening = listen(path, 0o600 if group is None else 0o660, group)
-    bound = os.stat(path)
     server = _Server(verbs, group)
-    try:
+    with listening_at(path, 0o600 if group is None else 0o660, group) as listening:
         async with trio.open_nursery() as nursery:
             await nursery.start(trio.serve_listeners, server.serve, [_listener(listening)])
             task_status.started()
-    finally:
-        remove_own(path, bound)
-        listening.close()
+
+
+@contextlib.contextmanager
+def listening_at(path: str, mode: int, group: int | None = None) -> Iterator[socket.socket]:
+    """Hold a socket as ``listen`` makes it; it and its file are gone afterwards."""
+    with listen(path, mode, group) as listening:
+        bound = os.stat(path)
+        try:
+            yield listening
+        finally:
+            _remove_own(path, bound)
 
 
 def listen(path: str, mode: int = 0o600, group: int | None = None) -> socket.socket:
@@ -102,7 +109,7 @@ def listen(path: str, mode: int = 0o600, group: int | None = None) -> socket.soc
     return listening
 
 
-def remove_own(path: str, bound: os.stat_result) -> None:
+def _remove_own(path: str, bound: os.stat_result) -> None:
     """Remove the socket file that is *bound*, unless the next server has put its own there."""
     try:
         with locked_directory(os.path.dirname(path)):

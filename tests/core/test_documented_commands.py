@@ -28,6 +28,7 @@ RUN: Final = {
     "kvfs evict ": "tests/fuse/test_documented_commands.py",
     "kvfs pin ": "tests/fuse/test_documented_commands.py",
     "kvfs umount ": "tests/fuse/test_documented_commands.py",
+    "kvfs events ": "tests/fuse/test_events.py",
     "curl ": "tests/fuse/test_documented_commands.py",
     "mkfs.xfs ": "tests/fuse/test_documented_commands.py",
     "lmcache server ": "tests/connectors/test_lmcache_server.py",

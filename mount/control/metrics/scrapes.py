@@ -7,7 +7,6 @@ host may read them by default. A scraper is a stranger: its request is bounded i
 import contextlib
 import functools
 import logging
-import os
 import socket
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -20,7 +19,7 @@ from kvfs.core.mount_name import metrics_path
 from kvfs.core.settings import Settings
 from mount.control.connections import BACKLOG, serve_connections
 from mount.control.metrics.exposition import Exposition
-from mount.control.socket import listen, remove_own
+from mount.control.socket import listening_at
 
 _log: Final = logging.getLogger(__name__)
 
@@ -35,17 +34,21 @@ _PATH: Final = "/metrics"
 _HEAD_END: Final = b"\r\n\r\n"
 
 
-async def serve_scrapes(settings: Settings, exposition: Exposition) -> None:
-    """Answer scrapes of the mount with *settings* until cancelled.
+async def serve_scrapes(settings: Settings, exposition: Exposition, group: int | None) -> None:
+    """Answer scrapes of the mount with *settings* until cancelled; the socket is *group*'s.
 
     A socket that cannot be had is logged: the mount serves without it.
     """
     scrapes = Scrapes(exposition)
     async with trio.open_nursery() as nursery:
         with contextlib.ExitStack() as stack:
-            for opened in (_on_path, _on_port):
+            path = metrics_path(settings.name)
+            for opened in (
+                listening_at(path, settings.metrics_socket_mode, group),
+                _on_port(settings),
+            ):
                 try:
-                    listening = stack.enter_context(opened(settings))
+                    listening = stack.enter_context(opened)
                 except (OSError, CommandError) as error:
                     _log.error("no metrics here: %s", error)
                     continue
@@ -60,17 +63,6 @@ async def serve_scrapes(settings: Settings, exposition: Exposition) -> None:
                         )
                     )
             await trio.sleep_forever()
-
-
-@contextlib.contextmanager
-def _on_path(settings: Settings) -> Iterator[socket.socket]:
-    path = metrics_path(settings.name)
-    with listen(path, settings.metrics_socket_mode) as listening:
-        bound = os.stat(path)
-        try:
-            yield listening
-        finally:
-            remove_own(path, bound)
 
 
 @contextlib.contextmanager

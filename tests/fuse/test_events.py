@@ -1,0 +1,250 @@
+"""The stream of events of a live mount, as docs/events.md says, and its bounds without one."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import trio
+
+from kvfs.core.errors import NotMounted, NotRoot, UsageError
+from kvfs.core.mount_name import events_path
+from kvfs.core.settings import Settings
+from kvfs.core.types import ROOT_INODE
+from kvfs.pool.events import Events, Kind
+from kvfs.storage.index import Index
+from mount.control.connections import serve_connections
+from mount.control.events import BACKLOG_MAX, LISTENERS_MAX, Broadcast
+from mount.control.socket import listen
+from tests.fuse.conftest import NOBODY
+from tests.support.mounting import COMMAND_WAIT_S, KVFS, ROOT, Mounted, run_kvfs
+
+pytestmark = pytest.mark.needs_fuse
+
+_ROW: Final = re.compile(r"^\| `(\w+)` \| ([^|]*) ?\| [^|]+ \|$", re.MULTILINE)
+PATIENCE_S: Final = 60.0
+
+
+def documented() -> dict[str, set[str]]:
+    """The keys of each event on the page."""
+    rows = _ROW.findall((ROOT / "docs" / "events.md").read_text())
+    return {event: set(re.findall(r"`(\w+)`", keys)) for event, keys in rows}
+
+
+class Listener:
+    """A client that has read the hello."""
+
+    def __init__(self, path: str) -> None:
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.settimeout(COMMAND_WAIT_S)
+        self._connection.connect(path)
+        self._lines = self._connection.makefile("r")
+        self.hello = self.next()
+
+    def next(self) -> dict[str, Any]:
+        """Return the next event, whose keys must be those of the page."""
+        told: dict[str, Any] = json.loads(next(self._lines))
+        assert told.keys() - {"event"} == documented()[told["event"]]
+        return told
+
+    def until(self, event: str, path: str) -> dict[str, Any]:
+        """Return the next *event* of *path*."""
+        while True:
+            told = self.next()
+            if (told["event"], told.get("path")) == (event, path):
+                return told
+
+    def close(self) -> None:
+        self._lines.close()
+        self._connection.close()
+
+
+@pytest.fixture
+def listener(mount: Mounted, kv: Path, kvfs_only: None) -> Iterator[Listener]:
+    listener = Listener(events_path(str(mount.status()["name"])))
+    yield listener
+    listener.close()
+
+
+def test_each_event_is_told(listener: Listener, mount: Mounted, kv: Path) -> None:
+    assert listener.hello["mountpoint"] == str(mount.path)
+    assert listener.hello["format"] == 1
+    top = f"/{kv.name}"
+    (kv / "b.tmp").write_bytes(b"x" * 5000)
+    (kv / "b.tmp").rename(kv / "b.data")
+    stored = listener.until("stored", f"{top}/b.data")
+    assert stored["bytes"] == 5000
+    (kv / "leased").write_bytes(b"y")
+    assert listener.until("stored", f"{top}/leased")["time"] >= stored["time"]
+    assert not (kv / "never").exists()
+    listener.until("missing", f"{top}/never")
+    run_kvfs("evict", str(kv / "b.data"))
+    evicted = listener.until("evicted", f"{top}/b.data")
+    assert (evicted["bytes"], evicted["reason"]) == (5000, "command")
+    (kv / "leased").unlink()
+    assert listener.until("removed", f"{top}/leased")["bytes"] == 1
+
+
+def test_only_blocks_have_events(listener: Listener, kv: Path) -> None:
+    (kv / "part.tmp").write_bytes(b"x")
+    (kv / "part.tmp").unlink()
+    (kv / "directory").mkdir()
+    (kv / "directory").rmdir()
+    (kv / "link").symlink_to("nowhere")
+    (kv / "link").unlink()
+    (kv / "end").write_bytes(b"x")
+    told = listener.next()
+    assert (told["event"], told["path"]) == ("stored", f"/{kv.name}/end")
+
+
+def test_the_verb_prints_them(mount: Mounted, kv: Path, kvfs_only: None) -> None:
+    command = [*KVFS, "events", str(mount.path), "--count", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as printing:
+        assert printing.stdout is not None
+        number = 0
+        # It listens from some moment on, which it does not tell.
+        while printing.poll() is None:
+            number += 1
+            (kv / f"{number}").write_bytes(b"x")
+        line = printing.stdout.read()
+    assert json.loads(line)["event"] == "stored"
+    assert printing.returncode == 0
+
+
+def test_the_verb_says_what_is_wrong(mount: Mounted, tmp_path: Path, kvfs_only: None) -> None:
+    for arguments, error in (
+        ((str(tmp_path),), NotMounted),
+        ((str(mount.path), "--count=0"), UsageError),
+    ):
+        done = run_kvfs("events", *arguments, check=False)
+        assert done.returncode == error.exit_code
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_stranger_is_told_which_setting_lets_it_in(mount: Mounted, kvfs_only: None) -> None:
+    """Run by the code of the command, since the interpreter of a test may be closed to others."""
+    program = (
+        "import os, sys; import kvfs.cli.main, kvfs.cli.events, kvfs.client.servers;"
+        f"os.setresuid({NOBODY}, {NOBODY}, {NOBODY});"
+        f"sys.exit(kvfs.cli.main.main(['events', {str(mount.path)!r}]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == NotRoot.exit_code, done.stderr
+    assert "events_socket_mode" in done.stderr
+
+
+# ---- without a mount ----
+
+
+class NoIndex(Index):
+    """An index in which every directory is the root."""
+
+    def __init__(self) -> None:
+        pass
+
+
+@pytest.fixture
+def events() -> Events:
+    return Events(NoIndex(), lambda: 1_500_000_000)
+
+
+def note(events: Events, number: int) -> None:
+    events.note(Kind.STORED, ROOT_INODE, f"{number}".encode(), bytes=number)
+
+
+def test_nothing_is_kept_that_nobody_takes(events: Events) -> None:
+    events.listen(wanted=True)
+    for number in range(20_000):
+        note(events, number)
+    lines = events.take(100_000)
+    assert len(lines) + events.take_lost() == 20_000
+    assert json.loads(lines[-1]) == {
+        "event": "stored",
+        "time": 1.5,
+        "path": "/19999",
+        "bytes": 19_999,
+    }
+    note(events, 1)
+    events.listen(wanted=False)
+    assert events.take(1) == []
+
+
+def test_a_name_of_any_bytes_is_a_line(events: Events) -> None:
+    events.note(Kind.MISSING, ROOT_INODE, b'\xff\n"')
+    (line,) = events.take(9)
+    assert line.isascii()
+    assert line.count(b"\n") == 1
+    assert json.loads(line)["path"].encode(errors="surrogateescape") == b'/\xff\n"'
+
+
+async def with_broadcast(path: str, events: Events, use: Callable[[Broadcast], Any]) -> None:
+    """Serve *events* at *path* while *use* runs."""
+    broadcast = Broadcast(Settings(mountpoint="/kv", name="kv"), events)
+    with listen(path) as listening:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(broadcast.run)
+            nursery.start_soon(
+                lambda: serve_connections(
+                    listening, broadcast.follow, most=LISTENERS_MAX, deadline_s=float("inf")
+                )
+            )
+            with trio.fail_after(PATIENCE_S):
+                await use(broadcast)
+            nursery.cancel_scope.cancel()
+
+
+async def read_until(stream: trio.SocketStream, end: bytes) -> list[dict[str, Any]]:
+    """Read lines up to the one that ends so."""
+    received = bytearray()
+    while not received.endswith(end):
+        received += await stream.receive_some(1 << 20)
+    return [json.loads(line) for line in received.splitlines()]
+
+
+async def test_a_slow_reader_is_told_how_many_it_lost(tmp_path: Path, events: Events) -> None:
+    """And keeps nobody else from getting all of them."""
+    path, step = str(tmp_path / "kv.events"), BACKLOG_MAX // 2
+
+    async def use(_: Broadcast) -> None:
+        async with (
+            await trio.open_unix_socket(path) as slow,
+            await trio.open_unix_socket(path) as swift,
+        ):
+            for stream in (slow, swift):
+                assert json.loads(await stream.receive_some(1 << 16))["event"] == "hello"
+            for first in range(0, 4 * step, step):
+                for number in range(first, first + step):
+                    note(events, number)
+                told = await read_until(swift, b":%d}\n" % number)
+                assert [one["bytes"] for one in told] == list(range(first, first + step))
+            told = await read_until(slow, b":%d}\n" % number)
+            lost = sum(one["count"] for one in told if one["event"] == "lost")
+            kept = [one["bytes"] for one in told if one["event"] == "stored"]
+            assert lost > 0
+            assert lost + len(kept) == 4 * step
+            assert kept == sorted(kept)
+
+    await with_broadcast(path, events, use)
+
+
+async def test_nothing_is_noted_once_the_last_client_has_gone(
+    tmp_path: Path, events: Events
+) -> None:
+    path = str(tmp_path / "kv.events")
+
+    async def use(_: Broadcast) -> None:
+        assert not events.wanted
+        async with await trio.open_unix_socket(path) as stream:
+            await stream.receive_some(1 << 16)
+            assert events.wanted
+        while events.wanted:
+            await trio.lowlevel.checkpoint()
+
+    await with_broadcast(path, events, use)
