@@ -200,10 +200,10 @@ class Channel:
             return False
         _, opcode, unique, nodeid, uid, gid, pid, _, _ = IN_HEADER.unpack_from(self._buffer)
         code = opcode if opcode < OPCODES else 0
-        self.requests[code] += 1
+        self.requests[code] = count = self.requests[code] + 1
         if opcode in UNANSWERED:
             return False
-        if not self.requests[code] % TIMED_OF:
+        if not count % TIMED_OF:
             self.times.begin(unique, code)
         request = self._view[IN_HEADER_BYTES:size_bytes]
         self.present_unique = unique
