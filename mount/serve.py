@@ -71,10 +71,12 @@ def run(
     ready: Callable[[], None],
     load: Callable[[], Settings] | None = None,
     remark: Callable[[str], None] = _log.warning,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> None:
     """Serve until the mount is gone or SIGTERM comes; *ready* is called once it serves.
 
-    *load* reads the settings again at SIGHUP. *remark* takes lines for the operator who mounts.
+    *load* reads the settings again at SIGHUP. *remark* takes lines for the operator who mounts, and
+    *progress* how far a rebuild of the index is: files read, and all.
     Raises CommandError.
     """
     group_id(settings.control_group)  # a wrong one is told before anything is touched
@@ -87,7 +89,7 @@ def run(
                 reserve=Reserve(settings.directory_reserve_share, settings.directory_reserve_bytes),
             )
         )
-        port = _open_port(device, settings)
+        port = _open_port(device, settings, progress)
         store = port.store
         stack.callback(store.close)
         held_bytes = store.pool.space.used_bytes
@@ -108,7 +110,9 @@ def run(
             raise foreseen from None
 
 
-def _open_port(device: Device, settings: Settings) -> KernelPort:
+def _open_port(
+    device: Device, settings: Settings, progress: Callable[[int, int], None]
+) -> KernelPort:
     """Open /dev/fuse and bring the store up that will answer there. Raises CommandError."""
     try:
         fuse_fd = kernel.open_device()
@@ -119,7 +123,12 @@ def _open_port(device: Device, settings: Settings) -> KernelPort:
     shares = OpenShares(settings.open_files_user_share)
     handles = Handles(os.memfd_create("kvfs-handles", os.MFD_CLOEXEC), shares)
     try:
-        return KernelPort(fuse_fd, settings, handles, functools.partial(Store, device, settings))
+        return KernelPort(
+            fuse_fd,
+            settings,
+            handles,
+            functools.partial(Store, device, settings, progress=progress),
+        )
     except BaseException:
         os.close(fuse_fd)
         raise

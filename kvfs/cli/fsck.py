@@ -2,14 +2,13 @@
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvfs.cli.arguments import wanted_pool
 from kvfs.cli.caller import need_root
 from kvfs.cli.parser import add_verb
+from kvfs.cli.progress_bar import progress_bar
 from kvfs.core.errors import NO_SPACE, CheckFailed, NoSpace, SourceDamaged, SourceFull
 from kvfs.core.printable import printable
 from kvfs.core.sizes import count_of
@@ -63,7 +62,7 @@ def _check(source: str, *, repair: bool) -> "FsckReport":
     with (
         wanted_pool(source),
         open_source(source, read_only=not repair) as device,
-        _progress_bar() as progress,
+        progress_bar("checking") as progress,
     ):
         try:
             return check_pool(device, repair=repair, progress=progress)
@@ -94,17 +93,3 @@ def _print(args: argparse.Namespace, report: "FsckReport") -> None:
     blocks = count_of(report.blocks, "block")
     directories = count_of(report.directories, "directory", "directories")
     print(f"{printable(args.source)}: {blocks}, {directories}, {verdict}")
-
-
-@contextmanager
-def _progress_bar() -> Iterator[Progress]:
-    """Yield a function of (done, total); it draws only on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _done, _total: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("checking", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

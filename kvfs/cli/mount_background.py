@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvfs.cli.dead_mount import free_place
+from kvfs.cli.progress_bar import progress_bar
 from kvfs.cli.ready_pipe import Outcome, wait_for_outcome
 from kvfs.client.subprocesses import held_back, program_again, stop
 from kvfs.core.errors import CommandError, ServeFailed
@@ -27,7 +28,7 @@ class StartFailed(CommandError):
 def start_in_background(settings: Settings, argv: Sequence[str]) -> None:
     """Run ``kvfs *argv*`` again as a server in a session of its own; return once it serves.
 
-    Raises the server's error, or ServeFailed if it reports nothing within start_timeout_s.
+    Raises the server's error, or ServeFailed if it reports nothing for start_timeout_s.
     """
     reading, writing = os.pipe()
     try:
@@ -66,7 +67,8 @@ def _spawn(arguments: Sequence[str], ready_fd: int) -> "subprocess.Popen[bytes]"
 
 def _await_ready(server: "subprocess.Popen[bytes]", reading: int, wait_s: float) -> None:
     try:
-        outcome = wait_for_outcome(reading, wait_s)
+        with progress_bar("rebuilding the index") as progress:
+            outcome = wait_for_outcome(reading, wait_s, progress)
     except TimeoutError:
         raise ServeFailed(
             f"the mount was not ready after {wait_s:g} s (start_timeout_s) and was stopped"

@@ -1,14 +1,18 @@
 """How a server reports to the command that started it in the background.
 
-It gets one line of JSON through a pipe: ``{"ready": true}`` or ``{"error": TEXT, "exit_code": N}``.
+It gets lines of JSON through a pipe: ``{"done": N, "of": N}`` while the index is rebuilt, and then
+``{"ready": true}`` or ``{"error": TEXT, "exit_code": N}``.
 What systemd is told is in mount/process/supervisor.py.
 """
 
+import contextlib
 import json
 import os
 import select
 import time
 from typing import Final, NamedTuple
+
+from kvfs.cli.progress_bar import Progress
 
 _OUTCOME_MAX_BYTES: Final = 64 * 1024
 
@@ -21,7 +25,7 @@ class Outcome(NamedTuple):
 
 
 class ReadyPipe:
-    """The server's end of the pipe. Only the first report is sent."""
+    """The server's end of the pipe. Only the first report of the end is sent."""
 
     def __init__(self, fd: int) -> None:
         # Programs that the server starts must not keep the pipe open.
@@ -32,6 +36,11 @@ class ReadyPipe:
     def awaited(self) -> bool:
         """Whether nothing was reported yet."""
         return self._fd >= 0
+
+    def say_progress(self, done: int, total: int) -> None:
+        """Report how far the rebuild of the index is."""
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            os.write(self._fd, json.dumps({"done": done, "of": total}).encode() + b"\n")
 
     def say_ready(self) -> None:
         """Report that the mount serves, and release the terminal."""
@@ -54,11 +63,22 @@ class ReadyPipe:
             self._fd = -1
 
 
-def wait_for_outcome(fd: int, wait_s: float) -> Outcome | None:
-    """Return the server's report from *fd*; None if it ended without one. Raises TimeoutError."""
+def wait_for_outcome(fd: int, wait_s: float, progress: Progress) -> Outcome | None:
+    """Return the server's report from *fd*; None if it ended without one.
+
+    Raises TimeoutError if it reports nothing for *wait_s*, *progress* neither.
+    """
     deadline_s = time.monotonic() + wait_s
-    received = bytearray()
-    while not received.endswith(b"\n") and len(received) < _OUTCOME_MAX_BYTES:
+    received = b""
+    while len(received) < _OUTCOME_MAX_BYTES:
+        line, end, rest = received.partition(b"\n")
+        if end:
+            message, received = json.loads(line), rest
+            if "done" not in message:
+                return Outcome(str(message.get("error", "")), int(message.get("exit_code", 0)))
+            progress(int(message["done"]), int(message["of"]))
+            deadline_s = time.monotonic() + wait_s
+            continue
         left_s = max(0.0, deadline_s - time.monotonic())
         if not select.select([fd], [], [], left_s)[0]:
             raise TimeoutError
@@ -66,5 +86,4 @@ def wait_for_outcome(fd: int, wait_s: float) -> Outcome | None:
         if not part:
             return None
         received += part
-    message = json.loads(received)
-    return Outcome(str(message.get("error", "")), int(message.get("exit_code", 0)))
+    return None

@@ -68,6 +68,15 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
         notify("READY=1", f"STATUS=serving {settings.source} at {settings.mountpoint}")
         settle_memory()
 
+    def progress(done: int, total: int) -> None:
+        """Say how far a rebuild of the index is; systemd waits on while it goes on."""
+        notify(
+            f"STATUS=rebuilding the index: {done} of {total} files",
+            f"EXTEND_TIMEOUT_USEC={int(settings.start_timeout_s * 1e6)}",
+        )
+        if pipe is not None:
+            pipe.say_progress(done, total)
+
     def remark(line: str) -> None:
         _log.warning("%s", line)
         if pipe is not None:  # the operator does not see the log
@@ -76,7 +85,7 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
     for line in remarks:
         remark(line)
     try:
-        _serve_or_format(settings, load, ready, remark)
+        _serve_or_format(settings, load, ready, remark, progress)
         _log.info("stopped: %s is unmounted", settings.mountpoint)
     except OSError as error:  # mostly a failing drive; the log says where
         _log.exception("stopped")
@@ -98,13 +107,14 @@ def _serve_or_format(
     load: Callable[[], Settings],
     ready: Callable[[], None],
     remark: Callable[[str], None],
+    progress: Callable[[int, int], None],
 ) -> None:
     from kvfs.devices import format_source
     from kvfs.engine.recovery.new_pool import found_pool
     from mount import serve
 
     try:
-        serve.run(settings, ready, load, remark)
+        serve.run(settings, ready, load, remark, progress)
         return
     except SourceBlank:
         if settings.read_only:

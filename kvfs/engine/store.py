@@ -23,6 +23,7 @@ from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.eviction.reclaim_figures import reclaim_figures
 from kvfs.engine.eviction.start_scan import StartScan
 from kvfs.engine.names.namespace import Namespace
+from kvfs.engine.recovery.rebuild import Progress
 from kvfs.engine.recovery.reconcile import Reconcile
 from kvfs.engine.recovery.recovery import recover
 from kvfs.engine.recovery.state_totals import state_totals
@@ -64,10 +65,14 @@ class Store:
         *,
         syscalls: Syscalls | None = None,
         clock_ns: Callable[[], int] | None = None,
+        progress: Progress | None = None,
     ) -> None:
-        """Open *device*'s pool and repair what a crash left. Raises CommandError, OSError."""
+        """Open *device*'s pool and repair what a crash left. Raises CommandError, OSError.
+
+        *progress* hears how far a rebuild of the index is.
+        """
         calls = syscalls if syscalls is not None else Syscalls()
-        recovered = recover(device, settings, calls)
+        recovered = recover(device, settings, calls, progress)
         if clock_ns is None:
             self.pool = Pool(device, settings, kernel, syscalls=calls)
         else:

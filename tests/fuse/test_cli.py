@@ -13,6 +13,7 @@ from kvfs.cli import mkfs, mount_background
 from kvfs.cli.failures import INTERNAL_ERROR_EXIT, INTERRUPTED_EXIT, explain
 from kvfs.cli.main import VERBS, main
 from kvfs.cli.mount_background import StartFailed, start_in_background
+from kvfs.cli.ready_pipe import ReadyPipe, wait_for_outcome
 from kvfs.core import errors
 from kvfs.core.errors import (
     CommandError,
@@ -395,6 +396,18 @@ def test_what_a_server_says_is_repeated_with_its_exit_code(monkeypatch: pytest.M
         )
     assert failure.value.exit_code == 5
     assert explain(failure.value) == ("it is ext4", 5)
+
+
+def test_how_far_a_rebuild_is_comes_before_the_outcome() -> None:
+    reading, writing = os.pipe()
+    pipe = ReadyPipe(writing)
+    pipe.say_progress(1024, 3000)
+    pipe.say_failed("no room", 7)
+    heard: list[tuple[int, int]] = []
+    outcome = wait_for_outcome(reading, 60.0, lambda done, total: heard.append((done, total)))
+    os.close(reading)
+    assert outcome == ("no room", 7)
+    assert heard == [(1024, 3000)]
 
 
 def test_a_server_that_dies_is_told_by_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:

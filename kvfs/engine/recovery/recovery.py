@@ -21,7 +21,7 @@ from kvfs.devices import Device
 from kvfs.engine.recovery.finish_drafts import finish_index
 from kvfs.engine.recovery.index_compaction import compact_index
 from kvfs.engine.recovery.index_probe import INODE_ROWS, START_ROWS, refuse_unreadable
-from kvfs.engine.recovery.rebuild import rebuild_index, skip_numbers
+from kvfs.engine.recovery.rebuild import Progress, rebuild_index, skip_numbers
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
 from kvfs.storage.index_checkpoint import (
@@ -48,7 +48,9 @@ class Recovered(NamedTuple):
     gone_back: Checkpoint | None = None
 
 
-def recover(device: Device, settings: Settings, syscalls: Syscalls) -> Recovered:
+def recover(
+    device: Device, settings: Settings, syscalls: Syscalls, progress: Progress | None = None
+) -> Recovered:
     """Leave an index that can be used, and say what is left to do beside requests.
 
     If the index should be sound and is not, the device stays untouched. Raises IndexDamaged,
@@ -73,7 +75,7 @@ def recover(device: Device, settings: Settings, syscalls: Syscalls) -> Recovered
             compact_index(device.pool_fd, syscalls)
         elif (gone_back := _go_back(device, settings, syscalls)) is None:
             _log.warning("%s: cut off before it could stop; its index is rebuilt", device.source)
-            _rebuild(device, settings, syscalls)
+            _rebuild(device, settings, syscalls, progress)
         if state.moved:
             _part_numbers(device, syscalls)
     return Recovered(state.strays or not state.clean, gone_back)
@@ -137,9 +139,11 @@ def _finish(device: Device, settings: Settings, syscalls: Syscalls) -> None:
     )
 
 
-def _rebuild(device: Device, settings: Settings, syscalls: Syscalls) -> None:
+def _rebuild(
+    device: Device, settings: Settings, syscalls: Syscalls, progress: Progress | None
+) -> None:
     with contextlib.closing(Extents(device.pool_fd, syscalls, device.fs_type)) as extents:
-        rebuild_index(device.pool_fd, extents, settings, syscalls)
+        rebuild_index(device.pool_fd, extents, settings, syscalls, progress)
 
 
 def _part_numbers(device: Device, syscalls: Syscalls) -> None:
