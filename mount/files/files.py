@@ -354,7 +354,12 @@ class Files:
 
     async def sync(self, fh: int) -> None:
         """Make the bytes and the name of *fh*'s file durable (``--fsync=honour``)."""
-        await self._in_thread(self.store.pool.syscalls.fsync, self.extent_fd(fh))
+        fd, opened = self.extent_fd(fh), self.handles.get(fh).opened
+        opened.transfers += 1
+        try:
+            await self._in_thread(self.store.pool.syscalls.fsync, fd)
+        finally:
+            opened.transfers -= 1
         await self.sync_names()
 
     async def sync_names(self) -> None:
