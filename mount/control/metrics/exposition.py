@@ -134,15 +134,26 @@ def _histogram(
     return made
 
 
-def values_of(status: Status, key: Sequence[str], label: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value under *key* with what ``ANY`` stands for; none where the key is missing."""
+def values_of(status: Any, key: Sequence[str], label: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    """Yield each value under *key* with what ``ANY`` stands for; none where the key is missing.
+
+    A list is one of predictions, which are named by their factors.
+    """
+    if not key:
+        if status is not None:
+            yield label, status
+        return
+    if isinstance(status, list):
+        status = {str(row["factor"]): row for row in status}
+    if not isinstance(status, Mapping):
+        return
     first, *rest = key
-    found = status.items() if first == ANY else [(label, status.get(first))]
-    for name, value in found:
-        if rest and isinstance(value, Mapping):
-            yield from values_of(value, rest, name)
-        elif not rest and value is not None:
-            yield name, value
+    if first != ANY:
+        yield from values_of(status.get(first), rest, label)
+        return
+    for name, value in status.items():
+        # The unit of a key stands in the name of its metric.
+        yield from values_of(value, rest, name.removesuffix("_s"))
 
 
 def _utf8(text: str) -> str:

@@ -26,9 +26,9 @@ class Family(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """``bytes``, ``seconds`` or empty: what the name ends with."""
+        """``bytes``, ``seconds``, ``ratio`` or empty: what the name ends with."""
         end = self.name.rpartition("_")[2]
-        return end if end in ("bytes", "seconds") else ""
+        return end if end in ("bytes", "seconds", "ratio") else ""
 
 
 def _gauge(name: str, key: str, meaning: str, label: str = "") -> Family:
@@ -77,6 +77,24 @@ _CACHE: Final = (
     _counter("model_stored_bytes", f"{_OF_A_MODEL}.stored_bytes", "What they hold", "model"),
     _counter("model_evicted_blocks", f"{_OF_A_MODEL}.evicted_blocks", "Blocks evicted", "model"),
     _counter("model_evicted_bytes", f"{_OF_A_MODEL}.evicted_bytes", "Freed by that", "model"),
+    _gauge(
+        "age_at_eviction_seconds",
+        "cache.age_at_eviction.*",
+        "Time since the last use of evicted blocks: p10, p50 and p90",
+        "percentile",
+    ),
+    _gauge(
+        "missed_after_eviction_seconds",
+        "cache.missed_after_eviction.*",
+        "From an eviction to the next miss of that name: p10, p50 and p90",
+        "percentile",
+    ),
+    _gauge(
+        "predicted_hit_ratio",
+        "cache.curve.*.hit_rate",
+        "Hit rate that a pool of so many times the size would have had",
+        "factor",
+    ),
     _gauge("uptime_seconds", "cache.uptime_s", "Since the server started"),
 )
 
@@ -103,6 +121,8 @@ _SPACE: Final = (
     _gauge("slab_bytes", "slab_bytes", "Slabs of living processes"),
     _gauge("pinned_bytes", "pinned_bytes", "Pinned, or under evict=never"),
     _gauge("open_bytes", "open_bytes", "Files that are open"),
+    _gauge("opener_bytes", "open_by.*.bytes", "Of them, by who has them open", "opener"),
+    _gauge("largest_lease_holder_bytes", "largest_lease_holder.bytes", "Most leases of a process"),
     _gauge("preallocated_bytes", "preallocated_bytes", "Extents prepared for the next files"),
     _gauge("pending_delete_bytes", "pending_delete_bytes", "Deleted, not yet given back"),
     _gauge("deleted_open_bytes", "deleted_open_bytes", "Deleted, still open or mapped"),
@@ -124,6 +144,7 @@ _BLOCKS: Final = (
     _gauge("index_used_bytes", "index_used_bytes", "Rows in the index"),
     _gauge("index_limit_bytes", "index_map_bytes", "Most that the index may hold"),
     _gauge("open_files", "open_inodes", "Files that are open"),
+    _gauge("opener_files", "open_by.*.files", "Of them, by who has them open", "opener"),
     _gauge("open_handles", "open_handles", "Open file descriptions of files and directories"),
     _gauge("recently_deleted_files", "recently_deleted", "Deleted during the last second or so"),
     _gauge("preallocated_extents", "preallocated_extents", "Extents prepared for new files"),
@@ -168,6 +189,20 @@ _WORK: Final = (
     _gauge("backing_ids_cached", "backing_ids_cached", "Files registered and closed"),
 )
 
+_DURABILITY: Final = (
+    _gauge("checkpoint_age_seconds", "checkpoint.age_s", "Age of the index's checkpoint"),
+    _counter("checkpoints", "checkpoint.taken", "Checkpoints of the index"),
+    _counter("checkpoint_failures", "checkpoint.failures", "Checkpoints that failed"),
+    _gauge(
+        "reconciled_ratio",
+        "reconcile.share",
+        "How much of the index was compared with the files, after a start from a checkpoint",
+    ),
+    _counter("reconcile_entered", "reconcile.entered", "Inodes that only the files had"),
+    _counter("reconcile_moved", "reconcile.moved", "Inodes that were newer in the files"),
+    _counter("reconcile_dropped", "reconcile.dropped", "Inodes that no file confirmed"),
+)
+
 _TROUBLE: Final = (
     _counter("torn_blocks", "torn_blocks", "Blocks deleted: their writer was killed"),
     _counter("unverified_blocks", "unverified_blocks", "Blocks deleted: perhaps not whole"),
@@ -177,7 +212,7 @@ _TROUBLE: Final = (
     _counter("background_failures", "background_failures", "Background jobs that failed"),
 )
 
-FAMILIES: Final = (*_CACHE, *_SPACE, *_BLOCKS, *_LATENCY, *_WORK, *_TROUBLE)
+FAMILIES: Final = (*_CACHE, *_SPACE, *_BLOCKS, *_LATENCY, *_WORK, *_DURABILITY, *_TROUBLE)
 
 #: The one metric whose value says nothing: its labels are these keys of the status.
 INFO_NAME: Final = "kvfs_mount"
