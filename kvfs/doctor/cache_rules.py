@@ -12,6 +12,9 @@ from kvfs.doctor.finding import Finding, Severity
 _HIT_RATE_LOW: Final = 0.3
 #: Fewer lookups say nothing: a cache begins with misses.
 _LOOKUPS_MIN: Final = 1000
+#: A pool of twice the size is worth it for so much more.
+_TWICE: Final = 2.0
+_WORTH_MORE: Final = 0.1
 #: Requests that share a prefix come within this (docs/eviction.md: the recorded trace).
 _LIFE_SHORT_S: Final = 900.0
 #: A store of a slow one in a hundred keeps a request's memory for as long.
@@ -28,24 +31,25 @@ def hit_rate(facts: Facts) -> list[Finding] | None:
     if lookups < _LOOKUPS_MIN or cache["hits"] >= _HIT_RATE_LOW * lookups:
         return []
     problem = f"only {cache['hits'] / lookups:.0%} of {lookups:,} lookups found their block"
-    evicted_bytes = _evicted_bytes(cache)
-    if evicted_bytes > facts.status.get("used_bytes", 0):
+    where = shlex.quote(facts.mountpoint)
+    larger = _predicted(cache, _TWICE)
+    if larger >= cache["hits"] / lookups + _WORTH_MORE:
         return [
             Finding(
                 Severity.WARNING,
-                f"{problem}, and {format_size(evicted_bytes)} were evicted: the pool is too small "
+                f"{problem}; with twice the size {larger:.0%} would have: the pool is too small "
                 "for what is asked for again",
-                f"kvfs status {shlex.quote(facts.mountpoint)}\nshows hits by directory; mount a "
-                "larger drive, or raise --capacity",
+                f"kvfs status {where}\nshows what other sizes would bring; mount a larger drive, "
+                "or raise --capacity",
             )
         ]
     return [
         Finding(
             Severity.WARNING,
-            f"{problem}, although little was evicted: what is asked for was never stored",
-            f"kvfs status {shlex.quote(facts.mountpoint)}\nshows hits by directory; if hosts or "
-            "restarts differ in their names, the connector's hashes are not stable: set "
-            "PYTHONHASHSEED=0 for all",
+            f"{problem}, and a larger pool would help little: most of what is asked for was never "
+            "stored",
+            f"kvfs status {where}\nshows hits by directory; if hosts or restarts differ in their "
+            "names, the connector's hashes are not stable: set PYTHONHASHSEED=0 for all",
         )
     ]
 
@@ -55,10 +59,11 @@ def lives(facts: Facts) -> list[Finding] | None:
     cache, used_bytes = facts.status.get("cache"), facts.status.get("used_bytes")
     if not isinstance(cache, Mapping) or used_bytes is None:
         return None
-    evicted_bytes, uptime_s = _evicted_bytes(cache), cache["uptime_s"]
-    if evicted_bytes <= used_bytes or used_bytes * uptime_s >= _LIFE_SHORT_S * evicted_bytes:
+    evicted_bytes = sum(int(each["bytes"]) for each in cache["evicted"].values())
+    life_s = cache["age_at_eviction"]["p50_s"]
+    # While the first turn is evicted, or a few by command, ages say nothing of the rule.
+    if life_s is None or life_s >= _LIFE_SHORT_S or evicted_bytes <= used_bytes:
         return []
-    life_s = used_bytes * uptime_s / evicted_bytes
     where = shlex.quote(facts.mountpoint)
     fix = f"kvfs status {where}\nshows evictions by directory"
     if worst := _least_read(cache["directories"]):
@@ -67,8 +72,8 @@ def lives(facts: Facts) -> list[Finding] | None:
     return [
         Finding(
             Severity.WARNING,
-            f"blocks live for {life_s:,.0f} s only: {format_size(evicted_bytes)} were evicted in "
-            f"{uptime_s:,.0f} s, of a pool that holds {format_size(used_bytes)}",
+            f"half of the blocks that are evicted were used less than {life_s:,.0f} s before: "
+            f"{format_size(evicted_bytes)} so far, of a pool that holds {format_size(used_bytes)}",
             f"{fix}; or mount a larger drive, or raise --capacity",
         )
     ]
@@ -100,8 +105,10 @@ def store_times(facts: Facts) -> list[Finding] | None:
     ]
 
 
-def _evicted_bytes(cache: Mapping[str, Any]) -> int:
-    return sum(int(each["bytes"]) for each in cache["evicted"].values())
+def _predicted(cache: Mapping[str, Any], factor: float) -> float:
+    """Return the hit rate of a pool of *factor* times the size; 0 if that is not known."""
+    rates = {row["factor"]: row["hit_rate"] for row in cache["curve"]}
+    return float(rates.get(factor) or 0.0)
 
 
 def _least_read(directories: Mapping[str, Mapping[str, Any]]) -> str:
