@@ -1,5 +1,7 @@
 """A row that cannot be read, met by a running store: a miss, a line in the log, and a counter."""
 
+import os
+
 import pytest
 
 from kvfs.core.directory_policy import EVICT, PIN, Policy
@@ -45,6 +47,21 @@ def test_a_name_is_stored_over_a_damaged_one(running: Host) -> None:
     put(store, ROOT_INODE, b"tmp", b"new")
     store.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"final")
     assert get(store, ROOT_INODE, b"final") == b"new"
+
+
+@pytest.mark.parametrize("size_bytes", [0, 4999, 5001])
+def test_a_block_whose_extent_has_another_size_is_a_miss(running: Host, size_bytes: int) -> None:
+    """A reader was given a part of it, or more, and no error."""
+    ino = put(running.store, ROOT_INODE, b"a", b"x" * 5000)
+    settle(running.store)
+    running.stop()
+    os.truncate(running.extent(ino), size_bytes)
+    store = running.start()
+    with pytest.raises(Damaged):
+        get(store, ROOT_INODE, b"a")
+    with pytest.raises(NotFound):
+        get(store, ROOT_INODE, b"a")
+    assert store.describe()["lost_blocks"] == 1
 
 
 def test_a_listing_leaves_out_what_it_cannot_read(running: Host) -> None:

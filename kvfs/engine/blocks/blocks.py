@@ -228,17 +228,37 @@ class Blocks:
     def extent_fd(self, opened: OpenInode) -> int:
         """Return a descriptor of the extent, O_RDWR if possible, which is kept to the last close.
 
-        Raises Damaged when the extent is missing, DeadInode when it was evicted under a server.
+        Raises Damaged when the extent is missing, or has another size than the block; DeadInode
+        when it was evicted under a server.
         """
         opened.require_bytes()
         if opened.fd < 0:
             try:
                 access = os.O_RDONLY if self._pool.settings.read_only else os.O_RDWR
                 opened.fd = self._pool.extents.open(opened.ino, access)
+                self._refuse_other_size(opened)
             except Damaged as error:
                 self.publishing.dismiss(opened, error)
                 raise
         return opened.fd
+
+    def _refuse_other_size(self, opened: OpenInode) -> None:
+        """Raise Damaged if the extent of a closed block is shorter or longer than the block.
+
+        A reader would get a part of it, or somebody else's bytes, and no error. Whoever opens an
+        extent anew may ask: nobody has it open for writing.
+        """
+        pool = self._pool
+        record = opened.gone or pool.index.inode_or_miss(opened.ino)
+        if record is None or record.state not in SETTLED or opened.writers:
+            return
+        size_bytes = pool.syscalls.fstat(opened.fd).st_size
+        if size_bytes != record.size_bytes:
+            pool.syscalls.close(opened.fd)
+            opened.fd = -1
+            raise Damaged(
+                f"extent {opened.ino:#x} has {size_bytes} bytes instead of {record.size_bytes}"
+            )
 
     def close(
         self,

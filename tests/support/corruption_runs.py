@@ -1,0 +1,87 @@
+"""Runs corruptions.py in processes that may die, and says what came of each corruption."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+
+from tests.support.mounting import ROOT
+
+#: A start of the process costs as much as fifty corruptions.
+_BATCH: Final = 250
+#: One that takes longer hangs.
+_BATCH_WAIT_S: Final = 600.0
+#: How a corruption can end; those behind the bar must not be.
+GOOD: Final = ("right", "miss", "refused")
+BAD: Final = ("wrong", "unexpected error", "refused in several lines", "dead", "hangs")
+
+
+class Case(NamedTuple):
+    """What was corrupted, and what came of it."""
+
+    what: dict[str, Any]
+    came: dict[str, Any]
+
+    @property
+    def end(self) -> str:
+        """Return one of GOOD or BAD."""
+        came = str(self.came["came"])
+        if came in GOOD and (self.came.get("unexpected") or self._repair_failed):
+            return "unexpected error"
+        return came
+
+    @property
+    def _repair_failed(self) -> bool:
+        return self.came.get("repair", "right") in ("wrong", "unexpected error")
+
+
+def run_cases(seed: int, count: int, processes: int) -> list[Case]:
+    """Try corruptions 0 to *count* of *seed*."""
+    starts = range(0, count, _BATCH)
+    with ThreadPoolExecutor(processes) as pool:
+        batches = pool.map(lambda at: list(_batch(seed, at, min(at + _BATCH, count))), starts)
+        return [case for batch in batches for case in batch]
+
+
+def _batch(seed: int, first: int, end: int) -> Iterator[Case]:
+    while first < end:
+        arguments = [str(seed), str(first), str(end - first)]
+        command = [sys.executable, "-m", "tests.support.corruptions", *arguments]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=_BATCH_WAIT_S,
+                check=False,
+            )
+            output, ended = done.stdout, f"{done.returncode}: {done.stderr[-300:]}"
+            died = "dead"
+        except subprocess.TimeoutExpired as error:
+            output, ended, died = (error.stdout or b"").decode(), "", "hangs"
+        lines = [json.loads(line) for line in output.splitlines()]
+        whole = len(lines) // 2 * 2
+        for at in range(0, whole, 2):
+            yield Case(lines[at], lines[at + 1])
+        first += whole // 2
+        if first < end:
+            assert len(lines) > whole, f"it died before a corruption: {ended}"
+            yield Case(lines[-1], {"came": died, "said": ended})
+            first += 1
+
+
+def table(cases: Iterable[Case]) -> str:
+    """Return what came of corruptions of each kind of file, and of each way."""
+    cases = list(cases)
+    columns = (*GOOD, *BAD)
+    rows = [f"{'':22}{'cases':>8}" + "".join(f"{name:>{len(name) + 2}}" for name in columns)]
+    for key in ("target", "way", "end"):
+        for value in dict.fromkeys(case.what[key] for case in cases):
+            ends = Counter(case.end for case in cases if case.what[key] == value)
+            counts = "".join(f"{ends[name]:>{len(name) + 2}}" for name in columns)
+            rows.append(f"{value:22}{ends.total():>8}{counts}")
+    return "\n".join(rows)
