@@ -110,6 +110,29 @@ def test_a_repair_brings_back_what_a_damaged_index_held(running: Host, spoil: ob
     assert_exact(running)
 
 
+def test_a_page_that_a_later_request_would_read_is_found_at_the_start(running: Host) -> None:
+    """LMDB ended the server there (SIGABRT), since a start read the first rows only."""
+    for number in range(200):
+        put(running.store, ROOT_INODE, b"name %03d" % number, b"x")
+    running.stop()
+    data = running.path / "index" / "data.mdb"
+    whole = data.read_bytes()
+    leaves = [at for at in range(8192, len(whole), 4096) if b"name 100" in whole[at : at + 4096]]
+    assert leaves
+    refused = 0
+    for at in leaves:  # some are free pages, which hold what they held
+        data.write_bytes(whole[:at] + bytes(4096) + whole[at + 4096 :])
+        try:
+            running.start()
+        except IndexDamaged:
+            refused += 1
+        else:
+            assert len(tree(running.store)) == 200
+            running.stop()
+        data.write_bytes(whole)
+    assert refused
+
+
 def test_an_unknown_format_is_refused_and_left_alone(running: Host) -> None:
     running.stop()
     index_at = str(running.path / "index")

@@ -47,6 +47,7 @@ def stand_in(patch: pytest.MonkeyPatch, moment: str, call: Callable[..., Any]) -
 def reading_here() -> Iterator[None]:
     """Let starts and checks read the index without a child first: a fork takes most of the time."""
     with (
+        mock.patch("kvfs.engine.recovery.recovery.refuse_broken"),
         mock.patch("kvfs.engine.recovery.recovery.refuse_unreadable"),
         mock.patch("kvfs.engine.recovery.fsck.refuse_unreadable"),
     ):

@@ -16,11 +16,15 @@ from kvfs.core.records import INODE_PREFIX, META_PREFIX
 from kvfs.core.types import ROOT_INODE
 from kvfs.storage.index import Index
 from kvfs.storage.index_swap import index_path
+from kvfs.storage.lmdb_file import SPARE_PAGES, check_data_file, verify_data_file
 
 #: The rows of all keyspaces; those that a start reads; those that finish_drafts.py reads.
 ALL_ROWS: Final = (b"",)
 START_ROWS: Final = (META_PREFIX,)
 INODE_ROWS: Final = (META_PREFIX, INODE_PREFIX)
+
+#: An index up to this size is looked at whole, in some 0.1 s: every page, and every row.
+WHOLE_LOOK_MOST_BYTES: Final = 8 << 20
 
 _STEP_ROWS: Final = 4096
 _TEXT_MAX_BYTES: Final = 4096
@@ -33,6 +37,24 @@ def refuse_unreadable(pool_fd: int, prefixes: Iterable[bytes]) -> None:
     and some million rows take a second.
     """
     read_apart(lambda: walk(index_path(pool_fd), prefixes))
+
+
+def refuse_broken(pool_fd: int) -> None:
+    """Raise as ``refuse_unreadable`` before a server uses the index.
+
+    A small index is looked at whole; of a larger one the rows that a start reads.
+    """
+    path = index_path(pool_fd)
+    read_apart(lambda: _look_whole(path) or walk(path, START_ROWS))
+
+
+def _look_whole(path: str) -> int:
+    """Look at every page and row of a small index; return how many rows, 0 for a larger one."""
+    if check_data_file(path, spare_pages=SPARE_PAGES) > WHOLE_LOOK_MOST_BYTES:
+        return 0
+    if problems := verify_data_file(path):
+        raise IndexDamaged(f"index: {problems[0]}")
+    return walk(path, ALL_ROWS)
 
 
 def read_apart(job: Callable[[], object]) -> None:

@@ -20,7 +20,7 @@ from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.devices import Device
 from kvfs.engine.recovery.finish_drafts import finish_index
 from kvfs.engine.recovery.index_compaction import compact_index
-from kvfs.engine.recovery.index_probe import INODE_ROWS, START_ROWS, refuse_unreadable
+from kvfs.engine.recovery.index_probe import INODE_ROWS, refuse_broken, refuse_unreadable
 from kvfs.engine.recovery.rebuild import Progress, rebuild_index, skip_numbers
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
@@ -104,7 +104,7 @@ def _look(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
     """
     numbers = InodeNumbers(device.pool_fd, syscalls, read_only=True)
     numbers.close()
-    refuse_unreadable(device.pool_fd, START_ROWS)
+    refuse_broken(device.pool_fd)
     path = index_path(device.pool_fd)
     with Index(
         path, map_size_bytes=settings.index_map_bytes, read_only=True, syscalls=syscalls
