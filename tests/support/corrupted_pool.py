@@ -14,7 +14,7 @@ from kvfs.core.types import ROOT_INODE, InodeNo
 from tests.support.driven import Driven
 from tests.support.stores import SYMLINK, Host, get, make_directory, put, settle
 
-_BLOCKS: Final = 40
+_BLOCKS: Final = 24
 #: The worst last.
 CAME: Final = ("right", "miss", "unexpected error", "wrong")
 
@@ -59,6 +59,9 @@ def fill(running: Host, known: Known, turn: int) -> None:
         top = (b"one", b"two", b"three")[number % 3]
         parent = store.lookup(ROOT_INODE, top)
         name = b"block-%d-%s" % (number, b"x" * (number % 60))
+        if turn == 1 and number == _BLOCKS // 2:
+            store.checkpoint_due()
+            settle(store)
         if turn == 1 and number % 4:
             continue
         data = b"%d.%d " % (turn, number) * (number * 40)

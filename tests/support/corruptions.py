@@ -7,6 +7,7 @@ one.
 """
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -28,7 +29,7 @@ from tests.support.stores import Host, get, host, put, settle
 PAGE_BYTES: Final = 4096
 #: What an operator who follows the refusal does, and the sweep, are tried for one in so many.
 _REPAIR_EVERY: Final = 4
-_SWEEP_EVERY: Final = 4
+_SWEEP_EVERY: Final = 8
 
 #: What is corrupted, and how often.
 TARGETS: Final = {
@@ -53,6 +54,7 @@ class Pool:
     def __init__(self, running: Host) -> None:
         self.running = running
         self.place = running.path.parent
+        running.settings = dataclasses.replace(running.settings, checkpoint_s=3600.0)
         running.start()
         self.known = Known()
         fill(running, self.known, 0)
