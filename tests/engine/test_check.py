@@ -1,5 +1,6 @@
 """fsck: each kind of damage is found, told in a line, and repaired to a miss or better."""
 
+import itertools
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -351,6 +352,31 @@ def test_an_index_that_reads_well_and_is_broken_inside_is_rebuilt(
     assert pool.host.check().problems == []
     store = pool.host.start()
     assert tree(store) == pool.before
+
+
+def test_leaves_in_the_wrong_order_end_the_walk(pool: Pool) -> None:
+    """A walk goes on behind its last key: fsck read the same rows again, without end."""
+    store = pool.host.start()
+    for number in range(200):
+        put(store, ROOT_INODE, b"%d" % number, b"")
+    pool.host.stop()
+    path = pool.host.path / "index" / "data.mdb"
+    whole = path.read_bytes()
+    leaves = [
+        at
+        for at in range(8192, len(whole), 4096)
+        if struct.unpack_from("<QHH", whole, at)[::2] == (at // 4096, 0x02)
+    ]
+    found: list[str] = []
+    for one, two in itertools.pairwise(leaves):  # some are free pages, which nobody reads
+        content = bytearray(whole)
+        content[one : one + 4096], content[two : two + 4096] = (
+            whole[two : two + 4096],
+            whole[one : one + 4096],
+        )
+        path.write_bytes(content)
+        found += pool.host.check().problems
+    assert any("more rows than" in problem for problem in found), found
 
 
 def test_progress_is_told_up_to_the_end(pool: Pool) -> None:

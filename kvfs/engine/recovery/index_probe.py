@@ -27,6 +27,8 @@ INODE_ROWS: Final = (META_PREFIX, INODE_PREFIX)
 WHOLE_LOOK_MOST_BYTES: Final = 8 << 20
 
 _STEP_ROWS: Final = 4096
+#: A row takes more: 8 bytes of its own, 2 of its page's table, and the key.
+_ROW_LEAST_BYTES: Final = 10
 _TEXT_MAX_BYTES: Final = 4096
 
 
@@ -91,11 +93,15 @@ def read_apart(job: Callable[[], object]) -> None:
 
 def walk(path: str, prefixes: Iterable[bytes]) -> int:
     """Read the rows of *prefixes* and the root; return how many. Raises Damaged, CommandErrors."""
+    most = check_data_file(path, spare_pages=SPARE_PAGES) // _ROW_LEAST_BYTES
     count = 0
     with Index(path, read_only=True) as index:
         index.inode(ROOT_INODE)
         for prefix in prefixes:
-            count += sum(len(rows) for rows in index.walk(prefix, _STEP_ROWS))
+            for rows in index.walk(prefix, _STEP_ROWS):
+                count += len(rows)
+                if count > most:  # leaves that lead back to themselves
+                    raise IndexDamaged(f"index: it has more rows than {most}, which fit into it")
     return count
 
 
