@@ -4,6 +4,8 @@ import os
 import time
 from typing import Final
 
+from kvfs.core.errors import Damaged
+from kvfs.core.lifecycle import SETTLED
 from kvfs.core.types import STAT_BLOCK_BYTES, InodeRecord
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.storage.syscalls import Syscalls
@@ -33,6 +35,23 @@ def not_before(record: InodeRecord, written: InodeRecord) -> InodeRecord:
     if written.mtime_ns + 1 < record.mtime_ns < written.mtime_ns + _TICK_NS:
         return written._replace(mtime_ns=record.mtime_ns + 1)
     return written
+
+
+def require_size(syscalls: Syscalls, opened: OpenInode, record: InodeRecord | None) -> None:
+    """Raise Damaged if the extent of a settled block has another size than its *record*.
+
+    A reader would get a part of the block, or more, and no error. To be asked when the extent was
+    opened anew: then nobody writes to it. On Damaged it is closed. Raises OSError.
+    """
+    if record is None or record.state not in SETTLED or opened.writers:
+        return
+    size_bytes = syscalls.fstat(opened.fd).st_size
+    if size_bytes != record.size_bytes:
+        syscalls.close(opened.fd)
+        opened.fd = -1
+        raise Damaged(
+            f"extent {opened.ino:#x} has {size_bytes} bytes instead of {record.size_bytes}"
+        )
 
 
 def measured(syscalls: Syscalls, opened: OpenInode, record: InodeRecord) -> InodeRecord:

@@ -28,7 +28,7 @@ from kvfs.engine.rewrite.truncating_open import TruncatingOpens
 from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool import holes
 from kvfs.pool.allocator import Allocator
-from kvfs.pool.measure import measured, not_before, tick_ns
+from kvfs.pool.measure import measured, not_before, require_size, tick_ns
 from kvfs.pool.name_room import require_lease
 from kvfs.pool.open_inodes import Hand, OpenInode
 from kvfs.pool.pool import Pool
@@ -236,29 +236,12 @@ class Blocks:
             try:
                 access = os.O_RDONLY if self._pool.settings.read_only else os.O_RDWR
                 opened.fd = self._pool.extents.open(opened.ino, access)
-                self._refuse_other_size(opened)
+                record = opened.gone or self._pool.index.inode_or_miss(opened.ino)
+                require_size(self._pool.syscalls, opened, record)
             except Damaged as error:
                 self.publishing.dismiss(opened, error)
                 raise
         return opened.fd
-
-    def _refuse_other_size(self, opened: OpenInode) -> None:
-        """Raise Damaged if the extent of a closed block is shorter or longer than the block.
-
-        A reader would get a part of it, or somebody else's bytes, and no error. Whoever opens an
-        extent anew may ask: nobody has it open for writing.
-        """
-        pool = self._pool
-        record = opened.gone or pool.index.inode_or_miss(opened.ino)
-        if record is None or record.state not in SETTLED or opened.writers:
-            return
-        size_bytes = pool.syscalls.fstat(opened.fd).st_size
-        if size_bytes != record.size_bytes:
-            pool.syscalls.close(opened.fd)
-            opened.fd = -1
-            raise Damaged(
-                f"extent {opened.ino:#x} has {size_bytes} bytes instead of {record.size_bytes}"
-            )
 
     def close(
         self,
