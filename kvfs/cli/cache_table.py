@@ -31,6 +31,7 @@ def cache_rows(cache: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("evicted", ", ".join(evicted) or "-"),
         ("unused at eviction", _shown_ages(cache.get("age_at_eviction", {}))),
         ("missed again after", _shown_ages(cache.get("missed_after_eviction", {}))),
+        ("written to the device", _shown_device(cache.get("device", {}))),
         ("counted for", shown_time(cache["uptime_s"])),
     ]
 
@@ -80,6 +81,18 @@ def _shown_ages(quantiles: Mapping[str, float | None]) -> str:
     if low_s is None or middle_s is None or high_s is None:
         return "-"
     return f"{shown_time(middle_s)} (most: {shown_time(low_s)} to {shown_time(high_s)})"
+
+
+def _shown_device(device: Mapping[str, Any]) -> str:
+    """Return what is known of the device: bytes, rate, endurance."""
+    if device.get("written_bytes") is None:
+        return "-"
+    parts = [format_size(device["written_bytes"])]
+    if device["write_rate"] is not None:
+        parts.append(f"{format_size(int(device['write_rate']))}/s now")
+    if device["endurance_left"] is not None:
+        parts.append(f"{shown_rate(device['endurance_left'])} of its endurance left")
+    return ", ".join(parts)
 
 
 def shown_rate(rate: float | None) -> str:

@@ -23,6 +23,7 @@ VERBS: Final = {
     "mount": "serve a pool at a mountpoint",
     "umount": "unmount, and wait until the server has stopped",
     "status": "show mounts, usage and health",
+    "top": "show hit rates and throughput, live",
     "events": "print what is stored, missing and evicted, as it happens",
     "doctor": "check a mount and its machine for problems",
     "export": "export a mount over NFS, by nfsd or NFS-Ganesha",

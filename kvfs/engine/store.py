@@ -17,6 +17,7 @@ from kvfs.devices import Device
 from kvfs.engine.attributes import Attributes
 from kvfs.engine.blocks.blocks import Blocks
 from kvfs.engine.device_watch import DeviceWatch
+from kvfs.engine.device_wear import DeviceWear
 from kvfs.engine.eviction.by_names import NameEviction
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.reclaim import Reclaim
@@ -90,6 +91,7 @@ class Store:
         self.reclaim = Reclaim(self.pool, self.namespace, self.start_scan)
         self.name_eviction = NameEviction(self.pool, self.reclaim)
         self.watch = OverrunWatch(self.pool, self.allocator, self.reclaim)
+        self.device_wear = DeviceWear(device.pool_fd)
         self.device_watch = DeviceWatch(self.pool, self.blocks.publishing)
         self.sweep = Sweep(self.pool)
         #: Whether the device had no space for the index to grow, so that blocks must be evicted.
@@ -122,6 +124,7 @@ class Store:
             lambda _: pool.heat.mark(pool.clock_ns()),
             self._save_heat,
             pool.cache.tick,
+            self.device_wear.tick,
             self._sweep_on,
         )
 
@@ -325,7 +328,10 @@ class Store:
             "free_bytes": max(0, space.bound_bytes - self._kept_bytes()),
             "preallocated_bytes": space.ready_bytes,
             **reclaim_figures(self.pool, self.reclaim, self.watch),
-            "cache": self.pool.cache.shown(space.capacity_bytes, self._for_blocks_bytes()),
+            "cache": {
+                **self.pool.cache.shown(space.capacity_bytes, self._for_blocks_bytes()),
+                "device": self.device_wear.shown(),
+            },
             "store_times": self.pool.cache.store_times.shown(),
             "blocks": counters.blocks,
             "directories": counters.directories,

@@ -22,6 +22,7 @@ RUN: Final = {
     "kvfs mount ": "tests/fuse/test_documented_commands.py",
     "kvfs mkfs ": "tests/fuse/test_documented_commands.py",
     "kvfs status ": "tests/fuse/test_documented_commands.py",
+    "kvfs top ": "tests/fuse/test_documented_commands.py",
     "kvfs doctor ": "tests/fuse/test_documented_commands.py",
     "kvfs export ": "tests/fuse/test_cli_export.py",
     "exportfs ": "tests/fuse/test_cli_export.py",

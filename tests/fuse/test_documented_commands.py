@@ -121,6 +121,12 @@ def test_evicting_by_hand(shell: Shell) -> None:
     assert os.getxattr(shell.kv / "system-prompts", "user.kvfs.pin") == b"1"
 
 
+def test_the_cache_is_watched(shell: Shell) -> None:
+    run_kvfs("mount", str(shell.kv.parent / "pool"), str(shell.kv), "--capacity=256M")
+    (command,) = of("docs/status.md", "kvfs ")
+    assert '"hit_rate"' in shell.run(command)
+
+
 def test_metrics_are_fetched(shell: Shell) -> None:
     """By each way that docs/metrics.md shows; the file lies where node_exporter looks for it."""
     place = shell.kv.parent

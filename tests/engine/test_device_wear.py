@@ -1,0 +1,85 @@
+"""Bytes written to the device, and the drive's endurance: what it says, and that nobody waits."""
+
+import os
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from kvfs.engine.device_wear import DeviceWear
+from kvfs.machine.drives import drives_below, endurance_left, left_of, written_bytes
+from tests.support.mounting import loop_device
+from tests.support.stepping import until
+
+NVME: Final = {"nvme_smart_health_information_log": {"percentage_used": 7}}
+ATA: Final = {
+    "ata_smart_attributes": {
+        "table": [
+            {"name": "Power_On_Hours", "value": 12},
+            {"name": "Wear_Leveling_Count", "value": 93},
+        ]
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("told", "left"),
+    [(NVME, 0.93), (ATA, 0.93), ({}, None), ([], None), ({"ata_smart_attributes": {}}, None)],
+)
+def test_what_smartctl_tells(told: Any, left: float | None) -> None:  # noqa: ANN401
+    found = left_of(told)
+    assert found == (None if left is None else pytest.approx(left))
+
+
+@pytest.mark.needs_loop
+def test_a_loop_device_counts_and_stands_on_the_drive_of_its_file() -> None:
+    with loop_device(4 << 20) as path:
+        device = os.stat(path).st_rdev
+        before = written_bytes(device)
+        assert before is not None
+        fd = os.open(path, os.O_WRONLY)
+        os.write(fd, bytes(1 << 20))
+        os.fsync(fd)
+        os.close(fd)
+        assert written_bytes(device) == before + (1 << 20)
+        # Its file lies in memory here, and elsewhere on a drive.
+        assert Path(path).name not in drives_below(device)
+
+
+def test_without_a_block_device_nothing_is_known() -> None:
+    memory = os.stat("/dev/shm").st_dev
+    assert written_bytes(memory) is None
+    assert drives_below(memory) == []
+    assert endurance_left(memory) is None
+
+
+def test_the_rate_is_that_of_the_last_minute(tmp_path: Path) -> None:
+    counts = iter([1000, 1000, *range(2000, 100_000, 1000)])
+    fd = os.open(tmp_path, os.O_RDONLY)
+    wear = DeviceWear(fd, lambda _: next(counts), lambda _: None)
+    os.close(fd)
+    assert wear.shown() == {"written_bytes": None, "write_rate": None, "endurance_left": None}
+    for now_s in range(0, 300, 5):
+        wear.tick(float(now_s))
+    assert wear.shown()["write_rate"] == 200
+    assert wear.shown()["written_bytes"] == 59_000
+
+
+def test_a_drive_that_does_not_answer_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    answers, asked = threading.Event(), []
+
+    def ask(device: int) -> float:
+        asked.append(device)
+        answers.wait(60)
+        return 0.5
+
+    fd = os.open(tmp_path, os.O_RDONLY)
+    wear = DeviceWear(fd, lambda _: None, ask)
+    os.close(fd)
+    for now_s in (0.0, 20.0, 4000.0, 8000.0):
+        wear.tick(now_s)
+    assert wear.shown()["endurance_left"] is None
+    assert len(asked) <= 1
+    answers.set()
+    until(lambda: wear.shown()["endurance_left"] == 0.5, "the drive's answer")
