@@ -77,7 +77,7 @@ class ReuseDistances:
         if name_hash >= self._below:
             return
         weight = self._weight
-        at = self._at.get(name_hash)
+        at = self._at.pop(name_hash, None)
         if at is None:
             self._left_out += weight
         else:
@@ -91,7 +91,7 @@ class ReuseDistances:
         if name_hash >= self._below:
             return
         weight = self._weight
-        at = self._at.get(name_hash)
+        at = self._at.pop(name_hash, None)
         if at is None:
             self._cold += weight
             return
@@ -102,7 +102,7 @@ class ReuseDistances:
     def store(self, name_hash: int, size_bytes: int) -> None:
         """A block was stored: it is used now, and nobody asked for it."""
         if name_hash < self._below:
-            self._use(name_hash, self._at.get(name_hash), size_bytes)
+            self._use(name_hash, self._at.pop(name_hash, None), size_bytes)
 
     def forget(self, name_hash: int) -> None:
         """A client removed the name: no pool would have it."""
@@ -148,14 +148,13 @@ class ReuseDistances:
         return sum(self._sums[part + 1 :]) + sum(self._sizes[at + 1 : (part + 1) << _PART_BITS])
 
     def _use(self, name_hash: int, at: int | None, size_bytes: int) -> None:
-        """Make the name the one that was used last; *at* is its position, if it has one."""
+        """Make a name the one that was used last; *at* was its position, if it had one."""
         if at is not None:
-            del self._at[name_hash]
             self._take(at)
         if self._next >= len(self._sizes):
             self._close_up()
         self._put(name_hash, size_bytes)
-        while len(self._at) > self._names_max:
+        if len(self._at) > self._names_max:
             self._shrink()
 
     def _put(self, name_hash: int, size_bytes: int) -> None:
@@ -183,16 +182,17 @@ class ReuseDistances:
         self._next = 0
 
     def _shrink(self) -> None:
-        """Make the sample smaller: by a name that is too old, or by a lower rate."""
-        oldest = next(iter(self._at))
-        far = self._distance(self._at[oldest]) * self._weight > self._farthest_bytes
-        if far or self._below == 1:
-            self.forget(oldest)
-            return
-        self._below = max(1, int(self._below * _KEPT))
-        self._weight = _HASHES / self._below
-        for name_hash in [each for each in self._at if each >= self._below]:
-            self.forget(name_hash)
+        """Make the sample smaller: by names that are too old, or by a lower rate."""
+        while len(self._at) > self._names_max:
+            oldest = next(iter(self._at))
+            far = self._distance(self._at[oldest]) * self._weight > self._farthest_bytes
+            if far or self._below == 1:
+                self.forget(oldest)
+                continue
+            self._below = max(1, int(self._below * _KEPT))
+            self._weight = _HASHES / self._below
+            for name_hash in [each for each in self._at if each >= self._below]:
+                self.forget(name_hash)
 
 
 def _bucket(distance_bytes: int) -> int:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 _SYS: Final = Path("/sys/dev/block")
-#: Documentation/block/stat.rst: the seventh number, in units of 512 bytes.
+#: Documentation/block/stat.rst: the seventh value is sectors written, of 512 bytes whatever the
+#: device's own are.
 _WRITTEN_FIELD: Final = 6
 _SECTOR_BYTES: Final = 512
 _SMARTCTL_WAIT_S: Final = 20.0
@@ -28,9 +29,16 @@ _ATA_WEAR: Final = frozenset(
 def written_bytes(device: int) -> int | None:
     """Return what was written to block device *device* (st_dev) since the boot; None: unknown."""
     try:
-        fields = (_SYS / _numbers(device) / "stat").read_text().split()
-        return int(fields[_WRITTEN_FIELD]) * _SECTOR_BYTES
-    except (OSError, ValueError, IndexError):
+        return parse_written((_SYS / _numbers(device) / "stat").read_text())
+    except OSError:
+        return None
+
+
+def parse_written(counters: str) -> int | None:
+    """Return the bytes written in the text of ``/sys/block/DEV/stat``, None if it has no such."""
+    try:
+        return int(counters.split()[_WRITTEN_FIELD]) * _SECTOR_BYTES
+    except (IndexError, ValueError):
         return None
 
 

@@ -65,31 +65,35 @@ class CacheFigures:
         """Return where further loads of the block with *record* are counted."""
         return self.tallies.of(record.parent, record.name)
 
-    def closed(self, before: InodeRecord, record: InodeRecord) -> None:
-        """The last writer closed a block: it counts as stored unless its rename is to come."""
-        if before.state in _STORED_FROM and record.state not in _NOT_FINAL:
+    def closed(self, before: InodeRecord, record: InodeRecord, *, temporary: bool) -> None:
+        """The last writer closed a block: it counts as stored unless its rename is to come.
+
+        Such as that of a *temporary* name.
+        """
+        if not temporary and before.state in _STORED_FROM and record.state not in _NOT_FINAL:
             self.stored(record, rewritten=before.state == State.REWRITE)
 
     def renamed(self, before: InodeRecord, record: InodeRecord) -> None:
         """A closed block got another name: it counts as stored if the old one was not final."""
         was_final = before.state not in _NOT_FINAL and not is_temporary(before.name)
-        if not was_final and record.state not in _STORED_FROM:  # else its last close counts
+        if was_final or record.state in _STORED_FROM:  # in these its last close counts
+            return
+        if not is_temporary(record.name):
             self.stored(record)
 
     def stored(self, record: InodeRecord, *, rewritten: bool = False) -> None:
-        """A block is whole under its name; temporary names are not counted.
+        """A block is whole under a name that is not temporary.
 
         One that was *rewritten* in place began with an open, long after it was created.
         """
-        if not is_temporary(record.name):
-            tally = self.tallies.of(record.parent, record.name)
-            tally.stored_blocks += 1
-            tally.stored_bytes += record.allocated_bytes
-            self.reuse.stored(record)
-            if not rewritten:
-                self.store_times.add(self._clock_ns() - record.btime_ns)
-            if self.events.wanted:
-                self.events.note(Kind.STORED, record.parent, record.name, bytes=record.size_bytes)
+        tally = self.tallies.of(record.parent, record.name)
+        tally.stored_blocks += 1
+        tally.stored_bytes += record.allocated_bytes
+        self.reuse.stored(record)
+        if not rewritten:
+            self.store_times.add(self._clock_ns() - record.btime_ns)
+        if self.events.wanted:
+            self.events.note(Kind.STORED, record.parent, record.name, bytes=record.size_bytes)
 
     def evicted(self, record: InodeRecord, asked: Reason, age_ns: int) -> None:
         """The block with *record* was evicted, *age_ns* after its last use."""

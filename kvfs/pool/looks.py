@@ -48,41 +48,54 @@ class Looks:
         self._was_evicted: Final = was_evicted
         #: Whether the kernel keeps that a name is missing (``negative_timeout_s``).
         self.kernel_keeps = True
-        #: When it was looked for last, and how often.
-        self._waiting: dict[Name, tuple[float, int]] = {}
+        #: When it was looked for last (s).
+        self._waiting: dict[Name, float] = {}
+        #: How often before that, if at all.
+        self._before: dict[Name, int] = {}
 
     def add(self, parent: InodeNo, name: bytes) -> None:
         """A look for *name* in *parent* found nothing."""
         waiting, key = self._waiting, (parent, name)
-        before = waiting.pop(key, None)
-        if before is None:
-            if len(waiting) >= _WAITING_MAX:
-                self._count(next(iter(waiting)))
-            waiting[key] = self._monotonic_s(), 1
-            return
-        twice = before[1] == 1 and not self.kernel_keeps and self._was_evicted(parent, name)
-        waiting[key] = self._monotonic_s(), before[1] + (not twice)
+        if key in waiting:
+            self._again(key)
+        elif len(waiting) >= _WAITING_MAX:
+            self._count(next(iter(waiting)))
+        waiting[key] = self._monotonic_s()
+
+    def _again(self, key: Name) -> None:
+        """Note a further look for a name that waits, and make it the youngest of all."""
+        del self._waiting[key]
+        before = self._before.get(key, 0)
+        if before or self.kernel_keeps or not self._was_evicted(*key):
+            self._before[key] = before + 1
 
     def stored(self, parent: InodeNo, name: bytes, within_s: float) -> None:
         """A block gets the name: the last look was that of the same call, if *within_s*."""
-        look = self._waiting.get((parent, name))
-        if look is not None:
-            own = self._monotonic_s() - look[0] <= within_s
-            self._count((parent, name), but=int(own))
+        key = parent, name
+        at_s = self._waiting.get(key)
+        if at_s is not None:
+            self._count(key, last=self._monotonic_s() - at_s > within_s)
 
     def made(self, parent: InodeNo, name: bytes) -> None:
         """Something else than a block gets the name: nobody looked for a block."""
-        self._waiting.pop((parent, name), None)
+        key = parent, name
+        self._waiting.pop(key, None)
+        self._before.pop(key, None)
 
     def settle(self) -> None:
         """Count those that have waited long enough."""
         until_s = self._monotonic_s() - RENAME_LOOK_S
-        due = takewhile(lambda key: self._waiting[key][0] <= until_s, self._waiting)
+        due = takewhile(lambda key: self._waiting[key] <= until_s, self._waiting)
         for key in list(due):
             self._count(key)
 
-    def _count(self, key: Name, but: int = 0) -> None:
-        """Count the looks for the name of *key*, *but* so many of them."""
-        looks = self._waiting.pop(key)[1] - but
-        for _ in range(min(looks, 1) if self.kernel_keeps else looks):
+    def _count(self, key: Name, *, last: bool = True) -> None:
+        """Count the looks for the name of *key*, the *last* one with them or not."""
+        del self._waiting[key]
+        looks = int(last)
+        if self._before:
+            looks += self._before.pop(key, 0)
+        if looks and self.kernel_keeps:
+            looks = 1
+        for _ in range(looks):
             self._missed(*key)

@@ -64,9 +64,7 @@ class ReuseWatch:
 
     def stored(self, record: InodeRecord) -> None:
         """A block was stored."""
-        key = key_of(record.parent, record.name)
-        if self._distances.follows(key):
-            self._distances.store(key, record.allocated_bytes)
+        self._distances.store(key_of(record.parent, record.name), record.allocated_bytes)
 
     def removed(self, record: InodeRecord) -> None:
         """A client removed a block."""

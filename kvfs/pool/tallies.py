@@ -83,21 +83,35 @@ class Tallies:
         self._tallies: dict[tuple[InodeNo, bytes], Tally] = {}
         self._tops: set[InodeNo] = set()
         self._models: set[bytes] = set()
+        #: What was counted last.
+        self._last_parent = NO_INODE
+        self._last_model = b""
+        self._last = Tally()
         #: The first-level directory above a directory.
         self._known: dict[InodeNo, InodeNo] = {}
 
     def of(self, parent: InodeNo, name: bytes) -> Tally:
         """Return the tally that counts *name* in directory *parent*."""
+        model = model_of(name)
+        # Most names are of the directory and the model of the one before.
+        if parent == self._last_parent and model == self._last_model:
+            return self._last
         top = self._known.get(parent)
         if top is None:
             top = self._find_top(parent)
-        key = top, model_of(name)
-        tally = self._tallies.get(key)
-        return self._enter(*key) if tally is None else tally
+        tally = self._tallies.get((top, model))
+        if tally is None:
+            tally = self._enter(top, model)
+        self._last_parent, self._last_model, self._last = parent, model, tally
+        return tally
 
     def tree_changed(self) -> None:
         """A directory moved: what is opened anew below it counts where it is now."""
         self._known.clear()
+        self._forget_last()
+
+    def _forget_last(self) -> None:
+        self._last_parent = NO_INODE
 
     def all(self) -> Tally:
         """Return the sum of everything counted."""
@@ -155,6 +169,7 @@ class Tallies:
         if not gone:
             return
         self._tops -= gone
+        self._forget_last()
         for top, model in [key for key in self._tallies if key[0] in gone]:
             removed = self._tallies.pop((top, model))
             self._tallies.setdefault((NO_INODE, model), Tally()).add(removed)

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.bench.replay.device_writes import parse_written, written_bytes
+from kvfs.bench.replay.device_writes import written_bytes
 from kvfs.bench.replay.driver import Served, Tally
 from kvfs.bench.replay.first_token import Model
 from kvfs.bench.replay.report import Round, build_report, facts_of, round_table
 from kvfs.bench.replay.run import Percentiles, SideResult, percentiles
 from kvfs.bench.replay.trace import Request, read_trace
+from kvfs.machine.drives import parse_written
 from tests.support.trace import TRACE
 
 #: One operation a parameter and token, no attention to speak of, a drive of a byte a second.

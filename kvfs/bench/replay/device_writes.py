@@ -6,13 +6,8 @@ whatever its backing file makes of that.
 
 import os
 import stat
-from pathlib import Path
-from typing import Final
 
-#: Documentation/block/stat.rst: the seventh value is sectors written, of 512 bytes whatever the
-#: device's own are.
-_SECTORS_WRITTEN: Final = 6
-_SECTOR_BYTES: Final = 512
+from kvfs.machine.drives import written_bytes as written_to
 
 
 def written_bytes(path: str) -> int | None:
@@ -22,19 +17,9 @@ def written_bytes(path: str) -> int | None:
     """
     try:
         found = os.stat(path)
-        number = found.st_rdev if stat.S_ISBLK(found.st_mode) else found.st_dev
-        counters = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat").read_text()
     except OSError:
         return None
-    return parse_written(counters)
-
-
-def parse_written(counters: str) -> int | None:
-    """Return the bytes written in the text of ``/sys/block/DEV/stat``, None if it has no such."""
-    try:
-        return int(counters.split()[_SECTORS_WRITTEN]) * _SECTOR_BYTES
-    except (IndexError, ValueError):
-        return None
+    return written_to(found.st_rdev if stat.S_ISBLK(found.st_mode) else found.st_dev)
 
 
 def free_bytes(directory: str) -> int:

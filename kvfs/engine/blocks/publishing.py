@@ -288,7 +288,8 @@ class Publishing:
             used_bytes=pool.counters.used_bytes + growth_bytes, sequence=record.sequence
         )
         # A lasting transaction is still to come: the rename, or the next tick.
-        lasting = before.state not in UNFINISHED or not is_temporary(record.name)
+        temporary = is_temporary(record.name)
+        lasting = before.state not in UNFINISHED or not temporary
         with pool.change(counters, finished=opened.ino, lasting=lasting) as change:
             change.txn.put_inode(opened.ino, record)
         pool.space.extra_bytes -= growth_bytes
@@ -301,7 +302,7 @@ class Publishing:
         opened.identity_lingers = False
         pool.leases.note(opened.ino, record, pool.monotonic_s())
         ranks.note(pool, opened.ino, record)
-        pool.cache.closed(before, record)
+        pool.cache.closed(before, record, temporary=temporary)
         if opened.created_in:
             # A sparse file of a terabyte does not ask for a terabyte the next time.
             size_bytes = min(record.size_bytes, record.allocated_bytes)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kvfs.core.errors import NotFound
 from kvfs.core.inode_rules import refuse_mismatch
-from kvfs.core.lifecycle import State
+from kvfs.core.lifecycle import State, is_temporary
 from kvfs.core.rewriting import DISPLACED
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
@@ -140,7 +140,8 @@ class DisplacedDrafts:
         pool.leave(opened, writer=False)
         pool.identities.write(opened.ino, final)
         ranks.note(pool, opened.ino, final)
-        pool.cache.stored(final)
+        if not is_temporary(new_name):
+            pool.cache.stored(final)
         if replaced is not None and replaced_record is not None:
             namespace.keep_removed(replaced, replaced_record, now_ns)
         return replaced
