@@ -66,6 +66,27 @@ def test_a_start_goes_back_to_the_checkpoint_and_enters_what_came_later(powered:
     assert powered.problems() == []
 
 
+def test_a_directory_that_was_renamed_later_keeps_the_count_of_its_names(powered: Drive) -> None:
+    """It was 0, and the removal of a name below it failed."""
+    store = powered.store
+    directory, _ = store.make_node(ROOT_INODE, b"one", DIRECTORY, 0, 0)
+    for name in (b"a", b"b"):
+        put(store, directory, name, name * 3000)
+    store.sync()
+    checkpoint(store)
+    store.rename(ROOT_INODE, b"one", ROOT_INODE, b"two")
+    store.sync()
+    powered.cut(Cut.NOTHING)
+
+    store = powered.start()
+    assert store.directory(directory).entries == 2
+    store.unlink(directory, b"a")
+    settle(store)
+    assert set(tree(store)) == {b"/two", b"/two/b"}
+    powered.stop()
+    assert powered.problems() == []
+
+
 def test_what_a_file_does_not_confirm_is_a_miss_at_once(powered: Drive) -> None:
     store = powered.store
     ino = put(store, ROOT_INODE, b"kept", b"k" * 5000)

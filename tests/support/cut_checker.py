@@ -3,6 +3,7 @@
 import os
 import stat
 import subprocess
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -69,6 +70,9 @@ def check_pool_image(image: Path, ledger: Ledger, cut_ns: int) -> Verdict:
             _check_started(drive.start(), ledger, cut_ns, verdict)
         except CommandError as error:
             verdict.refused = str(error)
+        except Exception as error:  # a request that fails on a mount
+            verdict.faults["unreadable"] += 1
+            verdict.lines.append("".join(traceback.format_exception(error)[-3:]))
         finally:
             drive.kill()
         return verdict

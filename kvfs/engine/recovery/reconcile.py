@@ -188,7 +188,8 @@ class Reconcile:
             return True
         if not self._is_directory(claim.parent) or self._is_below(claim.parent, ino):
             return False
-        self._give_name(ino, record, claim)
+        # A directory's file does not say how many names it has.
+        self._give_name(ino, record, claim if record is None else _updated(record, claim))
         return True
 
     def _is_below(self, directory: InodeNo, ino: InodeNo) -> bool:
