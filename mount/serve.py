@@ -29,6 +29,7 @@ from mount.control.metrics.scrapes import serve_scrapes
 from mount.control.metrics.textfile import write_textfile
 from mount.control.socket import Verb, group_id, serve_control
 from mount.control.status import Parts, describe, describe_lost
+from mount.control.sync_verbs import SyncVerbs
 from mount.control.verbs import CommandVerbs
 from mount.files.data_path import DaemonPath
 from mount.files.files import Files
@@ -222,7 +223,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                     self.channel.serve(fast.answers())
                 nursery.start_soon(self._serve_signals, load)
                 nursery.start_soon(self.channel.flush_late)
-                verbs = self._verbs(CommandVerbs(self.store, nursery).table())
+                commands, syncing = CommandVerbs(self.store, nursery), SyncVerbs(self.store)
+                verbs = self._verbs({**commands.table(), **syncing.table()})
                 await nursery.start(
                     serve_control, socket_path(self.settings.name), verbs, self._group
                 )

@@ -71,6 +71,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "errors": "errors returned",
         "space_waits": "waits for space",
         "invalidations": "kernel invalidations",
+        "durability": "not durable yet",
         "background_backlog": "background jobs queued",
         "checkpoint": "index checkpoint",
         "reconcile": "index compared with the files",

@@ -238,3 +238,9 @@ class TraceUnreadable(CommandError):
     """A request trace is missing, empty, or has a line that is no request."""
 
     exit_code = 24
+
+
+class NotDurable(CommandError):
+    """Not all that was to be durable is."""
+
+    exit_code = 25

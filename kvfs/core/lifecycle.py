@@ -264,11 +264,13 @@ SETTLED: Final = frozenset(
 )
 #: Not found by all: whoever looks is asked who he is, and the kernel keeps no name.
 HIDEABLE: Final = UNFINISHED | {State.UNRENAMED}
-#: Written once and final, so that what a power loss leaves of it can be judged. Such a block has an
-#: identity on the device (identities.py). Slabs have none: only their makers can judge their bytes.
-IDENTIFIED: Final = frozenset({State.PUBLISHED, State.LEASED, State.ORPHAN})
-#: Rewritten in place: their newest bytes may not be on the device when they get a final name.
+#: Allocated ahead, or rewritten in place.
 SLABS: Final = frozenset({State.SLAB, State.REWRITTEN, State.ORPHAN_SLAB})
+#: Written once, and found by all.
+FINAL: Final = frozenset({State.PUBLISHED, State.LEASED, State.ORPHAN})
+#: Has an identity on the device once its bytes are durable (identities.py), and comes back from it
+#: after a power loss. A slab that is open for writing is in the same state, and has none meanwhile.
+IDENTIFIED: Final = FINAL | SLABS
 #: Belongs to the process that made it, while that process lives.
 HELD: Final = frozenset({State.LEASED, State.UNRENAMED, State.SLAB, State.REWRITTEN})
 #: Those that count as leases: a slab asked for its space before it was written.

@@ -84,7 +84,7 @@ class Identity(NamedTuple):
     """What an extent, or the identity file of a directory or symlink, says of itself.
 
     Enough to rebuild the inode and its name without the index. Of two claims to one name the
-    higher ``sequence`` counts.
+    higher ``sequence`` counts. ``flags``: IS_SLAB, HAS_HOLES.
     """
 
     ino: InodeNo
@@ -98,6 +98,11 @@ class Identity(NamedTuple):
     flags: int
     name: bytes
 
+
+#: An identity's flags: the block was allocated ahead or rewritten in place; parts of it were never
+#: written when its bytes became durable, so that holes say nothing against it.
+IS_SLAB: Final = 1
+HAS_HOLES: Final = 2
 
 # Bound once: it saves an attribute lookup in functions that take a fraction of a microsecond.
 _pack_key = _KEY.pack

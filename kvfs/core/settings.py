@@ -81,6 +81,19 @@ class Settings(IndexSettings):
         "a block lost at a power loss costs a recompute, an fsync a block costs every store",
         choices=("relaxed", "honour"),
     )
+    durable_within_s: float = setting(
+        10.0,
+        "a power loss takes what was stored in so many seconds before it; 0: never by itself",
+        unit="s",
+        low=0,
+        high=3600,
+    )
+    durable_queue_max: int = setting(
+        65_536,
+        "blocks waiting to be durable, 200 B each: half a minute of stores; the rest comes later",
+        low=16,
+        high=10_000_000,
+    )
     data_path: str = setting(
         "auto",
         "passthrough if the kernel has it, else daemon; both behave the same",

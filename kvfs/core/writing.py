@@ -8,7 +8,7 @@ docs/block-life.md draws both tables.
 from enum import StrEnum
 from typing import Final
 
-from kvfs.core.lifecycle import IDENTIFIED, UNFINISHED, Event, State, after
+from kvfs.core.lifecycle import FINAL, UNFINISHED, Event, State, after
 
 
 class Left(StrEnum):
@@ -155,6 +155,6 @@ class Writing:
             return Left.HALF if written or self.outlives else Left.DEATH
         if not written:
             return Left.NOTHING
-        if state is State.REWRITE and self.appended_only and self.before in IDENTIFIED:
+        if state is State.REWRITE and self.appended_only and self.before in FINAL:
             return Left.ADDED
         return Left.BYTES

@@ -22,6 +22,7 @@ RULES: Final[dict[str, Rule]] = {
     "leases": pool_rules.leases,
     "backing space": pool_rules.backing_space,
     "index map": pool_rules.index_map,
+    "durability": pool_rules.durability,
     "damage": pool_rules.damage,
     "hit rate": cache_rules.hit_rate,
     "lives of blocks": cache_rules.lives,

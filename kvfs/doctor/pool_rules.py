@@ -12,6 +12,8 @@ from kvfs.doctor.finding import Finding, Severity
 _EVICTABLE_SHARE_MIN: Final = 0.05
 #: A pool that is emptier than this has enough space without evicting.
 _FULL_SHARE: Final = 0.9
+#: A burst may take the device longer than the window; this many windows are more than a burst.
+_LATE_WINDOWS: Final = 2
 
 
 def evictable_data(facts: Facts) -> list[Finding] | None:
@@ -142,6 +144,28 @@ def damage(facts: Facts) -> list[Finding] | None:
         problem = f"{count} background jobs failed; the log says why"
         found.append(Finding(Severity.WARNING, problem, "dmesg --level=err,warn | tail\n" + check))
     return found
+
+
+def durability(facts: Facts) -> list[Finding] | None:
+    """A power loss takes what is not durable; the window says how much that is at most."""
+    told = facts.status.get("durability")
+    if not isinstance(told, dict):
+        return None
+    within_s, oldest_s = float(told.get("within_s", 0)), float(told.get("oldest_s", 0))
+    if not within_s or oldest_s <= _LATE_WINDOWS * within_s:
+        return []
+    where = shlex.quote(facts.mountpoint)
+    return [
+        Finding(
+            Severity.WARNING,
+            f"{told.get('blocks', 0)} blocks ({format_size(int(told.get('bytes', 0)))}) are not "
+            f"durable, the oldest for {oldest_s:.0f} s; durable_within_s is {within_s:g}: the "
+            "device does not keep pace with the stores, and a power loss takes them",
+            f"kvfs umount {where} && kvfs mount --set durable_within_s={2 * oldest_s:.0f} "
+            f"{shlex.quote(facts.source)} {where}\nif that much may be lost; else use a faster "
+            "drive, or store less",
+        )
+    ]
 
 
 def index_map(facts: Facts) -> list[Finding] | None:

@@ -18,6 +18,7 @@ from kvfs.engine.attributes import Attributes
 from kvfs.engine.blocks.blocks import Blocks
 from kvfs.engine.device_watch import DeviceWatch
 from kvfs.engine.device_wear import DeviceWear
+from kvfs.engine.durability.durable_pass import DurablePass
 from kvfs.engine.eviction.by_names import NameEviction
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.reclaim import Reclaim
@@ -92,6 +93,7 @@ class Store:
         self.name_eviction = NameEviction(self.pool, self.reclaim)
         self.watch = OverrunWatch(self.pool, self.allocator, self.reclaim)
         self.device_wear = DeviceWear(device.pool_fd)
+        self.durable_pass = DurablePass(self.pool, self.blocks.publishing)
         self.device_watch = DeviceWatch(self.pool, self.blocks.publishing)
         self.sweep = Sweep(self.pool)
         #: Whether the device had no space for the index to grow, so that blocks must be evicted.
@@ -126,6 +128,7 @@ class Store:
             pool.cache.tick,
             self.device_wear.tick,
             self._sweep_on,
+            self.durable_pass.tick,
         )
 
     # ---- the port Room: what the allocator asks for ----
@@ -174,6 +177,7 @@ class Store:
             self.pool.abandon()
             return
         settled = self.blocks.close_all(all_closed=self.all_closed)
+        self.durable_pass.close()
         if self.device_watch.write_back.is_in_doubt():
             settled = False
             distrust_index(self.pool.device.pool_fd, self.pool.syscalls)
@@ -214,6 +218,17 @@ class Store:
         if who == SERVER:
             self.blocks.served.renamed(self.namespace.lookup(new_parent, new_name))
         return replaced
+
+    def make_durable(self) -> None:
+        """Make all that was published durable, with every name; it blocks. Raises OSError."""
+        self.pool.background.hurry()
+        if error := self.pool.sync_all().error:
+            raise error
+
+    @property
+    def all_listed(self) -> bool:
+        """Whether every block without an identity is on the list of what is not durable."""
+        return self.sweep.done and not self.pool.not_durable.overflowed
 
     def totals(self) -> Totals:
         """Return the pool's size and what is free. The totals do not change while mounted."""
@@ -305,6 +320,9 @@ class Store:
             self._begin_sweep()
         elif not self.sweep.done:
             self.sweep.tick()
+        elif self.pool.not_durable.overflowed and self.pool.not_durable.has_room:
+            self.pool.not_durable.overflowed = False
+            self.sweep.find_unidentified()
 
     def _settle_index(self, _now_s: float) -> None:
         try:
@@ -349,7 +367,9 @@ class Store:
             "background_backlog": self.pool.background.backlog,
             "background_failures": self.pool.background.failures,
             "lost_blocks": self.pool.lost_blocks,
-            "write_back_failures": self.device_watch.write_back.failures,
+            "write_back_failures": self.device_watch.write_back.failures
+            + self.durable_pass.failures,
+            "durability": self.durable_pass.describe(),
             "damaged_rows": self.pool.damage.misses,
             "checkpoint": self.pool.checkpoints.describe(self.pool.monotonic_s()),
             "reconcile": self.reconcile.describe(),

@@ -1,17 +1,19 @@
 """Identities of extents, directories and symlinks: written and removed off the hot path.
 
-After a power loss the index is rebuilt from them (recovery.py). So only whole blocks get one, and
-it is erased before the inode number is forgotten.
+After a power loss the index is rebuilt from them (recovery.py). So only blocks whose bytes are
+durable have one, and it is erased before the inode number is forgotten.
 """
 
 import contextlib
 import functools
 import stat
+from collections.abc import Callable
 
 from kvfs.core.errors import Damaged
-from kvfs.core.lifecycle import IDENTIFIED
-from kvfs.core.records import Identity
+from kvfs.core.lifecycle import IDENTIFIED, SLABS
+from kvfs.core.records import HAS_HOLES, IS_SLAB, Identity
 from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.pool.not_durable import NotDurable
 from kvfs.pool.unlink_queue import UnlinkQueue
 from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents
@@ -28,7 +30,7 @@ def identity_of(ino: InodeNo, record: InodeRecord) -> Identity:
         gid=record.gid,
         size_bytes=record.size_bytes,
         mtime_ns=record.mtime_ns,
-        flags=0,
+        flags=IS_SLAB if record.state in SLABS else 0,
         name=record.name,
     )
 
@@ -56,96 +58,103 @@ def agrees(extents: Extents, ino: InodeNo, record: InodeRecord) -> bool:
 def _is_of(identity: Identity | None, ino: InodeNo, record: InodeRecord) -> bool:
     """Whether *identity* is that of *record*. A directory's ignores its mtime."""
     expected = identity_of(ino, record)
-    if identity is None or not stat.S_ISDIR(record.mode):
-        return identity == expected
+    if identity is None:
+        return False
+    if not stat.S_ISDIR(record.mode):
+        return identity._replace(flags=identity.flags & ~HAS_HOLES) == expected
     return identity._replace(mtime_ns=0) == expected._replace(mtime_ns=0)
 
 
 class Identities:
-    """Queues identities of inodes for the background."""
+    """Writes and removes identities, in the background.
 
-    def __init__(self, extents: Extents, background: Background, unlink_queue: UnlinkQueue) -> None:
+    An extent's is written only when its bytes are durable: by the pass (engine/durability/), which
+    finds the block in ``not_durable``. So what has one on the device is whole, and what has one may
+    get another name or mode at once.
+    """
+
+    def __init__(
+        self,
+        extents: Extents,
+        background: Background,
+        unlink_queue: UnlinkQueue,
+        not_durable: NotDurable,
+        monotonic_s: Callable[[], float],
+    ) -> None:
         self._extents = extents
         self._background = background
         self._unlink_queue = unlink_queue
-        #: Overwritten in place, and final now. The identity is written when the bytes are durable,
-        #: because a rebuild could not tell old bytes from new ones.
-        self._syncing: dict[InodeNo, Identity] = {}
-        #: Overwritten blocks that have no identity yet: the next one waits for the bytes, too.
-        self._overwritten: set[InodeNo] = set()
+        self.not_durable = not_durable
+        self._monotonic_s = monotonic_s
         #: Removed, but the device may have them until an fsync, a new identity, or the unlink.
         self._lingering: set[InodeNo] = set()
         #: Identities whose removal is queued, or has failed.
         self._withdrawing: set[InodeNo] = set()
-        #: The bytes of inodes below this number may not be durable: a killed server may have
-        #: overwritten them in place, and that is not recorded (sweep.py).
-        self.unsure_below = InodeNo(0)
 
-    def write(self, ino: InodeNo, record: InodeRecord, *, overwritten: bool = False) -> None:
-        """Queue *record*'s identity. Drafts, fifos and sockets have none.
+    def publish(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Note that block *ino* was published: it gets an identity once its bytes are durable.
 
-        That of a block that was *overwritten* in place, or may have been, waits until its bytes
-        are durable.
+        One that carries none is left out (``carries_identity``).
         """
-        if not carries_identity(record):
+        if carries_identity(record):
+            self._background.forget(ino)
+            self.not_durable.add(ino, record.size_bytes, self._monotonic_s())
+
+    def write(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Queue *record*'s identity: its name or its attributes changed, and its bytes did not.
+
+        A block that waits for the pass gets it there.
+        """
+        if not carries_identity(record) or ino in self.not_durable:
             return
         identity, target = identity_of(ino, record), record.target
-        if not stat.S_ISREG(record.mode):
+        if stat.S_ISREG(record.mode):
+            self._background.identify(ino, lambda: self._renew(ino, identity))
+        else:
             self._background.identify(
                 ino, lambda: self._extents.identify_node(ino, identity, target)
             )
-        elif (
-            overwritten
-            or ino in self._syncing
-            or ino in self._overwritten
-            or ino < self.unsure_below
-        ):
-            self._overwritten.discard(ino)
-            self._background.forget(ino)
-            self._syncing[ino] = identity
-            self._background.submit_long(lambda: self._sync(ino, identity))
-        else:
-            self._background.identify(ino, lambda: self._write_extent(ino, identity))
 
-    def note_overwritten(self, ino: InodeNo) -> None:
-        """Note that *ino*, which has no identity, was overwritten in place."""
-        self._overwritten.add(ino)
-
-    def _sync(self, ino: InodeNo, identity: Identity) -> None:
-        """Sync in the thread; the extent may be gone before that."""
-        if self._syncing.get(ino) is not identity:
+    def _renew(self, ino: InodeNo, identity: Identity) -> None:
+        """Replace the identity of a block that has one; without one its bytes come first."""
+        present = self._present(ino)
+        if present is None:
+            self.not_durable.add(ino, identity.size_bytes, self._monotonic_s())
             return
+        flags = identity.flags | (present.flags & HAS_HOLES)
+        self._write_extent(ino, identity._replace(flags=flags))
+
+    def _present(self, ino: InodeNo) -> Identity | None:
         with contextlib.suppress(Damaged):
-            self._extents.sync(ino)
-        self._background.hand_over(lambda: self._synced(ino, identity))
+            return self._extents.identity(ino)
+        return None
 
-    def _synced(self, ino: InodeNo, identity: Identity) -> None:
-        if self._syncing.get(ino) is identity:
-            del self._syncing[ino]
-            self._background.identify(ino, lambda: self._write_extent(ino, identity))
+    def write_durable(
+        self, ino: InodeNo, record: InodeRecord, *, has_holes: bool, fd: int | None = None
+    ) -> None:
+        """Write the identity of a block whose bytes are durable. Raises NoSpace, OSError.
 
-    def waiting_for_sync(self, ino: InodeNo | None = None) -> dict[InodeNo, Identity]:
-        """Return the identities, or only *ino*'s, that wait for a sync; for ``all_synced``."""
-        if ino is None:
-            return dict(self._syncing)
-        return {ino: self._syncing[ino]} if ino in self._syncing else {}
-
-    def all_synced(self, waiting: dict[InodeNo, Identity]) -> None:
-        """Note that a sync made all bytes durable that were written when it began (*waiting*)."""
-        for ino, identity in waiting.items():
-            self._synced(ino, identity)
+        *fd*, if the extent is open anyway, halves the cost.
+        """
+        identity = identity_of(ino, record)
+        if has_holes:
+            identity = identity._replace(flags=identity.flags | HAS_HOLES)
+        self._background.forget(ino)
+        self._write_extent(ino, identity, fd=fd)
 
     def is_said(self, ino: InodeNo, record: InodeRecord) -> bool:
         """Whether the device may have an identity of *ino*, the present or a former one."""
-        return carries_identity(record) or self.was_identified(ino) or ino < self.unsure_below
+        if self.was_identified(ino):
+            return True
+        return carries_identity(record) and ino not in self.not_durable
 
     def say_now(self, ino: InodeNo) -> None:
-        """Do what is queued for *ino* now, but not what waits for a sync."""
+        """Do what is queued for *ino* now, but not what waits for its bytes."""
         self._background.carry_out(ino)
 
     def withdraw(self, ino: InodeNo) -> None:
         """Queue the removal of an extent's identity, because its bytes are about to change."""
-        self._syncing.pop(ino, None)
+        self.not_durable.remove(ino)
         self._withdrawing.add(ino)
         self._background.identify(ino, lambda: self._unidentify(ino))
 
@@ -158,7 +167,7 @@ class Identities:
 
         If True, fsync the extent to remove it durably, and then call ``forgotten``.
         """
-        self._syncing.pop(ino, None)
+        self.not_durable.remove(ino)
         self._background.forget(ino)
         self._unidentify(ino)
         return ino in self._lingering
@@ -169,16 +178,15 @@ class Identities:
 
     def erase(self, ino: InodeNo, record: InodeRecord) -> None:
         """Queue the removal of all files of *record*'s inode on the device."""
-        self._syncing.pop(ino, None)
+        self.not_durable.remove(ino)
         self._background.forget(ino)
         self._lingering.discard(ino)
-        self._overwritten.discard(ino)
         self._withdrawing.discard(ino)
         if stat.S_ISREG(record.mode):
             remove = functools.partial(self._extents.unlink, ino)
             in_use = functools.partial(self._extents.is_used, ino)
             self._unlink_queue.add(remove, record.allocated_bytes, in_use)
-        elif stat.S_ISDIR(record.mode) or stat.S_ISLNK(record.mode):
+        elif carries_identity(record):
             self._background.submit(lambda: self._extents.forget_node(ino))
 
     def _unidentify(self, ino: InodeNo) -> None:
@@ -186,7 +194,7 @@ class Identities:
             self._lingering.add(ino)
         self._withdrawing.discard(ino)
 
-    def _write_extent(self, ino: InodeNo, identity: Identity) -> None:
-        self._extents.identify(ino, identity)
+    def _write_extent(self, ino: InodeNo, identity: Identity, *, fd: int | None = None) -> None:
+        self._extents.identify(ino, identity, fd=fd)
         self._lingering.discard(ino)  # the next removal finds this one
         self._withdrawing.discard(ino)

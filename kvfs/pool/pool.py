@@ -20,9 +20,11 @@ from kvfs.devices import Device
 from kvfs.machine.processes import Processes
 from kvfs.pool.cache_figures import CacheFigures
 from kvfs.pool.checkpoints import Checkpoints
+from kvfs.pool.final_bytes import FinalBytes, Marked
 from kvfs.pool.identities import Identities
 from kvfs.pool.lease_shares import LeaseShares
 from kvfs.pool.leases import Leases
+from kvfs.pool.not_durable import NotDurable
 from kvfs.pool.open_inodes import OpenInode, OpenInodes
 from kvfs.pool.pins import Pins
 from kvfs.pool.policies import Policies
@@ -100,7 +102,7 @@ class Pool:
             self.open_inodes = OpenInodes()
             #: Drafts and blocks being rewritten, which the index lists beside the counters.
             self.unfinished: set[InodeNo] = set()
-            self.identities = Identities(self.extents, self.background, self.unlink_queue)
+            self._make_identities()
             self.recently_removed = RecentlyRemoved(self.space, self.identities.erase)
             makers = Processes(settings.file_servers)
             stack.callback(makers.close)
@@ -135,6 +137,16 @@ class Pool:
         )
         stack.callback(checkpoints.end)
         return checkpoints
+
+    def _make_identities(self) -> None:
+        """Create the parts that make blocks durable, and say so on the device."""
+        self.not_durable = NotDurable(self.settings.durable_queue_max)
+        self.identities = Identities(
+            self.extents, self.background, self.unlink_queue, self.not_durable, self.monotonic_s
+        )
+        self.final_bytes = FinalBytes(
+            self.index, self.extents, self.open_inodes, self.identities, self.syscalls
+        )
 
     def _begin_run(self) -> None:
         """Write to RUN that the pool runs: without a clean stop it counts as killed."""
@@ -172,7 +184,9 @@ class Pool:
             if not self.settings.read_only:
                 self.heat.mark(self.clock_ns())
                 self.heat.save()
-                self._make_durable()
+                marked = self._make_durable()
+                swept = swept and marked.all_final and not self.extents.left_behind
+                settled = settled and marked.error is None
                 self.checkpoints.keep_last()
                 if settled:
                     write_run_state(
@@ -185,19 +199,32 @@ class Pool:
         finally:
             self._parts.close()
 
-    def _make_durable(self) -> None:
+    def _make_durable(self) -> Marked:
         """Sync index and extents, because the next start trusts both after a clean stop.
 
         After a failed sync the page cache cannot be trusted: the kernel may have dropped what it
-        could not write. The next start then rebuilds from what is whole on the device.
+        could not write. The next start then rebuilds from what is durable.
         """
         try:
-            self.index.settle()
-            self.sync()
+            marked = self.sync_all()
+            if marked.error is not None:
+                distrust_index(self.device.pool_fd, self.syscalls)
+            return marked
         except (NoSpace, OSError):
             with contextlib.suppress(OSError):
                 distrust_index(self.device.pool_fd, self.syscalls)
             raise
+
+    def sync_all(self) -> Marked:
+        """Make all durable that was published, with every name; it blocks.
+
+        Call ``background.hurry`` before. Raises NoSpace, OSError.
+        """
+        self.index.settle()
+        marked = self.final_bytes.mark_all(self.sync)
+        self.syscalls.syncfs(self.device.pool_fd)  # for the identities
+        self.not_durable.forget_identified()
+        return marked
 
     def sync(self) -> None:
         """Make index, extents and identities durable. It blocks, so call it in a thread.

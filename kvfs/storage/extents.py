@@ -19,7 +19,7 @@ from kvfs.core.pool_layout import EXTENTS, FAN_OUT, IDENTITIES, file_name
 from kvfs.core.records import Identity, pack_identity, parse_identity
 from kvfs.core.types import SIZE_MAX_BYTES, STAT_BLOCK_BYTES, TARGET_MAX_BYTES, InodeNo, round_up
 from kvfs.storage.fan_out import FanOut
-from kvfs.storage.fiemap import Range, gaps, unwritten
+from kvfs.storage.fiemap import Range, gaps, lacks_bytes, unwritten
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Syscalls
 
 #: Values up to 254 bytes stay in an XFS inode of 1 KiB; one of 255 (the longest name alone)
@@ -64,6 +64,8 @@ class Extents:
         #: After a kill, the dead mount's connection may hold extents with lower numbers: all that
         #: were registered for passthrough, as long as one of its clients has any file open.
         self.held_below = InodeNo(0)
+        #: Whether a file that no inode knows could not be removed.
+        self.left_behind = False
 
     def close(self) -> None:
         """Close the directories. Extents returned as fds stay open."""
@@ -75,7 +77,7 @@ class Extents:
     def create(self, ino: InodeNo, reserve_bytes: int) -> int:
         """Create *ino*'s extent, of length 0 with *reserve_bytes* of blocks; return an O_RDWR fd.
 
-        Raises NoSpace, and Damaged if the number was used before. Then nothing is left behind.
+        Raises NoSpace, and Damaged if the number was used before.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE_FLAGS
         with _SPACE_ERRORS:
@@ -89,7 +91,10 @@ class Extents:
                     self.reserve(fd, reserve_bytes)
                 except BaseException:
                     self._syscalls.close(fd)
-                    self.unlink(ino)
+                    try:
+                        self.unlink(ino)
+                    except OSError:
+                        self.left_behind = True
                     raise
         return fd
 
@@ -298,13 +303,23 @@ class Extents:
             return False
         return True
 
-    def sync(self, ino: InodeNo) -> None:
-        """Make the bytes of *ino* durable; it blocks. Raises Damaged, OSError."""
+    def may_be_written(self, fd: int) -> bool:
+        """Whether somebody has the extent behind *fd*, which is O_RDONLY, open or mapped to write.
+
+        True if that cannot be told. A read lease is refused then.
+        """
+        try:
+            return self._refuses_lease(fd, fcntl.F_RDLCK)
+        except OSError:
+            return True
+
+    def has_holes(self, ino: InodeNo) -> bool:
+        """Whether a part of *ino*'s extent was never written. Raises Damaged, OSError."""
         fd = self.open(ino, os.O_RDONLY)
         try:
-            self._syscalls.fdatasync(fd)
+            return lacks_bytes(self._syscalls, fd, self._syscalls.fstat(fd).st_size)
         finally:
-            os.close(fd)
+            self._syscalls.close(fd)
 
     def identity(self, ino: InodeNo) -> Identity | None:
         """Return the identity of *ino*'s extent, None if it has none. Raises Damaged."""

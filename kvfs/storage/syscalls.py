@@ -15,6 +15,10 @@ FALLOC_FL_KEEP_SIZE: Final = 0x01
 FALLOC_FL_PUNCH_HOLE: Final = 0x02
 FALLOC_FL_ZERO_RANGE: Final = 0x10
 
+#: linux/fs.h: start to write what is dirty; and wait for it, and for what was being written.
+SYNC_FILE_RANGE_WRITE: Final = 2
+SYNC_FILE_RANGE_WRITE_AND_WAIT: Final = 7
+
 #: The C library, opened once. It releases the GIL around each call and keeps errno per thread.
 LIBC: Final = ctypes.CDLL(None, use_errno=True)
 # c_int64 is off_t on every 64-bit Linux, the only one kvfs runs on.
@@ -22,6 +26,8 @@ LIBC.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_
 LIBC.fallocate.restype = ctypes.c_int
 LIBC.syncfs.argtypes = (ctypes.c_int,)
 LIBC.syncfs.restype = ctypes.c_int
+LIBC.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+LIBC.sync_file_range.restype = ctypes.c_int
 
 
 class Transaction(Protocol):
@@ -91,6 +97,15 @@ class Syscalls:
         """Write back everything of the file system that *fd* lies on (syncfs(2))."""
         if LIBC.syncfs(fd) != 0:
             raise_errno("syncfs")
+
+    def sync_file_range(self, fd: int, flags: int) -> None:
+        """Write the whole file *fd* to the device (sync_file_range(2)), without its size and log.
+
+        With SYNC_FILE_RANGE_WRITE_AND_WAIT it raises the error of a write that failed before, if
+        that was not reported yet (errseq; Documentation/core-api/errseq.rst).
+        """
+        if LIBC.sync_file_range(fd, 0, 0, flags) != 0:
+            raise_errno("sync_file_range")
 
     def commit(self, txn: Transaction) -> None:
         """Commit an LMDB write transaction."""

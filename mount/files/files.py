@@ -36,6 +36,8 @@ from mount.fuse.channel import Requester
 from mount.fuse.grant import Grant
 
 R = TypeVar("R")
+#: How often somebody who waits for durability looks.
+_SYNC_LOOK_S: Final = 0.002
 _WRITABLE: Final = (os.O_WRONLY, os.O_RDWR)
 #: Opens that write or truncate change the block's life.
 NOT_A_READER: Final = os.O_ACCMODE | os.O_TRUNC
@@ -149,10 +151,6 @@ class Files:
         pool = self.store.pool
         if not pool.identities.is_said(ino, record):
             return
-        waiting = pool.identities.waiting_for_sync(ino)
-        if waiting:
-            await self._in_thread(pool.extents.make_durable, ino)
-            pool.identities.all_synced(waiting)
         pool.identities.say_now(ino)
         await self._in_thread(pool.extents.make_durable, ino)
 
@@ -363,16 +361,18 @@ class Files:
         await self.sync_names()
 
     async def sync_names(self) -> None:
-        """Make every name so far durable, with the identities that a rebuild starts from."""
-        pool = self.store.pool
+        """Wait until all that was published so far is durable, with every name. Raises OSError."""
+        pool, durable_pass = self.store.pool, self.store.durable_pass
         pool.background.hurry()
         pool.index.settle()
-        waiting = pool.identities.waiting_for_sync()
-        await self._in_thread(pool.sync)
-        if waiting:
-            pool.identities.all_synced(waiting)
-            pool.background.hurry()
-            await self._in_thread(pool.sync)
+        goal = durable_pass.goal()
+        resume = self.about_to_wait()
+        try:
+            while not durable_pass.reached(goal):
+                await trio.sleep(_SYNC_LOOK_S)
+                pool.background.run_one()
+        finally:
+            resume()  # no checkpoint from here until the answer is written
 
     async def _in_thread(self, work: Callable[..., R], *args: object) -> R:
         resume = self.about_to_wait()

@@ -6,7 +6,7 @@ valid while the block's record is the same. So the next open compares the record
 
 from typing import Final
 
-from kvfs.core.lifecycle import IDENTIFIED, State
+from kvfs.core.lifecycle import FINAL, State
 from kvfs.core.records import inode_key
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool.cache_figures import CacheFigures
@@ -109,9 +109,7 @@ class SharedHandles:
             return
         if opened.quiet_writers:
             return  # each open looks whether one of them wrote again
-        if record.state not in IDENTIFIED or (
-            record.state == State.LEASED and not record.maker_tgid
-        ):
+        if record.state not in FINAL or (record.state == State.LEASED and not record.maker_tgid):
             return
         self.forget(opened.ino)
         if len(self._shared) >= self._most:

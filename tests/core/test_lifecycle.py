@@ -7,10 +7,12 @@ from typing import Final
 import pytest
 
 from kvfs.core.lifecycle import (
+    FINAL,
     HELD,
     HIDEABLE,
     IDENTIFIED,
     SETTLED,
+    SLABS,
     TABLE,
     UNFINISHED,
     Event,
@@ -118,11 +120,11 @@ def test_a_dead_maker_holds_nothing() -> None:
         assert ended not in HELD, state.name
 
 
-def test_only_blocks_written_once_say_what_they_are() -> None:
-    """After a power loss nothing tells the old bytes of a rewritten block from its new ones."""
-    assert IDENTIFIED <= SETTLED
-    assert not IDENTIFIED & {State.SLAB, State.REWRITTEN, State.ORPHAN_SLAB}
-    assert after(State.REWRITE, Event.CLOSE) not in IDENTIFIED
+def test_what_is_closed_and_found_by_all_says_what_it_is() -> None:
+    """Not what is being written, nor what only its maker finds, who ends with the power."""
+    assert SETTLED - {State.UNRENAMED} == IDENTIFIED
+    assert FINAL == IDENTIFIED - SLABS
+    assert after(State.REWRITE, Event.CLOSE) not in FINAL
 
 
 def test_the_sets_agree_with_each_other() -> None:

@@ -10,7 +10,7 @@ import pytest
 import kvfs
 import mount
 from kvfs.core.lifecycle import (
-    IDENTIFIED,
+    FINAL,
     SETTLED,
     TABLE,
     UNFINISHED,
@@ -34,7 +34,7 @@ def expected(one: Writing, state: State, *, written: bool) -> State:
     if state is State.REWRITE and not written:
         state = one.before
     elif state is State.REWRITE:
-        adds = one.appended_only and one.before in IDENTIFIED
+        adds = one.appended_only and one.before in FINAL
         state = State.LEASED if adds else State.REWRITTEN
     elif state in UNFINISHED:
         state = State.LEASED if state is State.DRAFT else State.SLAB

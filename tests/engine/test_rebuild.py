@@ -82,9 +82,7 @@ def test_of_two_claims_to_one_name_the_later_one_counts(running: Host) -> None:
     settle(store)
     put(store, ROOT_INODE, b"tmp", b"new")
     store.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"name")
-    store.begin_jobs()
-    while store.run_one():
-        pass  # the identity is written; the old extent is kept for a moment yet
+    store.sync()  # the identity is written; the old extent is kept for a moment yet
     assert running.extent(old).exists()
     running.lose_power()
     store = running.start()

@@ -8,7 +8,14 @@ import pytest
 
 from kvfs.core.errors import DeadInode
 from kvfs.core.lifecycle import State
-from kvfs.core.records import UNFINISHED_KEY, UNFINISHED_MAX, inode_key, name_key
+from kvfs.core.records import (
+    HAS_HOLES,
+    IS_SLAB,
+    UNFINISHED_KEY,
+    UNFINISHED_MAX,
+    inode_key,
+    name_key,
+)
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.run_state import RunState, distrust_index, read_run_state, write_run_state
@@ -126,10 +133,10 @@ def test_a_kill_leaves_an_open_slab_as_its_extent_is(running: Host) -> None:
 
 @pytest.mark.parametrize("mender", ["sweep", "fsck"])
 @pytest.mark.parametrize("grown", [True, False], ids=["slab", "rewritten"])
-def test_what_is_written_in_place_does_not_say_that_it_is_final(
+def test_what_was_written_in_place_before_a_kill_is_identified_behind_its_bytes(
     running: Host, mender: str, grown: bool
 ) -> None:
-    """A kill came before its identity was taken away; a power loss then would believe it."""
+    """Its former identity is gone, and the next one says that it is a slab."""
     store = running.store
     ino = put(store, ROOT_INODE, b"a", b"x" * 5000)
     settle(store)
@@ -143,10 +150,17 @@ def test_what_is_written_in_place_does_not_say_that_it_is_final(
         assert running.check(repair=True).problems == []
     store = running.start()
     if mender == "sweep":
+        assert store.identity(ino) is None
         settle(store)
-    assert store.identity(ino) is None
+    identity = store.identity(ino)
+    assert identity is not None
+    assert identity.flags == (IS_SLAB | HAS_HOLES if grown else IS_SLAB)
+    before = tree(store)
+    assert before[b"/a"] == (b"x" * 1000 + b"new" + b"x" * 3997).ljust(9000 if grown else 0, b"\0")
     running.lose_power()
-    assert tree(running.start()) == {}
+    store = running.start()
+    assert tree(store) == before
+    assert store.record(ino).state == State.ORPHAN_SLAB
 
 
 @pytest.mark.parametrize("change", ["touch", "rename"])
@@ -161,12 +175,14 @@ def test_what_was_overwritten_before_a_kill_is_identified_behind_its_bytes(
         store.change(ino, mtime_ns=5)
     else:
         store.rename(ROOT_INODE, b"a", ROOT_INODE, b"b")
-    assert store.waits_for_sync(ino)
+    store.hurry()
+    assert store.is_listed(ino)
+    assert store.identity(ino) is None
     settle(store)
     assert store.identity(ino) is not None
-    # From here on everything that was written before the kill waited, or need not.
     store.change(ino, mtime_ns=6)
-    assert not store.waits_for_sync(ino)
+    store.hurry()
+    assert not store.is_listed(ino)
 
 
 def test_a_removed_block_that_is_read_for_hours_does_not_come_back(running: Host) -> None:

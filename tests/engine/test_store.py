@@ -15,6 +15,7 @@ from kvfs.core.errors import (
     TooLarge,
 )
 from kvfs.core.lifecycle import State
+from kvfs.core.records import IS_SLAB
 from kvfs.core.types import PAGE_BYTES, ROOT_INODE, round_up
 from tests.support.stores import (
     FILE,
@@ -121,7 +122,9 @@ def test_an_open_for_writing_marks_a_published_block(running: Host) -> None:
     store.close(opened, writer=True)
     settle(store)
     assert store.record(ino).state == State.REWRITTEN
-    assert store.identity(ino) is None
+    identity = store.identity(ino)
+    assert identity is not None
+    assert identity.flags == IS_SLAB
     assert_exact(running)
 
 
@@ -151,7 +154,7 @@ def test_a_taken_identity_is_remembered_until_it_can_do_no_harm(running: Host) -
     """Until an fsync, a new one, or the end of the inode."""
     store = running.store
     kept, synced, removed = (put(store, ROOT_INODE, name, b"bytes") for name in (b"a", b"b", b"c"))
-    store.hurry()
+    store.sync()
     opened = store.open(kept, writer=True, truncate=False, appends=True)
     store.close(opened, writer=True)
     opened = store.open(synced, writer=True, truncate=False)

@@ -191,6 +191,7 @@ RUN: Final[list[tuple[str, Change]]] = [
     ("lives of blocks", churned),
     ("store times", status(store_times=SLOW)),
     ("store times", status(store_times=SLOW, space_waits={"count": 1})),
+    ("durability", status(durability={"within_s": 10, "oldest_s": 30})),
     ("damage", status(damaged_rows=1)),
     ("damage", status(write_back_failures=1)),
     *(

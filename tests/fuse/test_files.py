@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pyfuse3
 import pytest
-import trio
 
 from kvfs.core.errors import BadHandle, DeadInode, Exists, IsADirectory
 from kvfs.core.lifecycle import State
@@ -93,11 +92,12 @@ async def test_a_draft_without_a_reserve_gets_it_with_its_first_bytes(desk: Coun
 async def test_a_rewrite_waits_until_the_old_identity_is_gone(
     desk: CountedDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One fsync when a published block is opened in place; none for appends, nor a second one."""
+    """One fsync when a durable block is opened to be written, also to append; and no second one."""
     synced: list[int] = []
     ino = desk.identified(b"block")
     monkeypatch.setattr(desk.store.syscalls, "fsync", synced.append)
-    for flags, expected in ((os.O_WRONLY | os.O_APPEND, 0), (os.O_RDONLY, 0), (os.O_RDWR, 1)):
+    for flags, expected in ((os.O_RDONLY, 0), (os.O_RDWR, 1), (os.O_WRONLY | os.O_APPEND, 1)):
+        synced.clear()
         fh, _ = desk.files.open(ino, flags)
         await desk.files.settle_rewrite(fh)
         assert len(synced) == expected
@@ -107,7 +107,9 @@ async def test_a_rewrite_waits_until_the_old_identity_is_gone(
             assert len(synced) == expected
             desk.close_file(again)
         desk.close_file(fh)
-        desk.store.hurry()
+        with monkeypatch.context() as real:
+            real.undo()
+            desk.store.sync()
     desk.assert_nothing_is_open()
 
 
@@ -166,33 +168,21 @@ async def test_a_page_is_cut_when_the_device_forgot_that_all_of_it_is_whole(
     desk.assert_nothing_is_open()
 
 
-async def test_a_sync_vouches_for_what_was_final_when_it_began(
-    desk: CountedDesk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A slab renamed meanwhile may have bytes that are not on the device: no identity yet."""
+async def test_a_sync_waits_for_all_that_was_published_before_it(desk: CountedDesk) -> None:
+    """Slabs and blocks alike; and for no draft."""
     store = desk.store
-    slabs = {}
-    for name in (b"before", b"meanwhile"):
-        fh, slabs[name] = desk.create(b"." + name)
-        allocate(store, desk.handles.get(fh).opened, 8192)
+    inos = []
+    for name in (b"slab", b"block"):
+        fh, ino = desk.create(name)
+        if name == b"slab":
+            allocate(store, desk.handles.get(fh).opened, 8192)
         assert await desk.transfers.write(fh, 0, b"x" * 8192) == 8192
         desk.close_file(fh)
-    identified: list[list[bool]] = []
-
-    def rename(name: bytes) -> None:
-        store.rename(ROOT_INODE, b"." + name, ROOT_INODE, name, replace=True)
-
-    def sync() -> None:
-        identified.append([store.identity(ino) is not None for ino in slabs.values()])
-        if len(identified) == 1:
-            trio.from_thread.run_sync(rename, b"meanwhile")
-
-    store.hold_thread(monkeypatch)
-    store.note_calls(monkeypatch, "sync", sync)
-    rename(b"before")
+        inos.append(ino)
+    fh, draft = desk.create(b"draft")
     await desk.files.sync_names()
-    assert identified == [[False, False], [True, False]]
-    monkeypatch.undo()
+    assert [store.identity(ino) is not None for ino in (*inos, draft)] == [True, True, False]
+    desk.close_file(fh)
 
 
 def test_create_for_reading_publishes_at_once(desk: CountedDesk) -> None:

@@ -79,9 +79,7 @@ class Course:
 
         It is what ``--fsync=honour`` does for an fsync. Raises OSError.
         """
-        self.hurry()
-        self.commit()
-        self.sync_device()
+        self.engine.make_durable()
 
     # ---- the ends ----
 

@@ -90,6 +90,13 @@ class Faults:
         finally:
             os.close(fd)
 
+    def identify(self, ino: InodeNo) -> None:
+        """Call *ino* durable, whatever its bytes are."""
+        pool = self.engine.pool
+        record = pool.index.inode(ino)
+        assert record is not None
+        pool.identities.write_durable(ino, record, has_holes=False)
+
     def find_outdated(self, ino: InodeNo) -> None:
         """Let the sweep have found that the identity of *ino* is to be written, and not do it."""
         self.engine.sweep._outdated.append(ino)

@@ -175,9 +175,12 @@ class Looks:
     node_inos = At(lambda engine: engine.pool.extents.scan_nodes)
     was_identified = At(lambda engine: engine.pool.identities.was_identified)
 
-    def waits_for_sync(self, ino: InodeNo) -> bool:
-        """Whether the identity of *ino* is written once its bytes are on the device."""
-        return ino in self.engine.pool.identities.waiting_for_sync()
+    #: Whether the identity of an inode is written once its bytes are durable; and how many wait.
+    is_listed = At(lambda engine: engine.pool.not_durable.__contains__)
+    listed = At(lambda engine: engine.pool.not_durable.__len__)
+    #: What is durable, or shall be: a moment, and whether it has come.
+    goal = At(lambda engine: engine.durable_pass.goal)
+    reached = At(lambda engine: engine.durable_pass.reached)
 
     def ready(self) -> Iterator[tuple[InodeNo, int]]:
         """Yield the ready extents, and what each holds."""

@@ -17,6 +17,7 @@ FLOORS: Final = (
     "kvfs.engine.names",
     "kvfs.engine.rewrite",
     "kvfs.engine.blocks",
+    "kvfs.engine.durability",
     "kvfs.engine.recovery",
     "kvfs.engine.eviction",
     "kvfs.engine",

@@ -1,7 +1,7 @@
 """Simulated processes and the blocks they write: what the table says of every step."""
 
 from kvfs.core.errors import KvfsError, NotFound
-from kvfs.core.lifecycle import HELD, IDENTIFIED, UNFINISHED, Event, State, after, is_temporary
+from kvfs.core.lifecycle import FINAL, HELD, UNFINISHED, Event, State, after, is_temporary
 from kvfs.core.types import InodeNo
 from kvfs.machine.processes import NOBODY, Maker, Processes
 from tests.support.driven import Opened
@@ -118,7 +118,7 @@ class Block:
             self.happens(Event.TEAR)
         if self.state is State.REWRITE and not self.changed:
             self.state = self.before
-        elif self.state is State.REWRITE and self.adds and self.before in IDENTIFIED:
+        elif self.state is State.REWRITE and self.adds and self.before in FINAL:
             self.happens(Event.EXTEND)
         else:
             self.happens(Event.CLOSE)

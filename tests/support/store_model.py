@@ -13,7 +13,7 @@ from kvfs.core.errors import (
     NotEmpty,
     NotFound,
 )
-from kvfs.core.lifecycle import IDENTIFIED, UNFINISHED, Event, State, after
+from kvfs.core.lifecycle import FINAL, IDENTIFIED, UNFINISHED, Event, State, after
 from kvfs.core.types import PAGE_BYTES, InodeNo, round_up
 
 #: Open for writing, and torn if that ends in the middle.
@@ -75,7 +75,7 @@ class Node:
         if self.state is State.REWRITE and not self.changed:
             self.state = self.before
         else:
-            adds = self.state is State.REWRITE and self.adds and self.before in IDENTIFIED
+            adds = self.state is State.REWRITE and self.adds and self.before in FINAL
             self.happens(Event.EXTEND if adds else Event.CLOSE)
         if self.renamed:
             self.happens(Event.RENAME)

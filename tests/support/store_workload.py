@@ -125,9 +125,6 @@ STEPS: Final = (
     _put(b"/last", b"l" * 20_000),
 )
 
-#: Rewritten in place, and so without an identity: a power loss takes them.
-IN_PLACE: Final = frozenset({b"/one", b"/dir/two"})
-
 
 def work(host: Host, failing: FailingSyscalls) -> Tree:
     """Do all steps that can be done; after each the tree is as before it, or as after it.

@@ -266,6 +266,9 @@ def settle(store: Driven) -> None:
     store.erase_removed()  # what the tick let go
     store.run_all()
     store.drain()
+    failing = getattr(store.syscalls, "pause", contextlib.nullcontext)
+    with failing():  # a failed sync would take what was stored since the last one
+        store.sync()
 
 
 def tree(store: Driven, top: InodeNo = ROOT_INODE, path: bytes = b"") -> dict[bytes, object]:

@@ -24,9 +24,6 @@ from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)
 
-#: States in which new bytes overwrite old ones, and may not be on the device yet.
-_IN_PLACE: Final = frozenset({State.SLAB, State.REWRITE})
-
 
 class Publishing:
     """Begins and ends the writing of blocks."""
@@ -88,19 +85,17 @@ class Publishing:
             opened.rewrite()
             pool.leases.drop(opened.ino)
             ranks.note(pool, opened.ino, record._replace(state=reopened))
-        may_linger = reopened is State.REWRITE or self._was_identified(opened.ino)
-        opened.identity_lingers = may_linger and self._identities.withdraw_now(opened.ino)
-
-    def _was_identified(self, ino: InodeNo) -> bool:
-        """Whether a slab may have been a final block a moment ago, or when the last server died."""
-        return self._identities.was_identified(ino) or ino < self._pool.numbers.first
+        opened.identity_lingers = self._identities.withdraw_now(opened.ino)
+        if not record.size_bytes:  # it has no byte that could mix with another
+            opened.identity_lingers = False
 
     def must_forget(self, opened: OpenInode) -> bool:
         """Whether bytes may be overwritten that still have an identity on the device.
 
-        A block that is only appended to gets another size, which a rebuild notices.
+        Also those of a block that was opened to append: a program may clear O_APPEND with fcntl(2),
+        or store through a mapping.
         """
-        return opened.identity_lingers and not opened.appended_only
+        return opened.identity_lingers
 
     def forget_durably(self, opened: OpenInode) -> None:
         """Wait until the device has no identity of *opened*; in a thread. Raises OSError."""
@@ -213,6 +208,8 @@ class Publishing:
             record = not_before(before, record)
             owned = self._owned(opened, record, state, allocated_bytes, written=written)
             self._record(opened, before, owned)
+        else:
+            self._identities.publish(opened.ino, before)  # the open took its identity
         # Not earlier: until it is published the death of another writer tears it.
         opened.end(whole=True)
         if opened.quiet_writers:
@@ -293,12 +290,7 @@ class Publishing:
         with pool.change(counters, finished=opened.ino, lasting=lasting) as change:
             change.txn.put_inode(opened.ino, record)
         pool.space.extra_bytes -= growth_bytes
-        written = (before.size_bytes, before.mtime_ns) != (record.size_bytes, record.mtime_ns)
-        in_place = opened.before is State.UNRENAMED or (written and before.state in _IN_PLACE)
-        in_place = in_place and not opened.appended_only
-        self._identities.write(opened.ino, record, overwritten=in_place)
-        if record.state == State.UNRENAMED and (in_place or before.state == State.SLAB_DRAFT):
-            self._identities.note_overwritten(opened.ino)
+        self._identities.publish(opened.ino, record)
         opened.identity_lingers = False
         pool.leases.note(opened.ino, record, pool.monotonic_s())
         ranks.note(pool, opened.ino, record)

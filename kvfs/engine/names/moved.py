@@ -2,7 +2,7 @@
 
 import stat
 
-from kvfs.core.lifecycle import SLABS, UNFINISHED, Event, State, after
+from kvfs.core.lifecycle import UNFINISHED, Event, State, after
 from kvfs.core.second_tries import Place, Recent
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.tree_change import Move
@@ -42,7 +42,7 @@ def renamed(
 def follow(pool: Pool, room: Room, former_names: Recent[InodeNo, Place], move: Move) -> None:
     """Update all that depends on an inode's name or state, after its *move* was committed."""
     ino, before, record = move
-    pool.identities.write(ino, record, overwritten=before.state in SLABS)
+    pool.identities.write(ino, record)
     former_names.note(ino, (before.parent, before.name), pool.monotonic_s())
     is_directory = stat.S_ISDIR(record.mode)
     if stat.S_ISREG(record.mode):

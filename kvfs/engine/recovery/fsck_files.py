@@ -5,6 +5,7 @@ import stat
 from collections.abc import Callable, Iterable
 
 from kvfs.core.lifecycle import SETTLED, State
+from kvfs.core.records import HAS_HOLES
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.recovery.fsck_report import FsckReport
 from kvfs.pool.identities import agrees, carries_identity, identity_of
@@ -112,8 +113,11 @@ class FileCheck:
             return False  # a directory is not dropped because of its identity
 
     def _identify(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Write the identity of *ino*, a block's once its bytes are durable. Raises OSError."""
         identity = identity_of(ino, record)
         if stat.S_ISREG(record.mode):
+            if self._extents.has_holes(ino):
+                identity = identity._replace(flags=identity.flags | HAS_HOLES)
             self._extents.identify(ino, identity)
         else:
             self._extents.identify_node(ino, identity, record.target)

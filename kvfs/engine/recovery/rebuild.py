@@ -1,8 +1,8 @@
 """Rebuild the index from the identities of extents and the identity files.
 
 Needed after a power loss, which leaves the unsynced index in any state, and if it is damaged. A
-block comes back only if it is whole: its identity passes the checksum and has the size of the
-extent, and there are no holes. What is lost is a miss; docs/durability.md has the list.
+block comes back only if it has an identity, which is written when its bytes are durable. What is
+lost is a miss; docs/durability.md has the list.
 """
 
 import errno
@@ -18,7 +18,14 @@ from typing import Final, NamedTuple
 from kvfs.core.errors import Damaged, IndexDamaged, NoSpace
 from kvfs.core.lifecycle import State
 from kvfs.core.pool_layout import INDEX, INDEX_NEW
-from kvfs.core.records import INODE_PREFIX, Counters, Identity, parse_inodes
+from kvfs.core.records import (
+    HAS_HOLES,
+    INODE_PREFIX,
+    IS_SLAB,
+    Counters,
+    Identity,
+    parse_inodes,
+)
 from kvfs.core.settings import Settings
 from kvfs.core.tree_count import TreeCount
 from kvfs.core.types import ROOT_INODE, STAT_BLOCK_BYTES, InodeNo, InodeRecord, round_up
@@ -187,10 +194,10 @@ class _Rebuild:
 
 
 def block_record(extents: Extents, syscalls: Syscalls, ino: InodeNo) -> InodeRecord | None:
-    """Return the record of an extent that is provably whole. Raises OSError.
+    """Return the record of an extent that is whole: it has the identity that says so.
 
-    XFS and ext4 may write a file's size before all of its bytes. The missing bytes are then still
-    in unwritten blocks, which SEEK_HOLE reports as a hole.
+    Its size and its holes are looked at all the same, because a device may lose what it
+    acknowledged. Raises OSError.
     """
     try:
         identity = extents.identity(ino)
@@ -204,7 +211,8 @@ def block_record(extents: Extents, syscalls: Syscalls, ino: InodeNo) -> InodeRec
                 return None
             # Pages that could not be written are clean in memory, and would hide the hole.
             syscalls.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            if size_bytes and syscalls.lseek(fd, 0, os.SEEK_HOLE) < size_bytes:
+            holes_count = size_bytes and not identity.flags & HAS_HOLES
+            if holes_count and syscalls.lseek(fd, 0, os.SEEK_HOLE) < size_bytes:
                 return None
             allocated_bytes = status.st_blocks * STAT_BLOCK_BYTES
             if allocated_bytes > round_up(size_bytes):
@@ -272,12 +280,11 @@ def _settle_claim(txn: WriteTransaction, claim: _Claim) -> None:
 def _record(
     identity: Identity, ctime_ns: int, allocated_bytes: int, target: bytes = b""
 ) -> InodeRecord:
-    is_block = stat.S_ISREG(identity.mode)
     return InodeRecord(
         mode=identity.mode,
         uid=identity.uid,
         gid=identity.gid,
-        state=State.PUBLISHED if is_block else State.NODE,
+        state=_state_of(identity),
         size_bytes=identity.size_bytes,
         allocated_bytes=allocated_bytes,
         atime_ns=identity.mtime_ns,
@@ -291,6 +298,13 @@ def _record(
         name=identity.name,
         target=target,
     )
+
+
+def _state_of(identity: Identity) -> State:
+    """Return the state of what comes back: the makers of slabs went with the power."""
+    if not stat.S_ISREG(identity.mode):
+        return State.NODE
+    return State.ORPHAN_SLAB if identity.flags & IS_SLAB else State.PUBLISHED
 
 
 def _raise_unless_file_fails(error: OSError) -> None:

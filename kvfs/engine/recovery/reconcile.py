@@ -109,6 +109,8 @@ class Reconcile:
         record = self._pool.index.inode_or_miss(ino)
         if record is not None and (record.sequence > doubt.sequence or not _has_bytes(record)):
             return True
+        if ino in self._pool.not_durable:  # a slab that this server opened, and nobody wrote
+            return True
         return not self._settle(ino)
 
     # ---- before the first request ----

@@ -24,6 +24,8 @@ _log: Final = logging.getLogger(__name__)
 _STEP_FILES: Final = 256
 #: Identities renewed in one tick, on the loop's thread: 10 us each.
 _RENEWED_A_TICK: Final = 64
+#: Above every inode number.
+_NUMBERS_END: Final = InodeNo(1 << 64)
 
 
 class Sweep:
@@ -34,22 +36,28 @@ class Sweep:
         self._outdated: deque[InodeNo] = deque()
         #: Files that look like strays, and what removes each.
         self._suspects: deque[tuple[InodeNo, Callable[[InodeNo], None]]] = deque()
-        self._work = self._steps()
+        self._work: Iterator[int] = iter(())
         self._searching = False
-        #: Whether the search reached its end; a failed one has not seen every identity.
-        self._searched = False
+        #: Inodes from here on are new, and write their identities themselves.
+        self._below = InodeNo(0)
         self.done = True
         self.removed = 0
         self.renewed = 0
 
     def start(self) -> None:
-        """Begin; ``Store.tick`` continues it.
+        """Begin; ``Store.tick`` continues it."""
+        self._work = self._steps()
+        self._below = self._pool.numbers.first
+        self._begin()
 
-        No identity is written ahead of its bytes until all missing ones wait for theirs.
-        """
-        self._searching = True
-        self.done = False
-        self._pool.identities.unsure_below = self._pool.numbers.first
+    def find_unidentified(self) -> None:
+        """Search only for blocks without an identity, which a full list left out."""
+        self._work = self._identity_steps()
+        self._below = _NUMBERS_END
+        self._begin()
+
+    def _begin(self) -> None:
+        self._searching, self.done = True, False
         self._pool.background.submit_long(self._search)
 
     def tick(self) -> None:
@@ -60,20 +68,19 @@ class Sweep:
                 self._pool.background.submit_long(functools.partial(remove, ino))
                 self.removed += 1
         for _ in range(min(len(self._outdated), _RENEWED_A_TICK)):
+            if not self._pool.not_durable.has_room:
+                break
             ino = self._outdated.popleft()
             record = self._pool.index.inode_or_miss(ino)
             if record is None:
                 continue
             if carries_identity(record):
-                # The block may have been overwritten, and its identity waited for its bytes.
-                self._pool.identities.write(ino, record, overwritten=True)
+                self._pool.identities.write(ino, record)
             else:
                 self._pool.identities.withdraw(ino)
             self.renewed += 1
         if not self._searching and not self._outdated and not self._suspects:
             self.done = True
-            if self._searched:
-                self._pool.identities.unsure_below = InodeNo(0)
             _log.info("sweep: %d strays removed, %d identities", self.removed, self.renewed)
 
     def _search(self) -> None:
@@ -84,7 +91,6 @@ class Sweep:
         more = False
         try:
             more = next(self._work, None) is not None
-            self._searched = not more
         finally:
             if not more:
                 self._searching = False
@@ -103,6 +109,10 @@ class Sweep:
                     self._suspects.append((ino, remove))
                 if number % _STEP_FILES == 0:
                     yield number
+        yield from self._identity_steps()
+
+    def _identity_steps(self) -> Iterator[int]:
+        """Look at the identity of each inode; yield now and then."""
         for rows in self._pool.index.walk(INODE_PREFIX, _STEP_FILES, committed=True):
             for ino, record in parse_inodes(rows):
                 if record is not None and self._is_outdated(ino, record):
@@ -117,7 +127,7 @@ class Sweep:
         return ino not in pool.open_inodes and ino not in pool.recently_removed
 
     def _is_outdated(self, ino: InodeNo, record: InodeRecord) -> bool:
-        if ino >= self._pool.numbers.first:
+        if ino >= self._below:
             return False
         try:
             return not agrees(self._pool.extents, ino, record)

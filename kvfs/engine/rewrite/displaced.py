@@ -138,7 +138,7 @@ class DisplacedDrafts:
         pool.space.extra_bytes -= opened.allocated_bytes
         del self._kept[opened.ino]
         pool.leave(opened, writer=False)
-        pool.identities.write(opened.ino, final)
+        pool.identities.publish(opened.ino, final)
         ranks.note(pool, opened.ino, final)
         if not is_temporary(new_name):
             pool.cache.stored(final)

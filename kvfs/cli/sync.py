@@ -1,0 +1,96 @@
+"""``kvfs sync``: wait until what is stored now would survive a power loss."""
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from kvfs.cli.arguments import OnMount, locate
+from kvfs.cli.parser import add_verb
+from kvfs.client.control_socket import ask
+from kvfs.core.errors import NotDurable
+from kvfs.core.sizes import count_of, format_size
+
+if TYPE_CHECKING:
+    from kvfs.cli.parser import Subparsers
+
+#: Time between two questions to the server about its progress.
+_ASK_S: Final = 0.05
+_TIMEOUT_S: Final = 600.0
+
+
+def configure(subparsers: "Subparsers") -> None:
+    """Add the verb's parser."""
+    parser = add_verb(
+        subparsers,
+        "sync",
+        run,
+        description="Wait until every block that is published at PATHs and below them now would "
+        "survive a power loss, with its name.\nWhat is still being written is not waited for. Ends "
+        "with exit code 25 when that takes longer than --timeout,\nwhen the device fails to write, "
+        "or when a process may still write a closed block through a mapping.",
+        example="kvfs sync /kv\n  kvfs sync /kv/lmcache --timeout 30",
+    )
+    parser.add_argument("paths", metavar="PATH", nargs="+")
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=float,
+        default=_TIMEOUT_S,
+        help=f"wait no longer than that; {_TIMEOUT_S:g} if not given",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask for it, wait, and print how much it was."""
+    where = locate(args.paths)
+    begun_s = time.monotonic()
+    wanted = ask(where.socket, "sync", {"paths": list(where.paths)})
+    left = _follow(where, wanted, begun_s + args.timeout, quiet=args.json)
+    took_s = round(time.monotonic() - begun_s, 3)
+    if args.json:
+        told = {"blocks": wanted["blocks"], "bytes": wanted["bytes"], "seconds": took_s}
+        print(json.dumps({"mountpoint": where.mountpoint, **told, **_rest(left)}, indent=2))
+    else:
+        blocks = count_of(wanted["blocks"], "block")
+        print(f"{blocks}, {format_size(wanted['bytes'])} had to be written; {took_s:.1f} s")
+    sys.stdout.flush()
+    if not left["done"]:
+        raise NotDurable(
+            f"{count_of(left['blocks'], 'block')} not durable after {args.timeout:g} s"
+        )
+    if left["held_blocks"]:
+        raise NotDurable(
+            f"{count_of(left['held_blocks'], 'block')} not durable: a process has them mapped or "
+            "open and may still write them"
+        )
+    return 0
+
+
+def _rest(left: dict[str, Any]) -> dict[str, Any]:
+    return {"left_blocks": left["blocks"], "held_blocks": left["held_blocks"]}
+
+
+def _follow(
+    where: OnMount, wanted: dict[str, Any], until_s: float, *, quiet: bool
+) -> dict[str, Any]:
+    """Ask how much is left until nothing is, or the time is over; return the last answer."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        console=Console(stderr=True),
+        disable=quiet or not sys.stderr.isatty(),
+    ) as bar:
+        task = bar.add_task("blocks durable", total=wanted["blocks"])
+        while True:
+            left = ask(where.socket, "synced", {"wait": wanted["wait"]})
+            bar.update(task, completed=max(0, wanted["blocks"] - left["blocks"]))
+            if left["done"] or time.monotonic() >= until_s:
+                return left
+            time.sleep(_ASK_S)

@@ -1,0 +1,50 @@
+"""When the next blocks are made durable: late enough to yield to clients, early enough to be kept.
+
+Pure: time is an argument.
+"""
+
+from typing import Final
+
+#: While clients store, a block waits for this share of the window: many never live that long, and
+#: the device is theirs.
+_WAITS_SHARE: Final = 0.5
+#: The same while nobody stores.
+_IDLE_WAITS_SHARE: Final = 0.1
+#: Past this share of the window the pass yields no more.
+_LATE_SHARE: Final = 0.75
+#: One flush serves all blocks that came due in this share of the window.
+_FLUSH_SHARE: Final = 0.05
+
+
+class Pace:
+    """The pace of one pool, for a window of *within_s*; 0: only on demand."""
+
+    def __init__(self, within_s: float) -> None:
+        self.within_s = within_s
+        self._rests_until_s = 0.0
+
+    def due_before_s(self, now_s: float, *, busy: bool, urgent: bool) -> float:
+        """Return the time before which a block must have been published to be due now.
+
+        *busy*: clients store. *urgent*: somebody waits, so all are due.
+        """
+        if urgent:
+            return now_s
+        share = _WAITS_SHARE if busy else _IDLE_WAITS_SHARE
+        return now_s - share * self.within_s
+
+    def is_due(self, now_s: float, since_s: float, *, busy: bool, urgent: bool) -> bool:
+        """Whether the pass begins at *now_s*, when the oldest block waits since *since_s*."""
+        if urgent:
+            return True
+        if not self.within_s or since_s > self.due_before_s(now_s, busy=busy, urgent=False):
+            return False
+        return now_s >= self._rests_until_s or now_s - since_s > _LATE_SHARE * self.within_s
+
+    def note_ended(self, now_s: float, took_s: float) -> None:
+        """Note that a batch has ended, which took *took_s*: as long the device is the clients'."""
+        self._rests_until_s = now_s + max(took_s, _FLUSH_SHARE * self.within_s)
+
+    def is_late(self, waited_s: float) -> bool:
+        """Whether a block waited longer than the window."""
+        return bool(self.within_s) and waited_s > self.within_s

@@ -1,0 +1,1 @@
+"""Makes published blocks durable behind the clients' backs."""

@@ -1,0 +1,317 @@
+"""The pass that makes published blocks durable, and only then writes their identities.
+
+A batch goes through four steps: it is gathered on the loop, its bytes are waited for in a thread
+(device_sync.py), its identities are written on the loop, and the flush of the next batch makes
+those durable, too. No request waits for any of them, unless it asks to (``Goal``).
+"""
+
+import errno
+import logging
+import os
+from collections import deque
+from typing import Any, Final, NamedTuple
+
+from kvfs.core.durable_pace import Pace
+from kvfs.core.errors import Damaged, KvfsError
+from kvfs.core.types import InodeNo
+from kvfs.engine.blocks.publishing import Publishing
+from kvfs.engine.durability.device_sync import DeviceSync, Done, Synced
+from kvfs.pool.final_bytes import MAY_CHANGE
+from kvfs.pool.identities import carries_identity
+from kvfs.pool.not_durable import Waiting
+from kvfs.pool.pool import Pool
+
+_log: Final = logging.getLogger(__name__)
+
+#: A batch: so many descriptors, and bytes for a good part of a second.
+_BATCH_BLOCKS: Final = 128
+_BATCH_BYTES: Final = 256 << 20
+#: Blocks in one step on the loop, some 15 us each.
+_STEP: Final = 16
+#: Blocks that may still be written are looked at again after this time, a few at once.
+_HELD_S: Final = 1.0
+_HELD_LOOKS: Final = 64
+#: A wait is over when the one who waits has not asked for so long.
+_ASKED_S: Final = 2.0
+#: Errors of the machine's state, which say nothing about the bytes.
+_AGAIN: Final = frozenset({errno.EINTR, errno.EAGAIN, errno.ENOMEM, errno.ENFILE, errno.EMFILE})
+
+
+class Goal(NamedTuple):
+    """A moment up to which everything shall be durable."""
+
+    ticket: int
+    flush: int
+    #: Blocks lost so far; if there are more at the end, not all is durable.
+    failures: int
+
+
+class _Block(NamedTuple):
+    ino: InodeNo
+    waiting: Waiting
+    fd: int
+
+
+class DurablePass:
+    """The pass of one pool. Everything but the thread's work runs on the loop's thread."""
+
+    def __init__(self, pool: Pool, publishing: Publishing) -> None:
+        self._pool = pool
+        self._publishing = publishing
+        self._queue = pool.not_durable
+        self._sync = DeviceSync(pool.device.pool_fd, pool.syscalls, pool.device.fs_type)
+        self._pace = Pace(pool.settings.durable_within_s)
+        self._batch: list[_Block] = []
+        self._batch_bytes = 0
+        self._due_before_s = 0.0
+        #: Gathering, waiting for the thread, or judging what it returned; all false: resting.
+        self._gathers = self._waits = False
+        self._judged: deque[tuple[_Block, Synced]] = deque()
+        #: Identified before the flush under way, which makes them durable.
+        self._flushing: list[tuple[InodeNo, Waiting]] = []
+        #: Blocks whose bytes are lost and whose names could not be removed yet.
+        self._lost: list[InodeNo] = []
+        self._asked_until_s = 0.0
+        self._flush_wanted = 0
+        self._looked_at_held_s = 0.0
+        #: The last sequence number seen, and when it was another one.
+        self._seen, self._stored_s = pool.counters.sequence, 0.0
+        self._flushes_begun = 0
+        self.flushes = self.marked = self.late = self.failures = 0
+        pool.ends_first(self.close)
+
+    # ---- the steps ----
+
+    def tick(self, now_s: float) -> None:
+        """Go on with what is due; some microseconds if nothing is."""
+        self._look_again(now_s)
+        self._drop_lost()
+        if self._waits:
+            done = self._sync.take()
+            if done is None:
+                return
+            self._judge(done, now_s)
+        if self._gathers or self._judged:
+            return
+        self._begin(now_s)
+
+    def _begin(self, now_s: float) -> None:
+        """Begin a batch that is due, or a flush alone."""
+        urgent, busy = now_s < self._asked_until_s, self._is_busy(now_s)
+        first = self._queue.next_due()
+        if first is not None and self._pace.is_due(
+            now_s, first[1].since_s, busy=busy, urgent=urgent
+        ):
+            self._due_before_s = self._pace.due_before_s(now_s, busy=busy, urgent=urgent)
+            self._gathers = True
+            self._pool.background.submit(self._gather)
+            return
+        identified = self._queue.first_identified_since_s()
+        if (urgent and self._flush_wanted > self.flushes) or (
+            identified is not None
+            and self._pace.is_due(now_s, identified, busy=False, urgent=urgent)
+        ):
+            self._start()
+
+    def _is_busy(self, now_s: float) -> bool:
+        """Whether clients store, or did a moment ago."""
+        pool = self._pool
+        if pool.counters.sequence != self._seen or pool.open_inodes.written:
+            self._seen, self._stored_s = pool.counters.sequence, now_s
+        return now_s - self._stored_s < _HELD_S
+
+    def _gather(self) -> None:
+        """Take some blocks into the batch; begin it when it is full or no more are due."""
+        if not self._gathers:
+            return
+        for _ in range(_STEP):
+            first = self._queue.next_due()
+            if (
+                first is None
+                or first[1].since_s > self._due_before_s
+                or len(self._batch) >= _BATCH_BLOCKS
+                or self._batch_bytes >= _BATCH_BYTES
+            ):
+                self._gathers = False
+                self._start()
+                return
+            self._take(*first)
+        self._pool.background.submit(self._gather)
+
+    def _take(self, ino: InodeNo, waiting: Waiting) -> None:
+        """Take *ino* into the batch, unless somebody may still write it. Atomic."""
+        pool, queue = self._pool, self._queue
+        opened = pool.open_inodes.get(ino)
+        if opened is not None and opened.writers:
+            queue.remove(ino)  # its last close publishes it
+            return
+        try:
+            fd = pool.final_bytes.open(ino)
+        except Damaged:
+            queue.remove(ino)  # its next open shows that
+            return
+        except OSError as error:
+            _log.warning("inode %#x is not durable yet: %s", ino, error)
+            fd = MAY_CHANGE
+        if fd == MAY_CHANGE:
+            queue.hold(ino)
+            return
+        queue.take(ino)
+        self._batch.append(_Block(ino, waiting, fd))
+        self._batch_bytes += waiting.size_bytes
+
+    def _start(self) -> None:
+        """Let the thread wait for the batch, and flush."""
+        self._flushing = self._queue.identified()
+        self._flushes_begun += 1
+        self._waits = True
+        self._sync.start([block.fd for block in self._batch])
+
+    def _judge(self, done: Done, now_s: float) -> None:
+        """Note what the thread found out."""
+        self._waits = False
+        self._pace.note_ended(now_s, done.took_s)
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        if done.flush_error is not None or self._is_dead(done):
+            _log.error("the device failed to flush: %s", done.flush_error)
+            self.failures += 1
+            self._pool.unsynced = True  # the kernel tells it once
+            for block in batch:
+                self._put_back(block)
+            self._flushing = []
+            return
+        self.flushes = self._flushes_begun
+        for ino, waiting in self._flushing:
+            if self._queue.leave(ino, waiting):
+                self.marked += 1
+                self.late += self._pace.is_late(now_s - waiting.since_s)
+        self._flushing = []
+        self._judged.extend(zip(batch, done.blocks, strict=True))
+        if self._judged:
+            self._pool.background.submit(self._identify)
+
+    def _is_dead(self, done: Done) -> bool:
+        """Whether the errors are those of a file system that has shut itself down."""
+        if not any(block.error for block in done.blocks):
+            return False
+        try:
+            os.fstatvfs(self._pool.device.pool_fd)
+        except OSError:
+            return True
+        return False
+
+    def _identify(self) -> None:
+        """Write the identities of some blocks whose bytes are durable."""
+        for _ in range(min(_STEP, len(self._judged))):
+            block, synced = self._judged.popleft()
+            try:
+                self._settle(block, synced)
+            finally:
+                self._pool.syscalls.close(block.fd)
+        if self._judged:
+            self._pool.background.submit(self._identify)
+
+    def _settle(self, block: _Block, synced: Synced) -> None:
+        """Mark one block durable, or drop it. Atomic: no checkpoint since the look at it."""
+        pool, ino = self._pool, block.ino
+        if synced.error is not None and synced.error.errno not in _AGAIN:
+            # Whatever was published since: the kernel reports the error once.
+            self._queue.remove(ino)
+            self.failures += 1
+            _log.error("inode %#x lost: the device failed to write it: %s", ino, synced.error)
+            self._lost.append(ino)
+            self._drop_lost()
+            return
+        if not self._queue.is_taken(ino, block.waiting):
+            return  # written, published anew or removed since
+        record, opened = pool.index.inode_or_miss(ino), pool.open_inodes.get(ino)
+        writes = opened is not None and opened.writers
+        if record is None or not carries_identity(record) or writes:
+            self._queue.remove(ino)
+            return
+        if synced.error is not None:
+            self._queue.put_back(ino)
+            return
+        try:
+            pool.identities.write_durable(ino, record, has_holes=synced.has_holes, fd=block.fd)
+        except (KvfsError, OSError) as error:
+            _log.warning("inode %#x: its identity is not written yet: %s", ino, error)
+            self._queue.put_back(ino)
+            return
+        self._queue.note_identified(ino)
+
+    def _put_back(self, block: _Block) -> None:
+        self._pool.syscalls.close(block.fd)
+        if self._queue.is_taken(block.ino, block.waiting):
+            self._queue.put_back(block.ino)
+
+    def _drop_lost(self) -> None:
+        """Remove the names of lost blocks; what fails is tried again at the next tick."""
+        for ino in list(self._lost):
+            try:
+                self._publishing.dismiss_lost(ino)
+            except (KvfsError, OSError) as error:
+                _log.warning("inode %#x: its name stays for now: %s", ino, error)
+                return
+            self._lost.remove(ino)
+
+    def _look_again(self, now_s: float) -> None:
+        """Look again at blocks that somebody could write the last time."""
+        if now_s - self._looked_at_held_s >= _HELD_S and self._queue.held:
+            self._looked_at_held_s = now_s
+            self._queue.look_again(_HELD_LOOKS)
+
+    # ---- those who wait ----
+
+    def goal(self) -> Goal:
+        """Return the goal that all published so far is durable, with all names as they are now.
+
+        Call ``background.hurry`` before, which writes the identities of directories.
+        """
+        self._queue.look_again(self._queue.held)
+        self._flush_wanted = self._flushes_begun + 1
+        return Goal(self._queue.ticket, self._flush_wanted, self.failures)
+
+    def undone(self, goal: Goal) -> int:
+        """Return how many blocks are missing to *goal*, and work towards it."""
+        now_s = self._pool.monotonic_s()
+        self._asked_until_s = now_s + _ASKED_S
+        self.tick(now_s)
+        return sum(1 for _ in self._queue.undone(goal.ticket))
+
+    def reached(self, goal: Goal) -> bool:
+        """Whether *goal* is reached; works towards it. Raises OSError if the device failed."""
+        undone = self.undone(goal)
+        if self.failures > goal.failures:
+            raise OSError(errno.EIO, "the device failed to write a block")
+        if undone or self.flushes < goal.flush:
+            return False
+        self._asked_until_s = 0.0  # who else waits asks again
+        return True
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        """Wait for the thread; what it had waits again. What was identified stays so."""
+        self._sync.close()
+        for block in [*self._batch, *(block for block, _ in self._judged)]:
+            self._put_back(block)
+        self._batch, self._gathers, self._waits = [], False, False
+        self._judged.clear()
+
+    def describe(self) -> dict[str, Any]:
+        """Return the figures `kvfs status` shows."""
+        queue, since_s = self._queue, self._queue.oldest_since_s()
+        age_s = 0.0 if since_s is None else max(0.0, self._pool.monotonic_s() - since_s)
+        return {
+            "within_s": self._pace.within_s,
+            "blocks": len(queue),
+            "bytes": queue.size_bytes,
+            "oldest_s": round(age_s, 1),
+            "held_blocks": queue.held,
+            "unlisted": queue.left_out,
+            "marked": self.marked,
+            "late": self.late,
+            "flushes": self.flushes,
+            "failures": self.failures,
+        }

@@ -1,0 +1,129 @@
+"""Whether the bytes of a closed block are final: nobody can write them without a new open.
+
+A mapping outlives the close of its file, and with passthrough no request tells of it. Unknown is
+never final.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from kvfs.core.errors import Damaged, NoSpace
+from kvfs.core.types import InodeNo
+from kvfs.pool.identities import Identities, carries_identity
+from kvfs.pool.open_inodes import OpenInode, OpenInodes
+from kvfs.storage.extents import Extents
+from kvfs.storage.fiemap import lacks_bytes
+from kvfs.storage.index import Index
+from kvfs.storage.syscalls import Syscalls
+
+_log: Final = logging.getLogger(__name__)
+
+#: What ``open`` returns for a block that may still be written.
+MAY_CHANGE: Final = -1
+
+
+class Marked(NamedTuple):
+    """What became of all blocks without an identity."""
+
+    #: Whether all have one now; somebody may still write the others.
+    all_final: bool
+    #: Why one is not durable.
+    error: OSError | None
+
+
+class FinalBytes:
+    """Opens the extents of blocks that nobody writes, and marks them durable."""
+
+    def __init__(
+        self,
+        index: Index,
+        extents: Extents,
+        open_inodes: OpenInodes,
+        identities: Identities,
+        syscalls: Syscalls,
+    ) -> None:
+        self._index = index
+        self._extents = extents
+        self._open_inodes = open_inodes
+        self._identities = identities
+        self._syscalls = syscalls
+
+    def open(self, ino: InodeNo) -> int:
+        """Open the extent of *ino* to read; MAY_CHANGE if its bytes are not final.
+
+        From here on nobody can begin to write it without an open, which takes it off the list of
+        what is not durable (not_durable.py). Raises Damaged, OSError.
+        """
+        opened = self._open_inodes.get(ino)
+        if opened is not None and self._may_change(opened):
+            return MAY_CHANGE
+        fd = self._extents.open(ino, os.O_RDONLY)
+        if (opened is None or opened.fd < 0) and self._extents.may_be_written(fd):
+            self._syscalls.close(fd)
+            return MAY_CHANGE
+        return fd
+
+    def _may_change(self, opened: OpenInode) -> bool:
+        """Whether an open block may change; unknown counts as yes.
+
+        A file server may write again by a handle that it never closes. If the extent is open here,
+        that counts as a writer, so then nobody else may have it open at all.
+        """
+        if opened.writers or opened.quiet_writers:
+            return True
+        try:
+            return opened.fd >= 0 and self._extents.in_use(opened.fd)
+        except OSError:
+            return True
+
+    def mark_all(self, sync: Callable[[], None]) -> Marked:
+        """Write all missing identities once *sync* has made every byte durable; it blocks.
+
+        Raises what *sync* raises.
+        """
+        listed = [ino for ino, _ in self._identities.not_durable.unidentified()]
+        final = [ino for ino in listed if self._is_final(ino)]
+        sync()
+        marked = Marked(len(final) == len(listed), None)
+        for ino in final:
+            try:
+                error = self._mark(ino)
+            except Damaged:
+                continue  # its extent is missing, which its next open shows
+            except (NoSpace, OSError) as refused:
+                _log.warning("inode %#x: its identity is not written yet: %s", ino, refused)
+                marked = marked._replace(all_final=False)
+            else:
+                marked = marked._replace(error=marked.error or error)
+        return marked
+
+    def _is_final(self, ino: InodeNo) -> bool:
+        try:
+            fd = self.open(ino)
+        except (Damaged, OSError):
+            return False
+        if fd != MAY_CHANGE:
+            self._syscalls.close(fd)
+        return fd != MAY_CHANGE
+
+    def _mark(self, ino: InodeNo) -> OSError | None:
+        """Write the identity of *ino*, whose bytes are durable. Raises Damaged, NoSpace, OSError.
+
+        Return the error of its bytes, if an earlier sync was told of it, and not the last one.
+        """
+        fd = self._extents.open(ino, os.O_RDONLY)
+        try:
+            record = self._index.inode_or_miss(ino)
+            if record is not None and carries_identity(record):
+                try:
+                    holes = lacks_bytes(self._syscalls, fd, record.size_bytes)
+                except OSError as error:
+                    _log.error("inode %#x is not durable: %s", ino, error)
+                    return error
+                self._identities.write_durable(ino, record, has_holes=holes, fd=fd)
+            self._identities.not_durable.remove(ino)
+        finally:
+            self._syscalls.close(fd)
+        return None

@@ -1,0 +1,175 @@
+"""Published blocks whose bytes the device may not have yet, oldest first.
+
+A power loss takes them. The pass (engine/durability/) makes their bytes durable, and only then
+writes their identity. What is not listed here has its identity already, or is found by the next
+sweep, because the list is bounded.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kvfs.core.types import InodeNo
+
+
+class Waiting(NamedTuple):
+    """A block that waits: since when (monotonic), its bytes, and which publishing it was."""
+
+    since_s: float
+    size_bytes: int
+    ticket: int
+
+
+class NotDurable:
+    """The list of one pool. A block is in one of four tables, each oldest first."""
+
+    def __init__(self, most: int) -> None:
+        """*most*: blocks listed at once."""
+        self._most = most
+        self._waiting: dict[InodeNo, Waiting] = {}
+        #: The pass has them: their bytes are on the way to the device.
+        self._taken: dict[InodeNo, Waiting] = {}
+        #: Somebody may still write them, through a mapping or a handle that is never closed.
+        self._held: dict[InodeNo, Waiting] = {}
+        #: Their identity is written, and not durable yet.
+        self._identified: dict[InodeNo, Waiting] = {}
+        self.ticket = 0
+        self.size_bytes = 0
+        #: Whether a block was left out because the list was full.
+        self.overflowed = False
+        #: How many were left out so far.
+        self.left_out = 0
+
+    def __len__(self) -> int:
+        """Return how many are listed, held ones included."""
+        return sum(map(len, self._tables()))
+
+    def __contains__(self, ino: InodeNo) -> bool:
+        """Whether *ino* is listed and has no identity yet."""
+        return ino in self._waiting or ino in self._taken or ino in self._held
+
+    def _tables(self) -> tuple[dict[InodeNo, Waiting], ...]:
+        return self._waiting, self._taken, self._held, self._identified
+
+    @property
+    def held(self) -> int:
+        """How many may still be written."""
+        return len(self._held)
+
+    @property
+    def waiting(self) -> int:
+        """How many the pass has not taken yet, without held ones."""
+        return len(self._waiting)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether at least half of the list is free."""
+        return 2 * len(self) <= self._most
+
+    def oldest_since_s(self) -> float | None:
+        """Return since when the oldest waits that the pass can make durable; None: none does."""
+        tables = (self._waiting, self._taken, self._identified)
+        return min((next(iter(table.values())).since_s for table in tables if table), default=None)
+
+    def add(self, ino: InodeNo, size_bytes: int, now_s: float) -> None:
+        """List *ino*, which was published; one that waits already goes on waiting since then."""
+        before = self.remove(ino)
+        if len(self._waiting) >= self._most and len(self) >= self._most:
+            self.overflowed = True
+            self.left_out += 1
+            return
+        self.ticket += 1
+        since_s = now_s if before is None else before.since_s
+        self._waiting[ino] = Waiting(since_s, size_bytes, self.ticket)
+        self.size_bytes += size_bytes
+
+    def remove(self, ino: InodeNo) -> Waiting | None:
+        """Take *ino* off the list: it is gone, or is being written again. Return what it was."""
+        for table in self._tables():
+            waiting = table.pop(ino, None)
+            if waiting is not None:
+                self.size_bytes -= waiting.size_bytes
+                return waiting
+        return None
+
+    # ---- the pass ----
+
+    def next_due(self) -> tuple[InodeNo, Waiting] | None:
+        """Return the one that comes next."""
+        return next(iter(self._waiting.items()), None)
+
+    def take(self, ino: InodeNo) -> None:
+        """Note that the pass makes *ino* durable."""
+        self._taken[ino] = self._waiting.pop(ino)
+
+    def hold(self, ino: InodeNo) -> None:
+        """Put *ino* aside, because somebody may still write it."""
+        self._held[ino] = self._waiting.pop(ino)
+
+    def look_again(self, count: int) -> None:
+        """Let up to *count* held blocks wait again, the one held longest first."""
+        for ino in list(self._held)[:count]:
+            self._waiting[ino] = self._held.pop(ino)
+
+    def is_taken(self, ino: InodeNo, waiting: Waiting) -> bool:
+        """Whether *ino* was not published anew, written or removed since it was taken."""
+        return self._taken.get(ino) is waiting
+
+    def put_back(self, ino: InodeNo) -> None:
+        """Let *ino*, which was taken, wait again."""
+        self._waiting[ino] = self._taken.pop(ino)
+
+    def put_all_back(self) -> None:
+        """Let all wait again that were taken: the pass ends."""
+        for ino in list(self._taken):
+            self.put_back(ino)
+
+    def note_identified(self, ino: InodeNo) -> None:
+        """Note that the identity of *ino*, which was taken, is written."""
+        self._identified[ino] = self._taken.pop(ino)
+
+    def identified(self) -> list[tuple[InodeNo, Waiting]]:
+        """Return those whose identity is written and not durable yet."""
+        return list(self._identified.items())
+
+    def first_identified_since_s(self) -> float | None:
+        """Return since when the first of them waits; None: there is none."""
+        return next((waiting.since_s for waiting in self._identified.values()), None)
+
+    def leave(self, ino: InodeNo, waiting: Waiting) -> bool:
+        """Take an identified block off, which is durable; False if it is not that any more.
+
+        It may have been removed or written since.
+        """
+        if self._identified.get(ino) is not waiting:
+            return False
+        self.remove(ino)
+        return True
+
+    def forget_identified(self) -> None:
+        """Take all identified blocks off the list: a sync made them durable."""
+        for ino in list(self._identified):
+            self.remove(ino)
+
+    # ---- everybody else ----
+
+    def sizes(self) -> Iterator[tuple[InodeNo, int]]:
+        """Yield all that are listed with their bytes; the list must not change meanwhile."""
+        for table in self._tables():
+            for ino, waiting in table.items():
+                yield ino, waiting.size_bytes
+
+    def held_inos(self) -> Iterator[InodeNo]:
+        """Yield those that may still be written; the list must not change meanwhile."""
+        yield from self._held
+
+    def unidentified(self) -> Iterator[tuple[InodeNo, Waiting]]:
+        """Yield all that have no identity; the list must not change meanwhile."""
+        for table in (self._waiting, self._taken, self._held):
+            yield from table.items()
+
+    def undone(self, ticket: int) -> Iterator[InodeNo]:
+        """Yield those published up to *ticket* that the pass will make durable."""
+        for table in (self._waiting, self._taken, self._identified):
+            for ino, waiting in table.items():
+                if waiting.ticket <= ticket:
+                    yield ino

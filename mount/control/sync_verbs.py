@@ -1,0 +1,103 @@
+"""The verbs of `kvfs sync` on the control socket: what is published now becomes durable.
+
+``sync`` notes what that is, ``synced`` returns how much is left. The pass hurries while somebody
+asks, and goes on at its own pace when the client goes away.
+"""
+
+from itertools import count
+from typing import Any, Final
+
+import trio
+import trio.lowlevel
+
+from kvfs.core.errors import NotDurable, UsageError
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.engine.durability.durable_pass import Goal
+from kvfs.engine.names.named import find
+from kvfs.engine.store import Store
+from mount.control.socket import Verb
+
+#: Blocks looked at between two requests, some 2 us each.
+_STEP: Final = 512
+#: Clients that wait at once; the one that asked first is forgotten for one more.
+_WAITS_MAX: Final = 64
+
+
+class _Wait:
+    """What one client waits for: blocks, or all of them (None), and a flush."""
+
+    def __init__(self, goal: Goal, blocks: dict[InodeNo, int] | None) -> None:
+        self.goal = goal
+        self.blocks = blocks
+
+
+class SyncVerbs:
+    """The verbs of one mount."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._numbers = count(1)
+        self._waits: dict[int, _Wait] = {}
+
+    def table(self) -> dict[str, Verb]:
+        """Return the verbs by name."""
+        return {"sync": self._sync, "synced": self._synced}
+
+    async def _sync(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Note what is published below ``paths`` now; return its number, blocks and bytes."""
+        paths = args.get("paths", [])
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise UsageError("paths: must be a list of strings")
+        pool = self._store.pool
+        if pool.settings.read_only:
+            raise UsageError("the mount is read-only")
+        tops = {find(pool, self._store.namespace, path) for path in paths}
+        pool.background.hurry()
+        pool.index.settle()
+        goal = self._store.durable_pass.goal()
+        listed = dict(pool.not_durable.sizes())
+        blocks = listed if not tops or ROOT_INODE in tops else await self._below(tops, listed)
+        number = next(self._numbers)
+        self._waits[number] = _Wait(goal, None if blocks is listed else blocks)
+        if len(self._waits) > _WAITS_MAX:
+            del self._waits[next(iter(self._waits))]
+        return {"wait": number, "blocks": len(blocks), "bytes": sum(blocks.values())}
+
+    async def _below(self, tops: set[InodeNo], listed: dict[InodeNo, int]) -> dict[InodeNo, int]:
+        """Return those of the *listed* blocks that are *tops*, or lie below one."""
+        index = self._store.pool.index
+        inside: dict[InodeNo, bool] = {ROOT_INODE: False, **dict.fromkeys(tops, True)}
+        found: dict[InodeNo, int] = {}
+        for number, (ino, size_bytes) in enumerate(listed.items(), 1):
+            chain: list[InodeNo] = []
+            above = ino
+            while above not in inside and (record := index.inode_or_miss(above)) is not None:
+                chain.append(above)
+                above = record.parent
+            inside.update(dict.fromkeys(chain[1:], inside.get(above, False)))
+            if inside.get(above, False):
+                found[ino] = size_bytes
+            if number % _STEP == 0:
+                await trio.lowlevel.checkpoint()
+        return found
+
+    async def _synced(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Return what is left of the wait with number ``wait``."""
+        wait = self._waits.get(args.get("wait", 0))
+        if wait is None:
+            raise UsageError("no such wait; the server may have been started anew")
+        durable_pass, queue = self._store.durable_pass, self._store.pool.not_durable
+        try:
+            done = durable_pass.reached(wait.goal)
+        except OSError as error:
+            raise NotDurable(f"{error.strerror}; see the server's log") from error
+        undone = list(queue.undone(wait.goal.ticket))
+        if wait.blocks is not None:
+            undone = [ino for ino in undone if ino in wait.blocks]
+        flushed = durable_pass.flushes >= wait.goal.flush
+        held = [ino for ino in queue.held_inos() if wait.blocks is None or ino in wait.blocks]
+        return {
+            "done": (done or (flushed and not undone)) and self._store.all_listed,
+            "blocks": len(undone),
+            "held_blocks": len(held),
+        }
