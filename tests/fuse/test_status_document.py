@@ -12,6 +12,7 @@ import pytest
 from kvfs.core.lifecycle import TABLE, State, label
 from kvfs.core.settings import Settings
 from mount.control.status import describe_lost
+from mount.fuse.request_times import TIMED_OF
 from tests.support.mounting import ROOT, Mounted
 
 ROW: Final = re.compile(r"^\| `([\w.]+)` \| ([^|]+) \| ([^|]*) ?\|$", re.MULTILINE)
@@ -58,6 +59,8 @@ def test_the_page_has_the_keys_of_a_mount(mount: Mounted, kv: Path, kvfs_only: N
     """With a lease, so that somebody holds most of them, and an error that was returned."""
     (kv / "block").write_bytes(b"x" * 4096)
     (kv / "model@1@0@hash.data").write_bytes(b"of a model")
+    for number in range(TIMED_OF):  # one of them is timed
+        (kv / f"one of {TIMED_OF} {number}").write_bytes(b"x")
     with contextlib.suppress(PermissionError):
         os.link(kv / "block", kv / "link")
     status = mount.status()
