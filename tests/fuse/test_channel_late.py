@@ -4,6 +4,7 @@ import pytest
 import trio
 import trio.testing
 
+from mount.fuse.request_times import TIMED_OF
 from mount.fuse.wire import IN_HEADER, OUT_HEADER, OUT_HEADER_BYTES, Opcode, data_reply, error_reply
 from tests.support.wires import Wires, request
 
@@ -15,6 +16,19 @@ async def test_a_later_answer_is_the_only_one(wires: Wires) -> None:
     assert wires.replies() == []
     wires.channel.reply(error_reply(2, 0))
     assert wires.replies() == [error_reply(2, 0)]
+
+
+async def test_a_later_answer_ends_the_time_of_its_request(wires: Wires) -> None:
+    """One that libfuse gives is tried on a mount (test_request_times.py)."""
+    channel = wires.channel
+    channel.serve({Opcode.FALLOCATE: lambda *_: b""})
+    for number in range(TIMED_OF):
+        wires.kernel.send(request(Opcode.FALLOCATE, 2 * number + 2, bytes(32)))
+    await wires.drain()
+    assert list(channel.times.running) == [2 * TIMED_OF]
+    channel.reply_late(OUT_HEADER.pack(OUT_HEADER_BYTES, 0, 2 * TIMED_OF), b"")
+    assert not channel.times.running
+    assert sum(channel.times.by_code[Opcode.FALLOCATE].counts) == 1
 
 
 async def test_no_more_is_read_while_too_many_answers_are_late(

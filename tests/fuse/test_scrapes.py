@@ -110,6 +110,23 @@ async def test_clients_that_say_nothing_keep_nobody_away(path: str) -> None:
         await stream.aclose()
 
 
+async def test_so_many_connections_are_open_at_once(tmp_path: Path, asked: Asked) -> None:
+    """The oldest ends for the next one."""
+    path = str(tmp_path / "kv.metrics")
+    serve = functools.partial(serve_connections, most=2, deadline_s=PATIENCE_S)
+    with listen(path) as listening:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve, listening, Scrapes(Exposition(asked.status)).answer)
+            opened = [await trio.open_unix_socket(path) for _ in range(3)]
+            with trio.fail_after(PATIENCE_S / 3):
+                assert await opened[0].receive_some() == b""
+            await opened[1].send_all(GET.encode())
+            assert (await opened[1].receive_some()).startswith(b"HTTP/1.1 200 ")
+            for stream in opened:
+                await stream.aclose()
+            nursery.cancel_scope.cancel()
+
+
 async def test_a_client_that_reads_nothing_is_cut_off(path: str, asked: Asked) -> None:
     """Its answer is larger than what the socket holds."""
 
