@@ -21,6 +21,8 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "data_path_reason": "reason",
         "read_only": "read only",
         "server_pid": "server pid",
+        "server_cpu_s": "CPU time of the server, s",
+        "server_memory_bytes": "its memory",
         "device_number": "device number",
         "device_number_before": "device number before",
         "version": "version",

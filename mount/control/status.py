@@ -1,6 +1,7 @@
 """What `kvfs status` shows of a running mount; docs/status.md explains every key."""
 
 import os
+import time
 from typing import Any, NamedTuple
 
 import kvfs
@@ -37,6 +38,8 @@ def describe(mount: Parts) -> dict[str, Any]:
         "data_path": path.name,
         "data_path_reason": mount.port.choice.reason,
         "server_pid": os.getpid(),
+        "server_cpu_s": round(time.process_time(), 3),
+        "server_memory_bytes": _own_memory_bytes(),
         "device_number": mount.number.present,
         "device_number_before": mount.number.before,
         **mount.store.describe(),
@@ -61,6 +64,16 @@ def describe(mount: Parts) -> dict[str, Any]:
         "requests_fast_path": _by_name(channel.answered_here),
         "errors": dict(errno_map.counts),
     }
+
+
+def _own_memory_bytes() -> int:
+    """Return what this process holds for itself: resident, and neither a file's nor shared.
+
+    proc_pid_statm(5), in pages.
+    """
+    with open("/proc/self/statm", "rb") as file:
+        _, resident, shared, *_ = map(int, file.read().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def describe_lost(settings: Settings, why: str) -> dict[str, Any]:

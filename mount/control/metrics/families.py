@@ -95,6 +95,16 @@ _CACHE: Final = (
         "Hit rate that a pool of so many times the size would have had",
         "factor",
     ),
+    _counter(
+        "device_written_bytes",
+        "cache.device.written_bytes",
+        "Written to the block device below the pool, by whomever",
+    ),
+    _gauge(
+        "device_endurance_left_ratio",
+        "cache.device.endurance_left",
+        "What is left of the writes that the drive's maker promises",
+    ),
     _gauge("uptime_seconds", "cache.uptime_s", "Since the server started"),
 )
 
@@ -184,6 +194,8 @@ _WORK: Final = (
         "errno",
         present=("EIO", "ENOSPC"),
     ),
+    _counter("server_cpu_seconds", "server_cpu_s", "CPU time that the server has used"),
+    _gauge("server_memory_bytes", "server_memory_bytes", "Memory of the server's own"),
     _gauge("background_jobs", "background_backlog", "Background jobs queued"),
     _gauge("backing_ids_open", "backing_ids_open", "Files registered with the kernel and open"),
     _gauge("backing_ids_cached", "backing_ids_cached", "Files registered and closed"),
