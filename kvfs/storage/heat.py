@@ -101,11 +101,14 @@ class Heat:
         elif self._read_only:
             return
         else:
-            row = self._enter(ino, allocated_bytes, name_hash, used_s)
+            row = self._enter(ino, used_s)
         self._allocated[row] = allocated_bytes
         self._rank[row] = rank
         self._name_hash[row] = name_hash
         self.held_bytes[rank] += allocated_bytes
+        if not self._touches[row] and rank is not Rank.NEVER:
+            # Not before: until its rename a block has a temporary name, which no policy knows.
+            self._touches[row] = 1 + self.policy.admitted(name_hash, allocated_bytes)
 
     def touch(self, ino: InodeNo) -> None:
         """Note that block *ino* was used, if it is known."""
@@ -113,7 +116,7 @@ class Heat:
         if row:
             stamp = self._stamp
             before = self._touched[row]
-            if before < self._burst_begin and (touches := self._touches[row]) < _TOUCHES_MAX:
+            if before < self._burst_begin and 0 < (touches := self._touches[row]) < _TOUCHES_MAX:
                 self._touches[row] = touches + 1
                 if not (name_hash := self._name_hash[row]) & self.policy.sample_bits:
                     self.policy.used(name_hash)
@@ -231,14 +234,14 @@ class Heat:
         self._touches = rows.touches.data
         self._rank = rows.rank.data
 
-    def _enter(self, ino: InodeNo, allocated_bytes: int, name_hash: int, used_s: int) -> int:
+    def _enter(self, ino: InodeNo, used_s: int) -> int:
         """Return a new row for *ino*."""
         if not self._free:
             self._grow()
         row = self._free.pop()
         stamp = self._stamp
         if used_s < 0:
-            self._touches[row] = 1 + self.policy.admitted(name_hash, allocated_bytes)
+            self._touches[row] = 0  # until it may be evicted
             self._stamp = stamp + 1
         else:
             self._touches[row] = 1

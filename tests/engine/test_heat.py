@@ -62,6 +62,32 @@ def test_touches_do_not_overflow(pool_fd: int) -> None:
     assert touches(heat, 20) == 65_535
 
 
+@pytest.mark.parametrize("policy", ["arc", "adaptive"])
+def test_a_policy_knows_the_name_that_a_block_gets_by_its_rename(pool_fd: int, policy: str) -> None:
+    """A block comes as a draft under a temporary name, which is never used again."""
+    heat = opened(pool_fd, policy=policy)
+
+    def store(ino: int, temporary: int, final: int) -> None:
+        heat.note(InodeNo(ino), MIB, Rank.NEVER, temporary)
+        heat.tick(float(ino))
+        heat.touch(InodeNo(ino))
+        heat.note(InodeNo(ino), MIB, Rank.PUBLISHED, final)
+
+    for ino in range(20, 30):
+        store(ino, 1000 + ino, ino)
+    assert touches(heat, 20) == 1
+    heat.policy.victims(heat.columns(), bytes_wanted=1, count_max=1)
+    if policy == "arc":  # it remembers as many names as there are blocks of the other kind
+        for ino in range(25, 30):
+            heat.touch(InodeNo(ino))
+        heat.policy.victims(heat.columns(), bytes_wanted=1, count_max=1)
+    heat.evicted(InodeNo(20))
+    store(40, 1040, 20)
+    assert touches(heat, 40) == 2
+    store(41, 1041, 99)
+    assert touches(heat, 41) == 1
+
+
 def test_a_burst_ends_after_a_small_part_of_all_blocks(pool_fd: int) -> None:
     """Else a pool that is filled within a second would lose what was stored last."""
     heat = opened(pool_fd)
