@@ -30,8 +30,10 @@ from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
 
-#: The file may grow by so much between two; more makes the next one due at once.
+#: The file may grow by so much between two, and by no more than that part of the capacity, since it
+#: takes the room of blocks and never shrinks; more makes the next one due at once.
 _GROWTH_MAX_BYTES: Final = 256 << 20
+_GROWTH_PART: Final = 64
 
 
 class _Outcome(NamedTuple):
@@ -53,6 +55,7 @@ class Checkpoints:
         open_inodes: OpenInodes,
         unfinished: set[InodeNo],
         settings: Settings,
+        capacity_bytes: int,
         syscalls: Syscalls,
         monotonic_s: Callable[[], float],
     ) -> None:
@@ -69,6 +72,7 @@ class Checkpoints:
         self._syscalls = syscalls
         self._monotonic_s = monotonic_s
         self._interval_s = settings.checkpoint_s
+        self._growth_max_bytes = min(_GROWTH_MAX_BYTES, capacity_bytes // _GROWTH_PART)
         self._kept_bytes = min(KEPT_BYTES, settings.index_preallocate_bytes // 4)
         self._held: HeldCommit | None = None
         self._next: HeldCommit | None = None
@@ -114,7 +118,7 @@ class Checkpoints:
         if self._index.transaction() == self._held.transaction:
             return False
         grown_bytes = self._index.used_bytes() - self._used_bytes
-        return since_s >= self._interval_s or grown_bytes >= _GROWTH_MAX_BYTES
+        return since_s >= self._interval_s or grown_bytes >= self._growth_max_bytes
 
     def _begin(self, now_s: float) -> None:
         self._tried_s = now_s

@@ -132,6 +132,7 @@ class Pool:
             self.open_inodes,
             self.unfinished,
             self.settings,
+            self.space.capacity_bytes,
             self.syscalls,
             self.monotonic_s,
         )

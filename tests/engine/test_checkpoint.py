@@ -142,3 +142,20 @@ def test_a_checkpoint_that_is_not_whole_is_not_believed(powered: Drive) -> None:
     store = powered.start()
     assert store.describe()["reconcile"]["entered"] == 0
     assert tree(store) == expected
+
+
+def test_the_index_of_a_small_pool_grows_little_between_two(powered: Drive) -> None:
+    """It never shrinks, and what it takes is lost for blocks."""
+    store = powered.store
+    checkpoint(store)
+    found = store.describe()
+    part_bytes = found["capacity_bytes"] // 64
+    stores_max = part_bytes // 4096  # a commit writes several pages
+    for number in range(stores_max):
+        put(store, ROOT_INODE, b"block %d" % number, b"x")
+        store.sync()
+        store.tick()
+        if store.describe()["checkpoint"]["taken"] > found["checkpoint"]["taken"]:
+            break
+    else:
+        pytest.fail(f"no checkpoint in {stores_max} stores")
