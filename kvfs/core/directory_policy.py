@@ -3,12 +3,14 @@
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import InvalidRequest
+from kvfs.core.sizes import parse_age
 
 DRAFTS: Final = b"user.kvfs.drafts"
 EVICT: Final = b"user.kvfs.evict"
 LEASE: Final = b"user.kvfs.lease"
 PIN: Final = b"user.kvfs.pin"
 PUBLISH: Final = b"user.kvfs.publish"
+TTL: Final = b"user.kvfs.ttl"
 #: Every name under this belongs to kvfs.
 PREFIX: Final = b"user.kvfs."
 VALUES: Final[dict[bytes, frozenset[bytes]]] = {
@@ -18,6 +20,11 @@ VALUES: Final[dict[bytes, frozenset[bytes]]] = {
     PIN: frozenset({b"0", b"1"}),
     PUBLISH: frozenset({b"close", b"rename"}),
 }
+#: The value of ``ttl`` that ends what a directory above says.
+NO_TTL: Final = b"none"
+_TTL_LEAST_S: Final = 1.0
+#: All policies; ``ttl`` has any age as its value.
+NAMES: Final = (*VALUES, TTL)
 #: A path of a directory in the settings file has none of these parts.
 _NO_NAMES: Final = frozenset({"", ".", ".."})
 
@@ -32,6 +39,8 @@ class Policy(NamedTuple):
     leases: bool = True
     #: Whether what was not renamed is never found by others than its maker.
     only_renamed: bool = False
+    #: After how long without a use a block goes by itself; None: never.
+    ttl_s: float | None = None
 
     @property
     def hides_drafts(self) -> bool:
@@ -41,16 +50,32 @@ class Policy(NamedTuple):
 
 def check_value(name: bytes, value: bytes) -> None:
     """Raise InvalidRequest unless *value* is one that policy *name* knows."""
+    if name == TTL:
+        try:
+            ttl_of(value)
+        except ValueError as error:
+            raise InvalidRequest(f"{name.decode()}: {error}") from None
+        return
     if value not in VALUES.get(name, frozenset()):
         known = b", ".join(sorted(VALUES.get(name, frozenset()))).decode()
         raise InvalidRequest(f"{name.decode()}: must be one of {known or 'nothing'}")
+
+
+def ttl_of(value: bytes) -> float | None:
+    """Return the seconds of the value of ``ttl``, None for NO_TTL. Raises ValueError."""
+    if value == NO_TTL:
+        return None
+    ttl_s = parse_age(value.decode("ascii", errors="replace"))
+    if ttl_s < _TTL_LEAST_S:
+        raise ValueError(f"must be at least {_TTL_LEAST_S:g} s, or {NO_TTL.decode()}")
+    return ttl_s
 
 
 def policies_of(table: object) -> dict[str, dict[str, str]]:
     """Return the settings file's policies by path below the mountpoint; raises ValueError.
 
     ``[policies."/lmcache"]`` with ``drafts = "owner"``, ``evict = "never"``,
-    ``lease = "none"``, ``publish = "rename"`` or ``pin = true``.
+    ``lease = "none"``, ``publish = "rename"``, ``ttl = "7d"`` or ``pin = true``.
     """
     if not isinstance(table, dict):
         raise ValueError('must be a table: write [policies."/DIR"]')
@@ -66,9 +91,12 @@ def policies_of(table: object) -> dict[str, dict[str, str]]:
 
 def _text(key: str, value: object) -> str:
     text = str(int(value)) if isinstance(value, bool) else str(value)
+    if PREFIX + key.encode() == TTL:
+        ttl_of(text.encode())
+        return text
     known = VALUES.get(PREFIX + key.encode())
     if known is None:
-        raise ValueError(f"unknown policy {key!r}; use drafts, evict, lease, publish or pin")
+        raise ValueError(f"unknown policy {key!r}; use drafts, evict, lease, publish, ttl or pin")
     if text.encode() not in known:
         raise ValueError(f"{key}: must be one of {b', '.join(sorted(known)).decode()}")
     return text

@@ -14,6 +14,8 @@ class Reason(StrEnum):
     COMMAND = "command"
     #: The index or the device takes no more names.
     NAMES = "names"
+    #: Unused for longer than the policy ``ttl`` of its directory.
+    TTL = "ttl"
     #: A temporary file whose writer is gone. It goes first, whoever asks for space.
     ORPHAN = "orphan"
 

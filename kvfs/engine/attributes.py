@@ -4,7 +4,7 @@ import contextlib
 import stat
 from typing import Final, NamedTuple
 
-from kvfs.core.directory_policy import VALUES
+from kvfs.core.directory_policy import NAMES
 from kvfs.core.errors import (
     AttributeTooLarge,
     DeadInode,
@@ -206,7 +206,7 @@ class Attributes:
         ino = self._bearer(ino)
         record = self._namespace.record(ino)
         present = self._stored(ino, name) is not None
-        if is_own(name) and (present or name not in VALUES):
+        if is_own(name) and (present or name not in NAMES):
             self._own.check(ino, record, name, None, uid)
         if not present:
             raise NoSuchAttribute

@@ -10,10 +10,12 @@ from kvfs.core.directory_policy import (
     DRAFTS,
     EVICT,
     LEASE,
+    NAMES,
+    NO_TTL,
     PIN,
     PREFIX,
     PUBLISH,
-    VALUES,
+    TTL,
     check_value,
 )
 from kvfs.core.errors import InvalidRequest, NoSuchAttribute, NotPermitted
@@ -53,6 +55,8 @@ class OwnAttributes:
             return b"maker" if policy.leases else b"none"
         if name == PUBLISH:
             return b"rename" if policy.only_renamed else b"close"
+        if name == TTL:
+            return NO_TTL if policy.ttl_s is None else f"{policy.ttl_s:.6g}s".encode()
         if name == PIN:
             own = self._pool.index.xattr(ino, PIN)
             return own if own is not None else str(int(policy.pin)).encode()
@@ -75,7 +79,7 @@ class OwnAttributes:
         unless *uid* is root or the owner, and beyond the limit of pins; InvalidRequest for an
         unknown value.
         """
-        if name not in VALUES:
+        if name not in NAMES:
             raise NotPermitted(f"{name!r} is told, not set")
         if uid not in (0, record.uid):
             raise NotPermitted("only root and the owner set policies")
@@ -104,6 +108,9 @@ class OwnAttributes:
             ranks.note_found(self._pool, ino, record)
             return
         self._pool.policies.clear()
+        if name == TTL:  # says nothing of ranks
+            self._pool.policies.note_ttl(self._pool.index.xattr(ino, TTL) or NO_TTL)
+            return
         self._room.rank_anew()
         if name in (DRAFTS, PUBLISH):
             self._pool.show_drafts_anew()

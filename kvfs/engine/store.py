@@ -20,6 +20,7 @@ from kvfs.engine.device_watch import DeviceWatch
 from kvfs.engine.device_wear import DeviceWear
 from kvfs.engine.durability.durable_pass import DurablePass
 from kvfs.engine.eviction.by_names import NameEviction
+from kvfs.engine.eviction.expiry import Expiry
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.eviction.reclaim_figures import reclaim_figures
@@ -91,6 +92,7 @@ class Store:
         self.start_scan = StartScan(self.pool)
         self.reclaim = Reclaim(self.pool, self.namespace, self.start_scan)
         self.name_eviction = NameEviction(self.pool, self.reclaim)
+        self.expiry = Expiry(self.pool, self.reclaim)
         self.watch = OverrunWatch(self.pool, self.allocator, self.reclaim)
         self.device_wear = DeviceWear(device.pool_fd)
         self.durable_pass = DurablePass(self.pool, self.blocks.publishing)
@@ -124,6 +126,7 @@ class Store:
             lambda now_s: pool.leases.tick(now_s, self.blocks.lease_ends.end),
             pool.heat.tick,
             lambda _: pool.heat.mark(pool.clock_ns()),
+            self.expiry.tick,
             self._save_heat,
             pool.cache.tick,
             self.device_wear.tick,

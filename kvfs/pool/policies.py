@@ -1,4 +1,4 @@
-"""Policies of directories: who sees drafts, what is published, evicted, leased and pinned.
+"""Policies of directories: who sees drafts, what is published, leased, pinned, evicted and when.
 
 Each is an extended attribute of a directory, or a line of the settings file. It holds for
 everything below, until a deeper directory sets it again. The attributes are answered when asked for
@@ -9,7 +9,18 @@ import contextlib
 from collections.abc import Mapping
 from typing import Final
 
-from kvfs.core.directory_policy import DRAFTS, EVICT, LEASE, PIN, PREFIX, PUBLISH, VALUES, Policy
+from kvfs.core.directory_policy import (
+    DRAFTS,
+    EVICT,
+    LEASE,
+    NAMES,
+    PIN,
+    PREFIX,
+    PUBLISH,
+    TTL,
+    Policy,
+    ttl_of,
+)
 from kvfs.core.errors import Damaged
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.storage.index import Index
@@ -26,6 +37,18 @@ class Policies:
         self._index = index
         self._configured = configured
         self._cached: dict[InodeNo, Policy] = {}
+        #: The shortest ttl of any directory since the start; None: there is none.
+        self.shortest_ttl_s: float | None = None
+        for said in configured.values():
+            if "ttl" in said:
+                self.note_ttl(said["ttl"].encode())
+
+    def note_ttl(self, value: bytes) -> None:
+        """Learn that a directory has the ttl *value*; one that is no ttl says nothing."""
+        with contextlib.suppress(ValueError):
+            ttl_s = ttl_of(value)
+            if ttl_s is not None and (self.shortest_ttl_s is None or ttl_s < self.shortest_ttl_s):
+                self.shortest_ttl_s = ttl_s
 
     def of(self, directory: InodeNo) -> Policy:
         """Return the policy of *directory*, with what it inherits."""
@@ -68,6 +91,9 @@ class Policies:
                 inherited = inherited._replace(only_renamed=value == b"rename")
             elif name == PIN:
                 inherited = inherited._replace(pin=value == b"1")
+            elif name == TTL:
+                with contextlib.suppress(ValueError):
+                    inherited = inherited._replace(ttl_s=ttl_of(value))
         return inherited
 
     def _said(self, directory: InodeNo) -> list[tuple[bytes, bytes]]:
@@ -77,7 +103,7 @@ class Policies:
             path = path_of(self._index, directory)
             for key, value in self._configured.get(path, {}).items():
                 said[PREFIX + key.encode()] = value.encode()
-        for name in VALUES:
+        for name in NAMES:
             with contextlib.suppress(Damaged):  # an unreadable attribute sets nothing
                 value_set = self._index.xattr(directory, name)
                 if value_set is not None:

@@ -144,6 +144,10 @@ class Heat:
         """Remember that the present time is *wall_ns* since the epoch."""
         self._marks.note(wall_ns, self._stamp)
 
+    def stamp_at(self, wall_ns: int) -> int | None:
+        """Return a stamp below which all touches came before *wall_ns*; None: unknown."""
+        return self._marks.stamp_at(wall_ns)
+
     def used_since(self, ino: InodeNo, wall_ns: int) -> bool | None:
         """Return whether *ino* was touched since *wall_ns* (since the epoch); None: unknown."""
         row = self._table.find(ino)

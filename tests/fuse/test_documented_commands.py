@@ -119,6 +119,9 @@ def test_evicting_by_hand(shell: Shell) -> None:
         store(shell.kv / "lmcache", "meta-llama-SEP-Llama-3.1-8B@0x02000002@0a@00ff.data")
         shell.run(command)
     assert os.getxattr(shell.kv / "system-prompts", "user.kvfs.pin") == b"1"
+    (age,) = of("docs/eviction.md", "setfattr ")
+    shell.run(age)
+    assert os.getxattr(shell.kv / "lmcache", "user.kvfs.ttl") == b"7d"
 
 
 def test_the_cache_is_watched(shell: Shell) -> None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from kvfs.core.directory_policy import PIN
+from kvfs.core.directory_policy import PIN, TTL
 from kvfs.core.errors import Damaged, NoSpace
 from kvfs.core.lifecycle import SETTLED, State
 from kvfs.core.node_bound import attribute_bytes
@@ -113,6 +113,8 @@ class StartScan:
                     pool.node_shares.find_attribute(ino, record, attribute_bytes(name, value))
                     if name == PIN and value == b"1":
                         self._counts.append(pool.pins.learn(ino, record))
+                    elif name == TTL:
+                        pool.policies.note_ttl(value)
             self._after = key
         pool.node_shares.reach_attributes(parse_xattr_key(self._after)[0] if rows else _LAST)
         return bool(rows)
