@@ -97,18 +97,19 @@ class _Places:
         directory, name = os.path.split(os.path.abspath(path))
         if directory not in self._directories:
             try:
-                self._directories[directory] = _below_mount(directory)
+                self._directories[directory] = below_mount(directory)
             except NotMounted:
-                return _below_mount(path)
+                return below_mount(path)
         mountpoint, below = self._directories[directory]
         # Inside a mount symlinks stay as they are, so the name is all that is missing.
         below = f"{below}/{name}".strip("/")
         if f"{mountpoint}/{below}" in self._mountpoints:  # another mount lies there
-            return _below_mount(path)
+            return below_mount(path)
         return mountpoint, below
 
 
-def _below_mount(path: str) -> tuple[str, str]:
+def below_mount(path: str) -> tuple[str, str]:
+    """Return the mountpoint of *path* and its path below that. Raises NotMounted."""
     absolute = resolve_mountpoint(path)
     mount = mount_of(absolute)
     if mount is not None and mount.fs_type == FS_TYPE:

@@ -1,4 +1,4 @@
-"""The verbs evict, pin and unpin of the control socket."""
+"""The verbs evict, pin, unpin and hottest of the control socket."""
 
 import contextlib
 import heapq
@@ -9,6 +9,7 @@ import trio
 from kvfs.core.errors import CommandError, DeadInode, KvfsError, UsageError
 from kvfs.core.types import PATH_MAX_BYTES, InodeNo
 from kvfs.engine.eviction.by_command import Order, Progress, carry_out
+from kvfs.engine.hottest import hottest, path_and_size
 from kvfs.engine.names.named import Named, find, pattern_of
 from kvfs.engine.pins_by_command import (
     PinProgress,
@@ -28,6 +29,7 @@ from mount.control.socket import Verb
 #: character of a path may take six bytes of JSON.
 _PINS_A_REPLY: Final = 1024
 _LETTERS_A_REPLY: Final = 64 << 10
+_BLOCKS_A_REPLY: Final = 256
 #: Pins set for one request before others are answered; some 60 us each.
 _PINS_A_TURN: Final = 32
 
@@ -38,6 +40,8 @@ class CommandVerbs:
     def __init__(self, store: Store, nursery: trio.Nursery) -> None:
         self._store = store
         self._jobs = Jobs(nursery)
+        #: The list that a client of ``hottest`` reads at the moment; a later one replaces it.
+        self._hot: list[InodeNo] = []
 
     def table(self) -> dict[str, Verb]:
         """Return the verbs by name."""
@@ -46,6 +50,7 @@ class CommandVerbs:
             "pin": self._pin,
             "unpin": self._unpin,
             "pins": self._pins,
+            "hottest": self._hottest,
             **self._jobs.table(),
         }
 
@@ -121,6 +126,22 @@ class CommandVerbs:
                 break
         more = after if told < len(rows) else None
         return {"pins": pins, "pinned_bytes": pool.pins.pinned_bytes, "next": more}
+
+    async def _hottest(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Return some blocks, those used last first; ``next``: where to go on, or None."""
+        after, pool = number(args, "after", int) or 0, self._store.pool
+        if after <= 0:
+            self._hot = await trio.to_thread.run_sync(hottest, pool.heat.columns())
+            after = 0
+        hot, blocks, letters = self._hot, list[tuple[str, int]](), 0
+        for ino in hot[after : after + _BLOCKS_A_REPLY]:
+            after += 1
+            if (block := path_and_size(pool, ino)) is not None and len(block[0]) <= PATH_MAX_BYTES:
+                blocks.append(block)
+                letters += len(block[0])
+            if letters > _LETTERS_A_REPLY:
+                break
+        return {"blocks": blocks, "next": after if after < len(hot) else None}
 
     def _refuse_read_only(self) -> None:
         if self._store.pool.settings.read_only:
