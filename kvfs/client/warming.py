@@ -28,7 +28,8 @@ class Warming:
         self._limit_bytes = limit_bytes
         self._rate_bytes = rate_bytes
         self._buffer = memoryview(bytearray(_READ_BYTES))
-        self._begun_s = time.monotonic()
+        #: When the first read began, later for time that was not used.
+        self._begun_s: float | None = None
         self.blocks = 0
         self.bytes = 0
         #: Files that were not read, by reason.
@@ -65,6 +66,8 @@ class Warming:
 
     def _wait(self) -> None:
         """Sleep while more was read than the rate allows; unused time is worth a burst at most."""
+        if self._begun_s is None:
+            self._begun_s = time.monotonic()
         due_s = self._begun_s + self.bytes / self._rate_bytes
         ahead_s = due_s - time.monotonic()
         if ahead_s > 0:
