@@ -32,6 +32,7 @@ VERBS: Final = {
     "unpin": "let pinned files and directories be evicted again",
     "sync": "wait until what is stored now would survive a power loss",
     "warm": "read blocks into memory ahead of their use",
+    "debug": "collect a support bundle, without block data",
     "fsck": "check a pool that is not mounted, and repair it",
     "destroy": "remove a pool with every block in it",
     "bench": "compare a mount with a plain directory",

@@ -23,6 +23,7 @@ VALUES: Final[dict[bytes, frozenset[bytes]]] = {
 #: The value of ``ttl`` that ends what a directory above says.
 NO_TTL: Final = b"none"
 _TTL_LEAST_S: Final = 1.0
+_TTL_UNITS: Final = {"d": 86_400, "h": 3600, "m": 60}
 #: All policies; ``ttl`` has any age as its value.
 NAMES: Final = (*VALUES, TTL)
 #: A path of a directory in the settings file has none of these parts.
@@ -69,6 +70,16 @@ def ttl_of(value: bytes) -> float | None:
     if ttl_s < _TTL_LEAST_S:
         raise ValueError(f"must be at least {_TTL_LEAST_S:g} s, or {NO_TTL.decode()}")
     return ttl_s
+
+
+def ttl_text(ttl_s: float | None) -> bytes:
+    """Return the value of ``ttl`` that means *ttl_s*, in the largest unit that it has whole."""
+    if ttl_s is None:
+        return NO_TTL
+    for unit, unit_s in _TTL_UNITS.items():
+        if ttl_s % unit_s == 0:
+            return f"{ttl_s / unit_s:.0f}{unit}".encode()
+    return f"{ttl_s:.9g}s".encode()
 
 
 def policies_of(table: object) -> dict[str, dict[str, str]]:

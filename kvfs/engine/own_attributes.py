@@ -17,6 +17,7 @@ from kvfs.core.directory_policy import (
     PUBLISH,
     TTL,
     check_value,
+    ttl_text,
 )
 from kvfs.core.errors import InvalidRequest, NoSuchAttribute, NotPermitted
 from kvfs.core.eviction_policy import Rank
@@ -56,7 +57,7 @@ class OwnAttributes:
         if name == PUBLISH:
             return b"rename" if policy.only_renamed else b"close"
         if name == TTL:
-            return NO_TTL if policy.ttl_s is None else f"{policy.ttl_s:.6g}s".encode()
+            return ttl_text(policy.ttl_s)
         if name == PIN:
             own = self._pool.index.xattr(ino, PIN)
             return own if own is not None else str(int(policy.pin)).encode()

@@ -1,0 +1,82 @@
+"""Names of blocks in texts for somebody else, replaced by digests.
+
+A block's name is made of the hash of a prompt: who can guess a prompt can tell from the name that
+it was asked. The same name has the same digest in all texts of one key, so that they can be
+compared; the key is used once and kept nowhere.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+_DIGEST_BYTES: Final = 5
+_DIGEST: Final = re.compile(r"name-[0-9a-f]{10}(?:\.[a-z]{1,12})?")
+#: The end of a name that says only what kind of file it is.
+_SUFFIX: Final = re.compile(r"\.[a-z]{1,12}$")
+#: What a path is made of in a log or a table.
+_PATH: Final = r"[^\s\"'`,;()\[\]{}<>|]+"
+_WORD: Final = re.compile(r"[^\s\"'`,;()\[\]{}<>|=]+")
+#: In a word that is a name: an @, as LMCache's names have, or so many hex digits that it is a hash.
+_NAME_LIKE: Final = re.compile(r"@|[0-9a-fA-F]{16}")
+#: And in one that is none.
+_UNIT: Final = "kvfs@"
+#: Shorter names of directories and models stay where they are not part of a path: they are words.
+_SHORT: Final = 3
+#: Names as Python shows bytes: ``b'...'``.
+_BYTES: Final = re.compile(r"\bb(['\"])(.*?)(?<!\\)\1")
+_POLICY: Final = re.compile(r"(policies\.\")([^\"]*)(\")")
+
+
+class HiddenNames:
+    """Replaces the names below some mountpoints in texts."""
+
+    def __init__(self, key: bytes, mountpoints: Iterable[str], names: Iterable[str] = ()) -> None:
+        """*key*: up to 64 random bytes; *names* are replaced wherever they stand."""
+        self._key = key
+        words = sorted({name for name in names if len(name) > _SHORT}, key=len, reverse=True)
+        known = "|".join(map(re.escape, words))
+        self._known = re.compile(rf"(?<![\w.-])(?:{known})(?![\w.-])") if known else None
+        alternatives = "|".join(re.escape(one) for one in sorted(mountpoints, reverse=True) if one)
+        self._below = re.compile(f"({alternatives})(/{_PATH})") if alternatives else None
+
+    def in_text(self, text: str) -> str:
+        """Return *text* without the names of blocks: what lies below a mount, or looks like one."""
+        if self._below is not None:
+            text = self._below.sub(lambda found: found[1] + self.path(found[2]), text)
+        text = _BYTES.sub(lambda found: f"b'{self.path(found[2])}'", text)
+        text = _POLICY.sub(lambda found: found[1] + self.path(found[2]) + found[3], text)
+        text = _WORD.sub(self._word, text)
+        if self._known is not None:
+            text = self._known.sub(lambda found: self.path(found[0]), text)
+        return text
+
+    def _word(self, found: re.Match[str]) -> str:
+        word = found[0]
+        is_name = _NAME_LIKE.search(word) and _UNIT not in word
+        return self.path(word) if is_name else word
+
+    def path(self, path: str) -> str:
+        """Return *path* with a digest in place of each name; its suffix stays."""
+        return "/".join(self._name(name) for name in path.split("/"))
+
+    def _name(self, name: str) -> str:
+        if not name or _DIGEST.fullmatch(name):
+            return name
+        raw = name.encode(errors="surrogateescape")
+        digest = hashlib.blake2b(raw, key=self._key, digest_size=_DIGEST_BYTES).hexdigest()
+        suffix = _SUFFIX.search(name)
+        return f"name-{digest}{suffix[0] if suffix else ''}"
+
+
+def names_in(status: Mapping[str, Any]) -> set[str]:
+    """Return the names of directories and models that the *status* of a mount tells."""
+    found = set[str]()
+    cache = status.get("cache")
+    for key in ("directories", "models"):
+        if isinstance(cache, Mapping) and isinstance(cache.get(key), Mapping):
+            found.update(cache[key])
+    largest = status.get("largest_unevictable")
+    if isinstance(largest, Mapping):
+        found.update(str(largest.get("directory", "")).split("/"))
+    return found
