@@ -16,6 +16,7 @@ from kvfs.cli.parser import add_verb
 from kvfs.cli.tables import console_for_tables
 from kvfs.client.subprocesses import held_back
 from kvfs.core.errors import UsageError
+from kvfs.core.sizes import format_size
 
 if TYPE_CHECKING:
     from kvfs.bench.kv_load import KvLoad
@@ -167,5 +168,5 @@ def _print_report(load: "KvLoad", args: argparse.Namespace) -> None:
         console.print(as_table(load))
         total = load.report.total()
         console.print(
-            f"{total.verified_bytes:,} bytes were read back, and every one is what was stored."
+            f"{format_size(total.verified_bytes)} were read back, and every byte is as stored."
         )

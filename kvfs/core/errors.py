@@ -211,7 +211,7 @@ class SeriousFindings(CommandError):
 
 
 class PathMissing(CommandError):
-    """A path that was named does not exist on the mount, or nothing matches the pattern."""
+    """A path that was named does not exist on the mount, or nothing matches or could be read."""
 
     exit_code = 20
 

@@ -23,7 +23,7 @@ _RANKS: Final = tuple(int(rank) for rank in (*EVICTABLE, Rank.KEPT))
 def hottest(columns: Columns, count_max: int = HOTTEST_MAX) -> list[InodeNo]:
     """Return the inodes touched last, the last one first; may run in a thread.
 
-    It takes some 20 ms for a million rows.
+    It takes some 130 ms for a million rows.
     """
     rows = np.flatnonzero((columns.ino != 0) & np.isin(columns.rank, _RANKS))
     touched = columns.touched[rows]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvfs.core.errors import NoSpace
+from kvfs.core.sizes import format_size
 
 
 class Space:
@@ -70,7 +71,9 @@ class Space:
     def require(self, size_bytes: int) -> None:
         """Raise NoSpace unless *size_bytes* more data fit."""
         if size_bytes > self.unclaimed_bytes + self.ready_bytes:
-            raise NoSpace(f"{size_bytes} bytes do not fit into {self.free_bytes} free ones")
+            raise NoSpace(
+                f"{format_size(size_bytes)} do not fit: {format_size(self.free_bytes)} free"
+            )
 
 
 #: Kept free of blocks for writes in flight and the file system's own growth between two checks.

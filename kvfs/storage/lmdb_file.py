@@ -187,7 +187,9 @@ class IndexFile:
                     raise
                 size_bytes = (end_bytes - start_bytes) // 4
                 if whole or size_bytes < _LEAST_STEP_BYTES:
-                    raise NoSpace(f"index: no room for {end_bytes} bytes of {DATA_NAME}") from error
+                    raise NoSpace(
+                        f"index: no room for {format_size(end_bytes)} of {DATA_NAME}"
+                    ) from error
                 end_bytes = start_bytes + size_bytes
             else:
                 break

@@ -13,6 +13,7 @@ from typing import Final
 import trio
 
 from kvfs.core.errors import NoSpace
+from kvfs.core.sizes import format_size
 from kvfs.engine.store import Store
 
 #: A scan of a million rows takes 20 ms, an unlink of a large extent as long.
@@ -201,7 +202,7 @@ class Room:
         if not waiter.granted:
             if not waiter.in_vain and waiter.until_s == math.inf:
                 self._vain_until_s = trio.current_time() + waited_s
-            raise NoSpace(f"no {waiter.size_bytes} bytes within {waited_s:.3f} s")
+            raise NoSpace(f"no {format_size(waiter.size_bytes)} within {waited_s:.3f} s")
 
     async def _wait_in_line(self, waiter: _Waiter) -> None:
         """Return when *waiter* is decided; if it has room, no other one has that."""

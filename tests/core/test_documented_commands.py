@@ -28,6 +28,7 @@ RUN: Final = {
     "exportfs ": "tests/fuse/test_cli_export.py",
     "kvfs evict ": "tests/fuse/test_documented_commands.py",
     "setfattr ": "tests/fuse/test_documented_commands.py",
+    "kvfs warm ": "tests/fuse/test_documented_commands.py",
     "kvfs pin ": "tests/fuse/test_documented_commands.py",
     "kvfs umount ": "tests/fuse/test_documented_commands.py",
     "kvfs events ": "tests/fuse/test_events.py",

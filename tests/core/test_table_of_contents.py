@@ -24,6 +24,37 @@ def test_the_readme_leads_to_the_table() -> None:
     assert "(docs/README.md)" in (ROOT / "README.md").read_text()
 
 
+#: What README says it costs, and how the page that measures it says that.
+FIGURES: Final = {
+    "| 461 us |": "| CPU, store cycle | 461.0 us |",
+    "| 36 us |": "| CPU, warm open + close | 35.9 us |",
+    "| 9.1 ms a GB |": "| CPU, load of 32 MiB blocks | 9.1 ms/GB |",
+    "| 0.72 to 1.12 |": "| load-4m-2t-direct | 8.39 GB/s | 8.92 GB/s | 1.12 |",
+    " 0.72 to 1.12": "| store-4m-2t-direct | 7.34 GB/s | 5.12 GB/s | 0.72 |",
+    "0.92 to 1.10 of XFS": "| load-32m-2t-direct | 7.75 GB/s | 8.38 GB/s | 1.10 |",
+    "| 0.62 / 0.15 |": "| store-4m-2t-buffered | 23.8 GB/s | 3.52 GB/s | 0.15 |",
+    " 0.62 (32 MiB)": "| store-32m-2t-buffered | 26.5 GB/s | 16.8 GB/s | 0.62 |",
+    "let 7 stores fail": "| XFS, with a cleaner | 16.37 GB/s | 3659 us | 16799 us | 7 |",
+    "0.71 of the rate": "over XFS with a cleaner: rate 0.71",
+    "at 0.49 with blocks": "over XFS with a cleaner: rate 0.49",
+    "| 56 MB |": "a store started on an index of a million blocks (RssAnon) | 56 MB",
+}
+
+
+@pytest.mark.parametrize(("said", "measured"), FIGURES.items())
+def test_figures_of_the_readme_are_those_of_the_pages(said: str, measured: str) -> None:
+    assert said in (ROOT / "README.md").read_text()
+    pages = (DOCS / name for name in ("performance.md", "eviction.md"))
+    assert any(measured in page.read_text() for page in pages)
+
+
+@pytest.mark.parametrize(
+    "section", ["Why not XFS", "What it costs", "Several drives", "Limits", "All pages"]
+)
+def test_the_readme_answers_what_a_newcomer_asks(section: str) -> None:
+    assert f"\n## {section}" in (ROOT / "README.md").read_text()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in _LINK.findall(page.read_text()):

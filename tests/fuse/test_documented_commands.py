@@ -171,7 +171,8 @@ def test_what_sentences_say_to_run(shell: Shell) -> None:
     commands = [one.text for program in ("mkdir", "setfattr") for one in quoted(program)]
     commands = [command for command in commands if " /kv/" in command]
     assert len(commands) >= 3
-    (shell.kv / "sglang").mkdir()
+    for name in ("sglang", "lmcache"):
+        (shell.kv / name).mkdir(exist_ok=True)
     for command in commands:
         shell.run(command)
     assert os.getxattr(shell.kv / "lmcache", "user.kvfs.evict") == b"never"
