@@ -12,7 +12,7 @@ from kvfs.core.latency import Latency
 
 #: One request of a kind in so many is timed. A prime, so that it falls into no step with a client
 #: whose every second, fourth or tenth request is another one.
-TIMED_OF: Final = 17
+TIMED_OF: Final = 61
 #: Timed requests without an answer yet; more are not timed.
 _RUNNING_MAX: Final = 1024
 

@@ -115,7 +115,7 @@ _LATENCY: Final = (
     _histogram(
         "request_duration_seconds",
         "request_times.*",
-        "From reading a request to its answer; one in 17 of each kind is timed",
+        "From reading a request to its answer; one in 61 of each kind is timed",
         "op",
     ),
 )
