@@ -202,6 +202,16 @@ _WORK: Final = (
 )
 
 _DURABILITY: Final = (
+    _gauge("durable_within_seconds", "durability.within_s", "What a power loss may take; 0: more"),
+    _gauge("undurable_blocks", "durability.blocks", "Published blocks that are not durable yet"),
+    _gauge("undurable_bytes", "durability.bytes", "What they hold"),
+    _gauge("undurable_oldest_seconds", "durability.oldest_s", "How long the oldest has waited"),
+    _gauge("undurable_held_blocks", "durability.held_blocks", "Of them, those in use by a writer"),
+    _counter("undurable_unlisted_blocks", "durability.unlisted", "Blocks beyond the list's end"),
+    _counter("durable_blocks", "durability.marked", "Blocks that became durable"),
+    _counter("durable_late_blocks", "durability.late", "Of them, those after the window"),
+    _counter("device_flushes", "durability.flushes", "Flushes of the device"),
+    _counter("durability_failures", "durability.failures", "Blocks and flushes that failed"),
     _gauge("checkpoint_age_seconds", "checkpoint.age_s", "Age of the index's checkpoint"),
     _counter("checkpoints", "checkpoint.taken", "Checkpoints of the index"),
     _counter("checkpoint_failures", "checkpoint.failures", "Checkpoints that failed"),
