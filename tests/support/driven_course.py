@@ -41,6 +41,10 @@ class Course:
         """Let the next tick begin a checkpoint."""
         self.engine.pool.checkpoints._tried_s = float("-inf")
 
+    def checkpoint_never_due(self) -> None:
+        """Let no checkpoint begin because time passed, until the next one."""
+        self.engine.pool.checkpoints._tried_s = float("inf")
+
     erase_removed = At(lambda engine: engine.pool.recently_removed.give_way)
     save_heat = At(lambda engine: engine.pool.heat.save)
     tick_heat = At(lambda engine: engine.pool.heat.tick)
