@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cut_images import Cut, Images, Mode, draw_cuts
+from tests.support.ledger import Block, Directory, Ledger, Listing, Publication
 from tests.support.mounting import workplace
 from tests.support.proving_blocks import SECTOR_BYTES, fault_of, made
 from tests.support.recording import FLUSH, OP, Recording
@@ -119,3 +120,52 @@ def test_faults_of_a_block_are_told_apart() -> None:
     assert fault_of(made(2, (1,) * 8, PAGE), 1) == "another's"
     assert fault_of(whole[2048:] + whole[:2048], 1) == "another's"
     assert fault_of(b"x" + whole[1:], 1) == "garbled"
+
+
+def noted(*acknowledged_ns: int, disturbed_ns: tuple[int, ...] = ()) -> Ledger:
+    """Return a ledger of one block with publications, a listing at 100 that has it, window 10."""
+    publications = [
+        Publication("renamed", (number,), SECTOR_BYTES, at_ns, at_ns)
+        for number, at_ns in enumerate(acknowledged_ns)
+    ]
+    block_0 = Block(0, 0, publications, list(disturbed_ns))
+    listing = Listing(100, frozenset({0}))
+    return Ledger([block_0], [Directory(["a", "b"], 0)], [listing], window_s=10e-9)
+
+
+def due(ledger: Ledger, cut_ns: int) -> list[int]:
+    return [since for _, since in ledger.due(cut_ns)]
+
+
+def test_what_was_acknowledged_before_the_window_is_due() -> None:
+    assert due(noted(20), 29) == []
+    assert due(noted(20), 30) == [0]
+    assert due(noted(20, 40), 45) == [0]
+    assert due(noted(20, 40), 50) == [1]
+
+
+def test_what_was_disturbed_or_perhaps_evicted_is_not_due() -> None:
+    assert due(noted(20, disturbed_ns=(25,)), 50) == []
+    assert due(noted(20, disturbed_ns=(60,)), 50) == [], "it was not seen between 50 and 60"
+    assert due(noted(20, disturbed_ns=(110,)), 50) == [0]
+    assert due(noted(20), 101) == [], "it was not seen since"
+
+
+def test_what_a_sync_waited_for_is_due_at_once() -> None:
+    ledger = noted(20)
+    ledger.synced_ns.append((21, 24))
+    assert due(ledger, 23) == []
+    assert due(ledger, 24) == [0]
+
+
+def test_a_block_is_there_under_any_name_of_its_directory_and_not_older_than_due() -> None:
+    ledger = noted(20, 40)
+    old, new = (made(0, (number,), SECTOR_BYTES) for number in range(2))
+    assert ledger.is_there(ledger.blocks[0], 0, {"b/00000": new})
+    assert ledger.is_there(ledger.blocks[0], 0, {"a/00000": old})
+    assert not ledger.is_there(ledger.blocks[0], 1, {"a/00000": old})
+    assert not ledger.is_there(ledger.blocks[0], 0, {"c/00000": new})
+    assert ledger.fault("a/00000", new) is None
+    assert ledger.fault("a/00000.tmp", new) is None
+    assert ledger.fault("a/00000", new[:100]) == "short"
+    assert ledger.fault("c/00000", new) == "another's"
