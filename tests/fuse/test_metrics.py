@@ -12,12 +12,14 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
+from kvfs.core.errors import UsageError
 from kvfs.core.mount_name import metrics_path
 from mount.control.metrics.families import FAMILIES, FLAGS
 from mount.fuse.request_times import TIMED_OF
 from tests.fuse.conftest import NOBODY
 from tests.support.metric_document import documented, promtool, scraped
-from tests.support.mounting import Mounted, run_kvfs, workplace
+from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts, workplace
+from tests.support.prometheus import free_port
 from tests.support.stepping import until
 
 pytestmark = pytest.mark.needs_fuse
@@ -118,18 +120,29 @@ def test_every_metric_of_the_table_is_scraped_from_somewhere() -> None:
     assert names | FLAGS.keys() | {"kvfs_mount_info"} == documented().keys()
 
 
+def test_a_wrong_setting_is_one_line(tmp_path: Path) -> None:
+    skip_without_mounts()
+    for flag in (
+        "metrics_port=0x",
+        "metrics_textfile=kvfs.prom",
+        f"metrics_textfile={tmp_path}/kvfs.prom",
+        "metrics_socket_mode=0777",
+        "events_socket_mode=0007",
+    ):
+        done = run_kvfs("mount", "/dev/shm/no-pool", str(tmp_path), f"--set={flag}", check=False)
+        assert done.returncode == UsageError.exit_code
+        assert flag.partition("=")[0] in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
 def test_settings_open_a_port_and_write_a_file(tmp_path: Path) -> None:
     """The socket is for its own user then; all of it is gone with the mount."""
-    textfile = tmp_path / "kvfs.prom"
+    skip_without_mounts()
+    textfile, port = tmp_path / "kvfs.prom", free_port()
     with workplace() as place:
         (place / "pool").mkdir()
-        flags = ("metrics_port=0x", "metrics_textfile=kvfs.prom", "metrics_socket_mode=0777")
-        for flag in flags:
-            done = run_kvfs("mount", str(place / "pool"), str(place), f"--set={flag}", check=False)
-            assert done.returncode == 2
-            assert flag.partition("=")[0] in done.stderr
         sets = {
-            "metrics_port": "19464",
+            "metrics_port": port,
             "metrics_textfile": str(textfile),
             "metrics_textfile_s": "1",
             "metrics_socket_mode": "0600",
@@ -139,7 +152,7 @@ def test_settings_open_a_port_and_write_a_file(tmp_path: Path) -> None:
         ) as mount:
             path = metrics_path(str(mount.status()["name"]))
             assert os.stat(path).st_mode & 0o777 == 0o600
-            command = ["curl", "--silent", "--fail", "http://127.0.0.1:19464/metrics"]
+            command = ["curl", "--silent", "--fail", f"http://127.0.0.1:{port}/metrics"]
             over_port = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             until(textfile.exists, "the file is written")
             names = set(re.findall(r"^# TYPE (\w+)", over_port, re.MULTILINE))
