@@ -1,5 +1,6 @@
 """Looks for write-back that failed, where the kernel's log is silent or may not be read."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -56,6 +57,7 @@ def store(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driven]:
 def tick_until(store: Driven, dismissed: int) -> None:
     def holds() -> bool:
         store.tick()
+        store.run_all()
         return bool(store.describe()["lost_blocks"] >= dismissed)
 
     until(holds, f"{dismissed} blocks are dismissed")
@@ -129,3 +131,46 @@ def test_nothing_is_looked_at_while_nothing_is_stored(store: Driven) -> None:
         store.turn_clock(lambda: 1e9)
         store.tick()
     assert store.write_back_looks == after
+
+
+def test_the_pass_finds_the_block_whose_write_failed_and_spares_the_others(
+    device: Device, drive: FailingDrive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was served as zeros until the next stop: no error, no counter. Without any other look."""
+    monkeypatch.setattr("kvfs.machine.kernel_log.KernelLog.errors", lambda _: DeviceErrors())
+    set_limit(monkeypatch, "write_back_looks_s", 86_400.0)
+    store = driven(device, dataclasses.replace(SETTINGS, durable_within_s=0.5))
+    try:
+        drive.fail(writes=Fails.BAD_PAGES)
+        kept = {b"/good %d" % number: b"w" * 5000 for number in range(5)}
+        for path, data in kept.items():
+            put(store, ROOT_INODE, path[1:], data)
+        put(store, ROOT_INODE, b"bad", LOST)
+        tick_until(store, 1)
+        until(lambda: passed(store), "the others are durable")
+        assert tree(store) == kept
+        figures = store.describe()
+        assert (figures["lost_blocks"], figures["write_back_failures"]) == (1, 1)
+        assert figures["durability"]["marked"] == len(kept)
+        drive.recover()
+    finally:
+        store.kill()  # a stop asks for the error of the whole file system, and is not clean
+
+
+def passed(store: Driven) -> bool:
+    store.tick()
+    store.run_all()
+    return bool(store.listed() == 0)
+
+
+def test_what_is_durable_outlives_an_error_of_what_was_stored_later(
+    store: Driven, drive: FailingDrive
+) -> None:
+    """A look is told of an error of the whole file system, and drops what may have it."""
+    put(store, ROOT_INODE, b"durable", b"w" * 5000)
+    store.sync()
+    drive.fail(writes=Fails.BAD_PAGES)
+    put(store, ROOT_INODE, b"bad", LOST)
+    tick_until(store, 1)
+    drive.recover()
+    assert tree(store) == {b"/durable": b"w" * 5000}

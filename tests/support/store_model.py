@@ -13,8 +13,8 @@ from kvfs.core.errors import (
     NotEmpty,
     NotFound,
 )
-from kvfs.core.lifecycle import FINAL, IDENTIFIED, UNFINISHED, Event, State, after
-from kvfs.core.types import PAGE_BYTES, InodeNo, round_up
+from kvfs.core.lifecycle import FINAL, IDENTIFIED, SLABS, UNFINISHED, Event, State, after
+from kvfs.core.types import InodeNo
 
 #: Open for writing, and torn if that ends in the middle.
 TEARABLE = UNFINISHED | {State.REWRITE, State.RENAMED}
@@ -31,7 +31,6 @@ class Node:
         self.ino = ino
         self.mode = mode
         self.data = bytearray()
-        self.written: set[int] = set()
         self.target = b""
         self.children: dict[bytes, Node] = {}
         self.state = State.DRAFT
@@ -112,7 +111,6 @@ class Node:
             if end_bytes > len(self.data):
                 self.data.extend(bytes(end_bytes - len(self.data)))
             self.data[offset_bytes:end_bytes] = data
-            self.written |= set(range(offset_bytes // PAGE_BYTES, -(-end_bytes // PAGE_BYTES)))
 
     def truncate(self, size_bytes: int) -> None:
         if size_bytes > len(self.data) and self.has_name:
@@ -129,14 +127,8 @@ class Node:
 
     def _cut(self, size_bytes: int) -> None:
         self.changed = True
-        self.written -= set(range(round_up(size_bytes) // PAGE_BYTES, 1 << 10))
         del self.data[size_bytes:]
         self.data.extend(bytes(size_bytes - len(self.data)))
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every page of it was written, so that it is provably there after a power loss."""
-        return self.written >= set(range(round_up(len(self.data)) // PAGE_BYTES))
 
 
 class Displaced(NamedTuple):
@@ -276,13 +268,13 @@ class Model:
         self._forget_handles()
 
     def lose_power(self) -> None:
-        """Lose what has no identity, or is not provably whole, and all extended attributes."""
+        """Lose what is being written, or its maker's alone, and all extended attributes."""
         for parent, name in self.places():
             node = parent.children[name]
             kept = node.is_directory or stat.S_ISLNK(node.mode)
             if node.is_file:
-                kept = node.state in IDENTIFIED and node.is_whole
-                node.state = State.PUBLISHED
+                kept = node.state in IDENTIFIED and not node.writers
+                node.state = State.ORPHAN_SLAB if node.state in SLABS else State.PUBLISHED
             if not kept:
                 self.remove(parent, name)
             node.xattrs.clear()

@@ -7,10 +7,11 @@ since the last good look. A look costs little if the kernel has already written 
 itself. So it waits for such a moment, or for the kernel's log to report a failure (kernel_log.py).
 """
 
+import contextlib
 import logging
 from typing import Final, NamedTuple
 
-from kvfs.core.errors import KvfsError
+from kvfs.core.errors import Damaged, KvfsError
 from kvfs.core.records import INODE_PREFIX, parse_inodes
 from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.blocks.publishing import Publishing
@@ -150,7 +151,7 @@ class WriteBack:
         """Drop some of the blocks stored since then. Raises NoSpace, OSError: the rest waits."""
         rows = next(self._pool.index.walk(INODE_PREFIX, _STEP, after=self._after), [])
         for ino, record in parse_inodes(rows):
-            if record is not None and self._is_suspect(record):
+            if record is not None and self._is_suspect(ino, record):
                 self._dismiss(ino)
         self._pool.recently_removed.give_way()  # nor for a moment
         if rows:
@@ -162,11 +163,21 @@ class WriteBack:
         self._proven, self._since_ns, self._gone = self._upto, self._pool.clock_ns(), 0
         self._upto = None
 
-    def _is_suspect(self, record: InodeRecord) -> bool:
+    def _is_suspect(self, ino: InodeNo, record: InodeRecord) -> bool:
         assert self._upto is not None
         if record.sequence > self._upto:
             return False  # stored since then: the next look will show
-        return record.sequence > self._proven or record.ctime_ns >= self._since_ns
+        if record.sequence <= self._proven and record.ctime_ns < self._since_ns:
+            return False
+        return not self._is_durable(ino)
+
+    def _is_durable(self, ino: InodeNo) -> bool:
+        """Whether the pass found the bytes of block *ino* on the device (engine/durability/)."""
+        if ino in self._pool.not_durable or ino in self._pool.open_inodes.written:
+            return False
+        with contextlib.suppress(Damaged):
+            return self._pool.extents.identity(ino) is not None
+        return False
 
     def _dismiss(self, ino: InodeNo) -> None:
         self._gone += self._publishing.dismiss_lost(ino)
