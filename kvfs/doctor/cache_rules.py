@@ -69,6 +69,8 @@ def lives(facts: Facts) -> list[Finding] | None:
     if worst := _least_read(cache["directories"]):
         directory = shlex.quote(f"{facts.mountpoint.rstrip('/')}/{worst}")
         fix = f"setfattr -n user.kvfs.evict -v first {directory}\nis read again least"
+    if facts.status.get("eviction", {}).get("policy") == "lru":
+        fix += "; or mount it with --set eviction=adaptive, which keeps what is asked for again"
     return [
         Finding(
             Severity.WARNING,

@@ -222,10 +222,10 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
     ),
     (
         "lives of blocks",
-        status(cache={**CACHE, **CHURNED, "directories": {"/": DIRECTORY}}),
+        status(cache={**CACHE, **CHURNED, "directories": {}}, eviction={"policy": "lru"}),
         WARNING,
         "of a pool that holds 950 GiB",
-        "kvfs status /kv",
+        "by directory; or mount it with --set eviction=adaptive, which keeps what is asked for",
     ),
     ("store times", status(store_times=SLOW), WARNING, "longer than 2.5 s", "vmstat 1 5"),
     (
