@@ -17,7 +17,7 @@ from kvfs.bench.replay.trace import Request, footprint, read_trace
 from kvfs.core.eviction_policy import Columns, Lru, Policy, policy_named
 from kvfs.storage.heat import Heat
 from kvfs.storage.syscalls import Syscalls
-from tests.support.trace import TRACE, Outcome, replay
+from tests.support.trace import TRACE, Habits, Outcome, replay, replay_cleaned
 
 #: Cache in percent of all blocks -> policy -> prefix hits and blocks written, in percent of all
 #: accesses.
@@ -71,6 +71,31 @@ def test_the_hits_are_those_of_the_exact_policy(
     found = outcome(pool_fd, requests, policy_named(policy), percent)
     assert found.prefix_hits == pytest.approx(prefix_hits, abs=0.7)
     assert found.written == pytest.approx(written, abs=1.0)
+
+
+#: The same for an XFS beside a cleaner from 90 to 80 %, by how often it looks (s).
+CLEANED: Final = {
+    2: {1: (6.8, 92), 60: (10.6, 16)},
+    5: {1: (16.8, 83), 60: (17.4, 39)},
+    10: {1: (24.2, 76), 60: (24.6, 72)},
+}
+
+
+@pytest.mark.parametrize("look_s", [1, 60])
+@pytest.mark.parametrize(
+    "percent", [5, *(pytest.param(p, marks=pytest.mark.proof) for p in (2, 10))]
+)
+def test_an_xfs_beside_a_cleaner_finds_less(
+    requests: list[Request], percent: int, look_s: int
+) -> None:
+    """As `kvfs replay` measures it; the adaptive policy finds more at each size."""
+    habits = Habits(0.9, 0.8, look_s)
+    found = replay_cleaned(requests, habits, footprint(requests) * percent // 100)
+    print(f"{percent:3} % every {look_s:2} s {found.prefix_hits:6.2f} hits {found.written:6.2f}")
+    prefix_hits, written = CLEANED[percent][look_s]
+    assert found.prefix_hits == pytest.approx(prefix_hits, abs=0.1)
+    assert found.written == pytest.approx(written, abs=1.0)
+    assert found.prefix_hits < KNOWN[percent]["adaptive"][0]
 
 
 class HeadFirst(Lru):
