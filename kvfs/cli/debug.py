@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING
 from kvfs.cli.caller import need_root
 from kvfs.cli.parser import add_verb
 from kvfs.core.errors import NotMounted, UsageError
+from kvfs.core.printable import printable
 from kvfs.core.sizes import format_size
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     said = "names of blocks, made from prompts' hashes, may be in it: --hash-names replaces them"
     if hidden:
         said = "digests stand for the names below the mounts"
-    print(f"{format_size(os.stat(path).st_size):>12}  {path}: no block data; {said}")
+    print(f"{format_size(os.stat(path).st_size):>12}  {printable(path)}: no block data; {said}")
     return 0
 
 

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     paths = _hottest(args.paths, limit_bytes) if args.hottest else _named(args.paths)
     if args.dry_run:
         for path in paths:
-            print(path)
+            print(printable(path))
         return 0
     warming = Warming(kvfs_devices(), limit_bytes, rate_bytes)
     took_s = _read_all(warming, paths, limit_bytes, quiet=args.json)

@@ -54,7 +54,7 @@ def test_demo_counts_what_it_did(place: Path) -> None:
 
 def test_demo_says_what_it_did(place: Path) -> None:
     done = run_kvfs("demo", "--on", str(place), *FEW)
-    assert "every one is what was stored" in done.stdout
+    assert "every byte is as stored" in done.stdout
     assert "DeepSeek-V3" in done.stdout
     assert done.stderr == ""  # no bar where nobody looks
 
