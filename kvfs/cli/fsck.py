@@ -10,8 +10,9 @@ from kvfs.cli.caller import need_root
 from kvfs.cli.parser import add_verb
 from kvfs.cli.progress_bar import progress_bar
 from kvfs.core.errors import NO_SPACE, CheckFailed, NoSpace, SourceDamaged, SourceFull
+from kvfs.core.pool_layout import QUARANTINE
 from kvfs.core.printable import printable
-from kvfs.core.sizes import count_of
+from kvfs.core.sizes import count_of, format_size
 from kvfs.machine.process_limits import require_file_size, require_open_files
 
 if TYPE_CHECKING:
@@ -83,11 +84,15 @@ def _print(args: argparse.Namespace, report: "FsckReport") -> None:
             "repaired": report.repaired,
             "blocks": report.blocks,
             "directories": report.directories,
+            "quarantined": {f"{ino:016x}": held for ino, held in report.quarantined},
         }
         print(json.dumps(result, indent=2))
         return
     for problem in report.problems:
         print(printable(problem))
+    for ino, size_bytes in report.quarantined:
+        where = f"{QUARANTINE}/{ino:016x}"
+        print(f"in quarantine: inode {ino:#x}, {format_size(size_bytes)}, {where} in the pool")
     found = f"{count_of(report.found, 'problem')}, {report.repaired:,} repaired"
     verdict = found if report.found else "no problem"
     blocks = count_of(report.blocks, "block")

@@ -30,6 +30,7 @@ VERBS: Final = {
     "evict": "evict blocks now, by path, by size or by age",
     "pin": "keep files and directories from being evicted",
     "unpin": "let pinned files and directories be evicted again",
+    "verify": "compare blocks with their checksums",
     "sync": "wait until what is stored now would survive a power loss",
     "warm": "read blocks into memory ahead of their use",
     "debug": "collect a support bundle, without block data",

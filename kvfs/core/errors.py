@@ -240,6 +240,12 @@ class TraceUnreadable(CommandError):
     exit_code = 24
 
 
+class WrongBytes(CommandError):
+    """Blocks had other bytes than were stored. They are misses now."""
+
+    exit_code = 26
+
+
 class NotDurable(CommandError):
     """Not all that was to be durable is."""
 

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from kvfs.core.report_settings import ReportSettings
+from kvfs.core.checksum_settings import ChecksumSettings
 from kvfs.core.setting_values import setting
 from kvfs.core.sizes import GIB, KIB, MIB, TIB
 
 
 @dataclass(frozen=True, slots=True)
-class IndexSettings(ReportSettings):
+class IndexSettings(ChecksumSettings):
     """Part of ``Settings``, which stands in a file of its own for its length."""
 
     index_map_bytes: int = setting(

@@ -44,9 +44,9 @@ assert _INODE.size == 108
 #: version, then Counters' fields in their order.
 _COUNTERS: Final = struct.Struct("<B7xQQQQQQ")
 assert _COUNTERS.size == 56
-#: version, then Identity's fields in their order up to ``flags``; the CRC follows.
-_IDENTITY: Final = struct.Struct("<B3xQQQIIIQqI")
-assert _IDENTITY.size == 60
+#: version, then Identity's fields in their order up to ``content_crc``; the CRC follows.
+_IDENTITY: Final = struct.Struct("<B3xQQQIIIQqII")
+assert _IDENTITY.size == 64
 _FORMAT: Final = struct.Struct("<I")
 _UNLISTED: Final = b"\xff\xff\xff\xff"
 #: Of _INODE: the state alone.
@@ -84,7 +84,8 @@ class Identity(NamedTuple):
     """What an extent, or the identity file of a directory or symlink, says of itself.
 
     Enough to rebuild the inode and its name without the index. Of two claims to one name the
-    higher ``sequence`` counts. ``flags``: IS_SLAB, HAS_HOLES.
+    higher ``sequence`` counts. ``flags``: IS_SLAB, HAS_HOLES, HAS_CRC. With HAS_CRC,
+    ``content_crc`` is the CRC32C of all bytes of the block.
     """
 
     ino: InodeNo
@@ -96,6 +97,7 @@ class Identity(NamedTuple):
     size_bytes: int
     mtime_ns: int
     flags: int
+    content_crc: int
     name: bytes
 
 
@@ -103,6 +105,10 @@ class Identity(NamedTuple):
 #: written when its bytes became durable, so that holes say nothing against it.
 IS_SLAB: Final = 1
 HAS_HOLES: Final = 2
+#: Its checksum is known.
+HAS_CRC: Final = 4
+#: What says nothing of name and attributes, and is not in the index.
+OF_BYTES: Final = HAS_HOLES | HAS_CRC
 
 # Bound once: it saves an attribute lookup in functions that take a fraction of a microsecond.
 _pack_key = _KEY.pack
@@ -324,7 +330,7 @@ def pack_identity(identity: Identity, content: bytes = b"") -> tuple[bytes, byte
     the raw name. *content* is a symlink's target, which the identity file holds: bytes that are
     part of the identity and therefore of its checksum.
     """
-    fixed = _IDENTITY.pack(IDENTITY_VERSION, *identity[:9])
+    fixed = _IDENTITY.pack(IDENTITY_VERSION, *identity[:10])
     name = identity.name
     return fixed + _pack_crc(crc32c(content, crc32c(name, crc32c(fixed)))), name
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields, replace
 from typing import Any, Final, Self
 
+from kvfs.core.checksum_settings import ChecksumSettings
 from kvfs.core.index_settings import IndexSettings
 from kvfs.core.report_settings import ReportSettings
 from kvfs.core.setting_values import (
@@ -319,7 +320,7 @@ class Settings(IndexSettings):
 
 
 #: What other files hold is shown last.
-_PARTS: Final = (ReportSettings, IndexSettings)
+_PARTS: Final = (ReportSettings, ChecksumSettings, IndexSettings)
 _FIELDS: Final[dict[str, Field[Any]]] = {
     declared.name: declared
     for declared in sorted(

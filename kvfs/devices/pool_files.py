@@ -34,6 +34,7 @@ from kvfs.core.pool_layout import (
     LOCK_NAME,
     POOL,
     POOL_NEW,
+    QUARANTINE,
     fan_out_directories,
     parse_file_name,
 )
@@ -221,7 +222,7 @@ def write_errors(source: str) -> Iterator[None]:
 
 def foreign_names(pool_fd: int) -> list[str]:
     """Return the names in *pool_fd* that do not belong to a pool."""
-    own = {POOL, *FILES, *INDEXES, *FAN_OUTS, _LOST_FOUND}
+    own = {POOL, *FILES, *INDEXES, *FAN_OUTS, QUARANTINE, _LOST_FOUND}
     return sorted(set(os.listdir(pool_fd)) - own)
 
 
@@ -266,7 +267,7 @@ def held_bytes(pool_fd: int) -> int:
 def _own_directories() -> Iterator[str]:
     for top in FAN_OUTS:
         yield from fan_out_directories(top)
-    yield from INDEXES
+    yield from (*INDEXES, QUARANTINE)
 
 
 def _own_files(directory: str, pool_fd: int) -> Iterator[tuple[int, str]]:

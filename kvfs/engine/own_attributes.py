@@ -3,6 +3,7 @@
 They are answered when asked for by name and never listed.
 """
 
+import contextlib
 import stat
 from typing import Final
 
@@ -19,15 +20,18 @@ from kvfs.core.directory_policy import (
     check_value,
     ttl_text,
 )
-from kvfs.core.errors import InvalidRequest, NoSuchAttribute, NotPermitted
+from kvfs.core.errors import Damaged, InvalidRequest, NoSuchAttribute, NotPermitted
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State, label
+from kvfs.core.records import HAS_CRC
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool import ranks
+from kvfs.pool.identities import carries_identity
 from kvfs.pool.pool import Pool
 from kvfs.pool.ports import Room
 
 STATE: Final = b"user.kvfs.state"
+CRC32C: Final = b"user.kvfs.crc32c"
 
 
 def is_own(name: bytes) -> bool:
@@ -46,6 +50,8 @@ class OwnAttributes:
         """Return the value in force. Raises NoSuchAttribute."""
         if name == STATE:
             return label(self._state(ino, record)).encode()
+        if name == CRC32C:
+            return self._crc32c(ino, record)
         directory = ino if stat.S_ISDIR(record.mode) else record.parent
         policy = self._pool.policies.of(directory)
         if name == DRAFTS:
@@ -62,6 +68,16 @@ class OwnAttributes:
             own = self._pool.index.xattr(ino, PIN)
             return own if own is not None else str(int(policy.pin)).encode()
         raise NoSuchAttribute
+
+    def _crc32c(self, ino: InodeNo, record: InodeRecord) -> bytes:
+        """Return the checksum of a block's bytes, 8 hex digits. Raises NoSuchAttribute."""
+        identity = None
+        if stat.S_ISREG(record.mode) and ino not in self._pool.not_durable:
+            with contextlib.suppress(Damaged):
+                identity = self._pool.extents.identity(ino)
+        if identity is None or not identity.flags & HAS_CRC or not carries_identity(record):
+            raise NoSuchAttribute
+        return b"%08x" % identity.content_crc
 
     def _state(self, ino: InodeNo, record: InodeRecord) -> State:
         opened = self._pool.open_inodes.get(ino)

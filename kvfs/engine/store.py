@@ -19,6 +19,7 @@ from kvfs.engine.blocks.blocks import Blocks
 from kvfs.engine.device_watch import DeviceWatch
 from kvfs.engine.device_wear import DeviceWear
 from kvfs.engine.durability.durable_pass import DurablePass
+from kvfs.engine.durability.verifier import Verifier
 from kvfs.engine.eviction.by_names import NameEviction
 from kvfs.engine.eviction.expiry import Expiry
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
@@ -96,6 +97,7 @@ class Store:
         self.watch = OverrunWatch(self.pool, self.allocator, self.reclaim)
         self.device_wear = DeviceWear(device.pool_fd)
         self.durable_pass = DurablePass(self.pool, self.blocks.publishing)
+        self.verifier = Verifier(self.pool, self.blocks.publishing, doubtful=recovered.doubtful)
         self.device_watch = DeviceWatch(self.pool, self.blocks.publishing)
         self.sweep = Sweep(self.pool)
         #: Whether the device had no space for the index to grow, so that blocks must be evicted.
@@ -122,6 +124,7 @@ class Store:
             lambda _: self.blocks.settle(),
             self._settle_index,
             pool.checkpoints.tick,
+            self.verifier.tick,
             self.blocks.truncating.tick,
             lambda now_s: pool.leases.tick(now_s, self.blocks.lease_ends.end),
             pool.heat.tick,
@@ -373,6 +376,7 @@ class Store:
             "write_back_failures": self.device_watch.write_back.failures
             + self.durable_pass.failures,
             "durability": self.durable_pass.describe(),
+            "checksums": self.durable_pass.checksum_counts() | self.verifier.describe(),
             "damaged_rows": self.pool.damage.misses,
             "checkpoint": self.pool.checkpoints.describe(self.pool.monotonic_s()),
             "reconcile": self.reconcile.describe(),

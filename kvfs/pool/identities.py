@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from kvfs.core.errors import Damaged
 from kvfs.core.lifecycle import IDENTIFIED, SLABS
-from kvfs.core.records import HAS_HOLES, IS_SLAB, Identity
+from kvfs.core.records import HAS_CRC, HAS_HOLES, IS_SLAB, OF_BYTES, Identity
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool.not_durable import NotDurable
 from kvfs.pool.unlink_queue import UnlinkQueue
@@ -31,6 +31,7 @@ def identity_of(ino: InodeNo, record: InodeRecord) -> Identity:
         size_bytes=record.size_bytes,
         mtime_ns=record.mtime_ns,
         flags=IS_SLAB if record.state in SLABS else 0,
+        content_crc=0,
         name=record.name,
     )
 
@@ -61,7 +62,7 @@ def _is_of(identity: Identity | None, ino: InodeNo, record: InodeRecord) -> bool
     if identity is None:
         return False
     if not stat.S_ISDIR(record.mode):
-        return identity._replace(flags=identity.flags & ~HAS_HOLES) == expected
+        return identity._replace(flags=identity.flags & ~OF_BYTES, content_crc=0) == expected
     return identity._replace(mtime_ns=0) == expected._replace(mtime_ns=0)
 
 
@@ -121,8 +122,9 @@ class Identities:
         if present is None:
             self.not_durable.add(ino, identity.size_bytes, self._monotonic_s())
             return
-        flags = identity.flags | (present.flags & HAS_HOLES)
-        self._write_extent(ino, identity._replace(flags=flags))
+        flags = identity.flags | (present.flags & OF_BYTES)
+        renewed = identity._replace(flags=flags, content_crc=present.content_crc)
+        self._write_extent(ino, renewed)
 
     def _present(self, ino: InodeNo) -> Identity | None:
         with contextlib.suppress(Damaged):
@@ -130,15 +132,25 @@ class Identities:
         return None
 
     def write_durable(
-        self, ino: InodeNo, record: InodeRecord, *, has_holes: bool, fd: int | None = None
+        self,
+        ino: InodeNo,
+        record: InodeRecord,
+        *,
+        has_holes: bool,
+        content_crc: int | None = None,
+        fd: int | None = None,
     ) -> None:
         """Write the identity of a block whose bytes are durable. Raises NoSpace, OSError.
 
+        *content_crc* is the CRC32C of its bytes, None if nobody made it (extent_checksum.py).
         *fd*, if the extent is open anyway, halves the cost.
         """
         identity = identity_of(ino, record)
         if has_holes:
             identity = identity._replace(flags=identity.flags | HAS_HOLES)
+        if content_crc is not None:
+            flags = identity.flags | HAS_CRC
+            identity = identity._replace(flags=flags, content_crc=content_crc)
         self._background.forget(ino)
         self._write_extent(ino, identity, fd=fd)
 

@@ -76,7 +76,7 @@ class Jobs:
     def start(self, steps: Iterator[None], progress: Shown) -> dict[str, Any]:
         """Begin to do *steps*; return the answer. Raises SourceBusy."""
         if self._job is not None and not self._job.done:
-            raise SourceBusy("another `kvfs evict`, `pin` or `unpin` is under way")
+            raise SourceBusy("another `kvfs evict`, `pin`, `unpin` or `verify` is under way")
         job = self._job = _Job(next(self._numbers), progress)
         self._nursery.start_soon(job.run, steps)
         return {"job": job.number}

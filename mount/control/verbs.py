@@ -1,4 +1,4 @@
-"""The verbs evict, pin, unpin and hottest of the control socket."""
+"""The verbs evict, pin, unpin, verify and hottest of the control socket."""
 
 import contextlib
 import heapq
@@ -8,9 +8,10 @@ import trio
 
 from kvfs.core.errors import CommandError, DeadInode, KvfsError, UsageError
 from kvfs.core.types import PATH_MAX_BYTES, InodeNo
+from kvfs.engine.durability.verifier import VerifyProgress, verify_all
 from kvfs.engine.eviction.by_command import Order, Progress, carry_out
 from kvfs.engine.hottest import hottest, path_and_size
-from kvfs.engine.names.named import Named, find, pattern_of
+from kvfs.engine.names.named import STEP, Named, files_below, find, named, pattern_of
 from kvfs.engine.pins_by_command import (
     PinProgress,
     pin,
@@ -49,6 +50,7 @@ class CommandVerbs:
             "evict": self._evict,
             "pin": self._pin,
             "unpin": self._unpin,
+            "verify": self._verify,
             "pins": self._pins,
             "hottest": self._hottest,
             **self._jobs.table(),
@@ -92,6 +94,17 @@ class CommandVerbs:
             raise
         except KvfsError as error:
             raise UsageError(f"{path or '/'} cannot be pinned: {error}") from None
+
+    async def _verify(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Start a job: compare the blocks of ``paths`` and ``match`` with their checksums."""
+        self._refuse_read_only()
+        store, progress = self._store, VerifyProgress()
+        inos = (
+            ino
+            for root in named(store.pool, store.namespace, self._named(args))
+            for ino in ((STEP,) if root == STEP else files_below(store.pool, root))
+        )
+        return self._jobs.start(verify_all(store.verifier, inos, progress, STEP), progress)
 
     async def _unpin(self, args: dict[str, Any]) -> dict[str, Any]:
         """Unpin ``paths``; with ``match`` as a job, and so with ``all``, which is every pin."""

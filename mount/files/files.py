@@ -125,7 +125,7 @@ class Files:
         if not self.store.blocks.publishing.must_forget(opened):
             return
         try:
-            await self._in_thread(self.store.blocks.publishing.forget_durably, opened)
+            await self.in_thread(self.store.blocks.publishing.forget_durably, opened)
         except OSError:
             self.release(fh)
             raise
@@ -152,7 +152,7 @@ class Files:
         if not pool.identities.is_said(ino, record):
             return
         pool.identities.say_now(ino)
-        await self._in_thread(pool.extents.make_durable, ino)
+        await self.in_thread(pool.extents.make_durable, ino)
 
     async def _change(self, ino: InodeNo, change: Change) -> None:
         """Apply *change*. Before a block is cut within a page, its identity is removed durably.
@@ -171,7 +171,7 @@ class Files:
         opened = blocks.open(ino, writer=True, truncate=False)
         try:
             if opened.identity_lingers:
-                await self._in_thread(blocks.publishing.forget_durably, opened)
+                await self.in_thread(blocks.publishing.forget_durably, opened)
             attributes.change(ino, change)
         finally:
             blocks.close(opened, writer=True)
@@ -355,7 +355,7 @@ class Files:
         fd, opened = self.extent_fd(fh), self.handles.get(fh).opened
         opened.transfers += 1
         try:
-            await self._in_thread(self.store.pool.syscalls.fsync, fd)
+            await self.in_thread(self.store.pool.syscalls.fsync, fd)
         finally:
             opened.transfers -= 1
         await self.sync_names()
@@ -374,7 +374,8 @@ class Files:
         finally:
             resume()  # no checkpoint from here until the answer is written
 
-    async def _in_thread(self, work: Callable[..., R], *args: object) -> R:
+    async def in_thread(self, work: Callable[..., R], *args: object) -> R:
+        """Do *work* in a thread, and answer other requests meanwhile."""
         resume = self.about_to_wait()
         try:
             return await trio.to_thread.run_sync(work, *args, limiter=self.limiter)

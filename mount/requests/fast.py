@@ -116,7 +116,7 @@ class FastAnswers:
 
     def _open(self, unique: int, nodeid: InodeNo, request: memoryview) -> bytes | None:
         flags = OPEN_IN.unpack_from(request)[0]
-        if flags & NOT_A_READER:
+        if flags & NOT_A_READER or self._files.store.verifier.is_due(nodeid):
             return None  # libfuse and pyfuse3 take it
         fh, grant = self._files.open(nodeid, flags)
         return _pack_out(_OPEN_REPLY_BYTES, 0, unique) + OPEN_OUT.pack(

@@ -13,7 +13,7 @@ from typing import Final
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, RequestContext, SetattrFields, StatvfsData
 
-from kvfs.core.errors import NotPermitted
+from kvfs.core.errors import DeadInode, NotPermitted
 from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES, InodeNo
 from kvfs.engine.attributes import Change
 from kvfs.engine.store import Store
@@ -213,9 +213,21 @@ class Operations(pyfuse3.Operations):
         """Open a file. O_TRUNC needs a little space; a rewrite must first remove the identity."""
         if flags & os.O_TRUNC:
             await self._files.find_room_to_begin()
+        elif self._store.verifier.is_due(InodeNo(inode)):
+            await self._verify(InodeNo(inode))
         fh, grant = self._files.open(InodeNo(inode), flags)
         await self._files.settle_rewrite(fh)
         return self._file_info(fh, grant)
+
+    async def _verify(self, ino: InodeNo) -> None:
+        """Compare *ino* with its checksum. Raises DeadInode if its bytes are wrong; OSError."""
+        verifier = self._store.verifier
+        look = verifier.begin(ino)
+        if look is None:
+            return
+        verdict = await self._files.in_thread(verifier.read, look)
+        if not verifier.judge(look, verdict):
+            raise DeadInode(f"inode {ino} has other bytes than were stored")
 
     @awaited
     async def create(

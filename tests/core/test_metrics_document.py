@@ -24,6 +24,7 @@ NOT_EXPORTED: Final = {
     **dict.fromkeys(("cache.hit_rate", "cache.directories.NAME.hit_rate"), "a ratio of metrics"),
     "cache.models.MODEL.hit_rate": "the same",
     "cache.device.write_rate": "the rate of a metric",
+    "checksums.verify": "a setting",
     "cache.curve_": "how the prediction was made",
     **{key: "the key of a flag" for key, _ in FLAGS.values()},
 }

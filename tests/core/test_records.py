@@ -35,7 +35,7 @@ inode_records = st.builds(
 )  # fmt: skip
 identities = st.builds(
     Identity, ino=inos, parent=inos, sequence=u64.map(Sequence), mode=u32, uid=u32, gid=u32,
-    size_bytes=u64, mtime_ns=i64, flags=u32, name=names,
+    size_bytes=u64, mtime_ns=i64, flags=u32, content_crc=u32, name=names,
 )  # fmt: skip
 
 # The values of the worked example in docs/format.md.
@@ -49,7 +49,8 @@ BLOCK_INO: Final = InodeNo(0x1234)
 INODES_END: Final = (FIRST_INODE + 65_536).to_bytes(8, "little")
 IDENTITY: Final = Identity(
     ino=BLOCK_INO, parent=BLOCK.parent, sequence=BLOCK.sequence, mode=BLOCK.mode, uid=BLOCK.uid,
-    gid=BLOCK.gid, size_bytes=BLOCK.size_bytes, mtime_ns=BLOCK.mtime_ns, flags=0, name=BLOCK.name,
+    gid=BLOCK.gid, size_bytes=BLOCK.size_bytes, mtime_ns=BLOCK.mtime_ns, flags=4,
+    content_crc=0x76543210, name=BLOCK.name,
 )  # fmt: skip
 
 
@@ -253,5 +254,5 @@ def test_the_documents_worked_example_is_what_the_code_writes() -> None:
 
 def test_the_documents_widths_are_the_codes() -> None:
     assert len(records.pack_inode(BLOCK._replace(name=b""))) == 112
-    assert len(records.pack_identity(IDENTITY)[0]) == 64
+    assert len(records.pack_identity(IDENTITY)[0]) == 68
     assert len(records.pack_counters(Counters())) == 60

@@ -83,7 +83,7 @@ def extents(place: Place) -> Iterator[Extents]:
 
 
 def identity_of(ino: InodeNo, name: bytes = b"block", mode: int = stat.S_IFREG) -> Identity:
-    return Identity(ino, InodeNo(1), Sequence(77), mode | 0o644, 5, 6, 1234, -7, 0, name)
+    return Identity(ino, InodeNo(1), Sequence(77), mode | 0o644, 5, 6, 1234, -7, 0, 0, name)
 
 
 @contextlib.contextmanager

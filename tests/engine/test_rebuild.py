@@ -115,7 +115,7 @@ def test_directories_that_claim_each_other_are_a_miss(running: Host) -> None:
     a, _ = store.make_node(ROOT_INODE, b"a", DIRECTORY, 0, 0)
     b, _ = store.make_node(a, b"b", DIRECTORY, 0, 0)
     settle(store)
-    identity = Identity(a, b, Sequence(99), DIRECTORY, 0, 0, 0, 0, State.NODE, b"c")
+    identity = Identity(a, b, Sequence(99), DIRECTORY, 0, 0, 0, 0, State.NODE, 0, b"c")
     store.identify_node(a, identity)
     running.lose_power()
     assert tree(running.start()) == {}

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Final, NamedTuple
 
+from kvfs.storage.extent_checksum import cached_crc, new_buffer
 from kvfs.storage.fiemap import lacks_bytes
 from kvfs.storage.syscalls import (
     SYNC_FILE_RANGE_WRITE,
@@ -23,11 +24,19 @@ from kvfs.storage.syscalls import (
 _ONE_LOG: Final = frozenset({"xfs", "ext4"})
 
 
+#: The share of so much rest may be used at once, for a burst of stores.
+_SAVED_S: Final = 60.0
+
+
 class Synced(NamedTuple):
-    """What became of one block: the device's error, or whether it has holes."""
+    """What became of one block: the device's error, or whether it has holes, and its CRC32C.
+
+    None: a part of it had left the page cache, or the thread had used its share of time.
+    """
 
     error: OSError | None
     has_holes: bool
+    content_crc: int | None = None
 
 
 class Done(NamedTuple):
@@ -41,10 +50,18 @@ class Done(NamedTuple):
 class DeviceSync:
     """One thread, which works on one batch at a time."""
 
-    def __init__(self, pool_fd: int, syscalls: Syscalls, fs_type: str) -> None:
+    def __init__(
+        self, pool_fd: int, syscalls: Syscalls, fs_type: str, checksum_share: float
+    ) -> None:
+        """*checksum_share*: of a core's time, for the checksums of the blocks."""
         self._pool_fd = pool_fd
         self._syscalls = syscalls
         self._fs_type = fs_type
+        self._buffer = new_buffer()
+        self._checksum_share = checksum_share
+        #: Time that checksums may still take: it grows by the share as time goes by.
+        self._left_s = 0.0
+        self._counted_s = time.monotonic()
         self._batches: SimpleQueue[Sequence[int] | None] = SimpleQueue()
         self._done: list[Done] = []
         self._thread: threading.Thread | None = None
@@ -92,9 +109,23 @@ class DeviceSync:
             else:
                 self._syscalls.fdatasync(fd)
             size_bytes = self._syscalls.fstat(fd).st_size
-            return Synced(None, lacks_bytes(self._syscalls, fd, size_bytes))
+            has_holes = lacks_bytes(self._syscalls, fd, size_bytes)
+            return Synced(None, has_holes, self._checksum(fd, size_bytes))
         except OSError as error:
             return Synced(error, has_holes=False)
+
+    def _checksum(self, fd: int, size_bytes: int) -> int | None:
+        """Return the CRC32C of a block's bytes, as they are in the page cache. Raises OSError."""
+        begun_s = time.monotonic()
+        grown_s = (begun_s - self._counted_s) * self._checksum_share
+        self._left_s = min(self._left_s + grown_s, self._checksum_share * _SAVED_S)
+        self._counted_s = begun_s
+        if self._left_s <= 0:
+            return None
+        in_memory = self._fs_type == "tmpfs"
+        crc = cached_crc(self._syscalls, fd, size_bytes, self._buffer, in_memory=in_memory)
+        self._left_s -= time.monotonic() - begun_s
+        return crc
 
     def _flush(self) -> None:
         """Make durable what was done to the file system so far. Raises OSError."""

@@ -59,7 +59,12 @@ class DurablePass:
         self._pool = pool
         self._publishing = publishing
         self._queue = pool.not_durable
-        self._sync = DeviceSync(pool.device.pool_fd, pool.syscalls, pool.device.fs_type)
+        self._sync = DeviceSync(
+            pool.device.pool_fd,
+            pool.syscalls,
+            pool.device.fs_type,
+            pool.settings.checksum_share,
+        )
         self._pace = Pace(pool.settings.durable_within_s)
         self._batch: list[_Block] = []
         self._batch_bytes = 0
@@ -78,6 +83,8 @@ class DurablePass:
         self._seen, self._stored_s = pool.counters.sequence, 0.0
         self._flushes_begun = 0
         self.flushes = self.marked = self.late = self.failures = 0
+        #: Blocks that got a checksum, and those whose pages had left the cache before.
+        self.checksums = self.unchecked = 0
         pool.ends_first(self.close)
 
     # ---- the steps ----
@@ -233,12 +240,20 @@ class DurablePass:
             self._queue.put_back(ino)
             return
         try:
-            pool.identities.write_durable(ino, record, has_holes=synced.has_holes, fd=block.fd)
+            pool.identities.write_durable(
+                ino,
+                record,
+                has_holes=synced.has_holes,
+                content_crc=synced.content_crc,
+                fd=block.fd,
+            )
         except (KvfsError, OSError) as error:
             _log.warning("inode %#x: its identity is not written yet: %s", ino, error)
             self._queue.put_back(ino)
             return
         self._queue.note_identified(ino)
+        self.checksums += synced.content_crc is not None
+        self.unchecked += synced.content_crc is None
 
     def _put_back(self, block: _Block) -> None:
         self._pool.syscalls.close(block.fd)
@@ -298,6 +313,10 @@ class DurablePass:
             self._put_back(block)
         self._batch, self._gathers, self._waits = [], False, False
         self._judged.clear()
+
+    def checksum_counts(self) -> dict[str, Any]:
+        """Return how many blocks got a checksum, and how many did not, for `kvfs status`."""
+        return {"made": self.checksums, "unchecked": self.unchecked}
 
     def describe(self) -> dict[str, Any]:
         """Return the figures `kvfs status` shows."""

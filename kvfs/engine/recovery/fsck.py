@@ -28,6 +28,7 @@ from kvfs.storage.index import Index
 from kvfs.storage.index_checkpoint import remove_checkpoint
 from kvfs.storage.index_swap import index_path, settle_index
 from kvfs.storage.lmdb_file import verify_data_file
+from kvfs.storage.quarantine import Quarantine
 from kvfs.storage.run_state import RunState, read_run_state, write_run_state
 from kvfs.storage.syscalls import Syscalls
 
@@ -94,6 +95,8 @@ class _Check:
                 # kill may still be on their way to the device, and nothing shows which.
                 self._syscalls.syncfs(self._pool_fd)
             self._check(index, state)
+            held = Quarantine(self._pool_fd, self._syscalls).held()
+            report.quarantined = tuple(sorted(held.items()))
             if self._repair and (report.repaired or not state.clean or state.strays):
                 self._make_clean(index)
         return report

@@ -18,6 +18,8 @@ class FsckReport:
         self.repaired = 0
         self.blocks = 0
         self.directories = 0
+        #: Inodes of extents whose bytes failed their checksum, with what they hold, bytes.
+        self.quarantined: tuple[tuple[int, int], ...] = ()
 
     def problem(self, text: str) -> None:
         """Note a problem."""

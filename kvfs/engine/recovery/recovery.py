@@ -42,10 +42,14 @@ _COPIES_APART_BITS: Final = 40
 
 
 class Recovered(NamedTuple):
-    """What is left to do: a sweep of stray files; a comparison, if the index went back."""
+    """What is left to do: a sweep of stray files; a comparison, if the index went back.
+
+    ``doubtful``: the device may have lost what it said it had.
+    """
 
     sweep_due: bool
     gone_back: Checkpoint | None = None
+    doubtful: bool = False
 
 
 def recover(
@@ -78,7 +82,7 @@ def recover(
             _rebuild(device, settings, syscalls, progress)
         if state.moved:
             _part_numbers(device, syscalls)
-    return Recovered(state.strays or not state.clean, gone_back)
+    return Recovered(state.strays or not state.clean, gone_back, doubtful=not state.trusted)
 
 
 def _go_back(device: Device, settings: Settings, syscalls: Syscalls) -> Checkpoint | None:

@@ -223,6 +223,24 @@ _DURABILITY: Final = (
     _counter("reconcile_entered", "reconcile.entered", "Inodes that only the files had"),
     _counter("reconcile_moved", "reconcile.moved", "Inodes that were newer in the files"),
     _counter("reconcile_dropped", "reconcile.dropped", "Inodes that no file confirmed"),
+    _counter("checksums", "checksums.made", "Blocks that got a checksum"),
+    _counter("checksums_missed", "checksums.unchecked", "Blocks that got none"),
+    _counter("verified_right_blocks", "checksums.right", "Comparisons that found what was stored"),
+    _counter(
+        "verified_wrong_blocks", "checksums.wrong", "Blocks dropped: other bytes than were stored"
+    ),
+    _counter(
+        "verified_unreadable_blocks",
+        "checksums.unreadable",
+        "Blocks dropped: the device could not read them",
+    ),
+    _counter("scrub_rounds", "checksums.rounds", "Times that the scrub has compared all"),
+    _gauge(
+        "quarantined_blocks",
+        "checksums.quarantined_blocks",
+        "Blocks with wrong bytes kept for a look",
+    ),
+    _gauge("quarantined_bytes", "checksums.quarantined_bytes", "What they hold on the device"),
 )
 
 _TROUBLE: Final = (

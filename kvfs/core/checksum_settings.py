@@ -1,0 +1,43 @@
+"""The settings of checksums: how much they may cost, and when blocks are compared with them."""
+
+from dataclasses import dataclass
+
+from kvfs.core.report_settings import ReportSettings
+from kvfs.core.setting_values import setting
+from kvfs.core.sizes import GIB, MIB
+
+
+@dataclass(frozen=True, slots=True)
+class ChecksumSettings(ReportSettings):
+    """Part of ``Settings``, which stands in a file of its own for its length."""
+
+    checksum_share: float = setting(
+        0.1,
+        "largest share of a core for checksums of what was stored; blocks beyond it get none",
+        unit="share",
+        low=0,
+        high=1,
+    )
+    verify: str = setting(
+        "doubtful",
+        "blocks of before a power loss are compared with their checksum at their first open; open: "
+        "all blocks of before the start; scrub: also all others, again and again; off: none",
+        choices=("off", "doubtful", "open", "scrub"),
+    )
+    scrub_bytes_per_s: int = setting(
+        32 * MIB,
+        "a terabyte in nine hours; only while clients do not store",
+        unit="bytes",
+        low=MIB,
+        high=64 * GIB,
+    )
+    quarantine_files_max: int = setting(
+        16, "blocks with wrong bytes that are kept for a look; 0: none", low=0, high=1024
+    )
+    quarantine_bytes: int = setting(
+        256 * MIB,
+        "largest sum of their sizes: they take room from blocks",
+        unit="bytes",
+        low=0,
+        high=64 * GIB,
+    )
