@@ -101,8 +101,18 @@ class ReuseDistances:
 
     def store(self, name_hash: int, size_bytes: int) -> None:
         """A block was stored: it is used now, and nobody asked for it."""
-        if name_hash < self._below:
-            self._use(name_hash, self._at.pop(name_hash, None), size_bytes)
+        if name_hash >= self._below:
+            return
+        at = self._at.pop(name_hash, None)
+        last = self._next
+        if at is not None or last >= len(self._sizes) or len(self._at) >= self._names_max:
+            self._use(name_hash, at, size_bytes)
+            return
+        # A new name, as ``_put`` enters it: every store comes here.
+        self._next = last + 1
+        self._at[name_hash] = last
+        self._sizes[last] = size_bytes
+        self._sums[last >> _PART_BITS] += size_bytes
 
     def forget(self, name_hash: int) -> None:
         """A client removed the name: no pool would have it."""

@@ -55,6 +55,8 @@ class Looks:
 
     def add(self, parent: InodeNo, name: bytes) -> None:
         """A look for *name* in *parent* found nothing."""
+        if name[-4:] == b".tmp":  # no block, and one of two looks of a store
+            return
         waiting, key = self._waiting, (parent, name)
         if key in waiting:
             self._again(key)
@@ -73,8 +75,13 @@ class Looks:
         """A block gets the name: the last look was that of the same call, if *within_s*."""
         key = parent, name
         at_s = self._waiting.get(key)
-        if at_s is not None:
-            self._count(key, last=self._monotonic_s() - at_s > within_s)
+        if at_s is None:
+            return
+        own = self._monotonic_s() - at_s <= within_s
+        if own and not self._before:  # the usual case
+            del self._waiting[key]
+        else:
+            self._count(key, last=not own)
 
     def made(self, parent: InodeNo, name: bytes) -> None:
         """Something else than a block gets the name: nobody looked for a block."""

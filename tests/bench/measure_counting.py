@@ -19,7 +19,7 @@ from tests.bench.measure_commits import NEW
 ROUNDS: Final = 15
 #: Counts nothing where there is nothing that counts (``pool.cache``).
 PROGRAM: Final = """
-import json, os, sys, tempfile, time
+import gc, json, os, sys, tempfile, time
 from pathlib import Path
 from kvfs.core.types import ROOT_INODE
 from kvfs.pool import pool
@@ -30,6 +30,7 @@ from mount.fuse.grant import Grant
 from tests.support.stores import Host
 
 STORES, OPENS, TICK = 3000, 60000, 50
+gc.disable()
 
 def store(engine, number):
     looks = getattr(getattr(engine.pool, "cache", None), "looks", None)
