@@ -19,7 +19,7 @@ DEMO ?=
 CONNECTOR ?=
 TESTS ?=
 
-.PHONY: help demo test test-connectors check proof lint connectors install-connectors system clean
+.PHONY: help demo test test-connectors check proof deb lint connectors install-connectors system clean
 
 help:
 	@echo "make demo    mount a small pool, run a KV-shaped load on it, check every byte (a minute)"
@@ -29,6 +29,7 @@ help:
 	@echo "make test-connectors"
 	@echo "             the tests that run real connectors; 940 MB of downloads the first time"
 	@echo "make proof   the long proofs; their output goes to docs/proof-*.txt"
+	@echo "make deb     a Debian package, dist/kvfs_VERSION_ARCH.deb (docs/install.md)"
 	@echo "make clean   remove what the others made in this folder"
 
 ifeq ($(CONNECTOR),)
@@ -55,6 +56,10 @@ lint: $(VENV)/.test
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
+
+deb:
+	sh make/system.sh make/packages-runtime.txt make/packages-deb.txt
+	sh make/deb.sh
 
 proof: $(VENV)/.test connectors
 	sh make/system.sh make/packages-proof.txt

@@ -33,6 +33,8 @@ def pages() -> dict[str, str]:
         "kvfs.conf.5": _settings(),
         "mount.kvfs.8": _mount_helper(),
     }
+    for name in ("mount.fuse.kvfs", "umount.kvfs", "umount.fuse.kvfs"):
+        found[f"{name}.8"] = ".so man8/mount.kvfs.8\n"
     for verb, summary in VERBS.items():
         found[f"kvfs-{verb}.1"] = _verb(verbs[verb], summary)
     return found

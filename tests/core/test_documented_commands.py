@@ -34,6 +34,12 @@ RUN: Final = {
     "kvfs events ": "tests/fuse/test_events.py",
     "curl ": "tests/fuse/test_documented_commands.py",
     "mkfs.xfs ": "tests/fuse/test_documented_commands.py",
+    **dict.fromkeys(
+        ("apt-get ", "echo ", "mkdir -p ", "mount /kv", "printf ", "sed -i ", "systemctl "),
+        "tests/system/test_install.py",
+    ),
+    "umount /kv": "tests/system/test_install.py",
+    "kvfs destroy ": "tests/system/test_install.py",
     "lmcache server ": "tests/connectors/test_lmcache_server.py",
     "lmcache bench server ": "tests/connectors/test_lmcache_server.py",
     "vllm serve ": "tests/connectors/test_vllm_engine.py",
@@ -42,12 +48,6 @@ RUN: Final = {
 }
 #: How a command begins that cannot be run here as it stands: why, and what is looked at instead.
 NOT_RUN: Final = {
-    **dict.fromkeys(
-        ("systemctl ", "mkdir -p ", "printf ", "echo ", "mount /kv", "umount /kv", "sed -i "),
-        "changes the machine; test_systemd_unit.py and test_fstab.py do the same elsewhere",
-    ),
-    "kvfs destroy ": "the same",
-    "apt-get install ": "the same",
     "python3 -m venv ": "downloads; test_wheel.py does it without",
     "/opt/kvfs/bin/": "the same",
     "mount -t nfs ": "no kernel here has an NFS client; test_doctor_rules.py judges its options",

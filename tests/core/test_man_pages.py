@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -51,7 +52,10 @@ def test_each_setting_is_told_with_its_default_and_reason() -> None:
     assert "Default: relaxed." in shown
 
 
-@pytest.mark.parametrize("name", sorted(pages()))
+PAGES: Final = [name for name, text in sorted(pages().items()) if not text.startswith(".so")]
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_they_are_well_formed(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(pages()[name])

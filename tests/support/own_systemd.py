@@ -119,7 +119,7 @@ def own_systemd(
     and /var/log is empty. Raises AssertionError with what it printed when it does not come up.
     """
     _fill(place, settings, fstab, units or {})
-    group = _own_group()
+    group = own_group()
     log = place / "systemd.log"
     private = ("--mount-proc", "--propagation", "private", "--kill-child=KILL")
     command = ["unshare", *_NAMESPACES, *private, "sh", str(place / "boot")]
@@ -136,7 +136,7 @@ def own_systemd(
     finally:
         shell.kill()
         shell.wait()
-        _remove_group(group)
+        remove_group(group)
 
 
 def _fill(place: Path, settings: dict[str, str], fstab: str, units: dict[str, str]) -> None:
@@ -175,7 +175,7 @@ def _await_boot(shell: "subprocess.Popen[bytes]", log: Path) -> int:
     raise AssertionError(msg)
 
 
-def _own_group() -> Path:
+def own_group() -> Path:
     """Make a control group for it, in the unified hierarchy wherever that is mounted."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     root = next((line.split()[4] for line in lines if " - cgroup2 " in line), None)
@@ -185,7 +185,8 @@ def _own_group() -> Path:
     return group
 
 
-def _remove_group(group: Path) -> None:
+def remove_group(group: Path) -> None:
+    """Remove what ``own_group`` made, once its processes have ended."""
     until_s = time.monotonic() + _BOOT_WAIT_S
     while group.exists():
         for directory, _, _ in os.walk(group, topdown=False):

@@ -124,7 +124,7 @@ def _qemu(kernel: Kernel, place: Path, shown: Mapping[str, Path], out: Path) -> 
     with drive.open("wb") as file:
         file.truncate(_DRIVE_BYTES)
     yield from ("qemu-system-x86_64", "-nodefaults", "-no-reboot", "-display", "none")
-    yield from ("-accel", _accelerator(), "-cpu", _PROCESSOR, "-smp", "2", "-m", _MEMORY)
+    yield from ("-accel", accelerator(), "-cpu", _PROCESSOR, "-smp", "2", "-m", _MEMORY)
     yield from ("-kernel", str(kernel.image), "-initrd", str(_initramfs(kernel, place)))
     yield from ("-append", _KERNEL_LINE, "-serial", "stdio", "-device", "virtio-rng-pci")
     yield from ("-drive", f"file={drive},if=virtio,format=raw,cache=unsafe,discard=unmap")
@@ -134,8 +134,8 @@ def _qemu(kernel: Kernel, place: Path, shown: Mapping[str, Path], out: Path) -> 
     yield from ("-virtfs", f"{local},path={out},mount_tag=out")
 
 
-def _accelerator() -> str:
-    """Return how QEMU runs the guest: on the processor if that has what it takes, else emulated."""
+def accelerator() -> str:
+    """Return how QEMU runs a guest: on the processor if that has what it takes, else emulated."""
     flags = Path("/proc/cpuinfo").read_text().split()
     usable = {"vmx", "svm"} & set(flags) and os.access("/dev/kvm", os.R_OK | os.W_OK)
     return "kvm" if usable else "tcg,thread=multi"
@@ -143,6 +143,13 @@ def _accelerator() -> str:
 
 def _initramfs(kernel: Kernel, place: Path) -> Path:
     """Make the file system from which the guest starts: busybox, modules, and vm_init.sh."""
+    init = (ROOT / "tests" / "support" / "vm_init.sh").read_text()
+    modules = kernel.modules_for(*_FIRST_MODULES)
+    return packed(kernel, place, init, modules)
+
+
+def packed(kernel: Kernel, place: Path, init: str, modules: Sequence[Path]) -> Path:
+    """Pack busybox, *modules* in their order and the program *init* for a start of *kernel*."""
     tree = place / "initramfs"
     for name in ("bin", "modules"):
         (tree / name).mkdir(parents=True)
@@ -151,11 +158,11 @@ def _initramfs(kernel: Kernel, place: Path) -> Path:
     shutil.copy(busybox, tree / "bin")
     for applet in _APPLETS:
         (tree / "bin" / applet).symlink_to("busybox")
-    shutil.copy(ROOT / "tests" / "support" / "vm_init.sh", tree / "init")
+    (tree / "init").write_text(init)
     (tree / "modprobe").write_text(_MODPROBE.format(place=kernel.place))
     for name in ("init", "modprobe"):
         (tree / name).chmod(0o755)
-    for number, path in enumerate(kernel.modules_for(*_FIRST_MODULES)):
+    for number, path in enumerate(modules):
         data, name = path.read_bytes(), path.name
         if name.endswith(".xz"):
             data, name = lzma.decompress(data), name.removesuffix(".xz")
