@@ -1,5 +1,6 @@
 """A row that cannot be read, met by a running store: a miss, a line in the log, and a counter."""
 
+import dataclasses
 import os
 
 import pytest
@@ -62,6 +63,19 @@ def test_a_block_whose_extent_has_another_size_is_a_miss(running: Host, size_byt
     with pytest.raises(NotFound):
         get(store, ROOT_INODE, b"a")
     assert store.describe()["lost_blocks"] == 1
+
+
+def test_an_identity_that_cannot_be_read_is_a_miss_where_it_is_asked(running: Host) -> None:
+    """It was ESTALE at each open, on a name that stayed."""
+    ino = put(running.store, ROOT_INODE, b"a", b"x" * 5000)
+    settle(running.store)
+    running.stop()
+    os.setxattr(running.extent(ino), "trusted.kvfs.fixed", bytes(64))
+    store = running.start(settings=dataclasses.replace(running.settings, verify="open"))
+    with pytest.raises(Damaged):
+        get(store, ROOT_INODE, b"a")
+    with pytest.raises(NotFound):
+        get(store, ROOT_INODE, b"a")
 
 
 def test_a_listing_leaves_out_what_it_cannot_read(running: Host) -> None:

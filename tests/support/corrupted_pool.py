@@ -12,6 +12,7 @@ from kvfs.core.directory_policy import PIN
 from kvfs.core.errors import KvfsError
 from kvfs.core.types import ROOT_INODE, InodeNo
 from tests.support.driven import Driven
+from tests.support.stepping import until
 from tests.support.stores import SYMLINK, Host, get, make_directory, put, settle
 
 _BLOCKS: Final = 24
@@ -61,6 +62,7 @@ def fill(running: Host, known: Known, turn: int) -> None:
         name = b"block-%d-%s" % (number, b"x" * (number % 60))
         if turn == 1 and number == _BLOCKS // 2:
             store.checkpoint_due()
+            let_pass(store)
             settle(store)
         if turn == 1 and number % 4:
             continue
@@ -74,7 +76,19 @@ def fill(running: Host, known: Known, turn: int) -> None:
     store.set_xattr(store.lookup(ROOT_INODE, b"two"), PIN, b"%d" % turn)
     store.make_node(ROOT_INODE, b"link%d" % turn, SYMLINK, 0, 0, b"one/%d" % turn)
     known.note(b"link%d" % turn, b"one/%d" % turn)
+    let_pass(store)
     settle(store)
+
+
+def let_pass(store: Driven) -> None:
+    """Let the pass make all durable; ``settle`` would do so without checksums."""
+
+    def is_durable() -> bool:
+        store.tick()
+        store.run_all()
+        return store.listed() == 0
+
+    until(is_durable, "all is durable")
 
 
 def read_all(store: Driven, known: Known) -> Found:

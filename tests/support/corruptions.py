@@ -24,9 +24,12 @@ from kvfs.core.errors import CommandError, KvfsError
 from kvfs.core.types import ROOT_INODE
 from mount.fuse.device_number import remembered
 from tests.support.corrupted_pool import Known, fill, read_all
-from tests.support.stores import Host, get, host, put, settle
+from tests.support.mounting import loop_device, mounted_at, workplace
+from tests.support.stores import Host, get, put, settle
 
 PAGE_BYTES: Final = 4096
+#: XFS takes no less than 300 MiB.
+_DRIVE_BYTES: Final = 300 << 20
 #: What an operator who follows the refusal does, and the sweep, are tried for one in so many.
 _REPAIR_EVERY: Final = 4
 _SWEEP_EVERY: Final = 8
@@ -54,7 +57,13 @@ class Pool:
     def __init__(self, running: Host) -> None:
         self.running = running
         self.place = running.path.parent
-        running.settings = dataclasses.replace(running.settings, checkpoint_s=3600.0)
+        running.settings = dataclasses.replace(
+            running.settings,
+            checkpoint_s=3600.0,
+            verify="open",
+            checksum_share=1.0,
+            durable_within_s=0.1,
+        )
         running.start()
         self.known = Known()
         fill(running, self.known, 0)
@@ -260,10 +269,26 @@ def _noted(result: dict[str, Any], what: str) -> Iterator[None]:
         result.setdefault("unexpected", []).append(f"{what}: {type(error).__name__}: {error}")
 
 
+@contextlib.contextmanager
+def _host() -> Iterator[Host]:
+    """Yield a host whose pool is on an XFS: what memory holds is durable, and gets no checksum."""
+    with (
+        loop_device(_DRIVE_BYTES, format_xfs=True) as device,
+        workplace() as place,
+        mounted_at(place / "xfs", device) as top,
+    ):
+        (top / "pool").mkdir()
+        running = Host(top / "pool")
+        try:
+            yield running
+        finally:
+            running.end()
+
+
 def main(seed: int, first: int, count: int) -> None:
     """Try so many, and print what came of each."""
     logging.disable(logging.CRITICAL)
-    with host() as running:
+    with _host() as running:
         pool = Pool(running)
         for number in range(first, first + count):
             draw = random.Random(f"{seed}-{number}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from kvfs.core.errors import CommandError, Damaged, NotFound
+from kvfs.core.errors import CommandError, Damaged, DeadInode, NotFound
 from kvfs.core.types import ROOT_INODE, InodeNo
 from tests.support.driven import Driven
 from tests.support.ledger import Ledger
@@ -119,7 +119,7 @@ def _blocks(store: Driven, top: InodeNo = ROOT_INODE) -> Iterator[tuple[str, byt
             try:
                 if stat.S_ISREG(store.present(ino).mode):
                     yield os.fsdecode(name + b"/" + block), get(store, directory, block)
-            except (NotFound, Damaged):
+            except (NotFound, DeadInode, Damaged):
                 continue
             except (OSError, AssertionError):
                 yield os.fsdecode(name + b"/" + block), None

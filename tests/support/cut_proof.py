@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -87,6 +88,8 @@ class Plan(NamedTuple):
     seconds: float
     images: int
     flags: tuple[str, ...] = ()
+    #: By how much a block may be late before it counts as lost.
+    late_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -95,6 +98,8 @@ class Proof:
 
     plan: Plan
     evicted_blocks: int
+    #: Blocks that the server says became durable later than the window.
+    late_blocks: int
     tallies: dict[Mode, Tally] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
 
@@ -107,10 +112,13 @@ class Proof:
 
     def __str__(self) -> str:
         head = f"{self.plan.kind}, seed {self.plan.seed}"
-        if self.evicted_blocks:
-            head += f", {self.evicted_blocks} evicted"
+        told = (
+            f"{' '.join(self.plan.flags)}; {self.evicted_blocks} evicted, {self.late_blocks} late"
+        )
+        if self.plan.kind is Kind.PLAIN:
+            told = "tmp and rename, without fsync"
         columns = ("images", "blocks", "due", "lost", "refused", *FAULTS)
-        lines = [f"{head:36}" + "".join(f"{name:>11}" for name in columns)]
+        lines = [told, f"{head:36}" + "".join(f"{name:>11}" for name in columns)]
         for mode in Mode:
             tally = self.tallies.get(mode, Tally())
             numbers = (tally.images, tally.read, tally.due, tally.lost, tally.refused)
@@ -148,8 +156,15 @@ def _record(plan: Plan, place: Path) -> None:
                 root = pool_root(mount)
                 kernel = Kernel(draw, root / "LOCK", root / "extents")
                 writer = CutWriter(mount.path, kernel, draw, plan.ways)
-                writer.run(plan.seconds, STORES_PER_S)
-                writer.ledger.evicted_blocks = mount.status()["eviction"]["blocks"]
+                writer.ledger.window_s = mount.status()["durability"]["within_s"] + plan.late_s
+                writer.run(plan.seconds / 2, STORES_PER_S)
+                begun_ns = time.monotonic_ns()
+                run_kvfs("sync", str(mount.path))
+                writer.ledger.synced_ns.append((begun_ns, time.monotonic_ns()))
+                writer.run(plan.seconds / 2, STORES_PER_S)
+                status = mount.status()
+                writer.ledger.evicted_blocks = status["eviction"]["blocks"]
+                writer.ledger.late_blocks = status["durability"]["late"]
             ledger = writer.ledger
     ledger.save(place / "ledger")
 
@@ -167,7 +182,7 @@ def _check(plan: Plan, place: Path) -> Proof:
     logging.disable(logging.WARNING)  # each start says that the index is rebuilt
     recording = Recording(place / "record")
     ledger = Ledger.load(place / "ledger")
-    done = Proof(plan, ledger.evicted_blocks)
+    done = Proof(plan, ledger.evicted_blocks, ledger.late_blocks)
     kept = 0
     with workplace() as own:
         images = Images(recording, own)

@@ -108,11 +108,11 @@ class CutWriter:
 
     def run(self, seconds: float, stores_per_s: float) -> None:
         """Store at a steady rate."""
-        begun_s = time.monotonic()
+        begun_s, before = time.monotonic(), self._stores
         pause = threading.Event()
         while (now_s := time.monotonic() - begun_s) < seconds:
             self.step()
-            pause.wait(max(0.0, self._stores / stores_per_s - now_s))
+            pause.wait(max(0.0, (self._stores - before) / stores_per_s - now_s))
         self.list_names()
 
     def step(self) -> None:

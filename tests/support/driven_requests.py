@@ -1,5 +1,6 @@
 """What clients ask of a store, as the mount passes it on. Part of the facade (driven.py)."""
 
+from kvfs.core.errors import DeadInode
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.attributes import Change
 from kvfs.engine.blocks.doubts import Closing
@@ -116,6 +117,13 @@ class Requests:
     #: A LOOKUP of a thread whose OPEN was refused, and one that found nothing.
     looked_up = At(lambda engine: engine.blocks.truncating.looked_up)
     looked_in_vain = At(lambda engine: engine.blocks.truncating.refusals.looked)
+
+    def require_right(self, ino: InodeNo) -> None:
+        """Compare *ino* with its checksum if that is due, as an OPEN does. Raises DeadInode."""
+        verifier = self.engine.verifier
+        look = verifier.begin(ino) if verifier.is_due(ino) else None
+        if look is not None and not verifier.judge(look, verifier.read(look)):
+            raise DeadInode(f"inode {ino} has other bytes than were stored")
 
     def supersede(self, ino: InodeNo, thread: int) -> InodeNo:
         """Give the name of *ino* to a fresh inode, which *thread* opens next."""

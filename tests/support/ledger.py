@@ -71,6 +71,8 @@ class Ledger:
     listings: list[Listing] = field(default_factory=list)
     #: How many the server had evicted at the end.
     evicted_blocks: int = 0
+    #: How many became durable later than the window, as the server tells.
+    late_blocks: int = 0
     #: When a ``kvfs sync`` began and when it had returned.
     synced_ns: list[tuple[int, int]] = field(default_factory=list)
     #: How old a block gets at most before it is durable; None: nobody promises.

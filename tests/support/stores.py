@@ -234,6 +234,7 @@ def get(store: Driven, parent: InodeNo, name: bytes) -> bytes:
     """Load a block, by its name."""
     ino = store.lookup(parent, name)
     record = store.present(ino)
+    store.require_right(ino)
     opened = store.open(ino, writer=False, truncate=False)
     try:
         fd = store.extent_fd(opened)

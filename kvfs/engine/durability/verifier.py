@@ -82,7 +82,7 @@ class Verifier:
     def begin(self, ino: InodeNo) -> Look | None:
         """Return what to compare, None if that block has nothing to be compared with.
 
-        Raises Damaged, OSError.
+        Raises Damaged, and the name goes, if its identity cannot be read; NoSpace, OSError.
         """
         pool = self._pool
         record, opened = pool.index.inode_or_miss(ino), pool.open_inodes.get(ino)
@@ -90,7 +90,11 @@ class Verifier:
         if record is None or writes or ino in pool.not_durable or not carries_identity(record):
             self._know(ino)
             return None
-        identity = pool.extents.identity(ino)
+        try:
+            identity = pool.extents.identity(ino)
+        except Damaged:  # nothing says any more what the block is; the next lookup is a miss
+            self._publishing.dismiss_lost(ino)
+            raise
         if identity is None or not identity.flags & HAS_CRC:
             self._know(ino)
             return None
