@@ -1,4 +1,4 @@
-"""Identities of extents, directories and symlinks: written and removed off the hot path.
+"""Identities of extents, directories, symlinks and fifos: written and removed off the hot path.
 
 After a power loss the index is rebuilt from them (recovery.py). So only blocks whose bytes are
 durable have one, and it is erased before the inode number is forgotten.
@@ -37,17 +37,15 @@ def identity_of(ino: InodeNo, record: InodeRecord) -> Identity:
 
 
 def carries_identity(record: InodeRecord) -> bool:
-    """Whether *record*'s inode has an identity; fifos, sockets and drafts have none."""
-    if stat.S_ISREG(record.mode):
-        return record.state in IDENTIFIED
-    return stat.S_ISDIR(record.mode) or stat.S_ISLNK(record.mode)
+    """Whether *record*'s inode has an identity; drafts have none."""
+    return not stat.S_ISREG(record.mode) or record.state in IDENTIFIED
 
 
 def agrees(extents: Extents, ino: InodeNo, record: InodeRecord) -> bool:
     """Whether the identity of *ino* on the device agrees with *record*. Raises OSError."""
     try:
-        if not carries_identity(record):  # it became a slab, and a kill came before the removal
-            return not stat.S_ISREG(record.mode) or extents.identity(ino) is None
+        if not carries_identity(record):  # it is being written, and a kill came before the removal
+            return extents.identity(ino) is None
         if stat.S_ISREG(record.mode):
             return _is_of(extents.identity(ino), ino, record)
         node = extents.node(ino)

@@ -132,7 +132,7 @@ def test_a_start_counts_what_each_user_has(
     assert charged(running) == dict.fromkeys(before, 0)
     walk(running)
     after = charged(running)
-    if end == "lose_power":  # attributes and special files have no identity
+    if end == "lose_power":  # attributes have no identity
         assert after[OTHER] == before[OTHER]
         assert before[USER] - 2000 < after[USER] < before[USER]
     else:

@@ -271,7 +271,7 @@ class Model:
         """Lose what is being written, or its maker's alone, and all extended attributes."""
         for parent, name in self.places():
             node = parent.children[name]
-            kept = node.is_directory or stat.S_ISLNK(node.mode)
+            kept = True
             if node.is_file:
                 kept = node.state in IDENTIFIED and not node.writers
                 node.state = State.ORPHAN_SLAB if node.state in SLABS else State.PUBLISHED

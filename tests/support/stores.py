@@ -302,11 +302,7 @@ def assert_no_strays(store: Driven) -> None:
     ready = {ino for ino, _ in store.ready()}
     blocks = {ino for ino, record in known.items() if stat.S_ISREG(record.mode)}
     assert set(store.extent_inos()) == blocks | ready | store.nameless()
-    nodes = {
-        ino
-        for ino, record in known.items()
-        if stat.S_ISLNK(record.mode) or stat.S_ISDIR(record.mode)
-    }
+    nodes = known.keys() - blocks
     assert set(store.node_inos()) | {ROOT_INODE} == nodes | {ROOT_INODE}
 
 

@@ -228,7 +228,7 @@ def block_record(extents: Extents, syscalls: Syscalls, ino: InodeNo) -> InodeRec
 
 
 def node_record(extents: Extents, ino: InodeNo) -> InodeRecord | None:
-    """Return the record in the identity file of a directory or symlink. Raises OSError."""
+    """Return the record in the identity file of a node, which has no extent. Raises OSError."""
     try:
         found = extents.node(ino)
     except Damaged:
@@ -236,7 +236,7 @@ def node_record(extents: Extents, ino: InodeNo) -> InodeRecord | None:
     except OSError as error:
         _raise_unless_file_fails(error)
         return None
-    if found is None or stat.S_IFMT(found[0].mode) not in (stat.S_IFDIR, stat.S_IFLNK):
+    if found is None or stat.S_ISREG(found[0].mode):
         return None
     identity, target = found
     if (ino == ROOT_INODE) != (identity.name == b""):
