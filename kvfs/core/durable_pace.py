@@ -41,9 +41,13 @@ class Pace:
             return False
         return now_s >= self._rests_until_s or now_s - since_s > _LATE_SHARE * self.within_s
 
-    def note_ended(self, now_s: float, took_s: float) -> None:
-        """Note that a batch has ended, which took *took_s*: as long the device is the clients'."""
-        self._rests_until_s = now_s + max(took_s, _FLUSH_SHARE * self.within_s)
+    def note_ended(self, now_s: float, took_s: float, *, full: bool) -> None:
+        """Note that a batch has ended, which took *took_s*: as long the device is the clients'.
+
+        One that was not *full* has left nothing behind, so the next one may gather longer.
+        """
+        rest_s = took_s if full else max(took_s, _FLUSH_SHARE * self.within_s)
+        self._rests_until_s = now_s + rest_s
 
     def is_late(self, waited_s: float) -> bool:
         """Whether a block waited longer than the window."""

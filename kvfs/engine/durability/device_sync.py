@@ -8,7 +8,7 @@ drive's cache first, so bytes whose write has ended are durable before the log t
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Final, NamedTuple
 
@@ -51,9 +51,15 @@ class DeviceSync:
     """One thread, which works on one batch at a time."""
 
     def __init__(
-        self, pool_fd: int, syscalls: Syscalls, fs_type: str, checksum_share: float
+        self,
+        pool_fd: int,
+        syscalls: Syscalls,
+        fs_type: str,
+        checksum_share: float,
+        ended: Callable[[], None],
     ) -> None:
-        """*checksum_share*: of a core's time, for the checksums of the blocks."""
+        """*checksum_share*: of a core's time, for checksums. *ended*: called after a batch."""
+        self._ended = ended
         self._pool_fd = pool_fd
         self._syscalls = syscalls
         self._fs_type = fs_type
@@ -94,6 +100,7 @@ class DeviceSync:
             except OSError as error:
                 flush_error = error
             self._done.append(Done(blocks, flush_error, time.monotonic() - begun_s))
+            self._ended()
 
     def _sync(self, fds: Sequence[int]) -> list[Synced]:
         if self._fs_type == "xfs":

@@ -64,6 +64,7 @@ class DurablePass:
             pool.syscalls,
             pool.device.fs_type,
             pool.settings.checksum_share,
+            lambda: pool.background.hand_over(self._collect),
         )
         self._pace = Pace(pool.settings.durable_within_s)
         self._batch: list[_Block] = []
@@ -93,14 +94,15 @@ class DurablePass:
         """Go on with what is due; some microseconds if nothing is."""
         self._look_again(now_s)
         self._drop_lost()
-        if self._waits:
-            done = self._sync.take()
-            if done is None:
-                return
-            self._judge(done, now_s)
-        if self._gathers or self._judged:
-            return
-        self._begin(now_s)
+        self._collect()
+        if not (self._waits or self._gathers or self._judged):
+            self._begin(now_s)
+
+    def _collect(self) -> None:
+        """Go on with what the thread has ended, before the next tick."""
+        done = self._sync.take() if self._waits else None
+        if done is not None:
+            self._judge(done, self._pool.monotonic_s())
 
     def _begin(self, now_s: float) -> None:
         """Begin a batch that is due, or a flush alone."""
@@ -127,18 +129,17 @@ class DurablePass:
             self._seen, self._stored_s = pool.counters.sequence, now_s
         return now_s - self._stored_s < _HELD_S
 
+    @property
+    def _is_full(self) -> bool:
+        return len(self._batch) >= _BATCH_BLOCKS or self._batch_bytes >= _BATCH_BYTES
+
     def _gather(self) -> None:
         """Take some blocks into the batch; begin it when it is full or no more are due."""
         if not self._gathers:
             return
         for _ in range(_STEP):
             first = self._queue.next_due()
-            if (
-                first is None
-                or first[1].since_s > self._due_before_s
-                or len(self._batch) >= _BATCH_BLOCKS
-                or self._batch_bytes >= _BATCH_BYTES
-            ):
+            if first is None or first[1].since_s > self._due_before_s or self._is_full:
                 self._gathers = False
                 self._start()
                 return
@@ -177,7 +178,7 @@ class DurablePass:
     def _judge(self, done: Done, now_s: float) -> None:
         """Note what the thread found out."""
         self._waits = False
-        self._pace.note_ended(now_s, done.took_s)
+        self._pace.note_ended(now_s, done.took_s, full=self._is_full)
         batch, self._batch, self._batch_bytes = self._batch, [], 0
         if done.flush_error is not None or self._is_dead(done):
             _log.error("the device failed to flush: %s", done.flush_error)
@@ -217,6 +218,8 @@ class DurablePass:
                 self._pool.syscalls.close(block.fd)
         if self._judged:
             self._pool.background.submit(self._identify)
+        elif not (self._waits or self._gathers):
+            self._begin(self._pool.monotonic_s())  # the next batch, if it is due
 
     def _settle(self, block: _Block, synced: Synced) -> None:
         """Mark one block durable, or drop it. Atomic: no checkpoint since the look at it."""
