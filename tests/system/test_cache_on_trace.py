@@ -7,6 +7,7 @@ shorter.
 
 import json
 import os
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +34,10 @@ TRACE: Final = ROOT / "tests" / "traces" / "conversation.trace.gz"
 REQUESTS: Final = int(os.environ.get("KVFS_PROOF_REQUESTS", "0")) or None
 #: Requests of a short test. A prompt's second block tells the conversation.
 FEW: Final = 60
+#: A skewed load, and a pool with room for so many of its blocks.
+SKEWED_NAMES: Final = 900
+SKEWED_LOADS: Final = 1800
+SKEWED_ROOM: Final = 200
 DIRECTORIES: Final = ("first", "second", "third")
 BLOCK_BYTES: Final = 16 << 10
 DEVICE_BYTES: Final = 4 << 30
@@ -129,6 +134,30 @@ def test_the_hit_rate_is_what_the_clients_counted(path: str, place: Path) -> Non
         served.serve(requests)
         hold_against_clients(served)
         assert ask_status(mount)["cache"]["evicted"]["space"]["blocks"] > 100
+
+
+def test_the_curve_of_a_skewed_load_is_that_of_pools_of_other_sizes(place: Path) -> None:
+    """A short one, whose hit rates differ much from size to size."""
+    rng = random.Random(1)
+    asked = [int(SKEWED_NAMES * rng.random() ** 3) for _ in range(SKEWED_LOADS)]
+    requests = [Request(0.0, 512, (0, block)) for block in asked]
+    rates: dict[float, float] = {}
+    curve: dict[float, float] = {}
+    with loop_device(DEVICE_BYTES) as device:
+        for factor in (0.5, 1.0, 2.0):
+            capacity_bytes = int(SKEWED_ROOM * BLOCK_BYTES * factor)
+            with pool_of("daemon", device, place, capacity_bytes) as mount:
+                served = Served(mount)
+                served.serve(requests)
+                rates[factor] = served.hit_rate
+                if factor == 1:
+                    points = served.cache()["curve"]
+                    curve = {point["factor"]: point["hit_rate"] for point in points}
+                mount.stop()
+            run_kvfs("destroy", device, "--yes")
+    assert rates[2.0] - rates[0.5] > 4 * CURVE_WITHIN
+    for factor, rate in rates.items():
+        assert curve[factor] == pytest.approx(rate, abs=CURVE_WITHIN), (curve, rates)
 
 
 @pytest.mark.proof
