@@ -29,13 +29,13 @@ def hold(cases: list[Case]) -> None:
 
 
 def test_a_thousand_corruptions() -> None:
-    """[single-corruption] What CI tries."""
+    """What CI tries."""
     hold(run_cases(SEED, 1000, processes=2))
 
 
 @pytest.mark.proof
 def test_ten_thousand_corruptions() -> None:
-    """[single-corruption] The same, and more of them."""
+    """The same, and more of them."""
     hold(run_cases(SEED, 10_000, processes=2))
 
 

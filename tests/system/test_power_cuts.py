@@ -42,7 +42,7 @@ def hold(done: Proof) -> None:
 
 @pytest.mark.parametrize("kind", [Kind.ROOMY, Kind.FULL])
 def test_fifty_images_hold_nothing_wrong_and_lack_nothing_durable(kind: Kind) -> None:
-    """[power-cut] Blocks stored in all ways, evicted, in directories that are renamed."""
+    """Blocks stored in all ways, evicted, in directories that are renamed."""
     hold(prove(Plan(kind, SEED, WAYS[kind], RECORDED_S, 50, (*SHORT, *CHECKED), LATE_S)))
 
 
@@ -57,7 +57,7 @@ def test_the_tool_finds_what_plain_xfs_leaves() -> None:
 
 @pytest.mark.proof
 def test_two_thousand_images() -> None:
-    """[power-cut] Every mode, with the default window and a short one, beside plain XFS."""
+    """Every mode, with the default window and a short one, beside plain XFS."""
     plans = [
         Plan(kind, SEED + number, WAYS[kind], PROOF_S, 250, flags, late_s)
         for number, flags in enumerate((CHECKED, (*SHORT, *CHECKED)) * 2)
