@@ -61,7 +61,11 @@ class ConnectorFailed(AssertionError):
 class Connector:
     """One driver process; the driver's verbs are the first argument of ``call``."""
 
-    def __init__(self, python: Path, driver: str, *arguments: str) -> None:
+    def __init__(
+        self, python: Path, driver: str, *arguments: str, wait_s: float = ANSWER_WAIT_S
+    ) -> None:
+        """Start it; each of its answers may take *wait_s*."""
+        self._wait_s = wait_s
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._opens = tempfile.NamedTemporaryFile("r", errors="replace")  # noqa: SIM115
         watched = {
@@ -107,8 +111,8 @@ class Connector:
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers_fd, selectors.EVENT_READ)
             while b"\n" not in self._pending:
-                if not selector.select(ANSWER_WAIT_S):
-                    raise ConnectorFailed(f"no answer in {ANSWER_WAIT_S} s\n{self.log_tail()}")
+                if not selector.select(self._wait_s):
+                    raise ConnectorFailed(f"no answer in {self._wait_s} s\n{self.log_tail()}")
                 data = os.read(self._answers_fd, 1 << 20)
                 if not data:
                     raise ConnectorFailed(f"the driver died\n{self.log_tail()}")

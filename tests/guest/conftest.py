@@ -73,13 +73,16 @@ class Rack:
 
 
 @contextlib.contextmanager
-def rack(name: str, *flags: str) -> Iterator[Rack]:
-    """Mount a new pool on the guest's drive and export it to two hosts; logs go to /out."""
+def rack(name: str, *flags: str, source: str = "") -> Iterator[Rack]:
+    """Mount a new pool on the guest's drive, or the one on *source*, and export it to two hosts.
+
+    Logs go to /out.
+    """
     log = OUT / f"kvfs-{name}.log"
-    pool = DRIVE / name
-    pool.mkdir()
+    if not source:
+        (DRIVE / name).mkdir()
     with contextlib.ExitStack() as stack:
-        mounted = Mounted(pool, PLACE / name, "--log-file", str(log), *flags)
+        mounted = Mounted(source or DRIVE / name, PLACE / name, "--log-file", str(log), *flags)
         mounted.log_file = log
         PLACE.mkdir(exist_ok=True)
         stack.enter_context(mounted)

@@ -228,17 +228,3 @@ def test_an_eviction_during_a_read(served: Rack, one: Path, two: Path, name: str
         until(lambda root=root: not (root / name).exists(), "the miss")  # type: ignore[misc]
         with refused(errno.ENOENT):
             read_file(root / name)
-
-
-def test_all_names_are_listed(served: Rack, one: Path, version: str, name: str) -> None:
-    """How many: KVFS_GUEST_NAMES."""
-    count = int(os.environ.get("KVFS_GUEST_NAMES", "2000"))
-    directory = served.path / "names"
-    wanted = {f"{number:06}" for number in range(count)}
-    if not directory.exists():
-        directory.mkdir()
-        for file in wanted:
-            os.mknod(directory / file)
-    found = os.listdir(one / "names")
-    assert len(found) == count
-    assert set(found) == wanted

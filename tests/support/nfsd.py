@@ -97,6 +97,11 @@ class Nfsd:
         """Return how many serve."""
         return int((_PROC / "threads").read_text())
 
+    def delegations(self) -> int:
+        """Return how many files it has delegated to clients of NFSv4."""
+        states = [path.read_text() for path in _PROC.glob("clients/*/states")]
+        return sum(text.count("type: deleg") for text in states)
+
     def _help(self, *command: str) -> None:
         """Start a program that nfsd wants beside it; what it says goes to the console."""
         self._helpers.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))

@@ -77,12 +77,14 @@ def boot(
     *arguments: str,
     wait_s: float,
     shares: Sequence[Path] = (),
+    drives: Sequence[Path] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Ran:
     """Run Python with *arguments* in a guest, in the tree's folder.
 
     *out* is an empty directory; *shares* are directories outside the tree that the guest sees as
-    well, read-only. Raises AssertionError when the guest is not off after *wait_s*.
+    well, read-only; *drives* are images of more drives, /dev/vdb on, and stay as they are. Raises
+    AssertionError when the guest is not off after *wait_s*.
     """
     began_s = time.monotonic()
     console = out / "console.log"
@@ -97,7 +99,7 @@ def boot(
         shown = {"usr": Path("/usr"), "etc": Path("/etc"), **tags}
         try:
             subprocess.run(
-                list(_qemu(kernel, Path(made), shown, out)),
+                list(_qemu(kernel, Path(made), shown, drives, out)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -118,7 +120,9 @@ def boot(
     )
 
 
-def _qemu(kernel: Kernel, place: Path, shown: Mapping[str, Path], out: Path) -> Iterator[str]:
+def _qemu(
+    kernel: Kernel, place: Path, shown: Mapping[str, Path], drives: Sequence[Path], out: Path
+) -> Iterator[str]:
     """Yield the words of the command line; what the guest starts from is made in *place*."""
     drive = place / "drive"
     with drive.open("wb") as file:
@@ -128,6 +132,8 @@ def _qemu(kernel: Kernel, place: Path, shown: Mapping[str, Path], out: Path) -> 
     yield from ("-kernel", str(kernel.image), "-initrd", str(_initramfs(kernel, place)))
     yield from ("-append", _KERNEL_LINE, "-serial", "stdio", "-device", "virtio-rng-pci")
     yield from ("-drive", f"file={drive},if=virtio,format=raw,cache=unsafe,discard=unmap")
+    for image in drives:
+        yield from ("-drive", f"file={image},if=virtio,format=raw,snapshot=on")
     local = "local,security_model=none,multidevs=remap"
     for tag, path in shown.items():
         yield from ("-virtfs", f"{local},path={path},mount_tag={tag},readonly=on")

@@ -11,8 +11,9 @@ from typing import Final
 
 import pytest
 
+from tests.support.calls import write_file
 from tests.support.kernels import kernel
-from tests.support.mounting import ROOT
+from tests.support.mounting import ROOT, Mounted
 from tests.support.vm import boot, why_no_vm
 
 pytestmark = pytest.mark.proof
@@ -23,23 +24,40 @@ GUEST_WAIT_S: Final = 1800.0
 #: The options of pyproject.toml pass the guest's folder by.
 OPTIONS: Final = (
     *("-o", "addopts=--import-mode=importlib --strict-markers", "-p", "no:cacheprovider"),
-    *("-o", "faulthandler_timeout=240", "-v", "--no-header", "--color=no", "--tb=short"),
+    *("-o", "faulthandler_timeout=900", "-v", "--no-header", "--color=no", "--tb=short"),
 )
-#: How many names are listed: emulated, each costs some 20 ms. KVFS_GUEST_NAMES is another count.
-NAMES: Final = "10000"
+#: How many names are listed, by this file. They are made here: emulated, each costs some 20 ms.
+NAMES: Final = 20_000
+LISTED: Final = "test_nfsd_names.py"
+_FILLED_BYTES: Final = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image with a pool that has a directory of so many names."""
+    place = tmp_path_factory.mktemp("filled")
+    image = place / "image"
+    with Mounted(image, place / "kv", f"--capacity={_FILLED_BYTES}") as mounted:
+        (mounted.path / "names").mkdir()
+        for number in range(NAMES):
+            os.mknod(mounted.path / "names" / f"{number:06}")
+        write_file(mounted.path / "wanted", json.dumps({"count": NAMES}).encode())
+    return image
 
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("series", ["6.1", "6.12"])
-def test_nfsd(series: str, file: str, tmp_path: Path) -> None:
+def test_nfsd(series: str, file: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     assert (why := why_no_vm()) is None, why
+    drives = [request.getfixturevalue("filled")] if file == LISTED else []
     named = {name: value for name, value in os.environ.items() if name.startswith("KVFS_")}
     ran = boot(
         kernel(series),
         tmp_path,
         *("-m", "pytest", *OPTIONS, f"tests/guest/{file}"),
         wait_s=GUEST_WAIT_S,
-        environment={"KVFS_GUEST_NAMES": NAMES, **named},
+        drives=drives,
+        environment=named,
     )
     assert ran.result, f"no answer from the guest:\n{ran.last_lines()}"
     for name, found in ran.result.items():
