@@ -219,8 +219,11 @@ class Pool:
     def sync_all(self) -> Marked:
         """Make all durable that was published, with every name; it blocks.
 
-        Call ``background.hurry`` before. Raises NoSpace, OSError.
+        Call ``background.hurry`` before. Raises NoSpace, OSError. A read-only pool has nothing to
+        write.
         """
+        if self.settings.read_only:
+            return Marked(True, None)
         self.index.settle()
         marked = self.final_bytes.mark_all(self.sync)
         self.syscalls.syncfs(self.device.pool_fd)  # for the identities

@@ -282,7 +282,7 @@ def test_blocks_stored_since_the_last_save_are_found(
     store.unlink(ROOT_INODE, b"removed")
     later = stored(store, ROOT_INODE, b"later")
     store.erase_removed()
-    store.hurry()  # the identities are on the device
+    store.sync()  # the identities are on the device
     getattr(running, end)()
     store = running.start()
     assert known(store) == {kept, removed}
