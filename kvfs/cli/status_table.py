@@ -74,6 +74,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "space_waits": "waits for space",
         "invalidations": "kernel invalidations",
         "durability": "not durable yet",
+        "checksums": "checksums",
         "background_backlog": "background jobs queued",
         "checkpoint": "index checkpoint",
         "reconcile": "index compared with the files",

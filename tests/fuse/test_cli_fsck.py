@@ -100,6 +100,7 @@ def test_a_repair_ends_with_0_and_says_what_it_did(
         "repaired": 1,
         "blocks": 3,
         "directories": 2,
+        "quarantined": {},
     }
     assert calls == [True]
 

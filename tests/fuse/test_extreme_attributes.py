@@ -52,9 +52,10 @@ def records(draw: st.DrawFn) -> InodeRecord:
 def answers() -> Answers:
     """Return the answers of a store in which nothing is open."""
     truncating = SimpleNamespace(refusals=None)
+    looks = SimpleNamespace(kernel_keeps=lambda _: None)
     store = SimpleNamespace(
         namespace=None,
-        pool=SimpleNamespace(open_inodes={}, heat=None),
+        pool=SimpleNamespace(open_inodes={}, heat=None, cache=SimpleNamespace(looks=looks)),
         blocks=SimpleNamespace(truncating=truncating),
     )
     unused = cast("Any", None)

@@ -98,7 +98,10 @@ def test_values_are_those_of_the_status(busy: str, mount: Mounted) -> None:
     samples = {one.name: one for one in found["kvfs_capacity_bytes"].samples}
     assert samples["kvfs_capacity_bytes"].value == status["capacity_bytes"]
     states = {one.labels["state"]: one.value for one in found["kvfs_state_blocks"].samples}
-    assert states == {state: row["blocks"] for state, row in status["states"].items()}
+    assert states.keys() == status["states"].keys()
+    # Extents for the next files are prepared and given up meanwhile.
+    for state in states.keys() - {"preallocated"}:
+        assert states[state] == status["states"][state]["blocks"], state
     errors = {one.labels["errno"]: one.value for one in found["kvfs_errors"].samples}
     assert errors == {"EIO": 0, "ENOSPC": 0} | status["errors"]
 

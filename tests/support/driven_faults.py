@@ -130,7 +130,7 @@ class Faults:
         owner, name = {
             "listing": (self.engine.pool.index, "children"),
             "search": (self.engine.reclaim, "search_anew"),
-            "sync": (self.engine.pool, "sync"),
+            "sync": (self.engine.durable_pass, "goal"),
             "durable": (self.engine.pool.extents, "make_durable"),
         }[what]
         made = getattr(owner, name)

@@ -44,6 +44,10 @@ _CALLED: Final = {
 #: /etc/kvfs and an installed kvfs for the unit, everything that systemd writes in memory.
 _BOOT: Final = """\
 set -eu
+# Copies of other tests' mounts would keep those busy.
+findmnt --list --noheadings --output TARGET --types fuse,fuse.kvfs,xfs,ext4 |
+    grep /kvfs-test- | grep --invert-match "^{place}" | sort --reverse |
+    while read -r other; do umount --lazy "$other" || true; done
 mount -t cgroup2 none /sys/fs/cgroup
 mount -t tmpfs none /run
 for path in etc usr/sbin; do

@@ -67,6 +67,8 @@ class Verifier:
             settings.quarantine_files_max,
             settings.quarantine_bytes,
         )
+        #: What is there, as of the last look: a status must not ask a device that is gone.
+        self._quarantined = self._quarantine.held()
         self._local = threading.local()
         self._scrub: Aside[tuple[Look, Verdict]] = Aside("kvfs-scrub")
         self._after = b""
@@ -150,10 +152,12 @@ class Verifier:
 
     def _keep_aside(self, ino: InodeNo) -> bool:
         try:
-            return self._quarantine.take(self._pool.extents, ino)
+            kept = self._quarantine.take(self._pool.extents, ino)
+            self._quarantined = self._quarantine.held()
         except OSError as error:
             _log.warning("inode %#x is not kept for a look: %s", ino, error)
             return False
+        return kept
 
     def _know(self, ino: InodeNo) -> None:
         self._known[ino] = None
@@ -198,7 +202,7 @@ class Verifier:
 
     def describe(self) -> dict[str, Any]:
         """Return the figures `kvfs status` shows."""
-        held = self._quarantine.held()
+        held = self._quarantined
         return {
             "verify": self._mode,
             "right": self.right,
