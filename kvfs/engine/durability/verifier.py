@@ -68,7 +68,8 @@ class Verifier:
             settings.quarantine_bytes,
         )
         #: What is there, as of the last look: a status must not ask a device that is gone.
-        self._quarantined = self._quarantine.held()
+        self._quarantined: dict[InodeNo, int] = {}
+        self._look_at_quarantine()
         self._local = threading.local()
         self._scrub: Aside[tuple[Look, Verdict]] = Aside("kvfs-scrub")
         self._after = b""
@@ -153,11 +154,18 @@ class Verifier:
     def _keep_aside(self, ino: InodeNo) -> bool:
         try:
             kept = self._quarantine.take(self._pool.extents, ino)
-            self._quarantined = self._quarantine.held()
         except OSError as error:
             _log.warning("inode %#x is not kept for a look: %s", ino, error)
             return False
+        self._look_at_quarantine()
         return kept
+
+    def _look_at_quarantine(self) -> None:
+        """Note what is there; it is no reason to refuse a start."""
+        try:
+            self._quarantined = self._quarantine.held()
+        except OSError as error:
+            _log.warning("the quarantine cannot be read: %s", error)
 
     def _know(self, ino: InodeNo) -> None:
         self._known[ino] = None
