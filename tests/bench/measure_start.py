@@ -131,6 +131,7 @@ def main() -> None:
         _fill(store, given.names, files=given.files)
         driver = Driven(store)
         driver.sync()
+        store.pool.index.preallocate()
         found["index_bytes"] = store.pool.index.used_bytes()
         found["checkpoint_s"] = _checkpoint(store)
         for number in range(_YOUNG):
