@@ -228,6 +228,11 @@ def test_the_command_runs_as_shown(mounted: Mounted, check: str, change: Change)
     findings = RULES[check](replace(facts, **change(facts)))
     assert findings
     command = findings[0].fix.splitlines()[0]
+    if check == "XFS":  # until the last copy of the mount in a namespace of another test is gone
+        busy = "for try in $(seq 60); do mkfs.xfs -N -f {0} && break; sleep 1; done; "
+        device = command.partition("rmapbt=0 ")[2].split()[0]
+        at = command.index("mkfs.xfs")
+        command = command[:at] + "{ " + busy.format(device) + "true; } && " + command[at:]
     done = subprocess.run(
         ["bash", "-c", command],
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
