@@ -184,7 +184,7 @@ class Store:
             return
         settled = self.blocks.close_all(all_closed=self.all_closed)
         self.durable_pass.close()
-        if self.device_watch.write_back.is_in_doubt():
+        if not (self.pool.settings.read_only or self.device_watch.write_back.settle()):
             settled = False
             distrust_index(self.pool.device.pool_fd, self.pool.syscalls)
         self.pool.close(settled=settled, swept=self.swept)

@@ -9,6 +9,8 @@ from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE
 from kvfs.devices import Device, format_source, open_source, wait_released
 from kvfs.machine.kernel_log import DeviceErrors
+from kvfs.storage.run_state import read_run_state
+from kvfs.storage.syscalls import Syscalls
 from tests.support.driven import Driven, driven
 from tests.support.driven_faults import set_limit
 from tests.support.failing_drive import FailingDrive, failing_drive
@@ -97,7 +99,7 @@ def test_an_error_that_a_clients_fsync_was_told_of_is_not_lost(
     assert tree(store) == {}
 
 
-def test_an_error_found_just_before_a_stop_is_no_clean_stop(
+def test_an_error_found_just_before_a_stop_is_dealt_with_by_the_stop(
     device: Device, drive: FailingDrive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The look took the error, which the stop's own sync is not told of any more."""
@@ -115,6 +117,29 @@ def test_an_error_found_just_before_a_stop_is_no_clean_stop(
     second = driven(device, SETTINGS)
     try:
         assert tree(second) == {b"/good": b"w" * 5000}
+    finally:
+        second.stop()
+
+
+def test_a_stop_after_a_failed_write_keeps_what_is_durable(
+    device: Device, drive: FailingDrive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass had removed the block, and no look had been told of the error before the stop."""
+    monkeypatch.setattr("kvfs.machine.kernel_log.KernelLog.errors", lambda _: DeviceErrors())
+    set_limit(monkeypatch, "write_back_looks_s", 86_400.0)
+    first = driven(device, dataclasses.replace(SETTINGS, durable_within_s=0.5))
+    drive.fail(writes=Fails.BAD_PAGES)
+    put(first, ROOT_INODE, b"bad", LOST)
+    tick_until(first, 1)
+    drive.recover()
+    put(first, ROOT_INODE, b"after", b"w" * 5000)
+    until(lambda: passed(first), "it is durable")
+    put(first, ROOT_INODE, b"suspect", b"w" * 5000)
+    first.stop()
+    assert read_run_state(device.pool_fd, Syscalls(), device.superblock).clean
+    second = driven(device, SETTINGS)
+    try:
+        assert tree(second) == {b"/after": b"w" * 5000}
     finally:
         second.stop()
 

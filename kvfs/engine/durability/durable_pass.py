@@ -42,8 +42,8 @@ class Goal(NamedTuple):
 
     ticket: int
     flush: int
-    #: Blocks lost so far; if there are more at the end, not all is durable.
-    failures: int
+    #: Failures so far; if there are more at the end, not all is durable.
+    losses: int
 
 
 class _Block(NamedTuple):
@@ -288,7 +288,7 @@ class DurablePass:
         """
         self._queue.look_again(self._queue.held)
         self._flush_wanted = self._flushes_begun + 1
-        return Goal(self._queue.ticket, self._flush_wanted, self.failures)
+        return Goal(self._queue.ticket, self._flush_wanted, self._losses)
 
     def undone(self, goal: Goal) -> int:
         """Return how many blocks are missing to *goal*, and work towards it."""
@@ -300,12 +300,17 @@ class DurablePass:
     def reached(self, goal: Goal) -> bool:
         """Whether *goal* is reached; works towards it. Raises OSError if the device failed."""
         undone = self.undone(goal)
-        if self.failures > goal.failures:
+        if self._losses > goal.losses:
             raise OSError(errno.EIO, "the device failed to write a block")
         if undone or self.flushes < goal.flush:
             return False
         self._asked_until_s = 0.0  # who else waits asks again
         return True
+
+    @property
+    def _losses(self) -> int:
+        """How often the device failed; also those blocks that a look dropped (write_back.py)."""
+        return self.failures + self._pool.lost_blocks
 
     # ---- the end ----
 

@@ -11,7 +11,7 @@ import contextlib
 import logging
 from typing import Final, NamedTuple
 
-from kvfs.core.errors import Damaged, KvfsError
+from kvfs.core.errors import Damaged, KvfsError, NoSpace
 from kvfs.core.records import INODE_PREFIX, parse_inodes
 from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.blocks.publishing import Publishing
@@ -86,15 +86,30 @@ class WriteBack:
             self.looks += 1
             self._look.start(lambda: self._look_now(begun_at))
 
-    def is_in_doubt(self) -> bool:
-        """Whether an error was found and not dealt with to the end; waits for a look.
+    def settle(self) -> bool:
+        """Look once more before a stop, and drop at once what the device may not have; it blocks.
 
-        The kernel has reported the error to the look, and will not report it again.
+        False if that did not succeed: then the index cannot be trusted. The kernel reports an error
+        once, so one that was found and not dealt with would be forgotten.
         """
+        if self._in_memory:
+            return True
         self._look.join()
         found = self._look.take()
-        unread = self._pool.unsynced or (found is not None and found.error is not None)
-        return unread or self._upto is not None
+        if found is None or found.error is None:
+            found = self._look_now(self._pool.counters.sequence)
+        if self._pool.unsynced and found.error is None:
+            found = found._replace(error=OSError("fsync"))
+        self._pool.unsynced = False
+        if found.error is not None:
+            self._judge(found)
+        try:
+            while self._upto is not None:
+                self._walk_on()
+        except (NoSpace, OSError) as error:
+            _log.error("blocks that the device may not have are still there: %s", error)
+            return False
+        return not self.index_error
 
     def close(self) -> None:
         """Wait for a look that is under way."""
@@ -148,7 +163,13 @@ class WriteBack:
             self._pool.background.submit_leisure(self._step)
 
     def _step(self) -> None:
-        """Drop some of the blocks stored since then. Raises NoSpace, OSError: the rest waits."""
+        """Do one step of the walk at leisure. Raises NoSpace, OSError: the rest waits."""
+        self._walk_on()
+        if self._upto is not None:
+            self._pool.background.submit_leisure(self._step)
+
+    def _walk_on(self) -> None:
+        """Drop some of the blocks stored since the last good look. Raises NoSpace, OSError."""
         rows = next(self._pool.index.walk(INODE_PREFIX, _STEP, after=self._after), [])
         for ino, record in parse_inodes(rows):
             if record is not None and self._is_suspect(ino, record):
@@ -156,7 +177,6 @@ class WriteBack:
         self._pool.recently_removed.give_way()  # nor for a moment
         if rows:
             self._after = rows[-1][0]
-            self._pool.background.submit_leisure(self._step)
             return
         assert self._upto is not None
         _log.error("%d blocks dropped, which the device may not have", self._gone)
