@@ -40,9 +40,9 @@ demo: $(VENV)/.runtime install-connectors
 	$(VENV)/bin/python -m tests.connectors.demo $(CONNECTOR) $(DEMO)
 endif
 
-# Three workers on two cores: each waits for its server now and then. The tests are sorted already,
-# the longest first (tests/conftest.py).
-PYTEST := $(VENV)/bin/pytest -n 3 --dist loadscope --no-loadscope-reorder
+# Four workers on two cores: each waits for its server, or a device, half of the time. The tests are
+# sorted already, the longest first (tests/conftest.py).
+PYTEST := $(VENV)/bin/pytest -n 4 --dist loadscope --no-loadscope-reorder
 
 test: lint
 	$(PYTEST) --ignore=tests/connectors $(TESTS)

@@ -395,7 +395,7 @@ class ProcessesMachine(RuleBasedStateMachine):
 
 
 TestProcesses = pytest.mark.usefixtures("caplog")(ProcessesMachine.TestCase)
-TestProcesses.settings = settings(max_examples=25, stateful_step_count=60)
+TestProcesses.settings = settings(max_examples=15, stateful_step_count=60)
 
 
 class LongProcessesMachine(ProcessesMachine):

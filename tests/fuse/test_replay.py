@@ -108,7 +108,7 @@ def test_blocks_are_scaled_to_ones_own_mount(mounts: list[str], place: Path) -> 
 def test_ctrl_c_leaves_nothing_behind(mounts: list[str]) -> None:
     plain = Path(mounts[-1])
     with subprocess.Popen(
-        command(*mounts, "--speed", "1"), cwd=ROOT, stderr=subprocess.PIPE, text=True
+        command(*mounts, "--speed", "4"), cwd=ROOT, stderr=subprocess.PIPE, text=True
     ) as running:
         assert running.stderr is not None
         until(lambda: any(plain.glob("*/*.data")), "a store beside the mount")

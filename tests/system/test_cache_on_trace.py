@@ -136,6 +136,7 @@ def test_the_hit_rate_is_what_the_clients_counted(path: str, place: Path) -> Non
         assert ask_status(mount)["cache"]["evicted"]["space"]["blocks"] > 100
 
 
+@pytest.mark.proof
 def test_the_curve_of_a_skewed_load_is_that_of_pools_of_other_sizes(place: Path) -> None:
     """A short one, whose hit rates differ much from size to size."""
     rng = random.Random(1)

@@ -15,10 +15,10 @@ from typing import Final
 import pytest
 
 from tests.fuse.conftest import require_passthrough
-from tests.support.caches import forget_blocks, pool_root
+from tests.support.caches import forget_blocks
 from tests.support.calls import opened, write_file
 from tests.support.loop import loop_device
-from tests.support.mounting import Mounted, workplace
+from tests.support.mounting import Mounted, run_kvfs, workplace
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 
@@ -75,13 +75,16 @@ class Trace:
 
 @pytest.fixture(scope="module")
 def mount() -> Iterator[Mounted]:
-    """A pool on an XFS of its own, bytes through the kernel."""
+    """A pool on an XFS of its own, bytes through the kernel.
+
+    Without checksums: those are made of bytes in the page cache, for no request.
+    """
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
     with (
         workplace("disk") as directory,
         loop_device(DRIVE_BYTES) as drive,
-        Mounted(drive.path, directory / "kv") as mount,
+        Mounted(drive.path, directory / "kv", "--set", "checksum_share=0") as mount,
     ):
         require_passthrough(mount)
         yield mount
@@ -101,11 +104,11 @@ def trace(mount: Mounted) -> Iterator[Trace]:
 
 @pytest.fixture(scope="module")
 def blocks(mount: Mounted) -> list[Path]:
-    """Blocks of 32 MiB, published and on the drive."""
+    """Blocks of 32 MiB, published and durable."""
     paths = [mount.path / f"block{number}" for number in range(BLOCKS)]
     for number, path in enumerate(paths):
         write_file(path, bytes([number]) * BLOCK_BYTES)
-    subprocess.run(["sync", "--file-system", pool_root(mount)], check=True)
+    run_kvfs("sync", str(mount.path))
     return paths
 
 
