@@ -1,106 +1,113 @@
-"""What counting costs: CPU of a store and of a warm open and close, against an earlier commit.
+"""What counting costs: CPU of a store with the cache's figures, and with nothing that counts.
 
-``python -m tests.bench.measure_counting OLD [ROUNDS]``; OLD is a checkout of the earlier commit.
-Without a mount and its system calls, whose time differs by more than what is measured: the engine
-stores in a directory in memory, and the shared handles of the mount open and close one block. A
-process for each commit and round, in turns; a difference is formed within its round. Prints JSON:
-CPU in us, the median of the rounds, and quartiles of the differences. Not collected by pytest.
+``python -m tests.bench.measure_counting [ROUNDS]``. Two commits, or two mounts, differ by more than
+what is measured. So one engine in memory stores a few blocks with its figures and as many without,
+in turns, and a difference is formed within its round; so it is with opens and closes of one block,
+by the shared handles of the mount. Prints JSON: CPU in us, the medians, and quartiles of the
+differences. Not collected by pytest.
 """
 
+import gc
 import json
+import os
 import statistics
-import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.measure_commits import NEW
-
-ROUNDS: Final = 15
-#: Counts nothing where there is nothing that counts (``pool.cache``).
-PROGRAM: Final = """
-import gc, json, os, sys, tempfile, time
-from pathlib import Path
 from kvfs.core.types import ROOT_INODE
-from kvfs.pool import pool
 from mount.files.handles import HandleKind, Handles
 from mount.files.open_shares import OpenShares
 from mount.files.shared_handles import SharedHandles
 from mount.fuse.grant import Grant
 from tests.support.stores import Host
 
-STORES, OPENS, TICK = 3000, 60000, 50
-gc.disable()
+ROUNDS: Final = 400
+STORES: Final = 25
+OPENS: Final = 2000
 
-def store(engine, number):
-    looks = getattr(getattr(engine.pool, "cache", None), "looks", None)
-    draft, name = b"%d.tmp" % number, b"%d.data" % number
-    if looks is not None:
+
+class Uncounted:
+    """Stands for the figures, and counts nothing."""
+
+    def __getattr__(self, _name: str) -> "Uncounted":
+        return self
+
+    def __call__(self, *_: object, **__: object) -> None:
+        """Count nothing."""
+
+
+def cpu_us(work: Callable[[], object], count: int) -> float:
+    """Return the CPU time (us) of one of *count* calls."""
+    begun_ns = time.thread_time_ns()
+    for _ in range(count):
+        work()
+    return (time.thread_time_ns() - begun_ns) / count / 1000
+
+
+def in_turns(one: Callable[[], float], other: Callable[[], float], rounds: int) -> dict[str, Any]:
+    """Return what *one* takes more than *other*, of so many rounds."""
+    pairs = []
+    for number in range(rounds):
+        first, second = (one, other) if number % 2 else (other, one)
+        took = first(), second()
+        pairs.append(took if number % 2 else took[::-1])
+    more = [with_us - without_us for with_us, without_us in pairs]
+    return {
+        "with_us": round(statistics.median(pair[0] for pair in pairs), 2),
+        "without_us": round(statistics.median(pair[1] for pair in pairs), 2),
+        "more_us": round(statistics.median(more), 2),
+        "more_us_quartiles": [round(at, 2) for at in statistics.quantiles(more, n=4)],
+    }
+
+
+def measured(place: Path, rounds: int) -> dict[str, Any]:
+    """Return the figures of a store, and of an open with its close."""
+    engine = Host(place, capacity_bytes=1 << 30).start().engine
+    figures, numbers = engine.pool.cache, iter(range(sys.maxsize))
+
+    def store() -> None:
+        """By a temporary name; what the kernel looks for first is counted by the mount."""
+        looks, number = engine.pool.cache.looks, next(numbers)
+        draft, name = b"%d.tmp" % number, b"%d.data" % number
         looks.add(ROOT_INODE, draft)
-    opened, _ = engine.blocks.create(ROOT_INODE, draft, 0o100644, 0, 0)
-    engine.blocks.close(opened, writer=True)
-    if looks is not None:
+        opened, _ = engine.blocks.create(ROOT_INODE, draft, 0o100644, 0, 0)
+        engine.blocks.close(opened, writer=True)
         looks.add(ROOT_INODE, name)
-    engine.rename(ROOT_INODE, draft, ROOT_INODE, name, replace=True)
+        engine.rename(ROOT_INODE, draft, ROOT_INODE, name, replace=True)
 
-def cpu_us(work, count, engine):
-    took = 0
-    for number in range(count):
-        begun = time.thread_time_ns()
-        work(number)
-        if number % TICK == 0:
+    def stores(cache: object) -> float:
+        setattr(engine.pool, "cache", cache)  # noqa: B010
+        try:
+            return cpu_us(store, STORES)
+        finally:
+            engine.pool.cache = figures
             engine.tick()
-        took += time.thread_time_ns() - begun
-    return took / count / 1000
 
-def batched_us(work, count, engine):
-    begun = time.thread_time_ns()
-    for number in range(count):
-        work(number)
-        if number % (TICK * 20) == 0:
-            engine.tick()
-    return (time.thread_time_ns() - begun) / count / 1000
-
-with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
-    host = Host(Path(place), capacity_bytes=1 << 30)
-    engine = host.start().engine
-    stores_us = cpu_us(lambda number: store(engine, number), STORES, engine)
-    handles = Handles(os.memfd_create("handles"), OpenShares(0.5))
-    readers = SharedHandles(engine.pool, handles, 64)
+    found = {"store": in_turns(lambda: stores(figures), lambda: stores(Uncounted()), rounds)}
+    readers = SharedHandles(
+        engine.pool, handles := Handles(os.memfd_create("handles"), OpenShares(0.5)), 64
+    )
     ino = engine.namespace.lookup(ROOT_INODE, b"1.data")
     handle = handles.open(HandleKind.READER, 0, engine.blocks.open_to_read(ino), 0)
     readers.share(handle, Grant(0, 0))
-    def load(_):
+
+    def load() -> None:
         readers.enter(ino, 0)
         readers.leave(ino, handle.fh)
-    opens_us = batched_us(load, OPENS, engine)
-    print(json.dumps({"store": stores_us, "open-close": opens_us}))
-"""
 
-
-def measured(tree: Path) -> dict[str, float]:
-    """Return the CPU (us) of each job in the commit at *tree*."""
-    command = [NEW / ".venv/bin/python", "-c", PROGRAM]
-    done = subprocess.run(command, cwd=tree, check=True, capture_output=True, text=True)
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    return {**found, "open-close": {"with_us": round(cpu_us(load, OPENS), 2)}}
 
 
 def main() -> int:
-    """Measure in turns, and print."""
-    old = Path(sys.argv[1]).resolve()
-    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else ROUNDS
-    pairs = [(measured(old), measured(NEW)) for _ in range(rounds)]
-    figures: dict[str, Any] = {"rounds": rounds}
-    for job in pairs[0][0]:
-        differences = [new[job] - before[job] for before, new in pairs]
-        figures[job] = {
-            "old_us": round(statistics.median(before[job] for before, _ in pairs), 2),
-            "new_us": round(statistics.median(new[job] for _, new in pairs), 2),
-            "more_us": round(statistics.median(differences), 2),
-            "more_us_quartiles": [round(at, 2) for at in statistics.quantiles(differences, n=4)],
-        }
-    print(json.dumps(figures, indent=1))
+    """Measure, and print."""
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
+    gc.disable()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+        print(json.dumps({"rounds": rounds, **measured(Path(place), rounds)}, indent=1))
     return 0
 
 
