@@ -22,6 +22,7 @@ from kvfs.core.sizes import format_size
 from kvfs.core.types import ROOT_INODE, InodeRecord
 from kvfs.devices import Device, Reserve, open_source
 from kvfs.engine.store import Store
+from kvfs.machine.held_files import HeldFiles
 from kvfs.machine.process_limits import what_it_cannot_see
 from mount.control.events import serve_events
 from mount.control.metrics.exposition import Exposition
@@ -39,13 +40,12 @@ from mount.files.open_shares import OpenShares
 from mount.files.path_choice import read_ahead_far
 from mount.files.transfers import Transfers
 from mount.fuse import kernel
-from mount.fuse.abort_guard import AbortGuard
 from mount.fuse.channel import Channel
 from mount.fuse.device_number import at_number, remember, remembered
 from mount.fuse.kernel_mount import OwnMount
 from mount.fuse.wire import Opcode
 from mount.process.logs import apply_levels
-from mount.process.supervisor import say_alive
+from mount.process.supervision import let_end_calls, notice_its_end, say_alive
 from mount.requests.answers import Answers
 from mount.requests.data import DataRequests
 from mount.requests.fast import FastAnswers
@@ -69,6 +69,7 @@ _TASKS_MAX: Final = 256
 
 def run(
     settings: Settings,
+    held: HeldFiles,
     ready: Callable[[], None],
     load: Callable[[], Settings] | None = None,
     remark: Callable[[str], None] = _log.warning,
@@ -76,6 +77,7 @@ def run(
 ) -> None:
     """Serve until the mount is gone or SIGTERM comes; *ready* is called once it serves.
 
+    What must outlive this server is given to the supervisor to be *held*.
     *load* reads the settings again at SIGHUP. *remark* takes lines for the operator who mounts, and
     *progress* how far a rebuild of the index is: files read, and all.
     Raises CommandError.
@@ -96,12 +98,12 @@ def run(
         held_bytes = store.pool.space.used_bytes
         if settings.capacity_bytes is not None and held_bytes > device.capacity_bytes:
             excess = format_size(held_bytes - device.capacity_bytes)
-            held = format_size(held_bytes)
-            remark(f"evicting {excess} of {held}: the capacity is below what the pool holds")
+            found = format_size(held_bytes)
+            remark(f"evicting {excess} of {found}: the capacity is below what the pool holds")
         if blind := what_it_cannot_see(settings):
             remark(blind)
         store.own_root(settings.uid, settings.gid, settings.mode)
-        mount = stack.enter_context(_Mount(device, port, settings))
+        mount = stack.enter_context(_Mount(device, port, settings, held))
         try:
             trio.run(mount.serve, ready, load)
         except BaseExceptionGroup as group:
@@ -145,8 +147,11 @@ def _foreseen(error: BaseException) -> CommandError | None:
 class _Mount(contextlib.AbstractContextManager["_Mount"]):
     """The kernel's side of a store: /dev/fuse, channel, handlers."""
 
-    def __init__(self, device: Device, port: KernelPort, settings: Settings) -> None:
+    def __init__(
+        self, device: Device, port: KernelPort, settings: Settings, held: HeldFiles
+    ) -> None:
         self.settings = settings
+        self._held = held
         self._group = group_id(settings.control_group)
         self.port = port
         self.store = port.store
@@ -188,14 +193,15 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self._number = remember(
             pool_fd, self._own.device_number, wanted, read_only=settings.read_only
         )
-        self._guard = AbortGuard(self._own.abort_fd)
+        let_end_calls(self._held, self._own.abort_fd)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._own.unmount()
         self.port.path.disconnect()
         os.close(self.port.fuse_fd)
-        self._guard.dismiss()
+        # Before the pool is closed: what the supervisor holds would keep its file system mounted.
+        self._held.say_ended()
         self._own.close()
         self.store.all_closed = self._own.is_unused()
 
@@ -251,7 +257,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         # Only now: no backing id is given out before INIT has agreed on passthrough.
         nursery.start_soon(self._tick)
         ready()
-        nursery.start_soon(say_alive)
+        nursery.start_soon(say_alive, self._held)
+        nursery.start_soon(notice_its_end, self._held)
 
     async def _tick(self) -> None:
         root = self.store.namespace.directory(ROOT_INODE)
@@ -321,5 +328,14 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
     async def _status(self, _args: dict[str, Any]) -> dict[str, Any]:
         if lost := self.store.device_watch.lost:
             return describe_lost(self.settings, lost)
-        parts = Parts(self.settings, self.store, self.channel, self.files, self.port, self._number)
-        return describe(parts)
+        return describe(
+            Parts(
+                self.settings,
+                self.store,
+                self.channel,
+                self.files,
+                self.port,
+                self._number,
+                self._held,
+            )
+        )

@@ -8,6 +8,7 @@ from kvfs.cli.caller import need_root
 from kvfs.cli.mount_settings import load_settings, settings_to_show
 from kvfs.cli.parser import add_verb
 from kvfs.cli.tables import console_for_tables
+from kvfs.client.subprocesses import supervised
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
@@ -64,24 +65,30 @@ def configure(subparsers: "Subparsers") -> None:
         action="store_true",
         help="print every setting and its reason, and exit",
     )
-    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+    for flag in ("--ready-fd", "--held-fd"):
+        parser.add_argument(flag, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--started-in", default="", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve here, or start a server and wait until it serves."""
+    """Serve here, be the supervisor of a server, or start one and wait until its server serves."""
     for name in ("source", "mountpoint", "config", "log_file"):
-        if getattr(args, name):  # the server changes its directory, and reads them again at SIGHUP
-            setattr(args, name, os.path.abspath(getattr(args, name)))
+        if given := getattr(args, name):  # the server is elsewhere, and reads them again at SIGHUP
+            setattr(args, name, os.path.abspath(os.path.join(args.started_in, given)))
     if args.print_settings:
         _print_settings(args)
         return 0
     need_root("kvfs mount")
-    if args.foreground:
+    if args.held_fd is not None:
         from kvfs.cli.ready_pipe import ReadyPipe
         from kvfs.cli.serve import serve_here
+        from kvfs.machine.held_files import HeldFiles
 
         pipe = ReadyPipe(args.ready_fd) if args.ready_fd is not None else None
-        serve_here(lambda: load_settings(args), pipe)
+        serve_here(lambda: load_settings(args), HeldFiles(args.held_fd), pipe)
+    elif args.foreground:
+        command, environment = supervised(args.argv, ready_fd=-1)
+        os.execve(command[0], command, environment)
     else:
         from kvfs.cli.mount_background import start_in_background
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Sequence
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 from kvfs.cli.dead_mount import free_place
 from kvfs.cli.progress_bar import progress_bar
 from kvfs.cli.ready_pipe import Outcome, wait_for_outcome
-from kvfs.client.subprocesses import held_back, program_again, stop
+from kvfs.client.subprocesses import held_back, supervised
 from kvfs.core.errors import CommandError, ServeFailed
 from kvfs.core.settings import Settings
 
@@ -36,7 +37,7 @@ def start_in_background(settings: Settings, argv: Sequence[str]) -> None:
             server = None
             try:
                 with held_back():
-                    server = _spawn([*argv, "--foreground", "--ready-fd", str(writing)], writing)
+                    server = _spawn([*argv, "--foreground"], writing)
                     os.close(writing)
                     writing = -1
                 _await_ready(server, reading, settings.start_timeout_s)
@@ -44,7 +45,7 @@ def start_in_background(settings: Settings, argv: Sequence[str]) -> None:
                 raise
             except BaseException:  # also at Ctrl-C, or the server would stay behind
                 if server is not None:
-                    stop(server, _GRACE_S)
+                    _stop(server)
                 with contextlib.suppress(CommandError):
                     free_place(settings.mountpoint)
                 raise
@@ -54,15 +55,26 @@ def start_in_background(settings: Settings, argv: Sequence[str]) -> None:
 
 
 def _spawn(arguments: Sequence[str], ready_fd: int) -> "subprocess.Popen[bytes]":
-    command, environment = program_again("kvfs.cli.main")
+    command, environment = supervised(arguments, ready_fd)
     return subprocess.Popen(
-        [*command, *arguments],
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         env=environment,
         pass_fds=[ready_fd],
         start_new_session=True,
     )
+
+
+def _stop(supervisor: "subprocess.Popen[bytes]") -> None:
+    """End it and its server, which is of its process group: that has a time to end by itself."""
+    supervisor.terminate()
+    try:
+        supervisor.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(supervisor.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            supervisor.wait(_GRACE_S)
 
 
 def _await_ready(server: "subprocess.Popen[bytes]", reading: int, wait_s: float) -> None:

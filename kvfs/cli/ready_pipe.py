@@ -2,7 +2,7 @@
 
 It gets lines of JSON through a pipe: ``{"done": N, "of": N}`` while the index is rebuilt, and then
 ``{"ready": true}`` or ``{"error": TEXT, "exit_code": N}``.
-What systemd is told is in mount/process/supervisor.py.
+What the supervisor and systemd are told is in kvfs/machine/held_files.py.
 """
 
 import contextlib

@@ -13,6 +13,7 @@ from kvfs.cli.standard_streams import say
 from kvfs.cli.termination import sigterm_raises
 from kvfs.core.errors import NO_SPACE, KvfsError, ServeFailed, SourceBlank, SourceFull
 from kvfs.core.settings import Settings
+from kvfs.machine.held_files import HeldFiles
 from kvfs.machine.process_limits import (
     adopt,
     require_file_size,
@@ -23,24 +24,25 @@ from kvfs.machine.process_limits import (
 _log: Final = logging.getLogger(__name__)
 
 
-def serve_here(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
+def serve_here(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | None) -> None:
     """Check, mount and serve in this process until the mount is gone or SIGTERM comes.
 
-    *load* reads the settings, now and at every SIGHUP. The *pipe* reports to the command that
-    started us how the start went; without one, systemd is told. Raises CommandError.
+    *load* reads the settings, now and at every SIGHUP. *held* is the link to the supervisor. The
+    *pipe* reports to the command that started us how the start went. Raises CommandError.
     """
     try:
-        _serve(load, pipe)
+        _serve(load, held, pipe)
     except (Exception, KeyboardInterrupt) as error:  # the last handler of the server
+        line, exit_code = explain(error)
+        held.say_fatal(line, exit_code)
         # The waiting command prints every error; it must not be printed here, too.
         if pipe is None or not pipe.awaited:
             raise
-        line, exit_code = explain(error)
         pipe.say_failed(line, exit_code)
         raise SystemExit(exit_code) from None
 
 
-def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
+def _serve(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | None) -> None:
     settings = load()
     check_apart(settings.source, settings.mountpoint)
     remarks = prepare_mountpoint(settings.mountpoint, guarded=settings.guard)
@@ -49,13 +51,13 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
     # Slow imports come only now, so that a wrong flag is answered at once.
     from kvfs.storage.index_map import outlive_bus_errors
     from mount.process.logs import close_logging, set_up_logging
-    from mount.process.supervisor import notify
 
-    # systemd ends a server whose loop has stopped by SIGABRT: the journal then says where it stood.
+    # A server whose loop has stopped is ended by SIGABRT: the journal then says where it stood.
     # Before the next line but one, which has SIGBUS to itself.
     faulthandler.enable()
 
     place = set_up_logging(settings, background=pipe is not None)
+    held.say_log(place, settings.name)
     outlive_bus_errors()
     os.chdir("/")  # the server must not keep the caller's directory busy
     for refusal in adopt(settings):
@@ -65,15 +67,12 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
         _log.info("serving %s at %s, log to %s", settings.source, settings.mountpoint, place)
         if pipe is not None:
             pipe.say_ready()
-        notify("READY=1", f"STATUS=serving {settings.source} at {settings.mountpoint}")
+        held.say_ready(f"serving {settings.source} at {settings.mountpoint}")
         settle_memory()
 
     def progress(done: int, total: int) -> None:
         """Say how far a rebuild of the index is; systemd waits on while it goes on."""
-        notify(
-            f"STATUS=rebuilding the index: {done} of {total} files",
-            f"EXTEND_TIMEOUT_USEC={int(settings.start_timeout_s * 1e6)}",
-        )
+        held.say_alive(done=done, of=total, wait_s=int(settings.start_timeout_s))
         if pipe is not None:
             pipe.say_progress(done, total)
 
@@ -85,7 +84,7 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
     for line in remarks:
         remark(line)
     try:
-        _serve_or_format(settings, load, ready, remark, progress)
+        _serve_or_format(settings, held, load, ready, remark, progress)
         _log.info("stopped: %s is unmounted", settings.mountpoint)
     except OSError as error:  # mostly a failing drive; the log says where
         _log.exception("stopped")
@@ -98,12 +97,12 @@ def _serve(load: Callable[[], Settings], pipe: ReadyPipe | None) -> None:
         _log.error("stopped: %s", error, exc_info=not isinstance(error, KvfsError))
         raise
     finally:
-        notify("STOPPING=1")
         close_logging()
 
 
 def _serve_or_format(
     settings: Settings,
+    held: HeldFiles,
     load: Callable[[], Settings],
     ready: Callable[[], None],
     remark: Callable[[str], None],
@@ -114,7 +113,7 @@ def _serve_or_format(
     from mount import serve
 
     try:
-        serve.run(settings, ready, load, remark, progress)
+        serve.run(settings, held, ready, load, remark, progress)
         return
     except SourceBlank:
         if settings.read_only:
@@ -128,4 +127,4 @@ def _serve_or_format(
             force=False,
             fill=found_pool,
         )
-    serve.run(settings, ready, load, remark)
+    serve.run(settings, held, ready, load, remark)

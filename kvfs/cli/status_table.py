@@ -21,6 +21,10 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "data_path_reason": "reason",
         "read_only": "read only",
         "server_pid": "server pid",
+        "supervisor_pid": "supervisor pid",
+        "restarts": "restarts of the server",
+        "upgrades": "upgrades of it",
+        "longest_pause_s": "longest pause, s",
         "server_cpu_s": "CPU time of the server, s",
         "server_memory_bytes": "its memory",
         "device_number": "device number",
@@ -95,7 +99,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
 
 #: Numbers that are not counts.
 _IDS: Final = (
-    *("pid", "server_pid", "uid", "gid"),
+    *("pid", "server_pid", "supervisor_pid", "uid", "gid"),
     *("device_number", "device_number_before"),
 )
 

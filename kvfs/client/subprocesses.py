@@ -33,6 +33,22 @@ def program_again(module: str) -> tuple[list[str], dict[str, str]]:
     return [sys.executable, "-P", "-m", module], environment
 
 
+def supervised(arguments: Sequence[str], ready_fd: int) -> tuple[list[str], dict[str, str]]:
+    """Return the command line and the environment of the supervisor of ``kvfs *arguments*``.
+
+    That is a server's command line. Its first start says at *ready_fd*, if not -1, how it went. The
+    supervisor imports nothing that was installed (mount/supervisor/__main__.py).
+    """
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        here = "/"
+    server, environment = program_again("kvfs.cli.main")
+    home = os.path.dirname(os.path.dirname(os.path.abspath(kvfs.__file__)))
+    supervisor = [sys.executable, "-I", "-S", f"{home}/mount/supervisor/__main__.py", str(ready_fd)]
+    return [*supervisor, *server, *arguments, "--started-in", here], environment
+
+
 def seen_in_time(module: str, mountpoint: str) -> list[bytes]:
     """Return the complete lines that *module* prints about *mountpoint* within 3 s.
 

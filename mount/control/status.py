@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import kvfs
 from kvfs.core.settings import Settings
 from kvfs.engine.store import Store
+from kvfs.machine.held_files import HeldFiles
 from mount.files.files import Files
 from mount.files.kernel_port import KernelPort
 from mount.fuse import errno_map
@@ -24,6 +25,7 @@ class Parts(NamedTuple):
     files: Files
     port: KernelPort
     number: DeviceNumber
+    held: HeldFiles
 
 
 def describe(mount: Parts) -> dict[str, Any]:
@@ -38,6 +40,10 @@ def describe(mount: Parts) -> dict[str, Any]:
         "data_path": path.name,
         "data_path_reason": mount.port.choice.reason,
         "server_pid": os.getpid(),
+        "supervisor_pid": None if mount.held.lost else mount.held.supervisor_pid,
+        "restarts": mount.held.restarts,
+        "upgrades": mount.held.upgrades,
+        "longest_pause_s": round(mount.held.longest_pause_s, 3),
         "server_cpu_s": round(time.process_time(), 3),
         "server_memory_bytes": _own_memory_bytes(),
         "device_number": mount.number.present,

@@ -13,10 +13,10 @@ from kvfs.core.mount_name import log_path
 from kvfs.core.printable import printable
 from kvfs.core.settings import Settings
 from mount.process.log_rate import RateLimited
+from mount.supervisor.last_lines import SYSLOG_SOCKET
 
 _LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _BARE: Final = "%(name)s: %(message)s"
-SYSLOG_SOCKET: Final = "/dev/log"
 #: Above the socket's send buffer nothing is sent at all.
 _DATAGRAM_MAX_BYTES: Final = 32 * 1024
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from kvfs.bench.self_made import folders, loop_device, torn_down, unmount
 from tests.bench.measure_commits import BACKING, NEW, kvfs
+from tests.support.unsupervised import UNSUPERVISED
 
 DEVICE_BYTES: Final = 2 << 30
 #: Both are run in a mount of their own: the difference is without the start and the stop.
@@ -30,7 +31,7 @@ RUNS: Final = 4
 Work = Callable[[Path, int], None]
 START_WAIT_S: Final = 60.0
 #: Counts in the server: traces every opcode (sys.settrace) and writes the counts at the end.
-PROGRAM: Final = """
+PROGRAM: Final = f"""
 import collections, json, sys
 import kvfs.cli.main, mount.serve
 counts, run = collections.Counter(), mount.serve.run
@@ -51,6 +52,7 @@ def counted(*arguments, **named):
             json.dump(counts, file)
 mount.serve.run = counted
 sys.argv.pop(0)
+{UNSUPERVISED}
 sys.exit(kvfs.cli.main.main(sys.argv[1:]))
 """
 

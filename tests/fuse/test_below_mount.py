@@ -1,8 +1,6 @@
 """What clients stored below the mountpoint while kvfs was down is told of, with its size."""
 
 import json
-import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,8 +75,7 @@ def test_doctor_tells_of_it_while_nothing_is_mounted(place: Path) -> None:
 def test_it_is_seen_below_a_dead_mount(place: Path) -> None:
     store_below(place / "kv")
     with small_mount(place) as mount:
-        os.kill(mount.server_pid, signal.SIGKILL)
-        mount._wait_for_server()
+        mount.kill()
         assert below(str(mount.path)) == Below(2, 3 * MIB, is_whole=True)
         said = run_kvfs("mount", mount.source, str(mount.path)).stderr
         assert "replaces a dead mount" in said

@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from kvfs.core.errors import (
 )
 from kvfs.core.settings import Settings
 from tests.support.mounting import ROOT, run_kvfs
+from tests.support.unsupervised import in_the_servers_place
 
 NOBODY = 65534
 KVFS = (sys.executable, "-m", "kvfs.cli.main")
@@ -364,11 +366,9 @@ def test_umount_of_what_is_not_ours(
 
 def start(monkeypatch: pytest.MonkeyPatch, program: str, wait_s: float = 60.0) -> None:
     """Start *program* in the server's place; ``ready_fd`` is the pipe's number in it."""
-    preamble = "import os, signal, sys\nready_fd = int(sys.argv[-1])\n"
-    command = [sys.executable, "-c", preamble + program]
-    monkeypatch.setattr(mount_background, "program_again", lambda _: (command, dict(os.environ)))
-    settings = Settings(source="/none", mountpoint="/none", start_timeout_s=wait_s)
-    start_in_background(settings, ["mount", "/none", "/none"])
+    program = f"import os, signal, sys\nready_fd = int(sys.argv[-1])\n{program}"
+    monkeypatch.setattr(mount_background, "supervised", partial(in_the_servers_place, program))
+    start_in_background(Settings("/none", "/none", start_timeout_s=wait_s), ["mount"])
 
 
 def test_a_server_that_serves_ends_the_command_and_lives_on(
@@ -380,12 +380,12 @@ def test_a_server_that_serves_ends_the_command_and_lives_on(
             monkeypatch,
             f"told = os.open({str(tmp_path / 'told')!r}, os.O_WRONLY)\n"
             "os.write(ready_fd, b'{\"ready\": true}\\n'); os.close(ready_fd)\n"
-            "os.write(told, b'%d %d' % (os.getpid(), os.getsid(0)))\n",
+            "os.write(told, b'%d %d' % (os.getppid(), os.getsid(0)))\n",
         )
         os.set_blocking(told.fileno(), True)
-        pid, session = map(int, told.read().split())
-    assert session == pid != os.getsid(0)
-    os.waitpid(pid, 0)
+        supervisor, session = map(int, told.read().split())
+    assert session == supervisor != os.getsid(0)
+    os.waitpid(supervisor, 0)
 
 
 def test_what_a_server_says_is_repeated_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import stat
 import tarfile
 from collections.abc import Iterator
@@ -91,8 +90,7 @@ def test_nothing_is_overwritten_and_a_wrong_mount_is_told(pool: Mounted, tmp_pat
 def test_a_dead_server_is_collected_too(tmp_path: Path) -> None:
     skip_without_mounts()
     with blank_place() as place, small_mount(place) as mounted:
-        os.kill(mounted.server_pid, signal.SIGKILL)
-        mounted._wait_for_server()
+        mounted.kill()
         parts = collected(tmp_path / "e.tar.gz", mounted.path)
         (status,) = (text for name, text in parts.items() if name.endswith("/status.json"))
         assert "dead" in status

@@ -1,6 +1,7 @@
 """``kvfs doctor`` on real mounts and files: what it gathers, how it ends, what it prints."""
 
 import contextlib
+import functools
 import json
 import os
 import shlex
@@ -246,8 +247,9 @@ def test_doctor_of_a_server_that_is_stopped_or_dead_has_a_finding() -> None:
         with Mounted(place / "pool", place / "kv", "--capacity", "256M") as mount:
             (mount.path / "block").write_bytes(b"kept")
             os.rename(mount.path / "block", mount.path / "final")
-            for number, said in ((signal.SIGSTOP, "is stopped"), (signal.SIGKILL, "is dead")):
-                os.kill(int(mount.status()["server_pid"]), number)
+            stop = functools.partial(os.kill, mount.server_pid, signal.SIGSTOP)
+            for do, said in ((stop, "is stopped"), (mount.kill, "is dead")):
+                do()
                 for command in ((str(mount.path), "--json"), (f"{mount.path}/", "--json")):
                     done = run_kvfs("doctor", *command, check=False)
                     assert done.returncode == SeriousFindings.exit_code
@@ -256,9 +258,7 @@ def test_doctor_of_a_server_that_is_stopped_or_dead_has_a_finding() -> None:
                     assert said in finding["problem"]
                 run_fix(finding["fix"])
                 assert (mount.path / "final").read_bytes() == b"kept"
-            os.close(mount._pidfd)
-            mount.server_pid = int(mount.status()["server_pid"])
-            mount._pidfd = os.pidfd_open(mount.server_pid)
+            mount.adopt()
 
 
 def run_fix(fix: str) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -230,8 +229,7 @@ def test_no_mount_and_a_dead_one(tmp_path: Path) -> None:
     ):
         place = Place(mount, network, OwnEtc(network))
         place.etc.kvfs("export", place.kv, *LOCAL, "--server", "nfsd", "--write")
-        os.kill(mount.server_pid, signal.SIGKILL)
-        mount._wait_for_server()
+        mount.kill()
         code, line = place.refused(place.kv, *LOCAL)
         assert code == errors.NotMounted.exit_code
         assert line.startswith(f"the server of {place.kv} is dead; `kvfs umount ")
@@ -423,8 +421,7 @@ def test_a_server_of_a_dead_mount_is_told_of(verb: str, logs: Path) -> None:
         Mounted(source, network.place / "kv", "--capacity=200M") as mount,
         Ganesha(network, logs, Export("/kv", mount.path)) as server,
     ):
-        os.kill(mount.server_pid, signal.SIGKILL)
-        mount._wait_for_server()
+        mount.kill()
         arguments = (str(source), str(mount.path)) if verb == "mount" else (str(mount.path),)
         done = run_kvfs(verb, *arguments)
         assert f"; NFS-Ganesha (process {server.pid}) still serves the dead one: `kill " in (
@@ -433,5 +430,4 @@ def test_a_server_of_a_dead_mount_is_told_of(verb: str, logs: Path) -> None:
         assert len(done.stderr.splitlines()) == 1
         server.kill()
         if verb == "mount":
-            mount.server_pid = int(mount.status()["server_pid"])
-            mount._pidfd = os.pidfd_open(mount.server_pid)
+            mount.adopt()

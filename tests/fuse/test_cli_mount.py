@@ -1,5 +1,6 @@
 """mount, umount, status, SIGTERM and SIGHUP as an operator meets them."""
 
+import functools
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from kvfs.machine import mount_table
 from tests.support.mounting import COMMAND_WAIT_S, KVFS, ROOT, run_kvfs
 from tests.support.places import CAPACITY_BYTES, blank_place, lines_of, small_mount
 from tests.support.stepping import until
+from tests.support.unsupervised import in_the_servers_place
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -77,11 +79,12 @@ def test_the_command_returns_when_it_serves_and_leaves_no_terminal_held(place: P
     try:
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
         assert os.path.ismount(place / "kv")
-        pid = ask(socket_path(name_of(str(place / "kv"))), "status")["server_pid"]
-        for fd in (0, 1, 2):
-            assert os.readlink(f"/proc/{pid}/fd/{fd}") == os.devnull
-        assert os.readlink(f"/proc/{pid}/cwd") == "/"
-        assert os.getsid(pid) == pid
+        status = ask(socket_path(name_of(str(place / "kv"))), "status")
+        for pid in (status["server_pid"], status["supervisor_pid"]):
+            for fd in (0, 1, 2):
+                assert os.readlink(f"/proc/{pid}/fd/{fd}") == os.devnull
+            assert os.readlink(f"/proc/{pid}/cwd") == "/"
+            assert os.getsid(pid) == status["supervisor_pid"]
     finally:
         run_kvfs("umount", str(place / "kv"), check=False)
 
@@ -143,8 +146,7 @@ def test_a_dead_server_is_named_and_its_mount_cleared(place: Path) -> None:
         (mount.path / "draft").write_bytes(b"kept")
         # The rename publishes, and has done so when it returns; a close is told to nobody.
         (mount.path / "draft").rename(mount.path / "block")
-        os.kill(mount.server_pid, signal.SIGKILL)
-        mount._wait_for_server()
+        mount.kill()
         result = run_kvfs("status", str(mount.path), check=False)
         assert result.returncode == errors.NotMounted.exit_code
         assert f"the server of {mount.path} is dead" in result.stderr
@@ -228,8 +230,8 @@ def test_a_start_that_hangs_leaves_neither_server_nor_mount(
         f"open({str(place / 'pid')!r}, 'w').write(str(os.getpid()))\n"
         "signal.pause()\n"
     )
-    command = [sys.executable, "-c", program]
-    monkeypatch.setattr(mount_background, "program_again", lambda _: (command, dict(os.environ)))
+    supervised = functools.partial(in_the_servers_place, program)
+    monkeypatch.setattr(mount_background, "supervised", supervised)
     monkeypatch.setattr(mount_background, "_GRACE_S", 0.2)
     settings = Settings(source="/none", mountpoint=str(place / "kv"), start_timeout_s=5)
     with pytest.raises(errors.ServeFailed, match="was not ready after 5 s"):

@@ -27,12 +27,6 @@ def place() -> Iterator[Path]:
         yield directory
 
 
-def kill(mount: Mounted) -> None:
-    """End the server as the OOM killer does; its mount stays."""
-    os.kill(mount.server_pid, signal.SIGKILL)
-    mount._wait_for_server()
-
-
 def times_mounted(path: Path) -> int:
     return [mount.mountpoint for mount in mounts()].count(str(path))
 
@@ -54,13 +48,11 @@ def test_a_mount_takes_a_dead_ones_place_while_clients_hold_its_files(kind: str,
         reading = clients.enter_context((mount.path / "block").open("rb", buffering=0))
         inside = subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=mount.path)
         clients.callback(inside.communicate)
-        kill(mount)
+        mount.kill()
         done = run_kvfs("mount", mount.source, str(mount.path), *mount.flags)
         told = f"kvfs: replaces a dead mount of {source.path} at {mount.path}\n"
         assert done.stderr == told
-        status = mount.status()
-        mount.server_pid = status["server_pid"]
-        mount._pidfd = os.pidfd_open(mount.server_pid)
+        mount.adopt()
         assert times_mounted(mount.path) == 1
         assert (mount.path / "block").read_bytes() == b"kept" * MIB
         (mount.path / "more").write_bytes(b"stored")
@@ -79,7 +71,7 @@ def test_a_dead_mount_in_use_is_unmounted_without_a_word_about_it(place: Path) -
     with small_mount(place) as mount:
         holder = subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=mount.path)
         try:
-            kill(mount)
+            mount.kill()
             assert run_kvfs("umount", str(mount.path)).stderr == ""
             assert times_mounted(mount.path) == 0
         finally:
@@ -88,7 +80,7 @@ def test_a_dead_mount_in_use_is_unmounted_without_a_word_about_it(place: Path) -
 
 def test_of_two_who_start_at_a_dead_mount_one_serves(place: Path) -> None:
     with small_mount(place) as mount:
-        kill(mount)
+        mount.kill()
         starts = [
             subprocess.Popen(
                 [
@@ -109,9 +101,7 @@ def test_of_two_who_start_at_a_dead_mount_one_serves(place: Path) -> None:
         refusals = {errors.SourceBusy.exit_code, errors.MountpointUnusable.exit_code}
         assert codes[0] == 0, said
         assert set(codes[1:]) <= refusals, said
-        status = mount.status()
-        mount.server_pid = status["server_pid"]
-        mount._pidfd = os.pidfd_open(mount.server_pid)
+        mount.adopt()
         assert times_mounted(mount.path) == 1
         (mount.path / "block").write_bytes(b"served")
 
@@ -133,7 +123,7 @@ def test_what_is_not_known_to_be_dead_stays(place: Path, monkeypatch: pytest.Mon
 
 def test_a_mount_that_came_meanwhile_is_not_taken_away(place: Path) -> None:
     with small_mount(place) as mount:
-        kill(mount)
+        mount.kill()
         dead = dead_mount_at(str(mount.path))
         assert dead is not None
         take_away(dead)
@@ -145,7 +135,7 @@ def test_a_mount_that_came_meanwhile_is_not_taken_away(place: Path) -> None:
 def test_a_dead_mount_outlasts_a_start_with_wrong_arguments(place: Path) -> None:
     """Bare, its place would take what clients store."""
     with small_mount(place) as mount:
-        kill(mount)
+        mount.kill()
         inside = str(mount.path / "pool")
         done = run_kvfs("mount", inside, str(mount.path), check=False)
         assert done.returncode == errors.MountpointUnusable.exit_code

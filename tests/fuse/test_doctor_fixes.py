@@ -261,10 +261,7 @@ def test_the_command_runs_as_shown(mounted: Mounted, check: str, change: Change)
     else:
         assert done.returncode == 0, f"{command}\n{done.stdout}"
     # The server may be another one now.
-    server_pid = int(mounted.status()["server_pid"])
-    if server_pid != mounted.server_pid:
-        os.close(mounted._pidfd)
-        mounted.server_pid, mounted._pidfd = server_pid, os.pidfd_open(server_pid)
+    mounted.adopt()
 
 
 def test_every_rule_is_run_or_says_why_not() -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,7 +118,7 @@ def test_a_server_killed_on_a_lost_device_leaves_one_errno(
     store(mounted.path / "new")
     drive.write_back()  # XFS itself writes its log every 30 s only
     until(lambda: "device_lost" in mounted.status(), "the server finds out")
-    os.kill(mounted.server_pid, signal.SIGKILL)
+    mounted.send_kill()
     until(lambda: not os.path.exists(f"/proc/{mounted.server_pid}/fd/0"), "it has ended")
     assert {load(mounted.path / f"{number}") for number in range(COUNT)} <= ENDED
     mounted.kill_daemon()

@@ -18,7 +18,7 @@ from kvfs.core.settings import Settings
 from mount.process import logs
 from mount.process.log_rate import KINDS_MAX, WINDOW_S, RateLimited
 from mount.process.logs import SyslogHandler, apply_levels, close_logging, set_up_logging
-from mount.process.supervisor import notify
+from mount.supervisor.systemd import Systemd
 from tests.support.mounting import ROOT
 
 LINES_A_MINUTE = 3
@@ -241,19 +241,14 @@ def test_off_means_that_no_line_is_made() -> None:
     assert not logging.getLogger("kvfs.test").isEnabledFor(logging.CRITICAL)
 
 
-def test_systemd_hears_what_is_said(
-    listening: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NOTIFY_SOCKET", listening.getsockname())
-    assert notify("READY=1", "STATUS=serving")
+def test_systemd_hears_what_is_said(listening: socket.socket) -> None:
+    assert Systemd({"NOTIFY_SOCKET": listening.getsockname()}).notify("READY=1", "STATUS=serving")
     assert listening.recv(4096) == b"READY=1\nSTATUS=serving"
 
 
-def test_without_systemd_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-    assert not notify("READY=1")
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "none"))
-    assert not notify("READY=1")
+def test_without_systemd_nothing_is_said(tmp_path: Path) -> None:
+    assert not Systemd({}).notify("READY=1")
+    assert not Systemd({"NOTIFY_SOCKET": str(tmp_path / "none")}).notify("READY=1")
 
 
 def adopted(program: str) -> list[str]:

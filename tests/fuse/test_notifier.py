@@ -192,11 +192,13 @@ class Telling(NamedTuple):
         os.kill(self.mounted.server_pid, signal.SIGKILL)
         wait_until(lambda: was_killed(self.mounted.server_pid))
 
-    def kill_guard(self) -> None:
+    def kill_supervisor(self) -> None:
         """Kill what would end the connection."""
-        (guard,) = children_of(self.mounted.server_pid)
-        os.kill(guard, signal.SIGKILL)
-        wait_until(lambda: was_killed(guard))
+        supervisor = self.mounted.supervisor_pid
+        pidfd = os.pidfd_open(supervisor)
+        os.kill(supervisor, signal.SIGKILL)
+        assert select.select([pidfd], [], [], _WAIT_S)[0] == [pidfd]
+        os.close(pidfd)
 
     def assert_ended(self) -> None:
         """Assert that who waits is told so."""
@@ -232,7 +234,7 @@ def telling(place: Path) -> Iterator[Telling]:
 def test_umount_and_mount_end_the_calls_that_wait_for_a_killed_server(
     then: tuple[str, ...],
 ) -> None:
-    """Where nothing else does: what guards against that was killed, too."""
+    """Where nothing else does: the supervisor was killed, too."""
     skip_without_mounts()
     with workplace() as place:
         # Started first: who forks later closes our files on the mount, and waits for the server.
@@ -249,7 +251,7 @@ def test_umount_and_mount_end_the_calls_that_wait_for_a_killed_server(
             cwd=ROOT,
         )
         with telling(place) as held_up:
-            held_up.kill_guard()
+            held_up.kill_supervisor()
             held_up.kill()
             assert held_up.storing.is_alive()
             _, said = umount.communicate(timeout=_WAIT_S)
@@ -263,24 +265,6 @@ def test_nobody_waits_for_a_killed_server() -> None:
     with workplace() as place, telling(place) as held_up:
         held_up.kill()
         held_up.assert_ended()
-
-
-def test_what_guards_against_that_ends_with_a_server_that_stops(mounted: Mounted) -> None:
-    """And with none before: what comes to all processes of a unit or a session stops the server."""
-    (guard,) = children_of(mounted.server_pid)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        os.kill(guard, number)
-    (mounted.path / "block").write_bytes(b"bytes")
-    assert (mounted.path / "block").read_bytes() == b"bytes"
-    guard_fd = os.pidfd_open(guard)
-    mounted.stop()
-    assert select.select([guard_fd], [], [], _WAIT_S)[0] == [guard_fd]
-    os.close(guard_fd)
-
-
-def children_of(pid: int) -> list[int]:
-    """Return the processes that the main thread of *pid* has started."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def close_dead(fd: int) -> None:

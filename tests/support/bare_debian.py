@@ -215,9 +215,7 @@ class BareDebian:
         initramfs = packed(
             self._kernel, self._place, _INIT, self._kernel.modules_for(*_FIRST_MODULES)
         )
-        # No getty: it hangs the terminal up, which is the driver's output.
-        quiet = "quiet systemd.show_status=no systemd.getty_auto=no"
-        line = f"console=ttyS0 root=/dev/vda mitigations=off nokaslr {quiet}"
+        line = "console=ttyS0 root=/dev/vda mitigations=off nokaslr quiet systemd.show_status=no"
         return [
             *("qemu-system-x86_64", "-nodefaults", "-display", "none", "-serial", "stdio"),
             *("-accel", accelerator(), "-cpu", "max,la57=off", "-smp", "2", "-m", "2G"),

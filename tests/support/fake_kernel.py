@@ -20,12 +20,13 @@ from kvfs.client.control_socket import ask
 from kvfs.core.mount_name import name_of, socket_path
 from mount.fuse.wire import IN_HEADER, IN_HEADER_BYTES, OUT_HEADER, OUT_HEADER_BYTES, Opcode
 from tests.support.mounting import ROOT, workplace
+from tests.support.unsupervised import UNSUPERVISED
 
 #: Two cores are shared by all; what takes longer than this hangs.
 WAIT_S: Final = 60.0
 MESSAGE_MAX_BYTES: Final = (1 << 20) + 65536
 _SOCKET_BUFFER_BYTES: Final = 8 << 20
-_SERVER: Final = """
+_SERVER: Final = f"""
 import itertools, os, sys
 from kvfs.machine import mount_table
 from mount.fuse import kernel
@@ -39,6 +40,7 @@ def open_backing(device_fd, extent_fd):
 kernel.open_device = lambda: device_fd
 kernel.mount = mount_table.unmount = kernel.close_backing = lambda *args, **kwargs: None
 kernel.open_backing = open_backing
+{UNSUPERVISED}
 from kvfs.cli.main import main
 sys.exit(main())
 """

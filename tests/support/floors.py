@@ -26,6 +26,7 @@ FLOORS: Final = (
     "kvfs.doctor",
     "kvfs.bench",
     "kvfs.bench.replay",
+    "mount.supervisor",
     "mount.process",
     "mount.fuse",
     "mount.files",

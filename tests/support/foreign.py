@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,7 +38,8 @@ class ForeignMount(Mounted):
     def status(self) -> dict[str, Any]:
         """Return what the server says, with its number in this namespace."""
         told = super().status()
-        told["server_pid"] = self._number_here(int(told["server_pid"]))
+        for name in ("server_pid", "supervisor_pid"):
+            told[name] = self._number_here(told[name])
         return told
 
     def _number_here(self, inner: int) -> int:
@@ -53,8 +53,3 @@ class ForeignMount(Mounted):
                     if line.startswith("NSpid:") and int(line.split()[-1]) == inner:
                         return int(entry.name)
         raise AssertionError(f"no process {inner} in {self._namespace}")
-
-    def kill_daemon(self) -> None:
-        """End the server with SIGKILL and take the dead mount away."""
-        os.kill(self.server_pid, signal.SIGKILL)
-        super().kill_daemon()

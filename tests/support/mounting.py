@@ -166,8 +166,8 @@ class Mounted:
         self.flags = flags
         self.log_file = mountpoint.with_suffix(".log")
         self.prefix = prefix
-        self.server_pid = 0
-        self._pidfd = -1
+        self.server_pid = self.supervisor_pid = 0
+        self._pidfd = self._supervisor_pidfd = -1
 
     def __enter__(self) -> Self:
         self.path.mkdir(exist_ok=True)
@@ -186,8 +186,21 @@ class Mounted:
         log = () if "--log-file" in self.flags else ("--log-file", str(self.log_file))
         flags = (*log, *self.flags, *more_flags)
         run_kvfs("mount", self.source, str(self.path), *flags, prefix=self.prefix)
-        self.server_pid = int(self.status()["server_pid"])
+        self.adopt()
+
+    def adopt(self) -> None:
+        """Take the server that serves now for this mount's own."""
+        self._let_go()
+        told = self.status()
+        self.server_pid, self.supervisor_pid = told["server_pid"], told["supervisor_pid"]
         self._pidfd = os.pidfd_open(self.server_pid)
+        self._supervisor_pidfd = os.pidfd_open(self.supervisor_pid)
+
+    def _let_go(self) -> None:
+        for pidfd in (self._pidfd, self._supervisor_pidfd):
+            if pidfd >= 0:
+                os.close(pidfd)
+        self._pidfd = self._supervisor_pidfd = -1
 
     def stop(self) -> None:
         """Unmount the clean way and wait for the server's end."""
@@ -206,9 +219,19 @@ class Mounted:
 
     def kill_daemon(self) -> None:
         """End the server with SIGKILL and take the dead mount away."""
-        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        self._wait_for_server()
+        self.kill()
         subprocess.run(["umount", "--lazy", str(self.path)], check=False, capture_output=True)
+
+    def kill(self) -> None:
+        """End server and supervisor with SIGKILL: nobody serves, and the mount is dead."""
+        self.send_kill()
+        self._wait_for_server()
+
+    def send_kill(self) -> None:
+        """Send both SIGKILL."""
+        for pidfd in (self._supervisor_pidfd, self._pidfd):  # it would start another server
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     def ask_to_stop(self) -> None:
         """Ask the server to stop, in use or not, as a service manager does (SIGTERM)."""
@@ -247,8 +270,7 @@ class Mounted:
     def abort(self) -> None:
         """Make every call that waits on this mount fail: the way out of a hung server."""
         if self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            self.send_kill()
         for line in Path("/proc/self/mountinfo").read_text().splitlines():
             device, _, mountpoint = line.split()[2:5]
             if mountpoint == str(self.path):
@@ -280,9 +302,7 @@ class Mounted:
             if done.returncode != 0 and os.path.ismount(self.path):
                 raise CommandFailed(done.stderr)
         if self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            self._wait_for_server()
+            self.kill()
 
     def _has_ended(self) -> bool:
         poll = select.poll()
@@ -298,8 +318,7 @@ class Mounted:
 
     def _wait_for_server(self) -> None:
         wait_gone(self.server_pid, self._pidfd)
-        os.close(self._pidfd)
-        self._pidfd = -1
+        self._let_go()
 
 
 class Reference:

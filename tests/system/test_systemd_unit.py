@@ -252,7 +252,7 @@ def test_it_makes_a_pool_and_serves_within_its_bounds(
     unit.control("start")  # returns at READY=1
     assert unit.show("ActiveState") == "active"
     server_pid = unit.status()["server_pid"]
-    assert str(server_pid) == unit.show("MainPID")
+    assert str(unit.status()["supervisor_pid"]) == unit.show("MainPID")
     assert unit.status()["data_path"] == unit.path
     # They are its own bounds that it serves within.
     process = dict(

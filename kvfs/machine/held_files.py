@@ -1,0 +1,165 @@
+"""The link between a server and its supervisor, which holds the server's open files.
+
+A pair of SOCK_SEQPACKET sockets: one JSON object a message, open files as SCM_RIGHTS beside it
+(unix(7)). What the supervisor holds outlives the server, and the next one is given it at its start.
+Imports little, since the supervisor does.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import select
+import socket
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+#: Most files in one message, and so most that are held: SCM_MAX_FD in linux/net/scm.h is 253.
+FILES_MAX: Final = 64
+_MESSAGE_MAX_BYTES: Final = 16 << 10
+#: The supervisor answers at once; one that does not is stopped or gone.
+_ANSWER_WAIT_S: Final = 1.0
+
+
+def link_pair() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends; both are closed at exec."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+class Message(NamedTuple):
+    """One message, and the open files that came with it; whoever takes it owns them."""
+
+    said: dict[str, Any]
+    fds: list[int]
+
+
+def send(end: socket.socket, said: dict[str, object], fds: Sequence[int] = ()) -> bool:
+    """Send a message without waiting; False if the other end is gone, or reads no more."""
+    packet = json.dumps(said, separators=(",", ":")).encode()
+    try:
+        socket.send_fds(end, [packet], list(fds), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except OSError:
+        return False
+    return True
+
+
+def receive(end: socket.socket) -> Message | None:
+    """Return the next message, waiting for it if *end* is blocking; None at the other end's end.
+
+    Raises BlockingIOError.
+    """
+    try:
+        packet, fds, _, _ = socket.recv_fds(
+            end, _MESSAGE_MAX_BYTES, FILES_MAX, socket.MSG_CMSG_CLOEXEC
+        )
+    except OSError as error:
+        if error.errno in (errno.ECONNRESET, errno.EPIPE):
+            return None
+        raise
+    return Message(json.loads(packet), fds) if packet else None
+
+
+class HeldFiles:
+    """The server's end. What cannot be sent is left out: the mount is served without a net then."""
+
+    def __init__(self, fd: int) -> None:
+        """Read at the descriptor *fd* what the supervisor holds. Raises OSError."""
+        self._end = socket.socket(fileno=fd)
+        self._end.set_inheritable(False)
+        self.lost = False
+        """Whether the supervisor is gone."""
+        first = receive(self._end)
+        if first is None:
+            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+        said, fds = first
+        self.given: dict[str, int] = dict(zip(said["held"], fds, strict=True))
+        """The open files that the last server had held, by name; empty at a first start."""
+        self.restarts: int = said["restarts"]
+        self.upgrades: int = said["upgrades"]
+        self.longest_pause_s: float = said["longest_pause_s"]
+        """Of those before this start."""
+        self.died_s: float = said["died_s"]
+        """When the last server died, by time.monotonic(); 0 at a first start."""
+        self.supervisor_pid: int = said["supervisor_pid"]
+        self.alive_every_s: float = said["alive_every_s"]
+        """How often it wants to hear ``say_alive`` of a server that serves; 0: never."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when there is something to ``receive``."""
+        return self._end.fileno()
+
+    def receive(self) -> dict[str, Any] | None:
+        """Return what the supervisor says now, {} for nothing, None if it is gone (``lost``)."""
+        if self.lost:
+            return None
+        try:
+            self._end.setblocking(False)
+            message = receive(self._end)
+        except BlockingIOError:
+            return {}
+        if message is None:
+            self.lost = True
+            return None
+        for fd in message.fds:
+            os.close(fd)
+        return message.said
+
+    def hold(self, name: str, fd: int) -> bool:
+        """Let the supervisor hold a copy of *fd* as *name*, in place of what it held as that."""
+        return self._say({"hold": name}, [fd])
+
+    def say_log(self, place: str, name: str) -> bool:
+        """Say where this server logs (mount/process/logs.py), and the name of the pool there."""
+        return self._say({"log": place, "name": name})
+
+    def drop(self, name: str) -> bool:
+        """Let it close what it holds as *name*; True once it has."""
+        return self._say({"drop": name}) and self._answered("dropped")
+
+    def say_alive(self, **progress: int) -> bool:
+        """Say that this server lives and comes on, *progress* in what it does, such as done, of."""
+        return self._say({"alive": progress})
+
+    def say_ready(self, note: str) -> bool:
+        """Say that requests are answered from now on; *note* says what is served."""
+        return self._say({"ready": note})
+
+    def say_ended(self) -> bool:
+        """Say that the mount is gone for good; True once the supervisor has closed all it held."""
+        return self._say({"ended": True}) and self._answered("dropped")
+
+    def say_fatal(self, line: str, exit_code: int) -> bool:
+        """Say that the start failed, and would fail again the same way."""
+        return self._say({"fatal": line[: _MESSAGE_MAX_BYTES // 8], "exit": exit_code})
+
+    def say_can(self) -> bool:
+        """Answer in an upgrade: this version can take over, and is warm."""
+        return self._say({"can": True})
+
+    def say_handed(self) -> bool:
+        """Answer ``hand_over``: nothing is read from the mount any more, what was is answered."""
+        return self._say({"handed": True})
+
+    def close(self) -> None:
+        """Close the link; the supervisor goes on holding."""
+        self._end.close()
+
+    def _say(self, said: dict[str, object], fds: Sequence[int] = ()) -> bool:
+        if not self.lost and not send(self._end, said, fds):
+            self.lost = self._is_down()
+            return False
+        return not self.lost
+
+    def _is_down(self) -> bool:
+        poll = select.poll()
+        poll.register(self._end, 0)
+        return any(events & select.POLLHUP for _, events in poll.poll(0))
+
+    def _answered(self, word: str) -> bool:
+        """Wait for the answer with *word*; what else comes meanwhile is of no use any more."""
+        with contextlib.suppress(OSError):
+            self._end.settimeout(_ANSWER_WAIT_S)
+            while (message := receive(self._end)) is not None:
+                if word in message.said:
+                    return True
+        return False

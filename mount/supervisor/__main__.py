@@ -1,0 +1,42 @@
+"""``python -I -S mount/supervisor READY_FD COMMAND...``: the supervisor of the server COMMAND.
+
+Run as a file, by an interpreter that looks for no installed packages: it is small, and stays so.
+"""
+
+import os
+import signal
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(os.path.dirname(_HERE)))
+
+from mount.supervisor.process import HANDED_ON, Supervisor  # noqa: E402 - where it is found
+
+
+def main() -> int:
+    """Supervise, and return the exit code of the last server."""
+    os.chdir("/")  # it must keep no directory busy
+    with open("/proc/self/comm", "w") as name:
+        name.write("kvfs-supervisor")
+    ready_fd, command = int(sys.argv[1]), sys.argv[2:]
+    if ready_fd >= 0:
+        os.set_inheritable(ready_fd, False)
+    return _end_as(Supervisor(command, dict(os.environ), ready_fd).run())
+
+
+def _end_as(status: int) -> int:
+    """Return the exit code that tells of a server's wait *status*, or die of what it died of.
+
+    To systemd the end by one of these signals is no failure.
+    """
+    if not os.WIFSIGNALED(status):
+        return os.waitstatus_to_exitcode(status)
+    number = os.WTERMSIG(status)
+    if number in HANDED_ON:
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+    return 128 + number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

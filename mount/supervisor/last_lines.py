@@ -1,0 +1,69 @@
+"""What a supervisor has to say, in its server's log: it says it when there is no server.
+
+The form is that of mount/process/logs.py, whose parts are too large for this process.
+"""
+
+import os
+import socket
+import sys
+import time
+from typing import Final
+
+SYSLOG_SOCKET: Final = "/dev/log"
+#: LOG_DAEMON of syslog(3), and its levels.
+_DAEMON: Final = 3 << 3
+_LEVELS: Final = {"ERROR": 3, "WARNING": 4, "INFO": 6}
+
+
+class ServersLog:
+    """The place where the server logs, once it has said so; stderr before."""
+
+    def __init__(self) -> None:
+        self._place = "stderr"
+        self._name = ""
+
+    def is_at(self, place: str, name: str) -> None:
+        """Write to *place* from now on: stderr, syslog, nowhere, or a file; for the pool *name*."""
+        self._place, self._name = place, name
+
+    def say(self, level: str, line: str) -> None:
+        """Write one line. Never raises, and waits for nobody."""
+        line = line.encode("ascii", "backslashreplace").decode().replace("\n", "\\n")
+        try:
+            if self._place == "syslog":
+                self._to_syslog(level, line)
+            elif self._place == "stderr":
+                os.write(2, f"{_now()} {level} kvfs.supervisor: {line}\n".encode())
+            elif self._place != "nowhere":
+                self._to_file(f"{_now()} {level} kvfs.supervisor: {line}\n")
+        except OSError:
+            pass  # it is said nowhere, then
+
+    def _to_syslog(self, level: str, line: str) -> None:
+        priority = _DAEMON | _LEVELS[level]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+            channel.setblocking(False)
+            told = f"<{priority}>kvfs[{os.getpid()}]: {self._name}: kvfs.supervisor: {line}"
+            channel.sendto(told.encode(), SYSLOG_SOCKET)
+
+    def _to_file(self, line: str) -> None:
+        # Opened anew: logrotate may have moved it.
+        fd = os.open(self._place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(fd, line.encode())
+        finally:
+            os.close(fd)
+
+
+def _now() -> str:
+    now_s = time.time()
+    whole = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now_s))
+    return f"{whole},{int(now_s % 1 * 1000):03d}"
+
+
+def release_terminal() -> None:
+    """Let the terminal go that the mount was started from."""
+    sys.stderr.flush()
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 2)
+    os.close(null)
