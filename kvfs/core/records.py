@@ -347,3 +347,10 @@ def parse_identity(fixed: bytes, name: bytes, content: bytes = b"") -> Identity:
         raise Damaged(f"identity: version {version} is unknown")
     fields.append(name)
     return Identity._make(fields)
+
+
+def sequence_of_identity(fixed: bytes) -> Sequence | None:
+    """Return the sequence number in an identity's fixed part, unchecked; None if it is short."""
+    if len(fixed) < _IDENTITY.size:
+        return None
+    return Sequence(_IDENTITY.unpack_from(fixed)[3])

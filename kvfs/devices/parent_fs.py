@@ -7,7 +7,8 @@ import uuid
 from typing import Final
 
 from kvfs.core.errors import NO_SPACE, NotRoot, SourceDamaged, SourceFull, SourceMissing
-from kvfs.storage.extents import XATTR_FIXED, Extents
+from kvfs.storage.extents import Extents
+from kvfs.storage.file_xattrs import XATTR_FIXED
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, LIBC, Syscalls
 
 #: linux/magic.h. ext2 and ext3 share ext4's number; they fail the trial, as they lack extents.

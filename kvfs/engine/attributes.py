@@ -229,12 +229,14 @@ class Attributes:
             gone.gone = record
             return
         before = self._pool.index.xattr(ino, name)
-        with self._pool.index.write() as txn:
+        record = record._replace(sequence=self._pool.next_sequence())
+        with self._pool.change(self._pool.counters._replace(sequence=record.sequence)) as change:
             if value is None:
-                txn.delete_xattr(ino, name)
+                change.txn.delete_xattr(ino, name)
             else:
-                txn.put_xattr(ino, name, value)
-            txn.put_inode(ino, record)
+                change.txn.put_xattr(ino, name, value)
+            change.txn.put_inode(ino, record)
+        self._identities.note_attributes(ino)
         growth_bytes = attribute_bytes(name, value) - attribute_bytes(name, before)
         self._pool.node_shares.set_attributes(ino, record, growth_bytes)
         if is_own(name):

@@ -9,10 +9,13 @@ import functools
 import stat
 from collections.abc import Callable
 
+from kvfs.core.attribute_record import AttributeRecord
 from kvfs.core.errors import Damaged
 from kvfs.core.lifecycle import IDENTIFIED, SLABS
 from kvfs.core.records import HAS_CRC, HAS_HOLES, IS_SLAB, OF_BYTES, Identity
 from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.pool.attribute_records import AttributeRecords, is_quick
+from kvfs.pool.attribute_records import Change as AttributeChange
 from kvfs.pool.not_durable import NotDurable
 from kvfs.pool.unlink_queue import UnlinkQueue
 from kvfs.storage.background import Background
@@ -78,9 +81,12 @@ class Identities:
         background: Background,
         unlink_queue: UnlinkQueue,
         not_durable: NotDurable,
+        attributes: AttributeRecords,
         monotonic_s: Callable[[], float],
     ) -> None:
         self._extents = extents
+        #: Written before the identity that they belong to.
+        self.attributes = attributes
         self._background = background
         self._unlink_queue = unlink_queue
         self.not_durable = not_durable
@@ -102,9 +108,9 @@ class Identities:
     def write(self, ino: InodeNo, record: InodeRecord) -> None:
         """Queue *record*'s identity: its name or its attributes changed, and its bytes did not.
 
-        A block that waits for the pass gets it there.
+        A block that waits for the pass gets it there; with other attributes it comes behind them.
         """
-        if not carries_identity(record) or ino in self.not_durable:
+        if not carries_identity(record) or ino in self.not_durable or ino in self.attributes:
             return
         identity, target = identity_of(ino, record), record.target
         if stat.S_ISREG(record.mode):
@@ -113,6 +119,53 @@ class Identities:
             self._background.identify(
                 ino, lambda: self._extents.identify_node(ino, identity, target)
             )
+
+    def note_attributes(self, ino: InodeNo) -> None:
+        """Queue *ino*'s attributes and its identity: the index has others, and a new sequence."""
+        if self.attributes.note(ino):
+            self._background.submit(lambda: self._say_all(ino))
+
+    def write_anew(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Queue *record*'s identity, which is missing or out of date, and all before it."""
+        if carries_identity(record):
+            self.note_attributes(ino)
+        else:
+            self.withdraw(ino)
+
+    def _say_all(self, ino: InodeNo, *, at_once: bool = False) -> None:
+        """Write the attributes of *ino*, and then its identity; large ones by the thread."""
+        change, record = self.attributes.change_of(ino), self.attributes.record(ino)
+        if change is None or record is None:  # they are written, or it is gone
+            self.attributes.forget(ino)
+            return
+        attributes = self.attributes.present(ino, record)
+        if attributes is None:
+            self._attributes_written(ino, change, kept=False)
+            return
+        if at_once or is_quick(attributes):
+            kept = self.attributes.write(attributes, record)
+            self._attributes_written(ino, change, kept=kept)
+        else:
+            self._background.submit_long(lambda: self._write_long(attributes, record, change))
+
+    def _write_long(
+        self, attributes: AttributeRecord, record: InodeRecord, change: AttributeChange
+    ) -> None:
+        """Write *attributes*, in the thread; the loop goes on with the identity."""
+        kept = self.attributes.write(attributes, record)
+        self._background.hand_over(
+            lambda: self._attributes_written(attributes.ino, change, kept=kept)
+        )
+
+    def _attributes_written(self, ino: InodeNo, change: AttributeChange, *, kept: bool) -> None:
+        """Write the identity that belongs to the attributes just written. Raises OSError."""
+        if not self.attributes.note_written(ino, change, kept=kept):
+            self._background.submit(lambda: self._say_all(ino))  # there was another change since
+            return
+        record = self.attributes.record(ino)
+        if record is not None:
+            self.write(ino, record)
+            self._background.carry_out(ino)
 
     def _renew(self, ino: InodeNo, identity: Identity) -> None:
         """Replace the identity of a block that has one; without one its bytes come first."""
@@ -149,6 +202,8 @@ class Identities:
         if content_crc is not None:
             flags = identity.flags | HAS_CRC
             identity = identity._replace(flags=flags, content_crc=content_crc)
+        if ino in self.attributes:
+            self._say_all(ino, at_once=True)
         self._background.forget(ino)
         self._write_extent(ino, identity, fd=fd)
 
@@ -159,7 +214,9 @@ class Identities:
         return carries_identity(record) and ino not in self.not_durable
 
     def say_now(self, ino: InodeNo) -> None:
-        """Do what is queued for *ino* now, but not what waits for its bytes."""
+        """Do what is queued for *ino* now, but not what waits for its bytes. Raises OSError."""
+        if ino in self.attributes:
+            self._say_all(ino, at_once=True)
         self._background.carry_out(ino)
 
     def withdraw(self, ino: InodeNo) -> None:
@@ -189,6 +246,7 @@ class Identities:
     def erase(self, ino: InodeNo, record: InodeRecord) -> None:
         """Queue the removal of all files of *record*'s inode on the device."""
         self.not_durable.remove(ino)
+        self.attributes.forget(ino)
         self._background.forget(ino)
         self._lingering.discard(ino)
         self._withdrawing.discard(ino)

@@ -18,6 +18,7 @@ from kvfs.core.settings import Settings
 from kvfs.core.types import NO_INODE, SECOND_NS, InodeNo, InodeRecord, Sequence
 from kvfs.devices import Device
 from kvfs.machine.processes import Processes
+from kvfs.pool.attribute_records import AttributeRecords
 from kvfs.pool.cache_figures import CacheFigures
 from kvfs.pool.checkpoints import Checkpoints
 from kvfs.pool.final_bytes import FinalBytes, Marked
@@ -143,7 +144,12 @@ class Pool:
         """Create the parts that make blocks durable, and say so on the device."""
         self.not_durable = NotDurable(self.settings.durable_queue_max)
         self.identities = Identities(
-            self.extents, self.background, self.unlink_queue, self.not_durable, self.monotonic_s
+            self.extents,
+            self.background,
+            self.unlink_queue,
+            self.not_durable,
+            AttributeRecords(self.index, self.extents, self.monotonic_s),
+            self.monotonic_s,
         )
         self.final_bytes = FinalBytes(
             self.index, self.extents, self.open_inodes, self.identities, self.syscalls
@@ -226,7 +232,9 @@ class Pool:
             return Marked(True, None)
         self.index.settle()
         marked = self.final_bytes.mark_all(self.sync)
+        self.identities.attributes.begin_flush()
         self.syscalls.syncfs(self.device.pool_fd)  # for the identities
+        self.identities.attributes.end_flush()
         self.not_durable.forget_identified()
         return marked
 

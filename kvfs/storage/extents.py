@@ -14,20 +14,23 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
+from kvfs.core.attribute_record import AttributeRecord
 from kvfs.core.errors import NO_SPACE, Damaged, NoSpace
 from kvfs.core.pool_layout import EXTENTS, FAN_OUT, IDENTITIES, file_name
-from kvfs.core.records import Identity, pack_identity, parse_identity
-from kvfs.core.types import SIZE_MAX_BYTES, STAT_BLOCK_BYTES, TARGET_MAX_BYTES, InodeNo, round_up
+from kvfs.core.records import Identity
+from kvfs.core.types import (
+    SIZE_MAX_BYTES,
+    STAT_BLOCK_BYTES,
+    TARGET_MAX_BYTES,
+    InodeNo,
+    Sequence,
+    round_up,
+)
 from kvfs.storage.fan_out import FanOut
 from kvfs.storage.fiemap import Range, gaps, lacks_bytes, unwritten
+from kvfs.storage.file_xattrs import XATTR_FIXED, FileXattrs
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Syscalls
 
-#: Values up to 254 bytes stay in an XFS inode of 1 KiB; one of 255 (the longest name alone)
-#: takes a block, and 30 us instead of 4.
-XATTR_FIXED: Final = "trusted.kvfs.fixed"
-XATTR_NAME: Final = "trusted.kvfs.name"
-#: The next name, while an identity changes. The checksum tells which of the two counts.
-XATTR_NEXT_NAME: Final = "trusted.kvfs.next"
 #: Errors of XFS and ext4 for a file whose inode or attributes are broken. EIO may be the device.
 BROKEN_FILE: Final = frozenset({errno.EUCLEAN, errno.EBADMSG})
 _FILE_FLAGS: Final = os.O_CLOEXEC | os.O_NOATIME | os.O_NOFOLLOW
@@ -61,6 +64,7 @@ class Extents:
                 signal.signal(signal.SIGIO, signal.SIG_IGN)
         self._extents = FanOut(pool_fd, EXTENTS, syscalls)
         self._nodes = FanOut(pool_fd, IDENTITIES, syscalls)
+        self._xattrs = FileXattrs(syscalls)
         #: After a kill, the dead mount's connection may hold extents with lower numbers: all that
         #: were registered for passthrough, as long as one of its clients has any file open.
         self.held_below = InodeNo(0)
@@ -288,7 +292,7 @@ class Extents:
         """
         with _SPACE_ERRORS:
             try:
-                self._set_identity(self._extents.path(ino) if fd is None else fd, identity)
+                self._xattrs.set_identity(self._extents.path(ino) if fd is None else fd, identity)
             except FileNotFoundError:
                 return False
         return True
@@ -327,7 +331,7 @@ class Extents:
             path = self._extents.path(ino)
         except FileNotFoundError:
             return None
-        return self._get_identity(ino, path)
+        return self._xattrs.identity(path, ino)
 
     def scan(self, directories: int = FAN_OUT) -> Iterator[InodeNo]:
         """Yield the inode number of every extent, or of those in so many of the *directories*."""
@@ -349,7 +353,7 @@ class Extents:
                 if stat.S_ISLNK(identity.mode):
                     self._syscalls.pwrite(fd, target, 0)
                     self._syscalls.ftruncate(fd, len(target))
-                self._set_identity(fd, identity, target)
+                self._xattrs.set_identity(fd, identity, target)
             finally:
                 self._syscalls.close(fd)
 
@@ -365,7 +369,7 @@ class Extents:
             return None
         try:
             target = self._syscalls.pread(fd, TARGET_MAX_BYTES + 1, 0)
-            identity = self._get_identity(ino, fd, target)
+            identity = self._xattrs.identity(fd, ino, target)
         finally:
             self._syscalls.close(fd)
         return None if identity is None else (identity, target)
@@ -379,6 +383,34 @@ class Extents:
         return self._nodes.scan()
 
     # ---- both kinds ----
+
+    def write_attributes(self, record: AttributeRecord, *, of_node: bool) -> None:
+        """Write *record* into a file of its inode, a node's or a block's; a missing extent is fine.
+
+        Before the identity with that sequence number or a higher one. Raises NoSpace, OSError.
+        """
+        with _SPACE_ERRORS, contextlib.suppress(FileNotFoundError):
+            if not of_node:
+                self._xattrs.set_attributes(self._extents.path(record.ino), record)
+                return
+            directory_fd = self._nodes.directory(record.ino, make=True)
+            flags = os.O_WRONLY | os.O_CREAT | _FILE_FLAGS
+            fd = self._syscalls.open(file_name(record.ino), flags, 0o600, dir_fd=directory_fd)
+            try:
+                self._xattrs.set_attributes(fd, record)
+            finally:
+                self._syscalls.close(fd)
+
+    def attributes(self, ino: InodeNo, upto: Sequence, *, of_node: bool) -> AttributeRecord | None:
+        """Return the attributes that *ino*'s file had with an identity of sequence *upto*.
+
+        None if it never had any, or if they are damaged. Raises OSError.
+        """
+        files = self._nodes if of_node else self._extents
+        try:
+            return self._xattrs.attributes(files.path(ino), ino, upto)
+        except FileNotFoundError:
+            return None
 
     def make_durable(self, ino: InodeNo) -> None:
         """Make *ino*'s identity and bytes durable; it blocks. Raises OSError."""
@@ -396,66 +428,3 @@ class Extents:
     def _unlink(self, files: FanOut, ino: InodeNo) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._syscalls.unlink(file_name(ino), dir_fd=files.directory(ino))
-
-    def _set_identity(self, file: int | str, identity: Identity, target: bytes = b"") -> None:
-        """Write in two calls, more for a new name; a cut in between leaves old or new whole."""
-        fixed, name = pack_identity(identity, target)
-        beside = False
-        try:
-            self._syscalls.setxattr(file, XATTR_NAME, name, os.XATTR_CREATE)
-        except FileExistsError:
-            if self._xattr(file, XATTR_NAME) != name:
-                beside = self._put_beside(file, name, target)
-        self._syscalls.setxattr(file, XATTR_FIXED, fixed)
-        if beside:
-            self._syscalls.setxattr(file, XATTR_NAME, name)
-            self._syscalls.removexattr(file, XATTR_NEXT_NAME)
-
-    def _put_beside(self, file: int | str, name: bytes, target: bytes) -> bool:
-        """Store *name* for the next fixed part, beside the name that the present one needs.
-
-        False if there is no present one, and *name* is stored in its place.
-        """
-        fixed, after_it = (self._xattr(file, key) for key in (XATTR_FIXED, XATTR_NEXT_NAME))
-        if fixed is None:
-            self._syscalls.setxattr(file, XATTR_NAME, name)
-            return False
-        if after_it is not None and _fits(fixed, after_it, target):  # a change that was interrupted
-            self._syscalls.setxattr(file, XATTR_NAME, after_it)
-        self._syscalls.setxattr(file, XATTR_NEXT_NAME, name)
-        return True
-
-    def _xattr(self, file: int | str, key: str) -> bytes | None:
-        try:
-            return self._syscalls.getxattr(file, key)
-        except OSError as error:
-            if error.errno == errno.ENODATA:
-                return None
-            raise
-
-    def _get_identity(self, ino: InodeNo, file: int | str, target: bytes = b"") -> Identity | None:
-        try:
-            fixed, name = (self._xattr(file, key) for key in (XATTR_FIXED, XATTR_NAME))
-        except FileNotFoundError:
-            return None
-        if fixed is None or name is None:
-            return None
-        try:
-            identity = parse_identity(fixed, name, target)
-        except Damaged:
-            after_it = self._xattr(file, XATTR_NEXT_NAME)
-            if after_it is None:
-                raise
-            identity = parse_identity(fixed, after_it, target)
-        if identity.ino != ino:
-            raise Damaged(f"file {ino:#x} carries the identity of {identity.ino:#x}")
-        return identity
-
-
-def _fits(fixed: bytes, name: bytes, target: bytes) -> bool:
-    """Whether the checksum in *fixed* covers this *name*."""
-    try:
-        parse_identity(fixed, name, target)
-    except Damaged:
-        return False
-    return True

@@ -86,7 +86,8 @@ class SyncVerbs:
         wait = self._waits.get(args.get("wait", 0))
         if wait is None:
             raise UsageError("no such wait; the server may have been started anew")
-        durable_pass, queue = self._store.durable_pass, self._store.pool.not_durable
+        durable_pass, pool = self._store.durable_pass, self._store.pool
+        queue = pool.not_durable
         try:
             done = durable_pass.reached(wait.goal)
         except OSError as error:
@@ -95,6 +96,7 @@ class SyncVerbs:
         if wait.blocks is not None:
             undone = [ino for ino in undone if ino in wait.blocks]
         flushed = durable_pass.flushes >= wait.goal.flush
+        flushed = flushed and not pool.identities.attributes.undone(wait.goal.attributes)
         held = [ino for ino in queue.held_inos() if wait.blocks is None or ino in wait.blocks]
         return {
             "done": (done or (flushed and not undone)) and self._store.all_listed,

@@ -13,14 +13,23 @@ from typing import Final
 from kvfs.core.errors import CommandError, Damaged, DeadInode, NotFound
 from kvfs.core.types import ROOT_INODE, InodeNo
 from tests.support.driven import Driven
-from tests.support.ledger import Ledger
+from tests.support.ledger import TEMPORARY, Block, Directory, Ledger
 from tests.support.loop import loop_device
 from tests.support.mounting import CommandFailed, Mounted, mounted_at
 from tests.support.power import Drive
 from tests.support.stores import get, settle
 
 #: Faults of a block, in the order in which a table shows them.
-FAULTS: Final = ("another's", "mixed", "short", "empty", "zeros", "garbled", "unreadable")
+FAULTS: Final = (
+    "another's",
+    "mixed",
+    "short",
+    "empty",
+    "zeros",
+    "garbled",
+    "unreadable",
+    "attributes",
+)
 
 
 @dataclass(slots=True)
@@ -86,6 +95,45 @@ def _check_started(store: Driven, ledger: Ledger, cut_ns: int, verdict: Verdict)
     if (swept.faults, swept.lost) != (verdict.faults, verdict.lost):
         verdict.faults["changed by the sweep"] += 1
         verdict.lines += swept.lines
+    _judge_attributes(store, ledger, cut_ns, verdict)
+
+
+def _judge_attributes(store: Driven, ledger: Ledger, cut_ns: int, verdict: Verdict) -> None:
+    """Judge the xattrs, pins and policies of what is there: the old ones or the new ones, whole."""
+    pinned = {ino for ino, _ in store.pins()}
+    for directory, name in _listed(store, ROOT_INODE):
+        of = ledger.directory_at(os.fsdecode(name))
+        if of is not None:
+            _judge_attribute(store, directory, of, "user.kvfs.ttl", ledger, cut_ns, verdict)
+        for ino, block_name in _listed(store, directory):
+            block = ledger.block_at(os.fsdecode(name + b"/" + block_name))
+            if block is None or block_name.endswith(TEMPORARY.encode()):
+                continue
+            for attribute in ("user.key", "user.kvfs.pin"):
+                _judge_attribute(store, ino, block, attribute, ledger, cut_ns, verdict)
+            if (store.xattr_row(ino, b"user.kvfs.pin") == b"1") != (ino in pinned):
+                verdict.faults["attributes"] += 1
+                verdict.lines.append(f"{block.name}: pinned or not, the index says otherwise")
+
+
+def _judge_attribute(
+    store: Driven,
+    ino: InodeNo,
+    of: Block | Directory,
+    name: str,
+    ledger: Ledger,
+    cut_ns: int,
+    verdict: Verdict,
+) -> None:
+    ever, due = ledger.values(of, name, cut_ns)
+    whose = of.name if isinstance(of, Block) else of.names[0]
+    value = store.xattr_row(ino, name.encode())
+    if value not in ever:
+        verdict.faults["attributes"] += 1
+        verdict.lines.append(f"{whose}: {name} is {value!r}")
+    elif value not in due:
+        verdict.lost += 1
+        verdict.lines.append(f"{whose}: {name} is {value!r}, which is older than what is durable")
 
 
 def check_mounted_image(image: Path, ledger: Ledger, cut_ns: int, mountpoint: Path) -> Verdict:

@@ -15,7 +15,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.support.ledger import TEMPORARY, Block, Directory, Ledger, Listing, Publication, content
+from tests.support.ledger import (
+    TEMPORARY,
+    Attribute,
+    Block,
+    Directory,
+    Ledger,
+    Listing,
+    Publication,
+    content,
+)
 from tests.support.power import write_back
 from tests.support.proving_blocks import SECTOR_BYTES, sectors_of
 
@@ -35,7 +44,11 @@ RENAMED: Final = (
     "rename_over",
     "unlink",
     "rename_directory",
+    *("set_attribute",) * 2,
 )
+#: What is set: a user xattr of any size, a pin, and a policy that changes nothing here.
+_ATTRIBUTES: Final = ("user.key", "user.kvfs.pin")
+_POLICY: Final = "user.kvfs.ttl"
 #: Those that write under the final name, or to a block that is there.
 IN_PLACE: Final = (
     "store_in_place",
@@ -253,6 +266,35 @@ class CutWriter:
             os.rename(self._root / directory.names[-2], self._root / name)
             self._kernel.force_log()
 
+    def set_attribute(self) -> None:
+        """Set a xattr, a pin or a policy, or remove it."""
+        of: Block | Directory | None = self._draw.choice(self.ledger.directories)
+        name = _POLICY
+        if self._draw.random() < 0.7:
+            of, name = self._some_block(), self._draw.choice(_ATTRIBUTES)
+        if of is None:
+            return
+        self._version += 1
+        value: bytes | None = b"%dh" % self._version
+        if name == "user.key":
+            value = b"%d" % self._version * self._draw.choice((1, 1, 200, 900))
+        elif name == "user.kvfs.pin":
+            value = self._draw.choice((b"1", b"0"))
+        change = Attribute(of, name, value, time.monotonic_ns())
+        path = f"{self._root}/{of.names[-1]}" if isinstance(of, Directory) else self._path(of)
+        try:
+            if self._draw.random() < 0.25:
+                change.value = None
+                os.removexattr(path, name)
+            else:
+                os.setxattr(path, name, value)
+        except OSError:  # evicted, or there was none to remove
+            return
+        change.acknowledged_ns = time.monotonic_ns()
+        self.ledger.attributes.append(change)
+        if self._draw.random() < 0.5:
+            self._kernel.force_log()
+
     # ---- the steps of these ----
 
     def _new_block(self) -> Block:
@@ -301,11 +343,16 @@ class CutWriter:
     def _store_renamed(self, way: str, block: Block) -> None:
         publication, data = self._begin(block, way)
         path = self._path(block)
+        begun_ns = time.monotonic_ns()
         fd = os.open(f"{path}{TEMPORARY}", _CREATE, 0o644)
         half = len(data) // 2
         self._write(fd, data[:half], 0)
         self._write(fd, data[half:], half)
         self._close_and_rename(fd, path, publication)
+        if len(block.publications) > 1:  # its attributes went with the one that it replaced
+            done_ns = publication.acknowledged_ns
+            for name in _ATTRIBUTES:
+                self.ledger.attributes.append(Attribute(block, name, None, begun_ns, done_ns))
 
     def _change(self, way: str, *, by_mapping: bool) -> None:
         block = self._some_block()

@@ -55,6 +55,17 @@ class Block:
 
 
 @dataclass(slots=True)
+class Attribute:
+    """One change of an attribute of a block or directory; None: it was removed, or never set."""
+
+    of: Block | Directory
+    name: str
+    value: bytes | None
+    begun_ns: int
+    acknowledged_ns: int = _NEVER
+
+
+@dataclass(slots=True)
 class Listing:
     """The blocks that were there at one time."""
 
@@ -69,6 +80,8 @@ class Ledger:
     blocks: list[Block] = field(default_factory=list)
     directories: list[Directory] = field(default_factory=list)
     listings: list[Listing] = field(default_factory=list)
+    #: Changes of attributes, in their order.
+    attributes: list[Attribute] = field(default_factory=list)
     #: How many the server had evicted at the end.
     evicted_blocks: int = 0
     #: How many became durable later than the window, as the server tells.
@@ -115,9 +128,7 @@ class Ledger:
 
     def due(self, cut_ns: int) -> Iterator[tuple[Block, int]]:
         """Yield the blocks that must be there after a cut, and from which publication on."""
-        durable_ns = max((begun for begun, done in self.synced_ns if done <= cut_ns), default=0)
-        if self.window_s is not None:
-            durable_ns = max(durable_ns, cut_ns - int(self.window_s * 1e9))
+        durable_ns = self._durable_ns(cut_ns)
         for block in self.blocks:
             old = [
                 number
@@ -130,6 +141,28 @@ class Ledger:
             until_ns = min((at for at in block.disturbed_ns if at > since_ns), default=_NEVER)
             if until_ns > cut_ns and self._was_seen(block.number, cut_ns, until_ns):
                 yield block, old[-1]
+
+    def directory_at(self, name: str) -> Directory | None:
+        """Return the directory that ever had this name."""
+        return next((each for each in self.directories if name in each.names), None)
+
+    def _durable_ns(self, cut_ns: int) -> int:
+        """Return up to when what was acknowledged is durable at a cut."""
+        durable_ns = max((begun for begun, done in self.synced_ns if done <= cut_ns), default=0)
+        if self.window_s is not None:
+            durable_ns = max(durable_ns, cut_ns - int(self.window_s * 1e9))
+        return durable_ns
+
+    def values(
+        self, of: Block | Directory, name: str, cut_ns: int
+    ) -> tuple[list[bytes | None], list[bytes | None]]:
+        """Return which values attribute *name* ever had, and which it may have after a cut."""
+        changes = [each for each in self.attributes if each.of is of and each.name == name]
+        begun = [each for each in changes if each.begun_ns <= cut_ns]
+        durable_ns = self._durable_ns(cut_ns)
+        due = [at for at, each in enumerate(begun, 1) if each.acknowledged_ns <= durable_ns]
+        ever = [None, *(each.value for each in begun)]
+        return ever, ever[due[-1] if due else 0 :]
 
     def is_there(self, block: Block, since: int, found: dict[str, bytes]) -> bool:
         """Whether *found* (by path) has *block*, not older than publication number *since*."""

@@ -268,7 +268,7 @@ class Model:
         self._forget_handles()
 
     def lose_power(self) -> None:
-        """Lose what is being written, or its maker's alone, and all extended attributes."""
+        """Lose what is being written, or its maker's alone."""
         for parent, name in self.places():
             node = parent.children[name]
             kept = True
@@ -277,7 +277,6 @@ class Model:
                 node.state = State.ORPHAN_SLAB if node.state in SLABS else State.PUBLISHED
             if not kept:
                 self.remove(parent, name)
-            node.xattrs.clear()
         self._forget_handles()
 
     def _forget_handles(self) -> None:

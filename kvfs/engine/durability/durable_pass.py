@@ -44,6 +44,7 @@ class Goal(NamedTuple):
     flush: int
     #: Failures so far; if there are more at the end, not all is durable.
     losses: int
+    attributes: int
 
 
 class _Block(NamedTuple):
@@ -59,6 +60,7 @@ class DurablePass:
         self._pool = pool
         self._publishing = publishing
         self._queue = pool.not_durable
+        self._attributes = pool.identities.attributes
         self._sync = DeviceSync(
             pool.device.pool_fd,
             pool.syscalls,
@@ -115,10 +117,10 @@ class DurablePass:
             self._gathers = True
             self._pool.background.submit(self._gather)
             return
-        identified = self._queue.first_identified_since_s()
+        waiting = (self._queue.first_identified_since_s(), self._attributes.written_since_s())
+        since_s = min((since_s for since_s in waiting if since_s is not None), default=None)
         if (urgent and self._flush_wanted > self.flushes) or (
-            identified is not None
-            and self._pace.is_due(now_s, identified, busy=False, urgent=urgent)
+            since_s is not None and self._pace.is_due(now_s, since_s, busy=False, urgent=urgent)
         ):
             self._start()
 
@@ -171,6 +173,7 @@ class DurablePass:
     def _start(self) -> None:
         """Let the thread wait for the batch, and flush."""
         self._flushing = self._queue.identified()
+        self._attributes.begin_flush()
         self._flushes_begun += 1
         self._waits = True
         self._sync.start([block.fd for block in self._batch])
@@ -180,7 +183,9 @@ class DurablePass:
         self._waits = False
         self._pace.note_ended(now_s, done.took_s, full=self._is_full)
         batch, self._batch, self._batch_bytes = self._batch, [], 0
-        if done.flush_error is not None or self._is_dead(done):
+        failed = done.flush_error is not None or self._is_dead(done)
+        self._attributes.end_flush(failed=failed)
+        if failed:
             _log.error("the device failed to flush: %s", done.flush_error)
             self.failures += 1
             self._pool.unsynced = True  # the kernel tells it once
@@ -288,20 +293,21 @@ class DurablePass:
         """
         self._queue.look_again(self._queue.held)
         self._flush_wanted = self._flushes_begun + 1
-        return Goal(self._queue.ticket, self._flush_wanted, self._losses)
+        return Goal(self._queue.ticket, self._flush_wanted, self._losses, self._attributes.ticket)
 
     def undone(self, goal: Goal) -> int:
-        """Return how many blocks are missing to *goal*, and work towards it."""
+        """Return how many blocks and attributes are missing to *goal*, and work towards it."""
         now_s = self._pool.monotonic_s()
         self._asked_until_s = now_s + _ASKED_S
         self.tick(now_s)
-        return sum(1 for _ in self._queue.undone(goal.ticket))
+        blocks = sum(1 for _ in self._queue.undone(goal.ticket))
+        return blocks + self._attributes.undone(goal.attributes)
 
     def reached(self, goal: Goal) -> bool:
         """Whether *goal* is reached; works towards it. Raises OSError if the device failed."""
         undone = self.undone(goal)
         if self._losses > goal.losses:
-            raise OSError(errno.EIO, "the device failed to write a block")
+            raise OSError(errno.EIO, "the device failed to write a block, or attributes")
         if undone or self.flushes < goal.flush:
             return False
         self._asked_until_s = 0.0  # who else waits asks again
@@ -309,8 +315,8 @@ class DurablePass:
 
     @property
     def _losses(self) -> int:
-        """How often the device failed; also those blocks that a look dropped (write_back.py)."""
-        return self.failures + self._pool.lost_blocks
+        """How often the device failed; also what a look dropped (write_back.py), and attributes."""
+        return self.failures + self._pool.lost_blocks + self._attributes.refused
 
     # ---- the end ----
 
@@ -328,17 +334,21 @@ class DurablePass:
 
     def describe(self) -> dict[str, Any]:
         """Return the figures `kvfs status` shows."""
-        queue, since_s = self._queue, self._queue.oldest_since_s()
-        age_s = 0.0 if since_s is None else max(0.0, self._pool.monotonic_s() - since_s)
+        queue, attributes = self._queue, self._attributes
+        waiting = (queue.oldest_since_s(), attributes.oldest_since_s())
+        now_s = self._pool.monotonic_s()
+        oldest_s = max((now_s - since_s for since_s in waiting if since_s is not None), default=0.0)
         return {
             "within_s": self._pace.within_s,
             "blocks": len(queue),
             "bytes": queue.size_bytes,
-            "oldest_s": round(age_s, 1),
+            "oldest_s": round(max(0.0, oldest_s), 1),
             "held_blocks": queue.held,
             "unlisted": queue.left_out,
             "marked": self.marked,
             "late": self.late,
             "flushes": self.flushes,
             "failures": self.failures,
+            "attributes": len(attributes),
+            "attributes_refused": attributes.refused,
         }

@@ -49,6 +49,19 @@ def drop_rows(txn: WriteTransaction, ino: InodeNo, record: InodeRecord | None) -
     return txn.delete_xattrs(ino)
 
 
+def put_attributes(txn: WriteTransaction, ino: InodeNo, attributes: Attributes) -> None:
+    """Give *ino*, which has none, these *attributes*."""
+    for name, value in attributes.items():
+        txn.put_xattr(ino, name, value)
+
+
+def replace_attributes(txn: WriteTransaction, ino: InodeNo, attributes: Attributes) -> Attributes:
+    """Give *ino* these *attributes* and no others; return those that it had."""
+    before = txn.delete_xattrs(ino)
+    put_attributes(txn, ino, attributes)
+    return before
+
+
 def put_counts(txn: WriteTransaction, directory: InodeNo, entries: int, subdirs: int) -> None:
     """Write how many names and subdirectories *directory* has, if it is there. Raises Damaged."""
     record = txn.inode(directory)
@@ -122,7 +135,11 @@ class TreeChange(PoolChange):
             if not stays:
                 self._count(after, 1)
             self.txn.delete_name(before.parent, before.name, ino)
-        for ino, _, after in moves:
+        for ino, before, after in moves:
+            growth_bytes = after.allocated_bytes - before.allocated_bytes
+            if growth_bytes:  # what was written after a checkpoint
+                used_bytes = self._counters.used_bytes + growth_bytes
+                self._counters = self._counters._replace(used_bytes=used_bytes)
             put_rows(self.txn, ino, after)
             if after.sequence > self._counters.sequence:
                 self._counters = self._counters._replace(sequence=after.sequence)
@@ -144,8 +161,7 @@ class TreeChange(PoolChange):
         if record.sequence > self._counters.sequence:
             self._counters = self._counters._replace(sequence=record.sequence)
         if attributes or record.state == State.NODE:
-            for name, value in attributes.items():
-                self.txn.put_xattr(ino, name, value)
+            put_attributes(self.txn, ino, attributes)
             self._come.append((ino, record, attributes))
 
     def _drop(self, ino: InodeNo, record: InodeRecord) -> None:
@@ -171,3 +187,4 @@ class TreeChange(PoolChange):
                 shares.come(ino, record)
             if attributes:
                 shares.set_attributes(ino, record, attributes_bytes(attributes))
+                self._tree.identities.note_attributes(ino)

@@ -11,6 +11,7 @@ from kvfs.core.errors import Damaged, IndexDamaged
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.devices import Device
+from kvfs.engine.recovery.file_claims import node_record
 from kvfs.engine.recovery.finish_drafts import finish_index
 from kvfs.engine.recovery.fsck_files import FileCheck
 from kvfs.engine.recovery.fsck_report import FsckReport
@@ -18,7 +19,6 @@ from kvfs.engine.recovery.fsck_rows import RowCheck
 from kvfs.engine.recovery.index_probe import ALL_ROWS, refuse_unreadable
 from kvfs.engine.recovery.rebuild import (
     Progress,
-    node_record,
     numbers_lie_behind,
     rebuild_index,
     skip_numbers,
@@ -151,6 +151,7 @@ class _Check:
         rows.run(
             files.inode,
             functools.partial(node_record, self._extents),
+            files.attribute,
             lambda done: self._progress(min(done, total), total),
         )
         files.strays()

@@ -1,12 +1,16 @@
 """fsck's check of the files of a pool: extents, identity files, INODES."""
 
+import contextlib
 import functools
 import stat
 from collections.abc import Callable, Iterable
 
+from kvfs.core.attribute_record import AttributeRecord
+from kvfs.core.errors import Damaged, NoSpace
 from kvfs.core.lifecycle import SETTLED, State
 from kvfs.core.records import HAS_HOLES
 from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.engine.recovery.file_claims import attributes_of
 from kvfs.engine.recovery.fsck_report import FsckReport
 from kvfs.pool.identities import agrees, carries_identity, identity_of
 from kvfs.storage.extents import BROKEN_FILE, Extents
@@ -58,6 +62,7 @@ class FileCheck:
             if status.st_size != record.size_bytes and not measured_later:
                 return f"its extent has {status.st_size} bytes of {record.size_bytes}"
         if self._agrees(ino, record):
+            self._look_at_attributes(ino, record)
             return None
         if carries_identity(record):
             self._wrong(
@@ -70,6 +75,35 @@ class FileCheck:
                 lambda: self._extents.unidentify(ino),
             )
         return None
+
+    def _look_at_attributes(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Compare the attributes in the index with those in the file, which outlive a power loss.
+
+        A damaged row is left to the check of rows, which may find its value in the file.
+        """
+        try:
+            said = {name: self._index.xattr(ino, name) for name in self._index.xattrs(ino)}
+        except Damaged:
+            return
+        found = attributes_of(self._extents, ino, record)
+        if said != ({} if found is None else dict(found.attributes)):
+            self._wrong(
+                f"inode {ino:#x} {record.name!r}: its attributes are not in its file",
+                lambda: self._write_attributes(ino, record),
+            )
+
+    def attribute(self, ino: InodeNo, name: bytes) -> bytes | None:
+        """Return the value of attribute *name* in the file of *ino*; None if it has none."""
+        record = self._index.inode_or_miss(ino)
+        found = None if record is None else attributes_of(self._extents, ino, record)
+        return None if found is None else found.attributes.get(name)
+
+    def _write_attributes(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Write the attributes of *ino* into its file, which may have no room for them."""
+        said = {name: self._index.xattr(ino, name) or b"" for name in self._index.xattrs(ino)}
+        attributes = AttributeRecord(ino, record.sequence, said)
+        with contextlib.suppress(NoSpace):
+            self._extents.write_attributes(attributes, of_node=not stat.S_ISREG(record.mode))
 
     def strays(self) -> None:
         """Find the files that no inode knows."""
@@ -114,6 +148,8 @@ class FileCheck:
 
     def _identify(self, ino: InodeNo, record: InodeRecord) -> None:
         """Write the identity of *ino*, a block's once its bytes are durable. Raises OSError."""
+        with contextlib.suppress(Damaged):
+            self._write_attributes(ino, record)
         identity = identity_of(ino, record)
         if stat.S_ISREG(record.mode):
             if self._extents.has_holes(ino):

@@ -36,6 +36,8 @@ _STEP: Final = 1024
 Repair = Callable[[WriteTransaction], object]
 #: Looks at one inode's files; returns what is wrong with them if the inode must go.
 Files = Callable[[InodeNo, InodeRecord], str | None]
+#: Returns the value of an attribute in the file of its inode, if it is there.
+Attribute = Callable[[InodeNo, bytes], bytes | None]
 #: Returns the record in the identity file of a directory or symlink, if there is one.
 Node = Callable[[InodeNo], InodeRecord | None]
 
@@ -50,13 +52,15 @@ class RowCheck:
         self._report = report
         self._before_repair = before_repair
 
-    def run(self, files: Files, node: Node, tell: Callable[[int], None]) -> None:
+    def run(
+        self, files: Files, node: Node, attribute: Attribute, tell: Callable[[int], None]
+    ) -> None:
         """Check everything; *tell* is called with the number of inodes that are done."""
         self._nodes(node)
         self._inodes(files, tell)
         self._names()
         self._children()
-        self._attributes()
+        self._attributes(attribute)
         self._tree()
 
     def _wrong(self, text: str, repair: Repair) -> None:
@@ -126,17 +130,21 @@ class RowCheck:
                 what = str(error)
             self._wrong(what, _deleting(key))
 
-    def _attributes(self) -> None:
+    def _attributes(self, attribute: Attribute) -> None:
         for key, raw in self._rows(XATTR_PREFIX):
             try:
                 ino, name = parse_xattr_key(key)
+            except Damaged as error:
+                self._wrong(str(error), _deleting(key))
+                continue
+            try:
                 unseal(key, raw)
                 if self._index.inode(ino) is not None:
                     continue
-                what = f"attribute {name!r}: its inode {ino:#x} is not there"
+                what, kept = f"attribute {name!r}: its inode {ino:#x} is not there", None
             except Damaged as error:
-                what = str(error)
-            self._wrong(what, _deleting(key))
+                what, kept = str(error), attribute(ino, name)
+            self._wrong(what, _deleting(key) if kept is None else _keeping(ino, name, kept))
 
     def _tree(self) -> None:
         """Check that everything is below the root, and that every count is right."""
@@ -201,6 +209,10 @@ class RowCheck:
 
 def _deleting(key: bytes) -> Repair:
     return lambda txn: txn.delete_row(key)
+
+
+def _keeping(ino: InodeNo, name: bytes, value: bytes) -> Repair:
+    return lambda txn: txn.put_xattr(ino, name, value)
 
 
 def _dropping(ino: InodeNo, record: InodeRecord | None) -> Repair:

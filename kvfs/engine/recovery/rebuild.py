@@ -5,31 +5,25 @@ block comes back only if it has an identity, which is written when its bytes are
 lost is a miss; docs/durability.md has the list.
 """
 
-import errno
 import functools
 import logging
-import os
-import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
-from kvfs.core.errors import Damaged, IndexDamaged, NoSpace
-from kvfs.core.lifecycle import State
+from kvfs.core.errors import IndexDamaged, NoSpace
 from kvfs.core.pool_layout import INDEX, INDEX_NEW
 from kvfs.core.records import (
-    HAS_HOLES,
     INODE_PREFIX,
-    IS_SLAB,
     Counters,
-    Identity,
     parse_inodes,
 )
 from kvfs.core.settings import Settings
 from kvfs.core.tree_count import TreeCount
-from kvfs.core.types import ROOT_INODE, STAT_BLOCK_BYTES, InodeNo, InodeRecord, round_up
-from kvfs.engine.names.tree_change import drop_rows, put_counts, put_rows
+from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
+from kvfs.engine.names.tree_change import drop_rows, put_attributes, put_counts, put_rows
+from kvfs.engine.recovery.file_claims import attributes_of, block_record, node_record
 from kvfs.engine.recovery.new_pool import found_root
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
@@ -57,15 +51,14 @@ _NODE_MOST_BYTES: Final = 16 << 10
 #: Numbers used before INODES was lost may still be in NFS handles, so new ones begin far behind
 #: them. Of 2**64 numbers this wastes some that no pool will ever need.
 _NUMBERS_LEFT_OUT: Final = 1 << 40
-#: Errors that concern one file, and not the state of the machine.
-_FILE_FAILS: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.ENODATA, errno.EBADMSG})
 
 
 class _Claim(NamedTuple):
-    """An inode and the name that it claims."""
+    """An inode, the name that it claims, and its attributes."""
 
     ino: InodeNo
     record: InodeRecord
+    attributes: Mapping[bytes, bytes]
 
 
 def rebuild_index(
@@ -166,7 +159,8 @@ class _Rebuild:
                 record = claim(ino)
                 if record is not None:
                     self._sequence = max(self._sequence, record.sequence)
-                    yield _Claim(ino, record)
+                    found = attributes_of(self._extents, ino, record)
+                    yield _Claim(ino, record, {} if found is None else found.attributes)
 
     def _join(self, index: Index) -> Counters:
         """Drop what no directory leads to, and write the counts of the rest."""
@@ -193,57 +187,6 @@ class _Rebuild:
         return counters
 
 
-def block_record(extents: Extents, syscalls: Syscalls, ino: InodeNo) -> InodeRecord | None:
-    """Return the record of an extent that is whole: it has the identity that says so.
-
-    Its size and its holes are looked at all the same, because a device may lose what it
-    acknowledged. Raises OSError.
-    """
-    try:
-        identity = extents.identity(ino)
-        if identity is None or not stat.S_ISREG(identity.mode):
-            return None
-        fd = extents.open(ino, os.O_RDWR)
-        try:
-            status = syscalls.fstat(fd)
-            size_bytes = status.st_size
-            if size_bytes != identity.size_bytes:
-                return None
-            # Pages that could not be written are clean in memory, and would hide the hole.
-            syscalls.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            holes_count = size_bytes and not identity.flags & HAS_HOLES
-            if holes_count and syscalls.lseek(fd, 0, os.SEEK_HOLE) < size_bytes:
-                return None
-            allocated_bytes = status.st_blocks * STAT_BLOCK_BYTES
-            if allocated_bytes > round_up(size_bytes):
-                allocated_bytes = extents.trim(fd, size_bytes)
-        finally:
-            syscalls.close(fd)
-    except Damaged:
-        return None
-    except OSError as error:
-        _raise_unless_file_fails(error)
-        return None
-    return _record(identity, status.st_ctime_ns, allocated_bytes)
-
-
-def node_record(extents: Extents, ino: InodeNo) -> InodeRecord | None:
-    """Return the record in the identity file of a node, which has no extent. Raises OSError."""
-    try:
-        found = extents.node(ino)
-    except Damaged:
-        return None
-    except OSError as error:
-        _raise_unless_file_fails(error)
-        return None
-    if found is None or stat.S_ISREG(found[0].mode):
-        return None
-    identity, target = found
-    if (ino == ROOT_INODE) != (identity.name == b""):
-        return None
-    return _record(identity, identity.mtime_ns, 0, target)
-
-
 def numbers_lie_behind(highest: InodeNo, pool_fd: int, syscalls: Syscalls) -> bool:
     """Whether INODES can be read, and its next numbers are above *highest*."""
     try:
@@ -262,10 +205,11 @@ def skip_numbers(highest: InodeNo, pool_fd: int, syscalls: Syscalls) -> None:
 
 def _settle_claim(txn: WriteTransaction, claim: _Claim) -> None:
     """Enter *claim*; of two claims to one name the higher sequence number wins."""
-    ino, record = claim
+    ino, record, attributes = claim
     if ino == ROOT_INODE:
         root = txn.inode(ROOT_INODE) or record
         txn.put_inode(ROOT_INODE, record._replace(atime_ns=root.atime_ns, btime_ns=root.btime_ns))
+        put_attributes(txn, ino, attributes)
         return
     rival = txn.lookup(record.parent, record.name)
     if rival is not None:
@@ -275,40 +219,4 @@ def _settle_claim(txn: WriteTransaction, claim: _Claim) -> None:
             return
         drop_rows(txn, rival, record)
     put_rows(txn, ino, record)
-
-
-def _record(
-    identity: Identity, ctime_ns: int, allocated_bytes: int, target: bytes = b""
-) -> InodeRecord:
-    return InodeRecord(
-        mode=identity.mode,
-        uid=identity.uid,
-        gid=identity.gid,
-        state=_state_of(identity),
-        size_bytes=identity.size_bytes,
-        allocated_bytes=allocated_bytes,
-        atime_ns=identity.mtime_ns,
-        mtime_ns=identity.mtime_ns,
-        ctime_ns=ctime_ns,
-        btime_ns=identity.mtime_ns,
-        parent=identity.parent,
-        entries=0,
-        subdirs=0,
-        sequence=identity.sequence,
-        name=identity.name,
-        target=target,
-    )
-
-
-def _state_of(identity: Identity) -> State:
-    """Return the state of what comes back: the makers of slabs went with the power."""
-    if not stat.S_ISREG(identity.mode):
-        return State.NODE
-    return State.ORPHAN_SLAB if identity.flags & IS_SLAB else State.PUBLISHED
-
-
-def _raise_unless_file_fails(error: OSError) -> None:
-    """Raise *error* unless it concerns one file, which is then a miss."""
-    if error.errno not in _FILE_FAILS:
-        raise error
-    _log.warning("not recovered: %s", error)
+    put_attributes(txn, ino, attributes)

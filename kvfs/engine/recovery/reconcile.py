@@ -19,10 +19,11 @@ from typing import Final
 
 from kvfs.core.errors import Damaged
 from kvfs.core.records import INODE_PREFIX, Doubt, inode_key, parse_inodes
-from kvfs.core.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord
+from kvfs.core.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.engine.names.tree_change import Move, TreeChange
+from kvfs.engine.recovery.file_claims import block_record, node_record
 from kvfs.engine.recovery.finish_drafts import OPEN_STATES
-from kvfs.engine.recovery.rebuild import block_record, node_record
+from kvfs.engine.recovery.taken_attributes import claimed_attributes, take_attributes
 from kvfs.pool.pool import Pool
 from kvfs.storage.index_checkpoint import Checkpoint
 
@@ -38,6 +39,8 @@ _YOUNG_BATCH: Final = 1024
 _DIRECTORIES_SEEN: Final = 4
 #: If so many numbers in a row have no extent, no later one has.
 _NONE_BEHIND: Final = 8192
+#: More than were given out between a checkpoint and a power loss; there are 2**64.
+_SEQUENCES_LEFT_OUT: Final = 1 << 32
 #: A directory may have moved below one that is settled later, and so on.
 _NODE_ROUNDS: Final = 64
 
@@ -54,9 +57,11 @@ class Reconcile:
         self._searched = False
         self.dropped = self.entered = self.moved = 0
         if gone_back is not None:
-            self._doubt: Doubt | None = Doubt(
-                pool.numbers.first, FIRST_INODE, pool.counters.sequence
-            )
+            # What is done from now on is newer than what any file says of before the power loss.
+            sequence = Sequence(pool.counters.sequence + _SEQUENCES_LEFT_OUT)
+            with pool.change(pool.counters._replace(sequence=sequence)):
+                pass
+            self._doubt: Doubt | None = Doubt(pool.numbers.first, FIRST_INODE, sequence)
             self._settle_first(gone_back)
             self._note()
         else:
@@ -167,7 +172,7 @@ class Reconcile:
                 pool.index.preallocate()
             with TreeChange(pool, pool.clock_ns()) as change:
                 for ino, claim in plain.values():
-                    change.link(ino, claim)
+                    change.link(ino, claim, claimed_attributes(pool.extents, ino, claim))
             self.entered += len(plain)
             for ino in others:
                 self._settle(ino)
@@ -187,6 +192,7 @@ class Reconcile:
             if record is not None:
                 with pool.index.write() as txn:
                     txn.put_inode(ino, _updated(record, claim))
+                take_attributes(pool, ino, record, claim)
             return True
         if not self._is_directory(claim.parent) or self._is_below(claim.parent, ino):
             return False
@@ -247,13 +253,15 @@ class Reconcile:
             if rival is not None and replaced is not None:
                 change.unlink(rival, replaced)
             if record is None:
-                change.link(ino, claim)
+                change.link(ino, claim, claimed_attributes(pool.extents, ino, claim))
                 self.entered += 1
             else:
                 change.move(Move(ino, record, claim))
                 self.moved += 1
         if rival is not None and replaced is not None:
             self._forget(rival)
+        if record is not None:
+            take_attributes(pool, ino, record, claim)
 
     def _drop(self, ino: InodeNo, record: InodeRecord) -> bool:
         """Remove *ino* and its name; its file is left to the sweep."""

@@ -14,7 +14,7 @@ from typing import Final
 
 from kvfs.core.records import INODE_PREFIX, parse_inodes
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool.identities import agrees, carries_identity
+from kvfs.pool.identities import agrees
 from kvfs.pool.pool import Pool
 from kvfs.storage.extents import BROKEN_FILE
 
@@ -74,10 +74,7 @@ class Sweep:
             record = self._pool.index.inode_or_miss(ino)
             if record is None:
                 continue
-            if carries_identity(record):
-                self._pool.identities.write(ino, record)
-            else:
-                self._pool.identities.withdraw(ino)
+            self._pool.identities.write_anew(ino, record)
             self.renewed += 1
         if not self._searching and not self._outdated and not self._suspects:
             self.done = True

@@ -1,0 +1,123 @@
+"""What a file on the device says of its inode: the record and the attributes that it claims.
+
+Rebuild, comparison after a checkpoint, and fsck ask here. What is not whole claims nothing.
+"""
+
+import errno
+import logging
+import os
+import stat
+from typing import Final
+
+from kvfs.core.attribute_record import AttributeRecord
+from kvfs.core.errors import Damaged
+from kvfs.core.lifecycle import State
+from kvfs.core.records import HAS_HOLES, IS_SLAB, Identity
+from kvfs.core.types import ROOT_INODE, STAT_BLOCK_BYTES, InodeNo, InodeRecord, round_up
+from kvfs.storage.extents import Extents
+from kvfs.storage.syscalls import Syscalls
+
+_log: Final = logging.getLogger(__name__)
+
+#: Errors that concern one file, and not the state of the machine.
+_FILE_FAILS: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.ENODATA, errno.EBADMSG})
+
+
+def block_record(extents: Extents, syscalls: Syscalls, ino: InodeNo) -> InodeRecord | None:
+    """Return the record of an extent that is whole: it has the identity that says so.
+
+    Its size and its holes are looked at all the same, because a device may lose what it
+    acknowledged. Raises OSError.
+    """
+    try:
+        identity = extents.identity(ino)
+        if identity is None or not stat.S_ISREG(identity.mode):
+            return None
+        fd = extents.open(ino, os.O_RDWR)
+        try:
+            status = syscalls.fstat(fd)
+            size_bytes = status.st_size
+            if size_bytes != identity.size_bytes:
+                return None
+            # Pages that could not be written are clean in memory, and would hide the hole.
+            syscalls.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            holes_count = size_bytes and not identity.flags & HAS_HOLES
+            if holes_count and syscalls.lseek(fd, 0, os.SEEK_HOLE) < size_bytes:
+                return None
+            allocated_bytes = status.st_blocks * STAT_BLOCK_BYTES
+            if allocated_bytes > round_up(size_bytes):
+                allocated_bytes = extents.trim(fd, size_bytes)
+        finally:
+            syscalls.close(fd)
+    except Damaged:
+        return None
+    except OSError as error:
+        _raise_unless_file_fails(error)
+        return None
+    return _record(identity, status.st_ctime_ns, allocated_bytes)
+
+
+def node_record(extents: Extents, ino: InodeNo) -> InodeRecord | None:
+    """Return the record in the identity file of a node, which has no extent. Raises OSError."""
+    try:
+        found = extents.node(ino)
+    except Damaged:
+        return None
+    except OSError as error:
+        _raise_unless_file_fails(error)
+        return None
+    if found is None or stat.S_ISREG(found[0].mode):
+        return None
+    identity, target = found
+    if (ino == ROOT_INODE) != (identity.name == b""):
+        return None
+    return _record(identity, identity.mtime_ns, 0, target)
+
+
+def attributes_of(extents: Extents, ino: InodeNo, record: InodeRecord) -> AttributeRecord | None:
+    """Return the attributes that belong to *record*, which *ino*'s file said. Raises OSError.
+
+    None if it never had any, or if they cannot be read.
+    """
+    try:
+        return extents.attributes(ino, record.sequence, of_node=not stat.S_ISREG(record.mode))
+    except OSError as error:
+        _raise_unless_file_fails(error)
+        return None
+
+
+def _record(
+    identity: Identity, ctime_ns: int, allocated_bytes: int, target: bytes = b""
+) -> InodeRecord:
+    return InodeRecord(
+        mode=identity.mode,
+        uid=identity.uid,
+        gid=identity.gid,
+        state=_state_of(identity),
+        size_bytes=identity.size_bytes,
+        allocated_bytes=allocated_bytes,
+        atime_ns=identity.mtime_ns,
+        mtime_ns=identity.mtime_ns,
+        ctime_ns=ctime_ns,
+        btime_ns=identity.mtime_ns,
+        parent=identity.parent,
+        entries=0,
+        subdirs=0,
+        sequence=identity.sequence,
+        name=identity.name,
+        target=target,
+    )
+
+
+def _state_of(identity: Identity) -> State:
+    """Return the state of what comes back: the makers of slabs went with the power."""
+    if not stat.S_ISREG(identity.mode):
+        return State.NODE
+    return State.ORPHAN_SLAB if identity.flags & IS_SLAB else State.PUBLISHED
+
+
+def _raise_unless_file_fails(error: OSError) -> None:
+    """Raise *error* unless it concerns one file, which is then a miss."""
+    if error.errno not in _FILE_FAILS:
+        raise error
+    _log.warning("not recovered: %s", error)

@@ -1,0 +1,173 @@
+"""Attributes that the device does not have yet: user xattrs, pins and policies.
+
+The index has them at once, and loses them with the power. A record in the file of their inode keeps
+them (core/attribute_record.py). It is written off the client's path, before the identity with the
+new sequence number, and the next flush of the pass (engine/durability/) makes both durable.
+"""
+
+import logging
+import stat
+import threading
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from kvfs.core.attribute_record import AttributeRecord
+from kvfs.core.errors import Damaged, NoSpace
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.storage.extents import Extents
+from kvfs.storage.index import Index
+
+_log: Final = logging.getLogger(__name__)
+
+#: XFS writes values that fill most of a block by themselves, and waits for the device.
+_QUICK_BYTES: Final = 2048
+
+
+class Change(NamedTuple):
+    """A change that waits: since when (monotonic), and which of all changes it was."""
+
+    since_s: float
+    ticket: int
+
+
+class _Flushed(NamedTuple):
+    """Changes that are written and wait for one flush: how many, the oldest, the first ticket."""
+
+    changes: int = 0
+    since_s: float = 0.0
+    ticket: int = 0
+
+    def joined(self, other: "_Flushed") -> "_Flushed":
+        if not self.changes or not other.changes:
+            return self if self.changes else other
+        since_s, ticket = min(self.since_s, other.since_s), min(self.ticket, other.ticket)
+        return _Flushed(self.changes + other.changes, since_s, ticket)
+
+
+class AttributeRecords:
+    """The records of one pool, and which of them the device does not have."""
+
+    def __init__(self, index: Index, extents: Extents, monotonic_s: Callable[[], float]) -> None:
+        self._index = index
+        self._extents = extents
+        self._monotonic_s = monotonic_s
+        self._changed: dict[InodeNo, Change] = {}
+        self._written = _Flushed()
+        self._flushing = _Flushed()
+        #: A record is written by the loop's thread or by the one for long jobs.
+        self._writing = threading.Lock()
+        self.ticket = 0
+        #: Records that the file system had no room for: they are as of the last checkpoint.
+        self.refused = 0
+
+    def __contains__(self, ino: InodeNo) -> bool:
+        """Whether *ino*'s record is not written yet; then its identity waits, too."""
+        return ino in self._changed
+
+    def __len__(self) -> int:
+        """Return how many changes are not durable."""
+        return len(self._changed) + self._written.changes + self._flushing.changes
+
+    def note(self, ino: InodeNo) -> bool:
+        """Note that *ino* has other attributes in the index, under a new sequence number.
+
+        Return whether it did not wait before.
+        """
+        before = self._changed.get(ino)
+        self.ticket += 1
+        since_s = self._monotonic_s() if before is None else before.since_s
+        self._changed[ino] = Change(since_s, self.ticket)
+        return before is None
+
+    def forget(self, ino: InodeNo) -> None:
+        """Forget the change of *ino*, which is going away."""
+        self._changed.pop(ino, None)
+
+    # ---- writing ----
+
+    def record(self, ino: InodeNo) -> InodeRecord | None:
+        """Return what the index says of *ino* now; None if it is gone."""
+        return self._index.inode_or_miss(ino)
+
+    def present(self, ino: InodeNo, record: InodeRecord) -> AttributeRecord | None:
+        """Return the attributes that belong to the present *record* of *ino*. Atomic.
+
+        None if one is damaged: its file may have it whole.
+        """
+        try:
+            attributes = {
+                name: value
+                for name in self._index.xattrs(ino)
+                if (value := self._index.xattr(ino, name)) is not None
+            }
+        except Damaged as error:
+            _log.warning("inode %#x: its attributes are not written: %s", ino, error)
+            return None
+        return AttributeRecord(ino, record.sequence, attributes)
+
+    def change_of(self, ino: InodeNo) -> Change | None:
+        """Return the change of *ino* that waits."""
+        return self._changed.get(ino)
+
+    def write(self, attributes: AttributeRecord, record: InodeRecord) -> bool:
+        """Write *attributes* into the file of their inode, in any thread; False if that fails.
+
+        A file system may have no room for ones of this size (ext4: a block for all of a file's).
+        """
+        of_node = not stat.S_ISREG(record.mode)
+        try:
+            with self._writing:
+                self._extents.write_attributes(attributes, of_node=of_node)
+        except (NoSpace, OSError) as error:
+            _log.warning("inode %#x: its attributes are not kept: %s", attributes.ino, error)
+            return False
+        return True
+
+    def note_written(self, ino: InodeNo, change: Change, *, kept: bool) -> bool:
+        """Note that the record with *change* was written; False if there was another one since."""
+        present = self._changed.get(ino)
+        if present != change:
+            return present is None
+        del self._changed[ino]
+        if kept:
+            self._written = self._written.joined(_Flushed(1, change.since_s, change.ticket))
+        else:
+            self.refused += 1
+        return True
+
+    # ---- the pass ----
+
+    def begin_flush(self) -> None:
+        """Note that a flush begins, which makes all durable that is written."""
+        self._flushing = self._flushing.joined(self._written)
+        self._written = _Flushed()
+
+    def end_flush(self, *, failed: bool = False) -> None:
+        """Note that it has ended; what a *failed* one had waits for the next."""
+        if failed:
+            self._written = self._written.joined(self._flushing)
+        self._flushing = _Flushed()
+
+    def written_since_s(self) -> float | None:
+        """Return since when the oldest waits that a flush makes durable; None: there is none."""
+        return self._written.since_s if self._written.changes else None
+
+    def oldest_since_s(self) -> float | None:
+        """Return since when the oldest waits; None: there is none."""
+        parts = [part.since_s for part in (self._written, self._flushing) if part.changes]
+        parts += [change.since_s for change in self._changed.values()]
+        return min(parts, default=None)
+
+    def undone(self, ticket: int) -> int:
+        """Return how many changes up to *ticket* are not durable."""
+        changed = sum(change.ticket <= ticket for change in self._changed.values())
+        parts = (self._written, self._flushing)
+        return changed + sum(
+            part.changes for part in parts if part.changes and part.ticket <= ticket
+        )
+
+
+def is_quick(attributes: AttributeRecord) -> bool:
+    """Whether no device is waited for when *attributes* are written."""
+    size_bytes = sum(len(name) + len(value) for name, value in attributes.attributes.items())
+    return size_bytes <= _QUICK_BYTES
