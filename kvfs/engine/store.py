@@ -218,6 +218,8 @@ class Store:
                 return replaced
         if renames and truncating.fought_over(parent, name):
             truncating.refuse_unfinished(self.namespace.lookup(parent, name), who)
+        if who == SERVER and renames:
+            self.blocks.served.renames(self.namespace.lookup(parent, name))
         replaced = self.namespace.rename(
             parent, name, new_parent, new_name, replace=replace, who=who
         )
@@ -251,9 +253,8 @@ class Store:
     def _kept_bytes(self) -> int:
         """Return the bytes of clients' data. Removed blocks give way, so they count as free."""
         space = self.pool.space
-        used_bytes = (
-            space.used_bytes + space.deleted_open_bytes - self.pool.recently_removed.held_bytes
-        )
+        held_bytes = self.pool.recently_removed.held_bytes
+        used_bytes = space.used_bytes + space.deleted_open_bytes - held_bytes
         return min(used_bytes, space.capacity_bytes)
 
     def _available_bytes(self) -> int:

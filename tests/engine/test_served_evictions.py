@@ -6,10 +6,12 @@ from typing import Final
 
 import pytest
 
-from kvfs.core.errors import DeadInode, NoSpace, NotFound
+from kvfs.core.errors import DeadInode, Exists, NoSpace, NotFound
+from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.processes import SERVER
 from tests.support.driven import Driven, Opened
+from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.stores import FILE, MIB, Host, assert_exact, get, host, put, settle, write
 
 CAPACITY_BYTES: Final = 64 * MIB
@@ -130,3 +132,39 @@ def test_what_servers_keep_on_passthrough_fills_a_pool(running: Host) -> None:
         store_served(running.store, number, passing=True)
     with pytest.raises(NoSpace):
         store_served(running.store, BLOCKS, passing=True)
+
+
+def test_a_rename_by_a_server_is_one_lasting_transaction(running: Host) -> None:
+    """As that of a client that closed before; each more would be a write of the index."""
+    running.stop()
+    commits = FailingSyscalls(["commit"])
+    store = running.start(syscalls=commits)
+    opened, _ = store.create(ROOT_INODE, b"block.tmp", FILE, 0, 0, SERVER)
+    store.serve(opened, writer=True, passing=False)
+    write(store, opened, b"bytes")
+    before = commits.calls
+    store.rename(ROOT_INODE, b"block.tmp", ROOT_INODE, b"block", replace=True, who=SERVER)
+    assert commits.calls == before + 1
+    assert store.records()[opened.ino].state == State.PUBLISHED
+    assert get(store, ROOT_INODE, b"block") == b"bytes"
+
+
+def test_a_rename_that_is_refused_leaves_what_a_server_may_go_on_writing(running: Host) -> None:
+    """[life-server] It counts as closed, until it writes again."""
+    store = running.store
+    put(store, ROOT_INODE, b"taken", b"other")
+    opened, _ = store.create(ROOT_INODE, b"block.tmp", FILE, 0, 0, SERVER)
+    store.serve(opened, writer=True, passing=False)
+    write(store, opened, b"half")
+    with pytest.raises(Exists):
+        store.rename(ROOT_INODE, b"block.tmp", ROOT_INODE, b"taken", replace=False, who=SERVER)
+    assert get(store, ROOT_INODE, b"taken") == b"other"
+    assert (opened.writers, opened.quiet_writers) == (0, 1)
+    running.extent(opened.ino).write_bytes(b"half and whole")
+    assert store.present(opened.ino).size_bytes == len(b"half and whole")
+    assert (opened.writers, opened.quiet_writers) == (1, 0)
+    store.rename(ROOT_INODE, b"block.tmp", ROOT_INODE, b"block", replace=True, who=SERVER)
+    assert get(store, ROOT_INODE, b"block") == b"half and whole"
+    store.close_served(opened, writer=True)
+    settle(store)
+    assert_exact(running)

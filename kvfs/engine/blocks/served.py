@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvfs.core.errors import Damaged, KvfsError
+from kvfs.core.lifecycle import State, is_temporary
 from kvfs.core.types import InodeNo
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.machine.processes import SERVER
@@ -98,8 +99,21 @@ class Served:
             return self._pool.syscalls.fstat(opened.fd).st_size > 0
         return False
 
+    def renames(self, ino: InodeNo) -> None:
+        """Publish the draft *ino* under its temporary name, ahead of its rename by a server.
+
+        What a server renames is whole, and it may never close it. As a client that closes before it
+        renames, it costs one transaction that must last, not two. If the rename is refused, the
+        draft is one that the server has not written for long: when it writes again that is seen.
+        """
+        opened, record = self._pool.open_inodes.get(ino), self._pool.index.inode_or_miss(ino)
+        if opened is None or record is None or opened.torn or record.state != State.DRAFT:
+            return
+        if is_temporary(record.name) and opened.writers == opened.served_writers > 0:
+            self._count_as_closed(opened)
+
     def renamed(self, ino: InodeNo) -> None:
-        """Note the rename of *ino*: what a server renames is whole, and it may never close it."""
+        """Note the rename of *ino* by a server, after which no writer of the server's is left."""
         opened = self._pool.open_inodes.get(ino)
         if opened is not None and opened.served_writers:
             self._count_as_closed(opened)
