@@ -47,6 +47,8 @@ class FileServers:
         self._threads: OrderedDict[int, tuple[float, bool]] = OrderedDict()
         #: Threads that belong to no server; 0 stands for all of another pid namespace.
         self.others: Final = {0}
+        #: Threads that belong to one.
+        self.servers: Final[set[int]] = set()
         self._others_since_s = 0.0
 
     def have(self, tid: int, now_s: float) -> bool:
@@ -67,14 +69,14 @@ class FileServers:
         self._threads.move_to_end(tid)
         if len(self._threads) > THREADS_MAX:
             self._threads.popitem(last=False)
-        if not found:
-            self.others.add(tid)
+        (self.servers if found else self.others).add(tid)
         return found
 
     def tick(self, now_s: float) -> None:
-        """Forget threads of no server: another thread may have the number by now."""
+        """Forget which threads are whose: another thread may have the number by now."""
         if now_s - self._others_since_s >= BELIEVED_S:
             self._others_since_s = now_s
+            self.servers.clear()
             self.others.clear()
             self.others.add(0)
 

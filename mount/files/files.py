@@ -104,15 +104,15 @@ class Files:
 
     def _open_to_read(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
         served = self._makers.servers.have(self.thread(), time.monotonic())
-        shared = None if served else self.readers.enter(ino, flags)
+        readers = self.readers
+        shared = readers.enter_served(ino, flags) if served else readers.enter(ino, flags)
         if shared is not None:
             return shared.handle.fh, shared.grant
         if self._port.path.holds_readers:
             self._require_share()
         opened = self.store.blocks.open_to_read(ino, served=served)
         fh, grant = self._granted(opened, flags, writer=False, served=served)
-        if not served:
-            self.readers.share(self.handles.get(fh), grant)
+        readers.share(self.handles.get(fh), grant)
         return fh, grant
 
     async def settle_rewrite(self, fh: HandleNo) -> None:

@@ -42,7 +42,7 @@ class KernelPort:
         self.agreed = trio.Event()
         self.store = start(self)
         pool, ids_max = self.store.pool, settings.backing_ids_max
-        self.readers = SharedHandles(pool, handles, ids_max)
+        self.readers = SharedHandles(pool, handles, ids_max, self.store.blocks.served)
         self.path: DataPath = DaemonPath()
         if self.choice.passthrough:
             self.path = PassthroughPath(pool, fuse_fd, ids_max, self.readers.give_up_one)

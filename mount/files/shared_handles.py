@@ -1,5 +1,7 @@
 """All readers of a whole block share one handle, which is kept when the last of them closes.
 
+File servers share one of their own, because their opens hold nothing up (served.py).
+
 A load is an open, a read and a close, and most blocks are loaded again. What an open finds out is
 valid while the block's record is the same. So the next open compares the record and counts.
 """
@@ -9,6 +11,7 @@ from typing import Final
 from kvfs.core.lifecycle import FINAL, State
 from kvfs.core.records import inode_key
 from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.engine.blocks.served import Served
 from kvfs.pool.cache_figures import CacheFigures
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
@@ -56,16 +59,21 @@ class SharedHandles:
     Invariant: the inode of a handle without an open is parked (open_inodes.py), or is not shared.
     """
 
-    def __init__(self, pool: Pool, handles: Handles, most: int) -> None:
-        """Share the handles of at most *most* inodes."""
+    def __init__(self, pool: Pool, handles: Handles, most: int, served: Served) -> None:
+        """Share the handles of at most *most* inodes; *served* counts file servers' opens."""
         self._pool: Final = pool
+        self._served: Final = served
         self._handles: Final = handles
         self._most: Final = most
         self._loaded: Final = pool.cache.reuse.loaded
-        #: Threads that may share: of no file server, whose opens count apart.
+        #: Threads of no file server, and those of one: their opens count apart.
         self.others: Final = pool.leases.processes.servers.others
+        self.servers: Final = pool.leases.processes.servers.servers
         #: Oldest first.
         self._shared: dict[InodeNo, Shared] = {}
+        #: What file servers share, on passthrough only: Ganesha opens a block for its attributes,
+        #: and again to read it. Oldest first.
+        self._by_servers: dict[InodeNo, Shared] = {}
 
     def enter(self, ino: InodeNo, flags: int) -> Shared | None:
         """Count one more reader on the handle of *ino* for open(2) *flags*, if there is one.
@@ -79,16 +87,44 @@ class SharedHandles:
         # Atomic: no checkpoint from the look at the record until the handle is counted.
         same = pool.index.still(shared.key, shared.record) or self._is_equal(shared)
         if same and pool.open_inodes.enter_again(shared.opened):
-            pool.heat.touch(ino)
-            self._handles.share(shared.handle)
-            tally = shared.tally
-            tally.hits += 1
-            tally.loaded_bytes += shared.size_bytes
-            if shared.followed != NOT_FOLLOWED:
-                self._loaded(shared.followed)
+            self._count(ino, shared)
             return shared
         self.forget(ino)
         return None
+
+    def enter_served(self, ino: InodeNo, flags: int) -> Shared | None:
+        """Do the same for a file server, on the handle that servers share.
+
+        Not beyond what servers may have open on passthrough, nor while one of them may write.
+        """
+        pool, shared = self._pool, self._by_servers.get(ino)
+        parked = pool.open_inodes.parked.get(ino)
+        if parked is not None and self._served.must_ask(parked):
+            self.forget(ino)  # otherwise the open would get its backing id
+            return None
+        if shared is None or shared.handle.flags != flags:
+            return None
+        opened = shared.opened
+        if opened.quiet_writers or self._served.must_ask(opened):
+            return None
+        # Atomic, as above.
+        same = pool.index.still(shared.key, shared.record) or self._is_equal(shared)
+        if same and pool.open_inodes.enter_again(opened):
+            self._served.opened(opened, writer=False, passing=True)
+            self._count(ino, shared)
+            return shared
+        self.forget(ino)
+        return None
+
+    def _count(self, ino: InodeNo, shared: Shared) -> None:
+        """Count one more open of *shared*, and one load."""
+        self._pool.heat.touch(ino)
+        self._handles.share(shared.handle)
+        tally = shared.tally
+        tally.hits += 1
+        tally.loaded_bytes += shared.size_bytes
+        if shared.followed != NOT_FOLLOWED:
+            self._loaded(shared.followed)
 
     def _is_equal(self, shared: Shared) -> bool:
         """Whether the record, read again, is the same as at the open."""
@@ -101,7 +137,8 @@ class SharedHandles:
     def share(self, handle: Handle, grant: Grant) -> None:
         """Share *handle*, which a reader has just opened, with the next ones if its block is whole.
 
-        Not with a timed lease (leases.py), which starts anew with each open.
+        File servers share one with each other. Not with a timed lease (leases.py), which starts
+        anew with each open.
         """
         opened = handle.opened
         record = self._pool.index.inode_or_miss(opened.ino)
@@ -111,10 +148,13 @@ class SharedHandles:
             return  # each open looks whether one of them wrote again
         if record.state not in FINAL or (record.state == State.LEASED and not record.maker_tgid):
             return
-        self.forget(opened.ino)
-        if len(self._shared) >= self._most:
-            self.forget(next(iter(self._shared)))
-        self._shared[opened.ino] = Shared(handle, record, grant, self._pool.cache)
+        if handle.served and not grant.backing_id:
+            return
+        table = self._by_servers if handle.served else self._shared
+        self._leave_table(table, opened.ino)
+        if len(table) >= self._most:
+            self.forget(next(iter(table)))
+        table[opened.ino] = Shared(handle, record, grant, self._pool.cache)
 
     def close(self, handle: Handle) -> bool:
         """Count one reader of *handle* less; True if there is nothing else to do.
@@ -124,9 +164,10 @@ class SharedHandles:
         ino = handle.opened.ino
         if self.leave(ino, handle.fh):
             return True
-        shared = self._shared.get(ino)
+        table = self._by_servers if handle.served else self._shared
+        shared = table.get(ino)
         if shared is not None and shared.handle is handle:
-            self.forget(ino)
+            self._leave_table(table, ino)
         self._handles.close(handle.fh)
         return False
 
@@ -136,10 +177,10 @@ class SharedHandles:
         For callers that know only the number of the handle.
         """
         shared = self._shared.get(ino)
-        if shared is None:
-            return False
+        if shared is None or shared.handle.fh != fh:
+            return self._leave_served(ino, fh)
         handle, opened = shared.handle, shared.opened
-        if handle.fh != fh or not handle.opens:
+        if not handle.opens:
             return False
         if opened.readers > 1 + opened.served_readers:
             opened.readers -= 1
@@ -150,24 +191,52 @@ class SharedHandles:
         self._handles.leave(handle)
         return True
 
-    def _may_be_parked(self, opened: OpenInode) -> bool:
+    def _leave_served(self, ino: InodeNo, fh: int) -> bool:
+        """Do the same for a file server."""
+        shared = self._by_servers.get(ino)
+        if shared is None or shared.handle.fh != fh:
+            return False
+        handle, opened = shared.handle, shared.opened
+        if not handle.opens or opened.quiet_writers:
+            return False
+        # Atomic: what is parked is nobody's, also no server's.
+        if handle.opens == 1 and not (
+            opened.readers == 1 and self._may_be_parked(opened, leaving=True)
+        ):
+            return False
+        self._served.closed(opened, writer=False, passing=True)
+        if opened.readers == 1:
+            self._pool.open_inodes.park(opened)
+        else:
+            opened.readers -= 1
+        self._handles.leave(handle)
+        return True
+
+    def _may_be_parked(self, opened: OpenInode, *, leaving: bool = False) -> bool:
         """Whether *opened* can be parked at its last close, with its backing id.
 
-        While more are open than ids may be kept, each close gives one back instead.
+        *leaving*: that close is a file server's. While more are open than ids may be kept, each
+        close gives one back instead.
         """
-        if opened.gone is not None or opened.fd >= 0 or opened.writers or opened.served_readers:
+        if opened.gone is not None or opened.fd >= 0 or opened.writers:
+            return False
+        if opened.served_readers != leaving:
             return False
         inodes = self._pool.open_inodes
         return len(inodes) + len(inodes.parked) <= self._most
 
     def forget(self, ino: InodeNo) -> None:
-        """Stop sharing the handle of *ino*; its readers keep it until they close it."""
-        shared = self._shared.pop(ino, None)
-        if shared is not None and not shared.handle.opens:
-            self._handles.forget(shared.handle)
+        """Stop sharing the handles of *ino*; its readers keep them until they close them."""
+        self._leave_table(self._shared, ino)
+        self._leave_table(self._by_servers, ino)
         opened = self._pool.open_inodes.parked.pop(ino, None)
         if opened is not None:
             self._pool.kernel.freed(opened)
+
+    def _leave_table(self, table: dict[InodeNo, Shared], ino: InodeNo) -> None:
+        shared = table.pop(ino, None)
+        if shared is not None and not shared.handle.opens:
+            self._handles.forget(shared.handle)
 
     def give_up_one(self) -> bool:
         """Forget the parked inode that was unused longest; False if there is none."""

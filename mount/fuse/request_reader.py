@@ -5,6 +5,7 @@ server's code out of the CPU's caches. So what a load runs through is one short 
 included (docs/performance.md).
 """
 
+import errno
 import os
 import select
 import struct
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from mount.fuse.busy_poll import BusyPoll
 from mount.fuse.wire import (
+    GETXATTR_IN,
     IN_HEADER_BYTES,
     OPCODES,
     OPEN_OUT,
@@ -42,7 +44,12 @@ _ASKED_BYTES: Final = 48
 assert _ASKED.size == _ASKED_BYTES == IN_HEADER_BYTES + 8
 _FLAGS_MASK: Final = (1 << 32) - 1
 _OPENED_BYTES: Final = OUT_HEADER_BYTES + OPEN_OUT.size
+#: Names that no file here has (requests/raw.py). The kernel asks for security.capability before a
+#: write, and once more after each answer that told it of attributes.
+_NEVER_SET: Final = b"security."
+_NAME_OFFSET: Final = IN_HEADER_BYTES + GETXATTR_IN.size
 _OPEN: Final = int(Opcode.OPEN)
+_GETXATTR: Final = int(Opcode.GETXATTR)
 _RELEASE: Final = int(Opcode.RELEASE)
 
 
@@ -59,10 +66,17 @@ class KnownReaders(Protocol):
 
     @property
     def others(self) -> Container[int]:
-        """Threads that belong to no file server, and 0; only their opens are answered here."""
+        """Threads that belong to no file server, and 0."""
+
+    @property
+    def servers(self) -> Container[int]:
+        """Threads that belong to one; the opens of all other threads are not answered here."""
 
     def enter(self, ino: "InodeNo", flags: int, /) -> _Told | None:
         """One more opens *ino*; None if that is not known to be right."""
+
+    def enter_served(self, ino: "InodeNo", flags: int, /) -> _Told | None:
+        """Do the same for a file server."""
 
     def leave(self, ino: "InodeNo", fh: int, /) -> bool:
         """One of handle *fh* of *ino* closes; False if that is not known."""
@@ -104,6 +118,7 @@ class RequestReader:
         self._turn_ends_ns = 0
         self._readers = readers
         self._others: Container[int] = () if readers is None else readers.others
+        self._servers: Container[int] = () if readers is None else readers.servers
         self._idle: Callable[[], bool] | None = idle
 
     def answer_nothing(self) -> None:
@@ -121,7 +136,7 @@ class RequestReader:
         0 if there is none, or if ``left`` ran out. Raises OSError, as read(2) on the device.
         """
         poll, buffer, readers, idle = self._poll, self._buffer, self._readers, self._idle
-        others = self._others
+        others, servers = self._others, self._servers
         nodeid: InodeNo
         while self.left > 0:
             self.left -= 1
@@ -140,12 +155,19 @@ class RequestReader:
                 return size_bytes
             answer = None
             try:
-                if code == _OPEN and tid in others:
-                    shared = readers.enter(nodeid, argument & _FLAGS_MASK)
+                if code == _OPEN:
+                    shared = None
+                    if tid in others:
+                        shared = readers.enter(nodeid, argument & _FLAGS_MASK)
+                    elif tid in servers:
+                        shared = readers.enter_served(nodeid, argument & _FLAGS_MASK)
                     if shared is not None:
                         answer = OUT_HEADER.pack(_OPENED_BYTES, 0, unique) + shared.told
-                elif code == _RELEASE and readers.leave(nodeid, argument):
-                    answer = error_reply(unique, 0)
+                elif code == _RELEASE:
+                    if readers.leave(nodeid, argument):
+                        answer = error_reply(unique, 0)
+                elif code == _GETXATTR and buffer.startswith(_NEVER_SET, _NAME_OFFSET):
+                    answer = error_reply(unique, errno.ENODATA)
             except Exception:
                 # It fails again where the channel answers errors; the mount must go on.
                 return size_bytes

@@ -88,9 +88,8 @@ def measured(place: Path, rounds: int) -> dict[str, Any]:
             engine.tick()
 
     found = {"store": in_turns(lambda: stores(figures), lambda: stores(Uncounted()), rounds)}
-    readers = SharedHandles(
-        engine.pool, handles := Handles(os.memfd_create("handles"), OpenShares(0.5)), 64
-    )
+    handles = Handles(os.memfd_create("handles"), OpenShares(0.5))
+    readers = SharedHandles(engine.pool, handles, 64, engine.blocks.served)
     ino = engine.namespace.lookup(ROOT_INODE, b"1.data")
     handle = handles.open(HandleKind.READER, 0, engine.blocks.open_to_read(ino), 0)
     readers.share(handle, Grant(0, 0))

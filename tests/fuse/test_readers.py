@@ -12,11 +12,9 @@ from kvfs.core.errors import BadHandle, DeadInode
 from kvfs.core.types import ROOT_INODE
 from kvfs.machine.processes import Maker
 from mount.files.transfers import Transfers
-from tests.support.readers_desk import IDS_MAX, NEW, Desk
+from tests.support.readers_desk import IDS_MAX, KERNEL_THREAD, NEW, Desk
 from tests.support.stores import FILE, host
 
-#: kthreadd: nfsd is such a one, too.
-KERNEL_THREAD: Final = 2
 ALIVE: Final = Maker(os.getpid(), 1)
 
 
@@ -173,6 +171,68 @@ def test_a_lease_by_life_is_shared(desk: Desk, monkeypatch: pytest.MonkeyPatch) 
     desk.files.flush(fh, os.getpid())
     desk.files.release(fh)
     assert desk.load(ino) == desk.load(ino)
+
+
+def test_file_servers_share_a_handle_of_their_own(desk: Desk) -> None:
+    """Their opens count apart: they hold no eviction up."""
+    ino = desk.put(b"one")
+    own, _ = desk.files.open(ino, os.O_RDONLY)
+    with desk.by_server():
+        first, second = (desk.files.open(ino, os.O_RDONLY)[0] for _ in range(2))
+    assert first == second != own
+    opened = desk.store.opened(ino)
+    assert (opened.readers, opened.served_readers, opened.served_passing) == (3, 2, 2)
+    desk.files.release(own)
+    assert opened.only_served
+    for fh in (first, second):
+        desk.files.release(fh)
+    assert (opened.served_readers, opened.served_passing, opened.passing_bytes) == (0, 0, 0)
+    assert ino not in desk.store.open_inos
+    with desk.by_server():
+        assert desk.load(ino)[0] == first
+    assert len(desk.handles) == 0
+    assert desk.path.describe() == {"backing_ids_open": 0, "backing_ids_cached": 1}
+
+
+def test_a_server_opens_no_more_than_its_part_again(desk: Desk) -> None:
+    """[life-server] What was open on passthrough before is beyond it by now, whoever read it."""
+    served, local = desk.put(b"one"), desk.put(b"two")
+    with desk.by_server():
+        desk.load(served)
+    desk.load(local)
+    desk.store.configure(file_server_passthrough_max=0.0)
+    for ino in (served, local):
+        with desk.by_server():
+            fh, grant = desk.files.open(ino, os.O_RDONLY)
+        assert not grant.backing_id
+        desk.files.release(fh)
+        assert ino not in desk.store.open_inos
+        assert desk.load(ino)[1].backing_id
+
+
+def test_what_a_server_may_still_write_has_handles_that_are_not_shared(desk: Desk) -> None:
+    """[life-server] Each open looks whether it did."""
+    with desk.by_server():
+        fh, _, ino, _ = desk.files.create(ROOT_INODE, b"one.tmp", FILE, NEW, 0, 0)
+        os.pwrite(desk.store.extent_fd(desk.handles.get(fh).opened), b"bytes", 0)
+        who = desk.files.requester()
+        desk.store.rename(ROOT_INODE, b"one.tmp", ROOT_INODE, b"one", replace=True, who=who)
+        one, other = (desk.files.open(ino, os.O_RDONLY)[0] for _ in range(2))
+        assert one != other
+        for reader in (one, other, fh):
+            desk.files.release(reader)
+        assert desk.load(ino) == desk.load(ino)
+    assert len(desk.handles) == 0
+
+
+def test_a_removed_block_has_no_handle_for_servers(desk: Desk) -> None:
+    ino = desk.put(b"one")
+    with desk.by_server():
+        fh, _ = desk.load(ino)
+        desk.unlink(b"one")
+        assert not desk.ids.live, "an id pins the extent's space"
+        with pytest.raises(BadHandle):
+            desk.files.release(fh)
 
 
 async def test_an_extent_that_was_read_here_is_closed_with_its_last_reader(desk: Desk) -> None:

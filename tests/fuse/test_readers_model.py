@@ -28,6 +28,8 @@ class ReadersMachine(RuleBasedStateMachine):
         self.desk = self.stack.enter_context(contextlib.closing(Desk(machine, patch, ids_max=2)))
         #: What each open handle may read and the id it got; in place changes the bytes of all.
         self.open: list[tuple[HandleNo, InodeNo, int]] = []
+        #: Handles that file servers have, as often as they have them.
+        self.served: list[HandleNo] = []
         self.data: dict[InodeNo, bytes] = {}
         self.stored = 0
 
@@ -54,6 +56,14 @@ class ReadersMachine(RuleBasedStateMachine):
         """Open a block to read it."""
         self._open(name, flags)
 
+    @rule(name=sampled_from(NAMES))
+    def read_as_server(self, name: bytes) -> None:
+        """The same, by a file server."""
+        with self.desk.by_server():
+            fh = self._open(name, os.O_RDONLY)
+        if fh is not None:
+            self.served.append(fh)
+
     @rule(name=sampled_from(NAMES), size_bytes=integers(1, 9000))
     def rewrite(self, name: bytes, size_bytes: int) -> None:
         """Open a block for writing, and write."""
@@ -79,6 +89,8 @@ class ReadersMachine(RuleBasedStateMachine):
             fh, _, _ = self.open.pop(which % len(self.open))
             self.desk.files.flush(fh, os.getpid())
             self.desk.files.release(fh)
+            if fh in self.served:
+                self.served.remove(fh)
 
     @rule(which=integers(0, 1000))
     def use_the_extent_here(self, which: int) -> None:
@@ -124,7 +136,10 @@ class ReadersMachine(RuleBasedStateMachine):
             assert opened.readers + opened.writers == sum(
                 1 for _, one, _ in self.open if one == ino
             )
+            served = sum(1 for fh, one, _ in self.open if one == ino and fh in self.served)
+            assert opened.served_readers == opened.served_passing == served
         assert not store.parked.keys() & inos
+        assert not any(one.served_readers or one.passing_bytes for one in store.parked.values())
 
     @invariant()
     def ids_of_what_is_open_live(self) -> None:

@@ -1,7 +1,9 @@
 """Files over a store on the passthrough path, without a kernel, for tests of readers' handles."""
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
@@ -12,6 +14,7 @@ from mount.files.files import Files
 from mount.files.handles import Handles
 from mount.files.kernel_port import KernelPort
 from mount.files.path_choice import PathChoice
+from mount.fuse.channel import Requester
 from mount.fuse.grant import Grant
 from tests.support.backing_ids import DEVICE_FD, FakeIds
 from tests.support.present_request import PresentRequest
@@ -19,6 +22,8 @@ from tests.support.stores import FILE, Host
 
 NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 IDS_MAX: Final = 16
+#: kthreadd: nfsd is such a one, too.
+KERNEL_THREAD: Final = 2
 
 
 class Desk:
@@ -41,7 +46,8 @@ class Desk:
         )
         self.port.writers_run_free = False  # who writes here asks
         self.store, self.path, self.removed = machine.store, self.port.path, self.port.unnamed
-        self.files = Files(self.port, PresentRequest(), io_threads=1)
+        self.request = PresentRequest()
+        self.files = Files(self.port, self.request, io_threads=1)
 
     def close(self) -> None:
         """Stop the store, and close the table, whose mapping holds a descriptor of its own."""
@@ -63,6 +69,15 @@ class Desk:
     def unlink(self, name: bytes) -> None:
         """Remove a name."""
         self.removed(self.store.unlink(ROOT_INODE, name))
+
+    @contextlib.contextmanager
+    def by_server(self) -> Iterator[None]:
+        """Let the requests meanwhile be those of a file server, which kernel threads count as."""
+        self.request.present = Requester(0, 0, KERNEL_THREAD)
+        try:
+            yield
+        finally:
+            self.request.present = PresentRequest.present
 
     def load(self, ino: InodeNo, flags: int = os.O_RDONLY) -> tuple[HandleNo, Grant]:
         """Open and close once; return what the kernel was told."""
