@@ -124,6 +124,11 @@ class OpenInode(Writing):
         return not self.writers and 0 < self.readers == self.served_readers
 
     @property
+    def only_servers_write(self) -> bool:
+        """Whether all that write it are file servers, which see it as all others do."""
+        return self.writers == self.served_writers > 0 and not self.emptied
+
+    @property
     def is_revocable(self) -> bool:
         """Whether its bytes can be taken from all that have it open.
 

@@ -48,6 +48,9 @@ _NOT_KEPT: Final = _for(0.0)
 #: may_open() in fs/namei.c needs the attributes right after a CREATE, and with a timeout of 0 each
 #: store would ask once more. The kernel itself forgets attributes that a write changes.
 _CREATED: Final = _for(1.0)
+#: Nor does a file server change anything that the kernel does not see: it writes by write(2), never
+#: by a mapping. Ganesha asks after each WRITE and after COMMIT.
+_CHANGED: Final = _for(1.0)
 
 #: What the kernel is told of an inode: number, record, links, how long it may keep the attributes,
 #: generation, how long it may keep the name. A named tuple would cost every LOOKUP 0.2 us.
@@ -164,17 +167,20 @@ class Answers:
     def entry(self, ino: InodeNo, record: InodeRecord, *, name_trusted: bool = True) -> Entry:
         """Return what the kernel is told of *record*, which has a name.
 
-        The kernel must not keep attributes that a writer changes, nor a name that is not
-        *name_trusted*. The generation of the root is 0, because the kernel warns of any other
-        (fuse_lookup_name in fs/fuse/dir.c). The links of a directory count its subdirectories.
+        The kernel must not keep attributes that a writer may change through a mapping, nor a name
+        that is not *name_trusted*. The generation of the root is 0, because the kernel warns of any
+        other (fuse_lookup_name in fs/fuse/dir.c). The links of a directory count its
+        subdirectories.
         """
         opened = self._open_inodes.get(ino)
-        changes = record.state in UNFINISHED or (opened is not None and opened.writers)
+        kept = self._attributes_kept
+        if record.state in UNFINISHED or (opened is not None and opened.writers):
+            kept = _CHANGED if opened is not None and opened.only_servers_write else _NOT_KEPT
         return (
             ino,
             record,
             min(2 + record.subdirs, _LINKS_MAX) if S_ISDIR(record.mode) else 1,
-            _NOT_KEPT if changes else self._attributes_kept,
+            kept,
             0 if ino == ROOT_INODE else self._generation,
             self._name_kept if name_trusted else _NOT_KEPT,
         )
@@ -231,6 +237,17 @@ class Answers:
         )
         if replaced is not None:
             self._removed(replaced)
+
+    def open_directory(self, ino: InodeNo) -> HandleNo:
+        """Open directory *ino* for a listing. Raises DeadInode, NotADirectory."""
+        fh = self._files.open_directory(ino)
+        self.by_handle.opened(fh, ino)
+        return fh
+
+    def close_directory(self, fh: int) -> None:
+        """Close what ``open_directory`` returned. Raises BadHandle."""
+        self.by_handle.closed(fh)
+        self._files.release(fh)
 
     def unlink(self, parent: InodeNo, name: bytes) -> None:
         """Remove a file's name. Raises what ``Namespace.unlink`` raises."""

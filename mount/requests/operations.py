@@ -260,9 +260,7 @@ class Operations(pyfuse3.Operations):
     @answered
     def opendir(self, inode: int, ctx: RequestContext) -> int:
         """Open a directory."""
-        fh = self._files.open_directory(InodeNo(inode))
-        self._by_handle.opened(fh, InodeNo(inode))
-        return fh
+        return self._answers.open_directory(InodeNo(inode))
 
     @answered
     def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
@@ -274,8 +272,7 @@ class Operations(pyfuse3.Operations):
     @answered
     def releasedir(self, fh: int) -> None:
         """Close a directory."""
-        self._by_handle.closed(fh)
-        self._files.release(fh)
+        self._answers.close_directory(fh)
 
     @awaited
     async def fsyncdir(self, fh: int, datasync: bool) -> None:

@@ -260,6 +260,29 @@ def test_attributes_are_not_kept_while_somebody_writes(lane: str) -> None:
 
 
 @pytest.mark.parametrize("lane", ["true", "false"])
+def test_attributes_of_what_only_a_server_writes_are_kept_for_a_second(lane: str) -> None:
+    """[stat] It writes by write(2), which the kernel sees. Not if anybody else writes, too."""
+    name = Path("/proc/self/comm").read_text().strip()
+    with fake_kernel("--set", f"fast_lane={lane}", "--set", f"file_servers={name}") as kernel:
+        server = Server(kernel)
+        ino, writer = server.create(1, b"block")
+
+        def kept(sender: int) -> tuple[int, ...]:
+            kernel.sender = sender
+            server.said.clear()
+            server.getattr("", ino)
+            return server.said[0][1].valid
+
+        own = kernel.sender
+        assert kept(own) == (1, 0)
+        kernel.sender = 0  # of another pid namespace
+        other = server.open("by another", ino, os.O_WRONLY)
+        assert kept(0) == kept(own) == (0, 0)
+        server.release("by another", ino, other)
+        server.release("draft", ino, writer)
+
+
+@pytest.mark.parametrize("lane", ["true", "false"])
 def test_the_roots_generation_is_0_and_all_others_the_pools(lane: str) -> None:
     """The kernel warns of any other for the root, which NFS asks for by ".." (fuse_lookup_name)."""
     with fake_kernel("--set", f"fast_lane={lane}") as kernel:

@@ -218,7 +218,7 @@ TABLE: Final = [
         "2 OPEN",
     ),
     Row("remove", stored, remove, "UNLINK", "UNLINK"),
-    Row("list", stored, os.listdir, LISTING, LISTING),
+    Row("list", stored, os.listdir, LISTING, "2 READDIRPLUS"),
 ]
 
 

@@ -66,12 +66,14 @@ class FakeKernel:
         self._device = device
         self._mountpoint = mountpoint
         self._unique = 0
+        self.sender = os.getpid()
+        """Thread that makes the requests; 0: one of another pid namespace."""
 
     def send(self, opcode: int, nodeid: int = 1, body: bytes = b"") -> int:
         """Send one request of root's and return its ``unique``."""
         self._unique += 2  # as the kernel counts; odd ones are interrupts
         head = IN_HEADER.pack(
-            IN_HEADER_BYTES + len(body), opcode, self._unique, nodeid, 0, 0, os.getpid(), 0, 0
+            IN_HEADER_BYTES + len(body), opcode, self._unique, nodeid, 0, 0, self.sender, 0, 0
         )
         self.send_raw(head + body)
         return self._unique
