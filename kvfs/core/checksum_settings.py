@@ -18,10 +18,18 @@ class ChecksumSettings(ReportSettings):
         low=0,
         high=1,
     )
+    checksum_stop_s: float = setting(
+        2.0,
+        "a stop takes so much longer for checksums of what it makes durable; others gets none",
+        unit="seconds",
+        low=0,
+        high=600,
+    )
     verify: str = setting(
         "doubtful",
         "blocks of before a power loss are compared with their checksum at their first open; open: "
-        "all blocks of before the start; scrub: also all others, again and again; off: none",
+        "all blocks of before the start; scrub: also all others, again and again, and those "
+        "without a checksum get one; off: none",
         choices=("off", "doubtful", "open", "scrub"),
     )
     scrub_bytes_per_s: int = setting(

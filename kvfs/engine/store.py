@@ -8,11 +8,11 @@ import functools
 import logging
 import stat
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from kvfs.core.errors import NoSpace
+from kvfs.core.errors import NoSpace, UsageError
 from kvfs.core.settings import Settings
-from kvfs.core.types import PAGE_BYTES, ROOT_INODE, InodeNo
+from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.devices import Device
 from kvfs.engine.attributes import Attributes
 from kvfs.engine.blocks.blocks import Blocks
@@ -35,6 +35,7 @@ from kvfs.engine.recovery.sweep import Sweep
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.engine.rewrite.displaced import DisplacedDrafts
 from kvfs.engine.rewrite.old_versions import OldVersions
+from kvfs.engine.totals import Totals, for_blocks_bytes, kept_bytes, totals
 from kvfs.engine.visibility import Visibility
 from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.allocator import Allocator
@@ -47,15 +48,6 @@ _log: Final = logging.getLogger(__name__)
 
 #: Time for background work in each tick, even if the loop is never idle.
 _TURN_S: Final = 0.002
-
-
-class Totals(NamedTuple):
-    """What statfs answers, in units of PAGE_BYTES and in inodes."""
-
-    blocks: int
-    blocks_free: int
-    inodes: int
-    inodes_free: int
 
 
 class Store:
@@ -97,7 +89,7 @@ class Store:
         self.watch = OverrunWatch(self.pool, self.allocator, self.reclaim)
         self.device_wear = DeviceWear(device.pool_fd)
         self.durable_pass = DurablePass(self.pool, self.blocks.publishing)
-        self.verifier = Verifier(self.pool, self.blocks.publishing, doubtful=recovered.doubtful)
+        self.verifier = Verifier(self.pool, self.blocks.publishing)
         self.device_watch = DeviceWatch(self.pool, self.blocks.publishing)
         self.sweep = Sweep(self.pool)
         #: Whether the device had no space for the index to grow, so that blocks must be evicted.
@@ -162,17 +154,25 @@ class Store:
     # ---- what the mount asks for ----
 
     def own_root(self, uid: int | None, gid: int | None, mode: int | None) -> None:
-        """Set owner and mode of the root directory as the mount's options say."""
+        """Set owner and mode of the root directory as the mount's options say.
+
+        Raises UsageError if they differ on a read-only mount, which changes nothing.
+        """
         record = self.namespace.directory(ROOT_INODE)
         wanted = record._replace(
             uid=record.uid if uid is None else uid,
             gid=record.gid if gid is None else gid,
             mode=record.mode if mode is None else stat.S_IFDIR | mode,
         )
-        if wanted != record:
-            with self.pool.index.write() as txn:
-                txn.put_inode(ROOT_INODE, wanted)
-            self.pool.identities.write(ROOT_INODE, wanted)
+        if wanted == record:
+            return
+        if self.pool.settings.read_only:
+            raise UsageError(
+                "a read-only mount keeps the root's owner and mode: leave uid, gid, mode out"
+            )
+        with self.pool.index.write() as txn:
+            txn.put_inode(ROOT_INODE, wanted)
+        self.pool.identities.write(ROOT_INODE, wanted)
 
     def close(self) -> None:
         """Stop cleanly: publish or free every open inode first. Raises OSError.
@@ -184,6 +184,7 @@ class Store:
             return
         settled = self.blocks.close_all(all_closed=self.all_closed)
         self.durable_pass.close()
+        self.verifier.close()
         if not (self.pool.settings.read_only or self.device_watch.write_back.settle()):
             settled = False
             distrust_index(self.pool.device.pool_fd, self.pool.syscalls)
@@ -240,34 +241,7 @@ class Store:
 
     def totals(self) -> Totals:
         """Return the pool's size and what is free. The totals do not change while mounted."""
-        space, counters = self.pool.space, self.pool.counters
-        inodes = max(space.capacity_bytes // PAGE_BYTES, 1 << 20)
-        taken = counters.blocks + counters.directories + counters.symlinks + counters.others
-        return Totals(
-            blocks=space.capacity_bytes // PAGE_BYTES,
-            blocks_free=self._available_bytes() // PAGE_BYTES,
-            inodes=inodes,
-            inodes_free=max(0, inodes - taken),
-        )
-
-    def _kept_bytes(self) -> int:
-        """Return the bytes of clients' data. Removed blocks give way, so they count as free."""
-        space = self.pool.space
-        held_bytes = self.pool.recently_removed.held_bytes
-        used_bytes = space.used_bytes + space.deleted_open_bytes - held_bytes
-        return min(used_bytes, space.capacity_bytes)
-
-    def _available_bytes(self) -> int:
-        """Return what clients can still store: what is free, and what would be evicted for it."""
-        bound_bytes = self.pool.space.bound_bytes
-        free_bytes = max(0, bound_bytes - self._kept_bytes())
-        return min(bound_bytes, free_bytes + self.pool.evictable_bytes)
-
-    def _for_blocks_bytes(self) -> int:
-        """Return how much the blocks of a full pool hold."""
-        pool = self.pool
-        headroom_bytes = pool.headroom.target_bytes(pool.monotonic_s())
-        return pool.space.bound_bytes - headroom_bytes - pool.space.ready_bytes
+        return totals(self.pool)
 
     @property
     def growing(self) -> bool:
@@ -348,13 +322,13 @@ class Store:
             "uuid": self.pool.device.uuid,
             "root": self._describe_root(),
             "capacity_bytes": space.capacity_bytes,
-            "used_bytes": self._kept_bytes(),
+            "used_bytes": kept_bytes(self.pool),
             "usable_bytes": space.bound_bytes,
-            "free_bytes": max(0, space.bound_bytes - self._kept_bytes()),
+            "free_bytes": max(0, space.bound_bytes - kept_bytes(self.pool)),
             "preallocated_bytes": space.ready_bytes,
             **reclaim_figures(self.pool, self.reclaim, self.watch),
             "cache": {
-                **self.pool.cache.shown(space.capacity_bytes, self._for_blocks_bytes()),
+                **self.pool.cache.shown(space.capacity_bytes, for_blocks_bytes(self.pool)),
                 "device": self.device_wear.shown(),
             },
             "store_times": self.pool.cache.store_times.shown(),

@@ -6,6 +6,7 @@ never final.
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -13,6 +14,7 @@ from kvfs.core.errors import Damaged, NoSpace
 from kvfs.core.types import InodeNo
 from kvfs.pool.identities import Identities, carries_identity
 from kvfs.pool.open_inodes import OpenInode, OpenInodes
+from kvfs.storage.extent_checksum import cached_crc, new_buffer
 from kvfs.storage.extents import Extents
 from kvfs.storage.fiemap import lacks_bytes
 from kvfs.storage.index import Index
@@ -43,12 +45,23 @@ class FinalBytes:
         open_inodes: OpenInodes,
         identities: Identities,
         syscalls: Syscalls,
+        *,
+        checksums_s: float,
+        in_memory: bool,
     ) -> None:
+        """*checksums_s*: how long all checksums together may take when all are marked.
+
+        *in_memory*: the file system keeps its files in memory (tmpfs).
+        """
         self._index = index
         self._extents = extents
         self._open_inodes = open_inodes
         self._identities = identities
         self._syscalls = syscalls
+        self._checksums_s = checksums_s
+        self._in_memory = in_memory
+        #: Blocks marked here that got a checksum, and those that got none.
+        self.checksums = self.unchecked = 0
 
     def open(self, ino: InodeNo) -> int:
         """Open the extent of *ino* to read; MAY_CHANGE if its bytes are not final.
@@ -87,9 +100,10 @@ class FinalBytes:
         final = [ino for ino in listed if self._is_final(ino)]
         sync()
         marked = Marked(len(final) == len(listed), None)
+        end_s = time.monotonic() + self._checksums_s
         for ino in final:
             try:
-                error = self._mark(ino)
+                error = self._mark(ino, end_s)
             except Damaged:
                 continue  # its extent is missing, which its next open shows
             except (NoSpace, OSError) as refused:
@@ -108,7 +122,7 @@ class FinalBytes:
             self._syscalls.close(fd)
         return fd != MAY_CHANGE
 
-    def _mark(self, ino: InodeNo) -> OSError | None:
+    def _mark(self, ino: InodeNo, end_s: float) -> OSError | None:
         """Write the identity of *ino*, whose bytes are durable. Raises Damaged, NoSpace, OSError.
 
         Return the error of its bytes, if an earlier sync was told of it, and not the last one.
@@ -119,11 +133,24 @@ class FinalBytes:
             if record is not None and carries_identity(record):
                 try:
                     holes = lacks_bytes(self._syscalls, fd, record.size_bytes)
+                    crc = self._checksum(fd, record.size_bytes, end_s)
                 except OSError as error:
                     _log.error("inode %#x is not durable: %s", ino, error)
                     return error
-                self._identities.write_durable(ino, record, has_holes=holes, fd=fd)
+                self._identities.write_durable(ino, record, has_holes=holes, content_crc=crc, fd=fd)
+                self.checksums += crc is not None
+                self.unchecked += crc is None
             self._identities.not_durable.remove(ino)
         finally:
             self._syscalls.close(fd)
         return None
+
+    def _checksum(self, fd: int, size_bytes: int, end_s: float) -> int | None:
+        """Return the CRC32C of a block, None if it left the page cache or the time is over."""
+        if time.monotonic() >= end_s:
+            return None
+        buffer = new_buffer()
+        try:
+            return cached_crc(self._syscalls, fd, size_bytes, buffer, in_memory=self._in_memory)
+        finally:
+            buffer.close()

@@ -46,12 +46,15 @@ class Looks:
         self._monotonic_s: Final = monotonic_s
         self._missed: Final = missed
         self._was_evicted: Final = was_evicted
-        #: Whether the kernel keeps that a name is missing (``negative_timeout_s``).
-        self.kernel_keeps = True
+        self._kernel_keeps = True
         #: When it was looked for last (s).
         self._waiting: dict[Name, float] = {}
         #: How often before that, if at all.
         self._before: dict[Name, int] = {}
+
+    def apply(self, *, kernel_keeps: bool) -> None:
+        """Take whether the kernel keeps that a name is missing (``negative_timeout_s``)."""
+        self._kernel_keeps = kernel_keeps
 
     def add(self, parent: InodeNo, name: bytes) -> None:
         """A look for *name* in *parent* found nothing."""
@@ -68,7 +71,7 @@ class Looks:
         """Note a further look for a name that waits, and make it the youngest of all."""
         del self._waiting[key]
         before = self._before.get(key, 0)
-        if before or self.kernel_keeps or not self._was_evicted(*key):
+        if before or self._kernel_keeps or not self._was_evicted(*key):
             self._before[key] = before + 1
 
     def stored(self, parent: InodeNo, name: bytes, within_s: float) -> None:
@@ -102,7 +105,7 @@ class Looks:
         looks = int(last)
         if self._before:
             looks += self._before.pop(key, 0)
-        if looks and self.kernel_keeps:
+        if looks and self._kernel_keeps:
             looks = 1
         for _ in range(looks):
             self._missed(*key)

@@ -152,18 +152,35 @@ class Pool:
             self.monotonic_s,
         )
         self.final_bytes = FinalBytes(
-            self.index, self.extents, self.open_inodes, self.identities, self.syscalls
+            self.index,
+            self.extents,
+            self.open_inodes,
+            self.identities,
+            self.syscalls,
+            checksums_s=self.settings.checksum_stop_s if self.settings.checksum_share else 0.0,
+            in_memory=self.device.fs_type == "tmpfs",
         )
 
     def _begin_run(self) -> None:
         """Write to RUN that the pool runs: without a clean stop it counts as killed."""
         device = self.device
         #: The boot in which the pool ran last: makers of another one are dead.
-        self.former_boot_id = read_run_state(device.pool_fd, self.syscalls).boot_id
+        former = read_run_state(device.pool_fd, self.syscalls, device.superblock)
+        self.former_boot_id = former.boot_id
+        #: Blocks below were there when the device may have lost some; 0: all were compared since.
+        self.doubtful_below = former.doubtful_below if former.trusted else self.numbers.first
         if not self.settings.read_only:
-            write_run_state(
-                device.pool_fd, self.syscalls, clean=False, superblock=device.superblock
-            )
+            self._write_run(clean=False)
+
+    def _write_run(self, *, clean: bool, strays: bool = False) -> None:
+        write_run_state(
+            self.device.pool_fd,
+            self.syscalls,
+            clean=clean,
+            strays=strays,
+            superblock=self.device.superblock,
+            doubtful_below=self.doubtful_below,
+        )
 
     def _measure_space(self) -> None:
         """Create the parts that count space."""
@@ -196,13 +213,7 @@ class Pool:
                 settled = settled and marked.error is None
                 self.checkpoints.keep_last()
                 if settled:
-                    write_run_state(
-                        self.device.pool_fd,
-                        self.syscalls,
-                        clean=True,
-                        strays=self.background.failures > 0 or not swept,
-                        superblock=self.device.superblock,
-                    )
+                    self._write_run(clean=True, strays=self.background.failures > 0 or not swept)
         finally:
             self._parts.close()
 

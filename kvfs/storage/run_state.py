@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from kvfs.core.errors import NO_SPACE, IndexDamaged
 from kvfs.core.pool_layout import RUN, RUN_NEW
-from kvfs.core.types import FIRST_INODE
+from kvfs.core.types import FIRST_INODE, NO_INODE, InodeNo
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.replaced_file import replaced_file
 from kvfs.storage.syscalls import Syscalls
@@ -29,6 +29,9 @@ class RunState(NamedTuple):
 
     ``strays``: stopped cleanly, but there may be files that no inode knows, or old identities,
     because the device failed or a sweep was not finished.
+
+    ``doubtful_below``: blocks with a lower inode number were there when a device may have lost what
+    it said it had, and not all were compared with their checksums since; 0: none.
     """
 
     boot_id: str
@@ -36,6 +39,7 @@ class RunState(NamedTuple):
     strays: bool = False
     copied: bool = False
     moved: bool = False
+    doubtful_below: InodeNo = NO_INODE
 
     @property
     def trusted(self) -> bool:
@@ -69,6 +73,7 @@ def read_run_state(pool_fd: int, syscalls: Syscalls, superblock: str = "") -> Ru
             strays=state.get("strays") is True,
             copied=moved or state.get("superblock", "") != superblock,
             moved=moved,
+            doubtful_below=InodeNo(int(state.get("doubtful_below", 0))),
         )
     except (ValueError, KeyError, TypeError):
         return RunState("", clean=False)
@@ -86,7 +91,13 @@ def _never_ran(pool_fd: int, syscalls: Syscalls) -> bool:
 
 
 def write_run_state(
-    pool_fd: int, syscalls: Syscalls, *, clean: bool, strays: bool = False, superblock: str = ""
+    pool_fd: int,
+    syscalls: Syscalls,
+    *,
+    clean: bool,
+    strays: bool = False,
+    superblock: str = "",
+    doubtful_below: InodeNo = NO_INODE,
 ) -> None:
     """Replace RUN durably; in place if there is no space for a second one. Raises OSError."""
     state = {
@@ -96,6 +107,7 @@ def write_run_state(
         "pid": os.getpid(),
         "directory": syscalls.fstat(pool_fd).st_ino,
         "superblock": superblock,
+        "doubtful_below": doubtful_below,
     }
     text = json.dumps(state)
     try:

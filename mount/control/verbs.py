@@ -98,13 +98,16 @@ class CommandVerbs:
     async def _verify(self, args: dict[str, Any]) -> dict[str, Any]:
         """Start a job: compare the blocks of ``paths`` and ``match`` with their checksums."""
         self._refuse_read_only()
-        store, progress = self._store, VerifyProgress()
+        store, progress, what = self._store, VerifyProgress(), self._named(args)
         inos = (
             ino
-            for root in named(store.pool, store.namespace, self._named(args))
+            for root in named(store.pool, store.namespace, what)
             for ino in ((STEP,) if root == STEP else files_below(store.pool, root))
         )
-        return self._jobs.start(verify_all(store.verifier, inos, progress, STEP), progress)
+        everything = what.match is None and any(not path.strip("/") for path in what.paths)
+        return self._jobs.start(
+            verify_all(store.verifier, inos, progress, STEP, everything=everything), progress
+        )
 
     async def _unpin(self, args: dict[str, Any]) -> dict[str, Any]:
         """Unpin ``paths``; with ``match`` as a job, and so with ``all``, which is every pin."""

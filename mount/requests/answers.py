@@ -95,7 +95,7 @@ class Answers:
         self._name_kept = _for(settings.entry_timeout_s)
         self._attributes_kept = _for(settings.attr_timeout_s)
         self._absence_kept = _for(settings.negative_timeout_s)
-        self._looks.kernel_keeps = settings.negative_timeout_s > 0
+        self._looks.apply(kernel_keeps=settings.negative_timeout_s > 0)
 
     def lookup(self, parent: InodeNo, name: bytes) -> Entry | Validity:
         """Return what the name leads to; if nothing, for how long the kernel may keep that."""

@@ -54,7 +54,7 @@ def test_only_the_last_look_may_be_the_stores_own(
     watched: Watched, earlier: int, keeps: bool, within_s: float
 ) -> None:
     """If the kernel keeps that a name is missing, it repeats a look for reasons of its own."""
-    watched.kernel_keeps = keeps
+    watched.apply(kernel_keeps=keeps)
     for _ in range(earlier + 1):
         watched.add(ROOT_INODE, NAME)
     watched.now_s += within_s
@@ -64,7 +64,7 @@ def test_only_the_last_look_may_be_the_stores_own(
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_the_two_looks_for_an_evicted_name_are_one_miss(watched: Watched, keeps: bool) -> None:
-    watched.kernel_keeps = keeps
+    watched.apply(kernel_keeps=keeps)
     watched.evicted.add((ROOT_INODE, NAME))
     watched.add(ROOT_INODE, NAME)
     watched.add(ROOT_INODE, NAME)

@@ -18,6 +18,7 @@ from kvfs.cli.main import main
 from kvfs.client import liveness, servers
 from kvfs.client.control_socket import ask
 from kvfs.core import errors
+from kvfs.core.errors import UsageError
 from kvfs.core.mount_name import name_of, socket_path
 from kvfs.core.settings import Settings
 from kvfs.machine import mount_table
@@ -266,6 +267,14 @@ def test_a_read_only_mount_takes_nothing(place: Path) -> None:
         assert mount.status()["read_only"] is True
         with pytest.raises(OSError, match="Read-only file system"):
             (mount.path / "other").touch()
+        mount.stop()
+        refused = run_kvfs("mount", mount.source, str(mount.path), "-o", "ro,uid=1000", check=False)
+        assert refused.returncode == UsageError.exit_code
+        (line,) = refused.stderr.splitlines()
+        assert "a read-only mount keeps the root's owner and mode" in line
+        uid = os.getuid()
+        mount.flags = ("-o", f"ro,uid={uid}")  # as it is
+        mount.start()
 
 
 def test_settings_from_a_file_and_flags_over_them(place: Path) -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from kvfs.core.types import InodeNo
 from kvfs.engine.store import Store
 from kvfs.machine.processes import Maker, Processes
 from kvfs.pool.lease_shares import LeaseShares
@@ -77,6 +78,12 @@ class Course:
 
     commit = At(lambda engine: engine.pool.index.settle)
     sync_device = At(lambda engine: engine.pool.sync)
+
+    def compare(self, ino: InodeNo) -> bool | None:
+        """Compare block *ino* with its checksum; None if it has none. False: it is gone now."""
+        verifier = self.engine.verifier
+        look = verifier.begin(ino)
+        return None if look is None else verifier.judge(look, verifier.read(look))
 
     def sync(self) -> None:
         """Everything so far reaches the device, as it does within half a minute anyway.

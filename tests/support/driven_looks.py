@@ -179,6 +179,8 @@ class Looks:
     is_listed = At(lambda engine: engine.pool.not_durable.__contains__)
     listed = At(lambda engine: engine.pool.not_durable.__len__)
     #: What is durable, or shall be: a moment, and whether it has come.
+    #: Whether it is compared with its checksum at its next open.
+    is_doubted = At(lambda engine: engine.verifier.is_due)
     goal = At(lambda engine: engine.durable_pass.goal)
     reached = At(lambda engine: engine.durable_pass.reached)
 

@@ -105,6 +105,11 @@ class Drive:
         with open_source(str(self.path), read_only=True) as device:
             return check_pool(device, repair=False, progress=no_bar).problems
 
+    def repair(self) -> None:
+        """Repair the pool, which is not running, as ``kvfs fsck --repair`` does."""
+        with open_source(str(self.path)) as device:
+            check_pool(device, repair=True, progress=no_bar)
+
 
 @contextlib.contextmanager
 def drive() -> Iterator[Drive]:

@@ -330,7 +330,11 @@ class DurablePass:
 
     def checksum_counts(self) -> dict[str, Any]:
         """Return how many blocks got a checksum, and how many did not, for `kvfs status`."""
-        return {"made": self.checksums, "unchecked": self.unchecked}
+        at_once = self._pool.final_bytes
+        return {
+            "made": self.checksums + at_once.checksums,
+            "unchecked": self.unchecked + at_once.unchecked,
+        }
 
     def describe(self) -> dict[str, Any]:
         """Return the figures `kvfs status` shows."""

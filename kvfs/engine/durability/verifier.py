@@ -6,6 +6,7 @@ miss: the block loses its name, and its extent goes into the quarantine.
 
 import logging
 import os
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from kvfs.core.errors import Damaged, KvfsError
 from kvfs.core.records import HAS_CRC, INODE_PREFIX, Identity, inode_key, parse_inodes
-from kvfs.core.types import InodeNo
+from kvfs.core.types import NO_INODE, InodeNo
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.pool.identities import carries_identity
 from kvfs.pool.pool import Pool
@@ -50,16 +51,17 @@ class Look(NamedTuple):
 class Verifier:
     """The comparisons of one pool. Only ``read`` belongs to other threads."""
 
-    def __init__(self, pool: Pool, publishing: Publishing, *, doubtful: bool) -> None:
-        """*doubtful*: this start came after a power loss, or after bytes were lost."""
+    def __init__(self, pool: Pool, publishing: Publishing) -> None:
         settings = pool.settings
         self._pool = pool
         self._publishing = publishing
         self._mode = settings.verify
-        always = settings.verify in ("open", "scrub")
-        compares = always or (doubtful and settings.verify == "doubtful")
         #: Blocks with a lower number are compared at their first open.
-        self.below = pool.numbers.first if compares else InodeNo(0)
+        self.below = NO_INODE
+        if settings.verify in ("open", "scrub"):
+            self.below = pool.numbers.first
+        elif settings.verify == "doubtful":
+            self.below = pool.doubtful_below
         self._known: OrderedDict[InodeNo, None] = OrderedDict()
         self._quarantine = Quarantine(
             pool.device.pool_fd,
@@ -71,11 +73,12 @@ class Verifier:
         self._quarantined: dict[InodeNo, int] = {}
         self._look_at_quarantine()
         self._local = threading.local()
-        self._scrub: Aside[tuple[Look, Verdict]] = Aside("kvfs-scrub")
-        self._after = b""
+        self._scrub: Aside[tuple[Look, Verdict, int | None]] = Aside("kvfs-scrub")
+        #: Where the scrub is, and whether it could look at all blocks of this round.
+        self._after, self._whole = b"", True
         self._next_s = self._stored_s = 0.0
         self._seen = pool.counters.sequence
-        self.right = self.wrong = self.unreadable = self.rounds = 0
+        self.right = self.wrong = self.unreadable = self.rounds = self.given = 0
         pool.ends_first(self._scrub.join)
 
     def is_due(self, ino: InodeNo) -> bool:
@@ -87,39 +90,51 @@ class Verifier:
 
         Raises Damaged, and the name goes, if its identity cannot be read; NoSpace, OSError.
         """
+        look = self._look(ino)
+        if look is None or not look.identity.flags & HAS_CRC:
+            self._know(ino)
+            return None
+        return look
+
+    def _look(self, ino: InodeNo) -> Look | None:
+        """Return what the identity of block *ino* says; None if it has none. Raises as begin."""
         pool = self._pool
         record, opened = pool.index.inode_or_miss(ino), pool.open_inodes.get(ino)
         writes = opened is not None and opened.writers
         if record is None or writes or ino in pool.not_durable or not carries_identity(record):
-            self._know(ino)
+            return None
+        if not stat.S_ISREG(record.mode):
             return None
         try:
             identity = pool.extents.identity(ino)
         except Damaged:  # nothing says any more what the block is; the next lookup is a miss
             self._publishing.dismiss_lost(ino)
             raise
-        if identity is None or not identity.flags & HAS_CRC:
-            self._know(ino)
-            return None
-        return Look(ino, identity)
+        return None if identity is None else Look(ino, identity)
 
     def read(self, look: Look) -> Verdict:
         """Compare in a thread; it reads the whole block from the device."""
+        return self._read(look)[0]
+
+    def _read(self, look: Look) -> tuple[Verdict, int | None]:
+        """Read the whole block; return also its checksum, None if it cannot be read."""
         pool = self._pool
         if not hasattr(self._local, "buffer"):
             self._local.buffer = new_buffer()
         try:
             fd = self._open(look.ino)
         except Damaged:
-            return Verdict.UNREADABLE
+            return Verdict.UNREADABLE, None
         try:
             crc = device_crc(pool.syscalls, fd, look.identity.size_bytes, self._local.buffer)
         except OSError as error:
             _log.error("inode %#x cannot be read: %s", look.ino, error)
-            return Verdict.UNREADABLE
+            return Verdict.UNREADABLE, None
         finally:
             pool.syscalls.close(fd)
-        return Verdict.RIGHT if crc == look.identity.content_crc else Verdict.WRONG
+        if not look.identity.flags & HAS_CRC:
+            return Verdict.UNKNOWN, crc
+        return Verdict.RIGHT if crc == look.identity.content_crc else Verdict.WRONG, crc
 
     def _open(self, ino: InodeNo) -> int:
         try:
@@ -172,6 +187,27 @@ class Verifier:
         if len(self._known) > _KNOWN_MAX:
             self._known.popitem(last=False)
 
+    # ---- the doubt, which RUN keeps until all are compared ----
+
+    def end_doubt(self) -> None:
+        """Note that all blocks were compared since a device may have lost some."""
+        self._pool.doubtful_below = NO_INODE
+        if self._mode == "doubtful":
+            self.below = NO_INODE
+
+    def close(self) -> None:
+        """End the doubt if opens have covered all blocks that were there; as far as is known."""
+        pool = self._pool
+        if not pool.doubtful_below or pool.counters.blocks > _KNOWN_MAX:
+            return
+        for rows in pool.index.walk(INODE_PREFIX, _KNOWN_MAX):
+            for ino, record in parse_inodes(rows):
+                if ino >= pool.doubtful_below:
+                    break
+                if ino not in self._known and (record is None or stat.S_ISREG(record.mode)):
+                    return
+        self.end_doubt()
+
     # ---- all of them, by and by ----
 
     def tick(self, now_s: float) -> None:
@@ -180,7 +216,11 @@ class Verifier:
             return
         found = self._scrub.take()
         if found is not None:
-            self.judge(*found)
+            read, verdict, crc = found
+            if verdict is Verdict.UNKNOWN:
+                self._give_checksum(read, crc)
+            else:
+                self.judge(read, verdict)
         pool = self._pool
         if pool.counters.sequence != self._seen or pool.open_inodes.written:
             self._seen, self._stored_s = pool.counters.sequence, now_s
@@ -189,20 +229,38 @@ class Verifier:
         look = self._next_look()
         if look is not None:
             self._next_s = now_s + look.identity.size_bytes / pool.settings.scrub_bytes_per_s
-            self._scrub.start(lambda: (look, self.read(look)))
+            self._scrub.start(lambda: (look, *self._read(look)))
+
+    def _give_checksum(self, look: Look, crc: int | None) -> None:
+        """Give a block its checksum that got none when it became durable. Raises NoSpace, OSError.
+
+        From now on it can be compared; what was read is taken for right.
+        """
+        # Atomic: if its identity is the same, nobody could write it since.
+        present = self._look(look.ino)
+        if crc is None or present != look:
+            return
+        identity = look.identity
+        summed = identity._replace(flags=identity.flags | HAS_CRC, content_crc=crc)
+        self._pool.extents.identify(look.ino, summed)
+        self.given += 1
 
     def _next_look(self) -> Look | None:
-        """Return the next block with a checksum, None if these rows have none."""
+        """Return the next block, None if these rows have none."""
         rows = next(self._pool.index.walk(INODE_PREFIX, _ROWS, after=self._after), [])
         if not rows:
-            self.rounds += bool(self._after)
-            self._after = b""
+            if self._after:
+                self.rounds += 1
+                if self._whole:
+                    self.end_doubt()
+            self._after, self._whole = b"", True
         for ino, record in parse_inodes(rows):
             self._after = inode_key(ino)
             if record is not None:
                 try:
-                    look = self.begin(ino)
+                    look = self._look(ino)
                 except (Damaged, OSError):
+                    self._whole = False
                     continue  # its next open shows that
                 if look is not None:
                     return look
@@ -217,6 +275,8 @@ class Verifier:
             "wrong": self.wrong,
             "unreadable": self.unreadable,
             "rounds": self.rounds,
+            "given": self.given,
+            "doubtful": self._pool.doubtful_below > NO_INODE,
             "quarantined_blocks": len(held),
             "quarantined_bytes": sum(held.values()),
         }
@@ -241,9 +301,17 @@ class VerifyProgress:
 
 
 def verify_all(
-    verifier: Verifier, inos: Iterator[InodeNo], progress: VerifyProgress, step: InodeNo
+    verifier: Verifier,
+    inos: Iterator[InodeNo],
+    progress: VerifyProgress,
+    step: InodeNo,
+    *,
+    everything: bool,
 ) -> Iterator[None]:
-    """Compare the blocks *inos*, *step* among them for a pause; yield while a thread reads."""
+    """Compare the blocks *inos*, *step* among them for a pause; yield while a thread reads.
+
+    If they are *everything*, no doubt is left at the end.
+    """
     reading: Aside[Verdict] = Aside("kvfs-verify")
     try:
         for ino in inos:
@@ -255,7 +323,7 @@ def verify_all(
                 look = verifier.begin(ino)
             except (Damaged, OSError) as error:
                 _log.warning("inode %#x: %s", ino, error)
-                look = None
+                look, everything = None, False
             if look is None:
                 progress.without += 1
                 continue
@@ -270,5 +338,7 @@ def verify_all(
             progress.blocks += 1
             progress.bytes += look.identity.size_bytes
             progress.wrong += not right
+        if everything:
+            verifier.end_doubt()
     finally:
         reading.join()

@@ -27,6 +27,7 @@ from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
 from kvfs.storage.index_checkpoint import remove_checkpoint
 from kvfs.storage.index_swap import index_path, settle_index
+from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.lmdb_file import verify_data_file
 from kvfs.storage.quarantine import Quarantine
 from kvfs.storage.run_state import RunState, read_run_state, write_run_state
@@ -76,6 +77,7 @@ class _Check:
         report = self._report
         state = read_run_state(self._pool_fd, self._syscalls, self._superblock)
         self._said_clean = state.clean
+        self._doubtful_below = state.doubtful_below
         if self._repair:
             settle_index(self._pool_fd, self._syscalls)
             remove_checkpoint(self._pool_fd, self._syscalls)
@@ -87,6 +89,8 @@ class _Check:
                 self._pool_fd, self._extents, self._settings, self._syscalls, self._progress
             )
             report.repaired += 1
+            if not state.trusted:
+                self._doubtful_below = _end_of_numbers(self._pool_fd, self._syscalls)
             state = RunState("", clean=False)
         with self._open() as index:
             if self._repair and not state.clean:
@@ -137,7 +141,7 @@ class _Check:
         After a loss of power in between, the index may be in any state; after a kill it has strays.
         """
         if self._said_clean:
-            write_run_state(self._pool_fd, self._syscalls, clean=False, superblock=self._superblock)
+            self._write_run(clean=False)
             self._said_clean = False
 
     def _check(self, index: Index, state: RunState) -> None:
@@ -170,7 +174,22 @@ class _Check:
         """Spare the next mount, also a read-only one, another check."""
         index.sync()
         self._syscalls.syncfs(self._pool_fd)
-        write_run_state(self._pool_fd, self._syscalls, clean=True, superblock=self._superblock)
+        self._write_run(clean=True)
+
+    def _write_run(self, *, clean: bool) -> None:
+        write_run_state(
+            self._pool_fd,
+            self._syscalls,
+            clean=clean,
+            superblock=self._superblock,
+            doubtful_below=self._doubtful_below,
+        )
+
+
+def _end_of_numbers(pool_fd: int, syscalls: Syscalls) -> InodeNo:
+    """Return a number above all inodes, from INODES, which the rebuild has mended."""
+    with contextlib.closing(InodeNumbers(pool_fd, syscalls, read_only=True)) as numbers:
+        return numbers.first
 
 
 def _inodes_of(index: Index) -> int:

@@ -42,14 +42,10 @@ _COPIES_APART_BITS: Final = 40
 
 
 class Recovered(NamedTuple):
-    """What is left to do: a sweep of stray files; a comparison, if the index went back.
-
-    ``doubtful``: the device may have lost what it said it had.
-    """
+    """What is left to do: a sweep of stray files; a comparison, if the index went back."""
 
     sweep_due: bool
     gone_back: Checkpoint | None = None
-    doubtful: bool = False
 
 
 def recover(
@@ -82,7 +78,7 @@ def recover(
             _rebuild(device, settings, syscalls, progress)
         if state.moved:
             _part_numbers(device, syscalls)
-    return Recovered(state.strays or not state.clean, gone_back, doubtful=not state.trusted)
+    return Recovered(state.strays or not state.clean, gone_back)
 
 
 def _go_back(device: Device, settings: Settings, syscalls: Syscalls) -> Checkpoint | None:

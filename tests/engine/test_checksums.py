@@ -1,0 +1,113 @@
+"""Checksums of blocks that got none at first, and the doubt that a power loss leaves."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from kvfs.core.checksum import crc32c
+from kvfs.core.errors import NoSuchAttribute
+from kvfs.core.types import ROOT_INODE, InodeNo
+from tests.support.driven import Driven
+from tests.support.power import Cut, Drive, drive
+from tests.support.stepping import until
+from tests.support.stores import put, settle
+
+pytestmark = [pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
+
+CRC = b"user.kvfs.crc32c"
+BYTES = b"b" * 5000
+
+
+@pytest.fixture
+def powered() -> Iterator[Drive]:
+    with drive() as made:
+        yield made
+
+
+def doubtful(store: Driven) -> bool:
+    return bool(store.describe()["checksums"]["doubtful"])
+
+
+def restart(powered: Drive) -> Driven:
+    powered.stop()
+    return powered.start()
+
+
+def cut_with(powered: Drive, count: int) -> tuple[Driven, list[InodeNo]]:
+    """Store blocks, make them durable with their checksums, and cut the power."""
+    store = powered.start()
+    inos = [put(store, ROOT_INODE, b"%d" % number, BYTES) for number in range(count)]
+    store.sync()
+    powered.cut(Cut.NOTHING)
+    store = powered.start()
+    settle(store)
+    return store, inos
+
+
+def test_the_doubt_outlives_clean_stops_until_opens_have_covered_all(powered: Drive) -> None:
+    store, inos = cut_with(powered, 3)
+    assert doubtful(store)
+    assert store.compare(inos[0])
+    store = restart(powered)
+    assert doubtful(store)
+    assert store.is_doubted(inos[0])  # which ones it was is not kept
+    young = put(store, ROOT_INODE, b"young", BYTES)
+    for ino in inos[:2]:
+        assert store.compare(ino)
+    store = restart(powered)
+    assert store.is_doubted(inos[2])
+    assert not store.is_doubted(young)
+    for ino in inos:
+        assert store.compare(ino)
+    store = restart(powered)
+    assert not doubtful(store)
+    assert not store.is_doubted(inos[0])
+
+
+@pytest.mark.parametrize("cuts_index", [True, False])
+def test_a_kill_and_fsck_leave_the_doubt(powered: Drive, *, cuts_index: bool) -> None:
+    store, inos = cut_with(powered, 2)
+    if cuts_index:
+        powered.cut(Cut.NOTHING)
+    else:
+        powered.kill()
+    powered.repair()
+    store = powered.start()
+    assert doubtful(store)
+    assert all(store.is_doubted(ino) for ino in inos)
+
+
+def test_the_scrub_ends_the_doubt_and_gives_checksums_to_those_without(powered: Drive) -> None:
+    powered.settings = dataclasses.replace(
+        powered.settings, checksum_share=0, checksum_stop_s=0, verify="scrub"
+    )
+    store, inos = cut_with(powered, 3)
+    assert store.describe()["checksums"]["made"] == 0
+
+    def is_done() -> bool:
+        store.tick()
+        return bool(store.describe()["checksums"]["rounds"])
+
+    until(is_done, "a round of the scrub")
+    assert store.describe()["checksums"]["given"] == 3
+    assert store.xattr(inos[0], CRC) == b"%08x" % crc32c(BYTES)
+    assert not doubtful(store)
+    assert all(store.compare(ino) for ino in inos)
+    powered.stop()
+    assert powered.problems() == []
+
+
+def test_what_a_stop_makes_durable_gets_its_checksum(powered: Drive) -> None:
+    store = powered.start()
+    store.checkpoint_never_due()
+    ino = put(store, ROOT_INODE, b"block", BYTES)
+    store = restart(powered)
+    assert store.xattr(ino, CRC) == b"%08x" % crc32c(BYTES)
+    powered.settings = dataclasses.replace(powered.settings, checksum_stop_s=0)
+    powered.stop()
+    store = powered.start()
+    late = put(store, ROOT_INODE, b"late", BYTES)
+    store = restart(powered)
+    with pytest.raises(NoSuchAttribute):
+        store.xattr(late, CRC)
