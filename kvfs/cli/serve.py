@@ -12,6 +12,7 @@ from kvfs.cli.ready_pipe import ReadyPipe
 from kvfs.cli.standard_streams import say
 from kvfs.cli.termination import sigterm_raises
 from kvfs.core.errors import NO_SPACE, KvfsError, ServeFailed, SourceBlank, SourceFull
+from kvfs.core.mount_name import dead_path
 from kvfs.core.settings import Settings
 from kvfs.machine.held_files import HeldFiles
 from kvfs.machine.process_limits import (
@@ -57,7 +58,7 @@ def _serve(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | None
     faulthandler.enable()
 
     place = set_up_logging(settings, background=pipe is not None)
-    held.say_log(place, settings.name)
+    held.say_log(place, settings.name, dead_path(settings.mountpoint))
     outlive_bus_errors()
     os.chdir("/")  # the server must not keep the caller's directory busy
     for refusal in adopt(settings):

@@ -19,14 +19,18 @@ from kvfs.core.mount_name import (
     METRICS_SUFFIX,
     RUN_DIRECTORY,
     SOCKET_SUFFIX,
+    dead_path,
     name_of,
     socket_path,
 )
+from kvfs.core.printable import printable
 from kvfs.machine.mount_table import FS_TYPE, Mount, kvfs_at, mounts, resolve_mountpoint
 from kvfs.machine.mounted_elsewhere import note_of
 
 #: A server answers within milliseconds. One that takes longer than this hangs.
 _ANSWER_WAIT_S: Final = 5.0
+#: Of what the last server died of.
+_WHY_MAX_CHARACTERS: Final = 500
 
 
 class Answer(NamedTuple):
@@ -134,7 +138,10 @@ def complaint(answer: Answer) -> str:
 
 
 def _dead(mountpoint: str) -> str:
-    return f"the server of {mountpoint} is dead; `kvfs umount {mountpoint}` clears the mount"
+    why = ""
+    with contextlib.suppress(OSError, ValueError), open(dead_path(mountpoint)) as file:
+        why = f": {printable(file.read(_WHY_MAX_CHARACTERS))}"
+    return f"the server of {mountpoint} is dead{why}; `kvfs umount {mountpoint}` clears the mount"
 
 
 def _stale_note(answer: Answer | None) -> str:

@@ -16,6 +16,7 @@ LOG_DIRECTORY: Final = "/var/log/kvfs"
 SOCKET_SUFFIX: Final = ".sock"
 METRICS_SUFFIX: Final = ".metrics"
 EVENTS_SUFFIX: Final = ".events"
+DEAD_SUFFIX: Final = ".dead"
 #: A socket's path holds 107 bytes (sun_path of unix(7)); this leaves room for the directory.
 NAME_MAX_CHARACTERS: Final = 64
 
@@ -49,6 +50,11 @@ def check_name(name: str) -> str:
 def socket_path(name: str) -> str:
     """Return the path of the control socket of the mount called *name*."""
     return f"{RUN_DIRECTORY}/{name}{SOCKET_SUFFIX}"
+
+
+def dead_path(mountpoint: str) -> str:
+    """Return the path of the file that says why *mountpoint* has no server any more."""
+    return f"{RUN_DIRECTORY}/{name_of(mountpoint)}{DEAD_SUFFIX}"
 
 
 def metrics_path(name: str) -> str:

@@ -108,9 +108,12 @@ class HeldFiles:
         """Let the supervisor hold a copy of *fd* as *name*, in place of what it held as that."""
         return self._say({"hold": name}, [fd])
 
-    def say_log(self, place: str, name: str) -> bool:
-        """Say where this server logs (mount/process/logs.py), and the name of the pool there."""
-        return self._say({"log": place, "name": name})
+    def say_log(self, place: str, name: str, dead_path: str) -> bool:
+        """Say where this server logs (mount/process/logs.py), and the name of the pool there.
+
+        *dead_path* is a file for the reason why no server can be had any more.
+        """
+        return self._say({"log": place, "name": name, "dead_path": dead_path})
 
     def drop(self, name: str) -> bool:
         """Let it close what it holds as *name*; True once it has."""

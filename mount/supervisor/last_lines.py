@@ -3,6 +3,7 @@
 The form is that of mount/process/logs.py, whose parts are too large for this process.
 """
 
+import contextlib
 import os
 import socket
 import sys
@@ -21,10 +22,29 @@ class ServersLog:
     def __init__(self) -> None:
         self._place = "stderr"
         self._name = ""
+        self._dead_path = ""
 
-    def is_at(self, place: str, name: str) -> None:
-        """Write to *place* from now on: stderr, syslog, nowhere, or a file; for the pool *name*."""
-        self._place, self._name = place, name
+    def is_at(self, place: str, name: str, dead_path: str) -> None:
+        """Write to *place* from now on: stderr, syslog, nowhere, or a file; for the pool *name*.
+
+        *dead_path* is a file for the last line of all, which ``kvfs status`` shows.
+        """
+        self._place, self._name, self._dead_path = place, name, dead_path
+
+    def leave(self, why: str) -> None:
+        """Leave *why* for whoever asks when we are gone: no server can be had. Never raises."""
+        with contextlib.suppress(OSError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+            fd = os.open(self._dead_path, flags, 0o644)
+            try:
+                os.write(fd, why.encode("ascii", "backslashreplace"))
+            finally:
+                os.close(fd)
+
+    def serves(self) -> None:
+        """Remove what an earlier one has left there."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._dead_path)
 
     def say(self, level: str, line: str) -> None:
         """Write one line. Never raises, and waits for nobody."""

@@ -64,6 +64,8 @@ class Supervisor:
         self._kill_s = float("inf")
         self._said_alive_s = 0.0
         self._exit_status: int | None = None
+        #: What the last server died of.
+        self._why = ""
         self._wakeup, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         for number in (*HANDED_ON, signal.SIGCHLD):
@@ -178,7 +180,7 @@ class Supervisor:
             self._drop(str(said["drop"]))
             server.tell(dropped=True)
         elif "log" in said:
-            self._log.is_at(str(said["log"]), str(said["name"]))
+            self._log.is_at(str(said["log"]), str(said["name"]), str(said["dead_path"]))
         elif "alive" in said:
             self._restarts.alive(now_s)
             self._tell_progress(said["alive"])
@@ -212,6 +214,7 @@ class Supervisor:
             self._counts["longest_pause_s"] = max(self._counts["longest_pause_s"], pause_s)
             self._log.say("INFO", f"server {server.pid} serves after a pause of {pause_s:.3f} s")
         self._served = True
+        self._log.serves()
         self._systemd.notify("READY=1", f"STATUS={note}")
         # The killer of processes that need memory spares us as it spares the server.
         with (
@@ -255,6 +258,7 @@ class Supervisor:
         else:
             if server.is_ready or not self._died_s:
                 self._died_s = time.monotonic()
+            self._why = server.fatal or f"it {ended_how(status)}"
             why = server.fatal or ended_how(status)
             self._log.say("ERROR", f"server {server.pid} {why}: starting it again")
             self._counts["restarts"] += 1
@@ -272,6 +276,7 @@ class Supervisor:
         self._end_calls()
         if self._served:
             self._log.say("ERROR", f"no server can be had: {_DEAD}")
+            self._log.leave(self._why)
         self._exit_status = _SERVE_FAILED << 8 if status is None else status
 
     def _end_calls(self) -> None:

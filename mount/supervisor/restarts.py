@@ -13,8 +13,8 @@ TRIES_MIN: Final = 2
 TRIES_MAX: Final = 5
 FIRST_PAUSE_S: Final = 0.1
 PAUSE_MAX_S: Final = 2.0
-#: A server that was ready and died sooner has perhaps died of a request, which the next one gets.
-SHORT_LIFE_S: Final = 1.0
+#: A server that was ready and died sooner has perhaps died of a request: it comes again, first.
+SHORT_LIFE_S: Final = 0.125
 #: That many short lives in a row are no chance; each of the last ones waits longer.
 SHORT_LIVES_MAX: Final = 10
 #: They are excused: somebody may kill servers fast, to see what happens.
