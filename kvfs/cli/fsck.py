@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from kvfs.cli.caller import need_root
 from kvfs.cli.parser import add_verb
 from kvfs.cli.progress_bar import progress_bar
 from kvfs.core.errors import NO_SPACE, CheckFailed, NoSpace, SourceDamaged, SourceFull
-from kvfs.core.pool_layout import QUARANTINE
+from kvfs.core.pool_layout import QUARANTINE, STRAYS
 from kvfs.core.printable import printable
 from kvfs.core.sizes import count_of, format_size
 from kvfs.machine.process_limits import require_file_size, require_open_files
@@ -85,6 +86,10 @@ def _print(args: argparse.Namespace, report: "FsckReport") -> None:
             "blocks": report.blocks,
             "directories": report.directories,
             "quarantined": {f"{ino:016x}": held for ino, held in report.quarantined},
+            "strays": {
+                f"{ino:016x}": {"bytes": held, "since_ns": since_ns}
+                for ino, held, since_ns in report.strays
+            },
         }
         print(json.dumps(result, indent=2))
         return
@@ -93,6 +98,10 @@ def _print(args: argparse.Namespace, report: "FsckReport") -> None:
     for ino, size_bytes in report.quarantined:
         where = f"{QUARANTINE}/{ino:016x}"
         print(f"in quarantine: inode {ino:#x}, {format_size(size_bytes)}, {where} in the pool")
+    for ino, size_bytes, since_ns in report.strays:
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(since_ns / 1e9))
+        where = f"{STRAYS}/{ino:016x}"
+        print(f"no name leads to inode {ino:#x}, {format_size(size_bytes)}, {where}, since {since}")
     found = f"{count_of(report.found, 'problem')}, {report.repaired:,} repaired"
     verdict = found if report.found else "no problem"
     blocks = count_of(report.blocks, "block")

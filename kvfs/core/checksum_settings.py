@@ -1,4 +1,4 @@
-"""The settings of checksums: how much they may cost, and when blocks are compared with them."""
+"""The settings of checksums and of what is kept aside: how much of both, and for how long."""
 
 from dataclasses import dataclass
 
@@ -48,4 +48,17 @@ class ChecksumSettings(ReportSettings):
         unit="bytes",
         low=0,
         high=64 * GIB,
+    )
+    stray_grace_s: float = setting(
+        86_400.0,
+        "a day: files without a name after an unclean start wait, if nobody needs their room",
+        unit="seconds",
+        low=0,
+        high=31_536_000,
+    )
+    strays_max: int = setting(
+        65_536,
+        "such files at once, 200 B each; for one more the oldest goes",
+        low=0,
+        high=10_000_000,
     )

@@ -48,6 +48,7 @@ EXTENTS: Final = "extents"
 IDENTITIES: Final = "identities"
 #: Extents whose bytes fail their checksum.
 QUARANTINE: Final = "quarantine"
+STRAYS: Final = "strays"
 FAN_OUTS: Final = (EXTENTS, IDENTITIES)
 #: Directories in a fan-out. The low bits of the inode number choose one, so that a range of new
 #: inodes spreads over all of them and, on XFS, over its allocation groups.

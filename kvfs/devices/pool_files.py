@@ -35,6 +35,7 @@ from kvfs.core.pool_layout import (
     POOL,
     POOL_NEW,
     QUARANTINE,
+    STRAYS,
     fan_out_directories,
     parse_file_name,
 )
@@ -222,7 +223,7 @@ def write_errors(source: str) -> Iterator[None]:
 
 def foreign_names(pool_fd: int) -> list[str]:
     """Return the names in *pool_fd* that do not belong to a pool."""
-    own = {POOL, *FILES, *INDEXES, *FAN_OUTS, QUARANTINE, _LOST_FOUND}
+    own = {POOL, *FILES, *INDEXES, *FAN_OUTS, QUARANTINE, STRAYS, _LOST_FOUND}
     return sorted(set(os.listdir(pool_fd)) - own)
 
 
@@ -267,7 +268,7 @@ def held_bytes(pool_fd: int) -> int:
 def _own_directories() -> Iterator[str]:
     for top in FAN_OUTS:
         yield from fan_out_directories(top)
-    yield from (*INDEXES, QUARANTINE)
+    yield from (*INDEXES, QUARANTINE, STRAYS)
 
 
 def _own_files(directory: str, pool_fd: int) -> Iterator[tuple[int, str]]:

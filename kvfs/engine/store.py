@@ -127,6 +127,7 @@ class Store:
             self.device_wear.tick,
             self._sweep_on,
             self.durable_pass.tick,
+            lambda _: pool.strays.tick(pool.clock_ns()),
         )
 
     # ---- the port Room: what the allocator asks for ----
@@ -351,6 +352,7 @@ class Store:
             "write_back_failures": self.device_watch.write_back.failures
             + self.durable_pass.failures,
             "durability": self.durable_pass.describe(),
+            "strays": self.pool.strays.describe(self.pool.clock_ns()),
             "checksums": self.durable_pass.checksum_counts() | self.verifier.describe(),
             "damaged_rows": self.pool.damage.misses,
             "checkpoint": self.pool.checkpoints.describe(self.pool.monotonic_s()),

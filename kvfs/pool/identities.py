@@ -44,6 +44,14 @@ def carries_identity(record: InodeRecord) -> bool:
     return not stat.S_ISREG(record.mode) or record.state in IDENTIFIED
 
 
+def is_identified(extents: Extents, ino: InodeNo, *, of_node: bool) -> bool:
+    """Whether a file has an identity; one that cannot be read counts as one. Raises OSError."""
+    try:
+        return (extents.node(ino) if of_node else extents.identity(ino)) is not None
+    except Damaged:
+        return True
+
+
 def agrees(extents: Extents, ino: InodeNo, record: InodeRecord) -> bool:
     """Whether the identity of *ino* on the device agrees with *record*. Raises OSError."""
     try:

@@ -34,6 +34,7 @@ from kvfs.pool.ports import Kernel
 from kvfs.pool.ready_extents import ReadyExtents
 from kvfs.pool.recently_removed import REMOVED_KEPT_S, RecentlyRemoved
 from kvfs.pool.space import DeviceRoom, Space, StayBounds
+from kvfs.pool.strays import Strays
 from kvfs.pool.unlink_queue import UnlinkQueue
 from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents
@@ -42,6 +43,7 @@ from kvfs.storage.index import Index
 from kvfs.storage.index_swap import index_path
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.run_state import distrust_index, read_run_state, write_run_state
+from kvfs.storage.stray_files import StrayFiles
 from kvfs.storage.syscalls import Syscalls
 
 
@@ -124,6 +126,13 @@ class Pool:
             self._begin_run()
             self._parts = stack.pop_all()
 
+    def _open_strays(self) -> Strays:
+        files = StrayFiles(self.device.pool_fd, self.syscalls, self.extents)
+        grace_s, most = self.settings.stray_grace_s, self.settings.strays_max
+        strays = Strays(files, self.space, self.unlink_queue, grace_s=grace_s, most=most)
+        strays.load()
+        return strays
+
     def _open_checkpoints(self, stack: contextlib.ExitStack) -> Checkpoints:
         checkpoints = Checkpoints(
             self.device.pool_fd,
@@ -141,7 +150,8 @@ class Pool:
         return checkpoints
 
     def _make_identities(self) -> None:
-        """Create the parts that make blocks durable, and say so on the device."""
+        """Create the parts that make blocks durable and say so on the device, and keep strays."""
+        self.strays = self._open_strays()
         self.not_durable = NotDurable(self.settings.durable_queue_max)
         self.identities = Identities(
             self.extents,

@@ -3,6 +3,7 @@
 - ``recorded_bytes``: published blocks, as the index says.
 - ``extra_bytes``: what open drafts and removed but open blocks hold beyond that.
 - ``ready_bytes``: ready extents.
+- ``stray_bytes``: files of no inode that are kept for a while (strays.py).
 - ``pending_delete_bytes``: extents without an owner that are not unlinked yet.
 - ``deleted_open_bytes``: the same, but somebody still has them open or mapped.
 - ``pledged_bytes``: what writes in flight may still allocate.
@@ -27,6 +28,7 @@ class Space:
         self.recorded_bytes = recorded_bytes
         self.extra_bytes = 0
         self.ready_bytes = 0
+        self.stray_bytes = 0
         self.pending_delete_bytes = 0
         self.deleted_open_bytes = 0
         self.pledged_bytes = 0
@@ -50,7 +52,7 @@ class Space:
     @property
     def taken_bytes(self) -> int:
         """Bytes in all extents."""
-        gone_bytes = self.pending_delete_bytes + self.deleted_open_bytes
+        gone_bytes = self.pending_delete_bytes + self.deleted_open_bytes + self.stray_bytes
         return self.recorded_bytes + self.extra_bytes + self.ready_bytes + gone_bytes
 
     @property

@@ -101,6 +101,7 @@ def test_a_repair_ends_with_0_and_says_what_it_did(
         "blocks": 3,
         "directories": 2,
         "quarantined": {},
+        "strays": {},
     }
     assert calls == [True]
 

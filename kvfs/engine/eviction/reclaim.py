@@ -99,7 +99,8 @@ class Reclaim:
         Fewer if nothing can be evicted, if a plan is being made, or if it takes too many names for
         one call. *Ahead* of need also fewer rather than evict a block of more than twice as much.
         """
-        gone_bytes = count = rounds = 0
+        count = rounds = 0
+        gone_bytes = self._pool.strays.give_way(size_bytes)  # before any block
         self._name_again()
         while gone_bytes < size_bytes and count < CALL_MAX and rounds < _ROUNDS:
             batch = self._next_batch(size_bytes - gone_bytes, ahead=ahead)

@@ -31,6 +31,7 @@ from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.lmdb_file import verify_data_file
 from kvfs.storage.quarantine import Quarantine
 from kvfs.storage.run_state import RunState, read_run_state, write_run_state
+from kvfs.storage.stray_files import StrayFiles
 from kvfs.storage.syscalls import Syscalls
 
 
@@ -101,6 +102,7 @@ class _Check:
             self._check(index, state)
             held = Quarantine(self._pool_fd, self._syscalls).held()
             report.quarantined = tuple(sorted(held.items()))
+            report.strays = tuple(StrayFiles(self._pool_fd, self._syscalls, self._extents).held())
             if self._repair and (report.repaired or not state.clean or state.strays):
                 self._make_clean(index)
         return report
@@ -149,7 +151,12 @@ class _Check:
         repair = self._unsay_clean if self._repair else None
         leftovers = state.strays or not state.clean
         files = FileCheck(
-            index, self._extents, self._report, before_repair=repair, leftovers=leftovers
+            index,
+            self._extents,
+            StrayFiles(self._pool_fd, self._syscalls, self._extents),
+            self._report,
+            before_repair=repair,
+            leftovers=leftovers,
         )
         rows = RowCheck(index, self._report, before_repair=repair)
         rows.run(

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import stat
+import time
 from collections.abc import Callable, Iterable
 
 from kvfs.core.attribute_record import AttributeRecord
@@ -12,9 +13,10 @@ from kvfs.core.records import HAS_HOLES
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.recovery.file_claims import attributes_of
 from kvfs.engine.recovery.fsck_report import FsckReport
-from kvfs.pool.identities import agrees, carries_identity, identity_of
+from kvfs.pool.identities import agrees, carries_identity, identity_of, is_identified
 from kvfs.storage.extents import BROKEN_FILE, Extents
 from kvfs.storage.index import Index
+from kvfs.storage.stray_files import StrayFiles
 
 
 class FileCheck:
@@ -28,6 +30,7 @@ class FileCheck:
         self,
         index: Index,
         extents: Extents,
+        stray_files: StrayFiles,
         report: FsckReport,
         *,
         before_repair: Callable[[], None] | None,
@@ -35,6 +38,7 @@ class FileCheck:
     ) -> None:
         self._index = index
         self._extents = extents
+        self._stray_files = stray_files
         self._report = report
         self._before_repair = before_repair
         self._leftovers = leftovers
@@ -107,17 +111,24 @@ class FileCheck:
 
     def strays(self) -> None:
         """Find the files that no inode knows."""
-        self._strays("extent", self._extents.scan(), self._extents.unlink)
-        self._strays("identity file", self._extents.scan_nodes(), self._extents.forget_node)
+        self._strays("extent", self._extents.scan(), of_node=False)
+        self._strays("identity file", self._extents.scan_nodes(), of_node=True)
 
-    def _strays(
-        self, what: str, files: Iterable[InodeNo], remove: Callable[[InodeNo], None]
-    ) -> None:
+    def _strays(self, what: str, files: Iterable[InodeNo], *, of_node: bool) -> None:
         for ino in files:
             self.highest = max(self.highest, ino)
             if not self._index.knows(ino):
                 text = f"{what} {ino:#x}: no inode knows it"
-                self._wrong(text, functools.partial(remove, ino))
+                self._wrong(text, functools.partial(self._put_aside, ino, of_node=of_node))
+
+    def _put_aside(self, ino: InodeNo, *, of_node: bool) -> None:
+        """Keep a stray with an identity for a day, as a sweep does; remove one without."""
+        if is_identified(self._extents, ino, of_node=of_node):
+            self._stray_files.take(ino, time.time_ns(), of_node=of_node)
+        elif of_node:
+            self._extents.forget_node(ino)
+        else:
+            self._extents.unlink(ino)
 
     def _wrong(self, text: str, repair: Callable[[], object]) -> None:
         """Note a problem of the files alone. Leftovers are mended, but are not a problem."""

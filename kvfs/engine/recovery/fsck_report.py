@@ -20,6 +20,8 @@ class FsckReport:
         self.directories = 0
         #: Inodes of extents whose bytes failed their checksum, with what they hold, bytes.
         self.quarantined: tuple[tuple[int, int], ...] = ()
+        #: Files that no inode knows and that are kept for a while: inode, bytes, since when (ns).
+        self.strays: tuple[tuple[int, int, int], ...] = ()
 
     def problem(self, text: str) -> None:
         """Note a problem."""

@@ -1,4 +1,8 @@
-"""After an unclean stop: removes stray files and writes missing identities.
+"""After an unclean stop: finds stray files and writes missing identities.
+
+A stray with an identity is kept aside for a day, if nobody needs its room (kvfs/pool/strays.py): it
+is a whole block or directory, and an error may have taken its name. One without an identity has no
+name that anybody could give back, and is removed.
 
 It runs while requests are served, in the thread for long jobs, a few files at a time. It cannot
 race with new files: it looks only at numbers below the first one that this server may hand out, and
@@ -14,7 +18,7 @@ from typing import Final
 
 from kvfs.core.records import INODE_PREFIX, parse_inodes
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool.identities import agrees
+from kvfs.pool.identities import agrees, is_identified
 from kvfs.pool.pool import Pool
 from kvfs.storage.extents import BROKEN_FILE
 
@@ -34,7 +38,7 @@ class Sweep:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._outdated: deque[InodeNo] = deque()
-        #: Files that look like strays, and what removes each.
+        #: Files that look like strays, and what removes each or keeps it aside.
         self._suspects: deque[tuple[InodeNo, Callable[[InodeNo], None]]] = deque()
         self._work: Iterator[int] = iter(())
         self._searching = False
@@ -78,7 +82,9 @@ class Sweep:
             self.renewed += 1
         if not self._searching and not self._outdated and not self._suspects:
             self.done = True
-            _log.info("sweep: %d strays removed, %d identities", self.removed, self.renewed)
+            _log.info(
+                "sweep: %d strays removed or kept aside, %d identities", self.removed, self.renewed
+            )
 
     def _search(self) -> None:
         """Do one step, in the thread. A failure ends the sweep and is counted (background.py).
@@ -97,13 +103,16 @@ class Sweep:
     def _steps(self) -> Iterator[int]:
         """Do the sweep; yield now and then."""
         extents = self._pool.extents
-        for files, remove in (
-            (extents.scan(), extents.unlink),
-            (extents.scan_nodes(), extents.forget_node),
+        for files, remove, of_node in (
+            (extents.scan(), extents.unlink, False),
+            (extents.scan_nodes(), extents.forget_node, True),
         ):
+            keep = functools.partial(self._keep, of_node=of_node)
             for number, ino in enumerate(files, 1):
                 if self._is_stray(ino):
-                    self._suspects.append((ino, remove))
+                    keeps = self._pool.strays.keeps
+                    keeps = keeps and is_identified(extents, ino, of_node=of_node)
+                    self._suspects.append((ino, keep if keeps else remove))
                 if number % _STEP_FILES == 0:
                     yield number
         yield from self._identity_steps()
@@ -115,6 +124,13 @@ class Sweep:
                 if record is not None and self._is_outdated(ino, record):
                     self._outdated.append(ino)
             yield len(rows)
+
+    def _keep(self, ino: InodeNo, *, of_node: bool) -> None:
+        """Move a stray aside, in the thread; the loop counts it."""
+        strays = self._pool.strays
+        stray = strays.take(ino, self._pool.clock_ns(), of_node=of_node)
+        if stray is not None:
+            self._pool.background.hand_over(lambda: strays.add(stray))
 
     def _is_stray(self, ino: InodeNo) -> bool:
         """Whether no inode knows the file of *ino*; only a guess in another thread."""

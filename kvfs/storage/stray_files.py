@@ -1,0 +1,94 @@
+"""Files that no inode knows and that have an identity: kept aside for a while, then removed.
+
+No name leads there, and a rebuild does not look there. The time since which a file is here is its
+mtime. ``kvfs fsck`` lists them.
+"""
+
+import contextlib
+import os
+from typing import Final, NamedTuple
+
+from kvfs.core.pool_layout import (
+    EXTENTS,
+    FAN_OUT,
+    IDENTITIES,
+    STRAYS,
+    fan_out_directory,
+    file_name,
+    parse_file_name,
+)
+from kvfs.core.types import STAT_BLOCK_BYTES, InodeNo
+from kvfs.storage.extents import Extents
+from kvfs.storage.fan_out import DIRECTORY_FLAGS
+from kvfs.storage.syscalls import Syscalls
+
+_FILE_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Stray(NamedTuple):
+    """A file kept aside: its inode, what it holds on the device, and since when (ns)."""
+
+    ino: InodeNo
+    size_bytes: int
+    since_ns: int
+
+
+class StrayFiles:
+    """The files in ``strays/`` of one pool."""
+
+    def __init__(self, pool_fd: int, syscalls: Syscalls, extents: Extents) -> None:
+        self._pool_fd = pool_fd
+        self._syscalls = syscalls
+        self._extents = extents
+
+    def take(self, ino: InodeNo, now_ns: int, *, of_node: bool) -> Stray | None:
+        """Move *ino*'s extent or identity file here; None if it is gone. Raises OSError."""
+        with contextlib.suppress(FileExistsError):
+            self._syscalls.mkdir(STRAYS, 0o700, dir_fd=self._pool_fd)
+        top = IDENTITIES if of_node else EXTENTS
+        try:
+            self._syscalls.rename(
+                f"{fan_out_directory(top, ino % FAN_OUT)}/{file_name(ino)}",
+                _path(ino),
+                src_dir_fd=self._pool_fd,
+                dst_dir_fd=self._pool_fd,
+            )
+            self._syscalls.utime(_path(ino), ns=(now_ns, now_ns), dir_fd=self._pool_fd)
+            status = self._syscalls.stat(_path(ino), dir_fd=self._pool_fd)
+        except FileNotFoundError:
+            return None
+        return Stray(ino, status.st_blocks * STAT_BLOCK_BYTES, now_ns)
+
+    def held(self) -> list[Stray]:
+        """Return all that are here, the one that came first in front. Raises OSError."""
+        found: list[Stray] = []
+        try:
+            fd = self._syscalls.open(STRAYS, DIRECTORY_FLAGS, dir_fd=self._pool_fd)
+        except FileNotFoundError:
+            return found
+        try:
+            for name in self._syscalls.listdir(fd):
+                ino = parse_file_name(name)
+                if ino is not None:
+                    status = self._syscalls.stat(name, dir_fd=fd)
+                    size_bytes = status.st_blocks * STAT_BLOCK_BYTES
+                    found.append(Stray(ino, size_bytes, status.st_mtime_ns))
+        finally:
+            self._syscalls.close(fd)
+        return sorted(found, key=lambda stray: stray.since_ns)
+
+    def remove(self, ino: InodeNo) -> None:
+        """Remove one; what only a dead mount's connection holds is emptied. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            fd = self._syscalls.open(_path(ino), _FILE_FLAGS, dir_fd=self._pool_fd)
+            try:
+                with contextlib.suppress(OSError):
+                    if not self._extents.in_use(fd):
+                        self._syscalls.ftruncate(fd, 0)
+            finally:
+                self._syscalls.close(fd)
+            self._syscalls.unlink(_path(ino), dir_fd=self._pool_fd)
+
+
+def _path(ino: InodeNo) -> str:
+    return f"{STRAYS}/{file_name(ino)}"
