@@ -4,9 +4,7 @@ Half of its descriptors are its bound (docs/nfs.md), which no pool lives to see.
 stores as well, all the while.
 """
 
-import errno
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -15,23 +13,24 @@ import pytest
 
 from kvfs.core.settings import Settings
 from tests.fuse.conftest import require_passthrough
-from tests.support.calls import read_file, tolerated, write_file
+from tests.support.calls import tolerated
 from tests.support.mounting import run_kvfs
 from tests.support.nfs_client import NfsClient
 from tests.support.nfs_pool import NfsPool, nfs_pool
+from tests.support.served_full import (
+    CAPACITY_BYTES,
+    GONE_WAIT_S,
+    MISS,
+    TIMES,
+    LocalWriter,
+    look_at,
+)
 from tests.support.stamped import seed_of, stamped
 from tests.support.stepping import until
 
 pytestmark = pytest.mark.needs_fuse
 
-MIB: Final = 1 << 20
-CAPACITY_BYTES: Final = 64 * MIB
-BLOCK_BYTES: Final = MIB
-#: How much of the capacity clients store, and when everything must be free to go.
-TIMES: Final = 5
-GONE_WAIT_S: Final = 60.0
-#: What an evicted block is to a server that still knows its name, or has it open.
-MISS: Final = (errno.ENOENT, errno.ESTALE)
+BLOCK_BYTES: Final = 1 << 20
 
 
 @pytest.fixture(params=["daemon", "passthrough"])
@@ -42,39 +41,6 @@ def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NfsPool]:
         if request.param == "passthrough":
             require_passthrough(made.mounted)
         yield made
-
-
-class LocalWriter(threading.Thread):
-    """Stores blocks on the host, and reads each back, until it is told to stop."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(daemon=True)
-        self.root = root
-        self.stored = 0
-        self.failure: Exception | None = None
-        self._over = threading.Event()
-
-    def run(self) -> None:
-        """Store; the first error is the end."""
-        try:
-            while not self._over.is_set():
-                self._store(f"local-{self.stored}")
-                self.stored += 1
-        except (OSError, AssertionError) as error:
-            self.failure = error
-
-    def _store(self, name: str) -> None:
-        write_file(self.root / f"{name}.tmp", stamped(name, BLOCK_BYTES))
-        os.rename(self.root / f"{name}.tmp", self.root / name)
-        with tolerated(*MISS):
-            seed_of(read_file(self.root / name), name, BLOCK_BYTES)
-
-    def end(self) -> None:
-        """Let it end. Raises what it met."""
-        self._over.set()
-        self.join()
-        if self.failure is not None:
-            raise self.failure
 
 
 def store_and_read(client: NfsClient, names: list[str]) -> None:
@@ -102,7 +68,7 @@ def assert_all_may_go(pool: NfsPool) -> None:
 @pytest.mark.parametrize("version", [3, pytest.param(4, marks=pytest.mark.proof)], ids=["v3", "v4"])
 def test_five_times_the_capacity(pool: NfsPool, version: int) -> None:
     """[life-server] Nobody gets ENOSPC, and what is there is whole; then all may go, and again."""
-    local = LocalWriter(pool.path)
+    local = LocalWriter(pool.path, BLOCK_BYTES)
     count = TIMES * CAPACITY_BYTES // BLOCK_BYTES
     with pool.client(version) as client:
         local.start()
@@ -113,9 +79,8 @@ def test_five_times_the_capacity(pool: NfsPool, version: int) -> None:
         assert local.stored > 0
         for name in os.listdir(pool.path):
             if not name.endswith(".tmp"):
-                with tolerated(*MISS):
-                    seed_of(read_file(pool.path / name), name, BLOCK_BYTES)
+                look_at(pool.path, name, BLOCK_BYTES)
     assert pool.mounted.status()["space_waits"]["rejected"] == 0
     assert_all_may_go(pool)
     with pool.client(version) as client:
-        store_and_read(client, [f"again-{number}" for number in range(CAPACITY_BYTES // MIB)])
+        store_and_read(client, [f"again-{number}" for number in range(count // TIMES)])
