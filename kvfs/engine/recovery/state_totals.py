@@ -24,8 +24,8 @@ def state_totals(pool: Pool) -> Totals:
     for state, (blocks, size_bytes) in pool.leases.totals.items():
         if blocks:
             count(state, size_bytes, blocks)
-    for ino, opened in pool.open_inodes.items():
-        if opened.writers and opened.gone is None and pool.leases.state_of(ino) is None:
+    for ino, opened in pool.open_inodes.written.items():
+        if opened.gone is None and pool.leases.state_of(ino) is None:
             record = pool.index.inode_or_miss(ino)
             if record is not None and label(State(record.state)) != "published":
                 count(State(record.state), opened.allocated_bytes)
