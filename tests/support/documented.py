@@ -17,6 +17,7 @@ DOCUMENTS: Final = ("README.md", *sorted(f"docs/{one.name}" for one in ROOT.glob
 NO_COMMANDS: Final = (
     "POOL      ",
     "[Unit]",  # tests/system/test_nfs_restarts.py
+    "[Service]",  # tests/bench/measure_nfs.py
     "0000  ",
     "chunk_size: 256",  # configurations: test_configurations_are_what_the_connectors_read
     '{"type": ',

@@ -8,12 +8,15 @@ anything back after a restart, and nothing but NFS.
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Final, NamedTuple, Self
 
+from tests.support.mounting import ROOT
 from tests.support.own_network import Network
 from tests.support.stepping import until
 
@@ -24,6 +27,10 @@ _READY: Final = "NFS SERVER INITIALIZED"
 _START_WAIT_S: Final = 60.0
 _END_WAIT_S: Final = 90.0
 _LAST_LINES: Final = 40
+#: With these, of docs/nfs.md, it keeps the memory of its messages.
+KEEPS_MEMORY: Final = dict(
+    re.findall(r"(MALLOC_\w+_)=(\d+)", (ROOT / "docs" / "nfs.md").read_text())
+)
 _CORE: Final = """\
 NFS_CORE_PARAM {{
     Protocols = 3, 4;
@@ -72,18 +79,25 @@ class Ganesha:
     """One server; what it logs is in ``log``, which outlives it."""
 
     def __init__(
-        self, network: Network, logs: Path, *exports: Export, settings: str = "", level: str = ""
+        self,
+        network: Network,
+        logs: Path,
+        *exports: Export,
+        settings: str = "",
+        level: str = "",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Make one that is not started.
 
         *settings* are blocks of ganesha-config(8) beside the exports, such as MDCACHE; *level*
-        is how much it logs, NIV_EVENT unless told.
+        is how much it logs, NIV_EVENT unless told; *environment*: variables of its own.
         """
         self.exports = exports
         self.settings = settings
         self.log = logs / "ganesha.log"
         self._network = network
         self._level = level or "NIV_EVENT"
+        self._environment = environment
         self._configuration = logs / "ganesha.conf"
         self._state = network.place / "ganesha"
         self._output: IO[bytes] | None = None
@@ -127,7 +141,9 @@ class Ganesha:
         files = ("-f", str(self._configuration), "-L", str(self.log))
         more = ("-N", self._level, "-p", str(self._state / "pid"))
         self._server = server = self._network.start(
-            "ganesha.nfsd", "-F", *files, *more, output=self._output
+            *("ganesha.nfsd", "-F", *files, *more),
+            output=self._output,
+            environment=self._environment,
         )
 
         def is_ready() -> bool:

@@ -7,11 +7,12 @@ their servers alive. ``python -m tests.support.own_network PLACE`` is the holder
 
 import contextlib
 import fcntl
+import os
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Final
 
@@ -40,10 +41,13 @@ class Network:
         enter = ("nsenter", "-t", str(self._holder_pid), "--net", "--mount", f"--wd={ROOT}")
         return ["setpriv", "--pdeathsig", "KILL", *enter, "--", *command]
 
-    def start(self, *command: str, output: IO[bytes]) -> "subprocess.Popen[bytes]":
-        """Start *command* in it; what it prints goes to *output*."""
+    def start(
+        self, *command: str, output: IO[bytes], environment: Mapping[str, str] | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """Start *command* in it, with more *environment*; what it prints goes to *output*."""
         return subprocess.Popen(
             self.inside(*command),
+            env={**os.environ, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
