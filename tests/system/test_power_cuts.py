@@ -6,6 +6,7 @@ beside it, and shows that the tool finds what is wrong. A fault tells the seed: 
 """
 
 from collections import Counter
+from typing import Final
 
 import pytest
 
@@ -27,6 +28,9 @@ CHECKED = ("--set", "checksum_share=1")
 #: A machine that does ten other things may be late with a window of a second.
 LATE_S = 2.0
 PROOF_S = 40.0
+#: How the ledger calls blocks that were never in the page cache. They have no checksum, which alone
+#: tells what a lying drive has made of them (docs/durability.md).
+UNCHECKED: Final = ", direct: "
 #: A drive that lies takes away what was durable, whole file systems too: it is not there then.
 TRUTHFUL = tuple(mode for mode in Mode if mode is not Mode.LYING)
 
@@ -35,8 +39,8 @@ def hold(done: Proof) -> None:
     """Assert that what a truthful drive kept is right, and that nothing durable is lost."""
     print(f"\n{done}")
     assert all(done.tallies[mode].is_good for mode in TRUTHFUL), "\n".join(done.lines)
-    lying = done.tallies[Mode.LYING]
-    assert not lying.faults, "\n".join(done.lines)
+    lied = [line for line in done.lines if Mode.LYING in line and UNCHECKED not in line]
+    assert not lied, "\n".join(lied)
     assert sum(tally.due for tally in done.tallies.values()) > 0
     assert (done.evicted_blocks > 0) == (done.plan.kind is Kind.FULL)
 
