@@ -172,9 +172,11 @@ class PassthroughPath:
             known = self._owned(opened) or self._register(opened)
             self._open[opened.ino] = known
             self._bound()
-        if writer and opened.writers == 1 and not opened.created_in:
+        served = opened.served_writers
+        if writer and opened.writers == served + 1 and (served or not opened.created_in):
             # The kernel does not notice what is stored through a mapping, and would go on showing
-            # the time before. From now on it asks, until the last writer has closed.
+            # the time before. From now on it asks, until the last writer has closed. What only file
+            # servers write it may keep for a moment (Answers.entry), but this is another writer.
             with contextlib.suppress(OSError):  # it may not know the inode
                 kernel.notify_inval_inode(self._device_fd, opened.ino)
         flags = FOPEN_PASSTHROUGH if writer else FOPEN_PASSTHROUGH | FOPEN_NOFLUSH

@@ -12,6 +12,7 @@ from kvfs.core.errors import BadHandle, DeadInode
 from kvfs.core.types import ROOT_INODE
 from kvfs.machine.processes import Maker
 from mount.files.transfers import Transfers
+from mount.fuse import kernel
 from tests.support.readers_desk import IDS_MAX, KERNEL_THREAD, NEW, Desk
 from tests.support.stores import FILE, host
 
@@ -223,6 +224,23 @@ def test_what_a_server_may_still_write_has_handles_that_are_not_shared(desk: Des
             desk.files.release(reader)
         assert desk.load(ino) == desk.load(ino)
     assert len(desk.handles) == 0
+
+
+def test_another_writer_ends_what_the_kernel_keeps_for_a_server(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[stat] A process may store through a mapping, which a server does not."""
+    told: list[int] = []
+    monkeypatch.setattr(kernel, "notify_inval_inode", lambda _, ino: told.append(ino))
+    ino = desk.put(b"one")
+    with desk.by_server():
+        served, _ = desk.files.open(ino, os.O_RDWR)
+    assert told == [ino]
+    first, second = (desk.files.open(ino, os.O_RDWR)[0] for _ in range(2))
+    assert told == [ino] * 2
+    for fh in (first, second, served):
+        desk.files.flush(fh, os.getpid())
+        desk.files.release(fh)
 
 
 def test_a_removed_block_has_no_handle_for_servers(desk: Desk) -> None:
