@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final
 from kvfs.core import errors
 from kvfs.core.errors import CommandError, NotMounted, NotRoot, ServeFailed, SourceBusy, UsageError
 from kvfs.core.mount_name import RUN_DIRECTORY, SOCKET_SUFFIX
+from kvfs.machine.process_ends import has_exited
 
 PROTOCOL_VERSION: Final = 1
 #: Longest request: verbs take a few names and numbers.
@@ -163,6 +164,13 @@ def locked_directory(directory: str) -> Iterator[None]:
         os.close(fd)
 
 
+def _has_exited(connection: socket.socket) -> bool:
+    """Whether the process that listens at the other end has exited (SO_PEERCRED, unix(7))."""
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEERCRED.size)
+    pid: int = PEERCRED.unpack(peer)[0]
+    return pid > 0 and has_exited(pid)
+
+
 def remove_stale(path: str) -> None:
     """Remove the socket file of a dead server; the caller holds the directory's lock.
 
@@ -171,6 +179,10 @@ def remove_stale(path: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as attempt:
         attempt.setblocking(False)
         result = attempt.connect_ex(path)
+        exited = result == 0 and _has_exited(attempt)
+    if exited:  # it was killed, and a thread that the kernel holds up keeps its socket
+        os.unlink(path)
+        return
     if result == errno.ENOENT:
         return
     if result == errno.ECONNREFUSED:
