@@ -20,8 +20,7 @@ from kvfs.core.mount_name import socket_path
 from kvfs.core.settings import Settings
 from kvfs.core.sizes import format_size
 from kvfs.core.types import ROOT_INODE, InodeRecord
-from kvfs.devices import Device, Reserve, open_source
-from kvfs.engine.store import Store
+from kvfs.devices import Device
 from kvfs.machine.held_files import HeldFiles
 from kvfs.machine.process_limits import what_it_cannot_see
 from mount.control.events import serve_events
@@ -34,17 +33,17 @@ from mount.control.sync_verbs import SyncVerbs
 from mount.control.verbs import CommandVerbs
 from mount.files.data_path import DaemonPath
 from mount.files.files import Files
-from mount.files.handles import Handles
-from mount.files.kernel_port import KernelPort
-from mount.files.open_shares import OpenShares
+from mount.files.kernel_port import KernelPort, open_port
 from mount.files.path_choice import read_ahead_far
 from mount.files.transfers import Transfers
 from mount.fuse import kernel
 from mount.fuse.channel import Channel
-from mount.fuse.device_number import at_number, remember, remembered
+from mount.fuse.device_number import DeviceNumber, at_number, remember, remembered
 from mount.fuse.kernel_mount import OwnMount
 from mount.fuse.wire import Opcode
+from mount.process import succession
 from mount.process.logs import apply_levels
+from mount.process.succession import Succession
 from mount.process.supervision import let_end_calls, notice_its_end, say_alive
 from mount.requests.answers import Answers
 from mount.requests.data import DataRequests
@@ -54,8 +53,12 @@ from mount.requests.lost_device import LostDevice
 from mount.requests.operations import Operations
 from mount.requests.present_time import PresentTime
 from mount.requests.raw import RawRequests
+from mount.requests.resent import ResentAnswers
 
 _log: Final = logging.getLogger(__name__)
+
+#: ``major:minor`` of the mount.
+_NUMBER_NOTE: Final = b"number"
 
 #: How often the store's tick runs: a burst of stores empties the ready queue in less time.
 _TICK_S: Final = 0.02
@@ -84,15 +87,9 @@ def run(
     """
     group_id(settings.control_group)  # a wrong one is told before anything is touched
     with contextlib.ExitStack() as stack:
-        device = stack.enter_context(
-            open_source(
-                settings.source,
-                read_only=settings.read_only,
-                capacity_bytes=settings.capacity_bytes,
-                reserve=Reserve(settings.directory_reserve_share, settings.directory_reserve_bytes),
-            )
-        )
-        port = _open_port(device, settings, progress)
+        of, device = succession.begin(held, settings)
+        stack.enter_context(device)
+        port = open_port(device, settings, of, progress)
         store = port.store
         stack.callback(store.close)
         held_bytes = store.pool.space.used_bytes
@@ -102,39 +99,16 @@ def run(
             remark(f"evicting {excess} of {found}: the capacity is below what the pool holds")
         if blind := what_it_cannot_see(settings):
             remark(blind)
-        store.own_root(settings.uid, settings.gid, settings.mode)
-        mount = stack.enter_context(_Mount(device, port, settings, held))
+        store.attributes.own_root(settings.uid, settings.gid, settings.mode)
+        mount = stack.enter_context(_Mount(device, port, settings, held, of))
         try:
             trio.run(mount.serve, ready, load)
-        except BaseExceptionGroup as group:
-            foreseen = _foreseen(group)
+        except BaseException as error:
+            mount.let_another_go_on(error)
+            foreseen = _foreseen(error)
             if foreseen is None:
                 raise
             raise foreseen from None
-
-
-def _open_port(
-    device: Device, settings: Settings, progress: Callable[[int, int], None]
-) -> KernelPort:
-    """Open /dev/fuse and bring the store up that will answer there. Raises CommandError."""
-    try:
-        fuse_fd = kernel.open_device()
-    except OSError as error:
-        raise ServeFailed(
-            f"{kernel.DEVICE}: {error.strerror}; load the fuse module (modprobe fuse)"
-        ) from error
-    shares = OpenShares(settings.open_files_user_share)
-    handles = Handles(os.memfd_create("kvfs-handles", os.MFD_CLOEXEC), shares)
-    try:
-        return KernelPort(
-            fuse_fd,
-            settings,
-            handles,
-            functools.partial(Store, device, settings, progress=progress),
-        )
-    except BaseException:
-        os.close(fuse_fd)
-        raise
 
 
 def _foreseen(error: BaseException) -> CommandError | None:
@@ -148,10 +122,16 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
     """The kernel's side of a store: /dev/fuse, channel, handlers."""
 
     def __init__(
-        self, device: Device, port: KernelPort, settings: Settings, held: HeldFiles
+        self,
+        device: Device,
+        port: KernelPort,
+        settings: Settings,
+        held: HeldFiles,
+        of: Succession,
     ) -> None:
         self.settings = settings
         self._held = held
+        self._of = of
         self._group = group_id(settings.control_group)
         self.port = port
         self.store = port.store
@@ -174,8 +154,14 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             port.unnamed,
         )
         self._own = OwnMount(port.fuse_fd, settings.mountpoint)
+        #: Whether another server could go on, and whether one should: the mount is not to end.
+        self._left = of.takes_over
+        self._ends = False
 
     def __enter__(self) -> "_Mount":
+        if self._of.takes_over:
+            self._go_on()
+            return self
         settings, pool_fd = self.settings, self._device.pool_fd
         wanted = remembered(pool_fd)
         try:
@@ -193,8 +179,22 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self._number = remember(
             pool_fd, self._own.device_number, wanted, read_only=settings.read_only
         )
+        self._of.notes.put(_NUMBER_NOTE, self._own.number)
         let_end_calls(self._held, self._own.abort_fd)
         return self
+
+    def _go_on(self) -> None:
+        """Serve the mount of another server."""
+        number = self._of.notes.get(_NUMBER_NOTE) or ""
+        self._own.go_on(number, self._of.abort_fd)
+        self._number = DeviceNumber(self._own.device_number, None)
+        agreed, recalled = self.port.agreed_before, self.port.recalled
+        assert agreed is not None, "another server has agreed"
+        assert recalled is not None, "and has left its handles"
+        resent = ResentAnswers(self.answers, self.files, self.store.done, recalled)
+        self.channel.take_over(agreed.request, resent.of)
+        with contextlib.suppress(OSError):  # what was still to be told is forgotten
+            kernel.notify_inc_epoch(self.port.fuse_fd)
 
     def __exit__(self, *_: object) -> None:
         self._own.unmount()
@@ -205,6 +205,15 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self._own.close()
         self.store.all_closed = self._own.is_unused()
 
+    def let_another_go_on(self, error: BaseException) -> None:
+        """End this process at once, as a kill does, if *error* should not end the mount."""
+        if self._ends or not self._left or self._held.lost:
+            return
+        _log.critical("this server fails, another one goes on", exc_info=error)
+        self._held.say_fatal(f"internal error: {error!r}", ServeFailed.exit_code)
+        logging.shutdown()
+        os._exit(ServeFailed.exit_code)
+
     async def serve(self, ready: Callable[[], None], load: Callable[[], Settings] | None) -> None:
         """Run everything until the mount goes away."""
         self.channel.install()
@@ -213,7 +222,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             self.files,
             self.answers,
             self.channel.granted,
-            self.files.thread,
+            lambda: self.channel.present,
         )
         pyfuse3.init(operations, self.channel.libfuse_mountpoint, set())
         try:
@@ -242,10 +251,12 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 )
                 nursery.start_soon(self._announce, ready, nursery)
                 await pyfuse3.main(min_tasks=_TASKS_MAX, max_tasks=_TASKS_MAX)
+                self._ends = True
                 self._own.ended()
                 nursery.cancel_scope.cancel()
         finally:
-            self._own.cut_off()
+            if self._ends or not self._left:
+                self._own.cut_off()
             self.port.invalidations.stop()
             pyfuse3.close(unmount=False)
             self.channel.close()
@@ -256,6 +267,9 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             read_ahead_far(self.settings.mountpoint)
         # Only now: no backing id is given out before INIT has agreed on passthrough.
         nursery.start_soon(self._tick)
+        if self.port.resends and not self._of.takes_over:
+            succession.leave(self._held, self._of, self._device, self.port.fuse_fd)
+            self._left = True
         ready()
         nursery.start_soon(say_alive, self._held)
         nursery.start_soon(notice_its_end, self._held)
@@ -305,6 +319,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                     self._reload(load)
                     continue
                 _log.info("%s: stopping", signal.Signals(number).name)
+                self._ends = True
                 # Our own reader sees ENODEV when the last user is gone; a thread may unmount,
                 # since umount(2) can send requests that this loop must answer.
                 await trio.to_thread.run_sync(self._own.unmount)

@@ -81,9 +81,11 @@ def run(args: argparse.Namespace) -> int:
     need_root("kvfs mount")
     if args.held_fd is not None:
         from kvfs.cli.ready_pipe import ReadyPipe
-        from kvfs.cli.serve import serve_here
-        from kvfs.machine.held_files import HeldFiles
+        from kvfs.cli.serve import import_all, serve_here
+        from kvfs.machine.held_files import HeldFiles, is_readable
 
+        if not is_readable(args.held_fd):
+            import_all()  # we are not needed yet; once the other server dies there is no time
         pipe = ReadyPipe(args.ready_fd) if args.ready_fd is not None else None
         serve_here(lambda: load_settings(args), HeldFiles(args.held_fd), pipe)
     elif args.foreground:

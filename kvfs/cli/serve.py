@@ -3,7 +3,7 @@
 import faulthandler
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvfs.cli.failures import explain
@@ -23,6 +23,11 @@ from kvfs.machine.process_limits import (
 )
 
 _log: Final = logging.getLogger(__name__)
+
+
+def import_all() -> None:
+    """Import what a server needs, before there is a mount to serve."""
+    from mount import serve  # noqa: F401
 
 
 def serve_here(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | None) -> None:
@@ -45,8 +50,10 @@ def serve_here(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | 
 
 def _serve(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | None) -> None:
     settings = load()
-    check_apart(settings.source, settings.mountpoint)
-    remarks = prepare_mountpoint(settings.mountpoint, guarded=settings.guard)
+    remarks: Sequence[str] = ()
+    if not held.given:  # else it is mounted there, and whoever looks waits for us
+        check_apart(settings.source, settings.mountpoint)
+        remarks = prepare_mountpoint(settings.mountpoint, guarded=settings.guard)
     require_file_size()
     require_open_files(settings.open_files_max)
     # Slow imports come only now, so that a wrong flag is answered at once.

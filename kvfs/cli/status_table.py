@@ -25,6 +25,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "restarts": "restarts of the server",
         "upgrades": "upgrades of it",
         "longest_pause_s": "longest pause, s",
+        "takeover": "take-over",
         "server_cpu_s": "CPU time of the server, s",
         "server_memory_bytes": "its memory",
         "device_number": "device number",

@@ -78,6 +78,14 @@ class Refusals:
         """Whether a LOOKUP may be a second try."""
         return bool(self._by_thread)
 
+    def all(self) -> list[tuple[int, Refusal]]:
+        """Return every thread and what it was refused."""
+        return list(self._by_thread.items())
+
+    def recall(self, thread: int, refusal: Refusal) -> None:
+        """Remember *refusal* of *thread* again."""
+        self._by_thread[thread] = refusal
+
     def of(self, thread: int) -> Refusal | None:
         """Return what *thread* was refused, None if nothing."""
         return self._by_thread.get(thread)

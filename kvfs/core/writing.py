@@ -5,7 +5,9 @@ Each method is one thing that happens to an open block, and nothing else sets a 
 docs/block-life.md draws both tables.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final
 
 from kvfs.core.lifecycle import FINAL, UNFINISHED, Event, State, after
@@ -56,6 +58,9 @@ _BECOMES: Final = {
 }
 
 
+_NOTHING_NOTED: Final[Mapping[str, bool]] = MappingProxyType({})
+
+
 class Writing:
     """The flags of a block that is open."""
 
@@ -95,6 +100,21 @@ class Writing:
         """One more writer opened it after its rename: what was renamed is what it was before."""
         self.appended_only = False
         self.before = State.PUBLISHED
+
+    def recall(
+        self, state: State, before: State | None = None, noted: Mapping[str, bool] = _NOTHING_NOTED
+    ) -> None:
+        """Another server knew it open for writing, in *state*; what it *noted* of it holds."""
+        self.unfinished = state in UNFINISHED or state in (State.REWRITE, State.RENAMED)
+        if before is not None:
+            self.before = before
+        elif state not in UNFINISHED:
+            self.before = State.PUBLISHED if state is State.RENAMED else state
+        self.torn = noted.get("torn", False)
+        self.overrun = noted.get("overrun", False)
+        self.renamed = noted.get("renamed", False)
+        self.emptied = noted.get("emptied", False)
+        self.appended_only = noted.get("appended_only", False)
 
     def rewrite(self) -> None:
         """It was final and may be changed from now on."""

@@ -65,7 +65,7 @@ class Device:
         self.capacity_bytes = min(
             capacity_bytes or header.capacity_bytes or usable_bytes, usable_bytes
         )
-        self._reserved_bytes = reserved_bytes
+        self.reserved_bytes = reserved_bytes
 
     def total_bytes(self) -> int:
         """Return the size of the file system that holds the pool."""
@@ -75,7 +75,7 @@ class Device:
     def free_bytes(self) -> int:
         """Return what can still be allocated, less what a directory leaves to others."""
         space = os.fstatvfs(self.pool_fd)
-        return max(0, space.f_bavail * space.f_frsize - self._reserved_bytes)
+        return max(0, space.f_bavail * space.f_frsize - self.reserved_bytes)
 
     def describe(self) -> str:
         """Return the device in words, for the log and ``kvfs status``."""

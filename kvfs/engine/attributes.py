@@ -2,7 +2,7 @@
 
 import contextlib
 import stat
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvfs.core.directory_policy import NAMES
 from kvfs.core.errors import (
@@ -13,10 +13,11 @@ from kvfs.core.errors import (
     NoSuchAttribute,
     ReadOnly,
     Unsupported,
+    UsageError,
 )
 from kvfs.core.inode_rules import storable_mode
 from kvfs.core.node_bound import attribute_bytes
-from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.engine.blocks.blocks import Blocks
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.own_attributes import OwnAttributes, is_own
@@ -82,6 +83,7 @@ class Attributes:
             self._tell_extent(opened.fd, change)
         if opened is not None and opened.gone is not None:
             opened.gone = changed
+            pool.open_notes.changed(opened)
         else:
             changed = changed._replace(sequence=pool.next_sequence())
             with pool.change(pool.counters._replace(sequence=changed.sequence)) as written:
@@ -121,6 +123,32 @@ class Attributes:
         atime_ns = status.st_atime_ns if change.atime_ns is None else change.atime_ns
         mtime_ns = status.st_mtime_ns if change.mtime_ns is None else change.mtime_ns
         self._pool.syscalls.utime(fd, ns=(atime_ns, mtime_ns))
+
+    def own_root(self, uid: int | None, gid: int | None, mode: int | None) -> None:
+        """Set owner and mode of the root directory as the mount's options say.
+
+        Raises UsageError if they differ on a read-only mount, which changes nothing.
+        """
+        record = self._namespace.directory(ROOT_INODE)
+        wanted = record._replace(
+            uid=record.uid if uid is None else uid,
+            gid=record.gid if gid is None else gid,
+            mode=record.mode if mode is None else stat.S_IFDIR | mode,
+        )
+        if wanted == record:
+            return
+        if self._pool.settings.read_only:
+            raise UsageError(
+                "a read-only mount keeps the root's owner and mode: leave uid, gid, mode out"
+            )
+        with self._pool.index.write() as txn:
+            txn.put_inode(ROOT_INODE, wanted)
+        self._identities.write(ROOT_INODE, wanted)
+
+    def describe_root(self) -> dict[str, Any]:
+        """Return owner and mode of the root directory, for `kvfs status`."""
+        record = self._namespace.directory(ROOT_INODE)
+        return {"uid": record.uid, "gid": record.gid, "mode": f"{stat.S_IMODE(record.mode):04o}"}
 
     # ---- extended attributes ----
 
@@ -176,8 +204,10 @@ class Attributes:
         opened = self._pool.open_inodes.get(ino)
         return ino if opened is None or not opened.stands_in else opened.stands_in
 
-    def set_xattr(self, ino: InodeNo, name: bytes, value: bytes, uid: int = 0) -> None:
-        """Set user.* attribute *name* for user *uid*.
+    def set_xattr(
+        self, ino: InodeNo, name: bytes, value: bytes, uid: int = 0, *, request: int = 0
+    ) -> None:
+        """Set user.* attribute *name* for user *uid*, as its *request* asks.
 
         Raises Unsupported for other namespaces, NotPermitted for policies of others,
         AttributeTooLarge beyond the settings' bounds, DeadInode also for a policy of an inode
@@ -198,9 +228,9 @@ class Attributes:
         if total_bytes + len(name) + len(value) > settings.xattr_total_max_bytes:
             raise AttributeTooLarge(f"{total_bytes} bytes are set already")
         pinned_bytes = self._own.check(ino, record, name, value, uid) if is_own(name) else None
-        self._store(ino, record, name, value, pinned_bytes)
+        self._store(ino, record, name, value, pinned_bytes, request)
 
-    def remove_xattr(self, ino: InodeNo, name: bytes, uid: int = 0) -> None:
+    def remove_xattr(self, ino: InodeNo, name: bytes, uid: int = 0, *, request: int = 0) -> None:
         """Remove attribute *name*. Raises NoSuchAttribute, Unsupported, ReadOnly."""
         self._require_settable(name)
         ino = self._bearer(ino)
@@ -210,7 +240,7 @@ class Attributes:
             self._own.check(ino, record, name, None, uid)
         if not present:
             raise NoSuchAttribute
-        self._store(ino, record, name, None, None)
+        self._store(ino, record, name, None, None, request)
 
     def _store(
         self,
@@ -219,6 +249,7 @@ class Attributes:
         name: bytes,
         value: bytes | None,
         pinned_bytes: int | None,
+        request: int,
     ) -> None:
         """Set attribute *name* of *ino*, or remove it without a *value*; in memory or index."""
         record = record._replace(ctime_ns=self._pool.clock_ns())
@@ -227,6 +258,7 @@ class Attributes:
             kept = {key: held for key, held in gone.attributes.items() if key != name}
             gone.attributes = kept if value is None else {**kept, name: value}
             gone.gone = record
+            self._pool.open_notes.changed(gone)
             return
         before = self._pool.index.xattr(ino, name)
         record = record._replace(sequence=self._pool.next_sequence())
@@ -236,6 +268,7 @@ class Attributes:
             else:
                 change.txn.put_xattr(ino, name, value)
             change.txn.put_inode(ino, record)
+            change.does(request, ino)
         self._identities.note_attributes(ino)
         growth_bytes = attribute_bytes(name, value) - attribute_bytes(name, before)
         self._pool.node_shares.set_attributes(ino, record, growth_bytes)

@@ -6,16 +6,18 @@ It knows nothing of FUSE or data paths. Order of effects (docs/architecture.md):
 
 import functools
 import logging
-import stat
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from kvfs.core.errors import NoSpace, UsageError
+from kvfs.core.errors import NoSpace
 from kvfs.core.settings import Settings
-from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.core.types import InodeNo
 from kvfs.devices import Device
 from kvfs.engine.attributes import Attributes
 from kvfs.engine.blocks.blocks import Blocks
+from kvfs.engine.blocks.stop import close_all
+from kvfs.engine.blocks.taken_over import TakenOver
 from kvfs.engine.device_watch import DeviceWatch
 from kvfs.engine.device_wear import DeviceWear
 from kvfs.engine.durability.durable_pass import DurablePass
@@ -27,9 +29,9 @@ from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.eviction.reclaim_figures import reclaim_figures
 from kvfs.engine.eviction.start_scan import StartScan
 from kvfs.engine.names.namespace import Namespace
+from kvfs.engine.recovery.living import begin
 from kvfs.engine.recovery.rebuild import Progress
 from kvfs.engine.recovery.reconcile import Reconcile
-from kvfs.engine.recovery.recovery import recover
 from kvfs.engine.recovery.state_totals import state_totals
 from kvfs.engine.recovery.sweep import Sweep
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
@@ -39,8 +41,10 @@ from kvfs.engine.totals import Totals, for_blocks_bytes, kept_bytes, totals
 from kvfs.engine.visibility import Visibility
 from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.allocator import Allocator
+from kvfs.pool.living_handles import Living
 from kvfs.pool.pool import Pool
 from kvfs.pool.ports import Kernel
+from kvfs.storage.outliving import Outliving
 from kvfs.storage.run_state import distrust_index
 from kvfs.storage.syscalls import Syscalls
 
@@ -60,19 +64,24 @@ class Store:
         kernel: Kernel,
         *,
         syscalls: Syscalls | None = None,
-        clock_ns: Callable[[], int] | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
         progress: Progress | None = None,
+        outliving: Outliving | None = None,
+        living: Living | None = None,
     ) -> None:
         """Open *device*'s pool and repair what a crash left. Raises CommandError, OSError.
 
-        *progress* hears how far a rebuild of the index is.
+        *progress* hears how far a rebuild of the index is. *outliving* is left to a server that
+        takes the mount over. This one does so if there are *living* handles: *outliving* is what
+        the last one left.
         """
         calls = syscalls if syscalls is not None else Syscalls()
-        recovered = recover(device, settings, calls, progress)
-        if clock_ns is None:
-            self.pool = Pool(device, settings, kernel, syscalls=calls)
-        else:
-            self.pool = Pool(device, settings, kernel, syscalls=calls, clock_ns=clock_ns)
+        outliving = outliving if outliving is not None else Outliving.fresh()
+        begun = begin(device, settings, calls, progress, outliving, living)
+        #: The requests that the last server did and may not have answered; what each made.
+        self.done = begun.done
+        recovered, self._kept = begun.recovered, begun.kept
+        self.pool = Pool(device, settings, kernel, outliving, syscalls=calls, clock_ns=clock_ns)
         self.allocator = Allocator(self.pool, room=self)
         self.reconcile = Reconcile(self.pool, recovered.gone_back)
         awaited = AwaitedOpens(self.pool, DisplacedDrafts(self.pool, OldVersions(self.pool)))
@@ -154,26 +163,12 @@ class Store:
 
     # ---- what the mount asks for ----
 
-    def own_root(self, uid: int | None, gid: int | None, mode: int | None) -> None:
-        """Set owner and mode of the root directory as the mount's options say.
+    def take_over(self, living: Living) -> None:
+        """Open what the *living* handles of the last server have open. Raises OSError.
 
-        Raises UsageError if they differ on a read-only mount, which changes nothing.
+        The kernel's side must be able to give backing ids by now.
         """
-        record = self.namespace.directory(ROOT_INODE)
-        wanted = record._replace(
-            uid=record.uid if uid is None else uid,
-            gid=record.gid if gid is None else gid,
-            mode=record.mode if mode is None else stat.S_IFDIR | mode,
-        )
-        if wanted == record:
-            return
-        if self.pool.settings.read_only:
-            raise UsageError(
-                "a read-only mount keeps the root's owner and mode: leave uid, gid, mode out"
-            )
-        with self.pool.index.write() as txn:
-            txn.put_inode(ROOT_INODE, wanted)
-        self.pool.identities.write(ROOT_INODE, wanted)
+        TakenOver(self.pool, self.blocks).recall(living, self._kept)
 
     def close(self) -> None:
         """Stop cleanly: publish or free every open inode first. Raises OSError.
@@ -183,7 +178,7 @@ class Store:
         if self.device_watch.lost:
             self.pool.abandon()
             return
-        settled = self.blocks.close_all(all_closed=self.all_closed)
+        settled = close_all(self.pool, self.blocks, all_closed=self.all_closed)
         self.durable_pass.close()
         self.verifier.close()
         if not (self.pool.settings.read_only or self.device_watch.write_back.settle()):
@@ -200,10 +195,11 @@ class Store:
         *,
         replace: bool,
         who: Maker = NOBODY,
+        request: int = 0,
     ) -> InodeNo | None:
         """Move a name (``Namespace.rename``), or publish the finished draft that lost that name.
 
-        *who* is the calling process. Returns the inode that lost its name.
+        *who* is the calling process, *request* what it asks. Returns the inode that lost its name.
         """
         truncating = self.blocks.truncating
         renames = (parent, name) != (new_parent, new_name)
@@ -213,7 +209,7 @@ class Store:
             finished = truncating.displaced.meant(parent, name, ino, who, awaited=awaited)
             if finished is not None:
                 replaced = truncating.displaced.restore(
-                    self.namespace, finished, new_parent, new_name
+                    self.namespace, finished, new_parent, new_name, request=request
                 )
                 for changed in ((parent, name), (new_parent, new_name)):
                     self.pool.kernel.name_vanished(*changed)
@@ -223,7 +219,7 @@ class Store:
         if who == SERVER and renames:
             self.blocks.served.renames(self.namespace.lookup(parent, name))
         replaced = self.namespace.rename(
-            parent, name, new_parent, new_name, replace=replace, who=who
+            parent, name, new_parent, new_name, replace=replace, who=who, request=request
         )
         if who == SERVER:
             self.blocks.served.renamed(self.namespace.lookup(new_parent, new_name))
@@ -312,16 +308,12 @@ class Store:
         except (NoSpace, OSError) as error:
             _log.warning("index: pending rows not written: %s", error)
 
-    def _describe_root(self) -> dict[str, Any]:
-        record = self.namespace.directory(ROOT_INODE)
-        return {"uid": record.uid, "gid": record.gid, "mode": f"{stat.S_IMODE(record.mode):04o}"}
-
     def describe(self) -> dict[str, Any]:
         """Return the figures `kvfs status` shows, in bytes and counts."""
         space, counters = self.pool.space, self.pool.counters
         return {
             "uuid": self.pool.device.uuid,
-            "root": self._describe_root(),
+            "root": self.attributes.describe_root(),
             "capacity_bytes": space.capacity_bytes,
             "used_bytes": kept_bytes(self.pool),
             "usable_bytes": space.bound_bytes,

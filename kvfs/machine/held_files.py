@@ -11,6 +11,7 @@ import json
 import os
 import select
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -41,6 +42,13 @@ def send(end: socket.socket, said: dict[str, object], fds: Sequence[int] = ()) -
     except OSError:
         return False
     return True
+
+
+def is_readable(fd: int) -> bool:
+    """Whether something was said at the other end of *fd*, or that is gone."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def receive(end: socket.socket) -> Message | None:
@@ -77,7 +85,7 @@ class HeldFiles:
         self.restarts: int = said["restarts"]
         self.upgrades: int = said["upgrades"]
         self.longest_pause_s: float = said["longest_pause_s"]
-        """Of those before this start."""
+        """The one that this start ends counts from ``say_ready`` on."""
         self.died_s: float = said["died_s"]
         """When the last server died, by time.monotonic(); 0 at a first start."""
         self.supervisor_pid: int = said["supervisor_pid"]
@@ -125,6 +133,8 @@ class HeldFiles:
 
     def say_ready(self, note: str) -> bool:
         """Say that requests are answered from now on; *note* says what is served."""
+        if self.died_s:
+            self.longest_pause_s = max(self.longest_pause_s, time.monotonic() - self.died_s)
         return self._say({"ready": note})
 
     def say_ended(self) -> bool:

@@ -86,6 +86,8 @@ class OpenInode(Writing):
     attributes: Mapping[bytes, bytes] = MappingProxyType({})
     #: It is rewritten and its identity was removed, but the device may still have that.
     identity_lingers = False
+    #: Something is noted of its writers (open_notes.py).
+    noted = False
     #: The draft that took its name, and in place of which it is shown until that is whole; or 0.
     stands_in = NO_INODE
 

@@ -27,6 +27,7 @@ from kvfs.pool.lease_shares import LeaseShares
 from kvfs.pool.leases import Leases
 from kvfs.pool.not_durable import NotDurable
 from kvfs.pool.open_inodes import OpenInode, OpenInodes
+from kvfs.pool.open_notes import OpenNotes
 from kvfs.pool.pins import Pins
 from kvfs.pool.policies import Policies
 from kvfs.pool.pool_change import Damage, PoolChange
@@ -39,9 +40,9 @@ from kvfs.pool.unlink_queue import UnlinkQueue
 from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents
 from kvfs.storage.heat import Heat
-from kvfs.storage.index import Index
-from kvfs.storage.index_swap import index_path
+from kvfs.storage.index_swap import open_index
 from kvfs.storage.inode_numbers import InodeNumbers
+from kvfs.storage.outliving import Outliving
 from kvfs.storage.run_state import distrust_index, read_run_state, write_run_state
 from kvfs.storage.stray_files import StrayFiles
 from kvfs.storage.syscalls import Syscalls
@@ -61,12 +62,16 @@ class Pool:
         device: Device,
         settings: Settings,
         kernel: Kernel,
+        outliving: Outliving,
         *,
         syscalls: Syscalls | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open the index and extents of *device*. Raises IndexDamaged, FormatUnknown, OSError."""
+        """Open the index and extents of *device*; *outliving* is left to the next server.
+
+        Raises IndexDamaged, FormatUnknown, OSError.
+        """
         self.device = device
         self.settings = settings
         #: Is told what the kernel must know.
@@ -75,14 +80,10 @@ class Pool:
         self.clock_ns = clock_ns
         self.monotonic_s = monotonic_s
         with contextlib.ExitStack() as stack:
-            self.index = Index(
-                index_path(device.pool_fd),
-                map_size_bytes=settings.index_map_bytes,
-                preallocate_bytes=settings.index_preallocate_bytes,
-                read_only=settings.read_only,
-                syscalls=self.syscalls,
-            )
+            stack.callback(outliving.close)
+            self.index = open_index(device.pool_fd, settings, self.syscalls, outliving.journal)
             stack.callback(self.index.close)
+            self.notes, self.open_notes = outliving.notes, OpenNotes(outliving.notes)
             self.numbers = InodeNumbers(device.pool_fd, self.syscalls, read_only=settings.read_only)
             stack.callback(self.numbers.close)
             self.extents = Extents(device.pool_fd, self.syscalls, device.fs_type)
@@ -106,7 +107,7 @@ class Pool:
             #: Drafts and blocks being rewritten, which the index lists beside the counters.
             self.unfinished: set[InodeNo] = set()
             self._make_identities()
-            self.recently_removed = RecentlyRemoved(self.space, self.identities.erase)
+            self.recently_removed = RecentlyRemoved(self.space, self._erase)
             makers = Processes(settings.file_servers)
             stack.callback(makers.close)
             leases = LeaseShares(self._leases_end_bytes, self.space.capacity_bytes)
@@ -305,7 +306,10 @@ class Pool:
 
     def leave(self, opened: OpenInode, *, writer: bool) -> None:
         """Count one handle less. The last one closes the extent, and unlinks one without a name."""
-        if not self.open_inodes.leave(opened, writer=writer):
+        last = self.open_inodes.leave(opened, writer=writer)
+        if opened.noted and not opened.writers:
+            self.open_notes.written(opened)
+        if not last:
             return
         if opened.ino in self.unfinished and not self._is_draft(opened):
             self.unfinished.discard(opened.ino)  # the next change writes it to the index
@@ -327,7 +331,12 @@ class Pool:
             self.syscalls.close(opened.fd)
             opened.fd = -1
         self.kernel.freed(opened)
-        self.identities.erase(opened.ino, record)
+        self._erase(opened.ino, record)
+
+    def _erase(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Remove the files of *ino*, which has no name and will not be opened any more."""
+        self.open_notes.end(ino)
+        self.identities.erase(ino, record)
 
     def show_drafts_anew(self) -> None:
         """Drop draft names from the kernel's cache, because it changed who may see them."""
@@ -353,7 +362,7 @@ class Pool:
             return
         self.space.extra_bytes -= opened.allocated_bytes
         record = record._replace(allocated_bytes=opened.allocated_bytes)
-        self.identities.erase(opened.ino, record)
+        self._erase(opened.ino, record)
 
     def next_sequence(self) -> Sequence:
         """Return a number higher than all before it (written with the counters)."""

@@ -44,6 +44,11 @@ class PoolChange:
         self.txn.__enter__()
         return self
 
+    def does(self, request: int, ino: InodeNo) -> None:
+        """Note that this is what a client's *request* asked for; 0: nobody did. It made *ino*."""
+        if request:
+            self.txn.deed = (request, ino)
+
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -83,6 +83,15 @@ class ReadyExtents:
         self.misses += 1
         return self._prepare_now(size_bytes)
 
+    def recall(self, ino: InodeNo, reserve_bytes: int) -> ReadyExtent:
+        """Return the extent of *ino*, which another server took. Raises Damaged, OSError."""
+        fd = self._extents.open(ino, os.O_RDWR)
+        try:
+            return ReadyExtent(ino, fd, reserve_bytes, self._kernel.adopt(ino))
+        except BaseException:
+            os.close(fd)
+            raise
+
     def put_back(self, extent: ReadyExtent) -> None:
         """Take back an extent that ``take`` returned and that no client has used."""
         self._space.ready_bytes += extent.reserve_bytes

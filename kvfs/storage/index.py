@@ -43,9 +43,17 @@ from kvfs.core.records import (
 )
 from kvfs.core.settings import Settings
 from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.storage.commits import Commits
 from kvfs.storage.index_checkpoint import HeldCommit
-from kvfs.storage.index_map import STATE
-from kvfs.storage.index_transaction import ABSENT, PendingRows, RecordCache, Rows, WriteTransaction
+from kvfs.storage.index_transaction import (
+    ABSENT,
+    Deed,
+    PendingRows,
+    RecordCache,
+    Rows,
+    WriteTransaction,
+)
+from kvfs.storage.journal import Journal
 from kvfs.storage.lmdb_file import (
     SPARE_PAGES,
     IndexFile,
@@ -77,8 +85,11 @@ class Index:
         preallocate_bytes: int = _DEFAULTS.index_preallocate_bytes,
         read_only: bool = False,
         syscalls: Syscalls | None = None,
+        journal: Journal | None = None,
     ) -> None:
         """Open the index in directory *path*; writable, allocate the first step of room.
+
+        The *journal* keeps what waits for a commit, and has what waited in a killed server.
 
         Read-only writes nothing at all, lock file included: the caller holds the pool's LOCK. A
         full file system does not keep an index from opening; ``preallocation_due`` stays true.
@@ -115,6 +126,10 @@ class Index:
                     self._file.allocate(self.used_bytes())
             file_end_bytes = None if self._file is None else self._file.rows_end_bytes
             self.room = IndexRoom(map_size_bytes, partial(rows_bytes, self._env), file_end_bytes)
+            self._journal = journal
+            self._commits = Commits(self._env, self._syscalls, self._file, journal)
+            if journal is not None:
+                self._pending.update(journal.waiting(self.transaction()))
             self._parts = parts.pop_all()
 
     @classmethod
@@ -371,52 +386,31 @@ class Index:
             self.room.look()
             self.room.require(rows)
 
-    def _defer(self, rows: Rows, records: dict[bytes, InodeRecord]) -> None:
+    def _defer(
+        self, rows: Rows, records: dict[bytes, InodeRecord], deed: Deed | None = None
+    ) -> None:
         self._require_room(rows)
-        if self._pending.full:
-            self._commit(rows)
+        journal = self._journal
+        if self._pending.full or (journal is not None and not journal.keep(rows, deed)):
+            self._commit(rows, deed)
         else:
             self._pending.update(rows)
         self._records.learn(rows, records)
 
-    def _keep(self, rows: Rows, records: dict[bytes, InodeRecord]) -> None:
+    def _keep(
+        self, rows: Rows, records: dict[bytes, InodeRecord], deed: Deed | None = None
+    ) -> None:
         self._require_room(rows)
-        self._commit(rows)
+        self._commit(rows, deed)
         self._records.learn(rows, records)
 
-    def _commit(self, rows: Rows) -> None:
+    def _commit(self, rows: Rows, deed: Deed | None = None) -> None:
         """Write *rows* and all that wait, in one LMDB transaction; failing, those go on waiting."""
+        self._commits_to_look -= 1
         with self._unread:
-            self._write(rows)
+            self._commits.write(self._pending.with_rows(rows), deed)
         self._pending.clear()
         self.room.note_commit()
-
-    def _write(self, rows: Rows) -> None:
-        if STATE.lost:
-            raise OSError(errno.EIO, "index: its pages cannot be read any more")
-        self._commits_to_look -= 1
-        try:
-            txn = self._env.begin(write=True)
-        except lmdb.Error as error:
-            raise_index_error(error)
-        try:
-            for key, value in self._pending.with_rows(rows).items():
-                if value is None:
-                    txn.delete(key)
-                else:
-                    txn.put(key, value)
-            if STATE.lost:  # what it has read since is not the index
-                raise OSError(errno.EIO, "index: its pages cannot be read any more")
-            self._syscalls.commit(txn)
-        except (lmdb.Error, OSError) as failure:
-            txn.abort()
-            # LMDB calls a short write, the first sign of a full file system, EIO.
-            if isinstance(failure, lmdb.Error) and self._file and self._file.full():
-                raise NoSpace(f"index: {failure}") from failure
-            raise_index_error(failure)
-        except BaseException:
-            txn.abort()
-            raise
 
     def _keys(self, prefix: bytes) -> list[bytes]:
         """Return the keys with *prefix* without committing anything."""

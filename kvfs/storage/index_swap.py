@@ -8,7 +8,10 @@ was interrupted between the two, and ``index.new`` is complete.
 import contextlib
 
 from kvfs.core.pool_layout import DATA_NAME, INDEX, INDEX_NEW, INDEX_OLD, LOCK_NAME
+from kvfs.core.settings import Settings
+from kvfs.storage.index import Index
 from kvfs.storage.index_checkpoint import remove_checkpoint
+from kvfs.storage.journal import Journal
 from kvfs.storage.syscalls import Syscalls
 
 
@@ -54,3 +57,17 @@ def _exists(name: str, pool_fd: int, syscalls: Syscalls) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def open_index(
+    pool_fd: int, settings: Settings, syscalls: Syscalls, journal: Journal | None = None
+) -> Index:
+    """Open the index of a pool as *settings* say. Raises as ``Index``."""
+    return Index(
+        index_path(pool_fd),
+        map_size_bytes=settings.index_map_bytes,
+        preallocate_bytes=settings.index_preallocate_bytes,
+        read_only=settings.read_only,
+        syscalls=syscalls,
+        journal=journal,
+    )

@@ -39,6 +39,8 @@ from kvfs.storage.lmdb_file import raise_index_error
 
 #: Rows by key; None for a row that is to go.
 Rows = dict[bytes, bytes | None]
+#: A request that a transaction does, by the kernel's number of it, and the inode that it makes.
+Deed = tuple[int, InodeNo]
 ABSENT: Final = b""
 #: With more waiting rows than this the next transaction is committed, lasting or not.
 PENDING_MAX: Final = 1024
@@ -53,13 +55,13 @@ class WriteTransaction:
     OSError when the device fails; nothing has changed then.
     """
 
-    __slots__ = ("_claim", "_commit", "_keys", "_read", "_records", "_rows")
+    __slots__ = ("_claim", "_commit", "_keys", "_read", "_records", "_rows", "deed")
 
     def __init__(
         self,
         read: Callable[[bytes], bytes | None],
         keys: Callable[[bytes], list[bytes]],
-        commit: Callable[[Rows, dict[bytes, InodeRecord]], None],
+        commit: Callable[[Rows, dict[bytes, InodeRecord], Deed | None], None],
         claim: Callable[[bool], None],
     ) -> None:
         """Prepare a transaction over *read* (one row) and *keys* (those with a prefix).
@@ -73,6 +75,8 @@ class WriteTransaction:
         self._rows: Rows = {}
         #: What the inode rows of these were packed from.
         self._records: dict[bytes, InodeRecord] = {}
+        #: What a client asked for and has with this transaction, so that it is not done twice.
+        self.deed: Deed | None = None
 
     def __enter__(self) -> Self:
         """Begin. Raises OSError inside another one, whose rows it would not see."""
@@ -88,7 +92,7 @@ class WriteTransaction:
         """Commit, or forget and translate the error."""
         self._claim(False)
         if kind is None:
-            self._commit(self._rows, self._records)
+            self._commit(self._rows, self._records, self.deed)
         elif isinstance(error, lmdb.Error):
             raise_index_error(error)
 

@@ -44,6 +44,7 @@ def describe(mount: Parts) -> dict[str, Any]:
         "restarts": mount.held.restarts,
         "upgrades": mount.held.upgrades,
         "longest_pause_s": round(mount.held.longest_pause_s, 3),
+        "takeover": _takeover(mount),
         "server_cpu_s": round(time.process_time(), 3),
         "server_memory_bytes": _own_memory_bytes(),
         "device_number": mount.number.present,
@@ -70,6 +71,15 @@ def describe(mount: Parts) -> dict[str, Any]:
         "requests_fast_path": _by_name(channel.answered_here),
         "errors": dict(errno_map.counts),
     }
+
+
+def _takeover(mount: Parts) -> str:
+    """Return whether another server could go on with the mount if this one died, or why not."""
+    if mount.held.lost or not mount.held.supervisor_pid:
+        return "there is no supervisor"
+    if not mount.port.resends:
+        return "the kernel cannot resend requests; Linux 6.9 and later can"
+    return "possible"
 
 
 def _own_memory_bytes() -> int:

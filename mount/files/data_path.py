@@ -7,7 +7,7 @@ one is refused with EIO, and all its handles share one backing id.
 import contextlib
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from kvfs.core.pool_layout import INODES
@@ -21,6 +21,13 @@ from mount.fuse.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FO
 
 _THROUGH_DAEMON: Final = Grant(FOPEN_KEEP_CACHE, NO_BACKING_ID)
 _ASKING: Final = Grant(FOPEN_DIRECT_IO, NO_BACKING_ID)
+_WRITING: Final = FOPEN_PASSTHROUGH
+_READING: Final = FOPEN_PASSTHROUGH | FOPEN_NOFLUSH
+_ID_NOTES: Final = b"id/"
+
+
+def _note_of(backing_id: BackingId) -> bytes:
+    return _ID_NOTES + backing_id.to_bytes(4, "little")
 
 
 class DataPath(Protocol):
@@ -51,6 +58,12 @@ class DataPath(Protocol):
     def disconnect(self) -> None:
         """The connection to the kernel ends."""
 
+    def recall(self, ids: Mapping[InodeNo, BackingId]) -> None:
+        """Take over the *ids* of open inodes from another server; give its others back."""
+
+    def granted(self, backing_id: BackingId, *, writer: bool) -> Grant:
+        """Return what a handle with *backing_id* was granted."""
+
 
 class DaemonPath:
     """Reads and writes come to this process; the kernel caches what it read (only kvfs writes)."""
@@ -78,6 +91,13 @@ class DaemonPath:
     def disconnect(self) -> None:
         """Do nothing: nor on the connection."""
 
+    def recall(self, _ids: Mapping[InodeNo, BackingId]) -> None:
+        """Do nothing: there are no ids."""
+
+    def granted(self, _backing_id: BackingId, *, writer: bool) -> Grant:
+        """Return what every handle is granted."""
+        return _THROUGH_DAEMON
+
     def describe(self) -> dict[str, int]:
         """Return no figures."""
         return {}
@@ -104,8 +124,9 @@ class PassthroughPath:
         #: were closed lately, oldest first.
         self._open: dict[InodeNo, BackingId] = {}
         self._idle: OrderedDict[InodeNo, BackingId] = OrderedDict()
-        #: All that the kernel has.
+        #: All that the kernel has; a note of each is left to the next server.
         self._registered: set[BackingId] = set()
+        self._notes = pool.notes
         self.opened_ids = 0
         self.closed_ids = 0
 
@@ -125,6 +146,7 @@ class PassthroughPath:
         finally:
             os.close(path_fd)
         self._registered.add(backing_id)
+        self._notes.put(_note_of(backing_id), True)
         return backing_id
 
     def abandon(self, backing_id: BackingId) -> None:
@@ -134,18 +156,47 @@ class PassthroughPath:
             return
         self._registered.discard(backing_id)
         kernel.close_backing(self._device_fd, backing_id)
+        self._notes.drop(_note_of(backing_id))
+
+    def recall(self, ids: Mapping[InodeNo, BackingId]) -> None:
+        """Take over the *ids* of open inodes from another server; give its others back.
+
+        It may have been killed after the kernel gave it an id and before that was noted. The kernel
+        counts upwards (idr_alloc_cyclic), so it is the one before the next.
+        """
+        self._open.update(ids)
+        self._registered.update(ids.values())
+        noted = {int.from_bytes(key, "little") for key in self._notes.below(_ID_NOTES)}
+        with contextlib.suppress(OSError):
+            unused = self._try_one()
+            noted |= {unused - 1, unused}
+        for backing_id in noted - self._registered:
+            with contextlib.suppress(OSError):
+                kernel.close_backing(self._device_fd, BackingId(backing_id))
+            self._notes.drop(_note_of(BackingId(backing_id)))
+
+    def granted(self, backing_id: BackingId, *, writer: bool) -> Grant:
+        """Return what a handle with *backing_id* was granted."""
+        if not backing_id:
+            return _ASKING
+        return Grant(_WRITING if writer else _READING, backing_id)
 
     def obstacle(self) -> str | None:
         """Register and give back one file of the pool; return why that failed, None if it works."""
+        try:
+            kernel.close_backing(self._device_fd, self._try_one())
+        except OSError as error:
+            return backing_obstacle(error)
+        return None
+
+    def _try_one(self) -> BackingId:
+        """Register some file of the pool. Raises OSError."""
         # Any regular file on the backing file system serves to try it.
         fd = os.open(INODES, os.O_PATH | os.O_CLOEXEC, dir_fd=self._pool.device.pool_fd)
         try:
-            kernel.close_backing(self._device_fd, kernel.open_backing(self._device_fd, fd))
-        except OSError as error:
-            return backing_obstacle(error)
+            return kernel.open_backing(self._device_fd, fd)
         finally:
             os.close(fd)
-        return None
 
     def disconnect(self) -> None:
         """Give all ids back, and forget the connection.
@@ -179,8 +230,7 @@ class PassthroughPath:
             # servers write it may keep for a moment (Answers.entry), but this is another writer.
             with contextlib.suppress(OSError):  # it may not know the inode
                 kernel.notify_inval_inode(self._device_fd, opened.ino)
-        flags = FOPEN_PASSTHROUGH if writer else FOPEN_PASSTHROUGH | FOPEN_NOFLUSH
-        return Grant(flags, known)
+        return Grant(_WRITING if writer else _READING, known)
 
     def _owned(self, opened: OpenInode) -> BackingId:
         """Return the id that came with a fresh extent, or was kept since the last close, or 0."""

@@ -4,7 +4,6 @@ Request handlers use this class, which knows nothing of messages. The data path 
 kernel reaches the bytes. An inode stays on one data path from its first handle to its last.
 """
 
-import contextlib
 import os
 import stat
 import time
@@ -22,13 +21,11 @@ from kvfs.core.errors import (
     NoSpace,
     NotFound,
 )
-from kvfs.core.inode_rules import is_narrowed
-from kvfs.core.types import PAGE_BYTES, HandleNo, InodeNo, InodeRecord
-from kvfs.engine.attributes import Change
+from kvfs.core.types import HandleNo, InodeNo, InodeRecord
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, SERVER, Maker
-from kvfs.pool.open_inodes import OpenInode
-from mount.files.handles import HandleKind
+from kvfs.pool.open_inodes import Hand, OpenInode
+from mount.files.handles import Handle, HandleKind
 from mount.files.kernel_port import KernelPort
 from mount.files.permissions import surely_may_open
 from mount.files.space_wait import Room
@@ -100,12 +97,16 @@ class Files:
             maker=maker,
             thread=self.thread(),
         )
-        return self._granted(opened, flags, writer=writer, served=maker == SERVER)
+        return self._granted(opened, flags, writer=writer, served=maker == SERVER, maker=maker)
 
     def _open_to_read(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
         served = self._makers.servers.have(self.thread(), time.monotonic())
-        readers = self.readers
-        shared = readers.enter_served(ino, flags) if served else readers.enter(ino, flags)
+        readers, request = self.readers, self._request.present.unique
+        shared = (
+            readers.enter_served(ino, flags, request)
+            if served
+            else readers.enter(ino, flags, request)
+        )
         if shared is not None:
             return shared.handle.fh, shared.grant
         if self._port.path.holds_readers:
@@ -129,52 +130,6 @@ class Files:
         except OSError:
             self.release(fh)
             raise
-
-    async def change(self, ino: InodeNo, change: Change) -> None:
-        """Apply *change* to *ino*; raises what ``Attributes.change`` raises, and OSError.
-
-        If it takes a permission away, that is durable before the answer, so that a power loss
-        does not give it back.
-        """
-        if (change.mode, change.uid, change.gid) == (None, None, None):
-            await self._change(ino, change)
-            return
-        before = self.store.blocks.present(ino)
-        await self._change(ino, change)
-        if is_narrowed(before, self.store.blocks.present(ino)):
-            for shown in self.store.attributes.bearers(ino):
-                with contextlib.suppress(DeadInode):  # it was removed meanwhile
-                    await self._say_durably(shown, self.store.blocks.present(shown))
-
-    async def _say_durably(self, ino: InodeNo, record: InodeRecord) -> None:
-        """Wait until the identity of *ino* is durable. Raises NoSpace, OSError."""
-        pool = self.store.pool
-        if not pool.identities.is_said(ino, record):
-            return
-        pool.identities.say_now(ino)
-        await self.in_thread(pool.extents.make_durable, ino)
-
-    async def _change(self, ino: InodeNo, change: Change) -> None:
-        """Apply *change*. Before a block is cut within a page, its identity is removed durably.
-
-        The rest of that page gets zeros, which may reach the device before the new size does.
-        """
-        attributes, blocks, size_bytes = self.store.attributes, self.store.blocks, change.size_bytes
-        if (
-            size_bytes is None
-            or size_bytes % PAGE_BYTES == 0
-            or size_bytes >= blocks.present(ino).size_bytes
-        ):
-            maker = self.requester() if size_bytes == 0 else NOBODY
-            attributes.change(ino, change, maker)
-            return
-        opened = blocks.open(ino, writer=True, truncate=False)
-        try:
-            if opened.identity_lingers:
-                await self.in_thread(blocks.publishing.forget_durably, opened)
-            attributes.change(ino, change)
-        finally:
-            blocks.close(opened, writer=True)
 
     def create(
         self,
@@ -213,7 +168,7 @@ class Files:
                 raise
             blocks.close(opened, writer=True)
             return fh, grant, opened.ino, blocks.present(opened.ino)
-        fh, grant = self._granted(opened, flags, writer=True, served=maker == SERVER)
+        fh, grant = self._granted(opened, flags, writer=True, served=maker == SERVER, maker=maker)
         return fh, grant, opened.ino, record
 
     async def open_or_create(
@@ -265,7 +220,13 @@ class Files:
         return self.store.visibility.trusts_name(record, just_created=True)
 
     def _granted(
-        self, opened: OpenInode, flags: int, *, writer: bool, served: bool
+        self,
+        opened: OpenInode,
+        flags: int,
+        *,
+        writer: bool,
+        served: bool,
+        maker: Maker = NOBODY,
     ) -> tuple[HandleNo, Grant]:
         """Record the handle, *served* a file server's, before the reply tells the kernel of it."""
         kind, path, blocks = HandleKind.READER, self._port.path, self.store.blocks
@@ -276,7 +237,9 @@ class Files:
                 opened.through_daemon = True
         try:
             grant = path.grant(opened, writer=writer, asks=asks)
-            handle = self.handles.open(kind, flags, opened, grant.backing_id)
+            handle = self.handles.open(
+                kind, flags, opened, grant.backing_id, self._request.present.unique
+            )
         except BaseException as error:
             if isinstance(error, Damaged):
                 blocks.publishing.dismiss(opened, error)
@@ -284,14 +247,27 @@ class Files:
             blocks.abandon(opened, writer=writer, appends=appends)
             raise
         if served:
-            handle.served = True
+            self.handles.note_served(handle)
             blocks.served.opened(opened, writer=writer, passing=bool(grant.backing_id))
         if writer:
-            handle.tid = self.thread()
+            self.handles.note_writer(handle, self.thread(), maker)
         if writer or path.holds_readers:
-            handle.uid = self._request.present.uid
-            self._shares.take(handle.uid)
+            self.handles.charge(handle, self._request.present.uid)
         return handle.fh, grant
+
+    def own_again(self, handle: Handle, uid: int, tid: int) -> None:
+        """Note whose the writing *handle* is: another server was killed before it could."""
+        maker = self._makers.of(tid, time.monotonic())
+        self.handles.note_writer(handle, tid, maker)
+        handle.opened.maker = maker
+        handle.opened.hands = (*handle.opened.hands, Hand(maker, tid))
+        if handle.uid < 0:
+            self.handles.charge(handle, uid)
+
+    def granted_again(self, handle: Handle) -> Grant:
+        """Return what *handle* was granted when it was opened."""
+        writer = handle.kind is HandleKind.WRITER
+        return self._port.path.granted(handle.backing_id, writer=writer)
 
     def _require_share(self) -> None:
         """Raise TooManyOpen if the user has used its share of the descriptors."""
@@ -299,9 +275,18 @@ class Files:
 
     def release(self, fh: int) -> None:
         """Close handle *fh*; the last writer publishes. Raises BadHandle, NoSpace."""
-        handle = self.handles.get(fh)
-        if self.readers.close(handle):
+        handle, request = self.handles.get(fh), self._request.present.unique
+        if handle.kind is not HandleKind.WRITER:
+            if not self.readers.close(handle, request):
+                self._end(handle)
             return
+        try:
+            self._end(handle)
+        finally:  # not before: until it is published a killed server must not forget its writer
+            self.readers.close(handle, request)
+
+    def _end(self, handle: Handle) -> None:
+        """Close what *handle* has open."""
         blocks, opened = self.store.blocks, handle.opened
         writes = handle.kind is HandleKind.WRITER
         if handle.served:
@@ -326,8 +311,8 @@ class Files:
             closing = self.store.blocks.publishing.look_at_closer(handle.opened, tid)
             before = handle.closing
             if before is None or before.fate is not Fate.UNKNOWN or before.tid <= 0:
-                handle.closing = closing  # else the fate of the earlier one is still open
-            handle.flushed = True
+                before = closing  # else the fate of the earlier one is still open
+            self.handles.note_close(handle, before)
             self.store.watch.look_at_closing(handle.opened)
             handle.opened.flushed = True
             if handle.opened.overrun:
@@ -386,7 +371,8 @@ class Files:
         """Open directory *ino*. Raises DeadInode, NotADirectory."""
         self.store.namespace.directory(ino)
         opened = self.store.pool.open_inodes.enter(ino, writer=False)
-        return self.handles.open(HandleKind.DIRECTORY, 0, opened).fh
+        request = self._request.present.unique
+        return self.handles.open(HandleKind.DIRECTORY, 0, opened, request=request).fh
 
     def extent_fd(self, fh: int) -> int:
         """Return the descriptor that file handle *fh* is read by. Raises BadHandle, Damaged."""

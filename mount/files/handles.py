@@ -1,8 +1,11 @@
 """Open handles in one shared-memory table, so that a successor of this process finds them.
 
-A row is 48 bytes: u64 inode, u32 open flags, i32 backing id, u32 generation, u32 kind, u64 data
-path, u64 thread id, u32 opens that share it and 4 bytes left free. A handle number is generation
-<< 32 | slot + 1: a number that was closed is never valid again. One that is kept for the next
+A page with magic and version, then rows of 96 bytes: u64 inode, u32 open flags, i32 backing id, u32
+generation, u8 kind, u8 a file server's, u8 closed (FLUSH), u8 fate of who closed it, u64 request
+that changed the row last, u32 opens that share it, i32 whose share it is charged to; then of a
+writer u32 thread, u32 process, u64 its birth; and of its last close i32 thread, u32 process, u64
+birth, f64 time, i64 size, i64 mtime. A handle number is generation << 32 | slot + 1: a number that
+was closed is never valid again, and a free row keeps its generation. One that is kept for the next
 reader (shared_handles.py) has no opens meanwhile, and nobody has it. Row first, reply after: the
 kernel must never know a handle that the table does not.
 """
@@ -10,26 +13,46 @@ kernel must never know a handle that the table does not.
 import mmap
 import os
 import struct
+from collections.abc import Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvfs.core.errors import BadHandle
-from kvfs.core.types import NO_BACKING_ID, BackingId, HandleNo, InodeNo
+from kvfs.core.types import NO_BACKING_ID, PAGE_BYTES, BackingId, HandleNo, InodeNo
+from kvfs.engine.blocks.doubts import Closing
+from kvfs.machine.process_ends import Fate
+from kvfs.machine.processes import Maker
+from kvfs.pool.living_handles import Living, LivingHandle
 from kvfs.pool.open_inodes import OpenInode
+from kvfs.storage.journal import RESENT
+from kvfs.storage.shared_table import begin_table, require_table
 from mount.files.open_shares import OpenShares
 
-if TYPE_CHECKING:
-    from kvfs.engine.blocks.doubts import Closing
-
-_ROW: Final = struct.Struct("<QIiIIQQI4x")
-_ROW_BYTES: Final = 48
-assert _ROW.size == _ROW_BYTES
-#: Of a row.
-_OPENS: Final = struct.Struct("<I")
-_OPENS_OFFSET: Final = 40
+#: Raised when the layout of a row changes.
+_TABLE_VERSION: Final = 1
+_TABLE_MAGIC: Final = b"KVFSHNDL"
+_ROWS_START: Final = PAGE_BYTES
+_ROW: Final = struct.Struct("<QIiIBBBBQIi")
+_ROW_BYTES: Final = 96
+#: Of a row: request and opens, at once.
+_OPENS: Final = struct.Struct("<QI")
+_OPENS_OFFSET: Final = 24
+_WRITER: Final = struct.Struct("<IIQ")
+_WRITER_OFFSET: Final = 40
+_SERVED: Final = struct.Struct("<B")
+_SERVED_OFFSET: Final = 21
+_UID: Final = struct.Struct("<i")
+_UID_OFFSET: Final = 36
+_FLUSHED: Final = struct.Struct("<BB")
+_FLUSHED_OFFSET: Final = 22
+_CLOSING: Final = struct.Struct("<iIQdqq")
+_CLOSING_OFFSET: Final = 56
+assert _ROW.size == _WRITER_OFFSET
+assert _CLOSING_OFFSET + _CLOSING.size == _ROW_BYTES
 _GROW_ROWS: Final = 4096
 #: libfuse hands open flags on as a signed int.
 _U32_MASK: Final = (1 << 32) - 1
+_FATES: Final = tuple(Fate)
 
 
 class HandleKind(IntEnum):
@@ -91,20 +114,25 @@ class Handles:
     def __init__(self, fd: int, shares: OpenShares | None = None) -> None:
         """Use the file *fd* (a memfd, or a file on tmpfs), which is grown as needed.
 
-        *shares* hears of the end of each handle that it counted.
+        *shares* hears of the end of each handle that it counted. Raises FormatUnknown for a table
+        of another version.
         """
-        self._fd = fd
+        self.fd: Final = fd
         self.shares = OpenShares(1.0) if shares is None else shares
         self._generation = 0
         self._rows = 0
         self._free: list[int] = []
         self._open: dict[int, Handle] = {}
-        self._grow()
+        found_bytes = os.fstat(fd).st_size
+        self._grow((found_bytes - _ROWS_START) // _ROW_BYTES if found_bytes else _GROW_ROWS)
+        if not found_bytes:
+            begin_table(self._memory, _TABLE_MAGIC, _TABLE_VERSION)
+        require_table(self._memory, _TABLE_MAGIC, _TABLE_VERSION, "handle table")
 
-    def _grow(self) -> None:
-        rows = self._rows + _GROW_ROWS
-        os.ftruncate(self._fd, rows * _ROW_BYTES)
-        self._memory = mmap.mmap(self._fd, rows * _ROW_BYTES)
+    def _grow(self, more_rows: int) -> None:
+        rows = self._rows + more_rows
+        os.ftruncate(self.fd, _ROWS_START + rows * _ROW_BYTES)
+        self._memory = mmap.mmap(self.fd, _ROWS_START + rows * _ROW_BYTES)
         self._free.extend(range(rows - 1, self._rows - 1, -1))
         self._rows = rows
 
@@ -113,17 +141,26 @@ class Handles:
         return sum(handle.opens for handle in self._open.values())
 
     def open(
-        self, kind: HandleKind, flags: int, opened: OpenInode, backing_id: BackingId = NO_BACKING_ID
+        self,
+        kind: HandleKind,
+        flags: int,
+        opened: OpenInode,
+        backing_id: BackingId = NO_BACKING_ID,
+        request: int = 0,
     ) -> Handle:
-        """Record a new handle and return it."""
+        """Record a new handle, which *request* opens, and return it."""
         if not self._free:
-            self._grow()
+            self._grow(_GROW_ROWS)
         slot = self._free.pop()
         self._generation = generation = (self._generation + 1) & 0x7FFFFFFF
         fh = HandleNo(generation << 32 | (slot + 1))
         handle = Handle(slot, fh, kind, flags, opened, backing_id)
-        row = (opened.ino, flags & _U32_MASK, backing_id, generation, kind, 0, 0, 1)
-        _ROW.pack_into(self._memory, slot * _ROW_BYTES, *row)
+        # fmt: off
+        _ROW.pack_into(
+            self._memory, _ROWS_START + slot * _ROW_BYTES, opened.ino, flags & _U32_MASK,
+            backing_id, generation, kind, 0, 0, 0, request, 1, -1,
+        )
+        # fmt: on
         self._open[fh] = handle
         return handle
 
@@ -134,28 +171,33 @@ class Handles:
             raise BadHandle(f"handle {fh:#x}")
         return handle
 
-    def share(self, handle: Handle) -> None:
-        """Count one more open of *handle*, which may have none."""
-        handle.opens += 1
-        _OPENS.pack_into(self._memory, handle.slot * _ROW_BYTES + _OPENS_OFFSET, handle.opens)
+    def share(self, handle: Handle, request: int = 0) -> None:
+        """Count one more open of *handle*, which may have none, for *request*."""
+        handle.opens = opens = handle.opens + 1
+        offset = _ROWS_START + handle.slot * _ROW_BYTES + _OPENS_OFFSET
+        _OPENS.pack_into(self._memory, offset, request, opens)
 
-    def leave(self, handle: Handle) -> None:
+    def leave(self, handle: Handle, request: int = 0) -> None:
         """Count one open of *handle* less; without any it is kept for ``share``, or ``forget``."""
-        handle.opens -= 1
-        _OPENS.pack_into(self._memory, handle.slot * _ROW_BYTES + _OPENS_OFFSET, handle.opens)
+        handle.opens = opens = handle.opens - 1
+        offset = _ROWS_START + handle.slot * _ROW_BYTES + _OPENS_OFFSET
+        _OPENS.pack_into(self._memory, offset, request, opens)
 
     def forget(self, handle: Handle) -> None:
         """Give the number of *handle* up, which has no opens."""
         del self._open[handle.fh]
         if handle.uid >= 0:
             self.shares.give_back(handle.uid)
-        _ROW.pack_into(self._memory, handle.slot * _ROW_BYTES, 0, 0, 0, 0, 0, 0, 0, 0)
+        self._memory[self._kind_at(handle.slot)] = HandleKind.FREE
         self._free.append(handle.slot)
 
-    def close(self, fh: int) -> Handle:
+    def _kind_at(self, slot: int) -> int:
+        return _ROWS_START + slot * _ROW_BYTES + _SERVED_OFFSET - 1
+
+    def close(self, fh: int, request: int = 0) -> Handle:
         """Count one open of handle *fh* less, and forget it with the last. Raises BadHandle."""
         handle = self.get(fh)
-        self.leave(handle)
+        self.leave(handle, request)
         if not handle.opens:
             self.forget(handle)
         return handle
@@ -163,3 +205,132 @@ class Handles:
     def inodes(self) -> set[InodeNo]:
         """Return the inodes that have an open handle."""
         return {handle.opened.ino for handle in self._open.values() if handle.opens}
+
+    # ---- what a row says beside ----
+
+    def charge(self, handle: Handle, uid: int) -> None:
+        """Charge *handle* to the share of *uid*."""
+        handle.uid = uid
+        self.shares.take(uid)
+        offset = _ROWS_START + handle.slot * _ROW_BYTES + _UID_OFFSET
+        _UID.pack_into(self._memory, offset, uid if uid < 1 << 31 else -1)
+
+    def note_served(self, handle: Handle) -> None:
+        """Note that a file server has *handle*."""
+        handle.served = True
+        self._memory[_ROWS_START + handle.slot * _ROW_BYTES + _SERVED_OFFSET] = 1
+
+    def note_writer(self, handle: Handle, tid: int, maker: Maker) -> None:
+        """Note which thread of which process writes by *handle*."""
+        handle.tid = tid
+        offset = _ROWS_START + handle.slot * _ROW_BYTES + _WRITER_OFFSET
+        _WRITER.pack_into(self._memory, offset, tid & _U32_MASK, *maker)
+
+    def note_close(self, handle: Handle, closing: Closing | None) -> None:
+        """Note that a descriptor of *handle* was closed; its last *closing* tells how."""
+        handle.flushed, handle.closing = True, closing
+        start = _ROWS_START + handle.slot * _ROW_BYTES
+        fate = 0
+        if closing is not None:
+            tid, (tgid, birth), how, at_s, size_bytes, mtime_ns = closing
+            fate = 1 + _FATES.index(how)
+            _CLOSING.pack_into(
+                self._memory, start + _CLOSING_OFFSET, tid, tgid, birth, at_s, size_bytes, mtime_ns
+            )
+        _FLUSHED.pack_into(self._memory, start + _FLUSHED_OFFSET, 1, fate)
+
+    # ---- after another server ----
+
+    def living(self) -> Living:
+        """Return the handles that the last server left."""
+        return Living([_living(self._memory, slot) for slot in self._used()])
+
+    def _used(self) -> list[int]:
+        """Return the rows that somebody has."""
+        return [slot for slot in range(self._rows) if self._is_used(slot)]
+
+    def _is_used(self, slot: int) -> bool:
+        if self._memory[self._kind_at(slot)] == HandleKind.FREE:
+            return False
+        offset = _ROWS_START + slot * _ROW_BYTES + _OPENS_OFFSET
+        return bool(_OPENS.unpack_from(self._memory, offset)[1])
+
+    def recall(self, open_inodes: Mapping[InodeNo, OpenInode]) -> "Recalled":
+        """Make the handles of the last server again, on what they have open."""
+        recalled = Recalled([], {}, set())
+        free: list[int] = []
+        for slot in range(self._rows - 1, -1, -1):
+            row = _ROW.unpack_from(self._memory, _ROWS_START + slot * _ROW_BYTES)
+            ino, flags, backing_id, generation, kind, served, _, _, request, opens, uid = row
+            self._generation = max(self._generation, generation)
+            request &= ~RESENT
+            if not self._is_used(slot):
+                self._memory[self._kind_at(slot)] = HandleKind.FREE
+                recalled.closed.add(request)
+                free.append(slot)
+                continue
+            fh = HandleNo(generation << 32 | (slot + 1))
+            handle = Handle(
+                slot, fh, HandleKind(kind), flags, open_inodes[ino], BackingId(backing_id)
+            )
+            handle.opens, handle.served = opens, bool(served)
+            if uid >= 0:
+                handle.uid = uid
+                self.shares.take(uid)
+            if kind == HandleKind.WRITER:
+                handle.tid, _, handle.flushed, handle.closing = _writing(self._memory, slot)
+            self._open[fh] = recalled.by_request[request] = handle
+            recalled.handles.append(handle)
+        self._free = free
+        recalled.closed.discard(0)
+        return recalled
+
+
+class Recalled:
+    """The handles that were made again."""
+
+    def __init__(
+        self, handles: list[Handle], by_request: dict[int, Handle], closed: set[int]
+    ) -> None:
+        self.handles = handles
+        #: By the request that opened them, or shared or left them last.
+        self.by_request = by_request
+        #: Requests that closed handles which are gone.
+        self.closed = closed
+
+
+def _writing(memory: mmap.mmap, slot: int) -> tuple[int, Maker, bool, Closing | None]:
+    """Return thread, process, and whether and how it was closed, of a writer's row."""
+    start = _ROWS_START + slot * _ROW_BYTES
+    tid, tgid, birth = _WRITER.unpack_from(memory, start + _WRITER_OFFSET)
+    flushed, fate = _FLUSHED.unpack_from(memory, start + _FLUSHED_OFFSET)
+    closing = None
+    if fate:
+        by, by_tgid, by_birth, at_s, size_bytes, mtime_ns = _CLOSING.unpack_from(
+            memory, start + _CLOSING_OFFSET
+        )
+        how = _FATES[fate - 1]
+        closing = Closing(by, Maker(by_tgid, by_birth), how, at_s, size_bytes, mtime_ns)
+    return tid, Maker(tgid, birth), bool(flushed), closing
+
+
+def _living(memory: mmap.mmap, slot: int) -> LivingHandle:
+    row = _ROW.unpack_from(memory, _ROWS_START + slot * _ROW_BYTES)
+    ino, flags, backing_id, _, kind, served, _, _, _, opens, _ = row
+    if kind != HandleKind.WRITER:
+        return LivingHandle(InodeNo(ino), False, opens, bool(served), bool(backing_id))
+    tid, maker, flushed, closing = _writing(memory, slot)
+    flushed_as = (-1, 0) if closing is None else (closing.size_bytes, closing.mtime_ns)
+    appends = bool(flags & os.O_APPEND)
+    return LivingHandle(
+        InodeNo(ino),
+        True,
+        opens,
+        bool(served),
+        bool(backing_id),
+        appends,
+        tid,
+        maker,
+        flushed,
+        flushed_as,
+    )

@@ -4,21 +4,43 @@ It starts the store, which is told of this port only; what hears of vanished nam
 (backing ids, the shared handles of readers) is made on that store.
 """
 
+import functools
+import os
 from collections.abc import Callable
+from typing import Final, NamedTuple
 
 import trio
 
+from kvfs.core.errors import ServeFailed
 from kvfs.core.settings import Settings
 from kvfs.core.types import BackingId, InodeNo
+from kvfs.devices import Device
+from kvfs.engine.recovery.rebuild import Progress
 from kvfs.engine.store import Store
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.ports import Kernel
 from mount.files.data_path import DaemonPath, DataPath, PassthroughPath
-from mount.files.handles import Handles
-from mount.files.path_choice import NOT_OFFERED, choose_path, without_passthrough
+from mount.files.handles import Handles, Recalled
+from mount.files.open_shares import OpenShares
+from mount.files.path_choice import NOT_OFFERED, PathChoice, choose_path, without_passthrough
 from mount.files.shared_handles import SharedHandles
+from mount.fuse import kernel
 from mount.fuse.init_reply import Features, agree
 from mount.fuse.invalidations import Invalidations
+from mount.process.succession import Succession
+
+_INIT_NOTE: Final = b"init"
+
+
+class Agreed(NamedTuple):
+    """What a first server agreed on with the kernel at INIT, noted for those that take over.
+
+    The kernel's request, whole; and the data path taken, with its reason.
+    """
+
+    request: bytes
+    passthrough: bool
+    reason: str
 
 
 class KernelPort:
@@ -30,11 +52,21 @@ class KernelPort:
         settings: Settings,
         handles: Handles,
         start: Callable[[Kernel], Store],
+        agreed_before: Agreed | None = None,
     ) -> None:
-        """Raises ToolMissing, and what *start* raises."""
+        """Raises ToolMissing, and what *start* raises.
+
+        *agreed_before*: what another server has agreed on with the kernel; None: this is the first.
+        """
         self.fuse_fd = fuse_fd
         self._wanted = settings.data_path
+        self.agreed_before = agreed_before
         self.choice = choose_path(settings.data_path)
+        if self.agreed_before is not None:
+            passthrough, reason = self.agreed_before.passthrough, self.agreed_before.reason
+            self.choice = PathChoice(passthrough, reason)
+        #: Whether another server could go on with this mount; None: not known yet.
+        self.resends: bool | None = None
         self.writers_run_free = self.choice.passthrough
         self.handles = handles
         self.invalidations = Invalidations(fuse_fd, tells=settings.notifications)
@@ -46,6 +78,17 @@ class KernelPort:
         self.path: DataPath = DaemonPath()
         if self.choice.passthrough:
             self.path = PassthroughPath(pool, fuse_fd, ids_max, self.readers.give_up_one)
+        #: The handles that clients have from before.
+        self.recalled: Recalled | None = None
+        if self.agreed_before is not None:
+            self.store.take_over(handles.living())
+            self.recalled = handles.recall(pool.open_inodes)
+            ids = {
+                handle.opened.ino: handle.backing_id
+                for handle in self.recalled.handles
+                if handle.backing_id
+            }
+            self.path.recall(ids)
 
     # ---- what the engine tells ----
 
@@ -76,15 +119,24 @@ class KernelPort:
 
     # ---- what is agreed with the kernel before the first file is opened ----
 
-    def features(self, offered: int) -> Features:
-        """Return what to agree on, of the flags that the kernel has *offered*."""
-        return agree(offered, passthrough=self.choice.passthrough)
+    def features(self, offered: int, request: bytes) -> Features:
+        """Return what to agree on, of the flags that the kernel has *offered* in its *request*."""
+        features = agree(offered, passthrough=self.choice.passthrough)
+        self._request = request
+        return features
 
     def begin(self, features: Features) -> None:
         """Try passthrough for real before the first file is opened; else take the daemon path.
 
         Raises ToolMissing when passthrough was demanded.
         """
+        self.resends = features.resend
+        if self.agreed_before is None:
+            self._choose(features)
+            self.store.pool.notes.put(_INIT_NOTE, (self._request, *self.choice))
+        self.agreed.set()
+
+    def _choose(self, features: Features) -> None:
         if isinstance(self.path, PassthroughPath):
             obstacle = self.path.obstacle() if features.passthrough else NOT_OFFERED
             if obstacle is not None:
@@ -92,4 +144,27 @@ class KernelPort:
                 self.path.disconnect()
                 self.path = DaemonPath()
                 self.writers_run_free = False
-        self.agreed.set()
+
+
+def open_port(
+    device: Device, settings: Settings, of: Succession, progress: Progress | None
+) -> KernelPort:
+    """Open /dev/fuse and bring the store up that will answer there. Raises CommandError."""
+    try:
+        fuse_fd = of.fuse_fd if of.takes_over else kernel.open_device()
+    except OSError as error:
+        raise ServeFailed(
+            f"{kernel.DEVICE}: {error.strerror}; load the fuse module (modprobe fuse)"
+        ) from error
+    try:
+        handles = Handles(of.handles_fd, OpenShares(settings.open_files_user_share))
+        living = handles.living() if of.takes_over else None
+        start = functools.partial(
+            Store, device, settings, progress=progress, outliving=of.outliving, living=living
+        )
+        noted = of.notes.get(_INIT_NOTE) if of.takes_over else None
+        agreed_before = None if noted is None else Agreed(*noted)
+        return KernelPort(fuse_fd, settings, handles, start, agreed_before)
+    except BaseException:
+        os.close(fuse_fd)
+        raise

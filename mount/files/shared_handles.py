@@ -75,8 +75,10 @@ class SharedHandles:
         #: and again to read it. Oldest first.
         self._by_servers: dict[InodeNo, Shared] = {}
 
-    def enter(self, ino: InodeNo, flags: int) -> Shared | None:
+    def enter(self, ino: InodeNo, flags: int, request: int) -> Shared | None:
         """Count one more reader on the handle of *ino* for open(2) *flags*, if there is one.
+
+        *request* asks for it.
 
         Raises OSError, and counts nothing, if the index cannot be read.
         """
@@ -87,12 +89,12 @@ class SharedHandles:
         # Atomic: no checkpoint from the look at the record until the handle is counted.
         same = pool.index.still(shared.key, shared.record) or self._is_equal(shared)
         if same and pool.open_inodes.enter_again(shared.opened):
-            self._count(ino, shared)
+            self._count(ino, shared, request)
             return shared
         self.forget(ino)
         return None
 
-    def enter_served(self, ino: InodeNo, flags: int) -> Shared | None:
+    def enter_served(self, ino: InodeNo, flags: int, request: int) -> Shared | None:
         """Do the same for a file server, on the handle that servers share.
 
         Not beyond what servers may have open on passthrough, nor while one of them may write.
@@ -111,15 +113,15 @@ class SharedHandles:
         same = pool.index.still(shared.key, shared.record) or self._is_equal(shared)
         if same and pool.open_inodes.enter_again(opened):
             self._served.opened(opened, writer=False, passing=True)
-            self._count(ino, shared)
+            self._count(ino, shared, request)
             return shared
         self.forget(ino)
         return None
 
-    def _count(self, ino: InodeNo, shared: Shared) -> None:
+    def _count(self, ino: InodeNo, shared: Shared, request: int) -> None:
         """Count one more open of *shared*, and one load."""
         self._pool.heat.touch(ino)
-        self._handles.share(shared.handle)
+        self._handles.share(shared.handle, request)
         tally = shared.tally
         tally.hits += 1
         tally.loaded_bytes += shared.size_bytes
@@ -156,29 +158,29 @@ class SharedHandles:
             self.forget(next(iter(table)))
         table[opened.ino] = Shared(handle, record, grant, self._pool.cache)
 
-    def close(self, handle: Handle) -> bool:
+    def close(self, handle: Handle, request: int) -> bool:
         """Count one reader of *handle* less; True if there is nothing else to do.
 
         Otherwise the handle is closed, and the caller must close its inode. Raises BadHandle.
         """
         ino = handle.opened.ino
-        if self.leave(ino, handle.fh):
+        if self.leave(ino, handle.fh, request):
             return True
         table = self._by_servers if handle.served else self._shared
         shared = table.get(ino)
         if shared is not None and shared.handle is handle:
             self._leave_table(table, ino)
-        self._handles.close(handle.fh)
+        self._handles.close(handle.fh, request)
         return False
 
-    def leave(self, ino: InodeNo, fh: int) -> bool:
+    def leave(self, ino: InodeNo, fh: int, request: int) -> bool:
         """Count one reader less on handle *fh* of *ino*; False if it does not stay shared.
 
         For callers that know only the number of the handle.
         """
         shared = self._shared.get(ino)
         if shared is None or shared.handle.fh != fh:
-            return self._leave_served(ino, fh)
+            return self._leave_served(ino, fh, request)
         handle, opened = shared.handle, shared.opened
         if not handle.opens:
             return False
@@ -188,10 +190,10 @@ class SharedHandles:
             self._pool.open_inodes.park(opened)
         else:
             return False
-        self._handles.leave(handle)
+        self._handles.leave(handle, request)
         return True
 
-    def _leave_served(self, ino: InodeNo, fh: int) -> bool:
+    def _leave_served(self, ino: InodeNo, fh: int, request: int) -> bool:
         """Do the same for a file server."""
         shared = self._by_servers.get(ino)
         if shared is None or shared.handle.fh != fh:
@@ -209,7 +211,7 @@ class SharedHandles:
             self._pool.open_inodes.park(opened)
         else:
             opened.readers -= 1
-        self._handles.leave(handle)
+        self._handles.leave(handle, request)
         return True
 
     def _may_be_parked(self, opened: OpenInode, *, leaving: bool = False) -> bool:

@@ -104,10 +104,16 @@ class Transfers:
                     if growth_bytes:
                         await find_room(growth_bytes)
             except NoSpace:
-                opened.spoil()
+                self._spoil(opened)
                 raise
         whole = memoryview(data)
         return await self._write_all(opened, fd, offset_bytes, whole, growth_bytes, find_room)
+
+    def _spoil(self, opened: OpenInode) -> None:
+        """Note that a write was refused: what is written will not be whole."""
+        opened.spoil()
+        if opened.torn:
+            self._store.pool.open_notes.writing(opened)
 
     def write_at_once(self, fh: int, offset_bytes: int, data: memoryview) -> bool:
         """Write all of *data* if there is room and no need to wait; else False.
@@ -200,7 +206,7 @@ class Transfers:
                 pool.device_room.refused()
                 await find_room(growth_bytes)
             except (NoSpace, OSError):
-                opened.spoil()
+                self._spoil(opened)
                 raise
         raise AssertionError("the last attempt returns or raises")
 

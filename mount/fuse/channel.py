@@ -20,8 +20,10 @@ from mount.fuse.errno_map import counted_errno
 from mount.fuse.grant import Grant
 from mount.fuse.init_reply import Features, patch_init_reply
 from mount.fuse.libfuse_pair import libfuse_pair
+from mount.fuse.pump_lock import PumpLock
 from mount.fuse.request_reader import KnownReaders, RequestReader
 from mount.fuse.request_times import TIMED_OF, RequestTimes
+from mount.fuse.resent_requests import ResentRequests
 from mount.fuse.well_formed import TRANSFER_MAX_BYTES, well_formed
 from mount.fuse.wire import (
     ENTRY_OUT_BYTES,
@@ -71,13 +73,15 @@ class Requester(NamedTuple):
     uid: int
     gid: int
     tid: int
+    #: The kernel's number of the request; 0: it is none of the kernel's.
+    unique: int = 0
 
 
 class Agreement(Protocol):
     """Says what is agreed with the kernel at INIT."""
 
-    def features(self, offered: int) -> Features:
-        """Choose of the flags that the kernel has *offered*."""
+    def features(self, offered: int, request: bytes) -> Features:
+        """Choose of the flags that the kernel has *offered* in its *request*."""
 
     def begin(self, features: Features) -> None:
         """The kernel has the INIT reply; no other request was read yet."""
@@ -118,6 +122,9 @@ class Channel:
         self._grants: dict[int, Grant] = {}
         self._init_unique = -1
         self._init_flags = 0
+        self._init_request = b""
+        #: Whether the kernel has had its answer to INIT from another server.
+        self._replays = False
         #: The request whose handler is running; handlers start before the next message is read.
         self.present_unique = 0
         self.present = Requester(0, 0, 0)
@@ -126,7 +133,7 @@ class Channel:
         self.times = RequestTimes()
         self._timed = self.times.running
         counted = (self.requests, self.answered_here)
-        self.reader = RequestReader(
+        self.reader: RequestReader | ResentRequests = RequestReader(
             device_fd, self._buffer, busy_poll_us, counted, self.reply, readers, idle
         )
         self._answers: list[Answer | None] = [None] * OPCODES
@@ -187,6 +194,25 @@ class Channel:
     async def _readable(self) -> None:
         await trio.lowlevel.wait_readable(self.device_fd)
 
+    def take_over(self, init_request: bytes, answer: Callable[[bytes], bytes | None]) -> None:
+        """Go on where another server ended, to which the kernel sent *init_request*.
+
+        *answer* knows the answers to requests that it did, but may not have answered.
+        """
+        self._replays = True
+
+        own = self.reader
+        assert isinstance(own, RequestReader), "it takes over once"
+
+        def go_on(usual: RequestReader = own) -> RequestReader:
+            self.reader = usual
+            usual.begin_turn()
+            return usual
+
+        self.reader = ResentRequests(
+            self.device_fd, self._buffer, init_request, answer, self.reply, go_on
+        )
+
     def stop(self) -> None:
         """Make ``next_request`` end; replies still under way are flushed by ``close``."""
         self._stopped = True
@@ -207,7 +233,7 @@ class Channel:
             self.times.begin(unique, code)
         request = self._view[IN_HEADER_BYTES:size_bytes]
         self.present_unique = unique
-        self.present = Requester(uid, gid, pid)
+        self.present = Requester(uid, gid, pid, unique)
         answer = self._answers[code]
         if answer is not None:
             try:
@@ -231,6 +257,7 @@ class Channel:
             whole = bytes(request[: INIT_IN.size]).ljust(INIT_IN.size, b"\0")
             _, _, _, flags, flags2 = INIT_IN.unpack(whole)
             self._init_flags = flags | flags2 << 32
+            self._init_request = bytes(self._view[:size_bytes])
         if not well_formed(opcode, request):
             _log.error("request %d of %d bytes is malformed", opcode, size_bytes)
             self.reply(error_reply(unique, errno.EIO))
@@ -301,8 +328,9 @@ class Channel:
                 reply = self._with_grant(reply, self._grants.pop(unique))
             elif unique == self._init_unique:
                 self._init_unique = -1
-                features = self._agreement.features(self._init_flags)
-                self.reply(patch_init_reply(bytes(reply), features, self._max_background))
+                features = self._agreement.features(self._init_flags, self._init_request)
+                if not self._replays:
+                    self.reply(patch_init_reply(bytes(reply), features, self._max_background))
                 self._agreement.begin(features)
                 continue
             self.reply(reply)
@@ -379,44 +407,6 @@ class _Lowlevel:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(trio.lowlevel, name)
-
-
-class PumpLock:
-    """The lock under which one of pyfuse3's tasks reads, in place of trio.Lock.
-
-    trio's lock makes every acquire a trip through the scheduler and hands itself to the next
-    task at once. Here the task that has just answered a request reads the next one; another
-    takes over only when a handler says that it is about to wait (``hand_over``).
-    """
-
-    def __init__(self) -> None:
-        self._held = False
-        self._ending = False
-        self._parked = trio.lowlevel.ParkingLot()
-
-    async def __aenter__(self) -> None:
-        while self._held:
-            await self._parked.park()
-        self._held = True
-
-    async def __aexit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        self._held = False
-        if failure is not None or self._ending:
-            # The mount is gone: every other task must find out, too, or main() never ends.
-            self._parked.unpark_all()
-
-    def hand_over(self) -> None:
-        """Let another task read while the caller waits."""
-        self._parked.unpark()
-
-    def end(self) -> None:
-        """Let every task have the lock once more, and see that it is over.
-
-        pyfuse3's tasks look for the end after each request: the one that holds the lock now may
-        well leave with a last one, and wake nobody.
-        """
-        self._ending = True
-        self._parked.unpark_all()
 
 
 class _Trio:

@@ -17,6 +17,7 @@ from mount.fuse.wire import (
     NOTIFY_INC_EPOCH,
     NOTIFY_INVAL_ENTRY,
     NOTIFY_INVAL_INODE,
+    NOTIFY_RESEND,
     OUT_HEADER,
     OUT_HEADER_BYTES,
 )
@@ -85,6 +86,14 @@ def notify_inval_inode(device_fd: int, ino: int) -> None:
     struct fuse_notify_inval_inode_out; an offset below 0 leaves the page cache alone.
     """
     _notify(device_fd, NOTIFY_INVAL_INODE, struct.pack("<Qqq", ino, -1, 0))
+
+
+def notify_resend(device_fd: int) -> None:
+    """Have all requests sent again that were read and not answered. Since Linux 6.9.
+
+    Raises OSError EINVAL before.
+    """
+    _notify(device_fd, NOTIFY_RESEND, b"")
 
 
 def notify_inc_epoch(device_fd: int) -> None:

@@ -46,6 +46,15 @@ class OwnMount:
             self._number = "" if present is None else present.device
             self.abort_fd = self._open_abort()
 
+    def go_on(self, number: str, abort_fd: int) -> None:
+        """Another server mounted it; *number* and *abort_fd* as that one knew them."""
+        self._mounted, self._number, self.abort_fd = True, number, abort_fd
+
+    @property
+    def number(self) -> str:
+        """Its ``major:minor``, "" if the mount table did not tell."""
+        return self._number
+
     @property
     def device_number(self) -> int | None:
         """Its minor number, None if the mount table did not tell."""

@@ -72,14 +72,14 @@ class KnownReaders(Protocol):
     def servers(self) -> Container[int]:
         """Threads that belong to one; the opens of all other threads are not answered here."""
 
-    def enter(self, ino: "InodeNo", flags: int, /) -> _Told | None:
-        """One more opens *ino*; None if that is not known to be right."""
+    def enter(self, ino: "InodeNo", flags: int, request: int, /) -> _Told | None:
+        """One more opens *ino*, by *request*; None if that is not known to be right."""
 
-    def enter_served(self, ino: "InodeNo", flags: int, /) -> _Told | None:
+    def enter_served(self, ino: "InodeNo", flags: int, request: int, /) -> _Told | None:
         """Do the same for a file server."""
 
-    def leave(self, ino: "InodeNo", fh: int, /) -> bool:
-        """One of handle *fh* of *ino* closes; False if that is not known."""
+    def leave(self, ino: "InodeNo", fh: int, request: int, /) -> bool:
+        """One of handle *fh* of *ino* closes, by *request*; False if that is not known."""
 
 
 class RequestReader:
@@ -158,13 +158,13 @@ class RequestReader:
                 if code == _OPEN:
                     shared = None
                     if tid in others:
-                        shared = readers.enter(nodeid, argument & _FLAGS_MASK)
+                        shared = readers.enter(nodeid, argument & _FLAGS_MASK, unique)
                     elif tid in servers:
-                        shared = readers.enter_served(nodeid, argument & _FLAGS_MASK)
+                        shared = readers.enter_served(nodeid, argument & _FLAGS_MASK, unique)
                     if shared is not None:
                         answer = OUT_HEADER.pack(_OPENED_BYTES, 0, unique) + shared.told
                 elif code == _RELEASE:
-                    if readers.leave(nodeid, argument):
+                    if readers.leave(nodeid, argument, unique):
                         answer = error_reply(unique, 0)
                 elif code == _GETXATTR and buffer.startswith(_NEVER_SET, _NAME_OFFSET):
                     answer = error_reply(unique, errno.ENODATA)

@@ -141,6 +141,8 @@ FOPEN_PASSTHROUGH: Final = 1 << 7
 #: Of enum fuse_notify_code.
 NOTIFY_INVAL_INODE: Final = 2
 NOTIFY_INVAL_ENTRY: Final = 3
+#: Since Linux 6.9.
+NOTIFY_RESEND: Final = 7
 #: Since Linux 6.16.
 NOTIFY_INC_EPOCH: Final = 8
 

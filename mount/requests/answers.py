@@ -220,6 +220,10 @@ class Answers:
         _, _, links, _, generation, name_kept = self.entry(ino, record, name_trusted=trusted)
         return fh, grant, (ino, record, links, _CREATED, generation, name_kept)
 
+    def made(self, ino: InodeNo) -> Entry:
+        """Return the entry of *ino*, which another server made. Raises DeadInode."""
+        return self.entry(ino, self._blocks.present(ino))
+
     def rename(
         self, parent: InodeNo, name: bytes, new_parent: InodeNo, new_name: bytes, flags: int
     ) -> None:
@@ -228,12 +232,19 @@ class Answers:
         Raises InvalidRequest for other *flags*, and what ``Store.rename`` raises.
         """
         if flags == _RENAME_EXCHANGE:
-            self._namespace.exchange(parent, name, new_parent, new_name)
+            request = self._requester().unique
+            self._namespace.exchange(parent, name, new_parent, new_name, request=request)
             return
         if flags & ~_RENAME_NOREPLACE:
             raise InvalidRequest(f"rename flags {flags:#x}")
         replaced = self._store.rename(
-            parent, name, new_parent, new_name, replace=not flags, who=self._files.requester()
+            parent,
+            name,
+            new_parent,
+            new_name,
+            replace=not flags,
+            who=self._files.requester(),
+            request=self._requester().unique,
         )
         if replaced is not None:
             self._removed(replaced)
@@ -252,4 +263,4 @@ class Answers:
     def unlink(self, parent: InodeNo, name: bytes) -> None:
         """Remove a file's name. Raises what ``Namespace.unlink`` raises."""
         self._store.watch.look_at_removal(self._namespace.lookup(parent, name))
-        self._removed(self._namespace.unlink(parent, name))
+        self._removed(self._namespace.unlink(parent, name, request=self._requester().unique))

@@ -17,7 +17,9 @@ from kvfs.core.errors import DeadInode, NotPermitted
 from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES, InodeNo
 from kvfs.engine.attributes import Change
 from kvfs.engine.store import Store
+from mount.files.changes import Changes
 from mount.files.files import Files
+from mount.fuse.channel import Requester
 from mount.fuse.errno_map import answered, awaited
 from mount.fuse.grant import Grant
 from mount.fuse.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE
@@ -47,17 +49,21 @@ class Operations(pyfuse3.Operations):
         files: Files,
         answers: Answers,
         granted: Granted,
-        thread: Callable[[], int],
+        requester: Callable[[], Requester],
     ) -> None:
-        """*thread* returns the thread that made the present request."""
+        """*requester* returns who made the present request."""
         super().__init__()
         self._store = store
         self._namespace = store.namespace
         self._files = files
         self._answers = answers
+        self._changes = Changes(files)
         self._by_handle = answers.by_handle
         self._granted = granted
-        self._thread = thread
+        self._requester = requester
+
+    def _request(self) -> int:
+        return self._requester().unique
 
     def _file_info(self, fh: int, grant: Grant) -> FileInfo:
         self._granted(grant)
@@ -79,7 +85,9 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext
     ) -> EntryAttributes:
         """Make a directory."""
-        ino, record = self._namespace.make_node(InodeNo(parent_inode), name, mode, ctx.uid, ctx.gid)
+        ino, record = self._namespace.make_node(
+            InodeNo(parent_inode), name, mode, ctx.uid, ctx.gid, request=self._request()
+        )
         return entry_attributes(self._answers.entry(ino, record))
 
     @answered
@@ -90,9 +98,13 @@ class Operations(pyfuse3.Operations):
         parent = InodeNo(parent_inode)
         if stat.S_ISREG(mode):
             maker = self._files.requester()
-            ino, record = self._store.blocks.make_file(parent, name, mode, ctx.uid, ctx.gid, maker)
+            ino, record = self._store.blocks.make_file(
+                parent, name, mode, ctx.uid, ctx.gid, maker, request=self._request()
+            )
         elif stat.S_IFMT(mode) in _NODE_KINDS:
-            ino, record = self._namespace.make_node(parent, name, mode, ctx.uid, ctx.gid)
+            ino, record = self._namespace.make_node(
+                parent, name, mode, ctx.uid, ctx.gid, request=self._request()
+            )
         else:
             raise NotPermitted("device nodes")
         trusted = self._store.visibility.trusts_name(record, just_created=True)
@@ -105,7 +117,7 @@ class Operations(pyfuse3.Operations):
         """Make a symlink."""
         mode = stat.S_IFLNK | 0o777
         ino, record = self._namespace.make_node(
-            InodeNo(parent_inode), name, mode, ctx.uid, ctx.gid, target
+            InodeNo(parent_inode), name, mode, ctx.uid, ctx.gid, target, request=self._request()
         )
         return entry_attributes(self._answers.entry(ino, record))
 
@@ -129,7 +141,7 @@ class Operations(pyfuse3.Operations):
     @answered
     def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
         """Remove an empty directory."""
-        self._namespace.rmdir(InodeNo(parent_inode), name)
+        self._namespace.rmdir(InodeNo(parent_inode), name, request=self._request())
 
     @answered
     def rename(
@@ -170,7 +182,7 @@ class Operations(pyfuse3.Operations):
             atime_ns=_storable(attr.st_atime_ns) if fields.update_atime else None,
             mtime_ns=_storable(attr.st_mtime_ns) if fields.update_mtime else None,
         )
-        await self._files.change(InodeNo(inode), change)
+        await self._changes.change(InodeNo(inode), change)
         return entry_attributes(self._answers.attributes(InodeNo(inode)))
 
     @answered
@@ -186,12 +198,14 @@ class Operations(pyfuse3.Operations):
     @answered
     def setxattr(self, inode: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
         """Set one user.* attribute."""
-        self._store.attributes.set_xattr(InodeNo(inode), name, value, ctx.uid)
+        self._store.attributes.set_xattr(
+            InodeNo(inode), name, value, ctx.uid, request=self._request()
+        )
 
     @answered
     def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:
         """Remove one user.* attribute."""
-        self._store.attributes.remove_xattr(InodeNo(inode), name, ctx.uid)
+        self._store.attributes.remove_xattr(InodeNo(inode), name, ctx.uid, request=self._request())
 
     @answered
     def statfs(self, ctx: RequestContext) -> StatvfsData:
@@ -241,7 +255,7 @@ class Operations(pyfuse3.Operations):
     @answered
     def flush(self, fh: int) -> None:
         """Check whether the closing process is dying. FLUSH does not mean that it is done."""
-        self._files.flush(fh, self._thread())
+        self._files.flush(fh, self._requester().tid)
 
     @answered
     def release(self, fh: int) -> None:

@@ -99,7 +99,7 @@ def test_every_event_is_drawn() -> None:
     calls = [call.__code__ for calls in EVENTS.values() for call in calls]
     drawn = {name for code in calls for name in (code.co_name, *code.co_names)}
     events = {name for name in vars(Writing) if inspect.isfunction(vars(Writing)[name])}
-    assert {name for name in events - drawn if not name.startswith("_")} == {"last_close"}
+    assert {name for name in events - drawn if not name.startswith("_")} == {"last_close", "recall"}
 
 
 def test_the_document_draws_the_flags() -> None:

@@ -27,9 +27,9 @@ from tests.support.message_counts import ask_status, mounted_with
 from tests.support.mounting import Mounted
 
 IDS_MAX: Final = 16
-#: A row of mount/files/handles.py: inode, open flags, backing id, generation, kind, two fields that
-#: are free, opens.
-ROW: Final = struct.Struct("<QIiIIQQII")
+#: A row of mount/files/handles.py: inode, open flags, backing id, generation, kind.
+ROW: Final = struct.Struct("<QIiIB75x")
+ROWS_START: Final = 4096
 GONE: Final = InodeRecord(
     *(0o100644, 0, 0, 0, 0, 0, 0, 0, 0, 0), InodeNo(1), 0, 0, Sequence(0), b"name"
 )
@@ -38,7 +38,8 @@ GONE: Final = InodeRecord(
 def path_over(inodes: OpenInodes) -> PassthroughPath:
     """Return a data path whose pool has an extent for every inode."""
     extents = SimpleNamespace(open=lambda _ino, flags: os.open("/dev/null", flags))
-    pool: Any = SimpleNamespace(extents=extents, open_inodes=inodes)
+    notes = SimpleNamespace(put=lambda *_: None, drop=lambda _: None)
+    pool: Any = SimpleNamespace(extents=extents, open_inodes=inodes, notes=notes)
     return PassthroughPath(pool, DEVICE_FD, IDS_MAX, lambda: False)
 
 
@@ -202,7 +203,11 @@ def recorded(mount: Mounted, ino: int) -> list[tuple[int, ...]]:
                     opened(descriptors / name, os.O_RDWR) as fd,
                     contextlib.closing(mmap.mmap(fd, 0, prot=mmap.PROT_READ)) as memory,
                 ):
-                    return [row for row in ROW.iter_unpack(memory[:]) if row[0] == ino and row[4]]
+                    return [
+                        row
+                        for row in ROW.iter_unpack(memory[ROWS_START:])
+                        if row[0] == ino and row[4]
+                    ]
     pytest.fail("the server has no table of handles")
 
 

@@ -157,7 +157,8 @@ async def test_init_is_agreed_before_anything_else_is_read(wires: Wires, body_by
     """Whatever the length of struct fuse_init_in in that kernel."""
     offered = []
 
-    def wanted(flags: int) -> Features:
+    def wanted(flags: int, asked: bytes) -> Features:
+        assert asked == request(Opcode.INIT, 2, body)
         offered.append(flags)
         return Features(1 << 37, passthrough=True, resend=False)
 

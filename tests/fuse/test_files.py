@@ -11,6 +11,7 @@ from kvfs.core.errors import BadHandle, DeadInode, Exists, IsADirectory
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.machine.processes import NOBODY
+from mount.files.changes import Changes
 from mount.files.handles import HandleKind
 from mount.fuse.channel import Requester
 from mount.requests.answers import Answers
@@ -129,7 +130,7 @@ async def test_the_kernel_gets_a_rewrites_handle_after_that_wait(
         desk.files,
         answers,
         granted=lambda _: order.append("granted"),
-        thread=lambda: 0,
+        requester=lambda: Requester(0, 0, 0),
     )
     told = await operations.open(ino, os.O_RDWR, pyfuse3.RequestContext())
     assert order == ["fsync", "granted"]
@@ -160,7 +161,7 @@ async def test_a_page_is_cut_when_the_device_forgot_that_all_of_it_is_whole(
 
     monkeypatch.setattr(syscalls, "fsync", lambda _: order.append("fsync"))
     monkeypatch.setattr(syscalls, "ftruncate", note)
-    await desk.files.change(ino, Change(size_bytes=size_bytes))
+    await Changes(desk.files).change(ino, Change(size_bytes=size_bytes))
     assert order == calls
     assert desk.store.present(ino).size_bytes == size_bytes
     if fh >= 0:

@@ -13,7 +13,8 @@ from kvfs.core.types import BackingId, InodeNo
 from mount.files.handles import HandleKind, Handles
 from tests.support.driven import Opened
 
-ROW: Final = struct.Struct("<QIiIIQQII")
+ROWS_START: Final = 4096
+ROW: Final = struct.Struct("<QIiIBBBBQIiIIQiIQdqq")
 
 
 class Row(NamedTuple):
@@ -24,10 +25,21 @@ class Row(NamedTuple):
     backing_id: int
     generation: int
     kind: int
-    data_path: int
-    thread: int
+    served: int
+    flushed: int
+    fate: int
+    request: int
     opens: int
-    free: int
+    uid: int
+    thread: int
+    tgid: int
+    birth: int
+    closer: int
+    closer_tgid: int
+    closer_birth: int
+    closed_s: float
+    size_bytes: int
+    mtime_ns: int
 
 
 class Table:
@@ -40,7 +52,8 @@ class Table:
     def rows(self) -> list[Row]:
         """Return the rows that are in use, by another mapping of the same file."""
         with mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ) as memory:
-            return [Row(*row) for row in ROW.iter_unpack(memory[:]) if row[4] != HandleKind.FREE]
+            rows = (Row(*row) for row in ROW.iter_unpack(memory[ROWS_START:]))
+            return [row for row in rows if row.kind != HandleKind.FREE]
 
 
 @pytest.fixture
@@ -58,8 +71,10 @@ def opened(ino: int) -> Opened:
 
 
 def test_a_handle_is_in_the_shared_table_from_the_start(table: Table) -> None:
-    one = table.handles.open(HandleKind.WRITER, os.O_RDWR, opened(16), BackingId(7))
-    assert table.rows() == [Row(16, os.O_RDWR, 7, one.fh >> 32, HandleKind.WRITER, 0, 0, 1, 0)]
+    one = table.handles.open(HandleKind.WRITER, os.O_RDWR, opened(16), BackingId(7), 22)
+    (row,) = table.rows()
+    assert row[:5] == (16, os.O_RDWR, 7, one.fh >> 32, HandleKind.WRITER)
+    assert (row.request, row.opens, row.uid) == (22, 1, -1)
     assert table.handles.get(one.fh) is one
     assert len(table.handles) == 1
 

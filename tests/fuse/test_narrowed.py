@@ -8,6 +8,7 @@ import pytest
 
 from kvfs.core.inode_rules import blank_record, is_narrowed
 from kvfs.core.types import ROOT_INODE, InodeNo
+from mount.files.changes import Changes
 from tests.support.counted_desk import CountedDesk
 from tests.support.driven import Change, Driven
 from tests.support.power import Cut, Drive, drive
@@ -63,7 +64,7 @@ async def test_a_narrowing_is_durable_before_its_answer(
 ) -> None:
     """The identity followed within half a minute: until then a power loss let all in again."""
     ino = make(desk.store, kind, b"%s-%s" % (kind.encode(), how.encode()))
-    await desk.files.change(ino, NARROWER[how])
+    await Changes(desk.files).change(ino, NARROWER[how])
     wanted = desk.store.record(ino)
     powered.cut(Cut.NOTHING)
     record = powered.start().record(ino)
@@ -79,7 +80,7 @@ async def test_the_former_identity_of_a_block_that_waits_for_its_bytes_does_not_
     os.pwrite(opened.fd, b"BYTES", 0)
     desk.store.close(opened, writer=True)
     desk.store.rename(ROOT_INODE, b"-K", ROOT_INODE, b"L", replace=True)
-    await desk.files.change(ino, Change(mode=0o600))
+    await Changes(desk.files).change(ino, Change(mode=0o600))
     powered.cut(Cut.NOTHING)
     assert powered.start().row(ino) is None
 
@@ -93,10 +94,10 @@ async def test_only_a_narrowing_waits_for_the_device(
     synced: list[int] = []
     store.note_calls(monkeypatch, "durable", synced.append)
     for change in (Change(mode=0o777), Change(mtime_ns=1), Change(uid=0, gid=0)):
-        await desk.files.change(ino, change)
-    await desk.files.change(draft.ino, Change(mode=0o600))  # nothing to come back
+        await Changes(desk.files).change(ino, change)
+    await Changes(desk.files).change(draft.ino, Change(mode=0o600))  # nothing to come back
     assert synced == []
-    await desk.files.change(ino, Change(mode=0o776))
+    await Changes(desk.files).change(ino, Change(mode=0o776))
     assert synced == [ino]
     store.close(draft, writer=True)
 

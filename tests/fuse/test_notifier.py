@@ -186,6 +186,7 @@ class Telling(NamedTuple):
     mounted: Mounted
     storing: threading.Thread
     failed: list[OSError]
+    readers: list[int]
 
     def kill(self) -> None:
         """Kill the server; returns when all of it but that thread has ended."""
@@ -216,16 +217,18 @@ def telling(place: Path) -> Iterator[Telling]:
         directory.mkdir()
         for number in range(12):  # in place: they stay while we live
             (mounted.path / str(number)).write_bytes(bytes(BLOCK_BYTES))
+        readers: list[int] = []
         for number in range(3):
             (directory / "tmp").write_bytes(bytes(BLOCK_BYTES))
             (directory / "tmp").rename(directory / f"read{number}")
             reader = os.open(directory / f"read{number}", os.O_RDONLY)
+            readers.append(reader)
             stack.callback(close_dead, reader)
         failed: list[OSError] = []
         storing = threading.Thread(target=store_more, args=(directory, failed))
         storing.start()
         wait_until(lambda: is_telling(mounted.server_pid))
-        yield Telling(mounted, storing, failed)
+        yield Telling(mounted, storing, failed, readers)
 
 
 @pytest.mark.parametrize(
@@ -260,11 +263,17 @@ def test_umount_and_mount_end_the_calls_that_wait_for_a_killed_server(
             held_up.assert_ended()
 
 
-def test_nobody_waits_for_a_killed_server() -> None:
+def test_another_server_goes_on_while_that_thread_waits() -> None:
+    """It has the mount, the pool and the control socket of the one that cannot end."""
     skip_without_mounts()
     with workplace() as place, telling(place) as held_up:
         held_up.kill()
-        held_up.assert_ended()
+        held_up.mounted.follow_server()
+        assert (held_up.mounted.path / "0").read_bytes() == bytes(BLOCK_BYTES)
+        for reader in held_up.readers:
+            os.close(reader)
+        held_up.storing.join(_WAIT_S)
+        assert [error.errno for error in held_up.failed] == [errno.ENOSPC]  # what is left stays
 
 
 def close_dead(fd: int) -> None:

@@ -12,12 +12,16 @@ housekeeping and the bounds; ``Faults`` are what fails; ``Looks`` are what can b
 that `kvfs status` shows are looked at there (``describe``).
 """
 
+from collections.abc import Collection
+
 from kvfs.core.settings import Settings
 from kvfs.devices import Device
 from kvfs.engine.attributes import Change
 from kvfs.engine.store import Store
+from kvfs.pool.living_handles import Living, LivingHandle
 from kvfs.pool.open_inodes import OpenInode as Opened
 from kvfs.pool.ports import Kernel
+from kvfs.storage.outliving import Outliving
 from kvfs.storage.syscalls import Syscalls
 from tests.support.driven_course import Course
 from tests.support.driven_faults import Faults
@@ -25,7 +29,7 @@ from tests.support.driven_looks import Looks
 from tests.support.driven_requests import Requests
 from tests.support.kernel_recorder import KernelRecorder
 
-__all__ = ["Change", "Driven", "Opened", "driven"]
+__all__ = ["Change", "Driven", "LivingHandle", "Opened", "driven"]
 
 
 class Driven(Requests, Course, Faults, Looks):
@@ -41,6 +45,22 @@ def driven(
     kernel: Kernel | None = None,
     *,
     syscalls: Syscalls | None = None,
+    outliving: Outliving | None = None,
+    living: Collection[LivingHandle] | None = None,
 ) -> Driven:
-    """Start a store on *device*. Raises CommandError, OSError."""
-    return Driven(Store(device, settings, kernel or KernelRecorder(), syscalls=syscalls))
+    """Start a store on *device*; *living* handles are taken over. Raises CommandError, OSError.
+
+    *outliving* is left to the next one.
+    """
+    handles = None if living is None else Living(living)
+    store = Store(
+        device,
+        settings,
+        kernel or KernelRecorder(),
+        syscalls=syscalls,
+        outliving=outliving,
+        living=handles,
+    )
+    if handles is not None:
+        store.take_over(handles)
+    return Driven(store)

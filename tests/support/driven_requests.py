@@ -26,7 +26,7 @@ class Requests:
     unlink = At(lambda engine: engine.namespace.unlink)
     rmdir = At(lambda engine: engine.namespace.rmdir)
     exchange = At(lambda engine: engine.namespace.exchange)
-    own_root = At(lambda engine: engine.own_root)
+    own_root = At(lambda engine: engine.attributes.own_root)
 
     def rename(
         self,

@@ -21,6 +21,7 @@ import pytest
 
 from kvfs.client.servers import status_of
 from kvfs.core.errors import KvfsError
+from tests.support.stepping import until
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 #: The command as an operator's shell would find it.
@@ -232,6 +233,23 @@ class Mounted:
         for pidfd in (self._supervisor_pidfd, self._pidfd):  # it would start another server
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    def kill_server(self) -> None:
+        """End the server alone with SIGKILL; another one takes over (``follow_server``)."""
+        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        wait_gone(self.server_pid, self._pidfd)
+
+    def follow_server(self) -> None:
+        """Adopt the server that has taken over; waits until it answers."""
+        before = self.server_pid
+        until(lambda: self._server_now() not in (0, before), "another server serves")
+        self.adopt()
+
+    def _server_now(self) -> int:
+        try:
+            return int(self.status()["server_pid"])
+        except CommandFailed:
+            return 0
 
     def ask_to_stop(self) -> None:
         """Ask the server to stop, in use or not, as a service manager does (SIGTERM)."""

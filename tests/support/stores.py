@@ -25,8 +25,9 @@ from kvfs.pool.ports import Kernel
 from kvfs.storage.index import Index
 from kvfs.storage.index_swap import index_path
 from kvfs.storage.inode_numbers import InodeNumbers
+from kvfs.storage.outliving import Outliving
 from kvfs.storage.syscalls import Syscalls
-from tests.support.driven import Driven, Opened, driven
+from tests.support.driven import Driven, LivingHandle, Opened, driven
 from tests.support.mounting import workplace
 
 MIB: Final = 1 << 20
@@ -81,6 +82,7 @@ class Host:
         make_pool(path, capacity_bytes)
         self._device: Device | None = None
         self._store: Driven | None = None
+        self._outliving: tuple[int, ...] = ()
 
     @property
     def store(self) -> Driven:
@@ -103,6 +105,28 @@ class Host:
             self._device.close()
             raise
         return self._store
+
+    def start_outliving(self) -> Driven:
+        """Start a store whose memory outlives it (``take_over``)."""
+        self._outliving = tuple(os.memfd_create(name) for name in ("journal", "notes"))
+        return self._start_on(None)
+
+    def take_over(self, *living: LivingHandle) -> Driven:
+        """Kill the store, and start another that takes over what is *living*."""
+        self.kill()
+        return self._start_on(living)
+
+    def _start_on(self, living: tuple[LivingHandle, ...] | None) -> Driven:
+        self._device = open_source(str(self.path), reserve=_RESERVE)
+        journal_fd, notes_fd = self._outliving
+        outliving = Outliving.at(os.dup(journal_fd), os.dup(notes_fd))
+        self._store = driven(self._device, self.settings, outliving=outliving, living=living)
+        return self._store
+
+    def forget_outliving(self) -> None:
+        """Close what outlives a store."""
+        for fd in self._outliving:
+            os.close(fd)
 
     def read_only(self) -> Settings:
         """Return the settings of a mount that writes nothing."""

@@ -30,7 +30,7 @@ class Wires:
         self.idle = lambda: False
         #: What is agreed at INIT, as far as a test does not say otherwise.
         self.agreement = SimpleNamespace(
-            features=lambda offered: agree(offered, passthrough=False), begin=lambda _: None
+            features=lambda offered, _: agree(offered, passthrough=False), begin=lambda _: None
         )
         self.channel = Channel(
             self._device.fileno(),

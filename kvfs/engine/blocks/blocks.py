@@ -4,7 +4,6 @@ While an inode has a writer, its extent knows size and times, because the kernel
 this process. The index learns them at the last close.
 """
 
-import contextlib
 import logging
 import os
 import stat
@@ -50,9 +49,9 @@ class Blocks:
         self.lease_ends = LeaseEnds(pool, namespace)
         self.allocations = Allocations(pool, allocator, self.publishing)
         self.truncating = TruncatingOpens(pool, namespace, allocator, awaited)
-        self._last_closes = LastCloses(pool, self.publishing, self.truncating.old)
-        self.doubts = Doubts(pool, self._last_closes.close)
-        self.served = Served(pool, self.publishing, self._last_closes.close)
+        self.last_closes = LastCloses(pool, self.publishing, self.truncating.old)
+        self.doubts = Doubts(pool, self.last_closes.close)
+        self.served = Served(pool, self.publishing, self.last_closes.close)
         self._emptying = Emptying(pool, allocator, self.served)
 
     def create(
@@ -67,8 +66,11 @@ class Blocks:
         roomless: bool = False,
         appends: bool = False,
         thread: int = 0,
+        request: int = 0,
     ) -> tuple[OpenInode, InodeRecord]:
         """Make a draft and open it for writing. If *roomless*, its first bytes ask for space.
+
+        *request* is the client's that asks for it.
 
         Raises Exists, NoSpace, NameTooLong, NotADirectory, DeadInode, ReadOnly.
         """
@@ -86,6 +88,7 @@ class Blocks:
         try:
             with TreeChange(pool, now_ns, begun=extent.ino, lasting=False) as change:
                 change.link(extent.ino, record)
+                change.does(request, extent.ino)
         except BaseException:
             pool.ready.put_back(extent)
             raise
@@ -102,10 +105,18 @@ class Blocks:
         return opened, record
 
     def make_file(
-        self, parent: InodeNo, name: bytes, mode: int, uid: int, gid: int, maker: Maker = NOBODY
+        self,
+        parent: InodeNo,
+        name: bytes,
+        mode: int,
+        uid: int,
+        gid: int,
+        maker: Maker = NOBODY,
+        *,
+        request: int = 0,
     ) -> tuple[InodeNo, InodeRecord]:
         """Make an empty, closed file (mknod(2)). Raises what ``create`` raises."""
-        opened, _ = self.create(parent, name, mode, uid, gid, maker)
+        opened, _ = self.create(parent, name, mode, uid, gid, maker, request=request)
         self.close(opened, writer=True)
         return opened.ino, self._namespace.record(opened.ino)
 
@@ -259,7 +270,7 @@ class Blocks:
         if closing is not None and self.doubts.raised(opened, closing):
             return
         if writer:
-            self._last_closes.close(opened)
+            self.last_closes.close(opened)
         else:
             self._pool.leave(opened, writer=False)
 
@@ -272,51 +283,8 @@ class Blocks:
     def settle(self) -> None:
         """Carry out closes that wait for the fate of a writer or for the index, at each tick."""
         self.doubts.tick(self._pool.monotonic_s())
-        self._last_closes.settle()
+        self.last_closes.settle()
         self.served.tick(self._pool.monotonic_s())
-
-    def close_all(self, *, all_closed: bool = False) -> bool:
-        """Close every handle; False if a block could not be published and stays a draft.
-
-        A draft that is still being written is not whole: its name goes, and its writer gets an
-        error at the next call. A block in rewrite goes too if its client can write on without a
-        server (passthrough). With *all_closed* neither goes, because only the RELEASE was lost.
-        """
-        self.doubts.close()
-        self.served.close()
-        closed = self._last_closes.forget_all()
-        self.truncating.close()
-        settled = True
-        for opened in list(self._pool.open_inodes.values()):
-            if opened.ino not in closed:
-                if opened.kept_open or not (all_closed and opened.flushed):
-                    opened.spoil()
-                try:
-                    if opened.torn and not all_closed and self._outlives(opened):
-                        opened.outlive()
-                except OSError as error:
-                    _log.warning("inode %#x stays open in the index: %s", opened.ino, error)
-                    settled = False  # the next start decides, as after a kill
-            for _ in range(opened.readers):
-                self.close(opened, writer=False)
-            for _ in range(opened.writers):
-                self.close(opened, writer=True)
-        return self._last_closes.end() and settled
-
-    def _outlives(self, opened: OpenInode) -> bool:
-        """Whether a client of the ended mount can still write to the extent.
-
-        Call it before the extent is measured, because a client that has just closed may have
-        written until then. After an OSError the extent cannot be measured.
-        """
-        if opened.fd < 0:
-            return False
-        self._pool.syscalls.close(opened.fd)  # our own descriptor would count as a user
-        opened.fd = -1
-        outlives = self._pool.extents.is_written(opened.ino)
-        with contextlib.suppress(Damaged):  # its name is gone then
-            self.extent_fd(opened)
-        return outlives
 
     def present(self, ino: InodeNo) -> InodeRecord:
         """Return *ino*'s present record. Size and times of an open draft come from its extent."""

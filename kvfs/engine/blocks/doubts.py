@@ -16,6 +16,7 @@ from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import Maker, Question
 from kvfs.pool.measure import is_as_recorded
 from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open_notes import NotedClose
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)
@@ -81,11 +82,32 @@ class Doubts:
                 return False
         except OSError as error:  # without a check it is not known to be whole
             _log.warning("inode %#x: %s", opened.ino, error)
+        self.take(opened, closing)
+        return True
+
+    def take(self, opened: OpenInode, closing: Closing) -> None:
+        """Keep a writer's handle of *opened* until it is known what *closing* means."""
         wait_s = self._pool.settings.foreign_close_s
         self._doubts.append(_Doubt(opened, closing, self._pool.monotonic_s() + wait_s))
+        self._note(opened)
         if len(self._doubts) > _DOUBTS_MAX:
             self._tear(self._doubts.pop(0))
-        return True
+
+    def _note(self, opened: OpenInode) -> None:
+        """Note the doubts about *opened*, for a server that takes the mount over."""
+        closes = [doubt.closing for doubt in self._doubts if doubt.opened is opened]
+        noted = (
+            NotedClose(
+                close.tid,
+                *close.closer,
+                close.fate.value,
+                close.at_s,
+                close.size_bytes,
+                close.mtime_ns,
+            )
+            for close in closes
+        )
+        self._pool.open_notes.closes(opened, noted)
 
     def _is_doubtful(self, opened: OpenInode, closing: Closing) -> bool:
         pool = self._pool
@@ -138,7 +160,12 @@ class Doubts:
                 waiting.append(doubt)
             else:
                 self._tear(doubt)
+        ended = {doubt.opened for doubt in self._doubts if doubt not in waiting}
         self._doubts = waiting
+        for opened in ended:
+            if opened.writers:
+                self._pool.open_notes.writing(opened)
+                self._note(opened)
 
     def _is_to_be_asked(self, doubt: _Doubt) -> bool:
         """Whether its process was not asked for yet, or no descriptor was left to find out."""

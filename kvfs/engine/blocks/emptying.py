@@ -63,6 +63,7 @@ class Emptying:
             change.txn.put_inode(ino, draft)
         opened.empty()
         opened.maker = SERVER
+        pool.open_notes.writing(opened)
         # New bytes get new blocks, of which the device learns after the removal of the identity.
         opened.identity_lingers = False
         pool.leases.drop(ino)

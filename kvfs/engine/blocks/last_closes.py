@@ -14,6 +14,7 @@ from kvfs.core.types import InodeNo
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.engine.rewrite.old_versions import OldVersions
 from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open_notes import UNTOLD
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)
@@ -39,11 +40,16 @@ class LastCloses:
                 self._publishing.publish(opened)
             except (KvfsError, OSError) as error:
                 _log.warning("inode %#x is not published yet: %s", opened.ino, error)
-                self._untold.append((opened, 1))
+                self.take(opened)
                 return
             if opened.ino in self._old:
                 self._old.end(opened.ino)
         self._pool.leave(opened, writer=True)
+
+    def take(self, opened: OpenInode) -> None:
+        """Keep the handle of the last writer of *opened*, which has closed it, for ``settle``."""
+        self._untold.append((opened, 1))
+        self._pool.open_notes.closes(opened, (UNTOLD,))
 
     def settle(self) -> None:
         """Try again to publish the blocks that could not be, up to one that still cannot."""

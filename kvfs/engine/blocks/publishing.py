@@ -71,6 +71,7 @@ class Publishing:
             opened.maker = maker
             if state is State.UNRENAMED and maker == NOBODY:  # truncate(2): still its maker's
                 opened.maker = Maker(record.maker_tgid, record.maker_birth)
+        pool.open_notes.writing(opened)
         if state in UNFINISHED:
             return
         if opened.gone is not None:  # a power loss may bring its name back
@@ -157,6 +158,7 @@ class Publishing:
         fate = pool.leases.processes.fate_of(tid)
         if fate is Fate.KILLED:
             opened.tear()
+            pool.open_notes.writing(opened)
             return None
         now_s = pool.monotonic_s()
         status = pool.syscalls.fstat(opened.fd)
@@ -197,6 +199,7 @@ class Publishing:
                 record = record._replace(state=opened.before)
             opened.gone = record
             opened.end(whole=False)
+            pool.open_notes.changed(opened)
             return
         state = self._closed(opened, before, allocated_bytes, written=written)
         if state is State.GONE:
@@ -306,6 +309,7 @@ class Publishing:
         self._namespace.unlink(record.parent, record.name)
         if opened.gone is not None:  # readers that have it open read what was written
             opened.gone = record._replace(ctime_ns=opened.gone.ctime_ns)
+            self._pool.open_notes.changed(opened)
         self.torn += 1
         self._pool.kernel.name_vanished(record.parent, record.name)
 

@@ -102,6 +102,7 @@ class OverrunWatch:
                 return
             _log.warning("inode %#x outgrew the pool: its writer gets ENOSPC", opened.ino)
             opened.outrun()
+            self._pool.open_notes.writing(opened)
             self.overruns += 1
             lacking = lacking_bytes(opened.outgrown, unreserved=opened.unreserved)
             space.lacking_bytes -= min(space.lacking_bytes, lacking)

@@ -155,9 +155,20 @@ class Namespace:
         return directory_record(self._pool.index, parent)
 
     def make_node(
-        self, parent: InodeNo, name: bytes, mode: int, uid: int, gid: int, target: bytes = b""
+        self,
+        parent: InodeNo,
+        name: bytes,
+        mode: int,
+        uid: int,
+        gid: int,
+        target: bytes = b"",
+        *,
+        request: int = 0,
     ) -> tuple[InodeNo, InodeRecord]:
-        """Make a directory, symlink, fifo or socket. Raises what ``require_free`` raises."""
+        """Make a directory, symlink, fifo or socket. Raises what ``require_free`` raises.
+
+        *request* is the client's that asks for it, here and below; 0: none does.
+        """
         if stat.S_ISLNK(mode) and not 0 < len(target) <= TARGET_MAX_BYTES:
             raise NameTooLong(f"target of {len(target)} bytes")
         pool = self._pool
@@ -173,25 +184,26 @@ class Namespace:
         )
         with TreeChange(pool, now_ns) as change:
             change.link(ino, record)
+            change.does(request, ino)
         self._identities.write(ino, record)
         return ino, record
 
-    def unlink(self, parent: InodeNo, name: bytes) -> InodeNo:
+    def unlink(self, parent: InodeNo, name: bytes, *, request: int = 0) -> InodeNo:
         """Remove the name of a file, symlink or special file; return its inode.
 
         The space comes back after the last handle. Raises NotFound, IsADirectory.
         """
-        return self._remove(parent, name, directory=False)
+        return self._remove(parent, name, directory=False, request=request)
 
-    def rmdir(self, parent: InodeNo, name: bytes) -> InodeNo:
+    def rmdir(self, parent: InodeNo, name: bytes, *, request: int = 0) -> InodeNo:
         """Remove an empty directory; return its inode. Raises NotFound, NotADirectory, NotEmpty."""
         if name == b".":
             raise InvalidRequest
         if name == b"..":
             raise NotEmpty
-        return self._remove(parent, name, directory=True)
+        return self._remove(parent, name, directory=True, request=request)
 
-    def _remove(self, parent: InodeNo, name: bytes, *, directory: bool) -> InodeNo:
+    def _remove(self, parent: InodeNo, name: bytes, *, directory: bool, request: int) -> InodeNo:
         pool = self._pool
         if pool.settings.read_only:
             raise ReadOnly
@@ -202,8 +214,9 @@ class Namespace:
         if record.entries:
             raise NotEmpty
         now_ns = pool.clock_ns()
-        with TreeChange(pool, now_ns) as change:
+        with TreeChange(pool, now_ns, keeps=True) as change:
             change.unlink(ino, record)
+            change.does(request, ino)
         self.keep_removed(ino, record, now_ns)
         pool.cache.removed(record)
         return ino
@@ -238,6 +251,7 @@ class Namespace:
         *,
         replace: bool = True,
         who: Maker | None = None,
+        request: int = 0,
     ) -> InodeNo | None:
         """Move a name, over an existing one if *replace*. Return the inode that lost its name.
 
@@ -269,18 +283,28 @@ class Namespace:
         moved = renamed(pool, opened, record, who)
         moved = moved._replace(parent=new_parent, name=new_name, ctime_ns=now_ns, sequence=sequence)
         # Atomic: no checkpoint from here until the name is visible.
-        with TreeChange(pool, now_ns) as change:
+        with TreeChange(pool, now_ns, keeps=True) as change:
             if replaced is not None and replaced_record is not None:
                 change.unlink(replaced, replaced_record)
             change.move(move := Move(ino, record, moved))
+            change.does(request, ino)
         if opened is not None and opened.writers:
             opened.move()
+            pool.open_notes.writing(opened)
         follow(pool, self._allocator.room, self.former_names, move)
         if replaced is not None and replaced_record is not None:
             self.keep_removed(replaced, replaced_record, now_ns)
         return replaced
 
-    def exchange(self, parent: InodeNo, name: bytes, new_parent: InodeNo, new_name: bytes) -> None:
+    def exchange(
+        self,
+        parent: InodeNo,
+        name: bytes,
+        new_parent: InodeNo,
+        new_name: bytes,
+        *,
+        request: int = 0,
+    ) -> None:
         """Swap two existing names atomically (RENAME_EXCHANGE). Raises NotFound, ReadOnly."""
         pool = self._pool
         if pool.settings.read_only:
@@ -300,6 +324,7 @@ class Namespace:
             moves.append(Move(ino, record, moved))
         with TreeChange(pool, now_ns) as change:
             change.move(*moves)
+            change.does(request, one)
         for move in moves:
             follow(pool, self._allocator.room, self.former_names, move)
 

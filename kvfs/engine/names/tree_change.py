@@ -84,15 +84,25 @@ class TreeChange(PoolChange):
     commit, so that a failed commit changes nothing. No operation may name a directory of another.
     """
 
-    __slots__ = ("_come", "_directories", "_gone", "_now_ns", "_tree")
+    __slots__ = ("_come", "_directories", "_gone", "_keeps", "_now_ns", "_tree")
 
     def __init__(
-        self, pool: Pool, now_ns: int, *, begun: InodeNo = NO_INODE, lasting: bool = True
+        self,
+        pool: Pool,
+        now_ns: int,
+        *,
+        begun: InodeNo = NO_INODE,
+        lasting: bool = True,
+        keeps: bool = False,
     ) -> None:
-        """Directories are changed at *now_ns*; *begun* and *lasting* as in ``Pool.change``."""
+        """Directories are changed at *now_ns*; *begun* and *lasting* as in ``Pool.change``.
+
+        *keeps*: an inode that loses its name may be opened yet (``Namespace.keep_removed``).
+        """
         super().__init__(pool, pool.counters, begun, NO_INODE, lasting=lasting)
         self._tree = pool
         self._now_ns = now_ns
+        self._keeps = keeps
         self._directories: dict[InodeNo, InodeRecord] = {}
         self._come: list[tuple[InodeNo, InodeRecord, Attributes]] = []
         self._gone: list[tuple[InodeNo, InodeRecord, Attributes]] = []
@@ -172,6 +182,12 @@ class TreeChange(PoolChange):
     def _complete(self) -> None:
         for ino, record in self._directories.items():
             self.txn.put_inode(ino, record)
+        if self._gone:
+            open_inodes = self._tree.open_inodes
+            for ino, record, attributes in self._gone:
+                if self._keeps or ino in open_inodes:  # before the index forgets it
+                    gone = record._replace(ctime_ns=self._now_ns)
+                    self._tree.open_notes.lose_name(ino, gone, attributes)
         super()._complete()
 
     def _learn(self) -> None:

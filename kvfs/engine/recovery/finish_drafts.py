@@ -8,7 +8,7 @@ touched here: the sweep removes extents without an inode.
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import Damaged
@@ -42,12 +42,17 @@ class Finished(NamedTuple):
     measured: int
 
 
-def finish_index(index: Index, extents: Extents) -> Finished:
-    """End what is open in *index*; repeated after a failure. Raises NoSpace, OSError, Damaged."""
+def finish_index(index: Index, extents: Extents, kept: Collection[InodeNo] = ()) -> Finished:
+    """End what is open in *index*, but for those that are *kept*, which clients still write.
+
+    Repeated after a failure. Raises NoSpace, OSError, Damaged.
+    """
     listed = index.unfinished()
     counters = index.counters()
     dropped = measured = 0
     for ino, record in _search(index) if listed is None else _listed(index, listed):
+        if ino in kept:
+            continue
         again = _measured(extents, ino, record)
         if again == record:
             continue
@@ -64,7 +69,7 @@ def finish_index(index: Index, extents: Extents) -> Finished:
                 measured += 1
             txn.put_counters(counters)
     with index.write() as txn:
-        txn.put_unfinished(())
+        txn.put_unfinished(kept)
     return Finished(dropped, measured)
 
 

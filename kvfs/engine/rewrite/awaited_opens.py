@@ -4,12 +4,26 @@
 """
 
 from collections import OrderedDict
+from typing import Final
 
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.rewrite.displaced import DisplacedDrafts
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 from kvfs.pool.ready_extents import ReadyExtent
+from kvfs.storage.notes import Notes
+
+_AWAITED_NOTE: Final = b"rewrite/awaited"
+
+
+#: Inode, reserved bytes, and the thread.
+_Row = tuple[InodeNo, int, int]
+
+
+def noted_awaited(notes: Notes) -> list[_Row]:
+    """Return what another server noted of them."""
+    rows: list[_Row] = notes.get(_AWAITED_NOTE) or []
+    return rows
 
 
 class AwaitedOpens(OrderedDict[InodeNo, tuple[ReadyExtent, float, int]]):
@@ -19,6 +33,26 @@ class AwaitedOpens(OrderedDict[InodeNo, tuple[ReadyExtent, float, int]]):
         super().__init__()
         self._pool = pool
         self.displaced = displaced
+
+    def enter(self, extent: ReadyExtent, until_s: float, thread: int) -> None:
+        """Await the OPEN of *thread* for the inode of *extent*, until then."""
+        self[extent.ino] = (extent, until_s, thread)
+        self._note()
+
+    def leave(self, ino: InodeNo) -> ReadyExtent:
+        """Await *ino* no more; return its extent."""
+        extent, _, _ = self.pop(ino)
+        self._note()
+        return extent
+
+    def _note(self) -> None:
+        """Note all of them, for a server that takes the mount over."""
+        rows = [(ino, extent.reserve_bytes, thread) for ino, (extent, _, thread) in self.items()]
+        self._pool.notes.put(_AWAITED_NOTE, rows)
+
+    def recall(self) -> list[_Row]:
+        """Return what was noted."""
+        return noted_awaited(self._pool.notes)
 
     def promised(self, ino: InodeNo, record: InodeRecord) -> bool:
         """Keep *ino*, which lost its name, if its OPEN is still to come; return whether it is."""
@@ -40,6 +74,8 @@ class AwaitedOpens(OrderedDict[InodeNo, tuple[ReadyExtent, float, int]]):
 
     def claim(self, opened: OpenInode) -> None:
         """Note that the OPEN of a fresh inode has come."""
+        # Its note stays until the next one: a killed server leaves no handle of this OPEN before
+        # the last step of it.
         extent, _, _ = self.pop(opened.ino)
         if opened.fd >= 0:
             self._pool.ready.let_go(extent)  # a reader came first and has it open already

@@ -5,7 +5,7 @@ Two processes that write the same temporary name (LMCache) each get an inode of 
 """
 
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvfs.core.errors import NotFound
 from kvfs.core.inode_rules import refuse_mismatch
@@ -19,6 +19,8 @@ from kvfs.machine.processes import Maker
 from kvfs.pool import ranks
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
+
+_DISPLACED_NOTE: Final = b"rewrite/displaced"
 
 
 class Displaced(NamedTuple):
@@ -53,10 +55,34 @@ class DisplacedDrafts:
         self._kept[opened.ino] = Displaced(record.parent, record.name, opened, until_s, thread)
         if len(self._kept) > DISPLACED.most:
             self._forget_oldest()
+        self._note()
+
+    def _note(self) -> None:
+        """Note all of them, for a server that takes the mount over."""
+        rows = [
+            (ino, lost.parent, lost.name, tuple(lost.opened.maker), lost.until_s, lost.thread)
+            for ino, lost in self._kept.items()
+        ]
+        self._pool.notes.put(_DISPLACED_NOTE, rows)
+
+    def recall(self) -> None:
+        """Keep again what was noted and is not lost. Its other handles are counted already."""
+        rows = self._pool.notes.get(_DISPLACED_NOTE) or []
+        for ino, parent, name, maker, until_s, thread in rows:
+            pool = self._pool
+            if pool.index.knows(ino):
+                continue
+            opened = pool.open_notes.enter(pool.open_inodes, pool.space, ino)
+            if opened is None:
+                continue
+            if not opened.writers:
+                opened.maker = Maker(*maker)
+            self._kept[ino] = Displaced(parent, name, opened, until_s, thread)
 
     def come_for(self, ino: InodeNo) -> None:
         """Note that the OPEN for which *ino* was kept has come."""
         self._kept[ino] = self._kept[ino]._replace(thread=0)
+        self._note()
 
     def is_promised(self, ino: InodeNo, thread: int) -> bool:
         """Whether *ino* was *thread*'s fresh inode when another writer took the name."""
@@ -105,7 +131,13 @@ class DisplacedDrafts:
         raise NotFound(f"{name!r} is being written by another process")
 
     def restore(
-        self, namespace: Namespace, opened: OpenInode, new_parent: InodeNo, new_name: bytes
+        self,
+        namespace: Namespace,
+        opened: OpenInode,
+        new_parent: InodeNo,
+        new_name: bytes,
+        *,
+        request: int = 0,
     ) -> InodeNo | None:
         """Publish the displaced draft *opened* as *new_name*; return the inode that lost that.
 
@@ -129,14 +161,16 @@ class DisplacedDrafts:
             ctime_ns=now_ns,
             sequence=sequence,
         )
-        with TreeChange(pool, now_ns) as change:
+        with TreeChange(pool, now_ns, keeps=True) as change:
             if replaced is not None and replaced_record is not None:
                 change.unlink(replaced, replaced_record)
             change.link(opened.ino, final, opened.attributes)
+            change.does(request, opened.ino)
         opened.gone = None
         self.old.stop_showing(opened)
         pool.space.extra_bytes -= opened.allocated_bytes
         del self._kept[opened.ino]
+        self._note()
         pool.leave(opened, writer=False)
         pool.identities.publish(opened.ino, final)
         ranks.note(pool, opened.ino, final)
@@ -151,6 +185,7 @@ class DisplacedDrafts:
         for ino, displaced in list(self._kept.items()):
             if not (displaced.opened.writers or displaced.opened.unfinished):
                 del self._kept[ino]
+                self._note()
                 self._pool.leave(displaced.opened, writer=False)
 
     def tick(self, now_s: float) -> None:
@@ -165,4 +200,5 @@ class DisplacedDrafts:
 
     def _forget_oldest(self) -> None:
         _, displaced = self._kept.popitem(last=False)
+        self._note()
         self._pool.leave(displaced.opened, writer=False)

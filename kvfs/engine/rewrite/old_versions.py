@@ -6,10 +6,14 @@ does not record this. If the server is killed or the writer dies, both versions 
 a miss.
 """
 
+from typing import Final
+
 from kvfs.core.lifecycle import UNFINISHED
 from kvfs.core.types import InodeNo
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
+
+_OLD_NOTE: Final = b"rewrite/old"
 
 
 class OldVersions:
@@ -39,10 +43,30 @@ class OldVersions:
         self._kept[draft] = kept
         if kept is not None:
             kept.stands_in = draft
+        self._note()
 
     def keep_nothing(self, draft: InodeNo) -> None:
         """Note that the block replaced by *draft* is gone: others miss until the draft is whole."""
         self._kept[draft] = None
+        self._note()
+
+    def _note(self) -> None:
+        """Note all of them, for a server that takes the mount over."""
+        rows = [(draft, 0 if kept is None else kept.ino) for draft, kept in self._kept.items()]
+        self._pool.notes.put(_OLD_NOTE, rows)
+
+    def recall(self) -> None:
+        """Show again what was noted, as far as it is there; else nothing, until it is whole."""
+        rows = self._pool.notes.get(_OLD_NOTE) or []
+        for draft, ino in rows:
+            if not self._pool.index.knows(draft):
+                continue
+            kept, pool = None, self._pool
+            if ino and not pool.index.knows(ino):
+                kept = pool.open_notes.enter(pool.open_inodes, pool.space, ino)
+            if kept is not None:
+                kept.stands_in = draft
+            self._kept[draft] = kept
 
     def of(self, draft: InodeNo) -> InodeNo | None:
         """Return the inode that others see in place of *draft*, None if they see nothing."""
@@ -53,6 +77,7 @@ class OldVersions:
         """Note that *opened* has a name again: its draft is a miss for others until it is whole."""
         if opened.stands_in:
             self._kept[opened.stands_in] = None
+            self._note()
             self._let_go(opened)
 
     def _let_go(self, opened: OpenInode) -> None:
@@ -62,6 +87,7 @@ class OldVersions:
     def end(self, draft: InodeNo) -> None:
         """Show *draft* itself from now on, because it is whole or has lost its name."""
         kept = self._kept.pop(draft)
+        self._note()
         if kept is not None:
             self._let_go(kept)
 
@@ -69,6 +95,7 @@ class OldVersions:
         """Give up the old blocks, because their space is needed."""
         for draft, kept in list(self._kept.items()):
             self._kept[draft] = None
+            self._note()
             if kept is not None:
                 self._let_go(kept)
 

@@ -9,7 +9,7 @@ own.
 
 import contextlib
 import stat
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvfs.core.errors import KvfsError, NotFound
 from kvfs.core.inode_rules import new_record
@@ -20,6 +20,7 @@ from kvfs.core.rewriting import (
     LOOKUP,
     LOSES_NAME,
     OPEN,
+    REFUSAL,
     Answer,
     Found,
     Loser,
@@ -33,6 +34,8 @@ from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.pool import Pool
+
+_REFUSED_NOTE: Final = b"rewrite/refused"
 
 
 class MayEmpty(Protocol):
@@ -76,7 +79,35 @@ class TruncatingOpens:
             self.supersede(ino, record, maker, thread)
         elif answer is Answer.RETRY:
             self.refusals.note(thread, ino, self._names(ino, record), now_s, reads=reads)
+        if before is not None or answer is Answer.RETRY:
+            self._note()
         return answer is Answer.EMPTY
+
+    def _note(self) -> None:
+        """Note the refusals, for a server that takes the mount over."""
+        rows = [(thread, tuple(refusal)) for thread, refusal in self.refusals.all()]
+        self._pool.notes.put(_REFUSED_NOTE, rows)
+
+    def recall(self) -> None:
+        """Make all of it again that was noted; the handles of open inodes are counted already."""
+        pool = self._pool
+        self.displaced.recall()
+        self.old.recall()
+        rows = pool.notes.get(_REFUSED_NOTE) or []
+        # Nobody was answered since: what is to come has its whole time yet.
+        now_s = pool.monotonic_s()
+        for thread, refusal in rows:
+            refused = Refusal(*refusal)._replace(until_s=now_s + REFUSAL.wait_s)
+            self.refusals.recall(thread, refused)
+        until_s = now_s + AWAITED.wait_s
+        for ino, reserve_bytes, thread in self._awaited.recall():
+            record = pool.index.inode_or_miss(ino)
+            if ino in pool.open_inodes.written or record is None or record.state not in UNFINISHED:
+                continue  # its OPEN has come, or it was never made
+            with contextlib.suppress(KvfsError, OSError):
+                extent = pool.ready.recall(ino, reserve_bytes)
+                pool.space.extra_bytes += extent.reserve_bytes
+                self._awaited[ino] = (extent, until_s, thread)  # its note is there
 
     def _found_at_open(
         self, ino: InodeNo, record: InodeRecord | None, thread: int, maker: Maker
@@ -119,6 +150,7 @@ class TruncatingOpens:
             ino = self.displaced.promised(record, thread) or ino
         if found is not Found.ON_THE_WAY:
             self.refusals.looked(thread, ino)
+            self._note()
         return ino
 
     def _found_at_lookup(
@@ -167,6 +199,7 @@ class TruncatingOpens:
         if truncates and thread > 0:
             names = self._names(ino, self._pool.index.inode(ino))
             self.refusals.note(thread, InodeNo(0), names, self._pool.monotonic_s(), reads=reads)
+        self._note()
 
     def _due(self, ino: InodeNo, record: InodeRecord, thread: int, maker: Maker) -> bool:
         """Whether a truncating open of *ino* by *thread* of *maker* must get another inode."""
@@ -201,21 +234,23 @@ class TruncatingOpens:
         fresh = new_record(
             record.parent, record.name, record.mode, record.uid, record.gid, now_ns, parent_record
         )._replace(gid=record.gid, maker_tgid=maker.tgid, maker_birth=maker.birth)
+        # Before its name: a server that takes the mount over must not take it for a draft that
+        # nobody finishes.
+        self._awaited.enter(extent, pool.monotonic_s() + AWAITED.wait_s, thread)
         try:
-            with TreeChange(pool, now_ns, begun=extent.ino) as change:
+            with TreeChange(pool, now_ns, begun=extent.ino, keeps=True) as change:
                 if held:
                     change.replace(ino, record, extent.ino, fresh, attributes)
                 else:
                     change.link(extent.ino, fresh, attributes)
         except BaseException:
-            pool.ready.put_back(extent)
+            pool.ready.put_back(self._awaited.leave(extent.ino))
             raise
         if held:
             self._replaced(ino, record, extent.ino, maker, now_ns)
         else:
             self.old.keep_nothing(extent.ino)
         pool.space.extra_bytes += extent.reserve_bytes
-        self._awaited[extent.ino] = (extent, pool.monotonic_s() + AWAITED.wait_s, thread)
         return extent.ino
 
     def _replaced(
@@ -291,7 +326,8 @@ class TruncatingOpens:
 
     def _drop_awaited(self) -> None:
         """Drop the oldest fresh inode, which nobody has opened, and its name."""
-        ino, (extent, _, _) = self._awaited.popitem(last=False)
+        ino = next(iter(self._awaited))
+        extent = self._awaited.leave(ino)
         self._pool.space.extra_bytes -= extent.reserve_bytes
         with contextlib.suppress(OSError):  # a reader may still have the extent
             self._pool.extents.trim(extent.fd, 0)

@@ -1,0 +1,145 @@
+"""Open inodes as another server left them: made again from handles, index, extents and notes.
+
+Nothing of it was closed, so the kernel and the clients go on as if nothing had happened. A block
+that is being written goes on being written by the same process; an inode without a name keeps its
+bytes for those who have it open. What nobody has open is not here (recovery/living.py).
+"""
+
+import logging
+import os
+import stat
+from typing import Final
+
+from kvfs.core.errors import Damaged
+from kvfs.core.lifecycle import UNFINISHED, State
+from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
+from kvfs.engine.blocks.blocks import Blocks
+from kvfs.engine.blocks.doubts import Closing
+from kvfs.machine.process_ends import Fate
+from kvfs.machine.processes import Maker
+from kvfs.pool import holes
+from kvfs.pool.living_handles import Living, LivingHandle
+from kvfs.pool.open_inodes import Hand, OpenInode
+from kvfs.pool.open_notes import UNTOLD, NotedClose
+from kvfs.pool.pool import Pool
+from kvfs.pool.recently_removed import REMOVED_KEPT_S
+
+_log: Final = logging.getLogger(__name__)
+
+#: Of blocks whose writer's death would leave them torn.
+_UNWHOLE: Final = UNFINISHED | {State.REWRITE, State.RENAMED}
+
+
+class TakenOver:
+    """Makes the open inodes of one pool again."""
+
+    def __init__(self, pool: Pool, blocks: Blocks) -> None:
+        self._pool = pool
+        self._blocks = blocks
+
+    def recall(self, living: Living, kept: set[InodeNo]) -> None:
+        """Open what the *living* handles have open; *kept* are unfinished. Raises OSError."""
+        pool, closes = self._pool, dict(self._pool.open_notes.all_closes())
+        for ino in kept:
+            record = pool.index.inode_or_miss(ino)
+            if record is not None and record.state in _UNWHOLE | {State.SLAB}:
+                pool.unfinished.add(ino)
+        by_inode = living.by_inode()
+        for ino in by_inode.keys() | closes.keys():
+            self._open(ino, by_inode.get(ino, []), closes.get(ino, []))
+        self._blocks.truncating.recall()
+        self._recall_removed()
+        for ino in pool.open_notes.all_written() - pool.open_inodes.keys():
+            pool.open_notes.forget(ino)
+
+    def _open(self, ino: InodeNo, handles: list[LivingHandle], closes: list[NotedClose]) -> None:
+        pool = self._pool
+        noted = None
+        record = pool.index.inode_or_miss(ino)
+        if record is None:
+            noted = pool.open_notes.nameless(ino)
+            if noted is None and not handles:
+                return  # it is gone, and with it the doubt
+        opened = OpenInode(ino)
+        for handle in handles:
+            for _ in range(handle.opens):
+                opened = pool.open_inodes.enter(ino, writer=handle.writer)
+        for _ in closes:
+            opened = pool.open_inodes.enter(ino, writer=True)
+        if record is None and noted is not None:
+            record, opened.attributes = noted
+            opened.gone = record
+            pool.space.extra_bytes += record.allocated_bytes
+        if record is None:
+            opened.revoked = True  # its record was lost: whatever is asked of it is ESTALE
+            return
+        opened.allocated_bytes = record.allocated_bytes
+        if not stat.S_ISREG(record.mode):
+            return
+        if opened.writers:
+            self._write(opened, record, [handle for handle in handles if handle.writer])
+        for handle in handles:
+            if handle.served:
+                for _ in range(handle.opens):
+                    self._blocks.served.opened(opened, writer=handle.writer, passing=handle.passing)
+        for close in closes:
+            self._recall_close(opened, close)
+
+    def _recall_close(self, opened: OpenInode, close: NotedClose) -> None:
+        """Carry out a writer's *close* that another server answered."""
+        if close == UNTOLD:
+            self._blocks.last_closes.take(opened)
+            return
+        maker, fate = Maker(close.tgid, close.birth), Fate(close.fate)
+        closing = Closing(close.tid, maker, fate, close.at_s, close.size_bytes, close.mtime_ns)
+        self._blocks.doubts.take(opened, closing)
+
+    def _write(self, opened: OpenInode, record: InodeRecord, writers: list[LivingHandle]) -> None:
+        """Set what is known of *opened*, which is being written."""
+        pool, state = self._pool, State(record.state)
+        try:
+            opened.fd = pool.extents.open(opened.ino, os.O_RDWR)
+        except Damaged as error:
+            self._blocks.publishing.dismiss(opened, error)
+            return
+        status = pool.syscalls.fstat(opened.fd)
+        pool.note_allocated(opened, pool.extents.allocated_bytes(opened.fd))
+        if state in UNFINISHED:
+            opened.created_in = record.parent
+        pool.open_notes.recall(opened, state)
+        opened.identity_lingers = state is State.REWRITE and record.size_bytes > 0
+        first = writers[0].maker if writers else Maker(record.maker_tgid, record.maker_birth)
+        opened.maker = first
+        for handle in writers:
+            opened.hands = (*opened.hands, Hand(handle.maker, handle.thread))[-64:]
+            opened.appenders += handle.appends
+            opened.flushed |= handle.flushed
+            if handle.flushed:
+                opened.flushed_as = max(opened.flushed_as, handle.flushed_as, key=lambda at: at[1])
+        holes.look(opened, status.st_size)
+        if opened.emptied:  # by a file server, which may have closed it
+            self._blocks.served.keep_open(opened)
+        if not pool.kernel.writers_run_free:
+            return
+        if not any(handle.passing for handle in writers):
+            opened.through_daemon = True
+        elif state in UNFINISHED:
+            pool.open_inodes.let_run(opened)
+
+    def _recall_removed(self) -> None:
+        """Keep what lost its name a moment ago, and erase what did so before."""
+        pool, now_ns = self._pool, self._pool.clock_ns()
+        for ino in pool.open_notes.all_nameless():
+            if ino in pool.open_inodes:
+                continue
+            noted = pool.open_notes.nameless(ino)
+            if noted is None or pool.index.knows(ino):
+                pool.open_notes.end(ino)
+                continue
+            record = noted[0]
+            if 0 <= now_ns - record.ctime_ns < REMOVED_KEPT_S * SECOND_NS:
+                pool.space.extra_bytes += record.allocated_bytes
+                pool.recently_removed.keep(ino, record, pool.monotonic_s())
+            else:
+                pool.open_notes.end(ino)
+                pool.identities.erase(ino, record)

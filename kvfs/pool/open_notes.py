@@ -1,0 +1,139 @@
+"""What is noted of open inodes, for a server that takes the mount over (storage/notes.py).
+
+The handle table says who has them open, index and extents say the most of the rest. Here is what
+neither knows: inodes without a name, what happened to a block that is being written, and closes
+that are answered and not carried out.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from kvfs.core.errors import Damaged
+from kvfs.core.lifecycle import State
+from kvfs.core.records import pack_inode, parse_inode
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.pool.open_inodes import OpenInode, OpenInodes
+from kvfs.pool.space import Space
+from kvfs.storage.notes import Notes
+
+_NAMELESS: Final = b"n"
+_WRITING: Final = b"w"
+_CLOSES: Final = b"c"
+#: What is noted of a block that is being written.
+_FLAGS: Final = ("torn", "overrun", "renamed", "emptied", "appended_only")
+
+
+class NotedClose(NamedTuple):
+    """A writer's close that is answered and not carried out; as doubts.py's ``Closing``.
+
+    ``tid`` is -1 if nothing is in doubt, and the index could not be written.
+    """
+
+    tid: int
+    tgid: int
+    birth: int
+    fate: str
+    at_s: float
+    size_bytes: int
+    mtime_ns: int
+
+
+#: Nothing is in doubt.
+UNTOLD: Final = NotedClose(-1, 0, 0, "", 0.0, -1, 0)
+
+
+def _key(kind: bytes, ino: InodeNo) -> bytes:
+    return kind + ino.to_bytes(8, "little")
+
+
+class OpenNotes:
+    """The notes of open inodes."""
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+
+    def lose_name(
+        self, ino: InodeNo, record: InodeRecord, attributes: Mapping[bytes, bytes]
+    ) -> None:
+        """Note what the index forgets next, or forgot, of *ino*: it is open, or may be."""
+        self._notes.put(_key(_NAMELESS, ino), (pack_inode(record), dict(attributes)))
+
+    def changed(self, opened: OpenInode) -> None:
+        """Note the present record of *opened*, which has no name."""
+        if opened.gone is not None:
+            self.lose_name(opened.ino, opened.gone, opened.attributes)
+
+    def end(self, ino: InodeNo) -> None:
+        """Note that *ino*, which has no name, is gone."""
+        self._notes.drop(_key(_NAMELESS, ino))
+
+    def nameless(self, ino: InodeNo) -> tuple[InodeRecord, Mapping[bytes, bytes]] | None:
+        """Return record and attributes of *ino*, None if nothing is noted."""
+        noted = self._notes.get(_key(_NAMELESS, ino))
+        if noted is None:
+            return None
+        record, attributes = noted
+        with contextlib.suppress(Damaged):
+            return parse_inode(record), attributes
+        return None
+
+    def enter(self, open_inodes: OpenInodes, space: Space, ino: InodeNo) -> OpenInode | None:
+        """Count a reading handle on *ino*, of which ``nameless`` knows; None if it does not."""
+        noted = self.nameless(ino)
+        if noted is None:
+            return None
+        opened = open_inodes.enter(ino, writer=False)
+        if opened.gone is None:
+            opened.gone, opened.attributes = noted
+            opened.allocated_bytes = opened.gone.allocated_bytes
+            space.extra_bytes += opened.allocated_bytes
+        return opened
+
+    def all_nameless(self) -> list[InodeNo]:
+        """Return every inode of which such a note is there."""
+        return [_ino(key) for key in self._notes.below(_NAMELESS)]
+
+    def writing(self, opened: OpenInode) -> None:
+        """Note what happened to *opened*, which has a writer."""
+        flags = tuple(bool(getattr(opened, name)) for name in _FLAGS)
+        self._notes.put(_key(_WRITING, opened.ino), (*flags, int(opened.before)))
+        opened.noted = True
+
+    def recall(self, opened: OpenInode, state: State) -> None:
+        """Let *opened*, of a block in *state*, be written as it was."""
+        noted = self._notes.get(_key(_WRITING, opened.ino))
+        if noted is None:
+            opened.recall(state)
+            return
+        *flags, before = noted
+        opened.recall(state, State(before), dict(zip(_FLAGS, flags, strict=True)))
+        opened.noted = True
+
+    def closes(self, opened: OpenInode, closes: Iterable[NotedClose]) -> None:
+        """Note the *closes* of *opened* that are answered and not carried out."""
+        self._notes.put(_key(_CLOSES, opened.ino), [tuple(close) for close in closes])
+        opened.noted = True
+
+    def all_closes(self) -> Iterator[tuple[InodeNo, list[NotedClose]]]:
+        """Yield each inode with such closes."""
+        for key, rows in self._notes.below(_CLOSES).items():
+            yield _ino(key), [NotedClose(*close) for close in rows]
+
+    def written(self, opened: OpenInode) -> None:
+        """Note that *opened* has no writer any more."""
+        opened.noted = False
+        self.forget(opened.ino)
+
+    def forget(self, ino: InodeNo) -> None:
+        """Drop what is noted of the writers of *ino*."""
+        self._notes.drop(_key(_WRITING, ino))
+        self._notes.drop(_key(_CLOSES, ino))
+
+    def all_written(self) -> set[InodeNo]:
+        """Return every inode of whose writers something is noted."""
+        return {_ino(key) for kind in (_WRITING, _CLOSES) for key in self._notes.below(kind)}
+
+
+def _ino(key: bytes) -> InodeNo:
+    return InodeNo(int.from_bytes(key, "little"))

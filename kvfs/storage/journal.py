@@ -1,0 +1,147 @@
+"""What must outlive a killed server and is not in LMDB: waiting rows, and which requests were done.
+
+It lies in shared memory (a memfd), which the supervisor holds, too. Another server that takes the
+mount over finds here the rows that wait for a commit (``PendingRows``), and the requests whose
+change is made and whose answer the kernel may not have. A request is told by the kernel's number of
+it, 0 for none.
+
+The process may be killed between any two stores to memory. So a record counts from the last store
+on, its length, of eight aligned bytes. Waiting rows belong to the commit that they follow: once
+another one has carried them they count no more. A change that is committed at once is announced
+before, with the number that its commit will have.
+"""
+
+import marshal
+import mmap
+import os
+import struct
+from typing import Final
+
+from kvfs.core.types import InodeNo
+from kvfs.storage.index_transaction import Deed, Rows
+from kvfs.storage.shared_table import ALIGNED_BYTES, ENDS, WORD, begin_table, require_table
+
+#: Raised when the layout, or what marshal writes, changes.
+_JOURNAL_VERSION: Final = 1
+_JOURNAL_MAGIC: Final = b"KVFSJRNL"
+#: Of the kernel's numbers: set if it sent the request once more (FUSE_UNIQUE_RESEND, linux/fuse.h).
+RESENT: Final = 1 << 63
+_NUMBER_MASK: Final = RESENT - 1
+
+#: The answer to a request is written right after its commit: few are under way at a time.
+_DEEDS: Final = 64
+_DEEDS_START: Final = 4096
+#: Number of the commit (0: the rows are kept here), inode, request; the request is stored last.
+_DEED: Final = struct.Struct("=QQQ")
+_REQUEST_OFFSET: Final = 16
+_WAITING_START: Final = 8192
+_JOURNAL_BYTES: Final = 4 << 20
+#: Commit that the rows follow, inode, request; then the rows, as marshal writes them.
+_FOLLOWS: Final = struct.Struct("=QQQ")
+#: Bytes, None and dicts of them: written the same by every Python since 2.5.
+MARSHAL_VERSION: Final = 2
+_NO_DEED: Final[Deed] = (0, InodeNo(0))
+
+
+class Journal:
+    """The journal in one memfd; one process at a time writes it, on one thread."""
+
+    def __init__(self, fd: int) -> None:
+        """Use *fd*, and what it holds; an empty one is made ready. Raises FormatUnknown."""
+        self._at = _WAITING_START
+        self._transaction = 0
+        self._next_deed = 0
+        found = os.fstat(fd).st_size
+        if not found:
+            os.ftruncate(fd, _JOURNAL_BYTES)
+        self._memory = memory = mmap.mmap(fd, found or _JOURNAL_BYTES)
+        if not found:
+            begin_table(memory, _JOURNAL_MAGIC, _JOURNAL_VERSION)
+        require_table(memory, _JOURNAL_MAGIC, _JOURNAL_VERSION, "journal")
+
+    def close(self) -> None:
+        """Let go of the memory, which the supervisor may hold on to."""
+        self._memory.close()
+
+    # ---- what the last server left ----
+
+    def waiting(self, transaction: int) -> Rows:
+        """Return the rows that wait, if the last commit is *transaction*; they go on waiting."""
+        self._transaction, self._at = transaction, _WAITING_START
+        rows: Rows = {}
+        for at, end in self._records():
+            rows.update(marshal.loads(self._memory[at + _FOLLOWS.size : end]))
+            self._at = end
+        return rows
+
+    def done(self) -> dict[int, InodeNo]:
+        """Return which requests are done, and the inode that each made. Call ``waiting`` before."""
+        found: dict[int, InodeNo] = {}
+        latest = 0
+        for number in range(_DEEDS):
+            transaction, ino, request = _DEED.unpack_from(
+                self._memory, _DEEDS_START + number * _DEED.size
+            )
+            request &= _NUMBER_MASK
+            if request > latest:  # what comes next takes the place of the oldest
+                latest, self._next_deed = request, (number + 1) % _DEEDS
+            if transaction <= self._transaction:
+                found[request] = InodeNo(ino)
+        for at, _ in self._records():
+            _, ino, request = _FOLLOWS.unpack_from(self._memory, at)
+            found[request & _NUMBER_MASK] = InodeNo(ino)
+        found.pop(0, None)
+        return found
+
+    def _records(self) -> list[tuple[int, int]]:
+        """Return where each record that follows the last commit begins and ends, without length."""
+        found: list[tuple[int, int]] = []
+        at = _WAITING_START
+        while at + ALIGNED_BYTES <= len(self._memory):
+            (length_bytes,) = WORD.unpack_from(self._memory, at)
+            start, end = at + ALIGNED_BYTES, at + ALIGNED_BYTES + length_bytes
+            if length_bytes < _FOLLOWS.size or end > len(self._memory):
+                break
+            if _FOLLOWS.unpack_from(self._memory, start)[0] != self._transaction:
+                break
+            found.append((start, end))
+            at = end
+        return found
+
+    # ---- what this one does ----
+
+    def keep(self, rows: Rows, deed: Deed | None) -> bool:
+        """Keep *rows*, which wait, and *deed*, done by them; False if there is no room."""
+        ino_request = _NO_DEED if deed is None else deed
+        body = _FOLLOWS.pack(self._transaction, ino_request[1], ino_request[0]) + marshal.dumps(
+            rows, MARSHAL_VERSION
+        )
+        body += ENDS[len(body) & 7]
+        start = self._at + ALIGNED_BYTES
+        end = start + len(body)
+        if end > _JOURNAL_BYTES:
+            return False
+        self._memory[start:end] = body
+        WORD.pack_into(self._memory, self._at, len(body) - ALIGNED_BYTES)
+        self._at = end - ALIGNED_BYTES
+        if deed is not None:
+            self.intend(deed, 0)
+        return True
+
+    def intend(self, deed: Deed, transaction: int) -> None:
+        """Note that commit *transaction*, which comes next, does *deed*; 0: it is done."""
+        request, ino = deed
+        offset = _DEEDS_START + self._next_deed * _DEED.size
+        _DEED.pack_into(self._memory, offset, transaction, ino, request)
+        self._next_deed = (self._next_deed + 1) % _DEEDS
+
+    def withdraw(self) -> None:
+        """Note that the commit which was announced last has failed."""
+        last = (self._next_deed - 1) % _DEEDS
+        WORD.pack_into(self._memory, _DEEDS_START + last * _DEED.size + _REQUEST_OFFSET, 0)
+
+    def committed(self, transaction: int) -> None:
+        """Note that *transaction* was committed, with all rows that waited."""
+        if transaction == self._transaction:  # they left nothing to write
+            WORD.pack_into(self._memory, _WAITING_START, 0)
+        self._transaction, self._at = transaction, _WAITING_START

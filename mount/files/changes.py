@@ -1,0 +1,68 @@
+"""Changes of attributes (SETATTR), with what must be durable before the answer."""
+
+import contextlib
+
+from kvfs.core.errors import DeadInode
+from kvfs.core.inode_rules import is_narrowed
+from kvfs.core.types import PAGE_BYTES, InodeNo, InodeRecord
+from kvfs.engine.attributes import Change
+from kvfs.machine.processes import NOBODY
+from mount.files.files import Files
+
+
+class Changes:
+    """Changes attributes of the files of one mount."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._store = files.store
+
+    async def change(self, ino: InodeNo, change: Change) -> None:
+        """Apply *change* to *ino*; raises what ``Attributes.change`` raises, and OSError.
+
+        If it takes a permission away, that is durable before the answer, so that a power loss
+        does not give it back.
+        """
+        if (change.mode, change.uid, change.gid) == (None, None, None):
+            await self._change(ino, change)
+            return
+        before = self._store.blocks.present(ino)
+        await self._change(ino, change)
+        if is_narrowed(before, self._store.blocks.present(ino)):
+            for shown in self._store.attributes.bearers(ino):
+                with contextlib.suppress(DeadInode):  # it was removed meanwhile
+                    await self._say_durably(shown, self._store.blocks.present(shown))
+
+    async def _say_durably(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Wait until the identity of *ino* is durable. Raises NoSpace, OSError."""
+        pool = self._store.pool
+        if not pool.identities.is_said(ino, record):
+            return
+        pool.identities.say_now(ino)
+        await self._files.in_thread(pool.extents.make_durable, ino)
+
+    async def _change(self, ino: InodeNo, change: Change) -> None:
+        """Apply *change*. Before a block is cut within a page, its identity is removed durably.
+
+        The rest of that page gets zeros, which may reach the device before the new size does.
+        """
+        attributes, blocks, size_bytes = (
+            self._store.attributes,
+            self._store.blocks,
+            change.size_bytes,
+        )
+        if (
+            size_bytes is None
+            or size_bytes % PAGE_BYTES == 0
+            or size_bytes >= blocks.present(ino).size_bytes
+        ):
+            maker = self._files.requester() if size_bytes == 0 else NOBODY
+            attributes.change(ino, change, maker)
+            return
+        opened = blocks.open(ino, writer=True, truncate=False)
+        try:
+            if opened.identity_lingers:
+                await self._files.in_thread(blocks.publishing.forget_durably, opened)
+            attributes.change(ino, change)
+        finally:
+            blocks.close(opened, writer=True)

@@ -1,0 +1,109 @@
+"""Answers to resent requests that the last server did: they must not be done twice.
+
+What it did is known from the journal (names) and from the handle table (opens and closes). A
+request of which nothing is known was not done, and is done now.
+"""
+
+import contextlib
+import errno
+import os
+from typing import Final
+
+from kvfs.core.errors import KvfsError
+from kvfs.core.types import InodeNo
+from kvfs.storage.journal import RESENT
+from mount.files.files import Files
+from mount.files.handles import Handle, HandleKind, Recalled
+from mount.fuse.wire import (
+    IN_HEADER,
+    IN_HEADER_BYTES,
+    OPEN_IN,
+    OPEN_OUT,
+    Opcode,
+    data_reply,
+    error_reply,
+)
+from mount.requests.answers import Answers
+from mount.requests.fast import entry_out
+
+#: Answered with success alone.
+_SILENT: Final = frozenset(
+    {
+        Opcode.UNLINK,
+        Opcode.RMDIR,
+        Opcode.RENAME,
+        Opcode.RENAME2,
+        Opcode.SETXATTR,
+        Opcode.REMOVEXATTR,
+    }
+)
+_MAKES: Final = frozenset({Opcode.MKDIR, Opcode.MKNOD, Opcode.SYMLINK})
+_OPENS: Final = frozenset({Opcode.OPEN, Opcode.OPENDIR})
+_CLOSES: Final = frozenset({Opcode.RELEASE, Opcode.RELEASEDIR})
+
+
+class ResentAnswers:
+    """The answers, for as long as the requests of the last server come."""
+
+    def __init__(
+        self, answers: Answers, files: Files, done: dict[int, InodeNo], recalled: Recalled
+    ) -> None:
+        """*done*: requests and the inode of each; *recalled*: what is known of handles."""
+        self._answers = answers
+        self._files = files
+        self._done = done
+        self._recalled = recalled
+
+    def of(self, message: bytes) -> bytes | None:
+        """Return the whole reply to the request in *message*, None if it was not done."""
+        _, code, unique, _, uid, _, tid, _, _ = IN_HEADER.unpack_from(message)
+        number = unique & ~RESENT
+        handle = self._recalled.by_request.get(number)
+        if code in _CLOSES:
+            if handle is None and number not in self._recalled.closed:
+                return None
+            return error_reply(unique, 0)
+        if code == Opcode.OPEN and self._is_refused(message):
+            return error_reply(unique, errno.ESTALE)
+        if code in _OPENS:
+            return None if handle is None else data_reply(unique, self._opened(handle, uid, tid))
+        if code == Opcode.CREATE and handle is not None:
+            # Without a handle nobody has the draft, and it was dropped: it is made anew.
+            entry = self._entry(handle.opened.ino)
+            return (
+                None
+                if entry is None
+                else data_reply(unique, entry + self._opened(handle, uid, tid))
+            )
+        if number not in self._done:
+            return None
+        if code in _SILENT:
+            return error_reply(unique, 0)
+        entry = self._entry(self._done[number]) if code in _MAKES else None
+        return None if entry is None else data_reply(unique, entry)
+
+    def _is_refused(self, message: bytes) -> bool:
+        """Whether an OPEN to truncate was answered ESTALE: it is no second try of itself."""
+        _, _, _, ino, _, _, tid, _, _ = IN_HEADER.unpack_from(message)
+        if not OPEN_IN.unpack_from(message, IN_HEADER_BYTES)[0] & os.O_TRUNC:
+            return False
+        refused = self._files.store.blocks.truncating.refusals.of(tid)
+        return refused is not None and refused.ino == ino and refused.led_to is None
+
+    def _opened(self, handle: Handle, uid: int, tid: int) -> bytes:
+        """Return struct fuse_open_out; what was to follow the row of the handle is made up for."""
+        opened, files = handle.opened, self._files
+        if handle.kind is HandleKind.DIRECTORY:
+            return OPEN_OUT.pack(handle.fh, 0, 0)
+        if handle.kind is HandleKind.WRITER and not handle.tid:
+            files.own_again(handle, uid, tid)
+        publishing = files.store.blocks.publishing
+        if publishing.must_forget(opened):
+            publishing.forget_durably(opened)
+        return OPEN_OUT.pack(handle.fh, *files.granted_again(handle))
+
+    def _entry(self, ino: InodeNo) -> bytes | None:
+        """Return *ino*'s entry; None if it was removed meanwhile."""
+        with contextlib.suppress(KvfsError):
+            return entry_out(self._answers.made(ino))
+        return None

@@ -1,0 +1,127 @@
+"""What a store makes of handles that outlived another one: drafts, readers, closes in doubt."""
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from kvfs.core.errors import DeadInode, NotFound
+from kvfs.core.lifecycle import State
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.machine.process_ends import Fate
+from kvfs.machine.processes import NOBODY, Maker
+from tests.support.driven import LivingHandle, Opened
+from tests.support.stores import (
+    FILE,
+    Host,
+    assert_exact,
+    assert_no_strays,
+    host,
+    put,
+    settle,
+    write,
+)
+
+pytestmark = pytest.mark.usefixtures("caplog")
+#: A process that nobody can look at.
+WRITER: Final = Maker(1 << 30, 77)
+BYTES: Final = bytes(range(256)) * 64
+
+
+@pytest.fixture
+def running() -> Iterator[Host]:
+    """A pool in memory with a running store, which may be taken over."""
+    with host() as made:
+        made.start_outliving()
+        yield made
+        made.forget_outliving()
+
+
+def reader(opened: Opened) -> LivingHandle:
+    """Return a handle that reads."""
+    return LivingHandle(opened.ino, writer=False)
+
+
+def writer(opened: Opened, maker: Maker = NOBODY) -> LivingHandle:
+    """Return a handle that writes."""
+    return LivingHandle(opened.ino, writer=True, maker=maker, thread=os.getpid())
+
+
+def test_a_draft_goes_on_being_written(running: Host) -> None:
+    """Its rows were in no commit."""
+    draft, _ = running.store.create(ROOT_INODE, b"draft", FILE, 0, 0)
+    write(running.store, draft, BYTES)
+    store = running.take_over(writer(draft))
+    assert store.lookup(ROOT_INODE, b"draft") == draft.ino
+    assert store.present(draft.ino).size_bytes == len(BYTES)
+    again = store.opened(draft.ino)
+    os.pwrite(store.extent_fd(again), BYTES, len(BYTES))
+    store.close(again, writer=True)
+    assert store.record(draft.ino).size_bytes == 2 * len(BYTES)
+    assert store.record(draft.ino).state != State.DRAFT
+    settle(store)
+    assert_exact(running)
+
+
+def test_a_draft_that_nobody_has_open_is_dropped(running: Host) -> None:
+    draft, _ = running.store.create(ROOT_INODE, b"draft", FILE, 0, 0)
+    other, _ = running.store.create(ROOT_INODE, b"other", FILE, 0, 0)
+    write(running.store, draft, BYTES)
+    store = running.take_over(writer(other))
+    with pytest.raises(NotFound):
+        store.lookup(ROOT_INODE, b"draft")
+    store.close(store.opened(other.ino), writer=True)
+    settle(store)
+    assert_no_strays(store)
+
+
+def test_a_removed_block_keeps_its_bytes_for_who_reads_it(running: Host) -> None:
+    ino = put(running.store, ROOT_INODE, b"block", BYTES)
+    running.store.set_xattr(ino, b"user.a", b"1")
+    opened = running.store.open_to_read(ino)
+    running.store.unlink(ROOT_INODE, b"block")
+    for _ in range(2):
+        store = running.take_over(reader(opened))
+        settle(store)
+        assert os.pread(store.extent_fd(store.opened(ino)), len(BYTES), 0) == BYTES
+        assert store.present(ino).size_bytes == len(BYTES)
+        assert store.xattr(ino, b"user.a") == b"1"
+    store.close(store.opened(ino), writer=False)
+    settle(store)
+    with pytest.raises(DeadInode):
+        store.record(ino)
+
+
+def test_a_block_removed_a_moment_ago_can_still_be_opened(running: Host) -> None:
+    """The LOOKUP was answered by the last server, and the OPEN is on its way."""
+    ino = put(running.store, ROOT_INODE, b"block", BYTES)
+    put(running.store, ROOT_INODE, b"new", b"new")
+    running.store.rename(ROOT_INODE, b"new", ROOT_INODE, b"block")
+    store = running.take_over()
+    opened = store.open_to_read(ino)
+    assert os.pread(store.extent_fd(opened), len(BYTES), 0) == BYTES
+    store.close(opened, writer=False)
+
+
+def test_a_close_in_doubt_stays_in_doubt(running: Host) -> None:
+    """Its RELEASE was answered, and its writer's fate is not known yet."""
+    store = running.store
+    draft, _ = store.create(ROOT_INODE, b"draft", FILE, 0, 0, WRITER)
+    write(store, draft, BYTES)
+    closing = store.last_flush(draft, Fate.UNKNOWN, 100, WRITER)
+    store.close(draft, writer=True, closing=closing)
+    store = running.take_over()
+    assert store.record(draft.ino).state == State.DRAFT
+    store.rename(ROOT_INODE, b"draft", ROOT_INODE, b"block")
+    store.tick()
+    assert store.record(draft.ino).size_bytes == len(BYTES)
+    assert store.open_inos == set()
+
+
+def test_a_handle_of_what_is_gone_is_stale(running: Host) -> None:
+    store = running.take_over(LivingHandle(InodeNo(77), writer=False))
+    with pytest.raises(DeadInode):
+        store.extent_fd(store.opened(InodeNo(77)))
+    store.close(store.opened(InodeNo(77)), writer=False)
+    assert store.open_inos == set()
