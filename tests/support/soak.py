@@ -99,6 +99,8 @@ def source_of(soak: Soak) -> Iterator[str]:
 class Driver:
     """Starts the clients, ends and starts the servers, and watches both."""
 
+    client_module = "tests.support.soak_client"
+
     def __init__(self, soak: Soak, mounted: Mounted, table: Table, place: Path) -> None:
         self.soak, self.mounted, self.table, self.place = soak, mounted, table, place
         self.random = random.Random(soak.seed)
@@ -113,8 +115,7 @@ class Driver:
             directory.mkdir()
             if hides_drafts(number):
                 os.setxattr(directory, "user.kvfs.drafts", b"owner")
-        soak = self.soak
-        for client in range(soak.clients):
+        for client in range(self.soak.clients):
             with (
                 (self.place / f"out-{client}").open("wb") as out,
                 (self.place / f"err-{client}").open("wb") as err,
@@ -122,12 +123,9 @@ class Driver:
                 self.clients.append(
                     subprocess.Popen(
                         [
-                            *(sys.executable, "-m", "tests.support.soak_client"),
+                            *(sys.executable, "-m", self.client_module),
                             *(str(self.mounted.path), str(table_file)),
-                            *(f"--client={client}", f"--clients={soak.clients}"),
-                            *(f"--seed={soak.seed}", f"--most-bytes={soak.most_bytes}"),
-                            f"--staying-max={soak.staying_max}",
-                            *(["--full"] if soak.full else []),
+                            *self.arguments(client),
                         ],
                         stdout=out,
                         stderr=err,
@@ -136,16 +134,31 @@ class Driver:
                     )
                 )
 
+    def arguments(self, client: int) -> list[str]:
+        """Return what the program of this client is told."""
+        soak = self.soak
+        return [
+            *(f"--client={client}", f"--clients={soak.clients}"),
+            *(f"--seed={soak.seed}", f"--most-bytes={soak.most_bytes}"),
+            f"--staying-max={soak.staying_max}",
+            *(["--full"] if soak.full else []),
+        ]
+
     def watch(self, seconds: float) -> None:
         """Let them work for so long; raise AssertionError when one ends or hangs."""
         until_s = time.monotonic() + seconds
-        while (now_s := time.monotonic()) < until_s:
-            for client, process in enumerate(self.clients):
-                assert process.poll() is None, self.told()
-                busy_s = self.table.busy_s(client, now_s)
-                if busy_s > HANGS_S:
-                    raise AssertionError(f"client {client} hangs for {busy_s} s\n{self.stacks()}")
+        while time.monotonic() < until_s:
+            self.look()
             self.pause.wait(_LOOK_S)
+
+    def look(self) -> None:
+        """Raise AssertionError if a client has ended or hangs."""
+        now_s = time.monotonic()
+        for client, process in enumerate(self.clients):
+            assert process.poll() is None, self.told()
+            busy_s = self.table.busy_s(client, now_s)
+            if busy_s > HANGS_S:
+                raise AssertionError(f"client {client} hangs for {busy_s} s\n{self.stacks()}")
 
     def told(self) -> str:
         """Return what the clients that have ended said."""

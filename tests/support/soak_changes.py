@@ -12,15 +12,18 @@ from tests.support.soak_table import NOTHING, Found, hides_drafts, path_of
 class Changes(Owner):
     """Stores, rewrites, cuts, renames and removes."""
 
+    #: The share of stores that go by direct I/O.
+    direct_share = 0.5
+
     def store(self) -> None:
-        """Store under a temporary name and rename; half of them with direct I/O."""
+        """Store under a temporary name and rename."""
         number = self.picked()
         if not self.is_free(number):
             return
         meant = self.new()
         path = path_of(self.args.root, number)
         temporary = f"{path}.{self.args.client}-{self.serial}.tmp"
-        direct = meant.size_bytes % ALIGNED == 0 and self.random.random() < 0.5
+        direct = meant.size_bytes % ALIGNED == 0 and self.random.random() < self.direct_share
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | (os.O_DIRECT if direct else 0)
         self.temporaries.add(temporary)
         with closing(os.open(temporary, flags, 0o644)) as fd:

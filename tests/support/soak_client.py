@@ -79,9 +79,8 @@ class Client(Changes, Looks):
         return {**self.counts, **self.shelf.counts}
 
 
-def main() -> int:
-    """Run one client."""
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+def arguments() -> argparse.ArgumentParser:
+    """Return the parser of a client's command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("root")
     parser.add_argument("table")
@@ -92,7 +91,12 @@ def main() -> int:
     parser.add_argument("--least-bytes", type=int, default=ALIGNED)
     parser.add_argument("--most-bytes", type=int, required=True)
     parser.add_argument("--staying-max", type=int, required=True)
-    client = Client(parser.parse_args())
+    return parser
+
+
+def report(client: Client) -> int:
+    """Run *client*, print what it counted or the fault, and return the exit code."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     try:
         print(json.dumps(client.run()))
     except Fault as fault:
@@ -103,4 +107,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report(Client(arguments().parse_args())))

@@ -1,0 +1,68 @@
+"""Clients of every kind at work on a mount whose server is killed again and again: none notices.
+
+Each call must succeed, every byte must be right, and what was acknowledged must be there, at the
+end and after a clean stop and start, too. The kills follow from the seed (``KVFS_KILLS_SEED``).
+"""
+
+import json
+from typing import Any, Final
+
+import pytest
+
+from tests.support.mounting import skip_without_mounts
+from tests.support.server_kills import load_of, skip_without_takeover, steady_load
+from tests.support.soak import Soak
+
+pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
+
+#: Across so many of a hundred kills no call takes longer than a second.
+QUICK_SHARE_MIN: Final = 0.99
+#: What clients must have done, each of them often.
+DONE: Final = (
+    *("acknowledged", "store", "store_in_place", "store_mapped", "rewrite", "truncate", "loads"),
+    *("write_slowly", "kept", "look", "lists", "change_names", "evict", "lock", "rename_over"),
+    *("append", "list_many"),
+)
+
+
+def kill_servers(soak: Soak, kills: int, *, pause_s: float) -> dict[str, Any]:
+    """Kill so many servers under the load; return and print what happened."""
+    skip_without_mounts()
+    with steady_load(soak, pause_s=pause_s) as driver:
+        skip_without_takeover(driver.mounted)
+        for _ in range(kills):
+            driver.watch(driver.random.uniform(soak.least_s, soak.most_s))
+            driver.next_kill()
+        assert driver.mounted.status()["restarts"] >= kills
+    report = driver.report()
+    print(json.dumps(report))
+    assert report["kills"] == kills
+    return report
+
+
+@pytest.mark.parametrize(
+    ("path", "room", "source", "kills"),
+    [("passthrough", "full", "drive", 20), ("daemon", "roomy", "directory", 2)],
+)
+def test_a_few_kills(path: str, room: str, source: str, kills: int) -> None:
+    """[taken-over] No call of eleven clients fails."""
+    report = kill_servers(load_of(path, room, source, most_s=0.6), kills, pause_s=0.04)
+    assert report["done"]["acknowledged"] > kills, report
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(
+    ("path", "room", "source"),
+    [
+        ("passthrough", "roomy", "drive"),
+        ("passthrough", "full", "drive"),
+        ("daemon", "full", "directory"),
+    ],
+)
+def test_two_hundred_kills(path: str, room: str, source: str) -> None:
+    """[taken-over] A fifth of them inside a create, a rename or a release."""
+    report = kill_servers(load_of(path, room, source, most_s=1.5), 200, pause_s=0.01)
+    assert min(report["done"].get(what, 0) for what in DONE) > 0, report
+    inside = sum(hits for how, hits in report["hit"].items() if ": " in how)
+    assert inside >= report["kills"] / 5, report
+    assert report["pause_s"]["above_1_s"] <= (1 - QUICK_SHARE_MIN) * report["kills"], report
