@@ -42,7 +42,9 @@ class NfsPool:
 
 
 @contextlib.contextmanager
-def nfs_pool(logs: Path, *flags: str, settings: str = "") -> Iterator[NfsPool]:
+def nfs_pool(
+    logs: Path, *flags: str, settings: str = "", kind: type[Mounted] = Mounted
+) -> Iterator[NfsPool]:
     """Mount a pool in memory with *flags*, and export it with *settings* beside the export.
 
     *logs* is a directory that outlives it, for what the server says. The daemon's own log goes
@@ -54,7 +56,7 @@ def nfs_pool(logs: Path, *flags: str, settings: str = "") -> Iterator[NfsPool]:
     with (
         own_network() as network,
         own_tmpfs() as source,
-        Mounted(source, network.place / "kv", *log, *flags) as mounted,
+        kind(source, network.place / "kv", *log, *flags) as mounted,
     ):
         mounted.log_file = logs / "kvfs.log"
         with Ganesha(network, logs, Export(NAME, mounted.path), settings=settings) as server:
