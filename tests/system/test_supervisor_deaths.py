@@ -105,7 +105,7 @@ def look_at_kept(mounted: Supervised, told: list[dict[str, Any]]) -> None:
 
 
 def test_a_killed_supervisor() -> None:
-    """[taken-over] The server serves on: no client notices, and status says that it is alone."""
+    """[killed-supervisor] No client notices, and status says that the server is alone."""
     skip_without_mounts()
     soak = load_of("passthrough", "full", "directory", most_s=0.4, kinds=FEW_CLIENTS)
     with steady_load(soak, FEW_CLIENTS) as driver:
