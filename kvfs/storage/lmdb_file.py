@@ -73,6 +73,28 @@ class Meta(NamedTuple):
     transaction: int
 
 
+class Tree(NamedTuple):
+    """One of LMDB's two trees: its root's page number, and its depth, 0 for an empty one."""
+
+    root: int
+    depth: int
+
+
+def newest_trees(path: str) -> tuple[int, int, tuple[Tree, Tree]]:
+    """Return page size, last page, and the trees (free lists, rows) of the last commit.
+
+    Raises IndexDamaged, FormatUnknown as ``check_data_file``, which is called before.
+    """
+    with open(f"{path}/{DATA_NAME}", "rb") as file:
+        first = file.read(META_BYTES)
+        file.seek(parse_meta(first, 0).psize_bytes)
+        second = file.read(META_BYTES)
+    raw = max((first, second), key=lambda raw: parse_meta(raw, 0).transaction)
+    fields, meta = _META_PAGE.unpack(raw), parse_meta(raw, 0)
+    free, rows = Tree(fields[16], fields[11]), Tree(fields[24], fields[19])
+    return meta.psize_bytes, meta.last_page, (free, rows)
+
+
 def parse_meta(raw: bytes, page: int) -> Meta:
     """Return what meta page *page* says; raises IndexDamaged, FormatUnknown."""
     if len(raw) < META_BYTES:

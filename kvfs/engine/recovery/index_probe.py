@@ -15,6 +15,7 @@ from kvfs.core.errors import CommandError, Damaged, FormatUnknown, IndexDamaged,
 from kvfs.core.records import INODE_PREFIX, META_PREFIX
 from kvfs.core.types import ROOT_INODE
 from kvfs.storage.index import Index
+from kvfs.storage.index_pages import refuse_broken_pages
 from kvfs.storage.index_swap import index_path
 from kvfs.storage.lmdb_file import SPARE_PAGES, check_data_file, verify_data_file
 
@@ -25,6 +26,9 @@ INODE_ROWS: Final = (META_PREFIX, INODE_PREFIX)
 
 #: An index up to this size is looked at whole, in some 0.1 s: every page, and every row.
 WHOLE_LOOK_MOST_BYTES: Final = 8 << 20
+
+#: Up to this size all pages of a larger one are, in half a second; some 500,000 blocks.
+BOUNDS_LOOK_MOST_BYTES: Final = 256 << 20
 
 _STEP_ROWS: Final = 4096
 #: A row takes more: 8 bytes of its own, 2 of its page's table, and the key.
@@ -44,15 +48,21 @@ def refuse_unreadable(pool_fd: int, prefixes: Iterable[bytes]) -> None:
 def refuse_broken(pool_fd: int) -> None:
     """Raise as ``refuse_unreadable`` before a server uses the index.
 
-    A small index is looked at whole; of a larger one the rows that a start reads.
+    A small index is looked at whole; of a larger one all pages, and the rows that a start reads.
     """
     path = index_path(pool_fd)
     read_apart(lambda: _look_whole(path) or walk(path, START_ROWS))
 
 
 def _look_whole(path: str) -> int:
-    """Look at every page and row of a small index; return how many rows, 0 for a larger one."""
-    if check_data_file(path, spare_pages=SPARE_PAGES) > WHOLE_LOOK_MOST_BYTES:
+    """Look at every page and row of a small index; return how many rows, 0 for a larger one.
+
+    Of a larger one all pages are looked at, and of a very large one none.
+    """
+    used_bytes = check_data_file(path, spare_pages=SPARE_PAGES)
+    if used_bytes > WHOLE_LOOK_MOST_BYTES:
+        if used_bytes <= BOUNDS_LOOK_MOST_BYTES:
+            refuse_broken_pages(path)
         return 0
     if problems := verify_data_file(path):
         raise IndexDamaged(f"index: {problems[0]}")
