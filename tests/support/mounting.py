@@ -229,10 +229,18 @@ class Mounted:
         self._wait_for_server()
 
     def send_kill(self) -> None:
-        """Send both SIGKILL."""
-        for pidfd in (self._supervisor_pidfd, self._pidfd):  # it would start another server
+        """Send both SIGKILL.
+
+        The supervisor first, which would start another server. That is stopped meanwhile, or it
+        would log that the supervisor has died.
+        """
+        for pidfd, number in (
+            (self._pidfd, signal.SIGSTOP),
+            (self._supervisor_pidfd, signal.SIGKILL),
+            (self._pidfd, signal.SIGKILL),
+        ):
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(pidfd, number)
 
     def kill_server(self) -> None:
         """End the server alone with SIGKILL; another one takes over (``follow_server``)."""
