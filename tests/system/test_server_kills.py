@@ -15,8 +15,6 @@ from tests.support.soak import Soak
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 
-#: Across so many of a hundred kills no call takes longer than a second.
-QUICK_SHARE_MIN: Final = 0.99
 #: What clients must have done, each of them often.
 DONE: Final = (
     *("acknowledged", "store", "store_in_place", "store_mapped", "rewrite", "truncate", "loads"),
@@ -65,4 +63,3 @@ def test_two_hundred_kills(path: str, room: str, source: str) -> None:
     assert min(report["done"].get(what, 0) for what in DONE) > 0, report
     inside = sum(hits for how, hits in report["hit"].items() if ": " in how)
     assert inside >= report["kills"] / 5, report
-    assert report["pause_s"]["above_1_s"] <= (1 - QUICK_SHARE_MIN) * report["kills"], report
