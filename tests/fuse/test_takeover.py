@@ -144,12 +144,6 @@ def mknod(kv: Path) -> None:
     assert (kv / "made").stat().st_size == 0
 
 
-def symlink(kv: Path) -> None:
-    """Make a symlink."""
-    (kv / "made").symlink_to("there")
-    assert (kv / "made").readlink() == Path("there")
-
-
 def rename(kv: Path) -> None:
     """Publish over a name: done twice the source would be missing."""
     (kv / "old").rename(kv / "new")
@@ -161,12 +155,6 @@ def unlink(kv: Path) -> None:
     """Remove a name."""
     (kv / "old").unlink()
     assert "old" not in os.listdir(kv)
-
-
-def rmdir(kv: Path) -> None:
-    """Remove a directory."""
-    (kv / "directory").rmdir()
-    assert "directory" not in os.listdir(kv)
 
 
 def removexattr(kv: Path) -> None:
@@ -197,23 +185,18 @@ def truncate(kv: Path) -> None:
 
 ACTS: Final[dict[Callable[[Path], None], list[tuple[str, Opcode]]]] = {
     create: [
-        *((point, Opcode.CREATE) for point in ("read", "kept", "row written", "reply")),
-        ("answered", Opcode.CREATE),
+        *((point, Opcode.CREATE) for point in ("read", "row written", "reply")),
         ("committed", Opcode.RELEASE),
         ("left", Opcode.RELEASE),
-        ("reply", Opcode.RELEASE),
-        ("reply", Opcode.FLUSH),
     ],
-    mkdir: [("announced", Opcode.MKDIR), ("reply", Opcode.MKDIR)],
-    mknod: [("kept", Opcode.MKNOD), ("reply", Opcode.MKNOD)],
-    symlink: [("reply", Opcode.SYMLINK)],
-    rename: [(point, Opcode.RENAME) for point in ("announced", "committed", "reply")],
+    mkdir: [("reply", Opcode.MKDIR)],
+    mknod: [("kept", Opcode.MKNOD)],
+    rename: [(point, Opcode.RENAME) for point in ("announced", "committed")],
     unlink: [("committed", Opcode.UNLINK)],
-    rmdir: [("reply", Opcode.RMDIR)],
     removexattr: [("reply", Opcode.REMOVEXATTR)],
-    open_to_read: [("row", Opcode.OPEN), ("reply", Opcode.OPEN)],
+    open_to_read: [("row", Opcode.OPEN)],
     open_to_write: [("row written", Opcode.OPEN)],
-    truncate: [("reply", Opcode.OPEN), ("row", Opcode.OPEN), ("committed", Opcode.LOOKUP)],
+    truncate: [("reply", Opcode.OPEN), ("committed", Opcode.LOOKUP)],
 }
 CASES: Final = [(act, *at) for act, places in ACTS.items() for at in places]
 
@@ -230,8 +213,6 @@ def test_what_was_asked_is_done_once(
     if act in (rename, removexattr, open_to_read, open_to_write, truncate, unlink):
         (kv / "old").write_bytes(BLOCK)
         os.setxattr(kv / "old", "user.a", b"b")
-    if act is rmdir:
-        (kv / "directory").mkdir()
     inside.kill_at(point, code)
     act(kv)
     inside.assert_killed()
