@@ -107,7 +107,9 @@ class Proof:
         """Count the image of *cut*."""
         self.tallies.setdefault(cut.mode, Tally()).add(verdict)
         if not verdict.is_good:
-            lines = verdict.lines or [verdict.refused]
+            lines = list(verdict.lines)
+            if verdict.refused and cut.mode is not Mode.LYING:  # which may take all of it
+                lines.append(verdict.refused)
             self.lines += [f"image {cut.number}, {cut.mode}: {line}" for line in lines]
 
     def __str__(self) -> str:
