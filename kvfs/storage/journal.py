@@ -121,6 +121,8 @@ class Journal:
         end = start + len(body)
         if end > _JOURNAL_BYTES:
             return False
+        # An older record's length may stand there, which would count for half a body.
+        WORD.pack_into(self._memory, self._at, 0)
         self._memory[start:end] = body
         WORD.pack_into(self._memory, self._at, len(body) - ALIGNED_BYTES)
         self._at = end - ALIGNED_BYTES

@@ -1,5 +1,7 @@
 """The journal and the notes: what a server finds there that was not written by itself."""
 
+import contextlib
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from kvfs.core.types import InodeNo
 from kvfs.storage.index import Index
 from kvfs.storage.journal import RESENT, Journal
 from kvfs.storage.notes import Notes
+from kvfs.storage.shared_table import WORD
 from kvfs.storage.syscalls import Syscalls
 from tests.support.failing_syscalls import FailingSyscalls
 
@@ -52,6 +55,36 @@ def killed(index: Index) -> None:
     """Leave the index as SIGKILL does: nothing waiting is committed."""
     index.forget_pending()
     index.close()
+
+
+class DiesBeforeTheLength:
+    """In place of the word that makes a record count: its store is the one that is not made."""
+
+    size = WORD.size
+    unpack_from = staticmethod(WORD.unpack_from)
+
+    @staticmethod
+    def pack_into(memory: mmap.mmap, offset: int, value: int) -> None:
+        if value:
+            raise InterruptedError
+        WORD.pack_into(memory, offset, value)
+
+
+def test_a_record_over_an_older_one_counts_from_its_length_on(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older one's length is not that of the new one, whose body is there already."""
+    first = Journal(memory)
+    first.waiting(1)
+    assert first.keep({b"old": b"short"}, None)
+    first.committed(2)
+    monkeypatch.setattr("kvfs.storage.journal.WORD", DiesBeforeTheLength)
+    with pytest.raises(InterruptedError):
+        first.keep({b"new": b"longer" * 100}, None)
+    monkeypatch.undo()
+    first.close()
+    with contextlib.closing(Journal(memory)) as second:
+        assert second.waiting(2) == {}
 
 
 def test_rows_that_wait_outlive_a_killed_server(memory: int, made: Path) -> None:
