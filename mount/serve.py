@@ -29,6 +29,7 @@ from mount.control.metrics.scrapes import serve_scrapes
 from mount.control.metrics.textfile import write_textfile
 from mount.control.socket import Verb, group_id, serve_control
 from mount.control.status import Parts, describe, describe_lost
+from mount.control.supervision import Supervision, let_end_calls, say_alive
 from mount.control.sync_verbs import SyncVerbs
 from mount.control.verbs import CommandVerbs
 from mount.files.data_path import DaemonPath
@@ -44,7 +45,6 @@ from mount.fuse.wire import Opcode
 from mount.process import succession
 from mount.process.logs import apply_levels
 from mount.process.succession import Succession
-from mount.process.supervision import let_end_calls, notice_its_end, say_alive
 from mount.requests.answers import Answers
 from mount.requests.data import DataRequests
 from mount.requests.fast import FastAnswers
@@ -132,6 +132,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.settings = settings
         self._held = held
         self._of = of
+        self._supervision = Supervision(held)
         self._group = group_id(settings.control_group)
         self.port = port
         self.store = port.store
@@ -239,7 +240,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 nursery.start_soon(self._serve_signals, load)
                 nursery.start_soon(self.channel.flush_late)
                 commands, syncing = CommandVerbs(self.store, nursery), SyncVerbs(self.store)
-                verbs = self._verbs({**commands.table(), **syncing.table()})
+                verbs = self._verbs(commands.table() | syncing.table() | self._supervision.table())
                 await nursery.start(
                     serve_control, socket_path(self.settings.name), verbs, self._group
                 )
@@ -272,7 +273,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             self._left = True
         ready()
         nursery.start_soon(say_alive, self._held)
-        nursery.start_soon(notice_its_end, self._held)
+        nursery.start_soon(self._supervision.listen)
 
     async def _tick(self) -> None:
         root = self.store.namespace.directory(ROOT_INODE)
@@ -343,14 +344,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
     async def _status(self, _args: dict[str, Any]) -> dict[str, Any]:
         if lost := self.store.device_watch.lost:
             return describe_lost(self.settings, lost)
-        return describe(
-            Parts(
-                self.settings,
-                self.store,
-                self.channel,
-                self.files,
-                self.port,
-                self._number,
-                self._held,
-            )
+        parts = Parts(
+            self.settings, self.store, self.channel, self.files, self.port, self._number, self._held
         )
+        return describe(parts)

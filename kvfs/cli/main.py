@@ -21,6 +21,7 @@ from kvfs.cli.termination import sigterm_raises
 VERBS: Final = {
     "mkfs": "make an empty pool on a drive, in an image file or in a directory",
     "mount": "serve a pool at a mountpoint",
+    "upgrade": "let a server of this version serve a mount, while it is in use",
     "umount": "unmount, and wait until the server has stopped",
     "status": "show mounts, usage and health",
     "top": "show hit rates and throughput, live",

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvfs.cli.caller import need_root
@@ -81,13 +82,18 @@ def run(args: argparse.Namespace) -> int:
     need_root("kvfs mount")
     if args.held_fd is not None:
         from kvfs.cli.ready_pipe import ReadyPipe
-        from kvfs.cli.serve import import_all, serve_here
-        from kvfs.machine.held_files import HeldFiles, is_readable
+        from kvfs.cli.serve import import_all, serve_here, why_not
+        from kvfs.machine.held_files import HeldFiles, SupervisorGone, is_readable
 
         if not is_readable(args.held_fd):
             import_all()  # we are not needed yet; once the other server dies there is no time
+        load = partial(load_settings, args)
         pipe = ReadyPipe(args.ready_fd) if args.ready_fd is not None else None
-        serve_here(lambda: load_settings(args), HeldFiles(args.held_fd), pipe)
+        try:
+            held = HeldFiles(args.held_fd, partial(why_not, load))
+        except SupervisorGone:  # nobody needs us any more
+            return 0
+        serve_here(load, held, pipe)
     elif args.foreground:
         command, environment = supervised(args.argv, ready_fd=-1)
         os.execve(command[0], command, environment)

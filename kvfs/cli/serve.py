@@ -3,7 +3,7 @@
 import faulthandler
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kvfs.cli.failures import explain
@@ -28,6 +28,19 @@ _log: Final = logging.getLogger(__name__)
 def import_all() -> None:
     """Import what a server needs, before there is a mount to serve."""
     from mount import serve  # noqa: F401
+
+
+def why_not(load: Callable[[], Settings], formats: Mapping[str, int]) -> str:
+    """Return why this version cannot follow a server that uses *formats*, or ""."""
+    try:
+        load()
+        import_all()
+        from mount.control.supervision import require_formats
+
+        require_formats(formats)
+    except Exception as error:  # whatever it is, the other server serves on
+        return explain(error)[0]
+    return ""
 
 
 def serve_here(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | None) -> None:
@@ -58,6 +71,7 @@ def _serve(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | None
     require_open_files(settings.open_files_max)
     # Slow imports come only now, so that a wrong flag is answered at once.
     from kvfs.storage.index_map import outlive_bus_errors
+    from mount.control.supervision import FORMATS
     from mount.process.logs import close_logging, set_up_logging
 
     # A server whose loop has stopped is ended by SIGABRT: the journal then says where it stood.
@@ -75,7 +89,7 @@ def _serve(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | None
         _log.info("serving %s at %s, log to %s", settings.source, settings.mountpoint, place)
         if pipe is not None:
             pipe.say_ready()
-        held.say_ready(f"serving {settings.source} at {settings.mountpoint}")
+        held.say_ready(f"serving {settings.source} at {settings.mountpoint}", FORMATS)
         settle_memory()
 
     def progress(done: int, total: int) -> None:

@@ -37,7 +37,8 @@ def supervised(arguments: Sequence[str], ready_fd: int) -> tuple[list[str], dict
     """Return the command line and the environment of the supervisor of ``kvfs *arguments*``.
 
     That is a server's command line. Its first start says at *ready_fd*, if not -1, how it went. The
-    supervisor imports nothing that was installed (mount/supervisor/__main__.py).
+    supervisor imports nothing that was installed (mount/supervisor/__main__.py). For an upgrade it
+    looks where this command was found: another version may lie there then.
     """
     try:
         here = os.getcwd()
@@ -46,7 +47,10 @@ def supervised(arguments: Sequence[str], ready_fd: int) -> tuple[list[str], dict
     server, environment = program_again("kvfs.cli.main")
     home = os.path.dirname(os.path.dirname(os.path.abspath(kvfs.__file__)))
     supervisor = [sys.executable, "-I", "-S", f"{home}/mount/supervisor/__main__.py", str(ready_fd)]
-    return [*supervisor, *server, *arguments, "--started-in", here], environment
+    command = os.path.abspath(sys.argv[0])
+    is_installed = os.path.basename(command) == "kvfs" and os.access(command, os.X_OK)
+    words = [command if is_installed else "", *server, "--", *arguments]
+    return [*supervisor, *words, "--started-in", here], environment
 
 
 def seen_in_time(module: str, mountpoint: str) -> list[bytes]:

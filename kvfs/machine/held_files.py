@@ -12,12 +12,16 @@ import os
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
+
+from kvfs import __version__
 
 #: Most files in one message, and so most that are held: SCM_MAX_FD in linux/net/scm.h is 253.
 FILES_MAX: Final = 64
 _MESSAGE_MAX_BYTES: Final = 16 << 10
+#: Most characters of an error; one is at most 12 bytes of JSON.
+_LINE_MAX: Final = 1000
 #: The supervisor answers at once; one that does not is stopped or gone.
 _ANSWER_WAIT_S: Final = 1.0
 
@@ -67,25 +71,38 @@ def receive(end: socket.socket) -> Message | None:
     return Message(json.loads(packet), fds) if packet else None
 
 
+class SupervisorGone(Exception):
+    """A server was started, and its supervisor died before it was needed."""
+
+
 class HeldFiles:
     """The server's end. What cannot be sent is left out: the mount is served without a net then."""
 
-    def __init__(self, fd: int) -> None:
-        """Read at the descriptor *fd* what the supervisor holds. Raises OSError."""
+    def __init__(self, fd: int, why_not: Callable[[Mapping[str, int]], str]) -> None:
+        """Wait at the descriptor *fd* until this server is needed, and read what it is given.
+
+        *why_not* is called before, if this is an upgrade: it is told which formats the server uses
+        that serves, and returns why this version cannot follow, or "". Raises SupervisorGone.
+        """
         self._end = socket.socket(fileno=fd)
         self._end.set_inheritable(False)
         self.lost = False
         """Whether the supervisor is gone."""
-        first = receive(self._end)
-        if first is None:
-            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
-        said, fds = first
+        while True:
+            first = receive(self._end)
+            if first is None:
+                raise SupervisorGone
+            said, fds = first
+            if "check" not in said:
+                break
+            why = why_not(said["check"])
+            self._say({"cannot": why[:_LINE_MAX]} if why else {"can": __version__})
         self.given: dict[str, int] = dict(zip(said["held"], fds, strict=True))
         """The open files that the last server had held, by name; empty at a first start."""
         self.restarts: int = said["restarts"]
         self.upgrades: int = said["upgrades"]
         self.longest_pause_s: float = said["longest_pause_s"]
-        """The one that this start ends counts from ``say_ready`` on."""
+        """Of those before this start, and of this one once it is ready."""
         self.died_s: float = said["died_s"]
         """When the last server died, by time.monotonic(); 0 at a first start."""
         self.supervisor_pid: int = said["supervisor_pid"]
@@ -131,11 +148,21 @@ class HeldFiles:
         """Say that this server lives and comes on, *progress* in what it does, such as done, of."""
         return self._say({"alive": progress})
 
-    def say_ready(self, note: str) -> bool:
-        """Say that requests are answered from now on; *note* says what is served."""
+    def say_ready(self, note: str, formats: Mapping[str, int]) -> bool:
+        """Say that requests are answered from now on; *note* says what is served.
+
+        Who follows must know these *formats*, numbers by name.
+        """
         if self.died_s:
             self.longest_pause_s = max(self.longest_pause_s, time.monotonic() - self.died_s)
-        return self._say({"ready": note})
+        return self._say({"ready": note, "version": __version__, "formats": dict(formats)})
+
+    def ask_for_upgrade(self, program: Sequence[str], python_path: str) -> bool:
+        """Let a server follow that *program* starts, which finds its modules in *python_path*.
+
+        Either it does, and this one is killed, or the supervisor says ``upgrade_failed``.
+        """
+        return self._say({"upgrade": list(program), "python_path": python_path})
 
     def say_ended(self) -> bool:
         """Say that the mount is gone for good; True once the supervisor has closed all it held."""
@@ -143,15 +170,7 @@ class HeldFiles:
 
     def say_fatal(self, line: str, exit_code: int) -> bool:
         """Say that the start failed, and would fail again the same way."""
-        return self._say({"fatal": line[: _MESSAGE_MAX_BYTES // 8], "exit": exit_code})
-
-    def say_can(self) -> bool:
-        """Answer in an upgrade: this version can take over, and is warm."""
-        return self._say({"can": True})
-
-    def say_handed(self) -> bool:
-        """Answer ``hand_over``: nothing is read from the mount any more, what was is answered."""
-        return self._say({"handed": True})
+        return self._say({"fatal": line[:_LINE_MAX], "exit": exit_code})
 
     def close(self) -> None:
         """Close the link; the supervisor goes on holding."""

@@ -22,7 +22,7 @@ from kvfs.storage.index_transaction import Deed, Rows
 from kvfs.storage.shared_table import ALIGNED_BYTES, ENDS, WORD, begin_table, require_table
 
 #: Raised when the layout, or what marshal writes, changes.
-_JOURNAL_VERSION: Final = 1
+JOURNAL_VERSION: Final = 1
 _JOURNAL_MAGIC: Final = b"KVFSJRNL"
 #: Of the kernel's numbers: set if it sent the request once more (FUSE_UNIQUE_RESEND, linux/fuse.h).
 RESENT: Final = 1 << 63
@@ -56,8 +56,8 @@ class Journal:
             os.ftruncate(fd, _JOURNAL_BYTES)
         self._memory = memory = mmap.mmap(fd, found or _JOURNAL_BYTES)
         if not found:
-            begin_table(memory, _JOURNAL_MAGIC, _JOURNAL_VERSION)
-        require_table(memory, _JOURNAL_MAGIC, _JOURNAL_VERSION, "journal")
+            begin_table(memory, _JOURNAL_MAGIC, JOURNAL_VERSION)
+        require_table(memory, _JOURNAL_MAGIC, JOURNAL_VERSION, "journal")
 
     def close(self) -> None:
         """Let go of the memory, which the supervisor may hold on to."""

@@ -18,7 +18,7 @@ from kvfs.storage.shared_table import ALIGNED_BYTES, ENDS, WORD, begin_table, re
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Syscalls
 
 #: Raised when the layout, or that of any note, changes.
-_NOTES_VERSION: Final = 1
+NOTES_VERSION: Final = 1
 _NOTES_MAGIC: Final = b"KVFSNOTE"
 #: Where the valid part begins.
 _LIVE_OFFSET: Final = 16
@@ -42,9 +42,9 @@ class Notes:
         if not found_bytes:
             self._start = self._end = PAGE_BYTES
             self._write_anew()
-            begin_table(self._header, _NOTES_MAGIC, _NOTES_VERSION)
+            begin_table(self._header, _NOTES_MAGIC, NOTES_VERSION)
             return
-        require_table(self._header, _NOTES_MAGIC, _NOTES_VERSION, "notes")
+        require_table(self._header, _NOTES_MAGIC, NOTES_VERSION, "notes")
         (self._start,) = WORD.unpack_from(self._header, _LIVE_OFFSET)
         self._end = found_bytes
         self._memory = mmap.mmap(fd, found_bytes - self._start, offset=self._start)

@@ -29,7 +29,7 @@ from kvfs.storage.shared_table import begin_table, require_table
 from mount.files.open_shares import OpenShares
 
 #: Raised when the layout of a row changes.
-_TABLE_VERSION: Final = 1
+HANDLES_VERSION: Final = 1
 _TABLE_MAGIC: Final = b"KVFSHNDL"
 _ROWS_START: Final = PAGE_BYTES
 _ROW: Final = struct.Struct("<QIiIBBBBQIi")
@@ -126,8 +126,8 @@ class Handles:
         found_bytes = os.fstat(fd).st_size
         self._grow((found_bytes - _ROWS_START) // _ROW_BYTES if found_bytes else _GROW_ROWS)
         if not found_bytes:
-            begin_table(self._memory, _TABLE_MAGIC, _TABLE_VERSION)
-        require_table(self._memory, _TABLE_MAGIC, _TABLE_VERSION, "handle table")
+            begin_table(self._memory, _TABLE_MAGIC, HANDLES_VERSION)
+        require_table(self._memory, _TABLE_MAGIC, HANDLES_VERSION, "handle table")
 
     def _grow(self, more_rows: int) -> None:
         rows = self._rows + more_rows

@@ -1,4 +1,7 @@
-"""``python -I -S mount/supervisor READY_FD COMMAND...``: the supervisor of the server COMMAND.
+"""``python -I -S mount/supervisor READY_FD INSTALLED PROGRAM... -- ARGUMENTS...``: a supervisor.
+
+PROGRAM and ARGUMENTS are the command line of its server, INSTALLED is a program of an upgrade ("":
+PROGRAM), and READY_FD where the first start says how it went (-1: nowhere).
 
 Run as a file, by an interpreter that looks for no installed packages: it is small, and stays so.
 """
@@ -10,7 +13,9 @@ import sys
 _HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.dirname(os.path.dirname(_HERE)))
 
-from mount.supervisor.process import HANDED_ON, Supervisor  # noqa: E402 - where it is found
+from mount.supervisor.newcomers import Program  # noqa: E402 - where it is found
+from mount.supervisor.process import HANDED_ON, Supervisor  # noqa: E402
+from mount.supervisor.systemd import Systemd  # noqa: E402
 
 
 def main() -> int:
@@ -18,10 +23,15 @@ def main() -> int:
     os.chdir("/")  # it must keep no directory busy
     with open("/proc/self/comm", "w") as name:
         name.write("kvfs-supervisor")
-    ready_fd, command = int(sys.argv[1]), sys.argv[2:]
+    ready_fd, installed, rest = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    words, arguments = rest[: rest.index("--")], rest[rest.index("--") + 1 :]
     if ready_fd >= 0:
         os.set_inheritable(ready_fd, False)
-    return _end_as(Supervisor(command, dict(os.environ), ready_fd).run())
+    environment = dict(os.environ)
+    systemd = Systemd(environment)
+    program = Program(words, arguments, environment)
+    other = program.other([installed], "") if installed else program
+    return _end_as(Supervisor(program, other, systemd, ready_fd).run())
 
 
 def _end_as(status: int) -> int:

@@ -1,8 +1,7 @@
 """The supervisor of one mount: it starts the server, holds its open files, and starts it again.
 
 It never touches the mount, so nothing that happens there can hold it up. What it holds is what the
-servers gave it (kvfs/machine/held_files.py); of what that means it knows two things: without
-``fuse`` no other server can go on, and what is written to ``abort`` ends all calls on the mount.
+servers gave it (kvfs/machine/held_files.py).
 """
 
 import contextlib
@@ -10,20 +9,20 @@ import os
 import select
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from kvfs.machine.held_files import Message
+from mount.supervisor.holdings import Holdings
 from mount.supervisor.last_lines import ServersLog, release_terminal
+from mount.supervisor.newcomers import Candidate, Program, Spare
 from mount.supervisor.restarts import Restarts
-from mount.supervisor.server import Children, Server
+from mount.supervisor.server import Server, ended_how, reap_others, status_of
 from mount.supervisor.systemd import Systemd
 
-#: What another server needs to go on, and what ends the calls when there is none.
-_FUSE: Final = "fuse"
-_ABORT: Final = "abort"
-#: A server that starts, and says nothing for so long, hangs.
+#: A server that starts, and says nothing for so long, hangs. Of an upgrade: callers wait for it.
 _SILENT_MAX_S: Final = 15.0
+_UPGRADE_SILENT_MAX_S: Final = 5.0
 #: From SIGABRT, at which a server that hangs says where, to SIGKILL.
 _ABORTING_MAX_S: Final = 10.0
 #: How long a dead server's last thread is waited for, once all calls have ended.
@@ -33,42 +32,52 @@ _REAP_WAIT_S: Final = 10.0
 _LOOK_S: Final = 0.25
 #: kvfs.core.errors.ServeFailed, whose module is large.
 _SERVE_FAILED: Final = 12
+_NEVER_S: Final = float("inf")
 _DEAD: Final = "the mount is dead, and calls on it have ended with an error"
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 #: What a server gets that comes to us.
 HANDED_ON: Final = (*_STOPS, signal.SIGHUP)
+#: Another installed version follows; if there is none, the settings are read again.
+_UPGRADES: Final = signal.SIGUSR2
 
 
 class Supervisor:
     """One mount's."""
 
-    def __init__(self, command: Sequence[str], environment: dict[str, str], ready_fd: int) -> None:
-        """*command* starts the server, which says at *ready_fd* (-1: nowhere) how that went."""
-        self._command = command
-        self._systemd = Systemd(environment)
-        self._environment = environment
-        self._background = ready_fd >= 0
+    def __init__(
+        self, program: Program, installed: Program, systemd: Systemd, ready_fd: int
+    ) -> None:
+        """*program* starts a server, which says at *ready_fd* (-1: nowhere) how that went.
+
+        *installed* is what SIGUSR2 asks for.
+        """
+        self._program = program
+        self._installed = installed
+        self._systemd = systemd
+        self._own_group = ready_fd < 0
         self._ready_fd = ready_fd
         self._log = ServersLog()
-        self._children = Children()
-        self._held: dict[str, int] = self._systemd.kept
+        self._holdings = Holdings(systemd)
         #: Whether there is a mount that somebody may use.
-        self._served = _FUSE in self._held
+        self._served = self._holdings.can_go_on
         self._server: Server | None = None
+        self._spare = Spare()
+        self._candidate: Candidate | None = None
+        #: The candidate that follows when the server has ended, or has just followed it.
+        self._follower: Candidate | None = None
         self._restarts = Restarts()
-        self._counts: dict[str, float] = {"restarts": 0, "upgrades": 0, "longest_pause_s": 0.0}
         self._died_s = time.monotonic() if self._served else 0.0
         #: When the next server is started.
         self._start_s = time.monotonic()
         self._stopping = 0
-        self._kill_s = float("inf")
+        self._kill_s = _NEVER_S
         self._said_alive_s = 0.0
         self._exit_status: int | None = None
         #: What the last server died of.
         self._why = ""
         self._wakeup, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-        for number in (*HANDED_ON, signal.SIGCHLD):
+        for number in (*HANDED_ON, _UPGRADES, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
 
     def run(self) -> int:
@@ -78,25 +87,31 @@ class Supervisor:
             if self._server is None and now_s >= self._start_s:
                 self._start(now_s)
             self._wait()
+            self._look_at_newcomers(time.monotonic())
+        if self._candidate is not None:
+            self._candidate.server.end()
+        self._spare.drop()
         return self._exit_status
 
     def _start(self, now_s: float) -> None:
+        """Let a server begin: that of the upgrade, the spare, or a new one."""
         self._restarts.started(now_s)
+        counts = self._holdings.counts
         first = {
-            **self._counts,
+            **counts,
+            "upgrades": counts["upgrades"] + (self._follower is not None),
             "died_s": self._died_s,
             "supervisor_pid": os.getpid(),
             "alive_every_s": self._systemd.alive_every_s,
         }
         try:
-            self._server = Server(
-                self._command,
-                self._environment,
-                self._ready_fd,
-                first,
-                self._held,
-                own_group=not self._background,
+            self._server = (
+                self._follower.server
+                if self._follower is not None
+                else self._spare.take()
+                or self._program.start(ready_fd=self._ready_fd, own_group=self._own_group)
             )
+            self._server.begin(first, self._holdings.files)
         except OSError as error:
             self._log.say("ERROR", f"the server cannot be started: {error.strerror}")
             self._try_again(_SERVE_FAILED << 8)
@@ -108,10 +123,12 @@ class Supervisor:
         """Wait for what comes first: a signal, a message, a death, or a time."""
         poll, server = select.poll(), self._server
         poll.register(self._wakeup, select.POLLIN)
-        if server is not None:
-            poll.register(server.pidfd, select.POLLIN)
-            if not server.hung_up:
-                poll.register(server.link, select.POLLIN)
+        candidate = None if self._candidate is None else self._candidate.server
+        for one in (server, candidate):
+            if one is not None:
+                poll.register(one.pidfd, select.POLLIN)
+                if not one.hung_up:
+                    poll.register(one.link, select.POLLIN)
         now_s = time.monotonic()
         poll.poll(max(0.0, self._next_s(now_s) - now_s) * 1000 + 1)
         self._take_signals()
@@ -131,14 +148,14 @@ class Supervisor:
             times.append(self._said_alive_s + self._systemd.alive_every_s)
         if self._server is None:
             times.append(self._start_s)
-        elif (silent_s := self._silent_max_s(self._server)) is not None:
-            times.append(self._server.heard_s + silent_s)
         return min(times)
 
     def _silent_max_s(self, server: Server) -> float | None:
         """Return how long *server* may say nothing; None: for ever."""
         if server.is_ready:
             return self._systemd.watchdog_s or None
+        if self._follower is not None:
+            return _UPGRADE_SILENT_MAX_S
         return _SILENT_MAX_S if self._served else None
 
     def _watch(self, server: Server, now_s: float) -> None:
@@ -147,7 +164,7 @@ class Supervisor:
             self._said_alive_s = now_s
             self._systemd.notify("WATCHDOG=1")
         if now_s >= self._kill_s:
-            self._kill_s = float("inf")
+            self._kill_s = _NEVER_S
             server.kill()
         silent_s = self._silent_max_s(server)
         if server.ended or silent_s is None or now_s < server.heard_s + silent_s:
@@ -162,6 +179,8 @@ class Supervisor:
             for number in os.read(self._wakeup, 4096):
                 if number in HANDED_ON:
                     self._hand_on(number)
+                elif number == _UPGRADES:
+                    self._begin_upgrade(self._installed, to_any=False)
 
     def _hand_on(self, number: int) -> None:
         server = self._server
@@ -175,9 +194,9 @@ class Supervisor:
         said, fds = message
         now_s = time.monotonic()
         if "hold" in said and len(fds) == 1:
-            self._hold(str(said["hold"]), fds.pop())
+            self._holdings.hold(str(said["hold"]), fds.pop())
         elif "drop" in said:
-            self._drop(str(said["drop"]))
+            self._holdings.drop(str(said["drop"]))
             server.tell(dropped=True)
         elif "log" in said:
             self._log.is_at(str(said["log"]), str(said["name"]), str(said["dead_path"]))
@@ -185,11 +204,16 @@ class Supervisor:
             self._restarts.alive(now_s)
             self._tell_progress(said["alive"])
         elif "ready" in said:
+            server.version, server.formats = str(said["version"]), said["formats"]
             self._take_ready(server, str(said["ready"]), now_s)
+        elif "upgrade" in said:
+            program = self._program.other(said["upgrade"], str(said["python_path"]))
+            self._begin_upgrade(program, to_any=True)
         elif "ended" in said:
             server.ended = True
+            self._spare.drop()
             self._systemd.notify("STOPPING=1")
-            self._drop_all()
+            self._holdings.drop_all()
             server.tell(dropped=True)
         elif "fatal" in said:
             server.fatal = str(said["fatal"])
@@ -207,14 +231,22 @@ class Supervisor:
     def _take_ready(self, server: Server, note: str, now_s: float) -> None:
         server.is_ready = True
         self._restarts.ready(now_s)
-        if self._background and not self._served:
+        if not self._own_group and not self._served:
             release_terminal()
+        counts = self._holdings.counts
+        if self._follower is not None:
+            self._program, self._follower = self._follower.program, None
+            self._spare.drop()  # of the version before
+            counts["upgrades"] += 1
         if self._served and self._died_s:
             pause_s = now_s - self._died_s
-            self._counts["longest_pause_s"] = max(self._counts["longest_pause_s"], pause_s)
+            counts["longest_pause_s"] = max(counts["longest_pause_s"], pause_s)
             self._log.say("INFO", f"server {server.pid} serves after a pause of {pause_s:.3f} s")
+        self._holdings.note_counts()
         self._served = True
         self._log.serves()
+        if self._holdings.can_go_on:
+            self._spare.wanted(now_s)
         self._systemd.notify("READY=1", f"STATUS={note}")
         # The killer of processes that need memory spares us as it spares the server.
         with (
@@ -226,45 +258,93 @@ class Supervisor:
         if self._stopping:
             server.signal(self._stopping)
 
-    def _hold(self, name: str, fd: int) -> None:
-        before = self._held.get(name)
-        self._held[name] = fd
-        if before is not None:
-            os.close(before)
-        self._systemd.store(name, fd)
+    def _look_at_newcomers(self, now_s: float) -> None:
+        """Do what is due for those that do not serve."""
+        if self._server is not None and self._server.is_ready:
+            self._spare.look(self._program, now_s, own_group=self._own_group)
+        reap_others(self._server)
+        candidate = self._candidate
+        if candidate is None:
+            return
+        if why := candidate.look(now_s):
+            self._refuse(candidate, why)
+        elif candidate.version is not None:
+            self._candidate = None
+            self._let_follow(candidate)
 
-    def _drop(self, name: str) -> None:
-        fd = self._held.pop(name, None)
-        if fd is not None:
-            self._systemd.remove(name)
-            os.close(fd)
+    def _begin_upgrade(self, program: Program, *, to_any: bool) -> None:
+        server, why = self._server, ""
+        if server is None or not server.is_ready or self._stopping:
+            self._refuse(None, "no server serves now")
+            return
+        if not self._holdings.can_go_on:
+            why = "on this kernel no server can follow another: mount again"
+        elif self._candidate is not None:
+            why = "an upgrade has begun already"
+        try:
+            if not why:
+                self._candidate = Candidate(
+                    program, server.formats, own_group=self._own_group, to_any=to_any
+                )
+        except OSError as error:
+            why = f"the new server cannot be started: {error.strerror}"
+        if why:
+            self._refuse(None, why)
 
-    def _drop_all(self) -> None:
-        for name in list(self._held):
-            self._drop(name)
+    def _refuse(self, candidate: Candidate | None, why: str) -> None:
+        """Let the server that serves serve on."""
+        if candidate is not None:
+            candidate.server.end()
+            self._candidate = None
+        self._log.say("ERROR", f"no upgrade: {why}")
+        if self._server is not None:
+            self._server.tell(upgrade_failed=why)
+
+    def _let_follow(self, candidate: Candidate) -> None:
+        """End the server that serves: what it holds goes over to *candidate*."""
+        server = self._server
+        if server is None or not server.is_ready or self._stopping:
+            self._refuse(candidate, "the server has just ended")
+            return
+        if not candidate.to_any and candidate.version == server.version:
+            candidate.server.end()
+            server.signal(signal.SIGHUP)
+            return
+        self._follower = candidate
+        self._log.say("INFO", f"version {candidate.version} follows {server.version}")
+        server.kill()
 
     def _take_death(self, server: Server) -> None:
         for message in server.messages():  # what it said last
             self._take(server, message)
-        status = self._children.status_of(server)
-        self._server, self._kill_s = None, float("inf")
-        if server.ended or self._stopping or not (self._served and _FUSE in self._held):
-            self._end_calls()
+        status = status_of(server)
+        self._server, self._kill_s = None, _NEVER_S
+        if server.ended or self._stopping or not (self._served and self._holdings.can_go_on):
+            self._holdings.end_calls()
             if status is None:
-                status = self._children.status_of(server, _REAP_WAIT_S)
+                status = status_of(server, _REAP_WAIT_S)
             if self._served and not server.ended:
                 self._log.say("ERROR", f"server {server.pid} {ended_how(status)}: {_DEAD}")
             self._exit_status = _SERVE_FAILED << 8 if status is None else status
+        elif self._follower is not None and server is not self._follower.server:
+            self._died_s = self._start_s = time.monotonic()  # by us
+            self._restarts.replaced(self._died_s)
         else:
-            if server.is_ready or not self._died_s:
-                self._died_s = time.monotonic()
-            self._why = server.fatal or f"it {ended_how(status)}"
-            why = server.fatal or ended_how(status)
-            self._log.say("ERROR", f"server {server.pid} {why}: starting it again")
-            self._counts["restarts"] += 1
-            self._systemd.notify("STATUS=the server has died and is started again")
-            self._try_again(status)
+            self._go_on(server, status)
         server.close()
+
+    def _go_on(self, server: Server, status: int | None) -> None:
+        """Start another server in place of one that died by itself."""
+        if self._follower is not None:
+            self._follower = None
+            self._log.say("ERROR", "the upgrade has failed: the version before serves again")
+        if server.is_ready or not self._died_s:
+            self._died_s = time.monotonic()
+        self._why = server.fatal or f"it {ended_how(status)}"
+        self._log.say("ERROR", f"server {server.pid}: {self._why}: starting it again")
+        self._holdings.counts["restarts"] += 1
+        self._systemd.notify("STATUS=the server has died and is started again")
+        self._try_again(status)
 
     def _try_again(self, status: int | None) -> None:
         """Start a server soon; or give up, as what the last one's wait *status* says."""
@@ -273,24 +353,8 @@ class Supervisor:
         if pause_s is not None:
             self._start_s = now_s + pause_s
             return
-        self._end_calls()
+        self._holdings.end_calls()
         if self._served:
             self._log.say("ERROR", f"no server can be had: {_DEAD}")
             self._log.leave(self._why)
         self._exit_status = _SERVE_FAILED << 8 if status is None else status
-
-    def _end_calls(self) -> None:
-        """Let all calls on the mount end with ENOTCONN; nothing happens if they have."""
-        with contextlib.suppress(OSError):
-            if _ABORT in self._held:
-                os.write(self._held[_ABORT], b"1")
-        self._drop_all()
-
-
-def ended_how(status: int | None) -> str:
-    """Return the words for a wait status; None stands for a thread that the kernel holds up."""
-    if status is None:
-        return "was killed"
-    if os.WIFSIGNALED(status):
-        return f"was killed by signal {os.WTERMSIG(status)}"
-    return f"ended with exit code {os.waitstatus_to_exitcode(status)}"

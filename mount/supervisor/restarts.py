@@ -47,6 +47,11 @@ class Restarts:
         self._failed_starts = 0
         self._ready_s = now_s
 
+    def replaced(self, now_s: float) -> None:
+        """It was ended for another one, which starts now: that is no death."""
+        self._failed_starts = 0
+        self._since_s = now_s
+
     def died(self, now_s: float) -> float | None:
         """Return how long to wait before the next start; None: it is no use."""
         if self._ready_s is not None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -17,13 +18,11 @@ class Server:
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
-        ready_fd: int,
-        first: Mapping[str, object],
-        held: Mapping[str, int],
         *,
+        ready_fd: int = -1,
         own_group: bool,
     ) -> None:
-        """Start *command*, and tell it *first* and what is *held*. Raises OSError.
+        """Start *command*, which waits until it is told to begin. Raises OSError.
 
         It has *ready_fd*, if that is not -1, to say there how its start went. *own_group* is for a
         terminal, whose Ctrl-C comes to us alone then: we hand it on.
@@ -51,9 +50,21 @@ class Server:
         self.hung_up = False
         """Whether it has closed its end of the link, or died."""
         self.fatal = ""
+        """Why it cannot serve, as it says."""
+        self.version = ""
+        self.formats: dict[str, int] = {}
+        """What it uses, as it says when it is ready; and its version."""
         self.pidfd = os.pidfd_open(self.pid)
         """Readable when the last of its threads has ended."""
+
+    def begin(self, first: Mapping[str, object], held: Mapping[str, int]) -> None:
+        """Let it serve, with what is *held*; *first* is the first message, without these."""
+        self.heard_s = time.monotonic()
         send(self.link, {"held": list(held), **first}, list(held.values()))
+
+    def check(self, formats: Mapping[str, int]) -> None:
+        """Ask whether it can follow a server that uses *formats*."""
+        send(self.link, {"check": dict(formats)})
 
     def messages(self) -> list[Message]:
         """Return what it has said since, without waiting."""
@@ -77,7 +88,9 @@ class Server:
 
         No event tells of that (PIDFD_THREAD did, from Linux 6.9 to 6.14): /proc does.
         """
-        return has_exited(self.pid)
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0)) or has_exited(self.pid)
 
     def signal(self, number: int) -> None:
         """Send it a signal; fine if it is gone."""
@@ -88,34 +101,43 @@ class Server:
         """Kill it."""
         self.signal(signal.SIGKILL)
 
+    def end(self) -> None:
+        """Kill it, and let go of it: it is not needed."""
+        self.kill()
+        self.close()
+
     def close(self) -> None:
         """Let go of it."""
         self.link.close()
         os.close(self.pidfd)
 
 
-class Children:
-    """The processes that have ended: our servers, and as pid 1 of a container whatever was left."""
+def status_of(server: Server, wait_s: float = 0.0) -> int | None:
+    """Return the wait status of *server*, None if *wait_s* was not enough."""
+    until_s = time.monotonic() + wait_s
+    while True:
+        pid, status = os.waitpid(server.pid, os.WNOHANG)
+        if pid:
+            return status
+        if time.monotonic() >= until_s:
+            return None
+        time.sleep(0.005)
 
-    def __init__(self) -> None:
-        self._statuses: dict[int, int] = {}
 
-    def reap(self) -> None:
-        """Take in all that have ended. As pid 1 there are strangers: each is forgotten."""
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if not pid:
-                    return
-                self._statuses[pid] = status
+def ended_how(status: int | None) -> str:
+    """Return the words for a wait status; None stands for a thread that the kernel holds up."""
+    if status is None:
+        return "was killed"
+    if os.WIFSIGNALED(status):
+        return f"was killed by signal {os.WTERMSIG(status)}"
+    return f"ended with exit code {os.waitstatus_to_exitcode(status)}"
 
-    def status_of(self, server: Server, wait_s: float = 0.0) -> int | None:
-        """Return its wait status, None if *wait_s* was not enough."""
-        until_s = time.monotonic() + wait_s
+
+def reap_others(server: Server | None) -> None:
+    """Take in all that have ended but *server*; as pid 1 of a container there are strangers."""
+    with contextlib.suppress(ChildProcessError):
         while True:
-            self.reap()
-            if server.pid in self._statuses:
-                return self._statuses[server.pid]
-            if time.monotonic() >= until_s:
-                return None
-            time.sleep(0.005)
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or (server is not None and ended.si_pid == server.pid):
+                return
+            os.waitpid(ended.si_pid, 0)

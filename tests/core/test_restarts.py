@@ -43,7 +43,7 @@ def test_who_kills_at_random_finds_it_again_each_time() -> None:
     """Every second life is short: that tells nothing."""
     restarts = Restarts()
     for n in range(500):
-        assert lived(restarts, LONG_S * n, (SHORT_LIFE_S / 2, SHORT_LIFE_S)[n % 2]) == 0.0
+        assert lived(restarts, LONG_S * n, SHORT_LIFE_S * (0.5, 2.0)[n % 2]) == 0.0
 
 
 def test_a_request_that_kills_each_server_ends_the_calls() -> None:

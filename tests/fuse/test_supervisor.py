@@ -26,13 +26,17 @@ from tests.support.unsupervised import in_the_servers_place
 #: A server: what it says goes to a socket of datagrams, what it is told comes from there.
 SERVER: Final = f"""
 import json, os, signal, socket, sys
+WHY, FORMATS = "", {{"table": 7}}
+def why_not(formats):
+    return WHY if formats == FORMATS else "it is not told"
 sys.path.insert(0, {str(ROOT)!r})
 from kvfs.machine.held_files import HeldFiles
-held = HeldFiles(int(sys.argv[sys.argv.index("--held-fd") + 1]))
+held = HeldFiles(int(sys.argv[sys.argv.index("--held-fd") + 1]), why_not)
 test = socket.socket(fileno=os.dup(int(sys.argv[1])))
 given = {{name: os.readlink(f"/proc/self/fd/{{fd}}") for name, fd in held.given.items()}}
-figures = {{"pid": os.getpid(), "restarts": held.restarts, "given": given}}
-test.send(json.dumps({{**figures, "notify": "NOTIFY_SOCKET" in os.environ}}).encode())
+figures = {{"restarts": held.restarts, "upgrades": held.upgrades, "given": given}}
+figures |= {{"pid": os.getpid(), "notify": "NOTIFY_SOCKET" in os.environ}}
+test.send(json.dumps(figures).encode())
 signal.signal(signal.SIGTERM, lambda *_: test.send(b'"TERM"'))
 signal.signal(signal.SIGHUP, lambda *_: test.send(b'"HUP"'))
 while order := test.recv(65536):
@@ -44,7 +48,7 @@ HOLD: Final = """
 held.hold("fuse", os.open("{place}/fuse", os.O_CREAT | os.O_RDWR))
 held.hold("abort", os.open("{place}/abort", os.O_CREAT | os.O_WRONLY))
 held.say_log("{place}/log", "kv", "{place}/dead")
-held.say_ready("serving /pool at /kv")
+held.say_ready("serving /pool at /kv", FORMATS)
 """
 DIE: Final = "os.kill(os.getpid(), signal.SIGKILL)"
 
@@ -119,7 +123,7 @@ def test_the_next_server_is_given_what_the_dead_one_held(tmp_path: Path) -> None
         assert "memfd" not in given["table"]
         one.tell(HOLD)
         assert one.aborted() == ""
-        assert f"server {first['pid']} was killed by signal 9: starting it again" in one.log()
+        assert f"server {first['pid']}: it was killed by signal 9: starting it again" in one.log()
         serves = f"server {second['pid']} serves after a pause of 0."
         until(lambda: serves in one.log(), serves)  # the answer to HOLD came before
 
@@ -166,7 +170,9 @@ def test_a_clean_end_ends_it_with_the_servers_code(tmp_path: Path) -> None:
         fds = Path(f"/proc/{one.process.pid}/fd")
 
         def holds() -> bool:
-            return str(held) in [os.readlink(fd) for fd in fds.iterdir()]
+            with contextlib.suppress(FileNotFoundError):  # one was closed just now
+                return str(held) in [os.readlink(fd) for fd in fds.iterdir()]
+            return False
 
         until(holds, "it has it")
         one.tell("assert held.say_ended()")
@@ -196,7 +202,7 @@ def test_a_stop_while_there_is_no_server_is_told_to_the_next(tmp_path: Path) -> 
         one.told()
         one.process.send_signal(signal.SIGTERM)
         one.tell("import time; time.sleep(0)")  # it is not told yet: it cannot take over twice
-        one.tell("held.say_ready('')", answers=False)
+        one.tell("held.say_ready('', FORMATS)", answers=False)
         assert {one.told(), one.told()} == {"done", "TERM"}
 
 
@@ -209,7 +215,7 @@ def test_a_first_start_ends_as_its_server_does(tmp_path: Path) -> None:
 def test_a_server_that_cannot_be_started_is_told(tmp_path: Path) -> None:
     main = str(ROOT / "mount" / "supervisor" / "__main__.py")
     done = subprocess.run(
-        [sys.executable, "-I", "-S", main, "-1", "/no/such/python"],
+        [sys.executable, "-I", "-S", main, "-1", "", "/no/such/python", "--", "mount"],
         capture_output=True,
         text=True,
         timeout=STEP_WAIT_S,
@@ -227,6 +233,102 @@ def test_a_server_without_a_supervisor_notices(tmp_path: Path) -> None:
         one.process.wait()
         one.tell("assert held.receive() is None and held.lost and not held.say_alive()")
         os.kill(pid, signal.SIGKILL)
+
+
+def test_a_spare_server_waits_and_takes_over_at_once(tmp_path: Path) -> None:
+    with supervised(tmp_path) as one:
+        first = one.told()["pid"]
+        one.tell(HOLD)
+        children = Path(f"/proc/{one.process.pid}/task/{one.process.pid}/children")
+        until(lambda: len(children.read_text().split()) == 2, "there is a spare")
+        (spare,) = {int(pid) for pid in children.read_text().split()} - {first}
+        one.tell(DIE, answers=False)
+        second = one.told()
+        assert second["pid"] == spare
+        assert second["given"].keys() == {"fuse", "abort"}
+        one.tell("held.say_ready('again', FORMATS)")
+        one.tell("assert held.say_ended()")
+        one.tell("sys.exit(0)", answers=False)
+        assert one.wait() == 0
+
+
+def upgrade(program: str) -> str:
+    """Return what a server does that lets the one of *program* follow."""
+    return f"held.ask_for_upgrade({[sys.executable, '-c', program]!r}, '')"
+
+
+ANOTHER: Final = SERVER.replace("WHY,", "held_by = 'another'; WHY,", 1)
+FAILED: Final = "held._end.settimeout(60); test.send(held._end.recv(65536))"
+
+
+def test_another_version_follows_and_serves_on(tmp_path: Path) -> None:
+    with supervised(tmp_path) as one:
+        first = one.told()
+        one.tell(HOLD)
+        one.tell(upgrade(ANOTHER))
+        second = one.told()
+        assert (second["restarts"], second["upgrades"]) == (0, 1)
+        assert second["pid"] != first["pid"]
+        assert second["given"].keys() == {"fuse", "abort"}
+        one.tell("assert held_by == 'another'; held.say_ready('', FORMATS)")
+        one.tell(DIE, answers=False)
+        third = one.told()
+        assert (third["restarts"], third["upgrades"]) == (1, 1)
+        one.tell("assert held_by == 'another'")
+        assert one.aborted() == ""
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (SERVER.replace('WHY, FORMATS = ""', 'WHY, FORMATS = "too old"'), "too old"),
+        ("raise SystemExit(1)", "the new server ended before it could follow"),
+    ],
+)
+def test_one_that_cannot_follow_leaves_the_one_that_serves(
+    tmp_path: Path, program: str, why: str
+) -> None:
+    with supervised(tmp_path) as one:
+        first = one.told()
+        one.tell(HOLD)
+        one.tell(upgrade(program))
+        one.tell(FAILED, answers=False)
+        assert one.told() == {"upgrade_failed": why}
+        assert one.told() == "done"
+        one.tell(f"assert os.getpid() == {first['pid']}")
+        assert f"no upgrade: {why}" in one.log()
+
+
+def test_after_one_that_fails_once_it_has_begun_the_version_before_serves(tmp_path: Path) -> None:
+    with supervised(tmp_path) as one:
+        one.told()
+        one.tell(HOLD)
+        one.tell(upgrade(ANOTHER))
+        one.told()
+        one.tell(DIE, answers=False)
+        third = one.told()
+        assert (third["restarts"], third["upgrades"]) == (1, 0)
+        one.tell("assert 'held_by' not in globals(); held.say_ready('', FORMATS)")
+        assert "the upgrade has failed: the version before serves again" in one.log()
+
+
+def test_without_a_mount_that_can_go_on_there_is_no_upgrade(tmp_path: Path) -> None:
+    with supervised(tmp_path) as one:
+        one.told()
+        one.tell(HOLD)
+        one.tell("held.drop('fuse')")
+        one.tell(upgrade(SERVER))
+        one.tell(FAILED, answers=False)
+        assert "on this kernel" in one.told()["upgrade_failed"]
+
+
+def test_at_its_signal_the_same_version_reads_its_settings_again(tmp_path: Path) -> None:
+    with supervised(tmp_path) as one:
+        one.told()
+        one.tell(HOLD)
+        one.tell("assert held.drop('nothing')")  # it has taken in what was said before
+        one.process.send_signal(signal.SIGUSR2)
+        assert one.told() == "HUP"
 
 
 class Notified:
@@ -276,13 +378,14 @@ def test_systemd_hears_of_all_that_happens_and_stores_what_is_held(
         stored = [message for message in told if message.startswith("FDSTORE=1")]
         assert stored == [f"FDSTORE=1\nFDNAME=kvfs-{name}\nFDPOLL=0" for name in ("fuse", "abort")]
         assert [os.readlink(f"/proc/self/fd/{fd}") for fd in systemd.fds] == [
+            "/memfd:kvfs-counts (deleted)",
             f"{tmp_path}/fuse",
             f"{tmp_path}/abort",
         ]
         assert one.told()["restarts"] == 1, "the first said nothing for 0.3 s, and was killed"
         told = systemd.until("STATUS=the server has died")
         assert "WATCHDOG=1" in told
-        one.tell("held.say_ready('again')")
+        one.tell("held.say_ready('again', FORMATS)")
         systemd.until("READY=1")
         one.tell("held.say_ended()")
         told = systemd.until("FDSTOREREMOVE=1\nFDNAME=kvfs-abort")

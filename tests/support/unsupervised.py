@@ -34,5 +34,5 @@ def in_the_servers_place(
     For what comes behind *program* see ``supervised`` of kvfs/client/subprocesses.py.
     """
     supervisor = [sys.executable, "-I", "-S", str(ROOT / "mount" / "supervisor" / "__main__.py")]
-    server = [sys.executable, "-c", program, *arguments]
-    return [*supervisor, str(ready_fd), *server], dict(os.environ)
+    server = [sys.executable, "-c", program]
+    return [*supervisor, str(ready_fd), "", *server, "--", *arguments], dict(os.environ)

@@ -23,6 +23,7 @@ from tests.support.mounting import (
     workplace,
 )
 from tests.support.own_systemd import UNIT, OwnSystemd, own_systemd
+from tests.support.stepping import until
 
 #: Each gives the service a mount namespace, in which the mount would be seen by nobody else.
 HIDES_THE_MOUNT: Final = (
@@ -268,6 +269,7 @@ def test_it_makes_a_pool_and_serves_within_its_bounds(
     assert unit.sh(f'{sys.executable} -c "{value}; {read}"') == f"{XATTR_BYTES - 1}\n"
     assert unit.sh(f"ls {unit.path}/d") == "block\n"
     unit.control("reload")
+    until(lambda: "settings reloaded" in unit.log(), "the version is the same")
     unit.systemd.run("kvfs", "umount", str(unit.mountpoint))
     unit.systemd.wait_for(unit.name, "ActiveState", "inactive")
     assert unit.show("Result") == "success"
@@ -280,19 +282,55 @@ def test_it_makes_a_pool_and_serves_within_its_bounds(
     assert "ERROR" not in unit.log()
 
 
-def test_after_a_crash_it_serves_again_although_a_client_holds_a_file(unit: Unit) -> None:
+@pytest.mark.parametrize("killed", ["server", "supervisor", "both"])
+def test_after_a_crash_the_same_mount_serves_on_for_who_has_files_open(
+    unit: Unit, killed: str
+) -> None:
+    """systemd keeps the open files of a supervisor that dies."""
+    if not kernel_has_passthrough():
+        pytest.skip("this kernel cannot send requests again")
     unit.control("start")
-    unit.sh(f"cd {unit.path}; rm -rf kept; echo stored > tmp; mv tmp kept")
-    client = f"cd {unit.mountpoint}; exec 3< kept; cat"
-    with in_use_by(unit, client):
-        before = unit.show("MainPID")
-        unit.sh(f"kill -KILL {before}")
-        unit.systemd.wait_for(unit.name, "NRestarts", "1")
-        unit.systemd.wait_for(unit.name, "ActiveState", "active")
-        assert unit.show("MainPID") not in ("0", before)
-        assert unit.sh(f"cat {unit.path}/kept") == "stored\n"
-        assert unit.sh("cat /proc/mounts").count(f" {unit.mountpoint} fuse.kvfs ") == 1
-        assert "replaces a dead mount" in unit.log()
+    unit.sh(f"cd {unit.path}; rm -rf kept d; echo stored > tmp; mv tmp kept; mkdir d")
+    before = unit.status()
+    mount_before = unit.sh(f"stat -c %d {unit.path}; grep -c ' {unit.path} ' /proc/mounts || true")
+    script = f"cd {unit.mountpoint}/d; exec 3< ../kept 4> draft; cat; cat <&3; echo more >&4; ls"
+    with subprocess.Popen(
+        unit.systemd.inside("sh", "-euc", script),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        client.stdin.write("go\n")
+        client.stdin.flush()
+        assert client.stdout.readline() == "go\n"
+        pids = [before[f"{name}_pid"] for name in ("supervisor", "server") if killed != "server"]
+        pids = pids[: 1 if killed == "supervisor" else 2] or [before["server_pid"]]
+        unit.sh(f"kill -KILL {' '.join(map(str, pids))}")
+        assert client.communicate(timeout=60)[0] == "stored\ndraft\n"
+        assert client.returncode == 0
+    assert unit.sh(f"cat {unit.path}/d/draft {unit.path}/kept") == "more\nstored\n"
+    unit.systemd.wait_for(unit.name, "ActiveState", "active")
+    after = unit.status()
+    assert after["server_pid"] != before["server_pid"]
+    assert (after["supervisor_pid"] == before["supervisor_pid"]) == (killed == "server")
+    assert str(after["supervisor_pid"]) == unit.show("MainPID")
+    assert after["restarts"] == (1 if killed == "server" else 0)
+    assert after["longest_pause_s"] > 0
+    assert mount_before == unit.sh(
+        f"stat -c %d {unit.path}; grep -c ' {unit.path} ' /proc/mounts || true"
+    )
+    assert "replaces a dead mount" not in unit.log()
+
+
+def test_a_stop_leaves_nothing_of_the_mount_with_systemd(unit: Unit) -> None:
+    """Else the pool could not be mounted by hand."""
+    unit.control("start")
+    assert int(unit.show("NFileDescriptorStore")) > 0
+    unit.control("stop")
+    assert unit.show("NFileDescriptorStore") == "0"
+    unit.sh(f"kvfs mount --config /etc/kvfs/{unit.path}.toml; kvfs umount {unit.path}")
 
 
 def test_a_server_whose_loop_has_stopped_is_killed_and_comes_back(
@@ -361,6 +399,7 @@ def test_it_comes_back_from_a_settings_file_that_was_wrong(unit: Unit, place: Pa
     unit.sh(f"cp {settings} kept.toml; echo no_such_setting = 1 >> {settings}")
     started = unit.systemd.run("systemctl", "start", unit.name, check=False)
     assert started.returncode != 0
+    unit.systemd.wait_for(unit.name, "ActiveState", "failed")  # it has tried again meanwhile
     assert unit.show("ExecMainStatus") == "2"
     unit.sh(f"cp kept.toml {settings}")
     unit.control("reset-failed")

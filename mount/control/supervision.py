@@ -1,0 +1,112 @@
+"""The server and its supervisor: what one says to the other while it serves, and upgrades.
+
+The link is that of kvfs/machine/held_files.py; the other end is mount/supervisor/. In an upgrade
+the new server is asked before the old one ends whether it knows what that one wrote, and agreed on
+with the kernel. They may be any two versions, so what is compared are numbers by name.
+"""
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+import trio
+
+from kvfs.core.errors import FormatUnknown, ServeFailed, UsageError
+from kvfs.core.records import INDEX_FORMAT
+from kvfs.devices.pool_files import FORMAT_VERSION
+from kvfs.machine.held_files import HeldFiles
+from kvfs.storage.journal import JOURNAL_VERSION
+from kvfs.storage.notes import NOTES_VERSION
+from mount.control.socket import Verb
+from mount.files.handles import HANDLES_VERSION
+from mount.fuse.init_reply import agree
+
+_log: Final = logging.getLogger(__name__)
+
+
+#: All that a kernel may offer at INIT.
+_ALL_FLAGS: Final = (1 << 64) - 1
+
+FORMATS: Final[Mapping[str, int]] = {
+    "format of the pool": FORMAT_VERSION,
+    "format of the index": INDEX_FORMAT,
+    "table of open files": HANDLES_VERSION,
+    "journal": JOURNAL_VERSION,
+    "notes": NOTES_VERSION,
+    # The kernel has had its reply: a server that wants other features cannot tell it so.
+    "features agreed with the kernel": agree(_ALL_FLAGS, passthrough=True).flags,
+}
+
+
+def require_formats(theirs: Mapping[str, int]) -> None:
+    """Raise FormatUnknown unless this version can follow a server that uses *theirs*."""
+    for name in FORMATS.keys() | theirs.keys():
+        if theirs.get(name) != FORMATS.get(name):
+            raise FormatUnknown(
+                f"the {name} is {theirs.get(name)}, and the new version has {FORMATS.get(name)}: "
+                "unmount, and mount with the new version"
+            )
+
+
+def let_end_calls(held: HeldFiles, abort_fd: int) -> None:
+    """Give the supervisor the mount's abort file, for when no server can be had any more.
+
+    Without it (-1) a killed server's callers may wait until ``kvfs umount``.
+    """
+    if abort_fd < 0 or not held.hold("abort", abort_fd):
+        _log.warning("calls on the mount will hang if its server is killed")
+
+
+async def say_alive(held: HeldFiles) -> None:
+    """Tell the supervisor again and again that the event loop runs, from a task of that loop.
+
+    A loop that has stopped says nothing, so the supervisor kills this server and starts another.
+    """
+    while held.alive_every_s:
+        held.say_alive()
+        await trio.sleep(held.alive_every_s)
+
+
+class Supervision:
+    """Takes what the supervisor says, and asks it for an upgrade."""
+
+    def __init__(self, held: HeldFiles) -> None:
+        self._held = held
+        #: Why the upgrade that was asked for last has failed.
+        self._failures: trio.MemorySendChannel[str] | None = None
+
+    async def listen(self) -> None:
+        """Return, and log it, once there is no supervisor any more: the mount is served without."""
+        while (said := self._held.receive()) is not None:
+            if "upgrade_failed" in said and self._failures is not None:
+                with contextlib.suppress(trio.WouldBlock):  # that of a signal, just before
+                    self._failures.send_nowait(str(said["upgrade_failed"]))
+            if not said:
+                await trio.lowlevel.wait_readable(self._held)
+        _log.error(
+            "the supervisor has died: this server serves on, but if it dies as well nobody takes "
+            "its place and calls may wait until `kvfs umount`; a new mount has a supervisor again"
+        )
+
+    def table(self) -> dict[str, Verb]:
+        """Return its verb by name."""
+        return {"upgrade": self._upgrade}
+
+    async def _upgrade(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Let the server of ``program``, a command line, follow: the verb of `kvfs upgrade`.
+
+        If one does, this server is killed, and the client's connection ends. Raises ServeFailed.
+        """
+        program, python_path = args.get("program"), args.get("python_path", "")
+        if not isinstance(program, list) or not program or not isinstance(python_path, str):
+            raise UsageError("program: must be a command line, and python_path a text")
+        if self._failures is not None:
+            raise ServeFailed("an upgrade has begun already")
+        self._failures, failures = trio.open_memory_channel[str](1)
+        try:
+            if not self._held.ask_for_upgrade([str(word) for word in program], python_path):
+                raise ServeFailed("there is no supervisor any more: mount again")
+            raise ServeFailed(f"no upgrade: {await failures.receive()}")
+        finally:
+            self._failures = None
