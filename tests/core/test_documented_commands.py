@@ -32,6 +32,7 @@ RUN: Final = {
     "kvfs pin ": "tests/fuse/test_documented_commands.py",
     "kvfs umount ": "tests/fuse/test_documented_commands.py",
     "kvfs events ": "tests/fuse/test_events.py",
+    "kvfs upgrade ": "tests/system/test_upgrades.py",
     "curl ": "tests/fuse/test_documented_commands.py",
     "mkfs.xfs ": "tests/fuse/test_documented_commands.py",
     **dict.fromkeys(

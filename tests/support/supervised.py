@@ -13,7 +13,8 @@ from tests.support.stepping import until
 RETURN_WAIT_S: Final = 30.0
 _LOOK_S: Final = 0.02
 _KILLED: Final = re.compile(
-    r" server [0-9]+ was killed( by signal 9)?: starting it again$| the supervisor has died: "
+    r" server [0-9]+(: it)? was killed( by signal 9)?: starting it again$"
+    r"| the supervisor has died: | kvfs\.supervisor: no upgrade: "
 )
 
 
@@ -29,7 +30,7 @@ class Supervised(Mounted):
     """Such a mount; ``server_pid`` is the server that served last, as far as the test knows."""
 
     def errors(self) -> list[str]:
-        """Return what was logged as an error, but for the lines about what was killed."""
+        """Return what was logged as an error, but for what a test has brought about."""
         return [line for line in super().errors() if not _KILLED.search(line)]
 
     def kill_server(self) -> None:
