@@ -83,6 +83,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "background_backlog": "background jobs queued",
         "checkpoint": "index checkpoint",
         "reconcile": "index compared with the files",
+        "strays": "files without a name",
         "backing_ids_open": "backing ids, open",
         "backing_ids_cached": "backing ids, cached",
     },
