@@ -134,12 +134,13 @@ class Background:
 
     def drain(self) -> None:
         """Do all queued jobs, also identities and long ones."""
-        done = threading.Event()
-        if self._thread is not None:
+        self.hurry()  # which may start the thread
+        while self._thread is not None:
+            done = threading.Event()
             self._long.put(done.set)
-        self.hurry()
-        if self._thread is not None:
             done.wait()
+            if not (self._jobs or self._due or self._fresh):
+                return
             self.hurry()  # what the long ones queued
 
     def discard(self) -> None:
