@@ -27,6 +27,7 @@ NOT_EXPORTED: Final = {
     "cache.models.MODEL.hit_rate": "the same",
     "cache.device.write_rate": "the rate of a metric",
     "checksums.verify": "a setting",
+    "checksums.doubtful": "a state that verify and its counters end",
     "cache.curve_": "how the prediction was made",
     **{key: "the key of a flag" for key, _ in FLAGS.values()},
 }

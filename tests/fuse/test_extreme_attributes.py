@@ -52,7 +52,7 @@ def records(draw: st.DrawFn) -> InodeRecord:
 def answers() -> Answers:
     """Return the answers of a store in which nothing is open."""
     truncating = SimpleNamespace(refusals=None)
-    looks = SimpleNamespace(kernel_keeps=lambda _: None)
+    looks = SimpleNamespace(apply=lambda **_: None)
     store = SimpleNamespace(
         namespace=None,
         pool=SimpleNamespace(open_inodes={}, heat=None, cache=SimpleNamespace(looks=looks)),

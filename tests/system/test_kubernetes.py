@@ -34,7 +34,8 @@ serve
 in_client 'echo stored >client/kv/tmp; mv client/kv/tmp client/kv/block'
 echo "on the node: $(cat mounts/kv/block)"
 kill -KILL $(kvfs status mounts/kv --json | {python} -c 'import json, sys
-print(json.load(sys.stdin)["server_pid"])')
+status = json.load(sys.stdin)
+print(status["supervisor_pid"], status["server_pid"])')
 in_client 'cat client/kv/block' 2>/dev/null && echo "dead: still there"
 serve
 echo "after a restart: $(in_client 'cat client/kv/block')"

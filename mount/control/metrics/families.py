@@ -215,6 +215,12 @@ _DURABILITY: Final = (
     _counter("durable_late_blocks", "durability.late", "Of them, those after the window"),
     _counter("device_flushes", "durability.flushes", "Flushes of the device"),
     _counter("durability_failures", "durability.failures", "Blocks and flushes that failed"),
+    _gauge("undurable_attributes", "durability.attributes", "Changes of xattrs, pins, policies"),
+    _counter("attributes_refused", "durability.attributes_refused", "Of those, without room"),
+    _gauge("stray_files", "strays.files", "Files without a name, kept for a time"),
+    _gauge("stray_bytes", "strays.bytes", "What they hold on the device"),
+    _gauge("stray_oldest_seconds", "strays.oldest_s", "For how long the oldest is kept"),
+    _counter("strays_gave_way", "strays.gave_way", "Those that went early, for their room"),
     _gauge("checkpoint_age_seconds", "checkpoint.age_s", "Age of the index's checkpoint"),
     _counter("checkpoints", "checkpoint.taken", "Checkpoints of the index"),
     _counter("checkpoint_failures", "checkpoint.failures", "Checkpoints that failed"),
@@ -228,6 +234,7 @@ _DURABILITY: Final = (
     _counter("reconcile_dropped", "reconcile.dropped", "Inodes that no file confirmed"),
     _counter("checksums", "checksums.made", "Blocks that got a checksum"),
     _counter("checksums_missed", "checksums.unchecked", "Blocks that got none"),
+    _counter("checksums_given", "checksums.given", "Blocks that got one by the scrub"),
     _counter("verified_right_blocks", "checksums.right", "Comparisons that found what was stored"),
     _counter(
         "verified_wrong_blocks", "checksums.wrong", "Blocks dropped: other bytes than were stored"
