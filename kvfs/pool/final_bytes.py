@@ -133,7 +133,7 @@ class FinalBytes:
             if record is not None and carries_identity(record):
                 try:
                     holes = lacks_bytes(self._syscalls, fd, record.size_bytes)
-                    crc = self._checksum(fd, record.size_bytes, end_s)
+                    crc = None if holes else self._checksum(fd, record.size_bytes, end_s)
                 except OSError as error:
                     _log.error("inode %#x is not durable: %s", ino, error)
                     return error
@@ -151,6 +151,8 @@ class FinalBytes:
             return None
         buffer = new_buffer()
         try:
-            return cached_crc(self._syscalls, fd, size_bytes, buffer, in_memory=self._in_memory)
+            return cached_crc(
+                self._syscalls, fd, size_bytes, buffer, end_s, in_memory=self._in_memory
+            )
         finally:
             buffer.close()

@@ -8,6 +8,7 @@ releases the interpreter lock during each piece.
 import errno
 import mmap
 import os
+import time
 from typing import Final
 
 from kvfs.core.checksum import crc32c
@@ -26,17 +27,26 @@ def new_buffer() -> mmap.mmap:
 
 
 def cached_crc(
-    syscalls: Syscalls, fd: int, size_bytes: int, buffer: mmap.mmap, *, in_memory: bool = False
+    syscalls: Syscalls,
+    fd: int,
+    size_bytes: int,
+    buffer: mmap.mmap,
+    end_s: float,
+    *,
+    in_memory: bool = False,
 ) -> int | None:
     """Return the CRC32C of the first *size_bytes* of *fd*; None if one of them is not in memory.
 
-    *in_memory*: all files are, on tmpfs, which does not know RWF_NOWAIT. Raises OSError.
+    None also at *end_s* (monotonic). *in_memory*: all files are, on tmpfs, which does not know
+    RWF_NOWAIT. Raises OSError.
     """
     # RWF_NOWAIT (preadv2(2)): what would have to be read from the device is not read.
     flags = 0 if in_memory else os.RWF_NOWAIT
     crc, at_bytes = 0, 0
     view = memoryview(buffer)
     while at_bytes < size_bytes:
+        if time.monotonic() >= end_s:
+            return None
         wanted = view[: min(CHECKED_PIECE_BYTES, size_bytes - at_bytes)]
         try:
             read_bytes = syscalls.preadv(fd, [wanted], at_bytes, flags)
