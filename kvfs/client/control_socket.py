@@ -171,17 +171,19 @@ def _has_exited(connection: socket.socket) -> bool:
     return pid > 0 and has_exited(pid)
 
 
-def remove_stale(path: str) -> None:
+def remove_stale(path: str, *, of_held_up: bool = True) -> None:
     """Remove the socket file of a dead server; the caller holds the directory's lock.
 
-    Raises SourceBusy if a server listens there, OSError if *path* is something else.
+    *of_held_up*: also if it was killed, but the kernel holds up a thread of it. Raises SourceBusy
+    if a server listens there, OSError if *path* is something else.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as attempt:
         attempt.setblocking(False)
         result = attempt.connect_ex(path)
         exited = result == 0 and _has_exited(attempt)
     if exited:  # it was killed, and a thread that the kernel holds up keeps its socket
-        os.unlink(path)
+        if of_held_up:
+            os.unlink(path)
         return
     if result == errno.ENOENT:
         return

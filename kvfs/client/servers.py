@@ -168,9 +168,13 @@ def server_of(mountpoint: str) -> int:
 
 
 def remove_dead_sockets() -> None:
-    """Remove the sockets that dead servers left behind."""
+    """Remove the sockets that dead servers left behind.
+
+    Not of one that the kernel holds up: only its socket tells that the calls on its mount wait for
+    nothing, so that ``kvfs umount`` there ends them.
+    """
     with contextlib.suppress(OSError), locked_directory(RUN_DIRECTORY):
         for suffix in (SOCKET_SUFFIX, METRICS_SUFFIX, EVENTS_SUFFIX):
             for path in socket_paths(suffix=suffix):
                 with contextlib.suppress(SourceBusy, OSError):
-                    remove_stale(path)
+                    remove_stale(path, of_held_up=False)

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from kvfs.client.liveness import was_killed
+from kvfs.client.servers import remove_dead_sockets
 from kvfs.core.types import InodeNo
 from mount.fuse.invalidations import Invalidations
 from tests.support.mounting import (
@@ -237,7 +238,7 @@ def telling(place: Path) -> Iterator[Telling]:
 def test_umount_and_mount_end_the_calls_that_wait_for_a_killed_server(
     then: tuple[str, ...],
 ) -> None:
-    """Where nothing else does: the supervisor was killed, too."""
+    """Where nothing else does: the supervisor was killed, too, and another mount was unmounted."""
     skip_without_mounts()
     with workplace() as place:
         # Started first: who forks later closes our files on the mount, and waits for the server.
@@ -257,6 +258,7 @@ def test_umount_and_mount_end_the_calls_that_wait_for_a_killed_server(
             held_up.kill_supervisor()
             held_up.kill()
             assert held_up.storing.is_alive()
+            remove_dead_sockets()  # as an umount elsewhere does
             _, said = umount.communicate(timeout=_WAIT_S)
             assert umount.returncode == 0
             assert "is dead; `kvfs umount" in said

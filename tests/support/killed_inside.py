@@ -113,9 +113,13 @@ class KilledInside:
         """Let a server live so long that its death is none of a mount that cannot be served."""
         until(lambda: time.monotonic() - self._since_s >= SHORT_LIFE_S, "it has lived long enough")
 
+    def has_come_there(self) -> bool:
+        """Whether a server has come to the point where it dies."""
+        return not self._order.exists()
+
     def assert_killed(self) -> None:
         """Assert that it has died there, and that another one serves."""
-        until(lambda: not self._order.exists(), "the server comes to that point")
+        until(self.has_come_there, "the server comes to that point")
         self.mounted.follow_server()
         self._since_s = time.monotonic()
 
