@@ -22,7 +22,6 @@ from tests.support.stepping import Stepping
 
 BLOCK: Final = bytes(range(256)) * 1024
 HALF: Final = len(BLOCK) // 2
-#: The second open is mostly answered as that of one who shares a handle.
 
 
 @pytest.fixture(scope="module", params=PATHS)
