@@ -76,6 +76,8 @@ class FileServers:
         """Forget which threads are whose: another thread may have the number by now."""
         if now_s - self._others_since_s >= BELIEVED_S:
             self._others_since_s = now_s
+            # Both at once: a thread that is known, and in neither set, would not be put into one.
+            self._threads.clear()
             self.servers.clear()
             self.others.clear()
             self.others.add(0)
