@@ -102,6 +102,10 @@ class OpenInode(Writing):
             self.hands, self.appenders = (hand,), int(appends)
             return
         self.appenders += appends
+        self.add_hand(hand)
+
+    def add_hand(self, hand: Hand) -> None:
+        """Know that *hand* has it open for writing; the oldest of too many are forgotten."""
         if hand not in self.hands:
             self.hands = (*self.hands[1 - _HANDS_MAX :], hand)
 

@@ -260,7 +260,7 @@ class Files:
         maker = self._makers.of(tid, time.monotonic())
         self.handles.note_writer(handle, tid, maker)
         handle.opened.maker = maker
-        handle.opened.hands = (*handle.opened.hands, Hand(maker, tid))
+        handle.opened.add_hand(Hand(maker, tid))
         if handle.uid < 0:
             self.handles.charge(handle, uid)
 

@@ -111,7 +111,7 @@ class TakenOver:
         first = writers[0].maker if writers else Maker(record.maker_tgid, record.maker_birth)
         opened.maker = first
         for handle in writers:
-            opened.hands = (*opened.hands, Hand(handle.maker, handle.thread))[-64:]
+            opened.add_hand(Hand(handle.maker, handle.thread))
             opened.appenders += handle.appends
             opened.flushed |= handle.flushed
             if handle.flushed:
