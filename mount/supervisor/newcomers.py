@@ -53,10 +53,6 @@ class Spare:
         if self.server is None:
             self._due_s = now_s + _SPARE_AFTER_S
 
-    def next_s(self) -> float:
-        """Return when there is something to do."""
-        return self._due_s
-
     def look(self, program: Program, now_s: float, *, own_group: bool) -> None:
         """Start it when it is due, and again later if it has died."""
         if self.server is not None and self.server.has_died():
@@ -100,10 +96,6 @@ class Candidate:
         self.server = program.start(own_group=own_group)
         self.server.check(formats)
 
-    def next_s(self) -> float:
-        """Return when there is something to do."""
-        return self._until_s if self.version is None else float("inf")
-
     def look(self, now_s: float) -> str:
         """Take what it says; return why it cannot follow, or ""."""
         for said, fds in self.server.messages():
@@ -115,6 +107,6 @@ class Candidate:
                 return str(said["cannot"])
         if self.server.has_died():
             return "the new server ended before it could follow"
-        if now_s >= self.next_s():
+        if self.version is None and now_s >= self._until_s:
             return f"the new server says nothing for {_CANDIDATE_MAX_S:g} s"
         return ""

@@ -6,9 +6,13 @@ import select
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from kvfs.machine.held_files import Message, link_pair, receive, send
 from kvfs.machine.process_ends import has_exited
+
+#: How often a process that should have ended is looked at.
+_REAP_LOOK_S: Final = 0.005
 
 
 class Server:
@@ -121,7 +125,7 @@ def status_of(server: Server, wait_s: float = 0.0) -> int | None:
             return status
         if time.monotonic() >= until_s:
             return None
-        time.sleep(0.005)
+        time.sleep(_REAP_LOOK_S)
 
 
 def ended_how(status: int | None) -> str:
