@@ -98,6 +98,25 @@ def test_the_scrub_ends_the_doubt_and_gives_checksums_to_those_without(powered: 
     assert powered.problems() == []
 
 
+def test_the_scrub_passes_over_what_is_mostly_a_hole(powered: Drive) -> None:
+    """To read a petabyte of it would take days, and a stop would wait for that."""
+    powered.settings = dataclasses.replace(powered.settings, verify="scrub")
+    store = powered.start()
+    ino = put(store, ROOT_INODE, b"huge", b"x")
+    opened = store.open(ino, writer=True, truncate=False)
+    store.syscalls.pwrite(store.extent_fd(opened), b"x", (1 << 50) - 1)
+    store.close(opened, writer=True)
+    store.sync()
+
+    def is_done() -> bool:
+        store.tick()
+        return bool(store.describe()["checksums"]["rounds"])
+
+    until(is_done, "a round of the scrub")
+    assert store.describe()["checksums"]["given"] == 0
+    powered.stop()
+
+
 def test_what_a_stop_makes_durable_gets_its_checksum(powered: Drive) -> None:
     store = powered.start()
     store.checkpoint_never_due()

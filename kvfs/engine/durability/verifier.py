@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from kvfs.core.errors import Damaged, KvfsError
-from kvfs.core.records import HAS_CRC, INODE_PREFIX, Identity, inode_key, parse_inodes
+from kvfs.core.records import HAS_CRC, HAS_HOLES, INODE_PREFIX, Identity, inode_key, parse_inodes
 from kvfs.core.types import NO_INODE, InodeNo
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.pool.identities import carries_identity
@@ -262,7 +262,7 @@ class Verifier:
                 except (Damaged, OSError):
                     self._whole = False
                     continue  # its next open shows that
-                if look is not None:
+                if look is not None and not _gets_no_checksum(look.identity):
                     return look
         return None
 
@@ -280,6 +280,11 @@ class Verifier:
             "quarantined_blocks": len(held),
             "quarantined_bytes": sum(held.values()),
         }
+
+
+def _gets_no_checksum(identity: Identity) -> bool:
+    """Whether a block has holes and no checksum: it gets none (device_sync.py, final_bytes.py)."""
+    return identity.flags & (HAS_HOLES | HAS_CRC) == HAS_HOLES
 
 
 class VerifyProgress:
