@@ -80,7 +80,7 @@ def measured(place: Path, rounds: int) -> dict[str, Any]:
         engine.rename(ROOT_INODE, draft, ROOT_INODE, name, replace=True)
 
     def stores(cache: object) -> float:
-        setattr(engine.pool, "cache", cache)  # noqa: B010
+        engine.pool.cache = cache
         try:
             return cpu_us(store, STORES)
         finally:

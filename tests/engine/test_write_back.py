@@ -44,10 +44,15 @@ def device(drive: FailingDrive) -> Iterator[Device]:
     wait_released(drive.path)
 
 
+@pytest.fixture(autouse=True)
+def silent_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log tells of no error."""
+    monkeypatch.setattr("kvfs.machine.kernel_log.KernelLog.errors", lambda _: DeviceErrors())
+
+
 @pytest.fixture
 def store(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driven]:
     """A store that hears nothing of the kernel and looks often, as under a load without a rest."""
-    monkeypatch.setattr("kvfs.machine.kernel_log.KernelLog.errors", lambda _: DeviceErrors())
     set_limit(monkeypatch, "write_back_looks_s", 0.1)
     made = driven(device, SETTINGS)
     try:
@@ -103,7 +108,6 @@ def test_an_error_found_just_before_a_stop_is_dealt_with_by_the_stop(
     device: Device, drive: FailingDrive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The look took the error, which the stop's own sync is not told of any more."""
-    monkeypatch.setattr("kvfs.machine.kernel_log.KernelLog.errors", lambda _: DeviceErrors())
     first = driven(device, SETTINGS)
     put(first, ROOT_INODE, b"good", b"w" * 5000)
     first.sync()
@@ -125,7 +129,6 @@ def test_a_stop_after_a_failed_write_keeps_what_is_durable(
     device: Device, drive: FailingDrive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pass had removed the block, and no look had been told of the error before the stop."""
-    monkeypatch.setattr("kvfs.machine.kernel_log.KernelLog.errors", lambda _: DeviceErrors())
     set_limit(monkeypatch, "write_back_looks_s", 86_400.0)
     first = driven(device, dataclasses.replace(SETTINGS, durable_within_s=0.5))
     drive.fail(writes=Fails.BAD_PAGES)
@@ -162,7 +165,6 @@ def test_the_pass_finds_the_block_whose_write_failed_and_spares_the_others(
     device: Device, drive: FailingDrive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was served as zeros until the next stop: no error, no counter. Without any other look."""
-    monkeypatch.setattr("kvfs.machine.kernel_log.KernelLog.errors", lambda _: DeviceErrors())
     set_limit(monkeypatch, "write_back_looks_s", 86_400.0)
     store = driven(device, dataclasses.replace(SETTINGS, durable_within_s=0.5))
     try:
