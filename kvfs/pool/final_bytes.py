@@ -60,11 +60,13 @@ class FinalBytes:
         self._syscalls = syscalls
         self._checksums_s = checksums_s
         self._in_memory = in_memory
+        #: Blocks that ``open`` has opened, and their descriptors, which read.
+        self._reading: dict[InodeNo, int] = {}
         #: Blocks marked here that got a checksum, and those that got none.
         self.checksums = self.unchecked = 0
 
     def open(self, ino: InodeNo) -> int:
-        """Open the extent of *ino* to read; MAY_CHANGE if its bytes are not final.
+        """Open the extent of *ino* to read, until ``close``; MAY_CHANGE if its bytes are not final.
 
         From here on nobody can begin to write it without an open, which takes it off the list of
         what is not durable (not_durable.py). Raises Damaged, OSError.
@@ -76,7 +78,27 @@ class FinalBytes:
         if (opened is None or opened.fd < 0) and self._extents.may_be_written(fd):
             self._syscalls.close(fd)
             return MAY_CHANGE
+        self._reading.setdefault(ino, fd)
         return fd
+
+    def close(self, ino: InodeNo, fd: int) -> None:
+        """Close what ``open`` returned."""
+        if self._reading.get(ino) == fd:
+            del self._reading[ino]
+        self._syscalls.close(fd)
+
+    def is_used(self, ino: InodeNo) -> bool:
+        """Whether anybody else has the extent of *ino* open or mapped; it has no writer here.
+
+        False if that cannot be told, and for a missing extent.
+        """
+        fd = self._reading.get(ino)
+        if fd is None:
+            return self._extents.is_used(ino)
+        try:
+            return self._extents.in_use(fd)
+        except OSError:
+            return False
 
     def _may_change(self, opened: OpenInode) -> bool:
         """Whether an open block may change; unknown counts as yes.
@@ -119,7 +141,7 @@ class FinalBytes:
         except (Damaged, OSError):
             return False
         if fd != MAY_CHANGE:
-            self._syscalls.close(fd)
+            self.close(ino, fd)
         return fd != MAY_CHANGE
 
     def _mark(self, ino: InodeNo, end_s: float) -> OSError | None:

@@ -213,11 +213,11 @@ class Extents:
         return self._syscalls.fstat(fd).st_blocks * STAT_BLOCK_BYTES
 
     def in_use(self, fd: int) -> bool:
-        """Whether the extent is open or mapped other than by *fd*, the only O_RDWR one here.
+        """Whether the extent is open or mapped other than by *fd*, which may read or write.
 
-        A write lease is refused then (fcntl(2), F_SETLEASE). A client's passthrough handle counts
-        until its last close and unmapping. The lease is given back at once: an open in between
-        waits those 3 us, and the SIGIO of it is ignored.
+        A write lease is refused then (fcntl(2), F_SETLEASE; fs/locks.c, check_conflicting_open). A
+        client's passthrough handle counts until its last close and unmapping. The lease is given
+        back at once: an open in between waits those 3 us, and the SIGIO of it is ignored.
         """
         return self._refuses_lease(fd, fcntl.F_WRLCK)
 

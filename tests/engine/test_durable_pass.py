@@ -156,6 +156,23 @@ def test_what_was_taken_is_not_marked_if_it_is_opened_meanwhile(powered: Drive) 
     assert cut_and_see(powered) == {b"/K": b"new" + (b"old" * 5000)[3:]}
 
 
+def test_what_the_pass_has_open_may_be_evicted_unless_somebody_else_uses_it(
+    powered: Drive,
+) -> None:
+    store = powered.store
+    free, used = (put(store, ROOT_INODE, name, b"x" * 5000) for name in (b"a.tmp", b"b.tmp"))
+    for name in (b"a", b"b"):
+        store.rename(ROOT_INODE, name + b".tmp", ROOT_INODE, name)
+    reader = store.open_extent(used, os.O_RDONLY)
+    store.reached(store.goal())
+    store.run_all()
+    assert (store.obstacle(free), store.obstacle(used)) == (None, "mapped")
+    pass_over(store)
+    assert (store.obstacle(free), store.obstacle(used)) == (None, "mapped")
+    os.close(reader)
+    assert store.obstacle(used) is None
+
+
 def rewritten(store: Driven) -> InodeNo:
     ino = put(store, ROOT_INODE, b"K", b"old" * 5000)
     opened = store.open(ino, writer=True, truncate=False)

@@ -220,7 +220,7 @@ class DurablePass:
             try:
                 self._settle(block, synced)
             finally:
-                self._pool.syscalls.close(block.fd)
+                self._close(block)
         if self._judged:
             self._pool.background.submit(self._identify)
         elif not (self._waits or self._gathers):
@@ -263,8 +263,11 @@ class DurablePass:
         self.checksums += synced.content_crc is not None
         self.unchecked += synced.content_crc is None
 
+    def _close(self, block: _Block) -> None:
+        self._pool.final_bytes.close(block.ino, block.fd)
+
     def _put_back(self, block: _Block) -> None:
-        self._pool.syscalls.close(block.fd)
+        self._close(block)
         if self._queue.is_taken(block.ino, block.waiting):
             self._queue.put_back(block.ino)
 

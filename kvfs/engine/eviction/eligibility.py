@@ -67,7 +67,7 @@ def obstacle(pool: Pool, ino: InodeNo, record: InodeRecord, *, open_too: bool) -
 def _is_mapped(pool: Pool, ino: InodeNo, opened: OpenInode | None) -> bool:
     """Whether a process still has a block mapped that it has closed; False if it cannot be told."""
     if opened is None or opened.fd < 0:
-        return pool.extents.is_used(ino)
+        return pool.final_bytes.is_used(ino)  # the pass that makes it durable is no user
     with contextlib.suppress(OSError):
         return pool.extents.in_use(opened.fd)
     return False
