@@ -11,7 +11,9 @@ from typing import Final
 
 from mount.supervisor.server import Server
 
-#: After a start, and before the next one if a spare has died: a mount that is short needs none.
+#: After the first start: a mount that is short needs none, and a host that boots has other work.
+_FIRST_SPARE_AFTER_S: Final = 30.0
+#: After a server took over, and before the next one if a spare has died.
 _SPARE_AFTER_S: Final = 5.0
 _NEXT_SPARE_AFTER_S: Final = 60.0
 #: A candidate imports and looks at some tables; the machine may be loaded.
@@ -48,10 +50,10 @@ class Spare:
         self.server: Server | None = None
         self._due_s = float("inf")
 
-    def wanted(self, now_s: float) -> None:
-        """A server serves now: one that waits is soon of use."""
+    def wanted(self, now_s: float, *, took_over: bool) -> None:
+        """A server serves now, and perhaps *took_over*: one that waits is soon of use."""
         if self.server is None:
-            self._due_s = now_s + _SPARE_AFTER_S
+            self._due_s = now_s + (_SPARE_AFTER_S if took_over else _FIRST_SPARE_AFTER_S)
 
     def look(self, program: Program, now_s: float, *, own_group: bool) -> None:
         """Start it when it is due, and again later if it has died."""

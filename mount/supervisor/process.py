@@ -238,7 +238,7 @@ class Supervisor:
             self._program, self._follower = self._follower.program, None
             self._spare.drop()  # of the version before
             counts["upgrades"] += 1
-        if self._served and self._died_s:
+        if took_over := self._served and self._died_s > 0:
             pause_s = now_s - self._died_s
             counts["longest_pause_s"] = max(counts["longest_pause_s"], pause_s)
             self._log.say("INFO", f"server {server.pid} serves after a pause of {pause_s:.3f} s")
@@ -246,7 +246,7 @@ class Supervisor:
         self._served = True
         self._log.serves()
         if self._holdings.can_go_on:
-            self._spare.wanted(now_s)
+            self._spare.wanted(now_s, took_over=took_over)
         self._systemd.notify("READY=1", f"STATUS={note}")
         # The killer of processes that need memory spares us as it spares the server.
         with (

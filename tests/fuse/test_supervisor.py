@@ -237,15 +237,18 @@ def test_a_server_without_a_supervisor_notices(tmp_path: Path) -> None:
 
 def test_a_spare_server_waits_and_takes_over_at_once(tmp_path: Path) -> None:
     with supervised(tmp_path) as one:
-        first = one.told()["pid"]
+        one.told()
         one.tell(HOLD)
+        one.tell(DIE, answers=False)
+        second = one.told()["pid"]
+        one.tell("held.say_ready('again', FORMATS)")
         children = Path(f"/proc/{one.process.pid}/task/{one.process.pid}/children")
         until(lambda: len(children.read_text().split()) == 2, "there is a spare")
-        (spare,) = {int(pid) for pid in children.read_text().split()} - {first}
+        (spare,) = {int(pid) for pid in children.read_text().split()} - {second}
         one.tell(DIE, answers=False)
-        second = one.told()
-        assert second["pid"] == spare
-        assert second["given"].keys() == {"fuse", "abort"}
+        third = one.told()
+        assert third["pid"] == spare
+        assert third["given"].keys() == {"fuse", "abort"}
         one.tell("held.say_ready('again', FORMATS)")
         one.tell("assert held.say_ended()")
         one.tell("sys.exit(0)", answers=False)
