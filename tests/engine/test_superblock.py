@@ -11,6 +11,7 @@ from kvfs.core.types import ROOT_INODE
 from kvfs.devices.parent_fs import superblock_of
 from tests.support.mounting import loop_device, workplace
 from tests.support.power import Cut, shut_down
+from tests.support.stepping import until
 from tests.support.stores import MIB, Host, put, settle, tree
 
 pytestmark = [pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
@@ -33,14 +34,26 @@ class Parent:
         subprocess.run(["umount", self.path], check=True)
 
     def cut_off(self) -> None:
-        """Shut it down by force, with what is in its log, and mount it again."""
+        """Shut it down by force, with what is in its log, and mount it again.
+
+        A mount namespace that another test made meanwhile has a copy of the mount. While it lasts,
+        a new mount is of the file system that was shut down.
+        """
         fd = os.open(self.path, os.O_RDONLY)
         try:
             shut_down(fd, Cut.LOG_ONLY)
         finally:
             os.close(fd)
+        until(self._is_mounted_anew, "nobody else has it mounted")
+
+    def _is_mounted_anew(self) -> bool:
         self.unmount()
         self.mount()
+        try:
+            os.listdir(self.path)
+        except OSError:
+            return False
+        return True
 
 
 @pytest.fixture
