@@ -1,8 +1,10 @@
 """Takes checkpoints of the index while the pool is in use, so that a power loss costs no rebuild.
 
 One costs what changed since the one before: the pages that LMDB wrote meanwhile go to the device.
-Until the next one LMDB uses no freed page again, so data.mdb grows by some 20 KiB a commit. If room
-for that becomes short, the checkpoint is given up, since deletes need the room.
+Until the next one LMDB uses no page again that is freed meanwhile, some 20 KiB a commit. Since the
+file never shrinks, what counts is what is freed, not by how much the file grows: pages freed
+earlier only put the growth off. If room becomes short, the checkpoint is given up, since deletes
+need the room.
 """
 
 import logging
@@ -30,10 +32,14 @@ from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
 
-#: The file may grow by so much between two, and by no more than that part of the capacity, since it
-#: takes the room of blocks and never shrinks; more makes the next one due at once.
-_GROWTH_MAX_BYTES: Final = 256 << 20
-_GROWTH_PART: Final = 64
+#: So much may be freed between two, and no more than that part of the capacity, since the file
+#: takes the room of blocks; more makes the next one due at once. It costs no byte more: each page
+#: that a commit wrote goes to the device once.
+_FREED_MAX_BYTES: Final = 256 << 20
+_FREED_PART: Final = 64
+_FREED_LEAST_BYTES: Final = 4 << 20
+#: What a commit writes anew, and frees: the leaves of some tables with their branches.
+_COMMIT_BYTES: Final = 20 << 10
 
 
 class _Outcome(NamedTuple):
@@ -72,13 +78,14 @@ class Checkpoints:
         self._syscalls = syscalls
         self._monotonic_s = monotonic_s
         self._interval_s = settings.checkpoint_s
-        self._growth_max_bytes = min(_GROWTH_MAX_BYTES, capacity_bytes // _GROWTH_PART)
+        self._freed_max_bytes = max(
+            _FREED_LEAST_BYTES, min(_FREED_MAX_BYTES, capacity_bytes // _FREED_PART)
+        )
         self._kept_bytes = min(KEPT_BYTES, settings.index_preallocate_bytes // 4)
         self._held: HeldCommit | None = None
         self._next: HeldCommit | None = None
         self._aside: Aside[_Outcome] = Aside("kvfs-checkpoint")
         self._begun_s = self._tried_s = -self._interval_s
-        self._used_bytes = index.used_bytes()
         #: Whether data.mdb could not be written: what was synced before is still right, and no
         #: later sync would tell.
         self._broken = False
@@ -115,10 +122,10 @@ class Checkpoints:
         if self._held is None:
             roomy = self._index.spare_bytes() >= 4 * self._kept_bytes
             return roomy and since_s >= min(1.0, self._interval_s)
-        if self._index.transaction() == self._held.transaction:
+        freed_bytes = (self._index.transaction() - self._held.transaction) * _COMMIT_BYTES
+        if freed_bytes == 0:
             return False
-        grown_bytes = self._index.used_bytes() - self._used_bytes
-        return since_s >= self._interval_s or grown_bytes >= self._growth_max_bytes
+        return since_s >= self._interval_s or freed_bytes >= self._freed_max_bytes
 
     def _begin(self, now_s: float) -> None:
         self._tried_s = now_s
@@ -175,7 +182,6 @@ class Checkpoints:
         if self._held is not None:
             self._held.end()
         self._held, self.kept_s = done, self._begun_s
-        self._used_bytes = self._index.used_bytes()
         self.taken += 1
 
     def describe(self, now_s: float) -> dict[str, float | int | None]:

@@ -14,6 +14,9 @@ from tests.support.stores import DIRECTORY, MIB, assert_no_strays, put, settle, 
 
 pytestmark = [pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
 
+#: Blocks that are stored and removed again.
+COME_AND_GO = 4000
+
 
 @pytest.fixture
 def powered() -> Iterator[Drive]:
@@ -166,3 +169,24 @@ def test_the_index_of_a_small_pool_grows_little_between_two(powered: Drive) -> N
             break
     else:
         pytest.fail(f"no checkpoint in {stores_max} stores")
+
+
+def test_the_index_of_a_small_pool_stays_small_while_blocks_come_and_go(powered: Drive) -> None:
+    """A page that is freed is not used again before the next checkpoint is complete."""
+    powered.stop()
+    powered.settings = dataclasses.replace(powered.settings, index_preallocate_bytes=16 * MIB)
+    store = powered.start()
+    put(store, ROOT_INODE, b"first", b"x")
+    store.sync()
+    checkpoint(store)
+    store.checkpoint_never_due()
+    before_bytes = store.index_file_bytes()
+    part_bytes = max(4 * MIB, store.describe()["capacity_bytes"] // 64)
+    for number in range(COME_AND_GO):
+        put(store, ROOT_INODE, b"%d" % number, b"x")
+        store.unlink(ROOT_INODE, b"%d" % number)
+        store.sync()
+        store.tick()
+    freed_bytes = COME_AND_GO * 2 * 4096
+    assert freed_bytes > 6 * part_bytes, "too few to show it"
+    assert store.index_file_bytes() - before_bytes < 4 * part_bytes
