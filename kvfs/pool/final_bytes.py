@@ -87,18 +87,9 @@ class FinalBytes:
             del self._reading[ino]
         self._syscalls.close(fd)
 
-    def is_used(self, ino: InodeNo) -> bool:
-        """Whether anybody else has the extent of *ino* open or mapped; it has no writer here.
-
-        False if that cannot be told, and for a missing extent.
-        """
-        fd = self._reading.get(ino)
-        if fd is None:
-            return self._extents.is_used(ino)
-        try:
-            return self._extents.in_use(fd)
-        except OSError:
-            return False
+    def opened(self, ino: InodeNo) -> int | None:
+        """Return the descriptor by which *ino* is open here, None if it is not."""
+        return self._reading.get(ino)
 
     def _may_change(self, opened: OpenInode) -> bool:
         """Whether an open block may change; unknown counts as yes.

@@ -66,10 +66,14 @@ def obstacle(pool: Pool, ino: InodeNo, record: InodeRecord, *, open_too: bool) -
 
 def _is_mapped(pool: Pool, ino: InodeNo, opened: OpenInode | None) -> bool:
     """Whether a process still has a block mapped that it has closed; False if it cannot be told."""
-    if opened is None or opened.fd < 0:
-        return pool.final_bytes.is_used(ino)  # the pass that makes it durable is no user
+    if opened is not None and opened.fd >= 0:
+        fd: int | None = opened.fd
+    else:
+        fd = pool.final_bytes.opened(ino)  # the pass that makes it durable is no user
+    if fd is None:
+        return pool.extents.is_used(ino)
     with contextlib.suppress(OSError):
-        return pool.extents.in_use(opened.fd)
+        return pool.extents.in_use(fd)
     return False
 
 
