@@ -33,8 +33,8 @@ from kvfs.storage.syscalls import Syscalls
 _log: Final = logging.getLogger(__name__)
 
 #: So much may be freed between two, and no more than that part of the capacity, since the file
-#: takes the room of blocks; more makes the next one due at once. It costs no byte more: each page
-#: that a commit wrote goes to the device once.
+#: takes the room of blocks; more makes the next one due at once. However often it comes, each page
+#: that a commit wrote goes to the device once; CHECKPOINT and the file system's log come on top.
 _FREED_MAX_BYTES: Final = 256 << 20
 _FREED_PART: Final = 64
 _FREED_LEAST_BYTES: Final = 4 << 20
