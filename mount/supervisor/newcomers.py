@@ -18,8 +18,6 @@ _SPARE_AFTER_S: Final = 5.0
 _NEXT_SPARE_AFTER_S: Final = 60.0
 #: A candidate imports and looks at some tables; the machine may be loaded.
 _CANDIDATE_MAX_S: Final = 60.0
-
-
 #: numpy's OpenBLAS starts a thread for each core when it is loaded, a sixth of the time that all
 #: imports take. Nothing here multiplies matrices.
 _NO_BLAS_THREADS: Final = {"OPENBLAS_NUM_THREADS": "1"}

@@ -148,8 +148,8 @@ def test_a_checkpoint_that_is_not_whole_is_not_believed(powered: Drive) -> None:
     assert tree(store) == expected
 
 
-def test_the_index_of_a_small_pool_grows_little_between_two(powered: Drive) -> None:
-    """It never shrinks, and what it takes is lost for blocks."""
+def start_small(powered: Drive) -> Driven:
+    """Start a small pool with a checkpoint; time alone makes no other one due."""
     powered.stop()
     # As far ahead as in a pool of that size: without room there is no checkpoint at all.
     powered.settings = dataclasses.replace(powered.settings, index_preallocate_bytes=16 * MIB)
@@ -158,6 +158,12 @@ def test_the_index_of_a_small_pool_grows_little_between_two(powered: Drive) -> N
     store.sync()
     checkpoint(store)
     store.checkpoint_never_due()
+    return store
+
+
+def test_the_index_of_a_small_pool_grows_little_between_two(powered: Drive) -> None:
+    """It never shrinks, and what it takes is lost for blocks."""
+    store = start_small(powered)
     found = store.describe()
     part_bytes = found["capacity_bytes"] // 64
     stores_max = part_bytes // 4096  # a commit writes several pages
@@ -173,13 +179,7 @@ def test_the_index_of_a_small_pool_grows_little_between_two(powered: Drive) -> N
 
 def test_the_index_of_a_small_pool_stays_small_while_blocks_come_and_go(powered: Drive) -> None:
     """A page that is freed is not used again before the next checkpoint is complete."""
-    powered.stop()
-    powered.settings = dataclasses.replace(powered.settings, index_preallocate_bytes=16 * MIB)
-    store = powered.start()
-    put(store, ROOT_INODE, b"first", b"x")
-    store.sync()
-    checkpoint(store)
-    store.checkpoint_never_due()
+    store = start_small(powered)
     before_bytes = store.index_file_bytes()
     part_bytes = max(4 * MIB, store.describe()["capacity_bytes"] // 64)
     for number in range(COME_AND_GO):
