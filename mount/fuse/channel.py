@@ -189,7 +189,8 @@ class Channel:
 
     async def _wait(self, until: Callable[[], Awaitable[None]]) -> None:
         with trio.CancelScope() as self._waiting:
-            await until()
+            if not self._stopped:  # while the other tasks had their turn, perhaps
+                await until()
 
     async def _readable(self) -> None:
         await trio.lowlevel.wait_readable(self.device_fd)

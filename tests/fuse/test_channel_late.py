@@ -6,6 +6,7 @@ import trio.testing
 
 from mount.fuse.request_times import TIMED_OF
 from mount.fuse.wire import IN_HEADER, OUT_HEADER, OUT_HEADER_BYTES, Opcode, data_reply, error_reply
+from tests.support.stepping import STEP_WAIT_S
 from tests.support.wires import Wires, request
 
 
@@ -100,6 +101,22 @@ async def test_a_pump_that_waits_for_late_answers_can_be_stopped(
         nursery.start_soon(pump)
         await trio.testing.wait_all_tasks_blocked()
         wires.channel.stop()
+
+
+async def test_a_pump_that_lets_the_others_have_their_turn_can_be_stopped(
+    wires: Wires, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In that turn it waits for nothing that a stop could end; no request comes after it."""
+    reader = wires.channel.reader
+    begin_turn = reader.begin_turn
+
+    def begin_after_a_stop() -> None:
+        wires.channel.stop()
+        begin_turn()
+
+    monkeypatch.setattr(reader, "begin_turn", begin_after_a_stop)
+    with trio.fail_after(STEP_WAIT_S), pytest.raises(trio.ClosedResourceError):
+        await wires.channel.next_request()
 
 
 async def test_late_replies_are_passed_on_while_no_request_comes(wires: Wires) -> None:
