@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from kvfs.core.eviction_reason import Reason
 from kvfs.core.lifecycle import State
 from kvfs.core.types import PAGE_BYTES, ROOT_INODE, InodeNo
 from tests.support.driven import Driven
@@ -171,6 +172,18 @@ def test_what_the_pass_has_open_may_be_evicted_unless_somebody_else_uses_it(
     assert (store.obstacle(free), store.obstacle(used)) == (None, "mapped")
     os.close(reader)
     assert store.obstacle(used) is None
+
+
+def test_what_the_pass_has_open_goes_by_command_and_not_for_a_writer(powered: Drive) -> None:
+    """Its space is free a moment later, which is too late for a writer that waits."""
+    store = powered.store
+    ino = put(store, ROOT_INODE, b"a.tmp", b"x" * 5000)
+    store.rename(ROOT_INODE, b"a.tmp", ROOT_INODE, b"a")
+    fd = store.open_final(ino)
+    store.evict(1)
+    assert store.evicted_blocks == 0
+    assert store.evict_by_command([ino], open_too=False, reason=Reason.COMMAND)[0] == 1
+    store.close_final(ino, fd)
 
 
 def rewritten(store: Driven) -> InodeNo:

@@ -28,6 +28,9 @@ class Course:
 
     tick = At(lambda engine: engine.tick)
     evict = At(lambda engine: engine.evict)
+    evict_by_command = At(lambda engine: engine.reclaim.take)
+    open_final = At(lambda engine: engine.pool.final_bytes.open)
+    close_final = At(lambda engine: engine.pool.final_bytes.close)
     evict_used = At(lambda engine: engine.reclaim.evict_used)
     evict_names = At(lambda engine: engine.name_eviction.tick)
     settle_closes = At(lambda engine: engine.blocks.settle)

@@ -20,17 +20,21 @@ _SWAPPED: Final = (b".meta",)
 
 
 class Verdict(NamedTuple):
-    """The check of a victim: its record if it may go; *used* if its space would not be free yet."""
+    """The check of a victim: its record if it may go; *used* if its space would not be free yet.
+
+    With *passing* it is free in a moment: only the pass that makes blocks durable has it open.
+    """
 
     record: InodeRecord | None
     used: bool = False
+    passing: bool = False
 
 
 _NO: Final = Verdict(None)
 
 
 def look_at(pool: Pool, ino: InodeNo) -> Verdict:
-    """Return whether block *ino* may be evicted now, and whether somebody reads or maps it."""
+    """Return whether block *ino* may be evicted now, and whether somebody has it open or mapped."""
     record = pool.index.inode_or_miss(ino)
     if record is None or not stat.S_ISREG(record.mode):
         pool.heat.drop(ino)
@@ -42,7 +46,8 @@ def look_at(pool: Pool, ino: InodeNo) -> Verdict:
         return _NO
     why = obstacle(pool, ino, record, open_too=False)
     if why is None:
-        return Verdict(record)
+        passing = pool.final_bytes.opened(ino) is not None
+        return Verdict(record, used=passing, passing=passing)
     opened = pool.open_inodes.get(ino)
     is_read = why == "mapped" or (opened is not None and not opened.writers)
     return Verdict(record, used=True) if is_read and why in ("open", "mapped") else _NO

@@ -127,7 +127,7 @@ class Reclaim:
         batch = [
             (ino, found.record)
             for ino, found in fit.items()
-            if found.record is not None and (open_too or not found.used)
+            if found.record is not None and (open_too or not found.used or found.passing)
         ]
         blocks, size_bytes = self.evicted_blocks, self.evicted_bytes
         if batch:
@@ -170,7 +170,7 @@ class Reclaim:
         batch: dict[InodeNo, InodeRecord] = {}
         while self._used and size_bytes > 0 and len(batch) < BATCH:
             ino, _ = self._used.popitem()
-            record, _ = look_at(self._pool, ino)
+            record = look_at(self._pool, ino).record
             if record is not None:
                 batch[ino] = record
                 size_bytes -= record.allocated_bytes
@@ -218,7 +218,7 @@ class Reclaim:
                 break
             if ino in batch:
                 continue  # it goes with another block already
-            record, used = look_at(self._pool, ino)
+            record, used, _ = look_at(self._pool, ino)
             if record is None or used:
                 self.refusals += 1
                 self._victims.refuse(ino)
@@ -231,7 +231,7 @@ class Reclaim:
             batch[ino] = record
             held_bytes += record.allocated_bytes
             for sidecar in sidecars_of(self._pool, record):
-                beside, used = look_at(self._pool, sidecar)
+                beside, used, _ = look_at(self._pool, sidecar)
                 if beside is not None and not used:
                     batch[sidecar] = beside
                     held_bytes += beside.allocated_bytes
