@@ -60,9 +60,11 @@ def assert_all_may_go(pool: NfsPool) -> None:
         GONE_WAIT_S,
     )
     kept_bytes = Settings().file_server_passthrough_max * CAPACITY_BYTES + BLOCK_BYTES
-    status = pool.mounted.status()
-    assert status["open_bytes"] <= kept_bytes
-    assert status["used_bytes"] <= kept_bytes
+    assert pool.mounted.status()["open_bytes"] <= kept_bytes
+    # A block that was on its way to the device is closed, and then removed, at the next tick.
+    until(
+        lambda: pool.mounted.status()["used_bytes"] <= kept_bytes, "its space is back", GONE_WAIT_S
+    )
 
 
 @pytest.mark.parametrize("version", [3, pytest.param(4, marks=pytest.mark.proof)], ids=["v3", "v4"])
