@@ -83,14 +83,13 @@ def run(args: argparse.Namespace) -> int:
     if args.held_fd is not None:
         from kvfs.cli.ready_pipe import ReadyPipe
         from kvfs.cli.serve import import_all, serve_here, why_not
-        from kvfs.machine.held_files import HeldFiles, SupervisorGone, is_readable
+        from kvfs.machine.held_files import HeldFiles, SupervisorGone
 
-        if not is_readable(args.held_fd):
-            import_all()  # we are not needed yet; once the other server dies there is no time
         load = partial(load_settings, args)
         pipe = ReadyPipe(args.ready_fd) if args.ready_fd is not None else None
         try:
-            held = HeldFiles(args.held_fd, partial(why_not, load))
+            # Not needed yet, it imports all: once the other server dies there is no time.
+            held = HeldFiles(args.held_fd, import_all, partial(why_not, load))
         except SupervisorGone:  # nobody needs us any more
             return 0
         serve_here(load, held, pipe)

@@ -78,16 +78,22 @@ class SupervisorGone(Exception):
 class HeldFiles:
     """The server's end. What cannot be sent is left out: the mount is served without a net then."""
 
-    def __init__(self, fd: int, why_not: Callable[[Mapping[str, int]], str]) -> None:
+    def __init__(
+        self, fd: int, prepare: Callable[[], None], why_not: Callable[[Mapping[str, int]], str]
+    ) -> None:
         """Wait at the descriptor *fd* until this server is needed, and read what it is given.
 
-        *why_not* is called before, if this is an upgrade: it is told which formats the server uses
-        that serves, and returns why this version cannot follow, or "". Raises SupervisorGone.
+        *prepare* is called before, unless it is needed at once. *why_not* is called before, if this
+        is an upgrade: it is told which formats the server uses that serves, and returns why this
+        version cannot follow, or "". Raises SupervisorGone.
         """
         self._end = socket.socket(fileno=fd)
         self._end.set_inheritable(False)
         self.lost = False
         """Whether the supervisor is gone."""
+        if not is_readable(fd):
+            prepare()
+            self._say({"waits": True})
         while True:
             first = receive(self._end)
             if first is None:

@@ -18,6 +18,8 @@ _SPARE_AFTER_S: Final = 5.0
 _NEXT_SPARE_AFTER_S: Final = 60.0
 #: A candidate imports and looks at some tables; the machine may be loaded.
 _CANDIDATE_MAX_S: Final = 60.0
+#: A spare imports; one that has not done so by then hangs.
+_SPARE_MAX_S: Final = 60.0
 #: numpy's OpenBLAS starts a thread for each core when it is loaded, a sixth of the time that all
 #: imports take. Nothing here multiplies matrices.
 _NO_BLAS_THREADS: Final = {"OPENBLAS_NUM_THREADS": "1"}
@@ -51,7 +53,9 @@ class Spare:
 
     def __init__(self) -> None:
         self.server: Server | None = None
-        self._due_s = float("inf")
+        self._due_s = self._until_s = float("inf")
+        self._waits = False
+        """Whether it has imported all, and says so."""
 
     def wanted(self, now_s: float, *, took_over: bool) -> None:
         """A server serves now, and perhaps *took_over*: one that waits is soon of use."""
@@ -59,31 +63,41 @@ class Spare:
             self._due_s = now_s + (_SPARE_AFTER_S if took_over else _FIRST_SPARE_AFTER_S)
 
     def look(self, program: Program, now_s: float, *, own_group: bool) -> None:
-        """Start it when it is due, and again later if it has died."""
-        if self.server is not None and self.server.has_died():
-            self.drop()
-            self._due_s = now_s + _NEXT_SPARE_AFTER_S
+        """Start it when it is due, and again later if it has died or hangs."""
+        if self.server is not None:
+            self._listen(self.server)
+            if self.server.has_died() or (not self._waits and now_s >= self._until_s):
+                self.drop()
+                self._due_s = now_s + _NEXT_SPARE_AFTER_S
         if now_s >= self._due_s:
-            self._due_s = float("inf")
+            self._due_s, self._until_s = float("inf"), now_s + _SPARE_MAX_S
             try:
                 self.server = program.start(own_group=own_group)
             except OSError:
                 self._due_s = now_s + _NEXT_SPARE_AFTER_S
 
+    def _listen(self, server: Server) -> None:
+        for said, fds in server.messages():
+            self._waits |= "waits" in said
+            for fd in fds:
+                os.close(fd)
+
     def take(self) -> Server | None:
-        """Return it, to serve; None if there is none."""
-        server, self.server = self.server, None
-        self._due_s = float("inf")
-        if server is not None and server.has_died():
-            server.close()
+        """Return it, to serve; None if there is none that waits: one that hangs serves nobody."""
+        server = self.server
+        if server is not None:
+            self._listen(server)
+        if server is None or not self._waits or server.has_died():
+            self.drop()
             return None
+        self.server, self._due_s, self._waits = None, float("inf"), False
         return server
 
     def drop(self) -> None:
         """End it."""
         if self.server is not None:
             self.server.end()
-        self.server, self._due_s = None, float("inf")
+        self.server, self._due_s, self._waits = None, float("inf"), False
 
 
 class Candidate:

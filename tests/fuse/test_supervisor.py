@@ -31,8 +31,10 @@ def why_not(formats):
     return WHY if formats == FORMATS else "it is not told"
 sys.path.insert(0, {str(ROOT)!r})
 from kvfs.machine.held_files import HeldFiles
-held = HeldFiles(int(sys.argv[sys.argv.index("--held-fd") + 1]), why_not)
 test = socket.socket(fileno=os.dup(int(sys.argv[1])))
+def prepare():
+    pass
+held = HeldFiles(int(sys.argv[sys.argv.index("--held-fd") + 1]), prepare, why_not)
 given = {{name: os.readlink(f"/proc/self/fd/{{fd}}") for name, fd in held.given.items()}}
 figures = {{"restarts": held.restarts, "upgrades": held.upgrades, "given": given}}
 figures |= {{"pid": os.getpid(), "notify": "NOTIFY_SOCKET" in os.environ}}
@@ -235,17 +237,30 @@ def test_a_server_without_a_supervisor_notices(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def spare_of(one: Supervised) -> tuple[int, int]:
+    """Let the second server of *one* serve until there is a spare; return the pids of both."""
+    one.told()
+    one.tell(HOLD)
+    one.tell(DIE, answers=False)
+    second = one.told()["pid"]
+    one.tell("held.say_ready('again', FORMATS)")
+    assert one.told() == "prepares"
+    children = Path(f"/proc/{one.process.pid}/task/{one.process.pid}/children")
+    (spare,) = {int(pid) for pid in children.read_text().split()} - {second}
+    # It does not wait for anything before it has told the supervisor that it is prepared.
+    until(lambda: Path(f"/proc/{spare}/stat").read_text().split()[2] == "S", "the spare waits")
+    one.tell(DIE, answers=False)
+    return second, spare
+
+
+def preparing(how: str) -> str:
+    """Return a server that, if it is not needed at once, says so and does *how*."""
+    return SERVER.replace("    pass\n", f"    test.send(b'\"prepares\"')\n    {how}\n")
+
+
 def test_a_spare_server_waits_and_takes_over_at_once(tmp_path: Path) -> None:
-    with supervised(tmp_path) as one:
-        one.told()
-        one.tell(HOLD)
-        one.tell(DIE, answers=False)
-        second = one.told()["pid"]
-        one.tell("held.say_ready('again', FORMATS)")
-        children = Path(f"/proc/{one.process.pid}/task/{one.process.pid}/children")
-        until(lambda: len(children.read_text().split()) == 2, "there is a spare")
-        (spare,) = {int(pid) for pid in children.read_text().split()} - {second}
-        one.tell(DIE, answers=False)
+    with supervised(tmp_path, program=preparing("pass")) as one:
+        _, spare = spare_of(one)
         third = one.told()
         assert third["pid"] == spare
         assert third["given"].keys() == {"fuse", "abort"}
@@ -253,6 +268,15 @@ def test_a_spare_server_waits_and_takes_over_at_once(tmp_path: Path) -> None:
         one.tell("assert held.say_ended()")
         one.tell("sys.exit(0)", answers=False)
         assert one.wait() == 0
+
+
+def test_a_spare_server_that_hangs_in_its_imports_is_not_used(tmp_path: Path) -> None:
+    with supervised(tmp_path, program=preparing("signal.pause()")) as one:
+        second, spare = spare_of(one)
+        third = one.told()
+        assert third["pid"] not in (second, spare)
+        assert third["given"].keys() == {"fuse", "abort"}
+        until(lambda: not Path(f"/proc/{spare}").exists(), "the one that hangs is ended")
 
 
 def upgrade(program: str) -> str:
