@@ -73,10 +73,13 @@ $(VENV)/.runtime: $(PINS) make/packages-runtime.txt
 	sh make/venv.sh $(VENV) ""
 	touch $@
 
-$(VENV)/.test: $(VENV)/.runtime make/packages-test.txt
-	sh make/system.sh make/packages-runtime.txt make/packages-test.txt
-	sh make/venv.sh $(VENV) "[test]"
-	touch $@
+# The packages that only tests need come while pip compiles: apt waits for the network and the disk.
+$(VENV)/.test: $(PINS) make/packages-runtime.txt make/packages-test.txt
+	sh make/system.sh make/packages-runtime.txt
+	sh make/venv.sh $(VENV) "[test]" & venv=$$!; \
+	sh make/system.sh make/packages-test.txt; system=$$?; \
+	wait $$venv && [ $$system = 0 ]
+	touch $(VENV)/.runtime $@
 
 connectors: $(VENV)/.test install-connectors
 
