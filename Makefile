@@ -13,6 +13,9 @@ export PYTHON
 KVFS_CONNECTORS_PYTHON ?= $(CURDIR)/$(CONNECTORS_VENV)/bin/python
 export KVFS_CONNECTORS_PYTHON
 
+# Each server and command would compile all of kvfs again, a quarter of a second each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Flags for the demo and for pytest, e.g. make demo DEMO="--bytes 4GiB", make test TESTS=tests/core.
 DEMO ?=
 # A connector whose own code the demo runs, on kvfs and on a plain directory: lmcache.
