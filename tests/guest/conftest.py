@@ -79,6 +79,7 @@ def rack(name: str, *flags: str, source: str = "") -> Iterator[Rack]:
     Logs go to /out.
     """
     log = OUT / f"kvfs-{name}.log"
+    sh("modprobe", "fuse")
     if not source:
         (DRIVE / name).mkdir()
     with contextlib.ExitStack() as stack:
@@ -95,7 +96,6 @@ def rack(name: str, *flags: str, source: str = "") -> Iterator[Rack]:
 @pytest.fixture(scope="session")
 def drive() -> Path:
     """The guest's drive, with an XFS on it."""
-    sh("modprobe", "fuse")
     sh("mkfs.xfs", "-q", "/dev/vda")
     DRIVE.mkdir(exist_ok=True)
     sh("mount", "/dev/vda", str(DRIVE))
