@@ -10,7 +10,7 @@ import select
 from typing import Final, NamedTuple
 
 from kvfs.client.control_socket import locked_directory
-from kvfs.client.liveness import has_ended, was_killed
+from kvfs.client.liveness import has_ended, held_up_server, was_killed
 from kvfs.client.servers import server_of
 from kvfs.core.errors import CommandError, MountpointUnusable
 from kvfs.core.mount_name import RUN_DIRECTORY
@@ -40,7 +40,7 @@ def dead_mount_at(mountpoint: str) -> DeadMount | None:
     server_pid = server_of(mountpoint)
     if was_killed(server_pid):
         return DeadMount(present, server_pid)
-    return DeadMount(present, 0) if has_ended(mountpoint) else None
+    return DeadMount(present, held_up_server(mountpoint)) if has_ended(mountpoint) else None
 
 
 def take_away(dead: DeadMount) -> None:

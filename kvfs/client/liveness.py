@@ -20,7 +20,12 @@ _ENDED: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNREFUSE
 
 
 def has_ended(mountpoint: str) -> bool:
-    """Whether the kvfs mounted at *mountpoint* has lost its server for good, within 3 s."""
+    """Whether the kvfs mounted at *mountpoint* has lost its server for good, within 3 s.
+
+    Also if its calls wait yet, for a killed server alone (``held_up_server``).
+    """
+    if held_up_server(mountpoint):
+        return True
     command, environment = program_again("kvfs.client.liveness")
     looker = subprocess.Popen(
         [*command, mountpoint],
@@ -35,6 +40,18 @@ def has_ended(mountpoint: str) -> bool:
         looker.kill()
         looker.returncode = 0  # it may live longer than we do, of which Popen would warn
         return False
+
+
+def held_up_server(mountpoint: str) -> int:
+    """Return the killed server that alone keeps the mount at *mountpoint* from its end; else 0.
+
+    Its successor, which had the control socket, was killed as well, and has ended.
+    """
+    from kvfs.machine.connection_holders import held_up_by
+    from kvfs.machine.mount_table import kvfs_at
+
+    present = kvfs_at(mountpoint)
+    return 0 if present is None else held_up_by(int(present.device.split(":")[1]))
 
 
 def was_killed(pid: int) -> bool:

@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 from kvfs.storage.syscalls import LIBC, raise_errno
 
 FS_TYPE: Final = "fuse.kvfs"
+#: What its server reads requests from (fuse(4)).
+FUSE_DEVICE: Final = "/dev/fuse"
 _MOUNTINFO: Final = "/proc/self/mountinfo"
 #: As many as the kernel follows in one path (path_resolution(7)).
 _LINKS_MAX: Final = 40

@@ -17,6 +17,7 @@ from kvfs.core.types import BackingId, InodeNo
 from kvfs.devices import Device
 from kvfs.engine.recovery.rebuild import Progress
 from kvfs.engine.store import Store
+from kvfs.machine.mount_table import FUSE_DEVICE
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.ports import Kernel
 from mount.files.data_path import DaemonPath, DataPath, PassthroughPath
@@ -154,7 +155,7 @@ def open_port(
         fuse_fd = of.fuse_fd if of.takes_over else kernel.open_device()
     except OSError as error:
         raise ServeFailed(
-            f"{kernel.DEVICE}: {error.strerror}; load the fuse module (modprobe fuse)"
+            f"{FUSE_DEVICE}: {error.strerror}; load the fuse module (modprobe fuse)"
         ) from error
     try:
         handles = Handles(of.handles_fd, OpenShares(settings.open_files_user_share))

@@ -11,7 +11,7 @@ import struct
 from typing import Final
 
 from kvfs.core.types import BackingId
-from kvfs.machine.mount_table import FS_TYPE
+from kvfs.machine.mount_table import FS_TYPE, FUSE_DEVICE
 from kvfs.storage.syscalls import LIBC, raise_errno
 from mount.fuse.wire import (
     NOTIFY_INC_EPOCH,
@@ -22,7 +22,6 @@ from mount.fuse.wire import (
     OUT_HEADER_BYTES,
 )
 
-DEVICE: Final = "/dev/fuse"
 MS_RDONLY: Final = 1
 MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
@@ -44,7 +43,7 @@ LIBC.mount.argtypes = [
 
 def open_device() -> int:
     """Open /dev/fuse and return a non-blocking descriptor that no child inherits."""
-    return os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    return os.open(FUSE_DEVICE, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
 
 
 def mount(device_fd: int, mountpoint: str, source: str, *, read_only: bool) -> None:

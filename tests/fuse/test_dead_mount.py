@@ -1,9 +1,11 @@
 """[killed-daemon] The next mount takes the place of what a killed server left, also in use."""
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +13,15 @@ import pytest
 
 from kvfs.cli.dead_mount import dead_mount_at, free_place, take_away
 from kvfs.client import liveness
+from kvfs.client.liveness import held_up_server
 from kvfs.core import errors
 from kvfs.machine.mount_table import mounts
 from tests.fuse.conftest import require_passthrough
+from tests.support.held_up import held_up
 from tests.support.mounting import KVFS, ROOT, Mounted, run_kvfs, workplace
 from tests.support.places import blank_place, small_mount
 from tests.support.pools import MIB, blank_source
+from tests.support.stepping import STEP_WAIT_S
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -76,6 +81,37 @@ def test_a_dead_mount_in_use_is_unmounted_without_a_word_about_it(place: Path) -
             assert times_mounted(mount.path) == 0
         finally:
             holder.communicate()
+
+
+def test_umount_ends_calls_that_wait_for_nobody_but_a_thread_of_an_earlier_server(
+    place: Path,
+) -> None:
+    """The server that had the control socket is gone with its supervisor, an earlier one is not."""
+    failed: list[int | None] = []
+
+    def look() -> None:
+        try:
+            (mount.path / "new").stat()
+        except OSError as error:
+            failed.append(error.errno)
+
+    with small_mount(place) as mount:
+        umount = [*KVFS, "umount", str(mount.path)]
+        with held_up(mount.server_pid) as pid:
+            assert held_up_server(str(mount.path)) == 0, "a living server has it, too"
+            mount.kill()
+            waiting = threading.Thread(target=look)
+            waiting.start()
+            assert held_up_server(str(mount.path)) == pid
+            said = run_kvfs("status", str(mount.path), check=False).stderr
+            assert f"the server of {mount.path} is dead; `kvfs umount {mount.path}` clears" in said
+            assert waiting.is_alive()
+            ending = subprocess.Popen(umount, stderr=subprocess.PIPE, cwd=ROOT)
+            waiting.join(STEP_WAIT_S)
+            assert failed == [errno.ECONNABORTED]
+        assert ending.communicate(timeout=STEP_WAIT_S) == (None, b"")
+        assert ending.returncode == 0
+        assert times_mounted(mount.path) == 0
 
 
 def test_of_two_who_start_at_a_dead_mount_one_serves(place: Path) -> None:

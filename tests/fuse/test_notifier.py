@@ -1,7 +1,6 @@
 """What the kernel is told of evicted blocks: at once, whoever waits for us in their directory."""
 
 import contextlib
-import ctypes
 import errno
 import os
 import select
@@ -20,6 +19,7 @@ from kvfs.client.liveness import was_killed
 from kvfs.client.servers import remove_dead_sockets
 from kvfs.core.types import InodeNo
 from mount.fuse.invalidations import Invalidations
+from tests.support.held_up import device_of
 from tests.support.mounting import (
     KVFS,
     ROOT,
@@ -32,27 +32,8 @@ from tests.support.places import blank_place, small_mount
 
 pytestmark = pytest.mark.needs_fuse
 
-_PIDFD_GETFD: Final = 438
 _WAIT_S: Final = 30.0
 BLOCK_BYTES: Final = 4 << 20
-
-
-@contextlib.contextmanager
-def device_of(server_pid: int) -> Iterator[int]:
-    """Yield a descriptor of the server's /dev/fuse (pidfd_getfd(2))."""
-    (theirs,) = [
-        int(entry.name)
-        for entry in Path(f"/proc/{server_pid}/fd").iterdir()
-        if os.readlink(entry) == "/dev/fuse"
-    ]
-    pidfd = os.pidfd_open(server_pid)
-    ours = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, pidfd, theirs, 0)
-    os.close(pidfd)
-    assert ours >= 0, os.strerror(ctypes.get_errno())
-    try:
-        yield ours
-    finally:
-        os.close(ours)
 
 
 @contextlib.contextmanager
