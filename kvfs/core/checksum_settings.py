@@ -28,8 +28,9 @@ class ChecksumSettings(ReportSettings):
     verify: str = setting(
         "doubtful",
         "blocks of before a power loss are compared with their checksum at their first open; open: "
-        "all blocks of before the start; scrub: also all others, again and again, and those "
-        "without a checksum get one; off: none",
+        "all blocks of before the start, and what is not in the page cache is read for its "
+        "checksum; scrub: also all others, again and again, and those without a checksum get one; "
+        "off: none",
         choices=("off", "doubtful", "open", "scrub"),
     )
     scrub_bytes_per_s: int = setting(

@@ -14,7 +14,7 @@ from kvfs.core.errors import Damaged, NoSpace
 from kvfs.core.types import InodeNo
 from kvfs.pool.identities import Identities, carries_identity
 from kvfs.pool.open_inodes import OpenInode, OpenInodes
-from kvfs.storage.extent_checksum import cached_crc, new_buffer
+from kvfs.storage.extent_checksum import final_crc, new_buffer
 from kvfs.storage.extents import Extents
 from kvfs.storage.fiemap import lacks_bytes
 from kvfs.storage.index import Index
@@ -48,10 +48,12 @@ class FinalBytes:
         *,
         checksums_s: float,
         in_memory: bool,
+        reads_device: bool,
     ) -> None:
         """*checksums_s*: how long all checksums together may take when all are marked.
 
-        *in_memory*: the file system keeps its files in memory (tmpfs).
+        *in_memory*: the file system keeps its files in memory (tmpfs). *reads_device*: what has
+        left the page cache is read for its checksum.
         """
         self._index = index
         self._extents = extents
@@ -60,6 +62,7 @@ class FinalBytes:
         self._syscalls = syscalls
         self._checksums_s = checksums_s
         self._in_memory = in_memory
+        self._reads_device = reads_device
         #: Blocks that ``open`` has opened, and their descriptors, which read.
         self._reading: dict[InodeNo, int] = {}
         #: Blocks marked here that got a checksum, and those that got none.
@@ -159,13 +162,19 @@ class FinalBytes:
         return None
 
     def _checksum(self, fd: int, size_bytes: int, end_s: float) -> int | None:
-        """Return the CRC32C of a block, None if it left the page cache or the time is over."""
+        """Return the CRC32C of a block, None if it has none or the time is over."""
         if time.monotonic() >= end_s:
             return None
         buffer = new_buffer()
         try:
-            return cached_crc(
-                self._syscalls, fd, size_bytes, buffer, end_s, in_memory=self._in_memory
+            return final_crc(
+                self._syscalls,
+                fd,
+                size_bytes,
+                buffer,
+                end_s,
+                in_memory=self._in_memory,
+                reads_device=self._reads_device,
             )
         finally:
             buffer.close()

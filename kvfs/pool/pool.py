@@ -170,6 +170,7 @@ class Pool:
             self.syscalls,
             checksums_s=self.settings.checksum_stop_s if self.settings.checksum_share else 0.0,
             in_memory=self.device.fs_type == "tmpfs",
+            reads_device=self.settings.verify == "open",
         )
 
     def _begin_run(self) -> None:

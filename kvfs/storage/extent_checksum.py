@@ -1,11 +1,13 @@
 """The CRC32C of an extent's bytes: made from the page cache, or read from the device.
 
-What is made of a store costs no read: a page that has left the cache ends it. What verifies reads
-by O_DIRECT, past the page cache, so that it sees what the device holds. The ``crc32c`` package
-releases the interpreter lock during each piece.
+What is made of a store costs no read: a page that has left the cache ends it, unless the user has
+asked for more. What verifies reads by O_DIRECT, past the page cache, so that it sees what the
+device holds. The ``crc32c`` package releases the interpreter lock during each piece.
 """
 
+import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import time
@@ -61,15 +63,48 @@ def cached_crc(
     return crc
 
 
-def device_crc(syscalls: Syscalls, fd: int, size_bytes: int, buffer: mmap.mmap) -> int | None:
+def final_crc(
+    syscalls: Syscalls,
+    fd: int,
+    size_bytes: int,
+    buffer: mmap.mmap,
+    end_s: float,
+    *,
+    in_memory: bool,
+    reads_device: bool,
+) -> int | None:
+    """Return the CRC32C of a block that nobody writes and that is durable; it blocks.
+
+    *reads_device*: what is not in the page cache, such as a block stored by O_DIRECT, is read, past
+    it; from then on *fd*, which is ours alone, has O_DIRECT. Else None as ``cached_crc``, and at
+    *end_s* (monotonic). Raises OSError.
+    """
+    crc = cached_crc(syscalls, fd, size_bytes, buffer, end_s, in_memory=in_memory)
+    if crc is not None or not reads_device:
+        return crc
+    with contextlib.suppress(OSError):  # else it is read through the cache
+        flags = syscalls.fcntl(fd, fcntl.F_GETFL)
+        syscalls.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
+    return device_crc(syscalls, fd, size_bytes, buffer, end_s)
+
+
+def device_crc(
+    syscalls: Syscalls,
+    fd: int,
+    size_bytes: int,
+    buffer: mmap.mmap,
+    end_s: float = float("inf"),
+) -> int | None:
     """Return the CRC32C of the first *size_bytes* as the device has them; it blocks.
 
-    *fd* is opened with O_DIRECT where that is possible. None if the file is shorter. Raises
-    OSError: a device that cannot read them.
+    *fd* is opened with O_DIRECT where that is possible. None if the file is shorter, and at *end_s*
+    (monotonic). Raises OSError: a device that cannot read them.
     """
     crc, at_bytes = 0, 0
     view = memoryview(buffer)
     while at_bytes < size_bytes:
+        if time.monotonic() >= end_s:
+            return None
         left_bytes = min(CHECKED_PIECE_BYTES, size_bytes - at_bytes)
         rounded_bytes = -(-left_bytes // PAGE_BYTES) * PAGE_BYTES
         read_bytes = min(syscalls.preadv(fd, [view[:rounded_bytes]], at_bytes), left_bytes)

@@ -1,6 +1,7 @@
 """Checksums of blocks that got none at first, and the doubt that a power loss leaves."""
 
 import dataclasses
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from kvfs.core.checksum import crc32c
 from kvfs.core.errors import NoSuchAttribute
 from kvfs.core.types import ROOT_INODE, InodeNo
+from tests.support.caches import forget_pages
 from tests.support.driven import Driven
 from tests.support.power import Cut, Drive, drive
 from tests.support.stepping import until
@@ -115,6 +117,36 @@ def test_the_scrub_passes_over_what_is_mostly_a_hole(powered: Drive) -> None:
     until(is_done, "a round of the scrub")
     assert store.describe()["checksums"]["given"] == 0
     powered.stop()
+
+
+@pytest.mark.parametrize("by", ["the pass", "a stop"])
+@pytest.mark.parametrize("verify", ["doubtful", "open"])
+def test_what_left_the_cache_gets_its_checksum_if_every_open_compares(
+    powered: Drive, verify: str, by: str
+) -> None:
+    """As a block stored by O_DIRECT, whose bytes never were there: it is read from the device."""
+    powered.settings = dataclasses.replace(powered.settings, verify=verify)
+    store = powered.start()
+    store.checkpoint_never_due()
+    sizes_bytes = (1, 5000, (3 << 20) + 1)
+    inos = []
+    for size_bytes in sizes_bytes:
+        ino = put(store, ROOT_INODE, b"%d" % size_bytes, b"b" * size_bytes)
+        opened = store.open(ino, writer=False, truncate=False)
+        os.fdatasync(store.extent_fd(opened))
+        forget_pages(store.extent_fd(opened))
+        store.close(opened, writer=False)
+        inos.append(ino)
+    if by == "the pass":
+        store.sync()
+    else:
+        store = restart(powered)
+    for ino, size_bytes in zip(inos, sizes_bytes, strict=True):
+        if verify == "open":
+            assert store.xattr(ino, CRC) == b"%08x" % crc32c(b"b" * size_bytes)
+        else:
+            with pytest.raises(NoSuchAttribute):
+                store.xattr(ino, CRC)
 
 
 def test_what_a_stop_makes_durable_gets_its_checksum(powered: Drive) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Final, NamedTuple
 
-from kvfs.storage.extent_checksum import cached_crc, new_buffer
+from kvfs.storage.extent_checksum import final_crc, new_buffer
 from kvfs.storage.fiemap import lacks_bytes
 from kvfs.storage.syscalls import (
     SYNC_FILE_RANGE_WRITE,
@@ -57,14 +57,20 @@ class DeviceSync:
         fs_type: str,
         checksum_share: float,
         ended: Callable[[], None],
+        *,
+        reads_device: bool,
     ) -> None:
-        """*checksum_share*: of a core's time, for checksums. *ended*: called after a batch."""
+        """*checksum_share*: of a core's time, for checksums. *ended*: called after a batch.
+
+        *reads_device*: what has left the page cache is read for its checksum.
+        """
         self._ended = ended
         self._pool_fd = pool_fd
         self._syscalls = syscalls
         self._fs_type = fs_type
         self._buffer = new_buffer()
         self._checksum_share = checksum_share
+        self._reads_device = reads_device
         #: Time that checksums may still take: it grows by the share as time goes by.
         self._left_s = 0.0
         self._counted_s = time.monotonic()
@@ -124,7 +130,7 @@ class DeviceSync:
             return Synced(error, has_holes=False)
 
     def _checksum(self, fd: int, size_bytes: int) -> int | None:
-        """Return the CRC32C of a block's bytes, as they are in the page cache. Raises OSError."""
+        """Return the CRC32C of a block's bytes, None if its turn is over. Raises OSError."""
         begun_s = time.monotonic()
         grown_s = (begun_s - self._counted_s) * self._checksum_share
         self._left_s = min(self._left_s + grown_s, self._checksum_share * _SAVED_S)
@@ -133,7 +139,15 @@ class DeviceSync:
             return None
         in_memory = self._fs_type == "tmpfs"
         end_s = begun_s + self._checksum_share * _SAVED_S
-        crc = cached_crc(self._syscalls, fd, size_bytes, self._buffer, end_s, in_memory=in_memory)
+        crc = final_crc(
+            self._syscalls,
+            fd,
+            size_bytes,
+            self._buffer,
+            end_s,
+            in_memory=in_memory,
+            reads_device=self._reads_device,
+        )
         self._left_s -= time.monotonic() - begun_s
         return crc
 
