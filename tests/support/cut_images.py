@@ -115,11 +115,23 @@ def _kept(
                 continue
         elif cut.mode in (Mode.ANY_ORDER, Mode.TORN) and draw.random() > share:
             continue
-        if cut.mode is Mode.TORN and draw.random() < 0.3 and length > SECTOR_BYTES:
-            at = draw.randrange(1, length // SECTOR_BYTES) * SECTOR_BYTES
+        if cut.mode is Mode.TORN and draw.random() < 0.3 and (tears := _tears(recording, op)):
+            at = draw.choice(tears)
             yield (op, 0, at) if draw.random() < 0.5 else (op, at, None)
             continue
         yield op, 0, None
+
+
+def _tears(recording: Recording, op: int) -> range:
+    """Return where write *op* may be torn: bytes of blocks at a sector, XFS's own at a page.
+
+    XFS does not survive a metadata block that is torn within: the replay of its log believes the
+    newer half. Drives write a page of flash at once.
+    """
+    unit_bytes = SECTOR_BYTES if is_proving(recording.data(op)) else _PAGE_BYTES
+    begin = int(recording.offset[op])
+    first = (begin // unit_bytes + 1) * unit_bytes
+    return range(first - begin, int(recording.length[op]), unit_bytes)
 
 
 def _apply(path: Path, ops: Iterable[tuple[int, int, int | None]], recording: Recording) -> None:
