@@ -27,9 +27,9 @@ OPTIONS: Final = (
     *("-o", "faulthandler_timeout=900", "-v", "--no-header", "--color=no", "--tb=short"),
 )
 #: How many names are listed, by this file. They are made here: emulated, each costs some 20 ms.
-NAMES: Final = 20_000
+NAMES: Final = 100_000
 LISTED: Final = "test_nfsd_names.py"
-_FILLED_BYTES: Final = 1 << 30
+_FILLED_BYTES: Final = 4 << 30
 
 
 @pytest.fixture(scope="module")
