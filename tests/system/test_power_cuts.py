@@ -6,6 +6,7 @@ beside it, and shows that the tool finds what is wrong. A fault tells the seed: 
 """
 
 from collections import Counter
+from multiprocessing import resource_tracker
 from typing import Final
 
 import pytest
@@ -61,7 +62,14 @@ def test_the_tool_finds_what_plain_xfs_leaves() -> None:
     assert faults["short"] > 0
 
 
+@pytest.fixture(scope="module")
+def tracker() -> None:
+    """Start multiprocessing's resource tracker, which lives on with a pipe of ours."""
+    resource_tracker.ensure_running()
+
+
 @pytest.mark.proof
+@pytest.mark.usefixtures("tracker")
 def test_two_thousand_images() -> None:
     """Every mode, with the default window and a short one, beside plain XFS."""
     plans = [
