@@ -110,6 +110,25 @@ def test_what_a_file_does_not_confirm_is_a_miss_at_once(powered: Drive) -> None:
     assert powered.problems() == []
 
 
+def test_what_was_removed_since_it_was_found_is_not_entered_again(powered: Drive) -> None:
+    """Its file is there yet: the thread that removes it has its turn later."""
+    store = powered.store
+    inos = [put(store, ROOT_INODE, b"%d" % number, b"k" * 5000) for number in range(8)]
+    store.sync()
+    checkpoint(store)
+    powered.cut(Cut.NOTHING)
+
+    store = powered.start()
+    for number, ino in enumerate(inos):
+        store.unlink(ROOT_INODE, b"%d" % number)
+        assert store.prove(ino)
+    assert tree(store) == {}
+    settle(store)
+    assert tree(store) == {}
+    powered.stop()
+    assert powered.problems() == []
+
+
 @pytest.mark.parametrize("end", ["kill", "stop"])
 def test_a_comparison_that_was_cut_short_goes_on(powered: Drive, end: str) -> None:
     store = powered.store

@@ -71,6 +71,8 @@ class Looks:
 
     #: The one walk after a start; the removal of strays; the looks at what was written back.
     scanned = At(lambda engine: engine.start_scan.done)
+    #: Asked for an inode that was found to be in doubt, when its turn comes.
+    prove = At(lambda engine: engine.reconcile.prove)
     swept = At(lambda engine: engine.swept and engine.reconcile.done)
     is_written_back = At(lambda engine: engine.device_watch.write_back.is_proven)
     write_back_looks = At(lambda engine: engine.device_watch.write_back.looks)

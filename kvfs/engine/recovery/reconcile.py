@@ -114,6 +114,8 @@ class Reconcile:
         record = self._pool.index.inode_or_miss(ino)
         if record is not None and (record.sequence > doubt.sequence or not _has_bytes(record)):
             return True
+        if record is None and not self._pool.index.knows(ino):
+            return True  # evicted or removed since it was found: its extent goes in a moment
         if ino in self._pool.not_durable:  # a slab that this server opened, and nobody wrote
             return True
         return not self._settle(ino)
