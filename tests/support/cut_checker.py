@@ -19,6 +19,8 @@ from tests.support.mounting import CommandFailed, Mounted, mounted_at
 from tests.support.power import Drive
 from tests.support.stores import get, settle
 
+#: Of a pool that is looked at: more than any of them holds, and less than its drive.
+_ROOM: Final = "200M"
 #: Faults of a block, in the order in which a table shows them.
 FAULTS: Final = (
     "another's",
@@ -141,7 +143,8 @@ def check_mounted_image(image: Path, ledger: Ledger, cut_ns: int, mountpoint: Pa
     verdict = Verdict()
     with loop_device(0, backing=image) as device:
         try:
-            with Mounted(device.path, mountpoint) as mount:
+            # Going back to the checkpoint may overfill a pool: nothing shall be evicted meanwhile.
+            with Mounted(device.path, mountpoint, "--capacity", _ROOM) as mount:
                 judge(dict(_files(mount.path)), ledger, cut_ns, verdict)
         except CommandFailed as error:
             verdict.refused = str(error)
