@@ -10,7 +10,7 @@ import select
 from typing import Final, NamedTuple
 
 from kvfs.client.control_socket import locked_directory
-from kvfs.client.liveness import has_ended, held_up_server, was_killed
+from kvfs.client.liveness import has_no_server, held_up_server, was_killed
 from kvfs.client.servers import server_of
 from kvfs.core.errors import CommandError, MountpointUnusable
 from kvfs.core.mount_name import RUN_DIRECTORY
@@ -38,9 +38,9 @@ def dead_mount_at(mountpoint: str) -> DeadMount | None:
     if present is None:
         return None
     server_pid = server_of(mountpoint)
-    if was_killed(server_pid):
-        return DeadMount(present, server_pid)
-    return DeadMount(present, held_up_server(mountpoint)) if has_ended(mountpoint) else None
+    held_up_pid = server_pid if was_killed(server_pid) else held_up_server(mountpoint)
+    ended = held_up_pid > 0 or has_no_server(mountpoint)
+    return DeadMount(present, held_up_pid) if ended else None
 
 
 def take_away(dead: DeadMount) -> None:

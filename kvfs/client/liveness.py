@@ -24,8 +24,11 @@ def has_ended(mountpoint: str) -> bool:
 
     Also if its calls wait yet, for a killed server alone (``held_up_server``).
     """
-    if held_up_server(mountpoint):
-        return True
+    return held_up_server(mountpoint) > 0 or has_no_server(mountpoint)
+
+
+def has_no_server(mountpoint: str) -> bool:
+    """Whether nobody has /dev/fuse of the kvfs at *mountpoint* open any more, within 3 s."""
     command, environment = program_again("kvfs.client.liveness")
     looker = subprocess.Popen(
         [*command, mountpoint],

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from kvfs.machine.process_ends import has_exited
 from tests.support.stepping import until
 
 _PIDFD_GETFD: Final = 438
@@ -50,6 +51,5 @@ def held_up(server_pid: int) -> Iterator[int]:
             [sys.executable, "-c", _EXITED], stdin=subprocess.PIPE, pass_fds=[device]
         )
     with process:  # its thread ends with its standard input
-        state = Path(f"/proc/{process.pid}/stat")
-        until(lambda: state.read_text().rpartition(") ")[2][0] == "Z", "its main thread has exited")
+        until(lambda: has_exited(process.pid), "its main thread has exited")
         yield process.pid
