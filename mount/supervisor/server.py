@@ -97,9 +97,9 @@ class Server:
         return bool(poll.poll(0)) or has_exited(self.pid)
 
     def signal(self, number: int) -> None:
-        """Send it a signal; fine if it is gone."""
+        """Send it a signal; fine if it is gone, and perhaps its number another's."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+            signal.pidfd_send_signal(self.pidfd, number)
 
     def kill(self) -> None:
         """Kill it."""
