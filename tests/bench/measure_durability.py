@@ -40,8 +40,6 @@ BLOCK_BYTES: Final = 32 << 20
 #: The rounds of a size that warm up and do not count.
 _FIRST_ROUNDS: Final = 1
 _WINDOWS: Final = 4
-#: A writer's own names, taken in turns.
-_NAMES: Final = 1 << 20
 _SECTOR_BYTES: Final = 512
 _WITHOUT: Final = ("durable_within_s=0", "checkpoint_s=0", "checksum_share=0", "verify=off")
 
@@ -65,7 +63,7 @@ def write_for(place: Path, writer: int, flags: int, window_s: float) -> tuple[in
         data[:] = os.urandom(1 << 20) * (BLOCK_BYTES >> 20)
         parts = [memoryview(data)]
         begun_s = time.monotonic()
-        number = time.monotonic_ns() % _NAMES
+        number = time.monotonic_ns()
         while (passed_s := time.monotonic() - begun_s) < _WINDOWS * window_s:
             name = f"{place}/{writer}-{number}"
             store(f"{name}.tmp", name, parts, flags)
@@ -109,16 +107,15 @@ def compare(found: dict[str, Side], flags: int, rounds: int, window_s: float) ->
                 done = [job.result() for job in jobs]
                 stored[name] += sum(total for _, total in done)
                 if turn >= _FIRST_ROUNDS:
-                    rates[name].append(sum(counted for counted, _ in done) / window_s)
+                    counted_s = (_WINDOWS - 1) * window_s
+                    rates[name].append(sum(counted for counted, _ in done) / counted_s)
                 # What one side left behind is written before the other side's turn.
                 run_tool(*KVFS, "sync", str(side.mountpoint))
     ratio = spread([b / a for a, b in zip(rates["without"], rates["with"], strict=True)])
     return {
         "with_over_without": round(ratio.median, 3),
         "quartiles": [round(ratio.lower_quarter, 3), round(ratio.upper_quarter, 3)],
-        "bytes_per_s": {
-            name: round(spread(rate).median / (_WINDOWS - 1)) for name, rate in rates.items()
-        },
+        "bytes_per_s": {name: round(spread(rate).median) for name, rate in rates.items()},
         "written_per_stored": {
             name: round((side.written_bytes() - before[name]) / stored[name], 4)
             for name, side in found.items()
