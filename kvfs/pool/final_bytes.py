@@ -14,7 +14,7 @@ from kvfs.core.errors import Damaged, NoSpace
 from kvfs.core.types import InodeNo
 from kvfs.pool.identities import Identities, carries_identity
 from kvfs.pool.open_inodes import OpenInode, OpenInodes
-from kvfs.storage.extent_checksum import final_crc, new_buffer
+from kvfs.storage.extent_checksum import FinalChecksum, new_buffer
 from kvfs.storage.extents import Extents
 from kvfs.storage.fiemap import lacks_bytes
 from kvfs.storage.index import Index
@@ -45,24 +45,18 @@ class FinalBytes:
         open_inodes: OpenInodes,
         identities: Identities,
         syscalls: Syscalls,
+        final_checksum: FinalChecksum,
         *,
         checksums_s: float,
-        in_memory: bool,
-        reads_device: bool,
     ) -> None:
-        """*checksums_s*: how long all checksums together may take when all are marked.
-
-        *in_memory*: the file system keeps its files in memory (tmpfs). *reads_device*: what has
-        left the page cache is read for its checksum.
-        """
+        """*checksums_s*: how long all checksums together may take when all are marked."""
         self._index = index
         self._extents = extents
         self._open_inodes = open_inodes
         self._identities = identities
         self._syscalls = syscalls
         self._checksums_s = checksums_s
-        self._in_memory = in_memory
-        self._reads_device = reads_device
+        self._final_checksum = final_checksum
         #: Blocks that ``open`` has opened, and their descriptors, which read.
         self._reading: dict[InodeNo, int] = {}
         #: Blocks marked here that got a checksum, and those that got none.
@@ -167,14 +161,6 @@ class FinalBytes:
             return None
         buffer = new_buffer()
         try:
-            return final_crc(
-                self._syscalls,
-                fd,
-                size_bytes,
-                buffer,
-                end_s,
-                in_memory=self._in_memory,
-                reads_device=self._reads_device,
-            )
+            return self._final_checksum.of(fd, size_bytes, buffer, end_s)
         finally:
             buffer.close()

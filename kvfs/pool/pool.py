@@ -38,6 +38,7 @@ from kvfs.pool.space import DeviceRoom, Space, StayBounds
 from kvfs.pool.strays import Strays
 from kvfs.pool.unlink_queue import UnlinkQueue
 from kvfs.storage.background import Background
+from kvfs.storage.extent_checksum import FinalChecksum
 from kvfs.storage.extents import Extents
 from kvfs.storage.heat import Heat
 from kvfs.storage.index_swap import open_index
@@ -162,15 +163,19 @@ class Pool:
             AttributeRecords(self.index, self.extents, self.monotonic_s),
             self.monotonic_s,
         )
+        self.final_checksum = FinalChecksum(
+            self.syscalls,
+            in_memory=self.device.fs_type == "tmpfs",
+            reads_device=self.settings.verify == "open",
+        )
         self.final_bytes = FinalBytes(
             self.index,
             self.extents,
             self.open_inodes,
             self.identities,
             self.syscalls,
+            self.final_checksum,
             checksums_s=self.settings.checksum_stop_s if self.settings.checksum_share else 0.0,
-            in_memory=self.device.fs_type == "tmpfs",
-            reads_device=self.settings.verify == "open",
         )
 
     def _begin_run(self) -> None:

@@ -63,29 +63,31 @@ def cached_crc(
     return crc
 
 
-def final_crc(
-    syscalls: Syscalls,
-    fd: int,
-    size_bytes: int,
-    buffer: mmap.mmap,
-    end_s: float,
-    *,
-    in_memory: bool,
-    reads_device: bool,
-) -> int | None:
-    """Return the CRC32C of a block that nobody writes and that is durable; it blocks.
+class FinalChecksum:
+    """The checksum of blocks of one pool that nobody writes, and that are durable."""
 
-    *reads_device*: what is not in the page cache, such as a block stored by O_DIRECT, is read, past
-    it; from then on *fd*, which is ours alone, has O_DIRECT. Else None as ``cached_crc``, and at
-    *end_s* (monotonic). Raises OSError.
-    """
-    crc = cached_crc(syscalls, fd, size_bytes, buffer, end_s, in_memory=in_memory)
-    if crc is not None or not reads_device:
-        return crc
-    with contextlib.suppress(OSError):  # else it is read through the cache
-        flags = syscalls.fcntl(fd, fcntl.F_GETFL)
-        syscalls.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
-    return device_crc(syscalls, fd, size_bytes, buffer, end_s)
+    def __init__(self, syscalls: Syscalls, *, in_memory: bool, reads_device: bool) -> None:
+        """*in_memory*: the file system keeps its files in memory (tmpfs).
+
+        *reads_device*: what is not in the page cache, such as a block stored by O_DIRECT, is read.
+        """
+        self._syscalls = syscalls
+        self._in_memory = in_memory
+        self._reads_device = reads_device
+
+    def of(self, fd: int, size_bytes: int, buffer: mmap.mmap, end_s: float) -> int | None:
+        """Return the CRC32C of the first *size_bytes* of *fd*, None as ``cached_crc``; it blocks.
+
+        Once the device is read, *fd*, which is ours alone, has O_DIRECT. Raises OSError.
+        """
+        syscalls = self._syscalls
+        crc = cached_crc(syscalls, fd, size_bytes, buffer, end_s, in_memory=self._in_memory)
+        if crc is not None or not self._reads_device:
+            return crc
+        with contextlib.suppress(OSError):  # else it is read through the cache
+            flags = syscalls.fcntl(fd, fcntl.F_GETFL)
+            syscalls.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
+        return device_crc(syscalls, fd, size_bytes, buffer, end_s)
 
 
 def device_crc(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Final, NamedTuple
 
-from kvfs.storage.extent_checksum import final_crc, new_buffer
+from kvfs.storage.extent_checksum import FinalChecksum, new_buffer
 from kvfs.storage.fiemap import lacks_bytes
 from kvfs.storage.syscalls import (
     SYNC_FILE_RANGE_WRITE,
@@ -55,22 +55,18 @@ class DeviceSync:
         pool_fd: int,
         syscalls: Syscalls,
         fs_type: str,
+        checksum: FinalChecksum,
         checksum_share: float,
         ended: Callable[[], None],
-        *,
-        reads_device: bool,
     ) -> None:
-        """*checksum_share*: of a core's time, for checksums. *ended*: called after a batch.
-
-        *reads_device*: what has left the page cache is read for its checksum.
-        """
+        """*checksum_share*: of a core's time, for checksums. *ended*: called after a batch."""
         self._ended = ended
         self._pool_fd = pool_fd
         self._syscalls = syscalls
         self._fs_type = fs_type
         self._buffer = new_buffer()
         self._checksum_share = checksum_share
-        self._reads_device = reads_device
+        self._final_checksum = checksum
         #: Time that checksums may still take: it grows by the share as time goes by.
         self._left_s = 0.0
         self._counted_s = time.monotonic()
@@ -137,17 +133,8 @@ class DeviceSync:
         self._counted_s = begun_s
         if self._left_s <= 0:
             return None
-        in_memory = self._fs_type == "tmpfs"
         end_s = begun_s + self._checksum_share * _SAVED_S
-        crc = final_crc(
-            self._syscalls,
-            fd,
-            size_bytes,
-            self._buffer,
-            end_s,
-            in_memory=in_memory,
-            reads_device=self._reads_device,
-        )
+        crc = self._final_checksum.of(fd, size_bytes, self._buffer, end_s)
         self._left_s -= time.monotonic() - begun_s
         return crc
 

@@ -65,9 +65,9 @@ class DurablePass:
             pool.device.pool_fd,
             pool.syscalls,
             pool.device.fs_type,
+            pool.final_checksum,
             pool.settings.checksum_share,
             lambda: pool.background.hand_over(self._collect),
-            reads_device=pool.settings.verify == "open",
         )
         self._pace = Pace(pool.settings.durable_within_s)
         self._batch: list[_Block] = []
