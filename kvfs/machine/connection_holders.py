@@ -5,7 +5,7 @@ import os
 from typing import Final
 
 from kvfs.machine.mount_table import FUSE_DEVICE
-from kvfs.machine.process_ends import has_exited
+from kvfs.machine.process_ends import has_exited, process_ids
 
 #: fuse_dev_show_fdinfo in fs/fuse/dev.c, from Linux 6.16.
 _LINE: Final = "fuse_connection:\t"
@@ -17,13 +17,9 @@ def held_up_by(connection: int) -> int:
     *connection* is the minor number of the mount's device. 0 if nobody has it open, if a process
     that lives has, too, or if the kernel does not tell.
     """
-    holders = [pid for pid in _processes() if _holds(pid, connection)]
+    holders = [pid for pid in process_ids() if _holds(pid, connection)]
     exited = [pid for pid in holders if has_exited(pid)]
     return exited[0] if exited and exited == holders else 0
-
-
-def _processes() -> list[int]:
-    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def _holds(pid: int, connection: int) -> bool:

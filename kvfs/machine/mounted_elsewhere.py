@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from kvfs.core.printable import printable
 from kvfs.machine.mount_table import FS_TYPE, Mount, mounts, where_mounted
+from kvfs.machine.process_ends import process_ids
 
 _SHOWN_MAX: Final = 3
 
@@ -45,7 +46,7 @@ def elsewhere(is_meant: Callable[[Mount], bool]) -> Iterator[Elsewhere]:
     """
     with contextlib.suppress(OSError):
         seen = {_namespace("self")}
-        for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+        for pid in process_ids():
             with contextlib.suppress(OSError):  # it ended, or may not be looked at
                 namespace = _namespace(str(pid))
                 if namespace in seen:

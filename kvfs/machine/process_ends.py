@@ -61,6 +61,11 @@ def open_to_read(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
+def process_ids() -> list[int]:
+    """Return the ids of all processes that /proc shows, in their order. Raises OSError."""
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
 def status_of(tid: int, open_file: Callable[[str], int] = open_to_read) -> bytes:
     """Return /proc/TID/status, which never waits for the thread; empty if it cannot be read."""
     return read_at_once(f"/proc/{tid}/status", _STATUS_BYTES, open_file)

@@ -22,6 +22,7 @@ from kvfs.client.processes_on_mount import service_of
 from kvfs.client.subprocesses import seen_in_time
 from kvfs.client.user_file import read_file
 from kvfs.machine.file_servers import GANESHA
+from kvfs.machine.process_ends import process_ids
 
 #: Where it reads its configuration unless ``-f`` says something else (ganesha.nfsd -h).
 CONFIG: Final = "/etc/ganesha/ganesha.conf"
@@ -176,12 +177,11 @@ def _is_file(path: str) -> bool:
 
 def _running(mountpoint: str) -> Iterator[Ganesha]:
     until_s = time.monotonic() + _LOOK_MAX_S
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError, ValueError):  # it ended, or may not be looked at
-                words = _text(f"/proc/{name}/cmdline").rstrip("\0").split("\0")
-                if os.path.basename(words[0]) == GANESHA:
-                    yield _look_at(int(name), words, mountpoint, until_s)
+    for pid in process_ids():
+        with contextlib.suppress(OSError, ValueError):  # it ended, or may not be looked at
+            words = _text(f"/proc/{pid}/cmdline").rstrip("\0").split("\0")
+            if os.path.basename(words[0]) == GANESHA:
+                yield _look_at(pid, words, mountpoint, until_s)
 
 
 def _look_at(pid: int, words: list[str], mountpoint: str, until_s: float) -> Ganesha:
