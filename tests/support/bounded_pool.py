@@ -21,8 +21,8 @@ CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 def bounded_pool(data_path: str) -> Iterator[Mounted]:
     """Yield a mount of it on *data_path*; fails when its server logged an error."""
     skip_without_mounts()
-    flags = (f"--data-path={data_path}", "--capacity", str(CAPACITY_BYTES))
-    flags += ("--set", "index_preallocate_bytes=1M", "-o", "mode=0777")
+    flags = [f"--data-path={data_path}", "--capacity", str(CAPACITY_BYTES)]
+    flags += ["--set", "index_preallocate_bytes=1M", "-o", "mode=0777"]
     with (
         workplace("disk") as place,
         pool_source("tmpfs") as source,

@@ -177,8 +177,9 @@ class Result(NamedTuple):
     @property
     def hit_share(self) -> float:
         """The share of loads that found their block."""
-        hits = sum(reader["hits"] for reader in self.readers)
-        return hits / max(1, hits + sum(reader["misses"] for reader in self.readers))
+        hits = float(sum(reader["hits"] for reader in self.readers))
+        misses = float(sum(reader["misses"] for reader in self.readers))
+        return hits / max(1.0, hits + misses)
 
     def report(self, load: Load) -> dict[str, Any]:
         """Return the figures, JSON-ready."""

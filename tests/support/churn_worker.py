@@ -53,7 +53,7 @@ class Client:
 
     def block(self, number: int, key: int, size_bytes: int) -> np.ndarray:
         data = self.content.fill(key, self.room, size_bytes)
-        HEADER.pack_into(data, 0, number, key, size_bytes)
+        HEADER.pack_into(data.data, 0, number, key, size_bytes)
         return data
 
     def note(self, error: OSError, call: str) -> None:
@@ -90,7 +90,7 @@ class Writer(Client):
         try:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             try:
-                view = memoryview(data)
+                view = data.data
                 while view:
                     call = "write"
                     view = view[os.write(fd, view[:WRITE_BYTES]) :]
@@ -134,14 +134,15 @@ class Reader(Client):
     def drawn_number(self) -> int:
         """Return one of the names: of those in use, or of those that were stored last."""
         if not self.args.stored:
-            return self.random.randrange(self.args.names)
+            return self.random.randrange(int(self.args.names))
         writer = self.random.randrange(self.args.writers)
         try:
             blocks = os.stat(f"{self.args.stored}/{writer}").st_size
         except FileNotFoundError:
             return writer
-        of_each = self.args.names // self.args.writers
-        return writer + self.args.writers * self.random.randrange(max(0, blocks - of_each), blocks)
+        writers = int(self.args.writers)
+        of_each = self.args.names // writers
+        return writer + writers * self.random.randrange(max(0, blocks - of_each), blocks)
 
     def goes_on(self) -> bool:
         try:
@@ -152,7 +153,7 @@ class Reader(Client):
     def complaint(self, number: int, found: np.ndarray) -> str | None:
         if len(found) < HEADER.size:
             return f"{number}: {len(found)} bytes"
-        whose, key, size_bytes = HEADER.unpack_from(found)
+        whose, key, size_bytes = HEADER.unpack_from(found.data)
         if whose != number or size_bytes != len(found) or size_bytes > self.args.most_bytes:
             return f"{number}: {len(found)} bytes of {whose} with {size_bytes}"
         at = first_difference(self.block(number, key, size_bytes), found)

@@ -275,7 +275,7 @@ class CutWriter:
         if of is None:
             return
         self._version += 1
-        value: bytes | None = b"%dh" % self._version
+        value = b"%dh" % self._version
         if name == "user.key":
             value = b"%d" % self._version * self._draw.choice((1, 1, 200, 900))
         elif name == "user.kvfs.pin":

@@ -23,7 +23,7 @@ from tests.support.ill_exports import ILL_EXPORTS, NFSD_OPTIONS, ganesha_with
 GIB: Final = 1 << 30
 KIB: Final = 1 << 10
 
-STATUS: Final[dict[str, Any]] = {
+STATUS: dict[str, Any] = {
     "uuid": "0e3c1ff2-0c2d-4b2c-9a5e-6f0e3c1ff20c",
     "root": {"uid": 0, "gid": 0, "mode": "0755"},
     "capacity_bytes": 1000 * GIB,

@@ -103,7 +103,7 @@ def draw_writing() -> str:
     ]
     heads = ("state before", *(left.value for left in Left))
     closes = [
-        (state.name, *("as before" if row[left] is None else row[left].name for left in Left))
+        (state.name, *(event.name if (event := row[left]) else "as before" for left in Left))
         for state, row in LAST_CLOSE.items()
     ]
     return "\n".join([*rows(*flags), "", *rows(heads, *closes), ""])

@@ -37,12 +37,12 @@ class Blocks:
 
     def _fill(self, into: Bytes, version: int, size_bytes: int) -> Bytes:
         block = self._content.fill(version * _SPREAD % (1 << 64), into, size_bytes)
-        HEADER.pack_into(block, 0, version, size_bytes)
+        HEADER.pack_into(block.data, 0, version, size_bytes)
         return block
 
     def made(self, version: int, size_bytes: int) -> memoryview:
         """Return the bytes of a block, in memory that the next call uses again."""
-        return memoryview(self._fill(self._room, version, size_bytes))
+        return self._fill(self._room, version, size_bytes).data
 
     def complaint(self, data: bytes, expected: Found) -> str | None:
         """Return what is wrong with *data*, if it is to be *expected*."""
@@ -51,7 +51,7 @@ class Blocks:
         if expected.version != ABSENT:
             self._fill(self._expected, expected.version, self.most_bytes)
             whole_bytes = whole_size(data) or expected.size_bytes
-            HEADER.pack_into(self._expected, 0, expected.version, whole_bytes)
+            HEADER.pack_into(self._expected.data, 0, expected.version, whole_bytes)
             self._expected[expected.filled_bytes :] = 0
         at = first_difference(self._expected[: expected.size_bytes], found)
         if at is None:

@@ -59,7 +59,7 @@ class Owner:
 
     def version(self) -> int:
         self.serial += 1
-        return (self.args.client + 1) << 40 | self.serial
+        return (int(self.args.client) + 1) << 40 | self.serial
 
     def begin(self, number: int, meant: Found, *, shown: bool = False, lossy: bool = False) -> None:
         """Announce a change; *lossy*: a killed server may take the name."""

@@ -74,7 +74,12 @@ class CallClock:
 
     def install(self) -> None:
         """Time the functions of module ``os`` from now on."""
-        calls = {"open": _open, "pwrite": _pwrite, "preadv": _preadv, "ftruncate": _ftruncate}
+        calls: dict[str, Call] = {
+            "open": _open,
+            "pwrite": _pwrite,
+            "preadv": _preadv,
+            "ftruncate": _ftruncate,
+        }
         calls |= {"write": _write, "pread": _pread, **{name: getattr(os, name) for name in _TIMED}}
         for name, call in calls.items():
             setattr(os, name, self._timed(name, call))

@@ -38,7 +38,7 @@ class Wires:
             busy_poll_us=40,
             agreement=self.agreement,
             readers=None,
-            idle=lambda: self.idle(),
+            idle=lambda: self.idle(),  # type: ignore[no-untyped-call]
         )
         self.libfuse = socket.socket(fileno=os.dup(int(self.channel.libfuse_mountpoint[8:])))
         self.kernel.setblocking(False)
