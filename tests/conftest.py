@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.first_difference import told_apart
+from tests.support.forks.process import PARENT
 from tests.support.mounting import why_no_mounts
 from tests.support.stepping import until
 
@@ -116,6 +117,17 @@ def pytest_assertrepr_compare(
         if set_before is not None:
             os.environ["CI"] = set_before
     return [told]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool | None, bool | None]:
+    """Start all programs as an operator does for what is marked real_exec, and for the proofs.
+
+    Also those of its fixtures, if they are not there yet: mark a whole module that shares one.
+    """
+    by_exec = any(item.get_closest_marker(name) for name in ("real_exec", "proof"))
+    with PARENT.by_exec() if by_exec else contextlib.nullcontext():
+        return (yield)
 
 
 def is_on_the_second_path(item: pytest.Item) -> bool:

@@ -14,7 +14,7 @@ from tests.support.mounting import COMMAND_WAIT_S, KVFS, ROOT, run_kvfs
 from tests.support.places import blank_place, small_mount
 from tests.support.stepping import until
 
-pytestmark = pytest.mark.needs_fuse
+pytestmark = [pytest.mark.needs_fuse, pytest.mark.real_exec]
 
 
 @pytest.fixture

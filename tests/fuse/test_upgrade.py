@@ -18,6 +18,7 @@ from tests.support.places import blank_place, small_mount
 
 pytestmark = [
     pytest.mark.needs_fuse,
+    pytest.mark.real_exec,
     pytest.mark.skipif(not kernel_has_passthrough(), reason="the kernel sends nothing again"),
 ]
 

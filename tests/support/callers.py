@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
+from tests.support.forks.process import Process
+
 #: What a call took or gave back: only the test knows its type.
 Value: TypeAlias = Any
 
@@ -51,7 +53,7 @@ class Caller:
     ) -> None:
         self.uid, self.gid = uid, gid
         numbers = [str(number) for number in (uid, gid, umask, *groups)]
-        self._process = subprocess.Popen(
+        self._process = Process(
             [sys.executable, "-c", _LOOP, *numbers],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -21,6 +21,7 @@ import pytest
 
 from kvfs.client.servers import status_of
 from kvfs.core.errors import KvfsError
+from tests.support.forks.process import run
 from tests.support.stepping import until
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -126,7 +127,7 @@ def run_kvfs(
     otherwise hold a pipe open, and the test with it.
     """
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        done = subprocess.run(
+        done = run(
             [*prefix, *KVFS, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=out,

@@ -57,7 +57,10 @@ class Stepping:
         prefix: tuple[str, ...] = (),
     ) -> None:
         """Start it; *prefix* is a command that becomes it, such as unshare(1)."""
-        self._process = subprocess.Popen(
+        # Not above: the child imports this module, too.
+        from tests.support.forks.process import Process
+
+        self._process = Process(
             [*prefix, sys.executable, "-m", module, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

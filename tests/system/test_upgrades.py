@@ -19,7 +19,7 @@ from tests.support.server_kills import (
     steady_load,
 )
 
-pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
+pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop, pytest.mark.real_exec]
 
 #: Across so many of a hundred upgrades no call takes longer than a second.
 QUICK_SHARE_MIN: Final = 0.99
