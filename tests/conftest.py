@@ -65,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_OWN_PLACE] = config.option.basetemp
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+    PARENT.note_standing()
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

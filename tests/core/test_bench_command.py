@@ -16,6 +16,7 @@ from kvfs.bench.crew import Crew, Order
 from kvfs.bench.self_made import fill_holes
 from kvfs.cli.main import main
 from kvfs.core.errors import BenchFailed, UsageError
+from tests.support.forks.process import run
 
 ROOT = Path(__file__).resolve().parents[2]
 KIB = 1 << 10
@@ -24,7 +25,7 @@ KIB = 1 << 10
 def kvfs(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command as a user would."""
     argv = [sys.executable, "-m", "kvfs.cli.main", *arguments]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
 def compare(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:

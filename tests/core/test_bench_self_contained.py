@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.forks.process import Process, run
 from tests.support.mounting import ROOT, why_no_mounts
 
 pytestmark = [
@@ -60,7 +61,7 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_it_measures_a_pool_of_its_own_and_takes_it_down(places: tuple[Path, Path]) -> None:
     backing, temporary = places
-    done = subprocess.run(
+    done = run(
         command(backing),
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(temporary)},
@@ -84,7 +85,7 @@ def test_it_measures_a_pool_of_its_own_and_takes_it_down(places: tuple[Path, Pat
 
 def test_a_stop_in_the_middle_takes_it_down_too(places: tuple[Path, Path]) -> None:
     backing, temporary = places
-    with subprocess.Popen(
+    with Process(
         command(backing),
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(temporary)},

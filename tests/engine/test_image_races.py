@@ -2,11 +2,11 @@
 
 import fcntl
 import os
-import subprocess
 
 import pytest
 
 from kvfs.core.errors import SourceBusy
+from tests.support.forks.process import run
 from tests.support.mounting import KVFS, ROOT, workplace
 from tests.support.pools import MIB, format_source, refused
 
@@ -42,7 +42,7 @@ def test_an_image_that_becomes_a_pool_just_now_is_in_use() -> None:
         said: list[str] = []
 
         def fill(_pool_fd: int) -> None:
-            done = subprocess.run(
+            done = run(
                 [*KVFS, "fsck", str(path)], cwd=ROOT, capture_output=True, text=True, check=False
             )
             said.append(done.stderr)

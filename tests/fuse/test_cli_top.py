@@ -8,7 +8,6 @@ import re
 import select
 import signal
 import struct
-import subprocess
 import termios
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import Any, Final
 import pytest
 
 from tests.support.cache_client import CacheClient
+from tests.support.forks.process import Process
 from tests.support.mounting import KVFS, ROOT, Mounted, run_kvfs
 
 pytestmark = pytest.mark.needs_fuse
@@ -74,7 +74,7 @@ def test_it_is_drawn_live_on_a_terminal(
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
     command = [*KVFS, "top", str(mount.path), "--interval", "0.2"]
-    process = subprocess.Popen(
+    process = Process(
         command, cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal, env=environment
     )
     os.close(terminal)

@@ -11,6 +11,7 @@ import pytest
 
 from kvfs.core.errors import NotMounted, PathMissing, UsageError
 from tests.support.caches import forget_blocks, pool_root
+from tests.support.forks.process import run
 from tests.support.mounting import (
     COMMAND_WAIT_S,
     KVFS,
@@ -96,7 +97,7 @@ def test_a_list_on_standard_input(pool: Mounted) -> None:
     (pool.path / "link").symlink_to("a/0.data")
     names = [*(pool.path / "a").iterdir(), pool.path / "gone", "/etc/passwd", "/dev/zero"]
     names.append(pool.path / "link")
-    done = subprocess.run(
+    done = run(
         [*KVFS, "warm", "-", "--json"],
         input="".join(f"{name}\n" for name in names),
         capture_output=True,

@@ -22,6 +22,7 @@ from mount.control.connections import serve_connections
 from mount.control.events import BACKLOG_MAX, LISTENERS_MAX, Broadcast
 from mount.control.socket import listen
 from tests.fuse.conftest import NOBODY
+from tests.support.forks.process import Process
 from tests.support.mounting import COMMAND_WAIT_S, KVFS, ROOT, Mounted, run_kvfs
 
 pytestmark = pytest.mark.needs_fuse
@@ -104,7 +105,7 @@ def test_only_blocks_have_events(listener: Listener, kv: Path) -> None:
 
 def test_the_verb_prints_them(mount: Mounted, kv: Path, kvfs_only: None) -> None:
     command = [*KVFS, "events", str(mount.path), "--count", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as printing:
+    with Process(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as printing:
         assert printing.stdout is not None
         number = 0
         # It listens from some moment on, which it does not tell.

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.forks.process import Process, run
 from tests.support.mounting import ROOT, Mounted, mounted_at, skip_without_mounts, workplace
 from tests.support.stepping import until
 from tests.support.trace import TRACE
@@ -53,7 +54,7 @@ def check(report: dict[str, Any], sides: list[str]) -> None:
 def test_both_sides_are_made_and_taken_down(place: Path) -> None:
     for name in ("backing", "temporary"):
         (place / name).mkdir()
-    done = subprocess.run(
+    done = run(
         command("--self-contained", "--backing", str(place / "backing"), "--direct", "--json", "-"),
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(place / "temporary")},
@@ -86,7 +87,7 @@ def mounts(place: Path) -> Iterator[list[str]]:
 
 def test_blocks_are_scaled_to_ones_own_mount(mounts: list[str], place: Path) -> None:
     report_path = place / "report.json"
-    done = subprocess.run(
+    done = run(
         command(*mounts, "--json", str(report_path), "--cleaner-by", "mtime"),
         cwd=ROOT,
         capture_output=True,
@@ -107,7 +108,7 @@ def test_blocks_are_scaled_to_ones_own_mount(mounts: list[str], place: Path) -> 
 
 def test_ctrl_c_leaves_nothing_behind(mounts: list[str]) -> None:
     plain = Path(mounts[-1])
-    with subprocess.Popen(
+    with Process(
         command(*mounts, "--speed", "4"), cwd=ROOT, stderr=subprocess.PIPE, text=True
     ) as running:
         assert running.stderr is not None
@@ -119,7 +120,7 @@ def test_ctrl_c_leaves_nothing_behind(mounts: list[str]) -> None:
 
 def test_a_baseline_that_is_too_small(mounts: list[str]) -> None:
     (Path(mounts[-1]) / "other").write_bytes(bytes(12 << 20))
-    done = subprocess.run(command(*mounts), cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run(command(*mounts), cwd=ROOT, capture_output=True, text=True, check=False)
     (Path(mounts[-1]) / "other").unlink()
     assert done.returncode == 2
     assert "room for 16 MiB of blocks, " in done.stderr

@@ -20,7 +20,7 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NoReturn, TextIO, cast
 
@@ -33,15 +33,30 @@ _UNFLUSHED: Final = 120
 _kept: list[object] = []
 
 
+@contextlib.contextmanager
+def blocked_signals() -> Iterator[set[int]]:
+    """Block all signals meanwhile, as posix_spawn(3) does; yield what was blocked before.
+
+    A handler that raises would lose the new process, or run in it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield {int(number) for number in before}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def fork(
     program: Program,
     environment: Mapping[str, str],
     streams: Mapping[int, int] | None,
     first: Callable[[], object],
+    mask: set[int],
 ) -> int:
     """Return a new process, which has done *first* and then become *program*: it runs now.
 
-    For the rest see ``become``. As after exec, /proc tells of the program from now on.
+    All signals are blocked here (``blocked_signals``), and in it those of *mask*. For the rest
+    see ``become``. As after exec, /proc tells of the program from now on.
     """
     reading, writing = os.pipe()
     try:
@@ -49,7 +64,7 @@ def fork(
         if pid == 0:
             try:
                 first()
-                become(program, environment, streams, writing)
+                become(program, environment, streams, mask, writing)
             finally:
                 os._exit(1)
     finally:
@@ -64,16 +79,19 @@ def become(
     program: Program,
     environment: Mapping[str, str],
     streams: Mapping[int, int] | None,
+    mask: set[int],
     told_fd: int = -1,
 ) -> NoReturn:
     """Run *program* to its end in this process, which was just forked, with *environment*.
 
     *streams* are the descriptors that it has, each with the one it is a copy of; a closed one is
-    closed. None: those that are inheritable. *told_fd* is closed when all is as after exec.
+    closed. None: those that are inheritable. The signals of *mask* are blocked. *told_fd* is closed
+    when all is as after exec.
     """
     exit_code = 1
     try:
         _forget()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if streams is None:
             _close_on_exec(told_fd)
         else:

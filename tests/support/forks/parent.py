@@ -20,9 +20,16 @@ import socket
 import sys
 from typing import Final
 
-from tests.support.forks.becoming import fork
+from tests.support.forks.becoming import blocked_signals, fork
+from tests.support.forks.names import take_name
 from tests.support.forks.orders import Order
-from tests.support.forks.programs import FDS_MAX, MESSAGE_MAX_BYTES, program_of_tests
+from tests.support.forks.programs import (
+    CANNOT,
+    FDS_MAX,
+    MESSAGE_MAX_BYTES,
+    READY,
+    program_of_tests,
+)
 from tests.support.forks.started import fork_what_it_starts
 
 _BACKLOG: Final = 32
@@ -86,9 +93,9 @@ class _Parent:
                 self._be_as(order)
 
             streams = dict(zip(order.streams, fds, strict=True))
-            pid = fork(program, order.environment, streams, first)
-            child = _Child(pid, asker)
-            asker.send(pickle.dumps(pid))
+            with blocked_signals() as mask:
+                child = _Child(fork(program, order.environment, streams, first, mask), asker)
+            asker.send(pickle.dumps(child.pid))
         finally:
             for fd in fds:
                 os.close(fd)
@@ -144,11 +151,16 @@ def main() -> int:
     # No fork looks at these objects again, which would copy the memory that they lie in.
     gc.freeze()
     try:
+        take_name(sys.orig_argv, os.environ)
+    except OSError:
+        os.write(1, CANNOT)
+        return 0
+    try:
         owner_fd = os.pidfd_open(owner)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(path)
             listener.listen(_BACKLOG)
-            os.write(1, b"ready")
+            os.write(1, READY)
             os.close(1)
             _Parent(listener, owner_fd).run()
     except ProcessLookupError:

@@ -25,8 +25,10 @@ from typing import Any, Final
 
 from tests.support.forks.orders import Order
 from tests.support.forks.programs import (
+    CANNOT,
     FDS_MAX,
     MESSAGE_MAX_BYTES,
+    READY,
     ROOT,
     program_of_tests,
     read_at_start,
@@ -42,7 +44,7 @@ class Parent:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._standing = standing()
+        self._standing: tuple[str, ...] = ()
         self._heeded = read_at_start(os.environ)
         self._process: subprocess.Popen[bytes] | None = None
         self._path = ""
@@ -50,6 +52,11 @@ class Parent:
         """How many processes were started by a fork."""
         #: How many blocks want exec; KVFS_TEST_EXEC=1 wants it all the time.
         self._execs = int(os.environ.get("KVFS_TEST_EXEC") == "1")
+
+    def note_standing(self) -> None:
+        """Fork from now on for whoever stands as this process does now; else exec does it."""
+        self._standing = standing()
+        self._heeded = read_at_start(os.environ)
 
     @property
     def pid(self) -> int:
@@ -67,6 +74,8 @@ class Parent:
 
     def may_start(self, order: Order) -> bool:
         """Whether a fork is all that *order* wants."""
+        if not self._standing:
+            self.note_standing()
         try:
             directory = order.directory or os.getcwd()
         except FileNotFoundError:
@@ -89,6 +98,8 @@ class Parent:
         with self._lock:
             if self._process is None:
                 self._begin()
+        if not self._path:
+            return None
         link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             link.connect(self._path)
@@ -103,18 +114,23 @@ class Parent:
     def _begin(self) -> None:
         self._path = tempfile.mkdtemp(prefix=f"kvfs-test-{os.getpid()}-forks-") + "/socket"
         command = [sys.executable, "-P", "-m", "tests.support.forks.parent"]
+        places = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
             [*command, self._path, str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             cwd="/",
             # One thread: a fork has no other, and a lock that one held would stay locked.
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": places, "OPENBLAS_NUM_THREADS": "1"},
         )
         assert self._process.stdout is not None
         with self._process.stdout as told:
-            assert told.read() == b"ready", "the parent of forks has not come up"
+            said = told.read()
         atexit.register(self._end)
+        assert said in (READY, CANNOT), "the parent of forks has not come up"
+        if said == CANNOT:
+            os.rmdir(os.path.dirname(self._path))
+            self._path = ""
 
     def _end(self) -> None:
         if self._process is not None:

@@ -20,6 +20,9 @@ _PATH: Final = "PYTHONPATH"
 #: Of one message to the parent, and of the descriptors with it (unix(7), SCM_MAX_FD).
 MESSAGE_MAX_BYTES: Final = 128 * 1024
 FDS_MAX: Final = 200
+#: What the parent says first: it forks from now on; it cannot, on this kernel.
+READY: Final = b"ready"
+CANNOT: Final = b"cannot"
 
 
 class Program(NamedTuple):

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from tests.support.forks.becoming import become, fork
+from tests.support.forks.becoming import become, blocked_signals, fork
 from tests.support.forks.orders import Order
 from tests.support.forks.programs import Program, program_of, read_at_start
 
@@ -56,8 +56,9 @@ class Started(subprocess.Popen[Any]):
             if order.directory:
                 os.chdir(order.directory)
 
-        self.pid = fork(program, order.environment, order.streams, first)
-        self._child_created = True
+        with blocked_signals() as mask:
+            self.pid = fork(program, order.environment, order.streams, first, mask)
+            self._child_created = True
         self._close_pipe_fds(*order.pipes)  # type: ignore[attr-defined]
 
 
@@ -77,7 +78,8 @@ def _spawned(
         if "setpgroup" in more:
             os.setpgid(0, more["setpgroup"])
 
-    return fork(program, environment, None, first)
+    with blocked_signals() as mask:
+        return fork(program, environment, None, first, mask)
 
 
 def _replaced(path: str, words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
@@ -85,4 +87,5 @@ def _replaced(path: str, words: Sequence[str], environment: Mapping[str, str]) -
     program = _for_a_fork(words, "", environment)
     if program is None or path != words[0]:
         _execve(path, list(words), environment)
-    become(program, environment, None)
+    with blocked_signals() as mask:
+        become(program, environment, None, mask)
