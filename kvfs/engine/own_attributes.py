@@ -25,7 +25,7 @@ from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State, label
 from kvfs.core.records import HAS_CRC
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool import ranks
+from kvfs.pool.found_blocks import enter_rank
 from kvfs.pool.identities import carries_identity
 from kvfs.pool.pool import Pool
 from kvfs.pool.ports import Room
@@ -122,7 +122,7 @@ class OwnAttributes:
             self._pool.pins.set(ino, pinned_bytes)
         record = self._pool.index.inode_or_miss(ino)
         if record is not None and not stat.S_ISDIR(record.mode):
-            ranks.note_found(self._pool, ino, record)
+            enter_rank(self._pool, ino, record)
             return
         self._pool.policies.clear()
         if name == TTL:  # says nothing of ranks

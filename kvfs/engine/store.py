@@ -294,7 +294,8 @@ class Store:
 
     def _sweep_on(self, _now_s: float) -> None:
         if not self.reconcile.done:
-            self.reconcile.tick()
+            if self.reconcile.tick():
+                self.start_scan.count_pins_anew()
             self._begin_sweep()
         elif not self.sweep.done:
             self.sweep.tick()

@@ -79,9 +79,12 @@ class Pins:
         Its bytes are counted in steps, one for each item of the iterator.
         """
         self.set(ino, 0)
-        return self._recount(ino, record)
+        return self.recount(ino, record)
 
-    def _recount(self, ino: InodeNo, record: InodeRecord) -> Iterator[None]:
+    def recount(self, ino: InodeNo, record: InodeRecord) -> Iterator[None]:
+        """Count again what *ino* holds, a step for each item of the iterator."""
+        if ino in self._pinned:
+            self.set(ino, 0)
         for held_bytes, _ in self._count(ino, record):
             if ino not in self._pinned:  # unpinned meanwhile
                 return

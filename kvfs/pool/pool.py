@@ -181,9 +181,9 @@ class Pool:
     def _begin_run(self) -> None:
         """Write to RUN that the pool runs: without a clean stop it counts as killed."""
         device = self.device
-        #: The boot in which the pool ran last: makers of another one are dead.
         former = read_run_state(device.pool_fd, self.syscalls, device.superblock)
-        self.former_boot_id = former.boot_id
+        #: Whether the pool ran last in this boot: makers of another one are dead.
+        self.same_boot = former.of_this_boot
         #: Blocks below were there when the device may have lost some; 0: all were compared since.
         self.doubtful_below = former.doubtful_below if former.trusted else self.numbers.first
         if not self.settings.read_only:

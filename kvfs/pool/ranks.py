@@ -7,8 +7,8 @@ from kvfs.core.checksum import crc32c
 from kvfs.core.directory_policy import PIN, Policy
 from kvfs.core.errors import Damaged
 from kvfs.core.eviction_policy import Rank
-from kvfs.core.lifecycle import SETTLED, TABLE, Goes, State
-from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
+from kvfs.core.lifecycle import TABLE, Goes, State
+from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool.name_room import empty_names_too_many
 from kvfs.pool.pool import Pool
 
@@ -78,12 +78,6 @@ def note(pool: Pool, ino: InodeNo, record: InodeRecord, *, used_s: int = -1) -> 
         ):
             rank = Rank.KEPT
         pool.heat.note(ino, record.allocated_bytes, rank, name_hash(record), used_s=used_s)
-
-
-def note_found(pool: Pool, ino: InodeNo, record: InodeRecord) -> None:
-    """Do the same for a block that a scan found, with its last change as its last use."""
-    if record.state in SETTLED:
-        note(pool, ino, record, used_s=max(0, record.ctime_ns // SECOND_NS))
 
 
 def keep(pool: Pool, ino: InodeNo, record: InodeRecord) -> None:

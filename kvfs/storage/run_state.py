@@ -42,9 +42,14 @@ class RunState(NamedTuple):
     doubtful_below: InodeNo = NO_INODE
 
     @property
+    def of_this_boot(self) -> bool:
+        """Whether the last server ran in this boot."""
+        return self.boot_id == present_boot_id()
+
+    @property
     def trusted(self) -> bool:
         """Whether the index is what was last committed to it."""
-        return self.clean or (self.boot_id == present_boot_id() and not self.copied)
+        return self.clean or (self.of_this_boot and not self.copied)
 
 
 def present_boot_id() -> str:

@@ -247,7 +247,7 @@ class Reclaim:
         pool = self._pool
         now_ns = pool.clock_ns()
         try:
-            with TreeChange(pool, now_ns) as change:
+            with TreeChange(pool, now_ns, evicts=True) as change:
                 for ino, record in batch:
                     change.unlink(ino, record)
         except (KvfsError, OSError, Damaged) as error:
@@ -267,13 +267,10 @@ class Reclaim:
         stays = opened is not None and not opened.is_revocable
         if stays:
             self._namespace.keep_removed(ino, record, now_ns)
+        elif opened is None:
+            pool.identities.erase(ino, record)
         else:
-            pool.leases.drop(ino)
-            pool.pins.drop(ino)
-            if opened is None:
-                pool.identities.erase(ino, record)
-            else:
-                pool.revoke(opened, record)
+            pool.revoke(opened, record)
         pool.kernel.unnamed(ino)
         if opened is not None:
             pool.kernel.name_vanished(record.parent, record.name)

@@ -7,13 +7,14 @@ looked up again.
 """
 
 import contextlib
+import stat
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from kvfs.core.directory_policy import PIN, TTL
 from kvfs.core.errors import Damaged, NoSpace
-from kvfs.core.lifecycle import SETTLED, State
+from kvfs.core.lifecycle import State
 from kvfs.core.node_bound import attribute_bytes
 from kvfs.core.records import (
     INODE_PREFIX,
@@ -23,17 +24,13 @@ from kvfs.core.records import (
     unseal,
 )
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool import ranks
+from kvfs.pool.found_blocks import enter_lease, enter_rank
 from kvfs.pool.pool import Pool
-from kvfs.storage.run_state import present_boot_id
 
 #: Rows in one step, some 5 us each; a step runs between two requests.
 _STEP: Final = 64
 #: No inode has a higher number.
 _LAST: Final = InodeNo((1 << 64) - 1)
-_OWNED: Final = SETTLED - {State.PUBLISHED}
-#: No process has this number. It stands for a maker of another boot, whose birth means nothing now.
-_OF_ANOTHER_BOOT: Final = (1 << 32) - 1
 
 #: Does a step; returns False if nothing was left to do.
 _Stage = Callable[[], bool]
@@ -47,7 +44,6 @@ class StartScan:
     def __init__(self, pool: Pool) -> None:
         """Queue the first scan. Pins come first, so that what they hold is ranked only once."""
         self._pool = pool
-        self._same_boot = pool.former_boot_id == present_boot_id()
         #: Count what the pins that were found hold, for their limit; therefore the last stage.
         self._counts: deque[Iterator[None]] = deque()
         self._stages: deque[_Stage] = deque()
@@ -65,6 +61,18 @@ class StartScan:
             self._again = True
         else:
             self._begin(self._rank_inodes, self._drop_unknown)
+
+    def count_pins_anew(self) -> None:
+        """Count again what pinned directories hold: blocks came and went that nobody asked for."""
+        pool = self._pool
+        for ino, _ in pool.pins.rows():
+            record = pool.index.inode_or_miss(ino)
+            if record is not None and stat.S_ISDIR(record.mode):
+                self._counts.append(pool.pins.recount(ino, record))
+        if self._stages:
+            self._stages.append(self._count_pins)
+        elif self._counts:
+            self._begin(self._count_pins)
 
     def _begin(self, *stages: _Stage) -> None:
         self._again = False
@@ -169,11 +177,8 @@ class StartScan:
 
     def _lease(self, ino: InodeNo, record: InodeRecord) -> None:
         """Enter leased blocks, slabs and orphans."""
-        pool = self._pool
-        if record.state in _OWNED and pool.leases.state_of(ino) is None:
-            if not self._same_boot and record.maker_tgid:
-                record = record._replace(maker_tgid=_OF_ANOTHER_BOOT)
-            pool.leases.note(ino, record, pool.monotonic_s())
+        if self._pool.leases.state_of(ino) is None:
+            enter_lease(self._pool, ino, record)
 
     def _rank(self, ino: InodeNo, record: InodeRecord) -> None:
-        ranks.note_found(self._pool, ino, record)
+        enter_rank(self._pool, ino, record)

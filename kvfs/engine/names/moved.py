@@ -7,7 +7,6 @@ from kvfs.core.second_tries import Place, Recent
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.tree_change import Move
 from kvfs.machine.processes import Maker
-from kvfs.pool import ranks
 from kvfs.pool.measure import measured
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
@@ -40,17 +39,17 @@ def renamed(
 
 
 def follow(pool: Pool, room: Room, former_names: Recent[InodeNo, Place], move: Move) -> None:
-    """Update all that depends on an inode's name or state, after its *move* was committed."""
+    """Update what depends on an inode's name, after its *move* was committed.
+
+    The tables of blocks and policies follow by themselves (tree_change.py).
+    """
     ino, before, record = move
     pool.identities.write(ino, record)
     former_names.note(ino, (before.parent, before.name), pool.monotonic_s())
     is_directory = stat.S_ISDIR(record.mode)
     if stat.S_ISREG(record.mode):
-        pool.leases.note(ino, record, pool.monotonic_s())
-        ranks.note(pool, ino, record)
         pool.cache.renamed(before, record)
     if is_directory:
-        pool.policies.clear()
         pool.cache.tallies.tree_changed()
     elif record.state not in UNFINISHED:
         return

@@ -224,9 +224,6 @@ class Namespace:
     def keep_removed(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> None:
         """Keep *ino*, which the index has forgotten, for its handles or for a moment."""
         pool = self._pool
-        pool.leases.drop(ino)
-        pool.heat.drop(ino)
-        pool.pins.drop(ino)
         promised = self._promises.promised(ino, record)
         opened = pool.open_inodes.get(ino)
         pool.space.extra_bytes += record.allocated_bytes

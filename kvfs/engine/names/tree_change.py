@@ -4,18 +4,25 @@ They are the name's row, the directory's row for it, the inode's record and attr
 of names in its directory, the pool's counters, and what its owner is charged. They are written only
 here (tests/engine/test_tree_change.py). Recovery changes an index that no pool has open, and counts
 it anew at the end. It shares the functions that write rows into a bare transaction.
+
+The tables in memory follow each change here, whoever makes it: leases, pins, ranks, shares, and
+the policies that are cached by directory.
 """
 
+import contextlib
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from kvfs.core.errors import DeadInode, NotADirectory
+from kvfs.core.directory_policy import PIN
+from kvfs.core.errors import Damaged, DeadInode, NotADirectory
 from kvfs.core.inode_rules import counted
-from kvfs.core.lifecycle import State
+from kvfs.core.lifecycle import SETTLED, UNFINISHED, State
 from kvfs.core.node_bound import attributes_bytes
 from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
+from kvfs.pool import ranks
+from kvfs.pool.found_blocks import enter_lease, enter_rank
 from kvfs.pool.pool import Pool
 from kvfs.pool.pool_change import PoolChange
 from kvfs.storage.index import Index
@@ -84,7 +91,20 @@ class TreeChange(PoolChange):
     commit, so that a failed commit changes nothing. No operation may name a directory of another.
     """
 
-    __slots__ = ("_come", "_directories", "_gone", "_keeps", "_now_ns", "_tree")
+    __slots__ = (
+        "_come",
+        "_directories",
+        "_evicts",
+        "_found",
+        "_gone",
+        "_handed",
+        "_keeps",
+        "_moved",
+        "_now_ns",
+        "_replaced",
+        "_taken",
+        "_tree",
+    )
 
     def __init__(
         self,
@@ -94,18 +114,28 @@ class TreeChange(PoolChange):
         begun: InodeNo = NO_INODE,
         lasting: bool = True,
         keeps: bool = False,
+        evicts: bool = False,
+        found: bool = False,
     ) -> None:
         """Directories are changed at *now_ns*; *begun* and *lasting* as in ``Pool.change``.
 
         *keeps*: an inode that loses its name may be opened yet (``Namespace.keep_removed``).
+        *evicts*: who evicts tells the heat, which remembers it. *found*: files say it, so no block
+        counts as used now.
         """
         super().__init__(pool, pool.counters, begun, NO_INODE, lasting=lasting)
         self._tree = pool
         self._now_ns = now_ns
         self._keeps = keeps
+        self._evicts = evicts
+        self._found = found
         self._directories: dict[InodeNo, InodeRecord] = {}
         self._come: list[tuple[InodeNo, InodeRecord, Attributes]] = []
         self._gone: list[tuple[InodeNo, InodeRecord, Attributes]] = []
+        self._moved: Sequence[Move] = ()
+        self._replaced: list[tuple[InodeNo, InodeNo]] = []
+        self._handed: list[tuple[Move, Attributes]] = []
+        self._taken: list[tuple[InodeNo, InodeRecord, int, Attributes]] = []
 
     def link(
         self, ino: InodeNo, record: InodeRecord, attributes: Attributes = _NO_ATTRIBUTES
@@ -133,6 +163,7 @@ class TreeChange(PoolChange):
         """Let the name of *ino* lead to inode *new* instead; its directory stays as it is."""
         self._drop(ino, record)
         self._enter(new, new_record, attributes)
+        self._replaced.append((ino, new))
 
     def move(self, *moves: Move) -> None:
         """Give each inode its new name, which is free or belongs to another of these *moves*.
@@ -145,6 +176,8 @@ class TreeChange(PoolChange):
             if not stays:
                 self._count(after, 1)
             self.txn.delete_name(before.parent, before.name, ino)
+            if before.uid != after.uid:  # said by a file: a rename leaves the owner
+                self._handed.append((Move(ino, before, after), self._attributes(ino)))
         for ino, before, after in moves:
             growth_bytes = after.allocated_bytes - before.allocated_bytes
             if growth_bytes:  # what was written after a checkpoint
@@ -153,6 +186,21 @@ class TreeChange(PoolChange):
             put_rows(self.txn, ino, after)
             if after.sequence > self._counters.sequence:
                 self._counters = self._counters._replace(sequence=after.sequence)
+        self._moved = moves
+
+    def take_attributes(self, ino: InodeNo, record: InodeRecord, attributes: Attributes) -> None:
+        """Give *ino*, which has *record* in the end, these *attributes* and no others."""
+        before = replace_attributes(self.txn, ino, attributes)
+        self._taken.append((ino, record, attributes_bytes(before), attributes))
+
+    def _attributes(self, ino: InodeNo) -> Attributes:
+        """Return the attributes that *ino* had before this change; unreadable ones are empty."""
+        index = self._tree.index
+        found: dict[bytes, bytes] = {}
+        for name in index.xattrs(ino):
+            with contextlib.suppress(Damaged):
+                found[name] = index.xattr(ino, name) or b""
+        return found
 
     def _count(self, record: InodeRecord, step: int) -> None:
         """Count one name more (*step* 1) or less (-1) in the directory of *record*."""
@@ -170,7 +218,7 @@ class TreeChange(PoolChange):
         self._counters = counted(self._counters, record, 1)
         if record.sequence > self._counters.sequence:
             self._counters = self._counters._replace(sequence=record.sequence)
-        if attributes or record.state == State.NODE:
+        if attributes or record.state not in UNFINISHED:
             put_attributes(self.txn, ino, attributes)
             self._come.append((ino, record, attributes))
 
@@ -191,16 +239,50 @@ class TreeChange(PoolChange):
         super()._complete()
 
     def _learn(self) -> None:
-        """Also charge the owners. A removed inode that is open keeps its attributes in memory."""
+        """Let memory follow. A removed inode that is open keeps its attributes in memory."""
         super()._learn()
-        shares = self._tree.node_shares
+        pool, shares = self._tree, self._tree.node_shares
+        for ino, new in self._replaced:  # before *ino* goes
+            pool.pins.move(ino, new)
         for ino, record, attributes in self._gone:
             shares.go(ino, record, attributes)
-            if (opened := self._tree.open_inodes.get(ino)) is not None:
+            pool.leases.drop(ino)
+            pool.pins.drop(ino)
+            if not self._evicts:
+                pool.heat.drop(ino)
+            if (opened := pool.open_inodes.get(ino)) is not None:
                 opened.attributes = attributes
         for ino, record, attributes in self._come:
             if record.state == State.NODE:
                 shares.come(ino, record)
+            elif record.state in SETTLED:
+                self._enter_tables(ino, record)
             if attributes:
                 shares.set_attributes(ino, record, attributes_bytes(attributes))
-                self._tree.identities.note_attributes(ino)
+                pool.identities.note_attributes(ino)
+                if attributes.get(PIN) == b"1" and ino not in pool.pins:
+                    pool.pins.set(ino, record.allocated_bytes)
+        for (ino, before, record), attributes in self._handed:
+            shares.hand_over(ino, before, record, attributes)
+        for ino, record, before_bytes, attributes in self._taken:
+            shares.set_attributes(ino, record, attributes_bytes(attributes) - before_bytes)
+            if not stat.S_ISDIR(record.mode):  # what a directory's pin holds is counted by a scan
+                pool.pins.drop(ino)
+                if attributes.get(PIN) == b"1":
+                    pool.pins.set(ino, record.allocated_bytes)
+        for ino, _, record in self._moved:
+            self._enter_tables(ino, record)
+
+    def _enter_tables(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Let lease and rank of *ino* follow its name, state and size, which are committed."""
+        pool = self._tree
+        if stat.S_ISDIR(record.mode):
+            pool.policies.clear()
+        elif not stat.S_ISREG(record.mode):
+            return
+        elif self._found:
+            enter_lease(pool, ino, record)
+            enter_rank(pool, ino, record)
+        else:
+            pool.leases.note(ino, record, pool.monotonic_s())
+            ranks.note(pool, ino, record)

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import stat
+from collections.abc import Mapping
 from typing import Final
 
 from kvfs.core.attribute_record import AttributeRecord
@@ -84,6 +85,24 @@ def attributes_of(extents: Extents, ino: InodeNo, record: InodeRecord) -> Attrib
     except OSError as error:
         _raise_unless_file_fails(error)
         return None
+
+
+def claimed_attributes(extents: Extents, ino: InodeNo, claim: InodeRecord) -> Mapping[bytes, bytes]:
+    """Return the attributes of *ino*, which claims what *claim* says. Raises OSError."""
+    found = attributes_of(extents, ino, claim)
+    return {} if found is None else found.attributes
+
+
+def newer_attributes(
+    extents: Extents, ino: InodeNo, record: InodeRecord, claim: InodeRecord
+) -> Mapping[bytes, bytes] | None:
+    """Return what the file of *ino* says, if that is newer than *record*; else None.
+
+    A change of attributes has a sequence number like a change of the name
+    (core/attribute_record.py): *ino* has the old ones or the new ones. Raises OSError.
+    """
+    found = attributes_of(extents, ino, claim)
+    return None if found is None or found.sequence <= record.sequence else found.attributes
 
 
 def _record(

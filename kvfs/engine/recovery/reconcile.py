@@ -21,9 +21,14 @@ from kvfs.core.errors import Damaged
 from kvfs.core.records import INODE_PREFIX, Doubt, inode_key, parse_inodes
 from kvfs.core.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.engine.names.tree_change import Move, TreeChange
-from kvfs.engine.recovery.file_claims import block_record, node_record
+from kvfs.engine.recovery.claim_and_record import agrees, has_bytes, updated
+from kvfs.engine.recovery.file_claims import (
+    block_record,
+    claimed_attributes,
+    newer_attributes,
+    node_record,
+)
 from kvfs.engine.recovery.finish_drafts import OPEN_STATES
-from kvfs.engine.recovery.taken_attributes import claimed_attributes, take_attributes
 from kvfs.pool.pool import Pool
 from kvfs.storage.index_checkpoint import Checkpoint
 
@@ -91,8 +96,11 @@ class Reconcile:
             self._searching = True
             self._pool.background.submit_long(self._search)
 
-    def tick(self) -> None:
-        """Settle some of what was found; on the loop's thread. Raises NoSpace, OSError."""
+    def tick(self) -> bool:
+        """Settle some of what was found; on the loop's thread. Return whether it was the last.
+
+        Raises NoSpace, OSError.
+        """
         for _ in range(min(len(self._found), _SETTLED_A_TICK)):
             ino, passed = self._found[0]
             if passed and self._doubt is not None:
@@ -102,6 +110,7 @@ class Reconcile:
             self._found.popleft()
         if not self._searching and not self._found:
             self._end()
+        return self.done
 
     def prove(self, ino: InodeNo) -> bool:
         """Whether the index is right about *ino*; otherwise it is changed. Raises NoSpace, OSError.
@@ -112,7 +121,7 @@ class Reconcile:
         if doubt is None or ino >= doubt.below or ino in self._pool.open_inodes:
             return True
         record = self._pool.index.inode_or_miss(ino)
-        if record is not None and (record.sequence > doubt.sequence or not _has_bytes(record)):
+        if record is not None and (record.sequence > doubt.sequence or not has_bytes(record)):
             return True
         if record is None and not self._pool.index.knows(ino):
             return True  # evicted or removed since it was found: its extent goes in a moment
@@ -172,7 +181,7 @@ class Reconcile:
                     plain[claim.parent, claim.name] = (ino, claim)
             if pool.index.preallocation_due():
                 pool.index.preallocate()
-            with TreeChange(pool, pool.clock_ns()) as change:
+            with TreeChange(pool, pool.clock_ns(), found=True) as change:
                 for ino, claim in plain.values():
                     change.link(ino, claim, claimed_attributes(pool.extents, ino, claim))
             self.entered += len(plain)
@@ -192,14 +201,16 @@ class Reconcile:
             return True
         if ino == ROOT_INODE:
             if record is not None:
-                with pool.index.write() as txn:
-                    txn.put_inode(ino, _updated(record, claim))
-                take_attributes(pool, ino, record, claim)
+                newer = newer_attributes(pool.extents, ino, record, claim)
+                with TreeChange(pool, pool.clock_ns(), found=True) as change:
+                    change.txn.put_inode(ino, after := updated(record, claim))
+                    if newer is not None:
+                        change.take_attributes(ino, after, newer)
             return True
         if not self._is_directory(claim.parent) or self._is_below(claim.parent, ino):
             return False
         # A directory's file does not say how many names it has.
-        self._give_name(ino, record, claim if record is None else _updated(record, claim))
+        self._give_name(ino, record, claim if record is None else updated(record, claim))
         return True
 
     def _is_below(self, directory: InodeNo, ino: InodeNo) -> bool:
@@ -227,7 +238,7 @@ class Reconcile:
             if claim.sequence <= record.sequence:
                 same = (claim.size_bytes, claim.mtime_ns) == (record.size_bytes, record.mtime_ns)
                 return not same and self._drop(ino, record)
-            claim = _updated(record, claim)
+            claim = updated(record, claim)
         self._settling.add(ino)
         try:
             self._give_name(ino, record, claim)
@@ -250,8 +261,9 @@ class Reconcile:
                 if record is not None:
                     self._drop(ino, record)
                 return
+        newer = None if record is None else newer_attributes(pool.extents, ino, record, claim)
         # Atomic: no checkpoint from the look at the rival until the commit.
-        with TreeChange(pool, pool.clock_ns()) as change:
+        with TreeChange(pool, pool.clock_ns(), found=True) as change:
             if rival is not None and replaced is not None:
                 change.unlink(rival, replaced)
             if record is None:
@@ -259,23 +271,18 @@ class Reconcile:
                 self.entered += 1
             else:
                 change.move(Move(ino, record, claim))
+                if newer is not None:
+                    change.take_attributes(ino, claim, newer)
                 self.moved += 1
-        if rival is not None and replaced is not None:
-            self._forget(rival)
-        if record is not None:
-            take_attributes(pool, ino, record, claim)
+        if replaced is not None:
+            self.dropped += 1
 
     def _drop(self, ino: InodeNo, record: InodeRecord) -> bool:
         """Remove *ino* and its name; its file is left to the sweep."""
         with TreeChange(self._pool, self._pool.clock_ns()) as change:
             change.unlink(ino, record)
-        self._forget(ino)
-        return True
-
-    def _forget(self, ino: InodeNo) -> None:
         self.dropped += 1
-        for table in (self._pool.leases, self._pool.heat, self._pool.pins):
-            table.drop(ino)
+        return True
 
     def _at(self, claim: InodeRecord) -> InodeNo | None:
         try:
@@ -328,10 +335,10 @@ class Reconcile:
                 break
 
     def _is_doubtful(self, ino: InodeNo, record: InodeRecord) -> bool:
-        if not _has_bytes(record):
+        if not has_bytes(record):
             return False
         claim = block_record(self._pool.extents, self._pool.syscalls, ino)
-        return claim is None or not _agrees(record, claim)
+        return claim is None or not agrees(record, claim)
 
     def _note(self) -> None:
         with self._pool.index.write() as txn:
@@ -349,36 +356,3 @@ class Reconcile:
                 self.moved,
                 self.dropped,
             )
-
-
-def _has_bytes(record: InodeRecord) -> bool:
-    return stat.S_ISREG(record.mode)
-
-
-def _agrees(record: InodeRecord, claim: InodeRecord) -> bool:
-    """Whether a published block's *record* is what its identity says."""
-    return (
-        record.state not in OPEN_STATES
-        and record[:3] == claim[:3]
-        and _said(record) == _said(claim)
-    )
-
-
-def _said(record: InodeRecord) -> tuple[object, ...]:
-    return (record.parent, record.name, record.size_bytes, record.mtime_ns, record.sequence)
-
-
-def _updated(record: InodeRecord, claim: InodeRecord) -> InodeRecord:
-    """Return *record* with what the newer *claim* says of it."""
-    return record._replace(
-        mode=claim.mode,
-        uid=claim.uid,
-        gid=claim.gid,
-        size_bytes=claim.size_bytes,
-        allocated_bytes=claim.allocated_bytes,
-        mtime_ns=claim.mtime_ns,
-        parent=claim.parent,
-        name=claim.name,
-        sequence=claim.sequence,
-        target=claim.target,
-    )

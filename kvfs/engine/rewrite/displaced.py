@@ -16,7 +16,6 @@ from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
 from kvfs.engine.rewrite.old_versions import OldVersions
 from kvfs.machine.processes import Maker
-from kvfs.pool import ranks
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
@@ -173,7 +172,6 @@ class DisplacedDrafts:
         self._note()
         pool.leave(opened, writer=False)
         pool.identities.publish(opened.ino, final)
-        ranks.note(pool, opened.ino, final)
         if not is_temporary(new_name):
             pool.cache.stored(final)
         if replaced is not None and replaced_record is not None:

@@ -257,7 +257,6 @@ class TruncatingOpens:
         self, ino: InodeNo, record: InodeRecord, fresh: InodeNo, taker: Maker, now_ns: int
     ) -> None:
         """Keep *ino* for those that may still need it, after *fresh* got its name in the index."""
-        self._pool.pins.move(ino, fresh)
         keeps = LOSES_NAME[self._loser(ino, record, taker)]
         if keeps.for_rename:
             self._awaited.displace(ino, record)
