@@ -135,7 +135,7 @@ def _read_line(connection: socket.socket, deadline_s: float) -> bytes:
 def _result(path: str, line: bytes) -> dict[str, Any]:
     try:
         reply = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ServeFailed(f"{path}: the reply is not JSON") from None
     if not isinstance(reply, dict) or reply.get("v") != PROTOCOL_VERSION:
         raise ServeFailed(f"{path}: the server speaks another protocol version")

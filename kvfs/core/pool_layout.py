@@ -6,7 +6,7 @@ docs/format.md says what each file is.
 from collections.abc import Iterator
 from typing import Final
 
-from kvfs.core.types import InodeNo
+from kvfs.core.types import INODE_END, InodeNo
 
 POOL: Final = "POOL"
 POOL_NEW: Final = "POOL.new"
@@ -71,7 +71,12 @@ def fan_out_directories(top: str) -> Iterator[str]:
 
 def fan_out_directory(top: str, slot: int) -> str:
     """Return the path of directory *slot* of fan-out *top*."""
-    return f"{top}/{slot:02x}"
+    return f"{top}/{fan_out_name(slot)}"
+
+
+def fan_out_name(slot: int) -> str:
+    """Return the name of directory *slot* inside its fan-out."""
+    return f"{slot:02x}"
 
 
 def file_name(ino: InodeNo) -> str:
@@ -83,4 +88,5 @@ def parse_file_name(name: str) -> InodeNo | None:
     """Return the inode number that *name* stands for, or None for a name kvfs never gives."""
     if len(name) != 16 or name.strip("0123456789abcdef"):
         return None
-    return InodeNo(int(name, 16))
+    ino = InodeNo(int(name, 16))
+    return ino if ino < INODE_END else None

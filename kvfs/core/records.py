@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 
 from kvfs.core.checksum import CRC, CRC32C_RESIDUE, crc32c
 from kvfs.core.errors import Damaged
-from kvfs.core.types import InodeNo, InodeRecord, Sequence
+from kvfs.core.lifecycle import State
+from kvfs.core.types import FIRST_INODE, INODE_END, InodeNo, InodeRecord, Sequence
 
 #: Version of the index's layout, kept in its meta keyspace; another one is refused at open.
 INDEX_FORMAT: Final = 1
@@ -48,6 +49,10 @@ assert _COUNTERS.size == 56
 _IDENTITY: Final = struct.Struct("<B3xQQQIIIQqII")
 assert _IDENTITY.size == 64
 _FORMAT: Final = struct.Struct("<I")
+#: Those that a record may have; State(number) itself takes ten times as long.
+_STATES: Final = frozenset(map(int, State))
+#: A size or sequence number has no more: it is added to, and packed again.
+_NUMBER_BITS: Final = 63
 _UNLISTED: Final = b"\xff\xff\xff\xff"
 #: Of _INODE: the state alone.
 _STATE: Final = struct.Struct("<16xI")
@@ -217,6 +222,9 @@ def parse_inode(raw: bytes) -> InodeRecord:
     name_end = _NAME_START + name_len
     if version != INODE_RECORD_VERSION or name_end > len(raw) - _CRC_BYTES:
         raise Damaged(f"inode record: version {version}, {len(raw)} bytes, name of {name_len}")
+    # Numbers that kvfs adds to: the sum is packed again.
+    if state not in _STATES or (size_bytes | allocated_bytes | sequence) >> _NUMBER_BITS:
+        raise Damaged(f"inode record: state {state}, {size_bytes} bytes, sequence {sequence}")
     fields = (
         mode, uid, gid, state, size_bytes, allocated_bytes,
         atime_ns, mtime_ns, ctime_ns, btime_ns, parent, entries, subdirs, sequence,
@@ -274,7 +282,10 @@ def parse_counters(raw: bytes) -> Counters:
     """Return the counters that *raw* holds; raises Damaged."""
     if len(raw) != _COUNTERS.size + _CRC_BYTES or crc32c(raw) != CRC32C_RESIDUE or raw[0] != 1:
         raise Damaged("counters row: checksum, length or version differs")
-    return Counters._make(_COUNTERS.unpack_from(raw)[1:])
+    counters = Counters._make(_COUNTERS.unpack_from(raw)[1:])
+    if max(counters) >> _NUMBER_BITS:
+        raise Damaged(f"counters row: {max(counters)} is too much")
+    return counters
 
 
 def pack_unfinished(inos: Collection[InodeNo]) -> bytes:
@@ -306,6 +317,8 @@ def parse_doubt(raw: bytes) -> Doubt:
     if len(body) != _DOUBT.size:
         raise Damaged(f"row of what is to be compared: {len(body)} bytes")
     below, verified, sequence = _DOUBT.unpack(body)
+    if not FIRST_INODE <= verified <= INODE_END or (below | sequence) >> _NUMBER_BITS:
+        raise Damaged(f"row of what is to be compared: {verified} of {below}, {sequence}")
     return Doubt(InodeNo(below), InodeNo(verified), sequence)
 
 
@@ -346,7 +359,12 @@ def parse_identity(fixed: bytes, name: bytes, content: bytes = b"") -> Identity:
     if version != IDENTITY_VERSION:
         raise Damaged(f"identity: version {version} is unknown")
     fields.append(name)
-    return Identity._make(fields)
+    identity = Identity._make(fields)
+    if (identity.size_bytes | identity.sequence) >> _NUMBER_BITS:
+        raise Damaged(f"identity: {identity.size_bytes} bytes, sequence {identity.sequence}")
+    if b"/" in name or b"\0" in name or name in (b".", b".."):
+        raise Damaged(f"identity: {name!r} is no name")
+    return identity
 
 
 def sequence_of_identity(fixed: bytes) -> Sequence | None:

@@ -17,6 +17,9 @@ NO_BACKING_ID: Final = BackingId(0)
 ROOT_INODE: Final = InodeNo(1)
 #: Numbers below are reserved: 1 is the root, 1 to 3 are readdir cookies of no child.
 FIRST_INODE: Final = InodeNo(16)
+#: No inode that is there has this number or a higher one. So what is said to be one on a device,
+#: with any number added that kvfs leaves out, still fits into 64 bits.
+INODE_END: Final = InodeNo(1 << 63)
 #: linux/limits.h NAME_MAX; the kernel passes longer names through FUSE, so kvfs must refuse them.
 NAME_MAX_BYTES: Final = 255
 #: linux/limits.h PATH_MAX, its terminating zero included.

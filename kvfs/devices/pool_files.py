@@ -11,8 +11,8 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
 
 from kvfs import __version__
 from kvfs.core.errors import (
@@ -39,12 +39,13 @@ from kvfs.core.pool_layout import (
     fan_out_directories,
     parse_file_name,
 )
-from kvfs.core.types import STAT_BLOCK_BYTES
+from kvfs.core.types import SIZE_MAX_BYTES, STAT_BLOCK_BYTES
 from kvfs.devices.busy import lock_holders
 from kvfs.machine.mounted_elsewhere import where_in_use
 
 FORMAT_VERSION: Final = 1
 _HEADER_MAX_BYTES: Final = 4096
+_EPOCH_MAX: Final = (1 << 64) - 1
 #: mkfs.ext4 makes it in every new file system; it is not anybody's data.
 _LOST_FOUND: Final = "lost+found"
 #: The errors of open(2) for a directory, a symlink and a socket.
@@ -80,14 +81,22 @@ def parse_header(raw: bytes, source: str) -> PoolHeader:
             )
         capacity = fields["capacity_bytes"]
         return PoolHeader(
-            epoch=int(fields["epoch"]),
+            epoch=_number(fields["epoch"], _EPOCH_MAX),
             uuid=str(fields["uuid"]),
-            created_ns=int(fields["created_ns"]),
+            created_ns=_number(fields["created_ns"], _EPOCH_MAX),
             kvfs=str(fields["kvfs"]),
-            capacity_bytes=None if capacity is None else int(capacity),
+            capacity_bytes=None if capacity is None else _number(capacity, SIZE_MAX_BYTES, 1),
         )
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise SourceForeign(f"{source}: its file POOL is not a pool's header") from None
+
+
+def _number(said: Any, most: int, least: int = 0) -> int:  # noqa: ANN401
+    """Return the whole number *said*. Raises ValueError, TypeError, OverflowError (infinity)."""
+    number = int(said)
+    if not least <= number <= most:
+        raise ValueError(f"{number} is not in {least} to {most}")
+    return number
 
 
 def refuse_no_files(pool_fd: int, source: str) -> None:
@@ -103,6 +112,43 @@ def refuse_no_files(pool_fd: int, source: str) -> None:
             continue
         if not stat.S_ISREG(mode):
             raise SourceForeign(f"{source}: its {name} is not a file; remove it, and try again")
+    refuse_led_astray(pool_fd, source)
+
+
+def refuse_led_astray(pool_fd: int, source: str) -> None:
+    """Raise SourceForeign if a directory of the pool is a symlink, or belongs to somebody else.
+
+    The server would make, empty and remove files there with its own rights. What is no directory
+    at all fails where it is used.
+    """
+    for name in (*INDEXES, QUARANTINE, STRAYS, *FAN_OUTS):
+        if not _is_own_directory(name, pool_fd, source):
+            continue
+        if name in FAN_OUTS:
+            inside: Iterable[str] = fan_out_directories(name)
+        else:
+            inside = (
+                (f"{name}/{file}" for file in (DATA_NAME, LOCK_NAME)) if name in INDEXES else ()
+            )
+        for path in inside:
+            _is_own_directory(path, pool_fd, source)
+
+
+def _is_own_directory(path: str, pool_fd: int, source: str) -> bool:
+    """Whether *path*, on whose way all was looked at, is a directory. Raises SourceForeign."""
+    try:
+        status = os.stat(path, dir_fd=pool_fd, follow_symlinks=False)
+    except OSError:
+        return False
+    if stat.S_ISLNK(status.st_mode):
+        raise SourceForeign(f"{source}: its {path} is a symlink; remove it, and try again")
+    if status.st_uid not in (0, os.geteuid()):
+        raise SourceForeign(
+            f"{source}: its {path} belongs to user {status.st_uid}, who could lead kvfs to other "
+            f"files",
+            f"chown -R {os.geteuid()} {source}, if you trust what is in it",
+        )
+    return stat.S_ISDIR(status.st_mode)
 
 
 def read_header(pool_fd: int, source: str) -> PoolHeader | None:

@@ -84,7 +84,7 @@ def _left(name: str) -> float | None:
             command, capture_output=True, timeout=_SMARTCTL_WAIT_S, check=False, text=True
         )
         return left_of(json.loads(printed.stdout))
-    except (OSError, ValueError, subprocess.TimeoutExpired):
+    except (OSError, ValueError, OverflowError, RecursionError, subprocess.TimeoutExpired):
         return None
 
 

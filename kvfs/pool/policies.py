@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Final
 
+from kvfs.core.ascent import Ascent
 from kvfs.core.directory_policy import (
     DRAFTS,
     EVICT,
@@ -18,6 +19,7 @@ from kvfs.core.directory_policy import (
     PREFIX,
     PUBLISH,
     TTL,
+    VALUES,
     Policy,
     ttl_of,
 )
@@ -57,10 +59,10 @@ class Policies:
             return policy
         # No recursion: a tree may be deeper than Python's stack.
         below: list[InodeNo] = []
-        policy = Policy()
+        policy, ascent = Policy(), Ascent()
         while (known := self._cached.get(directory)) is None:
             record = self._index.inode_or_miss(directory)
-            if record is None:
+            if record is None or not ascent.goes_on(directory):
                 break  # nothing is known of directories above a damaged one
             below.append(directory)
             if directory == ROOT_INODE:
@@ -83,7 +85,7 @@ class Policies:
         for name, value in self._said(directory):
             if name == DRAFTS:
                 inherited = inherited._replace(drafts_of_owner=value == b"owner")
-            elif name == EVICT:
+            elif name == EVICT and value in VALUES[EVICT]:
                 inherited = inherited._replace(evict=value.decode())
             elif name == LEASE:
                 inherited = inherited._replace(leases=value == b"maker")
@@ -114,10 +116,13 @@ class Policies:
 def path_of(index: Index, ino: InodeNo) -> str:
     """Return the path of *ino* below the mountpoint, ``/`` for the root.
 
-    Only its end when a directory on the way is damaged.
+    Only its end when a directory on the way is damaged, or leads back to one below it.
     """
     parts: list[str] = []
-    while ino != ROOT_INODE and (record := index.inode_or_miss(ino)) is not None:
+    ascent = Ascent()
+    while ino != ROOT_INODE and ascent.goes_on(ino):
+        if (record := index.inode_or_miss(ino)) is None:
+            break
         parts.append(record.name.decode(errors="surrogateescape"))
         ino = record.parent
     return "/" + "/".join(reversed(parts))

@@ -7,6 +7,7 @@ object, which an open handle keeps, and sums are made when somebody asks for the
 from collections.abc import Iterable
 from typing import Any, Final
 
+from kvfs.core.ascent import Ascent
 from kvfs.core.types import NO_INODE, ROOT_INODE, InodeNo
 from kvfs.storage.index import Index
 
@@ -136,12 +137,13 @@ class Tallies:
     def _find_top(self, directory: InodeNo) -> InodeNo:
         """Return the first-level directory that *directory* is or stands in; the root for itself.
 
-        ``NO_INODE`` where a directory on the way cannot be read.
+        ``NO_INODE`` where a directory on the way cannot be read, or none leads to the root.
         """
         at = top = directory
+        ascent = Ascent()
         while at != ROOT_INODE:
             record = self._index.inode_or_miss(at)
-            if record is None:
+            if record is None or not ascent.goes_on(at):
                 return NO_INODE
             top, at = at, record.parent
         if len(self._known) >= _KNOWN_MAX:

@@ -76,6 +76,10 @@ class Extents:
         self._extents.close()
         self._nodes.close()
 
+    def directory(self, ino: InodeNo, *, of_node: bool) -> int:
+        """Return the fd of the directory with *ino*'s extent or identity file. Raises OSError."""
+        return (self._nodes if of_node else self._extents).directory(ino)
+
     # ---- extents ----
 
     def create(self, ino: InodeNo, reserve_bytes: int) -> int:

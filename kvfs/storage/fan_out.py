@@ -6,13 +6,11 @@ With an open directory, creating a file is one openat of a bare name.
 import contextlib
 import os
 from collections.abc import Iterator
-from itertools import islice
 from typing import Final
 
 from kvfs.core.pool_layout import (
     FAN_OUT,
-    fan_out_directories,
-    fan_out_directory,
+    fan_out_name,
     file_name,
     parse_file_name,
 )
@@ -32,13 +30,14 @@ class FanOut:
         self._pool_fd = pool_fd
         self._top = top
         self._syscalls = syscalls
+        self._top_fd = -1
         self._fds = [-1] * FAN_OUT
 
     def directory(self, ino: InodeNo, *, make: bool = False) -> int:
         """Return the fd of *ino*'s directory. Raises FileNotFoundError unless *make*."""
         slot = ino & (FAN_OUT - 1)
         fd = self._fds[slot]
-        return fd if fd >= 0 else self._open(slot, make=make)
+        return fd if fd >= 0 else self._keep(slot, make=make)
 
     def path(self, ino: InodeNo) -> str:
         """Return a path to *ino*'s file for the calls that take no dir_fd (xattrs)."""
@@ -49,10 +48,10 @@ class FanOut:
 
         With fewer *directories* only of so many of the 256, which have an equal share each.
         """
-        for path in islice(fan_out_directories(self._top), directories):
+        for slot in range(directories):
             try:
                 # An fd of its own: two readers of the shared one would share its position.
-                fd = self._syscalls.open(path, DIRECTORY_FLAGS, dir_fd=self._pool_fd)
+                fd = self._open(slot)
             except FileNotFoundError:
                 continue
             try:
@@ -66,22 +65,23 @@ class FanOut:
 
     def close(self) -> None:
         """Close the directories."""
-        fds, self._fds = self._fds, [-1] * FAN_OUT
+        fds, self._fds = [*self._fds, self._top_fd], [-1] * FAN_OUT
+        self._top_fd = -1
         for fd in fds:
             if fd >= 0:
                 self._syscalls.close(fd)
 
-    def _open(self, slot: int, *, make: bool) -> int:
-        path = fan_out_directory(self._top, slot)
+    def _keep(self, slot: int, *, make: bool) -> int:
         try:
-            fd = self._syscalls.open(path, DIRECTORY_FLAGS, dir_fd=self._pool_fd)
+            fd = self._open(slot)
         except FileNotFoundError:
             if not make:
                 raise
-            for missing in (self._top, path):
-                with contextlib.suppress(FileExistsError):
-                    self._syscalls.mkdir(missing, 0o700, dir_fd=self._pool_fd)
-            fd = self._syscalls.open(path, DIRECTORY_FLAGS, dir_fd=self._pool_fd)
+            with contextlib.suppress(FileExistsError):
+                self._syscalls.mkdir(self._top, 0o700, dir_fd=self._pool_fd)
+            with contextlib.suppress(FileExistsError):
+                self._syscalls.mkdir(fan_out_name(slot), 0o700, dir_fd=self._open_top())
+            fd = self._open(slot)
         # Two threads may come here together. The assignment below is atomic under the GIL, and
         # the thread that finds the slot taken closes its own fd.
         if self._fds[slot] >= 0:
@@ -89,3 +89,16 @@ class FanOut:
         else:
             self._fds[slot] = fd
         return self._fds[slot]
+
+    def _open(self, slot: int) -> int:
+        """Open directory *slot*. No symlink is followed, neither there nor on the way."""
+        return self._syscalls.open(fan_out_name(slot), DIRECTORY_FLAGS, dir_fd=self._open_top())
+
+    def _open_top(self) -> int:
+        if self._top_fd < 0:
+            fd = self._syscalls.open(self._top, DIRECTORY_FLAGS, dir_fd=self._pool_fd)
+            if self._top_fd >= 0:  # another thread was first
+                self._syscalls.close(fd)
+            else:
+                self._top_fd = fd
+        return self._top_fd

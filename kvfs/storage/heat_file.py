@@ -34,6 +34,8 @@ _STEP_ROWS: Final = 1 << 16
 
 #: 16 KiB of marks: the last minutes to the second, a week to some minutes.
 MARKS_MAX: Final = 1024
+#: No stamp and no size has more: a stamp is the time of day in seconds, with 20 bits behind it.
+_NUMBER_BITS: Final = 62
 _GAP_NS: Final = 1_000_000_000
 _FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 #: So much may always be appended: a small file is not worth writing anew.
@@ -257,6 +259,8 @@ class HeatFile:
                 data, at_bytes = data[read_bytes:], at_bytes + read_bytes
         if its_crc != crc:
             return None
+        if count and max(int(rows.touched.max()), int(rows.allocated_bytes.max())) >> _NUMBER_BITS:
+            return None  # stamps and sums are added to
         return Saved(rows, tuple(map(Mark._make, _MARK.iter_unpack(marks)))), at_bytes
 
 

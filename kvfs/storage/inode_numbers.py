@@ -12,12 +12,14 @@ from typing import Final
 from kvfs.core.checksum import CRC32C_RESIDUE, crc32c
 from kvfs.core.errors import IndexDamaged
 from kvfs.core.pool_layout import INODES
-from kvfs.core.types import FIRST_INODE, InodeNo
+from kvfs.core.types import FIRST_INODE, INODE_END, InodeNo
 from kvfs.storage.syscalls import Syscalls
 
 #: Numbers made durable at a time: one fsync in 65,536 creates. A start wastes as many of 2**64.
 RANGE_NUMBERS: Final = 1 << 16
 _RECORD_BYTES: Final = 12
+#: A repair begins far behind the last inode that it finds, which is below INODE_END.
+_END_MAX: Final = INODE_END + (INODE_END >> 1)
 
 
 def pack_end(end: int) -> bytes:
@@ -30,7 +32,10 @@ def parse_end(raw: bytes) -> InodeNo:
     """Return the end that INODES holds; raises IndexDamaged."""
     if len(raw) != _RECORD_BYTES or crc32c(raw) != CRC32C_RESIDUE:
         raise IndexDamaged(f"{INODES}: {len(raw)} bytes that fail their checksum")
-    return InodeNo(int.from_bytes(raw[:8], "little"))
+    end = InodeNo(int.from_bytes(raw[:8], "little"))
+    if not FIRST_INODE <= end < _END_MAX:
+        raise IndexDamaged(f"{INODES}: {end:#x} is no end of a range")
+    return end
 
 
 class InodeNumbers:

@@ -8,14 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from kvfs.core.pool_layout import (
-    EXTENTS,
-    FAN_OUT,
-    QUARANTINE,
-    fan_out_directory,
-    file_name,
-    parse_file_name,
-)
+from kvfs.core.pool_layout import QUARANTINE, file_name, parse_file_name
 from kvfs.core.types import STAT_BLOCK_BYTES, InodeNo
 from kvfs.storage.extents import Extents
 from kvfs.storage.syscalls import Syscalls
@@ -50,9 +43,9 @@ class Quarantine:
         with self._directory() as directory_fd:
             self._make_room(directory_fd, size_bytes)
             self._syscalls.rename(
-                f"{fan_out_directory(EXTENTS, ino % FAN_OUT)}/{file_name(ino)}",
                 file_name(ino),
-                src_dir_fd=self._pool_fd,
+                file_name(ino),
+                src_dir_fd=extents.directory(ino, of_node=False),
                 dst_dir_fd=directory_fd,
             )
         return True

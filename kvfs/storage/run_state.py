@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from kvfs.core.errors import NO_SPACE, IndexDamaged
 from kvfs.core.pool_layout import RUN, RUN_NEW
-from kvfs.core.types import FIRST_INODE, NO_INODE, InodeNo
+from kvfs.core.types import FIRST_INODE, INODE_END, NO_INODE, InodeNo
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.replaced_file import replaced_file
 from kvfs.storage.syscalls import Syscalls
@@ -72,15 +72,18 @@ def read_run_state(pool_fd: int, syscalls: Syscalls, superblock: str = "") -> Ru
         state = json.loads(syscalls.read(fd, _SIZE_MAX_BYTES))
         boot_id, clean = str(state["boot_id"]), state["clean"] is True
         moved = state.get("directory", here := syscalls.fstat(pool_fd).st_ino) != here
+        doubtful_below = InodeNo(int(state.get("doubtful_below", 0)))
+        if not NO_INODE <= doubtful_below <= INODE_END:
+            raise ValueError(f"inode {doubtful_below}")
         return RunState(
             boot_id,
             clean=clean,
             strays=state.get("strays") is True,
             copied=moved or state.get("superblock", "") != superblock,
             moved=moved,
-            doubtful_below=InodeNo(int(state.get("doubtful_below", 0))),
+            doubtful_below=doubtful_below,
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return RunState("", clean=False)
     finally:
         syscalls.close(fd)

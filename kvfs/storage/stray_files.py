@@ -6,17 +6,10 @@ mtime. ``kvfs fsck`` lists them.
 
 import contextlib
 import os
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from kvfs.core.pool_layout import (
-    EXTENTS,
-    FAN_OUT,
-    IDENTITIES,
-    STRAYS,
-    fan_out_directory,
-    file_name,
-    parse_file_name,
-)
+from kvfs.core.pool_layout import STRAYS, file_name, parse_file_name
 from kvfs.core.types import STAT_BLOCK_BYTES, InodeNo
 from kvfs.storage.extents import Extents
 from kvfs.storage.fan_out import DIRECTORY_FLAGS
@@ -45,16 +38,13 @@ class StrayFiles:
         """Move *ino*'s extent or identity file here; None if it is gone. Raises OSError."""
         with contextlib.suppress(FileExistsError):
             self._syscalls.mkdir(STRAYS, 0o700, dir_fd=self._pool_fd)
-        top = IDENTITIES if of_node else EXTENTS
+        name = file_name(ino)
         try:
-            self._syscalls.rename(
-                f"{fan_out_directory(top, ino % FAN_OUT)}/{file_name(ino)}",
-                _path(ino),
-                src_dir_fd=self._pool_fd,
-                dst_dir_fd=self._pool_fd,
-            )
-            self._syscalls.utime(_path(ino), ns=(now_ns, now_ns), dir_fd=self._pool_fd)
-            status = self._syscalls.stat(_path(ino), dir_fd=self._pool_fd)
+            with self._directory() as strays_fd:
+                from_fd = self._extents.directory(ino, of_node=of_node)
+                self._syscalls.rename(name, name, src_dir_fd=from_fd, dst_dir_fd=strays_fd)
+                self._syscalls.utime(name, ns=(now_ns, now_ns), dir_fd=strays_fd)
+                status = self._syscalls.stat(name, dir_fd=strays_fd)
         except FileNotFoundError:
             return None
         return Stray(ino, status.st_blocks * STAT_BLOCK_BYTES, now_ns)
@@ -62,33 +52,33 @@ class StrayFiles:
     def held(self) -> list[Stray]:
         """Return all that are here, the one that came first in front. Raises OSError."""
         found: list[Stray] = []
-        try:
-            fd = self._syscalls.open(STRAYS, DIRECTORY_FLAGS, dir_fd=self._pool_fd)
-        except FileNotFoundError:
-            return found
-        try:
-            for name in self._syscalls.listdir(fd):
+        with contextlib.suppress(FileNotFoundError), self._directory() as strays_fd:
+            for name in self._syscalls.listdir(strays_fd):
                 ino = parse_file_name(name)
                 if ino is not None:
-                    status = self._syscalls.stat(name, dir_fd=fd)
+                    status = self._syscalls.stat(name, dir_fd=strays_fd)
                     size_bytes = status.st_blocks * STAT_BLOCK_BYTES
                     found.append(Stray(ino, size_bytes, status.st_mtime_ns))
-        finally:
-            self._syscalls.close(fd)
         return sorted(found, key=lambda stray: stray.since_ns)
 
     def remove(self, ino: InodeNo) -> None:
         """Remove one; what only a dead mount's connection holds is emptied. Raises OSError."""
-        with contextlib.suppress(FileNotFoundError):
-            fd = self._syscalls.open(_path(ino), _FILE_FLAGS, dir_fd=self._pool_fd)
+        name = file_name(ino)
+        with contextlib.suppress(FileNotFoundError), self._directory() as strays_fd:
+            fd = self._syscalls.open(name, _FILE_FLAGS, dir_fd=strays_fd)
             try:
                 with contextlib.suppress(OSError):
                     if not self._extents.in_use(fd):
                         self._syscalls.ftruncate(fd, 0)
             finally:
                 self._syscalls.close(fd)
-            self._syscalls.unlink(_path(ino), dir_fd=self._pool_fd)
+            self._syscalls.unlink(name, dir_fd=strays_fd)
 
-
-def _path(ino: InodeNo) -> str:
-    return f"{STRAYS}/{file_name(ino)}"
+    @contextlib.contextmanager
+    def _directory(self) -> Iterator[int]:
+        """Open the directory, which may not be there. No symlink is followed."""
+        fd = self._syscalls.open(STRAYS, DIRECTORY_FLAGS, dir_fd=self._pool_fd)
+        try:
+            yield fd
+        finally:
+            self._syscalls.close(fd)

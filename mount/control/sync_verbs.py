@@ -10,6 +10,7 @@ from typing import Any, Final
 import trio
 import trio.lowlevel
 
+from kvfs.core.ascent import Ascent
 from kvfs.core.errors import NotDurable, UsageError
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.engine.durability.durable_pass import Goal
@@ -70,8 +71,10 @@ class SyncVerbs:
         found: dict[InodeNo, int] = {}
         for number, (ino, size_bytes) in enumerate(listed.items(), 1):
             chain: list[InodeNo] = []
-            above = ino
-            while above not in inside and (record := index.inode_or_miss(above)) is not None:
+            above, ascent = ino, Ascent()
+            while above not in inside and ascent.goes_on(above):
+                if (record := index.inode_or_miss(above)) is None:
+                    break
                 chain.append(above)
                 above = record.parent
             inside.update(dict.fromkeys(chain[1:], inside.get(above, False)))

@@ -340,7 +340,7 @@ def test_a_new_pool_names_what_is_in_its_way() -> None:
     with blank_source("directory") as source:
         format_source(source.path)
         (source.bytes_at / "extents/07").rmdir()
-        (source.bytes_at / "extents/07").symlink_to("00")
+        (source.bytes_at / "extents/07").touch()
         with refused(SourceDamaged, source.path, "extents/07: File exists"):
             format_source(source.path, force=True)
 

@@ -8,6 +8,7 @@ from kvfs.core.eviction_policy import Rank
 from kvfs.core.records import INODE_PREFIX, parse_inodes
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.eviction.eligibility import obstacle
+from kvfs.engine.names.named import STEP, files_below
 from kvfs.engine.store import Store
 from kvfs.pool.open_inodes import OpenInode
 from tests.support.inside import At
@@ -153,6 +154,10 @@ class Looks:
     xattr_rows = At(lambda engine: engine.pool.index.xattrs)
     index_file_bytes = At(lambda engine: engine.pool.index.used_bytes)
     index_rows_bytes = At(lambda engine: engine.pool.index.room.rows_bytes)
+
+    def files_below(self, ino: InodeNo) -> list[InodeNo]:
+        """Return the files at or below *ino*, as a command finds them."""
+        return [found for found in files_below(self.engine.pool, ino) if found != STEP]
 
     def records(self) -> dict[InodeNo, InodeRecord]:
         """Return every inode of the index."""

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from kvfs.core.errors import Damaged, PathMissing, UsageError
 from kvfs.core.path_pattern import PathPattern, Reached
 from kvfs.core.printable import printable
-from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
 from kvfs.pool.pool import Pool
 
@@ -88,7 +88,8 @@ def files_below(pool: Pool, root: InodeNo) -> Iterator[InodeNo]:
             for ino, _ in children:
                 child = pool.index.inode_or_miss(ino)
                 if child is not None and stat.S_ISDIR(child.mode):
-                    waiting.append(ino)
+                    if _leads_down(at, ino, child, root):
+                        waiting.append(ino)
                 elif child is not None and stat.S_ISREG(child.mode):
                     yield ino
             yield STEP
@@ -102,24 +103,31 @@ def _matching(pool: Pool, root: InodeNo, path: str, pattern: PathPattern) -> Ite
         if pattern.is_matched(reached):  # *path* lies below what matches
             yield root
             return
-    waiting: list[tuple[InodeNo, Reached]] = [(root, reached)]
+    waiting: list[tuple[InodeNo, InodeNo, Reached]] = [(ROOT_INODE, root, reached)]
     while waiting:
-        at, reached = waiting.pop()
-        if not _is_directory(pool, at):
+        above, at, reached = waiting.pop()
+        record = pool.index.inode_or_miss(at)
+        if record is None or not stat.S_ISDIR(record.mode):
             continue
+        if at != root and record.parent != above:
+            continue  # it has moved since, or the listing was wrong
         for children in pool.index.below(at, _LOOKED_AT):
             for ino, name in children:
                 further = pattern.after(reached, name)
                 if pattern.is_matched(further):
                     yield ino
-                elif further:
-                    waiting.append((ino, further))
+                elif further and ino != root:
+                    waiting.append((at, ino, further))
             yield STEP
 
 
-def _is_directory(pool: Pool, ino: InodeNo) -> bool:
-    record = pool.index.inode_or_miss(ino)
-    return record is not None and stat.S_ISDIR(record.mode)
+def _leads_down(at: InodeNo, ino: InodeNo, child: InodeRecord, root: InodeNo) -> bool:
+    """Whether a walk below *root* goes on from *at* to *ino*, which has the record *child*.
+
+    Each inode has one directory, so a walk that believes the inode and not the listing comes to
+    none twice, however wrong the listings are; but *root* may stand below itself.
+    """
+    return child.parent == at and ino != root
 
 
 def _names(path: str) -> list[bytes]:

@@ -7,6 +7,7 @@ checks permissions. Directories have times as in POSIX: a changed listing change
 import stat
 from typing import Final, Protocol
 
+from kvfs.core.ascent import Ascent
 from kvfs.core.errors import (
     Damaged,
     DeadInode,
@@ -327,9 +328,9 @@ class Namespace:
 
     def _refuse_loop(self, ino: InodeNo, new_parent: InodeNo) -> None:
         """Raise InvalidRequest if directory *ino* is *new_parent* or stands above it."""
-        above = new_parent
+        above, ascent = new_parent, Ascent()
         while above != ROOT_INODE:
-            if above == ino:
+            if above == ino or not ascent.goes_on(above):
                 raise InvalidRequest("a directory cannot move into itself")
             above = self.directory(above).parent
         if ino == ROOT_INODE:

@@ -32,7 +32,7 @@ def block_record(extents: Extents, syscalls: Syscalls, ino: InodeNo) -> InodeRec
     """
     try:
         identity = extents.identity(ino)
-        if identity is None or not stat.S_ISREG(identity.mode):
+        if identity is None or not stat.S_ISREG(identity.mode) or not identity.name:
             return None
         fd = extents.open(ino, os.O_RDWR)
         try:

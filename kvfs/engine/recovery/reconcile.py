@@ -17,6 +17,7 @@ from collections.abc import Container, Iterator
 from itertools import chain, islice
 from typing import Final
 
+from kvfs.core.ascent import Ascent
 from kvfs.core.errors import Damaged
 from kvfs.core.records import INODE_PREFIX, Doubt, inode_key, parse_inodes
 from kvfs.core.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
@@ -215,8 +216,8 @@ class Reconcile:
 
     def _is_below(self, directory: InodeNo, ino: InodeNo) -> bool:
         """Whether *directory* is *ino* or lies below it."""
-        above = directory
-        for _ in range(_NODE_ROUNDS * _NODE_ROUNDS):
+        above, ascent = directory, Ascent()
+        while ascent.goes_on(above):
             if above == ino:
                 return True
             record = self._pool.index.inode_or_miss(above)
