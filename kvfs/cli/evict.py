@@ -29,8 +29,8 @@ def configure(subparsers: "Subparsers") -> None:
         "whose last use (store, lookup, open, utime) is longer ago.\nPinned and leased blocks, "
         "slabs and blocks being written stay; the answer has number and bytes of each. A block\n"
         "that is being read loses its name at once and its space after the last reader; --bytes "
-        "leaves it alone.\nEnds with exit code 20 if nothing matches, and with 21 if nothing could "
-        "be evicted, or less than --bytes.",
+        "leaves it alone, and evicts nothing if less than that may go.\nEnds with exit code 20 if "
+        "nothing matches, and with 21 if nothing could be evicted, or less than --bytes.",
         example="kvfs evict /kv --bytes 100G\n  kvfs evict /kv --match '*Llama-3.1-8B@*' --dry-run"
         "\n  kvfs evict /kv/lmcache --unused-for 7d",
     )
@@ -65,10 +65,15 @@ def run(args: argparse.Namespace) -> int:
         raise nothing_matches(args)
     if size_bytes is not None and done["bytes"] < size_bytes:
         sys.stdout.flush()
+        stays = "the rest is pinned, leased or in use" + (f" ({reasons(done)})" if kept else "")
+        if done["found_bytes"] and not done["bytes"]:
+            raise EvictedTooLittle(
+                f"nothing {'would be evicted' if args.dry_run else 'evicted'}: of "
+                f"{format_size(size_bytes)} only {format_size(done['found_bytes'])} may go: {stays}"
+            )
         raise EvictedTooLittle(
             f"{'would evict' if args.dry_run else 'evicted'} {format_size(done['bytes'])} of "
-            f"{format_size(size_bytes)}: "
-            "the rest is pinned, leased or in use" + (f" ({reasons(done)})" if kept else "")
+            f"{format_size(size_bytes)}: {stays}"
         )
     if kept > done["kept"].get(_WANTED, 0) and not done["blocks"]:
         sys.stdout.flush()

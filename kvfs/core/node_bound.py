@@ -13,7 +13,8 @@ from kvfs.core.pool_layout import XFS_INODE_BYTES
 from kvfs.core.records import Counters
 from kvfs.core.types import PAGE_BYTES, InodeNo, InodeRecord, round_up
 
-#: Share of the capacity for what users other than root make; above it, shares are enforced.
+#: Share of the capacity, or of the index's map if that is smaller, for what users other than root
+#: make; above it, shares are enforced.
 _SHARE: Final = 1 / 4
 #: The bound is at least this, because a small pool is for tests and has few directories.
 _LEAST_BYTES: Final = 8 << 20
@@ -32,9 +33,9 @@ def taken_bytes(counters: Counters, rows_bytes: int) -> int:
     return own_rows_bytes + nodes * XFS_INODE_BYTES + counters.symlinks * PAGE_BYTES
 
 
-def bound_bytes(capacity_bytes: int) -> int:
-    """Return the bound, from which on the users' shares are enforced."""
-    return max(_LEAST_BYTES, int(capacity_bytes * _SHARE))
+def bound_bytes(whole_bytes: int) -> int:
+    """Return the bound, of *whole_bytes*, from which on the users' shares are enforced."""
+    return max(_LEAST_BYTES, int(whole_bytes * _SHARE))
 
 
 def names_too_many(counters: Counters, capacity_bytes: int) -> int:
@@ -74,9 +75,12 @@ class NodeShares:
         """Return how much user *uid* is known to hold."""
         return self._held.get(uid, 0)
 
-    def refuses(self, uid: int, everyones_bytes: int, capacity_bytes: int) -> bool:
-        """Whether *uid* is refused more, if all users together hold *everyones_bytes*."""
-        end_bytes = bound_bytes(capacity_bytes)
+    def refuses(self, uid: int, everyones_bytes: int, whole_bytes: int) -> bool:
+        """Whether *uid* is refused more, if all users together hold *everyones_bytes*.
+
+        *whole_bytes* is what the pool can hold, or the index if that is less.
+        """
+        end_bytes = bound_bytes(whole_bytes)
         if not uid or everyones_bytes < end_bytes:
             return False
         if everyones_bytes >= _ALL_REFUSED * end_bytes:

@@ -218,8 +218,8 @@ class Attributes:
         self._require_settable(name)
         if len(value) > settings.xattr_value_max_bytes:
             raise AttributeTooLarge(f"{len(value)} bytes")
+        require_node(self._pool, uid)  # nothing goes for what is refused
         self._allocator.require_name()
-        require_node(self._pool, uid)
         record = self._namespace.record(ino)
         if is_own(name) and self._gone(ino) is not None:
             raise DeadInode(f"inode {ino}")

@@ -149,6 +149,16 @@ class Store:
         """Evict blocks for their names, because the index would refuse the next one."""
         self.name_eviction.make_room()
 
+    @property
+    def nameless_bytes(self) -> int:
+        """What ``forget_nameless`` would free."""
+        return self.blocks.truncating.nameless_bytes
+
+    @property
+    def all_known(self) -> bool:
+        """Whether the scan after the start has found all blocks that may go."""
+        return self.reclaim.all_known
+
     def forget_nameless(self) -> None:
         """Give up old versions, and finished drafts without a name."""
         self.blocks.truncating.give_way()

@@ -13,6 +13,7 @@ from kvfs.pool.draft_growth import DraftGrowth
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 from kvfs.pool.ports import Room
+from kvfs.pool.reach import Fit, Reach
 from kvfs.pool.ready_extents import ReadyExtent
 
 #: If the device is fuller than the capacity says, at least so much is freed at a time.
@@ -31,23 +32,30 @@ class Allocator:
         self._headroom = pool.headroom
         self._monotonic_s = pool.monotonic_s
         self.room = room
+        self.reach = Reach(pool, room)
         self.growth = DraftGrowth(pool)
 
     def require_space(self, size_bytes: int) -> None:
         """Make space for *size_bytes* more data; there is no other way to get space.
 
         Space held for convenience is given up first. Then blocks are evicted, never more than is
-        missing. Raises NoSpace if there is no space now; ``Reclaim.hopeful`` tells whether there
-        may be some in a moment.
+        missing, and none if that cannot be enough. Raises NoSpace if there is no space now;
+        ``Reclaim.hopeful`` and ``Reach`` tell whether there may be some in a moment.
         """
         space = self._space
         if size_bytes > space.unclaimed_bytes:
-            self._make_room(size_bytes)
+            # What is taken already must fit in any case, but not what drafts may take.
+            self._pool.unlink_queue.hurry(size_bytes)
+            fits = self.reach.fit(size_bytes) is Fit.NOW
+            self._make_room(size_bytes if fits else -space.lacking_bytes)
         space.require(size_bytes)
         self._headroom.note(size_bytes, self._monotonic_s())
 
     def _make_room(self, size_bytes: int) -> None:
+        """Make space until *size_bytes* are unclaimed, which may be below 0, or nothing may go."""
         space = self._space
+        if size_bytes <= space.unclaimed_bytes:
+            return
         self._pool.unlink_queue.hurry(size_bytes)
         recently_removed = self._pool.recently_removed.give_way
         # What the third gives up becomes recently removed at first.

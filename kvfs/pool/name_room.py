@@ -24,8 +24,12 @@ def require_node(pool: Pool, uid: int) -> None:
     """Raise NoSpace if user *uid*, not root, has too much of what is never evicted."""
     if not uid:
         return
-    taken_bytes = node_bound.taken_bytes(pool.counters, pool.index.room.rows_bytes())
-    if pool.node_shares.refuses(uid, taken_bytes, pool.space.capacity_bytes):
+    index_room = pool.index.room
+    taken_bytes = node_bound.taken_bytes(pool.counters, index_room.rows_bytes())
+    # Their rows must not take the index's map from the names of blocks, nor what others leave of
+    # the device from their bytes.
+    whole_bytes = min(pool.space.capacity_bytes, pool.space.bound_bytes, index_room.map_bytes)
+    if pool.node_shares.refuses(uid, taken_bytes, whole_bytes):
         raise NoSpace("directories, symlinks and attributes have their share of the pool")
 
 

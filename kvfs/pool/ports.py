@@ -19,6 +19,14 @@ class Room(Protocol):
     def evict_names(self) -> None:
         """Evict blocks for their names, if possible, because the index takes no more names."""
 
+    @property
+    def nameless_bytes(self) -> int:
+        """What ``forget_nameless`` would free."""
+
+    @property
+    def all_known(self) -> bool:
+        """Whether all blocks that may go are known: the scan after the start has found them."""
+
     def forget_nameless(self) -> None:
         """Give up finished drafts that lost their name, and old versions, to make space."""
 

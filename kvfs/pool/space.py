@@ -65,11 +65,6 @@ class Space:
         """By how much all extents together exceed the capacity, 0 if they fit."""
         return max(0, self.taken_bytes - self.capacity_bytes)
 
-    def fits_but_for_guesses(self, size_bytes: int) -> bool:
-        """Whether only the guess at what drafts will take is in the way."""
-        there_bytes = self.unclaimed_bytes + self.ready_bytes
-        return there_bytes < size_bytes <= there_bytes + self.lacking_bytes
-
     def require(self, size_bytes: int) -> None:
         """Raise NoSpace unless *size_bytes* more data fit."""
         if size_bytes > self.unclaimed_bytes + self.ready_bytes:

@@ -15,6 +15,7 @@ import trio
 from kvfs.core.errors import NoSpace
 from kvfs.core.sizes import format_size
 from kvfs.engine.store import Store
+from kvfs.pool.reach import Fit
 
 #: A scan of a million rows takes 20 ms, an unlink of a large extent as long.
 _LOOK_S: Final = 0.002
@@ -88,6 +89,7 @@ class _Prospect:
 
     def __init__(self, store: Store) -> None:
         self._reclaim, self._pool = store.reclaim, store.pool
+        self._reach: Final = store.allocator.reach
         self.hopeful: Final = store.reclaim.hopeful
 
     @functools.cached_property
@@ -102,13 +104,19 @@ class _Prospect:
 
     def worth_waiting(self, size_bytes: int, waited_s: float) -> bool:
         """Whether *size_bytes* of room may come for somebody who waited so long already."""
-        longest_s = self._pool.settings.room_wait_s
+        longest_s, fit = self._pool.settings.room_wait_s, self._reach.fit(size_bytes)
+        if fit is Fit.NEVER:
+            return False
         may_go = self.hopeful or (not waited_s and self._pool.evictable_bytes)
-        if may_go or self._pool.space.fits_but_for_guesses(size_bytes):
+        if may_go or fit in (Fit.AFTER_GUESSES, Fit.AFTER_USERS):
             return waited_s < longest_s
         if waited_s < _LAST_USER_S:
             return self.awaits_users
         return waited_s < longest_s and self.users_came_lately
+
+    def may_evict(self, size_bytes: int) -> bool:
+        """Whether evicting again may give *size_bytes*."""
+        return self.hopeful and self._reach.fit(size_bytes) is Fit.NOW
 
 
 class Room:
@@ -242,11 +250,12 @@ class Room:
                     continue
             waited_s = start_s - waiter.since_s
             if prospect is None:
-                if waited_s > _PATIENCE_S and not reclaim.planning:
+                fits = self._store.allocator.reach.fit(waiter.size_bytes) is Fit.NOW
+                if fits and waited_s > _PATIENCE_S and not reclaim.planning:
                     reclaim.evict_used(waiter.size_bytes - pool.space.unclaimed_bytes)
                 prospect = _Prospect(self._store)
-            outstayed = waiter.in_vain and waited_s > _PATIENCE_S and not prospect.hopeful
-            late = outstayed or start_s >= waiter.until_s
+            stays = waited_s <= _PATIENCE_S or prospect.may_evict(waiter.size_bytes)
+            late = (waiter.in_vain and not stays) or start_s >= waiter.until_s
             if late or not prospect.worth_waiting(waiter.size_bytes, waited_s):
                 self._decide(waiter, granted=False)
         self._pause_s = max(_LOOK_S, _REST * (trio.current_time() - start_s))

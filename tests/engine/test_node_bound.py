@@ -48,6 +48,32 @@ def test_the_bound_is_a_share_of_the_capacity() -> None:
     assert bound_bytes(MIB) == 8 * MIB
 
 
+@pytest.mark.parametrize("kind", ["mkdir", "symlink", "xattr"])
+def test_no_user_takes_the_index_from_the_blocks(kind: str) -> None:
+    """Where its map is small beside the pool: rows that never go would send all blocks away."""
+    with host(capacity_bytes=1 << 30) as machine:
+        store = machine.start()
+        for number in range(50):
+            put(store, ROOT_INODE, b"tmp", b"block")
+            store.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"block%d" % number, replace=True)
+        own = make_directory(machine, b"own", uid=USER)
+
+        def make(number: int) -> None:
+            name = b"%d" % number
+            if kind == "symlink":
+                store.make_node(own, name, SYMLINK, USER, 0, target=b"." * 4000)
+                return
+            made, _ = store.make_node(own, name, DIRECTORY, USER, 0)
+            if kind == "xattr":
+                store.set_xattr(made, b"user.note", bytes(4000), uid=USER)
+
+        with pytest.raises(NoSpace):
+            any(make(number) for number in range(100_000))
+        store.tick()
+        assert store.evicted_blocks == 0
+        assert store.index_rows_bytes() < machine.settings.index_map_bytes // 2
+
+
 def test_over_the_bound_only_who_has_an_equal_share_is_refused() -> None:
     shares = NodeShares(InodeNo(1))
     shares.set_attributes(InodeNo(5), owned_by(USER), 20 * MIB)

@@ -21,6 +21,7 @@ from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.recovery.state_totals import gone_totals
 from kvfs.pool.pool import Pool
 from kvfs.pool.ranks import rank_of
+from kvfs.pool.reach import in_use_bytes
 
 #: Blocks evicted in one step: a millisecond or two.
 _TAKEN: Final = 32
@@ -83,11 +84,16 @@ class _Found(NamedTuple):
 def carry_out(
     pool: Pool, namespace: Namespace, reclaim: Reclaim, order: Order, progress: Progress
 ) -> Iterator[None]:
-    """Evict what *order* names, a step at a time. Raises PathMissing, UsageError."""
+    """Evict what *order* names, a step at a time. Raises PathMissing, UsageError.
+
+    Nothing if less may go than it asks for: ``found_bytes`` says how much.
+    """
     if order.size_bytes is not None and order.size_bytes <= 0:
         raise UsageError("give more than 0 bytes")
     if order.size_bytes is not None and "" in order.what.paths and not _is_particular(order):
-        yield from _by_policy(pool, reclaim, order.size_bytes, progress)
+        progress.found_bytes = pool.evictable_bytes - in_use_bytes(pool.open_inodes, pool.heat)
+        if order.size_bytes <= progress.found_bytes or not reclaim.all_known:
+            yield from _by_policy(reclaim, order.size_bytes, progress)
         if progress.bytes < order.size_bytes:
             yield from _tell_what_stays(pool, order, progress)
         return
@@ -101,7 +107,8 @@ def carry_out(
             yield
         else:
             coldest.add(one)
-    yield from _take(reclaim, coldest.in_order(), order, progress)
+    if coldest.held_bytes >= order.size_bytes:
+        yield from _take(reclaim, coldest.in_order(), order, progress)
 
 
 def _is_particular(order: Order) -> bool:
@@ -109,10 +116,9 @@ def _is_particular(order: Order) -> bool:
     return order.unused_for_s is not None or order.what.match is not None or order.dry_run
 
 
-def _by_policy(pool: Pool, reclaim: Reclaim, size_bytes: int, progress: Progress) -> Iterator[None]:
+def _by_policy(reclaim: Reclaim, size_bytes: int, progress: Progress) -> Iterator[None]:
     """Evict what the pool's own policy names, as for a writer that needs the space."""
     blocks, taken_bytes = reclaim.evicted_blocks, reclaim.evicted_bytes
-    progress.found_bytes = pool.evictable_bytes
     vain = 0
     while progress.bytes < size_bytes and vain < _VAIN_MAX:
         before = progress.bytes
@@ -164,15 +170,15 @@ class _Coldest:
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
-        self._held_bytes = 0
+        self.held_bytes = 0
         #: A heap of negated orders: its top is evicted last.
         self._heap: list[tuple[tuple[int, int, int], _Found]] = []
 
     def add(self, one: "_Found") -> None:
         heapq.heappush(self._heap, ((-one.rank, -one.burst, -one.younger_first), one))
-        self._held_bytes += one.allocated_bytes
-        while self._held_bytes - self._heap[0][1].allocated_bytes >= self._size_bytes:
-            self._held_bytes -= heapq.heappop(self._heap)[1].allocated_bytes
+        self.held_bytes += one.allocated_bytes
+        while self.held_bytes - self._heap[0][1].allocated_bytes >= self._size_bytes:
+            self.held_bytes -= heapq.heappop(self._heap)[1].allocated_bytes
 
     def in_order(self) -> list["_Found | None"]:
         return sorted(one for _, one in self._heap)  # type: ignore[return-value]

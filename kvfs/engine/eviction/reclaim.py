@@ -62,13 +62,18 @@ class Reclaim:
         return self._victims.planning
 
     @property
+    def all_known(self) -> bool:
+        """Whether the scan after the start has found all blocks that may go."""
+        return self._start_scan.done
+
+    @property
     def hopeful(self) -> bool:
         """Whether evicting again may give more than it gave a moment ago."""
         pool = self._pool
         if self.planning or len(pool.unlink_queue):
             return True
-        if not self._start_scan.done:
-            return True  # the scan after the start has not found all blocks yet
+        if not self.all_known:
+            return True
         return pool.evictable_bytes > 0 and not self._victims.is_barren()
 
     def tick(self, now_s: float) -> None:

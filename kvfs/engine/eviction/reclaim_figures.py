@@ -4,7 +4,7 @@ import stat
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from kvfs.core.eviction_policy import EVICTABLE, Rank
+from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State
 from kvfs.core.sizes import format_size
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
@@ -13,6 +13,7 @@ from kvfs.engine.recovery.state_totals import gone_totals
 from kvfs.machine.processes import program_of
 from kvfs.pool.policies import path_of
 from kvfs.pool.pool import Pool
+from kvfs.pool.reach import in_use_bytes
 
 if TYPE_CHECKING:
     from kvfs.core.types import InodeNo
@@ -30,7 +31,7 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: OverrunWatch) -> dict[s
     space = pool.space
     totals = pool.leases.totals
     open_by = _open_by(pool)
-    evictable_bytes = pool.evictable_bytes - _in_use_bytes(pool)
+    evictable_bytes = pool.evictable_bytes - in_use_bytes(pool.open_inodes, pool.heat)
     directory, held_bytes = holder(pool)
     low = space.unclaimed_bytes + evictable_bytes < _LOW_SHARE * space.capacity_bytes
     return {
@@ -70,16 +71,6 @@ def _open_by(pool: Pool) -> dict[str, dict[str, int]]:
         row["files"] += 1
         row["bytes"] += opened.allocated_bytes
     return held
-
-
-def _in_use_bytes(pool: Pool) -> int:
-    """Return bytes of blocks that could be evicted, but that somebody has open."""
-    return sum(
-        pool.heat.held_as(ino, rank) or 0
-        for ino, opened in pool.open_inodes.items()
-        if opened.gone is None and not opened.is_revocable
-        for rank in EVICTABLE
-    )
 
 
 def _lessee(pool: Pool) -> dict[str, Any] | None:

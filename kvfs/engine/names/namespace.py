@@ -173,10 +173,12 @@ class Namespace:
         if stat.S_ISLNK(mode) and not 0 < len(target) <= TARGET_MAX_BYTES:
             raise NameTooLong(f"target of {len(target)} bytes")
         pool = self._pool
-        self._allocator.require_name()
         pool.cache.looks.made(parent, name)
-        parent_record = self.require_free(parent, name)
+        # Nothing goes for what is refused.
+        self.require_free(parent, name)
         require_node(pool, uid)
+        self._allocator.require_name()
+        parent_record = self.directory(parent)  # blocks may have gone from it
         ino = pool.numbers.take()
         now_ns = pool.clock_ns()
         record = new_record(parent, name, mode, uid, gid, now_ns, parent_record)

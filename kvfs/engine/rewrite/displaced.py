@@ -178,6 +178,11 @@ class DisplacedDrafts:
             namespace.keep_removed(replaced, replaced_record, now_ns)
         return replaced
 
+    def may_go(self) -> list[OpenInode]:
+        """Return what ``give_way`` lets go."""
+        drafts = (lost.opened for lost in self._kept.values())
+        return [opened for opened in drafts if not (opened.writers or opened.unfinished)]
+
     def give_way(self) -> None:
         """Give up those without a writer, because space is needed."""
         for ino, displaced in list(self._kept.items()):

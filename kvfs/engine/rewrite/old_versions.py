@@ -91,6 +91,10 @@ class OldVersions:
         if kept is not None:
             self._let_go(kept)
 
+    def may_go(self) -> list[OpenInode]:
+        """Return what ``give_way`` lets go."""
+        return [kept for kept in self._kept.values() if kept is not None]
+
     def give_way(self) -> None:
         """Give up the old blocks, because their space is needed."""
         for draft, kept in list(self._kept.items()):

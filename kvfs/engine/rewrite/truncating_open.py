@@ -9,6 +9,7 @@ own.
 
 import contextlib
 import stat
+from collections import Counter
 from typing import Final, Protocol
 
 from kvfs.core.errors import KvfsError, NotFound
@@ -302,6 +303,16 @@ class TruncatingOpens:
             maker = NOBODY if opened is None else opened.maker
             if who.is_one and maker.is_one and maker != who:
                 raise NotFound(f"inode {ino} is being written by another process")
+
+    @property
+    def nameless_bytes(self) -> int:
+        """What ``give_way`` frees: what only the tables here have open."""
+        held = Counter([*self.old.may_go(), *self.displaced.may_go()])
+        return sum(
+            opened.allocated_bytes
+            for opened, times in held.items()
+            if opened.readers == times and not opened.writers
+        )
 
     def give_way(self) -> None:
         """Give up old versions, and nameless drafts without a writer, because space is needed."""
