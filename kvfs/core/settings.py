@@ -231,6 +231,11 @@ class Settings(IndexSettings):
     pin_share: float = share(
         0.5, "of the capacity kept by pins and evict=never: the rest must be evictable"
     )
+    length_share: float = share(
+        0.5,
+        "of the capacity for open files that were set to a length, until they are written: a store "
+        "through a mapping that finds no space ends its process",
+    )
     backing_ids_max: int = setting(
         16_384,
         "1.7 KiB of kernel memory each, which nothing else can free",

@@ -2,7 +2,7 @@
 
 import contextlib
 
-from kvfs.core.errors import DeadInode
+from kvfs.core.errors import DeadInode, NoSpace
 from kvfs.core.inode_rules import is_narrowed
 from kvfs.core.types import PAGE_BYTES, InodeNo, InodeRecord
 from kvfs.engine.attributes import Change
@@ -17,12 +17,14 @@ class Changes:
         self._files = files
         self._store = files.store
 
-    async def change(self, ino: InodeNo, change: Change) -> None:
-        """Apply *change* to *ino*; raises what ``Attributes.change`` raises, and OSError.
+    async def change(self, ino: InodeNo, change: Change, fh: int | None = None) -> None:
+        """Apply *change* to *ino*, open as *fh*; raises what ``Attributes.change`` does, OSError.
 
         If it takes a permission away, that is durable before the answer, so that a power loss
         does not give it back.
         """
+        if fh is not None and change.size_bytes:
+            await self._allocate_length(fh, change.size_bytes)
         if (change.mode, change.uid, change.gid) == (None, None, None):
             await self._change(ino, change)
             return
@@ -32,6 +34,18 @@ class Changes:
             for shown in self._store.attributes.bearers(ino):
                 with contextlib.suppress(DeadInode):  # it was removed meanwhile
                     await self._say_durably(shown, self._store.blocks.present(shown))
+
+    async def _allocate_length(self, fh: int, size_bytes: int) -> None:
+        """Give the open file *fh* its space before it is *size_bytes* long, if that may be had."""
+        opened = self._files.handles.get(fh).opened
+        if not opened.writers or opened.fd < 0:
+            return
+        wanted = self._store.blocks.allocations.claim_length(opened, size_bytes)
+        if wanted is not None:
+            files = self._files
+            # A sparse file needs none yet; what else fails the ftruncate will find, too.
+            with contextlib.suppress(NoSpace, OSError):
+                await files.room.allocate(opened, wanted, files.in_thread, files.about_to_wait)
 
     async def _say_durably(self, ino: InodeNo, record: InodeRecord) -> None:
         """Wait until the identity of *ino* is durable. Raises NoSpace, OSError."""

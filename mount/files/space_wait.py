@@ -7,14 +7,16 @@ closes that free some.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import trio
 
-from kvfs.core.errors import NoSpace
+from kvfs.core.errors import NO_SPACE, NoSpace
 from kvfs.core.sizes import format_size
+from kvfs.engine.blocks.allocations import Wanted
 from kvfs.engine.store import Store
+from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.reach import Fit
 
 #: A scan of a million rows takes 20 ms, an unlink of a large extent as long.
@@ -37,6 +39,8 @@ _WAITER_BYTES: Final = 8192
 #: Called before a wait; what it returns is called when the wait is over, with no checkpoint from
 #: there until the caller goes on.
 AboutToWait = Callable[[], Callable[[], None]]
+#: Does some work in a thread, and returns when it is done.
+InThread = Callable[[Callable[[], None]], Awaitable[None]]
 
 
 class _Waiter:
@@ -154,6 +158,36 @@ class Room:
             # One after the other they would delay all others that need space, for a second each.
             waiter = _Waiter(size_bytes, now_s, math.inf, in_vain=now_s < self._vain_until_s)
             await self._make(waiter, about_to_wait, held_bytes)
+
+    async def allocate(
+        self,
+        opened: OpenInode,
+        wanted: Wanted,
+        in_thread: InThread,
+        about_to_wait: AboutToWait | None = None,
+    ) -> None:
+        """Do an fallocate(2) *in_thread* (tmpfs clears memory), with room for it.
+
+        Raises NoSpace, TooLarge, OSError.
+        """
+        allocations = self._store.blocks.allocations
+        for tries_left in reversed(range(DEVICE_TRIES)):
+            lacking_bytes = allocations.growth_bytes(opened, wanted)
+            if lacking_bytes:
+                await self.find(lacking_bytes, about_to_wait)
+            # Atomic: no checkpoint since the space was found.
+            allocation = allocations.begin(opened, wanted)
+            try:
+                await in_thread(allocation.work)
+            except OSError as error:
+                if error.errno not in NO_SPACE or not tries_left:
+                    raise
+            else:
+                return
+            finally:
+                allocations.end(opened, allocation)
+            # Others fill the file system that the pool lies on.
+            self._store.pool.device_room.refused()
 
     async def find_to_begin(self, about_to_wait: AboutToWait) -> None:
         """Return when a draft may be created: there is space, or some may come.

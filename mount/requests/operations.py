@@ -182,7 +182,7 @@ class Operations(pyfuse3.Operations):
             atime_ns=_storable(attr.st_atime_ns) if fields.update_atime else None,
             mtime_ns=_storable(attr.st_mtime_ns) if fields.update_mtime else None,
         )
-        await self._changes.change(InodeNo(inode), change)
+        await self._changes.change(InodeNo(inode), change, fh)
         return entry_attributes(self._answers.attributes(InodeNo(inode)))
 
     @answered

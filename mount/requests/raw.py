@@ -10,13 +10,13 @@ from typing import Final
 
 import trio
 
-from kvfs.core.errors import NO_SPACE
 from kvfs.engine.attributes import USER_PREFIX
+from kvfs.engine.blocks.allocations import Wanted
 from kvfs.engine.store import Store
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE
 from mount.files.handles import HandleKind, Handles
-from mount.files.space_wait import DEVICE_TRIES, Room
+from mount.files.space_wait import Room
 from mount.fuse.channel import Answer
 from mount.fuse.wire import (
     FALLOCATE_IN,
@@ -106,25 +106,9 @@ class RawRequests:
     async def _allocate(
         self, opened: OpenInode, mode: int, offset_bytes: int, length_bytes: int
     ) -> bytes:
-        """Allocate in a thread (tmpfs clears memory). Raises NoSpace, TooLarge, OSError."""
-        allocations = self._store.blocks.allocations
-        for tries_left in reversed(range(DEVICE_TRIES)):
-            lacking_bytes = allocations.growth_bytes(opened, mode, offset_bytes, length_bytes)
-            if lacking_bytes:
-                await self._room.find(lacking_bytes, self._late.about_to_wait)
-            # Atomic: no checkpoint since the space was found.
-            allocation = allocations.begin(opened, mode, offset_bytes, length_bytes)
-            try:
-                await trio.to_thread.run_sync(allocation.work)
-            except OSError as error:
-                if error.errno not in NO_SPACE or not tries_left:
-                    raise
-            else:
-                break
-            finally:
-                allocations.end(opened, allocation)
-            # Others fill the file system that the pool lies on.
-            self._store.pool.device_room.refused()
+        wanted = Wanted(mode, offset_bytes, length_bytes)
+        wait = self._late.about_to_wait
+        await self._room.allocate(opened, wanted, trio.to_thread.run_sync, wait)
         return b""
 
     def _lseek(self, unique: int, _nodeid: int, request: memoryview) -> bytes:

@@ -4,13 +4,26 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kvfs.core.errors import TooLarge
-from kvfs.core.types import SIZE_MAX_BYTES
+from kvfs.core.types import SIZE_MAX_BYTES, InodeNo
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.pool import holes
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
-from kvfs.storage.syscalls import FALLOC_FL_PUNCH_HOLE
+from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
+
+
+class Wanted(NamedTuple):
+    """What an fallocate(2) asks for."""
+
+    mode: int
+    offset_bytes: int
+    length_bytes: int
+
+    @property
+    def end_bytes(self) -> int:
+        """Where it ends."""
+        return self.offset_bytes + self.length_bytes
 
 
 class Allocation(NamedTuple):
@@ -27,20 +40,19 @@ class Allocations:
         self._pool = pool
         self._allocator = allocator
         self._publishing = publishing
+        #: Drafts that were set to a length, and what each got for that.
+        self._lengths: dict[InodeNo, tuple[OpenInode, int]] = {}
 
-    def growth_bytes(
-        self, opened: OpenInode, mode: int, offset_bytes: int, length_bytes: int
-    ) -> int:
+    def growth_bytes(self, opened: OpenInode, wanted: Wanted) -> int:
         """Return what an fallocate(2) may allocate. Raises TooLarge, OSError."""
-        pool = self._pool
-        end_bytes = offset_bytes + length_bytes
+        pool, end_bytes = self._pool, wanted.end_bytes
         if end_bytes > SIZE_MAX_BYTES:
             raise TooLarge(f"{end_bytes} bytes")
-        if mode & FALLOC_FL_PUNCH_HOLE:
+        if wanted.mode & FALLOC_FL_PUNCH_HOLE:
             return 0
         if pool.kernel.writers_run_free and not opened.through_daemon:
             holes.look(opened, pool.syscalls.fstat(opened.fd).st_size)
-        return holes.growth_bytes(pool.syscalls, opened, offset_bytes, end_bytes)
+        return holes.growth_bytes(pool.syscalls, opened, wanted.offset_bytes, end_bytes)
 
     def write_growth_bytes(self, opened: OpenInode, end_bytes: int, size_bytes: int) -> int:
         """Return what a write of *size_bytes* that ends at *end_bytes* may allocate.
@@ -52,21 +64,19 @@ class Allocations:
         start_bytes = end_bytes - size_bytes
         return holes.growth_bytes(self._pool.syscalls, opened, start_bytes, end_bytes)
 
-    def begin(
-        self, opened: OpenInode, mode: int, offset_bytes: int, length_bytes: int
-    ) -> Allocation:
+    def begin(self, opened: OpenInode, wanted: Wanted) -> Allocation:
         """Return fallocate(2) on an open file as work for a thread; its space is pledged.
 
         Raises NoSpace, TooLarge, OSError; the work OSError.
         """
         pool, fd = self._pool, opened.fd
-        growth_bytes = self.growth_bytes(opened, mode, offset_bytes, length_bytes)
+        growth_bytes = self.growth_bytes(opened, wanted)
         opened.allocating += 1
         try:
             if growth_bytes:
                 self._allocator.require_space(growth_bytes)  # evicts others, but not this one
-            if mode & FALLOC_FL_PUNCH_HOLE:
-                holes.punched(opened, offset_bytes)
+            if wanted.mode & FALLOC_FL_PUNCH_HOLE:
+                holes.punched(opened, wanted.offset_bytes)
             self._publishing.allocate_ahead(opened.ino)
         except BaseException:
             opened.allocating -= 1
@@ -74,9 +84,36 @@ class Allocations:
         pool.space.pledged_bytes += growth_bytes
 
         def work() -> None:
-            pool.extents.allocate(fd, mode, offset_bytes, length_bytes)
+            pool.extents.allocate(fd, *wanted)
 
         return Allocation(growth_bytes, work)
+
+    def claim_length(self, opened: OpenInode, size_bytes: int) -> Wanted | None:
+        """Return what to allocate for *opened*, which is about to be *size_bytes* long, or None.
+
+        Who stores through a mapping cannot be made to wait, nor be told ENOSPC: its process ends.
+        So a file has its space before it is that long. But a length is no promise to write so
+        much: what all such files got while they are being written has a bound, and a file for
+        which it is too small is sparse. Raises OSError.
+        """
+        pool, written = self._pool, self._pool.open_inodes.written
+        before_bytes = pool.syscalls.fstat(opened.fd).st_size
+        bound_bytes = pool.settings.length_share * min(
+            pool.space.capacity_bytes, pool.space.bound_bytes
+        )
+        if not 0 < size_bytes - before_bytes <= bound_bytes:
+            return None
+        wanted = Wanted(FALLOC_FL_KEEP_SIZE, before_bytes, size_bytes - before_bytes)
+        lacking_bytes = self.growth_bytes(opened, wanted)
+        self._lengths = {
+            ino: row for ino, row in self._lengths.items() if written.get(ino) is row[0]
+        }
+        claimed_bytes = lacking_bytes + sum(held for _, held in self._lengths.values())
+        if not lacking_bytes or claimed_bytes > bound_bytes:
+            return None
+        _, own_bytes = self._lengths.get(opened.ino, (opened, 0))
+        self._lengths[opened.ino] = opened, own_bytes + lacking_bytes
+        return wanted
 
     def end(self, opened: OpenInode, allocation: Allocation) -> None:
         """Count what the extent holds, after the work was done or has failed.
