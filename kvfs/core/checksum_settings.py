@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from kvfs.core.report_settings import ReportSettings
 from kvfs.core.setting_values import setting
+from kvfs.core.share_settings import ShareSettings
 from kvfs.core.sizes import GIB, MIB
 
 
 @dataclass(frozen=True, slots=True)
-class ChecksumSettings(ReportSettings):
+class ChecksumSettings(ShareSettings):
     """Part of ``Settings``, which stands in a file of its own for its length."""
 
     checksum_share: float = setting(

@@ -16,11 +16,11 @@ from kvfs.core.setting_values import (
     default_of,
     setting,
     setting_table,
-    share,
     show,
     table_of,
 )
-from kvfs.core.sizes import GIB, MIB, TIB
+from kvfs.core.share_settings import ShareSettings
+from kvfs.core.sizes import MIB
 from kvfs.core.types import CAPACITY_MIN_BYTES
 
 _ID_MAX: Final = 2**32 - 2  # (uid_t)-1 means "leave it" to chown(2)
@@ -120,13 +120,6 @@ class Settings(IndexSettings):
         high=600,
     )
 
-    ready_share: float = setting(
-        0.05,
-        "largest share of the capacity in extents that nobody has written yet",
-        unit="share",
-        low=0,
-        high=0.5,
-    )
     ready_extents_max: int = setting(
         256,
         "each holds an open file; more than a burst of stores needs is waste",
@@ -175,10 +168,6 @@ class Settings(IndexSettings):
         low=0,
         high=86_400,
     )
-    lease_max: float = share(
-        0.92,
-        "of the capacity under leases: connectors with an index keep 90 %, others need the rest",
-    )
     foreign_closes: str = setting(
         "doubted",
         "a close in another pid namespace looks like a death: only a rename proves it whole",
@@ -203,9 +192,6 @@ class Settings(IndexSettings):
         low=0.1,
         high=3600,
     )
-    file_server_passthrough_max: float = share(
-        0.5, "of the capacity that servers may have open on passthrough, where no eviction frees it"
-    )
     eviction: str = setting(
         "lru",
         "the plainest, and as good as any in a pool of an eighth of an hour's blocks; adaptive "
@@ -228,14 +214,6 @@ class Settings(IndexSettings):
         unit="bytes",
         low=MIB,
     )
-    pin_share: float = share(
-        0.5, "of the capacity kept by pins and evict=never: the rest must be evictable"
-    )
-    length_share: float = share(
-        0.5,
-        "of the capacity for open files that were set to a length, until they are written: a store "
-        "through a mapping that finds no space ends its process",
-    )
     backing_ids_max: int = setting(
         16_384,
         "1.7 KiB of kernel memory each, which nothing else can free",
@@ -257,21 +235,6 @@ class Settings(IndexSettings):
     )
     oom_score_adj: int = setting(
         -900, "its death stalls every client, and it uses little memory", low=-1000, high=1000
-    )
-
-    directory_reserve_share: float = setting(
-        0.05,
-        "share of the parent file system that a directory source leaves to others",
-        unit="share",
-        low=0,
-        high=0.9,
-    )
-    directory_reserve_bytes: int = setting(
-        10 * GIB,
-        "upper limit of directory_reserve_share on a large file system",
-        unit="bytes",
-        low=0,
-        high=1024 * TIB,
     )
 
     policies: Mapping[str, Mapping[str, str]] = setting_table(
@@ -325,7 +288,7 @@ class Settings(IndexSettings):
 
 
 #: What other files hold is shown last.
-_PARTS: Final = (ReportSettings, ChecksumSettings, IndexSettings)
+_PARTS: Final = (ReportSettings, ShareSettings, ChecksumSettings, IndexSettings)
 _FIELDS: Final[dict[str, Field[Any]]] = {
     declared.name: declared
     for declared in sorted(

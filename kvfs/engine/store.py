@@ -330,6 +330,7 @@ class Store:
             "usable_bytes": space.bound_bytes,
             "free_bytes": max(0, space.bound_bytes - kept_bytes(self.pool)),
             "preallocated_bytes": space.ready_bytes,
+            "old_version_bytes": self.blocks.truncating.old_version_bytes,
             **reclaim_figures(self.pool, self.reclaim, self.watch),
             "cache": {
                 **self.pool.cache.shown(space.capacity_bytes, for_blocks_bytes(self.pool)),

@@ -12,7 +12,7 @@ import stat
 from collections import Counter
 from typing import Final, Protocol
 
-from kvfs.core.errors import KvfsError, NotFound
+from kvfs.core.errors import KvfsError, NoSpace, NotFound
 from kvfs.core.inode_rules import new_record
 from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
 from kvfs.core.rewriting import (
@@ -32,8 +32,10 @@ from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
+from kvfs.engine.rewrite.read_on import ReadOn
 from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool.allocator import Allocator
+from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 _REFUSED_NOTE: Final = b"rewrite/refused"
@@ -61,6 +63,7 @@ class TruncatingOpens:
         self._contended: Recent[Place, bool] = Recent(CONTENDED)
         self.displaced = awaited.displaced
         self.old = self.displaced.old
+        self._read_on = ReadOn(pool)
 
     def admits(self, ino: InodeNo, thread: int, maker: Maker, *, reads: bool = True) -> bool:
         """Whether *thread* may empty *ino* itself; if not, its name leads to a fresh inode.
@@ -219,8 +222,16 @@ class TruncatingOpens:
     def supersede(
         self, ino: InodeNo, record: InodeRecord, maker: Maker, thread: int = 0
     ) -> InodeNo:
-        """Give *record*'s name to a fresh draft for *thread*. Raises NoSpace, OSError."""
+        """Give *record*'s name to a fresh draft for *thread*. Raises OSError.
+
+        Raises NoSpace also for a block that is read, if its owner's old versions hold too much.
+        """
         pool = self._pool
+        own = self._own_handles()
+        hides = self._read_on.is_over(record.uid, own)
+        readers = pool.open_inodes.get(ino)
+        if hides and readers is not None and readers.readers > own[readers]:
+            raise NoSpace(f"user {record.uid}: too many old versions are read (old_versions_share)")
         attributes = {
             key: value
             for key in pool.index.xattrs(ino)
@@ -248,22 +259,37 @@ class TruncatingOpens:
             pool.ready.put_back(self._awaited.leave(extent.ino))
             raise
         if held:
-            self._replaced(ino, record, extent.ino, maker, now_ns)
+            self._replaced(ino, record, extent.ino, maker, now_ns, hides=hides)
         else:
             self.old.keep_nothing(extent.ino)
         pool.space.extra_bytes += extent.reserve_bytes
         return extent.ino
 
     def _replaced(
-        self, ino: InodeNo, record: InodeRecord, fresh: InodeNo, taker: Maker, now_ns: int
+        self,
+        ino: InodeNo,
+        record: InodeRecord,
+        fresh: InodeNo,
+        taker: Maker,
+        now_ns: int,
+        *,
+        hides: bool,
     ) -> None:
-        """Keep *ino* for those that may still need it, after *fresh* got its name in the index."""
+        """Keep *ino* for those that may still need it, after *fresh* got its name in the index.
+
+        If it *hides* the old version, nobody is shown it any more, so that no reader comes.
+        """
         keeps = LOSES_NAME[self._loser(ino, record, taker)]
         if keeps.for_rename:
             self._awaited.displace(ino, record)
             place = (record.parent, record.name)
             self._contended.note(place, True, self._pool.monotonic_s())
-        self.old.keep(ino, fresh, stands_in=keeps.stands_in)
+        if hides and keeps.stands_in:
+            self.old.keep_nothing(fresh)
+        else:
+            self.old.keep(ino, fresh, stands_in=keeps.stands_in)
+            if record.state not in UNFINISHED:
+                self._read_on.note(ino, record.uid)
         self._namespace.keep_removed(ino, record, now_ns)
         self._pool.kernel.unnamed(ino)
 
@@ -307,12 +333,20 @@ class TruncatingOpens:
     @property
     def nameless_bytes(self) -> int:
         """What ``give_way`` frees: what only the tables here have open."""
-        held = Counter([*self.old.may_go(), *self.displaced.may_go()])
         return sum(
             opened.allocated_bytes
-            for opened, times in held.items()
+            for opened, times in self._own_handles().items()
             if opened.readers == times and not opened.writers
         )
+
+    @property
+    def old_version_bytes(self) -> int:
+        """What readers keep of blocks that were rewritten."""
+        return sum(self._read_on.held_bytes(self._own_handles()).values())
+
+    def _own_handles(self) -> Counter[OpenInode]:
+        """Return what the tables here have open, and how often."""
+        return Counter([*self.old.may_go(), *self.displaced.may_go()])
 
     def give_way(self) -> None:
         """Give up old versions, and nameless drafts without a writer, because space is needed."""

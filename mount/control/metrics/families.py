@@ -136,6 +136,7 @@ _SPACE: Final = (
     _gauge("preallocated_bytes", "preallocated_bytes", "Extents prepared for the next files"),
     _gauge("pending_delete_bytes", "pending_delete_bytes", "Deleted, not yet given back"),
     _gauge("deleted_open_bytes", "deleted_open_bytes", "Deleted, still open or mapped"),
+    _gauge("old_version_bytes", "old_version_bytes", "Rewritten since, still read"),
     _gauge("headroom_bytes", "headroom_bytes", "Kept free ahead of writers"),
     _gauge("overcommitted_bytes", "overcommitted_bytes", "Beyond the capacity"),
     _gauge(
