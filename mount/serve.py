@@ -41,6 +41,7 @@ from mount.fuse import kernel
 from mount.fuse.channel import Channel
 from mount.fuse.device_number import DeviceNumber, at_number, remember, remembered
 from mount.fuse.kernel_mount import OwnMount
+from mount.fuse.placing import place
 from mount.fuse.wire import Opcode
 from mount.process import succession
 from mount.process.logs import apply_levels
@@ -167,15 +168,19 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         wanted = remembered(pool_fd)
         try:
             with at_number(wanted):
-                kernel.mount(
-                    self.port.fuse_fd,
-                    settings.mountpoint,
-                    settings.source,
-                    read_only=settings.read_only,
+                root_fd = kernel.detached(
+                    self.port.fuse_fd, settings.source, read_only=settings.read_only
                 )
+            try:
+                place(root_fd, settings.mountpoint)
+            finally:
+                os.close(root_fd)
         except OSError as error:
             os.close(self.port.fuse_fd)
             raise ServeFailed(f"cannot mount at {settings.mountpoint}: {error.strerror}") from error
+        except CommandError:
+            os.close(self.port.fuse_fd)
+            raise
         self._own.begun()
         self._number = remember(
             pool_fd, self._own.device_number, wanted, read_only=settings.read_only

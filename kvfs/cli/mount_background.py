@@ -7,12 +7,13 @@ import subprocess
 from collections.abc import Sequence
 from typing import Final
 
-from kvfs.cli.dead_mount import free_place
+from kvfs.cli.dead_place import free_place
 from kvfs.cli.progress_bar import progress_bar
 from kvfs.cli.ready_pipe import Outcome, wait_for_outcome
 from kvfs.client.subprocesses import held_back, supervised
 from kvfs.core.errors import CommandError, ServeFailed
 from kvfs.core.settings import Settings
+from kvfs.machine.mount_table import kvfs_at
 
 #: From SIGTERM to SIGKILL for a server that did not come up in time.
 _GRACE_S: Final = 10.0
@@ -31,6 +32,7 @@ def start_in_background(settings: Settings, argv: Sequence[str]) -> None:
 
     Raises the server's error, or ServeFailed if it reports nothing for start_timeout_s.
     """
+    was_dead = kvfs_at(settings.mountpoint) is not None
     reading, writing = os.pipe()
     try:
         with contextlib.closing(os.fdopen(reading, "rb", buffering=0)):
@@ -46,8 +48,9 @@ def start_in_background(settings: Settings, argv: Sequence[str]) -> None:
             except BaseException:  # also at Ctrl-C, or the server would stay behind
                 if server is not None:
                     _stop(server)
-                with contextlib.suppress(CommandError):
-                    free_place(settings.mountpoint)
+                if not was_dead:  # else it stays so, and the place is not bare
+                    with contextlib.suppress(CommandError):
+                        free_place(settings.mountpoint)
                 raise
     finally:
         if writing >= 0:

@@ -2,21 +2,52 @@
 
 import os
 import stat
+from collections.abc import Callable
 
-from kvfs.cli.dead_mount import free_place
+from kvfs.cli.dead_place import hold_place
+from kvfs.client.dead_mount import DeadMount
 from kvfs.core.errors import MountpointUnusable
-from kvfs.doctor.below_mount import below, told
+from kvfs.doctor.below_mount import below, told, uncovered
 from kvfs.machine.mount_table import kvfs_at
 from kvfs.machine.mountpoint_guard import guard
 
 
-def prepare_mountpoint(mountpoint: str, *, guarded: bool) -> list[str]:
-    """Detach dead mounts at the resolved path *mountpoint*; return lines about them.
+def prepare_mountpoint(
+    mountpoint: str, stand_in: Callable[[DeadMount], None], *, guarded: bool
+) -> list[str]:
+    """Let dead mounts at the resolved path *mountpoint* go; return lines about them.
 
+    What *stand_in* puts there stays until the new one is there, so that nothing is stored below.
     *guarded* lets nothing be stored in the directory while nothing is mounted there. Raises
     MountpointUnusable if nothing can be mounted there.
     """
-    lines = free_place(mountpoint)
+    lines, is_held = hold_place(mountpoint, stand_in)
+    if not is_held:
+        _check_directory(mountpoint)
+    if files := told(below(mountpoint)):
+        lines.append(
+            f"{mountpoint} is not empty: {files}, stored while nothing was mounted there, stay on "
+            f"the file system below and are hidden by the mount; `kvfs doctor {mountpoint}` shows "
+            "how to reach them"
+        )
+    if guarded and (why := _guard(mountpoint) if is_held else guard(mountpoint)):
+        lines.append(
+            f"{mountpoint} is not guarded: {why}; while nothing is mounted there, files can be "
+            "stored on the file system below"
+        )
+    return lines
+
+
+def _guard(mountpoint: str) -> str:
+    """Guard the directory below a dead mount; return why it cannot be done, or ""."""
+    with uncovered(mountpoint) as place:
+        if place is None:
+            return "it cannot be seen below the mount"
+        tree_fd, name = place
+        return guard(name, tree_fd)
+
+
+def _check_directory(mountpoint: str) -> None:
     present = kvfs_at(mountpoint)
     if present is not None:
         raise MountpointUnusable(f"{mountpoint} is already a kvfs mount of {present.source}")
@@ -28,18 +59,6 @@ def prepare_mountpoint(mountpoint: str, *, guarded: bool) -> list[str]:
         raise MountpointUnusable(f"mountpoint {mountpoint}: {error.strerror}") from None
     if not stat.S_ISDIR(mode):
         raise MountpointUnusable(f"mountpoint {mountpoint} is not a directory")
-    if files := told(below(mountpoint)):
-        lines.append(
-            f"{mountpoint} is not empty: {files}, stored while nothing was mounted there, stay on "
-            f"the file system below and are hidden by the mount; `kvfs doctor {mountpoint}` shows "
-            "how to reach them"
-        )
-    if guarded and (why := guard(mountpoint)):
-        lines.append(
-            f"{mountpoint} is not guarded: {why}; while nothing is mounted there, files can be "
-            "stored on the file system below"
-        )
-    return lines
 
 
 def check_apart(source: str, mountpoint: str) -> None:

@@ -11,6 +11,7 @@ from kvfs.cli.mount_checks import check_apart, prepare_mountpoint
 from kvfs.cli.ready_pipe import ReadyPipe
 from kvfs.cli.standard_streams import say
 from kvfs.cli.termination import sigterm_raises
+from kvfs.client.dead_mount import DeadMount
 from kvfs.core.errors import NO_SPACE, KvfsError, ServeFailed, SourceBlank, SourceFull
 from kvfs.core.mount_name import dead_path
 from kvfs.core.settings import Settings
@@ -66,7 +67,7 @@ def _serve(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | None
     remarks: Sequence[str] = ()
     if not held.given:  # else it is mounted there, and whoever looks waits for us
         check_apart(settings.source, settings.mountpoint)
-        remarks = prepare_mountpoint(settings.mountpoint, guarded=settings.guard)
+        remarks = prepare_mountpoint(settings.mountpoint, _stand_in, guarded=settings.guard)
     require_file_size()
     require_open_files(settings.open_files_max)
     # Slow imports come only now, so that a wrong flag is answered at once.
@@ -120,6 +121,12 @@ def _serve(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | None
         raise
     finally:
         close_logging()
+
+
+def _stand_in(dead: DeadMount) -> None:
+    from mount.fuse.placing import stand_in  # slow to import, and mostly there is no dead mount
+
+    stand_in(dead)
 
 
 def _serve_or_format(

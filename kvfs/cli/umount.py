@@ -8,15 +8,16 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from kvfs.cli.caller import need_root
-from kvfs.cli.dead_mount import (
+from kvfs.cli.dead_place import free_place
+from kvfs.cli.mount_settings import read_settings_file
+from kvfs.cli.parser import add_verb
+from kvfs.client.dead_mount import (
     SOURCE_WAIT_S,
     dead_mount_at,
     open_process,
     take_away,
     wait_for_end,
 )
-from kvfs.cli.mount_settings import read_settings_file
-from kvfs.cli.parser import add_verb
 from kvfs.client.liveness import was_killed
 from kvfs.client.servers import remove_dead_sockets, server_of
 from kvfs.client.subprocesses import seen_in_time
@@ -118,6 +119,7 @@ def _end(mountpoint: str, args: argparse.Namespace) -> int:
             take_away(dead)
             if served:
                 print(f"kvfs: {mountpoint} was a dead mount{served}", file=sys.stderr)
+        free_place(mountpoint)  # it may have been put over a dead one
         ended = wait_for_end(pidfd, min(args.wait_s, _UNUSED_WAIT_S))
         # If another namespace has a copy of the mount, its end cannot be foreseen.
         note = "" if ended else note_of(lambda mount: mount.device == present.device)

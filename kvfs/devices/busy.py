@@ -7,7 +7,7 @@ from typing import Final
 
 from kvfs.core.errors import SourceBusy, SourceDamaged
 from kvfs.devices import loop
-from kvfs.machine.mount_table import mounts, where_mounted
+from kvfs.machine.mount_table import mounts
 from kvfs.machine.mounted_elsewhere import where_in_use
 from kvfs.machine.process_ends import has_exited
 
@@ -27,7 +27,7 @@ def claim(path: str, flags: int = os.O_RDONLY) -> int:
         return os.open(path, flags | os.O_EXCL | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.EBUSY:
-            user = _known_user(path) or _user_elsewhere(path) or _UNKNOWN_USER
+            user = _known_user(path) or _pool_user(path) or _UNKNOWN_USER
             raise SourceBusy(f"{path} is in use: {user}") from None
         raise SourceDamaged(f"{path}: {error.strerror}") from error
 
@@ -46,7 +46,10 @@ def refuse_busy(path: str) -> None:
 
 
 def has_unknown_user(path: str) -> bool:
-    """Whether block device *path* is claimed by an unknown user. Raises SourceDamaged."""
+    """Whether block device *path* is claimed by an unknown user. Raises SourceDamaged.
+
+    A server is one: its file system is mounted on no path, and may have outlived it.
+    """
     try:
         os.close(claim(path))
     except SourceBusy:
@@ -77,13 +80,11 @@ def _known_user(path: str) -> str:
                 continue
             if f"{os.major(number)}:{os.minor(number)}" in numbers:
                 return "swap space"
-    if where := where_mounted(path):
-        return f"the pool on it is mounted {where}"
     return ""
 
 
-def _user_elsewhere(path: str) -> str:
-    """For the message only: a dead server's mount elsewhere does not prevent joining the pool."""
+def _pool_user(path: str) -> str:
+    """For the message only: the mount of a dead server does not prevent joining the pool."""
     where = where_in_use(path)
     return f"the pool on it is mounted {where}" if where else ""
 

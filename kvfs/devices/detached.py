@@ -1,7 +1,7 @@
 """mount(2) without a path: a detached mount lives as long as an fd in it is open.
 
-fsopen, fsconfig and fsmount (Linux 5.2) have no wrapper in glibc 2.36; their numbers are the same
-on every architecture kvfs runs on (include/uapi/asm-generic/unistd.h).
+fsopen, fsconfig, fsmount and move_mount (Linux 5.2) have no wrapper in glibc 2.36; their numbers
+are the same on every architecture kvfs runs on (include/uapi/asm-generic/unistd.h).
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from typing import Final
 from kvfs.storage.syscalls import LIBC
 
 _SYS_OPEN_TREE: Final = 428
+_SYS_MOVE_MOUNT: Final = 429
 _SYS_FSOPEN: Final = 430
 _SYS_FSCONFIG: Final = 431
 _SYS_FSMOUNT: Final = 432
@@ -21,6 +22,9 @@ _SYS_FSMOUNT: Final = 432
 _OPEN_TREE_CLONE: Final = 1
 _FSOPEN_CLOEXEC: Final = 1
 _FSMOUNT_CLOEXEC: Final = 1
+_FROM_THE_FD_ITSELF: Final = 0x04
+_FOLLOW_LINKS: Final = 0x10
+_BENEATH: Final = 0x200  # Linux 6.5
 _AT_FDCWD: Final = -100
 _SET_FLAG: Final = 0
 _SET_STRING: Final = 1
@@ -74,6 +78,31 @@ def clone_of_mount(path: str) -> int:
     """
     flags = ctypes.c_uint(_OPEN_TREE_CLONE | os.O_CLOEXEC)
     return _call(_SYS_OPEN_TREE, ctypes.c_int(_AT_FDCWD), os.fsencode(path), flags)
+
+
+def attach(root_fd: int, mountpoint: str) -> None:
+    """Put the detached mount with the root *root_fd* on top of what is at *mountpoint*. OSError."""
+    _move(root_fd, mountpoint, _FROM_THE_FD_ITSELF | _FOLLOW_LINKS)
+
+
+def attach_beneath(root_fd: int, mountpoint: str) -> bool:
+    """Put it beneath the topmost mount at *mountpoint*; the path shows that one as before.
+
+    False if the kernel cannot: before Linux 6.5, and in some places (can_move_mount_beneath in
+    fs/namespace.c). Raises OSError for what ``attach`` would not do either.
+    """
+    try:
+        _move(root_fd, mountpoint, _FROM_THE_FD_ITSELF | _FOLLOW_LINKS | _BENEATH)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True
+
+
+def _move(root_fd: int, mountpoint: str, flags: int) -> None:
+    to = ctypes.c_int(_AT_FDCWD), os.fsencode(mountpoint)
+    _call(_SYS_MOVE_MOUNT, ctypes.c_int(root_fd), b"", *to, ctypes.c_uint(flags))
 
 
 def _create(context_fd: int, *, joins: bool) -> None:

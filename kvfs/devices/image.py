@@ -26,7 +26,6 @@ from kvfs.devices.capacity import image_size_bytes
 from kvfs.devices.device import Device, Fill
 from kvfs.devices.outlived import Outlived, outlived
 from kvfs.devices.pool_files import PoolHeader
-from kvfs.machine.mount_table import where_mounted
 from kvfs.machine.mounted_elsewhere import where_in_use
 from kvfs.storage.syscalls import Syscalls
 
@@ -168,8 +167,6 @@ def _outlived_in(path: str) -> Iterator[tuple[str, Outlived | None]]:
 
 
 def _loop_users(path: str) -> list[str]:
-    if where_mounted(path):
-        return []
     try:
         image_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # the caller's own open is refused, with a message

@@ -8,6 +8,7 @@ import contextlib
 import os
 import stat
 import time
+from collections.abc import Iterator
 from typing import Final
 
 from kvfs.core.sizes import format_size
@@ -25,7 +26,20 @@ _LOOK_MAX_S: Final = 1.0
 def below(mountpoint: str) -> Below | None:
     """Count the files below the mount at *mountpoint*, or in the directory itself without one.
 
-    Stops at 100,000 files or after a second. None if they cannot be seen: without privilege, or
+    Stops at 100,000 files or after a second. None if they cannot be seen (``uncovered``).
+    """
+    try:
+        with uncovered(mountpoint) as place:
+            return None if place is None else _count(*place)
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def uncovered(mountpoint: str) -> Iterator[tuple[int, str] | None]:
+    """Yield the directory below the mount at *mountpoint* as its parent's descriptor and its name.
+
+    Without a mount it is the directory itself. None if it cannot be seen: without privilege, or
     with another file system in between. The directory lies on a local file system.
     """
     covering = [mount.fs_type for mount in mounts() if mount.mountpoint == mountpoint]
@@ -34,15 +48,15 @@ def below(mountpoint: str) -> Below | None:
     elif set(covering) == {FS_TYPE}:
         path, name = os.path.split(mountpoint)
     else:
-        return None
+        yield None
+        return
     try:
         tree_fd = clone_of_mount(path)
     except OSError:
-        return None
+        yield None
+        return
     try:
-        return _count(tree_fd, name)
-    except OSError:
-        return None
+        yield tree_fd, name
     finally:
         os.close(tree_fd)
 

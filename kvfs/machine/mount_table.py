@@ -40,7 +40,7 @@ def mounts(pid: int = 0) -> list[Mount]:
     Raises OSError if that process has ended or may not be looked at.
     """
     with open(f"/proc/{pid}/mountinfo" if pid else _MOUNTINFO, "rb") as file:
-        return [_parse(line) for line in file]
+        return _stacked([_parse(line) for line in file])
 
 
 def mount_at(mountpoint: str) -> Mount | None:
@@ -111,17 +111,46 @@ def unmount(mountpoint: str, *, lazy: bool, force: bool = False) -> None:
         raise_errno("umount")
 
 
-def _parse(line: bytes) -> Mount:
+class _Line(NamedTuple):
+    """A mount with its number, and that of the mount below it."""
+
+    number: int
+    below: int
+    mount: Mount
+
+
+def _stacked(lines: list[_Line]) -> list[Mount]:
+    """Return the mounts, each after the one below it at the same mountpoint.
+
+    The kernel lists them as they were made, and one may have been put beneath an older one
+    (MOVE_MOUNT_BENEATH).
+    """
+    by_number = {line.number: line for line in lines}
+    placed: dict[int, Mount] = {}
+    for line in lines:
+        stack: list[_Line] = []
+        above: _Line | None = line
+        while above is not None and above.number not in placed and above not in stack:
+            stack.append(above)
+            below = by_number.get(above.below)
+            at_one_point = below is not None and below.mount.mountpoint == above.mount.mountpoint
+            above = below if at_one_point else None
+        placed.update((one.number, one.mount) for one in reversed(stack))
+    return list(placed.values())
+
+
+def _parse(line: bytes) -> _Line:
     fields = line.split()
     tail = fields.index(b"-", 6)  # optional fields come before it, in any number
     options = [*_text(fields[5]).split(","), *_text(fields[tail + 3]).split(",")]
-    return Mount(
+    mount = Mount(
         _text(fields[4]),
         _text(fields[tail + 1]),
         _text(fields[tail + 2]),
         fields[2].decode(),
         tuple(options),
     )
+    return _Line(int(fields[0]), int(fields[1]), mount)
 
 
 def _text(field: bytes) -> str:

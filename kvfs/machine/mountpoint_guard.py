@@ -24,13 +24,14 @@ _MARK: Final = "trusted.kvfs.guard"
 _NO_FLAG: Final = (errno.ENOTTY, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
-def guard(directory: str) -> str:
+def guard(directory: str, dir_fd: int | None = None) -> str:
     """Let nothing be stored in the empty *directory*; return why it cannot be done, or "".
 
-    What it holds stays reachable: a directory that is not empty is left as it is.
+    *directory* may be relative to *dir_fd*. What it holds stays reachable: a directory that is not
+    empty is left as it is.
     """
     try:
-        with _opened(directory) as fd:
+        with _opened(directory, dir_fd) as fd:
             flags = _flags_of(fd)
             if flags & _FS_IMMUTABLE_FL:
                 return ""
@@ -64,8 +65,8 @@ def unguard(directory: str) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(directory: str) -> Iterator[int]:
-    fd = os.open(directory, DIRECTORY_FLAGS)
+def _opened(directory: str, dir_fd: int | None = None) -> Iterator[int]:
+    fd = os.open(directory, DIRECTORY_FLAGS, dir_fd=dir_fd)
     try:
         yield fd
     finally:

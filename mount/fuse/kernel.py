@@ -4,15 +4,20 @@ Nothing here knows what a block or a handle is. Every function raises OSError wi
 errno. Layouts: linux/include/uapi/linux/fuse.h; measured behaviour: docs/architecture.md.
 """
 
-import ctypes
 import fcntl
 import os
 import struct
 from typing import Final
 
 from kvfs.core.types import BackingId
+from kvfs.devices.detached import (
+    MOUNT_ATTR_NODEV,
+    MOUNT_ATTR_NOSUID,
+    MOUNT_ATTR_RDONLY,
+    attach,
+    mount_detached,
+)
 from kvfs.machine.mount_table import FS_TYPE, FUSE_DEVICE
-from kvfs.storage.syscalls import LIBC, raise_errno
 from mount.fuse.wire import (
     NOTIFY_INC_EPOCH,
     NOTIFY_INVAL_ENTRY,
@@ -22,23 +27,11 @@ from mount.fuse.wire import (
     OUT_HEADER_BYTES,
 )
 
-MS_RDONLY: Final = 1
-MS_NOSUID: Final = 2
-MS_NODEV: Final = 4
-
 #: _IOW(229, 1, struct fuse_backing_map): the id is the return value.
 _BACKING_OPEN: Final = 0x4010E501
 #: _IOW(229, 2, u32).
 _BACKING_CLOSE: Final = 0x4004E502
 _BACKING_MAP: Final = struct.Struct("<iIQ")
-
-LIBC.mount.argtypes = [
-    ctypes.c_char_p,
-    ctypes.c_char_p,
-    ctypes.c_char_p,
-    ctypes.c_ulong,
-    ctypes.c_char_p,
-]
 
 
 def open_device() -> int:
@@ -46,16 +39,32 @@ def open_device() -> int:
     return os.open(FUSE_DEVICE, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
 
 
-def mount(device_fd: int, mountpoint: str, source: str, *, read_only: bool) -> None:
-    """Mount the file system served on *device_fd* at *mountpoint* (mount(2), type fuse.kvfs).
+def detached(device_fd: int, source: str, *, read_only: bool) -> int:
+    """Make a mount of what is served on *device_fd*, on no path yet; return an fd of its root.
 
-    The kernel checks permissions itself (default_permissions), so that no handler has to.
+    Its type is fuse.kvfs. The kernel checks permissions itself (default_permissions), so that no
+    handler has to.
     """
-    options = f"fd={device_fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
-    flags = MS_NOSUID | MS_NODEV | (MS_RDONLY if read_only else 0)
-    names = os.fsencode(source), os.fsencode(mountpoint), FS_TYPE.encode()
-    if LIBC.mount(*names, flags, options.encode()) != 0:
-        raise_errno("mount")
+    fs_type, _, subtype = FS_TYPE.partition(".")
+    options = {
+        "fd": str(device_fd),
+        "rootmode": "40000",
+        "user_id": "0",
+        "group_id": "0",
+        "subtype": subtype,
+    }
+    flags = ["allow_other", "default_permissions", *(["ro"] if read_only else [])]
+    attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | (MOUNT_ATTR_RDONLY if read_only else 0)
+    return mount_detached(fs_type, source, options, flags, attributes)
+
+
+def mount(device_fd: int, mountpoint: str, source: str, *, read_only: bool) -> None:
+    """Mount the file system served on *device_fd* at *mountpoint*."""
+    root_fd = detached(device_fd, source, read_only=read_only)
+    try:
+        attach(root_fd, mountpoint)
+    finally:
+        os.close(root_fd)
 
 
 def open_backing(device_fd: int, extent_fd: int) -> BackingId:

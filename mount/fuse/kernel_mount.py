@@ -24,6 +24,15 @@ _GONE_WAIT_S: Final = 0.5
 _LOOK_S: Final = 0.002
 
 
+def open_abort(minor: str) -> int:
+    """Open the file that ends the connection of the mount with that *minor* number. OSError."""
+    root_fd = mount_detached(_CONTROL_FS, _CONTROL_FS, {}, (), 0, joins=True)
+    try:
+        return os.open(f"{minor}/abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=root_fd)
+    finally:
+        os.close(root_fd)
+
+
 class OwnMount:
     """The mount at *mountpoint* that *device_fd* serves."""
 
@@ -44,7 +53,8 @@ class OwnMount:
         with contextlib.suppress(OSError):
             present = kvfs_at(self._mountpoint)
             self._number = "" if present is None else present.device
-            self.abort_fd = self._open_abort()
+            if self._number:
+                self.abort_fd = open_abort(self._minor)
 
     def go_on(self, number: str, abort_fd: int) -> None:
         """Another server mounted it; *number* and *abort_fd* as that one knew them."""
@@ -110,15 +120,6 @@ class OwnMount:
                 return False
             time.sleep(_LOOK_S)
         return self._unused
-
-    def _open_abort(self) -> int:
-        if not self._number:
-            return -1
-        root_fd = mount_detached(_CONTROL_FS, _CONTROL_FS, {}, (), 0, joins=True)
-        try:
-            return os.open(f"{self._minor}/abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=root_fd)
-        finally:
-            os.close(root_fd)
 
     @property
     def _minor(self) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.bench import comparison
-from kvfs.machine.mount_table import Mount, kvfs_at, mount_at, mount_of, resolve_mountpoint
+from kvfs.machine.mount_table import Mount, kvfs_at, mount_at, mount_of, mounts, resolve_mountpoint
 
 MOUNTINFO = """\
 1 0 254:0 / / rw,noatime shared:1 - ext4 /dev/root rw
@@ -47,6 +47,18 @@ def test_of_mounts_on_one_point_the_topmost_is_told_whole() -> None:
     assert mount_at("/kv") == KV
     assert mount_at("/kv/model") is None
     assert mount_at("/with blank") == Mount("/with blank", "xfs", "/dev/loop0", "0:22", ("rw",) * 2)
+
+
+def test_a_mount_that_was_put_beneath_another_is_below_it(table: Path) -> None:
+    """The kernel lists it later, because it is younger (MOVE_MOUNT_BENEATH)."""
+    rows = MOUNTINFO.replace("3 1 0:21", "3 9 0:21")
+    table.write_text(f"{rows}9 2 0:29 / /kv rw - fuse.kvfs /younger rw\n")
+    assert [mount.device for mount in mounts() if mount.mountpoint == "/kv"] == [
+        "0:20",
+        "0:29",
+        "0:21",
+    ]
+    assert mount_at("/kv") == KV
 
 
 def test_without_any_line_there_is_no_mount(table: Path) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.cli.dead_mount import dead_mount_at, free_place, take_away
+from kvfs.cli.dead_place import Place, hold_place
 from kvfs.client import liveness
+from kvfs.client.dead_mount import dead_mount_at, take_away
 from kvfs.client.liveness import held_up_server
 from kvfs.core import errors
 from kvfs.machine.mount_table import mounts
@@ -148,7 +149,7 @@ def test_what_is_not_known_to_be_dead_stays(place: Path, monkeypatch: pytest.Mon
         os.kill(mount.server_pid, signal.SIGSTOP)
         try:
             assert dead_mount_at(str(mount.path)) is None
-            assert free_place(str(mount.path)) == []
+            assert hold_place(str(mount.path), take_away) == Place([], is_held=False)
             done = run_kvfs("mount", mount.source, str(mount.path), check=False)
             assert done.returncode == errors.MountpointUnusable.exit_code
             assert "is already a kvfs mount of" in done.stderr

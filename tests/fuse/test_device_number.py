@@ -61,13 +61,13 @@ def told(mount: Mounted) -> tuple[object, object]:
 
 
 def test_a_mount_has_the_same_number_again(place: Path) -> None:
-    """[handles-server] After a clean stop and a kill, though lower ones are free."""
+    """[handles-server] Though lower ones are free, and a dead mount had it just now."""
     with stopped_at(place, FAR) as mount:
-        for restart in (mount.stop, mount.kill_daemon):
+        for end in (mount.stop, mount.kill_daemon, mount.kill):
             with taken() as lowest:
                 assert lowest < FAR
             assert (number_of(mount), told(mount)) == (FAR, (FAR, None))
-            restart()
+            end()
             mount.start()
         assert (number_of(mount), told(mount)) == (FAR, (FAR, None))
 

@@ -3,7 +3,6 @@
 Clients that have files of it open keep them, and it ends with its last user.
 """
 
-import contextlib
 import errno
 import os
 import select
@@ -12,9 +11,8 @@ from typing import Final, NamedTuple
 from kvfs.client.control_socket import locked_directory
 from kvfs.client.liveness import has_no_server, held_up_server, was_killed
 from kvfs.client.servers import server_of
-from kvfs.core.errors import CommandError, MountpointUnusable
+from kvfs.core.errors import MountpointUnusable
 from kvfs.core.mount_name import RUN_DIRECTORY
-from kvfs.doctor.holders import note_of_servers
 from kvfs.machine.mount_table import Mount, kvfs_at, unmount
 
 #: From the server's end to the end of its file system, which may have bytes to write back.
@@ -66,25 +64,6 @@ def take_away(dead: DeadMount) -> None:
     finally:
         if pidfd >= 0:
             os.close(pidfd)
-
-
-def free_place(mountpoint: str) -> list[str]:
-    """Detach every dead mount at the resolved path *mountpoint*; return a line about each.
-
-    Afterwards a server may open what they served. Raises MountpointUnusable.
-    """
-    from kvfs.devices import wait_released
-
-    lines = []
-    last = ""
-    while (dead := dead_mount_at(mountpoint)) is not None and dead.mount.device != last:
-        last = dead.mount.device
-        served = note_of_servers(mountpoint)  # now, while the open files still have this path
-        take_away(dead)
-        lines.append(f"replaces a dead mount of {dead.mount.source} at {mountpoint}{served}")
-        with contextlib.suppress(CommandError):  # whoever opens it reports what is wrong
-            wait_released(dead.mount.source, SOURCE_WAIT_S, joins=True)
-    return lines
 
 
 def open_process(pid: int) -> int:

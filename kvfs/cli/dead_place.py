@@ -1,0 +1,63 @@
+"""A mountpoint at which a dead mount is: freed, or held until another server mounts there."""
+
+import contextlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvfs.client.dead_mount import SOURCE_WAIT_S, DeadMount, dead_mount_at, take_away
+from kvfs.core.errors import CommandError
+from kvfs.doctor.holders import note_of_servers
+from kvfs.machine.mount_table import FS_TYPE, mounts
+
+
+class Place(NamedTuple):
+    """A mountpoint whose dead mounts let go of what they served."""
+
+    lines: list[str]
+    """About each of them."""
+    is_held: bool
+    """Whether a dead mount is there, so that nothing is stored in the directory below."""
+
+
+def free_place(mountpoint: str) -> None:
+    """Detach every dead mount at the resolved path *mountpoint*. Raises MountpointUnusable."""
+    for _ in range(_kvfs_mounted(mountpoint)):
+        dead = dead_mount_at(mountpoint)
+        if dead is None:
+            return
+        _let_go(dead, take_away)
+
+
+def hold_place(mountpoint: str, stand_in: Callable[[DeadMount], None]) -> Place:
+    """Free what the dead mounts at the resolved path *mountpoint* hold, and leave one there.
+
+    *stand_in* puts one that holds nothing in the place of another. Afterwards a server may open
+    what they served, and put its mount in the place of that one (mount/fuse/placing.py). Raises
+    MountpointUnusable.
+    """
+    lines: list[str] = []
+    for left in reversed(range(_kvfs_mounted(mountpoint))):
+        dead = dead_mount_at(mountpoint)
+        if dead is None:
+            return Place(lines, is_held=False)
+        served = note_of_servers(mountpoint)  # now, while the open files still have this path
+        _let_go(dead, take_away if left else stand_in)
+        lines.append(f"replaces a dead mount of {dead.mount.source} at {mountpoint}{served}")
+    return Place(lines, is_held=bool(lines))
+
+
+def _let_go(dead: DeadMount, by: Callable[[DeadMount], None]) -> None:
+    from kvfs.devices import wait_released
+
+    by(dead)
+    with contextlib.suppress(CommandError):  # whoever opens it reports what is wrong
+        wait_released(dead.mount.source, SOURCE_WAIT_S, joins=True)
+
+
+def _kvfs_mounted(mountpoint: str) -> int:
+    """Return how many kvfs mounts lie on top of each other there, from the topmost down."""
+    count = 0
+    for mount in mounts():
+        if mount.mountpoint == mountpoint:
+            count = count + 1 if mount.fs_type == FS_TYPE else 0
+    return count

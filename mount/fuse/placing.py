@@ -1,0 +1,96 @@
+"""Mounting where a dead mount is: the new one comes first, then the old one goes.
+
+At no moment is the path bare, or programs would store in the directory below it, where the next
+mount hides what they stored. A mount is put beneath the dead one, which is then detached. Where the
+kernel cannot (before Linux 6.5), it is put over the dead one. That one cannot go without those on
+it, so it stays until the place is freed.
+"""
+
+import os
+
+from kvfs.client.control_socket import locked_directory
+from kvfs.client.dead_mount import (
+    SOURCE_WAIT_S,
+    DeadMount,
+    dead_mount_at,
+    open_process,
+    wait_for_end,
+)
+from kvfs.core.errors import MountpointUnusable
+from kvfs.core.mount_name import RUN_DIRECTORY
+from kvfs.devices.detached import attach, attach_beneath
+from kvfs.machine.mount_table import kvfs_at, unmount
+from mount.fuse import kernel
+from mount.fuse.kernel_mount import open_abort
+
+
+def place(root_fd: int, mountpoint: str) -> None:
+    """Put the detached mount with the root *root_fd* at the resolved path *mountpoint*.
+
+    Raises OSError, or MountpointUnusable if a kvfs mount is there that is not known to be dead.
+    """
+    # If two servers start at once, one of them finds the mount of the other.
+    with locked_directory(RUN_DIRECTORY):
+        present = kvfs_at(mountpoint)
+        if present is None:
+            attach(root_fd, mountpoint)
+            return
+        dead = dead_mount_at(mountpoint)
+        if dead is None:
+            raise MountpointUnusable(f"{mountpoint} is already a kvfs mount of {present.source}")
+        if not _put_for(dead, root_fd):
+            attach(root_fd, mountpoint)
+
+
+def stand_in(dead: DeadMount) -> None:
+    """Put a mount in the place of *dead* that is as dead, and holds nothing of the dead server.
+
+    That are the files registered with the kernel, and the device number, which the next mount is
+    to have again. Calls that wait for the killed server end with an error. Fine if *dead* is gone
+    meanwhile; it stays if nothing can be put beneath it. Raises MountpointUnusable.
+    """
+    mountpoint = dead.mount.mountpoint
+    pidfd = open_process(dead.held_up_pid)
+    try:
+        _stand_in(dead)
+        # The dead server's locks on the source last until its process has ended.
+        wait_for_end(pidfd, SOURCE_WAIT_S)
+    except OSError as error:
+        raise MountpointUnusable(
+            f"{mountpoint}: cannot replace the mount of a dead server: {error.strerror}"
+        ) from None
+    finally:
+        if pidfd >= 0:
+            os.close(pidfd)
+
+
+def _stand_in(dead: DeadMount) -> None:
+    device_fd = kernel.open_device()
+    try:
+        root_fd = kernel.detached(device_fd, dead.mount.source, read_only=False)
+    finally:
+        os.close(device_fd)  # so nobody ever serves it
+    try:
+        with locked_directory(RUN_DIRECTORY):
+            if dead_mount_at(dead.mount.mountpoint) == dead and not _put_for(dead, root_fd):
+                _end_calls(dead)
+    finally:
+        os.close(root_fd)
+
+
+def _put_for(dead: DeadMount, root_fd: int) -> bool:
+    """Put a mount in the place of *dead*; False if the kernel cannot. The caller has the lock."""
+    mountpoint = dead.mount.mountpoint
+    if not attach_beneath(root_fd, mountpoint):
+        return False
+    unmount(mountpoint, lazy=True, force=dead.held_up_pid > 0)
+    return True
+
+
+def _end_calls(dead: DeadMount) -> None:
+    if dead.held_up_pid > 0:
+        abort_fd = open_abort(dead.mount.device.rpartition(":")[2])
+        try:
+            os.write(abort_fd, b"1")
+        finally:
+            os.close(abort_fd)
