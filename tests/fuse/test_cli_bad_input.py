@@ -228,7 +228,7 @@ def test_a_device_and_an_image_that_are_mounted_already(place: Place) -> None:
     with loop_device(512 << 20) as device, Mounted(device, place.mountpoint):
         exit_code, line = refused("fsck", device)
         assert exit_code == errors.SourceBusy.exit_code
-        assert line == f"{device} is in use: the pool on it is mounted at {place.mountpoint}"
+        assert line == f"{device} is in use: the pool is mounted at {place.mountpoint}"
 
 
 def test_a_name_that_is_taken(pool: Place) -> None:
