@@ -2,14 +2,36 @@
 
 import os
 import stat
+import sys
 from collections.abc import Callable
+from typing import Final
 
+import kvfs
 from kvfs.cli.dead_place import hold_place
 from kvfs.client.dead_mount import DeadMount
 from kvfs.core.errors import MountpointUnusable
+from kvfs.core.mount_name import CONFIG_DIRECTORY, LOG_DIRECTORY, RUN_DIRECTORY
+from kvfs.core.settings import Settings
 from kvfs.doctor.below_mount import below, told, uncovered
-from kvfs.machine.mount_table import kvfs_at
+from kvfs.machine.mount_table import kvfs_at, mount_of, resolve_mountpoint
 from kvfs.machine.mountpoint_guard import guard
+
+#: The kernel's, the sockets, the settings and the logs.
+_NEEDED: Final = ("/proc", "/sys", "/dev", RUN_DIRECTORY, CONFIG_DIRECTORY, LOG_DIRECTORY)
+#: We, Python, and what both and the tools of XFS load; a server that follows is started from there.
+_PROGRAMS: Final = (
+    *(os.path.dirname(kvfs.__file__), sys.prefix, sys.base_prefix),
+    *("/bin", "/sbin", "/lib", "/usr"),
+)
+#: Nobody's directories: each name in them is the kernel's.
+_THE_KERNELS_OWN: Final = frozenset(
+    [
+        *("proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "cpuset", "securityfs"),
+        *("selinuxfs", "smackfs", "debugfs", "tracefs", "configfs", "fusectl", "bpf", "pstore"),
+        *("efivarfs", "binfmt_misc", "mqueue", "hugetlbfs", "resctrl", "nsfs", "nfsd"),
+        *("rpc_pipefs", "autofs"),
+    ]
+)
 
 
 def prepare_mountpoint(
@@ -61,7 +83,29 @@ def _check_directory(mountpoint: str) -> None:
         raise MountpointUnusable(f"mountpoint {mountpoint} is not a directory")
 
 
-def check_apart(source: str, mountpoint: str) -> None:
+def check_place(settings: Settings) -> None:
+    """Raise MountpointUnusable if a mount there would hide what the server or the machine needs.
+
+    Over /proc or /dev it would not even be ended: the server would wait for itself.
+    """
+    mountpoint = settings.mountpoint
+    needed = [*_NEEDED, *_PROGRAMS, *filter(None, [settings.log_file])]
+    for path in needed:
+        if _inside(resolve_mountpoint(path), mountpoint):
+            raise MountpointUnusable(
+                f"mountpoint {mountpoint} cannot be used: a mount would hide {path}, which the "
+                "server needs"
+            )
+    below_it = mount_of(mountpoint)
+    if below_it is not None and below_it.fs_type in _THE_KERNELS_OWN:
+        raise MountpointUnusable(
+            f"mountpoint {mountpoint} lies on a file system of type {below_it.fs_type}, whose "
+            "files the kernel makes; use a directory on another one"
+        )
+    _check_apart(settings.source, mountpoint)
+
+
+def _check_apart(source: str, mountpoint: str) -> None:
     """Raise MountpointUnusable if one lies inside the other: the mount would hide its source."""
     real_source = os.path.realpath(source)
     if real_source == mountpoint:

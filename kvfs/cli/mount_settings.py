@@ -40,7 +40,8 @@ def load_settings(args: argparse.Namespace) -> Settings:
         if value and not os.path.isabs(value):
             raise UsageError(f"{path}: {name}: {value!r} is not an absolute path")
     mountpoint = resolve_mountpoint(settings.mountpoint)
-    if os.path.realpath(settings.metrics_textfile).startswith(f"{mountpoint.rstrip('/')}/"):
+    textfile = settings.metrics_textfile
+    if textfile and resolve_mountpoint(textfile).startswith(f"{mountpoint.rstrip('/')}/"):
         # A server that waits for its own mount at its end may wait for ever.
         raise UsageError(f"{path}: metrics_textfile must not lie on the mount itself")
     name = check_name(settings.name or name_of(mountpoint))

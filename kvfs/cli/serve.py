@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kvfs.cli.failures import explain
-from kvfs.cli.mount_checks import check_apart, prepare_mountpoint
+from kvfs.cli.mount_checks import check_place, prepare_mountpoint
 from kvfs.cli.ready_pipe import ReadyPipe
 from kvfs.cli.standard_streams import say
 from kvfs.cli.termination import sigterm_raises
@@ -66,7 +66,7 @@ def _serve(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | None
     settings = load()
     remarks: Sequence[str] = ()
     if not held.given:  # else it is mounted there, and whoever looks waits for us
-        check_apart(settings.source, settings.mountpoint)
+        check_place(settings)
         remarks = prepare_mountpoint(settings.mountpoint, _stand_in, guarded=settings.guard)
     require_file_size()
     require_open_files(settings.open_files_max)

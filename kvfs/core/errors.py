@@ -133,7 +133,7 @@ class SourceBusy(CommandError):
 
 
 class MountpointUnusable(CommandError):
-    """MOUNTPOINT is missing, not a directory, in use, or inside SOURCE."""
+    """MOUNTPOINT is missing, not a directory, in use, inside SOURCE, or the server needs it."""
 
     exit_code = 7
 
