@@ -10,6 +10,7 @@ from kvfs.core.errors import (
     DeadInode,
     InvalidRequest,
     IsADirectory,
+    NoSpace,
     NoSuchAttribute,
     ReadOnly,
     Unsupported,
@@ -256,7 +257,11 @@ class Attributes:
         gone = self._gone(ino)
         if gone is not None:
             kept = {key: held for key, held in gone.attributes.items() if key != name}
-            gone.attributes = kept if value is None else {**kept, name: value}
+            if value is not None:
+                kept[name] = value
+            if not self._pool.open_notes.takes(ino, kept):
+                raise NoSpace("too many attributes of files without a name")
+            gone.attributes = kept
             gone.gone = record
             self._pool.open_notes.changed(gone)
             return

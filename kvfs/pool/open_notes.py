@@ -11,11 +11,16 @@ from typing import Final, NamedTuple
 
 from kvfs.core.errors import Damaged
 from kvfs.core.lifecycle import State
+from kvfs.core.node_bound import attributes_bytes
 from kvfs.core.records import pack_inode, parse_inode
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool.open_inodes import OpenInode, OpenInodes
 from kvfs.pool.space import Space
 from kvfs.storage.notes import Notes
+
+#: What the attributes of all inodes without a name may hold together. The index has a bound for
+#: those with one; these are in memory, and a client may open and remove as many as it likes.
+NAMELESS_MAX_BYTES: Final = 16 << 20
 
 _NAMELESS: Final = b"n"
 _WRITING: Final = b"w"
@@ -52,12 +57,36 @@ class OpenNotes:
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
+        #: What the attributes of each inode without a name take, where it has some.
+        self._attributes: dict[InodeNo, int] = {}
+        self._attributes_bytes = 0
+        for key, (_, attributes) in notes.below(_NAMELESS).items():
+            self._count(_ino(key), attributes)
+
+    def takes(self, ino: InodeNo, attributes: Mapping[bytes, bytes]) -> bool:
+        """Whether *ino*, which has no name, may have *attributes*."""
+        before_bytes = self._attributes.get(ino, 0)
+        more_bytes = attributes_bytes(attributes) - before_bytes
+        return more_bytes <= 0 or self._attributes_bytes + more_bytes <= NAMELESS_MAX_BYTES
+
+    def _count(self, ino: InodeNo, attributes: Mapping[bytes, bytes]) -> None:
+        self._attributes_bytes -= self._attributes.pop(ino, 0)
+        if attributes:
+            self._attributes[ino] = held_bytes = attributes_bytes(attributes)
+            self._attributes_bytes += held_bytes
 
     def lose_name(
         self, ino: InodeNo, record: InodeRecord, attributes: Mapping[bytes, bytes]
-    ) -> None:
-        """Note what the index forgets next, or forgot, of *ino*: it is open, or may be."""
+    ) -> Mapping[bytes, bytes]:
+        """Note what the index forgets next, or forgot, of *ino*: it is open, or may be.
+
+        Return the attributes that it keeps: all or, beyond the bound, none.
+        """
+        if not self.takes(ino, attributes):
+            attributes = {}
         self._notes.put(_key(_NAMELESS, ino), (pack_inode(record), dict(attributes)))
+        self._count(ino, attributes)
+        return attributes
 
     def changed(self, opened: OpenInode) -> None:
         """Note the present record of *opened*, which has no name."""
@@ -67,6 +96,7 @@ class OpenNotes:
     def end(self, ino: InodeNo) -> None:
         """Note that *ino*, which has no name, is gone."""
         self._notes.drop(_key(_NAMELESS, ino))
+        self._count(ino, {})
 
     def nameless(self, ino: InodeNo) -> tuple[InodeRecord, Mapping[bytes, bytes]] | None:
         """Return record and attributes of *ino*, None if nothing is noted."""

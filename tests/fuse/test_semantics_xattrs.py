@@ -1,11 +1,13 @@
 """Extended attributes."""
 
+import contextlib
 import os
-from errno import E2BIG, EEXIST, ENODATA, EOPNOTSUPP, EPERM, ERANGE
+from errno import E2BIG, EEXIST, ENODATA, ENOSPC, EOPNOTSUPP, EPERM, ERANGE
 from pathlib import Path
 
 import pytest
 
+from kvfs.pool.open_notes import NAMELESS_MAX_BYTES
 from tests.support.calls import listxattr_into, opened, refused, write_file
 from tests.support.mounting import Mounted, Reference
 
@@ -144,6 +146,35 @@ def test_a_name_of_255_bytes(kv: Path) -> None:
     assert os.listxattr(kv / "file") == [name]
     with refused(ERANGE):
         os.setxattr(kv / "file", name + "n", b"1")
+
+
+@pytest.mark.usefixtures("kvfs_only")
+def test_attributes_without_a_name_are_bounded_together(kv: Path) -> None:
+    """[xattrs-bounds] Those of open files that were removed are in the server's memory."""
+
+    def removed(number: int) -> int:
+        path = kv / f"{number}"
+        fd = stack.enter_context(opened(path, os.O_RDWR | os.O_CREAT))
+        for attribute in range(3):
+            os.setxattr(fd, f"user.{attribute}", b"x" * 4096)
+        os.unlink(path)
+        return fd
+
+    with contextlib.ExitStack() as stack:
+        first = removed(0)
+        assert len(os.listxattr(first)) == 3
+        number = 0
+        while os.listxattr(last := removed(number := number + 1)):
+            assert number < NAMELESS_MAX_BYTES // (3 * 4096), "they have no bound"
+        assert number > NAMELESS_MAX_BYTES // (3 * 4096) // 3
+        with refused(ENOSPC):
+            for attribute in range(3):
+                os.setxattr(last, f"user.{attribute}", b"x" * 4096)
+        os.setxattr(first, "user.1", b"as large as bef.".ljust(4096))
+        os.removexattr(first, "user.2")
+        os.setxattr(last, "user.more", b"as large as that one")
+    with contextlib.ExitStack() as stack:
+        assert len(os.listxattr(removed(0))) == 3
 
 
 @pytest.mark.usefixtures("kvfs_only")

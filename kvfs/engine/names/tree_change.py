@@ -99,6 +99,7 @@ class TreeChange(PoolChange):
         "_gone",
         "_handed",
         "_keeps",
+        "_left",
         "_moved",
         "_now_ns",
         "_replaced",
@@ -136,6 +137,8 @@ class TreeChange(PoolChange):
         self._replaced: list[tuple[InodeNo, InodeNo]] = []
         self._handed: list[tuple[Move, Attributes]] = []
         self._taken: list[tuple[InodeNo, InodeRecord, int, Attributes]] = []
+        #: Of those that are or may be open: the attributes that they keep without a name.
+        self._left: dict[InodeNo, Attributes] = {}
 
     def link(
         self, ino: InodeNo, record: InodeRecord, attributes: Attributes = _NO_ATTRIBUTES
@@ -235,7 +238,7 @@ class TreeChange(PoolChange):
             for ino, record, attributes in self._gone:
                 if self._keeps or ino in open_inodes:  # before the index forgets it
                     gone = record._replace(ctime_ns=self._now_ns)
-                    self._tree.open_notes.lose_name(ino, gone, attributes)
+                    self._left[ino] = self._tree.open_notes.lose_name(ino, gone, attributes)
         super()._complete()
 
     def _learn(self) -> None:
@@ -251,7 +254,7 @@ class TreeChange(PoolChange):
             if not self._evicts:
                 pool.heat.drop(ino)
             if (opened := pool.open_inodes.get(ino)) is not None:
-                opened.attributes = attributes
+                opened.attributes = self._left[ino]
         for ino, record, attributes in self._come:
             if record.state == State.NODE:
                 shares.come(ino, record)
