@@ -14,7 +14,7 @@ from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
 from kvfs.core.settings import Settings
 from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
 from kvfs.pool.events import Events, Kind
-from kvfs.pool.looks import Looks
+from kvfs.pool.looks import A_TICK, Looks
 from kvfs.pool.reuse_watch import NOT_FOLLOWED, ReuseWatch
 from kvfs.pool.space import Space
 from kvfs.pool.tallies import Tallies, Tally
@@ -119,9 +119,14 @@ class CacheFigures:
         if self.events.wanted and S_ISREG(record.mode) and not is_temporary(record.name):
             self.events.note(Kind.REMOVED, record.parent, record.name, bytes=record.size_bytes)
 
+    def tree_changed(self) -> None:
+        """A directory moved."""
+        self.tallies.tree_changed()
+        self.events.tree_changed()
+
     def tick(self, now_s: float) -> None:
         """Count the looks that turned out to be misses."""
-        self.looks.settle()
+        self.looks.settle(A_TICK)
         self.store_times.tick(now_s)
         self.reuse.tick()
 

@@ -12,7 +12,7 @@ keeps what it was told for ``negative_timeout_s``.
 """
 
 from collections.abc import Callable
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Final
 
 from kvfs.core.types import InodeNo
@@ -26,6 +26,8 @@ RENAME_LOOK_S: Final = 1.0
 CREATE_LOOK_S: Final = 0.1
 #: Looks that wait; the oldest of more count at once.
 _WAITING_MAX: Final = 4096
+#: Looks that a tick counts: each may need some rows of the index, and requests wait meanwhile.
+A_TICK: Final = 1024
 
 Name = tuple[InodeNo, bytes]
 
@@ -92,11 +94,11 @@ class Looks:
         self._waiting.pop(key, None)
         self._before.pop(key, None)
 
-    def settle(self) -> None:
-        """Count those that have waited long enough."""
+    def settle(self, count_max: int = _WAITING_MAX) -> None:
+        """Count those that have waited long enough, at most *count_max* of them."""
         until_s = self._monotonic_s() - RENAME_LOOK_S
         due = takewhile(lambda key: self._waiting[key] <= until_s, self._waiting)
-        for key in list(due):
+        for key in list(islice(due, count_max)):
             self._count(key)
 
     def _count(self, key: Name, *, last: bool = True) -> None:

@@ -7,7 +7,6 @@ object, which an open handle keeps, and sums are made when somebody asks for the
 from collections.abc import Iterable
 from typing import Any, Final
 
-from kvfs.core.ascent import Ascent
 from kvfs.core.types import NO_INODE, ROOT_INODE, InodeNo
 from kvfs.storage.index import Index
 
@@ -18,6 +17,9 @@ ROOT_ITSELF: Final = "/"
 _OTHERS_NAME: Final = OTHERS.encode()
 #: Directories whose place in the tree is remembered; for others it is looked up again.
 _KNOWN_MAX: Final = 4096
+#: Levels that are gone up to find it. What lies deeper counts with all others: no connector has so
+#: many, and each is a row of the index.
+DEPTH_MAX: Final = 32
 
 
 class Tally:
@@ -137,18 +139,22 @@ class Tallies:
     def _find_top(self, directory: InodeNo) -> InodeNo:
         """Return the first-level directory that *directory* is or stands in; the root for itself.
 
-        ``NO_INODE`` where a directory on the way cannot be read, or none leads to the root.
+        ``NO_INODE`` where a directory on the way cannot be read, and in the depth.
         """
         at = top = directory
-        ascent = Ascent()
-        while at != ROOT_INODE:
+        found: InodeNo | None = None
+        for _ in range(DEPTH_MAX):
+            if at == ROOT_INODE or (found := self._known.get(at)) is not None:
+                break
             record = self._index.inode_or_miss(at)
-            if record is None or not ascent.goes_on(at):
+            if record is None:
                 return NO_INODE
             top, at = at, record.parent
+        else:
+            top = NO_INODE
         if len(self._known) >= _KNOWN_MAX:
             self._known.clear()
-        self._known[directory] = top
+        self._known[directory] = top = top if found is None else found
         return top
 
     def _enter(self, top: InodeNo, model: bytes) -> Tally:
