@@ -12,7 +12,7 @@ import numpy as np
 from kvfs.core.eviction_policy import EVICTABLE, Columns, Rank
 from kvfs.core.lifecycle import SETTLED
 from kvfs.core.types import InodeNo
-from kvfs.pool.policies import path_of
+from kvfs.pool.paths import path_of
 from kvfs.pool.pool import Pool
 
 #: A list is kept in memory while a client fetches it: 512 KiB.
@@ -35,8 +35,12 @@ def hottest(columns: Columns, count_max: int = HOTTEST_MAX) -> list[InodeNo]:
 
 
 def path_and_size(pool: Pool, ino: InodeNo) -> tuple[str, int] | None:
-    """Return the path of block *ino* below the mountpoint, and its bytes; None if it is gone."""
+    """Return the path of block *ino* below the mountpoint, and its bytes.
+
+    None if it is gone, or if its path is too long for any call.
+    """
     record = pool.index.inode_or_miss(ino)
     if record is None or not stat.S_ISREG(record.mode) or record.state not in SETTLED:
         return None
-    return path_of(pool.index, ino), record.allocated_bytes
+    path = path_of(pool.index, ino)
+    return (path, record.allocated_bytes) if path.startswith("/") else None

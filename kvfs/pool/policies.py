@@ -24,7 +24,8 @@ from kvfs.core.directory_policy import (
     ttl_of,
 )
 from kvfs.core.errors import Damaged
-from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.core.types import PATH_MAX_BYTES, ROOT_INODE, InodeNo
+from kvfs.pool.paths import path_of
 from kvfs.storage.index import Index
 
 #: Directories whose policy is cached; others are looked up again.
@@ -58,13 +59,13 @@ class Policies:
         if policy is not None:
             return policy
         # No recursion: a tree may be deeper than Python's stack.
-        below: list[InodeNo] = []
+        below: list[tuple[InodeNo, bytes]] = []
         policy, ascent = Policy(), Ascent()
         while (known := self._cached.get(directory)) is None:
             record = self._index.inode_or_miss(directory)
             if record is None or not ascent.goes_on(directory):
                 break  # nothing is known of directories above a damaged one
-            below.append(directory)
+            below.append((directory, record.name))
             if directory == ROOT_INODE:
                 break
             directory = record.parent
@@ -72,17 +73,21 @@ class Policies:
             policy = known
         if len(self._cached) + len(below) > _CACHED_MAX:
             self._cached.clear()
-        for directory in reversed(below):
-            policy = self._cached[directory] = self._with(policy, directory)
+        path = path_of(self._index, directory) if self._configured else ""
+        for left, (directory, name) in zip(range(len(below), 0, -1), reversed(below), strict=True):
+            path = _below(path, name) if self._configured else ""
+            policy = self._with(policy, directory, path)
+            if left <= _CACHED_MAX:  # of a deeper tree the upper part is not
+                self._cached[directory] = policy
         return policy
 
     def clear(self) -> None:
         """Clear the cache: a policy was set, or a directory moved."""
         self._cached.clear()
 
-    def _with(self, inherited: Policy, directory: InodeNo) -> Policy:
-        """Return *inherited* with the changes that *directory* sets itself."""
-        for name, value in self._said(directory):
+    def _with(self, inherited: Policy, directory: InodeNo, path: str) -> Policy:
+        """Return *inherited* with the changes that *directory*, at *path*, sets itself."""
+        for name, value in self._said(directory, path):
             if name == DRAFTS:
                 inherited = inherited._replace(drafts_of_owner=value == b"owner")
             elif name == EVICT and value in VALUES[EVICT]:
@@ -98,13 +103,11 @@ class Policies:
                     inherited = inherited._replace(ttl_s=ttl_of(value))
         return inherited
 
-    def _said(self, directory: InodeNo) -> list[tuple[bytes, bytes]]:
+    def _said(self, directory: InodeNo, path: str) -> list[tuple[bytes, bytes]]:
         """Return what *directory* itself sets; an attribute wins over the settings file."""
         said: dict[bytes, bytes] = {}
-        if self._configured:
-            path = path_of(self._index, directory)
-            for key, value in self._configured.get(path, {}).items():
-                said[PREFIX + key.encode()] = value.encode()
+        for key, value in self._configured.get(path, {}).items():
+            said[PREFIX + key.encode()] = value.encode()
         for name in NAMES:
             with contextlib.suppress(Damaged):  # an unreadable attribute sets nothing
                 value_set = self._index.xattr(directory, name)
@@ -113,16 +116,14 @@ class Policies:
         return list(said.items())
 
 
-def path_of(index: Index, ino: InodeNo) -> str:
-    """Return the path of *ino* below the mountpoint, ``/`` for the root.
+def _below(path: str, name: bytes) -> str:
+    """Return the path of directory *name* below *path*; nothing where no setting can name one.
 
-    Only its end when a directory on the way is damaged, or leads back to one below it.
+    The root has no name.
     """
-    parts: list[str] = []
-    ascent = Ascent()
-    while ino != ROOT_INODE and ascent.goes_on(ino):
-        if (record := index.inode_or_miss(ino)) is None:
-            break
-        parts.append(record.name.decode(errors="surrogateescape"))
-        ino = record.parent
-    return "/" + "/".join(reversed(parts))
+    if not name:
+        return "/"
+    if not path:
+        return ""
+    path = f"{path.rstrip('/')}/{name.decode(errors='surrogateescape')}"
+    return path if len(path) < PATH_MAX_BYTES else ""

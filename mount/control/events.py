@@ -1,7 +1,7 @@
 """The stream of events: a line of JSON for each, to every client of the events socket.
 
-Each client has a bounded queue. One that reads too slowly loses the oldest lines and is told how
-many. One that reads nothing is cut off. The mount waits for none of them.
+Each client has a queue that is bounded in bytes. One that reads too slowly loses the oldest lines
+and is told how many. One that reads nothing is cut off. The mount waits for none of them.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ LISTENERS_MAX: Final = 16
 _INTERVAL_S: Final = 0.05
 #: Events turned into text without a pause; each takes some 5 us.
 _SLICE: Final = 64
-#: Events that a client may have waiting, some 200 bytes each.
-BACKLOG_MAX: Final = 16_384
+#: Lines that a client may have waiting, some 200 bytes each; all clients wait for the same ones.
+BACKLOG_MAX_BYTES: Final = 4 << 20
 #: A client that takes nothing for so long is cut off.
 _STALLED_MAX_S: Final = 60.0
 #: Without an event a line says so often that the stream lives, and a dead client is found.
@@ -60,19 +60,19 @@ class _Client:
 
     def __init__(self) -> None:
         self.waiting: deque[list[bytes]] = deque()
-        self.count = 0
+        self._held_bytes = 0
         self.lost = 0
         self.has_some = trio.Event()
 
     def offer(self, lines: list[bytes], lost: int) -> None:
         """Append *lines*; drop the oldest where that are too many."""
         self.waiting.append(lines)
-        self.count += len(lines)
+        self._held_bytes += _size_bytes(lines)
         self.lost += lost
-        while self.count > BACKLOG_MAX:
-            dropped = len(self.waiting.popleft())
-            self.count -= dropped
-            self.lost += dropped
+        while self._held_bytes > BACKLOG_MAX_BYTES:
+            dropped = self.waiting.popleft()
+            self._held_bytes -= _size_bytes(dropped)
+            self.lost += len(dropped)
         self.has_some.set()
 
     def take(self) -> bytes:
@@ -81,7 +81,7 @@ class _Client:
         self.lost = 0
         if self.waiting:
             lines = self.waiting.popleft()
-            self.count -= len(lines)
+            self._held_bytes -= _size_bytes(lines)
             told += b"".join(lines)
         if not self.waiting:
             self.has_some = trio.Event()
@@ -103,8 +103,10 @@ class Broadcast:
             await self._has_clients.wait()
             while self._clients:
                 # All that is waiting now, in slices; what comes meanwhile waits for the next round.
-                while lines := self._events.take(_SLICE):
-                    lost = self._events.take_lost()
+                while True:
+                    lines, lost = self._events.take(_SLICE), self._events.take_lost()
+                    if not lines and not lost:
+                        break
                     for client in self._clients:
                         client.offer(lines, lost)
                     await trio.lowlevel.checkpoint()
@@ -154,6 +156,10 @@ async def _watch_end(stream: trio.SocketStream, scope: trio.CancelScope) -> None
         while await stream.receive_some(4096):
             pass
     scope.cancel()
+
+
+def _size_bytes(lines: list[bytes]) -> int:
+    return sum(map(len, lines))
 
 
 def _said(event: str, **more: Any) -> bytes:  # noqa: ANN401

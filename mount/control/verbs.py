@@ -7,7 +7,7 @@ from typing import Any, Final
 import trio
 
 from kvfs.core.errors import CommandError, DeadInode, KvfsError, UsageError
-from kvfs.core.types import PATH_MAX_BYTES, InodeNo
+from kvfs.core.types import InodeNo
 from kvfs.engine.durability.verifier import VerifyProgress, verify_all
 from kvfs.engine.eviction.by_command import Order, Progress, carry_out
 from kvfs.engine.hottest import hottest, path_and_size
@@ -21,7 +21,7 @@ from kvfs.engine.pins_by_command import (
     unpin_matching,
 )
 from kvfs.engine.store import Store
-from kvfs.pool.policies import path_of
+from kvfs.pool.paths import path_of
 from mount.control.arguments import named_by, number, texts
 from mount.control.jobs import Jobs
 from mount.control.socket import Verb
@@ -135,7 +135,7 @@ class CommandVerbs:
         pins: dict[str, int] = {}
         told = letters = 0
         for ino, size_bytes in heapq.nsmallest(_PINS_A_REPLY, rows):
-            path = _shortened(path_of(pool.index, ino))
+            path = path_of(pool.index, ino)
             pins[path] = size_bytes
             told, letters, after = told + 1, letters + len(path), ino
             if letters > _LETTERS_A_REPLY:
@@ -152,7 +152,7 @@ class CommandVerbs:
         hot, blocks, letters = self._hot, list[tuple[str, int]](), 0
         for ino in hot[after : after + _BLOCKS_A_REPLY]:
             after += 1
-            if (block := path_and_size(pool, ino)) is not None and len(block[0]) <= PATH_MAX_BYTES:
+            if (block := path_and_size(pool, ino)) is not None:
                 blocks.append(block)
                 letters += len(block[0])
             if letters > _LETTERS_A_REPLY:
@@ -173,8 +173,3 @@ class CommandVerbs:
         """Return all paths with their inodes; a missing one is an error before anything changes."""
         pool, namespace = self._store.pool, self._store.namespace
         return [(path, find(pool, namespace, path)) for path in texts(args, "paths")]
-
-
-def _shortened(path: str) -> str:
-    """Return *path*, or only its end if it is too long for any call."""
-    return path if len(path) <= PATH_MAX_BYTES else f"...{path[-PATH_MAX_BYTES:]}"

@@ -1,6 +1,7 @@
 """The stream of events of a live mount, as docs/events.md says, and its bounds without one."""
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -15,20 +16,31 @@ import trio
 from kvfs.core.errors import NotMounted, NotRoot, UsageError
 from kvfs.core.mount_name import events_path
 from kvfs.core.settings import Settings
-from kvfs.core.types import ROOT_INODE
-from kvfs.pool.events import Events, Kind
+from kvfs.core.types import NAME_MAX_BYTES, PATH_MAX_BYTES, ROOT_INODE, InodeNo
+from kvfs.pool.events import WAITING_MAX_BYTES, Events, Kind
 from kvfs.storage.index import Index
 from mount.control.connections import serve_connections
-from mount.control.events import BACKLOG_MAX, LISTENERS_MAX, Broadcast
+from mount.control.events import BACKLOG_MAX_BYTES, LISTENERS_MAX, Broadcast
 from mount.control.socket import listen
 from tests.fuse.conftest import NOBODY
+from tests.support.callers import Caller
+from tests.support.deep_index import DeepIndex
 from tests.support.forks.process import Process
 from tests.support.mounting import COMMAND_WAIT_S, KVFS, ROOT, Mounted, run_kvfs
+from tests.support.stepping import until
 
 pytestmark = pytest.mark.needs_fuse
 
 _ROW: Final = re.compile(r"^\| `(\w+)` \| ([^|]*) ?\| [^|]+ \|$", re.MULTILINE)
 PATIENCE_S: Final = 60.0
+#: The shortest line of an event.
+LINE_BYTES: Final = 64
+#: A path of so many levels with such names has 250 KiB.
+LEVELS: Final = 1000
+DEEP: Final = b"d" * 250
+LOOKS: Final = 4000
+#: What the server may grow by, whatever somebody names.
+GROWTH_MAX_BYTES: Final = 64 << 20
 
 
 def documented() -> dict[str, set[str]]:
@@ -101,6 +113,58 @@ def test_only_blocks_have_events(listener: Listener, kv: Path) -> None:
     (kv / "end").write_bytes(b"x")
     told = listener.next()
     assert (told["event"], told["path"]) == ("stored", f"/{kv.name}/end")
+
+
+def deepened(caller: Caller, top: Path) -> int:
+    """Make LEVELS directories one below the other; return the caller's descriptor of the last."""
+    fd: int = caller.os("open", str(top), os.O_RDONLY)
+    for _ in range(LEVELS):
+        caller.os("mkdir", DEEP, dir_fd=fd)
+        above, fd = fd, caller.os("open", DEEP, os.O_RDONLY, dir_fd=fd)
+        caller.os("close", above)
+    return fd
+
+
+def razed(caller: Caller, fd: int) -> None:
+    """Remove what ``deepened`` made, of which *fd* is the last."""
+    for _ in range(LEVELS):
+        above = caller.os("open", "..", os.O_RDONLY, dir_fd=fd)
+        caller.os("close", fd)
+        caller.os("rmdir", DEEP, dir_fd=above)
+        fd = above
+    caller.os("close", fd)
+
+
+def resident_bytes(pid: int) -> int:
+    found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) << 10
+
+
+def test_a_deep_tree_and_a_listener_that_pauses_take_little_memory(
+    listener: Listener, mount: Mounted, kv: Path, nobody: Caller, kvfs_only: None
+) -> None:
+    """The listener loses what it did not take in time, is told how many, and hears what follows."""
+    kv.chmod(0o777)
+    fd = deepened(nobody, kv)
+    before_bytes = resident_bytes(mount.server_pid)
+    missed = int(mount.status()["cache"]["misses"]) + LOOKS
+    for number in range(LOOKS):
+        with pytest.raises(FileNotFoundError):
+            nobody.os("stat", f"{number:0200}", dir_fd=fd)
+    until(lambda: int(mount.status()["cache"]["misses"]) >= missed, "they count as misses")
+    assert resident_bytes(mount.server_pid) - before_bytes < GROWTH_MAX_BYTES
+    razed(nobody, fd)
+    (kv / "end").write_bytes(b"x")
+    told = [listener.next()]
+    while told[-1].get("path") != f"/{kv.name}/end":
+        told.append(listener.next())
+    deep = [one["path"] for one in told if one["event"] == "missing"]
+    lost = sum(one["count"] for one in told if one["event"] == "lost")
+    assert lost > 0
+    assert lost + len(deep) == LOOKS
+    assert all(path.startswith(".../d") for path in deep)
+    assert max(map(len, deep)) < PATH_MAX_BYTES
 
 
 def test_the_verb_prints_them(mount: Mounted, kv: Path, kvfs_only: None) -> None:
@@ -185,6 +249,49 @@ def test_a_name_of_any_bytes_is_a_line(events: Events) -> None:
     assert json.loads(line)["path"].encode(errors="surrogateescape") == b'/\xff\n"'
 
 
+def test_a_path_is_put_together_once_and_no_longer_than_a_call_takes() -> None:
+    index, last = DeepIndex(DEEP), InodeNo(LEVELS + 1)
+    events = Events(index, lambda: 0)
+    events.listen(wanted=True)
+    count = WAITING_MAX_BYTES // PATH_MAX_BYTES // 2
+    for number in range(count):
+        events.note(Kind.MISSING, last, b"%d" % number)
+    assert index.reads <= PATH_MAX_BYTES // len(DEEP) + 1
+    paths = [json.loads(line)["path"] for line in events.take(count)]
+    assert len(paths) == count
+    assert all(len(path) < PATH_MAX_BYTES for path in paths)
+    assert paths[7].startswith(".../ddd")
+    assert paths[7].endswith("ddd/7")
+    events.tree_changed()
+    events.note(Kind.MISSING, InodeNo(3), b"name")
+    (line,) = events.take(1)
+    assert json.loads(line)["path"] == f"/{DEEP.decode()}/{DEEP.decode()}/name"
+
+
+def test_who_looks_into_ever_other_deep_directories_loses_events_and_not_time() -> None:
+    """Between two calls of ``take`` only so many rows of the index are read for paths."""
+    index = DeepIndex()
+    events = Events(index, lambda: 0)
+    events.listen(wanted=True)
+    for number in range(LOOKS):
+        events.note(Kind.MISSING, InodeNo(LEVELS + number), b"name")
+    assert index.reads < LOOKS * LEVELS / 100
+    assert len(events.take(LOOKS)) + events.take_lost() == LOOKS
+    events.note(Kind.MISSING, InodeNo(LEVELS), b"name")
+    assert len(events.take(LOOKS)) == 1
+
+
+def test_what_waits_is_bounded_in_bytes(events: Events) -> None:
+    events.listen(wanted=True)
+    count = 2 * WAITING_MAX_BYTES // NAME_MAX_BYTES
+    for number in range(count):
+        events.note(Kind.STORED, ROOT_INODE, b"%0255d" % number, bytes=number)
+    kept = [json.loads(line)["bytes"] for line in events.take(count)]
+    assert sum(NAME_MAX_BYTES for _ in kept) < WAITING_MAX_BYTES
+    assert kept == list(range(count - len(kept), count))
+    assert events.take_lost() == count - len(kept)
+
+
 async def with_broadcast(path: str, events: Events, use: Callable[[Broadcast], Any]) -> None:
     """Serve *events* at *path* while *use* runs."""
     broadcast = Broadcast(Settings(mountpoint="/kv", name="kv"), events)
@@ -211,7 +318,8 @@ async def read_until(stream: trio.SocketStream, end: bytes) -> list[dict[str, An
 
 async def test_a_slow_reader_is_told_how_many_it_lost(tmp_path: Path, events: Events) -> None:
     """And keeps nobody else from getting all of them."""
-    path, step = str(tmp_path / "kv.events"), BACKLOG_MAX // 2
+    path, step = str(tmp_path / "kv.events"), 8192
+    count = 3 * BACKLOG_MAX_BYTES // LINE_BYTES // step * step
 
     async def use(_: Broadcast) -> None:
         async with (
@@ -220,7 +328,7 @@ async def test_a_slow_reader_is_told_how_many_it_lost(tmp_path: Path, events: Ev
         ):
             for stream in (slow, swift):
                 assert json.loads(await stream.receive_some(1 << 16))["event"] == "hello"
-            for first in range(0, 4 * step, step):
+            for first in range(0, count, step):
                 for number in range(first, first + step):
                     note(events, number)
                 told = await read_until(swift, b":%d}\n" % number)
@@ -229,7 +337,7 @@ async def test_a_slow_reader_is_told_how_many_it_lost(tmp_path: Path, events: Ev
             lost = sum(one["count"] for one in told if one["event"] == "lost")
             kept = [one["bytes"] for one in told if one["event"] == "stored"]
             assert lost > 0
-            assert lost + len(kept) == 4 * step
+            assert lost + len(kept) == count
             assert kept == sorted(kept)
 
     await with_broadcast(path, events, use)

@@ -50,7 +50,7 @@ def follow(pool: Pool, room: Room, former_names: Recent[InodeNo, Place], move: M
     if stat.S_ISREG(record.mode):
         pool.cache.renamed(before, record)
     if is_directory:
-        pool.cache.tallies.tree_changed()
+        pool.cache.tree_changed()
     elif record.state not in UNFINISHED:
         return
     left, inherited = (pool.policies.of(above) for above in (before.parent, record.parent))

@@ -1,0 +1,78 @@
+"""Paths below the mountpoint, put together from the index: bounded in length, steps and memory.
+
+A client may make directories one below the other as often as it likes, each by its handle. A path
+longer than PATH_MAX_BYTES fits into no call, so only its end is of use to anybody.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from kvfs.core.types import PATH_MAX_BYTES, ROOT_INODE, InodeNo
+from kvfs.storage.index import Index
+
+#: Stands for the directories that are left out of a path which is too long.
+CUT: Final = b"..."
+#: Paths that ``Paths`` remembers: some ten thousand of usual length.
+_KNOWN_MAX_BYTES: Final = 1 << 20
+#: What a remembered path takes beside its bytes.
+_EACH_BYTES: Final = 128
+
+
+def path_of(index: Index, ino: InodeNo) -> str:
+    """Return the path of *ino* below the mountpoint, ``/`` for the root.
+
+    Only its end when a directory on the way is damaged; behind ``CUT`` only its end when the path
+    has PATH_MAX_BYTES or more.
+    """
+    return cut(b"/" + b"/".join(reversed(list(_names(index, ino))))).decode(
+        errors="surrogateescape"
+    )
+
+
+def cut(path: bytes) -> bytes:
+    """Return *path* if a call can take it, else ``CUT`` and as many of its last names as fit."""
+    if len(path) < PATH_MAX_BYTES:
+        return path
+    end = path[len(CUT) + 1 - PATH_MAX_BYTES :]
+    return CUT + end[end.index(b"/") :]
+
+
+def _names(index: Index, ino: InodeNo) -> Iterator[bytes]:
+    """Yield the names of *ino* and of the directories above it, as many as ``cut`` looks at."""
+    length = 0
+    while (
+        ino != ROOT_INODE
+        and length < PATH_MAX_BYTES
+        and (record := index.inode_or_miss(ino)) is not None
+    ):
+        yield record.name
+        length += 1 + len(record.name)
+        ino = record.parent
+
+
+class Paths:
+    """The paths of directories, of which those asked for lately are remembered."""
+
+    def __init__(self, index: Index) -> None:
+        self._index: Final = index
+        self._known: dict[InodeNo, bytes] = {}
+        self._known_bytes = 0
+
+    def of(self, directory: InodeNo) -> tuple[bytes, int]:
+        """Return the path as ``path_of`` does, and how many rows of the index were read for it."""
+        path = self._known.get(directory)
+        if path is not None:
+            return path, 0
+        names = list(_names(self._index, directory))
+        path = cut(b"/" + b"/".join(reversed(names)))
+        self._known_bytes += len(path) + _EACH_BYTES
+        if self._known_bytes > _KNOWN_MAX_BYTES:
+            self.clear()
+            self._known_bytes = len(path) + _EACH_BYTES
+        self._known[directory] = path
+        return path, len(names)
+
+    def clear(self) -> None:
+        """Forget all: a directory moved."""
+        self._known.clear()
+        self._known_bytes = 0
