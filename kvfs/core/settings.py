@@ -228,7 +228,7 @@ class Settings(IndexSettings):
     )
     open_files_user_share: float = setting(
         0.5,
-        "largest share of the server's open files for one user (not root): the rest is for others",
+        "largest share of the open files for clients that one user (not root) may have",
         unit="share",
         low=0.01,
         high=1,

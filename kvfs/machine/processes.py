@@ -16,6 +16,7 @@ from collections import OrderedDict
 from typing import Final, NamedTuple
 
 from kvfs.core.printable import printable
+from kvfs.machine.descriptor_shares import watched_max
 from kvfs.machine.file_servers import BELIEVED_S, THREADS_MAX, FileServers, is_kernel_thread
 from kvfs.machine.process_ends import (
     Fate,
@@ -168,7 +169,7 @@ class Processes:
         tgid = int(status[start + 7 : status.find(b"\n", start + 1)])
         pidfd = self._open_pidfd(tgid)
         maker = Maker(tgid, self._birth(pidfd))
-        if maker in self._pidfds or len(self._pidfds) >= _PROCESSES_MAX:
+        if maker in self._pidfds or len(self._pidfds) >= min(_PROCESSES_MAX, watched_max()):
             os.close(pidfd)
         else:
             self._pidfds[maker] = pidfd
@@ -202,7 +203,7 @@ class Processes:
                 os.close(self._statms.pop(tid))
         fd = self._open(f"/proc/{tid}/statm")
         self._statms[tid] = fd
-        if len(self._statms) > THREADS_MAX:
+        if len(self._statms) > min(THREADS_MAX, watched_max()):
             os.close(self._statms.popitem(last=False)[1])
         return os.pread(fd, _STATM_BYTES, 0)
 
@@ -229,10 +230,12 @@ class Processes:
     def lives(self, maker: Maker) -> bool:
         """Whether *maker*, perhaps from before a restart of this server, still runs.
 
-        Raises OSError if there is no descriptor to find out.
+        Raises OSError if there is no descriptor to find out, or to watch it.
         """
         if maker in self._pidfds:
             return True  # ``ended`` reports its end
+        if len(self._pidfds) >= watched_max():
+            raise OSError(errno.EMFILE, "as many processes are watched as may be")
         try:
             pidfd = self._open_pidfd(maker.tgid)
         except (ValueError, OverflowError):

@@ -14,6 +14,7 @@ from kvfs.core.errors import KvfsError, NoSpace
 from kvfs.core.settings import Settings
 from kvfs.core.size_forecast import SizeForecast
 from kvfs.core.types import BackingId, InodeNo
+from kvfs.machine.descriptor_shares import ready_max
 from kvfs.pool.ports import Kernel
 from kvfs.pool.space import Space
 from kvfs.pool.unlink_queue import UnlinkQueue
@@ -114,7 +115,7 @@ class ReadyExtents:
             now_s,
             # A forecast must not take the space that other writers need.
             limit_bytes=min(limit_bytes, (space.free_bytes + spendable_bytes) // 2),
-            limit_extents=self._settings.ready_extents_max,
+            limit_extents=ready_max(self._settings.ready_extents_max),
         )
         self._depths = dict(wanted)
         for size_bytes in list(self._queues):

@@ -237,6 +237,8 @@ class Files:
                 opened.through_daemon = True
         try:
             grant = path.grant(opened, writer=writer, asks=asks)
+            if not (writer or grant.backing_id or path.holds_readers):  # read by this process
+                self._require_share()
             handle = self.handles.open(
                 kind, flags, opened, grant.backing_id, self._request.present.unique
             )
@@ -251,7 +253,7 @@ class Files:
             blocks.served.opened(opened, writer=writer, passing=bool(grant.backing_id))
         if writer:
             self.handles.note_writer(handle, self.thread(), maker)
-        if writer or path.holds_readers:
+        if writer or not grant.backing_id:
             self.handles.charge(handle, self._request.present.uid)
         return handle.fh, grant
 

@@ -2,7 +2,7 @@
 
 A page with magic and version, then rows of 96 bytes: u64 inode, u32 open flags, i32 backing id, u32
 generation, u8 kind, u8 a file server's, u8 closed (FLUSH), u8 fate of who closed it, u64 request
-that changed the row last, u32 opens that share it, i32 whose share it is charged to; then of a
+that changed the row last, u32 opens that share it, u32 whose share it is charged to; then of a
 writer u32 thread, u32 process, u64 its birth; and of its last close i32 thread, u32 process, u64
 birth, f64 time, i64 size, i64 mtime. A handle number is generation << 32 | slot + 1: a number that
 was closed is never valid again, and a free row keeps its generation. One that is kept for the next
@@ -32,7 +32,7 @@ from mount.files.open_shares import OpenShares
 HANDLES_VERSION: Final = 1
 _TABLE_MAGIC: Final = b"KVFSHNDL"
 _ROWS_START: Final = PAGE_BYTES
-_ROW: Final = struct.Struct("<QIiIBBBBQIi")
+_ROW: Final = struct.Struct("<QIiIBBBBQII")
 _ROW_BYTES: Final = 96
 #: Of a row: request and opens, at once.
 _OPENS: Final = struct.Struct("<QI")
@@ -41,7 +41,9 @@ _WRITER: Final = struct.Struct("<IIQ")
 _WRITER_OFFSET: Final = 40
 _SERVED: Final = struct.Struct("<B")
 _SERVED_OFFSET: Final = 21
-_UID: Final = struct.Struct("<i")
+_UID: Final = struct.Struct("<I")
+#: (uid_t)-1 is no user (chown(2)).
+_NO_UID: Final = (1 << 32) - 1
 _UID_OFFSET: Final = 36
 _FLUSHED: Final = struct.Struct("<BB")
 _FLUSHED_OFFSET: Final = 22
@@ -158,7 +160,7 @@ class Handles:
         # fmt: off
         _ROW.pack_into(
             self._memory, _ROWS_START + slot * _ROW_BYTES, opened.ino, flags & _U32_MASK,
-            backing_id, generation, kind, 0, 0, 0, request, 1, -1,
+            backing_id, generation, kind, 0, 0, 0, request, 1, _NO_UID,
         )
         # fmt: on
         self._open[fh] = handle
@@ -213,7 +215,7 @@ class Handles:
         handle.uid = uid
         self.shares.take(uid)
         offset = _ROWS_START + handle.slot * _ROW_BYTES + _UID_OFFSET
-        _UID.pack_into(self._memory, offset, uid if uid < 1 << 31 else -1)
+        _UID.pack_into(self._memory, offset, uid)
 
     def note_served(self, handle: Handle) -> None:
         """Note that a file server has *handle*."""
@@ -274,7 +276,7 @@ class Handles:
                 slot, fh, HandleKind(kind), flags, open_inodes[ino], BackingId(backing_id)
             )
             handle.opens, handle.served = opens, bool(served)
-            if uid >= 0:
+            if uid != _NO_UID:
                 handle.uid = uid
                 self.shares.take(uid)
             if kind == HandleKind.WRITER:

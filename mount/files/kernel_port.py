@@ -158,7 +158,8 @@ def open_port(
             f"{FUSE_DEVICE}: {error.strerror}; load the fuse module (modprobe fuse)"
         ) from error
     try:
-        handles = Handles(of.handles_fd, OpenShares(settings.open_files_user_share))
+        shares = OpenShares(settings.open_files_user_share, settings.ready_extents_max)
+        handles = Handles(of.handles_fd, shares)
         living = handles.living() if of.takes_over else None
         start = functools.partial(
             Store, device, settings, progress=progress, outliving=of.outliving, living=living

@@ -1,50 +1,66 @@
-"""How many of the server's descriptors one user may take, so that some are left for others.
+"""How many of the server's descriptors clients may take: each user, and all of them together.
 
 An open file of a client may cost a descriptor here: the extent of each block that is written, and
-on the daemon path of each that is read. They end where the server's limit does, for everybody.
+on the daemon path of each that is read. They end where the server's limit does, for everybody. So
+the last ones are for users that have few, and after these for root.
 """
 
-import resource
 from typing import TYPE_CHECKING, Final
 
 from kvfs.core.errors import TooManyOpen
+from kvfs.machine.descriptor_shares import clients_max
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _ROOT: Final = 0
+#: Of what clients may have together: beyond the first share only who has few gets more, and beyond
+#: the second only root.
+_FOR_ALL: Final = 3 / 4
+_FOR_USERS: Final = 7 / 8
+#: The share of one who has few. As many such users as fit in between find room, whatever others do.
+_FEW: Final = 1 / 64
 
 
 class OpenShares:
-    """The handles of each user that cost a descriptor; root may have any number."""
+    """The handles of each user that cost a descriptor."""
 
-    def __init__(self, share: float) -> None:
-        """Let each user have *share* of what the server may have open."""
+    def __init__(self, share: float, ready_extents: int = 0) -> None:
+        """Let each user but root have *share* of what is for clients (descriptor_shares.py).
+
+        *ready_extents*: the setting ``ready_extents_max``.
+        """
         self._share: Final = share
+        self._ready_extents: Final = ready_extents
         self._held: dict[int, int] = {}
-
-    @property
-    def most(self) -> int:
-        """Return how many a user may have."""
-        return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * self._share)
+        self._all = 0
 
     def require_one(self, uid: int, give_up_one: "Callable[[], bool]") -> None:
-        """Refuse one more to a user *uid* that has its share. Raises TooManyOpen.
+        """Refuse one more to user *uid* if it has its share, or all have theirs.
 
         *give_up_one* closes what nobody uses and is kept for the next reader; False: there is none.
+        Raises TooManyOpen.
         """
-        if uid == _ROOT:
-            return
-        while self._held.get(uid, 0) >= self.most:
+        while not self._may_have_one(uid):
             if not give_up_one():
-                raise TooManyOpen(f"uid {uid} has {self._held[uid]} files open")
+                raise TooManyOpen(f"uid {uid} has {self._held.get(uid, 0)} files open")
+
+    def _may_have_one(self, uid: int) -> bool:
+        most, held = clients_max(self._ready_extents), self._held.get(uid, 0)
+        if uid == _ROOT:
+            return self._all < most
+        if held >= int(most * self._share) or self._all >= most * _FOR_USERS:
+            return False
+        return self._all < most * _FOR_ALL or held < most * _FEW
 
     def take(self, uid: int) -> None:
         """Count one for *uid*."""
         self._held[uid] = self._held.get(uid, 0) + 1
+        self._all += 1
 
     def give_back(self, uid: int) -> None:
         """Count one less for *uid*."""
+        self._all -= 1
         held = self._held[uid] - 1
         if held:
             self._held[uid] = held
