@@ -66,13 +66,13 @@ def configure(subparsers: "Subparsers") -> None:
         action="store_true",
         help="print every setting and its reason, and exit",
     )
-    for flag in ("--ready-fd", "--held-fd"):
+    for flag in ("--template-fd", "--held-fd", "--ready-fd"):
         parser.add_argument(flag, type=int, help=argparse.SUPPRESS)
     parser.add_argument("--started-in", default="", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve here, be the supervisor of a server, or start one and wait until its server serves."""
+    """Be a server, the template of servers or their supervisor; or start one, until it serves."""
     for name in ("source", "mountpoint", "config", "log_file"):
         if given := getattr(args, name):  # the server is elsewhere, and reads them again at SIGHUP
             setattr(args, name, os.path.abspath(os.path.join(args.started_in, given)))
@@ -80,19 +80,17 @@ def run(args: argparse.Namespace) -> int:
         _print_settings(args)
         return 0
     need_root("kvfs mount")
-    if args.held_fd is not None:
-        from kvfs.cli.ready_pipe import ReadyPipe
-        from kvfs.cli.serve import import_all, serve_here, why_not
-        from kvfs.machine.held_files import HeldFiles, SupervisorGone
+    if args.template_fd is not None or args.held_fd is not None:
+        from kvfs.cli.serve import be_template, serve_for
+        from kvfs.machine.held_files import SupervisorGone
 
         load = partial(load_settings, args)
-        pipe = ReadyPipe(args.ready_fd) if args.ready_fd is not None else None
         try:
-            # Not needed yet, it imports all: once the other server dies there is no time.
-            held = HeldFiles(args.held_fd, import_all, partial(why_not, load))
+            if args.template_fd is not None:  # returns in each server
+                args.held_fd, args.ready_fd = be_template(load, args.template_fd)
+            serve_for(load, args.held_fd, args.ready_fd)
         except SupervisorGone:  # nobody needs us any more
             return 0
-        serve_here(load, held, pipe)
     elif args.foreground:
         command, environment = supervised(args.argv, ready_fd=-1)
         os.execve(command[0], command, environment)

@@ -1,9 +1,12 @@
 """The server process from its first check to its last line."""
 
+import contextlib
 import faulthandler
+import importlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from kvfs.cli.failures import explain
@@ -25,10 +28,43 @@ from kvfs.machine.process_limits import (
 
 _log: Final = logging.getLogger(__name__)
 
+#: What is imported inside of functions, so that a command that imports this file starts fast.
+_SERVERS: Final = (
+    "kvfs.devices",
+    "kvfs.engine.recovery.new_pool",
+    "kvfs.machine.connection_holders",
+    "kvfs.storage.index_map",
+    "mount.control.supervision",
+    "mount.process.logs",
+    "mount.serve",
+)
+#: What Python and lmdb import by themselves when they first need it.
+_OTHERS: Final = ("encodings.ascii", "lmdb._envid")
+
 
 def import_all() -> None:
-    """Import what a server needs, before there is a mount to serve."""
-    from mount import serve  # noqa: F401
+    """Import all that a server may need, also much later: another version may lie here then."""
+    for module in _SERVERS:
+        importlib.import_module(module)
+    for module in _OTHERS:
+        with contextlib.suppress(ModuleNotFoundError):  # of another version
+            importlib.import_module(module)
+
+
+def be_template(load: Callable[[], Settings], fd: int) -> tuple[int, int | None]:
+    """Fork servers as the supervisor at the descriptor *fd* says; return in each of them.
+
+    Returns the descriptors of its own link to the supervisor, and of the pipe to the command that
+    waits for it, if one does. *load* reads the settings. Raises SupervisorGone in the template.
+    """
+    from mount.process.template import fork_servers
+
+    return fork_servers(fd, import_all, partial(why_not, load))
+
+
+def serve_for(load: Callable[[], Settings], held_fd: int, ready_fd: int | None) -> None:
+    """Serve with the link and the pipe of ``be_template``. Raises CommandError, SupervisorGone."""
+    serve_here(load, HeldFiles(held_fd), None if ready_fd is None else ReadyPipe(ready_fd))
 
 
 def why_not(load: Callable[[], Settings], formats: Mapping[str, int]) -> str:
@@ -70,7 +106,7 @@ def _serve(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | None
         remarks = prepare_mountpoint(settings.mountpoint, _stand_in, guarded=settings.guard)
     require_file_size()
     require_open_files(settings.open_files_max)
-    # Slow imports come only now, so that a wrong flag is answered at once.
+    # In a server they are there already; a command that imports this file has no need of them.
     from kvfs.storage.index_map import outlive_bus_errors
     from mount.control.supervision import FORMATS
     from mount.process.logs import close_logging, set_up_logging
@@ -90,7 +126,8 @@ def _serve(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | None
         _log.info("serving %s at %s, log to %s", settings.source, settings.mountpoint, place)
         if pipe is not None:
             pipe.say_ready()
-        held.say_ready(f"serving {settings.source} at {settings.mountpoint}", FORMATS)
+        note = f"serving {settings.source} at {settings.mountpoint}"
+        held.say_ready(note, FORMATS, settings.silent_max_s)
         settle_memory()
 
     def progress(done: int, total: int) -> None:

@@ -250,6 +250,9 @@ class Settings(IndexSettings):
     stop_timeout_s: float = setting(
         60.0, "enough for the last sync of a busy drive", unit="s", low=1, high=3600
     )
+    silent_max_s: float = setting(
+        60.0, "a server that hangs so long is killed; 0: never", unit="s", low=0, high=3600
+    )
 
     @classmethod
     def from_toml(

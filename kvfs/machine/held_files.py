@@ -12,7 +12,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kvfs import __version__
@@ -21,9 +21,12 @@ from kvfs import __version__
 FILES_MAX: Final = 64
 _MESSAGE_MAX_BYTES: Final = 16 << 10
 #: Most characters of an error; one is at most 12 bytes of JSON.
-_LINE_MAX: Final = 1000
+LINE_MAX: Final = 1000
 #: The supervisor answers at once; one that does not is stopped or gone.
 _ANSWER_WAIT_S: Final = 1.0
+#: How often life is told, of the time after which silence is death; sd_watchdog_enabled(3) wants a
+#: half.
+ALIVE_SHARE: Final = 1 / 3
 
 
 def link_pair() -> tuple[socket.socket, socket.socket]:
@@ -48,13 +51,6 @@ def send(end: socket.socket, said: dict[str, object], fds: Sequence[int] = ()) -
     return True
 
 
-def is_readable(fd: int) -> bool:
-    """Whether something was said at the other end of *fd*, or that is gone."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))
-
-
 def receive(end: socket.socket) -> Message | None:
     """Return the next message, waiting for it if *end* is blocking; None at the other end's end.
 
@@ -72,37 +68,22 @@ def receive(end: socket.socket) -> Message | None:
 
 
 class SupervisorGone(Exception):
-    """A server was started, and its supervisor died before it was needed."""
+    """The supervisor has died, and nobody needs this process any more."""
 
 
 class HeldFiles:
     """The server's end. What cannot be sent is left out: the mount is served without a net then."""
 
-    def __init__(
-        self, fd: int, prepare: Callable[[], None], why_not: Callable[[Mapping[str, int]], str]
-    ) -> None:
-        """Wait at the descriptor *fd* until this server is needed, and read what it is given.
-
-        *prepare* is called before, unless it is needed at once. *why_not* is called before, if this
-        is an upgrade: it is told which formats the server uses that serves, and returns why this
-        version cannot follow, or "". Raises SupervisorGone.
-        """
+    def __init__(self, fd: int) -> None:
+        """Read what this server is given at the descriptor *fd*. Raises SupervisorGone."""
         self._end = socket.socket(fileno=fd)
         self._end.set_inheritable(False)
         self.lost = False
         """Whether the supervisor is gone."""
-        if not is_readable(fd):
-            prepare()
-            self._say({"waits": True})
-        while True:
-            first = receive(self._end)
-            if first is None:
-                raise SupervisorGone
-            said, fds = first
-            if "check" not in said:
-                break
-            why = why_not(said["check"])
-            self._say({"cannot": why[:_LINE_MAX]} if why else {"can": __version__})
+        first = receive(self._end)
+        if first is None:
+            raise SupervisorGone
+        said, fds = first
         self.given: dict[str, int] = dict(zip(said["held"], fds, strict=True))
         """The open files that the last server had held, by name; empty at a first start."""
         self.restarts: int = said["restarts"]
@@ -114,6 +95,8 @@ class HeldFiles:
         self.supervisor_pid: int = said["supervisor_pid"]
         self.alive_every_s: float = said["alive_every_s"]
         """How often it wants to hear ``say_alive`` of a server that serves; 0: never."""
+        self.next_server: str = said["next_server"]
+        """Why the next server may not be of this version; "": it will be."""
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when there is something to ``receive``."""
@@ -154,14 +137,17 @@ class HeldFiles:
         """Say that this server lives and comes on, *progress* in what it does, such as done, of."""
         return self._say({"alive": progress})
 
-    def say_ready(self, note: str, formats: Mapping[str, int]) -> bool:
+    def say_ready(self, note: str, formats: Mapping[str, int], silent_max_s: float) -> bool:
         """Say that requests are answered from now on; *note* says what is served.
 
-        Who follows must know these *formats*, numbers by name.
+        Who follows must know these *formats*, numbers by name. A server that then says nothing for
+        *silent_max_s* (0: for ever) hangs, unless systemd has another time for that.
         """
         if self.died_s:
             self.longest_pause_s = max(self.longest_pause_s, time.monotonic() - self.died_s)
-        return self._say({"ready": note, "version": __version__, "formats": dict(formats)})
+        self.alive_every_s = self.alive_every_s or silent_max_s * ALIVE_SHARE
+        said = {"ready": note, "version": __version__, "formats": dict(formats)}
+        return self._say({**said, "silent_max_s": silent_max_s})
 
     def ask_for_upgrade(self, program: Sequence[str], python_path: str) -> bool:
         """Let a server follow that *program* starts, which finds its modules in *python_path*.
@@ -176,7 +162,7 @@ class HeldFiles:
 
     def say_fatal(self, line: str, exit_code: int) -> bool:
         """Say that the start failed, and would fail again the same way."""
-        return self._say({"fatal": line[:_LINE_MAX], "exit": exit_code})
+        return self._say({"fatal": line[:LINE_MAX], "exit": exit_code})
 
     def close(self) -> None:
         """Close the link; the supervisor goes on holding."""

@@ -79,7 +79,7 @@ def _takeover(mount: Parts) -> str:
         return "there is no supervisor"
     if not mount.port.resends:
         return "the kernel cannot resend requests; Linux 6.9 and later can"
-    return "possible"
+    return mount.held.next_server or "possible"
 
 
 def _own_memory_bytes() -> int:

@@ -82,6 +82,8 @@ class Supervision:
             if "upgrade_failed" in said and self._failures is not None:
                 with contextlib.suppress(trio.WouldBlock):  # that of a signal, just before
                     self._failures.send_nowait(str(said["upgrade_failed"]))
+            if "next_server" in said:
+                self._held.next_server = str(said["next_server"])
             if not said:
                 await trio.lowlevel.wait_readable(self._held)
         _log.error(

@@ -1,7 +1,8 @@
 """``python -I -S mount/supervisor READY_FD INSTALLED PROGRAM... -- ARGUMENTS...``: a supervisor.
 
-PROGRAM and ARGUMENTS are the command line of its server, INSTALLED is a program of an upgrade ("":
-PROGRAM), and READY_FD where the first start says how it went (-1: nowhere).
+PROGRAM and ARGUMENTS are the command line of what forks its servers (mount/process/template.py),
+INSTALLED is a program of an upgrade ("": PROGRAM), and READY_FD where the first start says how it
+went (-1: nowhere).
 
 Run as a file, by an interpreter that looks for no installed packages: it is small, and stays so.
 """
@@ -13,9 +14,9 @@ import sys
 _HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.dirname(os.path.dirname(_HERE)))
 
-from mount.supervisor.newcomers import Program  # noqa: E402 - where it is found
-from mount.supervisor.process import HANDED_ON, Supervisor  # noqa: E402
+from mount.supervisor.process import HANDED_ON, Supervisor  # noqa: E402 - where it is found
 from mount.supervisor.systemd import Systemd  # noqa: E402
+from mount.supervisor.templates import Program, become_parent_of_forked  # noqa: E402
 
 
 def main() -> int:
@@ -27,6 +28,7 @@ def main() -> int:
     words, arguments = rest[: rest.index("--")], rest[rest.index("--") + 1 :]
     if ready_fd >= 0:
         os.set_inheritable(ready_fd, False)
+    become_parent_of_forked()
     environment = dict(os.environ)
     systemd = Systemd(environment)
     program = Program(words, arguments, environment)

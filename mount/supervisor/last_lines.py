@@ -5,9 +5,11 @@ The form is that of mount/process/logs.py, whose parts are too large for this pr
 
 import contextlib
 import os
+import shlex
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Final
 
 SYSLOG_SOCKET: Final = "/dev/log"
@@ -73,6 +75,17 @@ class ServersLog:
             os.write(fd, line.encode())
         finally:
             os.close(fd)
+
+
+def back_again(arguments: Sequence[str]) -> str:
+    """Return how a mount is brought back whose server had these *arguments* of ``kvfs``."""
+    words, place = list(arguments), ""
+    if "--started-in" in words:
+        at = words.index("--started-in")
+        place = f" in {words[at + 1]}" if words[at + 1 : at + 2] != ["/"] else ""
+        del words[at : at + 2]
+    again = shlex.join(["kvfs", *(word for word in words if word != "--foreground")])
+    return f"`{again}`{place}, or a start of its unit, brings it back"
 
 
 def _now() -> str:

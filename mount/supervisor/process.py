@@ -1,4 +1,4 @@
-"""The supervisor of one mount: it starts the server, holds its open files, and starts it again.
+"""The supervisor of one mount: it has a server forked, holds its open files, and has the next one.
 
 It never touches the mount, so nothing that happens there can hold it up. What it holds is what the
 servers gave it (kvfs/machine/held_files.py).
@@ -13,12 +13,21 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kvfs.machine.held_files import Message
+from mount.supervisor.births import Births, NoServer
 from mount.supervisor.holdings import Holdings
-from mount.supervisor.last_lines import ServersLog, release_terminal
-from mount.supervisor.newcomers import Candidate, Program, Spare
+from mount.supervisor.last_lines import ServersLog, back_again
 from mount.supervisor.restarts import Restarts
-from mount.supervisor.server import Server, ended_how, reap_others, status_of
+from mount.supervisor.server import (
+    Linked,
+    Server,
+    ended_how,
+    reap_others,
+    status_of,
+    was_sigkill,
+)
 from mount.supervisor.systemd import Systemd
+from mount.supervisor.templates import Program, Template
+from mount.supervisor.upgrades import Upgrades
 
 #: A server that starts, and says nothing for so long, hangs. Of an upgrade: callers wait for it.
 _SILENT_MAX_S: Final = 15.0
@@ -47,24 +56,20 @@ class Supervisor:
     def __init__(
         self, program: Program, installed: Program, systemd: Systemd, ready_fd: int
     ) -> None:
-        """*program* starts a server, which says at *ready_fd* (-1: nowhere) how that went.
+        """*program* starts the template of servers; the first of these says at *ready_fd* (-1:
+        nowhere) how its start went.
 
         *installed* is what SIGUSR2 asks for.
         """
-        self._program = program
         self._installed = installed
         self._systemd = systemd
-        self._own_group = ready_fd < 0
-        self._ready_fd = ready_fd
         self._log = ServersLog()
+        self._births = Births(program, self._log, ready_fd)
+        self._upgrades = Upgrades(self._log, own_group=ready_fd < 0)
         self._holdings = Holdings(systemd)
         #: Whether there is a mount that somebody may use.
         self._served = self._holdings.can_go_on
         self._server: Server | None = None
-        self._spare = Spare()
-        self._candidate: Candidate | None = None
-        #: The candidate that follows when the server has ended, or has just followed it.
-        self._follower: Candidate | None = None
         self._restarts = Restarts()
         self._died_s = time.monotonic() if self._served else 0.0
         #: When the next server is started.
@@ -83,52 +88,75 @@ class Supervisor:
     def run(self) -> int:
         """Supervise until the last server has ended; return its wait status."""
         while self._exit_status is None:
-            now_s = time.monotonic()
-            if self._server is None and now_s >= self._start_s:
-                self._start(now_s)
+            if self._wants_server and time.monotonic() >= self._start_s:
+                self._start()
             self._wait()
-            self._look_at_newcomers(time.monotonic())
-        if self._candidate is not None:
-            self._candidate.server.end()
-        self._spare.drop()
+            self._look_at_templates(time.monotonic())
+        for template in self._templates():
+            template.end()
         return self._exit_status
 
-    def _start(self, now_s: float) -> None:
-        """Let a server begin: that of the upgrade, the spare, or a new one."""
-        self._restarts.started(now_s)
-        counts = self._holdings.counts
-        first = {
-            **counts,
-            "upgrades": counts["upgrades"] + (self._follower is not None),
-            "died_s": self._died_s,
-            "supervisor_pid": os.getpid(),
-            "alive_every_s": self._systemd.alive_every_s,
-        }
+    @property
+    def _wants_server(self) -> bool:
+        return self._server is None and not self._births.is_awaited
+
+    def _templates(self) -> list[Template]:
+        ours = self._births.template
+        return [*self._upgrades.templates(), *([] if ours is None else [ours])]
+
+    def _linked(self) -> list[Linked]:
+        """Return our children."""
+        templates = self._templates()
+        return [*templates] if self._server is None else [self._server, *templates]
+
+    def _start(self) -> None:
+        """Have a server forked: that of the upgrade, or one like that which served."""
+        self._restarts.started()
+        follower = self._upgrades.follower
         try:
-            self._server = (
-                self._follower.server
-                if self._follower is not None
-                else self._spare.take()
-                or self._program.start(ready_fd=self._ready_fd, own_group=self._own_group)
-            )
-            self._server.begin(first, self._holdings.files)
+            self._births.begin(None if follower is None else follower.template)
         except OSError as error:
-            self._log.say("ERROR", f"the server cannot be started: {error.strerror}")
+            self._why = f"the server cannot be started: {error.strerror}"
+            self._log.say("ERROR", self._why)
             self._try_again(_SERVE_FAILED << 8)
-        if self._ready_fd >= 0:  # its end is to be seen
-            os.close(self._ready_fd)
-            self._ready_fd = -1
+        else:
+            self._await_birth(time.monotonic())  # a template that waits is told at once
+
+    def _await_birth(self, now_s: float) -> None:
+        """Let the server that is awaited begin once it is there."""
+        try:
+            server = self._births.look(now_s)
+        except NoServer as none:
+            self._upgrades.has_failed()
+            self._why = str(none)
+            self._log.say("ERROR", self._why)
+            status = _SERVE_FAILED << 8 if none.status is None else none.status
+            if none.is_final:
+                self._give_up(status)
+            else:
+                self._try_again(status)
+            return
+        if server is not None:
+            self._server = server
+            counts = self._holdings.counts
+            first = {
+                **counts,
+                "upgrades": counts["upgrades"] + (self._upgrades.follower is not None),
+                "died_s": self._died_s,
+                "supervisor_pid": os.getpid(),
+                "alive_every_s": self._systemd.alive_every_s,
+                "next_server": "",
+            }
+            server.begin(first, self._holdings.files)
 
     def _wait(self) -> None:
         """Wait for what comes first: a signal, a message, a death, or a time."""
         poll, server = select.poll(), self._server
         poll.register(self._wakeup, select.POLLIN)
-        candidate = None if self._candidate is None else self._candidate.server
-        for one in (server, candidate):
-            if one is not None:
-                poll.register(one.pidfd, select.POLLIN)
-                if not one.hung_up:
-                    poll.register(one.link, select.POLLIN)
+        for process in self._linked():
+            poll.register(process.pidfd, select.POLLIN)
+            if not process.hung_up:
+                poll.register(process.link, select.POLLIN)
         now_s = time.monotonic()
         poll.poll(max(0.0, self._next_s(now_s) - now_s) * 1000 + 1)
         self._take_signals()
@@ -146,15 +174,15 @@ class Supervisor:
         times = [self._kill_s, now_s + _LOOK_S]
         if self._systemd.watchdog_s:
             times.append(self._said_alive_s + self._systemd.alive_every_s)
-        if self._server is None:
+        if self._wants_server:
             times.append(self._start_s)
         return min(times)
 
     def _silent_max_s(self, server: Server) -> float | None:
         """Return how long *server* may say nothing; None: for ever."""
         if server.is_ready:
-            return self._systemd.watchdog_s or None
-        if self._follower is not None:
+            return self._systemd.watchdog_s or server.silent_max_s or None
+        if self._upgrades.follower is not None:
             return _UPGRADE_SILENT_MAX_S
         return _SILENT_MAX_S if self._served else None
 
@@ -167,9 +195,9 @@ class Supervisor:
             self._kill_s = _NEVER_S
             server.kill()
         silent_s = self._silent_max_s(server)
-        if server.ended or silent_s is None or now_s < server.heard_s + silent_s:
+        if server.ended or silent_s is None or server.silent_s < silent_s:
             return
-        server.heard_s = now_s
+        server.silent_s, server.killed = 0.0, True
         self._log.say("ERROR", f"server {server.pid} says nothing for {silent_s:g} s: killing it")
         server.signal(signal.SIGABRT)
         self._kill_s = now_s + min(_ABORTING_MAX_S, silent_s / 6)
@@ -186,6 +214,8 @@ class Supervisor:
         server = self._server
         if number in _STOPS:
             self._stopping = number
+            if server is None and not self._served:  # there is nothing to stop
+                self._exit_status = number
         if server is not None and (server.is_ready or not self._served):
             server.signal(number)
         # Else a server comes, and is told then.
@@ -201,17 +231,16 @@ class Supervisor:
         elif "log" in said:
             self._log.is_at(str(said["log"]), str(said["name"]), str(said["dead_path"]))
         elif "alive" in said:
-            self._restarts.alive(now_s)
             self._tell_progress(said["alive"])
         elif "ready" in said:
             server.version, server.formats = str(said["version"]), said["formats"]
+            server.silent_max_s = float(said["silent_max_s"])
             self._take_ready(server, str(said["ready"]), now_s)
         elif "upgrade" in said:
-            program = self._program.other(said["upgrade"], str(said["python_path"]))
+            program = self._births.program.other(said["upgrade"], str(said["python_path"]))
             self._begin_upgrade(program, to_any=True)
         elif "ended" in said:
             server.ended = True
-            self._spare.drop()
             self._systemd.notify("STOPPING=1")
             self._holdings.drop_all()
             server.tell(dropped=True)
@@ -231,94 +260,62 @@ class Supervisor:
     def _take_ready(self, server: Server, note: str, now_s: float) -> None:
         server.is_ready = True
         self._restarts.ready(now_s)
-        if not self._own_group and not self._served:
-            release_terminal()
         counts = self._holdings.counts
-        if self._follower is not None:
-            self._program, self._follower = self._follower.program, None
-            self._spare.drop()  # of the version before
+        if (follower := self._upgrades.follower) is not None:
+            self._births.follow(follower.program, follower.template)
+            self._upgrades.follower = None
             counts["upgrades"] += 1
-        if took_over := self._served and self._died_s > 0:
+        self._births.serves(server.formats)
+        if not self._served:
+            self._births.release_terminal()
+        if self._served and self._died_s > 0:
             pause_s = now_s - self._died_s
             counts["longest_pause_s"] = max(counts["longest_pause_s"], pause_s)
             self._log.say("INFO", f"server {server.pid} serves after a pause of {pause_s:.3f} s")
         self._holdings.note_counts()
         self._served = True
         self._log.serves()
-        if self._holdings.can_go_on:
-            self._spare.wanted(now_s, took_over=took_over)
         self._systemd.notify("READY=1", f"STATUS={note}")
-        # The killer of processes that need memory spares us as it spares the server.
-        with (
-            contextlib.suppress(OSError),
-            open(f"/proc/{server.pid}/oom_score_adj", "rb") as theirs,
-            open("/proc/self/oom_score_adj", "wb") as ours,
-        ):
-            ours.write(theirs.read())
+        self._be_spared_as(server)
         if self._stopping:
             server.signal(self._stopping)
 
-    def _look_at_newcomers(self, now_s: float) -> None:
-        """Do what is due for those that do not serve."""
-        if self._server is not None and self._server.is_ready:
-            self._spare.look(self._program, now_s, own_group=self._own_group)
-        reap_others(self._server)
-        candidate = self._candidate
-        if candidate is None:
+    def _be_spared_as(self, server: Server) -> None:
+        """Let the killer of processes that need memory spare us as it spares *server*."""
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{server.pid}/oom_score_adj", "rb") as theirs:
+                score = theirs.read()
+            for pid in (os.getpid(), *(template.pid for template in self._templates())):
+                with open(f"/proc/{pid}/oom_score_adj", "wb") as ours:
+                    ours.write(score)
+
+    def _look_at_templates(self, now_s: float) -> None:
+        """Do what is due for those of which servers are forked."""
+        if self._births.is_awaited:
+            # The number of one that was forked just now is not known: it is no stranger.
+            self._await_birth(now_s)
             return
-        if why := candidate.look(now_s):
-            self._refuse(candidate, why)
-        elif candidate.version is not None:
-            self._candidate = None
-            self._let_follow(candidate)
+        server = self._server
+        if server is not None and server.is_ready and not server.ended:
+            if self._births.keep_template(now_s):
+                server.tell(next_server=self._births.next_server)
+            self._upgrades.look(server, now_s)
+        reap_others([process.pid for process in self._linked()])
 
     def _begin_upgrade(self, program: Program, *, to_any: bool) -> None:
         server, why = self._server, ""
         if server is None or not server.is_ready or self._stopping:
-            self._refuse(None, "no server serves now")
-            return
-        if not self._holdings.can_go_on:
+            server, why = None, "no server serves now"
+        elif not self._holdings.can_go_on:
             why = "on this kernel no server can follow another: mount again"
-        elif self._candidate is not None:
-            why = "an upgrade has begun already"
-        try:
-            if not why:
-                self._candidate = Candidate(
-                    program, server.formats, own_group=self._own_group, to_any=to_any
-                )
-        except OSError as error:
-            why = f"the new server cannot be started: {error.strerror}"
-        if why:
-            self._refuse(None, why)
-
-    def _refuse(self, candidate: Candidate | None, why: str) -> None:
-        """Let the server that serves serve on."""
-        if candidate is not None:
-            candidate.server.end()
-            self._candidate = None
-        self._log.say("ERROR", f"no upgrade: {why}")
-        if self._server is not None:
-            self._server.tell(upgrade_failed=why)
-
-    def _let_follow(self, candidate: Candidate) -> None:
-        """End the server that serves: what it holds goes over to *candidate*."""
-        server = self._server
-        if server is None or not server.is_ready or self._stopping:
-            self._refuse(candidate, "the server has just ended")
-            return
-        if not candidate.to_any and candidate.version == server.version:
-            candidate.server.end()
-            server.signal(signal.SIGHUP)
-            return
-        self._follower = candidate
-        self._log.say("INFO", f"version {candidate.version} follows {server.version}")
-        server.kill()
+        self._upgrades.begin(program, server, why, to_any=to_any)
 
     def _take_death(self, server: Server) -> None:
         for message in server.messages():  # what it said last
             self._take(server, message)
         status = status_of(server)
         self._server, self._kill_s = None, _NEVER_S
+        self._upgrades.server_has_died()
         if server.ended or self._stopping or not (self._served and self._holdings.can_go_on):
             self._holdings.end_calls()
             if status is None:
@@ -326,35 +323,38 @@ class Supervisor:
             if self._served and not server.ended:
                 self._log.say("ERROR", f"server {server.pid} {ended_how(status)}: {_DEAD}")
             self._exit_status = _SERVE_FAILED << 8 if status is None else status
-        elif self._follower is not None and server is not self._follower.server:
+        elif server.replaced:
             self._died_s = self._start_s = time.monotonic()  # by us
-            self._restarts.replaced(self._died_s)
+            self._restarts.replaced()
         else:
             self._go_on(server, status)
         server.close()
 
     def _go_on(self, server: Server, status: int | None) -> None:
-        """Start another server in place of one that died by itself."""
-        if self._follower is not None:
-            self._follower = None
-            self._log.say("ERROR", "the upgrade has failed: the version before serves again")
+        """Have another server in place of one that died by itself."""
+        self._upgrades.has_failed()
         if server.is_ready or not self._died_s:
             self._died_s = time.monotonic()
         self._why = server.fatal or f"it {ended_how(status)}"
         self._log.say("ERROR", f"server {server.pid}: {self._why}: starting it again")
         self._holdings.counts["restarts"] += 1
         self._systemd.notify("STATUS=the server has died and is started again")
-        self._try_again(status)
+        own_fault = server.killed or server.fatal
+        self._try_again(status, by_sigkill=was_sigkill(status) and not own_fault)
 
-    def _try_again(self, status: int | None) -> None:
+    def _try_again(self, status: int | None, *, by_sigkill: bool = False) -> None:
         """Start a server soon; or give up, as what the last one's wait *status* says."""
         now_s = time.monotonic()
-        pause_s = self._restarts.died(now_s) if self._served else None
-        if pause_s is not None:
+        pause_s = self._restarts.died(now_s, by_sigkill=by_sigkill) if self._served else None
+        if pause_s is None:
+            self._give_up(status)
+        else:
             self._start_s = now_s + pause_s
-            return
+
+    def _give_up(self, status: int | None) -> None:
         self._holdings.end_calls()
         if self._served:
-            self._log.say("ERROR", f"no server can be had: {_DEAD}")
-            self._log.leave(self._why)
+            tries, again = self._restarts.deaths, back_again(self._births.program.arguments)
+            self._log.say("ERROR", f"no server can be had: {_DEAD}; {again}")
+            self._log.leave(f"{self._why}, after {tries} tries; {again}")
         self._exit_status = _SERVE_FAILED << 8 if status is None else status

@@ -1,75 +1,77 @@
 """When a server that has died is started again, and when no more. Values only: time is an argument.
 
-Callers wait meanwhile, so the first try is at once, and what is in vain must be known soon.
+Callers wait meanwhile, so the first try is at once. What is in vain is known by attempts, not by
+time: a start takes long on a machine that is loaded, and that tells nothing.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
-#: Calls end that long after the death of a server that cannot be had again.
-GIVE_UP_S: Final = 2.0
-#: Less tells nothing: a start may fail by chance.
-TRIES_MIN: Final = 2
-#: More would be of no use: the same start on the same index.
-TRIES_MAX: Final = 5
-FIRST_PAUSE_S: Final = 0.1
-PAUSE_MAX_S: Final = 2.0
 #: A server that was ready and died sooner has perhaps died of a request: it comes again, first.
 SHORT_LIFE_S: Final = 0.125
-#: That many short lives in a row are no chance; each of the last ones waits longer.
-SHORT_LIVES_MAX: Final = 10
-#: They are excused: somebody may kill servers fast, to see what happens.
-SHORT_LIVES_FREE: Final = 3
+FIRST_PAUSE_S: Final = 0.1
+
+
+class Row(NamedTuple):
+    """How many deaths of one kind in a row are borne, and what pause follows each."""
+
+    deaths_max: int
+    at_once: int
+    """So many are excused; the pauses double from then on."""
+    pause_max_s: float
+
+    def pause_s(self, deaths: int) -> float | None:
+        """Return how long to wait after so many deaths in a row; None: it is no use."""
+        if deaths >= self.deaths_max:
+            return None
+        if deaths <= self.at_once:
+            return 0.0
+        return min(self.pause_max_s, FIRST_PAUSE_S * 2.0 ** (deaths - self.at_once - 1))
+
+
+#: A start that fails by itself fails again: it is the same start on the same index.
+FAILED_STARTS: Final = Row(deaths_max=5, at_once=0, pause_max_s=2.0)
+#: Each of the last ones waits longer for the request that kills it.
+SHORT_LIVES: Final = Row(deaths_max=10, at_once=3, pause_max_s=2.0)
+#: SIGKILL comes from outside: somebody who kills servers fast, or a want of memory that passes.
+#: Together some 45 s.
+KILLED: Final = Row(deaths_max=12, at_once=1, pause_max_s=10.0)
 
 
 class Restarts:
     """Counts the deaths in a row."""
 
     def __init__(self) -> None:
-        self._failed_starts = 0
-        self._short_lives = 0
-        #: When the callers' wait began, or when a server said last that it comes on.
-        self._since_s = 0.0
-        self._started_s = 0.0
+        self._failed_starts = self._short_lives = self._killed = 0
         self._ready_s: float | None = None
 
-    def started(self, now_s: float) -> None:
-        """A server starts."""
-        self._started_s = now_s
-        self._since_s = self._since_s or now_s
-        self._ready_s = None
+    @property
+    def deaths(self) -> int:
+        """How many have died in a row, none of which served for long."""
+        return self._failed_starts + self._short_lives + self._killed
 
-    def alive(self, now_s: float) -> None:
-        """It says that it comes on; what takes long is no failure."""
-        self._started_s = self._since_s = now_s
+    def started(self) -> None:
+        """A server starts."""
+        self._ready_s = None
 
     def ready(self, now_s: float) -> None:
         """It serves."""
         self._failed_starts = 0
         self._ready_s = now_s
 
-    def replaced(self, now_s: float) -> None:
+    def replaced(self) -> None:
         """It was ended for another one, which starts now: that is no death."""
-        self._failed_starts = 0
-        self._since_s = now_s
+        self._failed_starts = self._killed = 0
 
-    def died(self, now_s: float) -> float | None:
+    def died(self, now_s: float, *, by_sigkill: bool) -> float | None:
         """Return how long to wait before the next start; None: it is no use."""
-        if self._ready_s is not None:
-            return self._after_life(now_s, now_s - self._ready_s)
-        self._failed_starts += 1
-        if self._failed_starts >= TRIES_MAX:
-            return None
-        pause_s = FIRST_PAUSE_S * 2.0 ** (self._failed_starts - 1)
-        end_s = now_s + pause_s + (now_s - self._started_s)
-        late = end_s - self._since_s > GIVE_UP_S
-        return None if late and self._failed_starts >= TRIES_MIN else pause_s
-
-    def _after_life(self, now_s: float, lived_s: float) -> float | None:
-        self._since_s = now_s
-        self._short_lives = self._short_lives + 1 if lived_s < SHORT_LIFE_S else 0
-        if self._short_lives >= SHORT_LIVES_MAX:
-            return None
-        if self._short_lives <= SHORT_LIVES_FREE:
+        if self._ready_s is not None and now_s - self._ready_s >= SHORT_LIFE_S:
+            self._failed_starts = self._short_lives = self._killed = 0
             return 0.0
-        longer = 2.0 ** (self._short_lives - SHORT_LIVES_FREE - 1)
-        return min(PAUSE_MAX_S, FIRST_PAUSE_S * longer)
+        if by_sigkill:
+            self._killed += 1
+            return KILLED.pause_s(self._killed)
+        if self._ready_s is None:
+            self._failed_starts += 1
+            return FAILED_STARTS.pause_s(self._failed_starts)
+        self._short_lives += 1
+        return SHORT_LIVES.pause_s(self._short_lives)

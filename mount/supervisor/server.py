@@ -1,74 +1,36 @@
-"""One server process, as its supervisor sees it: started, heard, told, and known to be dead."""
+"""One server process, as its supervisor sees it: heard, told, and known to be dead."""
 
 import contextlib
 import os
 import select
 import signal
+import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Final
 
-from kvfs.machine.held_files import Message, link_pair, receive, send
+from kvfs.machine.held_files import Message, receive, send
 from kvfs.machine.process_ends import has_exited
 
 #: How often a process that should have ended is looked at.
 _REAP_LOOK_S: Final = 0.005
+#: Of the time between two looks, so much counts as silence. If more has passed, we were held up
+#: ourselves (a container that was paused), and perhaps the server with us.
+_LOOK_MAX_S: Final = 1.0
 
 
-class Server:
-    """A server and the link to it. Whoever starts it closes it."""
+class Linked:
+    """A child process and the link to it."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        *,
-        ready_fd: int = -1,
-        own_group: bool,
-    ) -> None:
-        """Start *command*, which waits until it is told to begin. Raises OSError.
-
-        It has *ready_fd*, if that is not -1, to say there how its start went. *own_group* is for a
-        terminal, whose Ctrl-C comes to us alone then: we hand it on.
-        """
-        self.link, theirs = link_pair()
-        flags = ["--held-fd", str(theirs.fileno())]
-        try:
-            theirs.set_inheritable(True)
-            if ready_fd >= 0:
-                os.set_inheritable(ready_fd, True)
-                flags += ["--ready-fd", str(ready_fd)]
-            group = 0 if own_group else os.getpgrp()
-            self.pid = os.posix_spawn(command[0], [*command, *flags], environment, setpgroup=group)
-        except BaseException:
-            self.link.close()
-            raise
-        finally:
-            theirs.close()
+    def __init__(self, pid: int, link: socket.socket) -> None:
+        """Take over *link*, whose other end *pid* has. It is a child that nobody has reaped."""
+        self.pid = pid
+        self.link = link
         self.link.setblocking(False)
-        self.heard_s = time.monotonic()
-        """When it said something last."""
-        self.is_ready = False
-        self.ended = False
-        """Whether it has said that the mount is gone."""
         self.hung_up = False
         """Whether it has closed its end of the link, or died."""
-        self.fatal = ""
-        """Why it cannot serve, as it says."""
-        self.version = ""
-        self.formats: dict[str, int] = {}
-        """What it uses, as it says when it is ready; and its version."""
-        self.pidfd = os.pidfd_open(self.pid)
+        self.pidfd = os.pidfd_open(pid)
         """Readable when the last of its threads has ended."""
-
-    def begin(self, first: Mapping[str, object], held: Mapping[str, int]) -> None:
-        """Let it serve, with what is *held*; *first* is the first message, without these."""
-        self.heard_s = time.monotonic()
-        send(self.link, {"held": list(held), **first}, list(held.values()))
-
-    def check(self, formats: Mapping[str, int]) -> None:
-        """Ask whether it can follow a server that uses *formats*."""
-        send(self.link, {"check": dict(formats)})
 
     def messages(self) -> list[Message]:
         """Return what it has said since, without waiting."""
@@ -80,7 +42,6 @@ class Server:
                     self.hung_up = True
                 else:
                     came.append(message)
-                    self.heard_s = time.monotonic()
         return came
 
     def tell(self, **said: object) -> bool:
@@ -116,11 +77,48 @@ class Server:
         os.close(self.pidfd)
 
 
-def status_of(server: Server, wait_s: float = 0.0) -> int | None:
-    """Return the wait status of *server*, None if *wait_s* was not enough."""
+class Server(Linked):
+    """A server and the link to it. Whoever has it forked closes it."""
+
+    def __init__(self, pid: int, link: socket.socket) -> None:
+        """Take over *link*, whose other end the server *pid* has."""
+        super().__init__(pid, link)
+        self.silent_s = 0.0
+        """For how long it has said nothing."""
+        self._looked_s = time.monotonic()
+        self.silent_max_s = 0.0
+        """And for how long it may, as it says when it is ready; 0: for ever."""
+        self.is_ready = False
+        self.ended = False
+        """Whether it has said that the mount is gone."""
+        self.replaced = False
+        """Whether it was ended so that another version follows."""
+        self.killed = False
+        """Whether it was ended because it hangs."""
+        self.fatal = ""
+        """Why it cannot serve, as it says."""
+        self.version = ""
+        self.formats: dict[str, int] = {}
+        """What it uses, as it says when it is ready; and its version."""
+
+    def begin(self, first: Mapping[str, object], held: Mapping[str, int]) -> None:
+        """Let it serve, with what is *held*; *first* is the first message, without these."""
+        send(self.link, {"held": list(held), **first}, list(held.values()))
+
+    def messages(self) -> list[Message]:
+        """Return what it has said since, without waiting."""
+        came = super().messages()
+        now_s = time.monotonic()
+        self.silent_s = 0.0 if came else self.silent_s + min(now_s - self._looked_s, _LOOK_MAX_S)
+        self._looked_s = now_s
+        return came
+
+
+def status_of(process: Linked, wait_s: float = 0.0) -> int | None:
+    """Return the wait status of *process*, None if *wait_s* was not enough."""
     until_s = time.monotonic() + wait_s
     while True:
-        pid, status = os.waitpid(server.pid, os.WNOHANG)
+        pid, status = os.waitpid(process.pid, os.WNOHANG)
         if pid:
             return status
         if time.monotonic() >= until_s:
@@ -137,11 +135,16 @@ def ended_how(status: int | None) -> str:
     return f"ended with exit code {os.waitstatus_to_exitcode(status)}"
 
 
-def reap_others(server: Server | None) -> None:
-    """Take in all that have ended but *server*; as pid 1 of a container there are strangers."""
+def was_sigkill(status: int | None) -> bool:
+    """Whether the wait *status* tells of SIGKILL: of an operator, or for want of memory."""
+    return status is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL)
+
+
+def reap_others(ours: Collection[int]) -> None:
+    """Take in all that have ended but *ours*: we get the children of whoever ends below us."""
     with contextlib.suppress(ChildProcessError):
         while True:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None or (server is not None and ended.si_pid == server.pid):
+            if ended is None or ended.si_pid in ours:
                 return
             os.waitpid(ended.si_pid, 0)

@@ -10,8 +10,8 @@ import socket
 from collections.abc import MutableMapping, Sequence
 from typing import Final
 
-#: Of the time after which systemd takes us for dead; sd_watchdog_enabled(3) wants a half.
-_SHARE: Final = 1 / 3
+from kvfs.machine.held_files import ALIVE_SHARE
+
 #: SD_LISTEN_FDS_START of sd_listen_fds(3).
 _FIRST_FD: Final = 3
 _PREFIX: Final = "kvfs-"
@@ -32,7 +32,7 @@ class Systemd:
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self.watchdog_s = _seconds(told["WATCHDOG_USEC"]) if _for_us(told["WATCHDOG_PID"]) else 0.0
         """Seconds after which silence is death (WatchdogSec=); 0 if it is not."""
-        self.alive_every_s = self.watchdog_s * _SHARE
+        self.alive_every_s = self.watchdog_s * ALIVE_SHARE
         self.kept = _kept(told) if told["LISTEN_PID"] == str(os.getpid()) else {}
         """The open files that were stored, by name."""
 

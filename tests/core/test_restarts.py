@@ -1,36 +1,35 @@
 """When a server that died is started again: soon, ever less soon, and no more when it is no use."""
 
 from mount.supervisor.restarts import (
+    FAILED_STARTS,
     FIRST_PAUSE_S,
-    GIVE_UP_S,
-    PAUSE_MAX_S,
+    KILLED,
     SHORT_LIFE_S,
-    SHORT_LIVES_FREE,
-    SHORT_LIVES_MAX,
-    TRIES_MAX,
-    TRIES_MIN,
+    SHORT_LIVES,
     Restarts,
 )
 
 LONG_S = 1000.0
 
 
-def lived(restarts: Restarts, now_s: float, life_s: float) -> float | None:
+def lived(
+    restarts: Restarts, now_s: float, life_s: float, *, by_sigkill: bool = False
+) -> float | None:
     """Return what is to be done after a server's life from *now_s* on."""
-    restarts.started(now_s)
+    restarts.started()
     restarts.ready(now_s)
-    return restarts.died(now_s + life_s)
+    return restarts.died(now_s + life_s, by_sigkill=by_sigkill)
 
 
-def failed(restarts: Restarts, now_s: float, takes_s: float) -> tuple[int, float]:
-    """Let each start fail, after *takes_s*; return how many there were, and when it was over."""
-    for tries in range(1, 100):
-        restarts.started(now_s)
-        now_s += takes_s
-        pause_s = restarts.died(now_s)
+def failed(restarts: Restarts, *, by_sigkill: bool = False) -> list[float]:
+    """Let each start fail until it is no use; return the pauses before all but the first."""
+    pauses: list[float] = []
+    for _ in range(100):
+        restarts.started()
+        pause_s = restarts.died(LONG_S, by_sigkill=by_sigkill)
         if pause_s is None:
-            return tries, now_s
-        now_s += pause_s
+            return pauses
+        pauses.append(pause_s)
     raise AssertionError("it never gives up")
 
 
@@ -43,7 +42,8 @@ def test_who_kills_at_random_finds_it_again_each_time() -> None:
     """Every second life is short: that tells nothing."""
     restarts = Restarts()
     for n in range(500):
-        assert lived(restarts, LONG_S * n, SHORT_LIFE_S * (0.5, 2.0)[n % 2]) == 0.0
+        life_s = SHORT_LIFE_S * (0.5, 2.0)[n % 2]
+        assert lived(restarts, LONG_S * n, life_s, by_sigkill=n % 3 == 0) == 0.0
 
 
 def test_a_request_that_kills_each_server_ends_the_calls() -> None:
@@ -51,45 +51,56 @@ def test_a_request_that_kills_each_server_ends_the_calls() -> None:
     pauses: list[float | None] = []
     while not pauses or pauses[-1] is not None:
         pauses.append(lived(restarts, 0.0, SHORT_LIFE_S / 2))
-    assert len(pauses) == SHORT_LIVES_MAX
+    assert len(pauses) == SHORT_LIVES.deaths_max
     told = [pause_s for pause_s in pauses if pause_s is not None]
-    assert told[:SHORT_LIVES_FREE] == [0.0] * SHORT_LIVES_FREE
+    assert told[: SHORT_LIVES.at_once] == [0.0] * SHORT_LIVES.at_once
     assert told == sorted(told)
-    assert told[-1] == PAUSE_MAX_S
+    assert told[-1] == SHORT_LIVES.pause_max_s
 
 
-def test_starts_that_fail_are_over_in_time() -> None:
-    for takes_s in (0.0, 0.01, 0.3, 0.6, 0.9):
-        restarts = Restarts()
-        assert lived(restarts, 0.0, LONG_S) == 0.0
-        tries, over_s = failed(restarts, LONG_S, takes_s)
-        assert TRIES_MIN <= tries <= TRIES_MAX
-        assert over_s - LONG_S <= GIVE_UP_S
-
-
-def test_slow_starts_have_a_second_chance_and_no_third() -> None:
+def test_starts_that_fail_by_themselves_are_given_up_by_attempts() -> None:
+    """However long one takes; the pauses between them are short, for callers wait."""
     restarts = Restarts()
     assert lived(restarts, 0.0, LONG_S) == 0.0
-    assert failed(restarts, LONG_S, 60.0) == (TRIES_MIN, LONG_S + 120.0 + FIRST_PAUSE_S)
+    pauses = failed(restarts)
+    assert len(pauses) == FAILED_STARTS.deaths_max - 1
+    assert sum(pauses) < 2.0
+    assert restarts.deaths == FAILED_STARTS.deaths_max
 
 
-def test_who_says_that_it_comes_on_has_time() -> None:
+def test_servers_killed_before_they_serve_have_ten_tries_in_a_minute() -> None:
+    """Somebody kills them, or there is no memory, and that passes."""
     restarts = Restarts()
     assert lived(restarts, 0.0, LONG_S) == 0.0
-    now_s = LONG_S
-    for _ in range(TRIES_MAX - 1):
-        restarts.started(now_s)
-        restarts.alive(now_s + LONG_S)
-        now_s += LONG_S + 0.1
-        assert restarts.died(now_s) is not None
-    restarts.started(now_s)
-    assert restarts.died(now_s) is None
+    pauses = failed(restarts, by_sigkill=True)
+    assert len(pauses) == KILLED.deaths_max - 1
+    assert len(pauses) >= 10
+    assert 30.0 < sum(pauses) < 60.0
+    assert pauses == sorted(pauses)
+
+
+def test_kills_of_servers_that_serve_for_a_moment_count_with_those_of_starts() -> None:
+    """As when there is no memory, again and again, just when it serves."""
+    restarts = Restarts()
+    pauses = [lived(restarts, 0.0, SHORT_LIFE_S / 2, by_sigkill=True) for _ in range(5)]
+    restarts.started()
+    pauses.append(restarts.died(0.0, by_sigkill=True))
+    assert pauses == [KILLED.pause_s(deaths) for deaths in range(1, 7)]
 
 
 def test_a_start_that_works_forgets_those_that_failed() -> None:
     restarts = Restarts()
     assert lived(restarts, 0.0, LONG_S) == 0.0
     for n in range(1, 10):
-        restarts.started(LONG_S * n)
-        assert restarts.died(LONG_S * n) == FIRST_PAUSE_S
+        restarts.started()
+        assert restarts.died(LONG_S * n, by_sigkill=False) == FIRST_PAUSE_S
         assert lived(restarts, LONG_S * n, LONG_S / 2) == 0.0
+
+
+def test_a_server_that_was_ended_for_another_one_has_not_died() -> None:
+    restarts = Restarts()
+    restarts.started()
+    assert restarts.died(LONG_S, by_sigkill=False) == FIRST_PAUSE_S
+    restarts.replaced()
+    restarts.started()
+    assert restarts.died(LONG_S, by_sigkill=False) == FIRST_PAUSE_S

@@ -366,7 +366,7 @@ def test_umount_of_what_is_not_ours(
 
 def start(monkeypatch: pytest.MonkeyPatch, program: str, wait_s: float = 60.0) -> None:
     """Start *program* in the server's place; ``ready_fd`` is the pipe's number in it."""
-    program = f"import os, signal, sys\nready_fd = int(sys.argv[-1])\n{program}"
+    program = f"import os, signal, sys\n{program}"
     monkeypatch.setattr(mount_background, "supervised", partial(in_the_servers_place, program))
     start_in_background(Settings("/none", "/none", start_timeout_s=wait_s), ["mount"])
 

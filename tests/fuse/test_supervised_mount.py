@@ -1,5 +1,6 @@
 """A mount with its supervisor: who dies, and what the mount, its status and its log say then."""
 
+import concurrent.futures
 import errno
 import os
 import signal
@@ -13,6 +14,7 @@ from kvfs.machine.mount_table import mount_at
 from tests.support.mounting import COMMAND_WAIT_S, KVFS, ROOT, run_kvfs
 from tests.support.places import blank_place, small_mount
 from tests.support.stepping import until
+from tests.support.supervised import children_of, templates_of
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.real_exec]
 
@@ -79,6 +81,41 @@ def test_in_the_foreground_it_ends_with_the_code_of_its_server(place: Path) -> N
         finally:
             process.kill()
             run_kvfs("umount", str(place / "kv"), check=False)
+
+
+@pytest.mark.parametrize("path", ["passthrough", "daemon"])
+def test_a_server_that_freezes_is_followed(place: Path, path: str) -> None:
+    """[taken-over] By hand, without systemd's watchdog; what is open stays open."""
+    flags = (f"--data-path={path}", "--set=silent_max_s=2")
+    with small_mount(place, *flags) as mount, (mount.path / "a").open("xb", buffering=0) as draft:
+        draft.write(b"before")
+        frozen = mount.server_pid
+        os.kill(frozen, signal.SIGSTOP)
+        (mount.path / "b").write_bytes(b"waits, and goes on")
+        mount.follow_server()
+        draft.write(b" and after")
+        assert (mount.path / "a").read_bytes() == b"before and after"
+        assert f"server {frozen} says nothing for 2 s" in mount.log_file.read_text()
+        assert mount.status()["longest_pause_s"] < 5.0
+
+
+def test_a_server_that_is_killed_before_it_serves_six_times(place: Path) -> None:
+    """[taken-over] Somebody looks what happens, or there is no memory; calls wait, and go on."""
+    with small_mount(place) as mount:
+        others = {mount.server_pid, *templates_of(mount.supervisor_pid)}
+        kills = 0
+        mount.kill_server()
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            store = threads.submit((mount.path / "block").write_bytes, b"kept")
+            while kills < 6:
+                for pid in set(children_of(mount.supervisor_pid)) - others:
+                    others.add(pid)
+                    os.kill(pid, signal.SIGKILL)
+                    kills += 1
+            mount.follow_server()
+            assert store.result(COMMAND_WAIT_S) == 4
+        assert (mount.path / "block").read_bytes() == b"kept"
+        assert mount.status()["restarts"] == 7
 
 
 def test_of_a_server_that_none_can_follow_calls_end_at_once(place: Path) -> None:

@@ -89,7 +89,12 @@ def test_another_version_follows_and_the_first_one_again(mounted: Mounted, tree:
 @pytest.mark.parametrize(
     ("path", "old", "new", "said"),
     [
-        ("kvfs/cli/serve.py", "import faulthandler", CRASHES, "ended before it could follow"),
+        (
+            "kvfs/cli/serve.py",
+            "import faulthandler",
+            CRASHES,
+            "of the new version no server can be had: it ended",
+        ),
         ("mount/serve.py", "import contextlib", CRASHES, "a mistake in the new version"),
         (
             "mount/files/handles.py",

@@ -25,7 +25,7 @@ from tests.support.soak_table import ABSENT, Row, Table, path_of
 from tests.support.steady_client import KINDS
 from tests.support.steady_locks import Locks
 from tests.support.stepping import until
-from tests.support.supervised import Supervised, children_of
+from tests.support.supervised import Supervised, children_of, templates_of
 
 #: Every kind once, and two that take turns with locks.
 CLIENTS: Final = (*sorted(KINDS), "locks")
@@ -35,6 +35,8 @@ FEW_CLIENTS: Final = ("in_place", "logs", "looks", "mapped", "renames")
 _INSIDE, _TWICE = 4, 1
 _ORDER_WAIT_S: Final = 1.0
 _CHILD_WAIT_S: Final = 10.0
+#: About as long as a server takes to its first answer while the clients keep the machine busy.
+_START_S: Final = 0.2
 
 
 class Kill(NamedTuple):
@@ -113,19 +115,25 @@ class KillDriver(Driver):
         return "any moment"
 
     def _kill_twice(self) -> str:
-        """Kill the server, and the next one while it starts."""
+        """Kill the server, and the next one while it starts; half of the times its template, too.
+
+        That has another one begin, which imports everything.
+        """
         supervisor, before = self.mounted.supervisor_pid, self.mounted.server_pid
+        templates = templates_of(supervisor)
         self.mounted.kill_server()
 
         def starts() -> bool:
-            return any(pid != before for pid in children_of(supervisor))
+            return any(pid not in (before, *templates) for pid in children_of(supervisor))
 
         until(starts, "the next server starts", _CHILD_WAIT_S, pause_s=0.002)
-        self.pause.wait(self.random.uniform(0, 0.5))
+        self.pause.wait(self.random.uniform(0, _START_S))
+        with_template = self.random.random() < 0.5
         for pid in children_of(supervisor):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return "in a take-over"
+            if with_template or pid not in templates:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        return "in a take-over, and its template" if with_template else "in a take-over"
 
     def finish(self) -> None:
         """Let the clients come to their end, and add up what they counted."""

@@ -1,5 +1,6 @@
 """A mount whose server is started again when it dies: which process is which, and their ends."""
 
+import contextlib
 import re
 import signal
 from collections.abc import Callable
@@ -23,6 +24,16 @@ def children_of(pid: int) -> list[int]:
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         found += map(int, task.read_text().split())
+    return found
+
+
+def templates_of(supervisor_pid: int) -> list[int]:
+    """Return of them those of which servers are forked (mount/process/template.py)."""
+    found = []
+    for pid in children_of(supervisor_pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            if Path(f"/proc/{pid}/comm").read_text() == "kvfs-template\n":
+                found.append(pid)
     return found
 
 

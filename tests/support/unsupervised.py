@@ -20,19 +20,41 @@ except ImportError:
 else:
     import os, sys
     unread, link = held_files.link_pair()
-    first = {"restarts": 0, "upgrades": 0, "longest_pause_s": 0.0, "died_s": 0.0}
+    first = {"restarts": 0, "upgrades": 0, "longest_pause_s": 0.0, "died_s": 0.0, "next_server": ""}
     held_files.send(unread, {"held": [], "supervisor_pid": 0, "alive_every_s": 0.0, **first})
     sys.argv += ["--held-fd", str(link.detach())]
 """
 
 
+#: Goes before a program that is run in each server's place: the template, which forks them.
+_FORKED: Final = f"""
+import socket, sys
+sys.path.insert(0, {str(ROOT)!r})
+from kvfs.machine import held_files
+from mount.process.template import fork_servers
+template_fd = int(sys.argv[sys.argv.index("--template-fd") + 1])
+try:
+    link_fd, ready_fd = fork_servers(template_fd, lambda: None, lambda formats: "")
+except held_files.SupervisorGone:
+    sys.exit()
+held_files.receive(socket.socket(fileno=link_fd))  # it is to begin
+"""
+
+
+def supervisor_of(
+    template: str, arguments: Sequence[str], ready_fd: int
+) -> tuple[list[str], dict[str, str]]:
+    """Return command line and environment of a supervisor whose template is this Python program.
+
+    For what comes behind *template* see ``supervised`` of kvfs/client/subprocesses.py.
+    """
+    supervisor = [sys.executable, "-I", "-S", str(ROOT / "mount" / "supervisor" / "__main__.py")]
+    program = [sys.executable, "-c", template]
+    return [*supervisor, str(ready_fd), "", *program, "--", *arguments], dict(os.environ)
+
+
 def in_the_servers_place(
     program: str, arguments: Sequence[str], ready_fd: int
 ) -> tuple[list[str], dict[str, str]]:
-    """Return command line and environment of a supervisor that starts *program*, in Python.
-
-    For what comes behind *program* see ``supervised`` of kvfs/client/subprocesses.py.
-    """
-    supervisor = [sys.executable, "-I", "-S", str(ROOT / "mount" / "supervisor" / "__main__.py")]
-    server = [sys.executable, "-c", program]
-    return [*supervisor, str(ready_fd), "", *server, "--", *arguments], dict(os.environ)
+    """Return the same of one whose servers run *program*; ``ready_fd`` is theirs to say it."""
+    return supervisor_of(f"{_FORKED}\n{program}", arguments, ready_fd)

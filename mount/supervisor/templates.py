@@ -1,0 +1,160 @@
+"""What servers are forked of (mount/process/template.py), as the supervisor sees it.
+
+There is one of the version that serves. In an upgrade there is another one, which is asked whether
+its servers can follow the one that serves, before that one ends.
+"""
+
+import ctypes
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from kvfs.machine.held_files import link_pair, send
+from kvfs.machine.process_ends import stat_fields
+from kvfs.storage.syscalls import LIBC, raise_errno
+from mount.supervisor.server import Linked, Server, ended_how, status_of
+
+#: It imports, or looks at some tables; the machine may be loaded.
+_PREPARED_MAX_S: Final = 60.0
+#: A fork takes milliseconds, of which the machine may be loaded.
+_FORK_MAX_S: Final = 3.0
+_REAP_WAIT_S: Final = 1.0
+#: PR_SET_CHILD_SUBREAPER of linux/prctl.h.
+_SUBREAPER: Final = 36
+#: numpy's OpenBLAS starts a thread for each core when it is loaded, and who has threads cannot be
+#: forked well. Nothing here multiplies matrices.
+_NO_BLAS_THREADS: Final = {"OPENBLAS_NUM_THREADS": "1"}
+
+
+def become_parent_of_forked() -> None:
+    """Let this process be given the children of those that end below it. Raises OSError.
+
+    A template forks a process that forks the server and ends, so that the server is our child.
+    """
+    if LIBC.prctl(_SUBREAPER, *(ctypes.c_ulong(value) for value in (1, 0, 0, 0))) != 0:
+        raise_errno("PR_SET_CHILD_SUBREAPER")
+
+
+class Program:
+    """How the template of one installation is started."""
+
+    def __init__(
+        self, words: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        """*words* and then *arguments* are its command line."""
+        self._command = [*words, *arguments]
+        self.arguments = arguments
+        self._environment = {**_NO_BLAS_THREADS, **environment}
+
+    def other(self, words: Sequence[str], python_path: str) -> "Program":
+        """Return that of another installation, whose modules are found in *python_path*."""
+        environment = {**self._environment, "PYTHONPATH": python_path}
+        if not python_path:
+            del environment["PYTHONPATH"]
+        return Program(words, self.arguments, environment)
+
+    def start(self, *, own_group: bool) -> "Template":
+        """Start a template. Raises OSError.
+
+        *own_group* is for a terminal, whose Ctrl-C comes to us alone then: we hand it on.
+        """
+        link, theirs = link_pair()
+        try:
+            theirs.set_inheritable(True)
+            command = [*self._command, "--template-fd", str(theirs.fileno())]
+            group = 0 if own_group else os.getpgrp()
+            pid = os.posix_spawn(command[0], command, self._environment, setpgroup=group)
+        except BaseException:
+            link.close()
+            raise
+        finally:
+            theirs.close()
+        return Template(pid, link)
+
+
+class Template(Linked):
+    """A process that imports all that servers need, and forks one each time it is told to."""
+
+    def __init__(self, pid: int, link: socket.socket) -> None:
+        """Take over *link*, whose other end the template *pid* has."""
+        super().__init__(pid, link)
+        self.version = ""
+        """What its servers are of, once it has imported all."""
+        self.tree = ""
+        """A digest of what it has imported: two with the same one are alike."""
+        self.can: bool | None = None
+        """Whether its servers can follow the one that serves, once it has been asked."""
+        self.why_not = ""
+        self.status: int | None = None
+        """Its wait status, once it has died."""
+        self.is_asked = False
+        #: When an answer must have come; None: none is awaited.
+        self._until_s: float | None = time.monotonic() + _PREPARED_MAX_S
+        #: Our end of the link to a server that it has been told to fork.
+        self._awaited: socket.socket | None = None
+        self._born: Server | None = None
+
+    @property
+    def forks(self) -> bool:
+        """Whether it was told to fork a server, which is not there yet."""
+        return self._awaited is not None
+
+    def ask(self, formats: Mapping[str, int]) -> None:
+        """Ask whether its servers can follow one that uses *formats*."""
+        self.is_asked = True
+        self._until_s = time.monotonic() + _PREPARED_MAX_S
+        send(self.link, {"check": dict(formats)})
+
+    def fork(self, ready_fd: int) -> None:
+        """Let it fork a server, which says at *ready_fd* (-1: nowhere) how its start went."""
+        self._awaited, theirs = link_pair()
+        fds = [theirs.fileno(), *([ready_fd] if ready_fd >= 0 else [])]
+        send(self.link, {"serve": True}, fds)  # if it has died, ``look`` finds out
+        theirs.close()
+        self._until_s = time.monotonic() + _FORK_MAX_S
+
+    def born(self) -> Server | None:
+        """Return the server that was forked, once."""
+        server, self._born = self._born, None
+        return server
+
+    def look(self, now_s: float) -> str:
+        """Take what it says; return why it is of no use, or ""."""
+        failed = ""
+        for said, fds in self.messages():
+            failed = failed or self._take(said)
+            for fd in fds:
+                os.close(fd)
+        if failed or self._born is not None:
+            return failed
+        if self.has_died():
+            self.status = status_of(self, _REAP_WAIT_S)
+            return f"it {ended_how(self.status)}"
+        if stat_fields(self.pid)[:1] == [b"T"]:
+            return "it was stopped"
+        late = self._until_s is not None and now_s >= self._until_s
+        return "it says nothing" if late else ""
+
+    def _take(self, said: Mapping[str, Any]) -> str:
+        self._until_s = None
+        if "waits" in said:
+            self.version, self.tree = str(said["waits"]), str(said["tree"])
+        elif "can" in said:
+            self.can = True
+        elif "cannot" in said:
+            self.can, self.why_not = False, str(said["cannot"])
+        elif "forked" in said and self._awaited is not None:
+            link, self._awaited = self._awaited, None
+            if said["forked"] < 0:
+                link.close()
+                return "it cannot fork"
+            self._born = Server(int(said["forked"]), link)
+        return ""
+
+    def close(self) -> None:
+        """Let go of it, and of a server that it was told to fork: that ends with the link."""
+        if self._awaited is not None:
+            self._awaited.close()
+        super().close()
