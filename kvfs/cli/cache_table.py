@@ -6,7 +6,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from kvfs.core.printable import printable
-from kvfs.core.sizes import format_size
+from kvfs.core.sizes import format_size, shown_rate
 
 #: Length of the bar for a hit rate of 100 %.
 _BAR_COLUMNS: Final = 40
@@ -93,11 +93,6 @@ def _shown_device(device: Mapping[str, Any]) -> str:
     if device["endurance_left"] is not None:
         parts.append(f"{shown_rate(device['endurance_left'])} of its endurance left")
     return ", ".join(parts)
-
-
-def shown_rate(rate: float | None) -> str:
-    """Return a share as a percentage, a dash if there is none yet."""
-    return "-" if rate is None else f"{100 * rate:.1f} %"
 
 
 def _tally_table(heading: str, tallies: Mapping[str, Any]) -> Table:

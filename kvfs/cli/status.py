@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.failures import one_line
 from kvfs.cli.parser import add_verb
-from kvfs.cli.tables import console_for_tables
+from kvfs.cli.tables import columns_for_tables, console_for_tables
 from kvfs.client.servers import answers_and_dead, complaint, not_here, status_of
 from kvfs.core.errors import NotMounted
 from kvfs.machine.mount_table import kvfs_at
@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     elif served:
         from kvfs.cli.status_list import list_of
 
-        console_for_tables(_LIST_COLUMNS).print(list_of(served))
+        for line in list_of(served, columns_for_tables(_LIST_COLUMNS)):
+            print(line)
     for status in served:  # its server lives, but its mount is not visible here
         mountpoint = str(status["mountpoint"])
         if kvfs_at(mountpoint) is None and (note := not_here(mountpoint)):

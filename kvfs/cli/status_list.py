@@ -1,29 +1,42 @@
-"""The table of ``kvfs status`` without a MOUNT: one line a mount, what is asked first."""
+"""The table of ``kvfs status`` without a MOUNT: one line a mount, what is asked first.
 
-from collections.abc import Iterable, Mapping
+Without rich, whose import takes longer than all the rest of the command.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from rich.table import Table
-
-from kvfs.cli.cache_table import shown_rate
 from kvfs.core.printable import printable
-from kvfs.core.sizes import format_size
+from kvfs.core.sizes import format_size, shown_rate
 
 #: Counters of what went wrong; ``kvfs doctor`` says what to do.
 _WRONG: Final = ("lost_blocks", "write_back_failures", "damaged_rows", "background_failures")
 
 
-def list_of(statuses: Iterable[Mapping[str, Any]]) -> Table:
-    """Return the table of the mounts with *statuses*."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("MOUNT", overflow="fold")
-    for heading in ("USED", "OF", "EVICTABLE", "BLOCKS", "HIT RATE"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("DATA PATH", no_wrap=True)
-    table.add_column("HEALTH", no_wrap=True)
-    for status in statuses:
-        table.add_row(*_row(status))
-    return table
+_HEADINGS: Final = (
+    *("MOUNT", "USED", "OF", "EVICTABLE", "BLOCKS", "HIT RATE", "DATA PATH", "HEALTH"),
+)
+_FIGURES: Final = range(1, 6)  # right-aligned
+_GAP: Final = "  "
+
+
+def list_of(statuses: Iterable[Mapping[str, Any]], columns: int) -> Iterator[str]:
+    """Yield the lines of the mounts with *statuses*; a long mountpoint takes several.
+
+    No figure is cut off, so a line may be longer than *columns*.
+    """
+    rows = [_HEADINGS, *(_row(status) for status in statuses)]
+    widths = [max(len(row[number]) for row in rows) for number in range(len(_HEADINGS))]
+    others = sum(widths[1:]) + len(_GAP) * len(widths[1:])
+    widths[0] = min(widths[0], max(columns - others, len(_HEADINGS[0])))
+    for name, *rest in rows:
+        cells = [name[: widths[0]].ljust(widths[0])]
+        for number, cell in enumerate(rest, 1):
+            aligned = cell.rjust if number in _FIGURES else cell.ljust
+            cells.append(aligned(widths[number]))
+        yield _GAP.join(cells).rstrip()
+        for at in range(widths[0], len(name), widths[0]):
+            yield name[at : at + widths[0]]
 
 
 def _row(status: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """The console for the tables of a command: standard output, never too narrow for them."""
 
+import shutil
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -8,6 +9,12 @@ if TYPE_CHECKING:
 
 LEAST_COLUMNS: Final = 60
 _COLUMNS_WITHOUT_TERMINAL: Final = 120
+
+
+def columns_for_tables(least: int, without_terminal: int = _COLUMNS_WITHOUT_TERMINAL) -> int:
+    """Return the width of standard output, *least* if it is narrower."""
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else without_terminal
+    return max(least, columns)
 
 
 def console_for_tables(
@@ -19,7 +26,5 @@ def console_for_tables(
     """
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else without_terminal
-    console = Console(width=width, highlight=False, markup=False)
-    console.width = max(least, console.width)
-    return console
+    width = columns_for_tables(least, without_terminal)
+    return Console(width=width, highlight=False, markup=False)

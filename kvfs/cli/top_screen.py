@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from kvfs.cli.cache_table import shown_rate, shown_time
+from kvfs.cli.cache_table import shown_time
 from kvfs.core.cache_rates import Rates, busiest
 from kvfs.core.printable import printable
-from kvfs.core.sizes import format_size
+from kvfs.core.sizes import format_size, shown_rate
 
 if TYPE_CHECKING:
     from rich.table import Table

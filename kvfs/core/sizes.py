@@ -28,6 +28,11 @@ def parse_size(text: str) -> int:
     return int(whole) * unit_bytes + part_bytes
 
 
+def shown_rate(rate: float | None) -> str:
+    """Return a share as a percentage, a dash if there is none yet."""
+    return "-" if rate is None else f"{100 * rate:.1f} %"
+
+
 def format_size(size_bytes: int) -> str:
     """Return *size_bytes* for a reader: exact if it is a round number, else with two decimals."""
     for suffix in ("P", "T", "G", "M", "K"):
