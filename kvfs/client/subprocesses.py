@@ -26,11 +26,17 @@ def program_again(module: str) -> tuple[list[str], dict[str, str]]:
     ``-P``: root's working directory may hold somebody's module called trio.
     """
     environment = dict(os.environ)
-    home = os.path.dirname(os.path.dirname(os.path.abspath(kvfs.__file__)))
-    if home != sysconfig.get_path("purelib"):
+    home = home_of_kvfs()
+    if home != os.path.realpath(sysconfig.get_path("purelib")):
         others = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = f"{home}{os.pathsep}{others}" if others else home
-    return [sys.executable, "-P", "-m", module], environment
+    folder, python = os.path.split(sys.executable)
+    return [os.path.join(os.path.realpath(folder), python), "-P", "-m", module], environment
+
+
+def home_of_kvfs() -> str:
+    """Return the folder where this version lies, without symlinks: they may be put elsewhere."""
+    return os.path.realpath(os.path.dirname(os.path.dirname(kvfs.__file__)))
 
 
 def supervised(arguments: Sequence[str], ready_fd: int) -> tuple[list[str], dict[str, str]]:
@@ -45,8 +51,8 @@ def supervised(arguments: Sequence[str], ready_fd: int) -> tuple[list[str], dict
     except FileNotFoundError:
         here = "/"
     server, environment = program_again("kvfs.cli.main")
-    home = os.path.dirname(os.path.dirname(os.path.abspath(kvfs.__file__)))
-    supervisor = [sys.executable, "-I", "-S", f"{home}/mount/supervisor/__main__.py", str(ready_fd)]
+    file = f"{home_of_kvfs()}/mount/supervisor/__main__.py"
+    supervisor = [sys.executable, "-I", "-S", file, str(ready_fd)]
     command = os.path.abspath(sys.argv[0])
     is_installed = os.path.basename(command) == "kvfs" and os.access(command, os.X_OK)
     words = [command if is_installed else "", *server, "--", *arguments]

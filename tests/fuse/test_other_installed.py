@@ -138,5 +138,21 @@ def test_a_template_that_dies_comes_again_of_the_same_files(mounted: Supervised)
     assert "the process of which servers are forked: it was killed by signal 9" in log_of(mounted)
 
 
+def test_a_symlink_that_another_version_gets_is_no_change_of_the_one_that_serves(
+    installed: Installed, tmp_path: Path
+) -> None:
+    """As ``current`` in a folder of versions: its template comes again of its own files."""
+    current = tmp_path / "current"
+    current.symlink_to(installed.here)
+    prefix = ("env", "--chdir=/", f"PYTHONPATH={current}")
+    with blank_place() as place:
+        (place / "pool").mkdir(exist_ok=True)
+        with Supervised(place / "pool", place / "kv", "--capacity=64M", prefix=prefix) as mount:
+            current.unlink()
+            current.symlink_to(installed.aside)
+            test_a_template_that_dies_comes_again_of_the_same_files(mount)
+            assert mount.status()["version"] == __version__
+
+
 def log_of(mounted: Supervised) -> str:
     return Path(mounted.log_file).read_text()

@@ -29,10 +29,12 @@ def test_without_its_supervisor_a_server_serves_on_and_says_so(place: Path) -> N
     """[killed-supervisor] Every call works; only a death of the server would not be seen."""
     with small_mount(place) as mount, (mount.path / "open").open("wb", buffering=0) as before:
         before.write(b"before")
+        (template,) = templates_of(mount.supervisor_pid)
         supervisor = os.pidfd_open(mount.supervisor_pid)
         signal.pidfd_send_signal(supervisor, signal.SIGKILL)
         os.close(supervisor)
         until(lambda: mount.status()["supervisor_pid"] is None, "the server notices")
+        until(lambda: not os.path.exists(f"/proc/{template}"), "its template ends")
         assert mount.status()["server_pid"] == mount.server_pid
         assert ["the supervisor has died" in line for line in mount.errors()] == [True]
         before.write(b" and after")

@@ -18,11 +18,11 @@ _AT_FDCWD: Final = -100
 
 
 class Installed:
-    """The installation at *place*/installed, which ``here`` is, and the other version aside."""
+    """The installation at *place*/installed, which ``here`` is, and the other version ``aside``."""
 
     def __init__(self, place: Path) -> None:
-        self.here, self._aside = place / "installed", place / "aside"
-        for directory in (self.here, self._aside):
+        self.here, self.aside = place / "installed", place / "aside"
+        for directory in (self.here, self.aside):
             for package in ("kvfs", "mount"):
                 shutil.copytree(
                     ROOT / package,
@@ -34,7 +34,7 @@ class Installed:
 
     def change(self, path: str, old: str, new: str) -> None:
         """Replace *old*, which must be there, in a file of the version that is aside."""
-        file = self._aside / path
+        file = self.aside / path
         text = file.read_text()
         assert old in text, f"{path} has no {old!r}"
         file.write_text(text.replace(old, new))
@@ -42,7 +42,7 @@ class Installed:
     def switch(self) -> None:
         """Let the two versions change places, at once (renameat2(2))."""
         libc = ctypes.CDLL(None, use_errno=True)
-        names = os.fsencode(self.here), os.fsencode(self._aside)
+        names = os.fsencode(self.here), os.fsencode(self.aside)
         if libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))

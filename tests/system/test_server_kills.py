@@ -40,7 +40,7 @@ def kill_servers(soak: Soak, kills: int, *, pause_s: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("path", "room", "source", "kills"),
-    [("passthrough", "full", "drive", 20), ("daemon", "roomy", "directory", 2)],
+    [("passthrough", "full", "drive", 20), ("daemon", "roomy", "directory", 6)],
 )
 def test_a_few_kills(path: str, room: str, source: str, kills: int) -> None:
     """[taken-over] No call of eleven clients fails."""
