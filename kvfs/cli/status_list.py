@@ -10,7 +10,13 @@ from kvfs.core.printable import printable
 from kvfs.core.sizes import format_size, shown_rate
 
 #: Counters of what went wrong; ``kvfs doctor`` says what to do.
-_WRONG: Final = ("lost_blocks", "write_back_failures", "damaged_rows", "background_failures")
+_WRONG: Final = (
+    "lost_blocks",
+    "write_back_failures",
+    "damaged_rows",
+    "background_failures",
+    "follow_failures",
+)
 
 
 _HEADINGS: Final = (

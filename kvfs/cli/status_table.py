@@ -96,6 +96,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "write_back_failures": "failed write-backs",
         "damaged_rows": "damaged index rows",
         "background_failures": "failed background jobs",
+        "follow_failures": "changes not followed",
     },
 }
 

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Mapping
 from typing import Final
 
+from kvfs.core.changed import Changed, Why
 from kvfs.core.lifecycle import State
 from kvfs.core.pool_layout import XFS_INODE_BYTES
 from kvfs.core.records import Counters
@@ -64,6 +65,20 @@ class NodeShares:
     so that a user is never refused for what others hold. The second bound needs no scan.
     """
 
+    follows: Final = frozenset(
+        {
+            Why.CREATED,
+            Why.RESTORED,
+            Why.SET,
+            Why.ATTRIBUTED,
+            Why.REPLACED,
+            Why.REMOVED,
+            Why.LOST,
+            Why.EVICTED,
+            Why.RECONCILED,
+        }
+    )
+
     def __init__(self, first: InodeNo) -> None:
         """Inodes from *first* on are created in this run; the scan counts all others."""
         self._first = first
@@ -110,9 +125,21 @@ class NodeShares:
 
     # ---- what changes ----
 
+    def follow(self, changed: Changed) -> None:
+        """Count for its owner what came, and no more what went."""
+        ino, before, after = changed.ino, changed.before, changed.after
+        if before is not None and (after is None or before.uid != after.uid):
+            self.go(ino, before)
+        if after is not None and (before is None or before.uid != after.uid):
+            self.come(ino, after)
+        if before is not None and changed.lost:
+            self.set_attributes(ino, before, -attributes_bytes(changed.lost))
+        if after is not None and changed.gained:
+            self.set_attributes(ino, after, attributes_bytes(changed.gained))
+
     def come(self, ino: InodeNo, record: InodeRecord) -> None:
-        """Count a new directory, symlink or special file."""
-        if self._is_counted(ino):
+        """Count a new directory, symlink or special file; not a block."""
+        if record.state == State.NODE and self._is_counted(ino):
             self._note(record.uid, _node_bytes(record))
 
     def set_attributes(self, ino: InodeNo, record: InodeRecord, change_bytes: int) -> None:
@@ -120,25 +147,10 @@ class NodeShares:
         if ino >= self._first or ino < self._attributes_end:
             self._note(record.uid, change_bytes)
 
-    def go(self, ino: InodeNo, record: InodeRecord, attributes: Mapping[bytes, bytes]) -> None:
-        """Count *ino* and its *attributes* no more; it may be a block."""
+    def go(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Count it no more."""
         if record.state == State.NODE and self._is_counted(ino):
             self._note(record.uid, -_node_bytes(record))
-        if attributes:
-            self.set_attributes(ino, record, -attributes_bytes(attributes))
-
-    def hand_over(
-        self,
-        ino: InodeNo,
-        before: InodeRecord,
-        now: InodeRecord,
-        attributes: Mapping[bytes, bytes],
-    ) -> None:
-        """Move *ino* with its *attributes* to its new owner's count."""
-        self.go(ino, before, attributes)
-        if now.state == State.NODE:
-            self.come(ino, now)
-        self.set_attributes(ino, now, attributes_bytes(attributes))
 
     def _is_counted(self, ino: InodeNo) -> bool:
         return ino >= self._first or ino <= self._inodes_end

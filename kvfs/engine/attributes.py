@@ -4,6 +4,7 @@ import contextlib
 import stat
 from typing import Any, Final, NamedTuple
 
+from kvfs.core.changed import NO_ATTRIBUTES, Changed, Why
 from kvfs.core.directory_policy import NAMES
 from kvfs.core.errors import (
     AttributeTooLarge,
@@ -17,7 +18,6 @@ from kvfs.core.errors import (
     UsageError,
 )
 from kvfs.core.inode_rules import storable_mode
-from kvfs.core.node_bound import attribute_bytes
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.engine.blocks.blocks import Blocks
 from kvfs.engine.names.namespace import Namespace
@@ -55,7 +55,6 @@ class Attributes:
         self._allocator = allocator
         self._namespace = namespace
         self._blocks = blocks
-        self._identities = pool.identities
         self._own = OwnAttributes(pool, allocator.room)
 
     def change(self, ino: InodeNo, change: Change, maker: Maker = NOBODY) -> InodeRecord:
@@ -87,11 +86,9 @@ class Attributes:
             pool.open_notes.changed(opened)
         else:
             changed = changed._replace(sequence=pool.next_sequence())
+            theirs = self._all_stored(ino) if changed.uid != record.uid else NO_ATTRIBUTES
             with pool.change(pool.counters._replace(sequence=changed.sequence)) as written:
-                written.txn.put_inode(ino, changed)
-            if changed.uid != record.uid:
-                pool.node_shares.hand_over(ino, record, changed, self._all_stored(ino))
-            self._identities.write(ino, changed)
+                written.write(Changed(ino, record, changed, Why.SET, theirs, theirs))
         return self._blocks.present(ino)
 
     def _hand_on(self, ino: InodeNo, change: Change) -> None:
@@ -142,9 +139,8 @@ class Attributes:
             raise UsageError(
                 "a read-only mount keeps the root's owner and mode: leave uid, gid, mode out"
             )
-        with self._pool.index.write() as txn:
-            txn.put_inode(ROOT_INODE, wanted)
-        self._identities.write(ROOT_INODE, wanted)
+        with self._pool.change(self._pool.counters) as change:
+            change.write(Changed(ROOT_INODE, record, wanted, Why.SET))
 
     def describe_root(self) -> dict[str, Any]:
         """Return owner and mode of the root directory, for `kvfs status`."""
@@ -228,7 +224,7 @@ class Attributes:
         total_bytes = sum(len(other) + len(self.xattr(ino, other)) for other in names)
         if total_bytes + len(name) + len(value) > settings.xattr_total_max_bytes:
             raise AttributeTooLarge(f"{total_bytes} bytes are set already")
-        pinned_bytes = self._own.check(ino, record, name, value, uid) if is_own(name) else None
+        pinned_bytes = self._own.check(ino, record, name, value, uid) if is_own(name) else 0
         self._store(ino, record, name, value, pinned_bytes, request)
 
     def remove_xattr(self, ino: InodeNo, name: bytes, uid: int = 0, *, request: int = 0) -> None:
@@ -241,7 +237,7 @@ class Attributes:
             self._own.check(ino, record, name, None, uid)
         if not present:
             raise NoSuchAttribute
-        self._store(ino, record, name, None, None, request)
+        self._store(ino, record, name, None, 0, request)
 
     def _store(
         self,
@@ -249,36 +245,40 @@ class Attributes:
         record: InodeRecord,
         name: bytes,
         value: bytes | None,
-        pinned_bytes: int | None,
+        pinned_bytes: int,
         request: int,
     ) -> None:
         """Set attribute *name* of *ino*, or remove it without a *value*; in memory or index."""
-        record = record._replace(ctime_ns=self._pool.clock_ns())
+        pool = self._pool
+        changed = record._replace(ctime_ns=pool.clock_ns())
         gone = self._gone(ino)
         if gone is not None:
             kept = {key: held for key, held in gone.attributes.items() if key != name}
             if value is not None:
                 kept[name] = value
-            if not self._pool.open_notes.takes(ino, kept):
+            if not pool.open_notes.takes(ino, kept):
                 raise NoSpace("too many attributes of files without a name")
             gone.attributes = kept
-            gone.gone = record
-            self._pool.open_notes.changed(gone)
+            gone.gone = changed
+            pool.open_notes.changed(gone)
             return
-        before = self._pool.index.xattr(ino, name)
-        record = record._replace(sequence=self._pool.next_sequence())
-        with self._pool.change(self._pool.counters._replace(sequence=record.sequence)) as change:
+        before = pool.index.xattr(ino, name)
+        lost = NO_ATTRIBUTES if before is None else {name: before}
+        gained = NO_ATTRIBUTES if value is None else {name: value}
+        changed = changed._replace(sequence=pool.next_sequence())
+        with pool.change(pool.counters._replace(sequence=changed.sequence)) as change:
             if value is None:
                 change.txn.delete_xattr(ino, name)
             else:
                 change.txn.put_xattr(ino, name, value)
-            change.txn.put_inode(ino, record)
+            change.write(
+                Changed(
+                    ino, record, changed, Why.ATTRIBUTED, lost, gained, pinned_bytes=pinned_bytes
+                )
+            )
             change.does(request, ino)
-        self._identities.note_attributes(ino)
-        growth_bytes = attribute_bytes(name, value) - attribute_bytes(name, before)
-        self._pool.node_shares.set_attributes(ino, record, growth_bytes)
         if is_own(name):
-            self._own.changed(ino, name, pinned_bytes)
+            self._own.changed(changed, name)
 
     def _require_settable(self, name: bytes) -> None:
         if self._pool.settings.read_only:

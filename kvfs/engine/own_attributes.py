@@ -12,7 +12,6 @@ from kvfs.core.directory_policy import (
     EVICT,
     LEASE,
     NAMES,
-    NO_TTL,
     PIN,
     PREFIX,
     PUBLISH,
@@ -25,7 +24,6 @@ from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State, label
 from kvfs.core.records import HAS_CRC
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool.found_blocks import enter_rank
 from kvfs.pool.identities import carries_identity
 from kvfs.pool.pool import Pool
 from kvfs.pool.ports import Room
@@ -89,10 +87,10 @@ class OwnAttributes:
 
     def check(
         self, ino: InodeNo, record: InodeRecord, name: bytes, value: bytes | None, uid: int
-    ) -> int | None:
+    ) -> int:
         """Raise unless user *uid* may set *name* to *value* (None: remove it).
 
-        Return how many bytes a pin would keep, None for other attributes. Raises NotPermitted
+        Return how many bytes a pin would keep, 0 for other attributes. Raises NotPermitted
         unless *uid* is root or the owner, and beyond the limit of pins; InvalidRequest for an
         unknown value.
         """
@@ -105,28 +103,17 @@ class OwnAttributes:
         if value is not None:
             check_value(name, value)
         if name != PIN or value != b"1":
-            return None
+            return 0
         pool = self._pool
         kept_bytes = pool.heat.held_bytes[Rank.KEPT]
         return pool.pins.count(ino, record, kept_bytes, pool.stay_bounds.kept_most_bytes)
 
-    def changed(self, ino: InodeNo, name: bytes, pinned_bytes: int | None) -> None:
-        """Apply *name* of *ino*, which is in the index now, with the *pinned_bytes* of ``check``.
+    def changed(self, record: InodeRecord, name: bytes) -> None:
+        """Do what *name* of the inode with *record*, which is in the index now, asks of others.
 
-        Directories that inherit it look it up again. A pin of a file is nobody else's, so only
-        that block is ranked again.
+        Directories inherit it. A pin of a file is nobody else's.
         """
-        if name == PIN and pinned_bytes is None:
-            self._pool.pins.drop(ino)
-        elif pinned_bytes is not None:
-            self._pool.pins.set(ino, pinned_bytes)
-        record = self._pool.index.inode_or_miss(ino)
-        if record is not None and not stat.S_ISDIR(record.mode):
-            enter_rank(self._pool, ino, record)
-            return
-        self._pool.policies.clear()
-        if name == TTL:  # says nothing of ranks
-            self._pool.policies.note_ttl(self._pool.index.xattr(ino, TTL) or NO_TTL)
+        if not stat.S_ISDIR(record.mode) or name == TTL:  # says nothing of ranks
             return
         self._room.rank_anew()
         if name in (DRAFTS, PUBLISH):

@@ -238,7 +238,7 @@ class Store:
     def make_durable(self) -> None:
         """Make all that was published durable, with every name; it blocks. Raises OSError."""
         self.pool.background.hurry()
-        if error := self.pool.sync_all().error:
+        if error := self.pool.syncs.all().error:
             raise error
 
     @property
@@ -352,6 +352,7 @@ class Store:
             "unverified_blocks": self.blocks.doubts.unproven + self.blocks.lease_ends.unproven,
             "background_backlog": self.pool.background.backlog,
             "background_failures": self.pool.background.failures,
+            "follow_failures": self.pool.followers.failures,
             "lost_blocks": self.pool.lost_blocks,
             "write_back_failures": self.device_watch.write_back.failures
             + self.durable_pass.failures,

@@ -5,9 +5,10 @@ come here (passthrough), so a hit counts as a load of the whole block. looks.py 
 """
 
 from collections.abc import Callable
-from stat import S_ISREG
+from stat import S_ISDIR, S_ISREG
 from typing import Any, Final
 
+from kvfs.core.changed import Changed, Why
 from kvfs.core.eviction_reason import Reason, reason_for
 from kvfs.core.latency import RecentLatency
 from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
@@ -29,6 +30,10 @@ _NOT_FINAL: Final = frozenset({State.UNRENAMED, State.ORPHAN})
 class CacheFigures:
     """The figures of one pool since its server started."""
 
+    follows: Final = frozenset(
+        {Why.CLOSED, Why.RENAMED, Why.RESTORED, Why.REMOVED, Why.LOST, Why.EVICTED}
+    )
+
     def __init__(
         self,
         index: Index,
@@ -36,8 +41,10 @@ class CacheFigures:
         space: Space,
         monotonic_s: Callable[[], float],
         clock_ns: Callable[[], int],
+        used_ns: Callable[[InodeNo], int | None],
     ) -> None:
-        """*clock_ns* is the clock of the blocks' records."""
+        """*clock_ns* is the clock of the blocks' records, *used_ns* tells a block's last use."""
+        self._used_ns: Final = used_ns
         self._monotonic_s: Final = monotonic_s
         self._clock_ns: Final = clock_ns
         self._started_s: Final = monotonic_s()
@@ -52,6 +59,29 @@ class CacheFigures:
         self._evicted_blocks = dict.fromkeys(Reason, 0)
         self._evicted_bytes = dict.fromkeys(Reason, 0)
 
+    def follow(self, changed: Changed) -> None:
+        """Count what was stored, removed or evicted."""
+        before, after, why = changed.before, changed.after, changed.why
+        if before is None:
+            if after is not None and not is_temporary(after.name):
+                self.stored(after)
+        elif why is Why.EVICTED:
+            self.evicted(before, changed.reason, self._unused_ns(changed.ino))
+        elif after is None:
+            self.removed(before)
+        elif S_ISDIR(after.mode):
+            self.tallies.tree_changed()
+            self.events.tree_changed()
+        elif why is Why.CLOSED:
+            self.closed(before, after)
+        elif S_ISREG(after.mode):
+            self.renamed(before, after)
+
+    def _unused_ns(self, ino: InodeNo) -> int:
+        """Return for how long nobody has used *ino*."""
+        used_ns = self._used_ns(ino)
+        return 0 if used_ns is None else self._clock_ns() - used_ns
+
     def loaded(self, record: InodeRecord) -> None:
         """The block with *record* was opened to be read."""
         if record.state not in UNFINISHED:
@@ -65,12 +95,13 @@ class CacheFigures:
         """Return where further loads of the block with *record* are counted."""
         return self.tallies.of(record.parent, record.name)
 
-    def closed(self, before: InodeRecord, record: InodeRecord, *, temporary: bool) -> None:
+    def closed(self, before: InodeRecord, record: InodeRecord) -> None:
         """The last writer closed a block: it counts as stored unless its rename is to come.
 
-        Such as that of a *temporary* name.
+        Such as that of a temporary name.
         """
-        if not temporary and before.state in _STORED_FROM and record.state not in _NOT_FINAL:
+        stores = before.state in _STORED_FROM and record.state not in _NOT_FINAL
+        if stores and not is_temporary(record.name):
             self.stored(record, rewritten=before.state == State.REWRITE)
 
     def renamed(self, before: InodeRecord, record: InodeRecord) -> None:
@@ -118,11 +149,6 @@ class CacheFigures:
         self.reuse.removed(record)
         if self.events.wanted and S_ISREG(record.mode) and not is_temporary(record.name):
             self.events.note(Kind.REMOVED, record.parent, record.name, bytes=record.size_bytes)
-
-    def tree_changed(self) -> None:
-        """A directory moved."""
-        self.tallies.tree_changed()
-        self.events.tree_changed()
 
     def tick(self, now_s: float) -> None:
         """Count the looks that turned out to be misses."""

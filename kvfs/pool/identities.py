@@ -8,8 +8,10 @@ import contextlib
 import functools
 import stat
 from collections.abc import Callable
+from typing import Final
 
 from kvfs.core.attribute_record import AttributeRecord
+from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import Damaged
 from kvfs.core.lifecycle import IDENTIFIED, SLABS
 from kvfs.core.records import HAS_CRC, HAS_HOLES, IS_SLAB, OF_BYTES, Identity
@@ -83,6 +85,19 @@ class Identities:
     get another name or mode at once.
     """
 
+    #: Not what the device itself said (``Why.RECONCILED``).
+    follows: Final = frozenset(
+        {
+            Why.CREATED,
+            Why.RESTORED,
+            Why.RESERVED,
+            Why.CLOSED,
+            Why.RENAMED,
+            Why.SET,
+            Why.ATTRIBUTED,
+        }
+    )
+
     def __init__(
         self,
         extents: Extents,
@@ -103,6 +118,20 @@ class Identities:
         self._lingering: set[InodeNo] = set()
         #: Identities whose removal is queued, or has failed.
         self._withdrawing: set[InodeNo] = set()
+
+    def follow(self, changed: Changed) -> None:
+        """Queue what the device is to say of an inode that has a name."""
+        ino, record, why = changed.ino, changed.after, changed.why
+        if record is None:
+            return
+        if why is Why.ATTRIBUTED or (changed.gained and changed.before is None):
+            self.note_attributes(ino)  # the identity comes behind them
+        if why is Why.CLOSED or why is Why.RESTORED:
+            self.publish(ino, record)
+        elif why is Why.RESERVED:
+            self.withdraw(ino)
+        else:
+            self.write(ino, record)
 
     def publish(self, ino: InodeNo, record: InodeRecord) -> None:
         """Note that block *ino* was published: it gets an identity once its bytes are durable.

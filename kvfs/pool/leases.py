@@ -6,11 +6,13 @@ namespace, an NFS server), the lease ends when the block was not used for a whil
 state and maker, so the next server finds the leases again.
 """
 
+import stat
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
+from kvfs.core.changed import Changed, Why
 from kvfs.core.lifecycle import HELD, LEASES, State
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.machine.processes import Maker, Processes
@@ -21,6 +23,10 @@ _SETTLED_A_TICK: Final = 128
 _KEPT: Final = HELD | {State.ORPHAN, State.ORPHAN_SLAB}
 #: Equal leases share one object, so that a million take 85 MB. At most so many are kept for that.
 _KINDS_MAX: Final = 4096
+#: Records that an earlier server wrote.
+_SAID_BEFORE: Final = frozenset({Why.FOUND, Why.RECONCILED})
+#: No process has this number. It stands for a maker of another boot, whose birth means nothing now.
+_OF_ANOTHER_BOOT: Final = (1 << 32) - 1
 #: A maker's list is compacted when half of it is lost, and more than this.
 _LOST_MIN: Final = 1024
 
@@ -47,10 +53,23 @@ class _Made:
 class Leases:
     """The tables."""
 
-    def __init__(self, makers: Processes, lease_s: float, leases: LeaseShares) -> None:
+    follows: Final = frozenset(Why) - {Why.CREATED}
+
+    def __init__(
+        self,
+        makers: Processes,
+        lease_s: float,
+        leases: LeaseShares,
+        monotonic_s: Callable[[], float],
+        *,
+        same_boot: bool,
+    ) -> None:
+        """*same_boot*: whether the pool ran last in this boot; makers of another one are dead."""
+        self._same_boot = same_boot
         self.processes = makers
         self.shares = leases
         self._lease_s = lease_s
+        self._monotonic_s = monotonic_s
         self._held: dict[InodeNo, Lease] = {}
         self._kinds: dict[Lease, Lease] = {}
         #: Blocks and bytes in each state.
@@ -62,6 +81,16 @@ class Leases:
         #: Leases that end by time: when each block was used last, oldest first.
         self._timed: OrderedDict[InodeNo, float] = OrderedDict()
         self._ended: deque[InodeNo] = deque()
+
+    def follow(self, changed: Changed) -> None:
+        """Enter what belongs to somebody, and drop what does not any more."""
+        ino, record, why = changed.ino, changed.after, changed.why
+        if record is None:
+            self.drop(ino)
+        elif stat.S_ISREG(record.mode) and not (why is Why.FOUND and ino in self._held):
+            if why in _SAID_BEFORE and record.maker_tgid and not self._same_boot:
+                record = record._replace(maker_tgid=_OF_ANOTHER_BOOT)
+            self.note(ino, record, self._monotonic_s())
 
     def note(self, ino: InodeNo, record: InodeRecord, now_s: float) -> None:
         """Update *ino*, which now has *record*."""

@@ -1,4 +1,4 @@
-"""Limits on new names: of empty files, of what is never evicted, and of leased blocks."""
+"""Limits on new names: of what is never evicted, and of leased blocks."""
 
 from kvfs.core import node_bound
 from kvfs.core.errors import NoSpace
@@ -6,18 +6,6 @@ from kvfs.core.lifecycle import is_temporary
 from kvfs.core.types import InodeNo
 from kvfs.machine.processes import Maker
 from kvfs.pool.pool import Pool
-
-
-def empty_names_too_many(pool: Pool) -> int:
-    """Return how many empty files must be evicted to make space for blocks with bytes.
-
-    Each takes an inode and rows on the device, which the capacity does not count. None must go if
-    the device still has space for the whole capacity.
-    """
-    space = pool.space
-    if space.bound_bytes >= space.capacity_bytes:
-        return 0
-    return node_bound.names_too_many(pool.counters, space.capacity_bytes)
 
 
 def require_node(pool: Pool, uid: int) -> None:

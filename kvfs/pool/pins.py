@@ -9,6 +9,8 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
+from kvfs.core.changed import Changed, Why
+from kvfs.core.directory_policy import PIN
 from kvfs.core.errors import NotPermitted
 from kvfs.core.sizes import format_size
 from kvfs.core.types import InodeNo, InodeRecord
@@ -24,6 +26,10 @@ _COUNTED_MAX: Final = 100_000
 class Pins:
     """The pins of one pool, by inode."""
 
+    follows: Final = frozenset(
+        {Why.ATTRIBUTED, Why.REPLACED, Why.REMOVED, Why.LOST, Why.EVICTED, Why.RECONCILED}
+    )
+
     def __init__(self, index: Index) -> None:
         self._index = index
         self._pinned: dict[InodeNo, int] = {}
@@ -32,6 +38,22 @@ class Pins:
 
     def __contains__(self, ino: InodeNo) -> bool:
         return ino in self._pinned
+
+    def follow(self, changed: Changed) -> None:
+        """Pin and unpin as the attribute says. It goes with the name when that goes to an heir.
+
+        What a directory holds whose pin a power loss brought back is counted by the scan.
+        """
+        ino, record = changed.ino, changed.after
+        if record is None:
+            if changed.heir:
+                self.move(ino, changed.heir)
+            self.drop(ino)
+        elif changed.gained.get(PIN) == b"1":
+            is_file = not stat.S_ISDIR(record.mode)
+            self.set(ino, record.allocated_bytes if is_file else changed.pinned_bytes)
+        elif PIN in changed.lost:
+            self.drop(ino)
 
     def held_bytes(self, ino: InodeNo) -> int | None:
         """Return the bytes that *ino* held when it was pinned; None if it is not."""

@@ -6,10 +6,12 @@ by name and never listed, so that ``cp -a`` and ``rsync -X`` do not copy them el
 """
 
 import contextlib
+import stat
 from collections.abc import Mapping
 from typing import Final
 
 from kvfs.core.ascent import Ascent
+from kvfs.core.changed import Changed, Why
 from kvfs.core.directory_policy import (
     DRAFTS,
     EVICT,
@@ -35,6 +37,8 @@ _CACHED_MAX: Final = 4096
 class Policies:
     """The policy in force of every directory."""
 
+    follows: Final = frozenset({Why.RENAMED, Why.ATTRIBUTED, Why.RECONCILED})
+
     def __init__(self, index: Index, configured: Mapping[str, Mapping[str, str]]) -> None:
         """*configured*: the settings' policies by path below the mountpoint (``/``: the root)."""
         self._index = index
@@ -45,6 +49,14 @@ class Policies:
         for said in configured.values():
             if "ttl" in said:
                 self.note_ttl(said["ttl"].encode())
+
+    def follow(self, changed: Changed) -> None:
+        """Look up anew what directories below inherit."""
+        record = changed.after
+        if record is not None and stat.S_ISDIR(record.mode):
+            self.clear()
+            if TTL in changed.gained:
+                self.note_ttl(changed.gained[TTL])
 
     def note_ttl(self, value: bytes) -> None:
         """Learn that a directory has the ttl *value*; one that is no ttl says nothing."""

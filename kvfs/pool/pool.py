@@ -8,11 +8,10 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from kvfs.core.errors import NoSpace
 from kvfs.core.eviction_policy import EVICTABLE, Rank, policy_named
 from kvfs.core.headroom import Headroom
 from kvfs.core.lifecycle import SETTLED, UNFINISHED
-from kvfs.core.node_bound import NodeShares
+from kvfs.core.node_bound import NodeShares, names_too_many
 from kvfs.core.records import Counters
 from kvfs.core.settings import Settings
 from kvfs.core.types import NO_INODE, SECOND_NS, InodeNo, InodeRecord, Sequence
@@ -21,7 +20,8 @@ from kvfs.machine.processes import Processes
 from kvfs.pool.attribute_records import AttributeRecords
 from kvfs.pool.cache_figures import CacheFigures
 from kvfs.pool.checkpoints import Checkpoints
-from kvfs.pool.final_bytes import FinalBytes, Marked
+from kvfs.pool.final_bytes import FinalBytes
+from kvfs.pool.followers import Followers
 from kvfs.pool.identities import Identities
 from kvfs.pool.lease_shares import LeaseShares
 from kvfs.pool.leases import Leases
@@ -31,7 +31,9 @@ from kvfs.pool.open_notes import OpenNotes
 from kvfs.pool.pins import Pins
 from kvfs.pool.policies import Policies
 from kvfs.pool.pool_change import Damage, PoolChange
+from kvfs.pool.pool_sync import PoolSync
 from kvfs.pool.ports import Kernel
+from kvfs.pool.ranks import Ranks
 from kvfs.pool.ready_extents import ReadyExtents
 from kvfs.pool.recently_removed import REMOVED_KEPT_S, RecentlyRemoved
 from kvfs.pool.space import DeviceRoom, Space, StayBounds
@@ -44,7 +46,7 @@ from kvfs.storage.heat import Heat
 from kvfs.storage.index_swap import open_index
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.outliving import Outliving
-from kvfs.storage.run_state import distrust_index, read_run_state, write_run_state
+from kvfs.storage.run_state import PoolRun
 from kvfs.storage.stray_files import StrayFiles
 from kvfs.storage.syscalls import Syscalls
 
@@ -54,9 +56,6 @@ class Pool:
 
     #: Blocks whose name went because their bytes were damaged or could not be kept.
     lost_blocks = 0
-    #: A sync has failed. The kernel reports that once, so that the next sync would succeed
-    #: (write_back.py).
-    unsynced = False
 
     def __init__(
         self,
@@ -87,6 +86,7 @@ class Pool:
             self.notes, self.open_notes = outliving.notes, OpenNotes(outliving.notes)
             self.numbers = InodeNumbers(device.pool_fd, self.syscalls, read_only=settings.read_only)
             stack.callback(self.numbers.close)
+            self.run = PoolRun(device.pool_fd, device.superblock, self.syscalls, self.numbers.first)
             self.extents = Extents(device.pool_fd, self.syscalls, device.fs_type)
             stack.callback(self.extents.close)
             self.damage = Damage(self.index, read_only=settings.read_only)
@@ -95,6 +95,7 @@ class Pool:
             self.background = Background(settings.unlink_queue_max)
             stack.callback(self.background.stop)
             self.unlink_queue = UnlinkQueue(self.background, self.space)
+            self.open_inodes = OpenInodes()
             self.ready = ReadyExtents(
                 self.extents,
                 self.numbers,
@@ -103,30 +104,74 @@ class Pool:
                 settings,
                 self.unlink_queue,
                 kernel,
+                self.open_inodes,
+                monotonic_s,
             )
-            self.open_inodes = OpenInodes()
             #: Drafts and blocks being rewritten, which the index lists beside the counters.
             self.unfinished: set[InodeNo] = set()
             self._make_identities()
             self.recently_removed = RecentlyRemoved(self.space, self._erase)
-            makers = Processes(settings.file_servers)
-            stack.callback(makers.close)
-            leases = LeaseShares(self._leases_end_bytes, self.space.capacity_bytes)
-            self.leases = Leases(makers, settings.lease_s, leases)
-            self.heat = Heat(
-                device.pool_fd,
-                self.syscalls,
-                epoch=device.epoch,
-                read_only=settings.read_only,
-                policy=policy_named(settings.eviction),
-                now_s=clock_ns() // SECOND_NS,
-            )
+            self.followers = self._make_tables(stack)
             self.checkpoints = self._open_checkpoints(stack)
-            self.policies = Policies(self.index, settings.policies)
-            self.pins = Pins(self.index)
-            self.cache = CacheFigures(self.index, settings, self.space, monotonic_s, clock_ns)
-            self._begin_run()
+            if not settings.read_only:
+                self.run.write(clean=False)
             self._parts = stack.pop_all()
+
+    def _make_tables(self, stack: contextlib.ExitStack) -> Followers:
+        """Create what follows each change of the index, and return it in order.
+
+        Figures ask when a block was used last, before its rank goes.
+        """
+        settings = self.settings
+        makers = Processes(settings.file_servers)
+        stack.callback(makers.close)
+        shares = LeaseShares(self._leases_end_bytes, self.space.capacity_bytes)
+        self.leases = Leases(
+            makers, settings.lease_s, shares, self.monotonic_s, same_boot=self.run.same_boot
+        )
+        self.heat = Heat(
+            self.device.pool_fd,
+            self.syscalls,
+            epoch=self.device.epoch,
+            read_only=settings.read_only,
+            policy=policy_named(settings.eviction),
+            now_s=self.clock_ns() // SECOND_NS,
+        )
+        self.policies = Policies(self.index, settings.policies)
+        self.pins = Pins(self.index)
+        self.cache = CacheFigures(
+            self.index, settings, self.space, self.monotonic_s, self.clock_ns, self.heat.used_ns
+        )
+        self.ranks = Ranks(
+            self.index,
+            self.heat,
+            self.policies,
+            self.pins,
+            shares,
+            self.stay_bounds,
+            self.empty_names_too_many,
+        )
+        return Followers(
+            self.policies,
+            self.pins,
+            self.leases,
+            self.cache,
+            self.ranks,
+            self.identities,
+            self.ready,
+            self.node_shares,
+        )
+
+    def empty_names_too_many(self) -> int:
+        """Return how many empty files must be evicted to make space for blocks with bytes.
+
+        Each takes an inode and rows on the device, which the capacity does not count. None must go
+        if the device still has space for the whole capacity.
+        """
+        space = self.space
+        if space.bound_bytes >= space.capacity_bytes:
+            return 0
+        return names_too_many(self.counters, space.capacity_bytes)
 
     def _open_strays(self) -> Strays:
         files = StrayFiles(self.device.pool_fd, self.syscalls, self.extents)
@@ -177,26 +222,13 @@ class Pool:
             self.final_checksum,
             checksums_s=self.settings.checksum_stop_s if self.settings.checksum_share else 0.0,
         )
-
-    def _begin_run(self) -> None:
-        """Write to RUN that the pool runs: without a clean stop it counts as killed."""
-        device = self.device
-        former = read_run_state(device.pool_fd, self.syscalls, device.superblock)
-        #: Whether the pool ran last in this boot: makers of another one are dead.
-        self.same_boot = former.of_this_boot
-        #: Blocks below were there when the device may have lost some; 0: all were compared since.
-        self.doubtful_below = former.doubtful_below if former.trusted else self.numbers.first
-        if not self.settings.read_only:
-            self._write_run(clean=False)
-
-    def _write_run(self, *, clean: bool, strays: bool = False) -> None:
-        write_run_state(
-            self.device.pool_fd,
+        self.syncs = PoolSync(
+            self.device,
+            self.index,
+            self.identities,
+            self.final_bytes,
             self.syscalls,
-            clean=clean,
-            strays=strays,
-            superblock=self.device.superblock,
-            doubtful_below=self.doubtful_below,
+            read_only=self.settings.read_only,
         )
 
     def _measure_space(self) -> None:
@@ -225,59 +257,14 @@ class Pool:
             if not self.settings.read_only:
                 self.heat.mark(self.clock_ns())
                 self.heat.save()
-                marked = self._make_durable()
+                marked = self.syncs.at_stop()
                 swept = swept and marked.all_final and not self.extents.left_behind
                 settled = settled and marked.error is None
                 self.checkpoints.keep_last()
                 if settled:
-                    self._write_run(clean=True, strays=self.background.failures > 0 or not swept)
+                    self.run.write(clean=True, strays=self.background.failures > 0 or not swept)
         finally:
             self._parts.close()
-
-    def _make_durable(self) -> Marked:
-        """Sync index and extents, because the next start trusts both after a clean stop.
-
-        After a failed sync the page cache cannot be trusted: the kernel may have dropped what it
-        could not write. The next start then rebuilds from what is durable.
-        """
-        try:
-            marked = self.sync_all()
-            if marked.error is not None:
-                distrust_index(self.device.pool_fd, self.syscalls)
-            return marked
-        except (NoSpace, OSError):
-            with contextlib.suppress(OSError):
-                distrust_index(self.device.pool_fd, self.syscalls)
-            raise
-
-    def sync_all(self) -> Marked:
-        """Make all durable that was published, with every name; it blocks.
-
-        Call ``background.hurry`` before. Raises NoSpace, OSError. A read-only pool has nothing to
-        write.
-        """
-        if self.settings.read_only:
-            return Marked(True, None)
-        self.index.settle()
-        marked = self.final_bytes.mark_all(self.sync)
-        self.identities.attributes.begin_flush()
-        self.syscalls.syncfs(self.device.pool_fd)  # for the identities
-        self.identities.attributes.end_flush()
-        self.not_durable.forget_identified()
-        return marked
-
-    def sync(self) -> None:
-        """Make index, extents and identities durable. It blocks, so call it in a thread.
-
-        Call ``background.hurry`` before, which writes queued identities, and ``index.settle``,
-        which commits waiting rows. Raises OSError.
-        """
-        try:
-            self.index.sync()
-            self.syscalls.syncfs(self.device.pool_fd)
-        except OSError:
-            self.unsynced = True
-            raise
 
     def ends_first(self, end: Callable[[], None]) -> None:
         """Call *end*, which uses the parts, before any way of closing them."""

@@ -4,9 +4,11 @@ import logging
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from kvfs.core.changed import Changed
 from kvfs.core.errors import Damaged
 from kvfs.core.records import UNFINISHED_MAX, Counters, child_key, name_key, parse_child_key, unseal
 from kvfs.core.types import InodeNo
+from kvfs.pool.followers import Followers
 from kvfs.pool.space import Space
 from kvfs.storage.index import Index
 
@@ -18,6 +20,7 @@ class Ledger(Protocol):
     counters: Counters
     unfinished: set[InodeNo]
     space: Space
+    followers: Followers
 
 
 class PoolChange:
@@ -25,10 +28,10 @@ class PoolChange:
 
     At its end the counters and the list of inodes open for writing are written in the same
     transaction. The pool's memory is updated after the commit, so that a failed one changes
-    nothing.
+    nothing; then the followers get what changed.
     """
 
-    __slots__ = ("_begun", "_counters", "_finished", "_pool", "txn")
+    __slots__ = ("_begun", "_changes", "_counters", "_finished", "_pool", "txn")
 
     def __init__(
         self, pool: Ledger, counters: Counters, begun: InodeNo, finished: InodeNo, *, lasting: bool
@@ -38,11 +41,18 @@ class PoolChange:
         self._counters = counters
         self._begun = begun
         self._finished = finished
+        self._changes: list[Changed] = []
         self.txn = pool.index.write(lasting=lasting)
 
     def __enter__(self) -> Self:
         self.txn.__enter__()
         return self
+
+    def write(self, changed: Changed) -> None:
+        """Write the inode's new record, under the name that it has."""
+        assert changed.after is not None, "one that goes has rows to remove"
+        self.txn.put_inode(changed.ino, changed.after)
+        self._changes.append(changed)
 
     def does(self, request: int, ino: InodeNo) -> None:
         """Note that this is what a client's *request* asked for; 0: nobody did. It made *ino*."""
@@ -64,6 +74,8 @@ class PoolChange:
         self.txn.__exit__(kind, error, traceback)
         if kind is None:
             self._learn()
+            for changed in self._changes:
+                self._pool.followers.tell(changed)
 
     def _complete(self) -> None:
         """Write the rows that depend on the whole change."""

@@ -8,13 +8,16 @@ import contextlib
 import logging
 import os
 from collections import deque
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import KvfsError, NoSpace
 from kvfs.core.settings import Settings
 from kvfs.core.size_forecast import SizeForecast
-from kvfs.core.types import BackingId, InodeNo
+from kvfs.core.types import NO_INODE, BackingId, InodeNo
 from kvfs.machine.descriptor_shares import ready_max
+from kvfs.pool.open_inodes import OpenInodes
 from kvfs.pool.ports import Kernel
 from kvfs.pool.space import Space
 from kvfs.pool.unlink_queue import UnlinkQueue
@@ -37,6 +40,8 @@ class ReadyExtent(NamedTuple):
 class ReadyExtents:
     """Prepared extents, by the size they were preallocated to."""
 
+    follows: Final = frozenset({Why.CLOSED})
+
     def __init__(
         self,
         extents: Extents,
@@ -46,7 +51,11 @@ class ReadyExtents:
         settings: Settings,
         unlink_queue: UnlinkQueue,
         kernel: Kernel,
+        open_inodes: OpenInodes,
+        monotonic_s: Callable[[], float],
     ) -> None:
+        self._open_inodes = open_inodes
+        self._monotonic_s = monotonic_s
         self._extents = extents
         self._unlink_queue = unlink_queue
         self._numbers = numbers
@@ -62,6 +71,15 @@ class ReadyExtents:
         self._depths: dict[int, int] = {}
         self.hits = 0
         self.misses = 0
+
+    def follow(self, changed: Changed) -> None:
+        """Learn from a draft that is closed how large the next one will be."""
+        opened, record = self._open_inodes.get(changed.ino), changed.after
+        if opened is not None and record is not None and opened.created_in:
+            # A sparse file of a terabyte does not ask for a terabyte the next time.
+            size_bytes = min(record.size_bytes, record.allocated_bytes)
+            self.forecast.note_published(opened.created_in, size_bytes, self._monotonic_s())
+            opened.created_in = NO_INODE
 
     def has(self, size_bytes: int) -> bool:
         """Whether an extent of *size_bytes* is ready."""

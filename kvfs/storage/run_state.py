@@ -146,6 +146,35 @@ def _overwrite(pool_fd: int, syscalls: Syscalls, text: str) -> None:
         syscalls.close(fd)
 
 
+class PoolRun:
+    """One run of a pool, from its start to its stop. Without a clean stop it counts as killed."""
+
+    def __init__(self, pool_fd: int, superblock: str, syscalls: Syscalls, end: InodeNo) -> None:
+        """Read how the last run ended; no inode has number *end* yet. Raises OSError.
+
+        A pool that was not stopped cleanly may have lost what any of its blocks held.
+        """
+        self._pool_fd = pool_fd
+        self._superblock = superblock
+        self._syscalls = syscalls
+        former = read_run_state(pool_fd, syscalls, superblock)
+        #: Whether the pool ran last in this boot: makers of another one are dead.
+        self.same_boot = former.of_this_boot
+        #: Blocks below were there when the device may have lost some; 0: all were compared since.
+        self.doubtful_below = former.doubtful_below if former.trusted else end
+
+    def write(self, *, clean: bool, strays: bool = False) -> None:
+        """Write whether it stopped cleanly, and left *strays* behind. Raises OSError."""
+        write_run_state(
+            self._pool_fd,
+            self._syscalls,
+            clean=clean,
+            strays=strays,
+            superblock=self._superblock,
+            doubtful_below=self.doubtful_below,
+        )
+
+
 def distrust_index(pool_fd: int, syscalls: Syscalls) -> None:
     """Make sure that the next start does not trust the index, unless it was stopped cleanly.
 

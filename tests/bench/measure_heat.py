@@ -26,7 +26,6 @@ from kvfs.core.lifecycle import State
 from kvfs.core.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.devices import open_source
 from kvfs.engine.recovery.rebuild import skip_numbers
-from kvfs.pool import ranks
 from kvfs.storage.heat import Heat
 from kvfs.storage.index import Index
 from kvfs.storage.index_swap import index_path
@@ -193,7 +192,7 @@ def measure_pool(blocks: int, directory: str) -> dict[str, object]:
             "walk_step_us": walk_s / steps * 1e6,
             "rss_anon_mb": rss_anon_mb() - before_mb,
             "renote_us": _mean_us(
-                lambda ino: ranks.note(store.parts, InodeNo(ino), record),
+                lambda ino: store.parts.ranks.enter(InodeNo(ino), record),
                 range(FIRST_INODE, FIRST_INODE + blocks),
             ),
         }

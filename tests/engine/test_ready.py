@@ -11,6 +11,7 @@ from kvfs.core.errors import NoSpace
 from kvfs.core.settings import Settings
 from kvfs.core.size_forecast import FORGET_S
 from kvfs.core.types import ROOT_INODE, BackingId, InodeNo
+from kvfs.pool.open_inodes import OpenInodes
 from kvfs.pool.ready_extents import ReadyExtent, ReadyExtents
 from kvfs.pool.space import Space
 from kvfs.pool.unlink_queue import UnlinkQueue
@@ -47,6 +48,8 @@ class Bench:
             settings,
             UnlinkQueue(self.background, self.space),
             self.kernel,
+            OpenInodes(),
+            lambda: 0.0,
         )
 
     def extents(self) -> list[int]:

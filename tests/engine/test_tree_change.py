@@ -7,6 +7,7 @@ from typing import Final
 
 import pytest
 
+from kvfs.core.changed import Why
 from kvfs.core.errors import DeadInode, NotADirectory
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.engine.names.tree_change import TreeChange
@@ -15,16 +16,11 @@ from tests.support.stores import FIFO, Host, assert_exact, make_directory, names
 
 USER: Final = 1000
 
-#: What only tree_change.py may call: the rows of a name and its inode, the counters' rule, and
-#: what an owner is charged for an inode that comes or goes.
-PARTS: Final = frozenset(
-    {"come", "counted", "delete_inode", "delete_name", "delete_xattrs", "go", "put_name"}
-)
+#: What only tree_change.py may call: the rows of a name and its inode, and the counters' rule.
+PARTS: Final = frozenset({"counted", "delete_inode", "delete_name", "delete_xattrs", "put_name"})
 #: And what it has for an index that no pool has open; who says so counts all names in the end.
 ROWS: Final = frozenset({"drop_rows", "put_counts", "put_rows"})
 EXCEPTIONS: Final = {
-    # An inode that is handed over goes from one owner and comes to another one.
-    "kvfs/core/node_bound.py": {"come", "go"},
     # No name may be left that leads to what cannot be read; the counts wait for fsck.
     "kvfs/pool/pool_change.py": {"delete_inode", "delete_xattrs"},
     # Before a pool is there, from an index that may be damaged.
@@ -85,8 +81,8 @@ def test_a_change_that_fails_in_its_middle_changes_nothing(running: Host, to: st
 
     def change_all() -> None:
         with TreeChange(store.parts, 1) as change:
-            change.unlink(node, record)
-            change.unlink(block, found)
+            change.unlink(node, record, Why.REMOVED)
+            change.unlink(block, found, Why.REMOVED)
             change.link(InodeNo(998), record._replace(parent=target))
 
     with pytest.raises(DeadInode if to == "nowhere" else NotADirectory):
@@ -103,7 +99,7 @@ def test_a_directory_that_cannot_be_packed_changes_nothing_and_ends(running: Hos
     record = store.record(put(store, ROOT_INODE, b"block", b"x"))
     before = state_of(running)
     with pytest.raises(struct.error), TreeChange(store.parts, 1) as change:
-        change.unlink(InodeNo(999), record._replace(parent=directory))
+        change.unlink(InodeNo(999), record._replace(parent=directory), Why.REMOVED)
     assert state_of(running) == before
     put(store, ROOT_INODE, b"next", b"x")
     assert_exact(running)

@@ -80,7 +80,7 @@ class Course:
     # ---- what reaches the device ----
 
     commit = At(lambda engine: engine.pool.index.settle)
-    sync_device = At(lambda engine: engine.pool.sync)
+    sync_device = At(lambda engine: engine.pool.syncs.written)
 
     def compare(self, ino: InodeNo) -> bool | None:
         """Compare block *ino* with its checksum; None if it has none. False: it is gone now."""

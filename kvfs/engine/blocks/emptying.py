@@ -9,11 +9,11 @@ The server may close it meanwhile, so the draft is kept open for it (served.py).
 
 from typing import Final
 
+from kvfs.core.changed import Changed, Why
 from kvfs.core.lifecycle import HIDEABLE, Event, State, after
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.blocks.served import Served
 from kvfs.machine.processes import SERVER
-from kvfs.pool import ranks
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
@@ -60,14 +60,12 @@ class Emptying:
             maker_birth=SERVER.birth,
         )
         with pool.change(pool.counters._replace(sequence=draft.sequence), begun=ino) as change:
-            change.txn.put_inode(ino, draft)
+            change.write(Changed(ino, record, draft, Why.REOPENED))
         opened.empty()
         opened.maker = SERVER
         pool.open_notes.writing(opened)
         # New bytes get new blocks, of which the device learns after the removal of the identity.
         opened.identity_lingers = False
-        pool.leases.drop(ino)
-        ranks.note(pool, ino, draft)
         self._served.keep_open(opened)
         pool.kernel.name_vanished(record.parent, record.name)
 

@@ -10,12 +10,12 @@ import logging
 import os
 from typing import Final
 
+from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import Damaged, KvfsError
 from kvfs.core.lifecycle import HELD, Event, State, after, is_temporary
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
 from kvfs.machine.processes import NO_DESCRIPTOR, SERVER
-from kvfs.pool import ranks
 from kvfs.pool.pool import Pool
 from kvfs.storage.fiemap import lacks_bytes
 
@@ -58,15 +58,13 @@ class LeaseEnds:
 
     def _hand_over(self, ino: InodeNo, record: InodeRecord, state: State) -> bool:
         pool = self._pool
-        record = record._replace(state=state, maker_tgid=0, maker_birth=0)
+        settled = record._replace(state=state, maker_tgid=0, maker_birth=0)
         try:
-            with pool.index.write() as txn:
-                txn.put_inode(ino, record)
+            with pool.change(pool.counters) as change:
+                change.write(Changed(ino, record, settled, Why.SETTLED))
         except (KvfsError, OSError) as error:
             _log.warning("inode %#x keeps its lease: %s", ino, error)
             return False
-        pool.leases.note(ino, record, pool.monotonic_s())
-        ranks.note(pool, ino, record)
         return True
 
     def _look_at(self, ino: InodeNo, record: InodeRecord) -> bool:
@@ -109,10 +107,8 @@ class LeaseEnds:
     def _drop(self, ino: InodeNo, record: InodeRecord) -> bool:
         """Remove the name of *ino*: a miss, never half a block. False if that fails."""
         try:
-            self._namespace.unlink(record.parent, record.name)
+            self._namespace.lose(ino)
         except (KvfsError, OSError) as error:
             _log.warning("inode %#x keeps its name: %s", ino, error)
             return False
-        self._pool.kernel.name_vanished(record.parent, record.name)
-        self._pool.kernel.unnamed(ino)
         return True

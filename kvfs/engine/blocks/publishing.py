@@ -9,6 +9,7 @@ import logging
 import stat
 from typing import Final
 
+from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import KvfsError
 from kvfs.core.lifecycle import HELD, LEASES, UNFINISHED, Event, State, after, is_temporary
 from kvfs.core.types import InodeNo, InodeRecord, round_up
@@ -16,9 +17,7 @@ from kvfs.engine.blocks.doubts import Closing
 from kvfs.engine.names.namespace import Namespace
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, Maker
-from kvfs.pool import ranks
 from kvfs.pool.measure import measured, not_before
-from kvfs.pool.name_room import empty_names_too_many
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
@@ -81,11 +80,10 @@ class Publishing:
         # Also for a slab, whose state stays: a start after a kill measures what was being written.
         with pool.change(pool.counters, begun=opened.ino) as change:
             if reopened is not state:
-                change.txn.put_inode(opened.ino, record._replace(state=reopened))
+                rewrite = record._replace(state=reopened)
+                change.write(Changed(opened.ino, record, rewrite, Why.REOPENED))
         if reopened is not state:
             opened.rewrite()
-            pool.leases.drop(opened.ino)
-            ranks.note(pool, opened.ino, record._replace(state=reopened))
         opened.identity_lingers = self._identities.withdraw_now(opened.ino)
         if not record.size_bytes:  # it has no byte that could mix with another
             opened.identity_lingers = False
@@ -126,23 +124,18 @@ class Publishing:
         if opened is not None and opened.writers:
             maker = opened.maker
             record = record._replace(maker_tgid=maker.tgid, maker_birth=maker.birth)
-        record = record._replace(state=state)
-        with self._pool.index.write() as txn:
-            txn.put_inode(ino, record)
-        self._identities.withdraw(ino)
-        if opened is None or not opened.writers:  # the caller may fail before its close
-            self._pool.leases.note(ino, record, self._pool.monotonic_s())
-            ranks.note(self._pool, ino, record)
+        reserved = record._replace(state=state)
+        with self._pool.change(self._pool.counters) as change:
+            change.write(Changed(ino, record, reserved, Why.RESERVED))
 
     def touched(self, ino: InodeNo, record: InodeRecord) -> InodeRecord:
         """Return *record* with new times: emptying an empty file is a change, too (open(2))."""
         pool = self._pool
         now_ns, sequence = pool.clock_ns(), pool.next_sequence()
-        record = record._replace(mtime_ns=now_ns, ctime_ns=now_ns, sequence=sequence)
+        touched = record._replace(mtime_ns=now_ns, ctime_ns=now_ns, sequence=sequence)
         with pool.change(pool.counters._replace(sequence=sequence)) as change:
-            change.txn.put_inode(ino, record)
-        self._identities.write(ino, record)
-        return record
+            change.write(Changed(ino, record, touched, Why.SET))
+        return touched
 
     # ---- ending ----
 
@@ -212,7 +205,8 @@ class Publishing:
             owned = self._owned(opened, record, state, allocated_bytes, written=written)
             self._record(opened, before, owned)
         else:
-            self._identities.publish(opened.ino, before)  # the open took its identity
+            # The open took its identity.
+            pool.followers.tell(Changed(opened.ino, before, before, Why.CLOSED))
         # Not earlier: until it is published the death of another writer tears it.
         opened.end(whole=True)
         if opened.quiet_writers:
@@ -254,7 +248,7 @@ class Publishing:
         pool = self._pool
         if not pool.policies.of(record.parent).leases and not is_temporary(record.name):
             return False
-        if not allocated_bytes and empty_names_too_many(pool):
+        if not allocated_bytes and pool.empty_names_too_many():
             return False
         return pool.leases.shares.gives(record.uid, allocated_bytes)
 
@@ -288,30 +282,19 @@ class Publishing:
             used_bytes=pool.counters.used_bytes + growth_bytes, sequence=record.sequence
         )
         # A lasting transaction is still to come: the rename, or the next tick.
-        temporary = is_temporary(record.name)
-        lasting = before.state not in UNFINISHED or not temporary
+        lasting = before.state not in UNFINISHED or not is_temporary(record.name)
         with pool.change(counters, finished=opened.ino, lasting=lasting) as change:
-            change.txn.put_inode(opened.ino, record)
+            change.write(Changed(opened.ino, before, record, Why.CLOSED))
         pool.space.extra_bytes -= growth_bytes
-        self._identities.publish(opened.ino, record)
         opened.identity_lingers = False
-        pool.leases.note(opened.ino, record, pool.monotonic_s())
-        ranks.note(pool, opened.ino, record)
-        pool.cache.closed(before, record, temporary=temporary)
-        if opened.created_in:
-            # A sparse file of a terabyte does not ask for a terabyte the next time.
-            size_bytes = min(record.size_bytes, record.allocated_bytes)
-            pool.ready.forecast.note_published(opened.created_in, size_bytes, pool.monotonic_s())
-            opened.created_in = InodeNo(0)
 
     def _drop_torn(self, opened: OpenInode, record: InodeRecord) -> None:
         """Remove the name of a block whose writer died in the middle: a miss, never wrong bytes."""
-        self._namespace.unlink(record.parent, record.name)
+        self._namespace.lose(opened.ino)
         if opened.gone is not None:  # readers that have it open read what was written
             opened.gone = record._replace(ctime_ns=opened.gone.ctime_ns)
             self._pool.open_notes.changed(opened)
         self.torn += 1
-        self._pool.kernel.name_vanished(record.parent, record.name)
 
     def dismiss(self, opened: OpenInode, error: Exception) -> bool:
         """Remove the name of a block whose bytes are lost: a miss, not an error that stays.
@@ -319,12 +302,10 @@ class Publishing:
         False if that fails, too.
         """
         if opened.gone is None:
-            record = self._namespace.record(opened.ino)
             try:
-                self._namespace.unlink(record.parent, record.name)
+                self._namespace.lose(opened.ino)
             except (KvfsError, OSError):
                 return False
-            self._pool.kernel.name_vanished(record.parent, record.name)
         self._pool.lost_blocks += 1
         _log.error("inode %#x lost: %s", opened.ino, error)
         return True
@@ -337,7 +318,6 @@ class Publishing:
         record = self._pool.index.inode_or_miss(ino)
         if record is None or not stat.S_ISREG(record.mode):
             return False
-        self._namespace.unlink(record.parent, record.name)
-        self._pool.kernel.name_vanished(record.parent, record.name)
+        self._namespace.lose(ino)
         self._pool.lost_blocks += 1
         return True

@@ -189,7 +189,7 @@ class DurablePass:
         if failed:
             _log.error("the device failed to flush: %s", done.flush_error)
             self.failures += 1
-            self._pool.unsynced = True  # the kernel tells it once
+            self._pool.syncs.failed = True  # the kernel tells it once
             for block in batch:
                 self._put_back(block)
             self._flushing = []

@@ -61,7 +61,7 @@ class Verifier:
         if settings.verify in ("open", "scrub"):
             self.below = pool.numbers.first
         elif settings.verify == "doubtful":
-            self.below = pool.doubtful_below
+            self.below = pool.run.doubtful_below
         self._known: OrderedDict[InodeNo, None] = OrderedDict()
         self._quarantine = Quarantine(
             pool.device.pool_fd,
@@ -191,18 +191,18 @@ class Verifier:
 
     def end_doubt(self) -> None:
         """Note that all blocks were compared since a device may have lost some."""
-        self._pool.doubtful_below = NO_INODE
+        self._pool.run.doubtful_below = NO_INODE
         if self._mode == "doubtful":
             self.below = NO_INODE
 
     def close(self) -> None:
         """End the doubt if opens have covered all blocks that were there; as far as is known."""
         pool = self._pool
-        if not pool.doubtful_below or pool.counters.blocks > _KNOWN_MAX:
+        if not pool.run.doubtful_below or pool.counters.blocks > _KNOWN_MAX:
             return
         for rows in pool.index.walk(INODE_PREFIX, _KNOWN_MAX):
             for ino, record in parse_inodes(rows):
-                if ino >= pool.doubtful_below:
+                if ino >= pool.run.doubtful_below:
                     break
                 if ino not in self._known and (record is None or stat.S_ISREG(record.mode)):
                     return
@@ -276,7 +276,7 @@ class Verifier:
             "unreadable": self.unreadable,
             "rounds": self.rounds,
             "given": self.given,
-            "doubtful": self._pool.doubtful_below > NO_INODE,
+            "doubtful": self._pool.run.doubtful_below > NO_INODE,
             "quarantined_blocks": len(held),
             "quarantined_bytes": sum(held.values()),
         }

@@ -15,7 +15,6 @@ from kvfs.core.eviction_reason import Reason
 from kvfs.core.types import InodeNo
 from kvfs.engine.eviction.reclaim import BATCH, CALL_MAX, Reclaim
 from kvfs.engine.eviction.victims import Victims
-from kvfs.pool.name_room import empty_names_too_many
 from kvfs.pool.pool import Pool
 
 #: Least part of all blocks in one plan. A scan of a hundred million rows takes some seconds, and
@@ -42,7 +41,7 @@ class NameEviction:
     def tick(self) -> None:
         """Evict as many blocks as there are names too many, in turns of milliseconds."""
         self._of_all.take(self._excess())
-        self._of_empty.take(empty_names_too_many(self._pool))
+        self._of_empty.take(self._pool.empty_names_too_many())
 
     def make_room(self) -> None:
         """Do so at once, because the index would refuse the next name."""

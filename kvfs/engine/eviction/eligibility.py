@@ -9,9 +9,9 @@ from kvfs.core.errors import Damaged
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State, label
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool import ranks
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
+from kvfs.pool.ranks import SMALL_BYTES, rank_of
 
 #: Suffixes of files with the metadata of a block, added to its name or in place of its suffix:
 #: LMCache GDS (K.kvcache.safetensors.metadata), Mooncake (K.bucket, K.meta).
@@ -42,7 +42,7 @@ def look_at(pool: Pool, ino: InodeNo) -> Verdict:
     parent = pool.index.inode_or_miss(record.parent)
     if parent is None or not stat.S_ISDIR(parent.mode):
         # Its directory cannot be read, so the batch would fail. It stays until fsck repairs it.
-        ranks.keep(pool, ino, record)
+        pool.ranks.keep(ino, record)
         return _NO
     why = obstacle(pool, ino, record, open_too=False)
     if why is None:
@@ -56,11 +56,11 @@ def look_at(pool: Pool, ino: InodeNo) -> Verdict:
 def obstacle(pool: Pool, ino: InodeNo, record: InodeRecord, *, open_too: bool) -> str | None:
     """Return in a word or two why the block with *record* may not be evicted; None if it may."""
     policy = pool.policies.of(record.parent)
-    if ranks.rank_of(record, policy.evict) is Rank.NEVER:
-        ranks.note(pool, ino, record)
+    if rank_of(record, policy.evict) is Rank.NEVER:
+        pool.ranks.enter(ino, record)
         return label(State(record.state))
-    if (why := ranks.why_kept(pool, ino, policy)) is not None:
-        ranks.note(pool, ino, record)  # the policy or pin may have been set just now
+    if (why := pool.ranks.why_kept(ino, policy)) is not None:
+        pool.ranks.enter(ino, record)  # the policy or pin may have been set just now
         if pool.heat.held_as(ino, Rank.KEPT) is not None:
             return why
     opened = pool.open_inodes.get(ino)
@@ -94,7 +94,7 @@ def used_since(pool: Pool, ino: InodeNo, record: InodeRecord, wall_ns: int) -> b
 
 def sidecars_of(pool: Pool, record: InodeRecord) -> Iterator[InodeNo]:
     """Yield the small files beside block *record* that are useless without it."""
-    if record.size_bytes < ranks.SMALL_BYTES:
+    if record.size_bytes < SMALL_BYTES:
         return
     stem, dot, _ = record.name.rpartition(b".")
     names = [record.name + suffix for suffix in _ADDED]
@@ -106,5 +106,5 @@ def sidecars_of(pool: Pool, record: InodeRecord) -> Iterator[InodeNo]:
             beside = None if ino is None else pool.index.inode(ino)
         except Damaged:
             continue
-        if ino is not None and beside is not None and beside.size_bytes < ranks.SMALL_BYTES:
+        if ino is not None and beside is not None and beside.size_bytes < SMALL_BYTES:
             yield ino

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfs.core.changed import Why
 from kvfs.core.errors import Damaged, KvfsError
 from kvfs.core.eviction_policy import EVICTABLE, Columns
 from kvfs.core.eviction_reason import Reason
@@ -252,22 +253,19 @@ class Reclaim:
         pool = self._pool
         now_ns = pool.clock_ns()
         try:
-            with TreeChange(pool, now_ns, evicts=True) as change:
+            with TreeChange(pool, now_ns) as change:
                 for ino, record in batch:
-                    change.unlink(ino, record)
+                    change.unlink(ino, record, Why.EVICTED, reason=reason)
         except (KvfsError, OSError, Damaged) as error:
             _log.error("nothing evicted: %s", error)
             self._victims.rest()
             return -1
         self.batches += 1
-        return sum(self._let_go(ino, record, now_ns, reason) for ino, record in batch)
+        return sum(self._let_go(ino, record, now_ns) for ino, record in batch)
 
-    def _let_go(self, ino: InodeNo, record: InodeRecord, now_ns: int, reason: Reason) -> int:
+    def _let_go(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> int:
         """Free the space of *ino*, which the index has dropped, now or after its last reader."""
         pool = self._pool
-        used_ns = pool.heat.used_ns(ino)
-        pool.cache.evicted(record, reason, now_ns - (now_ns if used_ns is None else used_ns))
-        pool.heat.evicted(ino)
         opened = pool.open_inodes.get(ino)
         stays = opened is not None and not opened.is_revocable
         if stays:

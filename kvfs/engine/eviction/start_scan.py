@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from kvfs.core.changed import Changed, Why
 from kvfs.core.directory_policy import PIN, TTL
 from kvfs.core.errors import Damaged, NoSpace
 from kvfs.core.lifecycle import State
@@ -24,7 +25,6 @@ from kvfs.core.records import (
     unseal,
 )
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool.found_blocks import enter_lease, enter_rank
 from kvfs.pool.pool import Pool
 
 #: Rows in one step, some 5 us each; a step runs between two requests.
@@ -177,8 +177,7 @@ class StartScan:
 
     def _lease(self, ino: InodeNo, record: InodeRecord) -> None:
         """Enter leased blocks, slabs and orphans."""
-        if self._pool.leases.state_of(ino) is None:
-            enter_lease(self._pool, ino, record)
+        self._pool.leases.follow(Changed(ino, record, record, Why.FOUND))
 
     def _rank(self, ino: InodeNo, record: InodeRecord) -> None:
-        enter_rank(self._pool, ino, record)
+        self._pool.ranks.follow(Changed(ino, record, record, Why.FOUND))

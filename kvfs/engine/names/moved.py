@@ -39,19 +39,11 @@ def renamed(
 
 
 def follow(pool: Pool, room: Room, former_names: Recent[InodeNo, Place], move: Move) -> None:
-    """Update what depends on an inode's name, after its *move* was committed.
-
-    The tables of blocks and policies follow by themselves (tree_change.py).
-    """
+    """Show drafts and rank blocks by the policy of where they are, after *move* was committed."""
     ino, before, record = move
-    pool.identities.write(ino, record)
     former_names.note(ino, (before.parent, before.name), pool.monotonic_s())
     is_directory = stat.S_ISDIR(record.mode)
-    if stat.S_ISREG(record.mode):
-        pool.cache.renamed(before, record)
-    if is_directory:
-        pool.cache.tree_changed()
-    elif record.state not in UNFINISHED:
+    if not is_directory and record.state not in UNFINISHED:
         return
     left, inherited = (pool.policies.of(above) for above in (before.parent, record.parent))
     if pool.settings.policies or left.hides_drafts != inherited.hides_drafts:

@@ -8,6 +8,7 @@ import stat
 from typing import Final, Protocol
 
 from kvfs.core.ascent import Ascent
+from kvfs.core.changed import Why
 from kvfs.core.errors import (
     Damaged,
     DeadInode,
@@ -188,7 +189,6 @@ class Namespace:
         with TreeChange(pool, now_ns) as change:
             change.link(ino, record)
             change.does(request, ino)
-        self._identities.write(ino, record)
         return ino, record
 
     def unlink(self, parent: InodeNo, name: bytes, *, request: int = 0) -> InodeNo:
@@ -197,6 +197,18 @@ class Namespace:
         The space comes back after the last handle. Raises NotFound, IsADirectory.
         """
         return self._remove(parent, name, directory=False, request=request)
+
+    def lose(self, ino: InodeNo) -> None:
+        """Remove the name of block *ino*, which is lost or half, and tell the kernel.
+
+        Raises DeadInode, Damaged, NoSpace, OSError, ReadOnly.
+        """
+        if self._pool.settings.read_only:
+            raise ReadOnly
+        record = self.record(ino)
+        self._drop_name(ino, record, Why.LOST)
+        self._pool.kernel.name_vanished(record.parent, record.name)
+        self._pool.kernel.unnamed(ino)
 
     def rmdir(self, parent: InodeNo, name: bytes, *, request: int = 0) -> InodeNo:
         """Remove an empty directory; return its inode. Raises NotFound, NotADirectory, NotEmpty."""
@@ -216,13 +228,15 @@ class Namespace:
             raise NotADirectory if directory else IsADirectory
         if record.entries:
             raise NotEmpty
-        now_ns = pool.clock_ns()
-        with TreeChange(pool, now_ns, keeps=True) as change:
-            change.unlink(ino, record)
+        self._drop_name(ino, record, Why.REMOVED, request)
+        return ino
+
+    def _drop_name(self, ino: InodeNo, record: InodeRecord, why: Why, request: int = 0) -> None:
+        now_ns = self._pool.clock_ns()
+        with TreeChange(self._pool, now_ns, keeps=True) as change:
+            change.unlink(ino, record, why)
             change.does(request, ino)
         self.keep_removed(ino, record, now_ns)
-        pool.cache.removed(record)
-        return ino
 
     def keep_removed(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> None:
         """Keep *ino*, which the index has forgotten, for its handles or for a moment."""
@@ -285,7 +299,7 @@ class Namespace:
         # Atomic: no checkpoint from here until the name is visible.
         with TreeChange(pool, now_ns, keeps=True) as change:
             if replaced is not None and replaced_record is not None:
-                change.unlink(replaced, replaced_record)
+                change.unlink(replaced, replaced_record, Why.REPLACED)
             change.move(move := Move(ino, record, moved))
             change.does(request, ino)
         if opened is not None and opened.writers:

@@ -18,6 +18,7 @@ from itertools import chain, islice
 from typing import Final
 
 from kvfs.core.ascent import Ascent
+from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import Damaged
 from kvfs.core.records import INODE_PREFIX, Doubt, inode_key, parse_inodes
 from kvfs.core.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
@@ -182,9 +183,10 @@ class Reconcile:
                     plain[claim.parent, claim.name] = (ino, claim)
             if pool.index.preallocation_due():
                 pool.index.preallocate()
-            with TreeChange(pool, pool.clock_ns(), found=True) as change:
+            with TreeChange(pool, pool.clock_ns()) as change:
                 for ino, claim in plain.values():
-                    change.link(ino, claim, claimed_attributes(pool.extents, ino, claim))
+                    attributes = claimed_attributes(pool.extents, ino, claim)
+                    change.link(ino, claim, attributes, why=Why.RECONCILED)
             self.entered += len(plain)
             for ino in others:
                 self._settle(ino)
@@ -203,8 +205,9 @@ class Reconcile:
         if ino == ROOT_INODE:
             if record is not None:
                 newer = newer_attributes(pool.extents, ino, record, claim)
-                with TreeChange(pool, pool.clock_ns(), found=True) as change:
-                    change.txn.put_inode(ino, after := updated(record, claim))
+                after = updated(record, claim)
+                with TreeChange(pool, pool.clock_ns()) as change:
+                    change.write(Changed(ino, record, after, Why.RECONCILED))
                     if newer is not None:
                         change.take_attributes(ino, after, newer)
             return True
@@ -264,24 +267,24 @@ class Reconcile:
                 return
         newer = None if record is None else newer_attributes(pool.extents, ino, record, claim)
         # Atomic: no checkpoint from the look at the rival until the commit.
-        with TreeChange(pool, pool.clock_ns(), found=True) as change:
+        with TreeChange(pool, pool.clock_ns()) as change:
             if rival is not None and replaced is not None:
-                change.unlink(rival, replaced)
+                change.unlink(rival, replaced, Why.RECONCILED)
+                self.dropped += 1
             if record is None:
-                change.link(ino, claim, claimed_attributes(pool.extents, ino, claim))
+                attributes = claimed_attributes(pool.extents, ino, claim)
+                change.link(ino, claim, attributes, why=Why.RECONCILED)
                 self.entered += 1
             else:
-                change.move(Move(ino, record, claim))
+                change.move(Move(ino, record, claim), why=Why.RECONCILED)
                 if newer is not None:
                     change.take_attributes(ino, claim, newer)
                 self.moved += 1
-        if replaced is not None:
-            self.dropped += 1
 
     def _drop(self, ino: InodeNo, record: InodeRecord) -> bool:
         """Remove *ino* and its name; its file is left to the sweep."""
         with TreeChange(self._pool, self._pool.clock_ns()) as change:
-            change.unlink(ino, record)
+            change.unlink(ino, record, Why.RECONCILED)
         self.dropped += 1
         return True
 

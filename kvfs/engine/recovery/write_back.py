@@ -75,8 +75,10 @@ class WriteBack:
     def tick(self, now_s: float) -> None:
         """Begin a look that is due, or act on one that has ended."""
         found = self._look.take()
-        if self._pool.unsynced:  # a client's fsync got the error, and the kernel reports it once
-            self._pool.unsynced = False
+        if (
+            self._pool.syncs.failed
+        ):  # a client's fsync got the error, and the kernel reports it once
+            self._pool.syncs.failed = False
             found = Look(self._pool.counters.sequence, OSError("fsync"))
         if found is not None:
             self._judge(found)
@@ -98,9 +100,9 @@ class WriteBack:
         found = self._look.take()
         if found is None or found.error is None:
             found = self._look_now(self._pool.counters.sequence)
-        if self._pool.unsynced and found.error is None:
+        if self._pool.syncs.failed and found.error is None:
             found = found._replace(error=OSError("fsync"))
-        self._pool.unsynced = False
+        self._pool.syncs.failed = False
         if found.error is not None:
             self._judge(found)
         try:

@@ -7,9 +7,10 @@ Two processes that write the same temporary name (LMCache) each get an inode of 
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
+from kvfs.core.changed import Why
 from kvfs.core.errors import NotFound
 from kvfs.core.inode_rules import refuse_mismatch
-from kvfs.core.lifecycle import State, is_temporary
+from kvfs.core.lifecycle import State
 from kvfs.core.rewriting import DISPLACED
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
@@ -162,8 +163,8 @@ class DisplacedDrafts:
         )
         with TreeChange(pool, now_ns, keeps=True) as change:
             if replaced is not None and replaced_record is not None:
-                change.unlink(replaced, replaced_record)
-            change.link(opened.ino, final, opened.attributes)
+                change.unlink(replaced, replaced_record, Why.REPLACED)
+            change.link(opened.ino, final, opened.attributes, why=Why.RESTORED)
             change.does(request, opened.ino)
         opened.gone = None
         self.old.stop_showing(opened)
@@ -171,9 +172,6 @@ class DisplacedDrafts:
         del self._kept[opened.ino]
         self._note()
         pool.leave(opened, writer=False)
-        pool.identities.publish(opened.ino, final)
-        if not is_temporary(new_name):
-            pool.cache.stored(final)
         if replaced is not None and replaced_record is not None:
             namespace.keep_removed(replaced, replaced_record, now_ns)
         return replaced

@@ -376,9 +376,9 @@ class TruncatingOpens:
         with contextlib.suppress(OSError):  # a reader may still have the extent
             self._pool.extents.trim(extent.fd, 0)
         self._pool.ready.let_go(extent)
-        if (record := self._pool.index.inode_or_miss(ino)) is not None:
+        if self._pool.index.inode_or_miss(ino) is not None:
             try:
-                self._pool.kernel.unnamed(self._namespace.unlink(record.parent, record.name))
+                self._namespace.lose(ino)
             except (KvfsError, OSError):
                 return
         self._pool.unfinished.discard(ino)

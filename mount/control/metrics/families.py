@@ -261,6 +261,7 @@ _TROUBLE: Final = (
     _counter("write_back_failures", "write_back_failures", "Failures to write data back"),
     _counter("damaged_rows", "damaged_rows", "Index rows that could not be read"),
     _counter("background_failures", "background_failures", "Background jobs that failed"),
+    _counter("follow_failures", "follow_failures", "Changes that a table could not follow"),
 )
 
 FAMILIES: Final = (*_CACHE, *_SPACE, *_BLOCKS, *_LATENCY, *_WORK, *_DURABILITY, *_TROUBLE)

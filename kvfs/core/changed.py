@@ -1,0 +1,69 @@
+"""What a change of the pool did to one inode, as a value.
+
+A change hands these to its followers once it is committed (kvfs/pool/followers.py): tables in
+memory, identities, figures. So no table has to be told by hand.
+"""
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from kvfs.core.eviction_reason import Reason
+from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
+
+Attributes = Mapping[bytes, bytes]
+NO_ATTRIBUTES: Final[Attributes] = MappingProxyType({})
+
+
+class Why(enum.IntEnum):
+    """Why an inode changed; a number, because an Enum is hashed in Python."""
+
+    CREATED = 0
+    #: A finished draft that had lost its name got another one.
+    RESTORED = 1
+    #: A whole block is being written again.
+    REOPENED = 2
+    #: Space was allocated ahead of bytes, as for a slab.
+    RESERVED = 3
+    #: Its last writer closed it.
+    CLOSED = 4
+    RENAMED = 5
+    #: The process that it belonged to has ended.
+    SETTLED = 6
+    #: Owner, mode or times.
+    SET = 7
+    #: Extended attributes.
+    ATTRIBUTED = 8
+    #: Another inode got its name.
+    REPLACED = 9
+    #: A client removed its name.
+    REMOVED = 10
+    #: kvfs removed its name: its bytes are lost, or nobody finishes it.
+    LOST = 11
+    EVICTED = 12
+    #: The index follows what its file says, after a power loss.
+    RECONCILED = 13
+    #: A scan found it, or a policy changed for many: nothing about it changed.
+    FOUND = 14
+
+
+class Changed(NamedTuple):
+    """One inode before and after a change: None where it had no name, or has none now.
+
+    ``lost`` and ``gained`` are the extended attributes that went and came; an inode that comes or
+    goes has all of its own there, and one that got another owner has them in both.
+    """
+
+    ino: InodeNo
+    before: InodeRecord | None
+    after: InodeRecord | None
+    why: Why
+    lost: Attributes = NO_ATTRIBUTES
+    gained: Attributes = NO_ATTRIBUTES
+    #: The inode that has its name and its attributes now.
+    heir: InodeNo = NO_INODE
+    #: Why it was evicted.
+    reason: Reason = Reason.SPACE
+    #: What a directory held that was pinned just now, in bytes.
+    pinned_bytes: int = 0
