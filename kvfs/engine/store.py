@@ -129,14 +129,14 @@ class Store:
             self.blocks.truncating.tick,
             lambda now_s: pool.leases.tick(now_s, self.blocks.lease_ends.end),
             pool.heat.tick,
-            lambda _: pool.heat.mark(pool.clock_ns()),
+            lambda _: pool.heat.mark(pool.age_ns()),
             self.expiry.tick,
             self._save_heat,
             pool.cache.tick,
             self.device_wear.tick,
             self._sweep_on,
             self.durable_pass.tick,
-            lambda _: pool.strays.tick(pool.clock_ns()),
+            lambda _: pool.strays.tick(pool.age_ns()),
         )
 
     # ---- the port Room: what the allocator asks for ----
@@ -357,7 +357,7 @@ class Store:
             "write_back_failures": self.device_watch.write_back.failures
             + self.durable_pass.failures,
             "durability": self.durable_pass.describe(),
-            "strays": self.pool.strays.describe(self.pool.clock_ns()),
+            "strays": self.pool.strays.describe(self.pool.age_ns()),
             "checksums": self.durable_pass.checksum_counts() | self.verifier.describe(),
             "damaged_rows": self.pool.damage.misses,
             "checkpoint": self.pool.checkpoints.describe(self.pool.monotonic_s()),

@@ -41,10 +41,10 @@ class CacheFigures:
         space: Space,
         monotonic_s: Callable[[], float],
         clock_ns: Callable[[], int],
-        used_ns: Callable[[InodeNo], int | None],
+        unused_ns: Callable[[InodeNo], int],
     ) -> None:
-        """*clock_ns* is the clock of the blocks' records, *used_ns* tells a block's last use."""
-        self._used_ns: Final = used_ns
+        """*clock_ns* is the clock of the blocks' records, *unused_ns* tells a block's idle time."""
+        self._unused_ns: Final = unused_ns
         self._monotonic_s: Final = monotonic_s
         self._clock_ns: Final = clock_ns
         self._started_s: Final = monotonic_s()
@@ -76,11 +76,6 @@ class CacheFigures:
             self.closed(before, after)
         elif S_ISREG(after.mode):
             self.renamed(before, after)
-
-    def _unused_ns(self, ino: InodeNo) -> int:
-        """Return for how long nobody has used *ino*."""
-        used_ns = self._used_ns(ino)
-        return 0 if used_ns is None else self._clock_ns() - used_ns
 
     def loaded(self, record: InodeRecord) -> None:
         """The block with *record* was opened to be read."""

@@ -39,6 +39,7 @@ from kvfs.pool.recently_removed import REMOVED_KEPT_S, RecentlyRemoved
 from kvfs.pool.space import DeviceRoom, Space, StayBounds
 from kvfs.pool.strays import Strays
 from kvfs.pool.unlink_queue import UnlinkQueue
+from kvfs.storage.age_clock import AgeClock
 from kvfs.storage.background import Background
 from kvfs.storage.extent_checksum import FinalChecksum
 from kvfs.storage.extents import Extents
@@ -114,7 +115,7 @@ class Pool:
             self.followers = self._make_tables(stack)
             self.checkpoints = self._open_checkpoints(stack)
             if not settings.read_only:
-                self.run.write(clean=False)
+                self.run.write(self.age_clock.base_ns, clean=False)
             self._parts = stack.pop_all()
 
     def _make_tables(self, stack: contextlib.ExitStack) -> Followers:
@@ -137,10 +138,13 @@ class Pool:
             policy=policy_named(settings.eviction),
             now_s=self.clock_ns() // SECOND_NS,
         )
+        self.age_clock = AgeClock.begun(self.run.age_base_ns, self.clock_ns(), self.heat.seen_ns)
+        #: The time by which ages are told, which never steps (ns).
+        self.age_ns = self.age_clock.now_ns
         self.policies = Policies(self.index, settings.policies)
         self.pins = Pins(self.index)
         self.cache = CacheFigures(
-            self.index, settings, self.space, self.monotonic_s, self.clock_ns, self.heat.used_ns
+            self.index, settings, self.space, self.monotonic_s, self.clock_ns, self.unused_ns
         )
         self.ranks = Ranks(
             self.index,
@@ -161,6 +165,11 @@ class Pool:
             self.ready,
             self.node_shares,
         )
+
+    def unused_ns(self, ino: InodeNo) -> int:
+        """Return for how long nobody has used block *ino*; 0 if that is not known."""
+        used_ns = self.heat.used_ns(ino)
+        return 0 if used_ns is None else self.age_ns() - used_ns
 
     def empty_names_too_many(self) -> int:
         """Return how many empty files must be evicted to make space for blocks with bytes.
@@ -255,14 +264,15 @@ class Pool:
             self.ready.give_way()
             self.background.drain()
             if not self.settings.read_only:
-                self.heat.mark(self.clock_ns())
+                self.heat.mark(self.age_ns())
                 self.heat.save()
                 marked = self.syncs.at_stop()
                 swept = swept and marked.all_final and not self.extents.left_behind
                 settled = settled and marked.error is None
                 self.checkpoints.keep_last()
                 if settled:
-                    self.run.write(clean=True, strays=self.background.failures > 0 or not swept)
+                    strays = self.background.failures > 0 or not swept
+                    self.run.write(self.age_clock.base_ns, clean=True, strays=strays)
         finally:
             self._parts.close()
 

@@ -74,6 +74,9 @@ class Ranks:
                 self._heat.drop(ino)
         elif why not in _NO_USE:
             self.enter(ino, record)
+            before = changed.before
+            if why is Why.RENAMED and before is not None and before.state in SETTLED:
+                self._heat.touch(ino)  # of others the store is a use already
         elif record.state in SETTLED:
             self.enter(ino, record, used_s=max(0, record.ctime_ns // SECOND_NS))
 

@@ -74,7 +74,7 @@ class Heat:
         #: Blocks used after HEAT was saved are warmer than all in it.
         self._ahead_s = 0 if found is None else max(0, newest + 1 - found_s)
         self._marks = HeatMarks(() if saved is None else saved.marks)
-        if found is not None:  # all touches in it came before it was written
+        if saved is not None and not saved.marks:  # all touches in it came before it was written
             self._marks.note((found_s + 1) * SECOND_NS, newest + 1 << BURST_BITS)
         self._begin_burst(max(now_s + self._ahead_s, newest + 1))
         self._saved_stamp = self._stamp
@@ -140,22 +140,27 @@ class Heat:
         row = self._table.find(ino)
         return self._touched[row] if row else 0
 
-    def mark(self, wall_ns: int) -> None:
-        """Remember that the present time is *wall_ns* since the epoch."""
-        self._marks.note(wall_ns, self._stamp)
+    @property
+    def seen_ns(self) -> int:
+        """The latest time that was marked, in this run or an earlier one; 0: none was."""
+        return self._marks.latest_ns
 
-    def stamp_at(self, wall_ns: int) -> int | None:
-        """Return a stamp below which all touches came before *wall_ns*; None: unknown."""
-        return self._marks.stamp_at(wall_ns)
+    def mark(self, now_ns: int) -> None:
+        """Remember that it is *now_ns*, by the clock of ages (age_clock.py)."""
+        self._marks.note(now_ns, self._stamp)
 
-    def used_since(self, ino: InodeNo, wall_ns: int) -> bool | None:
-        """Return whether *ino* was touched since *wall_ns* (since the epoch); None: unknown."""
+    def stamp_at(self, time_ns: int) -> int | None:
+        """Return a stamp below which all touches came before *time_ns*; None: unknown."""
+        return self._marks.stamp_at(time_ns)
+
+    def used_since(self, ino: InodeNo, time_ns: int) -> bool | None:
+        """Return whether *ino* was touched since *time_ns*; None: unknown."""
         row = self._table.find(ino)
-        before = self._marks.stamp_at(wall_ns)
+        before = self._marks.stamp_at(time_ns)
         return self._touched[row] >= before if row and before is not None else None
 
     def used_ns(self, ino: InodeNo) -> int | None:
-        """Return when (ns since the epoch) *ino* was touched last, to a second or so.
+        """Return when (ns, by the clock of ages) *ino* was touched last, to a second or so.
 
         None if it is not known, or was touched a moment ago.
         """

@@ -43,14 +43,14 @@ _APPENDED_LEAST_BYTES: Final = 1 << 20
 
 
 class Mark(NamedTuple):
-    """Touches with a stamp below ``stamp`` came before ``wall_ns`` (since the epoch)."""
+    """Touches with a stamp below ``stamp`` came before ``time_ns``, by the clock of ages."""
 
-    wall_ns: int
+    time_ns: int
     stamp: int
 
 
 class HeatMarks:
-    """When the blocks were touched, by the wall clock: marks that tie the heat's stamps to times.
+    """When the blocks were touched, by a clock that does not step: marks of stamps and times.
 
     A stamp orders touches and is not a time: bursts are faster than seconds under load, and stand
     still without touches. New marks are half a second apart on average, older ones
@@ -63,34 +63,39 @@ class HeatMarks:
         for mark in marks:
             self.note(*mark)
 
-    def note(self, wall_ns: int, stamp: int) -> None:
-        """Learn that the next touch gets *stamp*, and that it is *wall_ns* now."""
+    def note(self, time_ns: int, stamp: int) -> None:
+        """Learn that the next touch gets *stamp*, and that it is *time_ns* now."""
         marks = self._marks
-        while marks and marks[-1].wall_ns > wall_ns:  # the clock was set back
+        while marks and marks[-1].time_ns > time_ns:  # of a clock that was ahead
             marks.pop()
         if marks and stamp <= marks[-1].stamp:  # no touch since: the earlier mark says more
             return
         # A mark goes only if the one before it is almost as young as this one: it may be the only
         # one that says how old a block is.
-        if len(marks) > 1 and wall_ns - marks[-2].wall_ns < _GAP_NS:
+        if len(marks) > 1 and time_ns - marks[-2].time_ns < _GAP_NS:
             marks.pop()
-        marks.append(Mark(wall_ns, stamp))
+        marks.append(Mark(time_ns, stamp))
         if len(marks) > MARKS_MAX:
             half = len(marks) // 2
             self._marks = marks[:half:2] + marks[half:]
 
-    def stamp_at(self, wall_ns: int) -> int | None:
-        """Return a stamp below which all touches came before *wall_ns*; None: no mark is so old."""
-        at = bisect_right(self._marks, wall_ns, key=lambda mark: mark.wall_ns)
+    @property
+    def latest_ns(self) -> int:
+        """The time of the last mark; 0: there is none."""
+        return self._marks[-1].time_ns if self._marks else 0
+
+    def stamp_at(self, time_ns: int) -> int | None:
+        """Return a stamp below which all touches came before *time_ns*; None: no mark is so old."""
+        at = bisect_right(self._marks, time_ns, key=lambda mark: mark.time_ns)
         return self._marks[at - 1].stamp if at else None
 
     def time_of(self, stamp: int) -> int | None:
-        """Return a time (ns since the epoch) before which the touch with *stamp* came.
+        """Return a time (ns) before which the touch with *stamp* came.
 
         It is the first that is known; None: it came after the last mark.
         """
         at = bisect_right(self._marks, stamp, key=lambda mark: mark.stamp)
-        return self._marks[at].wall_ns if at < len(self._marks) else None
+        return self._marks[at].time_ns if at < len(self._marks) else None
 
     def all(self) -> tuple[Mark, ...]:
         """Return the marks, oldest first; also in a thread."""

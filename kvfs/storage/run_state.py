@@ -17,6 +17,7 @@ from kvfs.storage.syscalls import Syscalls
 
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _SIZE_MAX_BYTES: Final = 4096
+_AGES_MAX_NS: Final = 1 << 62
 
 
 class RunState(NamedTuple):
@@ -30,6 +31,9 @@ class RunState(NamedTuple):
     ``strays``: stopped cleanly, but there may be files that no inode knows, or old identities,
     because the device failed or a sweep was not finished.
 
+    ``age_base_ns``: by which the ages of what the pool holds were told in that boot (age_clock.py);
+    None: unknown.
+
     ``doubtful_below``: blocks with a lower inode number were there when a device may have lost what
     it said it had, and not all were compared with their checksums since; 0: none.
     """
@@ -40,11 +44,17 @@ class RunState(NamedTuple):
     copied: bool = False
     moved: bool = False
     doubtful_below: InodeNo = NO_INODE
+    age_base_ns: int | None = None
 
     @property
     def of_this_boot(self) -> bool:
         """Whether the last server ran in this boot."""
         return self.boot_id == present_boot_id()
+
+    @property
+    def present_age_base_ns(self) -> int | None:
+        """By which ages are told in this boot; None before its first server."""
+        return self.age_base_ns if self.of_this_boot else None
 
     @property
     def trusted(self) -> bool:
@@ -82,11 +92,18 @@ def read_run_state(pool_fd: int, syscalls: Syscalls, superblock: str = "") -> Ru
             copied=moved or state.get("superblock", "") != superblock,
             moved=moved,
             doubtful_below=doubtful_below,
+            age_base_ns=_age_base_ns(state),
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return RunState("", clean=False)
     finally:
         syscalls.close(fd)
+
+
+def _age_base_ns(state: dict[str, object]) -> int | None:
+    """Return what RUN says of the clock of ages; None for what no boot has."""
+    found = state.get("age_base_ns")
+    return found if isinstance(found, int) and abs(found) < _AGES_MAX_NS else None
 
 
 def _never_ran(pool_fd: int, syscalls: Syscalls) -> bool:
@@ -106,6 +123,7 @@ def write_run_state(
     strays: bool = False,
     superblock: str = "",
     doubtful_below: InodeNo = NO_INODE,
+    age_base_ns: int | None = None,
 ) -> None:
     """Replace RUN durably; in place if there is no space for a second one. Raises OSError."""
     state = {
@@ -116,6 +134,7 @@ def write_run_state(
         "directory": syscalls.fstat(pool_fd).st_ino,
         "superblock": superblock,
         "doubtful_below": doubtful_below,
+        "age_base_ns": age_base_ns,
     }
     text = json.dumps(state)
     try:
@@ -162,9 +181,14 @@ class PoolRun:
         self.same_boot = former.of_this_boot
         #: Blocks below were there when the device may have lost some; 0: all were compared since.
         self.doubtful_below = former.doubtful_below if former.trusted else end
+        #: By which ages were told, if that was in this boot.
+        self.age_base_ns = former.present_age_base_ns
 
-    def write(self, *, clean: bool, strays: bool = False) -> None:
-        """Write whether it stopped cleanly, and left *strays* behind. Raises OSError."""
+    def write(self, age_base_ns: int, *, clean: bool, strays: bool = False) -> None:
+        """Write whether it stopped cleanly, and left *strays* behind. Raises OSError.
+
+        Ages are told by *age_base_ns* in this boot.
+        """
         write_run_state(
             self._pool_fd,
             self._syscalls,
@@ -172,6 +196,7 @@ class PoolRun:
             strays=strays,
             superblock=self._superblock,
             doubtful_below=self.doubtful_below,
+            age_base_ns=age_base_ns,
         )
 
 

@@ -60,10 +60,10 @@ def test_blocks_that_lost_their_directory_wait_for_a_day(running: Host) -> None:
     assert {ino for ino, _, _ in (running.stop(), running.check())[1].strays} == lost
     now_ns = max(since_ns for _, _, since_ns in running.check().strays)
     store = running.start()  # a clean stop keeps them, and since when
-    store.turn_calendar(lambda: now_ns + DAY_NS - SECOND_NS)
+    store.turn_age_clock(lambda: now_ns + DAY_NS - SECOND_NS)
     settle(store)
     assert names_kept(running) == lost
-    store.turn_calendar(lambda: now_ns + DAY_NS)
+    store.turn_age_clock(lambda: now_ns + DAY_NS)
     settle(store)
     assert names_kept(running) == set()
     assert (strays(store)["files"], strays(store)["bytes"], strays(store)["gave_way"]) == (0, 0, 0)

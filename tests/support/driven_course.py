@@ -16,6 +16,7 @@ from tests.support.inside import At
 
 P = TypeVar("P", bound=Processes)
 
+_DAY_NS: Final = 86_400 * 10**9
 _AN_EXTENT: Final = re.compile(r"/extents/[0-9a-f]{2}/[0-9a-f]{16}( \(deleted\))?$")
 
 
@@ -128,6 +129,34 @@ class Course:
     def turn_calendar(self, clock_ns: Callable[[], int]) -> None:
         """Tell the date by *clock_ns* (since the epoch) from now on."""
         self.engine.pool.clock_ns = clock_ns
+
+    def let_days_pass(self, days: float) -> None:
+        """Let both the wall clock and that of ages say that so many *days* have passed."""
+        pool, passed_ns = self.engine.pool, int(days * _DAY_NS)
+        age_ns = pool.age_ns
+        self.set_calendar(days)
+        pool.age_ns = lambda: age_ns() + passed_ns
+
+    def set_calendar(self, days: float) -> None:
+        """Set the wall clock forward by so many *days*, or back."""
+        pool, step_ns = self.engine.pool, int(days * _DAY_NS)
+        wall_ns = pool.clock_ns
+        pool.clock_ns = lambda: wall_ns() + step_ns
+
+    def turn_age_clock(self, age_ns: Callable[[], int]) -> None:
+        """Tell by *age_ns* from now on how old something is."""
+        self.engine.pool.age_ns = age_ns
+
+    def let_pass_begin(self) -> None:
+        """Let the next tick begin a pass through the heat for what has expired."""
+        self.engine.expiry._due_s = float("-inf")
+
+    def pass_looks(self, days: float) -> None:
+        """Let *days* pass, and look at all blocks that file servers write."""
+        self.let_days_pass(days)
+        self.engine.blocks.served.tick(float("inf"))
+
+    age_ns = At(lambda engine: engine.pool.age_ns)
 
     def wait_for_opens(self, wait_s: float) -> None:
         """Let *wait_s* go by for the OPENs that truncating opens wait for."""

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.records import INODE_PREFIX, parse_inodes
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.engine.eviction.eligibility import obstacle
+from kvfs.engine.eviction.eligibility import obstacle, used_since
 from kvfs.engine.names.named import STEP, files_below
 from kvfs.engine.store import Store
 from kvfs.pool.open_inodes import OpenInode
@@ -158,6 +158,12 @@ class Looks:
     def files_below(self, ino: InodeNo) -> list[InodeNo]:
         """Return the files at or below *ino*, as a command finds them."""
         return [found for found in files_below(self.engine.pool, ino) if found != STEP]
+
+    def used_within(self, ino: InodeNo, days: float) -> bool | None:
+        """Return whether *ino* was used in the last *days*, as `kvfs evict --unused-for` asks."""
+        pool, record = self.engine.pool, self.row(ino)
+        assert record is not None
+        return used_since(pool, ino, record, pool.age_ns() - int(days * 86_400 * 10**9))
 
     def records(self) -> dict[InodeNo, InodeRecord]:
         """Return every inode of the index."""

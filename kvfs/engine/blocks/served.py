@@ -11,7 +11,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvfs.core.errors import Damaged, KvfsError
 from kvfs.core.lifecycle import State, is_temporary
@@ -26,6 +26,21 @@ _log: Final = logging.getLogger(__name__)
 #: Blocks checked in one tick, at some 2 us each.
 _LOOKS_A_TICK: Final = 256
 _NS: Final = 1_000_000_000
+#: By more than this the wall clock differs from what it should be only if it was set.
+_SET_NS: Final = _NS
+
+
+class _Watched(NamedTuple):
+    """A block that a server writes, as it was looked at last."""
+
+    due_s: float
+    ctime_ns: int
+    """0: nobody has looked."""
+    idle_ns: int
+    """For how long nobody had written then."""
+    age_ns: int
+    wall_ns: int
+    """When that was, by both clocks."""
 
 
 class Served:
@@ -38,8 +53,8 @@ class Served:
         self._pool = pool
         self._publishing = publishing
         self._close_writer = close_writer
-        #: Blocks that servers are writing, and when each is checked next, soonest first.
-        self._written: OrderedDict[InodeNo, float] = OrderedDict()
+        #: Blocks that servers are writing, soonest checked first.
+        self._written: OrderedDict[InodeNo, _Watched] = OrderedDict()
         #: Bytes of blocks that servers have open on passthrough, as they were last counted.
         self.passing_bytes = 0
 
@@ -121,33 +136,48 @@ class Served:
     def tick(self, now_s: float) -> None:
         """Count servers as closed that wrote nothing for long."""
         for _ in range(min(_LOOKS_A_TICK, len(self._written))):
-            ino, due_s = next(iter(self._written.items()))
-            if due_s > now_s:
+            ino, watched = next(iter(self._written.items()))
+            if watched.due_s > now_s:
                 return
             del self._written[ino]
             opened = self._pool.open_inodes.get(ino)
             if opened is None or not opened.served_writers or opened.fd < 0:
                 continue
-            wait_s = self._pool.settings.file_server_close_s - self._idle_s(opened)
+            ctime_ns, idle_ns = self._idle(opened, watched)
+            wait_s = self._pool.settings.file_server_close_s - idle_ns / _NS
             if wait_s > 0 or opened.allocating or opened.transfers:
-                self._look_in(ino, wait_s)
+                self._look_in(ino, wait_s, ctime_ns, idle_ns)
             else:
                 self._count_as_closed(opened)
 
-    def _look_in(self, ino: InodeNo, wait_s: float) -> None:
-        """Check *ino* again after *wait_s*, at most the whole time if the clock was set."""
-        wait_s = min(max(wait_s, 0.1), self._pool.settings.file_server_close_s)
-        self._written[ino] = self._pool.monotonic_s() + wait_s
+    def _look_in(self, ino: InodeNo, wait_s: float, ctime_ns: int = 0, idle_ns: int = 0) -> None:
+        """Check *ino* again after *wait_s*; it was idle for *idle_ns* since its *ctime_ns*."""
+        pool = self._pool
+        wait_s = min(max(wait_s, 0.1), pool.settings.file_server_close_s)
+        self._written[ino] = _Watched(
+            pool.monotonic_s() + wait_s, ctime_ns, idle_ns, pool.age_ns(), pool.clock_ns()
+        )
         self._written.move_to_end(ino)
 
-    def _idle_s(self, opened: OpenInode) -> float:
-        """Return for how long nobody wrote, by the ctime, which no client can set."""
+    def _idle(self, opened: OpenInode, watched: _Watched) -> tuple[int, int]:
+        """Return the ctime, which no client can set, and for how long (ns) nobody wrote.
+
+        The ctime is of the wall clock. If that was set since the last look, a block that was
+        written meanwhile counts as written just now; and never as idle for longer than since then.
+        """
+        pool = self._pool
         try:
-            status = self._pool.syscalls.fstat(opened.fd)
+            ctime_ns = pool.syscalls.fstat(opened.fd).st_ctime_ns
         except OSError as error:
             _log.warning("inode %#x: %s", opened.ino, error)
-            return 0.0
-        return (self._pool.clock_ns() - status.st_ctime_ns) / _NS
+            return 0, 0
+        went_by_ns = pool.age_ns() - watched.age_ns
+        now_ns = pool.clock_ns()
+        if ctime_ns == watched.ctime_ns:
+            return ctime_ns, watched.idle_ns + went_by_ns
+        if abs(now_ns - watched.wall_ns - went_by_ns) > _SET_NS:
+            return ctime_ns, 0
+        return ctime_ns, min(max(now_ns - ctime_ns, 0), went_by_ns)
 
     def _count_as_closed(self, opened: OpenInode) -> None:
         """Count the servers' handles as readers'; if nobody else writes, publish. Atomic."""

@@ -149,7 +149,7 @@ def _candidates(
     """Yield blocks that may be evicted, and None after every step."""
     cutoff_ns = None
     if order.unused_for_s is not None:
-        now_ns = pool.clock_ns()
+        now_ns = pool.age_ns()
         pool.heat.mark(now_ns)  # all touches so far came before those that follow
         cutoff_ns = now_ns - int(order.unused_for_s * SECOND_NS)
     for root in named(pool, namespace, order.what):

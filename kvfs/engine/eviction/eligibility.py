@@ -82,14 +82,17 @@ def _is_mapped(pool: Pool, ino: InodeNo, opened: OpenInode | None) -> bool:
     return False
 
 
-def used_since(pool: Pool, ino: InodeNo, record: InodeRecord, wall_ns: int) -> bool | None:
-    """Return whether block *ino* was used since *wall_ns* (since the epoch); None: unknown.
+def used_since(pool: Pool, ino: InodeNo, record: InodeRecord, since_ns: int) -> bool | None:
+    """Return whether block *ino* was used since *since_ns* (``Pool.age_ns``); None: unknown.
 
-    Uses are a store, a rename, utime, a lookup, an open.
+    Uses are a store, a rename, utime, a lookup, an open. The heat knows them all, but for what came
+    after it was saved the last time if the server was killed. Then the times of the block may tell;
+    those are of the wall clock, which may have been set since: what lies ahead of it tells nothing.
     """
-    if max(record.atime_ns, record.mtime_ns, record.ctime_ns) > wall_ns:
+    unused_ns = pool.clock_ns() - max(record.atime_ns, record.mtime_ns, record.ctime_ns)
+    if 0 <= unused_ns < pool.age_ns() - since_ns:
         return True
-    return pool.heat.used_since(ino, wall_ns)
+    return pool.heat.used_since(ino, since_ns)
 
 
 def sidecars_of(pool: Pool, record: InodeRecord) -> Iterator[InodeNo]:

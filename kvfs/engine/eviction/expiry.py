@@ -46,15 +46,15 @@ class Expiry:
         ttl_s = self._pool.policies.shortest_ttl_s
         if ttl_s is None or (now_s < self._due_s and ttl_s == self._paused_for_s):
             return
-        wall_ns = self._pool.clock_ns()
-        stamp = self._pool.heat.stamp_at(wall_ns - int(ttl_s * SECOND_NS))
-        if stamp is not None and self._go_on(stamp, wall_ns):
+        now_ns = self._pool.age_ns()
+        stamp = self._pool.heat.stamp_at(now_ns - int(ttl_s * SECOND_NS))
+        if stamp is not None and self._go_on(stamp, now_ns):
             return
         self._row = 0
         self._paused_for_s = ttl_s
         self._due_s = now_s + min(max(_PAUSE_PART * ttl_s, _PAUSE_LEAST_S), _PAUSE_MOST_S)
 
-    def _go_on(self, stamp: int, wall_ns: int) -> bool:
+    def _go_on(self, stamp: int, now_ns: int) -> bool:
         """Look at some rows that were touched before *stamp*; return whether some are left."""
         columns = self._pool.heat.columns()
         rows = slice(self._row, self._row + _ROWS)
@@ -66,7 +66,7 @@ class Expiry:
                 self._row += at
                 break
             ino = InodeNo(int(columns.ino[self._row + at]))
-            if self._is_expired(ino, wall_ns):
+            if self._is_expired(ino, now_ns):
                 expired.append(ino)
         else:
             self._row += _ROWS
@@ -75,11 +75,11 @@ class Expiry:
             self._reclaim.take(batch, open_too=False, reason=Reason.TTL)
         return self._row < len(columns.ino)
 
-    def _is_expired(self, ino: InodeNo, wall_ns: int) -> bool:
+    def _is_expired(self, ino: InodeNo, now_ns: int) -> bool:
         record = self._pool.index.inode_or_miss(ino)
         if record is None:
             return False
         ttl_s = self._pool.policies.of(record.parent).ttl_s
         if ttl_s is None:
             return False
-        return used_since(self._pool, ino, record, wall_ns - int(ttl_s * SECOND_NS)) is False
+        return used_since(self._pool, ino, record, now_ns - int(ttl_s * SECOND_NS)) is False

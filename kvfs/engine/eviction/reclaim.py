@@ -151,9 +151,12 @@ class Reclaim:
 
     def users_came_lately(self, lately_s: float) -> bool:
         """Whether a block lost its name within *lately_s* and is still read, which may end soon."""
-        since_ns = self._pool.clock_ns() - int(lately_s * SECOND_NS)
+        now_ns = self._pool.clock_ns()
+        since_ns = now_ns - int(lately_s * SECOND_NS)
         return any(
-            opened.gone is not None and not opened.writers and opened.gone.ctime_ns > since_ns
+            opened.gone is not None
+            and not opened.writers
+            and since_ns < opened.gone.ctime_ns <= now_ns  # the clock may have been set back
             for opened in self._pool.open_inodes.values()
         )
 

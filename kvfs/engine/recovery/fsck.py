@@ -79,6 +79,7 @@ class _Check:
         state = read_run_state(self._pool_fd, self._syscalls, self._superblock)
         self._said_clean = state.clean
         self._doubtful_below = state.doubtful_below
+        self._age_base_ns = state.present_age_base_ns
         if self._repair:
             settle_index(self._pool_fd, self._syscalls)
             remove_checkpoint(self._pool_fd, self._syscalls)
@@ -190,6 +191,7 @@ class _Check:
             clean=clean,
             superblock=self._superblock,
             doubtful_below=self._doubtful_below,
+            age_base_ns=self._age_base_ns,
         )
 
 
