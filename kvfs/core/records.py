@@ -224,7 +224,7 @@ def parse_inode(raw: bytes) -> InodeRecord:
         raise Damaged(f"inode record: version {version}, {len(raw)} bytes, name of {name_len}")
     # Numbers that kvfs adds to: the sum is packed again.
     if state not in _STATES or (size_bytes | allocated_bytes | sequence) >> _NUMBER_BITS:
-        raise Damaged(f"inode record: state {state}, {size_bytes} bytes, sequence {sequence}")
+        raise Damaged(f"inode record: state {state}, or a size or sequence beyond 2^63")
     fields = (
         mode, uid, gid, state, size_bytes, allocated_bytes,
         atime_ns, mtime_ns, ctime_ns, btime_ns, parent, entries, subdirs, sequence,
@@ -361,7 +361,7 @@ def parse_identity(fixed: bytes, name: bytes, content: bytes = b"") -> Identity:
     fields.append(name)
     identity = Identity._make(fields)
     if (identity.size_bytes | identity.sequence) >> _NUMBER_BITS:
-        raise Damaged(f"identity: {identity.size_bytes} bytes, sequence {identity.sequence}")
+        raise Damaged("identity: a size or sequence beyond 2^63")
     if b"/" in name or b"\0" in name or name in (b".", b".."):
         raise Damaged(f"identity: {name!r} is no name")
     return identity
