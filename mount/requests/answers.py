@@ -22,6 +22,7 @@ from mount.files.permissions import credentials_of, may_empty
 from mount.fuse.channel import Requester
 from mount.fuse.grant import Grant
 from mount.requests.handle_lookups import NAMES, HandleLookups
+from mount.requests.listed_names import ListedNames
 
 #: A field of 32 bits in struct fuse_attr.
 _LINKS_MAX: Final = (1 << 32) - 1
@@ -85,6 +86,7 @@ class Answers:
         self._looks = store.pool.cache.looks
         self._files = files
         self.by_handle = HandleLookups(store, files)
+        self.listed: Final = ListedNames[Entry]()
         self._generation = generation & 0xFFFFFFFF
         self._requester = requester
         self._removed = removed
@@ -109,12 +111,27 @@ class Answers:
                 return self._node(parent, name)
             if self._refusals:
                 self._refusals.looked(self._requester().tid)
+            if self.listed.in_use and (shown := self._shown(parent, name)) is not None:
+                return shown
             self._looks.add(parent, name)
             return self._absence_kept
         if record.state in HIDEABLE:
             return self._draft(ino, record)
         self._heat.touch(ino)
         return self.entry(ino, record)
+
+    def _shown(self, parent: InodeNo, name: bytes) -> Entry | None:
+        """Return what a file server's thread was just shown under *name*, which is gone now.
+
+        If only the name has gone, its inode is as it is now.
+        """
+        shown = self.listed.find(self._requester().tid, parent, name)
+        if shown is None:
+            return None
+        ino, record, links, _, generation, _ = shown
+        if self._store.pool.index.knows(ino):
+            return self.entry(ino, self._blocks.present(ino), name_trusted=False)
+        return ino, record, links, _CHANGED, generation, _NOT_KEPT
 
     def _node(self, ino: InodeNo, name: bytes) -> Entry:
         """Return what a handle leads to, or a directory's parent. Raises DeadInode."""

@@ -17,6 +17,7 @@ from kvfs.core.errors import DeadInode, NotPermitted
 from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES, InodeNo
 from kvfs.engine.attributes import Change
 from kvfs.engine.store import Store
+from kvfs.machine.processes import SERVER
 from mount.files.changes import Changes
 from mount.files.files import Files
 from mount.fuse.channel import Requester
@@ -280,8 +281,11 @@ class Operations(pyfuse3.Operations):
     def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         """List a directory after cookie *start_id*."""
         ino = self._files.handles.get(fh).opened.ino
-        listing = Listing(self._store, self._answers, ino, self._files.requester())
+        who = self._files.requester()
+        listing = Listing(self._store, self._answers, ino, who)
         listing.put(token, start_id, self._by_handle.first_row(fh, start_id))
+        if who == SERVER:
+            self._answers.listed.note(self._files.thread(), ino, listing.rows)
 
     @answered
     def releasedir(self, fh: int) -> None:

@@ -56,6 +56,8 @@ class Listing:
         self._ino = ino
         self._who = who
         self._record = store.namespace.record(ino)
+        #: The rows that were put, but for "." and "..".
+        self.rows: dict[bytes, Entry] = {}
 
     def put(self, token: pyfuse3.ReaddirToken, cookie: int, first: InodeNo | None) -> None:
         """Put the rows after *cookie* into *token*, as many as it takes.
@@ -81,20 +83,25 @@ class Listing:
         while children := self._store.namespace.children(self._ino, after):
             for child, name in children:
                 after = child
-                row = None if child == first else self._row(child)
-                if row is not None and not pyfuse3.readdir_reply(token, name, row, child):
+                entry = None if child == first else self._entry(child)
+                if entry is None:
+                    continue
+                if not pyfuse3.readdir_reply(token, name, entry_attributes(entry), child):
                     return
+                self.rows[name] = entry
 
     def _put_first(self, token: pyfuse3.ReaddirToken, child: InodeNo) -> bool:
         """Put the row of *child*; False if it is not in the directory any more."""
         record = self._store.pool.index.inode_or_miss(child)
         if record is None or record.parent != self._ino:
             return False
-        row = self._row(child)
-        return row is not None and pyfuse3.readdir_reply(token, record.name, row, _AFTER_FIRST)
+        entry = self._entry(child)
+        return entry is not None and pyfuse3.readdir_reply(
+            token, record.name, entry_attributes(entry), _AFTER_FIRST
+        )
 
-    def _row(self, child: InodeNo) -> pyfuse3.EntryAttributes | None:
-        """Return the attributes of what the name of *child* shows; None if it shows nothing."""
+    def _entry(self, child: InodeNo) -> Entry | None:
+        """Return what the name of *child* shows; None if it shows nothing."""
         store = self._store
         if store.pool.open_inodes.get(child) is None:
             try:
@@ -110,4 +117,4 @@ class Listing:
         if shown != child:
             record = store.blocks.present(shown)
         # Another writer may take the name of a draft, so the kernel must ask for it again.
-        return entry_attributes(self._answers.entry(shown, record, name_trusted=finished))
+        return self._answers.entry(shown, record, name_trusted=finished)

@@ -1,0 +1,45 @@
+"""What a file server was just shown of a directory, for its look at each name that follows.
+
+NFS-Ganesha reads some rows of a directory and then looks for each of their names, on one thread
+(read_dirents in FSAL_VFS/handle.c of 4.3). If one of them is not there any more, it gives the whole
+listing up with that error, and so does its client. In a full pool a name may be evicted at any
+time. So a name that the thread has just been shown is found for a moment, as it was then.
+"""
+
+import time
+from typing import Final, Generic, TypeVar
+
+from kvfs.core.rewriting import Kept
+from kvfs.core.second_tries import Recent
+from kvfs.core.types import InodeNo
+
+#: A server looks for the names at once. One that has no time meanwhile may fail as before.
+_SHOWN: Final = Kept("which rows of a directory a file server's thread was shown", 1.0, 256)
+#: Rows of one answer to a READDIR that are remembered: more than a page holds.
+_ROWS_MAX: Final = 256
+
+#: What the kernel was told of a name.
+_Row = TypeVar("_Row")
+
+
+class ListedNames(Generic[_Row]):
+    """The rows that each thread of a file server was shown last."""
+
+    def __init__(self) -> None:
+        self._shown: Recent[int, tuple[InodeNo, dict[bytes, _Row]]] = Recent(_SHOWN)
+        #: Whether a file server has listed anything since the start.
+        self.in_use = False
+
+    def note(self, thread: int, directory: InodeNo, rows: dict[bytes, _Row]) -> None:
+        """Note that *thread* was just shown *rows* of *directory*."""
+        if rows and thread > 0:  # 0: a thread of another pid namespace, like others there
+            self.in_use = True
+            rows = dict(list(rows.items())[:_ROWS_MAX])
+            self._shown.note(thread, (directory, rows), time.monotonic())
+
+    def find(self, thread: int, directory: InodeNo, name: bytes) -> _Row | None:
+        """Return what *thread* was shown under *name* a moment ago; None if it was not."""
+        shown = self._shown.of(thread, time.monotonic())
+        if shown is None or shown[0] != directory:
+            return None
+        return shown[1].get(name)
