@@ -80,7 +80,9 @@ def run(args: argparse.Namespace) -> int:
         args.mountpoint, args.client, args.server or "", args.squash or "", args.config or ""
     )
     if args.json:
-        print(json.dumps(plan._asdict() | {"changed": args.write and write(plan)}, indent=2))
+        told = plan._asdict() | {"changed": args.write and write(plan)}
+        told |= {"client_mount": plan.client_mount, "client_fstab": plan.client_fstab}
+        print(json.dumps(told, indent=2))
     elif args.write:
         print(f"wrote {plan.file}" if write(plan) else f"{plan.file} says it already")
         _show_rest(plan, plan.next, "")
@@ -98,6 +100,8 @@ def _show_rest(plan: "Plan", commands: tuple[str, ...], before: str) -> None:
         print(f"{before}note: {printable(remark)}")
     for command in commands:
         print(f"{before}next: {printable(command)}")
+    print(f"{before}on a client: {printable(plan.client_mount)}")
+    print(f"{before}in its /etc/fstab: {printable(plan.client_fstab)}")
 
 
 def _show_removed(removed: "Removed", *, as_json: bool) -> None:

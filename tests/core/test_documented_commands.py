@@ -52,6 +52,7 @@ NOT_RUN: Final = {
     "python3 -m venv ": "downloads; test_wheel.py does it without",
     "/opt/kvfs/bin/": "the same",
     "mount -t nfs ": "no kernel here has an NFS client; test_doctor_rules.py judges its options",
+    "server:/kv /kv nfs ": "a line of fstab(5), which test_nfs_exports.py compares",
     "make ": "installs, runs for up to an hour, CI does it; that each has a recipe is tested",
     "python -m sglang.launch_server ": "wants a GPU; its file tiers are run (test_sglang_*.py)",
     "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR=": "the same",

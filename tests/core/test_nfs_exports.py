@@ -1,7 +1,9 @@
 """What an export must say: squashes, exports(5) lines, Ganesha's blocks. No server is here."""
 
 import itertools
+import os
 import re
+import shlex
 import stat
 from typing import Final
 
@@ -24,9 +26,10 @@ from kvfs.client.nfs.ganesha_config import (
     includes,
     parse,
 )
-from kvfs.client.nfs.plan import client_of
+from kvfs.client.nfs.plan import CLIENT_OPTIONS, Plan, client_of
 from kvfs.client.nfs.squash import ALL, KINDS, NOBODY_ID, NONE, ROOT, Root, Squash, fitting
 from kvfs.core.errors import UsageError
+from tests.support.mounting import ROOT as PROJECT
 
 UUID: Final = "0e3c1ff2-0c2d-4b2c-9a5e-6f0e3c1ff20c"
 ROOTS: Final = [
@@ -145,6 +148,29 @@ def test_a_block_is_read_back_as_it_was_meant(squash: Squash, is_writable: bool)
     (clients,) = [one for one in blocks[1].blocks if one.name == "client"]
     assert clients.values["clients"] == ("10.0.0.0/24", "@hosts")
     assert cache_settings(parse(export_text(export, ("*",), None))) is None
+
+
+def test_a_block_asks_for_ports_of_root_and_for_nothing_that_a_build_may_lack() -> None:
+    """RDMA stands in a comment: Debian's Ganesha refuses the whole block for the word."""
+    (_, block) = parse(export_text(EXPORT, ("*",), FIT))
+    assert block.text_of("privilegedport") == "true"
+    assert block.values["transports"] == ("TCP",)
+    assert "# TCP, RDMA" in export_text(EXPORT, ("*",), FIT)
+
+
+def test_a_client_is_told_how_to_mount_it() -> None:
+    plan = Plan("/kv of\tmine", "nfsd", "/file", "", True, False, ())
+    host = os.uname().nodename
+    command = shlex.split(plan.client_mount)
+    assert command[:4] == ["mount", "-t", "nfs", "-o"]
+    assert command[4] == CLIENT_OPTIONS
+    assert command[5:] == [f"{host}:/kv of\tmine", "/kv of\tmine"]
+    fields = plan.client_fstab.split(" ")
+    assert fields[:3] == [f"{host}:/kv\\040of\\011mine", "/kv\\040of\\011mine", "nfs"]
+    assert fields[3:] == [f"{CLIENT_OPTIONS},_netdev", "0", "0"]
+    page = (PROJECT / "docs" / "nfs.md").read_text()
+    assert f"mount -t nfs -o {CLIENT_OPTIONS} server:/kv /kv" in page
+    assert f"server:/kv /kv nfs {CLIENT_OPTIONS},_netdev 0 0" in page
 
 
 def test_the_last_cache_block_counts_and_starts_from_the_defaults() -> None:

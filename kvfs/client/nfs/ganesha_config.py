@@ -221,8 +221,10 @@ def export_text(
     lines += [
         f"    Attr_Expiration_Time = {export.attr_expiration_s};",
         "    Protocols = 3, 4;",
-        "    Transports = TCP, RDMA;",
-        "    SecType = sys;",
+        "    Transports = TCP;  # TCP, RDMA where Ganesha is built with it",
+        "    SecType = sys;  # krb5p with Kerberos",
+        # Else any user of a client may say that he is root (ganesha-export-config(8)).
+        "    PrivilegedPort = true;",
         "    Access_Type = None;",
         "    CLIENT {",
         f"        Clients = {', '.join(clients)};",

@@ -1,7 +1,9 @@
 """The plan of an export: the text for the server's configuration, and the next commands."""
 
 import ipaddress
+import os
 import re
+import shlex
 import shutil
 from typing import Final, NamedTuple
 
@@ -14,6 +16,12 @@ from kvfs.core.errors import UsageError
 from kvfs.core.mount_name import name_of
 
 NFSD, GANESHA = "nfsd", "ganesha"
+#: With what a client mounts it, each with its reason in docs/nfs.md.
+CLIENT_OPTIONS: Final = (
+    "vers=4.2,proto=tcp,nconnect=8,softerr,timeo=50,retrans=2,acdirmin=1,acdirmax=1"
+)
+#: What separates fields of fstab(5), and its escapes.
+_BLANKS: Final = {ord(one): f"\\{ord(one):03o}" for one in " \t\n\\"}
 #: exports(5), "Machine Name Formats", and what Ganesha's scanner takes without quotes as well.
 _CLIENT: Final = re.compile(r"\*|@[A-Za-z_][\w.-]*|[A-Za-z_?*\[][\w.?*\[\]!-]*", re.ASCII)
 
@@ -51,6 +59,22 @@ class Plan(NamedTuple):
     """Files of others that export it already."""
     is_here: bool = True
     """Whether the server runs in our mount namespace, so that it sees the same file."""
+
+    @property
+    def client_mount(self) -> str:
+        """The command by which a client mounts it, from the host of this name."""
+        place, here = shlex.quote(self._exported_at), shlex.quote(self.mountpoint)
+        return f"mount -t nfs -o {CLIENT_OPTIONS} {place} {here}"
+
+    @property
+    def client_fstab(self) -> str:
+        """The line of a client's fstab(5) that does the same."""
+        place, here = (one.translate(_BLANKS) for one in (self._exported_at, self.mountpoint))
+        return f"{place} {here} nfs {CLIENT_OPTIONS},_netdev 0 0"
+
+    @property
+    def _exported_at(self) -> str:
+        return f"{os.uname().nodename}:{self.mountpoint}"
 
 
 def client_of(text: str) -> str:
