@@ -126,3 +126,17 @@ def test_status_and_doctor_name_who_keeps_most_and_the_setting(pool: Mounted, kv
         assert f"process {keeper.pid}" in told
         assert "lease_max" in told
         assert "user.kvfs.lease" in told
+
+
+def test_who_writes_in_place_and_lives_on_needs_no_leases(pool: Mounted, kv: Path) -> None:
+    """docs/connectors.md, "Any other program": with lease=none it is never refused."""
+    directory = kv / "saved"
+    directory.mkdir(0o777)
+    directory.chmod(0o777)
+    with Caller(NOBODY, NOBODY) as program:
+        assert store_many(program, directory, 2 * MANY) > 0
+        os.setxattr(directory, "user.kvfs.lease", b"none")
+        assert store_many(program, directory, 2 * MANY, "-more") == 0
+    for path in directory.iterdir():
+        path.unlink(missing_ok=True)
+    directory.rmdir()
