@@ -44,6 +44,12 @@ class ServerGone(NotMounted):
     exit_code: ClassVar[int] = NotMounted.exit_code
 
 
+class HungUp(ServeFailed):
+    """The server ended, or was ended, before it answered."""
+
+    exit_code: ClassVar[int] = ServeFailed.exit_code
+
+
 def socket_paths(directory: str = RUN_DIRECTORY, suffix: str = SOCKET_SUFFIX) -> list[str]:
     """Return the paths of all control sockets, those of dead servers included.
 
@@ -63,7 +69,7 @@ def ask(
 
     Raises ServerGone if nobody listens, NotMounted if there is no socket, NotRoot if this user may
     not use it, UsageError for more paths than a request holds, ServeFailed if no whole reply came
-    within *timeout_s*, and the error that the server answered.
+    within *timeout_s* (HungUp if none comes any more), and the error that the server answered.
     """
     request = json.dumps({"v": PROTOCOL_VERSION, "do": do, "args": dict(args or {})}) + "\n"
     if len(request) > LINE_MAX_BYTES:
@@ -86,6 +92,8 @@ def ask(
             ) from None
         except TimeoutError:
             raise ServeFailed(f"{path}: no answer within {timeout_s:g} s") from None
+        except (ConnectionResetError, BrokenPipeError):
+            raise HungUp(f"{path}: the server hung up") from None
         except OSError as error:
             raise ServeFailed(f"{path}: {error.strerror or error}") from None
     return _result(path, line)
@@ -128,7 +136,7 @@ def _read_line(connection: socket.socket, deadline_s: float) -> bytes:
             raise ConnectionResetError("the server hung up")
         received += part
         if len(received) > REPLY_MAX_BYTES:
-            raise ConnectionResetError("the reply is too long")
+            raise OSError(errno.EMSGSIZE, "the reply is too long")
     return bytes(received)
 
 

@@ -1,10 +1,13 @@
 """The running servers, found by their control sockets."""
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
 from kvfs.client.control_socket import (
+    HungUp,
     ServerGone,
     ask,
     locked_directory,
@@ -29,6 +32,13 @@ from kvfs.machine.mounted_elsewhere import note_of
 
 #: A server answers within milliseconds. One that takes longer than this hangs.
 _ANSWER_WAIT_S: Final = 5.0
+#: A server takes over within a second, and on a busy machine within some.
+_TAKEOVER_WAIT_S: Final = 5.0
+_LOOK_S: Final = 0.05
+#: It removes the socket of the last one, and makes its own.
+_NO_SOCKET_WAIT_S: Final = 0.5
+#: Servers that are asked at the same time.
+_ASKED_MAX: Final = 32
 #: Of what the last server died of.
 _WHY_MAX_CHARACTERS: Final = 500
 
@@ -42,12 +52,30 @@ class Answer(NamedTuple):
 
 
 def answers(first: str = "") -> Iterator[Answer]:
-    """Yield the answer of each server; the socket *first* is asked first."""
-    for path in sorted(socket_paths(), key=lambda path: path != first):
+    """Yield the answer of each server; the socket *first* is asked first, all others at once.
+
+    So those that hang make nobody wait for longer than one of them.
+    """
+    paths = socket_paths()
+    if first in paths:
+        yield _answer_at(first)
+        paths.remove(first)
+    if len(paths) < 2:
+        yield from map(_answer_at, paths)
+        return
+    with ThreadPoolExecutor(_ASKED_MAX) as asking:
+        yield from asking.map(_answer_at, paths)
+
+
+def _answer_at(path: str) -> Answer:
+    try:
         try:
-            yield Answer(path, ask(path, "status", timeout_s=_ANSWER_WAIT_S), None)
-        except CommandError as error:
-            yield Answer(path, {}, _gone(path) if was_killed(peer_pid(path)) else error)
+            status = ask(path, "status", timeout_s=_ANSWER_WAIT_S)
+        except HungUp:  # it was killed just now: what is there next?
+            status = ask(path, "status", timeout_s=_ANSWER_WAIT_S)
+    except CommandError as error:
+        return Answer(path, {}, _gone(path) if was_killed(peer_pid(path)) else error)
+    return Answer(path, status, None)
 
 
 def _gone(path: str) -> ServerGone:
@@ -57,20 +85,71 @@ def _gone(path: str) -> ServerGone:
 def answers_and_dead() -> list[Answer]:
     """Return the answer of each server, and an error for each dead mount without a socket.
 
-    The socket of a dead server is removed by the next umount of any kvfs (remove_dead_sockets).
+    Waits up to 5 s for servers that are about to take over.
     """
+    until_s = time.monotonic() + _TAKEOVER_WAIT_S
     found = list(answers())
+    while any(map(_is_gone, found)) and (left := _left_alone(found)):
+        if time.monotonic() >= until_s:
+            found = [_corrected(answer, left) for answer in found]
+            break
+        time.sleep(_LOOK_S)
+        found = list(answers())
     spoken_for = {mountpoint_behind(answer.path) for answer in found}
     spoken_for.update(answer.status.get("mountpoint", "") for answer in found)
+    # Else a server that hangs, and whose mount nobody knows, may have it.
+    is_told = all(answer.error is None or mountpoint_behind(answer.path) for answer in found)
     there = _kvfs_mounts()
     # By device, because a bind mount shows the same file system again.
     devices = {mount.device for mount in there if mount.mountpoint in spoken_for}
     for mount in there:
-        if mount.device not in devices and has_ended(mount.mountpoint):
-            error = ServerGone(_dead(mount.mountpoint))
-            found.append(Answer(socket_path(name_of(mount.mountpoint)), {}, error))
+        if mount.device not in devices:
+            error = _without_socket(mount.mountpoint)
+            if is_told or isinstance(error, ServerGone):
+                found.append(Answer(socket_path(name_of(mount.mountpoint)), {}, error))
         devices.add(mount.device)
     return found
+
+
+def _is_gone(answer: Answer) -> bool:
+    return isinstance(answer.error, ServerGone)
+
+
+def _left_alone(found: Sequence[Answer]) -> list[str]:
+    """Return the mounts without a server for which another one may come."""
+    served = {answer.status.get("mountpoint", "") for answer in found}
+    hanging = {mountpoint_behind(answer.path) for answer in found if not _is_gone(answer)}
+    there = {mount.mountpoint for mount in _kvfs_mounts()} - served - hanging
+    return [mountpoint for mountpoint in sorted(there) if not has_ended(mountpoint)]
+
+
+def _corrected(answer: Answer, alive: Sequence[str]) -> Answer:
+    """Return *answer* without the word that the mount is dead, if it is one of those *alive*."""
+    mountpoint = mountpoint_behind(answer.path)
+    if not _is_gone(answer) or (mountpoint and mountpoint not in alive):
+        return answer
+    return answer._replace(error=ServeFailed(_coming(mountpoint or answer.path)))
+
+
+def _without_socket(mountpoint: str) -> CommandError:
+    if has_ended(mountpoint):
+        return ServerGone(_dead(mountpoint))
+    return ServeFailed(
+        f"no response from the server of {mountpoint}: no control socket in {RUN_DIRECTORY}"
+    )
+
+
+def _one_has_died() -> bool:
+    """Whether a socket whose mount is not known by its name was left behind by its server."""
+    unknown = (path for path in socket_paths() if not mountpoint_behind(path))
+    return any((pid := peer_pid(path)) == 0 or was_killed(pid) for path in unknown)
+
+
+def _coming(mountpoint: str) -> str:
+    return (
+        f"the server of {mountpoint} has died, and the next one does not serve yet; calls wait for "
+        "it, and its log says what it does"
+    )
 
 
 def _kvfs_mounts() -> list[Mount]:
@@ -93,18 +172,28 @@ def answer_of(mountpoint: str) -> Answer | None:
 
 
 def status_of(path: str) -> dict[str, Any]:
-    """Return the status of the mount at *path*. Raises NotMounted, or the server's error."""
+    """Return the status of the mount at *path*. Raises NotMounted, or the server's error.
+
+    If a server is about to take over, waits for it for up to 5 s.
+    """
     mountpoint = resolve_mountpoint(path)
-    answer = answer_of(mountpoint)
+    since_s, has_died = time.monotonic(), False
+    while (answer := answer_of(mountpoint)) is None or _is_gone(answer):
+        has_died = has_died or answer is not None or _one_has_died()
+        if kvfs_at(mountpoint) is None or has_ended(mountpoint):
+            break
+        if time.monotonic() >= since_s + (_TAKEOVER_WAIT_S if has_died else _NO_SOCKET_WAIT_S):
+            if has_died:
+                raise ServeFailed(_coming(mountpoint))
+            break
+        time.sleep(_LOOK_S)
     if kvfs_at(mountpoint) is None:
         note = not_here(mountpoint) or f"no kvfs is mounted at {mountpoint}{_stale_note(answer)}"
         raise NotMounted(note)
-    if is_dead(mountpoint, answer):
+    if answer is not None and _is_gone(answer):
         raise NotMounted(_dead(mountpoint))
     if answer is None:
-        raise ServeFailed(
-            f"no response from the server of {mountpoint}: no control socket in {RUN_DIRECTORY}"
-        )
+        raise _without_socket(mountpoint)
     if answer.error is not None:
         raise answer.error
     return answer.status
@@ -114,11 +203,6 @@ def not_here(mountpoint: str) -> str:
     """Return a line if a kvfs is mounted at *mountpoint* in other mount namespaces, or ""."""
     note = note_of(lambda mount: mount.mountpoint == mountpoint)
     return f"no kvfs is mounted at {mountpoint} here{note}" if note else ""
-
-
-def is_dead(mountpoint: str, answer: Answer | None) -> bool:
-    """Whether the kvfs mounted at *mountpoint*, which gave *answer*, has lost its server."""
-    return has_ended(mountpoint) if answer is None else isinstance(answer.error, ServerGone)
 
 
 def mountpoint_behind(path: str) -> str:
@@ -131,7 +215,7 @@ def mountpoint_behind(path: str) -> str:
 
 def complaint(answer: Answer) -> str:
     """Return why there is no status and, if the server is dead, what to do."""
-    if not isinstance(answer.error, ServerGone):
+    if not _is_gone(answer):
         return str(answer.error)
     mountpoint = mountpoint_behind(answer.path)
     return _dead(mountpoint) if mountpoint else f"{answer.error}; `rm {answer.path}` removes it"
@@ -145,7 +229,7 @@ def _dead(mountpoint: str) -> str:
 
 
 def _stale_note(answer: Answer | None) -> str:
-    if answer is None or not isinstance(answer.error, ServerGone):
+    if answer is None or not _is_gone(answer):
         return ""
     return f" ({answer.error})"
 
@@ -164,17 +248,20 @@ def server_of(mountpoint: str) -> int:
         return 0
     if answer.error is None:
         return int(answer.status.get("server_pid", 0))
-    return 0 if isinstance(answer.error, ServerGone) else peer_pid(answer.path)
+    return 0 if _is_gone(answer) else peer_pid(answer.path)
 
 
 def remove_dead_sockets() -> None:
     """Remove the sockets that dead servers left behind.
 
-    Not of one that the kernel holds up: only its socket tells that the calls on its mount wait for
-    nothing, so that ``kvfs umount`` there ends them.
+    Not of one whose mount is there: another server may take it over. Nor of one that the kernel
+    holds up: only its socket tells that the calls on its mount wait for nothing, so that ``kvfs
+    umount`` there ends them.
     """
     with contextlib.suppress(OSError), locked_directory(RUN_DIRECTORY):
         for suffix in (SOCKET_SUFFIX, METRICS_SUFFIX, EVENTS_SUFFIX):
             for path in socket_paths(suffix=suffix):
+                if mountpoint_behind(path.removesuffix(suffix) + SOCKET_SUFFIX):
+                    continue
                 with contextlib.suppress(SourceBusy, OSError):
                     remove_stale(path, of_held_up=False)

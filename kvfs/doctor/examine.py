@@ -28,6 +28,7 @@ RULES: Final[dict[str, Rule]] = {
     "lives of blocks": cache_rules.lives,
     "store times": cache_rules.store_times,
     "passthrough": pool_rules.passthrough,
+    "supervisor": server_rules.supervisor,
     "request timeouts": server_rules.request_timeouts,
     "open files": server_rules.open_files,
     "memory bound": server_rules.memory_bound,

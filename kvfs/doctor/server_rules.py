@@ -41,6 +41,24 @@ def request_timeouts(facts: Facts) -> list[Finding] | None:
     ]
 
 
+def supervisor(facts: Facts) -> list[Finding] | None:
+    """Without one the server's death ends the mount: all calls on it fail until the next mount."""
+    if "supervisor_pid" not in facts.status:
+        return None
+    if facts.status["supervisor_pid"]:
+        return []
+    where, source = shlex.quote(facts.mountpoint), shlex.quote(facts.source)
+    return [
+        Finding(
+            Severity.WARNING,
+            "the server has no supervisor, which would start another one: if it dies, the mount is "
+            "dead, and all calls on it fail",
+            f"kvfs umount {where} && kvfs mount {source} {where}\n"
+            "when nobody uses it, with the same options; everything stored is still there",
+        )
+    ]
+
+
 def open_files(facts: Facts) -> list[Finding] | None:
     """For every open block the server has an extent open."""
     if facts.limits is None:

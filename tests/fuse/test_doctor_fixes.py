@@ -198,6 +198,7 @@ RUN: Final[list[tuple[str, Change]]] = [
         ("passthrough", status(data_path="daemon", data_path_reason=why))
         for why in ("asked for by data_path", "(overlayfs)", "the server has no CAP_SYS_ADMIN")
     ),
+    ("supervisor", status(supervisor_pid=None)),
     ("open files", limits(open_files_max=1024)),
     ("OOM killer", limits(oom_score_adj=200)),
     ("NUMA", far),

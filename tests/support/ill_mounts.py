@@ -12,13 +12,13 @@ from kvfs.doctor.facts import (
     Dirty,
     Disk,
     Facts,
-    Limits,
     ReadAhead,
     Wake,
     Xfs,
 )
 from kvfs.doctor.finding import Severity
 from tests.support.ill_exports import ILL_EXPORTS, NFSD_OPTIONS, ganesha_with
+from tests.support.ill_servers import LIMITS, ill_servers
 
 GIB: Final = 1 << 30
 KIB: Final = 1 << 10
@@ -40,6 +40,7 @@ STATUS: dict[str, Any] = {
     "leased_bytes": 9 * GIB,
     "lease_max_bytes": 900 * GIB,
     "largest_lease_holder": None,
+    "supervisor_pid": 76,
 }
 DIRECTORY: Final = {"hits": 900, "misses": 300, "stored_blocks": 300}
 CACHE: Final = {
@@ -60,10 +61,7 @@ CHURNED: Final = {"evicted": {"space": {"blocks": 9000, "bytes": 19_000 * GIB}}}
 SLOW: Final = {"recent": {"count": 5000, "p99_s": 2.5}}
 LESSEE: Final = {"pid": 4711, "program": "vllm", "bytes": 9 * GIB, "stores_refused": 7}
 KEEPS: Final = ("process 4711 (vllm)", "setfattr -n user.kvfs.lease -v none /kv")
-LIMITS: Final = Limits(300, 1_048_576, None, None, "kvfs@kv.service", -900)
 HOME: Final = BackingFs("xfs", frozenset({"rw", "noatime"}), "/data", 100 * GIB, "/dev/nvme0n1")
-#: A control group that systemd does not know.
-GROUP: Final = "/sys/fs/cgroup/a/memory.max"
 HEALTHY: Final = Facts(
     mountpoint="/kv",
     source="/data/pool",
@@ -252,55 +250,7 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
             ("no passthrough: the server has no CAP_SYS_ADMIN", "--cap-add SYS_ADMIN"),
         )
     ),
-    (
-        "request timeouts",
-        {"fuse_timeouts_s": {"fs.fuse.max_request_timeout": 60}},
-        SERIOUS,
-        "fs.fuse.max_request_timeout = 60",
-        "sysctl -w fs.fuse.max_request_timeout=0\n",
-    ),
-    (
-        "open files",
-        {"limits": LIMITS._replace(open_files_max=1024)},
-        WARNING,
-        "may have 1024 files open",
-        "prlimit --pid 77 --nofile=1048576:1048576\nfor good: LimitNOFILE=1048576",
-    ),
-    (
-        "open files",
-        {"limits": LIMITS._replace(open_files=1_000_000, unit="")},
-        SERIOUS,
-        "has 1000000",
-        "--nofile=2097152:2097152",
-    ),
-    (
-        "memory bound",
-        {"limits": LIMITS._replace(memory_max_bytes=GIB)},
-        WARNING,
-        "1 GiB of memory",
-        "systemctl set-property kvfs@kv.service MemoryMax=infinity",
-    ),
-    (
-        "memory bound",
-        {"limits": LIMITS._replace(memory_max_bytes=GIB // 4, unit="", memory_group=GROUP)},
-        SERIOUS,
-        "256 MiB of memory",
-        "echo max > /sys/fs/cgroup/a/memory.max",
-    ),
-    (
-        "CPU bound",
-        {"limits": LIMITS._replace(cpus_max=0.5)},
-        WARNING,
-        "0.50 of a CPU",
-        "systemctl set-property kvfs@kv.service CPUQuota=",
-    ),
-    (
-        "OOM killer",
-        {"limits": LIMITS._replace(oom_score_adj=200)},
-        WARNING,
-        "oom_score_adj 200",
-        "echo -900 > /proc/77/oom_score_adj",
-    ),
+    *ill_servers(STATUS),
     ("NUMA", disks(numa_node=0), WARNING, "may not run there", "--cpu-list --pid 0-7 77"),
     (
         "NUMA",
