@@ -5,6 +5,7 @@ import contextlib
 import errno
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Final
 
 from kvfs.cli.caller import need_root
@@ -21,19 +22,29 @@ from kvfs.client.dead_mount import (
 from kvfs.client.liveness import was_killed
 from kvfs.client.servers import remove_dead_sockets, server_of
 from kvfs.client.subprocesses import seen_in_time
-from kvfs.core.errors import CommandError, MountpointUnusable, NotMounted, ServeFailed, UsageError
+from kvfs.core.errors import (
+    CommandError,
+    MountpointUnusable,
+    NotMounted,
+    ServeFailed,
+    SourceBusy,
+    UsageError,
+)
 from kvfs.core.settings import Settings
 from kvfs.doctor.holders import held_by_kernel, note_of_servers
 from kvfs.machine.mount_table import FS_TYPE, mount_at, resolve_mountpoint, unmount
-from kvfs.machine.mounted_elsewhere import note_of
+from kvfs.machine.mounted_elsewhere import note_of, where_in_use
 from kvfs.machine.mountpoint_guard import unguard
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
 
 _WAIT_MAX_S: Final[float] = Settings.__dataclass_fields__["stop_timeout_s"].metadata["high"]
-#: How long the server may take to end before the users of its mount are looked for.
-_UNUSED_WAIT_S: Final = 2.0
+#: How long a server takes to end, before the users of its mount are looked for; and how often.
+_LOOK_S: Final = 0.5
+_LOOK_AGAIN_S: Final = 2.0
+#: A server that nobody uses ends sooner.
+_LAZY_WAIT_S: Final = 2.0
 #: Clients of a dead mount may hold it for longer, which does not keep the next server out.
 _DEAD_WAIT_S: Final = 2.0
 
@@ -120,11 +131,8 @@ def _end(mountpoint: str, args: argparse.Namespace) -> int:
             if served:
                 print(f"kvfs: {mountpoint} was a dead mount{served}", file=sys.stderr)
         free_place(mountpoint)  # it may have been put over a dead one
-        ended = wait_for_end(pidfd, min(args.wait_s, _UNUSED_WAIT_S))
-        # If another namespace has a copy of the mount, its end cannot be foreseen.
-        note = "" if ended else note_of(lambda mount: mount.device == present.device)
-        if not (ended or note or args.lazy):
-            ended = wait_for_end(pidfd, max(0.0, args.wait_s - _UNUSED_WAIT_S))
+        wait_s = min(args.wait_s, _LAZY_WAIT_S) if args.lazy else args.wait_s
+        ended, note = _wait_for_server(pidfd, present.device, wait_s)
     finally:
         if pidfd >= 0:
             os.close(pidfd)
@@ -152,12 +160,36 @@ def _configured_mountpoint(path: str | None) -> str:
     return settings.mountpoint
 
 
+def _wait_for_server(pidfd: int, device: str, wait_s: float) -> tuple[bool, str]:
+    """Wait for the server's end; return whether it has ended, or else who has its mount as well.
+
+    If another namespace has a copy of the mount, the end cannot be foreseen. One may get it while
+    we wait: each new namespace has all mounts.
+    """
+    until_s, pause_s = time.monotonic() + wait_s, _LOOK_S
+    while not wait_for_end(pidfd, min(pause_s, max(0.0, until_s - time.monotonic()))):
+        note = note_of(lambda mount: mount.device == device)
+        if note or time.monotonic() >= until_s:
+            return False, note
+        pause_s = _LOOK_AGAIN_S
+    return True, ""
+
+
 def _wait_for_source(source: str, wait_s: float) -> None:
-    """Wait until the kernel has released a drive or image, perhaps after the server's end."""
+    """Wait until the kernel has released a drive or image, perhaps after the server's end.
+
+    Copies of the mount in other namespaces hold it, for as long as they like: they are named.
+    """
     from kvfs.devices import wait_released
 
     with contextlib.suppress(CommandError):  # it is gone, or somebody else uses it: not our concern
-        wait_released(source, wait_s)
+        try:
+            wait_released(source, min(wait_s, _LOOK_S))
+        except SourceBusy:
+            if where := where_in_use(source):
+                print(f"kvfs: {source} stays in use: the pool is mounted {where}", file=sys.stderr)
+            else:
+                wait_released(source, wait_s - _LOOK_S)
 
 
 def _unmount(mountpoint: str, *, lazy: bool) -> None:

@@ -21,6 +21,8 @@ from kvfs.devices.pool_files import PoolHeader
 _RESERVE: Final = Reserve()
 #: The kernel sends no event when a claim or lock ends, unless one waits in line for it.
 _POLL_S: Final = 0.005
+#: A look for the user of a source that is in use goes through all processes.
+_POLL_MAX_S: Final = 0.1
 _REFUSE_BUSY: Final[Mapping[Kind, Callable[[str], None]]] = {
     "block": busy.refuse_busy,
     "image": image.refuse_busy_image,
@@ -140,7 +142,7 @@ def wait_released(source: str, wait_s: float = 10.0, *, joins: bool = False) -> 
     """
     kind = recognise(source)
     refuse_busy = _REFUSE_BUSY[kind]
-    deadline_s = time.monotonic() + wait_s
+    deadline_s, pause_s = time.monotonic() + wait_s, _POLL_S
     while True:
         if joins and kind in _OUTLIVES and _OUTLIVES[kind](source):
             return
@@ -150,7 +152,8 @@ def wait_released(source: str, wait_s: float = 10.0, *, joins: bool = False) -> 
         except SourceBusy:
             if time.monotonic() >= deadline_s:
                 raise
-        time.sleep(_POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _POLL_MAX_S)
 
 
 def _kind_to_be(source: str, *, may_create: bool) -> Kind:

@@ -17,6 +17,7 @@ from kvfs.client.nfs.ganesha import Ganesha
 from kvfs.doctor.examine import RULES, examine
 from kvfs.doctor.facts import Below, ConnectorHabit, ConnectorLimit, Cpus, Facts, ReadAhead
 from kvfs.doctor.gather import gather
+from tests.support.copies import detach_copies
 from tests.support.ill_exports import ganesha_with
 from tests.support.ill_mounts import CACHE, CHURNED, HEALTHY, ILL, SLOW
 from tests.support.mounting import (
@@ -211,22 +212,6 @@ RUN: Final[list[tuple[str, Change]]] = [
     ("NFS-Ganesha", lambda facts: {"ganeshas": (read_only(facts.mountpoint),)}),
 ]
 DISKS: Final = HEALTHY.disks or ()
-
-
-def detach_copies(*mountpoints: Path) -> None:
-    """Unmount what namespaces of other tests have of these mounts, which mkfs.xfs finds busy."""
-    seen = {os.readlink("/proc/self/ns/mnt")}
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
-            namespace = os.readlink(process / "ns/mnt")
-            if namespace in seen:
-                continue
-            seen.add(namespace)
-            mounted = (process / "mountinfo").read_text()
-            for mountpoint in mountpoints:
-                if f" {mountpoint} " in mounted:
-                    command = ["nsenter", "-t", process.name, "-m", "umount", "--lazy", mountpoint]
-                    subprocess.run(command, check=True)
 
 
 @pytest.mark.needs_fuse

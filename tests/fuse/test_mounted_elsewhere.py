@@ -1,14 +1,17 @@
 """A copy of a mount in a mount namespace of its own: who has it is named, and how it ends."""
 
 import contextlib
+import os
 import re
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
+from kvfs.cli import umount
 from kvfs.core import errors
 from kvfs.machine.mounted_elsewhere import elsewhere
+from tests.fuse.conftest import require_passthrough
 from tests.support.mounting import Mounted, run_kvfs, workplace
 from tests.support.pools import blank_source
 
@@ -113,3 +116,37 @@ def test_a_name_of_a_process_writes_nothing_on_the_terminal() -> None:
             assert r"(\x1b[2J, mnt:[" in said
             as_shown(said, str(mount.path))
             mount._wait_for_server()
+
+
+@pytest.mark.needs_loop
+@pytest.mark.parametrize("kind", ["block", "image"])
+def test_umount_of_a_dead_mount_names_who_holds_its_source(kind: str) -> None:
+    """The copy keeps the extents that were registered with the kernel: nothing is to be awaited."""
+    with (
+        blank_source(kind) as source,
+        workplace("disk") as place,
+        Mounted(source.path, place / "kv") as mount,
+    ):
+        require_passthrough(mount)
+        (mount.path / "block").write_bytes(b"stored")
+        (mount.path / "block").read_bytes()
+        with copy_of_all_mounts() as holder:
+            mount.kill()
+            said = run_kvfs("umount", str(mount.path)).stderr
+            assert f"kvfs: {source.path} stays in use: the pool is mounted at {mount.path}" in said
+            assert f"in the mount namespace of process {holder.pid} (cat, mnt:" in said
+            as_shown(said, str(mount.path))
+
+
+def test_a_copy_that_comes_while_umount_waits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, it was looked for once, and then a minute passed without a word."""
+    notes = ["", ": it is mounted elsewhere"]
+    monkeypatch.setattr(umount, "note_of", lambda _: notes.pop(0))
+    monkeypatch.setattr(umount, "_LOOK_S", 0.01)
+    monkeypatch.setattr(umount, "_LOOK_AGAIN_S", 0.01)
+    pidfd = os.pidfd_open(os.getpid())
+    try:
+        told = umount._wait_for_server(pidfd, "0:77", 3600.0)
+    finally:
+        os.close(pidfd)
+    assert told == (False, ": it is mounted elsewhere")

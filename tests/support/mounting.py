@@ -21,6 +21,7 @@ import pytest
 
 from kvfs.client.servers import status_of
 from kvfs.core.errors import KvfsError
+from tests.support.copies import detach_copies
 from tests.support.forks.process import run
 from tests.support.stepping import until
 
@@ -207,9 +208,11 @@ class Mounted:
     def stop(self) -> None:
         """Unmount the clean way and wait for the server's end."""
         done = run_kvfs("umount", str(self.path), check=False)
-        # A test beside this one may have a mount namespace of its own, with a copy of this mount:
-        # the server ends with it.
-        if done.returncode != 0 and "unmounted here, but server" not in done.stderr:
+        # A test beside this one, or a container, may have a mount namespace of its own, with a copy
+        # of this mount: the server ends with it.
+        if "unmounted here, but server" in done.stderr:
+            detach_copies(self.path)
+        elif done.returncode != 0:
             msg = f"kvfs umount {self.path}: exit {done.returncode}\n{done.stdout}{done.stderr}"
             raise CommandFailed(msg)
         self._wait_for_server()

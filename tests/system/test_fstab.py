@@ -55,10 +55,12 @@ def machine() -> Iterator[Machine]:
         for name in ("systemd", "a", "b", "c", "kv", "guarded", "other"):
             (place / name).mkdir()
         fstab = FSTAB.format(place=place, size=CAPACITY)
-        with own_systemd(place / "systemd", {"unused.toml": ""}, fstab=fstab) as systemd:
-            yield Machine(systemd, place)
-        for name in ("kv", "guarded", "other"):
-            unguard(str(place / name))
+        try:
+            with own_systemd(place / "systemd", {"unused.toml": ""}, fstab=fstab) as systemd:
+                yield Machine(systemd, place)
+        finally:  # what is guarded cannot be removed
+            for name in ("kv", "guarded", "other"):
+                unguard(str(place / name))
 
 
 def test_mount_and_umount_by_hand(machine: Machine) -> None:

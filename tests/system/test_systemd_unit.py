@@ -173,9 +173,11 @@ def place() -> Iterator[Path]:
                 image.truncate(IMAGE_BYTES)
         (directory / "hangs").mkdir()
         (directory / "systemd").mkdir()
-        yield directory
-        for name in (*PATHS, *SMALL_ONES):
-            unguard(str(directory / name))
+        try:
+            yield directory
+        finally:  # what is guarded cannot be removed
+            for name in (*PATHS, *SMALL_ONES):
+                unguard(str(directory / name))
 
 
 @pytest.fixture(scope="module")
