@@ -1,17 +1,14 @@
 """XFS as kvfs's allocator: how it is made and mounted, with a reason for each option."""
 
 import contextlib
-import errno
 import logging
 import os
 from typing import Final
 
 from kvfs.core.errors import (
-    NotRoot,
     SourceBusy,
     SourceDamaged,
     SourceForeign,
-    ToolMissing,
 )
 from kvfs.core.pool_layout import XFS_INODES, XFS_TREES
 from kvfs.devices.capacity import metadata_bytes
@@ -35,6 +32,7 @@ from kvfs.devices.pool_files import (
     write_header,
 )
 from kvfs.devices.probe import POOL_LABEL
+from kvfs.devices.unmountable import unmountable
 from kvfs.devices.xfs_tools import (
     forget_cut_off,
     is_cut_off_noted,
@@ -119,7 +117,10 @@ def look_at_pool(block_path: str, source: str) -> PoolHeader:
         _, pool_fd = _mount(stack, block_path, source, _LOOK_FLAGS)
         header = read_header(pool_fd, source)
     if header is None:
-        raise SourceForeign(f"{source}: its file system is labelled as a pool but holds no POOL")
+        raise SourceForeign(
+            f"{source}: its file system is labelled as a pool but holds no POOL",
+            "kvfs mkfs --force starts again",
+        )
     return header
 
 
@@ -235,20 +236,8 @@ def _mount(
     try:
         mount_fd = mount_detached("xfs", block_path, _MOUNT_OPTIONS, flags, attributes, joins=joins)
     except OSError as error:
-        raise _mount_error(source, error) from error
+        raise unmountable(block_path, source, error) from error
     stack.callback(os.close, mount_fd)
     pool_fd = os.open(".", _OPEN_ROOT, dir_fd=mount_fd)
     stack.callback(os.close, pool_fd)
     return mount_fd, pool_fd
-
-
-def _mount_error(source: str, error: OSError) -> Exception:
-    if error.errno == errno.EBUSY:
-        return SourceBusy(f"{source} is in use: it has just been mounted by another process")
-    if error.errno == errno.EPERM:
-        return NotRoot(f"{source}: mounting it needs root (CAP_SYS_ADMIN)")
-    if error.errno in (errno.ENODEV, errno.ENOSYS):
-        return ToolMissing("the kernel has no XFS, or no fsopen (Linux 5.2 and later have)")
-    return SourceDamaged(
-        f"{source}: its XFS cannot be mounted: {error.strerror}; see dmesg and xfs_repair"
-    )
