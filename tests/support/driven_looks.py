@@ -6,9 +6,9 @@ from typing import Final, NamedTuple
 
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.records import INODE_PREFIX, parse_inodes
-from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.engine.eviction.eligibility import obstacle, used_since
-from kvfs.engine.names.named import STEP, files_below
+from kvfs.engine.names.named import STEP, Named, files_below, named
 from kvfs.engine.store import Store
 from kvfs.pool.open_inodes import OpenInode
 from tests.support.inside import At
@@ -217,6 +217,17 @@ class Looks:
         """Return the blocks that are kept for a moment after their names went."""
         kept = self.engine.pool.recently_removed._removed
         return {ino for ino, each in kept.items() if stat.S_ISREG(each.record.mode)}
+
+    def walk(self, match: str | None) -> tuple[set[InodeNo], int]:
+        """Return what a command's walk finds, all files without *match*, and its steps."""
+        engine = self.engine
+        walked = (
+            files_below(engine.pool, ROOT_INODE)
+            if match is None
+            else named(engine.pool, engine.namespace, Named(("",), match))
+        )
+        found = list(walked)
+        return set(found) - {STEP}, found.count(STEP)
 
     def assert_counted(self, held_bytes: dict[InodeNo, int]) -> None:
         """Space and counters agree with the rows, and with what each extent holds."""

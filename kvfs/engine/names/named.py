@@ -17,6 +17,8 @@ from kvfs.pool.pool import Pool
 
 #: Names looked at in one step: a millisecond or two.
 _LOOKED_AT: Final = 256
+#: What a directory costs, as names: deep trees have few names in each.
+_OF_A_DIRECTORY: Final = 8
 #: What a walk yields at the end of a step.
 STEP: Final = InodeNo(0)
 
@@ -75,7 +77,7 @@ def outermost(paths: Iterable[str]) -> list[str]:
 
 def files_below(pool: Pool, root: InodeNo) -> Iterator[InodeNo]:
     """Yield each file at or below *root*, and STEP after every step."""
-    waiting = [root]
+    waiting, looked_at = [root], 0
     while waiting:
         at = waiting.pop()
         record = pool.index.inode_or_miss(at)
@@ -92,7 +94,12 @@ def files_below(pool: Pool, root: InodeNo) -> Iterator[InodeNo]:
                         waiting.append(ino)
                 elif child is not None and stat.S_ISREG(child.mode):
                     yield ino
-            yield STEP
+            looked_at += len(children) + _OF_A_DIRECTORY
+            if looked_at >= _LOOKED_AT:
+                looked_at = 0
+                yield STEP
+    if looked_at:
+        yield STEP
 
 
 def _matching(pool: Pool, root: InodeNo, path: str, pattern: PathPattern) -> Iterator[InodeNo]:
@@ -104,6 +111,7 @@ def _matching(pool: Pool, root: InodeNo, path: str, pattern: PathPattern) -> Ite
             yield root
             return
     waiting: list[tuple[InodeNo, InodeNo, Reached]] = [(ROOT_INODE, root, reached)]
+    looked_at = 0
     while waiting:
         above, at, reached = waiting.pop()
         record = pool.index.inode_or_miss(at)
@@ -118,7 +126,12 @@ def _matching(pool: Pool, root: InodeNo, path: str, pattern: PathPattern) -> Ite
                     yield ino
                 elif further and ino != root:
                     waiting.append((at, ino, further))
-            yield STEP
+            looked_at += len(children) + _OF_A_DIRECTORY
+            if looked_at >= _LOOKED_AT:
+                looked_at = 0
+                yield STEP
+    if looked_at:
+        yield STEP
 
 
 def _leads_down(at: InodeNo, ino: InodeNo, child: InodeRecord, root: InodeNo) -> bool:
