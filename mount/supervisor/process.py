@@ -160,6 +160,7 @@ class Supervisor:
         now_s = time.monotonic()
         poll.poll(max(0.0, self._next_s(now_s) - now_s) * 1000 + 1)
         self._take_signals()
+        self._say_alive(time.monotonic())
         if server is None:
             return
         for message in server.messages():
@@ -186,11 +187,14 @@ class Supervisor:
             return _UPGRADE_SILENT_MAX_S
         return _SILENT_MAX_S if self._served else None
 
-    def _watch(self, server: Server, now_s: float) -> None:
-        """Do what is due while *server* lives."""
-        if now_s >= self._said_alive_s + self._systemd.alive_every_s:
+    def _say_alive(self, now_s: float) -> None:
+        """Tell systemd that we live, also while no server does."""
+        if self._systemd.watchdog_s and now_s >= self._said_alive_s + self._systemd.alive_every_s:
             self._said_alive_s = now_s
             self._systemd.notify("WATCHDOG=1")
+
+    def _watch(self, server: Server, now_s: float) -> None:
+        """Do what is due while *server* lives."""
         if now_s >= self._kill_s:
             self._kill_s = _NEVER_S
             server.kill()

@@ -23,11 +23,13 @@ from mount.supervisor.server import Server
 from mount.supervisor.systemd import Systemd
 from tests.support.mounting import ROOT
 from tests.support.stepping import STEP_WAIT_S, until
+from tests.support.supervised import templates_of
 from tests.support.supervisor_alone import (
     DIE,
     HOLD,
     SERVER,
     supervised,
+    template_of,
 )
 
 
@@ -353,6 +355,25 @@ def test_systemd_hears_of_all_that_happens_and_stores_what_is_held(
         told = systemd.until("FDSTOREREMOVE=1\nFDNAME=kvfs-abort")
         assert "STOPPING=1" in told
         assert "FDSTOREREMOVE=1\nFDNAME=kvfs-fuse" in told
+
+
+IMPORTS_FOR_EVER: Final = SERVER.replace("    pass\n", "    signal.pause()\n")
+
+
+def test_systemd_hears_that_we_live_while_no_server_does(tmp_path: Path, systemd: Notified) -> None:
+    environment = {"NOTIFY_SOCKET": systemd.path, "WATCHDOG_USEC": "300000"}
+    with supervised(tmp_path, environment, IMPORTS_FOR_EVER) as one:
+        for _ in range(3):
+            systemd.until("WATCHDOG=1")
+        assert len(templates_of(one.process.pid)) == 1
+
+
+def test_a_stop_before_there_is_a_server_is_done_at_once(tmp_path: Path) -> None:
+    with supervised(tmp_path, program=IMPORTS_FOR_EVER) as one:
+        template = template_of(one)
+        one.process.send_signal(signal.SIGTERM)
+        assert one.wait() == -signal.SIGTERM
+        until(lambda: not Path(f"/proc/{template}").exists(), "it ends with us")
 
 
 def test_what_systemd_kept_is_taken_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ _LOOK_S: Final = 0.02
 _KILLED: Final = re.compile(
     r" server [0-9]+(: it)? was killed( by signal 9)?: starting it again$"
     r"| the supervisor has died: | kvfs\.supervisor: no upgrade: "
+    r"| kvfs\.supervisor: the process of which servers are forked: it was killed by signal 9"
 )
 
 
