@@ -8,6 +8,8 @@ from kvfs.core.sizes import format_size
 from kvfs.doctor.facts import Facts
 from kvfs.doctor.finding import Finding, Severity
 
+#: A process is at the limit by its own leases if it holds this much of it.
+_AT_LIMIT_SHARE: Final = 0.99
 #: With less a burst of stores gets ENOSPC before anything can be evicted.
 _EVICTABLE_SHARE_MIN: Final = 0.05
 #: A pool that is emptier than this has enough space without evicting.
@@ -222,20 +224,39 @@ def leases(facts: Facts) -> list[Finding] | None:
     if leased_bytes is None or most_bytes is None:
         return None
     lessee: dict[str, Any] | None = facts.status.get("largest_lease_holder")
-    if lessee is None or leased_bytes <= most_bytes:
+    if lessee is None:
         return []
-    refused = lessee.get("stores_refused", 0)
+    refused, own_bytes = lessee.get("stores_refused", 0), int(lessee.get("bytes", 0))
+    is_at_limit = refused and own_bytes >= _AT_LIMIT_SHARE * most_bytes
+    if leased_bytes <= most_bytes and not is_at_limit:
+        return []
+    alone = "; by its own it is at the limit" if own_bytes >= _AT_LIMIT_SHARE * most_bytes else ""
     return [
         Finding(
             Severity.WARNING,
-            f"leases hold {format_size(leased_bytes)}, lease_max allows {format_size(most_bytes)}: "
-            f"{lessee_of(facts)} holds most, and processes over their share cannot store under "
-            f"final names ({refused} stores refused so far)",
+            f"leases hold {format_size(leased_bytes)}, lease_max allows {format_size(most_bytes)}"
+            f"{_of_usable(facts)}: {lessee_of(facts)} holds most, and processes over their share "
+            f"cannot store under final names ({refused} stores refused so far)"
+            f"{alone}",
             f"setfattr -n user.kvfs.lease -v none {shlex.quote(facts.mountpoint)}\n"
             "if the programs there tolerate the loss of a stored block; else end the process, or "
             "lower its own limit",
         )
     ]
+
+
+def _of_usable(facts: Facts) -> str:
+    """Return what the limits are shares of, if that is less than the capacity."""
+    usable_bytes, capacity_bytes = (
+        facts.status.get("usable_bytes"),
+        facts.status.get("capacity_bytes"),
+    )
+    if usable_bytes is None or capacity_bytes is None or usable_bytes >= capacity_bytes:
+        return ""
+    return (
+        f" (the pool can hold {format_size(usable_bytes)} of its capacity of "
+        f"{format_size(capacity_bytes)}; lease_max and pin_share are shares of that)"
+    )
 
 
 def lessee_of(facts: Facts) -> str | None:

@@ -28,10 +28,10 @@ class Lessee(NamedTuple):
 class LeaseShares:
     """How much leases hold, by user and process."""
 
-    def __init__(self, bound_bytes: Callable[[], int], capacity_bytes: int) -> None:
-        """*bound_bytes* returns how much of *capacity_bytes* leases may keep now, 0 or more."""
+    def __init__(self, bound_bytes: Callable[[], int], whole_bytes: Callable[[], int]) -> None:
+        """*bound_bytes* returns how much of *whole_bytes* leases may keep now, 0 or more."""
         self._bound_bytes = bound_bytes
-        self._capacity_bytes = capacity_bytes
+        self._whole_bytes = whole_bytes
         self._by_user: dict[int, dict[Maker, int]] = {}
         self.held_bytes = 0
         #: Stores that were refused.
@@ -66,7 +66,7 @@ class LeaseShares:
         # A part of what the limit leaves.
         is_over = self._is_user_over(uid, bound_bytes)
         share = _UNDER_WAY_SHARE if is_over else _OTHERS_SHARE
-        return lacking_bytes <= share * (self._capacity_bytes - bound_bytes)
+        return lacking_bytes <= share * (self._whole_bytes() - bound_bytes)
 
     def _is_user_over(self, uid: int, bound_bytes: int) -> bool:
         held_bytes = sum(self._by_user.get(uid, {}).values())

@@ -16,7 +16,7 @@ def require_node(pool: Pool, uid: int) -> None:
     taken_bytes = node_bound.taken_bytes(pool.counters, index_room.rows_bytes())
     # Their rows must not take the index's map from the names of blocks, nor what others leave of
     # the device from their bytes.
-    whole_bytes = min(pool.space.capacity_bytes, pool.space.bound_bytes, index_room.map_bytes)
+    whole_bytes = min(pool.space.usable_bytes, index_room.map_bytes)
     if pool.node_shares.refuses(uid, taken_bytes, whole_bytes):
         raise NoSpace("directories, symlinks and attributes have their share of the pool")
 

@@ -126,7 +126,7 @@ class Pool:
         settings = self.settings
         makers = Processes(settings.file_servers)
         stack.callback(makers.close)
-        shares = LeaseShares(self._leases_end_bytes, self.space.capacity_bytes)
+        shares = LeaseShares(self._leases_end_bytes, lambda: self.space.usable_bytes)
         self.leases = Leases(
             makers, settings.lease_s, shares, self.monotonic_s, same_boot=self.run.same_boot
         )
@@ -246,7 +246,9 @@ class Pool:
         self.space = Space(capacity_bytes, self.counters.used_bytes)
         self.headroom = Headroom(capacity_bytes)
         self.stay_bounds = StayBounds(
-            capacity_bytes, lease_max=self.settings.lease_max, pin_share=self.settings.pin_share
+            lambda: self.space.usable_bytes,
+            lease_max=self.settings.lease_max,
+            pin_share=self.settings.pin_share,
         )
         self.device_room = DeviceRoom(self.space, self.device.free_bytes)
         self.node_shares = NodeShares(self.numbers.first)

@@ -35,6 +35,11 @@ class Space:
         self.lacking_bytes = 0
 
     @property
+    def usable_bytes(self) -> int:
+        """What the pool can hold: its capacity, or what the device has if that is less."""
+        return min(self.capacity_bytes, self.bound_bytes)
+
+    @property
     def used_bytes(self) -> int:
         """Bytes of clients' data. Ready extents do not count, because they give way."""
         return self.recorded_bytes + self.extra_bytes
@@ -112,26 +117,36 @@ _TOGETHER_SHARE: Final = 0.92
 
 
 class StayBounds:
-    """How much of *capacity_bytes* leases, pins and policies may keep from eviction.
+    """How much of a pool leases, pins and policies may keep from eviction.
 
-    Each has its share, and together they leave some of the pool to evictable blocks; otherwise
-    stores without leases and pins would be refused. What came first stays.
+    Each has its share of what the pool can hold now, which others may make less than its capacity.
+    Together they leave some of that to evictable blocks; otherwise stores without leases and pins
+    would be refused. What came first stays.
     """
 
-    def __init__(self, capacity_bytes: int, *, lease_max: float, pin_share: float) -> None:
-        self._leases_bytes = int(lease_max * capacity_bytes)
-        self._kept_bytes = int(pin_share * capacity_bytes)
-        self._together_bytes = int(max(_TOGETHER_SHARE, lease_max, pin_share) * capacity_bytes)
+    def __init__(
+        self, whole_bytes: Callable[[], int], *, lease_max: float, pin_share: float
+    ) -> None:
+        """*whole_bytes* returns what the pool can hold."""
+        self._whole_bytes = whole_bytes
+        self._leases_share = lease_max
+        self._kept_share = pin_share
+        self._together_share = max(_TOGETHER_SHARE, lease_max, pin_share)
 
     def leases_end_bytes(self, kept_bytes: int) -> int:
         """Return how much leases may hold beside *kept_bytes*."""
-        return max(0, min(self._leases_bytes, self._together_bytes - kept_bytes))
+        return self._end_bytes(self._leases_share, kept_bytes)
 
     def kept_end_bytes(self, leased_bytes: int) -> int:
         """Return how much may be kept beside *leased_bytes* when more comes."""
-        return max(0, min(self._kept_bytes, self._together_bytes - leased_bytes))
+        return self._end_bytes(self._kept_share, leased_bytes)
 
     @property
     def kept_most_bytes(self) -> int:
         """How much of what was kept before may stay kept, however many leases there are."""
-        return self._kept_bytes
+        return int(self._kept_share * self._whole_bytes())
+
+    def _end_bytes(self, share: float, others_bytes: int) -> int:
+        whole_bytes = self._whole_bytes()
+        both_bytes = int(self._together_share * whole_bytes)
+        return max(0, min(int(share * whole_bytes), both_bytes - others_bytes))

@@ -44,3 +44,20 @@ def test_in_a_pool_where_nothing_may_go_the_process_is_named_too() -> None:
     full = {"capacity_bytes": 100 * MIB, "used_bytes": 99 * MIB, "evictable_bytes": 0}
     findings = found(**full, leased_bytes=91 * MIB)
     assert any("(most leases: process 4711 (vllm))" in finding.fix for finding in findings)
+
+
+def test_one_that_is_at_the_limit_by_its_own_is_named() -> None:
+    """Also after it removed a block: its next store is refused again."""
+    lessee = {"pid": 4711, "program": "vllm", "bytes": 92 * MIB, "stores_refused": 7}
+    (finding,) = found(leased_bytes=92 * MIB, largest_lease_holder=lessee)
+    assert "process 4711 (vllm)" in finding.problem
+    assert finding.problem.endswith("; by its own it is at the limit")
+
+
+def test_limits_of_less_than_the_capacity_are_explained() -> None:
+    room = {"capacity_bytes": 200 * MIB, "usable_bytes": 100 * MIB}
+    (finding,) = found(**room)
+    assert (
+        "allows 92 MiB (the pool can hold 100 MiB of its capacity of 200 MiB; lease_max and "
+        "pin_share are shares of that): process 4711" in finding.problem
+    )

@@ -4,7 +4,7 @@ from kvfs.pool.space import StayBounds
 
 
 def test_each_has_its_share_and_both_together_leave_some() -> None:
-    bounds = StayBounds(1000, lease_max=0.9, pin_share=0.5)
+    bounds = StayBounds(lambda: 1000, lease_max=0.9, pin_share=0.5)
     assert (bounds.leases_end_bytes(0), bounds.kept_end_bytes(0)) == (900, 500)
     assert bounds.leases_end_bytes(500) == 420
     assert bounds.kept_end_bytes(900) == 20
@@ -13,5 +13,14 @@ def test_each_has_its_share_and_both_together_leave_some() -> None:
 
 
 def test_who_asks_for_more_gets_it() -> None:
-    assert StayBounds(1000, lease_max=1, pin_share=0.5).leases_end_bytes(0) == 1000
-    assert StayBounds(1000, lease_max=0.2, pin_share=1).kept_end_bytes(200) == 800
+    assert StayBounds(lambda: 1000, lease_max=1, pin_share=0.5).leases_end_bytes(0) == 1000
+    assert StayBounds(lambda: 1000, lease_max=0.2, pin_share=1).kept_end_bytes(200) == 800
+
+
+def test_they_follow_what_the_pool_can_hold() -> None:
+    usable = [1000]
+    bounds = StayBounds(lambda: usable[0], lease_max=0.9, pin_share=0.5)
+    usable[0] = 100
+    assert (bounds.leases_end_bytes(0), bounds.kept_end_bytes(0)) == (90, 50)
+    assert bounds.kept_most_bytes == 50
+    assert bounds.leases_end_bytes(100) == 0

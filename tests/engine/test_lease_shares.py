@@ -17,7 +17,7 @@ CAPACITY, BOUND = 1000, 800
 
 
 def shares(*held: tuple[int, Maker, int], bound: Callable[[], int] = lambda: BOUND) -> LeaseShares:
-    made = LeaseShares(bound, CAPACITY)
+    made = LeaseShares(bound, lambda: CAPACITY)
     for uid, maker, size_bytes in held:
         made.note(uid, maker, size_bytes)
     return made

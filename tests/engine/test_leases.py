@@ -20,9 +20,8 @@ class Table:
 
     def __init__(self) -> None:
         self.lives = Lives()
-        self.leases = Leases(
-            self.lives, LEASE_S, LeaseShares(lambda: MIB, MIB), lambda: 0.0, same_boot=True
-        )
+        shares = LeaseShares(lambda: MIB, lambda: MIB)
+        self.leases = Leases(self.lives, LEASE_S, shares, lambda: 0.0, same_boot=True)
         self.settled: list[InodeNo] = []
         self.refused: set[InodeNo] = set()
 

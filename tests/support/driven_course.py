@@ -199,7 +199,7 @@ class Course:
 
     def bound_leases(self, most_bytes: int) -> None:
         """Let leases keep so much, of a pool as large."""
-        self.engine.pool.leases.shares = LeaseShares(lambda: most_bytes, most_bytes)
+        self.engine.pool.leases.shares = LeaseShares(lambda: most_bytes, lambda: most_bytes)
 
     def take_space(self, size_bytes: int) -> None:
         """Count so much more as held by what is open."""

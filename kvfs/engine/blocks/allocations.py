@@ -98,9 +98,7 @@ class Allocations:
         """
         pool, written = self._pool, self._pool.open_inodes.written
         before_bytes = pool.syscalls.fstat(opened.fd).st_size
-        bound_bytes = pool.settings.length_share * min(
-            pool.space.capacity_bytes, pool.space.bound_bytes
-        )
+        bound_bytes = pool.settings.length_share * pool.space.usable_bytes
         if not 0 < size_bytes - before_bytes <= bound_bytes:
             return None
         wanted = Wanted(FALLOC_FL_KEEP_SIZE, before_bytes, size_bytes - before_bytes)

@@ -62,11 +62,11 @@ class Served:
         """Whether a server's next handle of *opened* shall have no passthrough.
 
         The space of what a server keeps open there is its own, even without a name. So they may
-        keep only a part of the capacity that way (``file_server_passthrough_max``). What is beyond
+        keep only a part of the pool that way (``file_server_passthrough_max``). What is beyond
         is read and written through this process, and can be evicted at any time.
         """
         pool = self._pool
-        bound_bytes = pool.settings.file_server_passthrough_max * pool.space.capacity_bytes
+        bound_bytes = pool.settings.file_server_passthrough_max * pool.space.usable_bytes
         return not opened.served_passing and (
             self.passing_bytes + opened.allocated_bytes > bound_bytes
         )

@@ -45,7 +45,6 @@ class ReadOn:
     def is_over(self, uid: int, own: Mapping[OpenInode, int]) -> bool:
         """Whether user *uid* has more than an equal share of what all may hold, and all do."""
         held = self.held_bytes(own)
-        space = self._pool.space
-        whole_bytes = min(space.capacity_bytes, space.bound_bytes)
-        bound_bytes = self._pool.settings.old_versions_share * whole_bytes
+        pool = self._pool
+        bound_bytes = pool.settings.old_versions_share * pool.space.usable_bytes
         return sum(held.values()) > bound_bytes and held.get(uid, 0) > bound_bytes / len(held)
