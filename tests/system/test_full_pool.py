@@ -10,6 +10,7 @@ import mmap
 import os
 import random
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -18,7 +19,14 @@ import pytest
 
 from tests.support.calls import refused
 from tests.support.churn import Load, Result, Usage, churn, own_xfs
-from tests.support.mounting import Mounted, own_tmpfs, skip_without_mounts, workplace
+from tests.support.mapped_stores import mapped_stores
+from tests.support.mounting import (
+    Mounted,
+    loop_device,
+    own_tmpfs,
+    skip_without_mounts,
+    workplace,
+)
 
 MIB: Final = 1 << 20
 
@@ -32,6 +40,10 @@ class Size(NamedTuple):
     #: Six clients on two cores load 255 MiB through the daemon in more than the usual 5 s.
     room_wait_s: int
     mixed: Load
+    #: Through mappings, on a drive that holds so much: what XFS refuses there is a SIGBUS.
+    drive_bytes: int
+    mapped_stores: int
+    mapped_most_bytes: int
 
     @property
     def small_bytes(self) -> int:
@@ -46,20 +58,41 @@ IN_CI: Final = Size(
     # The blocks are half as large for their pool: on a slow machine few drafts are open at times
     # and many at others, and what they hold is not lost in a pool this small.
     Load(256 * MIB, 8 * 256 * MIB, MIB // 4, 4 * MIB),
+    512 * MIB,
+    60,
+    32 * MIB,
 )
-WHOLE: Final = Size(2048 * MIB, 64 * MIB, 30, Load(2048 * MIB, 10 * 2048 * MIB, MIB // 2, 64 * MIB))
+WHOLE: Final = Size(
+    2048 * MIB,
+    64 * MIB,
+    30,
+    Load(2048 * MIB, 10 * 2048 * MIB, MIB // 2, 64 * MIB),
+    1024 * MIB,
+    2000,
+    64 * MIB,
+)
+#: Writers through mappings; together they want less than ``length_share`` leaves them.
+MAPPING_WRITERS: Final = 4
 
 
 @contextlib.contextmanager
 def filled(pool: Path, path: str, capacity_bytes: int, *more: str) -> Iterator[Mounted]:
     """Mount the directory *pool* on data path *path*, with *more* flags."""
+    with served(pool, path, f"--capacity={capacity_bytes}", *more) as mounted:
+        yield mounted
+
+
+@contextlib.contextmanager
+def served(source: Path | str, path: str, *more: str) -> Iterator[Mounted]:
+    """Mount *source* on data path *path*, with *more* flags."""
     skip_without_mounts()
-    with workplace("disk") as place:
-        flags = (f"--capacity={capacity_bytes}", f"--data-path={path}", *more)
-        with Mounted(pool, place / "kv", *flags) as mounted:
-            yield mounted
-            mounted.stop()
-            assert mounted.errors() == []
+    with (
+        workplace("disk") as place,
+        Mounted(source, place / "kv", f"--data-path={path}", *more) as mounted,
+    ):
+        yield mounted
+        mounted.stop()
+        assert mounted.errors() == []
 
 
 @pytest.fixture(params=["daemon", "passthrough"])
@@ -167,6 +200,36 @@ def test_single_files_of_a_quarter_of_the_pool(path: str, size: Size) -> None:
     patience = ("--set", f"room_wait_s={size.room_wait_s}")
     with own_xfs(4 * pool_bytes) as pool, filled(pool, path, pool_bytes, *patience) as mounted:
         assert_kept(churn(mounted.path, pool, load), load, mounted)
+
+
+@pytest.mark.needs_loop
+def test_stores_through_mappings(path: str, size: Size) -> None:
+    """[truncate-up] Two of three are larger than any in their directory: 0 SIGBUS, 0 ENOSPC."""
+    with (
+        loop_device(size.drive_bytes) as device,
+        served(device, path, "--set", "index_preallocate_bytes=1M") as mounted,
+    ):
+        each = size.mapped_stores // MAPPING_WRITERS
+        found = mapped_stores(mounted.path, MAPPING_WRITERS, each, size.mapped_most_bytes)
+        status = mounted.status()
+    ends: Counter[str] = Counter()
+    for one in found:
+        ends.update(one["ends"])
+    shown = json.dumps(
+        {
+            "path": path,
+            "ends": ends,
+            "stored_bytes": sum(one["bytes"] for one in found),
+            "found_at_once": sum(one["hits"] for one in found),
+            "usable_bytes": status["usable_bytes"],
+            "eviction": status["eviction"],
+        }
+    )
+    print(shown)
+    assert ends == {"stored": MAPPING_WRITERS * each}, shown
+    assert [one["wrong"] for one in found] == [[]] * MAPPING_WRITERS, shown
+    assert status["eviction"]["blocks"] > 0, shown
+    assert status["eviction"]["overruns"] == 0, shown
 
 
 def test_a_draft_that_does_not_fit_beside_the_others(
