@@ -7,8 +7,7 @@ import pytest
 
 from kvfs.core.errors import NotFound
 from kvfs.core.types import ROOT_INODE
-from kvfs.engine.blocks.allocations import Wanted
-from tests.support.driven import Driven, Opened
+from tests.support.driven import Driven, Opened, Wanted
 from tests.support.driven_faults import set_limit
 from tests.support.stores import (
     FILE,

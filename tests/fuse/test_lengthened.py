@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.engine.attributes import Change
 from mount.files.changes import Changes
 from tests.support.counted_desk import CountedDesk, counted_desk
+from tests.support.driven import Change
 from tests.support.stores import MIB, put, settle
 
 #: What a draft gets when it is created, because its directory's blocks have it.

@@ -17,6 +17,7 @@ from collections.abc import Collection
 from kvfs.core.settings import Settings
 from kvfs.devices import Device
 from kvfs.engine.attributes import Change
+from kvfs.engine.blocks.allocations import Wanted
 from kvfs.engine.store import Store
 from kvfs.pool.living_handles import Living, LivingHandle
 from kvfs.pool.open_inodes import OpenInode as Opened
@@ -29,7 +30,7 @@ from tests.support.driven_looks import Looks
 from tests.support.driven_requests import Requests
 from tests.support.kernel_recorder import KernelRecorder
 
-__all__ = ["Change", "Driven", "LivingHandle", "Opened", "driven"]
+__all__ = ["Change", "Driven", "LivingHandle", "Opened", "Wanted", "driven"]
 
 
 class Driven(Requests, Course, Faults, Looks):
