@@ -18,5 +18,5 @@ def detach_copies(*mountpoints: Path) -> None:
             mounted = (process / "mountinfo").read_text()
             for mountpoint in mountpoints:
                 if f" {mountpoint} " in mounted:
-                    command = ["nsenter", "-t", process.name, "-m", "umount", "--lazy", mountpoint]
+                    command = ["nsenter", "-t", process.name, "-m", "umount", "--lazy", str(mountpoint)]
                     subprocess.run(command, check=True)
