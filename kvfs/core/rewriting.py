@@ -21,12 +21,15 @@ class Found(StrEnum):
     """What an O_TRUNC means, as far as its request tells."""
 
     FREE = "a file that nobody loses bytes of: the caller's own, or empty and not open"
+    SHARED = "an empty file that others have open, too"
+    LOCKED = "a file with bytes that its writers lock, or share"
     TAKEN = "a file that is final, or that somebody else has open"
     APPENDED = "a draft that others append to, while readers are led to an old version"
     LOST = "the caller's fresh inode, whose name another writer took"
-    NAMELESS = "a file that is open and has no name any more"
+    UNLINKED = "an empty file that others have open, and that has no name any more"
+    NAMELESS = "any other file that is open and has no name any more"
     NOTHING = "a file that is gone"
-    ANOTHER = "a file that was not refused under this name, or that the caller may not empty"
+    ANOTHER = "a file that was not refused under this name, or that the caller may not change"
     ON_THE_WAY = "a directory or a link on the way to the name"
 
 
@@ -34,16 +37,21 @@ class Answer(StrEnum):
     """What is done."""
 
     EMPTY = "the file is opened, and emptied in place"
+    SHARE = "the file is opened as it is: it is empty"
     RETRY = "ESTALE, and the kernel looks the name up again"
     STALE = "ESTALE, and the program hears it"
     REPLACE = "the name goes to a fresh inode, and leads there"
     SHOW = "the old version ends, and the name leads everybody to the draft"
+    JOIN = "the LOOKUP leads to what is there, for this thread also where others see an old version"
     LEAD_BACK = "the LOOKUP leads to the caller's own fresh inode, for this thread alone"
     LEAD = "the LOOKUP leads to what is there"
 
 
-_OWN: Final = dict.fromkeys((Found.FREE, Found.LOST), Answer.EMPTY)
-_OTHERS: Final = (Found.TAKEN, Found.NAMELESS, Found.NOTHING)
+_OWN: Final = {
+    **dict.fromkeys((Found.FREE, Found.LOST, Found.LOCKED), Answer.EMPTY),
+    Found.SHARED: Answer.SHARE,
+}
+_OTHERS: Final = (Found.TAKEN, Found.UNLINKED, Found.NAMELESS, Found.NOTHING)
 
 #: What an OPEN with O_TRUNC of an inode is answered. A second try without a LOOKUP goes by number
 #: (/proc/PID/fd, a handle): it cannot be led elsewhere. An unknown thread has no second try: the
@@ -53,17 +61,27 @@ OPEN: Final[dict[Try, dict[Found, Answer]]] = {
     Try.REFUSED: {**_OWN, **dict.fromkeys(_OTHERS, Answer.EMPTY), Found.NOTHING: Answer.RETRY},
     # There is no third try. The next OPEN of this thread is the first one of another open(2). Taken
     # for an OPEN by number, it would empty a block that has become final meanwhile.
-    Try.LOOKED: {**_OWN, **dict.fromkeys(_OTHERS, Answer.STALE)},
-    Try.UNKNOWN: {**_OWN, **dict.fromkeys(_OTHERS, Answer.STALE), Found.TAKEN: Answer.REPLACE},
+    Try.LOOKED: {**_OWN, **dict.fromkeys(_OTHERS, Answer.STALE), Found.UNLINKED: Answer.SHARE},
+    Try.UNKNOWN: {
+        **_OWN,
+        **dict.fromkeys(_OTHERS, Answer.STALE),
+        Found.TAKEN: Answer.REPLACE,
+        Found.UNLINKED: Answer.SHARE,
+    },
 }
 
-_NO_NAME: Final = (Found.NAMELESS, Found.NOTHING)
+_NO_NAME: Final = (Found.UNLINKED, Found.NAMELESS, Found.NOTHING)
 _LEAD: Final[dict[Found, Answer]] = {found: Answer.LEAD for found in Found if found not in _NO_NAME}
 
 #: What a LOOKUP leads to, of a thread that was refused; others' lead to what is there. The kernel
 #: looks twice in a second try: for what it knew, then for what there is.
 LOOKUP: Final[dict[Try, dict[Found, Answer]]] = {
-    Try.REFUSED: {**_LEAD, Found.TAKEN: Answer.REPLACE, Found.APPENDED: Answer.SHOW},
+    Try.REFUSED: {
+        **_LEAD,
+        Found.SHARED: Answer.JOIN,
+        Found.TAKEN: Answer.REPLACE,
+        **dict.fromkeys((Found.LOCKED, Found.APPENDED), Answer.SHOW),
+    },
     Try.LOOKED: {**_LEAD, Found.LOST: Answer.LEAD_BACK},
 }
 

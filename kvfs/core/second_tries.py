@@ -55,6 +55,10 @@ class Refusal(NamedTuple):
     reads: bool = True
     #: What the LOOKUP of the second try led to, 0 if nothing was found; None: it has not come.
     led_to: InodeNo | None = None
+    #: Whether it empties the file, or only writes to it.
+    truncates: bool = True
+    #: ``led_to`` is a draft that it may see, although others see an old version.
+    joins: bool = False
 
     def at_open(self, ino: InodeNo, now_s: float) -> Try:
         """Return which try an OPEN of *ino* is now."""
@@ -91,17 +95,34 @@ class Refusals:
         return self._by_thread.get(thread)
 
     def note(
-        self, thread: int, ino: InodeNo, names: tuple[Place, ...], now_s: float, *, reads: bool
+        self,
+        thread: int,
+        ino: InodeNo,
+        names: tuple[Place, ...],
+        now_s: float,
+        *,
+        reads: bool,
+        truncates: bool = True,
     ) -> None:
         """Note that *thread* is answered ESTALE."""
         self._by_thread.pop(thread, None)
-        self._by_thread[thread] = Refusal(ino, now_s + REFUSAL.wait_s, names, reads)
+        until_s = now_s + REFUSAL.wait_s
+        self._by_thread[thread] = Refusal(ino, until_s, names, reads, truncates=truncates)
 
-    def looked(self, thread: int, led_to: InodeNo = NO_INODE) -> None:
-        """Note the LOOKUP of the second try of *thread*; its later LOOKUPs do not count."""
+    def looked(self, thread: int, led_to: InodeNo = NO_INODE, *, joins: bool = False) -> None:
+        """Note the LOOKUP of the second try of *thread*; its later LOOKUPs do not count.
+
+        If it *joins*, a later one that leads to the same file does, too.
+        """
         before = self._by_thread.get(thread)
         if before is not None:
-            self._by_thread[thread] = before._replace(led_to=led_to)
+            joins = joins or (before.joins and before.led_to == led_to)
+            self._by_thread[thread] = before._replace(led_to=led_to, joins=joins)
+
+    def joins(self, thread: int, ino: InodeNo) -> bool:
+        """Whether *thread* is led to *ino*, whatever others see in its place."""
+        before = self._by_thread.get(thread)
+        return before is not None and before.joins and before.led_to == ino
 
     def forget(self, thread: int) -> Refusal | None:
         """Note that the second try of *thread* has ended; return what it was."""

@@ -78,6 +78,10 @@ class Writing:
     renamed = False
     #: A file server emptied it: whoever is none does not find it until it is whole.
     emptied = False
+    #: Several processes opened it while it was empty, each to write it (lock_files.py).
+    met = False
+    #: A lock of one of its writers was seen.
+    locked = False
     #: What the block was before it was opened for writing.
     before = State.DRAFT
 
@@ -88,7 +92,7 @@ class Writing:
     def begin(self, state: State, *, appends: bool) -> None:
         """Its first writer opened it in *state*. A writer that *appends* changes no byte of it."""
         self.unfinished = state in UNFINISHED
-        self.torn = self.renamed = self.emptied = False
+        self.torn = self.renamed = self.emptied = self.met = self.locked = False
         self.appended_only = appends
         self.before = State.PUBLISHED if state is State.RENAMED else state
 
@@ -115,6 +119,25 @@ class Writing:
         self.renamed = noted.get("renamed", False)
         self.emptied = noted.get("emptied", False)
         self.appended_only = noted.get("appended_only", False)
+        self.met = noted.get("met", False)
+        self.locked = noted.get("locked", False)
+
+    def meet(self) -> None:
+        """Several processes opened it while it was empty, each to write it."""
+        self.met = True
+
+    def part(self) -> None:
+        """All of them but one have closed it, and it is still empty."""
+        self.met = False
+
+    @property
+    def mixes(self) -> bool:
+        """Whether each of several processes may have written some of its bytes."""
+        return self.met and not self.locked
+
+    def see_lock(self) -> None:
+        """One of its writers locks it: those that share it take turns."""
+        self.locked = True
 
     def rewrite(self) -> None:
         """It was final and may be changed from now on."""

@@ -57,6 +57,9 @@ class Visibility:
         may be the writer, which must find the file to rename it. A file server, too, looks for what
         it has just made (FSAL VFS does at each CREATE), and its clients cannot be told apart.
         """
+        opened = self._pool.open_inodes.get(ino)
+        if opened is not None and opened.met and who.is_one:
+            return any(hand.maker == who for hand in opened.hands)
         maker = self._maker(ino, record)
         return who == maker and (who != NOBODY or is_temporary(record.name))
 

@@ -26,7 +26,7 @@ _NAMELESS: Final = b"n"
 _WRITING: Final = b"w"
 _CLOSES: Final = b"c"
 #: What is noted of a block that is being written.
-_FLAGS: Final = ("torn", "overrun", "renamed", "emptied", "appended_only")
+_FLAGS: Final = ("torn", "overrun", "renamed", "emptied", "appended_only", "met", "locked")
 
 
 class NotedClose(NamedTuple):

@@ -159,6 +159,8 @@ class Answers:
         A caller that must not see the draft finds the old version, or no such name.
         """
         seen = self._store.visibility.seen(ino, record, self._files.requester())
+        if seen != ino and self._refusals and self._refusals.joins(self._requester().tid, ino):
+            seen = ino
         if seen is None:
             self._looks.add(record.parent, record.name)
             return _NOT_KEPT

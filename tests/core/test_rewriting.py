@@ -24,8 +24,8 @@ from tests.support.rewrite_drawing import ANSWERS, KEEPS, KEPT
 
 INO, OTHER = InodeNo(2), InodeNo(3)
 PLACE = (InodeNo(1), b"K")
-LEADING = {Answer.LEAD, Answer.LEAD_BACK, Answer.REPLACE, Answer.SHOW}
-OPENING = {Answer.EMPTY, Answer.RETRY, Answer.STALE, Answer.REPLACE}
+LEADING = {Answer.LEAD, Answer.JOIN, Answer.LEAD_BACK, Answer.REPLACE, Answer.SHOW}
+OPENING = {Answer.EMPTY, Answer.SHARE, Answer.RETRY, Answer.STALE, Answer.REPLACE}
 
 
 def test_every_try_has_an_answer_to_whatever_is_found() -> None:
@@ -49,6 +49,13 @@ def test_what_others_have_is_emptied_only_by_number() -> None:
 def test_a_caller_gets_its_own_file_at_any_try() -> None:
     for tried, found in itertools.product(Try, (Found.FREE, Found.LOST)):
         assert OPEN[tried][found] is Answer.EMPTY
+
+
+def test_a_lock_file_is_one_file_for_all_at_any_try() -> None:
+    """And an empty file is not cut: its other writer may have written since."""
+    for tried in Try:
+        assert OPEN[tried][Found.SHARED] is Answer.SHARE
+        assert OPEN[tried][Found.LOCKED] is Answer.EMPTY
 
 
 def test_there_is_no_third_try() -> None:

@@ -86,6 +86,7 @@ def test_others_see_the_old_version_until_the_last_close(running: Host) -> None:
 def test_a_second_writer_takes_the_old_version_over(running: Host) -> None:
     old = published(running, b"K", b"old")
     first = rewrite(running, b"K")
+    write(running.store, first, b"newer")
     second = rewrite(running, b"K", OTHER)
     close(running, first)
     assert seen(running, b"K", OTHER) == second.ino
@@ -120,6 +121,7 @@ def test_a_draft_has_no_old_version_nor_has_a_temporary_name(running: Host) -> N
     """Their writers look them up, each for its own."""
     store = running.store
     draft, _ = store.create(ROOT_INODE, b"D", FILE, 0, 0, OTHER)
+    write(store, draft, b"others")
     put(store, ROOT_INODE, b"K.tmp", b"old")
     for name in (b"D", b"K.tmp"):
         opened = rewrite(running, name)

@@ -18,5 +18,14 @@ def detach_copies(*mountpoints: Path) -> None:
             mounted = (process / "mountinfo").read_text()
             for mountpoint in mountpoints:
                 if f" {mountpoint} " in mounted:
-                    command = ["nsenter", "-t", process.name, "-m", "umount", "--lazy", str(mountpoint)]
+                    command = [
+                        "nsenter",
+                        "-t",
+                        process.name,
+                        "-m",
+                        "umount",
+                        "--lazy",
+                        str(mountpoint),
+                    ]
+                    command = [*inside, "umount", "--lazy", str(mountpoint)]
                     subprocess.run(command, check=True)

@@ -62,7 +62,17 @@ def _rows() -> list[str]:
 
 # ---- its flags while it is written ----
 
-FLAGS: Final = ("unfinished", "torn", "outlives", "overrun", "appended_only", "renamed", "emptied")
+FLAGS: Final = (
+    "unfinished",
+    "torn",
+    "outlives",
+    "overrun",
+    "appended_only",
+    "renamed",
+    "emptied",
+    "met",
+    "locked",
+)
 
 #: Every method of ``Writing`` that sets a flag, in words.
 EVENTS: Final[dict[str, tuple[Callable[[Writing], None], ...]]] = {
@@ -81,6 +91,9 @@ EVENTS: Final[dict[str, tuple[Callable[[Writing], None], ...]]] = {
         lambda one: one.join(appends=False),
         Writing.join_renamed,
     ),
+    "processes share it, while it is empty": (Writing.meet,),
+    "… and it is still empty when all but one have closed it": (Writing.part,),
+    "a lock of a writer is seen": (Writing.see_lock,),
     "it becomes REWRITE": (Writing.rewrite,),
     "space is allocated for a draft": (lambda one: one.allocate(State.SLAB_DRAFT),),
     "a file server empties it": (Writing.empty,),

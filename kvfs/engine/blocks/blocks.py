@@ -12,6 +12,7 @@ from typing import Final
 from kvfs.core.errors import Damaged, DeadInode, InvalidRequest, IsADirectory, ReadOnly, TooLarge
 from kvfs.core.inode_rules import new_record
 from kvfs.core.lifecycle import SETTLED, UNFINISHED
+from kvfs.core.rewriting import Answer
 from kvfs.core.types import SIZE_MAX_BYTES, InodeNo, InodeRecord
 from kvfs.engine.blocks.allocations import Allocations
 from kvfs.engine.blocks.doubts import Closing, Doubts
@@ -49,7 +50,9 @@ class Blocks:
         self.lease_ends = LeaseEnds(pool, namespace)
         self.allocations = Allocations(pool, allocator, self.publishing)
         self.truncating = TruncatingOpens(pool, namespace, allocator, awaited)
-        self.last_closes = LastCloses(pool, self.publishing, self.truncating.old)
+        self.last_closes = LastCloses(
+            pool, self.publishing, self.truncating.old, self.truncating.lock_files
+        )
         self.doubts = Doubts(pool, self.last_closes.close)
         self.served = Served(pool, self.publishing, self.last_closes.close)
         self._emptying = Emptying(pool, allocator, self.served)
@@ -139,8 +142,15 @@ class Blocks:
         if not writer and not truncate:
             return self.open_to_read(ino, served=maker == SERVER)
         writes = not self._pool.settings.read_only
-        if truncate and writes and not self.truncating.admits(ino, thread, maker, reads=reads):
-            raise DeadInode(f"inode {ino} keeps its bytes, its name leads to another one")
+        truncating, answer = self.truncating, Answer.EMPTY
+        if truncate and writes:
+            answer = truncating.admits(ino, thread, maker, reads=reads)
+            if answer not in (Answer.EMPTY, Answer.SHARE):
+                raise DeadInode(f"inode {ino} keeps its bytes, its name leads to another one")
+        elif truncating.refusals:
+            truncating.refusals.forget(thread)
+        meets = answer is Answer.SHARE or (not truncate and ino in truncating.old)
+        meets = meets and writer and truncating.meets(ino, maker)
         self.served.look_at(ino)
         record = self._file(ino)
         if not writes:
@@ -151,12 +161,17 @@ class Blocks:
         hidden = opened.emptied and maker != SERVER and record.state in UNFINISHED
         if writer and (opened.stands_in or hidden):
             self._pool.leave(opened, writer=True)
+            if opened.stands_in and not truncate:
+                truncating.refuse_write(ino, thread, reads=reads)
             raise DeadInode(f"inode {ino} is, or waits for, the new version of what it was")
         try:
             if writer:
                 opened.note_hand(Hand(maker, thread), appends=appends)
             self._begin(opened, record, maker, writer=writer, truncate=truncate, appends=appends)
-            if truncate and self.present(ino).size_bytes:  # a writer may have changed it
+            if meets:
+                truncating.meet(opened, record)
+            # A writer may have changed it. What came since it was found empty is not to be cut.
+            if truncate and answer is Answer.EMPTY and self.present(ino).size_bytes:
                 self.truncate(ino, 0, maker)
         except BaseException:
             self.abandon(opened, writer=writer, appends=writer and appends)

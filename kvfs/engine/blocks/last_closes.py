@@ -12,6 +12,7 @@ from typing import Final
 from kvfs.core.errors import KvfsError
 from kvfs.core.types import InodeNo
 from kvfs.engine.blocks.publishing import Publishing
+from kvfs.engine.rewrite.lock_files import LockFiles
 from kvfs.engine.rewrite.old_versions import OldVersions
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.open_notes import UNTOLD
@@ -25,10 +26,13 @@ _PUBLISH_TRIES: Final = 100
 class LastCloses:
     """Carries out closes of writers; the last of an inode publishes."""
 
-    def __init__(self, pool: Pool, publishing: Publishing, old: OldVersions) -> None:
+    def __init__(
+        self, pool: Pool, publishing: Publishing, old: OldVersions, lock_files: LockFiles
+    ) -> None:
         self._pool = pool
         self._publishing = publishing
         self._old = old
+        self._lock_files = lock_files
         #: Blocks not published yet, and how often it was tried. The writer's handle still counts,
         #: so that size and times come from the extent.
         self._untold: deque[tuple[OpenInode, int]] = deque()
@@ -45,6 +49,8 @@ class LastCloses:
             if opened.ino in self._old:
                 self._old.end(opened.ino)
         self._pool.leave(opened, writer=True)
+        if opened.met and opened.writers == 1:
+            self._lock_files.part(opened)
 
     def take(self, opened: OpenInode) -> None:
         """Keep the handle of the last writer of *opened*, which has closed it, for ``settle``."""

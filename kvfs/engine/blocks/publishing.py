@@ -187,6 +187,8 @@ class Publishing:
         if opened.created_in and allocated_bytes < record.size_bytes:
             allocated_bytes = self._trim_holes(opened, before, record, allocated_bytes)
         pool.note_allocated(opened, allocated_bytes)
+        if opened.mixes and record.size_bytes:
+            opened.tear()
         if opened.gone is not None:
             if before.state == State.REWRITE and not written:  # it was whole before, and stays so
                 record = record._replace(state=opened.before)

@@ -32,6 +32,7 @@ from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
+from kvfs.engine.rewrite.lock_files import LockFiles
 from kvfs.engine.rewrite.read_on import ReadOn
 from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool.allocator import Allocator
@@ -64,13 +65,15 @@ class TruncatingOpens:
         self.displaced = awaited.displaced
         self.old = self.displaced.old
         self._read_on = ReadOn(pool)
+        self.lock_files = LockFiles(pool)
 
-    def admits(self, ino: InodeNo, thread: int, maker: Maker, *, reads: bool = True) -> bool:
-        """Whether *thread* may empty *ino* itself; if not, its name leads to a fresh inode.
+    def admits(self, ino: InodeNo, thread: int, maker: Maker, *, reads: bool = True) -> Answer:
+        """Return whether *thread* may EMPTY *ino* itself, or SHARE it, which is empty.
 
-        The name may have changed hands since the thread's LOOKUP: a rename made it final, or
-        another writer took it. So only the LOOKUP of its second try tells which inode it means. An
-        unknown *thread* (0) has no second try. Raises NoSpace, OSError.
+        If neither, the name leads to a fresh inode. The name may have changed hands since the
+        thread's LOOKUP: a rename made it final, or another writer took it. So only the LOOKUP of
+        its second try tells which inode it means. An unknown *thread* (0) has no second try. Raises
+        NoSpace, OSError.
         """
         before, now_s = self.refusals.forget(thread), self._pool.monotonic_s()
         trying = Try.FIRST if before is None else before.at_open(ino, now_s)
@@ -85,7 +88,29 @@ class TruncatingOpens:
             self.refusals.note(thread, ino, self._names(ino, record), now_s, reads=reads)
         if before is not None or answer is Answer.RETRY:
             self._note()
-        return answer is Answer.EMPTY
+        return answer
+
+    def refuse_write(self, ino: InodeNo, thread: int, *, reads: bool) -> None:
+        """Note that *thread* may not write to *ino*, an old version, and will look again.
+
+        If the new version is a lock file, as far as is known, that is what it is led to.
+        """
+        if thread > 0:
+            names, now_s = self._names(ino, None), self._pool.monotonic_s()
+            self.refusals.note(thread, ino, names, now_s, reads=reads, truncates=False)
+            self._note()
+
+    def meets(self, ino: InodeNo, maker: Maker) -> bool:
+        """Whether *maker*, who shares *ino*, is not alone to write it."""
+        return ino in self._awaited or self._is_anothers(ino, maker)
+
+    def meet(self, opened: OpenInode, record: InodeRecord) -> None:
+        """Note that several processes opened the empty file *opened*, each to write it.
+
+        None of them may publish it by a rename, while others may write to it.
+        """
+        self._contended.note((record.parent, record.name), True, self._pool.monotonic_s())
+        self.lock_files.meet(opened)
 
     def _note(self) -> None:
         """Note the refusals, for a server that takes the mount over."""
@@ -117,10 +142,17 @@ class TruncatingOpens:
         self, ino: InodeNo, record: InodeRecord | None, thread: int, maker: Maker
     ) -> Found:
         if record is not None:
-            return Found.TAKEN if self._due(ino, record, thread, maker) else Found.FREE
+            return self._found(ino, record, thread, maker)
         if self.displaced.is_promised(ino, thread):
             return Found.LOST
-        return Found.NAMELESS if ino in self._pool.open_inodes else Found.NOTHING
+        opened = self._pool.open_inodes.get(ino)
+        if opened is None:
+            return Found.NOTHING
+        kept = opened.stands_in or ino in self.displaced
+        if kept or opened.gone is None or not self.lock_files.may_be(opened.gone):
+            return Found.NAMELESS
+        size_bytes = self.lock_files.size_bytes(opened, opened.gone)
+        return Found.NAMELESS if size_bytes else Found.UNLINKED
 
     def _names(self, ino: InodeNo, record: InodeRecord | None) -> tuple[Place, ...]:
         """Return the names that a thread may have used for *ino*; none if they are not known."""
@@ -153,7 +185,7 @@ class TruncatingOpens:
         elif answer is Answer.LEAD_BACK:
             ino = self.displaced.promised(record, thread) or ino
         if found is not Found.ON_THE_WAY:
-            self.refusals.looked(thread, ino)
+            self.refusals.looked(thread, ino, joins=answer is Answer.JOIN)
             self._note()
         return ino
 
@@ -174,10 +206,11 @@ class TruncatingOpens:
             return Found.ANOTHER if lost is None else Found.LOST
         if not (is_meant and self._means(ino, record, before, may_empty)):
             return Found.ANOTHER
-        if self._due(ino, record, thread, maker):
-            return Found.TAKEN
-        appended = ino in self.old and self._is_anothers(ino, maker)
-        return Found.APPENDED if appended else Found.FREE
+        found = self._found(ino, record, thread, maker)
+        if not before.truncates and found not in (Found.SHARED, Found.LOCKED):
+            return Found.ANOTHER
+        appended = found is Found.FREE and ino in self.old and self._is_anothers(ino, maker)
+        return Found.APPENDED if appended else found
 
     def _means(
         self, ino: InodeNo, record: InodeRecord, before: Refusal, may_empty: MayEmpty | None
@@ -205,12 +238,25 @@ class TruncatingOpens:
             self.refusals.note(thread, InodeNo(0), names, self._pool.monotonic_s(), reads=reads)
         self._note()
 
-    def _due(self, ino: InodeNo, record: InodeRecord, thread: int, maker: Maker) -> bool:
-        """Whether a truncating open of *ino* by *thread* of *maker* must get another inode."""
+    def _found(self, ino: InodeNo, record: InodeRecord, thread: int, maker: Maker) -> Found:
+        """Return what a truncating open of *ino* by *thread* of *maker* finds: it has a name."""
         awaited = self._awaited.get(ino)
-        if awaited is not None:
-            return awaited[2] != thread
+        if awaited is not None and awaited[2] == thread:
+            return Found.FREE
         opened = self._pool.open_inodes.get(ino)
+        if awaited is None and not self._due(opened, record, thread, maker):
+            return Found.FREE
+        renamed = self._namespace.former_names.of(ino, self._pool.monotonic_s())
+        if renamed or not self.lock_files.may_be(record):
+            return Found.TAKEN  # the thread may have looked up what it was called before
+        if opened is not None:
+            return self.lock_files.found(opened, record)
+        return Found.TAKEN if awaited is None else Found.SHARED
+
+    def _due(
+        self, opened: OpenInode | None, record: InodeRecord, thread: int, maker: Maker
+    ) -> bool:
+        """Whether others may need *record* as it is, which is *opened*."""
         if opened is not None and opened.writers:
             temporary = is_temporary(record.name)
             if opened.is_shared_with(maker, thread, temporary=temporary):
@@ -325,6 +371,8 @@ class TruncatingOpens:
         A rename by somebody else took that draft along, and the name belongs to another writer now.
         """
         opened = self._pool.open_inodes.get(ino)
+        if opened is not None and opened.mixes:
+            raise NotFound(f"inode {ino} is being written by several processes")
         if ino in self._awaited or (opened is not None and opened.unfinished and opened.writers):
             maker = NOBODY if opened is None else opened.maker
             if who.is_one and maker.is_one and maker != who:
@@ -357,6 +405,7 @@ class TruncatingOpens:
         """Give up what has waited too long."""
         self.old.tick()
         self.refusals.tick(now_s)
+        self.lock_files.tick(now_s)
         while self._awaited and next(iter(self._awaited.values()))[1] <= now_s:
             self._drop_awaited()
         self.displaced.tick(now_s)

@@ -1,0 +1,159 @@
+"""An empty file is one file for all that open it with O_TRUNC, and no block of two writers."""
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from kvfs.core.errors import DeadInode, NotFound
+from kvfs.core.lifecycle import State
+from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
+from kvfs.machine.file_locks import DESCRIPTORS_MAX, holders
+from kvfs.machine.processes import Maker
+from tests.support.driven import Opened
+from tests.support.life_model import Lives
+from tests.support.stores import FILE, Host, assert_exact, get, host, put, settle, write
+
+ONE: Final = Maker(100, 1)
+OTHER: Final = Maker(101, 2)
+
+
+@pytest.fixture
+def running() -> Iterator[Host]:
+    with host() as made:
+        made.start()
+        lives = made.store.watch_processes(Lives())
+        lives.begin(ONE)
+        lives.begin(OTHER)
+        yield made
+
+
+def create(running: Host, name: bytes = b"K") -> Opened:
+    return running.store.create(ROOT_INODE, name, FILE, 0, 0, ONE)[0]
+
+
+def truncate(running: Host, ino: InodeNo, who: Maker = OTHER) -> Opened:
+    """OPEN with O_TRUNC, by a thread of *who*."""
+    return running.store.open(ino, writer=True, truncate=True, maker=who, thread=who.tgid)
+
+
+def close(running: Host, *opened: Opened) -> None:
+    for one in opened:
+        running.store.close(one, writer=True)
+
+
+def anything(_record: InodeRecord, *, reads: bool) -> bool:
+    return True
+
+
+def test_two_that_both_write_leave_a_miss(running: Host) -> None:
+    """[locks-truncate] Their bytes may be mixed, and nobody can tell."""
+    store, first = running.store, create(running)
+    second = truncate(running, first.ino)
+    assert second is first
+    write(store, first, b"of one and of the other")
+    close(running, first, second)
+    with pytest.raises(NotFound):
+        store.lookup(ROOT_INODE, b"K")
+    assert store.describe()["torn_blocks"] == 1
+    settle(store)
+    assert_exact(running)
+
+
+def test_what_one_of_two_wrote_is_whole(running: Host) -> None:
+    """The other one closed it while it was empty, as who does not get the lock."""
+    store, first = running.store, create(running)
+    close(running, truncate(running, first.ino))
+    write(store, first, b"whole")
+    close(running, first)
+    assert get(store, ROOT_INODE, b"K") == b"whole"
+
+
+def test_who_has_left_takes_no_bytes_of_who_stayed(running: Host) -> None:
+    store, first = running.store, create(running)
+    close(running, truncate(running, first.ino))
+    write(store, first, b"half")
+    with pytest.raises(DeadInode):
+        truncate(running, first.ino)
+    close(running, first)
+    assert get(store, ROOT_INODE, b"K") == b"half"
+
+
+def test_an_empty_lock_file_stays(running: Host) -> None:
+    store, first = running.store, create(running)
+    second = truncate(running, first.ino)
+    close(running, first, second)
+    assert store.record(first.ino).state == State.LEASED
+    reader = store.open(first.ino, writer=False, truncate=False)
+    close(running, truncate(running, first.ino))
+    store.close(reader, writer=False)
+    assert store.lookup(ROOT_INODE, b"K") == first.ino
+    assert_exact(running)
+
+
+def test_nobody_publishes_by_a_rename_what_two_write(running: Host) -> None:
+    store, first = running.store, create(running)
+    second = truncate(running, first.ino)
+    write(store, first, b"of both")
+    with pytest.raises(NotFound):
+        store.rename(ROOT_INODE, b"K", ROOT_INODE, b"L", replace=True, who=ONE)
+    close(running, first, second)
+
+
+def test_a_seen_lock_keeps_what_was_written(running: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that share it take turns."""
+    store, first = running.store, create(running)
+    second = truncate(running, first.ino)
+    write(store, first, b"a pid")
+    monkeypatch.setattr(
+        "kvfs.engine.rewrite.lock_files.holders",
+        lambda ino, tgids: holders(ino, ())._replace(locked=True),
+    )
+    store.tick()
+    close(running, first, second)
+    assert get(store, ROOT_INODE, b"K") == b"a pid"
+
+
+@pytest.mark.parametrize("name", [b"K.tmp", b"K.tmp.0a"])
+def test_a_temporary_name_is_no_lock_file(running: Host, name: bytes) -> None:
+    """Each of two writers renames its own."""
+    first = create(running, name)
+    with pytest.raises(DeadInode):
+        truncate(running, first.ino)
+    close(running, first)
+
+
+@pytest.mark.parametrize("truncates", [True, False])
+def test_the_second_rewriter_shares_the_first_ones_empty_draft(
+    running: Host, truncates: bool
+) -> None:
+    """Others see the old version until the last close; both that write see what they write."""
+    store = running.store
+    old = put(store, ROOT_INODE, b"K", b"old")
+    fresh = store.supersede(old, ONE.tgid)
+    first = truncate(running, fresh, ONE)
+    with pytest.raises(DeadInode):
+        store.open(old, writer=True, truncate=truncates, maker=OTHER, thread=OTHER.tgid)
+    found = store.lookup(ROOT_INODE, b"K")
+    assert store.looked_up(found, OTHER.tgid, OTHER, anything) == fresh
+    second = store.open(fresh, writer=True, truncate=truncates, maker=OTHER, thread=OTHER.tgid)
+    assert second is first
+    record = store.present(fresh)
+    assert store.seen(fresh, record, OTHER) == store.seen(fresh, record, ONE) == fresh
+    assert store.seen(fresh, record, Maker(102, 3)) == old
+    close(running, first, second)
+    assert store.seen(fresh, store.present(fresh), Maker(102, 3)) == fresh
+    assert_exact(running)
+
+
+def test_the_bound_on_descriptors_holds() -> None:
+    fds = [os.open(".", os.O_PATH) for _ in range(DESCRIPTORS_MAX)]
+    try:
+        own = os.fstat(fds[-1]).st_ino
+        assert holders(own, [os.getpid()]) == (frozenset({os.getpid()}), False)
+        assert holders(own, [os.getpid()] * 100).tgids == {os.getpid()}
+        assert holders(own, [0]) == (frozenset(), False)
+    finally:
+        for fd in fds:
+            os.close(fd)
