@@ -6,7 +6,6 @@ It knows nothing of FUSE or data paths. Order of effects (docs/architecture.md):
 
 import functools
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -42,6 +41,7 @@ from kvfs.engine.visibility import Visibility
 from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.living_handles import Living
+from kvfs.pool.measure import stamp_ns
 from kvfs.pool.pool import Pool
 from kvfs.pool.ports import Kernel
 from kvfs.storage.outliving import Outliving
@@ -64,7 +64,7 @@ class Store:
         kernel: Kernel,
         *,
         syscalls: Syscalls | None = None,
-        clock_ns: Callable[[], int] = time.time_ns,
+        clock_ns: Callable[[], int] = stamp_ns,
         progress: Progress | None = None,
         outliving: Outliving | None = None,
         living: Living | None = None,

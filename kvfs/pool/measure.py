@@ -1,5 +1,6 @@
 """Size and times of a block that is being written, from its extent."""
 
+import functools
 import os
 import time
 from typing import Final
@@ -16,11 +17,52 @@ _TICK_NS: Final = 50_000_000
 _REALTIME_COARSE: Final = 5
 
 
+def _scratch_file() -> int:
+    """Return a file of this process that is in no directory; -1 if it may have none."""
+    try:
+        return os.memfd_create("kvfs-stamps", os.MFD_CLOEXEC)
+    except OSError:
+        return -1
+
+
+#: It lives as long as the process does.
+_SCRATCH_FD: Final = _scratch_file()
+
+
+def _kernels_ns() -> int:
+    """Stamp the file with the present time, and look at it, in ns since the epoch.
+
+    From Linux 6.13 on a stamp that follows a look is exact, and no later one of any file is earlier
+    (multigrain timestamps: inode_set_ctime_current() in fs/inode.c, with its floor in
+    kernel/time/timekeeping.c).
+    """
+    os.utime(_SCRATCH_FD)
+    return os.fstat(_SCRATCH_FD).st_ctime_ns
+
+
+@functools.cache
+def stamps_are_exact() -> bool:
+    """Whether the kernel's stamps never fall behind those of ``stamp_ns``."""
+    return _SCRATCH_FD >= 0 and _kernels_ns() < _kernels_ns() < _kernels_ns()
+
+
+def stamp_ns() -> int:
+    """Return the present time by the clock that stamps writes too, in ns since the epoch.
+
+    The kernel stamps what it writes past this process. By another clock what was created first
+    could seem the younger file, by one step of the kernel's coarse clock. Before Linux 6.13 it can.
+    """
+    return _kernels_ns() if stamps_are_exact() else time.time_ns()
+
+
 def tick_ns(now_ns: int) -> int:
     """Return *now_ns* by the clock that stamps writes (current_time() in the kernel).
 
-    It may be one step behind ours, so that a write could seem older than the file's creation.
+    Where its stamps are not exact it may be one step behind ours, so that a write could seem older
+    than the file's creation.
     """
+    if stamps_are_exact():
+        return now_ns
     at_ns = time.clock_gettime_ns(_REALTIME_COARSE)
     return at_ns if now_ns - _TICK_NS < at_ns < now_ns else now_ns
 

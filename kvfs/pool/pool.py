@@ -25,6 +25,7 @@ from kvfs.pool.followers import Followers
 from kvfs.pool.identities import Identities
 from kvfs.pool.lease_shares import LeaseShares
 from kvfs.pool.leases import Leases
+from kvfs.pool.measure import stamp_ns
 from kvfs.pool.not_durable import NotDurable
 from kvfs.pool.open_inodes import OpenInode, OpenInodes
 from kvfs.pool.open_notes import OpenNotes
@@ -66,7 +67,7 @@ class Pool:
         outliving: Outliving,
         *,
         syscalls: Syscalls | None = None,
-        clock_ns: Callable[[], int] = time.time_ns,
+        clock_ns: Callable[[], int] = stamp_ns,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open the index and extents of *device*; *outliving* is left to the next server.

@@ -1,5 +1,6 @@
 """What stat shows, and who may change it."""
 
+import itertools
 import os
 import stat
 import time
@@ -275,3 +276,24 @@ def test_owners(kv: Path, nobody: Caller) -> None:
     os.symlink("file", kv / "link")
     os.lchown(kv / "link", 5, 6)
     assert (os.lstat(kv / "link").st_uid, os.stat(path).st_uid) == (5, nobody.uid)
+
+
+def test_times_of_different_files_are_in_the_order_of_what_was_done(kv: Path) -> None:
+    """[times] Whatever stamps them: a creation, the present time, a write, a directory's names."""
+    stamps: list[int] = []
+    for turn in range(40):
+        touched, written, made = (kv / f"{kind}{turn}" for kind in ("touched", "written", "made"))
+        touched.touch()
+        stamps.append(touched.stat().st_mtime_ns)
+        write_file(written, b"x")
+        stamps.append(written.stat().st_mtime_ns)
+        made.mkdir()
+        stamps.append(made.stat().st_ctime_ns)
+        os.utime(touched)
+        stamps.append(touched.stat().st_mtime_ns)
+        touched.chmod(0o600)
+        stamps.append(touched.stat().st_ctime_ns)
+        os.rename(touched, made / "renamed")
+        stamps.append(made.stat().st_mtime_ns)
+    later = [b - a for a, b in itertools.pairwise(stamps)]
+    assert min(later) >= 0, later
