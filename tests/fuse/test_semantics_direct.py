@@ -4,6 +4,7 @@ import fcntl
 import mmap
 import os
 import random
+import subprocess
 from collections.abc import Callable
 from errno import EINVAL
 from pathlib import Path
@@ -129,6 +130,20 @@ def test_unaligned_direct_io_works_on_the_daemon_path(kv: Path, mount: Mounted) 
         assert os.write(fd, b"unaligned") == 9
         assert os.pread(fd, 100, 2) == b"aligned"
     assert read_file(kv / "file") == b"unaligned"
+
+
+def test_dd_with_an_odd_end(mount: Mounted, kv: Path) -> None:
+    """[direct-toggle] It clears O_DIRECT before its last write: whole, or refused there."""
+    data = random.Random(1).randbytes(3 * PAGE + 100)
+    write_file(kv / "from", data)
+    words = ["dd", f"if={kv / 'from'}", f"of={kv / 'to'}", f"bs={PAGE}", "oflag=direct"]
+    copied = subprocess.run(words, capture_output=True, text=True, env={"LC_ALL": "C"})
+    if copied.returncode == 0:
+        assert read_file(kv / "to") == data
+        return
+    assert mount.status()["data_path"] == "passthrough"
+    assert "Invalid argument" in copied.stderr
+    assert read_file(kv / "to") == data[: 3 * PAGE]
 
 
 def test_direct_switched_on_and_off(kv: Path) -> None:
