@@ -49,6 +49,7 @@ from mount.process.succession import Succession
 from mount.requests.answers import Answers
 from mount.requests.data import DataRequests
 from mount.requests.fast import FastAnswers
+from mount.requests.handle_lookups import Generations
 from mount.requests.late import Late
 from mount.requests.lost_device import LostDevice
 from mount.requests.operations import Operations
@@ -59,6 +60,8 @@ from mount.requests.resent import ResentAnswers
 _log: Final = logging.getLogger(__name__)
 
 #: ``major:minor`` of the mount.
+#: That each inode has a generation of its own; servers before gave all the same.
+_GENERATIONS_NOTE: Final = b"generations"
 _NUMBER_NOTE: Final = b"number"
 
 #: How often the store's tick runs: a burst of stores empties the ready queue in less time.
@@ -147,11 +150,15 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             port.store.pool.background.run_one,
         )
         self.files = Files(port, self.channel, settings.io_threads)
+        # A generation that changes makes a known inode a bad one (fuse_stale_inode()).
+        alike = of.takes_over and of.notes.get(_GENERATIONS_NOTE) is None
+        if not alike:
+            of.notes.put(_GENERATIONS_NOTE, "by inode")
         self.answers = Answers(
             port.store,
             self.files,
             settings,
-            device.epoch,
+            Generations(device.epoch, alike=alike),
             lambda: self.channel.present,
             port.unnamed,
         )

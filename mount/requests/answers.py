@@ -14,14 +14,14 @@ from typing import Final, NamedTuple
 from kvfs.core.errors import DeadInode, Exists, InvalidRequest, NoSpace, NotFound
 from kvfs.core.lifecycle import HIDEABLE, UNFINISHED
 from kvfs.core.settings import Settings
-from kvfs.core.types import ROOT_INODE, SECOND_NS, HandleNo, InodeNo, InodeRecord
+from kvfs.core.types import SECOND_NS, HandleNo, InodeNo, InodeRecord
 from kvfs.engine.store import Store
 from kvfs.machine.processes import SERVER
 from mount.files.files import Files
 from mount.files.permissions import credentials_of, may_empty
 from mount.fuse.channel import Requester
 from mount.fuse.grant import Grant
-from mount.requests.handle_lookups import NAMES, HandleLookups
+from mount.requests.handle_lookups import NAMES, Generations, HandleLookups
 from mount.requests.listed_names import ListedNames
 
 #: A field of 32 bits in struct fuse_attr.
@@ -68,11 +68,11 @@ class Answers:
         store: Store,
         files: Files,
         settings: Settings,
-        generation: int,
+        generations: Generations,
         requester: Callable[[], Requester],
         removed: Callable[[InodeNo], None],
     ) -> None:
-        """*generation* is the pool's epoch, so that an NFS handle of another pool is stale.
+        """*generations* are of the pool's epoch: an NFS handle of another pool is stale.
 
         *requester* returns whose request it is; *removed* is called for inodes that lost their
         name.
@@ -87,7 +87,7 @@ class Answers:
         self._files = files
         self.by_handle = HandleLookups(store, files)
         self.listed: Final = ListedNames[Entry]()
-        self._generation = generation & 0xFFFFFFFF
+        self._generation_of = generations.of
         self._requester = requester
         self._removed = removed
         self.apply(settings)
@@ -187,9 +187,7 @@ class Answers:
         """Return what the kernel is told of *record*, which has a name.
 
         The kernel must not keep attributes that a writer may change through a mapping, nor a name
-        that is not *name_trusted*. The generation of the root is 0, because the kernel warns of any
-        other (fuse_lookup_name in fs/fuse/dir.c). The links of a directory count its
-        subdirectories.
+        that is not *name_trusted*. The links of a directory count its subdirectories.
         """
         opened = self._open_inodes.get(ino)
         kept = self._attributes_kept
@@ -200,7 +198,7 @@ class Answers:
             record,
             min(2 + record.subdirs, _LINKS_MAX) if S_ISDIR(record.mode) else 1,
             kept,
-            0 if ino == ROOT_INODE else self._generation,
+            self._generation_of(ino),
             self._name_kept if name_trusted else _NOT_KEPT,
         )
 

@@ -9,19 +9,46 @@ row of that directory, which is listed first.
 """
 
 import time
+from hashlib import blake2b
 from typing import Final
 
 from kvfs.core.errors import DeadInode
 from kvfs.core.lifecycle import HIDEABLE
 from kvfs.core.rewriting import Kept
 from kvfs.core.second_tries import Recent
-from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.engine.store import Store
 from mount.files.files import Files
 
+_U32_MAX: Final = 0xFFFFFFFF
 NAMES: Final = (b".", b"..")
 #: The OPENDIR follows at once; a later one is for another handle.
 _WANTED: Final = Kept("which row of a directory a thread will look for", 1.0, 256)
+
+
+class Generations:
+    """The generation of each inode, which a handle must name beside the inode's number.
+
+    Inode numbers can be counted up. With one generation for all, who may search one directory of an
+    export could make up handles of files in those that he may not search (no_subtree_check).
+    """
+
+    def __init__(self, epoch: int, *, alike: bool = False) -> None:
+        """*epoch* is the pool's, a secret of 64 bits; *alike*: all have the one that it gives."""
+        self._alike = epoch & _U32_MAX if alike else None
+        self._key = epoch.to_bytes(8, "little")
+
+    def of(self, ino: InodeNo) -> int:
+        """Return that of *ino*, of 32 bits.
+
+        It is 0 for the root: the kernel warns of any other (fuse_lookup_name() in fs/fuse/dir.c).
+        """
+        if ino == ROOT_INODE:
+            return 0
+        if self._alike is not None:
+            return self._alike
+        code = blake2b(ino.to_bytes(8, "little"), key=self._key, digest_size=4)
+        return int.from_bytes(code.digest(), "little")
 
 
 class HandleLookups:

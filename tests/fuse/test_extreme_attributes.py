@@ -14,6 +14,7 @@ from kvfs.core.types import NAME_MAX_BYTES, InodeNo, InodeRecord, Sequence
 from mount.fuse.wire import ATTR, ENTRY_OUT_BYTES
 from mount.requests.answers import Answers
 from mount.requests.fast import entry_out
+from mount.requests.handle_lookups import Generations
 from mount.requests.replies import entry_attributes
 
 U32 = (1 << 32) - 1
@@ -59,7 +60,7 @@ def answers() -> Answers:
         blocks=SimpleNamespace(truncating=truncating),
     )
     unused = cast("Any", None)
-    return Answers(cast("Any", store), unused, Settings(), GENERATION, unused, unused)
+    return Answers(cast("Any", store), unused, Settings(), Generations(GENERATION), unused, unused)
 
 
 FAR = InodeRecord(

@@ -225,3 +225,17 @@ def test_the_root_has_the_same_handle_in_every_pool(place: Path) -> None:
         for mount in (one, two):
             with opened(mount.path, os.O_RDONLY) as root_fd, opened_by(handle, root_fd) as fd:
                 assert os.fstat(fd) == os.stat(mount.path)
+
+
+def test_a_handle_is_not_made_from_another_by_counting(kv: Path, mount: Mounted) -> None:
+    """[handles-secret] With the number of a block and the generation of another one."""
+    for name in ("own", "others"):
+        write_file(kv / name, name.encode())
+    own, others = FileHandle.of(kv / "own"), FileHandle.of(kv / "others")
+    made_up = own.at(others.node[0], own.node[1])
+    with opened(mount.path, os.O_RDONLY) as root_fd:
+        for _ in range(2):
+            with refused(ESTALE):
+                made_up.read(root_fd)
+            assert others.read(root_fd) == b"others"
+            forget_names(mount.path)

@@ -15,6 +15,7 @@ from mount.files.changes import Changes
 from mount.files.handles import HandleKind
 from mount.fuse.channel import Requester
 from mount.requests.answers import Answers
+from mount.requests.handle_lookups import Generations
 from mount.requests.operations import Operations
 from tests.support.counted_desk import NEW, CountedDesk, counted_desk
 from tests.support.driven import Change, Driven
@@ -123,7 +124,12 @@ async def test_the_kernel_gets_a_rewrites_handle_after_that_wait(
     monkeypatch.setattr(desk.store.syscalls, "fsync", lambda _: order.append("fsync"))
     settings = desk.store.settings
     answers = Answers(
-        desk.store.engine, desk.files, settings, 0, lambda: Requester(0, 0, 0), lambda _: None
+        desk.store.engine,
+        desk.files,
+        settings,
+        Generations(0),
+        lambda: Requester(0, 0, 0),
+        lambda _: None,
     )
     operations = Operations(
         desk.store.engine,

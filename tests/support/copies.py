@@ -18,14 +18,6 @@ def detach_copies(*mountpoints: Path) -> None:
             mounted = (process / "mountinfo").read_text()
             for mountpoint in mountpoints:
                 if f" {mountpoint} " in mounted:
-                    command = [
-                        "nsenter",
-                        "-t",
-                        process.name,
-                        "-m",
-                        "umount",
-                        "--lazy",
-                        str(mountpoint),
-                    ]
+                    inside = ["nsenter", "-t", process.name, "-m"]
                     command = [*inside, "umount", "--lazy", str(mountpoint)]
                     subprocess.run(command, check=True)
