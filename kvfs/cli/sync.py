@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.arguments import OnMount, locate
 from kvfs.cli.parser import add_verb
-from kvfs.client.control_socket import ask
-from kvfs.core.errors import NotDurable
+from kvfs.client.control_socket import ServerGone, ask
+from kvfs.core.errors import NotDurable, ServeFailed
 from kvfs.core.sizes import count_of, format_size
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 #: Time between two questions to the server about its progress.
 _ASK_S: Final = 0.05
 _TIMEOUT_S: Final = 600.0
+#: How long nobody may answer before the mount counts as dead.
+_TAKE_OVER_S: Final = 5.0
 
 
 def configure(subparsers: "Subparsers") -> None:
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Ask for it, wait, and print how much it was."""
     where = locate(args.paths)
     begun_s = time.monotonic()
-    wanted = ask(where.socket, "sync", {"paths": list(where.paths)})
+    wanted = _ask(where, "sync", {"paths": list(where.paths)})
     left = _follow(where, wanted, begun_s + args.timeout, quiet=args.json)
     took_s = round(time.monotonic() - begun_s, 3)
     if args.json:
@@ -67,6 +69,18 @@ def run(args: argparse.Namespace) -> int:
             "open and may still write them"
         )
     return 0
+
+
+def _ask(where: OnMount, do: str, args: dict[str, Any]) -> dict[str, Any]:
+    """Ask the server, or the one that takes over if it dies meanwhile. Raises what ``ask`` does."""
+    until_s = time.monotonic() + _TAKE_OVER_S
+    while True:
+        try:
+            return ask(where.socket, do, args)
+        except (ServerGone, ServeFailed):
+            if time.monotonic() >= until_s:
+                raise
+        time.sleep(_ASK_S)
 
 
 def _rest(left: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +103,11 @@ def _follow(
     ) as bar:
         task = bar.add_task("blocks durable", total=wanted["blocks"])
         while True:
-            left = ask(where.socket, "synced", {"wait": wanted["wait"]})
+            left = _ask(where, "synced", {"wait": wanted["wait"]})
+            if "gone" in left:  # another server has taken over, which knows what waits, too
+                anew = _ask(where, "sync", {"paths": list(where.paths)})
+                wanted["wait"] = anew["wait"]
+                continue
             bar.update(task, completed=max(0, wanted["blocks"] - left["blocks"]))
             if left["done"] or time.monotonic() >= until_s:
                 return left

@@ -28,7 +28,7 @@ from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.eviction.reclaim_figures import reclaim_figures
 from kvfs.engine.eviction.start_scan import StartScan
 from kvfs.engine.names.namespace import Namespace
-from kvfs.engine.recovery.living import begin
+from kvfs.engine.recovery.living import Begun, begin
 from kvfs.engine.recovery.rebuild import Progress
 from kvfs.engine.recovery.reconcile import Reconcile
 from kvfs.engine.recovery.state_totals import state_totals
@@ -44,7 +44,7 @@ from kvfs.pool.living_handles import Living
 from kvfs.pool.measure import stamp_ns
 from kvfs.pool.pool import Pool
 from kvfs.pool.ports import Kernel
-from kvfs.storage.outliving import Outliving
+from kvfs.storage.outliving import Outliving, undurable_rows_max
 from kvfs.storage.run_state import distrust_index
 from kvfs.storage.syscalls import Syscalls
 
@@ -76,12 +76,14 @@ class Store:
         the last one left.
         """
         calls = syscalls if syscalls is not None else Syscalls()
-        outliving = outliving if outliving is not None else Outliving.fresh()
+        rows_max = undurable_rows_max(settings)
+        outliving = outliving if outliving is not None else Outliving.fresh(rows_max)
         begun = begin(device, settings, calls, progress, outliving, living)
         #: The requests that the last server did and may not have answered; what each made.
         self.done = begun.done
         recovered, self._kept = begun.recovered, begun.kept
         self.pool = Pool(device, settings, kernel, outliving, syscalls=calls, clock_ns=clock_ns)
+        self._know_undurable(begun, takes_over=living is not None)
         self.allocator = Allocator(self.pool, room=self)
         self.reconcile = Reconcile(self.pool, recovered.gone_back)
         awaited = AwaitedOpens(self.pool, DisplacedDrafts(self.pool, OldVersions(self.pool)))
@@ -110,6 +112,16 @@ class Store:
         self.reconcile.start()
         if recovered.sweep_due or device.outlived:
             self.pool.extents.held_below = self.pool.numbers.first
+
+    def _know_undurable(self, begun: Begun, *, takes_over: bool) -> None:
+        """List what is not durable since before this start, or note that it is not known."""
+        pool = self.pool
+        known = not begun.recovered.unlisted
+        if takes_over and not pool.settings.read_only:
+            known = pool.undurable_known and not pool.undurable.is_lacking
+            pool.identities.recall(begun.done.values())
+        if not known:
+            pool.not_durable.note_gap()
 
     def _list_chores(self) -> tuple[Callable[[float], None], ...]:
         """Return what a tick does, in order. Each chore gets the present time."""
@@ -241,11 +253,6 @@ class Store:
         if error := self.pool.syncs.all().error:
             raise error
 
-    @property
-    def all_listed(self) -> bool:
-        """Whether every block without an identity is on the list of what is not durable."""
-        return self.sweep.done and not self.pool.not_durable.overflowed
-
     def totals(self) -> Totals:
         """Return the pool's size and what is free. The totals do not change while mounted."""
         return totals(self.pool)
@@ -302,16 +309,21 @@ class Store:
             self._sweep_due = False
             self.sweep.start()
 
-    def _sweep_on(self, _now_s: float) -> None:
+    def _sweep_on(self, now_s: float) -> None:
         if not self.reconcile.done:
             if self.reconcile.tick():
                 self.start_scan.count_pins_anew()
             self._begin_sweep()
         elif not self.sweep.done:
             self.sweep.tick()
-        elif self.pool.not_durable.overflowed and self.pool.not_durable.has_room:
-            self.pool.not_durable.overflowed = False
+        elif self._search_due(now_s):
+            self._settle_index(now_s)  # the search sees what is committed
             self.sweep.find_unidentified()
+
+    def _search_due(self, now_s: float) -> bool:
+        not_durable = self.pool.not_durable
+        lacking = not not_durable.is_complete and not_durable.has_room
+        return lacking and now_s >= self.sweep.rests_until_s
 
     def _settle_index(self, _now_s: float) -> None:
         try:

@@ -8,7 +8,7 @@ new sequence number, and the next flush of the pass (engine/durability/) makes b
 import logging
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from kvfs.core.attribute_record import AttributeRecord
@@ -16,6 +16,7 @@ from kvfs.core.errors import Damaged, NoSpace
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
+from kvfs.storage.undurable_table import Lacks, Row, UndurableTable
 
 _log: Final = logging.getLogger(__name__)
 
@@ -47,8 +48,16 @@ class _Flushed(NamedTuple):
 class AttributeRecords:
     """The records of one pool, and which of them the device does not have."""
 
-    def __init__(self, index: Index, extents: Extents, monotonic_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        index: Index,
+        extents: Extents,
+        memory: UndurableTable,
+        monotonic_s: Callable[[], float],
+    ) -> None:
+        """*memory* outlives this server: it tells which changes the device does not have."""
         self._index = index
+        self._memory = memory
         self._extents = extents
         self._monotonic_s = monotonic_s
         self._changed: dict[InodeNo, Change] = {}
@@ -77,11 +86,26 @@ class AttributeRecords:
         self.ticket += 1
         since_s = self._monotonic_s() if before is None else before.since_s
         self._changed[ino] = Change(since_s, self.ticket)
+        if before is None:
+            self._memory.put(Lacks.ATTRIBUTES, ino, since_s)
         return before is None
 
     def forget(self, ino: InodeNo) -> None:
         """Forget the change of *ino*, which is going away."""
-        self._changed.pop(ino, None)
+        if self._changed.pop(ino, None) is not None:
+            self._memory.drop(Lacks.ATTRIBUTES, ino)
+
+    def recall(self, changed: Iterable[Row], flush_since_s: float | None) -> None:
+        """Let wait what waited in the last server; ages go on.
+
+        *flush_since_s*: since when something waits for a flush alone.
+        """
+        for row in changed:
+            self.ticket += 1
+            self._changed[row.ino] = Change(row.since_s, self.ticket)
+        if flush_since_s is not None:
+            self.ticket += 1
+            self._written = _Flushed(1, flush_since_s, self.ticket)
 
     # ---- writing ----
 
@@ -131,8 +155,10 @@ class AttributeRecords:
         del self._changed[ino]
         if kept:
             self._written = self._written.joined(_Flushed(1, change.since_s, change.ticket))
+            self._note_flush()  # before the row goes
         else:
             self.refused += 1
+        self._memory.drop(Lacks.ATTRIBUTES, ino)
         return True
 
     # ---- the pass ----
@@ -147,6 +173,12 @@ class AttributeRecords:
         if failed:
             self._written = self._written.joined(self._flushing)
         self._flushing = _Flushed()
+        self._note_flush()
+
+    def _note_flush(self) -> None:
+        """Note for a next server since when something waits for a flush."""
+        parts = self._written.joined(self._flushing)
+        self._memory.await_flush(parts.since_s if parts.changes else None)
 
     def written_since_s(self) -> float | None:
         """Return since when the oldest waits that a flush makes durable; None: there is none."""

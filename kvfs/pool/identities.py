@@ -6,8 +6,9 @@ durable have one, and it is erased before the inode number is forgotten.
 
 import contextlib
 import functools
+import logging
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from kvfs.core.attribute_record import AttributeRecord
@@ -22,6 +23,9 @@ from kvfs.pool.not_durable import NotDurable
 from kvfs.pool.unlink_queue import UnlinkQueue
 from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents
+from kvfs.storage.undurable_table import Lacks, UndurableTable
+
+_log: Final = logging.getLogger(__name__)
 
 
 def identity_of(ino: InodeNo, record: InodeRecord) -> Identity:
@@ -105,14 +109,17 @@ class Identities:
         unlink_queue: UnlinkQueue,
         not_durable: NotDurable,
         attributes: AttributeRecords,
+        memory: UndurableTable,
         monotonic_s: Callable[[], float],
     ) -> None:
+        """*memory* outlives this server: it tells which identities are queued here."""
         self._extents = extents
         #: Written before the identity that they belong to.
         self.attributes = attributes
         self._background = background
         self._unlink_queue = unlink_queue
         self.not_durable = not_durable
+        self._memory = memory
         self._monotonic_s = monotonic_s
         #: Removed, but the device may have them until an fsync, a new identity, or the unlink.
         self._lingering: set[InodeNo] = set()
@@ -139,7 +146,7 @@ class Identities:
         One that carries none is left out (``carries_identity``).
         """
         if carries_identity(record):
-            self._background.forget(ino)
+            self._forget_queued(ino)
             self.not_durable.add(ino, record.size_bytes, self._monotonic_s())
 
     def write(self, ino: InodeNo, record: InodeRecord) -> None:
@@ -151,11 +158,9 @@ class Identities:
             return
         identity, target = identity_of(ino, record), record.target
         if stat.S_ISREG(record.mode):
-            self._background.identify(ino, lambda: self._renew(ino, identity))
+            self._queue(ino, lambda: self._renew(ino, identity))
         else:
-            self._background.identify(
-                ino, lambda: self._extents.identify_node(ino, identity, target)
-            )
+            self._queue(ino, lambda: self._extents.identify_node(ino, identity, target))
 
     def note_attributes(self, ino: InodeNo) -> None:
         """Queue *ino*'s attributes and its identity: the index has others, and a new sequence."""
@@ -168,6 +173,40 @@ class Identities:
             self.note_attributes(ino)
         else:
             self.withdraw(ino)
+
+    def recall(self, done: Iterable[InodeNo]) -> None:
+        """Let wait what waited in the last server, with its age.
+
+        *done* are inodes that it changed last: it may have ended before it noted that here.
+        """
+        rows = self._memory.rows()
+        self.not_durable.recall(row for row in rows if row.lacks is Lacks.BYTES)
+        changed = [row for row in rows if row.lacks is Lacks.ATTRIBUTES]
+        self.attributes.recall(changed, self._memory.flush_since_s)
+        for row in changed:
+            self._background.submit(functools.partial(self._say_all, row.ino))
+        queued = [row.ino for row in rows if row.lacks is Lacks.IDENTITY]
+        for ino in dict.fromkeys((*queued, *done)):
+            record = self.attributes.record(ino)
+            if record is None:
+                self._memory.drop(Lacks.IDENTITY, ino)
+            elif ino in self.not_durable and carries_identity(record):
+                self.note_attributes(ino)
+            else:
+                try:
+                    self.write_missing(ino, record)
+                except OSError as error:  # its next open will show
+                    _log.warning("inode %#x: its file is broken: %s", ino, error.strerror)
+
+    def write_missing(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Queue *record*'s identity, which may be missing, and all before it. Raises OSError.
+
+        Whether it waits for its bytes is known on return: who waits for all that is listed counts
+        on it.
+        """
+        if carries_identity(record) and stat.S_ISREG(record.mode) and self._present(ino) is None:
+            self.publish(ino, record)
+        self.write_anew(ino, record)
 
     def _say_all(self, ino: InodeNo, *, at_once: bool = False) -> None:
         """Write the attributes of *ino*, and then its identity; large ones by the thread."""
@@ -241,7 +280,7 @@ class Identities:
             identity = identity._replace(flags=flags, content_crc=content_crc)
         if ino in self.attributes:
             self._say_all(ino, at_once=True)
-        self._background.forget(ino)
+        self._forget_queued(ino)
         self._write_extent(ino, identity, fd=fd)
 
     def is_said(self, ino: InodeNo, record: InodeRecord) -> bool:
@@ -260,7 +299,7 @@ class Identities:
         """Queue the removal of an extent's identity, because its bytes are about to change."""
         self.not_durable.remove(ino)
         self._withdrawing.add(ino)
-        self._background.identify(ino, lambda: self._unidentify(ino))
+        self._queue(ino, lambda: self._unidentify(ino))
 
     def was_identified(self, ino: InodeNo) -> bool:
         """Whether *ino*'s identity was or will be removed and the device may still have it."""
@@ -272,7 +311,7 @@ class Identities:
         If True, fsync the extent to remove it durably, and then call ``forgotten``.
         """
         self.not_durable.remove(ino)
-        self._background.forget(ino)
+        self._forget_queued(ino)
         self._unidentify(ino)
         return ino in self._lingering
 
@@ -284,7 +323,7 @@ class Identities:
         """Queue the removal of all files of *record*'s inode on the device."""
         self.not_durable.remove(ino)
         self.attributes.forget(ino)
-        self._background.forget(ino)
+        self._forget_queued(ino)
         self._lingering.discard(ino)
         self._withdrawing.discard(ino)
         if stat.S_ISREG(record.mode):
@@ -293,6 +332,24 @@ class Identities:
             self._unlink_queue.add(remove, record.allocated_bytes, in_use)
         elif carries_identity(record):
             self._background.submit(lambda: self._extents.forget_node(ino))
+
+    def _queue(self, ino: InodeNo, job: Callable[[], None]) -> None:
+        """Queue *job*, which writes or removes the identity of *ino*; the next server knows."""
+        self.foretell(ino)
+
+        def done() -> None:
+            job()
+            self._memory.drop(Lacks.IDENTITY, ino)
+
+        self._background.identify(ino, done)
+
+    def foretell(self, ino: InodeNo) -> None:
+        """Let a next server know, before the index does, that *ino* needs another identity."""
+        self._memory.put(Lacks.IDENTITY, ino, self._monotonic_s())
+
+    def _forget_queued(self, ino: InodeNo) -> None:
+        self._background.forget(ino)
+        self._memory.drop(Lacks.IDENTITY, ino)
 
     def _unidentify(self, ino: InodeNo) -> None:
         if self._extents.unidentify(ino):

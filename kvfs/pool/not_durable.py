@@ -1,14 +1,17 @@
 """Published blocks whose bytes the device may not have yet, oldest first.
 
 A power loss takes them. The pass (engine/durability/) makes their bytes durable, and only then
-writes their identity. What is not listed here has its identity already, or is found by the next
-sweep, because the list is bounded.
+writes their identity. Each is also in shared memory (undurable_table.py), so that the list, with
+its ages, outlives a server. What is not listed here has its identity already, or the list is not
+complete: it is bounded, and no memory outlives a server together with its supervisor. Then a search
+of the index completes it, and who waits for all to be durable waits for that first (``gaps``).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kvfs.core.types import InodeNo
+from kvfs.storage.undurable_table import Lacks, Row, UndurableTable
 
 
 class Waiting(NamedTuple):
@@ -22,9 +25,10 @@ class Waiting(NamedTuple):
 class NotDurable:
     """The list of one pool. A block is in one of four tables, each oldest first."""
 
-    def __init__(self, most: int) -> None:
-        """*most*: blocks listed at once."""
+    def __init__(self, most: int, memory: UndurableTable) -> None:
+        """*most*: blocks listed at once. *memory* outlives this server."""
         self._most = most
+        self._memory = memory
         self._waiting: dict[InodeNo, Waiting] = {}
         #: The pass has them: their bytes are on the way to the device.
         self._taken: dict[InodeNo, Waiting] = {}
@@ -34,10 +38,13 @@ class NotDurable:
         self._identified: dict[InodeNo, Waiting] = {}
         self.ticket = 0
         self.size_bytes = 0
-        #: Whether a block was left out because the list was full.
-        self.overflowed = False
-        #: How many were left out so far.
+        #: How many were left out so far because the list was full.
         self.left_out = 0
+        #: How often something became unknown that the list may lack, and how many of these gaps a
+        #: search has closed that began later.
+        self.gaps = self.closed_gaps = 0
+        #: Searches that failed, so that it stays unknown.
+        self.failed_searches = 0
 
     def __len__(self) -> int:
         """Return how many are listed, held ones included."""
@@ -72,24 +79,58 @@ class NotDurable:
 
     def add(self, ino: InodeNo, size_bytes: int, now_s: float) -> None:
         """List *ino*, which was published; one that waits already goes on waiting since then."""
-        before = self.remove(ino)
+        before = self._take_off(ino)
         if len(self._waiting) >= self._most and len(self) >= self._most:
-            self.overflowed = True
             self.left_out += 1
+            self.note_gap()
+            self._memory.drop(Lacks.BYTES, ino)
             return
-        self.ticket += 1
-        since_s = now_s if before is None else before.since_s
-        self._waiting[ino] = Waiting(since_s, size_bytes, self.ticket)
-        self.size_bytes += size_bytes
+        if before is None:
+            self._list(ino, now_s, size_bytes)
+        else:  # whoever waits for it waits on
+            self._list(ino, before.since_s, size_bytes, before.ticket)
 
-    def remove(self, ino: InodeNo) -> Waiting | None:
-        """Take *ino* off the list: it is gone, or is being written again. Return what it was."""
+    def _list(self, ino: InodeNo, since_s: float, size_bytes: int, ticket: int = 0) -> None:
+        if not ticket:
+            self.ticket = ticket = self.ticket + 1
+        self._waiting[ino] = Waiting(since_s, size_bytes, ticket)
+        self.size_bytes += size_bytes
+        self._memory.put(Lacks.BYTES, ino, since_s, size_bytes)
+
+    def remove(self, ino: InodeNo) -> None:
+        """Take *ino* off the list: it is gone, durable, or being written again."""
+        if self._take_off(ino) is not None:
+            self._memory.drop(Lacks.BYTES, ino)
+
+    def _take_off(self, ino: InodeNo) -> Waiting | None:
         for table in self._tables():
             waiting = table.pop(ino, None)
             if waiting is not None:
                 self.size_bytes -= waiting.size_bytes
                 return waiting
         return None
+
+    # ---- what the list may lack ----
+
+    def recall(self, rows: Iterable[Row]) -> None:
+        """List what the last server had listed, the oldest first; ages go on."""
+        for row in rows:
+            self._list(row.ino, row.since_s, row.size_bytes)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every block without an identity is listed."""
+        return self.closed_gaps == self.gaps
+
+    def note_gap(self) -> None:
+        """Note that from now on it is not known of every block."""
+        self.gaps += 1
+        self._memory.lacks_rows(lacking=True)
+
+    def close_gaps(self, upto: int) -> None:
+        """Note that a search has listed what was missing when ``gaps`` was *upto*."""
+        self.closed_gaps = max(self.closed_gaps, upto)
+        self._memory.lacks_rows(lacking=not self.is_complete)
 
     # ---- the pass ----
 

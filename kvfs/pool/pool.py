@@ -51,6 +51,7 @@ from kvfs.storage.outliving import Outliving
 from kvfs.storage.run_state import PoolRun
 from kvfs.storage.stray_files import StrayFiles
 from kvfs.storage.syscalls import Syscalls
+from kvfs.storage.undurable_table import UndurableTable
 
 
 class Pool:
@@ -111,12 +112,12 @@ class Pool:
             )
             #: Drafts and blocks being rewritten, which the index lists beside the counters.
             self.unfinished: set[InodeNo] = set()
-            self._make_identities()
+            self._make_identities(outliving.undurable)
             self.recently_removed = RecentlyRemoved(self.space, self._erase)
             self.followers = self._make_tables(stack)
             self.checkpoints = self._open_checkpoints(stack)
             if not settings.read_only:
-                self.run.write(self.age_clock.base_ns, clean=False)
+                self._write_run(clean=False)
             self._parts = stack.pop_all()
 
     def _make_tables(self, stack: contextlib.ExitStack) -> Followers:
@@ -206,16 +207,20 @@ class Pool:
         stack.callback(checkpoints.end)
         return checkpoints
 
-    def _make_identities(self) -> None:
+    def _make_identities(self, undurable: UndurableTable) -> None:
         """Create the parts that make blocks durable and say so on the device, and keep strays."""
         self.strays = self._open_strays()
-        self.not_durable = NotDurable(self.settings.durable_queue_max)
+        self.undurable = undurable
+        #: Whether the last server kept it: RUN is still the file that it wrote.
+        self.undurable_known = 0 != undurable.stamp == self.run.stamp
+        self.not_durable = NotDurable(self.settings.durable_queue_max, undurable)
         self.identities = Identities(
             self.extents,
             self.background,
             self.unlink_queue,
             self.not_durable,
-            AttributeRecords(self.index, self.extents, self.monotonic_s),
+            AttributeRecords(self.index, self.extents, undurable, self.monotonic_s),
+            undurable,
             self.monotonic_s,
         )
         self.final_checksum = FinalChecksum(
@@ -240,6 +245,10 @@ class Pool:
             self.syscalls,
             read_only=self.settings.read_only,
         )
+
+    def _write_run(self, *, clean: bool, strays: bool = False) -> None:
+        self.run.write(self.age_clock.base_ns, clean=clean, strays=strays)
+        self.undurable.put_stamp(self.run.stamp)
 
     def _measure_space(self) -> None:
         """Create the parts that count space."""
@@ -275,7 +284,7 @@ class Pool:
                 self.checkpoints.keep_last()
                 if settled:
                     strays = self.background.failures > 0 or not swept
-                    self.run.write(self.age_clock.base_ns, clean=True, strays=strays)
+                    self._write_run(clean=True, strays=strays)
         finally:
             self._parts.close()
 

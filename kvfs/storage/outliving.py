@@ -1,34 +1,58 @@
-"""What of a server's memory outlives it: the journal and the notes, in shared memory."""
+"""What of a server's memory outlives it, in shared memory: journal, notes, what is not durable."""
 
 import os
 from typing import NamedTuple, Self
 
+from kvfs.core.settings import Settings
 from kvfs.storage.journal import Journal
 from kvfs.storage.notes import Notes
+from kvfs.storage.undurable_table import UndurableTable
 
 
 class Outliving(NamedTuple):
-    """Both, and the memfds in which they lie."""
+    """All three, and the memfds in which they lie."""
 
     journal: Journal
     notes: Notes
+    undurable: UndurableTable
     journal_fd: int
     notes_fd: int
+    undurable_fd: int
 
     @classmethod
-    def at(cls, journal_fd: int, notes_fd: int) -> Self:
-        """Use what lies in the two memfds, which are closed with it. Raises FormatUnknown."""
-        return cls(Journal(journal_fd), Notes(notes_fd), journal_fd, notes_fd)
+    def at(cls, journal_fd: int, notes_fd: int, undurable_fd: int, undurable_max: int) -> Self:
+        """Use what lies in the memfds, which are closed with it. Raises FormatUnknown, OSError.
+
+        *undurable_max*: rows of what is not durable.
+        """
+        journal, notes = Journal(journal_fd), Notes(notes_fd)
+        undurable = UndurableTable(undurable_fd, undurable_max)
+        return cls(journal, notes, undurable, journal_fd, notes_fd, undurable_fd)
 
     @classmethod
-    def fresh(cls) -> Self:
-        """Make both anew. Raises OSError."""
-        names = ("kvfs-journal", "kvfs-notes")
-        return cls.at(*(os.memfd_create(name, os.MFD_CLOEXEC) for name in names))
+    def fresh(cls, undurable_max: int) -> Self:
+        """Make all anew. Raises OSError."""
+        journal_fd, notes_fd = (_memory(name) for name in ("kvfs-journal", "kvfs-notes"))
+        return cls.at(journal_fd, notes_fd, empty_undurable(), undurable_max)
 
     def close(self) -> None:
         """Let go of them."""
         self.journal.close()
         self.notes.close()
-        os.close(self.journal_fd)
-        os.close(self.notes_fd)
+        self.undurable.close()
+        for fd in (self.journal_fd, self.notes_fd, self.undurable_fd):
+            os.close(fd)
+
+
+def undurable_rows_max(settings: Settings) -> int:
+    """Return how many rows are enough for blocks, and for identities that are queued."""
+    return 2 * settings.durable_queue_max
+
+
+def empty_undurable() -> int:
+    """Return the descriptor of an empty table of what is not durable. Raises OSError."""
+    return _memory("kvfs-undurable")
+
+
+def _memory(name: str) -> int:
+    return os.memfd_create(name, os.MFD_CLOEXEC)

@@ -106,6 +106,23 @@ def _age_base_ns(state: dict[str, object]) -> int | None:
     return found if isinstance(found, int) and abs(found) < _AGES_MAX_NS else None
 
 
+def run_stamp(pool_fd: int, syscalls: Syscalls) -> int:
+    """Return a number of 64 bits that tells RUN as it is now from what any server wrote later.
+
+    Each start writes it anew, which takes another file or another time of its inode; 0: there is
+    none. Raises OSError.
+    """
+    try:
+        fd = syscalls.open(RUN, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pool_fd)
+    except FileNotFoundError:
+        return 0
+    try:
+        status = syscalls.fstat(fd)
+    finally:
+        syscalls.close(fd)
+    return status.st_ctime_ns ^ status.st_ino
+
+
 def _never_ran(pool_fd: int, syscalls: Syscalls) -> bool:
     try:
         numbers = InodeNumbers(pool_fd, syscalls, read_only=True)
@@ -177,6 +194,7 @@ class PoolRun:
         self._superblock = superblock
         self._syscalls = syscalls
         former = read_run_state(pool_fd, syscalls, superblock)
+        self.stamp = run_stamp(pool_fd, syscalls)
         #: Whether the pool ran last in this boot: makers of another one are dead.
         self.same_boot = former.of_this_boot
         #: Blocks below were there when the device may have lost some; 0: all were compared since.
@@ -198,6 +216,7 @@ class PoolRun:
             doubtful_below=self.doubtful_below,
             age_base_ns=age_base_ns,
         )
+        self.stamp = run_stamp(self._pool_fd, self._syscalls)
 
 
 def distrust_index(pool_fd: int, syscalls: Syscalls) -> None:

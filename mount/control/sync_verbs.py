@@ -4,6 +4,7 @@
 asks, and goes on at its own pace when the client goes away.
 """
 
+import time
 from itertools import count
 from typing import Any, Final
 
@@ -25,11 +26,17 @@ _WAITS_MAX: Final = 64
 
 
 class _Wait:
-    """What one client waits for: blocks, or all of them (None), and a flush."""
+    """What one client waits for: blocks, or all of them (None), and a flush.
 
-    def __init__(self, goal: Goal, blocks: dict[InodeNo, int] | None) -> None:
+    Which blocks is known once the goal is set.
+    """
+
+    def __init__(self, goal: Goal, tops: set[InodeNo]) -> None:
+        """*tops*: what it named, or nothing: all."""
         self.goal = goal
-        self.blocks = blocks
+        self.tops = tops
+        self.blocks: dict[InodeNo, int] | None = None
+        self.is_known = False
 
 
 class SyncVerbs:
@@ -37,7 +44,8 @@ class SyncVerbs:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._numbers = count(1)
+        #: Not those of another server of this mount, whose clients may go on asking.
+        self._numbers = count(time.monotonic_ns())
         self._waits: dict[int, _Wait] = {}
 
     def table(self) -> dict[str, Verb]:
@@ -53,16 +61,22 @@ class SyncVerbs:
         if pool.settings.read_only:
             raise UsageError("the mount is read-only")
         tops = {find(pool, self._store.namespace, path) for path in paths}
-        pool.background.hurry()
-        pool.index.settle()
-        goal = self._store.durable_pass.goal()
-        listed = dict(pool.not_durable.sizes())
-        blocks = listed if not tops or ROOT_INODE in tops else await self._below(tops, listed)
+        wait = _Wait(self._store.durable_pass.goal(), set() if ROOT_INODE in tops else tops)
+        blocks = await self._look(wait)
         number = next(self._numbers)
-        self._waits[number] = _Wait(goal, None if blocks is listed else blocks)
+        self._waits[number] = wait
         if len(self._waits) > _WAITS_MAX:
             del self._waits[next(iter(self._waits))]
         return {"wait": number, "blocks": len(blocks), "bytes": sum(blocks.values())}
+
+    async def _look(self, wait: _Wait) -> dict[InodeNo, int]:
+        """Return which blocks *wait* waits for now; those of a goal that is set are kept."""
+        is_known = wait.goal.is_set
+        listed = dict(self._store.pool.not_durable.sizes())
+        blocks = await self._below(wait.tops, listed) if wait.tops else listed
+        if is_known:
+            wait.blocks, wait.is_known = (blocks if wait.tops else None), True
+        return blocks
 
     async def _below(self, tops: set[InodeNo], listed: dict[InodeNo, int]) -> dict[InodeNo, int]:
         """Return those of the *listed* blocks that are *tops*, or lie below one."""
@@ -85,16 +99,18 @@ class SyncVerbs:
         return found
 
     async def _synced(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Return what is left of the wait with number ``wait``."""
+        """Return what is left of the wait with number ``wait``; ``gone`` if there is none."""
         wait = self._waits.get(args.get("wait", 0))
         if wait is None:
-            raise UsageError("no such wait; the server may have been started anew")
+            return {"gone": True}  # another server had it: who waits asks that of this one
         durable_pass, pool = self._store.durable_pass, self._store.pool
         queue = pool.not_durable
         try:
             done = durable_pass.reached(wait.goal)
         except OSError as error:
             raise NotDurable(f"{error.strerror}; see the server's log") from error
+        if not wait.is_known:
+            await self._look(wait)
         undone = list(queue.undone(wait.goal.ticket))
         if wait.blocks is not None:
             undone = [ino for ino in undone if ino in wait.blocks]
@@ -102,7 +118,7 @@ class SyncVerbs:
         flushed = flushed and not pool.identities.attributes.undone(wait.goal.attributes)
         held = [ino for ino in queue.held_inos() if wait.blocks is None or ino in wait.blocks]
         return {
-            "done": (done or (flushed and not undone)) and self._store.all_listed,
+            "done": done or (wait.is_known and flushed and not undone),
             "blocks": len(undone),
             "held_blocks": len(held),
         }

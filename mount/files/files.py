@@ -350,8 +350,6 @@ class Files:
     async def sync_names(self) -> None:
         """Wait until all that was published so far is durable, with every name. Raises OSError."""
         pool, durable_pass = self.store.pool, self.store.durable_pass
-        pool.background.hurry()
-        pool.index.settle()
         goal = durable_pass.goal()
         resume = self.about_to_wait()
         try:

@@ -1,20 +1,21 @@
 """What one server of a mount leaves to the next: the supervisor holds it in between.
 
-It is the open /dev/fuse, the pool with its claims, and three tables in shared memory: handles,
-journal, notes. The kernel goes on with the mount, so the next server does not mount, and the last
-thing that is held is ``fuse``: without it nobody can go on.
+It is the open /dev/fuse, the pool with its claims, and four tables in shared memory: handles,
+journal, notes, what is not durable. The kernel goes on with the mount, so the next server does not
+mount, and the last thing that is held is ``fuse``: without it nobody can go on.
 """
 
+import contextlib
 import os
 from typing import Final, NamedTuple
 
-from kvfs.core.errors import ServeFailed
+from kvfs.core.errors import FormatUnknown, ServeFailed
 from kvfs.core.settings import Settings
 from kvfs.devices import Device, Reserve, open_source
 from kvfs.devices.inherited import inherit_device, noted_device
 from kvfs.machine.held_files import HeldFiles
 from kvfs.storage.notes import Notes
-from kvfs.storage.outliving import Outliving
+from kvfs.storage.outliving import Outliving, empty_undurable, undurable_rows_max
 
 _DEVICE_FILE: Final = "fuse"
 _POOL: Final = "pool"
@@ -22,6 +23,7 @@ _CLAIM: Final = "claim-"
 _HANDLES: Final = "handles"
 _JOURNAL: Final = "journal"
 _NOTES: Final = "notes"
+_UNDURABLE: Final = "undurable"
 _ABORT_FILE: Final = "abort"
 _DEVICE_NOTE: Final = b"device"
 
@@ -60,16 +62,17 @@ def begin(held: HeldFiles, settings: Settings) -> tuple[Succession, Device]:
         reserve=Reserve(settings.directory_reserve_share, settings.directory_reserve_bytes),
     )
     try:
-        return _begin(), device
+        return _begin(settings), device
     except BaseException:
         device.close()
         raise
 
 
-def _begin() -> Succession:
+def _begin(settings: Settings) -> Succession:
     """Make what a first server leaves to others. Raises OSError."""
     handles_fd = os.memfd_create("kvfs-handles", os.MFD_CLOEXEC)
-    return Succession(Outliving.fresh(), handles_fd, -1, -1, None)
+    outliving = Outliving.fresh(undurable_rows_max(settings))
+    return Succession(outliving, handles_fd, -1, -1, None)
 
 
 def _take_over(held: HeldFiles, settings: Settings) -> Succession:
@@ -78,7 +81,7 @@ def _take_over(held: HeldFiles, settings: Settings) -> Succession:
     for name in (_DEVICE_FILE, _POOL, _HANDLES, _JOURNAL, _NOTES):
         if name not in given:
             raise ServeFailed(f"the supervisor does not hold {name}: nobody can take over")
-    outliving = Outliving.at(given[_JOURNAL], given[_NOTES])
+    outliving = _outliving(held, settings)
     note = outliving.notes.get(_DEVICE_NOTE)
     if note is None:
         raise ServeFailed("the last server left no note of its device: nobody can take over")
@@ -87,6 +90,23 @@ def _take_over(held: HeldFiles, settings: Settings) -> Succession:
     return Succession(
         outliving, given[_HANDLES], given[_DEVICE_FILE], given.get(_ABORT_FILE, -1), device
     )
+
+
+def _outliving(held: HeldFiles, settings: Settings) -> Outliving:
+    """Return what the last server left in memory. Raises FormatUnknown.
+
+    Another version may have no table of what is not durable, or one of another layout. An empty one
+    takes its place: a search of the index fills it, and who waits for all to be durable waits for
+    that (engine/durability/durable_pass.py).
+    """
+    given, rows_max = held.given, undurable_rows_max(settings)
+    if _UNDURABLE in given:
+        with contextlib.suppress(FormatUnknown):
+            return Outliving.at(given[_JOURNAL], given[_NOTES], given[_UNDURABLE], rows_max)
+        os.close(given[_UNDURABLE])
+    empty_fd = empty_undurable()
+    held.hold(_UNDURABLE, empty_fd)
+    return Outliving.at(given[_JOURNAL], given[_NOTES], empty_fd, rows_max)
 
 
 def leave(held: HeldFiles, of: Succession, device: Device, fuse_fd: int) -> None:
@@ -98,4 +118,5 @@ def leave(held: HeldFiles, of: Succession, device: Device, fuse_fd: int) -> None
     held.hold(_HANDLES, of.handles_fd)
     held.hold(_JOURNAL, of.outliving.journal_fd)
     held.hold(_NOTES, of.outliving.notes_fd)
+    held.hold(_UNDURABLE, of.outliving.undurable_fd)
     held.hold(_DEVICE_FILE, fuse_fd)

@@ -2,9 +2,6 @@
 
 import json
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -13,7 +10,8 @@ import pytest
 
 from kvfs import __version__
 from kvfs.core.errors import NotMounted, ServeFailed
-from tests.support.mounting import COMMAND_WAIT_S, ROOT, Mounted, kernel_has_passthrough, run_kvfs
+from tests.support.changed_version import Tree
+from tests.support.mounting import COMMAND_WAIT_S, Mounted, kernel_has_passthrough, run_kvfs
 from tests.support.places import blank_place, small_mount
 
 pytestmark = [
@@ -30,33 +28,6 @@ CRASHES: Final = "raise RuntimeError('a mistake in the new version')"
 def mounted() -> Iterator[Mounted]:
     with blank_place() as place, small_mount(place) as mount:
         yield mount
-
-
-class Tree:
-    """Another version of kvfs: a copy, with changes."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        for package in ("kvfs", "mount"):
-            shutil.copytree(ROOT / package, place / package, ignore=lambda *_: ["__pycache__"])
-        self.change("kvfs/__init__.py", __version__, "9.8.7")
-
-    def change(self, path: str, old: str, new: str) -> None:
-        text = (self.place / path).read_text()
-        assert old in text
-        (self.place / path).write_text(text.replace(old, new))
-
-    def kvfs(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        """Run a command of this version."""
-        return subprocess.run(
-            [sys.executable, "-P", "-m", "kvfs.cli.main", *words],
-            env={**os.environ, "PYTHONPATH": str(self.place)},
-            cwd="/",
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_WAIT_S,
-            check=False,
-        )
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvfs.core.settings import Settings
 from kvfs.devices import Device, format_source, open_source, wait_released
@@ -18,6 +18,9 @@ from kvfs.pool.ports import Kernel
 from tests.support.driven import Driven, driven
 from tests.support.mounting import workplace
 from tests.support.stores import MIB, fill_pool, no_bar
+
+if TYPE_CHECKING:
+    from tests.support.outliving_memory import OutlivingMemory
 
 #: _IOR('X', 125, __u32), linux fs/xfs/libxfs/xfs_fs.h.
 _XFS_IOC_GOINGDOWN: Final = 0x8004587D
@@ -50,6 +53,8 @@ class Drive:
             format_source(str(path), size_bytes=400 * MIB, fill=fill_pool)
         self._device: Device | None = None
         self._store: Driven | None = None
+        self.memory: OutlivingMemory | None = None
+        """What the supervisor holds, if stores take over from each other."""
 
     @property
     def store(self) -> Driven:
@@ -65,11 +70,21 @@ class Drive:
         """Start a store."""
         self._device = open_source(str(self.path), read_only=self.settings.read_only)
         try:
-            self._store = driven(self._device, self.settings, kernel)
+            memory = None if self.memory is None else self.memory.at(self.settings)
+            self._store = driven(self._device, self.settings, kernel, outliving=memory)
         except BaseException:
             self._device.close()
             self._device = None
             raise
+        return self._store
+
+    def take_over(self) -> Driven:
+        """Kill the store, and start another that goes on, on the same mounted file system."""
+        assert self._device is not None
+        assert self.memory is not None
+        self.store.kill()
+        memory = self.memory.at(self.settings)
+        self._store = driven(self._device, self.settings, outliving=memory, living=())
         return self._store
 
     def cut(self, cut: Cut) -> None:
@@ -120,6 +135,8 @@ def drive() -> Iterator[Drive]:
             yield made
         finally:
             made.kill()
+            if made.memory is not None:
+                made.memory.close()
 
 
 def write_back(fd: int, offset_bytes: int, length_bytes: int) -> None:

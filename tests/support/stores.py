@@ -26,10 +26,10 @@ from kvfs.pool.ports import Kernel
 from kvfs.storage.index import Index
 from kvfs.storage.index_swap import index_path
 from kvfs.storage.inode_numbers import InodeNumbers
-from kvfs.storage.outliving import Outliving
 from kvfs.storage.syscalls import Syscalls
 from tests.support.driven import Driven, LivingHandle, Opened, driven
 from tests.support.mounting import workplace
+from tests.support.outliving_memory import OutlivingMemory
 
 MIB: Final = 1 << 20
 _STAT_BLOCK_BYTES: Final = 512
@@ -83,7 +83,7 @@ class Host:
         make_pool(path, capacity_bytes)
         self._device: Device | None = None
         self._store: Driven | None = None
-        self._outliving: tuple[int, ...] = ()
+        self._outliving: OutlivingMemory | None = None
 
     @property
     def store(self) -> Driven:
@@ -109,7 +109,7 @@ class Host:
 
     def start_outliving(self) -> Driven:
         """Start a store whose memory outlives it (``take_over``)."""
-        self._outliving = tuple(os.memfd_create(name) for name in ("journal", "notes"))
+        self._outliving = OutlivingMemory()
         return self._start_on(None)
 
     def take_over(self, *living: LivingHandle) -> Driven:
@@ -119,15 +119,15 @@ class Host:
 
     def _start_on(self, living: tuple[LivingHandle, ...] | None) -> Driven:
         self._device = open_source(str(self.path), reserve=_RESERVE)
-        journal_fd, notes_fd = self._outliving
-        outliving = Outliving.at(os.dup(journal_fd), os.dup(notes_fd))
+        assert self._outliving is not None
+        outliving = self._outliving.at(self.settings)
         self._store = driven(self._device, self.settings, outliving=outliving, living=living)
         return self._store
 
     def forget_outliving(self) -> None:
         """Close what outlives a store."""
-        for fd in self._outliving:
-            os.close(fd)
+        if self._outliving is not None:
+            self._outliving.close()
 
     def read_only(self) -> Settings:
         """Return the settings of a mount that writes nothing."""

@@ -37,14 +37,26 @@ _ASKED_S: Final = 2.0
 _AGAIN: Final = frozenset({errno.EINTR, errno.EAGAIN, errno.ENOMEM, errno.ENFILE, errno.EMFILE})
 
 
-class Goal(NamedTuple):
-    """A moment up to which everything shall be durable."""
+#: Of a goal that is not set: no ticket and no flush gets there.
+_NOT_SET: Final = 1 << 62
 
-    ticket: int
-    flush: int
-    #: Failures so far; if there are more at the end, not all is durable.
-    losses: int
-    attributes: int
+
+class Goal:
+    """A moment up to which everything shall be durable. It is set once all is listed."""
+
+    __slots__ = ("attributes", "flush", "gaps", "losses", "ticket")
+
+    def __init__(self, gaps: int, losses: int) -> None:
+        """*gaps* in the list must be closed before. *losses*: failures so far; more at the end, and
+        not all is durable.
+        """
+        self.gaps, self.losses = gaps, losses
+        self.ticket = self.flush = self.attributes = _NOT_SET
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it is known what must be durable."""
+        return self.flush != _NOT_SET
 
 
 class _Block(NamedTuple):
@@ -293,22 +305,41 @@ class DurablePass:
     def goal(self) -> Goal:
         """Return the goal that all published so far is durable, with all names as they are now.
 
-        Call ``background.hurry`` before, which writes the identities of directories.
+        If it is not known of all, the goal is set later: whatever a search finds was published
+        before. Raises NoSpace, OSError.
         """
+        goal = Goal(self._queue.gaps, self._losses)
+        self._set(goal)
+        return goal
+
+    def _set(self, goal: Goal) -> None:
+        """Set *goal* to now, unless it is, or something is missing on the list. Atomic."""
+        if goal.is_set or self._queue.closed_gaps < goal.gaps:
+            return
+        self._pool.background.hurry()  # identities of directories, and of what was renamed
+        self._pool.index.settle()
         self._queue.look_again(self._queue.held)
         self._flush_wanted = self._flushes_begun + 1
-        return Goal(self._queue.ticket, self._flush_wanted, self._losses, self._attributes.ticket)
+        goal.ticket, goal.flush = self._queue.ticket, self._flush_wanted
+        goal.attributes = self._attributes.ticket
 
     def undone(self, goal: Goal) -> int:
-        """Return how many blocks and attributes are missing to *goal*, and work towards it."""
+        """Return how many blocks and attributes are missing to *goal*, and work towards it.
+
+        Raises NoSpace, OSError.
+        """
         now_s = self._pool.monotonic_s()
         self._asked_until_s = now_s + _ASKED_S
+        self._set(goal)
         self.tick(now_s)
         blocks = sum(1 for _ in self._queue.undone(goal.ticket))
         return blocks + self._attributes.undone(goal.attributes)
 
     def reached(self, goal: Goal) -> bool:
-        """Whether *goal* is reached; works towards it. Raises OSError if the device failed."""
+        """Whether *goal* is reached; works towards it.
+
+        Raises OSError if the device failed, NoSpace.
+        """
         undone = self.undone(goal)
         if self._losses > goal.losses:
             raise OSError(errno.EIO, "the device failed to write a block, or attributes")
@@ -319,8 +350,11 @@ class DurablePass:
 
     @property
     def _losses(self) -> int:
-        """How often the device failed; also what a look dropped (write_back.py), and attributes."""
-        return self.failures + self._pool.lost_blocks + self._attributes.refused
+        """How often the device failed; also what a look dropped (write_back.py), attributes, and a
+        search for what is not durable that could not be done.
+        """
+        losses = self.failures + self._pool.lost_blocks + self._attributes.refused
+        return losses + self._queue.failed_searches
 
     # ---- the end ----
 

@@ -336,6 +336,7 @@ class Namespace:
             if record.state == State.UNRENAMED:
                 moved = moved._replace(state=State.PUBLISHED, maker_tgid=0, maker_birth=0)
             moves.append(Move(ino, record, moved))
+        self._identities.foretell(other)  # the request is noted as that of the one alone
         with TreeChange(pool, now_ns) as change:
             change.move(*moves)
             change.does(request, one)

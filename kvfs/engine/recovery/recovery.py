@@ -42,10 +42,15 @@ _COPIES_APART_BITS: Final = 40
 
 
 class Recovered(NamedTuple):
-    """What is left to do: a sweep of stray files; a comparison, if the index went back."""
+    """What is left to do: a sweep of stray files; a comparison, if the index went back.
+
+    *unlisted*: blocks may not be durable, and only a search of the index tells which. After another
+    boot the device has all that there is.
+    """
 
     sweep_due: bool
     gone_back: Checkpoint | None = None
+    unlisted: bool = False
 
 
 def recover(
@@ -78,7 +83,8 @@ def recover(
             _rebuild(device, settings, syscalls, progress)
         if state.moved:
             _part_numbers(device, syscalls)
-    return Recovered(state.strays or not state.clean, gone_back)
+    sweep_due = state.strays or not state.clean
+    return Recovered(sweep_due, gone_back, unlisted=sweep_due and state.trusted)
 
 
 def _go_back(device: Device, settings: Settings, syscalls: Syscalls) -> Checkpoint | None:

@@ -28,6 +28,8 @@ _log: Final = logging.getLogger(__name__)
 _STEP_FILES: Final = 256
 #: Identities renewed in one tick, on the loop's thread: 10 us each.
 _RENEWED_A_TICK: Final = 64
+#: A search that failed begins again after this time.
+_FAILED_REST_S: Final = 60.0
 #: Above every inode number.
 _NUMBERS_END: Final = InodeNo(1 << 64)
 
@@ -44,6 +46,13 @@ class Sweep:
         self._searching = False
         #: Inodes from here on are new, and write their identities themselves.
         self._below = InodeNo(0)
+        #: Gaps of the list of what is not durable that this search closes; whether it has failed.
+        self._gaps = 0
+        self._failed = False
+        #: Whether attributes that wait are listed, too, also those of a server before this one.
+        self._is_known = pool.undurable_known
+        #: When another search may begin after one that failed.
+        self.rests_until_s = 0.0
         self.done = True
         self.removed = 0
         self.renewed = 0
@@ -61,7 +70,8 @@ class Sweep:
         self._begin()
 
     def _begin(self) -> None:
-        self._searching, self.done = True, False
+        self._searching, self.done, self._failed = True, False, False
+        self._gaps = self._pool.not_durable.gaps
         self._pool.background.submit_long(self._search)
 
     def tick(self) -> None:
@@ -76,12 +86,17 @@ class Sweep:
                 break
             ino = self._outdated.popleft()
             record = self._pool.index.inode_or_miss(ino)
-            if record is None:
-                continue
-            self._pool.identities.write_anew(ino, record)
+            if record is None or (self._is_known and ino in self._pool.not_durable):
+                continue  # the pass writes its identity
+            self._pool.identities.write_missing(ino, record)
             self.renewed += 1
         if not self._searching and not self._outdated and not self._suspects:
             self.done = True
+            if self._failed:
+                self.rests_until_s = self._pool.monotonic_s() + _FAILED_REST_S
+                self._pool.not_durable.failed_searches += 1
+            else:
+                self._pool.not_durable.close_gaps(self._gaps)
             _log.info(
                 "sweep: %d strays removed or kept aside, %d identities", self.removed, self.renewed
             )
@@ -89,11 +104,12 @@ class Sweep:
     def _search(self) -> None:
         """Do one step, in the thread. A failure ends the sweep and is counted (background.py).
 
-        The next start then sweeps again.
+        The next start then sweeps again, and what it was to list is searched again after a while.
         """
-        more = False
+        more, self._failed = False, True
         try:
             more = next(self._work, None) is not None
+            self._failed = False
         finally:
             if not more:
                 self._searching = False
