@@ -212,7 +212,7 @@ class Pool:
         self.strays = self._open_strays()
         self.undurable = undurable
         #: Whether the last server kept it: RUN is still the file that it wrote.
-        self.undurable_known = 0 != undurable.stamp == self.run.stamp
+        self.undurable_known = undurable.stamp == self.run.stamp
         self.not_durable = NotDurable(self.settings.durable_queue_max, undurable)
         self.identities = Identities(
             self.extents,

@@ -109,13 +109,13 @@ def _age_base_ns(state: dict[str, object]) -> int | None:
 def run_stamp(pool_fd: int, syscalls: Syscalls) -> int:
     """Return a number of 64 bits that tells RUN as it is now from what any server wrote later.
 
-    Each start writes it anew, which takes another file or another time of its inode; 0: there is
-    none. Raises OSError.
+    Each start writes it anew, which takes another file or another time of its inode. Never 0; 1:
+    there is none. Raises OSError.
     """
     try:
         fd = syscalls.open(RUN, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pool_fd)
     except FileNotFoundError:
-        return 0
+        return 1
     try:
         status = syscalls.fstat(fd)
     finally:
