@@ -4,6 +4,7 @@
 business, so the images that fail are kept, as they were before the start, with the ledger.
 """
 
+import contextlib
 import logging
 import os
 import random
@@ -19,6 +20,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from kvfs.core.errors import NotMounted
 from tests.support.caches import pool_root
 from tests.support.cut_checker import (
     FAULTS,
@@ -28,10 +30,12 @@ from tests.support.cut_checker import (
     check_pool_image,
 )
 from tests.support.cut_images import Cut, Images, Mode, draw_cuts
+from tests.support.cut_takeovers import TakeOvers
 from tests.support.cut_writer import CutWriter, Kernel
 from tests.support.ledger import Ledger
-from tests.support.mounting import Mounted, mounted_at, run_kvfs, workplace
+from tests.support.mounting import CommandFailed, Mounted, mounted_at, run_kvfs, workplace
 from tests.support.recording import Recorded, Recording, keep, recorded_drive
+from tests.support.supervised import Supervised
 
 SEED: Final = int(os.environ.get("KVFS_CUTS_SEED", "1"))
 DRIVE_BYTES: Final = 400 << 20
@@ -90,6 +94,8 @@ class Plan(NamedTuple):
     flags: tuple[str, ...] = ()
     #: By how much a block may be late before it counts as lost.
     late_s: float = 0.0
+    #: Whether servers are killed and upgraded meanwhile, and fsyncs honoured.
+    takeovers: bool = False
 
 
 @dataclass(slots=True)
@@ -100,6 +106,9 @@ class Proof:
     evicted_blocks: int
     #: Blocks that the server says became durable later than the window.
     late_blocks: int
+    #: How many servers ended how, and fsyncs that were honoured.
+    takeovers: Counter[str] = field(default_factory=Counter)
+    fsyncs: int = 0
     tallies: dict[Mode, Tally] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
 
@@ -117,6 +126,9 @@ class Proof:
         told = (
             f"{' '.join(self.plan.flags)}; {self.evicted_blocks} evicted, {self.late_blocks} late"
         )
+        if self.plan.takeovers:
+            ends = ", ".join(f"{count} {how}" for how, count in sorted(self.takeovers.items()))
+            told += f"; {ends}, {self.fsyncs} fsyncs"
         if self.plan.kind is Kind.PLAIN:
             told = "tmp and rename, without fsync"
         columns = ("images", "blocks", "due", "lost", "refused", *FAULTS)
@@ -154,21 +166,48 @@ def _record(plan: Plan, place: Path) -> None:
             full = plan.kind is Kind.FULL
             run_kvfs("mkfs", drive.path, *(("--capacity", str(FULL_BYTES)) if full else ()))
             drive.begin()
-            with Mounted(drive.path, place / "kv", *plan.flags) as mount:
-                root = pool_root(mount)
+            with (
+                Supervised(drive.path, place / "kv", *plan.flags) as mount,
+                _held_root(mount) as root,
+            ):
                 kernel = Kernel(draw, root / "LOCK", root / "extents")
                 writer = CutWriter(mount.path, kernel, draw, plan.ways)
                 writer.ledger.window_s = mount.status()["durability"]["within_s"] + plan.late_s
-                writer.run(plan.seconds / 2, STORES_PER_S)
-                begun_ns = time.monotonic_ns()
-                run_kvfs("sync", str(mount.path))
-                writer.ledger.synced_ns.append((begun_ns, time.monotonic_ns()))
-                writer.run(plan.seconds / 2, STORES_PER_S)
+                takeovers = TakeOvers(mount, random.Random(plan.seed))
+                with takeovers if plan.takeovers else contextlib.nullcontext():
+                    writer.run(plan.seconds / 2, STORES_PER_S)
+                    writer.ledger.synced_ns.append(_sync(mount))
+                    writer.run(plan.seconds / 2, STORES_PER_S)
                 status = mount.status()
-                writer.ledger.evicted_blocks = status["eviction"]["blocks"]
-                writer.ledger.late_blocks = status["durability"]["late"]
-            ledger = writer.ledger
+                ledger = writer.ledger
+                ledger.evicted_blocks = status["eviction"]["blocks"] + takeovers.evicted_blocks
+                ledger.late_blocks = status["durability"]["late"]
+                ledger.takeovers = takeovers.counts
     ledger.save(place / "ledger")
+
+
+@contextlib.contextmanager
+def _held_root(mount: Mounted) -> Iterator[Path]:
+    """Yield a way to the root of the pool that stays when the server ends."""
+    fd = os.open(pool_root(mount), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield Path(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+
+
+def _sync(mount: Mounted) -> tuple[int, int]:
+    """Run ``kvfs sync``; return when it began and when it had returned.
+
+    A command may find no server at its start, and says so: then it is run again.
+    """
+    while True:
+        begun_ns = time.monotonic_ns()
+        done = run_kvfs("sync", str(mount.path), check=False)
+        if done.returncode == 0:
+            return begun_ns, time.monotonic_ns()
+        if done.returncode != NotMounted.exit_code:
+            raise CommandFailed(done.stderr)
 
 
 def _record_plain(drive: Recorded, place: Path, draw: random.Random, plan: Plan) -> Ledger:
@@ -184,7 +223,7 @@ def _check(plan: Plan, place: Path) -> Proof:
     logging.disable(logging.WARNING)  # each start says that the index is rebuilt
     recording = Recording(place / "record")
     ledger = Ledger.load(place / "ledger")
-    done = Proof(plan, ledger.evicted_blocks, ledger.late_blocks)
+    done = Proof(plan, ledger.evicted_blocks, ledger.late_blocks, ledger.takeovers, ledger.fsyncs)
     kept = 0
     with workplace() as own:
         images = Images(recording, own)

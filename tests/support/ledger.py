@@ -6,6 +6,7 @@ and acknowledged when its last call has returned. Times are ns of CLOCK_MONOTONI
 """
 
 import pickle
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -86,7 +87,10 @@ class Ledger:
     evicted_blocks: int = 0
     #: How many became durable later than the window, as the server tells.
     late_blocks: int = 0
-    #: When a ``kvfs sync`` began and when it had returned.
+    #: How many servers ended how while it was recorded, and honoured fsyncs.
+    takeovers: Counter[str] = field(default_factory=Counter)
+    fsyncs: int = 0
+    #: When a ``kvfs sync``, or an honoured fsync, began and when it had returned.
     synced_ns: list[tuple[int, int]] = field(default_factory=list)
     #: How old a block gets at most before it is durable; None: nobody promises.
     window_s: float | None = None

@@ -13,11 +13,14 @@ import pytest
 
 from tests.support.cut_images import Mode
 from tests.support.cut_proof import SEED, Kind, Plan, Proof, prove, prove_all
-from tests.support.cut_writer import IN_PLACE, RENAMED
+from tests.support.cut_writer import HONOURED, IN_PLACE, RENAMED
+from tests.support.mounting import kernel_has_passthrough
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
 
 RECORDED_S = 8.0
+#: Several servers end in it, and the window passes.
+TAKEN_OVER_S = 24.0
 ALL_WAYS = (*RENAMED, *IN_PLACE)
 #: In a pool that is full of blocks written in place nothing can be evicted while the writer lives.
 WAYS = {Kind.ROOMY: ALL_WAYS, Kind.FULL: RENAMED, Kind.PLAIN: RENAMED}
@@ -30,6 +33,10 @@ CHECKED = ("--set", "checksum_share=1", "--set", "verify=open")
 #: A machine that does ten other things may be late with a window of a second.
 LATE_S = 2.0
 PROOF_S = 40.0
+#: A server lives for some 3 s: with a window that began anew at each take-over no block would ever
+#: become durable. What is not served for seconds is late by as much.
+AGEING = ("--set", "durable_within_s=8", "--set", "checkpoint_s=5", "--fsync=honour")
+TAKEN_OVER_LATE_S = 4.0
 #: How a verdict says that a block, or an attribute, is missing or old, and not wrong.
 LOST: Final = (": lost at an age of", "which is older than what is durable")
 #: A drive that lies takes away what was durable, whole file systems too: it is not there then.
@@ -53,6 +60,21 @@ def test_fifty_images_hold_nothing_wrong_and_lack_nothing_durable(kind: Kind) ->
     hold(prove(Plan(kind, SEED, WAYS[kind], RECORDED_S, 50, (*SHORT, *CHECKED), LATE_S)))
 
 
+@pytest.mark.parametrize("path", ["daemon", "passthrough"])
+def test_images_of_a_load_whose_servers_end_lack_nothing_acknowledged(path: str) -> None:
+    """[durable-taken-over] SIGKILL and upgrades, and fsyncs that are honoured."""
+    if path == "passthrough" and not kernel_has_passthrough():
+        pytest.skip("the kernel has no passthrough")
+    hold(prove(taken_over(Kind.ROOMY, SEED, TAKEN_OVER_S, 24, path)))
+
+
+def taken_over(kind: Kind, seed: int, seconds: float, images: int, path: str) -> Plan:
+    """Return a plan whose servers end."""
+    flags = (*AGEING, *CHECKED, f"--data-path={path}")
+    ways = (*WAYS[kind], *HONOURED)
+    return Plan(kind, seed, ways, seconds, images, flags, TAKEN_OVER_LATE_S, takeovers=True)
+
+
 def test_the_tool_finds_what_plain_xfs_leaves() -> None:
     """Without an fsync a name may be durable before its bytes."""
     done = prove(Plan(Kind.PLAIN, SEED, RENAMED, RECORDED_S, 12))
@@ -66,6 +88,21 @@ def test_the_tool_finds_what_plain_xfs_leaves() -> None:
 def tracker() -> None:
     """Start multiprocessing's resource tracker, which lives on with a pipe of ours."""
     resource_tracker.ensure_running()
+
+
+@pytest.mark.proof
+@pytest.mark.usefixtures("tracker")
+def test_five_hundred_images_of_servers_that_end() -> None:
+    """Kills, upgrades and honoured fsyncs in every recording, on both data paths."""
+    plans = [
+        taken_over(kind, SEED + number, PROOF_S, 64, path)
+        for number, path in enumerate(("daemon", "passthrough") * 2)
+        for kind in (Kind.ROOMY, Kind.FULL)
+    ]
+    for done in prove_all(plans):
+        hold(done)
+        assert done.takeovers["kills"] > 0
+        assert done.fsyncs > 0
 
 
 @pytest.mark.proof

@@ -1,0 +1,60 @@
+"""Ends servers under a load that is recorded: by SIGKILL and by upgrades, and others take over."""
+
+import contextlib
+import random
+import threading
+from collections import Counter
+from typing import Final, Self
+
+from mount.supervisor.restarts import SHORT_LIFE_S
+from tests.support.mounting import run_kvfs
+from tests.support.supervised import Supervised
+
+#: Between two ends: a server that lives for less counts as one that cannot serve.
+_LEAST_S: Final = SHORT_LIFE_S + 0.2
+_MOST_S: Final = SHORT_LIFE_S + 1.2
+_UPGRADES_SHARE: Final = 0.25
+
+
+class TakeOvers:
+    """A thread that ends the servers of one mount; as a context it runs meanwhile."""
+
+    def __init__(self, mounted: Supervised, draw: random.Random) -> None:
+        self._mounted = mounted
+        self._draw = draw
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="take-overs")
+        self._failure: BaseException | None = None
+        #: How many servers ended how, and what those had evicted.
+        self.counts = Counter[str]()
+        self.evicted_blocks = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let the last one serve. Raises what went wrong."""
+        self._ended.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self) -> None:
+        try:
+            while not self._ended.wait(self._draw.uniform(_LEAST_S, _MOST_S)):
+                self._end_one()
+        except BaseException as failure:  # the recording ends with it
+            self._failure = failure
+
+    def _end_one(self) -> None:
+        self.evicted_blocks += self._mounted.status()["eviction"]["blocks"]
+        if self._draw.random() < _UPGRADES_SHARE:
+            run_kvfs("upgrade", str(self._mounted.path))
+            self._mounted.adopt()
+            self.counts["upgrades"] += 1
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._mounted.kill_server()
+        self._mounted.follow()
+        self.counts["kills"] += 1
