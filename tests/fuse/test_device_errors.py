@@ -1,5 +1,6 @@
 """A device that fails to write or to read: what it lost is a miss, and an operator hears of it."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -41,14 +42,16 @@ def store(directory: Path, name: str, data: bytes) -> None:
     os.rename(directory / f"{name}.tmp", directory / name)
 
 
-def outcome(path: Path, expected: bytes) -> str:
-    """Return how a load ends: what no promise allows is its own word."""
+def outcome(path: Path, expected: bytes, lost: bytes | None = None) -> str:
+    """Return how a load ends: what no promise allows is its own word; *lost* is "zeros"."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return "miss"
     except OSError as error:
         return f"errno {error.errno}"
+    if data == lost:
+        return "zeros"
     return "whole" if data == expected else "WRONG"
 
 
@@ -75,6 +78,34 @@ def test_what_could_not_be_written_back_is_a_miss(mounted: Mounted, drive: Faili
     assert outcome(mounted.path / "after", WHOLE) == "whole"
     mounted.remount()
     assert outcome(mounted.path / "after", WHOLE) == "whole"
+
+
+def test_until_that_is_found_its_bytes_are_right_or_zeros(
+    mounted: Mounted, drive: FailingDrive
+) -> None:
+    """[device-write] Also for who opens it only then; and when it is found it stays a miss."""
+    drive.fail(writes=Fails.BAD_PAGES)
+    for number in range(COUNT):
+        store(mounted.path, f"{number}", LOST)
+    drive.write_back()
+    seen: set[str] = set()
+
+    def all_found() -> bool:
+        forget_pages_of(mounted)
+        for number in range(COUNT):
+            seen.add(outcome(mounted.path / f"{number}", LOST, bytes(len(LOST))))
+        return bool(mounted.status()["lost_blocks"] >= COUNT)
+
+    until(all_found, "the blocks are dismissed")
+    assert seen <= {"whole", "zeros", "miss", f"errno {errno.ESTALE}"}
+    found = [outcome(mounted.path / f"{number}", LOST) for number in range(COUNT)]
+    assert found == ["miss"] * COUNT
+
+
+def forget_pages_of(mounted: Mounted) -> None:
+    """Let the kernel drop what it needs not keep, as it does when it needs the memory."""
+    with suppress(AssertionError):  # no extent is left
+        forget_blocks(mounted)
 
 
 def stored_durably(mounted: Mounted, name: str) -> bool:
