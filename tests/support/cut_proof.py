@@ -30,7 +30,7 @@ from tests.support.cut_checker import (
     check_pool_image,
 )
 from tests.support.cut_images import Cut, Images, Mode, draw_cuts
-from tests.support.cut_takeovers import TakeOvers
+from tests.support.cut_takeovers import During, TakeOvers
 from tests.support.cut_writer import CutWriter, Kernel
 from tests.support.ledger import Ledger
 from tests.support.mounting import CommandFailed, Mounted, mounted_at, run_kvfs, workplace
@@ -94,8 +94,8 @@ class Plan(NamedTuple):
     flags: tuple[str, ...] = ()
     #: By how much a block may be late before it counts as lost.
     late_s: float = 0.0
-    #: Whether servers are killed and upgraded meanwhile, and fsyncs honoured.
-    takeovers: bool = False
+    #: Whether servers are killed and upgraded meanwhile.
+    during: During | None = None
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class Proof:
         told = (
             f"{' '.join(self.plan.flags)}; {self.evicted_blocks} evicted, {self.late_blocks} late"
         )
-        if self.plan.takeovers:
+        if self.plan.during is not None:
             ends = ", ".join(f"{count} {how}" for how, count in sorted(self.takeovers.items()))
             told += f"; {ends}, {self.fsyncs} fsyncs"
         if self.plan.kind is Kind.PLAIN:
@@ -172,17 +172,22 @@ def _record(plan: Plan, place: Path) -> None:
             ):
                 kernel = Kernel(draw, root / "LOCK", root / "extents")
                 writer = CutWriter(mount.path, kernel, draw, plan.ways)
-                writer.ledger.window_s = mount.status()["durability"]["within_s"] + plan.late_s
-                takeovers = TakeOvers(mount, random.Random(plan.seed))
-                with takeovers if plan.takeovers else contextlib.nullcontext():
+                within_s = mount.status()["durability"]["within_s"]
+                writer.ledger.window_s = within_s + plan.late_s if within_s else None
+                fsyncs = plan.during is During.HONOURED
+                takeovers = TakeOvers(mount, random.Random(plan.seed), fsyncs=fsyncs)
+                with contextlib.nullcontext() if plan.during is None else takeovers:
                     writer.run(plan.seconds / 2, STORES_PER_S)
-                    writer.ledger.synced_ns.append(_sync(mount))
+                    if plan.during is not During.AGEING:
+                        writer.ledger.synced_ns.append(_sync(mount))
                     writer.run(plan.seconds / 2, STORES_PER_S)
                 status = mount.status()
                 ledger = writer.ledger
                 ledger.evicted_blocks = status["eviction"]["blocks"] + takeovers.evicted_blocks
                 ledger.late_blocks = status["durability"]["late"]
                 ledger.takeovers = takeovers.counts
+                ledger.synced_ns += takeovers.synced_ns
+                ledger.fsyncs = len(takeovers.synced_ns)
     ledger.save(place / "ledger")
 
 

@@ -46,8 +46,6 @@ RENAMED: Final = (
     "rename_directory",
     *("set_attribute",) * 2,
 )
-#: With ``--fsync=honour``: what was acknowledged before is durable when it returns.
-HONOURED: Final = ("fsync_directory", "fsync_draft")
 #: What is set: a user xattr of any size, a pin, and a policy that changes nothing here.
 _ATTRIBUTES: Final = ("user.key", "user.kvfs.pin")
 _POLICY: Final = "user.kvfs.ttl"
@@ -296,33 +294,6 @@ class CutWriter:
         self.ledger.attributes.append(change)
         if self._draw.random() < 0.5:
             self._kernel.force_log()
-
-    # ---- what is waited for ----
-
-    def fsync_directory(self) -> None:
-        """Wait for all that is stored, as a program does behind its rename."""
-        directory = self._draw.choice(self.ledger.directories)
-        self._fsync(os.open(self._root / directory.names[-1], os.O_RDONLY | os.O_DIRECTORY))
-
-    def fsync_draft(self) -> None:
-        """The same by a file that is being written, and is removed then."""
-        path = self._root / self.ledger.directories[0].names[-1] / f"{len(self.ledger.blocks)}.tmp"
-        fd = os.open(path, _CREATE, 0o644)
-        try:
-            os.write(fd, bytes(HEADER_BYTES))
-        finally:
-            self._fsync(fd)
-        os.unlink(path)
-
-    def _fsync(self, fd: int) -> None:
-        """Fsync *fd*, and close it."""
-        try:
-            begun_ns = time.monotonic_ns()
-            os.fsync(fd)
-            self.ledger.synced_ns.append((begun_ns, time.monotonic_ns()))
-            self.ledger.fsyncs += 1
-        finally:
-            os.close(fd)
 
     # ---- the steps of these ----
 

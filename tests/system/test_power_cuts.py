@@ -6,6 +6,7 @@ beside it, and shows that the tool finds what is wrong. A fault tells the seed: 
 """
 
 from collections import Counter
+from itertools import product
 from multiprocessing import resource_tracker
 from typing import Final
 
@@ -13,7 +14,8 @@ import pytest
 
 from tests.support.cut_images import Mode
 from tests.support.cut_proof import SEED, Kind, Plan, Proof, prove, prove_all
-from tests.support.cut_writer import HONOURED, IN_PLACE, RENAMED
+from tests.support.cut_takeovers import During
+from tests.support.cut_writer import IN_PLACE, RENAMED
 from tests.support.mounting import kernel_has_passthrough
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
@@ -35,7 +37,10 @@ LATE_S = 2.0
 PROOF_S = 40.0
 #: A server lives for some 3 s: with a window that began anew at each take-over no block would ever
 #: become durable. What is not served for seconds is late by as much.
-AGEING = ("--set", "durable_within_s=8", "--set", "checkpoint_s=5", "--fsync=honour")
+TAKEN_OVER = {
+    During.AGEING: ("--set", "durable_within_s=8", "--set", "checkpoint_s=5"),
+    During.HONOURED: ("--set", "durable_within_s=0", "--set", "checkpoint_s=5", "--fsync=honour"),
+}
 TAKEN_OVER_LATE_S = 4.0
 #: How a verdict says that a block, or an attribute, is missing or old, and not wrong.
 LOST: Final = (": lost at an age of", "which is older than what is durable")
@@ -61,18 +66,22 @@ def test_fifty_images_hold_nothing_wrong_and_lack_nothing_durable(kind: Kind) ->
 
 
 @pytest.mark.parametrize("path", ["daemon", "passthrough"])
-def test_images_of_a_load_whose_servers_end_lack_nothing_acknowledged(path: str) -> None:
+@pytest.mark.parametrize("during", During)
+def test_images_of_a_load_whose_servers_end_lack_nothing_acknowledged(
+    path: str, during: During
+) -> None:
     """[durable-taken-over] SIGKILL and upgrades, and fsyncs that are honoured."""
-    if path == "passthrough" and not kernel_has_passthrough():
-        pytest.skip("the kernel has no passthrough")
-    hold(prove(taken_over(Kind.ROOMY, SEED, TAKEN_OVER_S, 24, path)))
+    if not kernel_has_passthrough():
+        pytest.skip("the kernel sends nothing again")
+    hold(prove(taken_over(Kind.ROOMY, SEED, TAKEN_OVER_S, 24, path, during)))
 
 
-def taken_over(kind: Kind, seed: int, seconds: float, images: int, path: str) -> Plan:
+def taken_over(
+    kind: Kind, seed: int, seconds: float, images: int, path: str, during: During
+) -> Plan:
     """Return a plan whose servers end."""
-    flags = (*AGEING, *CHECKED, f"--data-path={path}")
-    ways = (*WAYS[kind], *HONOURED)
-    return Plan(kind, seed, ways, seconds, images, flags, TAKEN_OVER_LATE_S, takeovers=True)
+    flags = (*TAKEN_OVER[during], *CHECKED, f"--data-path={path}")
+    return Plan(kind, seed, WAYS[kind], seconds, images, flags, TAKEN_OVER_LATE_S, during)
 
 
 def test_the_tool_finds_what_plain_xfs_leaves() -> None:
@@ -95,14 +104,14 @@ def tracker() -> None:
 def test_five_hundred_images_of_servers_that_end() -> None:
     """Kills, upgrades and honoured fsyncs in every recording, on both data paths."""
     plans = [
-        taken_over(kind, SEED + number, PROOF_S, 64, path)
-        for number, path in enumerate(("daemon", "passthrough") * 2)
+        taken_over(kind, SEED + number, PROOF_S, 64, path, during)
+        for number, (path, during) in enumerate(product(("daemon", "passthrough"), During))
         for kind in (Kind.ROOMY, Kind.FULL)
     ]
     for done in prove_all(plans):
         hold(done)
         assert done.takeovers["kills"] > 0
-        assert done.fsyncs > 0
+        assert (done.fsyncs > 0) == (done.plan.during is During.HONOURED)
 
 
 @pytest.mark.proof
