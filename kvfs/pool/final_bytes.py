@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from kvfs.core.errors import Damaged, NoSpace
 from kvfs.core.types import InodeNo
 from kvfs.pool.identities import Identities, carries_identity
-from kvfs.pool.open_inodes import OpenInode, OpenInodes
+from kvfs.pool.open_inodes import OpenInodes
 from kvfs.storage.extent_checksum import FinalChecksum, new_buffer
 from kvfs.storage.extents import Extents
 from kvfs.storage.fiemap import lacks_bytes
@@ -69,10 +69,14 @@ class FinalBytes:
         what is not durable (not_durable.py). Raises Damaged, OSError.
         """
         opened = self._open_inodes.get(ino)
-        if opened is not None and self._may_change(opened):
-            return MAY_CHANGE
+        if opened is not None:
+            if opened.writers or opened.quiet_writers or opened.transfers or opened.allocating:
+                return MAY_CHANGE  # a file server may write by a handle that it never closes
+            if opened.fd >= 0:  # it would count as a writer, and readers open another one
+                self._syscalls.close(opened.fd)
+                opened.fd = -1
         fd = self._extents.open(ino, os.O_RDONLY)
-        if (opened is None or opened.fd < 0) and self._extents.may_be_written(fd):
+        if self._extents.may_be_written(fd):
             self._syscalls.close(fd)
             return MAY_CHANGE
         self._reading.setdefault(ino, fd)
@@ -87,19 +91,6 @@ class FinalBytes:
     def opened(self, ino: InodeNo) -> int | None:
         """Return the descriptor by which *ino* is open here, None if it is not."""
         return self._reading.get(ino)
-
-    def _may_change(self, opened: OpenInode) -> bool:
-        """Whether an open block may change; unknown counts as yes.
-
-        A file server may write again by a handle that it never closes. If the extent is open here,
-        that counts as a writer, so then nobody else may have it open at all.
-        """
-        if opened.writers or opened.quiet_writers:
-            return True
-        try:
-            return opened.fd >= 0 and self._extents.in_use(opened.fd)
-        except OSError:
-            return True
 
     def mark_all(self, sync: Callable[[], None]) -> Marked:
         """Write all missing identities once *sync* has made every byte durable; it blocks.

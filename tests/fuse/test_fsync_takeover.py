@@ -138,6 +138,21 @@ def test_what_was_stored_before_is_durable_when_it_returns(
         assert whole(mounted.path / "d", NAMES) == NAMES
 
 
+def test_a_block_that_is_read_is_durable_when_an_fsync_returns(
+    place: tuple[str, Path, str],
+) -> None:
+    """A reader is no writer, whoever has the extent open for it."""
+    with served(place) as mounted:
+        directory = mounted.path / "d"
+        store(directory)
+        with (directory / "0").open("rb") as read, (directory / "1").open("rb") as other:
+            assert read.read(4096) == BLOCK[:4096]
+            os.fsync(other.fileno())
+            assert read.read(4096) == BLOCK[4096:8192]
+        cut_power(mounted)
+        assert whole(directory, NAMES) == NAMES
+
+
 def test_a_server_of_a_version_without_that_memory_came_between(
     place: tuple[str, Path, str], tmp_path: Path
 ) -> None:
