@@ -329,7 +329,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             async for number in signals:
                 if number == signal.SIGHUP:
-                    self._reload(load)
+                    if load is not None:
+                        self._reload(load)
                     continue
                 _log.info("%s: stopping", signal.Signals(number).name)
                 self._ends = True
@@ -340,9 +341,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 self.channel.stop()
                 return
 
-    def _reload(self, load: Callable[[], Settings] | None) -> None:
-        if load is None:
-            return
+    def _reload(self, load: Callable[[], Settings]) -> None:
         try:
             fresh, ignored = self.settings.reloaded(load())
         except Exception as error:
@@ -356,7 +355,5 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
     async def _status(self, _args: dict[str, Any]) -> dict[str, Any]:
         if lost := self.store.device_watch.lost:
             return describe_lost(self.settings, lost)
-        parts = Parts(
-            self.settings, self.store, self.channel, self.files, self.port, self._number, self._held
-        )
-        return describe(parts)
+        parts = (self.settings, self.store, self.channel, self.files, self.port)
+        return describe(Parts(*parts, self._number, self._held))

@@ -24,6 +24,7 @@ from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State, label
 from kvfs.core.records import HAS_CRC
 from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.engine.names.moved import show_drafts_anew
 from kvfs.pool.identities import carries_identity
 from kvfs.pool.pool import Pool
 from kvfs.pool.ports import Room
@@ -117,4 +118,4 @@ class OwnAttributes:
             return
         self._room.rank_anew()
         if name in (DRAFTS, PUBLISH):
-            self._pool.show_drafts_anew()
+            show_drafts_anew(self._pool)

@@ -125,7 +125,7 @@ class Pool:
 
         Figures ask when a block was used last, before its rank goes.
         """
-        settings = self.settings
+        settings, device = self.settings, self.device
         makers = Processes(settings.file_servers)
         stack.callback(makers.close)
         shares = LeaseShares(self._leases_end_bytes, lambda: self.space.usable_bytes)
@@ -133,9 +133,9 @@ class Pool:
             makers, settings.lease_s, shares, self.monotonic_s, same_boot=self.run.same_boot
         )
         self.heat = Heat(
-            self.device.pool_fd,
+            device.pool_fd,
             self.syscalls,
-            epoch=self.device.epoch,
+            epoch=device.epoch,
             read_only=settings.read_only,
             policy=policy_named(settings.eviction),
             now_s=self.clock_ns() // SECOND_NS,
@@ -157,16 +157,8 @@ class Pool:
             self.stay_bounds,
             self.empty_names_too_many,
         )
-        return Followers(
-            self.policies,
-            self.pins,
-            self.leases,
-            self.cache,
-            self.ranks,
-            self.identities,
-            self.ready,
-            self.node_shares,
-        )
+        tables = (self.policies, self.pins, self.leases, self.cache, self.ranks)
+        return Followers(*tables, self.identities, self.ready, self.node_shares)
 
     def unused_ns(self, ino: InodeNo) -> int:
         """Return for how long nobody has used block *ino*; 0 if that is not known."""
@@ -352,13 +344,6 @@ class Pool:
         """Remove the files of *ino*, which has no name and will not be opened any more."""
         self.open_notes.end(ino)
         self.identities.erase(ino, record)
-
-    def show_drafts_anew(self) -> None:
-        """Drop draft names from the kernel's cache, because it changed who may see them."""
-        for ino in self.open_inodes.written:
-            record = self.index.inode_or_miss(ino)
-            if record is not None and record.state in UNFINISHED:
-                self.kernel.name_vanished(record.parent, record.name)
 
     def _is_draft(self, opened: OpenInode) -> bool:
         """Whether *opened* waits for its writer, but a reader came first (truncating_open.py)."""

@@ -9,8 +9,7 @@ import pytest
 
 from kvfs.core.changed import Changed, Why
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
-from kvfs.pool import pool as pool_module
-from kvfs.pool.followers import Follower, Followers
+from tests.support.driven_faults import add_follower
 from tests.support.failing_syscalls import FailingSyscalls
 from tests.support.source_tree import SOURCES, shown, tree_of
 from tests.support.store_workload import work
@@ -100,15 +99,6 @@ class Broken:
 
     def follow(self, changed: Changed) -> None:
         raise RuntimeError(f"inode {changed.ino}")
-
-
-def add_follower(patch: pytest.MonkeyPatch, one: Follower) -> None:
-    """Let pools have *one* more, in the one line that lists them."""
-
-    def listed(*followers: Follower) -> Followers:
-        return Followers(*followers, one)
-
-    patch.setattr(pool_module, "Followers", listed)
 
 
 def without_times_and_counts(record: InodeRecord) -> InodeRecord:

@@ -12,6 +12,7 @@ from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.machine.file_locks import DESCRIPTORS_MAX, holders
 from kvfs.machine.processes import Maker
 from tests.support.driven import Opened
+from tests.support.driven_faults import stand_in
 from tests.support.life_model import Lives
 from tests.support.stores import FILE, Host, assert_exact, get, host, put, settle, write
 
@@ -106,8 +107,9 @@ def test_a_seen_lock_keeps_what_was_written(running: Host, monkeypatch: pytest.M
     store, first = running.store, create(running)
     second = truncate(running, first.ino)
     write(store, first, b"a pid")
-    monkeypatch.setattr(
-        "kvfs.engine.rewrite.lock_files.holders",
+    stand_in(
+        monkeypatch,
+        "a lock is looked for",
         lambda ino, tgids: holders(ino, ())._replace(locked=True),
     )
     store.tick()

@@ -11,6 +11,7 @@ import pytest
 
 from kvfs.core.types import InodeNo
 from kvfs.engine.store import Store
+from kvfs.pool.followers import Follower, Followers
 from kvfs.storage.index_transaction import WriteTransaction
 from tests.support.inside import At
 
@@ -29,6 +30,7 @@ _MOMENTS: Final = {
     "rebuild joins": "kvfs.engine.recovery.rebuild._Rebuild._join",
     "rebuild runs": "kvfs.engine.recovery.rebuild._Rebuild.run",
     "rows are checked": "kvfs.engine.recovery.fsck.RowCheck.run",
+    "a lock is looked for": "kvfs.engine.rewrite.lock_files.holders",
     "index is compacted": "kvfs.engine.recovery.recovery.compact_index",
 }
 
@@ -41,6 +43,11 @@ def set_limit(patch: pytest.MonkeyPatch, name: str, value: float) -> None:
 def stand_in(patch: pytest.MonkeyPatch, moment: str, call: Callable[..., Any]) -> None:
     """Let *call* stand for one of ``_MOMENTS``."""
     patch.setattr(_MOMENTS[moment], call)
+
+
+def add_follower(patch: pytest.MonkeyPatch, one: Follower) -> None:
+    """Let pools have *one* more follower, in the one line that lists them."""
+    patch.setattr("kvfs.pool.pool.Followers", lambda *others: Followers(*others, one))
 
 
 @contextlib.contextmanager

@@ -47,7 +47,15 @@ def follow(pool: Pool, room: Room, former_names: Recent[InodeNo, Place], move: M
         return
     left, inherited = (pool.policies.of(above) for above in (before.parent, record.parent))
     if pool.settings.policies or left.hides_drafts != inherited.hides_drafts:
-        pool.show_drafts_anew()
+        show_drafts_anew(pool)
     ranks_differ = (left.evict, left.pin) != (inherited.evict, inherited.pin)
     if is_directory and (pool.settings.policies or ranks_differ):
         room.rank_anew()
+
+
+def show_drafts_anew(pool: Pool) -> None:
+    """Drop draft names from the kernel's cache, because it changed who may see them."""
+    for ino in pool.open_inodes.written:
+        record = pool.index.inode_or_miss(ino)
+        if record is not None and record.state in UNFINISHED:
+            pool.kernel.name_vanished(record.parent, record.name)

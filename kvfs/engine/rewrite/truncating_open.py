@@ -8,13 +8,12 @@ own.
 """
 
 import contextlib
-import stat
 from collections import Counter
-from typing import Final, Protocol
+from typing import Final
 
 from kvfs.core.errors import KvfsError, NoSpace, NotFound
 from kvfs.core.inode_rules import new_record
-from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
+from kvfs.core.lifecycle import UNFINISHED
 from kvfs.core.rewriting import (
     AWAITED,
     CONTENDED,
@@ -24,7 +23,6 @@ from kvfs.core.rewriting import (
     REFUSAL,
     Answer,
     Found,
-    Loser,
     Try,
 )
 from kvfs.core.second_tries import Place, Recent, Refusal, Refusals
@@ -32,6 +30,7 @@ from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
+from kvfs.engine.rewrite.findings import Findings, MayEmpty
 from kvfs.engine.rewrite.lock_files import LockFiles
 from kvfs.engine.rewrite.read_on import ReadOn
 from kvfs.machine.processes import NOBODY, Maker
@@ -40,13 +39,6 @@ from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 _REFUSED_NOTE: Final = b"rewrite/refused"
-
-
-class MayEmpty(Protocol):
-    """Tells whether the caller may empty a file, and read it if it *reads*."""
-
-    def __call__(self, record: InodeRecord, /, *, reads: bool) -> bool:
-        """Return whether it may do so with the file of *record*."""
 
 
 class TruncatingOpens:
@@ -66,6 +58,7 @@ class TruncatingOpens:
         self.old = self.displaced.old
         self._read_on = ReadOn(pool)
         self.lock_files = LockFiles(pool)
+        self._findings = Findings(pool, namespace, awaited, self.lock_files)
 
     def admits(self, ino: InodeNo, thread: int, maker: Maker, *, reads: bool = True) -> Answer:
         """Return whether *thread* may EMPTY *ino* itself, or SHARE it, which is empty.
@@ -78,14 +71,14 @@ class TruncatingOpens:
         before, now_s = self.refusals.forget(thread), self._pool.monotonic_s()
         trying = Try.FIRST if before is None else before.at_open(ino, now_s)
         record = self._pool.index.inode(ino)
-        found = self._found_at_open(ino, record, thread, maker)
+        found = self._findings.at_open(ino, record, thread, maker)
         answer = OPEN[trying if thread > 0 else Try.UNKNOWN][found]
         if answer is Answer.EMPTY and found is Found.LOST:
             self.displaced.come_for(ino)
         elif answer is Answer.REPLACE and record is not None:
             self.supersede(ino, record, maker, thread)
         elif answer is Answer.RETRY:
-            self.refusals.note(thread, ino, self._names(ino, record), now_s, reads=reads)
+            self.refusals.note(thread, ino, self._findings.names(ino, record), now_s, reads=reads)
         if before is not None or answer is Answer.RETRY:
             self._note()
         return answer
@@ -96,13 +89,13 @@ class TruncatingOpens:
         If the new version is a lock file, as far as is known, that is what it is led to.
         """
         if thread > 0:
-            names, now_s = self._names(ino, None), self._pool.monotonic_s()
+            names, now_s = self._findings.names(ino, None), self._pool.monotonic_s()
             self.refusals.note(thread, ino, names, now_s, reads=reads, truncates=False)
             self._note()
 
     def meets(self, ino: InodeNo, maker: Maker) -> bool:
         """Whether *maker*, who shares *ino*, is not alone to write it."""
-        return ino in self._awaited or self._is_anothers(ino, maker)
+        return ino in self._awaited or self._findings.is_anothers(ino, maker)
 
     def meet(self, opened: OpenInode, record: InodeRecord) -> None:
         """Note that several processes opened the empty file *opened*, each to write it.
@@ -138,31 +131,6 @@ class TruncatingOpens:
                 pool.space.extra_bytes += extent.reserve_bytes
                 self._awaited[ino] = (extent, until_s, thread)  # its note is there
 
-    def _found_at_open(
-        self, ino: InodeNo, record: InodeRecord | None, thread: int, maker: Maker
-    ) -> Found:
-        if record is not None:
-            return self._found(ino, record, thread, maker)
-        if self.displaced.is_promised(ino, thread):
-            return Found.LOST
-        opened = self._pool.open_inodes.get(ino)
-        if opened is None:
-            return Found.NOTHING
-        kept = opened.stands_in or ino in self.displaced
-        if kept or opened.gone is None or not self.lock_files.may_be(opened.gone):
-            return Found.NAMELESS
-        size_bytes = self.lock_files.size_bytes(opened, opened.gone)
-        return Found.NAMELESS if size_bytes else Found.UNLINKED
-
-    def _names(self, ino: InodeNo, record: InodeRecord | None) -> tuple[Place, ...]:
-        """Return the names that a thread may have used for *ino*; none if they are not known."""
-        if record is None:
-            opened = self._pool.open_inodes.get(ino)
-            record = self._pool.recently_removed.record(ino) if opened is None else opened.gone
-        former = self._namespace.former_names.of(ino, self._pool.monotonic_s())
-        present = None if record is None else (record.parent, record.name)
-        return tuple(name for name in (present, former) if name is not None)
-
     def looked_up(
         self, ino: InodeNo, thread: int, maker: Maker, may_empty: MayEmpty | None = None
     ) -> InodeNo:
@@ -176,7 +144,7 @@ class TruncatingOpens:
         before = self.refusals.of(thread)
         if before is None or record is None:
             return ino
-        found = self._found_at_lookup(ino, record, before, thread, maker, may_empty)
+        found = self._findings.at_lookup(ino, record, before, thread, maker, may_empty)
         answer = LOOKUP[before.at_lookup][found]
         if answer is Answer.REPLACE:
             ino = self.supersede(ino, record, maker, thread)
@@ -189,44 +157,6 @@ class TruncatingOpens:
             self._note()
         return ino
 
-    def _found_at_lookup(
-        self,
-        ino: InodeNo,
-        record: InodeRecord,
-        before: Refusal,
-        thread: int,
-        maker: Maker,
-        may_empty: MayEmpty | None,
-    ) -> Found:
-        is_meant = (record.parent, record.name) in before.names
-        if not stat.S_ISREG(record.mode):
-            return Found.ANOTHER if is_meant else Found.ON_THE_WAY
-        if before.at_lookup is Try.LOOKED:
-            lost = self.displaced.promised(record, thread)
-            return Found.ANOTHER if lost is None else Found.LOST
-        if not (is_meant and self._means(ino, record, before, may_empty)):
-            return Found.ANOTHER
-        found = self._found(ino, record, thread, maker)
-        if not before.truncates and found not in (Found.SHARED, Found.LOCKED):
-            return Found.ANOTHER
-        appended = found is Found.FREE and ino in self.old and self._is_anothers(ino, maker)
-        return Found.APPENDED if appended else found
-
-    def _means(
-        self, ino: InodeNo, record: InodeRecord, before: Refusal, may_empty: MayEmpty | None
-    ) -> bool:
-        """Whether the second try of *before* means *ino*, and may empty it."""
-        if before.until_s <= self._pool.monotonic_s():
-            return False
-        if ino == before.ino:
-            return True
-        return may_empty is not None and may_empty(record, reads=before.reads)
-
-    def _is_anothers(self, ino: InodeNo, maker: Maker) -> bool:
-        """Whether a process other than *maker* writes *ino*, which does not wait for its OPEN."""
-        opened = self._pool.open_inodes.get(ino)
-        return opened is not None and opened.writers > 0 and opened.maker != maker
-
     def refuse_create(self, thread: int, ino: InodeNo, *, truncates: bool, reads: bool) -> None:
         """Note that a CREATE which found *ino* is answered ESTALE and will be tried again.
 
@@ -234,36 +164,9 @@ class TruncatingOpens:
         """
         self.refusals.forget(thread)
         if truncates and thread > 0:
-            names = self._names(ino, self._pool.index.inode(ino))
+            names = self._findings.names(ino, self._pool.index.inode(ino))
             self.refusals.note(thread, InodeNo(0), names, self._pool.monotonic_s(), reads=reads)
         self._note()
-
-    def _found(self, ino: InodeNo, record: InodeRecord, thread: int, maker: Maker) -> Found:
-        """Return what a truncating open of *ino* by *thread* of *maker* finds: it has a name."""
-        awaited = self._awaited.get(ino)
-        if awaited is not None and awaited[2] == thread:
-            return Found.FREE
-        opened = self._pool.open_inodes.get(ino)
-        if awaited is None and not self._due(opened, record, thread, maker):
-            return Found.FREE
-        renamed = self._namespace.former_names.of(ino, self._pool.monotonic_s())
-        if renamed or not self.lock_files.may_be(record):
-            return Found.TAKEN  # the thread may have looked up what it was called before
-        if opened is not None:
-            return self.lock_files.found(opened, record)
-        return Found.TAKEN if awaited is None else Found.SHARED
-
-    def _due(
-        self, opened: OpenInode | None, record: InodeRecord, thread: int, maker: Maker
-    ) -> bool:
-        """Whether others may need *record* as it is, which is *opened*."""
-        if opened is not None and opened.writers:
-            temporary = is_temporary(record.name)
-            if opened.is_shared_with(maker, thread, temporary=temporary):
-                return False
-        if record.state in UNFINISHED:
-            return opened is not None and opened.writers > 0
-        return record.size_bytes > 0 or opened is not None
 
     def supersede(
         self, ino: InodeNo, record: InodeRecord, maker: Maker, thread: int = 0
@@ -325,7 +228,7 @@ class TruncatingOpens:
 
         If it *hides* the old version, nobody is shown it any more, so that no reader comes.
         """
-        keeps = LOSES_NAME[self._loser(ino, record, taker)]
+        keeps = LOSES_NAME[self._findings.loser(ino, record, taker)]
         if keeps.for_rename:
             self._awaited.displace(ino, record)
             place = (record.parent, record.name)
@@ -344,22 +247,6 @@ class TruncatingOpens:
         return ino in self._awaited
 
     # ---- drafts without a name ----
-
-    def _loser(self, ino: InodeNo, record: InodeRecord, taker: Maker) -> Loser:
-        """Return what kind of file *ino* is, whose name *taker* takes."""
-        if ino in self._awaited:
-            return Loser.FRESH
-        opened = self._pool.open_inodes.get(ino)
-        if record.state in UNFINISHED:
-            return Loser.DRAFT if opened is not None and opened.writers else Loser.REST
-        if record.state == State.UNRENAMED:
-            return Loser.TEMPORARY
-        is_leased = record.state == State.LEASED
-        if is_temporary(record.name):
-            return Loser.TEMPORARY if is_leased else Loser.REST
-        if is_leased and taker != (record.maker_tgid, record.maker_birth):
-            return Loser.ANOTHERS
-        return Loser.REST if record.state == State.REWRITE else Loser.FINAL
 
     def fought_over(self, parent: InodeNo, name: bytes) -> bool:
         """Whether writers took this name from each other a moment ago."""

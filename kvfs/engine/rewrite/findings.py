@@ -1,0 +1,145 @@
+"""What an open with O_TRUNC finds: whether others need the file that it would empty.
+
+The tables in core/rewriting.py say what follows; truncating_open.py carries it out.
+"""
+
+import stat
+from typing import Protocol
+
+from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
+from kvfs.core.rewriting import Found, Loser, Try
+from kvfs.core.second_tries import Place, Refusal
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.engine.names.namespace import Namespace
+from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
+from kvfs.engine.rewrite.lock_files import LockFiles
+from kvfs.machine.processes import Maker
+from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.pool import Pool
+
+
+class MayEmpty(Protocol):
+    """Tells whether the caller may empty a file, and read it if it *reads*."""
+
+    def __call__(self, record: InodeRecord, /, *, reads: bool) -> bool:
+        """Return whether it may do so with the file of *record*."""
+
+
+class Findings:
+    """Looks at the files of one pool."""
+
+    def __init__(
+        self, pool: Pool, namespace: Namespace, awaited: AwaitedOpens, lock_files: LockFiles
+    ) -> None:
+        self._pool = pool
+        self._namespace = namespace
+        self._awaited = awaited
+        self._displaced = awaited.displaced
+        self._old = awaited.displaced.old
+        self._lock_files = lock_files
+
+    def at_open(self, ino: InodeNo, record: InodeRecord | None, thread: int, maker: Maker) -> Found:
+        """Return what an OPEN of *ino* by *thread* of *maker* finds; without *record*: no name."""
+        if record is not None:
+            return self._found(ino, record, thread, maker)
+        if self._displaced.is_promised(ino, thread):
+            return Found.LOST
+        opened = self._pool.open_inodes.get(ino)
+        if opened is None:
+            return Found.NOTHING
+        kept = opened.stands_in or ino in self._displaced
+        if kept or opened.gone is None or not self._lock_files.may_be(opened.gone):
+            return Found.NAMELESS
+        size_bytes = self._lock_files.size_bytes(opened, opened.gone)
+        return Found.NAMELESS if size_bytes else Found.UNLINKED
+
+    def names(self, ino: InodeNo, record: InodeRecord | None) -> tuple[Place, ...]:
+        """Return the names that a thread may have used for *ino*; none if they are not known."""
+        if record is None:
+            opened = self._pool.open_inodes.get(ino)
+            record = self._pool.recently_removed.record(ino) if opened is None else opened.gone
+        former = self._namespace.former_names.of(ino, self._pool.monotonic_s())
+        present = None if record is None else (record.parent, record.name)
+        return tuple(name for name in (present, former) if name is not None)
+
+    def at_lookup(
+        self,
+        ino: InodeNo,
+        record: InodeRecord,
+        before: Refusal,
+        thread: int,
+        maker: Maker,
+        may_empty: MayEmpty | None,
+    ) -> Found:
+        """Return what a LOOKUP finds, which led *thread* to *ino* after it was refused *before*."""
+        is_meant = (record.parent, record.name) in before.names
+        if not stat.S_ISREG(record.mode):
+            return Found.ANOTHER if is_meant else Found.ON_THE_WAY
+        if before.at_lookup is Try.LOOKED:
+            lost = self._displaced.promised(record, thread)
+            return Found.ANOTHER if lost is None else Found.LOST
+        if not (is_meant and self._means(ino, record, before, may_empty)):
+            return Found.ANOTHER
+        found = self._found(ino, record, thread, maker)
+        if not before.truncates and found not in (Found.SHARED, Found.LOCKED):
+            return Found.ANOTHER
+        appended = found is Found.FREE and ino in self._old and self.is_anothers(ino, maker)
+        return Found.APPENDED if appended else found
+
+    def _means(
+        self, ino: InodeNo, record: InodeRecord, before: Refusal, may_empty: MayEmpty | None
+    ) -> bool:
+        """Whether the second try of *before* means *ino*, and may empty it."""
+        if before.until_s <= self._pool.monotonic_s():
+            return False
+        if ino == before.ino:
+            return True
+        return may_empty is not None and may_empty(record, reads=before.reads)
+
+    def is_anothers(self, ino: InodeNo, maker: Maker) -> bool:
+        """Whether a process other than *maker* writes *ino*, which does not wait for its OPEN."""
+        opened = self._pool.open_inodes.get(ino)
+        return opened is not None and opened.writers > 0 and opened.maker != maker
+
+    def _found(self, ino: InodeNo, record: InodeRecord, thread: int, maker: Maker) -> Found:
+        """Return what a truncating open of *ino* by *thread* of *maker* finds: it has a name."""
+        awaited = self._awaited.get(ino)
+        if awaited is not None and awaited[2] == thread:
+            return Found.FREE
+        opened = self._pool.open_inodes.get(ino)
+        if awaited is None and not self._due(opened, record, thread, maker):
+            return Found.FREE
+        renamed = self._namespace.former_names.of(ino, self._pool.monotonic_s())
+        if renamed or not self._lock_files.may_be(record):
+            return Found.TAKEN  # the thread may have looked up what it was called before
+        if opened is not None:
+            return self._lock_files.found(opened, record)
+        return Found.TAKEN if awaited is None else Found.SHARED
+
+    def _due(
+        self, opened: OpenInode | None, record: InodeRecord, thread: int, maker: Maker
+    ) -> bool:
+        """Whether others may need *record* as it is, which is *opened*."""
+        if opened is not None and opened.writers:
+            temporary = is_temporary(record.name)
+            if opened.is_shared_with(maker, thread, temporary=temporary):
+                return False
+        if record.state in UNFINISHED:
+            return opened is not None and opened.writers > 0
+        return record.size_bytes > 0 or opened is not None
+
+    def loser(self, ino: InodeNo, record: InodeRecord, taker: Maker) -> Loser:
+        """Return what kind of file *ino* is, whose name *taker* takes."""
+        if ino in self._awaited:
+            return Loser.FRESH
+        opened = self._pool.open_inodes.get(ino)
+        if record.state in UNFINISHED:
+            return Loser.DRAFT if opened is not None and opened.writers else Loser.REST
+        if record.state == State.UNRENAMED:
+            return Loser.TEMPORARY
+        is_leased = record.state == State.LEASED
+        if is_temporary(record.name):
+            return Loser.TEMPORARY if is_leased else Loser.REST
+        if is_leased and taker != (record.maker_tgid, record.maker_birth):
+            return Loser.ANOTHERS
+        return Loser.REST if record.state == State.REWRITE else Loser.FINAL
