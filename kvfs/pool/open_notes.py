@@ -23,6 +23,7 @@ from kvfs.storage.notes import Notes
 NAMELESS_MAX_BYTES: Final = 16 << 20
 
 _NAMELESS: Final = b"n"
+_INO_BYTES: Final = 8
 _WRITING: Final = b"w"
 _CLOSES: Final = b"c"
 #: What is noted of a block that is being written.
@@ -60,8 +61,10 @@ class OpenNotes:
         #: What the attributes of each inode without a name take, where it has some.
         self._attributes: dict[InodeNo, int] = {}
         self._attributes_bytes = 0
-        for key, (_, attributes) in notes.below(_NAMELESS).items():
-            self._count(_ino(key), attributes)
+        for ino in self.all_nameless():
+            noted = self.nameless(ino)
+            if noted is not None:
+                self._count(ino, noted[1])
 
     def takes(self, ino: InodeNo, attributes: Mapping[bytes, bytes]) -> bool:
         """Whether *ino*, which has no name, may have *attributes*."""
@@ -122,7 +125,8 @@ class OpenNotes:
 
     def all_nameless(self) -> list[InodeNo]:
         """Return every inode of which such a note is there."""
-        return [_ino(key) for key in self._notes.below(_NAMELESS)]
+        # Others have notes under longer names.
+        return [_ino(key) for key in self._notes.below(_NAMELESS) if len(key) == _INO_BYTES]
 
     def writing(self, opened: OpenInode) -> None:
         """Note what happened to *opened*, which has a writer."""
