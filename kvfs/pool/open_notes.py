@@ -23,7 +23,7 @@ from kvfs.storage.notes import Notes
 NAMELESS_MAX_BYTES: Final = 16 << 20
 
 _NAMELESS: Final = b"n"
-_INO_BYTES: Final = 8
+_KEY_INO_BYTES: Final = 8
 _WRITING: Final = b"w"
 _CLOSES: Final = b"c"
 #: What is noted of a block that is being written.
@@ -126,7 +126,7 @@ class OpenNotes:
     def all_nameless(self) -> list[InodeNo]:
         """Return every inode of which such a note is there."""
         # Others have notes under longer names.
-        return [_ino(key) for key in self._notes.below(_NAMELESS) if len(key) == _INO_BYTES]
+        return [_ino(key) for key in self._notes.below(_NAMELESS) if len(key) == _KEY_INO_BYTES]
 
     def writing(self, opened: OpenInode) -> None:
         """Note what happened to *opened*, which has a writer."""

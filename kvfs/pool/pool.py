@@ -293,14 +293,13 @@ class Pool:
     @property
     def evictable_bytes(self) -> int:
         """Bytes of blocks that state, policy and pins allow to evict, as the heat knows them."""
-        held_bytes = self.heat.held_bytes
-        return sum(held_bytes[rank] for rank in EVICTABLE)
+        return sum(self.heat.held_bytes[rank] for rank in EVICTABLE)
 
     def short_bytes(self, now_s: float) -> int:
         """Return how much headroom is missing; what is being deleted counts as free."""
         space = self.space
-        target_bytes = self.headroom.target_bytes(now_s)
-        return target_bytes - space.unclaimed_bytes - space.pending_delete_bytes
+        free_bytes = space.unclaimed_bytes + space.pending_delete_bytes
+        return self.headroom.target_bytes(now_s) - free_bytes
 
     def _leases_end_bytes(self) -> int:
         """Return how much leases may keep."""
