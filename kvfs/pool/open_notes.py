@@ -27,7 +27,9 @@ _KEY_INO_BYTES: Final = 8
 _WRITING: Final = b"w"
 _CLOSES: Final = b"c"
 #: What is noted of a block that is being written.
+#: Versions before knew the first of them alone, so that others are noted only where they are set.
 _FLAGS: Final = ("torn", "overrun", "renamed", "emptied", "appended_only", "met", "locked")
+_FLAGS_MIN: Final = 5
 
 
 class NotedClose(NamedTuple):
@@ -130,7 +132,9 @@ class OpenNotes:
 
     def writing(self, opened: OpenInode) -> None:
         """Note what happened to *opened*, which has a writer."""
-        flags = tuple(bool(getattr(opened, name)) for name in _FLAGS)
+        flags = [bool(getattr(opened, name)) for name in _FLAGS]
+        while len(flags) > _FLAGS_MIN and not flags[-1]:
+            flags.pop()
         self._notes.put(_key(_WRITING, opened.ino), (*flags, int(opened.before)))
         opened.noted = True
 
@@ -141,7 +145,8 @@ class OpenNotes:
             opened.recall(state)
             return
         *flags, before = noted
-        opened.recall(state, State(before), dict(zip(_FLAGS, flags, strict=True)))
+        missing = [False] * (len(_FLAGS) - len(flags))
+        opened.recall(state, State(before), dict(zip(_FLAGS, flags + missing, strict=True)))
         opened.noted = True
 
     def closes(self, opened: OpenInode, closes: Iterable[NotedClose]) -> None:
