@@ -34,6 +34,8 @@ _SILENT_MAX_S: Final = 15.0
 _UPGRADE_SILENT_MAX_S: Final = 5.0
 #: From SIGABRT, at which a server that hangs says where, to SIGKILL.
 _ABORTING_MAX_S: Final = 10.0
+#: A server that died sooner after it was ready answered hardly anybody: the pause goes on.
+_ANSWERS_S: Final = 0.25
 #: How long a dead server's last thread is waited for, once all calls have ended.
 _REAP_WAIT_S: Final = 10.0
 #: How often is looked for the end of a server's main thread, which no event tells of. Mostly all
@@ -201,6 +203,7 @@ class Supervisor:
         silent_s = self._silent_max_s(server)
         if server.ended or silent_s is None or server.silent_s < silent_s:
             return
+        server.quiet_since_s = now_s - server.silent_s
         server.silent_s, server.killed = 0.0, True
         self._log.say("ERROR", f"server {server.pid} says nothing for {silent_s:g} s: killing it")
         server.signal(signal.SIGABRT)
@@ -262,7 +265,7 @@ class Supervisor:
             )
 
     def _take_ready(self, server: Server, note: str, now_s: float) -> None:
-        server.is_ready = True
+        server.is_ready, server.ready_s = True, now_s
         self._restarts.ready(now_s)
         counts = self._holdings.counts
         if (follower := self._upgrades.follower) is not None:
@@ -337,8 +340,10 @@ class Supervisor:
     def _go_on(self, server: Server, status: int | None) -> None:
         """Have another server in place of one that died by itself."""
         self._upgrades.has_failed()
-        if server.is_ready or not self._died_s:
-            self._died_s = time.monotonic()
+        now_s = time.monotonic()
+        if not self._died_s or (server.is_ready and now_s - server.ready_s >= _ANSWERS_S):
+            # Callers of one that hung wait since it said its last word.
+            self._died_s = server.quiet_since_s if server.killed else now_s
         self._why = server.fatal or f"it {ended_how(status)}"
         self._log.say("ERROR", f"server {server.pid}: {self._why}: starting it again")
         self._holdings.counts["restarts"] += 1

@@ -95,6 +95,10 @@ class Server(Linked):
         """Whether it was ended so that another version follows."""
         self.killed = False
         """Whether it was ended because it hangs."""
+        self.quiet_since_s = 0.0
+        """And since when it had said nothing."""
+        self.ready_s = 0.0
+        """When it was ready."""
         self.fatal = ""
         """Why it cannot serve, as it says."""
         self.version = ""

@@ -5,6 +5,7 @@ import errno
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,14 +99,14 @@ def test_a_server_that_freezes_is_followed(place: Path, path: str) -> None:
         draft.write(b" and after")
         assert (mount.path / "a").read_bytes() == b"before and after"
         assert f"server {frozen} says nothing for 2 s" in mount.log_file.read_text()
-        assert mount.status()["longest_pause_s"] < 5.0
+        assert 2.0 <= mount.status()["longest_pause_s"] < 7.0
 
 
 def test_a_server_that_is_killed_before_it_serves_six_times(place: Path) -> None:
     """[taken-over] Somebody looks what happens, or there is no memory; calls wait, and go on."""
     with small_mount(place) as mount:
         others = {mount.server_pid, *templates_of(mount.supervisor_pid)}
-        kills = 0
+        kills, first_s = 0, time.monotonic()
         mount.kill_server()
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
             store = threads.submit((mount.path / "block").write_bytes, b"kept")
@@ -113,11 +114,12 @@ def test_a_server_that_is_killed_before_it_serves_six_times(place: Path) -> None
                 for pid in set(children_of(mount.supervisor_pid)) - others:
                     others.add(pid)
                     os.kill(pid, signal.SIGKILL)
-                    kills += 1
+                    kills, last_s = kills + 1, time.monotonic()
             mount.follow_server()
             assert store.result(COMMAND_WAIT_S) == 4
         assert (mount.path / "block").read_bytes() == b"kept"
         assert mount.status()["restarts"] == 7
+        assert mount.status()["longest_pause_s"] >= last_s - first_s
 
 
 def test_of_a_server_that_none_can_follow_calls_end_at_once(place: Path) -> None:
