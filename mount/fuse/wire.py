@@ -90,6 +90,13 @@ ATTR: Final = struct.Struct("<QQQqqqIIIIIIIIII")
 assert ATTR.size == 88
 assert ENTRY_OUT_HEAD.size + ATTR.size == ENTRY_OUT_BYTES
 
+#: struct fuse_statx_out: attr_valid, attr_valid_nsec, flags, spare; then struct fuse_statx: mask,
+#: blksize, attributes, nlink, uid, gid, mode, ino, size, blocks, attributes_mask, four times (s,
+#: ns: atime, btime, ctime, mtime), devices and spare.
+STATX_OUT: Final = struct.Struct("<QII16xIIQIIIH2xQQQQqI4xqI4xqI4xqI4x16x112x")
+assert STATX_OUT.size == 288
+#: Of linux/stat.h: what stat(2) tells, and the birth time.
+STATX_BASIC_AND_BTIME: Final = 0x7FF | 0x800
 #: struct fuse_kstatfs: blocks, bfree, bavail, files, ffree, bsize, namelen, frsize, padding, spare.
 STATFS_OUT: Final = struct.Struct("<QQQQQIII28x")
 #: Of struct fuse_setattr_in valid, with what follows up to the times; and atime, mtime, ctime in

@@ -24,7 +24,10 @@ from mount.fuse.wire import (
     OUT_HEADER,
     OUT_HEADER_BYTES,
     RELEASE_IN,
+    STATX_BASIC_AND_BTIME,
+    STATX_OUT,
     Opcode,
+    data_reply,
     error_reply,
 )
 from mount.requests.answers import Answers, Entry, Validity
@@ -94,6 +97,7 @@ class FastAnswers:
         return {
             Opcode.LOOKUP: self._lookup,
             Opcode.GETATTR: self._getattr,
+            Opcode.STATX: self._statx,
             Opcode.OPEN: self._open,
             Opcode.FLUSH: self._flush,
             Opcode.RELEASE: self._release,
@@ -116,6 +120,33 @@ class FastAnswers:
         _, attr_s, attr_ns = entry[3]
         head = ATTR_OUT_HEAD.pack(attr_s, attr_ns, 0)
         return _pack_out(_ATTR_REPLY_BYTES, 0, unique) + head + _attr(entry)
+
+    def _statx(self, unique: int, nodeid: InodeNo, _request: memoryview) -> bytes:
+        """Return the attributes with the birth time; the kernel asks only who wants that."""
+        ino, record, links, (_, attr_s, attr_ns), _, _ = self._answers.attributes(nodeid)
+        return data_reply(
+            unique,
+            STATX_OUT.pack(
+                attr_s,
+                attr_ns,
+                0,
+                STATX_BASIC_AND_BTIME,
+                PAGE_BYTES,
+                0,
+                links,
+                record.uid,
+                record.gid,
+                record.mode,
+                ino,
+                record.size_bytes,
+                record.allocated_bytes // STAT_BLOCK_BYTES,
+                0,
+                *divmod(record.atime_ns, SECOND_NS),
+                *divmod(record.btime_ns, SECOND_NS),
+                *divmod(record.ctime_ns, SECOND_NS),
+                *divmod(record.mtime_ns, SECOND_NS),
+            ),
+        )
 
     def _open(self, unique: int, nodeid: InodeNo, request: memoryview) -> bytes | None:
         flags = OPEN_IN.unpack_from(request)[0]

@@ -1,7 +1,6 @@
 """Raw requests, which pyfuse3 does not pass on: answered here, so that no caller hangs.
 
-FALLOCATE, LSEEK, IOCTL, foreign xattrs, COPY_FILE_RANGE, SYNCFS, TMPFILE, STATX. Layouts:
-linux/fuse.h.
+FALLOCATE, LSEEK, IOCTL, foreign xattrs, COPY_FILE_RANGE, SYNCFS, TMPFILE. Layouts: linux/fuse.h.
 """
 
 import errno
@@ -47,7 +46,6 @@ _REFUSED: Final = {
     Opcode.COPY_FILE_RANGE_64: errno.ENOSYS,
     Opcode.SYNCFS: errno.ENOSYS,
     Opcode.TMPFILE: errno.EOPNOTSUPP,
-    Opcode.STATX: errno.ENOSYS,
     Opcode.BMAP: errno.ENOSYS,
     Opcode.POLL: errno.ENOSYS,
     Opcode.GETLK: errno.ENOSYS,

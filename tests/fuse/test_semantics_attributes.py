@@ -3,6 +3,7 @@
 import itertools
 import os
 import stat
+import subprocess
 import time
 from errno import EACCES, EBADF, EPERM
 from pathlib import Path
@@ -128,6 +129,30 @@ def test_a_write_shows_its_time_at_once(kv: Path) -> None:
         os.write(fd, b"y")
         assert elsewhere.os("stat", str(kv / "file")).st_mtime > 1
         assert os.fstat(fd).st_mtime > 1
+
+
+def birth_ns(path: Path) -> int:
+    """Return what statx(2) tells; Python has no call for it. 0: nothing."""
+    told = subprocess.run(
+        ["stat", "--format=%.9W", path], check=True, capture_output=True, text=True
+    ).stdout
+    seconds, _, rest = told.strip().partition(".")
+    return int(seconds) * SECOND_NS + int(rest or "0")
+
+
+def test_a_file_tells_when_it_was_created(kv: Path) -> None:
+    """[birth-time] Neither a write, nor times that are set, nor another name change it."""
+    (kv / "d").mkdir()
+    before_ns = os.stat(kv / "d").st_mtime_ns
+    write_file(kv / "file", b"content")
+    born_ns = birth_ns(kv / "file")
+    assert before_ns <= born_ns <= os.stat(kv / "file").st_ctime_ns
+    os.utime(kv / "file", (1000, 2000))
+    with open(kv / "file", "ab") as file:
+        file.write(b" and more")
+    os.rename(kv / "file", kv / "d" / "moved")
+    assert birth_ns(kv / "d" / "moved") == born_ns
+    assert os.stat(kv / "d" / "moved").st_size == len(b"content and more")
 
 
 @pytest.mark.usefixtures("kvfs_only")
