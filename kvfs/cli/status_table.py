@@ -47,6 +47,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "slab_bytes": "slabs",
         "pinned_bytes": "pinned",
         "open_bytes": "open",
+        "old_version_bytes": "old versions that are read",
         "open_by": "open by",
         "preallocated_bytes": "preallocated",
         "headroom_bytes": "headroom",

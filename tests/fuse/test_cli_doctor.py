@@ -222,7 +222,7 @@ def test_doctor_without_a_mount_tells_of_servers_that_do_not_answer(
     ours = [mount for mount in mounts() if mount.mountpoint == str(doctored.path)]
     monkeypatch.setattr("kvfs.client.servers.mounts", lambda: ours)
     for path, error, exit_code, said in (
-        (here, ServerGone("x"), SeriousFindings.exit_code, "the server is dead"),
+        (here, ServerGone("x"), SeriousFindings.exit_code, "the next one does not serve yet"),
         (here, ServeFailed("no answer"), SeriousFindings.exit_code, "calls hang: no answer"),
         (here, NotRoot("for root"), NotRoot.exit_code, "kvfs: for root\n"),
         (gone, ServerGone(f"{gone} is stale"), NotMounted.exit_code, f"`rm {gone}` removes it"),

@@ -29,6 +29,7 @@ _SOCKET_BUFFER_BYTES: Final = 8 << 20
 _SERVER: Final = f"""
 import itertools, os, sys
 from kvfs.machine import mount_table
+import mount.serve
 from mount.fuse import kernel
 device_fd = int(sys.argv.pop(1))
 backing_errno = int(sys.argv.pop(1))
@@ -38,7 +39,8 @@ def open_backing(device_fd, extent_fd):
         raise OSError(backing_errno, os.strerror(backing_errno))
     return next(ids)
 kernel.open_device = lambda: device_fd
-kernel.mount = mount_table.unmount = kernel.close_backing = lambda *args, **kwargs: None
+kernel.detached = lambda *args, **kwargs: os.open("/", os.O_PATH)
+mount.serve.place = mount_table.unmount = kernel.close_backing = lambda *args, **kwargs: None
 kernel.open_backing = open_backing
 {UNSUPERVISED}
 from kvfs.cli.main import main

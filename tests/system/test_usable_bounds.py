@@ -14,6 +14,7 @@ from tests.support.callers import Caller, callers
 from tests.support.calls import tolerated
 from tests.support.churn import own_xfs
 from tests.support.mounting import Mounted, loop_device, run_kvfs, skip_without_mounts, workplace
+from tests.support.stepping import until
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 
@@ -55,6 +56,8 @@ def mounted(
                 with others.open("r+b") as file:
                     free_bytes = status.f_bavail * status.f_frsize
                     os.posix_fallocate(file.fileno(), 0, free_bytes - LEFT_BYTES)
+                # It looks at each tick, and believes some looks together.
+                until(lambda: made.status()["usable_bytes"] < LEFT_BYTES, "it has seen that")
             yield made
             made.stop()
             assert made.errors() == []
