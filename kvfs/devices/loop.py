@@ -4,6 +4,7 @@ Layouts and numbers: linux/loop.h. LOOP_CONFIGURE (Linux 5.8) sets file, flags a
 step, so nobody sees a half configured device.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -28,8 +29,8 @@ assert _INFO.size == 232
 #: struct loop_config: fd, block_size, info, reserved[8].
 _CONFIG_HEAD: Final = struct.Struct("=II")
 _CONFIG_TAIL_BYTES: Final = 64
-#: Direct I/O needs blocks at least as large as those of the drive below; 4096 fits every drive.
-_BLOCK_BYTES: Final = 4096
+#: Direct I/O needs blocks at least as large as those of the drive below; these fit every drive.
+_BLOCK_MAX_BYTES: Final = 4096
 #: Others may take the free device between the two ioctls, but not so many times in a row.
 _ATTEMPTS_MAX: Final = 64
 
@@ -136,7 +137,20 @@ def _configure(fd: int, image_fd: int, image: str, *, read_only: bool) -> bool:
 def _config(image_fd: int, image: str, flags: int) -> bytes:
     name = os.fsencode(os.path.abspath(image))[:63]
     info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, flags, name, b"", b"", 0, 0)
-    return _CONFIG_HEAD.pack(image_fd, _BLOCK_BYTES) + info + bytes(_CONFIG_TAIL_BYTES)
+    return _CONFIG_HEAD.pack(image_fd, _block_bytes(image_fd)) + info + bytes(_CONFIG_TAIL_BYTES)
+
+
+def _block_bytes(image_fd: int) -> int:
+    """Return the size of a block of the drive below the image; the largest if it is not known.
+
+    Clients may use O_DIRECT in multiples of it. A file system of several drives has no queue.
+    """
+    device = os.fstat(image_fd).st_dev
+    place = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
+    for queue in (f"{place}/queue", f"{place}/../queue"):  # of a drive, or of a partition
+        with contextlib.suppress(OSError, ValueError), open(f"{queue}/logical_block_size") as file:
+            return min(int(file.read()), _BLOCK_MAX_BYTES)
+    return _BLOCK_MAX_BYTES
 
 
 def _status(fd: int) -> tuple[int, ...]:

@@ -91,8 +91,9 @@ def make_pool(
     header = new_header(capacity_bytes)
     # The UUID of the XFS is the pool's, so blkid shows it without a mount.
     identity = ("-m", f"uuid={header.uuid}")
-    # A discard on a loop device would punch holes into the image behind it.
-    keep = () if discard else ("-K",)
+    # A discard on a loop device would punch holes into the image behind it. What XFS writes for
+    # itself there comes in pages, however small the blocks of the drive below.
+    keep = () if discard else ("-K", "-s", "size=4096")
     arguments = (*_MKFS_OPTIONS, *identity, *keep, block_path)
     result = run_tool("mkfs.xfs", *arguments, timeout_s=_MKFS_TIMEOUT_S)
     if result.returncode != 0:
