@@ -164,14 +164,15 @@ def _wait_for_server(pidfd: int, device: str, wait_s: float) -> tuple[bool, str]
     """Wait for the server's end; return whether it has ended, or else who has its mount as well.
 
     If another namespace has a copy of the mount, the end cannot be foreseen. One may get it while
-    we wait: each new namespace has all mounts.
+    we wait: each new namespace has all mounts. One that was gone at the next look was made for a
+    moment, as for mkfs.xfs.
     """
-    until_s, pause_s = time.monotonic() + wait_s, _LOOK_S
+    until_s, pause_s, before = time.monotonic() + wait_s, _LOOK_S, ""
     while not wait_for_end(pidfd, min(pause_s, max(0.0, until_s - time.monotonic()))):
         note = note_of(lambda mount: mount.device == device)
-        if note or time.monotonic() >= until_s:
+        if (note and note == before) or time.monotonic() >= until_s:
             return False, note
-        pause_s = _LOOK_AGAIN_S
+        before, pause_s = note, _LOOK_AGAIN_S
     return True, ""
 
 
