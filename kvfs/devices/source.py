@@ -3,6 +3,7 @@
 One function for each verb. The three kinds are block.py, image.py and directory.py.
 """
 
+import contextlib
 import os
 import stat
 import time
@@ -17,6 +18,7 @@ from kvfs.devices import block, busy, directory, image
 from kvfs.devices.capacity import Reserve
 from kvfs.devices.device import Device, Fill, Kind
 from kvfs.devices.pool_files import PoolHeader
+from kvfs.devices.xfs import LeftMeanwhile
 
 _RESERVE: Final = Reserve()
 #: The kernel sends no event when a claim or lock ends, unless one waits in line for it.
@@ -32,6 +34,9 @@ _OUTLIVES: Final[Mapping[Kind, Callable[[str], bool]]] = {
     "block": block.outlives,
     "image": image.outlives,
 }
+_OPENS: Final = {"block": block.open_block, "image": image.open_image}
+#: How often the file system of a dead mount may end just when it was to be joined.
+_JOINS_MAX: Final = 3
 
 
 def recognise(source: str) -> Kind:
@@ -107,10 +112,12 @@ def open_source(
     kind = _kind_to_be(source, may_create=capacity_bytes is not None)
     if not os.path.exists(source):
         raise SourceBlank(f"{source} does not exist yet; kvfs mkfs makes an image file of it")
-    if kind == "block":
-        return block.open_block(source, read_only=read_only, capacity_bytes=capacity_bytes)
-    if kind == "image":
-        return image.open_image(source, read_only=read_only, capacity_bytes=capacity_bytes)
+    if kind in _OPENS:
+        for _ in range(_JOINS_MAX):
+            with contextlib.suppress(LeftMeanwhile):
+                return _OPENS[kind](source, read_only=read_only, capacity_bytes=capacity_bytes)
+            wait_released(source, joins=True)
+        return _OPENS[kind](source, read_only=read_only, capacity_bytes=capacity_bytes)
     return directory.open_directory(
         source, read_only=read_only, capacity_bytes=capacity_bytes, reserve=reserve
     )

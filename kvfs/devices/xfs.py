@@ -46,6 +46,11 @@ from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
 
+
+class LeftMeanwhile(SourceBusy):
+    """The last client of a dead mount let go of its file system just when that was to be joined."""
+
+
 #: mkfs takes longest to discard a large drive.
 _MKFS_TIMEOUT_S: Final = 600.0
 _MKFS_OPTIONS: Final = (
@@ -162,7 +167,7 @@ def join_pool(
     """Open the pool on *block_path*, whose file system *found* outlived its server.
 
     Its log proves nothing, since it was not unmounted; the page cache is still the same. Raises as
-    open_pool; SourceBusy also if it was unmounted meanwhile.
+    open_pool; LeftMeanwhile if it was unmounted meanwhile.
     """
     attributes = _ATTRIBUTES | (MOUNT_ATTR_RDONLY if read_only else 0)
     with contextlib.ExitStack() as stack:
@@ -170,7 +175,7 @@ def join_pool(
             stack, block_path, source, _MOUNT_FLAGS, attributes=attributes, joins=True
         )
         if found.is_gone() or read_header(pool_fd, source) is None:  # one in the making has none
-            raise SourceBusy(f"{source} was in use until just now; try again")
+            raise LeftMeanwhile(f"{source} was in use until just now; try again")
         device = _device(stack, mount_fd, pool_fd, source, kind, read_only, capacity_bytes)
         device.outlived = True
         stack.pop_all()  # the device closes them now
