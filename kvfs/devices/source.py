@@ -117,7 +117,7 @@ def open_source(
             with contextlib.suppress(LeftMeanwhile):
                 return _OPENS[kind](source, read_only=read_only, capacity_bytes=capacity_bytes)
             wait_released(source, joins=True)
-        return _OPENS[kind](source, read_only=read_only, capacity_bytes=capacity_bytes)
+        raise SourceBusy(f"{source} was in use until just now; try again")
     return directory.open_directory(
         source, read_only=read_only, capacity_bytes=capacity_bytes, reserve=reserve
     )
