@@ -3,7 +3,6 @@
 One function for each verb. The three kinds are block.py, image.py and directory.py.
 """
 
-import contextlib
 import os
 import stat
 import time
@@ -18,7 +17,7 @@ from kvfs.devices import block, busy, directory, image
 from kvfs.devices.capacity import Reserve
 from kvfs.devices.device import Device, Fill, Kind
 from kvfs.devices.pool_files import PoolHeader
-from kvfs.devices.xfs import LeftMeanwhile
+from kvfs.devices.xfs import FailedButHeld, LeftMeanwhile
 
 _RESERVE: Final = Reserve()
 #: The kernel sends no event when a claim or lock ends, unless one waits in line for it.
@@ -114,9 +113,15 @@ def open_source(
         raise SourceBlank(f"{source} does not exist yet; kvfs mkfs makes an image file of it")
     if kind in _OPENS:
         for _ in range(_JOINS_MAX):
-            with contextlib.suppress(LeftMeanwhile):
+            try:
                 return _OPENS[kind](source, read_only=read_only, capacity_bytes=capacity_bytes)
-            wait_released(source, joins=True)
+            except LeftMeanwhile:
+                wait_released(source, joins=True)
+            except FailedButHeld as failed:
+                try:
+                    wait_released(source)
+                except SourceBusy:
+                    raise failed from None
         raise SourceBusy(f"{source} was in use until just now; try again")
     return directory.open_directory(
         source, read_only=read_only, capacity_bytes=capacity_bytes, reserve=reserve

@@ -1,6 +1,7 @@
 """XFS as kvfs's allocator: how it is made and mounted, with a reason for each option."""
 
 import contextlib
+import errno
 import logging
 import os
 from typing import Final
@@ -49,6 +50,10 @@ _log: Final = logging.getLogger(__name__)
 
 class LeftMeanwhile(SourceBusy):
     """The last client of a dead mount let go of its file system just when that was to be joined."""
+
+
+class FailedButHeld(SourceBusy):
+    """A file system that outlived its server has shut itself down: it can only be waited out."""
 
 
 #: mkfs takes longest to discard a large drive.
@@ -167,16 +172,27 @@ def join_pool(
     """Open the pool on *block_path*, whose file system *found* outlived its server.
 
     Its log proves nothing, since it was not unmounted; the page cache is still the same. Raises as
-    open_pool; LeftMeanwhile if it was unmounted meanwhile.
+    open_pool; LeftMeanwhile if it was unmounted meanwhile, FailedButHeld.
     """
     attributes = _ATTRIBUTES | (MOUNT_ATTR_RDONLY if read_only else 0)
+    left = LeftMeanwhile(f"{source} was in use until just now; try again")
     with contextlib.ExitStack() as stack:
-        mount_fd, pool_fd = _mount(
-            stack, block_path, source, _MOUNT_FLAGS, attributes=attributes, joins=True
-        )
-        if found.is_gone() or read_header(pool_fd, source) is None:  # one in the making has none
-            raise LeftMeanwhile(f"{source} was in use until just now; try again")
-        device = _device(stack, mount_fd, pool_fd, source, kind, read_only, capacity_bytes)
+        try:
+            mount_fd, pool_fd = _mount(
+                stack, block_path, source, _MOUNT_FLAGS, attributes=attributes, joins=True
+            )
+            if found.is_gone() or read_header(pool_fd, source) is None:  # in the making
+                raise left
+            device = _device(stack, mount_fd, pool_fd, source, kind, read_only, capacity_bytes)
+        except (OSError, SourceDamaged, SourceForeign) as error:
+            if found.is_gone():  # and with it perhaps its loop device, which answers EIO then
+                raise left from error
+            if not _has_shut_down(error):
+                raise
+            raise FailedButHeld(
+                f"{source} is in use: its file system has failed, and programs still have files "
+                "of its dead mount open; it can be mounted again when they are closed"
+            ) from error
         device.outlived = True
         stack.pop_all()  # the device closes them now
     _log.info(
@@ -184,6 +200,12 @@ def join_pool(
         source,
     )
     return device
+
+
+def _has_shut_down(error: BaseException) -> bool:
+    """Whether *error* is that of an XFS that has shut itself down: EIO for all but fstat."""
+    cause = error if isinstance(error, OSError) else error.__context__
+    return isinstance(cause, OSError) and cause.errno == errno.EIO
 
 
 def _device(

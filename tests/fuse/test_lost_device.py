@@ -1,5 +1,6 @@
 """The device below is gone: clients get misses, or one errno at once, and the log says why."""
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.core.errors import SourceDamaged
+from kvfs.core.errors import SourceBusy, SourceDamaged
 from tests.support.failing_drive import FailingDrive, failing_drive, mounted_on
 from tests.support.failing_drive_program import Fails
 from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts
@@ -125,5 +126,27 @@ def test_a_server_killed_on_a_lost_device_leaves_one_errno(
     refused = run_kvfs("mount", drive.path, str(mounted.path), check=False)
     assert refused.returncode == SourceDamaged.exit_code, refused.stderr
     drive.recover()
+    mounted.start()
+    assert {load(mounted.path / f"{number}") for number in range(COUNT)} <= {0, errno.ENOENT}
+
+
+def test_a_failed_file_system_that_a_client_holds_is_waited_for_and_named(
+    mounted: Mounted, drive: FailingDrive
+) -> None:
+    """[device-lost] It would be joined, and serve nothing but errors."""
+    kept = (mounted.path / "0").open("rb")
+    assert kept.read(4) == DATA[:4]
+    drive.fail(reads=Fails.ALL, writes=Fails.ALL)
+    store(mounted.path / "new")
+    drive.write_back()
+    until(lambda: "device_lost" in mounted.status(), "the server finds out")
+    mounted.kill_daemon()
+    drive.recover()
+    if "passthrough" in mounted.flags[0]:
+        refused = run_kvfs("mount", drive.path, str(mounted.path), check=False)
+        assert refused.returncode == SourceBusy.exit_code, refused.stderr
+        assert "has failed" in refused.stderr
+    with contextlib.suppress(OSError):  # ENOTCONN: the flush has no server
+        kept.close()
     mounted.start()
     assert {load(mounted.path / f"{number}") for number in range(COUNT)} <= {0, errno.ENOENT}
