@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, Phase, settings
 from tests.support.first_difference import told_apart
 from tests.support.forks.process import PARENT
 from tests.support.mounting import why_no_mounts
+from tests.support.own_mounts import enter_own_mounts
 from tests.support.stepping import until
 
 # How long an example takes says nothing on a machine that others use, too. CI tries the examples
@@ -54,7 +55,7 @@ CACHES_LINE: Final = Path("/dev/shm/kvfs-test-caches.line")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Give the run a directory of its own, and let a terminated one take its mounts down.
+    """Give the run a directory and mounts of its own, and let a terminated one take them down.
 
     pytest's default is a directory for all runs, in which it removes what older ones left: a mount
     that a killed run left there would fail this one. A shell's background job ignores SIGINT, and
@@ -65,6 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_OWN_PLACE] = config.option.basetemp
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+    if why_no_mounts() is None:
+        enter_own_mounts()
     PARENT.note_standing()
 
 

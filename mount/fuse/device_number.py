@@ -35,7 +35,7 @@ _FILLER: Final = "ramfs"
 _FILLERS_MAX: Final = 1024
 _FILLING_MAX_S: Final = 1.0
 #: Servers that start together would take each other's numbers. A holder may hang in mount(2).
-_LOCK: Final = f"{RUN_DIRECTORY}/device-number.lock"
+NUMBERS_LOCK: Final = f"{RUN_DIRECTORY}/device-number.lock"
 _LOCK_WAIT_S: Final = 2.0
 _LOCK_LOOK_S: Final = 0.01
 
@@ -84,7 +84,7 @@ def _alone() -> Iterator[None]:
     """Hold the lock of all servers that ask for a number; after a while go on without it."""
     try:
         os.makedirs(RUN_DIRECTORY, mode=0o755, exist_ok=True)
-        fd = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = os.open(NUMBERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError:
         yield
         return

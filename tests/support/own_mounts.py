@@ -1,0 +1,69 @@
+"""A mount namespace for each process that runs tests: nobody beside it sees or copies its mounts.
+
+A new mount namespace gets a copy of every mount, and a copy keeps server and source alive.
+Containers make some, and so do kvfs for mkfs.xfs and tests that ask for it. Nor are the servers of
+others, dead or alive, among the sockets that a command of a test looks at.
+"""
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Final
+
+from kvfs.core.mount_name import RUN_DIRECTORY
+from kvfs.storage.syscalls import LIBC
+from mount.fuse.device_number import NUMBERS_LOCK
+
+#: linux/sched.h, linux/mount.h.
+_CLONE_NEWNS: Final = 0x20000
+_MS_BIND: Final = 0x1000
+_MS_REC: Final = 0x4000
+_MS_SLAVE: Final = 1 << 19
+_MS_SHARED: Final = 1 << 20
+
+
+def enter_own_mounts() -> None:
+    """Move the calling thread, and all that it starts, to a mount namespace of its own.
+
+    Mounts and unmounts outside still reach it, and none goes out. Where mounts outside are shared,
+    as systemd makes them, those inside are so among themselves. Raises OSError.
+    """
+    shared = any(" shared:" in line for line in _mounts() if line.split()[4] == "/")
+    _require(LIBC.unshare(_CLONE_NEWNS))
+    _change(_MS_SLAVE)
+    if shared:
+        _change(_MS_SHARED)
+    _take_own_run_directory()
+
+
+def _take_own_run_directory() -> None:
+    """Cover the directory of the sockets; the lock of device numbers is the machine's."""
+    os.makedirs(RUN_DIRECTORY, mode=0o755, exist_ok=True)
+    lock_fd = os.open(NUMBERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        _mount(b"kvfs-test", RUN_DIRECTORY, b"tmpfs", 0, b"mode=755")
+        Path(NUMBERS_LOCK).touch(mode=0o600)
+        _mount(b"/proc/thread-self/fd/%d" % lock_fd, NUMBERS_LOCK, None, _MS_BIND, None)
+    finally:
+        os.close(lock_fd)
+
+
+def _mounts() -> list[str]:
+    return Path("/proc/thread-self/mountinfo").read_text().splitlines()
+
+
+def _change(propagation: int) -> None:
+    _mount(None, "/", None, _MS_REC | propagation, None)
+
+
+def _mount(
+    source: bytes | None, place: str, fs_type: bytes | None, flags: int, data: bytes | None
+) -> None:
+    word = ctypes.c_ulong(flags)
+    _require(LIBC.mount(source, os.fsencode(place), fs_type, word, data))
+
+
+def _require(result: int) -> None:
+    if result != 0:
+        error_no = ctypes.get_errno()
+        raise OSError(error_no, os.strerror(error_no))
