@@ -228,8 +228,12 @@ class Mounted:
         subprocess.run(["umount", "--lazy", str(self.path)], check=False, capture_output=True)
 
     def kill(self) -> None:
-        """End server and supervisor with SIGKILL: nobody serves, and the mount is dead."""
+        """End server and supervisor with SIGKILL: nobody serves, and the mount is dead.
+
+        Both hold /dev/fuse: a call while one of them ends would be aborted, not refused.
+        """
         self.send_kill()
+        wait_gone(self.supervisor_pid, self._supervisor_pidfd)
         self._wait_for_server()
 
     def send_kill(self) -> None:
