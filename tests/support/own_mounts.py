@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from kvfs.core.mount_name import RUN_DIRECTORY
+from kvfs.machine.mount_table import FS_TYPE, MNT_DETACH, Mount, mounts
 from kvfs.storage.syscalls import LIBC
 from mount.fuse.device_number import NUMBERS_LOCK
 
@@ -26,14 +27,26 @@ def enter_own_mounts() -> None:
     """Move the calling thread, and all that it starts, to a mount namespace of its own.
 
     Mounts and unmounts outside still reach it, and none goes out. Where mounts outside are shared,
-    as systemd makes them, those inside are so among themselves. Raises OSError.
+    as systemd makes them, those inside are so among themselves. Copies of kvfs mounts and of
+    loop devices outside are let go at once: we would keep their servers. Raises OSError.
     """
     shared = any(" shared:" in line for line in _mounts() if line.split()[4] == "/")
     _require(LIBC.unshare(_CLONE_NEWNS))
     _change(_MS_SLAVE)
     if shared:
         _change(_MS_SHARED)
+    _give_back_copies()
     _take_own_run_directory()
+
+
+def _give_back_copies() -> None:
+    while places := [mount.mountpoint for mount in mounts() if _keeps_others(mount)]:
+        for place in places:
+            _require(LIBC.umount2(os.fsencode(place), MNT_DETACH))
+
+
+def _keeps_others(mount: Mount) -> bool:
+    return mount.fs_type == FS_TYPE or (mount.fs_type, mount.device[:2]) == ("xfs", "7:")
 
 
 def _take_own_run_directory() -> None:

@@ -1,0 +1,198 @@
+"""What one request touches: calls of our functions, the files they are in, crossings between them.
+
+Run as root: ``python -m tests.bench.measure_path [--json] [TREE]``. TREE is a checkout with a
+``.venv``; this one by default. A real mount on a loop device serves single requests, one after the
+other, under a profiler (sys.setprofile) that sees each call. A request lasts from the readv(2) that
+read it to the next poll(2); an eviction and a tick last from their function's call to its return.
+The median of some rounds is told. The kernel, libfuse, trio and lmdb are not counted.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kvfs.bench.self_made import folders, loop_device, torn_down, unmount
+from tests.bench.measure_commits import BACKING, NEW, kvfs
+from tests.support.unsupervised import UNSUPERVISED
+
+DEVICE_BYTES: Final = 1 << 30
+ROUNDS: Final = 30
+BLOCK_BYTES: Final = 4096
+START_WAIT_S: Final = 60.0
+#: So many seconds nothing is asked: ticks come by themselves.
+IDLE_S: Final = 3.0
+#: What is told, by the name that the server gives it.
+SHOWN: Final = {
+    "CREATE": "CREATE",
+    "RELEASE of a store": "RELEASE a store",
+    "RENAME": "RENAME",
+    "LOOKUP hit": "LOOKUP",
+    "OPEN again": "OPEN again",
+    "RELEASE of a reader": "RELEASE",
+    "eviction of one block": "eviction",
+    "idle tick": "tick",
+}
+#: Profiles the server's thread, and writes each request, eviction and tick as a list of files.
+PROGRAM: Final = f"""
+import json, os, sys, threading
+import kvfs.cli.main, mount.serve
+from mount.fuse.wire import Opcode
+from kvfs.engine.eviction.reclaim import Reclaim
+from kvfs.engine.store import Store
+tree, written, run = sys.argv.pop(1) + "/", sys.argv.pop(1), mount.serve.run
+ROOTS = {{Reclaim._execute.__code__: "eviction", Store.tick.__code__: "tick"}}
+found, path, state = [], [], {{"label": "", "inside": [], "wrote": False}}
+def end():
+    if state["label"] and path:
+        found.append((state["label"], list(path)))
+    state["label"] = ""
+    path.clear()
+def profile(frame, event, argument):
+    code = frame.f_code
+    if event == "call":
+        if code.co_filename.startswith(tree):
+            path.append(code.co_filename[len(tree):])
+            if code in ROOTS:
+                state["inside"].append((code, len(path) - 1))
+    elif event == "return":
+        if state["inside"] and state["inside"][-1][0] is code:
+            _, since = state["inside"].pop()
+            if not state["inside"]:
+                found.append((ROOTS[code], path[since:]))
+            if not state["label"]:
+                path.clear()
+    elif event == "c_return" and argument is os.readv:
+        end()
+        number = int.from_bytes(frame.f_locals["buffer"][4:8], "little")
+        state["label"] = Opcode(number).name if number in set(Opcode) else str(number)
+    elif event == "c_call" and getattr(argument, "__name__", "") == "poll":
+        end()
+        if not state["inside"]:
+            path.clear()
+def profiled(*arguments, **named):
+    sys.setprofile(profile)
+    try:
+        return run(*arguments, **named)
+    finally:
+        sys.setprofile(None)
+        with open(written, "w") as file:
+            json.dump(found, file)
+mount.serve.run = profiled
+{UNSUPERVISED}
+sys.exit(kvfs.cli.main.main(sys.argv[1:]))
+"""
+
+
+class Touched(NamedTuple):
+    """Of one request, or the median of some: ``calls``, ``files``, ``crossings``."""
+
+    calls: int
+    files: int
+    crossings: int
+
+
+def path_of(files: list[str]) -> Touched:
+    """Return the figures of a request whose calls went to *files* in this order."""
+    crossings = sum(one != other for one, other in itertools.pairwise(files))
+    return Touched(len(files), len(set(files)), crossings)
+
+
+def work(blocks: Path, tree: Path) -> None:
+    """Store, look up, load twice and evict, ROUNDS times; then wait for ticks."""
+    for number in range(ROUNDS):
+        name, staging = blocks / f"{number}.data", blocks / f"{number}.tmp"
+        fd = os.open(staging, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        os.write(fd, bytes(BLOCK_BYTES))
+        os.close(fd)
+        staging.rename(name)
+        first = os.open(name, os.O_RDONLY)
+        os.close(os.open(name, os.O_RDONLY))
+        os.close(first)
+    for number in range(0, ROUNDS, 2):
+        kvfs(tree, "evict", str(blocks / f"{number}.data"))
+    time.sleep(IDLE_S)
+
+
+def paths_of(tree: Path, device: str, place: Path) -> dict[str, list[list[str]]]:
+    """Return for each kind of request the files that the server of *tree* went through."""
+    kvfs(tree, "mkfs", "--force", device)
+    mountpoint, written = place / "kv", place / "paths.json"
+    mountpoint.mkdir(exist_ok=True)
+    command = [tree / ".venv/bin/python", "-c", PROGRAM, tree, written, "mount", "--foreground"]
+    server = subprocess.Popen(
+        [*command, "--data-path=passthrough", device, mountpoint],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        end_s = time.monotonic() + START_WAIT_S
+        while not mountpoint.is_mount():
+            if server.poll() is not None or time.monotonic() > end_s:
+                raise RuntimeError(f"the server of {tree} does not start")
+            time.sleep(0.05)
+        (mountpoint / "blocks").mkdir()
+        work(mountpoint / "blocks", tree)
+        kvfs(tree, "umount", str(mountpoint))
+    finally:
+        unmount(str(mountpoint))
+        server.wait()
+    return sorted_out(json.loads(written.read_text()))
+
+
+def sorted_out(found: list[tuple[str, list[str]]]) -> dict[str, list[list[str]]]:
+    """Return *found* by kind; a RELEASE or OPEN is told apart by what came before it."""
+    kinds: dict[str, list[list[str]]] = defaultdict(list)
+    before = ""
+    for label, files in found:
+        kind = label
+        if label == "RELEASE" and before == "CREATE":
+            kind = "RELEASE a store"
+        elif label == "OPEN" and before == "OPEN":
+            kind = "OPEN again"
+        if label in ("CREATE", "OPEN", "RELEASE"):
+            before = label
+        kinds[kind].append(files)
+    return kinds
+
+
+def figures_of(kinds: dict[str, list[list[str]]]) -> dict[str, Touched]:
+    """Return the medians of what is shown."""
+    figures = {}
+    for shown, kind in SHOWN.items():
+        each = [path_of(files) for files in kinds.get(kind, [])]
+        if each:
+            medians = [statistics.median_low(one) for one in zip(*each, strict=True)]
+            figures[shown] = Touched(*medians)
+    return figures
+
+
+def main() -> int:
+    """Count and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tree", nargs="?", default=NEW, type=lambda text: Path(text).resolve())
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    with torn_down() as stack:
+        place, _ = folders(stack, BACKING)
+        device = stack.enter_context(loop_device(place / "image", DEVICE_BYTES))
+        figures = figures_of(paths_of(args.tree, device, place))
+    if args.json:
+        print(json.dumps({name: one._asdict() for name, one in figures.items()}, indent=1))
+    else:
+        print(f"{'one request':<24}{'calls':>8}{'files':>8}{'crossings':>12}")
+        for name, one in figures.items():
+            print(f"{name:<24}{one.calls:>8}{one.files:>8}{one.crossings:>12}")
+    return 0 if len(figures) == len(SHOWN) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
