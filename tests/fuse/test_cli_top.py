@@ -120,6 +120,6 @@ def test_an_interval_is_a_time(mount: Mounted, interval: str) -> None:
     assert "give at least 0.1 s" in refused.stderr
 
 
-def test_where_nothing_is_mounted_it_says_so() -> None:
-    refused = run_kvfs("top", "/proc", "--once", check=False)
+def test_where_nothing_is_mounted_it_says_so(tmp_path: Path) -> None:
+    refused = run_kvfs("top", str(tmp_path), "--once", check=False)
     assert refused.returncode == 11
