@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from tests.support.mounting import ROOT, mounted_at, skip_without_mounts
+from tests.support.mounting import ROOT, mounted_at, skip_without_mounts, wait_gone
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -45,3 +45,29 @@ def test_a_container_copies_no_mount_of_a_process_with_tests(tmp_path: Path) -> 
         assert not os.path.ismount(place)
         with mounted_at(tmp_path / "ours", "-t", "tmpfs", "kvfs-test") as ours:
             assert str(ours) in copied_by_a_container()
+
+
+def test_a_killed_process_with_tests_leaves_nobody_in_its_namespace() -> None:
+    skip_without_mounts()
+    program = (
+        "import subprocess\n"
+        "from tests.support.own_mounts import enter_own_mounts\n"
+        "enter_own_mounts()\n"
+        "print(subprocess.Popen(['sleep', '3600'], start_new_session=True).pid, flush=True)\n"
+        "input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        text=True,
+    ) as tests:
+        assert tests.stdout is not None
+        left = int(tests.stdout.readline())
+        pidfd = os.pidfd_open(left)
+        try:
+            tests.kill()
+            wait_gone(left, pidfd)
+        finally:
+            os.close(pidfd)

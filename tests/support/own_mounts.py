@@ -7,6 +7,8 @@ others, dead or alive, among the sockets that a command of a test looks at.
 
 import ctypes
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +16,7 @@ from kvfs.core.mount_name import RUN_DIRECTORY
 from kvfs.machine.mount_table import FS_TYPE, MNT_DETACH, Mount, mounts
 from kvfs.storage.syscalls import LIBC
 from mount.fuse.device_number import NUMBERS_LOCK
+from tests.support.forks.programs import ROOT
 
 #: linux/sched.h, linux/mount.h.
 _CLONE_NEWNS: Final = 0x20000
@@ -21,6 +24,8 @@ _MS_BIND: Final = 0x1000
 _MS_REC: Final = 0x4000
 _MS_SLAVE: Final = 1 << 19
 _MS_SHARED: Final = 1 << 20
+#: Their input ends with this process.
+_GUARDS: Final[list["subprocess.Popen[bytes]"]] = []
 
 
 def enter_own_mounts() -> None:
@@ -37,6 +42,13 @@ def enter_own_mounts() -> None:
         _change(_MS_SHARED)
     _give_back_copies()
     _take_own_run_directory()
+    _GUARDS.append(_guard())
+
+
+def _guard() -> "subprocess.Popen[bytes]":
+    """Start what ends all that this process leaves in the namespace, however it ends."""
+    command = [sys.executable, "-m", "tests.support.namespace_guard"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT, start_new_session=True)
 
 
 def _give_back_copies() -> None:
