@@ -39,5 +39,6 @@ def clients_max(ready_extents: int) -> int:
 
     *ready_extents*: the setting ``ready_extents_max``.
     """
-    own = _DIRECTORIES + _OTHERS + 2 * watched_max() + ready_max(ready_extents)
-    return max(0, limit() - own)
+    most = limit()  # once: every open of a file asks
+    ready = min(ready_extents, int(most * _READY))
+    return max(0, most - _DIRECTORIES - _OTHERS - 2 * int(most * _WATCHED) - ready)
