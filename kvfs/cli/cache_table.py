@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from rich.table import Table
-
+from kvfs.cli.plain_table import Column, headed, table_lines
 from kvfs.core.printable import printable
 from kvfs.core.sizes import format_size, shown_rate
 
@@ -36,35 +35,26 @@ def cache_rows(cache: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def curve_table(cache: Mapping[str, Any]) -> Table:
-    """Return the hit rates of pools of other sizes: a line and a bar each, with the gain."""
-    table = Table(
-        title="Hit rate at other sizes of the pool (estimated)",
-        box=None,
-        title_justify="left",
-        title_style="bold",
-        show_header=False,
-        pad_edge=False,
-    )
-    for justify in ("right", "right", "right"):
-        table.add_column(justify=justify)
-    table.add_column()
-    for point in cache["curve"]:
-        rate = point["hit_rate"]
-        table.add_row(
+def curve_lines(cache: Mapping[str, Any], width: int) -> Iterator[str]:
+    """Yield the hit rates of pools of other sizes: a line and a bar each, with the gain."""
+    yield headed("Hit rate at other sizes of the pool (estimated)")
+    rows = [
+        (
             f"{point['factor']:g} x",
             format_size(point["capacity_bytes"]),
-            shown_rate(rate),
-            "#" * round(rate * _BAR_COLUMNS) or ".",
+            shown_rate(point["hit_rate"]),
+            "#" * round(point["hit_rate"] * _BAR_COLUMNS) or ".",
         )
-    return table
+        for point in cache["curve"]
+    ]
+    yield from table_lines((*[Column(right=True)] * 3, Column()), rows, width)
 
 
-def tally_tables(cache: Mapping[str, Any]) -> Iterator[Table]:
+def tally_tables(cache: Mapping[str, Any], width: int) -> Iterator[Iterator[str]]:
     """Yield a table with a line for each directory, and one for each model if any is known."""
     for heading, tallies in (("directory", cache["directories"]), ("model", cache["models"])):
         if tallies:
-            yield _tally_table(heading, tallies)
+            yield _tally_lines(heading, tallies, width)
 
 
 def shown_time(time_s: float) -> str:
@@ -95,17 +85,19 @@ def _shown_device(device: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _tally_table(heading: str, tallies: Mapping[str, Any]) -> Table:
-    table = Table(box=None, title_justify="left", header_style="bold", pad_edge=False)
-    table.add_column(heading, overflow="fold")
-    for column in ("hit rate", "hits", "misses", "loaded", "stored", "evicted"):
-        table.add_column(column, justify="right")
-    for name, each in tallies.items():
-        table.add_row(
+def _tally_lines(heading: str, tallies: Mapping[str, Any], width: int) -> Iterator[str]:
+    figures = ("hit rate", "hits", "misses", "loaded", "stored", "evicted")
+    columns = (Column(heading, folds=True), *(Column(name, right=True) for name in figures))
+    rows = (
+        (
             printable(name),
             shown_rate(each["hit_rate"]),
             f"{each['hits']:,}",
             f"{each['misses']:,}",
             *(format_size(each[f"{kind}_bytes"]) for kind in ("loaded", "stored", "evicted")),
         )
-    return table
+        for name, each in tallies.items()
+    )
+    first, *others = table_lines(columns, rows, width)
+    yield headed(first)
+    yield from others

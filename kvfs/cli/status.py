@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.failures import one_line
 from kvfs.cli.parser import add_verb
-from kvfs.cli.tables import columns_for_tables, console_for_tables
+from kvfs.cli.tables import LEAST_COLUMNS, columns_for_tables
 from kvfs.client.servers import answers_and_dead, complaint, not_here, status_of
 from kvfs.core.errors import NotMounted
 from kvfs.machine.mount_table import kvfs_at
@@ -74,8 +74,7 @@ def run(args: argparse.Namespace) -> int:
 def _print_in_full(statuses: list[dict[str, Any]]) -> None:
     from kvfs.cli.status_table import tables
 
-    console = console_for_tables()
+    width = columns_for_tables(LEAST_COLUMNS)
     for status in statuses:
-        for table in tables(status):
-            console.print(table)
-            console.print()
+        for lines in tables(status, width):
+            print(*lines, sep="\n", end="\n\n")

@@ -1,11 +1,9 @@
-"""The table of ``kvfs status`` without a MOUNT: one line a mount, what is asked first.
-
-Without rich, whose import takes longer than all the rest of the command.
-"""
+"""The table of ``kvfs status`` without a MOUNT: one line a mount, what is asked first."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from kvfs.cli.plain_table import Column, table_lines
 from kvfs.core.printable import printable
 from kvfs.core.sizes import format_size, shown_rate
 
@@ -19,11 +17,12 @@ _WRONG: Final = (
 )
 
 
-_HEADINGS: Final = (
-    *("MOUNT", "USED", "OF", "EVICTABLE", "BLOCKS", "HIT RATE", "DATA PATH", "HEALTH"),
+_COLUMNS: Final = (
+    Column("MOUNT", folds=True),
+    *(Column(name, right=True) for name in ("USED", "OF", "EVICTABLE", "BLOCKS", "HIT RATE")),
+    Column("DATA PATH"),
+    Column("HEALTH"),
 )
-_FIGURES: Final = range(1, 6)  # right-aligned
-_GAP: Final = "  "
 
 
 def list_of(statuses: Iterable[Mapping[str, Any]], columns: int) -> Iterator[str]:
@@ -31,18 +30,7 @@ def list_of(statuses: Iterable[Mapping[str, Any]], columns: int) -> Iterator[str
 
     No figure is cut off, so a line may be longer than *columns*.
     """
-    rows = [_HEADINGS, *(_row(status) for status in statuses)]
-    widths = [max(len(row[number]) for row in rows) for number in range(len(_HEADINGS))]
-    others = sum(widths[1:]) + len(_GAP) * len(widths[1:])
-    widths[0] = min(widths[0], max(columns - others, len(_HEADINGS[0])))
-    for name, *rest in rows:
-        cells = [name[: widths[0]].ljust(widths[0])]
-        for number, cell in enumerate(rest, 1):
-            aligned = cell.rjust if number in _FIGURES else cell.ljust
-            cells.append(aligned(widths[number]))
-        yield _GAP.join(cells).rstrip()
-        for at in range(widths[0], len(name), widths[0]):
-            yield name[at : at + widths[0]]
+    yield from table_lines(_COLUMNS, map(_row, statuses), columns)
 
 
 def _row(status: Mapping[str, Any]) -> tuple[str, ...]:

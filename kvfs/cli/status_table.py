@@ -7,9 +7,8 @@ come last, under their own names.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from rich.table import Table
-
-from kvfs.cli.cache_table import cache_rows, curve_table, tally_tables
+from kvfs.cli.cache_table import cache_rows, curve_lines, tally_tables
+from kvfs.cli.plain_table import Column, headed, table_lines
 from kvfs.core.printable import printable
 from kvfs.core.sizes import format_size
 
@@ -111,17 +110,20 @@ _IDS: Final = (
 _LABEL_WIDTH: Final = max(len(label) for names in _SECTIONS.values() for label in names.values())
 
 
-def tables(status: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield the tables of one mount's *status*, each under its heading."""
+def tables(status: Mapping[str, Any], width: int) -> Iterator[Iterator[str]]:
+    """Yield the tables of one mount's *status*, each as its lines; the first is its heading.
+
+    Values are broken at *width* characters.
+    """
     told = dict(status)
     mountpoint = str(told.pop("mountpoint", ""))
     cache = told.pop("cache", None)
     for heading, labels in _SECTIONS.items():
         if heading == "Work" and cache:
-            yield _table("Cache", cache_rows(cache))
+            yield _lines("Cache", cache_rows(cache), width)
             if cache.get("curve"):
-                yield curve_table(cache)
-            yield from tally_tables(cache)
+                yield curve_lines(cache, width)
+            yield from tally_tables(cache, width)
         figures = {name: told.pop(name) for name in labels if name in told}
         if heading == "Trouble":
             figures = {name: value for name, value in figures.items() if value}
@@ -129,24 +131,15 @@ def tables(status: Mapping[str, Any]) -> Iterator[Table]:
         if heading == "Trouble" and not rows:
             rows = [("none", "")]
         if rows:
-            yield _table(mountpoint if heading == "Mount" else heading, rows)
+            yield _lines(mountpoint if heading == "Mount" else heading, rows, width)
     if told:
         more = [(printable(name), _shown(name, value)) for name, value in told.items()]
-        yield _table("More", more)
+        yield _lines("More", more, width)
 
 
-def _table(heading: str, rows: list[tuple[str, str]]) -> Table:
-    table = Table(
-        title=printable(heading),
-        show_header=False,
-        box=None,
-        title_justify="left",
-        title_style="bold",
-    )
-    table.add_column(min_width=_LABEL_WIDTH)
-    for row in rows:
-        table.add_row(*row)
-    return table
+def _lines(heading: str, rows: list[tuple[str, str]], width: int) -> Iterator[str]:
+    yield headed(printable(heading))
+    yield from table_lines((Column(least=_LABEL_WIDTH), Column(folds=True)), rows, width)
 
 
 def _shown(name: str, value: object) -> str:
