@@ -31,7 +31,7 @@ help:
 	@echo "make test    lint, types and all tests but the connectors'"
 	@echo "make test-connectors"
 	@echo "             the tests that run real connectors; 940 MB of downloads the first time"
-	@echo "make proof   the long proofs; their output goes to docs/proof-*.txt"
+	@echo "make proof   the long proofs; their output goes to docs/dev/proof-*.txt"
 	@echo "make deb     a Debian package, dist/kvfs_VERSION_ARCH.deb (docs/install.md)"
 	@echo "make clean   remove what the others made in this folder"
 

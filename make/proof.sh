@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the long proofs, a file at a time, and keeps what each printed as docs/proof-NAME.txt,
+# Runs the long proofs, a file at a time, and keeps what each printed as docs/dev/proof-NAME.txt,
 # headed by the commit and the machine. PROOF=tests/path.py runs one.
 set -eu
 
@@ -12,11 +12,11 @@ fi
 
 commit=$(git describe --always --abbrev=12 2>/dev/null || echo unknown)
 # What an earlier proof printed is no change of what this one shows.
-git diff --quiet HEAD -- . ':!docs/proof-*.txt' 2>/dev/null || commit=$commit-dirty
+git diff --quiet HEAD -- . ':!docs/dev/proof-*.txt' 2>/dev/null || commit=$commit-dirty
 failed=0
 for file in $files; do
     name=$(basename "$file" .py | sed 's/^test_//; s/^proof_//; s/_/-/g')
-    output=docs/proof-$name.txt
+    output=docs/dev/proof-$name.txt
     {
         echo "commit   $commit"
         echo "date     $(date -u +%Y-%m-%dT%H:%MZ)"

@@ -2,7 +2,7 @@
 
 Pure: bytes in, values out. A file has up to two of them, in slots that are written in turn, so that
 one is whole at every moment. Which one counts its identity says: the highest sequence number that
-is not above the identity's own (docs/format.md).
+is not above the identity's own (docs/dev/format.md).
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""The life of a block: one total table of states and events (docs/block-life.md draws it).
+"""The life of a block: one total table of states and events (docs/dev/block-life.md draws it).
 
 Pure. Directories, symlinks and special files are NODE: they have no bytes and no life of their
 own. Connectors are told apart by what they do, never by who they are: a block that was renamed is
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 
 class State(IntEnum):
-    """Where a block is in its life; the numbers are part of the format (docs/format.md)."""
+    """Where a block is in its life; the numbers are part of the format (docs/dev/format.md)."""
 
     NODE = 0
     DRAFT = 1

@@ -1,6 +1,6 @@
 """The names of everything in a pool directory, and what an XFS for it is made with. Pure text.
 
-docs/format.md says what each file is.
+docs/dev/format.md says what each file is.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Every record that kvfs keeps, packed and parsed; docs/format.md is this file in prose.
+"""Every record that kvfs keeps, packed and parsed; docs/dev/format.md is this file in prose.
 
 Pure: bytes in, values out. A record ends in the CRC32C of everything before it, little-endian;
 bytes that fail it, or that carry a version not known here, raise ``Damaged`` and never a value.

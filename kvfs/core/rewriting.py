@@ -1,4 +1,4 @@
-"""What O_TRUNC does to a block that is open or final: one table (docs/rewrites.md).
+"""What O_TRUNC does to a block that is open or final: one table (docs/dev/rewrites.md).
 
 Pure. One open(2) is up to two tries: an OPEN that is answered ESTALE makes the kernel look the name
 up again, once, and send another OPEN. Each row says what one of these requests is answered.

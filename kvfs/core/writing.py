@@ -2,7 +2,7 @@
 
 Pure. The states are lifecycle.py's; here are the flags that decide which event the last close is.
 Each method is one thing that happens to an open block, and nothing else sets a flag.
-docs/block-life.md draws both tables.
+docs/dev/block-life.md draws both tables.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """The blocks that were used last, by the heat, for `kvfs warm --hottest`.
 
-The heat is kept across restarts in HEAT (docs/format.md), which the last stop wrote. So after a
+The heat is kept across restarts in HEAT (docs/dev/format.md), which the last stop wrote. So after a
 start these are the blocks that were hot before it.
 """
 

@@ -1,7 +1,7 @@
 """The store: the whole pool behind one object, as the mount sees it, and its periodic work.
 
-It knows nothing of FUSE or data paths. Order of effects (docs/architecture.md): reserve in memory
--> data -> one index transaction -> visible. A removal: index first, then unlink.
+It knows nothing of FUSE or data paths. Order of effects (docs/dev/architecture.md): reserve in
+memory -> data -> one index transaction -> visible. A removal: index first, then unlink.
 """
 
 import functools

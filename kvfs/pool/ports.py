@@ -1,7 +1,7 @@
 """Two ports: what the parts of the pool need of parts above them, as constructors take it.
 
 ``Room`` is implemented by the engine, which evicts when space is needed, and ``Kernel`` by the
-mount, which talks to the kernel. Nothing else is called upwards (docs/architecture.md draws it).
+mount, which talks to the kernel. Nothing else is called upwards (docs/dev/architecture.md).
 """
 
 from typing import Protocol

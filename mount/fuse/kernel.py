@@ -1,7 +1,7 @@
 """The system calls a FUSE server makes around /dev/fuse: mount, backing ids, messages.
 
 Nothing here knows what a block or a handle is. Every function raises OSError with the kernel's
-errno. Layouts: linux/include/uapi/linux/fuse.h; measured behaviour: docs/architecture.md.
+errno. Layouts: linux/include/uapi/linux/fuse.h; measured behaviour: docs/dev/architecture.md.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""The life of a block, walked: the table is total, sane, and what docs/block-life.md draws."""
+"""The life of a block, walked: the table is total, sane, and what docs/dev/block-life.md draws."""
 
 import copy
 import itertools

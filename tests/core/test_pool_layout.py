@@ -1,4 +1,4 @@
-"""The names in a pool directory: docs/format.md lists those that this release makes."""
+"""The names in a pool directory: docs/dev/format.md lists those that this release makes."""
 
 import re
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from kvfs.core import pool_layout
 from tests.support.source_tree import ROOT
 
-_PAGE: Final = (ROOT / "docs" / "format.md").read_text()
+_PAGE: Final = (ROOT / "docs" / "dev" / "format.md").read_text()
 
 
 def test_the_page_of_the_format_lists_every_name() -> None:

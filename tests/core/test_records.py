@@ -43,7 +43,7 @@ identities = st.builds(
     size_bytes=u63, mtime_ns=i64, flags=u32, content_crc=u32, name=real_names,
 )  # fmt: skip
 
-# The values of the worked example in docs/format.md.
+# The values of the worked example in docs/dev/format.md.
 BLOCK: Final = InodeRecord(
     mode=0o100644, uid=1000, gid=1000, state=2, size_bytes=33_554_432, allocated_bytes=33_554_432,
     atime_ns=1_790_000_000_000_000_001, mtime_ns=1_790_000_000_000_000_002,
@@ -225,8 +225,8 @@ def test_an_identity_of_another_version_is_damage() -> None:
 
 
 def dumps_in_the_document() -> dict[str, bytes]:
-    """Return the worked examples of docs/format.md: label -> bytes of its hex dump."""
-    text = (Path(__file__).parents[2] / "docs/format.md").read_text()
+    """Return the worked examples of docs/dev/format.md: label -> bytes of its hex dump."""
+    text = (Path(__file__).parents[2] / "docs/dev/format.md").read_text()
     found: dict[str, bytes] = {}
     pattern = r"^`([\w ]+)`:\n\n((?:    [0-9a-f]{4}  .*\n)+)"
     for label, dump in re.findall(pattern, text, re.MULTILINE):

@@ -1,4 +1,4 @@
-"""docs/README.md lists every page once, README leads to it, and no link of a page leads nowhere."""
+"""Each folder of docs/ lists its pages once, README leads there, and no link leads nowhere."""
 
 import re
 from pathlib import Path
@@ -9,19 +9,23 @@ import pytest
 from tests.support.mounting import ROOT
 
 DOCS: Final = ROOT / "docs"
-PAGES: Final = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md")))
+#: Pages for users, and pages for developers.
+FOLDERS: Final = (DOCS, DOCS / "dev")
+PAGES: Final = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("**/*.md")))
 _ROW: Final = re.compile(r"^\| \[([a-z-]+\.md)\]\(\1\) \| (.+) \|$", re.MULTILINE)
 _LINK: Final = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
-def test_every_page_has_a_line() -> None:
-    listed = [name for name, _ in _ROW.findall((DOCS / "README.md").read_text())]
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_every_page_has_a_line(folder: Path) -> None:
+    listed = [name for name, _ in _ROW.findall((folder / "README.md").read_text())]
     assert len(listed) == len(set(listed))
-    assert set(listed) == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+    assert set(listed) == {page.name for page in folder.glob("*.md")} - {"README.md"}
 
 
-def test_the_readme_leads_to_the_table() -> None:
-    assert "(docs/README.md)" in (ROOT / "README.md").read_text()
+def test_the_readme_leads_to_the_tables() -> None:
+    for folder in FOLDERS:
+        assert f"({folder.relative_to(ROOT)}/README.md)" in (ROOT / "README.md").read_text()
 
 
 #: What README says it costs, and how the page that measures it says that.
@@ -55,7 +59,25 @@ def test_the_readme_answers_what_a_newcomer_asks(section: str) -> None:
     assert f"\n## {section}" in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in _LINK.findall(page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+_PROOF: Final = re.compile(
+    r"^\| (?:\[(proof-[a-z-]+\.txt)\]\(\1\) \| )?`(tests/\S+)` \|", re.MULTILINE
+)
+
+
+def test_the_page_of_proofs_has_each_proof_and_each_output() -> None:
+    rows = _PROOF.findall((DOCS / "dev" / "proofs.md").read_text())
+    kept = [output for output, _ in rows if output]
+    assert sorted(kept) == sorted(path.name for path in DOCS.glob("**/proof-*.txt"))
+    assert all((DOCS / "dev" / output).exists() for output in kept)
+    marked = {
+        str(path.relative_to(ROOT))
+        for path in ROOT.glob("tests/*/test_*.py")
+        if re.search(r"pytest\.mark\.proof\b", path.read_text())
+    }
+    assert {test for _, test in rows} == marked

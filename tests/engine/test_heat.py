@@ -253,7 +253,7 @@ def test_the_file_is_the_documents_worked_example(pool_fd: int, tmp_path: Path) 
     heat.note(InodeNo(17), 4 * MIB, Rank.PUBLISHED, 0x55667788)
     heat.columns().touches[heat.columns().ino == 17] = 2
     heat.save()
-    text = (Path(__file__).parents[2] / "docs/format.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/dev/format.md").read_text()
     dump = text.partition("`HEAT`:\n\n")[2].partition("\n\n")[0]
     raw = bytes.fromhex("".join(line.partition("  |")[0].strip()[4:] for line in dump.splitlines()))
     assert (tmp_path / HEAT).read_bytes() == raw

@@ -11,7 +11,10 @@ from typing import Final, NamedTuple
 
 from tests.support.mounting import ROOT
 
-DOCUMENTS: Final = ("README.md", *sorted(f"docs/{one.name}" for one in ROOT.glob("docs/*.md")))
+DOCUMENTS: Final = (
+    "README.md",
+    *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md")),
+)
 
 #: How indented blocks begin that are no commands.
 NO_COMMANDS: Final = (

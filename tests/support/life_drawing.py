@@ -1,4 +1,4 @@
-"""The life of a block as docs/block-life.md draws it, made from the tables themselves.
+"""The life of a block as docs/dev/block-life.md draws it, made from the tables themselves.
 
 ``python -m tests.support.life_drawing`` writes it into the document.
 """
@@ -155,8 +155,9 @@ def _keeps(calls: tuple[Callable[[Writing], None], ...], flag: str) -> bool:
     return all(_after(call, flag, start) == start[place] for call in calls for start in STARTS)
 
 
-LIFE: Final = Drawing("block-life.md", "life of a block", "life_drawing", draw_life)
-WRITING: Final = Drawing("block-life.md", "flags of an open block", "life_drawing", draw_writing)
+PAGE: Final = "dev/block-life.md"
+LIFE: Final = Drawing(PAGE, "life of a block", "life_drawing", draw_life)
+WRITING: Final = Drawing(PAGE, "flags of an open block", "life_drawing", draw_writing)
 
 
 def main() -> None:

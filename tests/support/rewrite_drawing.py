@@ -1,4 +1,4 @@
-"""What O_TRUNC does as docs/rewrites.md draws it, made from the tables themselves.
+"""What O_TRUNC does as docs/dev/rewrites.md draws it, made from the tables themselves.
 
 ``python -m tests.support.rewrite_drawing`` writes it into the document.
 """
@@ -57,9 +57,9 @@ def draw_kept() -> str:
     return "\n".join([*rows(("what is kept", "for", "at most"), *body), ""])
 
 
-ANSWERS: Final = Drawing("rewrites.md", "answers to O_TRUNC", "rewrite_drawing", draw_answers)
-KEEPS: Final = Drawing("rewrites.md", "who keeps what", "rewrite_drawing", draw_keeps)
-KEPT: Final = Drawing("rewrites.md", "what a rewrite keeps", "rewrite_drawing", draw_kept)
+ANSWERS: Final = Drawing("dev/rewrites.md", "answers to O_TRUNC", "rewrite_drawing", draw_answers)
+KEEPS: Final = Drawing("dev/rewrites.md", "who keeps what", "rewrite_drawing", draw_keeps)
+KEPT: Final = Drawing("dev/rewrites.md", "what a rewrite keeps", "rewrite_drawing", draw_kept)
 
 
 def main() -> None:

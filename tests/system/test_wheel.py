@@ -82,7 +82,7 @@ def test_the_wheel_has_unit_pages_completion_and_docs(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     data = f"kvfs-{__version__}.data/data"
-    docs = {f"share/doc/kvfs/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    docs = {f"share/doc/kvfs/{path.relative_to(ROOT)}" for path in ROOT.glob("docs/**/*.md")}
     pages = {f"share/man/man1/kvfs-{verb}.1" for verb in VERBS}
     wanted = {"lib/systemd/system/kvfs@.service", "share/man/man5/kvfs.conf.5", *docs, *pages}
     assert {f"{data}/{name}" for name in wanted} - names == set()
