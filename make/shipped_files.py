@@ -21,7 +21,14 @@ _PLACES: Final = {
     "logrotate/kvfs": "share/kvfs/logrotate",
 }
 #: With its folders, so that what one page says of another is found.
-_DOCUMENTS: Final = ("README.md", "CHANGELOG.md", "LICENSE", "Dockerfile", "docs")
+_DOCUMENTS: Final = (
+    "README.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "LICENSE",
+    "Dockerfile",
+    "docs",
+)
 
 
 def shipped_files() -> dict[str, bytes]:

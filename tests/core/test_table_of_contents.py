@@ -11,7 +11,7 @@ from tests.support.mounting import ROOT
 DOCS: Final = ROOT / "docs"
 #: Pages for users, and pages for developers.
 FOLDERS: Final = (DOCS, DOCS / "dev")
-PAGES: Final = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("**/*.md")))
+PAGES: Final = (*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("**/*.md")))
 _ROW: Final = re.compile(r"^\| \[([a-z-]+\.md)\]\(\1\) \| (.+) \|$", re.MULTILINE)
 _LINK: Final = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 

@@ -130,6 +130,13 @@ def test_the_cache_is_watched(shell: Shell) -> None:
     assert '"hit_rate"' in shell.run(command)
 
 
+@pytest.mark.parametrize("page", ["docs/sizing.md", "docs/troubleshooting.md"])
+def test_what_a_page_says_to_look_at_first(shell: Shell, page: str) -> None:
+    run_kvfs("mount", str(shell.kv.parent / "pool"), str(shell.kv), "--capacity=256M")
+    for command in of(page, "kvfs "):
+        assert str(shell.kv) in shell.run(command)
+
+
 def test_metrics_are_fetched(shell: Shell) -> None:
     """By each way that docs/metrics.md shows; the file lies where node_exporter looks for it."""
     place = shell.kv.parent
