@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the wheel's data files are made when it is built."""
+"""What pyproject.toml cannot say: data files and long description are made at the build."""
 
 import sys
 from pathlib import Path
@@ -8,6 +8,8 @@ from setuptools import setup  # isort: skip
 from distutils.command.install_data import install_data
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from make.long_description import long_description  # isort: skip
 
 
 class MadeFiles(install_data):
@@ -23,4 +25,9 @@ class MadeFiles(install_data):
 
 
 # The list is not empty, or setuptools would not ask for data files at all.
-setup(cmdclass={"install_data": MadeFiles}, data_files=[("share/doc/kvfs", ["README.md"])])
+setup(
+    cmdclass={"install_data": MadeFiles},
+    data_files=[("share/doc/kvfs", ["README.md"])],
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
+)

@@ -24,6 +24,7 @@ _PLACES: Final = {
 _DOCUMENTS: Final = (
     "README.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "SECURITY.md",
     "LICENSE",
     "Dockerfile",

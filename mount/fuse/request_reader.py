@@ -2,7 +2,7 @@
 
 A load is an open and a close, with milliseconds in between in which the client's bytes drive the
 server's code out of the CPU's caches. So what a load runs through is one short loop, waiting
-included (docs/performance.md).
+included (docs/dev/measuring.md).
 """
 
 import errno

@@ -10,8 +10,7 @@ import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = [
-    "README.md",
-    "CHANGELOG.md",
+    *sorted(page.name for page in ROOT.glob("*.md")),
     *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md")),
 ]
 SOURCES: Final = sorted(

@@ -13,6 +13,7 @@ from tests.support.mounting import ROOT
 
 DOCUMENTS: Final = (
     "README.md",
+    "CONTRIBUTING.md",
     *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md")),
 )
 

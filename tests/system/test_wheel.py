@@ -4,6 +4,7 @@ The wheel is built from the source package, as a release is.
 """
 
 import configparser
+import email
 import re
 import shutil
 import subprocess
@@ -86,6 +87,23 @@ def test_the_wheel_has_unit_pages_completion_and_docs(wheel: Path) -> None:
     pages = {f"share/man/man1/kvfs-{verb}.1" for verb in VERBS}
     wanted = {"lib/systemd/system/kvfs@.service", "share/man/man5/kvfs.conf.5", *docs, *pages}
     assert {f"{data}/{name}" for name in wanted} - names == set()
+
+
+def test_a_package_index_shows_a_readme_whose_links_work(wheel: Path) -> None:
+    """It has no file beside it there: what is left of a link names a path that was installed."""
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = {name.partition("/share/doc/kvfs/")[2] for name in archive.namelist()}
+        told = email.message_from_bytes(archive.read(f"kvfs-{__version__}.dist-info/METADATA"))
+    assert told["Author"] == "kvfs developers"
+    assert "Operating System :: POSIX :: Linux" in (told.get_all("Classifier") or ())
+    assert told.get_all("Project-URL") is None
+    assert told["Description-Content-Type"] == "text/markdown"
+    text = told.get_payload()
+    assert "# kvfs" in text
+    assert _LINK.findall(text) == []
+    named = set(re.findall(r"(?<![\w/])(?:docs/[\w/-]+\.md|[A-Z]+\.md)", text))
+    assert len(named) > 10
+    assert named <= shipped
 
 
 def test_what_is_installed_is_found(prefix: Path) -> None:

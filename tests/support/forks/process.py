@@ -2,7 +2,7 @@
 
 ``Process`` is ``subprocess.Popen`` and ``run`` is ``subprocess.run``, with the same arguments and
 the same answers. A start of an interpreter with kvfs costs 0.1 to 0.7 s of CPU, a fork some 5 ms;
-of the tests' time that was a third (docs/performance.md, "Where the tests' time goes").
+of the tests' time that was a third (docs/dev/measuring.md, "Where the tests' time goes").
 
 What a fork cannot do is done by exec: a program that is not of this tree, a prefix such as
 unshare(1), other limits, namespaces, capabilities or ignored signals than those the run began with,
