@@ -65,6 +65,16 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+_SEQUENCE: Final = re.compile(r"^```mermaid\nsequenceDiagram\n(.+?)^```", re.DOTALL | re.MULTILINE)
+
+
+def test_a_line_of_a_drawn_sequence_has_no_semicolon() -> None:
+    """Mermaid ends a statement there, and shows an error in place of the picture."""
+    drawn = [text for page in PAGES for text in _SEQUENCE.findall(page.read_text())]
+    assert drawn
+    assert not any(";" in text for text in drawn)
+
+
 _PROOF: Final = re.compile(
     r"^\| (?:\[(proof-[a-z-]+\.txt)\]\(\1\) \| )?`(tests/\S+)` \|", re.MULTILINE
 )
