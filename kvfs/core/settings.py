@@ -100,6 +100,11 @@ class Settings(IndexSettings):
         "passthrough if the kernel has it, else daemon; both behave the same",
         choices=("auto", "passthrough", "daemon"),
     )
+    idmapped_mounts: bool = setting(
+        False,
+        "requests then name no user, who is looked up in /proc at each open to write; on for pods "
+        "with hostUsers: false (Linux 6.12)",
+    )
     fast_lane: bool = setting(True, "answers quick requests without a coroutine; off to debug")
 
     entry_timeout_s: float = setting(

@@ -71,12 +71,31 @@ def require_file_size() -> None:
         ) from None
 
 
+def _require_own_proc() -> None:
+    """Raise ToolMissing if /proc is that of another pid namespace.
+
+    The numbers in requests would then be those of other processes there, of root's perhaps.
+    """
+    try:
+        with open("/proc/self/status", "rb") as file:
+            numbers = file.read().partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
+    except OSError:
+        numbers = []
+    if numbers != [b"%d" % os.getpid()]:
+        raise ToolMissing(
+            "idmapped_mounts needs the /proc of its own pid namespace (unshare --mount-proc)"
+        )
+
+
 def what_it_cannot_see(settings: Settings) -> str:
     """Return a line for the operator if clients outside our pid namespace cannot be seen.
 
     Empty if this is the machine's first pid namespace, or if their closes are trusted. A request of
-    a process outside carries the number 0 (fs/fuse/dev.c).
+    a process outside carries the number 0 (fs/fuse/dev.c). Raises ToolMissing if /proc would name
+    the wrong users where requests name none.
     """
+    if settings.idmapped_mounts:
+        _require_own_proc()
     if settings.foreign_closes == "trusted":
         return ""
     try:

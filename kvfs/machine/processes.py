@@ -9,6 +9,7 @@ is started at boot could get the same pid and the same birth in each boot.
 import contextlib
 import errno
 import os
+import re
 import select
 import threading
 import zlib
@@ -31,7 +32,13 @@ from kvfs.storage.run_state import present_boot_id
 _PROCESSES_MAX: Final = 4096
 _STATM_BYTES: Final = 128
 _NAME_BYTES: Final = 64
+#: No user's number.
+UNKNOWN_UID: Final = -1
+#: What the kernel shows of a user that has no number here (user_namespaces(7)).
+OVERFLOW_UID: Final = 65534
 NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
+#: Of /proc/PID/status: real, effective, saved, and that of the file system (setfsuid(2)).
+_UIDS: Final = re.compile(rb"\nUid:\t\d+\t\d+\t\d+\t(\d+)\n")
 #: Above the inode numbers of pidfds: 32 bits of the boot's id.
 _BOOT_SHIFT: Final = 32
 
@@ -210,6 +217,20 @@ class Processes:
     def is_kernel_thread(self, tid: int) -> bool:
         """Whether *tid* is a kernel thread, such as nfsd or a loop device: no signal ends it."""
         return tid > 0 and is_kernel_thread(status_of(tid, self._open))
+
+    def uid_of(self, tid: int) -> int:
+        """Return as which user thread *tid* uses files, of those of this user namespace.
+
+        UNKNOWN_UID if that cannot be told: it is of another pid namespace, or of the kernel, which
+        acts for others (nfsd), or its user has no number here. While a thread waits for its answer
+        it cannot become another user's, and no other gets its number.
+        """
+        status = status_of(tid, self._open) if tid > 0 else b""
+        found = _UIDS.search(status)
+        if found is None or is_kernel_thread(status):
+            return UNKNOWN_UID
+        uid = int(found[1])
+        return UNKNOWN_UID if uid == OVERFLOW_UID else uid
 
     def ask(self, maker: Maker) -> Question:
         """Ask how *maker* ended; the answer may take a while."""

@@ -37,6 +37,7 @@ def describe(mount: Parts) -> dict[str, Any]:
         "source": mount.settings.source,
         "name": mount.settings.name,
         "read_only": mount.settings.read_only,
+        "idmapped_mounts": mount.port.idmapped,
         "data_path": path.name,
         "data_path_reason": mount.port.choice.reason,
         "server_pid": os.getpid(),

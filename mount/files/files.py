@@ -8,7 +8,7 @@ import os
 import stat
 import time
 from collections.abc import Callable
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import trio
 
@@ -25,11 +25,11 @@ from kvfs.core.types import HandleNo, InodeNo, InodeRecord
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.open_inodes import Hand, OpenInode
+from mount.files.callers import Callers, PresentRequest
 from mount.files.handles import Handle, HandleKind
 from mount.files.kernel_port import KernelPort
 from mount.files.permissions import surely_may_open
 from mount.files.space_wait import Room
-from mount.fuse.channel import Requester
 from mount.fuse.grant import Grant
 
 R = TypeVar("R")
@@ -38,20 +38,6 @@ _SYNC_LOOK_S: Final = 0.002
 _WRITABLE: Final = (os.O_WRONLY, os.O_RDWR)
 #: Opens that write or truncate change the block's life.
 NOT_A_READER: Final = os.O_ACCMODE | os.O_TRUNC
-
-
-class PresentRequest(Protocol):
-    """The request that is being handled: the channel knows it."""
-
-    @property
-    def present(self) -> Requester:
-        """Who made it."""
-
-    def about_to_wait(self) -> Callable[[], None]:
-        """A handler waits: the next request is read meanwhile.
-
-        What this returns is called before the handler goes on.
-        """
 
 
 def is_writer(flags: int) -> bool:
@@ -69,6 +55,7 @@ class Files:
         self._port = port
         self._request = request
         self._makers = port.store.pool.leases.processes
+        self.callers = Callers(request, port, self._makers)
         self._shares = port.handles.shares
         self.limiter = trio.CapacityLimiter(io_threads)
         self.room = Room(port.store)
@@ -254,7 +241,7 @@ class Files:
         if writer:
             self.handles.note_writer(handle, self.thread(), maker)
         if writer or not grant.backing_id:
-            self.handles.charge(handle, self._request.present.uid)
+            self.handles.charge(handle, self.callers.payer())
         return handle.fh, grant
 
     def own_again(self, handle: Handle, uid: int, tid: int) -> None:
@@ -264,7 +251,7 @@ class Files:
         handle.opened.maker = maker
         handle.opened.add_hand(Hand(maker, tid))
         if handle.uid < 0:
-            self.handles.charge(handle, uid)
+            self.handles.charge(handle, self.callers.payer_of(uid, tid))
 
     def granted_again(self, handle: Handle) -> Grant:
         """Return what *handle* was granted when it was opened."""
@@ -273,7 +260,7 @@ class Files:
 
     def _require_share(self) -> None:
         """Raise TooManyOpen if the user has used its share of the descriptors."""
-        self._shares.require_one(self._request.present.uid, self.readers.give_up_one)
+        self._shares.require_one(self.callers.payer(), self.readers.give_up_one)
 
     def release(self, fh: int) -> None:
         """Close handle *fh*; the last writer publishes. Raises BadHandle, NoSpace."""

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from kvfs.core.errors import ServeFailed
+from kvfs.core.errors import ServeFailed, ToolMissing
 from kvfs.core.settings import Settings
 from kvfs.core.types import BackingId, InodeNo
 from kvfs.devices import Device
@@ -31,6 +31,8 @@ from mount.fuse.invalidations import Invalidations
 from mount.process.succession import Succession
 
 _INIT_NOTE: Final = b"init"
+#: That the mount may be cloned with mapped ids: the kernel keeps that, whatever the setting is now.
+_IDMAPPED_NOTE: Final = b"idmapped"
 
 
 class Agreed(NamedTuple):
@@ -61,6 +63,9 @@ class KernelPort:
         """
         self.fuse_fd = fuse_fd
         self._wanted = settings.data_path
+        self._wants_idmapped = settings.idmapped_mounts
+        #: Whether requests name no user, but those that make something; known with INIT.
+        self.idmapped = False
         self.agreed_before = agreed_before
         self.choice = choose_path(settings.data_path)
         if self.agreed_before is not None:
@@ -82,6 +87,7 @@ class KernelPort:
         #: The handles that clients have from before.
         self.recalled: Recalled | None = None
         if self.agreed_before is not None:
+            self.idmapped = bool(self.store.pool.notes.get(_IDMAPPED_NOTE))
             self.store.take_over(handles.living())
             self.recalled = handles.recall(pool.open_inodes)
             ids = {
@@ -122,18 +128,26 @@ class KernelPort:
 
     def features(self, offered: int, request: bytes) -> Features:
         """Return what to agree on, of the flags that the kernel has *offered* in its *request*."""
-        features = agree(offered, passthrough=self.choice.passthrough)
+        features = agree(
+            offered, passthrough=self.choice.passthrough, idmapped=self._wants_idmapped
+        )
         self._request = request
         return features
 
     def begin(self, features: Features) -> None:
         """Try passthrough for real before the first file is opened; else take the daemon path.
 
-        Raises ToolMissing when passthrough was demanded.
+        Raises ToolMissing when passthrough or id-mapped mounts were demanded.
         """
         self.resends = features.resend
         if self.agreed_before is None:
+            if self._wants_idmapped and not features.idmapped:
+                raise ToolMissing(
+                    f"idmapped_mounts needs Linux 6.12 or later, and this is {os.uname().release}"
+                )
             self._choose(features)
+            self.idmapped = features.idmapped
+            self.store.pool.notes.put(_IDMAPPED_NOTE, self.idmapped)
             self.store.pool.notes.put(_INIT_NOTE, (self._request, *self.choice))
         self.agreed.set()
 

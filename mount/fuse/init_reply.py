@@ -9,6 +9,7 @@ import struct
 from typing import Final, NamedTuple
 
 from mount.fuse.wire import (
+    FUSE_ALLOW_IDMAP,
     FUSE_DIRECT_IO_ALLOW_MMAP,
     FUSE_HANDLE_KILLPRIV_V2,
     FUSE_HAS_RESEND,
@@ -34,17 +35,25 @@ class Features(NamedTuple):
     flags: int
     passthrough: bool
     resend: bool
+    idmapped: bool = False
 
 
-def agree(offered: int, *, passthrough: bool) -> Features:
-    """Choose from the kernel's *offered* flags; *passthrough* is whether it is wanted."""
+def agree(offered: int, *, passthrough: bool, idmapped: bool = False) -> Features:
+    """Choose from the kernel's *offered* flags; *passthrough* and *idmapped*: are they wanted."""
     wanted = FUSE_PARALLEL_DIROPS | FUSE_HANDLE_KILLPRIV_V2
     if offered & FUSE_INIT_EXT:
         wanted |= FUSE_INIT_EXT | FUSE_DIRECT_IO_ALLOW_MMAP
         if passthrough:
             wanted |= FUSE_PASSTHROUGH
+        if idmapped:
+            wanted |= FUSE_ALLOW_IDMAP
     flags = wanted & offered
-    return Features(flags, bool(flags & FUSE_PASSTHROUGH), bool(offered & FUSE_HAS_RESEND))
+    return Features(
+        flags,
+        bool(flags & FUSE_PASSTHROUGH),
+        bool(offered & FUSE_HAS_RESEND),
+        bool(flags & FUSE_ALLOW_IDMAP),
+    )
 
 
 def patch_init_reply(reply: bytes, features: Features, max_background: int) -> bytes:

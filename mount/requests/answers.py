@@ -146,7 +146,10 @@ class Answers:
         return self._blocks.truncating.looked_up(ino, who.tid, self._files.requester(), may)
 
     def _may_empty(self, asks: Requester, record: InodeRecord, *, reads: bool) -> bool:
-        """Whether the caller *asks* may empty *record*; False if that is unknown."""
+        """Whether the caller *asks* may empty *record*; False if that is unknown.
+
+        So it is where mounts may be id-mapped: which ids it has on its mount only the kernel knows.
+        """
         who = credentials_of(asks.tid)
         if who is None or (who.uid, who.gid) != (asks.uid, asks.gid):
             return False

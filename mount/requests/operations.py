@@ -87,7 +87,13 @@ class Operations(pyfuse3.Operations):
     ) -> EntryAttributes:
         """Make a directory."""
         ino, record = self._namespace.make_node(
-            InodeNo(parent_inode), name, mode, ctx.uid, ctx.gid, request=self._request()
+            InodeNo(parent_inode),
+            name,
+            mode,
+            ctx.uid,
+            ctx.gid,
+            request=self._request(),
+            asks=self._files.callers.uid(),
         )
         return entry_attributes(self._answers.entry(ino, record))
 
@@ -104,7 +110,13 @@ class Operations(pyfuse3.Operations):
             )
         elif stat.S_IFMT(mode) in _NODE_KINDS:
             ino, record = self._namespace.make_node(
-                parent, name, mode, ctx.uid, ctx.gid, request=self._request()
+                parent,
+                name,
+                mode,
+                ctx.uid,
+                ctx.gid,
+                request=self._request(),
+                asks=self._files.callers.uid(),
             )
         else:
             raise NotPermitted("device nodes")
@@ -118,7 +130,14 @@ class Operations(pyfuse3.Operations):
         """Make a symlink."""
         mode = stat.S_IFLNK | 0o777
         ino, record = self._namespace.make_node(
-            InodeNo(parent_inode), name, mode, ctx.uid, ctx.gid, target, request=self._request()
+            InodeNo(parent_inode),
+            name,
+            mode,
+            ctx.uid,
+            ctx.gid,
+            target,
+            request=self._request(),
+            asks=self._files.callers.uid(),
         )
         return entry_attributes(self._answers.entry(ino, record))
 
@@ -200,13 +219,15 @@ class Operations(pyfuse3.Operations):
     def setxattr(self, inode: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
         """Set one user.* attribute."""
         self._store.attributes.set_xattr(
-            InodeNo(inode), name, value, ctx.uid, request=self._request()
+            InodeNo(inode), name, value, self._files.callers.uid(), request=self._request()
         )
 
     @answered
     def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:
         """Remove one user.* attribute."""
-        self._store.attributes.remove_xattr(InodeNo(inode), name, ctx.uid, request=self._request())
+        self._store.attributes.remove_xattr(
+            InodeNo(inode), name, self._files.callers.uid(), request=self._request()
+        )
 
     @answered
     def statfs(self, ctx: RequestContext) -> StatvfsData:

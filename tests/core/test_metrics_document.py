@@ -26,7 +26,7 @@ NOT_EXPORTED: Final = {
     **dict.fromkeys(("cache.hit_rate", "cache.directories.NAME.hit_rate"), "a ratio of metrics"),
     "cache.models.MODEL.hit_rate": "the same",
     "cache.device.write_rate": "the rate of a metric",
-    "checksums.verify": "a setting",
+    **dict.fromkeys(("checksums.verify", "idmapped_mounts"), "a setting"),
     "checksums.doubtful": "a state that verify and its counters end",
     "cache.curve_": "how the prediction was made",
     **{key: "the key of a flag" for key, _ in FLAGS.values()},

@@ -1,6 +1,7 @@
 """Processes and their deaths, with real ones: who made a block, and how he ended."""
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import resource
@@ -15,7 +16,7 @@ from typing import Final
 import pytest
 
 from kvfs.machine.process_ends import Fate, judge, stat_fields
-from kvfs.machine.processes import NOBODY, SERVER, Maker, Processes
+from kvfs.machine.processes import NOBODY, OVERFLOW_UID, SERVER, UNKNOWN_UID, Maker, Processes
 from tests.support.stepping import until
 
 #: A kernel thread: kthreadd.
@@ -85,6 +86,29 @@ def test_what_cannot_be_watched_is_nobody(makers: Processes, tid: int) -> None:
 def test_a_kernel_thread_is_a_server(makers: Processes) -> None:
     """nfsd is one."""
     assert makers.of(KERNEL_THREAD, 0.0) == SERVER
+
+
+@pytest.mark.parametrize("tid", [0, -1, 1 << 22, KERNEL_THREAD])
+def test_who_cannot_be_told_is_no_user(makers: Processes, tid: int) -> None:
+    """A foreign or vanished thread, and one of the kernel, which is root's and acts for others."""
+    assert makers.uid_of(tid) == UNKNOWN_UID
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_user_is_that_of_the_thread_and_of_the_file_system(makers: Processes) -> None:
+    """A server in user space takes its client's for each request (setfsuid(2)), in one thread."""
+    setfsuid, told = ctypes.CDLL(None).setfsuid, []
+
+    def serve() -> None:
+        for uid in (1000, OVERFLOW_UID, 0):
+            setfsuid(uid)
+            told.append(makers.uid_of(threading.get_native_id()))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+    assert told == [1000, UNKNOWN_UID, 0]
+    assert makers.uid_of(os.getpid()) == 0
 
 
 def test_an_nfs_server_makes_nothing_of_its_own(makers: Processes) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mount.fuse.init_reply import Features, agree, patch_init_reply
 from mount.fuse.wire import (
+    FUSE_ALLOW_IDMAP,
     FUSE_DIRECT_IO_ALLOW_MMAP,
     FUSE_HANDLE_KILLPRIV_V2,
     FUSE_HAS_RESEND,
@@ -48,6 +49,15 @@ def test_passthrough_is_only_agreed_when_wanted_and_offered() -> None:
     assert not agree(EVERYTHING, passthrough=False).passthrough
     assert not agree(EVERYTHING, passthrough=False).flags & FUSE_PASSTHROUGH
     assert not agree(EVERYTHING & ~FUSE_PASSTHROUGH, passthrough=True).passthrough
+
+
+def test_id_maps_are_only_agreed_when_wanted_and_offered() -> None:
+    """[id-mapped] Without them each request names its user."""
+    assert not agree(EVERYTHING, passthrough=True).flags & FUSE_ALLOW_IDMAP
+    wanted = agree(EVERYTHING, passthrough=True, idmapped=True)
+    assert wanted.idmapped
+    assert wanted.flags == ASKED | EXTENDED | FUSE_PASSTHROUGH | FUSE_ALLOW_IDMAP
+    assert not agree(EVERYTHING & ~FUSE_ALLOW_IDMAP, passthrough=True, idmapped=True).idmapped
 
 
 def test_without_the_extension_no_high_bit_is_agreed() -> None:

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Final
 import pytest
 
 from tests.support.calls import write_file
+from tests.support.id_maps import id_mapped, user_namespace
 from tests.support.mounting import Mounted, run_kvfs
 
 pytestmark = pytest.mark.needs_fuse
@@ -20,12 +20,6 @@ pytestmark = pytest.mark.needs_fuse
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 #: linux/inotify.h.
 _IN_DELETE: Final = 0x200
-#: Numbers of system calls that all architectures share (Linux 5.12), and linux/mount.h.
-_OPEN_TREE: Final = 428
-_MOUNT_SETATTR: Final = 442
-_OPEN_TREE_CLONE: Final = 1
-_MOUNT_ATTR_IDMAP: Final = 0x100000
-_AT_EMPTY_PATH: Final = 0x1000
 
 
 def store(directory: Path, name: str) -> Path:
@@ -106,37 +100,6 @@ def test_no_upper_layer_lies_on_it(kv: Path, mount: Mounted, tmp_path: Path) -> 
 
     assert overlaid(kv).returncode != 0
     assert overlaid(tmp_path).stdout == "content"
-
-
-@contextmanager
-def user_namespace() -> Iterator[int]:
-    """Yield a descriptor of a user namespace that maps its root to 100000."""
-    ready, told = os.pipe()
-    command = ["unshare", "--user", "sh", "-c", f"echo >&{told}; read -r _"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(told,)) as child:
-        os.close(told)
-        os.read(ready, 1)
-        os.close(ready)
-        for kind in ("uid", "gid"):
-            Path(f"/proc/{child.pid}/{kind}_map").write_text("0 100000 65536\n")
-        fd = os.open(f"/proc/{child.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
-            child.communicate(b"\n")
-
-
-def id_mapped(directory: Path, namespace_fd: int) -> int:
-    """Clone the mount of *directory* and map its ids; return the errno, 0 if it could be done."""
-    path = ctypes.c_char_p(bytes(directory))
-    tree = _LIBC.syscall(_OPEN_TREE, -100, path, _OPEN_TREE_CLONE | os.O_CLOEXEC)
-    assert tree >= 0
-    attributes = struct.pack("=QQQQ", _MOUNT_ATTR_IDMAP, 0, 0, namespace_fd)
-    done = _LIBC.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, attributes, len(attributes))
-    code = ctypes.get_errno() if done else 0
-    os.close(tree)
-    return code
 
 
 def test_its_ids_are_not_mapped(kv: Path, mount: Mounted, tmp_path: Path) -> None:

@@ -49,12 +49,19 @@ class Caller:
     """One process with its own credentials; calls that fail raise OSError with the same errno."""
 
     def __init__(
-        self, uid: int = 0, gid: int = 0, *, groups: Sequence[int] = (), umask: int = 0o022
+        self,
+        uid: int = 0,
+        gid: int = 0,
+        *,
+        groups: Sequence[int] = (),
+        umask: int = 0o022,
+        prefix: Sequence[str] = (),
     ) -> None:
+        """*prefix*: a command that starts it, such as nsenter(1)."""
         self.uid, self.gid = uid, gid
         numbers = [str(number) for number in (uid, gid, umask, *groups)]
         self._process = Process(
-            [sys.executable, "-c", _LOOP, *numbers],
+            [*prefix, sys.executable, "-c", _LOOP, *numbers],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -6,7 +6,7 @@ from mount.fuse.channel import Requester
 
 
 class PresentRequest:
-    """Implements ``mount.files.files.PresentRequest``."""
+    """Implements ``mount.files.callers.PresentRequest``."""
 
     present = Requester(0, 0, 0)
 

@@ -166,10 +166,12 @@ class Namespace:
         target: bytes = b"",
         *,
         request: int = 0,
+        asks: int | None = None,
     ) -> tuple[InodeNo, InodeRecord]:
         """Make a directory, symlink, fifo or socket. Raises what ``require_free`` raises.
 
-        *request* is the client's that asks for it, here and below; 0: none does.
+        *request* is the client's that asks for it, here and below; 0: none does. *asks* is the user
+        whose bound counts, None: the owner.
         """
         if stat.S_ISLNK(mode) and not 0 < len(target) <= TARGET_MAX_BYTES:
             raise NameTooLong(f"target of {len(target)} bytes")
@@ -177,7 +179,7 @@ class Namespace:
         pool.cache.looks.made(parent, name)
         # Nothing goes for what is refused.
         self.require_free(parent, name)
-        require_node(pool, uid)
+        require_node(pool, uid if asks is None else asks)
         self._allocator.require_name()
         parent_record = self.directory(parent)  # blocks may have gone from it
         ino = pool.numbers.take()
