@@ -38,6 +38,11 @@ class Callers:
         #: The request whose caller was looked up last, and who pays for it.
         self._looked_up = (0, OVERFLOW_UID)
 
+    @property
+    def are_named(self) -> bool:
+        """Whether each request names its user."""
+        return not self._port.idmapped
+
     def uid(self) -> int:
         """Return who makes the present request, UNKNOWN_UID if that cannot be told."""
         present = self._request.present

@@ -146,15 +146,31 @@ class Answers:
         return self._blocks.truncating.looked_up(ino, who.tid, self._files.requester(), may)
 
     def _may_empty(self, asks: Requester, record: InodeRecord, *, reads: bool) -> bool:
-        """Whether the caller *asks* may empty *record*; False if that is unknown.
-
-        So it is where mounts may be id-mapped: which ids it has on its mount only the kernel knows.
-        """
+        """Whether the caller *asks* may empty *record*; False if that is unknown."""
+        if not self._files.callers.are_named:
+            return self._may_as_before(asks.tid, record)
         who = credentials_of(asks.tid)
         if who is None or (who.uid, who.gid) != (asks.uid, asks.gid):
             return False
         sticky = self._namespace.directory(record.parent).mode & stat.S_ISVTX
         return may_empty(record, who, reads=reads, sticky=bool(sticky))
+
+    def _may_as_before(self, tid: int, record: InodeRecord) -> bool:
+        """Whether the kernel let thread *tid* open a file just now that is like *record*.
+
+        The same owner, group and mode in the same directory mean the same permissions, whichever
+        ids the caller has on its mount; only the kernel knows these.
+        """
+        refused = self._refusals.of(tid)
+        if refused is None or not refused.ino:  # a CREATE: nothing was checked
+            return False
+        try:
+            before = self._blocks.present(refused.ino)
+        except DeadInode:
+            return False
+        return all(
+            getattr(before, key) == getattr(record, key) for key in ("parent", "uid", "gid", "mode")
+        )
 
     def _draft(self, ino: InodeNo, record: InodeRecord) -> Entry | Validity:
         """Return what the caller sees under the name of a draft; the kernel must not keep it.

@@ -14,14 +14,19 @@ from typing import Final
 import pytest
 
 from kvfs.core.errors import ToolMissing
+from kvfs.core.types import ROOT_INODE
 from mount.fuse.wire import FUSE_ALLOW_IDMAP
 from tests.fuse.conftest import require_passthrough
 from tests.fuse.test_open_shares import CLIENTS, CREATE, FEW_FILES, FILES, open_until_refused
+from tests.fuse.test_second_tries import ATTACKS
 from tests.support.callers import Caller
 from tests.support.calls import read_file, write_file
 from tests.support.fake_kernel import WAIT_S, fake_kernel
 from tests.support.id_maps import SHIFT, id_mapped, id_mapped_at, user_namespace
 from tests.support.mounting import CommandFailed, Mounted, skip_without_mounts, workplace
+from tests.support.readers_desk import Desk
+from tests.support.stepping import Stepping
+from tests.support.stores import host
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.usefixtures("kvfs_only")]
 
@@ -157,6 +162,50 @@ def test_its_owner_may_and_others_may_not(
     owner.os("rename", str(path), str(own / "renamed"))
     owner.os("unlink", str(own / "renamed"))
     assert os.listdir(own) == []
+
+
+def test_a_log_that_two_begin_is_emptied_for_both(own: Path, owner: Caller) -> None:
+    """[id-mapped] The second finds the version before, is led to the draft, and may empty it."""
+    path = str(own / "app.log")
+    store(owner, own / "app.log", b"yesterday")
+    append, truncate = os.O_WRONLY | os.O_APPEND | os.O_TRUNC, os.O_WRONLY | os.O_TRUNC
+    with Caller(owner.uid, owner.uid) as elsewhere:
+        fd = owner.os("open", path, append)
+        owner.os("write", fd, b"one\n")
+        elsewhere.os("close", elsewhere.os("open", path, truncate))
+        owner.os("write", fd, b"two\n")
+        owner.os("close", fd)
+    assert read_file(own / "app.log") == b"two\n"
+
+
+def test_who_owns_one_file_empties_no_other(both: Cloned) -> None:
+    """[id-mapped] Whom the second try of an open leads to another's file; as in second_tries."""
+    place = both.plain / "attacked"
+    (place / "own").mkdir(parents=True)
+    os.chmod(place / "own", 0o777)
+    write_file(place / "victim", b"theirs")
+    os.chmod(place / "victim", 0o600)
+    attack = (place / "own", place / "victim", str(ATTACKS))
+    with Stepping("tests.support.swapped_link", *attack) as attacker:
+        assert attacker.at() == "swapped"
+    assert read_file(place / "victim") == b"theirs"
+
+
+def test_an_open_that_another_server_did_counts_for_who_made_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """[id-mapped] That one was killed before it could note it, and the request names nobody."""
+    with host() as machine, contextlib.closing(Desk(machine, monkeypatch)) as desk:
+        desk.port.idmapped = True
+        fh, _, _, _ = desk.files.create(ROOT_INODE, b"draft", 0o600, CREATE, OWNER, OWNER)
+        handle = desk.handles.get(fh)
+        assert handle.uid == 65534  # of a thread unknown
+        handle.uid = -1
+        with Caller(SHIFT + OWNER) as caller:
+            caller.os("getpid")
+            desk.files.own_again(handle, (1 << 32) - 1, caller.pid)
+        assert handle.uid == SHIFT + OWNER
+        desk.files.release(fh)
 
 
 def test_policies_are_set_by_who_is_the_same_on_both(
