@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import stat
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -15,17 +16,16 @@ import pytest
 
 from kvfs.core.errors import ToolMissing
 from kvfs.core.types import ROOT_INODE
-from mount.fuse.wire import FUSE_ALLOW_IDMAP
+from mount.fuse.wire import FUSE_ALLOW_IDMAP, OPEN_IN, WRITE_IN, Opcode
 from tests.fuse.conftest import require_passthrough
+from tests.fuse.test_handle_lookups import Asker
 from tests.fuse.test_open_shares import CLIENTS, CREATE, FEW_FILES, FILES, open_until_refused
-from tests.fuse.test_second_tries import ATTACKS
 from tests.support.callers import Caller
 from tests.support.calls import read_file, write_file
 from tests.support.fake_kernel import WAIT_S, fake_kernel
 from tests.support.id_maps import SHIFT, id_mapped, id_mapped_at, user_namespace
 from tests.support.mounting import CommandFailed, Mounted, skip_without_mounts, workplace
 from tests.support.readers_desk import Desk
-from tests.support.stepping import Stepping
 from tests.support.stores import host
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.usefixtures("kvfs_only")]
@@ -178,17 +178,32 @@ def test_a_log_that_two_begin_is_emptied_for_both(own: Path, owner: Caller) -> N
     assert read_file(own / "app.log") == b"two\n"
 
 
-def test_who_owns_one_file_empties_no_other(both: Cloned) -> None:
-    """[id-mapped] Whom the second try of an open leads to another's file; as in second_tries."""
-    place = both.plain / "attacked"
-    (place / "own").mkdir(parents=True)
-    os.chmod(place / "own", 0o777)
-    write_file(place / "victim", b"theirs")
-    os.chmod(place / "victim", 0o600)
-    attack = (place / "own", place / "victim", str(ATTACKS))
-    with Stepping("tests.support.swapped_link", *attack) as attacker:
-        assert attacker.at() == "swapped"
-    assert read_file(place / "victim") == b"theirs"
+def asked_to_store(asker: Asker, name: bytes) -> int:
+    """Leave a block under *name* in the root, and return its node."""
+    node, handle = asker.create(1, name)
+    body = WRITE_IN.pack(handle, 0, 5, 0, 0, 0, 0) + b"bytes"
+    assert asker.kernel.call(Opcode.WRITE, node, body).code == 0
+    asker.close(node, handle)
+    return node
+
+
+#: FATTR_MODE, FATTR_UID and FATTR_GID of linux/fuse.h.
+@pytest.mark.parametrize("changed", [0, 1, 2, 4], ids=["like it", "mode", "owner", "group"])
+def test_a_second_try_empties_only_what_is_like_the_first(changed: int) -> None:
+    """[id-mapped] Another's file comes to the name between the two tries of one open."""
+    with fake_kernel(*MAPPED) as kernel:
+        asker = Asker(kernel)
+        own, another = (asked_to_store(asker, name) for name in (b"name", b"another"))
+        attributes = (0o100600, 0, OTHER, OTHER, 0)
+        body = struct.pack("<II48xIIIIIIII", changed, 0, 0, 0, 0, *attributes)
+        assert not changed or kernel.call(Opcode.SETATTR, another, body).code == 0
+        truncating = OPEN_IN.pack(os.O_WRONLY | os.O_TRUNC, 0)
+        assert kernel.call(Opcode.OPEN, own, truncating).code == -errno.ESTALE
+        thread, kernel.sender = kernel.sender, 1
+        rename = struct.pack("<Q", 1) + b"another\0name\0"
+        assert kernel.call(Opcode.RENAME, 1, rename).code == 0
+        kernel.sender = thread
+        assert (asker.lookup(1, b"name") == another) == bool(changed)
 
 
 def test_an_open_that_another_server_did_counts_for_who_made_it(
