@@ -4,6 +4,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -11,10 +12,15 @@ import pytest
 
 from tests.support.callers import Caller
 from tests.support.calls import read_file, write_file
+from tests.support.places import blank_place, small_mount
+from tests.support.stepping import until
 
 TRUNCATE: Final = os.O_RDWR | os.O_CREAT | os.O_TRUNC
 PROCESSES: Final = 4
 ROUNDS: Final = 25
+#: Of the processes whose server is killed so many times meanwhile.
+KILLED_ROUNDS: Final = 60
+KILLS: Final = 3
 #: What filelock did up to 3.29: it empties the file, locks it without waiting, and tries again.
 _LIKE_FILELOCK: Final = """
 import fcntl, os, sys, time
@@ -51,17 +57,29 @@ done
 """
 
 
-def count_together(command: list[str], kv: Path, *options: str) -> int:
+def counted_in(directory: Path) -> int:
+    """Return how far the processes got that count there."""
+    return int(read_file(directory / "counter"))
+
+
+def count_together(
+    command: list[str],
+    kv: Path,
+    *options: str,
+    rounds: int = ROUNDS,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> int:
     """Let processes count under one lock; return how far they got."""
     counter = kv / "counter"
     write_file(counter, b"0\n")
-    words = [*command, str(kv / "LOCK"), str(counter), str(ROUNDS), *options]
+    words = [*command, str(kv / "LOCK"), str(counter), str(rounds), *options]
     counting = [
         subprocess.Popen(words, stderr=subprocess.PIPE, text=True) for _ in range(PROCESSES)
     ]
+    meanwhile()
     errors = [one.communicate()[1] for one in counting]
     assert errors == [""] * PROCESSES, "no ESTALE reaches a program"
-    return int(read_file(counter))
+    return counted_in(kv)
 
 
 @pytest.mark.parametrize("before", [None, b"", b"123\n"], ids=["none", "empty", "written"])
@@ -76,6 +94,29 @@ def test_a_lock_file_opened_with_o_trunc_excludes(kv: Path, before: bytes | None
 def test_a_lock_file_of_shells_excludes(kv: Path, says: str) -> None:
     """[locks-truncate] ``exec 9>LOCK; flock 9``, with and without the number of its holder."""
     assert count_together(["bash", "-c", _LIKE_SHELLS, "sh"], kv, says) == PROCESSES * ROUNDS
+
+
+@pytest.mark.parametrize("program", ["filelock", "shells"])
+@pytest.mark.parametrize("data_path", ["daemon", "passthrough"])
+def test_a_lock_file_excludes_while_servers_are_killed(data_path: str, program: str) -> None:
+    """[locks-truncate] Who is sharing the file goes on sharing it under the next server."""
+    command, options = {
+        "filelock": ([sys.executable, "-c", _LIKE_FILELOCK], ()),
+        "shells": (["bash", "-c", _LIKE_SHELLS, "sh"], ("pid",)),
+    }[program]
+    with blank_place() as place, small_mount(place, f"--data-path={data_path}") as mounted:
+
+        def kill_servers() -> None:
+            for kill in range(1, KILLS + 1):
+                goal = kill * PROCESSES * KILLED_ROUNDS // (KILLS + 2)
+                until(lambda goal=goal: counted_in(mounted.path) >= goal, "they count on")
+                mounted.kill_server()
+                mounted.follow_server()
+
+        counted = count_together(
+            command, mounted.path, *options, rounds=KILLED_ROUNDS, meanwhile=kill_servers
+        )
+    assert counted == PROCESSES * KILLED_ROUNDS
 
 
 @pytest.mark.parametrize("kind", ["flock", "lockf"])

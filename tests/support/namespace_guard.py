@@ -1,12 +1,13 @@
 """Ends what a killed run of tests leaves in its mount namespace (own_mounts.py starts it).
 
-Its standard input is a pipe, and the process with tests has the other end. When that process has
-ended, however, every process of the namespace is killed: servers would keep the namespace, which
-would keep their mounts.
+Its argument is the process with tests, which is its parent. When that process has ended, however,
+every process of the namespace is killed: servers would keep the namespace, which would keep their
+mounts.
 """
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
@@ -28,9 +29,19 @@ def in_namespace(namespace: str) -> list[int]:
     return found
 
 
+def wait_for_end(parent: int) -> None:
+    """Return when process *parent* has ended."""
+    try:
+        pidfd = os.pidfd_open(parent)
+    except ProcessLookupError:
+        return
+    if os.getppid() == parent:  # else it has ended already, and another one has its number
+        select.select([pidfd], [], [])
+
+
 def main() -> None:
-    """Wait for the end of the input; then kill until nobody is left, for some 10 s."""
-    sys.stdin.read()
+    """Wait for the end of the parent; then kill until nobody is left, for some 10 s."""
+    wait_for_end(int(sys.argv[1]))
     for _ in range(_ROUNDS):
         for pid in (left := in_namespace(os.readlink("/proc/self/ns/mnt"))):
             with contextlib.suppress(ProcessLookupError):

@@ -24,8 +24,6 @@ _MS_BIND: Final = 0x1000
 _MS_REC: Final = 0x4000
 _MS_SLAVE: Final = 1 << 19
 _MS_SHARED: Final = 1 << 20
-#: Their input ends with this process.
-_GUARDS: Final[list["subprocess.Popen[bytes]"]] = []
 
 
 def enter_own_mounts() -> None:
@@ -42,13 +40,14 @@ def enter_own_mounts() -> None:
         _change(_MS_SHARED)
     _give_back_copies()
     _take_own_run_directory()
-    _GUARDS.append(_guard())
+    _start_guard()
 
 
-def _guard() -> "subprocess.Popen[bytes]":
+def _start_guard() -> None:
     """Start what ends all that this process leaves in the namespace, however it ends."""
-    command = [sys.executable, "-m", "tests.support.namespace_guard"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT, start_new_session=True)
+    command = [sys.executable, "-m", "tests.support.namespace_guard", str(os.getpid())]
+    guard = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    guard.returncode = 0  # it lives longer than we do, of which Popen would warn
 
 
 def _give_back_copies() -> None:
