@@ -90,6 +90,10 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
             "the bare mountpoint takes no files while nothing is mounted (`chattr +i`)",
             "set it on hosts that serve; the systemd unit does",
         ),
+        "idmapped_mounts": Words(
+            "clones of the mount may have mapped ids (Linux 6.12); kvfs looks up in /proc who asks",
+            "for pods with `hostUsers: false`, or `mount -o X-mount.idmap`",
+        ),
         "control_group": Words(
             "group whose members may run `kvfs status`; the sockets of metrics and events have it",
             "if who watches is not root",

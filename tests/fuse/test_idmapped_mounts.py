@@ -8,6 +8,7 @@ import errno
 import os
 import stat
 import struct
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -24,7 +25,13 @@ from tests.support.callers import Caller
 from tests.support.calls import read_file, write_file
 from tests.support.fake_kernel import WAIT_S, fake_kernel
 from tests.support.id_maps import SHIFT, id_mapped, id_mapped_at, user_namespace
-from tests.support.mounting import CommandFailed, Mounted, skip_without_mounts, workplace
+from tests.support.mounting import (
+    CommandFailed,
+    Mounted,
+    mounted_at,
+    skip_without_mounts,
+    workplace,
+)
 from tests.support.readers_desk import Desk
 from tests.support.stores import host
 
@@ -298,6 +305,24 @@ def test_open_files_count_for_who_has_them(data_path: str) -> None:
         store(inside, mounts.clone / "again", b"content")
         refused(inside, errno.EPERM, "setxattr", str(mounts.clone / "again"), "user.kvfs.pin", b"1")
         assert id_mapped(mounts.plain, mounts.namespace_fd) == 0
+
+
+def test_a_mount_that_comes_later_is_not_mapped() -> None:
+    """[id-mapped] Into the id-mapped volume of a running pod, above whose top it is made."""
+    skip_without_mounts()
+    with contextlib.ExitStack() as stack:
+        place, source = (stack.enter_context(workplace(kind)) for kind in ("disk", "tmpfs"))
+        (source / "pool").mkdir()
+        node = stack.enter_context(mounted_at(place / "node", "-t", "tmpfs", "kvfs-test"))
+        subprocess.run(["mount", "--make-shared", node], check=True)
+        namespace_fd = stack.enter_context(user_namespace())
+        pod = stack.enter_context(id_mapped_at(node, place / "pod", namespace_fd))
+        subprocess.run(["mount", "--make-slave", pod], check=True)
+        mount = stack.enter_context(Mounted(source / "pool", node / "kv", *MAPPED))
+        write_file(mount.path / "block", b"content")
+        mapped = stack.enter_context(id_mapped_at(mount.path, place / "mapped", namespace_fd))
+        assert (mapped / "block").stat().st_uid == SHIFT
+        assert (pod / "kv" / "block").stat().st_uid == 0
 
 
 def test_a_kernel_without_it_is_told() -> None:
