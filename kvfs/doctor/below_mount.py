@@ -1,7 +1,7 @@
-"""Files in the directory that a mount hides: stored while nothing was mounted there.
+"""Files hidden by a mount: stored in its directory while nothing was mounted there.
 
-They take space on the file system below, and nobody sees them. A clone of the mount below, without
-the mounts inside it, shows the directory as it is (open_tree(2)). No FUSE is ever looked at.
+They take space on the file system below, unseen. A clone of the mount below, without the mounts
+inside it, shows the directory itself (open_tree(2)). No file on a FUSE mount is ever touched.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from kvfs.doctor.facts import Below
 from kvfs.machine.mount_table import FS_TYPE, mounts
 from kvfs.storage.fan_out import DIRECTORY_FLAGS
 
-#: A mount must not wait for the count. A second on a drive finds so many, and they say enough.
+#: Bounds of the count, because a mount waits for it: about what a drive lists in a second.
 _FILES_MAX: Final = 100_000
 _LOOK_MAX_S: Final = 1.0
 

@@ -12,12 +12,12 @@ from kvfs.doctor.finding import Finding, Severity
 _HIT_RATE_LOW: Final = 0.3
 #: Fewer lookups say nothing: a cache begins with misses.
 _LOOKUPS_MIN: Final = 1000
-#: A pool of twice the size is worth it for so much more.
+#: Doubling the pool is worth it if the hit rate rises by this much.
 _TWICE: Final = 2.0
 _WORTH_MORE: Final = 0.1
-#: Requests that share a prefix come within this (docs/eviction.md: the recorded trace).
+#: Requests that share a prefix follow each other within this time (docs/eviction.md: the trace).
 _LIFE_SHORT_S: Final = 900.0
-#: A store of a slow one in a hundred keeps a request's memory for as long.
+#: Slow if one store in a hundred takes longer: it holds a request's memory for that time.
 _STORE_SLOW_S: Final = 1.0
 _STORES_MIN: Final = 100
 
@@ -55,13 +55,13 @@ def hit_rate(facts: Facts) -> list[Finding] | None:
 
 
 def lives(facts: Facts) -> list[Finding] | None:
-    """Blocks go so soon that hardly anybody can ask for them again."""
+    """Blocks are evicted before they are likely to be asked for again."""
     cache, used_bytes = facts.status.get("cache"), facts.status.get("used_bytes")
     if not isinstance(cache, Mapping) or used_bytes is None:
         return None
     evicted_bytes = sum(int(each["bytes"]) for each in cache["evicted"].values())
     life_s = cache["age_at_eviction"]["p50_s"]
-    # While the first turn is evicted, or a few by command, ages say nothing of the rule.
+    # Until more was evicted than the pool holds, ages say nothing about the eviction policy.
     if life_s is None or life_s >= _LIFE_SHORT_S or evicted_bytes <= used_bytes:
         return []
     where = shlex.quote(facts.mountpoint)
@@ -82,7 +82,7 @@ def lives(facts: Facts) -> list[Finding] | None:
 
 
 def store_times(facts: Facts) -> list[Finding] | None:
-    """A store that takes long keeps the connector's memory, and in some its request."""
+    """A slow store holds the connector's memory and, with some connectors, its request."""
     times = facts.status.get("store_times")
     if not isinstance(times, Mapping):
         return None

@@ -23,10 +23,10 @@ _MULTIPROCESS: Final = "LMCacheMPConnector"
 def fails_requests(
     words: Sequence[str], told: str, mountpoint: str, origin: str
 ) -> Iterator[ConnectorHabit]:
-    """Yield that vLLM fails requests whose blocks are gone, which is its default.
+    """Yield a habit if vLLM fails requests whose blocks are gone, which is its default.
 
-    *words* is its command line, *told* are its other settings (environment, LMCache's file). Whose
-    files an LMCacheMPConnector loads cannot be seen here (``is_remote``).
+    *words* is its command line, *told* its other settings (environment, LMCache's file). The files
+    of an LMCacheMPConnector belong to another process, so that habit is ``is_remote``.
     """
     config = _kv_transfer_config(words)
     if not config.get("kv_connector") or config.get(_POLICY) == "recompute":
@@ -46,7 +46,7 @@ def serves_below(words: Sequence[str], mountpoint: str) -> bool:
 def keeps_file_per_key(
     environment: Mapping[str, str], mountpoint: str, origin: str
 ) -> Iterator[ConnectorHabit]:
-    """Yield Mooncake's backend without a limit of its own."""
+    """Yield a habit if Mooncake uses the backend that has no limit of its own."""
     if is_below(environment.get(MOONCAKE_PATH), mountpoint) and (
         environment.get(MOONCAKE_BACKEND) == _FILE_PER_KEY
     ):
@@ -76,7 +76,7 @@ def _kv_transfer_config(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _with_policy(words: Sequence[str], config: Mapping[str, Any]) -> str:
-    """Return the command line that recomputes instead."""
+    """Return command line *words* with the policy "recompute" added to *config*."""
     kept: list[str] = []
     skip = False
     for word in words:

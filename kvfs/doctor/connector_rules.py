@@ -1,4 +1,4 @@
-"""Rules about connectors: how much each may keep, and what it does without a block or a limit."""
+"""Rules about connectors: how much each may keep, and what it does if a block is gone."""
 
 import re
 import shlex
@@ -8,7 +8,7 @@ from kvfs.core.sizes import GIB, format_size
 from kvfs.doctor.facts import ConnectorLimit, Facts
 from kvfs.doctor.finding import Finding, Severity
 
-#: The rest is for kvfs: ready extents (ready_share), headroom and partly used blocks.
+#: Of the capacity. kvfs needs the rest: ready extents (ready_share), headroom, partly used blocks.
 _CONNECTOR_SHARE: Final = 0.9
 
 
@@ -49,7 +49,7 @@ def connector_limits(facts: Facts) -> list[Finding] | None:
 
 
 def _fair(largest: ConnectorLimit, together_bytes: int, most_bytes: int) -> int:
-    """Return what is left for the largest, or its share if the others leave too little."""
+    """Return a limit for *largest*: what the others leave, or its share if that is too little."""
     left_bytes = most_bytes - together_bytes + largest.limit_bytes
     share_bytes = most_bytes * largest.limit_bytes // together_bytes
     return left_bytes if left_bytes >= largest.unit_bytes else share_bytes

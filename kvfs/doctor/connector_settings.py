@@ -1,7 +1,7 @@
 """How many bytes a connector may keep: read from its environment, command line and settings files.
 
-Pure text: the caller knows whose it is. The settings are those of the versions in
-docs/connectors.md.
+Only text is parsed here; the caller knows which process or file it is from. The settings are those
+of the versions in docs/connectors.md.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any, Final
 from kvfs.core.sizes import GIB, parse_size
 from kvfs.doctor.facts import ConnectorLimit
 
-#: LMCache names this in its environment (v1, in process).
+#: Environment variable with the path of LMCache's settings file (v1, in process).
 LMCACHE_CONFIG: Final = "LMCACHE_CONFIG_FILE"
 _YAML_LINE: Final = re.compile(r"(\s*)[\"']?([\w.]+)[\"']?\s*[:=]\s*[\"']?([^\"'#\n,]*)")
 #: Variables of LMCache for the settings of its file; they win over the file.
@@ -30,7 +30,7 @@ _MOONCAKE_LIMITS: Final = {
     _BUCKETS: ("MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE", "MOONCAKE_BUCKET_MAX_TOTAL_SIZE"),
     "offset_allocator_storage_backend": ("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES",),
 }
-#: SGLang reads "200G" as decimal and "200Gi" as binary. Other texts switch its evictor off.
+#: SGLang reads "200G" as decimal and "200Gi" as binary. Any other text switches its evictor off.
 _SGLANG_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(i?)", re.IGNORECASE)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -105,7 +105,8 @@ def with_given(
 ) -> tuple[ConnectorLimit, ...]:
     """Return the limits of *running* connectors, and those *given* that are not among them.
 
-    Two connectors with equal limits count twice. A file that was given may belong to a running one.
+    A given file may be that of a running connector: then it counts once. Two connectors with equal
+    limits count twice.
     """
     of_files = {(limit.setting, limit.limit_bytes, limit.file) for limit in running if limit.file}
     others = [one for one in given if (one.setting, one.limit_bytes, one.file) not in of_files]

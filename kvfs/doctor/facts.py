@@ -119,13 +119,13 @@ class ConnectorLimit(NamedTuple):
     setting: str
     limit_bytes: int
     origin: str
-    """Whose it is: ``process 4711 (python)``, a file, a flag."""
+    """Where it was found: ``process 4711 (python)``, a file, a flag."""
     unit_bytes: int = 1
-    """What one counts in the setting."""
+    """How many bytes the number 1 means in the setting."""
     file: str = ""
     """The settings file that says it, empty for an environment variable or a flag."""
     keeps_index: bool = True
-    """Whether it believes its own memory and not the disk: what kvfs evicts, it then misses."""
+    """Whether it trusts its own index, not the disk, and so fails on blocks that kvfs evicted."""
 
 
 class ConnectorHabit(NamedTuple):
@@ -135,7 +135,7 @@ class ConnectorHabit(NamedTuple):
     origin: str
     """Whose it is: ``process 4711 (python)``."""
     command: str = ""
-    """The command line that does better, if that is what it takes."""
+    """The command line to start it with instead; empty if that would not help."""
     is_remote: bool = False
     """Whether another process has the files, which need not lie below the mount."""
 
@@ -156,7 +156,7 @@ class Facts:
     backing: BackingFs | None = None
     below: Below | None = None
     disks: tuple[Disk, ...] | None = None
-    """None: not found out; empty: memory, or a file system without a drive."""
+    """None: unknown; empty: memory, or a file system without a drive."""
     device_read_ahead: ReadAhead | None = None
     fuse_read_ahead: ReadAhead | None = None
     xfs: Xfs | None = None

@@ -24,7 +24,7 @@ class Finding(NamedTuple):
     severity: Severity
     problem: str
     fix: str
-    """The command that ends it, as one types it; a second line says what else it wants."""
+    """The command to type that ends the problem; a second line says what else is needed."""
 
 
 #: A rule returns what it found, or None if facts that it needs are missing.

@@ -20,12 +20,12 @@ _COSTLY: Final = {
     "discard": ("every unlink waits for the drive's own discard", "nodiscard"),
 }
 _SEVERE: Final = frozenset({"sync", "dirsync", "wsync", "data=journal"})
-#: These are read at the mount only: a remount refuses them.
+#: These are accepted by a mount only: a remount refuses them.
 _NEEDS_NEW_MOUNT: Final = frozenset({"wsync", "data=journal"})
 
 
 def mount_options(facts: Facts) -> list[Finding] | None:
-    """kvfs mounts its own drive right; below a directory or image others chose the options.
+    """kvfs chooses the options for its own drive, but not for the file system below a directory.
 
     ext4(5), xfs(5), mount(8).
     """
@@ -97,7 +97,7 @@ def _made_anew(facts: Facts, device: str) -> str:
 
 
 def xfs(facts: Facts) -> list[Finding] | None:
-    """kvfs makes its own XFS right; the XFS below a directory may have been made otherwise."""
+    """kvfs formats its own XFS; the XFS below a directory may have been made with other options."""
     if facts.xfs is None:
         return [] if facts.backing is not None and facts.backing.fs_type != "xfs" else None
     made = facts.xfs

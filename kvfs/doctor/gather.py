@@ -1,6 +1,6 @@
 """Gathers the facts that the rules of `kvfs doctor` judge; it does not judge them.
 
-A mounted kvfs is never looked at by path: if its server hangs, the doctor would hang, too.
+No path on a mounted kvfs is ever looked at: if its server hangs, the doctor would hang, too.
 """
 
 import json
@@ -40,7 +40,7 @@ _TIMEOUTS: Final = ("default_request_timeout", "max_request_timeout")
 def gather(path: str, flags: Sequence[str] = (), files: Sequence[str] = ()) -> Facts:
     """Return the facts about the mount at *path*.
 
-    *flags* are limits of connectors that the user gave, *files* their settings. Raises NotMounted,
+    *flags* are the user's --connector-limit, *files* the --connector-config. Raises NotMounted,
     UsageError, and the error in the server's answer.
     """
     mountpoint = resolve_mountpoint(path)

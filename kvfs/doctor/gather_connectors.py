@@ -2,7 +2,7 @@
 
 Run as a program of its own (``python -m kvfs.doctor.gather_connectors MOUNTPOINT``) with a time
 limit: reading another process's environment can wait for an exec of that process, which may wait
-for this very mount. It prints one line of JSON for each.
+for this very mount. It prints each setting and habit as one line of JSON.
 """
 
 import contextlib
@@ -118,7 +118,7 @@ class _Processes:
 def said_by_processes(mountpoint: str) -> Iterator[Said]:
     """Yield the settings of connectors that work below *mountpoint*.
 
-    What depends on other processes comes last.
+    Habits that are ``is_remote`` come last, and only if an `lmcache server` works below it.
     """
     processes = _Processes(mountpoint)
     remote = []
@@ -149,7 +149,7 @@ def _read(path: str) -> str:
 
 
 def main() -> None:
-    """Print each one as soon as it is known."""
+    """Print each setting and habit as soon as it is known."""
     for one in said_by_processes(sys.argv[1]):
         print(json.dumps([type(one).__name__, one._asdict()]), flush=True)
 

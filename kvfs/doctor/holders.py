@@ -1,6 +1,6 @@
-"""What keeps a mount busy and is no plain process: NFS servers, and loop devices.
+"""What keeps a mount busy besides ordinary processes: NFS servers and loop devices.
 
-An NFS server also goes on serving a mount whose own server is dead, until it is told.
+An NFS server also goes on serving a mount whose kvfs server is dead, until a command ends that.
 """
 
 import glob
@@ -11,7 +11,7 @@ from kvfs.client.nfs.nfsd import taken_exports, way_out
 
 
 def held_by_kernel(mountpoint: str) -> Iterator[str]:
-    """Yield what holds *mountpoint*, and the commands that end it, for a reader."""
+    """Yield a clause for each holder of *mountpoint*, with the command that ends it."""
     if taken := taken_exports(mountpoint):
         yield f"the NFS server (nfsd, which is no process): {way_out(mountpoint, taken)}"
     for path in sorted(glob.glob("/sys/block/loop*/loop/backing_file")):
@@ -23,10 +23,10 @@ def held_by_kernel(mountpoint: str) -> Iterator[str]:
 
 
 def still_serving(mountpoint: str) -> Iterator[tuple[str, str]]:
-    """Yield each server of *mountpoint*, and the command after which it serves what is there next.
+    """Yield each NFS server of *mountpoint*, and the command that has it open the path anew.
 
-    Both keep what they found at that path: nfsd until its caches are flushed (exportfs(8)), Ganesha
-    for life. Nothing is looked at by path.
+    Both keep the file system they found there: nfsd until its caches are flushed (exportfs(8)),
+    Ganesha until it ends. The path itself, which may hang, is not looked at.
     """
     if taken_exports(mountpoint):
         yield "the NFS server (nfsd)", "exportfs -f"
@@ -36,7 +36,7 @@ def still_serving(mountpoint: str) -> Iterator[tuple[str, str]]:
 
 
 def note_of_servers(mountpoint: str) -> str:
-    """Return who still serves the dead mount at *mountpoint*, to stand behind a sentence; or ""."""
+    """Return clauses that say who still serves the dead mount at *mountpoint*; or "" if none do."""
     return "".join(
         f"; {who} still serves the dead one: `{command}` ends that"
         for who, command in still_serving(mountpoint)

@@ -9,7 +9,7 @@ from kvfs.doctor.finding import Finding, Severity
 #: Blocks of 2-40 MiB are read from start to end. Read-ahead limits what one buffered read keeps in
 #: flight (page_cache_sync_ra in mm/readahead.c), and NVMe wants a few MiB in flight.
 _READ_AHEAD_LOW_BYTES: Final = 1 << 20
-#: Several requests in flight: kvfs sets it for its own mounts (mount/files/path_choice.py).
+#: Keeps several requests in flight; kvfs sets it for its own mounts (mount/files/path_choice.py).
 READ_AHEAD_WANTED_BYTES: Final = 4 << 20
 #: Some seconds of writing for one NVMe drive; more means a longer stall when it must be written.
 _DIRTY_HIGH_BYTES: Final = 16 << 30
@@ -17,7 +17,7 @@ _DIRTY_WANTED_BYTES: Final = 8 << 30
 _DIRTY_BACKGROUND_WANTED_BYTES: Final = 1 << 30
 #: Less than a few blocks: the kernel makes every writer wait for the drive.
 _DIRTY_LOW_BYTES: Final = 256 << 20
-#: For a request and its answer, each of which wakes a process; a longer time is worth a finding.
+#: A request and its answer each wake a process. If both together take longer, it is a finding.
 SLOW_TRIP_US: Final = 40.0
 #: The default of Linux's haltpoll (Documentation/virt/guest-halt-polling.rst).
 _HALT_POLL_WANTED_NS: Final = 200_000

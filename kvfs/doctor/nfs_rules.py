@@ -25,9 +25,9 @@ from kvfs.doctor.finding import Finding, Severity
 
 _SIZE_WANTED_BYTES: Final = 1 << 20
 _BOUNDED: Final = frozenset({"soft", "softerr"})
-#: A lookup that says yes for longer promises loads that fail.
+#: If Ganesha believes for longer that a block exists, loads of evicted blocks fail.
 _EXPIRATION_MAX_S: Final = 10
-#: More than clients read and write at once: nobody closes them.
+#: More than clients use at once, so Ganesha does not close them.
 _OPEN_FILES_MAX: Final = 1000
 
 
@@ -117,7 +117,7 @@ def ganesha(facts: Facts) -> list[Finding] | None:
 
 
 def _moved(facts: Facts) -> list[Finding]:
-    """Return what is wrong with the mount's device number, which is in each handle of a client."""
+    """Return a finding if the mount's device number, which is in each client's handle, changed."""
     before = facts.status.get("device_number_before")
     if before is None:
         return []
@@ -131,7 +131,7 @@ def _moved(facts: Facts) -> list[Finding]:
 
 
 def _closing(server: Ganesha, cache: CacheSettings) -> list[Finding]:
-    """Return what is wrong with when *server* closes files."""
+    """Return a finding if *server* keeps files open that no client uses."""
     path = server.configuration.path
     has_open = ""
     if server.open_files is not None:

@@ -1,4 +1,4 @@
-"""Rules about the pool: what can be evicted, who keeps the rest, which way its bytes go."""
+"""Rules about the pool: what can be evicted, what keeps the rest, its durability and data path."""
 
 import shlex
 from typing import Any, Final
@@ -8,9 +8,9 @@ from kvfs.core.sizes import format_size
 from kvfs.doctor.facts import Facts
 from kvfs.doctor.finding import Finding, Severity
 
-#: A process is at the limit by its own leases if it holds this much of it.
+#: A process is at the limit (lease_max) alone if its leases are this share of it.
 _AT_LIMIT_SHARE: Final = 0.99
-#: With less a burst of stores gets ENOSPC before anything can be evicted.
+#: Of the capacity. With less to evict, a burst of stores gets ENOSPC.
 _EVICTABLE_SHARE_MIN: Final = 0.05
 #: A pool that is emptier than this has enough space without evicting.
 _FULL_SHARE: Final = 0.9
@@ -43,7 +43,7 @@ def evictable_data(facts: Facts) -> list[Finding] | None:
 
 
 def _let_go(facts: Facts) -> str:
-    """Return the command against whoever keeps the most bytes from eviction."""
+    """Return the command that frees what keeps the most bytes from eviction."""
     where = shlex.quote(facts.mountpoint)
     largest = max(_held(facts), key=lambda held: held[1], default=("", 0))[0]
     if largest == "pinned":
@@ -72,7 +72,7 @@ _MAY_GO: Final = ("published", "orphan_slab", "orphan")
 
 
 def _held(facts: Facts) -> list[tuple[str, int]]:
-    """Return who keeps bytes from eviction."""
+    """Return what keeps bytes from eviction: causes, each with its bytes."""
     named = [
         (name, int(facts.status[f"{name}_bytes"]))
         for name in ("leased", "slab", "pinned", "open")
@@ -171,7 +171,7 @@ def durability(facts: Facts) -> list[Finding] | None:
 
 
 def index_map(facts: Facts) -> list[Finding] | None:
-    """The index's map has space for so many names; storing more evicts others."""
+    """The index's map bounds the number of names: when it is full, new names evict old ones."""
     if "index_used_bytes" not in facts.status or "index_map_bytes" not in facts.status:
         return None
     rows_bytes, map_bytes = facts.status["index_used_bytes"], facts.status["index_map_bytes"]
@@ -260,7 +260,7 @@ def _of_usable(facts: Facts) -> str:
 
 
 def lessee_of(facts: Facts) -> str | None:
-    """Return who holds the most by leases, for a reader; None if nobody is known."""
+    """Return who holds the most by leases, as text; None if nobody is known."""
     lessee = facts.status.get("largest_lease_holder")
     if not isinstance(lessee, dict):
         return None

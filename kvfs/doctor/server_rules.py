@@ -8,12 +8,12 @@ from kvfs.core.sizes import format_size
 from kvfs.doctor.facts import Facts, Limits
 from kvfs.doctor.finding import Finding, Severity
 
-#: Lately opened blocks (backing_ids_max), ready extents, open blocks.
+#: Enough for recently opened blocks (backing_ids_max), ready extents and open blocks.
 _OPEN_FILES_LOW: Final = 65_536
 _OPEN_FILES_WANTED: Final = Settings().open_files_max
 _NEARLY_ALL_SHARE: Final = 0.8
-#: For the server itself and the part of the index that is in use. On the daemon path the page cache
-#: of every block that it moves is charged to it, too.
+#: Needed by the server and the part of the index that is in use. On the daemon path the page cache
+#: of every block that the server moves is charged to it, too.
 _MEMORY_SERIOUS_BYTES: Final = 512 << 20
 _MEMORY_LOW_BYTES: Final = 2 << 30
 _OOM_SCORE_WANTED: Final = Settings().oom_score_adj
@@ -42,7 +42,7 @@ def request_timeouts(facts: Facts) -> list[Finding] | None:
 
 
 def supervisor(facts: Facts) -> list[Finding] | None:
-    """Without one the server's death ends the mount: all calls on it fail until the next mount."""
+    """Without a supervisor the server's death ends the mount: calls fail until the next mount."""
     if "supervisor_pid" not in facts.status:
         return None
     if facts.status["supervisor_pid"]:
@@ -115,9 +115,10 @@ def cpu_bound(facts: Facts) -> list[Finding] | None:
 
 
 def _property(assignment: str, limits: Limits, file: str) -> str:
-    """Return what lifts the limit in a control group's *file*; systemd must know, or restores it.
+    """Return the command that lifts the limit in a control group's *file*.
 
-    No limit is "max" in the files of version 2, -1 in those of version 1 (cgroups(7)).
+    A systemd unit's limit is lifted by systemd, which would otherwise restore it. No limit is "max"
+    in the files of version 2, -1 in those of version 1 (cgroups(7)).
     """
     group = file.rpartition("/")[0].rpartition("/")[2]
     unit = group if group.endswith((".service", ".slice", ".scope")) else limits.unit
