@@ -1,4 +1,4 @@
-"""Who has /dev/fuse of a mount open: while anybody has, the kernel lets calls on the mount wait."""
+"""Which processes have a mount's /dev/fuse open: while one has, calls on the mount wait."""
 
 import contextlib
 import os
@@ -12,10 +12,10 @@ _LINE: Final = "fuse_connection:\t"
 
 
 def held_up_by(connection: int) -> int:
-    """Return a process that has exited, of which the kernel holds up a thread that has it open.
+    """Return an exited process of which a thread, stuck in the kernel, has *connection* open.
 
-    *connection* is the minor number of the mount's device. 0 if nobody has it open, if a process
-    that lives has, too, or if the kernel does not tell.
+    *connection* is the minor number of the mount's device. 0 if nobody has it open, if a living
+    process has, too, or if the kernel does not show it.
     """
     holders = [pid for pid in process_ids() if _holds(pid, connection)]
     exited = [pid for pid in holders if has_exited(pid)]
@@ -23,7 +23,7 @@ def held_up_by(connection: int) -> int:
 
 
 def _holds(pid: int, connection: int) -> bool:
-    with contextlib.suppress(OSError):  # it ends
+    with contextlib.suppress(OSError):  # it has ended
         for tid in os.listdir(f"/proc/{pid}/task"):  # the main thread has no files once it exited
             if _thread_holds(f"/proc/{pid}/task/{tid}", connection):
                 return True

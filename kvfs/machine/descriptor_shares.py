@@ -1,8 +1,8 @@
-"""How the descriptors that the server may have are shared: its own, and what clients' files cost.
+"""How the server's descriptors are divided: for its own use, and for files that clients open.
 
-What it needs for itself is kept, so that a client that opens as much as it can keeps the server
-from nothing: not from answering `kvfs status`, not from telling how a process ended. All of it is
-read anew, because prlimit(2) changes the limit of a running process.
+What the server needs is reserved. So a client that opens all it can does not keep the server from
+its work, such as answering `kvfs status` or finding out how a process ended. The limit is read at
+each call, because prlimit(2) can change that of a running process.
 """
 
 import resource
@@ -13,8 +13,8 @@ _DIRECTORIES: Final = 2 * 256
 #: Index, sockets, the reserve of machine/processes.py, /dev/fuse, 16 clients each of control socket
 #: and events, scrapes; and what is open for the length of one call.
 _OTHERS: Final = 128
-#: Shares of the limit: processes that are watched, as many of whose threads are looked at, and
-#: extents that are ready. A server with few descriptors does without most of them.
+#: Shares of the limit: for watched processes, as much again for threads that are looked at, and for
+#: ready extents. A server with few descriptors has few of these.
 _WATCHED: Final = 1 / 16
 _READY: Final = 1 / 8
 
@@ -25,7 +25,7 @@ def limit() -> int:
 
 
 def watched_max() -> int:
-    """Return how many processes may be watched; each costs a descriptor, and one of a thread."""
+    """Return how many processes may be watched; each costs two descriptors, one for a thread."""
     return int(limit() * _WATCHED)
 
 

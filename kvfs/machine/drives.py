@@ -1,8 +1,8 @@
 """The drive below a file system: how much was written to it, and how worn it is.
 
-``/sys/dev/block`` tells what stands on what: a partition on its drive, md and dm on others, a loop
-device on a file. smartctl(8) tells the wear of NVMe and SATA drives, and may hang on one that is
-ill: call ``endurance_left`` in a thread of its own.
+``/sys/dev/block`` shows which device lies on which: a partition on its drive, md and dm on others,
+a loop device on a file. smartctl(8) reports the wear of NVMe and SATA drives. It may hang on a
+failing one: call ``endurance_left`` in a thread of its own.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _ATA_WEAR: Final = frozenset(
 
 
 def written_bytes(device: int) -> int | None:
-    """Return what was written to block device *device* (st_dev) since the boot; None: unknown."""
+    """Return the bytes written to block device *device* (st_dev) since boot; None: unknown."""
     try:
         return parse_written((_SYS / _numbers(device) / "stat").read_text())
     except OSError:
@@ -35,7 +35,7 @@ def written_bytes(device: int) -> int | None:
 
 
 def parse_written(counters: str) -> int | None:
-    """Return the bytes written in the text of ``/sys/block/DEV/stat``, None if it has no such."""
+    """Return the bytes written in the text of ``/sys/block/DEV/stat``, None if not there."""
     try:
         return int(counters.split()[_WRITTEN_FIELD]) * _SECTOR_BYTES
     except (IndexError, ValueError):
@@ -45,15 +45,15 @@ def parse_written(counters: str) -> int | None:
 def endurance_left(device: int) -> float | None:
     """Return the share of its endurance that the most worn drive below *device* has left.
 
-    None if no drive tells, or without smartctl. Below 0 a drive is used beyond what its maker
-    promised. Takes some 0.1 s a drive.
+    None if no drive reports it, or without smartctl. Below 0 a drive was written more than its
+    maker promised. Takes some 0.1 s a drive.
     """
     told = [left for name in drives_below(device) if (left := _left(name)) is not None]
     return min(told, default=None)
 
 
 def drives_below(device: int, depth: int = 0) -> list[str]:
-    """Return the names of the drives (``nvme0n1``) on which block device *device* stands."""
+    """Return the names of the drives (``nvme0n1``) on which block device *device* lies."""
     with contextlib.suppress(OSError, ValueError):
         at = (_SYS / _numbers(device)).resolve(strict=True)
         if (at / "partition").exists():

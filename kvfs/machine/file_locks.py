@@ -1,9 +1,9 @@
-"""Which files a process has open, and whether somebody locks them, as /proc/PID/fdinfo tells.
+"""Which files a process has open, and whether they are locked, as /proc/PID/fdinfo shows.
 
-The kernel itself keeps flock(2) and fcntl(2) locks on FUSE, and the server is asked for none of
-them. /proc/locks has all at once, but to open it takes 5 to 10 ms: it waits until every CPU has
-left what it was doing (locks_start() in fs/locks.c, percpu_down_write()). ``fdinfo`` never waits
-for the process (seq_show() in fs/proc/fd.c).
+The kernel itself keeps flock(2) and fcntl(2) locks on FUSE, without asking the server. /proc/locks
+has all at once, but opening it takes 5 to 10 ms, because it waits for every CPU (locks_start() in
+fs/locks.c, percpu_down_write()). ``fdinfo`` never waits for the process (seq_show() in
+fs/proc/fd.c).
 """
 
 import contextlib
@@ -14,14 +14,14 @@ from typing import Final, NamedTuple
 
 from kvfs.machine.process_ends import open_to_read, read_at_once
 
-#: A lock is behind the first four lines.
+#: Enough to show a lock, which follows the first four lines.
 _FDINFO_BYTES: Final = 1024
 #: Descriptors looked at, of all processes together: some 3 ms.
 DESCRIPTORS_MAX: Final = 256
 
 
 class Holders(NamedTuple):
-    """What was found of one file; what lies behind the bound was not."""
+    """What was found about one file among the first DESCRIPTORS_MAX descriptors."""
 
     #: The processes that have it open.
     tgids: frozenset[int]
@@ -32,8 +32,8 @@ class Holders(NamedTuple):
 def holders(ino: int, tgids: Iterable[int]) -> Holders:
     """Return who of *tgids* has file *ino* open, and whether it is locked.
 
-    The number alone tells the file: one of another file system with that number, in one of these
-    processes, is taken for it.
+    Only the inode number is compared: if one of these processes has a file with that number open on
+    another file system, that counts, too.
     """
     have, locked = set(), False
     left = DESCRIPTORS_MAX

@@ -1,9 +1,9 @@
 """File servers: programs, such as NFS servers, that open files for clients on other machines.
 
-A file server lives on when its clients die, and may keep files open for ever. All threads of the
-kernel count as one (nfsd), and programs by the name of their first thread, because other threads
-rename themselves. The path of the executable would tell, too, but reading it may wait for a process
-inside execve(2), which may wait for us. What cannot be read counts as no server, and is read again.
+A file server lives on when its clients die, and may keep files open for ever. Each kernel thread
+counts as one (nfsd). Programs are known by the name of their first thread, as other threads rename
+themselves. The path of the executable would tell, too, but reading it may wait for a process inside
+execve(2), which may wait for us. A thread that cannot be read is no server, until the next look.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Final
 
 from kvfs.machine.process_ends import status_of
 
-#: A result is valid for so long, which is shorter than any reuse of thread numbers.
+#: How long a result is valid: less than the time in which a thread's number is used again.
 BELIEVED_S: Final = 1.0
 THREADS_MAX: Final = 1024
 #: An NFS server in user space. It keeps a mount in use as long as it exports it.
@@ -26,7 +26,7 @@ _COMM_BYTES: Final = 15
 def is_kernel_thread(status: bytes) -> bool:
     """Whether *status*, of /proc/TID/status, is that of a kernel thread.
 
-    Before Linux 6.8 it does not say so. There a kernel thread is a child of kthreadd (2) without
+    Before Linux 6.8 it has no such line. There a kernel thread is a child of kthreadd (2) without
     memory. A dying process has no memory either, but another parent.
     """
     if b"\nKthread:\t" in status:
@@ -38,7 +38,7 @@ class FileServers:
     """Which threads belong to file servers."""
 
     def __init__(self, named: str, open_file: Callable[[str], int]) -> None:
-        """*named*: more programs, separated by commas. *open_file* raises OSError."""
+        """*named*: more programs, separated by commas. *open_file* opens a path for reading."""
         names = {name.strip() for name in named.split(",")} - {""}
         names.update(_PROGRAMS)
         self._comms: Final = frozenset(os.fsencode(name)[:_COMM_BYTES] for name in names)
@@ -61,7 +61,7 @@ class FileServers:
         return self.look(tid, status_of(tid, self._open), now_s)
 
     def look(self, tid: int, status: bytes, now_s: float) -> bool:
-        """Return the same, from *status* of thread *tid*, which was just read."""
+        """Return what ``have`` returns, from the *status* of thread *tid* that was just read."""
         if not status:
             return False
         found = is_kernel_thread(status) or self._is_program(tid, status)
@@ -73,10 +73,10 @@ class FileServers:
         return found
 
     def tick(self, now_s: float) -> None:
-        """Forget which threads are whose: another thread may have the number by now."""
+        """Forget all results when they have expired: a number may be another thread's by now."""
         if now_s - self._others_since_s >= BELIEVED_S:
             self._others_since_s = now_s
-            # Both at once: a thread that is known, and in neither set, would not be put into one.
+            # All at once: a thread that stays in ``_threads`` would not be put into a set again.
             self._threads.clear()
             self.servers.clear()
             self.others.clear()

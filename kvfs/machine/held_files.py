@@ -1,8 +1,8 @@
 """The link between a server and its supervisor, which holds the server's open files.
 
 A pair of SOCK_SEQPACKET sockets: one JSON object a message, open files as SCM_RIGHTS beside it
-(unix(7)). What the supervisor holds outlives the server, and the next one is given it at its start.
-Imports little, since the supervisor does.
+(unix(7)). What the supervisor holds outlives the server, and is given to the next one at its start.
+This module imports little, because the supervisor must stay small.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from kvfs import __version__
 #: Most files in one message, and so most that are held: SCM_MAX_FD in linux/net/scm.h is 253.
 FILES_MAX: Final = 64
 _MESSAGE_MAX_BYTES: Final = 16 << 10
-#: Most characters of an error; one is at most 12 bytes of JSON.
+#: Most characters of an error message; each takes at most 12 bytes of JSON.
 LINE_MAX: Final = 1000
 #: The supervisor answers at once; one that does not is stopped or gone.
 _ANSWER_WAIT_S: Final = 1.0
-#: How often life is told, of the time after which silence is death; sd_watchdog_enabled(3) wants a
-#: half.
+#: A server says that it is alive each time this share of the longest allowed silence has passed;
+#: sd_watchdog_enabled(3) wants a half.
 ALIVE_SHARE: Final = 1 / 3
 
 
@@ -35,7 +35,7 @@ def link_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Message(NamedTuple):
-    """One message, and the open files that came with it; whoever takes it owns them."""
+    """One message, and the open files that came with it, which its receiver owns."""
 
     said: dict[str, Any]
     fds: list[int]
@@ -52,7 +52,7 @@ def send(end: socket.socket, said: dict[str, object], fds: Sequence[int] = ()) -
 
 
 def receive(end: socket.socket) -> Message | None:
-    """Return the next message, waiting for it if *end* is blocking; None at the other end's end.
+    """Return the next message, waiting for it if *end* is blocking; None if the other end closed.
 
     Raises BlockingIOError.
     """
@@ -68,14 +68,14 @@ def receive(end: socket.socket) -> Message | None:
 
 
 class SupervisorGone(Exception):
-    """The supervisor has died, and nobody needs this process any more."""
+    """The supervisor has died, so this process is not needed any more."""
 
 
 class HeldFiles:
-    """The server's end. What cannot be sent is left out: the mount is served without a net then."""
+    """The server's end. If a message cannot be sent, the mount is served without a supervisor."""
 
     def __init__(self, fd: int) -> None:
-        """Read what this server is given at the descriptor *fd*. Raises SupervisorGone."""
+        """Receive, on descriptor *fd*, what this server is given. Raises SupervisorGone."""
         self._end = socket.socket(fileno=fd)
         self._end.set_inheritable(False)
         self.lost = False
@@ -89,12 +89,12 @@ class HeldFiles:
         self.restarts: int = said["restarts"]
         self.upgrades: int = said["upgrades"]
         self.longest_pause_s: float = said["longest_pause_s"]
-        """Of those before this start, and of this one once it is ready."""
+        """The longest time without a server so far, with this start's once it is ready."""
         self.died_s: float = said["died_s"]
         """When the last server died, by time.monotonic(); 0 at a first start."""
         self.supervisor_pid: int = said["supervisor_pid"]
         self.alive_every_s: float = said["alive_every_s"]
-        """How often it wants to hear ``say_alive`` of a server that serves; 0: never."""
+        """How often the supervisor expects ``say_alive`` once this server serves; 0: never."""
         self.next_server: str = said["next_server"]
         """Why the next server may not be of this version; "": it will be."""
 
@@ -119,29 +119,29 @@ class HeldFiles:
         return message.said
 
     def hold(self, name: str, fd: int) -> bool:
-        """Let the supervisor hold a copy of *fd* as *name*, in place of what it held as that."""
+        """Let the supervisor hold a copy of *fd* as *name*, in place of an earlier one."""
         return self._say({"hold": name}, [fd])
 
     def say_log(self, place: str, name: str, dead_path: str) -> bool:
         """Say where this server logs (mount/process/logs.py), and the name of the pool there.
 
-        *dead_path* is a file for the reason why no server can be had any more.
+        If no server can be started any more, the reason is written to the file *dead_path*.
         """
         return self._say({"log": place, "name": name, "dead_path": dead_path})
 
     def drop(self, name: str) -> bool:
-        """Let it close what it holds as *name*; True once it has."""
+        """Let the supervisor close what it holds as *name*; True once it has."""
         return self._say({"drop": name}) and self._answered("dropped")
 
     def say_alive(self, **progress: int) -> bool:
-        """Say that this server lives and comes on, *progress* in what it does, such as done, of."""
+        """Say that this server is alive, with its *progress*, such as ``done`` and ``of``."""
         return self._say({"alive": progress})
 
     def say_ready(self, note: str, formats: Mapping[str, int], silent_max_s: float) -> bool:
         """Say that requests are answered from now on; *note* says what is served.
 
-        Who follows must know these *formats*, numbers by name. A server that then says nothing for
-        *silent_max_s* (0: for ever) hangs, unless systemd has another time for that.
+        The next server must know these *formats*, numbers by name. If this one says nothing for
+        *silent_max_s* (0: no limit), it counts as hanging, unless systemd sets another time.
         """
         if self.died_s:
             self.longest_pause_s = max(self.longest_pause_s, time.monotonic() - self.died_s)
@@ -150,9 +150,9 @@ class HeldFiles:
         return self._say({**said, "silent_max_s": silent_max_s})
 
     def ask_for_upgrade(self, program: Sequence[str], python_path: str) -> bool:
-        """Let a server follow that *program* starts, which finds its modules in *python_path*.
+        """Ask for another server, started by *program* with its modules in *python_path*.
 
-        Either it does, and this one is killed, or the supervisor says ``upgrade_failed``.
+        Either it starts, and this one is killed, or the supervisor says ``upgrade_failed``.
         """
         return self._say({"upgrade": list(program), "python_path": python_path})
 
@@ -165,7 +165,7 @@ class HeldFiles:
         return self._say({"fatal": line[:LINE_MAX], "exit": exit_code})
 
     def close(self) -> None:
-        """Close the link; the supervisor goes on holding."""
+        """Close the link; the supervisor keeps what it holds."""
         self._end.close()
 
     def _say(self, said: dict[str, object], fds: Sequence[int] = ()) -> bool:
@@ -180,7 +180,7 @@ class HeldFiles:
         return any(events & select.POLLHUP for _, events in poll.poll(0))
 
     def _answered(self, word: str) -> bool:
-        """Wait for the answer with *word*; what else comes meanwhile is of no use any more."""
+        """Wait for the answer with *word*, dropping other messages; False if none comes."""
         with contextlib.suppress(OSError):
             self._end.settimeout(_ANSWER_WAIT_S)
             while (message := receive(self._end)) is not None:

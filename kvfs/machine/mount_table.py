@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 from kvfs.storage.syscalls import LIBC, raise_errno
 
 FS_TYPE: Final = "fuse.kvfs"
-#: What its server reads requests from (fuse(4)).
+#: What the server of a mount reads requests from (fuse(4)).
 FUSE_DEVICE: Final = "/dev/fuse"
 _MOUNTINFO: Final = "/proc/self/mountinfo"
-#: As many as the kernel follows in one path (path_resolution(7)).
+#: Most symlinks followed, as by the kernel in one path (path_resolution(7)).
 _LINKS_MAX: Final = 40
 _ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
 #: umount(2).

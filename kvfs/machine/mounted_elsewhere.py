@@ -65,7 +65,7 @@ def note_of(is_meant: Callable[[Mount], bool]) -> str:
 
 
 def where_in_use(source: str) -> str:
-    """Return as ``where_mounted`` where the pool in *source* is mounted, in all namespaces."""
+    """Return what ``where_mounted`` returns for *source*, but search all mount namespaces."""
     if here := where_mounted(source):
         return here
     resolved = os.path.realpath(source)

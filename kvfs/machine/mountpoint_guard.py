@@ -1,7 +1,7 @@
 """A guard on the directory below a mount: nothing can be stored there while nothing is mounted.
 
 It is the immutable flag of the file system (chattr(1), FS_IMMUTABLE_FL), which stops root, too. An
-extended attribute says that kvfs set it, so that nobody else's flag is ever taken away.
+extended attribute says that kvfs set it, so that a flag set by others is never cleared.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _FS_IOC_SETFLAGS: Final = 0x40086602
 _FS_IMMUTABLE_FL: Final = 0x10
 _FLAGS: Final = struct.Struct("=i4x")
 _MARK: Final = "trusted.kvfs.guard"
-#: What ioctl_iflags(2) and the file systems answer that have no such flag.
+#: Errors of ioctl_iflags(2) and xattr(7) calls on file systems that have no such flag.
 _NO_FLAG: Final = (errno.ENOTTY, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 

@@ -82,7 +82,7 @@ def stat_fields(pid: int, open_file: Callable[[str], int] = open_to_read) -> lis
 
 
 def has_exited(pid: int) -> bool:
-    """Whether *pid* has exited and was not waited for, or the kernel holds up a thread of it."""
+    """Whether *pid* has exited but is not gone: not waited for, or a thread of it is stuck."""
     return stat_fields(pid)[:1] in ([b"Z"], [b"X"])
 
 

@@ -69,7 +69,7 @@ class Question:
         self._thread: threading.Thread | None = None
 
     def ask(self, tgid: int, pidfd: int) -> None:
-        """Find out about process *tgid*, and close its *pidfd* then."""
+        """Begin to find out the fate of process *tgid*; its *pidfd* is closed after that."""
 
         def find_out() -> None:
             try:
@@ -107,7 +107,7 @@ class Processes:
         #: /proc/TID/statm of threads that closed what they wrote: an open costs three times as much
         #: as a read. It stays with its thread even if the number is reused (ESRCH).
         self._statms: OrderedDict[int, int] = OrderedDict()
-        #: How processes ended that ended lately.
+        #: How recently ended processes ended.
         self._fates: OrderedDict[Maker, Fate] = OrderedDict()
 
     def close(self) -> None:
