@@ -22,7 +22,7 @@ class Wanted(NamedTuple):
 
     @property
     def end_bytes(self) -> int:
-        """Where it ends."""
+        """The offset of its end."""
         return self.offset_bytes + self.length_bytes
 
 
@@ -40,7 +40,7 @@ class Allocations:
         self._pool = pool
         self._allocator = allocator
         self._publishing = publishing
-        #: Drafts that were set to a length, and what each got for that.
+        #: Files being written that were set to a length, and the bytes that each got for that.
         self._lengths: dict[InodeNo, tuple[OpenInode, int]] = {}
 
     def growth_bytes(self, opened: OpenInode, wanted: Wanted) -> int:
@@ -65,9 +65,9 @@ class Allocations:
         return holes.growth_bytes(self._pool.syscalls, opened, start_bytes, end_bytes)
 
     def begin(self, opened: OpenInode, wanted: Wanted) -> Allocation:
-        """Return fallocate(2) on an open file as work for a thread; its space is pledged.
+        """Pledge the space of an fallocate(2) on *opened*; return it as work for a thread.
 
-        Raises NoSpace, TooLarge, OSError; the work OSError.
+        Raises NoSpace, TooLarge, OSError; the work raises OSError.
         """
         pool, fd = self._pool, opened.fd
         growth_bytes = self.growth_bytes(opened, wanted)
@@ -91,10 +91,10 @@ class Allocations:
     def claim_length(self, opened: OpenInode, size_bytes: int) -> Wanted | None:
         """Return what to allocate for *opened*, which is about to be *size_bytes* long, or None.
 
-        Who stores through a mapping cannot be made to wait, nor be told ENOSPC: its process ends.
-        So a file has its space before it is that long. But a length is no promise to write so
-        much: what all such files got while they are being written has a bound, and a file for
-        which it is too small is sparse. Raises OSError.
+        A store through a mapping cannot wait or return ENOSPC: its process would be killed. So the
+        space is allocated before the file has its length. But a length is no promise to write
+        as much: ``length_share`` bounds what all files being written get that way. A file beyond
+        it is sparse. Raises OSError.
         """
         pool, written = self._pool, self._pool.open_inodes.written
         before_bytes = pool.syscalls.fstat(opened.fd).st_size

@@ -1,7 +1,7 @@
 """Blocks: files with bytes. Creates, opens, measures and closes them.
 
-While an inode has a writer, its extent knows size and times, because the kernel may write past
-this process. The index learns them at the last close.
+While an inode has a writer, its size and times are those of its extent, to which the kernel may
+write without this process. The last close copies them to the index.
 """
 
 import logging
@@ -71,9 +71,10 @@ class Blocks:
         thread: int = 0,
         request: int = 0,
     ) -> tuple[OpenInode, InodeRecord]:
-        """Make a draft and open it for writing. If *roomless*, its first bytes ask for space.
+        """Make a draft and open it for writing; return it with its record.
 
-        *request* is the client's that asks for it.
+        If *roomless*, a full pool does not refuse it: its first write asks for space. *request* is
+        the number of the client's request.
 
         Raises Exists, NoSpace, NameTooLong, NotADirectory, DeadInode, ReadOnly.
         """
@@ -134,7 +135,7 @@ class Blocks:
         maker: Maker = NOBODY,
         thread: int = 0,
     ) -> OpenInode:
-        """Count a handle on file *ino*, for *thread* of *maker*.
+        """Count a handle on file *ino* for *thread* of *maker*; return the open inode.
 
         Raises DeadInode, IsADirectory, ReadOnly, NoSpace, OSError. DeadInode also means that
         *truncate* made a new inode, which the caller finds under the name.
@@ -170,7 +171,7 @@ class Blocks:
             self._begin(opened, record, maker, writer=writer, truncate=truncate, appends=appends)
             if meets:
                 truncating.meet(opened, record)
-            # A writer may have changed it. What came since it was found empty is not to be cut.
+            # A writer may have changed it. A shared file (SHARE) was empty: later bytes stay.
             if truncate and answer is Answer.EMPTY and self.present(ino).size_bytes:
                 self.truncate(ino, 0, maker)
         except BaseException:
@@ -179,7 +180,9 @@ class Blocks:
         return opened
 
     def open_to_read(self, ino: InodeNo, *, served: bool = False) -> OpenInode:
-        """Count a reading handle on file *ino*; *served*: a file server's. Every load begins here.
+        """Count a reading handle on file *ino*; return the open inode. Every load begins here.
+
+        *served* says that the handle is a file server's.
 
         Raises DeadInode, IsADirectory, InvalidRequest.
         """
@@ -238,7 +241,7 @@ class Blocks:
             self.publishing.begin(opened, record, maker, appends=appends)
 
     def _open_removed(self, ino: InodeNo) -> OpenInode:
-        """Open what a LOOKUP found just before the name went, with its old bytes."""
+        """Open a block that a LOOKUP found just before its name was removed."""
         record = self._pool.recently_removed.take_back(ino)
         if record is None or not stat.S_ISREG(record.mode):
             raise DeadInode(f"inode {ino}")
@@ -252,10 +255,10 @@ class Blocks:
         self._pool.open_inodes.enter(opened.ino, writer=False)
 
     def extent_fd(self, opened: OpenInode) -> int:
-        """Return a descriptor of the extent, O_RDWR if possible, which is kept to the last close.
+        """Return a descriptor of the extent, kept open to the last close; O_RDWR if possible.
 
-        Raises Damaged when the extent is missing, or has another size than the block; DeadInode
-        when it was evicted under a server.
+        Raises Damaged if the extent is missing, or has another size than the block; DeadInode if
+        it was evicted while file servers had it open.
         """
         opened.require_bytes()
         if opened.fd < 0:
@@ -277,7 +280,7 @@ class Blocks:
         appends: bool = False,
         closing: Closing | None = None,
     ) -> None:
-        """Close one handle. The last writer publishes, the last handle frees.
+        """Close one handle. The last writer's close publishes, the last of all frees the inode.
 
         *closing* tells how the client closed it. If that is in doubt, ``settle`` closes it later.
         """

@@ -1,10 +1,9 @@
-"""Closes that prove nothing: the block stays a draft until it is known how its writer ended.
+"""Closes that do not prove a block whole: it stays a draft until its writer's fate is known.
 
 A block is finished if the process that closes it stays alive, or ends by itself. But that process
 may be unknown: it is in another pid namespace, or no descriptor was left to check it. And a file
 may be written after its close, by io_uring or a mapping: then RELEASE comes when that ends, perhaps
-by a signal. Without proof the block is not whole. Unless it is renamed, or the process is seen
-alive in time, it is torn.
+by a signal. Such a block is torn, unless it is renamed or its process is seen alive in time.
 """
 
 import logging
@@ -21,19 +20,19 @@ from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)
 
-#: A RELEASE follows its close(2) at once. If it comes later than this, another user held the file.
-#: A busy server reads it in less.
+#: A RELEASE follows its close(2) at once. If it comes later than this, something else held the file
+#: open. Even a busy server reads it within this time.
 _AT_ONCE_S: Final = 0.5
 #: If more are in doubt, the oldest is torn.
 _DOUBTS_MAX: Final = 4096
-#: Questions asked at a time, each in a thread.
+#: Processes whose fate is asked for at a time, each in a thread.
 _QUESTIONS_MAX: Final = 8
 #: How long a stop waits for all answers together.
 _STOP_WAIT_S: Final = 1.0
 
 
 class Closing(NamedTuple):
-    """The last FLUSH of a handle: its thread and the fate of that, and the extent at that moment.
+    """The last FLUSH of a handle: its thread, that thread's fate, and the extent at that moment.
 
     ``size_bytes`` is -1 without a FLUSH: the file was never a descriptor of a process.
     """
@@ -74,13 +73,13 @@ class Doubts:
         return len(self._doubts)
 
     def raised(self, opened: OpenInode, closing: Closing) -> bool:
-        """Whether *closing* proves nothing about *opened*; then its handle is kept until a tick."""
+        """Whether *closing* leaves a doubt about *opened*; then its handle stays until a tick."""
         if opened.torn or not opened.unfinished or opened.gone is not None or opened.fd < 0:
             return False
         try:
             if not self._is_doubtful(opened, closing):
                 return False
-        except OSError as error:  # without a check it is not known to be whole
+        except OSError as error:  # what cannot be checked is in doubt
             _log.warning("inode %#x: %s", opened.ino, error)
         self.take(opened, closing)
         return True
@@ -117,7 +116,7 @@ class Doubts:
             if opened.writers > 1:
                 return False  # other writers, which have not closed yet, may have written the bytes
             status = pool.syscalls.fstat(opened.fd)
-            # The FLUSH of another handle may be newer, and come after what was written through it.
+            # Another handle's FLUSH may be newer, and follow what was written through that handle.
             unchanged = (status.st_size, status.st_mtime_ns) in (closing[-2:], opened.flushed_as)
             if unchanged and pool.monotonic_s() - closing.at_s < _AT_ONCE_S:
                 return False
@@ -168,7 +167,7 @@ class Doubts:
                 self._note(opened)
 
     def _is_to_be_asked(self, doubt: _Doubt) -> bool:
-        """Whether its process was not asked for yet, or no descriptor was left to find out."""
+        """Whether its fate was not asked for yet, or could not be, for lack of a descriptor."""
         if doubt.question is None:
             return True
         return doubt.question.fate is Fate.UNKNOWN and doubt.closing.tid > 0

@@ -1,10 +1,10 @@
 """A whole block that a file server empties becomes a draft, which only servers find.
 
-A program's O_TRUNC is led to a fresh inode (truncating_open.py). A server has a handle and cannot
-be led: it sends the new size, 0, and its client then writes by that handle. A process that has the
-block open sees this, as on any file system. Nobody else sees less than the whole block.
+A program's O_TRUNC gets a new inode (truncating_open.py). A server cannot: it has a handle, sets
+the size to 0, and its client then writes by that handle. A process that has the block open sees
+this, as on any file system. Nobody else sees less than the whole block.
 
-The server may close it meanwhile, so the draft is kept open for it (served.py).
+The server may close its handle meanwhile, so the draft is kept open for it (served.py).
 """
 
 from typing import Final
@@ -18,7 +18,7 @@ from kvfs.pool.allocator import Allocator
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
-#: Handles that no client has: that of the server which empties it, and the one kept open.
+#: Writers that are no client's handle: the one that empties the block, and the one kept open.
 _OWN_WRITERS: Final = 2
 
 
@@ -46,8 +46,8 @@ class Emptying:
     def begin(self, opened: OpenInode) -> None:
         """Make a draft of *opened*, which the caller has open for writing and empties next.
 
-        It is in the index before a byte goes, so that it is a miss after a kill. Raises NoSpace,
-        OSError.
+        The index has the draft before a byte is dropped, so that after a kill it is a miss. Raises
+        NoSpace, OSError.
         """
         pool, ino = self._pool, opened.ino
         record = pool.index.inode(ino)
@@ -64,7 +64,7 @@ class Emptying:
         opened.empty()
         opened.maker = SERVER
         pool.open_notes.writing(opened)
-        # New bytes get new blocks, of which the device learns after the removal of the identity.
+        # New bytes go to new disk blocks, which the device gets after the identity's removal.
         opened.identity_lingers = False
         self._served.keep_open(opened)
         pool.kernel.name_vanished(record.parent, record.name)

@@ -1,8 +1,8 @@
 """The last writer's close of a block, and closes that the index has not recorded yet.
 
 close(2) has returned already, so a failure cannot be reported to the writer. A whole block must not
-be lost because one write to the index failed. So it is tried again, and only in the end the name
-goes.
+be lost because one write to the index failed. So it is tried again, and the name is removed only
+if that keeps failing.
 """
 
 import logging
@@ -19,7 +19,7 @@ from kvfs.pool.open_notes import UNTOLD
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)
-#: A block that so many ticks in a row could not publish (two seconds) is given up.
+#: A block that could not be published in so many ticks in a row (two seconds) is given up.
 _PUBLISH_TRIES: Final = 100
 
 
@@ -58,7 +58,7 @@ class LastCloses:
         self._pool.open_notes.closes(opened, (UNTOLD,))
 
     def settle(self) -> None:
-        """Try again to publish the blocks that could not be, up to one that still cannot."""
+        """Try again to publish the waiting blocks; stop at the first that still cannot be."""
         while self._untold:
             opened, tries = self._untold.popleft()
             try:
@@ -71,13 +71,13 @@ class LastCloses:
             self._pool.leave(opened, writer=True)
 
     def forget_all(self) -> set[InodeNo]:
-        """Return the inodes that all writers have closed; the stop closes each once more."""
+        """Empty the list; return the inodes that all writers have closed, for the stop."""
         closed = {opened.ino for opened, _ in self._untold if opened.writers == 1}
         self._untold.clear()
         return closed
 
     def end(self) -> bool:
-        """Give up what could not be published; False if there was any."""
+        """Give up what could not be published; return False if there was any."""
         settled = not self._untold
         while self._untold:
             self._pool.leave(self._untold.popleft()[0], writer=True)

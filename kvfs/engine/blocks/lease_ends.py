@@ -1,8 +1,8 @@
 """The end of a lease: what happens to a block when its maker has ended, or its time is over.
 
 A process that was not killed has written what it meant to write. But a client of an NFS server may
-have died in the middle, which kvfs cannot see. So what a server wrote is whole only if no part of
-it is missing.
+have died in the middle of a store, which kvfs cannot see. So what a server wrote counts as whole
+only if no part of it is missing.
 """
 
 import functools
@@ -21,7 +21,7 @@ from kvfs.storage.fiemap import lacks_bytes
 
 _log: Final = logging.getLogger(__name__)
 
-#: Blocks checked in the thread until the next tick, one after the other.
+#: Most blocks that wait for the thread, which checks one after the other.
 _LOOKS_MAX: Final = 256
 
 
@@ -37,9 +37,9 @@ class LeaseEnds:
         self.unproven = 0
 
     def end(self, ino: InodeNo) -> bool:
-        """End the lease of *ino*: it is published, or an orphan, or its name goes.
+        """End the lease of *ino*: publish it, make it an orphan, or remove its name.
 
-        False if that cannot be told now.
+        Return False if that cannot be decided yet.
         """
         pool = self._pool
         record = pool.index.inode_or_miss(ino)

@@ -64,8 +64,8 @@ class Publishing:
             opened.begin(state, appends=appends)  # even if the rest fails: no empty block
             if not late:
                 pool.syscalls.utime(opened.fd, ns=(record.atime_ns, record.mtime_ns))
-            # After a stat the next write gets another time (multigrain timestamps, Linux 6.13), so
-            # that a write from now on can be seen.
+            # After a stat the next write sets a new mtime (multigrain timestamps, Linux 6.13),
+            # which shows that something was written.
             pool.syscalls.fstat(opened.fd)
             opened.maker = maker
             if state is State.UNRENAMED and maker == NOBODY:  # truncate(2): still its maker's
@@ -85,14 +85,14 @@ class Publishing:
         if reopened is not state:
             opened.rewrite()
         opened.identity_lingers = self._identities.withdraw_now(opened.ino)
-        if not record.size_bytes:  # it has no byte that could mix with another
+        if not record.size_bytes:  # no old bytes that could mix with new ones
             opened.identity_lingers = False
 
     def must_forget(self, opened: OpenInode) -> bool:
-        """Whether bytes may be overwritten that still have an identity on the device.
+        """Whether a writer may overwrite bytes that still have an identity on the device.
 
-        Also those of a block that was opened to append: a program may clear O_APPEND with fcntl(2),
-        or store through a mapping.
+        A block opened to append is no exception: a program may clear O_APPEND with fcntl(2), or
+        store through a mapping.
         """
         return opened.identity_lingers
 
@@ -142,8 +142,8 @@ class Publishing:
     def look_at_closer(self, opened: OpenInode, tid: int) -> Closing | None:
         """Check thread *tid*, which closes a writer's descriptor: is it dying of a signal?
 
-        A FLUSH is not a commit: dup2, fork and exec send it in the middle of a write. Returns what
-        the RELEASE must know of it, None if the block cannot be torn. Raises OSError.
+        A FLUSH is not a commit: dup2, fork and exec cause one in the middle of a write. Returns
+        what the RELEASE must know of it, None if no doubt can follow. Raises OSError.
         """
         if not opened.unfinished or opened.torn or opened.fd < 0:
             return None
@@ -171,7 +171,7 @@ class Publishing:
         return Closing(tid, maker, fate, pool.monotonic_s(), -1, 0)
 
     def publish(self, opened: OpenInode) -> None:
-        """Write to the index what the last writer left. Raises NoSpace if the index is full."""
+        """Write to the index what the last writer's close makes of it. Raises NoSpace, OSError."""
         pool = self._pool
         if opened.fd < 0:
             return  # the open failed, so nothing was written or marked
@@ -207,7 +207,7 @@ class Publishing:
             owned = self._owned(opened, record, state, allocated_bytes, written=written)
             self._record(opened, before, owned)
         else:
-            # The open took its identity.
+            # The open removed its identity. This gets it written again.
             pool.followers.tell(Changed(opened.ino, before, before, Why.CLOSED))
         # Not earlier: until it is published the death of another writer tears it.
         opened.end(whole=True)
@@ -218,10 +218,10 @@ class Publishing:
     def _trim_holes(
         self, opened: OpenInode, before: InodeRecord, record: InodeRecord, allocated_bytes: int
     ) -> int:
-        """Free the unused reserve of a draft that was written here and there; return what it holds.
+        """Free the unused reserve in the holes of a draft; return the bytes that it then holds.
 
-        Not of a slab, which asked for it. Nor while a process maps the extent and may still write,
-        or if that is unknown. The block is whole without the reserve.
+        A slab keeps its reserve, which it asked for. So does an extent that a process maps and may
+        still write, or of which that is unknown. An error is ignored: the block is whole anyway.
         """
         extents = self._pool.extents
         if before.state == State.SLAB_DRAFT:
@@ -234,13 +234,13 @@ class Publishing:
     def _closed(
         self, opened: OpenInode, record: InodeRecord, allocated_bytes: int, *, written: bool
     ) -> State:
-        """Return what the last writable close makes of the block with *record*."""
+        """Return the state of the block with *record* after its last writer's close."""
         state = opened.last_close(State(record.state), written=written)
         closes = record.state in UNFINISHED and state in (State.LEASED, State.SLAB)
         if closes and self._pool.policies.of(record.parent).only_renamed:
             return after(state, Event.WITHHOLD)  # it waits for its rename, however long
         due = state in LEASES and (written or state is not opened.before)
-        # As if its maker had ended. But not an orphan, which goes first, as its rename may follow.
+        # As if its maker had ended. But no orphan: it would go first, and its rename may follow.
         if not due or self._gets_lease(record, allocated_bytes):
             return state
         return after(state, Event.MAKER_DIED)
@@ -283,7 +283,7 @@ class Publishing:
         counters = pool.counters._replace(
             used_bytes=pool.counters.used_bytes + growth_bytes, sequence=record.sequence
         )
-        # A lasting transaction is still to come: the rename, or the next tick.
+        # If this transaction need not last, one that must will follow: for the rename or a tick.
         lasting = before.state not in UNFINISHED or not is_temporary(record.name)
         with pool.change(counters, finished=opened.ino, lasting=lasting) as change:
             change.write(Changed(opened.ino, before, record, Why.CLOSED))
@@ -301,7 +301,7 @@ class Publishing:
     def dismiss(self, opened: OpenInode, error: Exception) -> bool:
         """Remove the name of a block whose bytes are lost: a miss, not an error that stays.
 
-        False if that fails, too.
+        Return False if that fails, too.
         """
         if opened.gone is None:
             try:
@@ -315,7 +315,7 @@ class Publishing:
     def dismiss_lost(self, ino: InodeNo) -> bool:
         """Remove the name of block *ino*, open or not, whose bytes the device lost.
 
-        False if there is none. Raises NoSpace, OSError.
+        Return False if there is no such block. Raises NoSpace, OSError.
         """
         record = self._pool.index.inode_or_miss(ino)
         if record is None or not stat.S_ISREG(record.mode):

@@ -1,4 +1,4 @@
-"""Handles of file servers, which close late or never, so that a handle says nothing of a client.
+"""Handles of file servers, which close late or never: an open one may have no client any more.
 
 A server that has not written for a while (``file_server_close_s``), or has renamed what it wrote,
 counts as closed. From then on its handle counts as a reader's, which reserves no space and does not
@@ -26,21 +26,21 @@ _log: Final = logging.getLogger(__name__)
 #: Blocks checked in one tick, at some 2 us each.
 _LOOKS_A_TICK: Final = 256
 _NS: Final = 1_000_000_000
-#: By more than this the wall clock differs from what it should be only if it was set.
+#: If the two clocks moved apart by more than this, somebody has set the wall clock.
 _SET_NS: Final = _NS
 
 
 class _Watched(NamedTuple):
-    """A block that a server writes, as it was looked at last."""
+    """A block that a server writes, as of the last look at it."""
 
     due_s: float
     ctime_ns: int
-    """0: nobody has looked."""
+    """0: not looked at yet."""
     idle_ns: int
     """For how long nobody had written then."""
     age_ns: int
     wall_ns: int
-    """When that was, by both clocks."""
+    """When that look was, by both clocks."""
 
 
 class Served:
@@ -59,11 +59,11 @@ class Served:
         self.passing_bytes = 0
 
     def must_ask(self, opened: OpenInode) -> bool:
-        """Whether a server's next handle of *opened* shall have no passthrough.
+        """Whether a server's next handle of *opened* must not use passthrough.
 
-        The space of what a server keeps open there is its own, even without a name. So they may
-        keep only a part of the pool that way (``file_server_passthrough_max``). What is beyond
-        is read and written through this process, and can be evicted at any time.
+        A block that a server has open on passthrough keeps its space even without a name. So only
+        a part of the pool may be open that way (``file_server_passthrough_max``). Blocks beyond it
+        are read and written through this process, and can be evicted at any time.
         """
         pool = self._pool
         bound_bytes = pool.settings.file_server_passthrough_max * pool.space.usable_bytes
@@ -117,9 +117,9 @@ class Served:
     def renames(self, ino: InodeNo) -> None:
         """Publish the draft *ino* under its temporary name, ahead of its rename by a server.
 
-        What a server renames is whole, and it may never close it. As a client that closes before it
-        renames, it costs one transaction that must last, not two. If the rename is refused, the
-        draft is one that the server has not written for long: when it writes again that is seen.
+        What a server renames is whole, and the server may never close it. Publishing it first costs
+        one transaction that must last, not two, as for a client that closes before it renames. If
+        the rename is refused, the draft counts as not written for long: a later write is noticed.
         """
         opened, record = self._pool.open_inodes.get(ino), self._pool.index.inode_or_miss(ino)
         if opened is None or record is None or opened.torn or record.state != State.DRAFT:
@@ -134,7 +134,7 @@ class Served:
             self._count_as_closed(opened)
 
     def tick(self, now_s: float) -> None:
-        """Count servers as closed that wrote nothing for long."""
+        """Count the handles of servers that wrote nothing for long as closed."""
         for _ in range(min(_LOOKS_A_TICK, len(self._written))):
             ino, watched = next(iter(self._written.items()))
             if watched.due_s > now_s:
@@ -162,8 +162,8 @@ class Served:
     def _idle(self, opened: OpenInode, watched: _Watched) -> tuple[int, int]:
         """Return the ctime, which no client can set, and for how long (ns) nobody wrote.
 
-        The ctime is of the wall clock. If that was set since the last look, a block that was
-        written meanwhile counts as written just now; and never as idle for longer than since then.
+        The ctime is of the wall clock. If somebody set that since the last look, a block written
+        meanwhile counts as written just now. Else it is not idle for longer than since that look.
         """
         pool = self._pool
         try:
@@ -190,14 +190,14 @@ class Served:
         for _ in range(count):
             self._close_writer(opened)
         if not opened.writers:
-            opened.through_daemon = False  # which is for writers
+            opened.through_daemon = False  # only writers need it
             if opened.fd >= 0 and not opened.transfers:
                 self._pool.syscalls.close(opened.fd)  # readers need none, or open it again
                 opened.fd = -1
         self._count_passing(opened)
 
     def close(self) -> None:
-        """Find late writes, as far as possible, because the pool stops."""
+        """Look for late writes, because the pool stops; errors are only logged."""
         for opened in list(self._pool.open_inodes.values()):
             try:
                 self.look(opened)
@@ -205,7 +205,7 @@ class Served:
                 _log.warning("inode %#x: %s", opened.ino, error)
 
     def look_at(self, ino: InodeNo) -> None:
-        """Do the same for inode *ino*, open or not. Raises what ``look`` raises."""
+        """Call ``look`` for inode *ino* if it is open. Raises what that raises."""
         opened = self._pool.open_inodes.get(ino)
         if opened is not None:
             self.look(opened)
@@ -213,7 +213,7 @@ class Served:
     def look(self, opened: OpenInode) -> None:
         """Find out whether a server that counts as closed has written since. Atomic.
 
-        Then it is a writer again, of a block that it adds to if that is longer now. Raises NoSpace,
+        If so, it is a writer again: one that appends if the block is longer now. Raises NoSpace,
         OSError.
         """
         if not opened.quiet_writers or opened.writers or opened.gone is not None:

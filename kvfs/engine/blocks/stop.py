@@ -15,9 +15,9 @@ _log: Final = logging.getLogger(__name__)
 def close_all(pool: Pool, blocks: Blocks, *, all_closed: bool = False) -> bool:
     """Close every handle; False if a block could not be published and stays a draft.
 
-    A draft that is still being written is not whole: its name goes, and its writer gets an
-    error at the next call. A block in rewrite goes too if its client can write on without a
-    server (passthrough). With *all_closed* neither goes, because only the RELEASE was lost.
+    A draft that is still being written is not whole: its name is removed, and its writer gets an
+    error at the next call. A block in rewrite loses its name too if its client can write on without
+    a server (passthrough). With *all_closed* both keep it, because only the RELEASE was lost.
     """
     blocks.doubts.close()
     blocks.served.close()
@@ -52,6 +52,6 @@ def _outlives(pool: Pool, blocks: Blocks, opened: OpenInode) -> bool:
     pool.syscalls.close(opened.fd)  # our own descriptor would count as a user
     opened.fd = -1
     outlives = pool.extents.is_written(opened.ino)
-    with contextlib.suppress(Damaged):  # its name is gone then
+    with contextlib.suppress(Damaged):  # then its name was removed
         blocks.extent_fd(opened)
     return outlives

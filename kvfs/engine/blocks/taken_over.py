@@ -1,8 +1,8 @@
 """Open inodes as another server left them: made again from handles, index, extents and notes.
 
-Nothing of it was closed, so the kernel and the clients go on as if nothing had happened. A block
+None of them was closed, so the kernel and the clients go on as if nothing had happened. A block
 that is being written goes on being written by the same process; an inode without a name keeps its
-bytes for those who have it open. What nobody has open is not here (recovery/living.py).
+bytes for those who have it open. For what nobody has open see recovery/living.py.
 """
 
 import logging
@@ -26,7 +26,7 @@ from kvfs.pool.recently_removed import REMOVED_KEPT_S
 
 _log: Final = logging.getLogger(__name__)
 
-#: Of blocks whose writer's death would leave them torn.
+#: States in which a block is torn if its writer dies.
 _UNWHOLE: Final = UNFINISHED | {State.REWRITE, State.RENAMED}
 
 
@@ -38,7 +38,7 @@ class TakenOver:
         self._blocks = blocks
 
     def recall(self, living: Living, kept: set[InodeNo]) -> None:
-        """Open what the *living* handles have open; *kept* are unfinished. Raises OSError."""
+        """Open what the *living* handles have open; *kept*: unfinished inodes. Raises OSError."""
         pool, closes = self._pool, dict(self._pool.open_notes.all_closes())
         for ino in kept:
             record = pool.index.inode_or_miss(ino)
@@ -127,7 +127,7 @@ class TakenOver:
             pool.open_inodes.let_run(opened)
 
     def _recall_removed(self) -> None:
-        """Keep what lost its name a moment ago, and erase what did so before."""
+        """Keep inodes that lost their name a moment ago, and erase those that lost it earlier."""
         pool, now_ns = self._pool, self._pool.clock_ns()
         for ino in pool.open_notes.all_nameless():
             if ino in pool.open_inodes:
