@@ -1,1 +1,1 @@
-"""Makes published blocks durable behind the clients' backs."""
+"""Makes published blocks durable in the background."""

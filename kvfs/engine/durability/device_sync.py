@@ -24,14 +24,15 @@ from kvfs.storage.syscalls import (
 _ONE_LOG: Final = frozenset({"xfs", "ext4"})
 
 
-#: The share of so much rest may be used at once, for a burst of stores.
+#: Unused checksum time is saved for a burst of stores: at most the share of this time.
 _SAVED_S: Final = 60.0
 
 
 class Synced(NamedTuple):
     """What became of one block: the device's error, or whether it has holes, and its CRC32C.
 
-    None: a part of it had left the page cache, or the thread had used its share of time.
+    The CRC is None if the block has holes, a part of it had left the page cache, or the thread had
+    used up its share of time.
     """
 
     error: OSError | None
@@ -75,7 +76,7 @@ class DeviceSync:
         self._thread: threading.Thread | None = None
 
     def start(self, fds: Sequence[int]) -> None:
-        """Begin to make the files *fds* durable, and all that was done before; none: only that."""
+        """Begin to make durable the files *fds*, which may be none, and all earlier changes."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="kvfs-durable", daemon=True)
             self._thread.start()
@@ -107,7 +108,7 @@ class DeviceSync:
     def _sync(self, fds: Sequence[int]) -> list[Synced]:
         if self._fs_type == "xfs":
             for fd in fds:  # all begin before the first is waited for
-                with contextlib.suppress(OSError):  # it shows at the wait
+                with contextlib.suppress(OSError):  # the wait reports it
                     self._syscalls.sync_file_range(fd, SYNC_FILE_RANGE_WRITE)
         return [self._sync_one(fd) for fd in fds]
 
@@ -126,7 +127,7 @@ class DeviceSync:
             return Synced(error, has_holes=False)
 
     def _checksum(self, fd: int, size_bytes: int) -> int | None:
-        """Return the CRC32C of a block's bytes, None if its turn is over. Raises OSError."""
+        """Return the CRC32C of a block's bytes, None if its time is used up. Raises OSError."""
         begun_s = time.monotonic()
         grown_s = (begun_s - self._counted_s) * self._checksum_share
         self._left_s = min(self._left_s + grown_s, self._checksum_share * _SAVED_S)
@@ -145,6 +146,6 @@ class DeviceSync:
         if self._fs_type not in _ONE_LOG:
             self._syscalls.syncfs(self._pool_fd)
             return
-        # A change of its own, because fsync(2) of what has none forces no log.
+        # Change the directory first, because fsync(2) without a change forces no log.
         self._syscalls.utime(self._pool_fd)
         self._syscalls.fsync(self._pool_fd)

@@ -23,32 +23,32 @@ from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)
 
-#: A batch: so many descriptors, and bytes for a good part of a second.
+#: Bounds of a batch: its descriptors, and bytes that take a good part of a second to write.
 _BATCH_BLOCKS: Final = 128
 _BATCH_BYTES: Final = 256 << 20
 #: Blocks in one step on the loop, some 15 us each.
 _STEP: Final = 16
-#: Blocks that may still be written are looked at again after this time, a few at once.
+#: Blocks that may still be written are looked at again after this time, so many at once.
 _HELD_S: Final = 1.0
 _HELD_LOOKS: Final = 64
-#: A wait is over when the one who waits has not asked for so long.
+#: A wait counts as given up if its caller has not asked for this long.
 _ASKED_S: Final = 2.0
 #: Errors of the machine's state, which say nothing about the bytes.
 _AGAIN: Final = frozenset({errno.EINTR, errno.EAGAIN, errno.ENOMEM, errno.ENFILE, errno.EMFILE})
 
 
-#: Of a goal that is not set: no ticket and no flush gets there.
+#: Stands in a goal that is not set: no ticket and no flush gets this high.
 _NOT_SET: Final = 1 << 62
 
 
 class Goal:
-    """A moment up to which everything shall be durable. It is set once all is listed."""
+    """A moment up to which everything is to be durable. It is set once the list is complete."""
 
     __slots__ = ("attributes", "flush", "gaps", "losses", "ticket")
 
     def __init__(self, gaps: int, losses: int) -> None:
-        """*gaps* in the list must be closed before. *losses*: failures so far; more at the end, and
-        not all is durable.
+        """*gaps* in the list must be closed first. *losses* are the failures so far: if there are
+        more at the end, not all is durable.
         """
         self.gaps, self.losses = gaps, losses
         self.ticket = self.flush = self.attributes = _NOT_SET
@@ -85,17 +85,17 @@ class DurablePass:
         self._batch: list[_Block] = []
         self._batch_bytes = 0
         self._due_before_s = 0.0
-        #: Gathering, waiting for the thread, or judging what it returned; all false: resting.
+        #: Whether it gathers a batch, or waits for the thread; results wait in ``_judged``.
         self._gathers = self._waits = False
         self._judged: deque[tuple[_Block, Synced]] = deque()
-        #: Identified before the flush under way, which makes them durable.
+        #: Blocks whose identities the flush under way makes durable.
         self._flushing: list[tuple[InodeNo, Waiting]] = []
         #: Blocks whose bytes are lost and whose names could not be removed yet.
         self._lost: list[InodeNo] = []
         self._asked_until_s = 0.0
         self._flush_wanted = 0
         self._looked_at_held_s = 0.0
-        #: The last sequence number seen, and when it was another one.
+        #: The last sequence number seen, and when (s) clients stored last.
         self._seen, self._stored_s = pool.counters.sequence, 0.0
         self._flushes_begun = 0
         self.flushes = self.marked = self.late = self.failures = 0
@@ -114,7 +114,7 @@ class DurablePass:
             self._begin(now_s)
 
     def _collect(self) -> None:
-        """Go on with what the thread has ended, before the next tick."""
+        """Take the batch that the thread has ended, if any, without waiting for the next tick."""
         done = self._sync.take() if self._waits else None
         if done is not None:
             self._judge(done, self._pool.monotonic_s())
@@ -171,7 +171,7 @@ class DurablePass:
         try:
             fd = pool.final_bytes.open(ino)
         except Damaged:
-            queue.remove(ino)  # its next open shows that
+            queue.remove(ino)  # its next open finds the damage
             return
         except OSError as error:
             _log.warning("inode %#x is not durable yet: %s", ino, error)
@@ -201,7 +201,7 @@ class DurablePass:
         if failed:
             _log.error("the device failed to flush: %s", done.flush_error)
             self.failures += 1
-            self._pool.syncs.failed = True  # the kernel tells it once
+            self._pool.syncs.failed = True  # the kernel reports it once
             for block in batch:
                 self._put_back(block)
             self._flushing = []
@@ -243,7 +243,7 @@ class DurablePass:
         """Mark one block durable, or drop it. Atomic: no checkpoint since the look at it."""
         pool, ino = self._pool, block.ino
         if synced.error is not None and synced.error.errno not in _AGAIN:
-            # Whatever was published since: the kernel reports the error once.
+            # Even if it was published anew since, as the kernel reports the error only once.
             self._queue.remove(ino)
             self.failures += 1
             _log.error("inode %#x lost: the device failed to write it: %s", ino, synced.error)
@@ -303,17 +303,17 @@ class DurablePass:
     # ---- those who wait ----
 
     def goal(self) -> Goal:
-        """Return the goal that all published so far is durable, with all names as they are now.
+        """Return a goal: all that is published by now is durable, with all names as they are now.
 
-        If it is not known of all, the goal is set later: whatever a search finds was published
-        before. Raises NoSpace, OSError.
+        While the list has gaps it is set later, when a search has filled them. Raises NoSpace,
+        OSError.
         """
         goal = Goal(self._queue.gaps, self._losses)
         self._set(goal)
         return goal
 
     def _set(self, goal: Goal) -> None:
-        """Set *goal* to now, unless it is, or something is missing on the list. Atomic."""
+        """Set *goal* to now, unless it is set already, or the list has gaps. Atomic."""
         if goal.is_set or self._queue.closed_gaps < goal.gaps:
             return
         self._pool.background.hurry()  # identities of directories, and of what was renamed
@@ -324,7 +324,7 @@ class DurablePass:
         goal.attributes = self._attributes.ticket
 
     def undone(self, goal: Goal) -> int:
-        """Return how many blocks and attributes are missing to *goal*, and work towards it.
+        """Return how many blocks and attributes *goal* still waits for, and work towards it.
 
         Raises NoSpace, OSError.
         """
@@ -345,13 +345,13 @@ class DurablePass:
             raise OSError(errno.EIO, "the device failed to write a block, or attributes")
         if undone or self.flushes < goal.flush:
             return False
-        self._asked_until_s = 0.0  # who else waits asks again
+        self._asked_until_s = 0.0  # other callers that wait ask again
         return True
 
     @property
     def _losses(self) -> int:
-        """How often the device failed; also what a look dropped (write_back.py), attributes, and a
-        search for what is not durable that could not be done.
+        """Failures so far: of the device, blocks lost otherwise (write_back.py), attributes that
+        were refused, and failed searches for what is not durable.
         """
         losses = self.failures + self._pool.lost_blocks + self._attributes.refused
         return losses + self._queue.failed_searches
@@ -359,7 +359,7 @@ class DurablePass:
     # ---- the end ----
 
     def close(self) -> None:
-        """Wait for the thread; what it had waits again. What was identified stays so."""
+        """Wait for the thread, and put its blocks back. Identities that were written stay."""
         self._sync.close()
         for block in [*self._batch, *(block for block, _ in self._judged)]:
             self._put_back(block)

@@ -1,7 +1,7 @@
-"""Compares blocks with their checksums: at their first open, by command, or all by and by.
+"""Compares blocks with their checksums: at their first open, by command, or all over time (scrub).
 
-The device's bytes are read in a thread, past the page cache. Other bytes than were stored are a
-miss: the block loses its name, and its extent goes into the quarantine.
+The device's bytes are read in a thread, past the page cache. A block with other bytes than were
+stored becomes a miss: it loses its name, and its extent goes into the quarantine.
 """
 
 import logging
@@ -25,7 +25,7 @@ from kvfs.storage.quarantine import Quarantine
 
 _log: Final = logging.getLogger(__name__)
 
-#: Blocks known to be right, some 100 B each; one that is forgotten is compared again.
+#: Most blocks remembered as right, at some 100 B each; a forgotten one is compared again.
 _KNOWN_MAX: Final = 65_536
 #: Rows that the scrub reads at a time.
 _ROWS: Final = 64
@@ -69,12 +69,12 @@ class Verifier:
             settings.quarantine_files_max,
             settings.quarantine_bytes,
         )
-        #: What is there, as of the last look: a status must not ask a device that is gone.
+        #: Its blocks and their bytes as last read: a status must not ask a device that is gone.
         self._quarantined: dict[InodeNo, int] = {}
         self._look_at_quarantine()
         self._local = threading.local()
         self._scrub: Aside[tuple[Look, Verdict, int | None]] = Aside("kvfs-scrub")
-        #: Where the scrub is, and whether it could look at all blocks of this round.
+        #: The last row that the scrub read, and whether it could look at all blocks of this round.
         self._after, self._whole = b"", True
         self._next_s = self._stored_s = 0.0
         self._seen = pool.counters.sequence
@@ -86,9 +86,9 @@ class Verifier:
         return ino < self.below and ino not in self._known
 
     def begin(self, ino: InodeNo) -> Look | None:
-        """Return what to compare, None if that block has nothing to be compared with.
+        """Return what to compare for block *ino*; None if it has no checksum.
 
-        Raises Damaged, and the name goes, if its identity cannot be read; NoSpace, OSError.
+        Raises Damaged if its identity cannot be read, and removes its name; NoSpace, OSError.
         """
         look = self._look(ino)
         if look is None or not look.identity.flags & HAS_CRC:
@@ -113,7 +113,7 @@ class Verifier:
         return None if identity is None else Look(ino, identity)
 
     def read(self, look: Look) -> Verdict:
-        """Compare in a thread; it reads the whole block from the device."""
+        """Compare, in a thread, which reads the whole block from the device."""
         return self._read(look)[0]
 
     def _read(self, look: Look) -> tuple[Verdict, int | None]:
@@ -143,7 +143,7 @@ class Verifier:
             return self._pool.extents.open(ino, os.O_RDONLY)
 
     def judge(self, look: Look, verdict: Verdict) -> bool:
-        """Act on what was found; whether the block may be opened. Raises NoSpace, OSError."""
+        """Act on *verdict*; return whether the block may be opened. Raises NoSpace, OSError."""
         pool, ino = self._pool, look.ino
         # Atomic: the block may have been written, or be gone, since the comparison began.
         if verdict is Verdict.RIGHT:
@@ -190,13 +190,13 @@ class Verifier:
     # ---- the doubt, which RUN keeps until all are compared ----
 
     def end_doubt(self) -> None:
-        """Note that all blocks were compared since a device may have lost some."""
+        """Note that all blocks were compared since the device may last have lost some."""
         self._pool.run.doubtful_below = NO_INODE
         if self._mode == "doubtful":
             self.below = NO_INODE
 
     def close(self) -> None:
-        """End the doubt if opens have covered all blocks that were there; as far as is known."""
+        """End the doubt, because the pool stops, if all blocks in doubt are known to be right."""
         pool = self._pool
         if not pool.run.doubtful_below or pool.counters.blocks > _KNOWN_MAX:
             return
@@ -208,7 +208,7 @@ class Verifier:
                     return
         self.end_doubt()
 
-    # ---- all of them, by and by ----
+    # ---- the scrub: all of them over time ----
 
     def tick(self, now_s: float) -> None:
         """Go on with the scrub; it rests while clients store. Raises NoSpace, OSError."""
@@ -232,9 +232,9 @@ class Verifier:
             self._scrub.start(lambda: (look, *self._read(look)))
 
     def _give_checksum(self, look: Look, crc: int | None) -> None:
-        """Give a block its checksum that got none when it became durable. Raises NoSpace, OSError.
+        """Give a checksum to a block that got none when it became durable. Raises NoSpace, OSError.
 
-        From now on it can be compared; what was read is taken for right.
+        The bytes just read are taken for right; from now on they can be compared.
         """
         # Atomic: if its identity is the same, nobody could write it since.
         present = self._look(look.ino)
@@ -246,7 +246,7 @@ class Verifier:
         self.given += 1
 
     def _next_look(self) -> Look | None:
-        """Return the next block, None if these rows have none."""
+        """Return the next block to compare, None if the next rows have none."""
         rows = next(self._pool.index.walk(INODE_PREFIX, _ROWS, after=self._after), [])
         if not rows:
             if self._after:
@@ -261,7 +261,7 @@ class Verifier:
                     look = self._look(ino)
                 except (Damaged, OSError):
                     self._whole = False
-                    continue  # its next open shows that
+                    continue  # its next open finds the damage
                 if look is not None and not _gets_no_checksum(look.identity):
                     return look
         return None
@@ -313,9 +313,9 @@ def verify_all(
     *,
     everything: bool,
 ) -> Iterator[None]:
-    """Compare the blocks *inos*, *step* among them for a pause; yield while a thread reads.
+    """Compare the blocks *inos*; yield while a thread reads, and at each *step* among them.
 
-    If they are *everything*, no doubt is left at the end.
+    If *everything*, these are all blocks, and no doubt is left at the end.
     """
     reading: Aside[Verdict] = Aside("kvfs-verify")
     try:
