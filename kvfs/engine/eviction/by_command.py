@@ -25,9 +25,9 @@ from kvfs.pool.reach import in_use_bytes
 
 #: Blocks evicted in one step: a millisecond or two.
 _TAKEN: Final = 32
-#: How much the pool's policy is asked for in one step.
+#: How much the pool's policy is asked to evict in one step.
 _AT_ONCE_BYTES: Final = 256 << 20
-#: After so many steps without a result it ends; a scan takes some of them.
+#: The command ends after so many steps in a row without a result; a scan takes some of them.
 _VAIN_MAX: Final = 200
 #: Reasons why a block stays, besides those of eligibility.py.
 _NO_FILE: Final = "not a file"
@@ -44,8 +44,8 @@ class Order(NamedTuple):
     size_bytes: int | None = None
     """How much to evict, the longest unused first. None: all that the other fields select."""
     unused_for_s: float | None = None
-    """Only blocks whose last use is longer ago. Uses are a store, a rename, utime, a lookup, an
-    open."""
+    """Only blocks not used for longer than this (s). Uses are a store, a rename, utime, a lookup,
+    an open."""
     dry_run: bool = False
 
 
@@ -86,7 +86,7 @@ def carry_out(
 ) -> Iterator[None]:
     """Evict what *order* names, a step at a time. Raises PathMissing, UsageError.
 
-    Nothing if less may go than it asks for: ``found_bytes`` says how much.
+    If less may go than *order* asks for, nothing is evicted: ``found_bytes`` says how much may.
     """
     if order.size_bytes is not None and order.size_bytes <= 0:
         raise UsageError("give more than 0 bytes")
@@ -225,7 +225,7 @@ def _look(
     record = pool.index.inode_or_miss(ino)
     if record is None:
         return None
-    if not stat.S_ISREG(record.mode):  # it was named itself: below directories are files only
+    if not stat.S_ISREG(record.mode):  # the command named it: walks yield only files
         progress.keep(_NO_FILE, record.allocated_bytes)
         return None
     used = None if cutoff_ns is None else used_since(pool, ino, record, cutoff_ns)
@@ -233,7 +233,7 @@ def _look(
     if why is None and cutoff_ns is not None and used is None:
         why = _UNKNOWN
     if why is not None:
-        opened = pool.open_inodes.get(ino)  # the index learns what a draft holds when it is closed
+        opened = pool.open_inodes.get(ino)  # a draft's bytes are in the index from its close on
         held_bytes = 0 if opened is None else opened.allocated_bytes
         progress.keep(why, max(held_bytes, record.allocated_bytes))
         return None

@@ -17,15 +17,15 @@ from kvfs.engine.eviction.reclaim import BATCH, CALL_MAX, Reclaim
 from kvfs.engine.eviction.victims import Victims
 from kvfs.pool.pool import Pool
 
-#: Least part of all blocks in one plan. A scan of a hundred million rows takes some seconds, and
-#: the plan should last longer than that.
+#: A plan from a long scan has at least 1/64 of all blocks. A scan of a hundred million rows takes
+#: some seconds, and its plan should last longer than that.
 _PLAN_PART: Final = 64
 _PLAN_MAX: Final = 1 << 16
-#: After a plan that found nothing no other one begins for so long.
+#: After a plan that found nothing, no other one begins for this long.
 _BARREN_S: Final = 1.0
 
 
-#: Returns some blocks in the order of eviction; none of those in the array.
+#: Returns up to so many blocks in the order of eviction, but none of those in the array.
 _Coldest = Callable[[Columns, int, NDArray[np.uint64]], NDArray[np.uint64]]
 
 
@@ -44,7 +44,7 @@ class NameEviction:
         self._of_empty.take(self._pool.empty_names_too_many())
 
     def make_room(self) -> None:
-        """Do so at once, because the index would refuse the next name."""
+        """Evict names at once, because the index would refuse the next one."""
         self.tick()
         self._pool.index.room.look()
 

@@ -20,9 +20,9 @@ _SWAPPED: Final = (b".meta",)
 
 
 class Verdict(NamedTuple):
-    """The check of a victim: its record if it may go; *used* if its space would not be free yet.
+    """The check of a victim: its record if it may go; *used*: its space would not be free at once.
 
-    With *passing* it is free in a moment: only the pass that makes blocks durable has it open.
+    *passing*: it would be in a moment, as only the pass that makes blocks durable has it open.
     """
 
     record: InodeRecord | None
@@ -85,9 +85,9 @@ def _is_mapped(pool: Pool, ino: InodeNo, opened: OpenInode | None) -> bool:
 def used_since(pool: Pool, ino: InodeNo, record: InodeRecord, since_ns: int) -> bool | None:
     """Return whether block *ino* was used since *since_ns* (``Pool.age_ns``); None: unknown.
 
-    Uses are a store, a rename, utime, a lookup, an open. The heat knows them all, but for what came
-    after it was saved the last time if the server was killed. Then the times of the block may tell;
-    those are of the wall clock, which may have been set since: what lies ahead of it tells nothing.
+    Uses are a store, a rename, utime, a lookup, an open. The heat has them all, except those that
+    came between its last save and a kill of the server. The times of the block may show these. They
+    are of the wall clock, which may have been set since: a time ahead of it says nothing.
     """
     unused_ns = pool.clock_ns() - max(record.atime_ns, record.mtime_ns, record.ctime_ns)
     if 0 <= unused_ns < pool.age_ns() - since_ns:

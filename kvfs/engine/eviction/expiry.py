@@ -1,8 +1,8 @@
-"""Blocks that were unused for longer than their directory's policy ``ttl`` says go by themselves.
+"""Evicts blocks that were unused for longer than their directory's policy ``ttl``.
 
-The heat is read a piece at a tick, and each row that is old enough for the shortest ttl is looked
-at again, with the policy of its directory. So a tick takes a few milliseconds, whatever the pool
-holds. A block whose last use is not known that far back stays until it is.
+Each tick reads a part of the heat. A row that is old enough for the shortest ttl is looked at
+again, with the policy of its directory. So a tick takes a few milliseconds, whatever the pool
+holds. A block stays while it is unknown whether it was used within its ttl.
 """
 
 import math
@@ -22,7 +22,7 @@ from kvfs.pool.pool import Pool
 _ROWS: Final = 8192
 _CANDIDATES: Final = 256
 _EVICTED: Final = 2 * BATCH
-#: From the end of one pass to the next: a part of the shortest ttl, within bounds.
+#: The pause from one pass to the next: a part of the shortest ttl, within bounds.
 _PAUSE_PART: Final = 1 / 16
 _PAUSE_LEAST_S: Final = 0.25
 _PAUSE_MOST_S: Final = 60.0
@@ -38,7 +38,7 @@ class Expiry:
         #: The row at which the next tick goes on, and when the next pass begins.
         self._row = 0
         self._due_s = -math.inf
-        #: The shortest ttl when it was put off; a shorter one since then does not wait.
+        #: The shortest ttl when the next pass was put off; if it changes, the pass does not wait.
         self._paused_for_s: float | None = None
 
     def tick(self, now_s: float) -> None:

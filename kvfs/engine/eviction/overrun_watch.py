@@ -1,8 +1,8 @@
 """Drafts that grow without asking: checked at every tick, and stopped when no space is left.
 
 A passthrough writer allocates in the backing file system. What it takes beyond its reserve is found
-here, and space for its next writes is kept free. The last resort, if it took space that was not
-there and nothing can be evicted: its bytes are freed, its close is ENOSPC and its name goes.
+here, and space for its next writes is kept free. If it took space that was not there and nothing
+can be evicted, it is stopped: its bytes are freed, its close is ENOSPC, its name is removed.
 """
 
 import logging
@@ -50,7 +50,7 @@ class OverrunWatch:
     def look_at_closing(self, opened: OpenInode) -> None:
         """Count what *opened* took since the last check, before it is closed; stop some drafts.
 
-        Otherwise a draft that is closed between two ticks could stay above the capacity.
+        Otherwise drafts closed between two ticks could leave the pool above its capacity.
         """
         self._growth.look(opened, self._pool.monotonic_s())
         if self._pool.space.overstepped_bytes:
@@ -76,7 +76,7 @@ class OverrunWatch:
         try:
             self._allocator.require_space(0)
         except NoSpace:
-            # What they will take next is a guess, for which no draft is stopped.
+            # No draft is stopped for what it may take next, which is a guess.
             if pool.space.overstepped_bytes and not self._reclaim.hopeful:
                 self._stop_some(list(pool.open_inodes.written.values()))
 
@@ -89,7 +89,7 @@ class OverrunWatch:
         return (written[start:] + written[:start])[:_LOOKS_A_TICK]
 
     def _stop_some(self, written: list[OpenInode]) -> None:
-        """Free what drafts took beyond the space there is, of the largest first."""
+        """Stop drafts, those that grew most first, until the pool is within its space."""
         space = self._pool.space
         growing = [
             opened

@@ -46,7 +46,7 @@ class Reclaim:
         self._pool = pool
         self._namespace = namespace
         self._start_scan = start_scan
-        #: Refused victims that are open (True) or mapped: the last resort.
+        #: Refused victims that are open (True) or only mapped (False): the last resort.
         self._used: dict[InodeNo, bool] = {}
         self._victims = Victims(
             pool, barren_s=_BARREN_S, age_s=_PLAN_AGE_S, forgotten=self._used.clear
@@ -87,7 +87,7 @@ class Reclaim:
             self.evict(short_bytes, ahead=True)
 
     def top_up(self) -> None:
-        """Do the same as soon as no request waits, because a draft has just taken space."""
+        """Call ``tick`` as soon as no request waits, because a draft has just taken space."""
         if not self._topping_up:
             self._topping_up = True
             self._pool.background.submit(self._top_up)
@@ -102,8 +102,8 @@ class Reclaim:
     def evict(self, size_bytes: int, *, ahead: bool = False) -> int:
         """Evict until *size_bytes* are being freed; return how many are.
 
-        Fewer if nothing can be evicted, if a plan is being made, or if it takes too many names for
-        one call. *Ahead* of need also fewer rather than evict a block of more than twice as much.
+        Fewer if nothing can be evicted, if a plan is being made, or if one call would remove too
+        many names. If *ahead* of need, no block of more than twice the missing bytes is evicted.
         """
         count = rounds = 0
         gone_bytes = self._pool.strays.give_way(size_bytes)  # before any block
@@ -191,7 +191,7 @@ class Reclaim:
     def _name_again(self) -> None:
         """In a small pool, make blocks candidates again as soon as their readers are done.
 
-        There a plan lives as long as a block: younger blocks would be evicted instead of them.
+        There one plan covers all blocks: those left out of it would outlive younger ones.
         """
         pool = self._pool
         if not self._used or len(pool.heat) > _PLAN_MAX:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: If less than this share of the capacity is evictable, the operator is warned.
 _LOW_SHARE: Final = 0.1
-#: Rows checked to find the directory that holds most: 4 us each, in which requests wait.
+#: Rows checked to find the directory that holds most, at 4 us each; requests wait for it.
 _LOOKED_AT_MAX: Final = 1024
 _WARNING: Final = "almost nothing is evictable: {} holds {} that is pinned, leased or open"
 _SLABS: Final = frozenset({State.SLAB, State.REWRITTEN})
@@ -87,7 +87,7 @@ def _lessee(pool: Pool) -> dict[str, Any] | None:
 
 
 def holder(pool: Pool) -> tuple[str, int]:
-    """Return the directory with the most bytes that cannot be evicted, of a sample."""
+    """Return the directory with the most bytes that cannot be evicted, and these, by a sample."""
     held: dict[InodeNo, int] = {}
     some = islice(pool.leases.rows(), _LOOKED_AT_MAX)
     inos: dict[InodeNo, int] = {ino: holding.allocated_bytes for ino, holding in some}

@@ -1,9 +1,9 @@
 """One scan of the index after a start, a step at a time, which fills all tables in memory.
 
-These are the pins, the shares of what is never evicted, the leases and the heat. For the heat the
-inodes are scanned again when the policy of a directory changes. Until the scan is done a table may
-lack a row. So eviction never trusts a table alone: the index still says LEASED, and the policy is
-looked up again.
+These are the pins, the users' shares of what is never evicted, the leases and the heat. For the
+heat the inodes are scanned again when the policy of a directory changes. Until the scan is done a
+table may lack a row. So eviction never trusts a table alone: the index still says LEASED, and the
+policy is looked up again.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class StartScan:
     def __init__(self, pool: Pool) -> None:
         """Queue the first scan. Pins come first, so that what they hold is ranked only once."""
         self._pool = pool
-        #: Count what the pins that were found hold, for their limit; therefore the last stage.
+        #: Each counts what one pin holds, for the limit of pins. They run in the last stage.
         self._counts: deque[Iterator[None]] = deque()
         self._stages: deque[_Stage] = deque()
         self._again = False
@@ -63,7 +63,7 @@ class StartScan:
             self._begin(self._rank_inodes, self._drop_unknown)
 
     def count_pins_anew(self) -> None:
-        """Count again what pinned directories hold: blocks came and went that nobody asked for."""
+        """Count again what pinned directories hold: blocks came and went without a request."""
         pool = self._pool
         for ino, _ in pool.pins.rows():
             record = pool.index.inode_or_miss(ino)
@@ -142,7 +142,7 @@ class StartScan:
     def _each_inode(self, *listeners: _Listener) -> bool:
         rows = self._rows(INODE_PREFIX)
         for (key, _), (ino, record) in zip(rows, parse_inodes(rows), strict=True):
-            if record is not None:  # the next lookup of its name reports it
+            if record is not None:  # else the next lookup of its name reports the damage
                 for listener in listeners:
                     listener(ino, record)
             self._after = key
@@ -159,7 +159,7 @@ class StartScan:
         return bool(rows)
 
     def _count_pins(self) -> bool:
-        """Count some of what the pins hold, because a directory may have any number of names."""
+        """Count a part of what the pins hold: a directory may have any number of names."""
         while self._counts:
             with contextlib.suppress(Damaged):
                 for _ in self._counts[0]:

@@ -23,7 +23,7 @@ _INLINE_ROWS: Final = 16_384
 _REFUSED_MAX: Final = 4096
 _REFUSED_S: Final = 1.0
 
-#: Returns inodes in the order of eviction, by the columns; none of the array (some thousands).
+#: Returns inodes of the columns in the order of eviction, but none of the array (some thousands).
 Choose = Callable[[Columns, NDArray[np.uint64]], NDArray[np.uint64]]
 
 
@@ -38,7 +38,7 @@ class Victims:
         age_s: float = math.inf,
         forgotten: Callable[[], None] | None = None,
     ) -> None:
-        """After a plan that found nothing no other one begins for *barren_s*.
+        """After a plan that found nothing, no other one begins for *barren_s*.
 
         A plan expires after *age_s*. *forgotten* is called when refused victims may be named again.
         """
@@ -96,11 +96,11 @@ class Victims:
             self.drop()
 
     def is_barren(self) -> bool:
-        """Whether a plan found nothing too short a time ago."""
+        """Whether a plan found nothing so recently that no other one may begin."""
         return self._pool.monotonic_s() < self._barren_until_s
 
     def rest(self) -> None:
-        """Begin no plan for a while."""
+        """Begin no plan for ``barren_s``."""
         self._barren_until_s = self._pool.monotonic_s() + self._barren_s
 
     def search_anew(self) -> None:
