@@ -39,7 +39,7 @@ def renamed(
 
 
 def follow(pool: Pool, room: Room, former_names: Recent[InodeNo, Place], move: Move) -> None:
-    """Show drafts and rank blocks by the policy of where they are, after *move* was committed."""
+    """Apply the new directory's policies (who sees drafts, ranks) after *move* was committed."""
     ino, before, record = move
     former_names.note(ino, (before.parent, before.name), pool.monotonic_s())
     is_directory = stat.S_ISDIR(record.mode)

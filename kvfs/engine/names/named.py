@@ -17,7 +17,7 @@ from kvfs.pool.pool import Pool
 
 #: Names looked at in one step: a millisecond or two.
 _LOOKED_AT: Final = 256
-#: What a directory costs, as names: deep trees have few names in each.
+#: What a directory costs in addition, as so many names: deep trees have few names in each.
 _OF_A_DIRECTORY: Final = 8
 #: What a walk yields at the end of a step.
 STEP: Final = InodeNo(0)
@@ -137,8 +137,8 @@ def _matching(pool: Pool, root: InodeNo, path: str, pattern: PathPattern) -> Ite
 def _leads_down(at: InodeNo, ino: InodeNo, child: InodeRecord, root: InodeNo) -> bool:
     """Whether a walk below *root* goes on from *at* to *ino*, which has the record *child*.
 
-    Each inode has one directory, so a walk that believes the inode and not the listing comes to
-    none twice, however wrong the listings are; but *root* may stand below itself.
+    The walk trusts the parent in the inode, not the listing. Each inode has one parent, so the walk
+    visits none twice, however wrong the listings are, except a *root* that is below itself.
     """
     return child.parent == at and ino != root
 

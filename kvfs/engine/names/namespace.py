@@ -1,6 +1,6 @@
 """Names: lookup, listing, and every change of the tree.
 
-Each change is one index transaction; what it removes is unlinked after the commit. The kernel
+Each change is one index transaction; removed extents are unlinked after its commit. The kernel
 checks permissions. Directories have times as in POSIX: a changed listing changes mtime and ctime.
 """
 
@@ -40,23 +40,23 @@ LISTING_STEP: Final = 256
 
 
 class Promises(Protocol):
-    """Fresh inodes for which an OPEN is promised, whatever happens to their name."""
+    """Fresh inodes whose OPEN is still to come; they are kept for it even without a name."""
 
     def promised(self, ino: InodeNo, record: InodeRecord) -> bool:
-        """Whether *ino*, which lost its name, is one. It then becomes an open inode."""
+        """Whether *ino*, which lost its name, is one. If so, it becomes an open inode."""
 
     def keep_promise(self, ino: InodeNo) -> None:
         """Note that *ino* was kept for its OPEN."""
 
 
 class Proofs(Protocol):
-    """Knows which inodes are not compared with their files yet, after a power loss."""
+    """Compares inodes with their files, after a power loss, before they are used."""
 
-    #: Inodes from here on are right.
+    #: About inodes with this number or a higher one the index is right.
     below: InodeNo
 
     def prove(self, ino: InodeNo) -> bool:
-        """Whether the index is right about *ino*, below ``below``; otherwise it is changed."""
+        """Return whether the index was right about *ino*, below ``below``; else correct it."""
 
 
 class Namespace:
@@ -70,7 +70,7 @@ class Namespace:
         self._allocator = allocator
         self._promises = promises
         self._identities = pool.identities
-        #: Names that inodes had before a rename: a client that looked one up before it means that.
+        #: Each inode's name before its last rename: clients may have looked it up by that one.
         self.former_names: Recent[InodeNo, Place] = Recent(FORMER_NAME)
 
     # ---- looking ----
@@ -170,18 +170,18 @@ class Namespace:
     ) -> tuple[InodeNo, InodeRecord]:
         """Make a directory, symlink, fifo or socket. Raises what ``require_free`` raises.
 
-        *request* is the client's that asks for it, here and below; 0: none does. *asks* is the user
-        whose bound counts, None: the owner.
+        *request* is the number of the client's request, here and below; 0: there is none. *asks* is
+        the user whose bound counts; None: the owner.
         """
         if stat.S_ISLNK(mode) and not 0 < len(target) <= TARGET_MAX_BYTES:
             raise NameTooLong(f"target of {len(target)} bytes")
         pool = self._pool
         pool.cache.looks.made(parent, name)
-        # Nothing goes for what is refused.
+        # All checks come first, so that nothing is evicted for a request that is refused.
         self.require_free(parent, name)
         require_node(pool, uid if asks is None else asks)
         self._allocator.require_name()
-        parent_record = self.directory(parent)  # blocks may have gone from it
+        parent_record = self.directory(parent)  # again, as blocks may have been evicted from it
         ino = pool.numbers.take()
         now_ns = pool.clock_ns()
         record = new_record(parent, name, mode, uid, gid, now_ns, parent_record)
@@ -196,12 +196,12 @@ class Namespace:
     def unlink(self, parent: InodeNo, name: bytes, *, request: int = 0) -> InodeNo:
         """Remove the name of a file, symlink or special file; return its inode.
 
-        The space comes back after the last handle. Raises NotFound, IsADirectory.
+        Its space is freed after the last handle. Raises NotFound, IsADirectory.
         """
         return self._remove(parent, name, directory=False, request=request)
 
     def lose(self, ino: InodeNo) -> None:
-        """Remove the name of block *ino*, which is lost or half, and tell the kernel.
+        """Remove the name of block *ino*, which is lost or incomplete, and tell the kernel.
 
         Raises DeadInode, Damaged, NoSpace, OSError, ReadOnly.
         """
@@ -241,7 +241,7 @@ class Namespace:
         self.keep_removed(ino, record, now_ns)
 
     def keep_removed(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> None:
-        """Keep *ino*, which the index has forgotten, for its handles or for a moment."""
+        """Keep *ino*, which the index has no more, for its handles, or without any for a moment."""
         pool = self._pool
         promised = self._promises.promised(ino, record)
         opened = pool.open_inodes.get(ino)
@@ -338,7 +338,7 @@ class Namespace:
             if record.state == State.UNRENAMED:
                 moved = moved._replace(state=State.PUBLISHED, maker_tgid=0, maker_birth=0)
             moves.append(Move(ino, record, moved))
-        self._identities.foretell(other)  # the request is noted as that of the one alone
+        self._identities.foretell(other)  # the request is noted for ``one`` alone
         with TreeChange(pool, now_ns) as change:
             change.move(*moves)
             change.does(request, one)

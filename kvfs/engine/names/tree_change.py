@@ -3,7 +3,7 @@
 They are the name's row, the directory's row for it, the inode's record and attributes, the number
 of names in its directory, the pool's counters, and what its owner is charged. They are written only
 here (tests/engine/test_tree_change.py). Recovery changes an index that no pool has open, and counts
-it anew at the end. It shares the functions that write rows into a bare transaction.
+it anew at the end. It uses the functions below that write rows into a bare transaction.
 """
 
 import contextlib
@@ -77,7 +77,8 @@ class TreeChange(PoolChange):
     """A ``with`` block around one change of the tree: operations in one transaction.
 
     Directories and counters are written at the end of the block. Memory is updated after the
-    commit, so that a failed commit changes nothing. No operation may name a directory of another.
+    commit, so that a failed commit changes nothing. A directory that one operation adds, moves or
+    removes must not be the parent in another one.
     """
 
     __slots__ = ("_directories", "_gone", "_keeps", "_left", "_now_ns", "_tree")
@@ -93,7 +94,7 @@ class TreeChange(PoolChange):
     ) -> None:
         """Directories are changed at *now_ns*; *begun* and *lasting* as in ``Pool.change``.
 
-        *keeps*: an inode that loses its name may be opened yet (``Namespace.keep_removed``).
+        *keeps*: an inode that loses its name may still be opened (``Namespace.keep_removed``).
         """
         super().__init__(pool, pool.counters, begun, NO_INODE, lasting=lasting)
         self._tree = pool
@@ -101,7 +102,7 @@ class TreeChange(PoolChange):
         self._keeps = keeps
         self._directories: dict[InodeNo, InodeRecord] = {}
         self._gone: list[tuple[InodeNo, InodeRecord, Attributes]] = []
-        #: Of those that are or may be open: the attributes that they keep without a name.
+        #: The attributes of inodes that lost their name and are, or may be, open.
         self._left: dict[InodeNo, Attributes] = {}
 
     def link(
@@ -124,7 +125,7 @@ class TreeChange(PoolChange):
     ) -> None:
         """Remove *ino* and its name. Raises DeadInode, NotADirectory.
 
-        *reason*: for what it is evicted.
+        *reason*: why it is evicted, if *why* is EVICTED.
         """
         self._count(record, -1)
         self._drop(Changed(ino, record, None, why, reason=reason))
@@ -154,18 +155,18 @@ class TreeChange(PoolChange):
             self.txn.delete_name(before.parent, before.name, ino)
         for ino, before, after in moves:
             growth_bytes = after.allocated_bytes - before.allocated_bytes
-            if growth_bytes:  # what was written after a checkpoint
+            if growth_bytes:  # bytes written since the index's checkpoint (recovery)
                 used_bytes = self._counters.used_bytes + growth_bytes
                 self._counters = self._counters._replace(used_bytes=used_bytes)
             put_rows(self.txn, ino, after)
-            # Said by a file: a rename leaves the owner.
+            # A file says so (recovery), since a rename does not change the owner.
             theirs = self._attributes(ino) if before.uid != after.uid else NO_ATTRIBUTES
             self._changes.append(Changed(ino, before, after, why, theirs, theirs))
             if after.sequence > self._counters.sequence:
                 self._counters = self._counters._replace(sequence=after.sequence)
 
     def take_attributes(self, ino: InodeNo, record: InodeRecord, attributes: Attributes) -> None:
-        """Give *ino*, which has *record* in the end, the *attributes* of its file and no others."""
+        """Give *ino*, whose final record is *record*, its file's *attributes* and no others."""
         before = replace_attributes(self.txn, ino, attributes)
         self._changes.append(Changed(ino, record, record, Why.RECONCILED, before, attributes))
 
