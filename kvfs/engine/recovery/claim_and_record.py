@@ -1,6 +1,7 @@
-"""The record of the index and what a file claims of the same inode: whether they agree, and both.
+"""An inode's record in the index and its file's claim: whether they agree, and both merged.
 
-A file does not know all: not whose a block is, when it was read, nor what a directory holds.
+A file lacks some fields: which process has a block's lease, when it was read, what a directory
+holds.
 """
 
 import stat
@@ -11,7 +12,7 @@ from kvfs.engine.recovery.finish_drafts import OPEN_STATES
 
 
 def has_bytes(record: InodeRecord) -> bool:
-    """Whether it is a block."""
+    """Whether *record* is that of a block: a regular file."""
     return stat.S_ISREG(record.mode)
 
 
@@ -31,8 +32,8 @@ def _said(record: InodeRecord) -> tuple[object, ...]:
 def _is_published_since(record: InodeRecord, claim: InodeRecord) -> bool:
     """Whether *claim* is of a block that was renamed or closed since *record* was written.
 
-    A file does not say whose a block is. What kept its kind and its name still belongs to its
-    maker, or is a temporary one that its maker left.
+    A file does not say who has a block's lease. A block of the same kind and name still belongs to
+    its maker, or is a temporary one that its maker left.
     """
     if not has_bytes(record):
         return False

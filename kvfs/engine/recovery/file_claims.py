@@ -1,6 +1,6 @@
 """What a file on the device says of its inode: the record and the attributes that it claims.
 
-Rebuild, comparison after a checkpoint, and fsck ask here. What is not whole claims nothing.
+Used by rebuild, the comparison after a checkpoint, and fsck. What is not whole claims nothing.
 """
 
 import errno
@@ -25,9 +25,9 @@ _FILE_FAILS: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.ENODATA, errno.E
 
 
 def block_record(extents: Extents, syscalls: Syscalls, ino: InodeNo) -> InodeRecord | None:
-    """Return the record of an extent that is whole: it has the identity that says so.
+    """Return the record of an extent that is whole, as its identity says; else None.
 
-    Its size and its holes are looked at all the same, because a device may lose what it
+    Size and holes are checked in spite of the identity, because a device may lose what it
     acknowledged. Raises OSError.
     """
     try:
@@ -59,7 +59,7 @@ def block_record(extents: Extents, syscalls: Syscalls, ino: InodeNo) -> InodeRec
 
 
 def node_record(extents: Extents, ino: InodeNo) -> InodeRecord | None:
-    """Return the record in the identity file of a node, which has no extent. Raises OSError."""
+    """Return the record in the identity file of a node, None without one. Raises OSError."""
     try:
         found = extents.node(ino)
     except Damaged:
@@ -76,7 +76,7 @@ def node_record(extents: Extents, ino: InodeNo) -> InodeRecord | None:
 
 
 def attributes_of(extents: Extents, ino: InodeNo, record: InodeRecord) -> AttributeRecord | None:
-    """Return the attributes that belong to *record*, which *ino*'s file said. Raises OSError.
+    """Return the attributes in *ino*'s file that belong to *record*. Raises OSError.
 
     None if it never had any, or if they cannot be read.
     """
@@ -88,7 +88,7 @@ def attributes_of(extents: Extents, ino: InodeNo, record: InodeRecord) -> Attrib
 
 
 def claimed_attributes(extents: Extents, ino: InodeNo, claim: InodeRecord) -> Mapping[bytes, bytes]:
-    """Return the attributes of *ino*, which claims what *claim* says. Raises OSError."""
+    """Return the attributes that *ino*'s file claims beside *claim*. Raises OSError."""
     found = attributes_of(extents, ino, claim)
     return {} if found is None else found.attributes
 
@@ -96,7 +96,7 @@ def claimed_attributes(extents: Extents, ino: InodeNo, claim: InodeRecord) -> Ma
 def newer_attributes(
     extents: Extents, ino: InodeNo, record: InodeRecord, claim: InodeRecord
 ) -> Mapping[bytes, bytes] | None:
-    """Return what the file of *ino* says, if that is newer than *record*; else None.
+    """Return the attributes in the file of *ino* if they are newer than *record*; else None.
 
     A change of attributes has a sequence number like a change of the name
     (core/attribute_record.py): *ino* has the old ones or the new ones. Raises OSError.
@@ -129,7 +129,7 @@ def _record(
 
 
 def _state_of(identity: Identity) -> State:
-    """Return the state of what comes back: the makers of slabs went with the power."""
+    """Return the state of a recovered inode. No maker of a slab outlived the power loss."""
     if not stat.S_ISREG(identity.mode):
         return State.NODE
     return State.ORPHAN_SLAB if identity.flags & IS_SLAB else State.PUBLISHED

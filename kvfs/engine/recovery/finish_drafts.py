@@ -31,7 +31,7 @@ from kvfs.storage.index_transaction import WriteTransaction
 _log: Final = logging.getLogger(__name__)
 
 _STEP: Final = 4096
-#: Of blocks that somebody was writing, or may have been.
+#: States of blocks that somebody was writing, or may have been.
 OPEN_STATES: Final = UNFINISHED | {State.RENAMED, State.REWRITE, State.SLAB}
 
 
@@ -43,9 +43,9 @@ class Finished(NamedTuple):
 
 
 def finish_index(index: Index, extents: Extents, kept: Collection[InodeNo] = ()) -> Finished:
-    """End what is open in *index*, but for those that are *kept*, which clients still write.
+    """Finish the open inodes of *index*, except those *kept*, which clients still write.
 
-    Repeated after a failure. Raises NoSpace, OSError, Damaged.
+    After a failure it can be repeated. Raises NoSpace, OSError, Damaged.
     """
     listed = index.unfinished()
     counters = index.counters()
@@ -74,7 +74,7 @@ def finish_index(index: Index, extents: Extents, kept: Collection[InodeNo] = ())
 
 
 def _measured(extents: Extents, ino: InodeNo, record: InodeRecord) -> InodeRecord | None:
-    """Return the present state of *record*, None if it must be dropped. Raises OSError."""
+    """Return *record* as its extent now is, None if it must be dropped. Raises OSError."""
     state = State(record.state)
     # A client of the dead mount may still write without any server, by passthrough or a mapping.
     # Asked before the extent is measured: a client that closes now may have written until now.

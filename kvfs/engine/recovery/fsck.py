@@ -139,9 +139,9 @@ class _Check:
         )
 
     def _unsay_clean(self) -> None:
-        """Before the first repair: repairs are synced at the end, and trusted only then.
+        """Mark the pool as not clean, before the first repair. Repairs are synced at the end.
 
-        After a loss of power in between, the index may be in any state; after a kill it has strays.
+        If the power is lost in between, the index may be in any state; after a kill it has strays.
         """
         if self._said_clean:
             self._write_run(clean=False)
@@ -179,7 +179,7 @@ class _Check:
             self._report.repaired += 1
 
     def _make_clean(self, index: Index) -> None:
-        """Spare the next mount, also a read-only one, another check."""
+        """Mark the pool as clean, so that the next mount, even a read-only one, needs no check."""
         index.sync()
         self._syscalls.syncfs(self._pool_fd)
         self._write_run(clean=True)

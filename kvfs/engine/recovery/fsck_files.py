@@ -45,7 +45,7 @@ class FileCheck:
         self.highest = InodeNo(0)
 
     def inode(self, ino: InodeNo, record: InodeRecord) -> str | None:
-        """Return why *ino* must go, if its bytes are not what was published. Mends its identity."""
+        """Return why *ino* must be dropped, None if its bytes are right. Mends its identity."""
         self.highest = max(self.highest, ino)
         try:
             return self._look(ino, record)
@@ -110,7 +110,7 @@ class FileCheck:
             self._extents.write_attributes(attributes, of_node=not stat.S_ISREG(record.mode))
 
     def strays(self) -> None:
-        """Find the files that no inode knows."""
+        """Find the files that belong to no inode."""
         self._strays("extent", self._extents.scan(), of_node=False)
         self._strays("identity file", self._extents.scan_nodes(), of_node=True)
 

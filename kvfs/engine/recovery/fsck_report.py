@@ -9,7 +9,7 @@ PROBLEMS_MAX: Final = 10_000
 class FsckReport:
     """What is wrong with a pool, one line for each problem, and what was done about it.
 
-    ``repaired`` counts repairs; ``blocks`` and ``directories`` count what the pool holds then.
+    ``repaired`` counts repairs; ``blocks`` and ``directories`` count what the pool holds.
     """
 
     def __init__(self) -> None:
@@ -18,9 +18,9 @@ class FsckReport:
         self.repaired = 0
         self.blocks = 0
         self.directories = 0
-        #: Inodes of extents whose bytes failed their checksum, with what they hold, bytes.
+        #: Extents whose bytes failed their checksum: inode, bytes.
         self.quarantined: tuple[tuple[int, int], ...] = ()
-        #: Files that no inode knows and that are kept for a while: inode, bytes, since when (ns).
+        #: Files that belong to no inode, kept for a while: inode, bytes, since when (ns).
         self.strays: tuple[tuple[int, int, int], ...] = ()
 
     def problem(self, text: str) -> None:

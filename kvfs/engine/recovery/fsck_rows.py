@@ -1,7 +1,7 @@
 """fsck's check of the index: each row is compared with all others that must agree with it.
 
-Each problem has one repair, and every repair is a miss or better. A row that cannot be read or
-leads nowhere is dropped; a readdir row or count that follows from the rest is rewritten.
+Each problem has one repair, which leaves a miss at worst. A row that cannot be read or leads
+nowhere is dropped; a readdir row or count that follows from the rest is rewritten.
 """
 
 import stat

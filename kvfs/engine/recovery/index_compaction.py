@@ -1,7 +1,7 @@
 """Compacts an index that was larger: a start copies it and gives the free pages back.
 
-LMDB reuses free pages but never makes its file smaller, so blocks would never get the space of
-former names. The copy is complete and durable in ``index.new`` before one rename puts it in the
+LMDB reuses free pages but never makes its file smaller, so blocks could never use the space of
+removed names. The copy is complete and durable in ``index.new`` before one rename puts it in the
 place of the old index. After a kill there is one of the two, and the next start removes
 ``index.new``.
 """
@@ -28,11 +28,11 @@ from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
 
-#: Less is not worth a copy: more than this is allocated ahead.
+#: A smaller gain is not worth a copy: more than this is preallocated anyway.
 _GAIN_LEAST_BYTES: Final = 16 << 20
-#: Nor is a smaller part of the file, which the next names will use.
+#: Nor is a smaller share of the file, which new names will fill.
 _GAIN_LEAST_SHARE: Final = 1 / 2
-#: A start waits for the copy: some seconds for so many bytes.
+#: More is not copied: a start waits for the copy, some seconds for this much.
 _COPIED_MOST_BYTES: Final = 4 << 30
 
 
@@ -112,7 +112,7 @@ def _write_copy(path: str, map_bytes: int, fd: int) -> None:
 def _replace(pool_fd: int, syscalls: Syscalls) -> None:
     """Put the copy's file in the place of the old one by one rename. Raises OSError.
 
-    So a kill leaves an index at any time. (A rebuild differs: it has no sound file to replace.)
+    So a kill at any time leaves an index. (A rebuild differs: it has no sound file to replace.)
     """
     syscalls.rename(
         f"{INDEX_NEW}/{DATA_NAME}", f"{INDEX}/{DATA_NAME}", src_dir_fd=pool_fd, dst_dir_fd=pool_fd

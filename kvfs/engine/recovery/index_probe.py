@@ -1,6 +1,7 @@
 """Read an index in a process of its own before this one does.
 
-LMDB answers some damage with SIGABRT or SIGBUS. Whoever opens a pool must survive to report it.
+Some damage makes LMDB end its process by SIGABRT or SIGBUS. Whatever opens a pool must survive to
+report it.
 """
 
 import faulthandler
@@ -27,11 +28,11 @@ INODE_ROWS: Final = (META_PREFIX, INODE_PREFIX)
 #: An index up to this size is looked at whole, in some 0.1 s: every page, and every row.
 WHOLE_LOOK_MOST_BYTES: Final = 8 << 20
 
-#: Up to this size all pages of a larger one are, in half a second; some 500,000 blocks.
+#: Of a larger one up to this size (some 500,000 blocks) all pages are looked at, in half a second.
 BOUNDS_LOOK_MOST_BYTES: Final = 256 << 20
 
 _STEP_ROWS: Final = 4096
-#: A row takes more: 8 bytes of its own, 2 of its page's table, and the key.
+#: Each row takes more than this: 8 bytes of its own, 2 of its page's table, and the key.
 _ROW_LEAST_BYTES: Final = 10
 _TEXT_MAX_BYTES: Final = 4096
 
@@ -72,7 +73,8 @@ def _look_whole(path: str) -> int:
 def read_apart(job: Callable[[], object]) -> None:
     """Do *job*, which reads an index, in a process of its own.
 
-    Raises IndexDamaged for whatever ends it; but FormatUnknown or ToolMissing if *job* raises that.
+    Raises FormatUnknown or ToolMissing if *job* does, and IndexDamaged if it fails otherwise or the
+    process dies.
     """
     reading, writing = os.pipe()
     try:

@@ -1,7 +1,8 @@
 """The index of a mount that is taken over: clients have files open, and write some of them.
 
-The last server was killed, or let go. The page cache has every commit, the journal what waited for
-one. So the index is trusted, and only what nobody has open any more is finished as after a kill.
+The last server was killed, or replaced. The page cache has every commit, the journal what waited
+for one. So the index is trusted, and only what nobody has open any more is finished, as after a
+kill.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ _log: Final = logging.getLogger(__name__)
 class Begun(NamedTuple):
     """An index that can be used.
 
-    *kept* are the inodes that are not finished, *done* the requests that the last server did and
+    ``kept`` are the unfinished inodes, ``done`` the requests that the last server carried out but
     may not have answered, with the inode of each.
     """
 
@@ -49,7 +50,7 @@ def begin(
     outliving: Outliving,
     living: Living | None,
 ) -> Begun:
-    """Make the index usable, as recovery.py says, or with *living* handles as they need it.
+    """Make the index usable: for a take-over with *living* handles, else as recovery.py says.
 
     *outliving* is closed if that fails. Raises what ``recover`` and ``_take_over`` raise.
     """
@@ -83,7 +84,7 @@ def _take_over(
     """
     if settings.read_only:
         return {}
-    # The commit that it names is held by nobody now.
+    # Nothing protects the pages of the commit that it names any more.
     remove_checkpoint(device.pool_fd, syscalls)
     with (
         open_index(device.pool_fd, settings, syscalls, journal) as index,

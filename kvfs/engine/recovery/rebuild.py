@@ -48,7 +48,7 @@ _BATCH: Final = 1024
 #: of a symlink.
 _BLOCK_MOST_BYTES: Final = 4 << 10
 _NODE_MOST_BYTES: Final = 16 << 10
-#: Numbers used before INODES was lost may still be in NFS handles, so new ones begin far behind
+#: Numbers used before INODES was lost may still be in NFS handles, so new ones begin far above
 #: them. Of 2**64 numbers this wastes some that no pool will ever need.
 _NUMBERS_LEFT_OUT: Final = 1 << 40
 
@@ -68,7 +68,9 @@ def rebuild_index(
     syscalls: Syscalls,
     progress: Progress | None = None,
 ) -> Counters:
-    """Replace the pool's index by one made from the identities; durable on return.
+    """Replace the pool's index by one made from the identities; return its counters.
+
+    It is durable on return.
 
     Extents that got no inode are left to the sweep. The old index is kept until the new one is
     complete. If there is no space for both, it is removed first, since nothing is read from it.
@@ -163,7 +165,7 @@ class _Rebuild:
                     yield _Claim(ino, record, {} if found is None else found.attributes)
 
     def _join(self, index: Index) -> Counters:
-        """Drop what no directory leads to, and write the counts of the rest."""
+        """Drop what cannot be reached from the root; write and return the counts of the rest."""
         tree_count = TreeCount(index.inode)
         for rows in index.walk(INODE_PREFIX, _BATCH):
             cut_off = [

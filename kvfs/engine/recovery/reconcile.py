@@ -1,13 +1,13 @@
 """After a start that went back to a checkpoint: compares the index with what the files say.
 
-Younger inodes, those that were in work, and all directories and symlinks are settled before the
-first request. The rest is settled beside requests: one after the other, and at once what a request
-asks for. So nobody sees a block that its file does not confirm.
+Inodes younger than the checkpoint, those pending at it, and all directories and symlinks are
+settled before the first request. The rest is settled while requests are served: one after the
+other, or at once if a request needs it. So nobody sees a block that its file does not confirm.
 
-The newer of record and identity says name and attributes; the identity alone says that the bytes
-are whole. A directory or symlink without an identity stays: its record is durable.
+Name and attributes are those of the newer one of record and identity; only an identity shows that
+the bytes are whole. A directory or symlink without an identity stays: its record is durable.
 
-How far it came is a row of the index. A start after a kill or a clean stop goes on from there.
+A row of the index says how far this has come. A start after a kill or a clean stop goes on there.
 """
 
 import logging
@@ -46,9 +46,9 @@ _YOUNG_BATCH: Final = 1024
 _DIRECTORIES_SEEN: Final = 4
 #: If so many numbers in a row have no extent, no later one has.
 _NONE_BEHIND: Final = 8192
-#: More than were given out between a checkpoint and a power loss; there are 2**64.
+#: More sequence numbers than a server gives out after a checkpoint; there are 2**64.
 _SEQUENCES_LEFT_OUT: Final = 1 << 32
-#: A directory may have moved below one that is settled later, and so on.
+#: Passes over the directories: one may have moved below another that is settled later, and so on.
 _NODE_ROUNDS: Final = 64
 
 
@@ -56,7 +56,7 @@ class Reconcile:
     """The comparison of one pool; it is ``done`` when every inode agrees with its file."""
 
     def __init__(self, pool: Pool, gone_back: Checkpoint | None) -> None:
-        """*gone_back*: what the index was put back to just now. Raises NoSpace, OSError."""
+        """*gone_back*: the checkpoint that the index just went back to. Raises NoSpace, OSError."""
         self._pool = pool
         self._found: deque[tuple[InodeNo, bool]] = deque()
         self._settling: set[InodeNo] = set()
@@ -64,7 +64,7 @@ class Reconcile:
         self._searched = False
         self.dropped = self.entered = self.moved = 0
         if gone_back is not None:
-            # What is done from now on is newer than what any file says of before the power loss.
+            # From now on each change has a higher number than any file from before the power loss.
             sequence = Sequence(pool.counters.sequence + _SEQUENCES_LEFT_OUT)
             with pool.change(pool.counters._replace(sequence=sequence)):
                 pass
@@ -73,7 +73,7 @@ class Reconcile:
             self._note()
         else:
             self._doubt = self._left()
-        #: Inodes from here on are not in doubt.
+        #: Inodes with this number or a higher one are not in doubt.
         self.below = InodeNo(0) if self._doubt is None else self._doubt.below
         self._work = self._steps()
 
@@ -115,9 +115,9 @@ class Reconcile:
         return self.done
 
     def prove(self, ino: InodeNo) -> bool:
-        """Whether the index is right about *ino*; otherwise it is changed. Raises NoSpace, OSError.
+        """Return whether the index was right about *ino*, else correct it. Raises NoSpace, OSError.
 
-        Asked for inodes below ``below`` only.
+        Called for inodes below ``below`` only.
         """
         doubt = self._doubt
         if doubt is None or ino >= doubt.below or ino in self._pool.open_inodes:
@@ -154,8 +154,9 @@ class Reconcile:
     def _young(self, first: InodeNo) -> Iterator[InodeNo]:
         """Yield the inodes from *first* on that have an extent.
 
-        Most numbers of the last range were never used. The end is far behind the last one found: a
-        few directories say roughly where that is, since numbers go to all of them in turn.
+        Most numbers of the last range were never used. So the search ends well behind the last one
+        found. A few directories show roughly where that is, since numbers go to all of them in
+        turn.
         """
         extents, last = self._pool.extents, self._pool.numbers.first
         seen = max(extents.scan(_DIRECTORIES_SEEN), default=first)
@@ -167,7 +168,7 @@ class Reconcile:
             ino = InodeNo(ino + 1)
 
     def _enter_all(self, inos: Iterator[InodeNo]) -> None:
-        """Settle blocks; those that are new and have a free name in one transaction."""
+        """Settle blocks in batches; new ones with a free name in one transaction a batch."""
         pool = self._pool
         while batch := list(islice(inos, _YOUNG_BATCH)):
             plain: dict[tuple[InodeNo, bytes], tuple[InodeNo, InodeRecord]] = {}
@@ -232,7 +233,7 @@ class Reconcile:
     # ---- one inode ----
 
     def _settle(self, ino: InodeNo) -> bool:
-        """Let the index say of block *ino* what its file says; whether that changed anything."""
+        """Make the index agree with the file of block *ino*; return whether that changed it."""
         pool = self._pool
         claim = block_record(pool.extents, pool.syscalls, ino)
         record = pool.index.inode_or_miss(ino)
@@ -299,7 +300,7 @@ class Reconcile:
         record = self._pool.index.inode_or_miss(ino)
         return record is not None and stat.S_ISDIR(record.mode)
 
-    # ---- beside requests ----
+    # ---- while requests are served ----
 
     def _left(self) -> Doubt | None:
         """Return what an earlier server left to do."""
@@ -324,7 +325,7 @@ class Reconcile:
             self._pool.background.submit_long(self._search)
 
     def _steps(self) -> Iterator[int]:
-        """Find what the loop must settle; yield now and then. The index is asked for guesses."""
+        """Find inodes for the loop to settle; yield now and then. They are only guesses."""
         pool, doubt = self._pool, self._doubt
         assert doubt is not None
         after = inode_key(InodeNo(doubt.verified - 1))
@@ -349,7 +350,7 @@ class Reconcile:
             txn.put_doubt(self._doubt)
 
     def _end(self) -> None:
-        """Note how it ended. One that failed is done again by the next start."""
+        """Note the end, unless the search failed: then the next start goes on."""
         if self._searched and self._doubt is not None:
             self._doubt = None
             self.below = InodeNo(0)

@@ -37,15 +37,15 @@ from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
 
-#: Copies of one pool lie behind it by random numbers of so many bits: of 2**64 it takes little.
+#: A copy of a pool skips a random count of inode numbers, of so many bits; there are 2**64.
 _COPIES_APART_BITS: Final = 40
 
 
 class Recovered(NamedTuple):
     """What is left to do: a sweep of stray files; a comparison, if the index went back.
 
-    *unlisted*: blocks may not be durable, and only a search of the index tells which. After another
-    boot the device has all that there is.
+    ``unlisted``: some blocks may not be durable, and only a search of the index tells which. Not
+    so if the index went back or was rebuilt: then all that is left is on the device.
     """
 
     sweep_due: bool
@@ -56,7 +56,7 @@ class Recovered(NamedTuple):
 def recover(
     device: Device, settings: Settings, syscalls: Syscalls, progress: Progress | None = None
 ) -> Recovered:
-    """Leave an index that can be used, and say what is left to do beside requests.
+    """Make the index usable; return what is left to do while requests are served.
 
     If the index should be sound and is not, the device stays untouched. Raises IndexDamaged,
     FormatUnknown, SourceFull, OSError.
@@ -119,7 +119,7 @@ def _look(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
         root = index.inode(ROOT_INODE)
         if root is None or not stat.S_ISDIR(root.mode):
             raise IndexDamaged("index: it has no root directory")
-        # It belongs to another pool, or is older than the index: its next numbers are in use.
+        # Then INODES is another pool's, or older than the index: its next numbers are in use.
         last = inode_key(InodeNo(numbers.first - 1))
         if any(index.walk(INODE_PREFIX, 1, after=last)):
             raise IndexDamaged(f"INODES: not behind {numbers.first:#x}, which the index knows")
@@ -153,9 +153,9 @@ def _rebuild(
 
 
 def _part_numbers(device: Device, syscalls: Syscalls) -> None:
-    """Give out other numbers than the pool that this is a copy of, and than its other copies.
+    """Skip inode numbers, so that the original and its copies give different ones to new blocks.
 
-    They have one epoch, so only the number tells the handles of their later blocks apart.
+    All have the same epoch, so only the number tells the NFS handles of these blocks apart.
     """
     with contextlib.closing(InodeNumbers(device.pool_fd, syscalls, read_only=True)) as numbers:
         first = numbers.first
@@ -165,7 +165,7 @@ def _part_numbers(device: Device, syscalls: Syscalls) -> None:
 
 @contextlib.contextmanager
 def _errors_named(device: Device) -> Iterator[None]:
-    """Add to errors which pool it is, and what the operator can do."""
+    """Add the pool's source to errors, and what the operator can do."""
     try:
         yield
     except (IndexDamaged, Damaged) as error:

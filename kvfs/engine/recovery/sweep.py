@@ -1,13 +1,13 @@
 """After an unclean stop: finds stray files and writes missing identities.
 
-A stray with an identity is kept aside for a day, if nobody needs its room (kvfs/pool/strays.py): it
-is a whole block or directory, and an error may have taken its name. One without an identity has no
-name that anybody could give back, and is removed.
+A stray with an identity is kept aside for a day, unless its space is needed (kvfs/pool/strays.py):
+it is a whole block or directory, and may have lost its name by an error. One without an identity
+has no name that it could get back, and is removed.
 
 It runs while requests are served, in the thread for long jobs, a few files at a time. It cannot
 race with new files: it looks only at numbers below the first one that this server may hand out, and
-a number is never used again. The thread only finds files. The loop's thread, between whose steps an
-inode is always in one of the tables, decides which are strays and which identities to write.
+a number is never used again. The thread only finds files. The loop's thread decides which are
+strays and which identities to write: between its steps each inode is in one of the tables.
 """
 
 import functools
@@ -44,12 +44,12 @@ class Sweep:
         self._suspects: deque[tuple[InodeNo, Callable[[InodeNo], None]]] = deque()
         self._work: Iterator[int] = iter(())
         self._searching = False
-        #: Inodes from here on are new, and write their identities themselves.
+        #: Inodes with this number or a higher one are new, and get an identity without the sweep.
         self._below = InodeNo(0)
-        #: Gaps of the list of what is not durable that this search closes; whether it has failed.
+        #: How many gaps in the list of what is not durable the search closes; whether it failed.
         self._gaps = 0
         self._failed = False
-        #: Whether attributes that wait are listed, too, also those of a server before this one.
+        #: Whether the list was kept by the last server, so that its waiting attributes are in it.
         self._is_known = pool.undurable_known
         #: When another search may begin after one that failed.
         self.rests_until_s = 0.0
@@ -104,7 +104,7 @@ class Sweep:
     def _search(self) -> None:
         """Do one step, in the thread. A failure ends the sweep and is counted (background.py).
 
-        The next start then sweeps again, and what it was to list is searched again after a while.
+        The next start then sweeps again. A search to close gaps is repeated after a while.
         """
         more, self._failed = False, True
         try:
@@ -149,7 +149,7 @@ class Sweep:
             self._pool.background.hand_over(lambda: strays.add(stray))
 
     def _is_stray(self, ino: InodeNo) -> bool:
-        """Whether no inode knows the file of *ino*; only a guess in another thread."""
+        """Whether file *ino* belongs to no inode; only a guess outside the loop's thread."""
         pool = self._pool
         if ino >= pool.numbers.first or pool.index.knows(ino):
             return False
@@ -164,4 +164,4 @@ class Sweep:
             if error.errno not in BROKEN_FILE:
                 raise
             _log.warning("inode %#x: its file is broken: %s", ino, error.strerror)
-            return False  # opening it will show
+            return False  # its next open finds that

@@ -1,4 +1,4 @@
-"""Blocks that the device cannot read any more: their names go, so that they are misses, not EIO.
+"""Removes the names of blocks that the device cannot read any more: they are misses, not EIO.
 
 With passthrough the kernel reads for the client, and this process does not learn of an error. The
 kernel's log reports it (kernel_log.py), though not every error and not which block. So for some
@@ -22,9 +22,9 @@ _log: Final = logging.getLogger(__name__)
 
 #: The kernel drops lines after the tenth in five seconds (printk_ratelimited).
 _SUSPECT_S: Final = 6.0
-#: A block's last use may be so long before the line is read, which happens at the next tick.
+#: A block may have been used last this long before the line is read, at the next tick.
 _BEFORE_S: Final = 1.0
-#: A pass reads at most so many: on a failing device it must end, too.
+#: Most inodes that a pass reads, so that it ends even on a failing device.
 _INODES_MAX: Final = 4096
 _PIECE_BYTES: Final = 1 << 20
 
@@ -39,26 +39,26 @@ class Unreadable:
         self._until_s = self._stamped_s = float("-inf")
         #: The heat's clock at two moments, the older at least ``_BEFORE_S`` ago.
         self._older = self._newer = pool.heat.stamp
-        #: Open when the first line came: their readers may go on reading for hours.
+        #: Blocks open when the first line came, as their readers may go on for hours.
         self._open: list[InodeNo] = []
         self._ended = False
 
     def suspect(self, now_s: float) -> None:
-        """The kernel's log says that the device failed to read something."""
+        """Note that the kernel's log reports a failed read of the device."""
         if now_s >= self._until_s:
             inodes = self._pool.open_inodes
             self._open = [ino for ino, opened in inodes.items() if opened.readers][:_INODES_MAX]
         self._until_s = now_s + _SUSPECT_S
 
     def tick(self, now_s: float) -> None:
-        """Act on what was tried, and try what was used meanwhile."""
+        """Drop what the last trial could not read, and try what was used since."""
         for ino in self._trial.take() or ():
             opened = self._pool.open_inodes.get(ino)
             if opened is not None and opened.writers:
                 continue  # its writer may write it again
             if self._publishing.dismiss_lost(ino):
                 _log.error("inode %#x dropped: the device cannot read it", ino)
-                self._pool.recently_removed.give_way()  # nor for a moment
+                self._pool.recently_removed.give_way()  # it must not be opened any more
         if now_s < self._until_s:
             if not self._trial.busy:
                 self._try_some()

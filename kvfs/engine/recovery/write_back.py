@@ -4,7 +4,8 @@ A page that the device refuses becomes clean again and is right in memory, until
 the memory. No call of a client reports that, least of all with passthrough. syncfs(2) does, for all
 files of the file system together (since Linux 5.8), so one error drops everything that was stored
 since the last good look. A look costs little if the kernel has already written everything by
-itself. So it waits for such a moment, or for the kernel's log to report a failure (kernel_log.py).
+itself. So a look waits for such a moment, or for the kernel's log to report a failure
+(kernel_log.py).
 """
 
 import contextlib
@@ -23,9 +24,9 @@ _log: Final = logging.getLogger(__name__)
 #: The kernel writes back what is older than 30 s, and looks every 5 s (dirty_expire_centisecs and
 #: dirty_writeback_centisecs). So long after the last store nothing is left for a look to write.
 _QUIET_S: Final = 36.0
-#: Under a load that never rests; a look then flushes what was stored last.
+#: Longest time between looks, under a load that never rests; a look then flushes recent stores.
 LOADED_S: Final = 120.0
-#: The kernel reports one failure in several lines.
+#: Least time between looks that the log asks for, since one failure makes several lines.
 _HINTED_S: Final = 0.5
 #: Inodes in one step, some 5 us each; a step runs between two requests.
 _STEP: Final = 128
@@ -55,7 +56,7 @@ class WriteBack:
         self._proven = self._seen = pool.counters.sequence
         #: Nor what was stored after this time and before this start: the kernel may be writing it.
         self._since_ns = pool.clock_ns() - int(_QUIET_S * SECOND_NS)
-        #: Under way: up to which sequence number blocks go, and where the walk is.
+        #: The walk under way: it drops blocks up to this sequence number, and is behind this row.
         self._upto: int | None = None
         self._after = b""
         self._gone = 0
@@ -69,7 +70,7 @@ class WriteBack:
         return self._proven == self._pool.counters.sequence and self._upto is None
 
     def hint(self) -> None:
-        """The kernel's log says that the device failed to write something."""
+        """Note that the kernel's log reports a failed write of the device."""
         self._hinted = True
 
     def tick(self, now_s: float) -> None:
@@ -91,8 +92,8 @@ class WriteBack:
     def settle(self) -> bool:
         """Look once more before a stop, and drop at once what the device may not have; it blocks.
 
-        False if that did not succeed: then the index cannot be trusted. The kernel reports an error
-        once, so one that was found and not dealt with would be forgotten.
+        Return False if that failed: then the index cannot be trusted. The kernel reports an error
+        only once, so one that was found and not acted on would be forgotten.
         """
         if self._in_memory:
             return True
@@ -176,7 +177,7 @@ class WriteBack:
         for ino, record in parse_inodes(rows):
             if record is not None and self._is_suspect(ino, record):
                 self._dismiss(ino)
-        self._pool.recently_removed.give_way()  # nor for a moment
+        self._pool.recently_removed.give_way()  # they must not be opened any more
         if rows:
             self._after = rows[-1][0]
             return
