@@ -1,4 +1,4 @@
-"""Fresh inodes that wait for their OPEN. The kernel sends it only once, so it must find them.
+"""Fresh inodes that wait for their OPEN. The kernel sends it only once: it must find the inode.
 
 ``TruncatingOpens`` enters them, and drops those that waited too long.
 """
@@ -21,13 +21,13 @@ _Row = tuple[InodeNo, int, int]
 
 
 def noted_awaited(notes: Notes) -> list[_Row]:
-    """Return what another server noted of them."""
+    """Return the awaited inodes that the last server noted."""
     rows: list[_Row] = notes.get(_AWAITED_NOTE) or []
     return rows
 
 
 class AwaitedOpens(OrderedDict[InodeNo, tuple[ReadyExtent, float, int]]):
-    """Each with its extent, its deadline (s), and the thread of the OPEN; oldest first."""
+    """These inodes, oldest first, each with its extent, its deadline (s) and the OPEN's thread."""
 
     def __init__(self, pool: Pool, displaced: DisplacedDrafts) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class AwaitedOpens(OrderedDict[InodeNo, tuple[ReadyExtent, float, int]]):
         self.displaced = displaced
 
     def enter(self, extent: ReadyExtent, until_s: float, thread: int) -> None:
-        """Await the OPEN of *thread* for the inode of *extent*, until then."""
+        """Await the OPEN of *thread* for the inode of *extent* until *until_s*."""
         self[extent.ino] = (extent, until_s, thread)
         self._note()
 
@@ -74,8 +74,8 @@ class AwaitedOpens(OrderedDict[InodeNo, tuple[ReadyExtent, float, int]]):
 
     def claim(self, opened: OpenInode) -> None:
         """Note that the OPEN of a fresh inode has come."""
-        # Its note stays until the next one: a killed server leaves no handle of this OPEN before
-        # the last step of it.
+        # Its note stays until the next ``_note``: a server killed before the last step of this OPEN
+        # leaves no handle, and the next server awaits it again.
         extent, _, _ = self.pop(opened.ino)
         if opened.fd >= 0:
             self._pool.ready.let_go(extent)  # a reader came first and has it open already

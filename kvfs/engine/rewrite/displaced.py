@@ -90,14 +90,14 @@ class DisplacedDrafts:
         return displaced is not None and displaced.thread == thread > 0
 
     def promised(self, record: InodeRecord, thread: int) -> InodeNo | None:
-        """Return *thread*'s fresh inode that lost the name between two LOOKUPs of one try."""
+        """Return *thread*'s fresh inode if it lost the name between two LOOKUPs of one try."""
         name = (record.parent, record.name)
         lost = (ino for ino, kept in self._kept.items() if (kept.parent, kept.name) == name)
         return next((ino for ino in lost if self.is_promised(ino, thread)), None)
 
     def contended(self, parent: InodeNo, name: bytes) -> bool:
         """Whether a draft that lost this name may still be renamed by its writer."""
-        if not self._kept:  # two calls for each rename
+        if not self._kept:  # quickly, since each rename asks twice
             return False
         return any(lost.name == name and lost.parent == parent for lost in self._kept.values())
 
@@ -106,8 +106,8 @@ class DisplacedDrafts:
     ) -> OpenInode | None:
         """Return the finished draft that process *who* means by *name*, None for *ino* itself.
 
-        It is another one than *ino* if *ino* is still being written and drafts lost the name to it;
-        a draft of *who* comes first. *ino* is *awaited* if its OPEN is still to come. Raises
+        *ino* has the name now. If it is still being written, a draft that lost the name to it is
+        meant, first of all one of *who*. *awaited*: the OPEN of *ino* is still to come. Raises
         NotFound if *who* would publish what another process is writing.
         """
         lost = [
@@ -139,7 +139,7 @@ class DisplacedDrafts:
         *,
         request: int = 0,
     ) -> InodeNo | None:
-        """Publish the displaced draft *opened* as *new_name*; return the inode that lost that.
+        """Publish the displaced draft *opened* as *new_name*; return the inode that lost it.
 
         The draft's old name stays with the writer that took it. Raises as ``Namespace.rename``.
         """

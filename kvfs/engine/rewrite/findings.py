@@ -39,7 +39,7 @@ class Findings:
         self._lock_files = lock_files
 
     def at_open(self, ino: InodeNo, record: InodeRecord | None, thread: int, maker: Maker) -> Found:
-        """Return what an OPEN of *ino* by *thread* of *maker* finds; without *record*: no name."""
+        """Return what *thread*'s OPEN of *ino* finds; *record* is None if *ino* has no name."""
         if record is not None:
             return self._found(ino, record, thread, maker)
         if self._displaced.is_promised(ino, thread):
@@ -71,7 +71,7 @@ class Findings:
         maker: Maker,
         may_empty: MayEmpty | None,
     ) -> Found:
-        """Return what a LOOKUP finds, which led *thread* to *ino* after it was refused *before*."""
+        """Return what *thread*'s LOOKUP, which leads to *ino*, finds after refusal *before*."""
         is_meant = (record.parent, record.name) in before.names
         if not stat.S_ISREG(record.mode):
             return Found.ANOTHER if is_meant else Found.ON_THE_WAY
@@ -89,7 +89,7 @@ class Findings:
     def _means(
         self, ino: InodeNo, record: InodeRecord, before: Refusal, may_empty: MayEmpty | None
     ) -> bool:
-        """Whether the second try of *before* means *ino*, and may empty it."""
+        """Whether the second try, after refusal *before*, means *ino* and may empty it."""
         if before.until_s <= self._pool.monotonic_s():
             return False
         if ino == before.ino:
@@ -97,12 +97,12 @@ class Findings:
         return may_empty is not None and may_empty(record, reads=before.reads)
 
     def is_anothers(self, ino: InodeNo, maker: Maker) -> bool:
-        """Whether a process other than *maker* writes *ino*, which does not wait for its OPEN."""
+        """Whether a process other than *maker* has *ino* open for writing."""
         opened = self._pool.open_inodes.get(ino)
         return opened is not None and opened.writers > 0 and opened.maker != maker
 
     def _found(self, ino: InodeNo, record: InodeRecord, thread: int, maker: Maker) -> Found:
-        """Return what a truncating open of *ino* by *thread* of *maker* finds: it has a name."""
+        """Return what a truncating open of *ino*, which has a name, by *thread* finds."""
         awaited = self._awaited.get(ino)
         if awaited is not None and awaited[2] == thread:
             return Found.FREE
@@ -111,7 +111,7 @@ class Findings:
             return Found.FREE
         renamed = self._namespace.former_names.of(ino, self._pool.monotonic_s())
         if renamed or not self._lock_files.may_be(record):
-            return Found.TAKEN  # the thread may have looked up what it was called before
+            return Found.TAKEN  # the thread may have looked up its former name
         if opened is not None:
             return self._lock_files.found(opened, record)
         return Found.TAKEN if awaited is None else Found.SHARED
@@ -119,7 +119,7 @@ class Findings:
     def _due(
         self, opened: OpenInode | None, record: InodeRecord, thread: int, maker: Maker
     ) -> bool:
-        """Whether others may need *record* as it is, which is *opened*."""
+        """Whether others may need the block of *record* as it is; *opened* if it is open."""
         if opened is not None and opened.writers:
             temporary = is_temporary(record.name)
             if opened.is_shared_with(maker, thread, temporary=temporary):
@@ -129,7 +129,7 @@ class Findings:
         return record.size_bytes > 0 or opened is not None
 
     def loser(self, ino: InodeNo, record: InodeRecord, taker: Maker) -> Loser:
-        """Return what kind of file *ino* is, whose name *taker* takes."""
+        """Return the kind of file *ino*, which loses its name to *taker*."""
         if ino in self._awaited:
             return Loser.FRESH
         opened = self._pool.open_inodes.get(ino)

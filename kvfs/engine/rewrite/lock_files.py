@@ -1,10 +1,10 @@
 """Lock files: opened with O_TRUNC by each that wants the lock, and locked after that.
 
-All must get the same inode, or each has a lock of its own. So an empty file is shared by whoever
-opens it, as on XFS, and so is one that is locked. Emptying them loses nobody's bytes. But two that
-share an empty file may as well be two writers of one block, and their bytes would mix. So what was
-met in that way and has bytes at its last close was written by both, as far as is known: it is torn,
-unless a lock was seen, by which they take turns.
+All must get the same inode, or each has a lock of its own. So an empty or a locked file is shared
+by all that open it, as on XFS. Emptying it loses nobody's bytes. But two processes that share an
+empty file (they "meet") may also be two writers of one block, whose bytes would mix. So a file in
+which writers met and that has bytes at its last close is torn, unless a lock was seen, by which
+they take turns.
 """
 
 from typing import Final
@@ -16,7 +16,7 @@ from kvfs.machine.file_locks import holders
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
-#: How often, and for how many files each time, somebody looks whether those that met hold a lock.
+#: How often, and for how many files each time, a lock of writers that met is looked for.
 _LOOK_S: Final = 1.0
 _LOOKS_MAX: Final = 4
 
@@ -29,14 +29,14 @@ class LockFiles:
         self._due_s = 0.0
 
     def may_be(self, record: InodeRecord) -> bool:
-        """Whether *record* may be one: not where each writer renames, or sees, its own file."""
+        """Whether it may be a lock file: not if each writer renames, or sees, only its own."""
         if is_temporary(record.name):
             return False
         policy = self._pool.policies.of(record.parent)
         return not (policy.only_renamed or policy.hides_drafts)
 
     def found(self, opened: OpenInode, record: InodeRecord) -> Found:
-        """Return what an O_TRUNC of *opened* finds, which others have open."""
+        """Return what an O_TRUNC of *opened*, which others have open, finds."""
         if opened.emptied or record.state == State.RENAMED:
             return Found.TAKEN
         if not self.size_bytes(opened, record):
@@ -52,7 +52,7 @@ class LockFiles:
         return record.size_bytes
 
     def _is_locked(self, opened: OpenInode) -> bool:
-        """Whether a writer of *opened* was seen to lock it since it has one."""
+        """Whether a writer was seen to lock *opened* since it has been open for writing."""
         if not opened.locked:
             tgids = dict.fromkeys(hand.maker.tgid for hand in opened.hands if hand.maker.is_one)
             if holders(opened.ino, tgids).locked:
@@ -61,7 +61,7 @@ class LockFiles:
         return opened.locked
 
     def meet(self, opened: OpenInode) -> None:
-        """Note that processes opened the empty file *opened*, each to write it."""
+        """Note that writers met: processes opened the empty file *opened*, each to write it."""
         opened.meet()
         self._pool.open_notes.writing(opened)
 

@@ -2,8 +2,8 @@
 
 O_TRUNC gives a final block's name to a fresh draft (truncating_open.py). Other processes that look
 the name up meanwhile are led to the old block, so that readers never see a version grow. The index
-does not record this. If the server is killed or the writer dies, both versions go, and the name is
-a miss.
+does not record this. If the server is killed or the writer dies, both versions are lost: the name
+is a miss.
 """
 
 from typing import Final
@@ -21,7 +21,7 @@ class OldVersions:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        #: By draft; None if the old block's space was needed. Then others find no such name.
+        #: Old blocks by draft; None if the space was needed: then the name is a miss for others.
         self._kept: dict[InodeNo, OpenInode | None] = {}
 
     def __contains__(self, draft: InodeNo) -> bool:
@@ -56,7 +56,7 @@ class OldVersions:
         self._pool.notes.put(_OLD_NOTE, rows)
 
     def recall(self) -> None:
-        """Show again what was noted, as far as it is there; else nothing, until it is whole."""
+        """Show the noted old versions again. Without one, the draft is a miss until it is whole."""
         rows = self._pool.notes.get(_OLD_NOTE) or []
         for draft, ino in rows:
             if not self._pool.index.knows(draft):

@@ -1,10 +1,11 @@
-"""Old versions of rewritten blocks that somebody reads on, and how much of the pool they may hold.
+"""Old versions of rewritten blocks that are still read, and how much of the pool they may hold.
 
 O_TRUNC gives the name to a fresh inode, so that readers keep the old bytes whole. Where XFS has one
 version of a file, a pool then has as many as are read. A program that keeps a descriptor of each
-would hold all of the pool, and others would get ENOSPC. So they count as held by the owner of the
-block, and over a share its readers' blocks are not rewritten. What was unlinked or replaced by a
-rename while it was read is on XFS the same, and is not counted.
+could hold all of the pool, and others would get ENOSPC. So old versions are charged to the owner of
+the block, whose blocks are not rewritten while they are read once it is over its share. A block
+that was unlinked, or replaced by a rename, keeps its space while it is read on XFS, too, and is not
+counted.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ class ReadOn:
 
     def __init__(self, pool: Pool) -> None:
         self._pool: Final = pool
-        #: The owner of each that may still be read.
+        #: The owner (uid) of each old version that may still be read.
         self._owners: dict[InodeNo, int] = {}
 
     def note(self, ino: InodeNo, uid: int) -> None:
@@ -28,9 +29,9 @@ class ReadOn:
         self._owners[ino] = uid
 
     def held_bytes(self, own: Mapping[OpenInode, int]) -> dict[int, int]:
-        """Return what they hold for readers, by owner.
+        """Return the bytes that old versions hold for readers, by owner.
 
-        *own* has how often this process has some of them open itself, for what is still to come.
+        *own* counts the handles by which this process itself keeps some of them open.
         """
         pool, held = self._pool, dict[int, int]()
         for ino, uid in list(self._owners.items()):
@@ -43,7 +44,7 @@ class ReadOn:
         return held
 
     def is_over(self, uid: int, own: Mapping[OpenInode, int]) -> bool:
-        """Whether user *uid* has more than an equal share of what all may hold, and all do."""
+        """Whether all old versions hold more than they may, and *uid*'s more than an equal part."""
         held = self.held_bytes(own)
         pool = self._pool
         bound_bytes = pool.settings.old_versions_share * pool.space.usable_bytes

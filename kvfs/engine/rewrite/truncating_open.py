@@ -1,7 +1,7 @@
 """O_TRUNC of a block that is final or open elsewhere: the name moves to a new inode.
 
-Readers keep the old bytes whole. The OPEN is answered ESTALE. Then the kernel itself looks the name
-up again, and that LOOKUP makes the fresh inode, for this thread alone. So no thread is refused
+Readers keep the old bytes whole. The OPEN is answered ESTALE, so that the kernel looks the name up
+again. That LOOKUP makes the fresh inode, for this thread alone. So no thread is refused
 twice, and a block that a rename makes final between LOOKUP and OPEN is not emptied. Two processes
 that write the same temporary name (LMCache) each get an inode of their own, and each renames its
 own.
@@ -61,11 +61,11 @@ class TruncatingOpens:
         self._findings = Findings(pool, namespace, awaited, self.lock_files)
 
     def admits(self, ino: InodeNo, thread: int, maker: Maker, *, reads: bool = True) -> Answer:
-        """Return whether *thread* may EMPTY *ino* itself, or SHARE it, which is empty.
+        """Return whether *thread*'s OPEN may EMPTY *ino*, or SHARE it if it is empty.
 
-        If neither, the name leads to a fresh inode. The name may have changed hands since the
-        thread's LOOKUP: a rename made it final, or another writer took it. So only the LOOKUP of
-        its second try tells which inode it means. An unknown *thread* (0) has no second try. Raises
+        With any other answer the name leads to a fresh inode. Since the thread's LOOKUP a rename
+        may have made the name final, or another writer may have taken it. So only the LOOKUP of its
+        second try tells which inode it means. An unknown *thread* (0) has no second try. Raises
         NoSpace, OSError.
         """
         before, now_s = self.refusals.forget(thread), self._pool.monotonic_s()
@@ -84,9 +84,9 @@ class TruncatingOpens:
         return answer
 
     def refuse_write(self, ino: InodeNo, thread: int, *, reads: bool) -> None:
-        """Note that *thread* may not write to *ino*, an old version, and will look again.
+        """Note that *thread* may not write to *ino*, an old version, and will do a LOOKUP again.
 
-        If the new version is a lock file, as far as is known, that is what it is led to.
+        That leads to the new version if it may be a lock file.
         """
         if thread > 0:
             names, now_s = self._findings.names(ino, None), self._pool.monotonic_s()
@@ -94,7 +94,7 @@ class TruncatingOpens:
             self._note()
 
     def meets(self, ino: InodeNo, maker: Maker) -> bool:
-        """Whether *maker*, who shares *ino*, is not alone to write it."""
+        """Whether another process than *maker* writes *ino*, too, or is about to."""
         return ino in self._awaited or self._findings.is_anothers(ino, maker)
 
     def meet(self, opened: OpenInode, record: InodeRecord) -> None:
@@ -111,12 +111,12 @@ class TruncatingOpens:
         self._pool.notes.put(_REFUSED_NOTE, rows)
 
     def recall(self) -> None:
-        """Make all of it again that was noted; the handles of open inodes are counted already."""
+        """Restore what the last server noted; the handles of open inodes are counted already."""
         pool = self._pool
         self.displaced.recall()
         self.old.recall()
         rows = pool.notes.get(_REFUSED_NOTE) or []
-        # Nobody was answered since: what is to come has its whole time yet.
+        # Nothing was answered since then, so all waits begin anew.
         now_s = pool.monotonic_s()
         for thread, refusal in rows:
             refused = Refusal(*refusal)._replace(until_s=now_s + REFUSAL.wait_s)
@@ -129,16 +129,16 @@ class TruncatingOpens:
             with contextlib.suppress(KvfsError, OSError):
                 extent = pool.ready.recall(ino, reserve_bytes)
                 pool.space.extra_bytes += extent.reserve_bytes
-                self._awaited[ino] = (extent, until_s, thread)  # its note is there
+                self._awaited[ino] = (extent, until_s, thread)  # it is noted already
 
     def looked_up(
         self, ino: InodeNo, thread: int, maker: Maker, may_empty: MayEmpty | None = None
     ) -> InodeNo:
-        """Return what *thread*'s LOOKUP leads to, which found *ino*: a fresh inode at a second try.
+        """Return what *thread*'s LOOKUP, which found *ino*, leads to; at a second try a new inode.
 
-        The kernel checks permissions after this LOOKUP, for the fresh inode. For another file than
-        the one that was refused *may_empty* checks them here. Otherwise a user who may write one
-        file could empty others. Raises NoSpace, OSError.
+        The kernel checks permissions after this LOOKUP, on the fresh inode. If *ino* is not the
+        file that was refused, *may_empty* checks them here. Otherwise a user who may write one file
+        could empty others. Raises NoSpace, OSError.
         """
         record = self._pool.index.inode(ino)
         before = self.refusals.of(thread)
@@ -171,7 +171,7 @@ class TruncatingOpens:
     def supersede(
         self, ino: InodeNo, record: InodeRecord, maker: Maker, thread: int = 0
     ) -> InodeNo:
-        """Give *record*'s name to a fresh draft for *thread*. Raises OSError.
+        """Give *record*'s name to a fresh draft for *thread*; return its inode. Raises OSError.
 
         Raises NoSpace also for a block that is read, if its owner's old versions hold too much.
         """
@@ -226,7 +226,7 @@ class TruncatingOpens:
     ) -> None:
         """Keep *ino* for those that may still need it, after *fresh* got its name in the index.
 
-        If it *hides* the old version, nobody is shown it any more, so that no reader comes.
+        *hides*: the old version is not shown to others, so that it gets no new readers.
         """
         keeps = LOSES_NAME[self._findings.loser(ino, record, taker)]
         if keeps.for_rename:
@@ -255,7 +255,7 @@ class TruncatingOpens:
     def refuse_unfinished(self, ino: InodeNo, who: Maker) -> None:
         """Raise NotFound if *ino* is the draft of another process, and *who* has lost its own.
 
-        A rename by somebody else took that draft along, and the name belongs to another writer now.
+        Then another process has renamed *who*'s draft, and the name belongs to another writer now.
         """
         opened = self._pool.open_inodes.get(ino)
         if opened is not None and opened.mixes:
@@ -267,7 +267,7 @@ class TruncatingOpens:
 
     @property
     def nameless_bytes(self) -> int:
-        """What ``give_way`` frees: what only the tables here have open."""
+        """Bytes that ``give_way`` would free: of inodes that only the tables here have open."""
         return sum(
             opened.allocated_bytes
             for opened, times in self._own_handles().items()
@@ -276,11 +276,11 @@ class TruncatingOpens:
 
     @property
     def old_version_bytes(self) -> int:
-        """What readers keep of blocks that were rewritten."""
+        """Bytes that readers keep of old versions of rewritten blocks."""
         return sum(self._read_on.held_bytes(self._own_handles()).values())
 
     def _own_handles(self) -> Counter[OpenInode]:
-        """Return what the tables here have open, and how often."""
+        """Return the inodes that the tables here have open, and how often each."""
         return Counter([*self.old.may_go(), *self.displaced.may_go()])
 
     def give_way(self) -> None:
