@@ -30,7 +30,7 @@ from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 USER_PREFIX: Final = b"user."
-#: linux/limits.h XATTR_NAME_MAX; the kernel holds it too.
+#: linux/limits.h XATTR_NAME_MAX, which the kernel enforces, too.
 _XATTR_NAME_MAX_BYTES: Final = 255
 
 
@@ -92,7 +92,7 @@ class Attributes:
         return self._blocks.present(ino)
 
     def _hand_on(self, ino: InodeNo, change: Change) -> None:
-        """Give owner and mode also to the draft that *ino* is shown for, because that one stays."""
+        """Give owner and mode also to the draft that took *ino*'s name and will replace it."""
         draft = self._bearer(ino)
         if draft == ino or (change.mode, change.uid, change.gid) == (None, None, None):
             return
@@ -114,7 +114,7 @@ class Attributes:
         )
 
     def _tell_extent(self, fd: int, change: Change) -> None:
-        """Set the times on the extent, too: while there is a writer it has the valid ones."""
+        """Set the times on the extent, too: while there is a writer, they are the valid ones."""
         if change.atime_ns is None and change.mtime_ns is None:
             return
         status = self._pool.syscalls.fstat(fd)
@@ -190,23 +190,23 @@ class Attributes:
     def bearers(self, ino: InodeNo) -> set[InodeNo]:
         """Return the inodes that get *ino*'s owner and mode: itself, and those that share its name.
 
-        A block that is shown until the draft that took its name is whole may get the name back.
+        An old version may get its name back, if the draft that took the name is never whole.
         """
         old = self._blocks.truncating.old
         before = old.of(ino) if ino in old else None
         return {ino, self._bearer(ino), ino if before is None else before}
 
     def _bearer(self, ino: InodeNo) -> InodeNo:
-        """Return the inode with *ino*'s attributes: a draft that took its name took them, too."""
+        """Return the inode with *ino*'s attributes: *ino*, or the draft that took its name."""
         opened = self._pool.open_inodes.get(ino)
         return ino if opened is None or not opened.stands_in else opened.stands_in
 
     def set_xattr(
         self, ino: InodeNo, name: bytes, value: bytes, uid: int = 0, *, request: int = 0
     ) -> None:
-        """Set user.* attribute *name* for user *uid*, as its *request* asks.
+        """Set user.* attribute *name* for user *uid*; *request* is the number of the request.
 
-        Raises Unsupported for other namespaces, NotPermitted for policies of others,
+        Raises Unsupported for other namespaces, NotPermitted for policies on others' inodes,
         AttributeTooLarge beyond the settings' bounds, DeadInode also for a policy of an inode
         that is open but has no name.
         """
@@ -215,7 +215,7 @@ class Attributes:
         self._require_settable(name)
         if len(value) > settings.xattr_value_max_bytes:
             raise AttributeTooLarge(f"{len(value)} bytes")
-        require_node(self._pool, uid)  # nothing goes for what is refused
+        require_node(self._pool, uid)  # before anything is evicted for it
         self._allocator.require_name()
         record = self._namespace.record(ino)
         if is_own(name) and self._gone(ino) is not None:
@@ -248,7 +248,10 @@ class Attributes:
         pinned_bytes: int,
         request: int,
     ) -> None:
-        """Set attribute *name* of *ino*, or remove it without a *value*; in memory or index."""
+        """Set attribute *name* of *ino* in the index, or in memory if *ino* has no name.
+
+        A *value* of None removes it.
+        """
         pool = self._pool
         changed = record._replace(ctime_ns=pool.clock_ns())
         gone = self._gone(ino)

@@ -30,10 +30,10 @@ class DeviceWatch:
         pool.ends_first(self.close)
 
     def tick(self, now_s: float) -> None:
-        """Check; takes 3 us while nothing is wrong."""
+        """Check the device; takes 3 us while nothing is wrong."""
         if not self.lost and (why := self._why_lost()):
             self.lost = why
-            with contextlib.suppress(OSError):  # then XFS has a dirty log, which says the same
+            with contextlib.suppress(OSError):  # then XFS has a dirty log: the same sign
                 distrust_index(self._pool.device.pool_fd, self._pool.syscalls)
         if self.lost:
             return
@@ -46,7 +46,7 @@ class DeviceWatch:
         self._unreadable.tick(now_s)
 
     def _why_lost(self) -> str:
-        """Return the error of statfs(2), which fails at once on an XFS that was shut down."""
+        """Return why the pool is lost, or "". After XFS was shut down, statfs(2) fails at once."""
         try:
             os.fstatvfs(self._pool.device.pool_fd)
         except OSError as error:

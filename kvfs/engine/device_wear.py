@@ -1,7 +1,7 @@
 """How fast the pool's device is written, and how much of its endurance is left.
 
 The counters of the kernel are read now and then. The drive itself is asked in a thread of its own:
-an ill one answers late or never, and neither requests nor other jobs may wait for it.
+a failing one answers late or never, and neither requests nor other jobs may wait for it.
 """
 
 import os
@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from kvfs.machine.drives import endurance_left, written_bytes
 
-#: Time between two looks at the counter, and for how long back the rate is.
+#: Time between two looks at the counter, and the time that the rate covers.
 _LOOK_S: Final = 5.0
 _RATE_S: Final = 60.0
-#: A drive wears in months. The first time is when the start is over.
+#: How often the drive is asked, since it wears in months; and the first time, after the start.
 _ASK_S: Final = 3600.0
 _FIRST_ASK_S: Final = 10.0
 
@@ -29,7 +29,7 @@ class DeviceWear:
         written: Callable[[int], int | None] = written_bytes,
         ask: Callable[[int], float | None] = endurance_left,
     ) -> None:
-        """*written* and *ask* tell of a device (st_dev) what drives.py says."""
+        """*written* and *ask* take a device number (st_dev), as in drives.py."""
         self._device = os.fstat(pool_fd).st_dev
         self._written = written
         self._ask = ask

@@ -1,7 +1,7 @@
-"""The blocks that were used last, by the heat, for `kvfs warm --hottest`.
+"""The blocks that were used last, as the heat says, for `kvfs warm --hottest`.
 
-The heat is kept across restarts in HEAT (docs/dev/format.md), which the last stop wrote. So after a
-start these are the blocks that were hot before it.
+A stop writes the heat to HEAT (docs/dev/format.md), and the next start reads it. So after a start these
+are the blocks that were hot before it.
 """
 
 import stat

@@ -1,6 +1,6 @@
 """Extended attributes that kvfs answers itself: a block's state, a directory's policies, pins.
 
-They are answered when asked for by name and never listed.
+They can be read by name, but are never listed.
 """
 
 import contextlib
@@ -39,14 +39,14 @@ def is_own(name: bytes) -> bool:
 
 
 class OwnAttributes:
-    """Reads and sets them for the inodes of one pool."""
+    """Reads these attributes of the inodes of one pool, and checks and applies changes of them."""
 
     def __init__(self, pool: Pool, room: Room) -> None:
         self._pool = pool
         self._room = room
 
     def value(self, ino: InodeNo, record: InodeRecord, name: bytes) -> bytes:
-        """Return the value in force. Raises NoSuchAttribute."""
+        """Return the value of *name* that is in force for *ino*. Raises NoSuchAttribute."""
         if name == STATE:
             return label(self._state(ino, record)).encode()
         if name == CRC32C:
@@ -110,11 +110,11 @@ class OwnAttributes:
         return pool.pins.count(ino, record, kept_bytes, pool.stay_bounds.kept_most_bytes)
 
     def changed(self, record: InodeRecord, name: bytes) -> None:
-        """Do what *name* of the inode with *record*, which is in the index now, asks of others.
+        """Apply a change of *name*, already in the index, to all that inherits it.
 
-        Directories inherit it. A pin of a file is nobody else's.
+        *record* is that of the inode it was set on. Nothing inherits from a file.
         """
-        if not stat.S_ISDIR(record.mode) or name == TTL:  # says nothing of ranks
+        if not stat.S_ISDIR(record.mode) or name == TTL:  # no rank depends on a ttl
             return
         self._room.rank_anew()
         if name in (DRAFTS, PUBLISH):

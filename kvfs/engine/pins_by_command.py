@@ -1,4 +1,4 @@
-"""Pins by command (`kvfs pin`, `kvfs unpin`): of what a pattern matches, or all, in small steps.
+"""Pins by command (`kvfs pin`, `kvfs unpin`): those of paths, a pattern or all, in small steps.
 
 Requests are answered between two steps, and each pin is one index transaction.
 """
@@ -17,14 +17,14 @@ from kvfs.engine.store import Store
 
 #: Pins set or removed in one step; some 60 us each.
 _AT_ONCE: Final = 32
-#: Why something is as it was.
+#: Why something was left as it was.
 _BEYOND: Final = "beyond pin_share"
 _PINNED: Final = "pinned already"
 _UNPINNED: Final = "not pinned"
 
 
 class PinProgress:
-    """The progress of a command. ``kept`` has what is as it was, and its bytes, by reason."""
+    """The progress of a command. ``kept`` and ``kept_bytes`` count what was left as is."""
 
     def __init__(self) -> None:
         self.looked_at = 0
@@ -50,7 +50,7 @@ class PinProgress:
         self.bytes += size_bytes
 
     def keep(self, why: str, size_bytes: int) -> None:
-        """Count what is as it was."""
+        """Count what was left as it was."""
         self.kept[why] += 1
         self.kept_bytes[why] += size_bytes
 

@@ -71,15 +71,15 @@ class Store:
     ) -> None:
         """Open *device*'s pool and repair what a crash left. Raises CommandError, OSError.
 
-        *progress* hears how far a rebuild of the index is. *outliving* is left to a server that
-        takes the mount over. This one does so if there are *living* handles: *outliving* is what
-        the last one left.
+        *progress* is told how far a rebuild of the index is. *outliving* is what a server that
+        takes the mount over gets. This one takes it over if there are *living* handles: then
+        *outliving* is what the last one left.
         """
         calls = syscalls if syscalls is not None else Syscalls()
         rows_max = undurable_rows_max(settings)
         outliving = outliving if outliving is not None else Outliving.fresh(rows_max)
         begun = begin(device, settings, calls, progress, outliving, living)
-        #: The requests that the last server did and may not have answered; what each made.
+        #: The requests that the last server did and may not have answered, with their inodes.
         self.done = begun.done
         recovered, self._kept = begun.recovered, begun.kept
         self.pool = Pool(device, settings, kernel, outliving, syscalls=calls, clock_ns=clock_ns)
@@ -114,7 +114,7 @@ class Store:
             self.pool.extents.held_below = self.pool.numbers.first
 
     def _know_undurable(self, begun: Begun, *, takes_over: bool) -> None:
-        """List what is not durable since before this start, or note that it is not known."""
+        """Keep the last server's list of what is not durable, or note that it has gaps."""
         pool = self.pool
         known = not begun.recovered.unlisted
         if takes_over and not pool.settings.read_only:
@@ -163,7 +163,7 @@ class Store:
 
     @property
     def nameless_bytes(self) -> int:
-        """What ``forget_nameless`` would free."""
+        """Bytes that ``forget_nameless`` would free."""
         return self.blocks.truncating.nameless_bytes
 
     @property
@@ -221,7 +221,8 @@ class Store:
     ) -> InodeNo | None:
         """Move a name (``Namespace.rename``), or publish the finished draft that lost that name.
 
-        *who* is the calling process, *request* what it asks. Returns the inode that lost its name.
+        *who* is the calling process, *request* its request's number. Returns the inode that lost
+        its name.
         """
         truncating = self.blocks.truncating
         renames = (parent, name) != (new_parent, new_name)
@@ -317,7 +318,7 @@ class Store:
         elif not self.sweep.done:
             self.sweep.tick()
         elif self._search_due(now_s):
-            self._settle_index(now_s)  # the search sees what is committed
+            self._settle_index(now_s)  # the search sees only committed rows
             self.sweep.find_unidentified()
 
     def _search_due(self, now_s: float) -> bool:

@@ -43,6 +43,6 @@ def available_bytes(pool: Pool) -> int:
 
 
 def for_blocks_bytes(pool: Pool) -> int:
-    """Return how much the blocks of a full pool hold."""
+    """Return the bytes that blocks of a full pool hold: all but headroom and ready extents."""
     headroom_bytes = pool.headroom.target_bytes(pool.monotonic_s())
     return pool.space.bound_bytes - headroom_bytes - pool.space.ready_bytes

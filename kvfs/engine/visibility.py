@@ -12,14 +12,14 @@ from kvfs.pool.pool import Pool
 
 
 class Visibility:
-    """Answers for one pool."""
+    """Decides who sees the drafts of one pool."""
 
     def __init__(self, pool: Pool, old: OldVersions) -> None:
         self._pool = pool
         self._old = old
 
     def seen(self, ino: InodeNo, record: InodeRecord, who: Maker) -> InodeNo | None:
-        """Return what process *who* sees under the name of *record*; None: nothing."""
+        """Return the inode that *who* sees under the name of *record*, None if it sees none."""
         if record.state in HIDEABLE:
             if ino in self._old and not self._is_maker(who, ino, record):
                 return self._old.of(ino)
@@ -30,9 +30,9 @@ class Visibility:
         return ino
 
     def known_from_before(self, ino: InodeNo) -> bool:
-        """Whether a file server emptied *ino*, which only servers see.
+        """Whether a file server emptied *ino*, and only file servers have it open.
 
-        The kernel should have forgotten its name, but another program may still come by it.
+        The kernel was told to forget its name, but another program may still reach it.
         """
         opened = self._pool.open_inodes.get(ino)
         if opened is None or not opened.emptied:
@@ -54,7 +54,7 @@ class Visibility:
         """Whether *who* writes *ino*, or may be its writer.
 
         Processes that cannot be watched cannot be told apart. Under a temporary name any of them
-        may be the writer, which must find the file to rename it. A file server, too, looks for what
+        may be the writer, which must find the file to rename it. A file server, too, looks up what
         it has just made (FSAL VFS does at each CREATE), and its clients cannot be told apart.
         """
         opened = self._pool.open_inodes.get(ino)
@@ -70,7 +70,7 @@ class Visibility:
         return self._pool.policies.of(record.parent).hides_drafts
 
     def trusts_name(self, record: InodeRecord, *, just_created: bool) -> bool:
-        """Whether the kernel may keep the name; another writer can take over the name of a draft.
+        """Whether the kernel may cache the name; a draft's name can be taken by another writer.
 
         After the maker's own CREATE it may: a writer that takes the name does a LOOKUP first.
         """
