@@ -190,7 +190,7 @@ class Attributes:
     def bearers(self, ino: InodeNo) -> set[InodeNo]:
         """Return the inodes that get *ino*'s owner and mode: itself, and those that share its name.
 
-        An old version may get its name back, if the draft that took the name is never whole.
+        An old version may get a name again (``DisplacedDrafts.restore``).
         """
         old = self._blocks.truncating.old
         before = old.of(ino) if ino in old else None

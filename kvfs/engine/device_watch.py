@@ -33,7 +33,7 @@ class DeviceWatch:
         """Check the device; takes 3 us while nothing is wrong."""
         if not self.lost and (why := self._why_lost()):
             self.lost = why
-            with contextlib.suppress(OSError):  # then XFS has a dirty log: the same sign
+            with contextlib.suppress(OSError):  # if it fails, XFS's dirty log says the same
                 distrust_index(self._pool.device.pool_fd, self._pool.syscalls)
         if self.lost:
             return

@@ -72,7 +72,7 @@ class SupervisorGone(Exception):
 
 
 class HeldFiles:
-    """The server's end. If a message cannot be sent, the mount is served without a supervisor."""
+    """The server's end. A message that cannot be sent is dropped; the mount is served anyway."""
 
     def __init__(self, fd: int) -> None:
         """Receive, on descriptor *fd*, what this server is given. Raises SupervisorGone."""
