@@ -1,7 +1,7 @@
 """The blocks that were used last, as the heat says, for `kvfs warm --hottest`.
 
-A stop writes the heat to HEAT (docs/dev/format.md), and the next start reads it. So after a start these
-are the blocks that were hot before it.
+A stop writes the heat to HEAT (docs/dev/format.md), and the next start reads it. So after a start
+these are the blocks that were hot before it.
 """
 
 import stat
