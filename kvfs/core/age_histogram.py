@@ -1,17 +1,17 @@
-"""A histogram of ages: how old blocks were, and quantiles of that to within a tenth."""
+"""A histogram of ages in seconds. Its quantiles are right to within a tenth."""
 
 import math
 from itertools import accumulate
 from typing import Final
 
-#: Buckets to a doubling of the age, from the youngest age that is told on.
+#: Buckets per doubling of the age. All ages below _YOUNGEST_S share the first bucket.
 _STEPS: Final = 4
 _YOUNGEST_S: Final = 2**-6
-#: To some 500 years.
+#: Enough for ages up to some 500 years.
 _BUCKETS: Final = _STEPS * 40
-#: After so many ages the earlier ones count half, so that the quantiles follow the load.
+#: After this many ages all counts are halved, so that the quantiles follow the current load.
 _HALVED_AFTER: Final = 1 << 16
-#: The middle, and between which ages most of them lie.
+#: The median, and the range in which 80 % of the ages lie.
 _QUANTILES: Final = (("p10_s", 0.1), ("p50_s", 0.5), ("p90_s", 0.9))
 
 
@@ -23,7 +23,7 @@ class AgeHistogram:
         self._total = 0
 
     def add(self, age_s: float) -> None:
-        """Count one age; one below 0, of a clock that was set back, counts as 0."""
+        """Count one age. A negative one (the clock was set back) counts as 0."""
         bucket = int(_STEPS * math.log2(max(age_s, _YOUNGEST_S) / _YOUNGEST_S))
         self._counts[min(bucket, _BUCKETS - 1)] += 1
         self._total += 1
@@ -32,7 +32,7 @@ class AgeHistogram:
             self._total = sum(self._counts)
 
     def quantile_s(self, share: float) -> float | None:
-        """Return an age (s) that *share* of all are not older than; None if there are none."""
+        """Return the age (s) that *share* of all ages do not exceed; None without ages."""
         if not self._total:
             return None
         wanted = max(1, math.ceil(share * self._total))
@@ -41,6 +41,6 @@ class AgeHistogram:
         return _YOUNGEST_S * 2 ** ((bucket + 0.5) / _STEPS)
 
     def quantiles_s(self) -> dict[str, float | None]:
-        """Return the quantiles (s) that `kvfs status` shows, by the names that they have there."""
+        """Return the quantiles (s) that `kvfs status` shows, under the names it uses."""
         found = {name: self.quantile_s(share) for name, share in _QUANTILES}
         return {name: None if age_s is None else round(age_s, 3) for name, age_s in found.items()}

@@ -1,20 +1,19 @@
-"""A walk from an inode up to the root, which ends even where directories lead in a circle. Pure.
+"""A walk from an inode up to the root, which ends even if the directories form a cycle. Pure.
 
-A checksum says that a row is as it was written, not that the rows make a tree: an index that
-somebody made, or one with a lost write, may have a directory above itself. A tree may be of any
-depth, so no number of steps is too many; but nobody comes to a directory twice on the way up.
+A checksum proves that a row is intact, not that the rows form a tree. In a forged index, or one
+that lost a write, a directory may be its own ancestor. A tree may have any depth, so the number of
+steps cannot be limited; but a walk up a tree never meets a directory twice.
 
-It is Brent's way to find a cycle (R. P. Brent, An improved Monte Carlo factorization algorithm,
-BIT 20, 1980): one inode is remembered, and replaced by the present one after 1, 2, 4, ... steps. So
-a walk is less than three times as long as the way into the circle and once around it, and takes no
-memory.
+Cycles are found by Brent's algorithm (R. P. Brent, An improved Monte Carlo factorization algorithm,
+BIT 20, 1980): it remembers one inode, and replaces it by the current one after 1, 2, 4, ... steps.
+A walk takes less than three times the steps into the cycle and once around it, and constant memory.
 """
 
 from kvfs.core.types import NO_INODE, InodeNo
 
 
 class Ascent:
-    """One walk. Its owner asks ``goes_on`` before each step, with the inode that it has come to."""
+    """One walk. The caller calls ``goes_on`` with the current inode before each step."""
 
     __slots__ = ("_left", "_remembered", "_steps")
 
@@ -23,7 +22,7 @@ class Ascent:
         self._left = self._steps = 1
 
     def goes_on(self, ino: InodeNo) -> bool:
-        """Whether *ino*, where the walk is now, is not known to be passed before."""
+        """Return whether to go on from *ino*; False if the walk is known to have passed it."""
         if ino == self._remembered:
             return False
         self._left -= 1

@@ -1,8 +1,8 @@
 """The attribute record of an inode: its user xattrs, pin and policies, as its file keeps them.
 
 Pure: bytes in, values out. A file has up to two of them, in slots that are written in turn, so that
-one is whole at every moment. Which one counts its identity says: the highest sequence number that
-is not above the identity's own (docs/dev/format.md).
+one is always whole. The valid one has the highest sequence number that is not above that of the
+file's identity (docs/dev/format.md).
 """
 
 import struct
@@ -62,9 +62,9 @@ def parse_attributes(raw: bytes) -> AttributeRecord:
 def counting(
     slots: Iterable[AttributeRecord | None], upto: Sequence | None
 ) -> AttributeRecord | None:
-    """Return which of the *slots* counts under an identity of sequence *upto*.
+    """Return the record of *slots* that is valid under an identity of sequence *upto*, or None.
 
-    None as *upto*: there is no identity, and the newest counts.
+    Without an identity (*upto* is None) the newest is valid.
     """
     valid = [slot for slot in slots if slot and (upto is None or slot.sequence <= upto)]
     return max(valid, key=lambda slot: slot.sequence, default=None)

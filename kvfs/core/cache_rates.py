@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-#: The counters of `kvfs status` whose rates are told.
+#: The counters of `kvfs status` whose rates are reported.
 _COUNTERS: Final = ("hits", "misses", "loaded_bytes", "stored_bytes", "evicted_bytes")
 
-#: Rates a second, and ``hit_rate``: the share of hits meanwhile, None without hits and misses.
+#: Each counter's rate per second, and ``hit_rate``: hits / (hits + misses), None if both are 0.
 Rates = dict[str, float | None]
 
 
 def rates(before: Mapping[str, Any], after: Mapping[str, Any], passed_s: float) -> dict[str, Any]:
-    """Return what happened from *before* to *after*, two ``cache`` objects of one mount.
+    """Return the rates between *before* and *after*, two ``cache`` objects of one mount's status.
 
-    A server that was started anew meanwhile counts from 0.
+    The keys are ``total`` and ``directories``. A server that restarted meanwhile counts from 0.
     """
     if after["uptime_s"] < before["uptime_s"]:
         before = {"directories": {}}
@@ -40,7 +40,7 @@ def _whole(cache: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _rates(before: Mapping[str, int], after: Mapping[str, int], passed_s: float) -> Rates:
-    # A removed directory is counted with all others from then on.
+    # A count can shrink: once a directory is removed, its counts belong to the rest.
     grown = {name: max(0, after[name] - before.get(name, 0)) for name in _COUNTERS}
     asked = grown["hits"] + grown["misses"]
     found: Rates = {name: round(count / passed_s, 3) for name, count in grown.items()}

@@ -1,7 +1,7 @@
 """What a change of the pool did to one inode, as a value.
 
 A change hands these to its followers once it is committed (kvfs/pool/followers.py): tables in
-memory, identities, figures. So no table has to be told by hand.
+memory, identities, figures. So no caller has to update a table by hand.
 """
 
 import enum
@@ -17,7 +17,7 @@ NO_ATTRIBUTES: Final[Attributes] = MappingProxyType({})
 
 
 class Why(enum.IntEnum):
-    """Why an inode changed; a number, because an Enum is hashed in Python."""
+    """Why an inode changed. An IntEnum, because hashing a plain Enum runs Python code."""
 
     CREATED = 0
     #: A finished draft that had lost its name got another one.
@@ -44,15 +44,15 @@ class Why(enum.IntEnum):
     EVICTED = 12
     #: The index follows what its file says, after a power loss.
     RECONCILED = 13
-    #: A scan found it, or a policy changed for many: nothing about it changed.
+    #: The inode itself did not change: a scan found it, or a policy of many inodes changed.
     FOUND = 14
 
 
 class Changed(NamedTuple):
     """One inode before and after a change: None where it had no name, or has none now.
 
-    ``lost`` and ``gained`` are the extended attributes that went and came; an inode that comes or
-    goes has all of its own there, and one that got another owner has them in both.
+    ``lost`` and ``gained`` are the extended attributes that were removed and added: all of them
+    for an inode that is removed or created, and in both for one that gets another owner.
     """
 
     ino: InodeNo
@@ -65,5 +65,5 @@ class Changed(NamedTuple):
     heir: InodeNo = NO_INODE
     #: Why it was evicted.
     reason: Reason = Reason.SPACE
-    #: What a directory held that was pinned just now, in bytes.
+    #: For a directory that was pinned just now: the bytes that it held.
     pinned_bytes: int = 0

@@ -9,7 +9,7 @@ from kvfs.core.sizes import GIB, MIB
 
 @dataclass(frozen=True, slots=True)
 class ChecksumSettings(ShareSettings):
-    """Part of ``Settings``, which stands in a file of its own for its length."""
+    """A part of ``Settings``, which is too long for one file."""
 
     checksum_share: float = setting(
         0.1,

@@ -20,7 +20,7 @@ VALUES: Final[dict[bytes, frozenset[bytes]]] = {
     PIN: frozenset({b"0", b"1"}),
     PUBLISH: frozenset({b"close", b"rename"}),
 }
-#: The value of ``ttl`` that ends what a directory above says.
+#: The value of ``ttl`` that overrides the ``ttl`` of a directory above.
 NO_TTL: Final = b"none"
 _TTL_LEAST_S: Final = 1.0
 _TTL_UNITS: Final = {"d": 86_400, "h": 3600, "m": 60}
@@ -38,19 +38,19 @@ class Policy(NamedTuple):
     pin: bool = False
     #: Whether a block closed under its final name is leased to the process that wrote it.
     leases: bool = True
-    #: Whether what was not renamed is never found by others than its maker.
+    #: Whether only a rename makes a block visible to others than its maker.
     only_renamed: bool = False
-    #: After how long without a use a block goes by itself; None: never.
+    #: Seconds without a use after which a block is evicted, space or not; None: never.
     ttl_s: float | None = None
 
     @property
     def hides_drafts(self) -> bool:
-        """Whether a draft is its maker's alone."""
+        """Whether only its maker can see a draft."""
         return self.drafts_of_owner or self.only_renamed
 
 
 def check_value(name: bytes, value: bytes) -> None:
-    """Raise InvalidRequest unless *value* is one that policy *name* knows."""
+    """Raise InvalidRequest unless *value* is allowed for policy *name*."""
     if name == TTL:
         try:
             ttl_of(value)
@@ -73,7 +73,7 @@ def ttl_of(value: bytes) -> float | None:
 
 
 def ttl_text(ttl_s: float | None) -> bytes:
-    """Return the value of ``ttl`` that means *ttl_s*, in the largest unit that it has whole."""
+    """Return the value of ``ttl`` that means *ttl_s*, in the largest unit that divides it."""
     if ttl_s is None:
         return NO_TTL
     for unit, unit_s in _TTL_UNITS.items():

@@ -1,23 +1,26 @@
-"""When the next blocks are made durable: late enough to yield to clients, early enough to be kept.
+"""When the next blocks are made durable: late, to yield to clients, but within the window.
 
 Pure: time is an argument.
 """
 
 from typing import Final
 
-#: While clients store, a block waits for this share of the window: many never live that long, and
-#: the device is theirs.
+#: While clients store, a block waits for this share of the window: many are removed before, and the
+#: clients need the device.
 _WAITS_SHARE: Final = 0.5
 #: The same while nobody stores.
 _IDLE_WAITS_SHARE: Final = 0.1
-#: Past this share of the window the pass yields no more.
+#: Past this share of the window the pass no longer yields to clients.
 _LATE_SHARE: Final = 0.75
 #: One flush serves all blocks that came due in this share of the window.
 _FLUSH_SHARE: Final = 0.05
 
 
 class Pace:
-    """The pace of one pool, for a window of *within_s*; 0: only on demand."""
+    """The pace of one pool. Blocks should be durable *within_s* after they were published.
+
+    0: blocks become durable on demand only.
+    """
 
     def __init__(self, within_s: float) -> None:
         self.within_s = within_s
@@ -42,9 +45,9 @@ class Pace:
         return now_s >= self._rests_until_s or now_s - since_s > _LATE_SHARE * self.within_s
 
     def note_ended(self, now_s: float, took_s: float, *, full: bool) -> None:
-        """Note that a batch has ended, which took *took_s*: as long the device is the clients'.
+        """Note that a batch took *took_s*; the device is left to the clients for as long.
 
-        One that was not *full* has left nothing behind, so the next one may gather longer.
+        A batch that was not *full* left no blocks waiting, so the next one may gather for longer.
         """
         rest_s = took_s if full else max(took_s, _FLUSH_SHARE * self.within_s)
         self._rests_until_s = now_s + rest_s

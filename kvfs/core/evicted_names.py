@@ -1,7 +1,7 @@
-"""When names were evicted, for as many names as fit: to tell how soon each was missed again.
+"""When names were evicted, for a bounded number of them: tells how soon each was asked for again.
 
-A table without chains: each name has one slot, and a later name overwrites an earlier one. A slot
-has 32 bits of the name and 32 bits of time.
+A hash table without chains: each name has one slot, and a later name overwrites an earlier one. A
+slot has 32 bits of the name's hash and 32 bits of time.
 """
 
 from typing import Final
@@ -18,11 +18,11 @@ class EvictedNames:
     def __init__(self, names_max: int) -> None:
         """Remember up to *names_max* names, a power of two, of 8 bytes each."""
         assert names_max & names_max - 1 == 0, "a slot is chosen by the low bits"
-        # The kernel gives the memory when a slot is used first.
+        # The kernel allocates the memory of a slot when it is first used.
         self._slots = np.zeros(names_max, np.uint64).data
 
     def note(self, name_hash: int, now_s: float) -> None:
-        """The name with these 32 bits was evicted at *now_s*, of a clock that does not go back."""
+        """Note that the name with this 32-bit hash was evicted at *now_s* (monotonic clock)."""
         self._slots[name_hash & len(self._slots) - 1] = name_hash << 32 | _ticks(now_s)
 
     def __contains__(self, name_hash: int) -> bool:
@@ -40,5 +40,5 @@ class EvictedNames:
 
 
 def _ticks(now_s: float) -> int:
-    """Return the time in 32 bits, not 0, which stands for an empty slot."""
+    """Return the time in ticks, in 32 bits; never 0, which means an empty slot."""
     return int(now_s * _TICKS_PER_S) + 1 & _MASK or 1

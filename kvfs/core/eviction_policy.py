@@ -6,8 +6,8 @@ hint: eviction checks each block again.
 The clock is a counter, not the time of day: ``burst << BURST_BITS | n`` for the n-th touch of a
 burst. A prompt's blocks are stored and looked up in one burst, and a prefix is useful only up to
 its first missing block. So within a burst the tail goes before the head, which was created earlier.
-This holds for a small part of all blocks only. In a small pool one second may touch every block,
-and the youngest block would be evicted for the next one.
+This order holds only among a small part of all blocks (CHAIN_PART). In a small pool one burst may
+touch every block, and then each new block would be evicted for the next one.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ NOTHING: Final = np.zeros(0, np.uint64)
 _BURST_SHIFT: Final = np.uint64(BURST_BITS)
 _WITHIN: Final = np.uint64((1 << BURST_BITS) - 1)
 _NO_BOUND: Final = 1 << 63
-#: Tails go before heads among at most this part of all blocks, touched one after the other.
+#: Tails go before heads among 1/CHAIN_PART of all blocks, if touched one after the other.
 CHAIN_PART: Final = 64
-#: Blocks used again that one plan names before the others are looked at anew.
+#: One plan names at most this many blocks used again; then all blocks are looked at anew.
 _AGAIN_MAX: Final = 64
 #: Rows of the sample that tells how warm the coldest blocks are.
 _SAMPLE: Final = 1 << 12
@@ -81,7 +81,7 @@ class Policy(Protocol):
 
     @property
     def sample_bits(self) -> int:
-        """``used`` is for blocks of whose name's hash none of these bits is set."""
+        """Call ``used`` only for blocks whose name's hash has none of these bits."""
 
     def victims(
         self,
@@ -186,7 +186,7 @@ class Arc:
         """Learn nothing from it."""
 
     def admitted(self, name_hash: int, allocated_bytes: int) -> bool:
-        """A block was stored; if it was evicted lately, adapt the space of its kind: True."""
+        """A block was stored. If evicted lately, adapt the space of its kind and return True."""
         lives = self._lives()
         kind = self._ghosts.take(name_hash, lives)
         if kind is None:
@@ -208,10 +208,11 @@ class Arc:
 
 
 class Adaptive:
-    """Either evicts blocks used once first or goes by age alone, whichever finds more blocks.
+    """Evicts blocks used once first, or by age alone, whichever gives more hits.
 
-    Which does depends on the pool's size beside its load, and two miniature caches tell
-    (shadow_caches.py). A small pool keeps what comes back and lets a flood of new blocks pass.
+    Which one does depends on the pool's size relative to its load. Two miniature caches measure it
+    (shadow_caches.py). In a small pool it is the first: a flood of new blocks passes through, and
+    blocks that are used again stay.
     """
 
     name = "adaptive"
@@ -246,7 +247,7 @@ class Adaptive:
         once = published & (columns.touches < 2)
         self._held = int(np.count_nonzero(published))
         if self.once_first:
-            # What is stored next would go before blocks used again: name few of these at a time.
+            # Blocks stored after this plan should go first, so name few blocks used again.
             count_max = min(count_max, max(_AGAIN_MAX, int(np.count_nonzero(once))))
         found = _Found(columns, bytes_wanted, count_max, but_not)
         for rank in ranks:
@@ -316,9 +317,9 @@ class _Found:
         self._count -= len(inos)
 
     def _preselected(self, among: NDArray[np.bool_], bytes_wanted: int) -> NDArray[np.intp]:
-        """Return rows of *among*, each colder than the others, with enough bytes.
+        """Return the coldest rows of *among*, unsorted, with enough bytes.
 
-        A sample tells how warm the warmest of them may be; a full sort takes ten times as long.
+        A sample gives the stamp up to which rows are taken; a full sort takes ten times as long.
         """
         columns = self._columns
         step = len(among) // _SAMPLE + 1
@@ -348,7 +349,7 @@ class _Found:
 def coldest_names(
     columns: Columns, count: int, but_not: NDArray[np.uint64] = NOTHING
 ) -> NDArray[np.uint64]:
-    """Return *count* inode numbers in the order of eviction, when names are short, not bytes.
+    """Return *count* inode numbers in the order of eviction, when names run out, not bytes.
 
     Each block counts as one, even if it holds no space. Small blocks are not spared, because they
     may have nearly all names. None of *but_not*. Takes milliseconds: call it in a thread.

@@ -1,4 +1,4 @@
-"""How much space to keep free ahead of writers, and which may write without asking.
+"""How much space to keep free ahead of writers, and how much they may write without asking.
 
 Pure: time is an argument. A passthrough writer allocates in the backing file system and cannot be
 made to wait. So the space that it takes until the next check must be free in advance.
@@ -9,8 +9,8 @@ from typing import Final
 
 from kvfs.core.types import round_up
 
-#: Time from a check of the writers until space is free: a tick, a plan, the unlinks; on a machine
-#: that is short of CPU.
+#: Time from a check of the writers until space is free (a tick, a plan and the unlinks), on a
+#: machine that is short of CPU.
 LAG_S: Final = 0.1
 #: A write counts towards the speed for about this long.
 _SPEED_WINDOW_S: Final = 0.5
@@ -37,8 +37,9 @@ def reserve_bytes(
 ) -> int:
     """Return how much to preallocate for a draft whose directory stored such sizes lately.
 
-    The largest of them, so that hardly any draft outgrows its reserve. But the usual size, once the
-    excess of all such reserves is a certain part of the capacity: it keeps space from blocks.
+    The largest of them, so that hardly any draft outgrows its reserve. But the excess over the
+    usual size is space that blocks cannot use. Once all excess together reaches a share of the
+    capacity, the usual size is enough.
     """
     spare_bytes = max(0, largest_bytes - usual_bytes)
     if spared_bytes + spare_bytes <= capacity_bytes * _SPARE_SHARE:
@@ -55,7 +56,7 @@ def outgrowing_bytes(usual_bytes: int, largest_bytes: int) -> int:
 
 
 def lacking_bytes(outgrown_bytes: int, *, unreserved: bool) -> int:
-    """Return what a draft may take next that grew by *outgrown_bytes* since the last check."""
+    """Return the bytes that a draft may take next if it grew *outgrown_bytes* since the check."""
     least_bytes = _RUNNER_LEAST_BYTES if unreserved else 0
     return min(max(least_bytes, _GOES_ON * outgrown_bytes), UNWATCHED_BYTES)
 

@@ -1,8 +1,8 @@
-"""Names of blocks in texts for somebody else, replaced by digests.
+"""Replaces the names of blocks by digests, in texts that are given to other people.
 
-A block's name is made of the hash of a prompt: who can guess a prompt can tell from the name that
-it was asked. The same name has the same digest in all texts of one key, so that they can be
-compared; the key is used once and kept nowhere.
+A block's name contains the hash of a prompt: whoever guesses a prompt can tell from the name that
+it was used. With one key a name always has the same digest, so that texts can be compared. A key is
+used for one set of texts and kept nowhere.
 """
 
 import hashlib
@@ -17,11 +17,12 @@ _SUFFIX: Final = re.compile(r"\.[a-z]{1,12}$")
 #: What a path is made of in a log or a table.
 _PATH: Final = r"[^\s\"'`,;()\[\]{}<>|]+"
 _WORD: Final = re.compile(r"[^\s\"'`,;()\[\]{}<>|=]+")
-#: In a word that is a name: an @, as LMCache's names have, or so many hex digits that it is a hash.
+#: Makes a word a name: an @, as in LMCache's names, or so many hex digits that it is a hash.
 _NAME_LIKE: Final = re.compile(r"@|[0-9a-fA-F]{16}")
-#: And in one that is none.
+#: A word with this is not a name, in spite of the @.
 _UNIT: Final = "kvfs@"
-#: Shorter names of directories and models stay where they are not part of a path: they are words.
+#: Names of directories and models up to this many characters are replaced in paths only: elsewhere
+#: they may be ordinary words.
 _SHORT: Final = 3
 #: Names as Python shows bytes: ``b'...'``.
 _BYTES: Final = re.compile(r"\bb(['\"])(.*?)(?<!\\)\1")
@@ -32,7 +33,7 @@ class HiddenNames:
     """Replaces the names below some mountpoints in texts."""
 
     def __init__(self, key: bytes, mountpoints: Iterable[str], names: Iterable[str] = ()) -> None:
-        """*key*: up to 64 random bytes; *names* are replaced wherever they stand."""
+        """*key*: up to 64 random bytes; *names* are replaced wherever they occur."""
         self._key = key
         words = sorted({name for name in names if len(name) > _SHORT}, key=len, reverse=True)
         known = "|".join(map(re.escape, words))
@@ -41,7 +42,7 @@ class HiddenNames:
         self._below = re.compile(f"({alternatives})(/{_PATH})") if alternatives else None
 
     def in_text(self, text: str) -> str:
-        """Return *text* without the names of blocks: what lies below a mount, or looks like one."""
+        """Return *text* with digests for names that lie below a mount or look like a block's."""
         if self._below is not None:
             text = self._below.sub(lambda found: found[1] + self.path(found[2]), text)
         text = _BYTES.sub(lambda found: f"b'{self.path(found[2])}'", text)
@@ -70,7 +71,7 @@ class HiddenNames:
 
 
 def names_in(status: Mapping[str, Any]) -> set[str]:
-    """Return the names of directories and models that the *status* of a mount tells."""
+    """Return the names of directories and models that appear in the *status* of a mount."""
     found = set[str]()
     cache = status.get("cache")
     for key in ("directories", "models"):

@@ -1,8 +1,9 @@
 """How much of the index's map may hold rows: names need space there, whatever their blocks hold.
 
 LMDB changes nothing in place, so in a full map even deletes fail (MDB_MAP_FULL in lmdb.h), and with
-them eviction and the next start. So growth ends earlier, and eviction begins even earlier. On a
-full device only preallocated space is left, so growth leaves the last of it, too.
+them eviction and the next start. So new rows are refused before that, and eviction begins even
+earlier. On a full device the file can use only preallocated space; new rows leave a part of it
+free, too.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,16 +12,16 @@ from typing import Final
 from kvfs.core.errors import NoSpace
 from kvfs.core.records import CHILD_PREFIX, NAME_PREFIX, XATTR_PREFIX
 
-#: Never used by growth, neither of the map nor of what is allocated of the file: the largest batch
-#: of an eviction changes some 150 pages of 4 KiB, and pages freed by the two transactions before it
-#: cannot be used yet.
+#: New rows leave this much free, both of the map and of the space allocated to the file. The
+#: largest batch of an eviction changes some 150 pages of 4 KiB, and pages freed by the two
+#: transactions before it cannot be used yet.
 KEPT_BYTES: Final = 4 << 20
 _KEPT_SHARE: Final = 1 / 16
 _KEPT_MOST_SHARE: Final = 1 / 4
 #: Share of the rows at which eviction begins.
 _BINDING_SHARE: Final = 31 / 32
-#: LMDB is asked once in so many commits; earlier if commits of the largest size (an attribute, and
-#: pages) could use up what is left.
+#: LMDB is asked once in this many commits; earlier if commits of the largest size (an attribute,
+#: and pages) could use up what is left.
 COMMITS_PER_LOOK: Final = 64
 _COMMIT_MOST_BYTES: Final = 128 << 10
 
@@ -75,13 +76,16 @@ class IndexRoom:
                 raise NoSpace("index: its map or the device takes no more names")
 
     def excess_names(self, names: int) -> int:
-        """Return how many of all *names* must go to make space for others."""
+        """Return how many of all names (there are *names*) must go to make space for others."""
         rows_bytes = self.rows_bytes()
         excess_bytes = max(0, rows_bytes - self._eviction_begin_bytes)
         return -(-names * excess_bytes // max(1, rows_bytes))
 
     def binds(self) -> bool:
-        """Whether blocks are evicted for names: eviction stops a page below where it begins."""
+        """Whether the number of names is what makes kvfs evict blocks.
+
+        The limit is a bit lower than where eviction begins, because eviction stops a page below.
+        """
         return self.rows_bytes() > self._eviction_begin_bytes * _BINDING_SHARE
 
     def look(self) -> None:
@@ -97,8 +101,8 @@ class IndexRoom:
 def _grows(rows: Mapping[bytes, bytes | None]) -> bool:
     """Whether *rows* add more names or attributes than they take away.
 
-    A name that leads to another inode keeps its row, and so does an inode that is renamed within
-    its directory. Only something new adds two rows.
+    A name that now leads to another inode keeps its name row, and an inode that is renamed within
+    its directory keeps its child row. Only something new adds both.
     """
     names = children = attributes = 0
     for key, value in rows.items():

@@ -9,7 +9,7 @@ from kvfs.core.sizes import GIB, KIB, MIB, TIB
 
 @dataclass(frozen=True, slots=True)
 class IndexSettings(ChecksumSettings):
-    """Part of ``Settings``, which stands in a file of its own for its length."""
+    """A part of ``Settings``, which is too long for one file."""
 
     index_map_bytes: int = setting(
         64 * GIB,

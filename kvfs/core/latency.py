@@ -1,6 +1,6 @@
 """How long something took, counted in buckets of powers of two. Pure; time is an argument.
 
-To count costs an index into a list and no allocation, because stores and requests do it.
+Counting costs one list access and no allocation, because it is done in each store and request.
 """
 
 from typing import Any, Final
@@ -11,12 +11,12 @@ from kvfs.core.types import SECOND_NS
 _FIRST_BITS: Final = 12
 _BUCKETS: Final = 26
 _LAST: Final = _BUCKETS - 1
-#: ``recent_p99_s`` tells of the last one to two of these.
+#: ``recent`` covers the last one to two of these intervals.
 RECENT_S: Final = 300.0
 
 
 class Latency:
-    """A histogram of durations since its making."""
+    """A histogram of durations, since it was created."""
 
     __slots__ = ("counts", "total_ns")
 
@@ -25,7 +25,7 @@ class Latency:
         self.total_ns = 0
 
     def add(self, duration_ns: int) -> None:
-        """Count one duration; a negative one, of a clock that was set back, is none."""
+        """Count one duration; a negative one (the clock was set back) is ignored."""
         if duration_ns < 0:
             return
         bucket = (duration_ns >> _FIRST_BITS).bit_length()
@@ -54,7 +54,7 @@ class Latency:
 
 
 class RecentLatency(Latency):
-    """One that also tells of the last minutes."""
+    """A histogram that also covers the last minutes alone."""
 
     __slots__ = ("_before", "_began_s", "_last")
 
@@ -71,7 +71,7 @@ class RecentLatency(Latency):
             self._before, self._last, self._began_s = self._last, self.counts.copy(), now_s
 
     def shown(self) -> dict[str, Any]:
-        """Return the same, and count and quantile of the last 5 to 10 minutes."""
+        """Return what Latency returns, and count and p99 (s) of the last 5 to 10 minutes."""
         recent = [now - before for now, before in zip(self.counts, self._before, strict=True)]
         told = super().shown()
         return {**told, "recent": {"count": sum(recent), "p99_s": quantile_s(recent, 0.99)}}
@@ -83,9 +83,10 @@ def upper_s(bucket: int) -> float:
 
 
 def quantile_s(counts: list[int], share: float) -> float | None:
-    """Return below which duration *share* of *counts* lies, in seconds; None of no counts.
+    """Return the duration (s) below which *share* of *counts* lies; None without counts.
 
-    As Prometheus' histogram_quantile: even within a bucket, and the last one has no end.
+    Like Prometheus' histogram_quantile, it assumes that durations are spread evenly within a
+    bucket. If the quantile is in the last bucket, which has no end, it returns where that begins.
     """
     wanted = share * sum(counts)
     below = 0

@@ -17,7 +17,7 @@ class State(IntEnum):
     DRAFT = 1
     PUBLISHED = 2
     SLAB = 3
-    #: Final before, and open for writing again: its extent knows its size and times.
+    #: Was final, and is open for writing again: its size and times come from its extent.
     REWRITE = 4
     #: Closed under the name it was created with: belongs to its writer while that process lives.
     LEASED = 5
@@ -27,18 +27,19 @@ class State(IntEnum):
     ORPHAN_SLAB = 7
     #: A temporary name that its writer left behind.
     ORPHAN = 8
-    #: A writer died of a signal in the middle. Goes with its last handle. Never stored.
+    #: A writer was killed while writing. Removed with its last handle. Never stored.
     TORN = 9
     #: A ready extent, before there is a draft. Never stored.
     READY = 10
     #: Has no name any more, and is kept for its open handles. Never stored.
     GONE = 11
-    #: A slab that was rewritten in place and closed. Its bytes are one whole, so that a later
-    #: rewrite can tear it.
+    #: A slab that was rewritten in place and closed. Its bytes belong together, so a later rewrite
+    #: can tear it.
     REWRITTEN = 12
     #: Renamed by its writer, and not closed yet.
     RENAMED = 13
-    #: Closed under the name it was created with, where only a rename publishes: its maker's alone.
+    #: Closed under the name it was created with, where only a rename publishes: its maker alone
+    #: sees it.
     UNRENAMED = 14
 
 
@@ -77,7 +78,7 @@ class Goes(IntEnum):
 
 
 class Row(NamedTuple):
-    """One state's rules. ``on`` names every event that is legal and where it leads."""
+    """One state's rules. ``on`` maps each legal event to the state it leads to."""
 
     seen: Seen
     goes: Goes
@@ -154,11 +155,11 @@ TABLE: Final[dict[State, Row]] = {
         {
             Event.ALLOCATE: State.RENAMED,
             Event.RENAME: State.RENAMED,
-            # If bytes were written after the rename; what was renamed was whole.
+            # Only if bytes were written after the rename; what was renamed was whole.
             Event.TEAR: State.TORN,
             Event.CLOSE: State.PUBLISHED,
             Event.REOPEN: State.REWRITE,
-            # Its client has a handle, and cannot be led to a fresh inode.
+            # The file server's client has a handle of this inode, so it cannot get a new one.
             Event.EMPTY: State.DRAFT,
             Event.MAKER_DIED: State.RENAMED,
             Event.REMOVE: State.GONE,
@@ -179,8 +180,8 @@ TABLE: Final[dict[State, Row]] = {
         Seen.ALL,
         Goes.NEVER,
         {
-            # What was whole can be torn, allocated or not; one that was a slab's, or empty, is a
-            # slab as if it had been allocated before (publishing.py).
+            # A block that was whole can still be torn. For an empty one, or a former orphan slab,
+            # publishing.py takes the event from the state before the rewrite.
             Event.ALLOCATE: State.REWRITE,
             Event.RENAME: State.REWRITE,
             Event.TEAR: State.TORN,
@@ -248,9 +249,9 @@ TABLE: Final[dict[State, Row]] = {
     ),
 }
 
-#: Not closed by its first writers yet: its size is the extent's, and its name may still go.
+#: Not yet closed by its first writers: its size comes from its extent.
 UNFINISHED: Final = frozenset({State.DRAFT, State.SLAB_DRAFT})
-#: Whole, and the index knows its size and times.
+#: Whole; its size and times are in the index.
 SETTLED: Final = frozenset(
     {
         State.PUBLISHED,
@@ -262,18 +263,20 @@ SETTLED: Final = frozenset(
         State.ORPHAN,
     }
 )
-#: Not found by all: whoever looks is asked who he is, and the kernel keeps no name.
+#: May be invisible to some processes: each LOOKUP checks the caller, and the kernel must not cache
+#: the name.
 HIDEABLE: Final = UNFINISHED | {State.UNRENAMED}
 #: Allocated ahead, or rewritten in place.
 SLABS: Final = frozenset({State.SLAB, State.REWRITTEN, State.ORPHAN_SLAB})
 #: Written once, and found by all.
 FINAL: Final = frozenset({State.PUBLISHED, State.LEASED, State.ORPHAN})
-#: Has an identity on the device once its bytes are durable (identities.py), and comes back from it
-#: after a power loss. A slab that is open for writing is in the same state, and has none meanwhile.
+#: Has an identity on the device once its bytes are durable (identities.py), from which it is
+#: recovered after a power loss. A SLAB keeps its state while it is open for writing, but has no
+#: identity then.
 IDENTIFIED: Final = FINAL | SLABS
 #: Belongs to the process that made it, while that process lives.
 HELD: Final = frozenset({State.LEASED, State.UNRENAMED, State.SLAB, State.REWRITTEN})
-#: Those that count as leases: a slab asked for its space before it was written.
+#: The HELD states that count as leases. Not SLAB: it asked for its space before it was written.
 LEASES: Final = HELD - {State.SLAB}
 
 assert set(TABLE) == set(State) - {State.NODE}, "every state has a row"
@@ -284,7 +287,7 @@ class IllegalEvent(ValueError):
 
 
 def after(state: State, event: Event) -> State:
-    """Return where *event* leads from *state*. Raises IllegalEvent."""
+    """Return the state that *event* leads to from *state*. Raises IllegalEvent."""
     try:
         return TABLE[state].on[event]
     except KeyError:
@@ -304,7 +307,7 @@ def label(state: State) -> str:
 
 
 def is_temporary(name: bytes) -> bool:
-    """Whether *name* looks like a name that connectors use before they rename the file.
+    """Whether *name* looks like the temporary name that connectors use until they rename the file.
 
     ``K.tmp`` (LMCache, UCM), ``K_RANDOM.tmp`` (vLLM, llm-d), ``.HEX.tmp`` (SGLang), ``K.tmp.HEX``
     and ``K.tmpHEX`` (LMCache NIXL, GDS).

@@ -25,9 +25,9 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._]+")
 
 
 def name_of(mountpoint: str) -> str:
-    """Return the name of the mount at the absolute path *mountpoint*: ``/mnt/kv``, ``mnt-kv``.
+    """Return the name of the mount at the absolute path *mountpoint*: ``mnt-kv`` for ``/mnt/kv``.
 
-    A path that a plain replacement would confuse with another one ends in a digest of the path.
+    If another path could have the same name, the name ends in a digest of the path.
     """
     plain = mountpoint.strip("/")
     name = "-".join(part for part in plain.split("/") if part)
@@ -63,7 +63,7 @@ def metrics_path(name: str) -> str:
 
 
 def events_path(name: str) -> str:
-    """Return the path of the socket at which the mount called *name* tells events."""
+    """Return the path of the socket on which the mount called *name* sends events."""
     return f"{RUN_DIRECTORY}/{name}{EVENTS_SUFFIX}"
 
 

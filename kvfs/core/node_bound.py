@@ -1,4 +1,4 @@
-"""What directories, symlinks and attributes take of the device: never evicted, so they are bounded.
+"""Bounds the space of directories, symlinks and attributes, because they are never evicted.
 
 Pure. A name costs its rows in the index, an inode (1 KiB in an XFS that kvfs made), and for a
 symlink a block. Blocks are not counted, because they can be evicted.
@@ -14,8 +14,8 @@ from kvfs.core.pool_layout import XFS_INODE_BYTES
 from kvfs.core.records import Counters
 from kvfs.core.types import PAGE_BYTES, InodeNo, InodeRecord, round_up
 
-#: Share of the capacity, or of the index's map if that is smaller, for what users other than root
-#: make; above it, shares are enforced.
+#: The bound, as a share of the capacity, or of the index's map if that is smaller. Above it, each
+#: user other than root is held to a share of it.
 _SHARE: Final = 1 / 4
 #: The bound is at least this, because a small pool is for tests and has few directories.
 _LEAST_BYTES: Final = 8 << 20
@@ -35,27 +35,27 @@ def taken_bytes(counters: Counters, rows_bytes: int) -> int:
 
 
 def bound_bytes(whole_bytes: int) -> int:
-    """Return the bound, of *whole_bytes*, from which on the users' shares are enforced."""
+    """Return the bound for a pool or index of *whole_bytes*; above it, shares are enforced."""
     return max(_LEAST_BYTES, int(whole_bytes * _SHARE))
 
 
 def names_too_many(counters: Counters, capacity_bytes: int) -> int:
-    """Return by how many blocks the names of all take more than that bound."""
+    """Return how many blocks must go so that the names of all blocks fit into the bound."""
     return max(0, counters.blocks - bound_bytes(capacity_bytes) // (_ROWS_BYTES + XFS_INODE_BYTES))
 
 
 def attribute_bytes(name: bytes, value: bytes | None) -> int:
-    """Return what one attribute counts; nothing without a *value*."""
+    """Return the bytes that one attribute counts for; 0 without a *value*."""
     return 0 if value is None else _row_bytes(_ATTRIBUTE_BYTES + len(name) + len(value))
 
 
 def attributes_bytes(attributes: Mapping[bytes, bytes | None]) -> int:
-    """Return what *attributes*, values by name, count."""
+    """Return the bytes that *attributes*, values by name, count for."""
     return sum(attribute_bytes(name, value) for name, value in attributes.items())
 
 
 class NodeShares:
-    """What each user but root holds of it, and who is refused more.
+    """How many of these bytes each user but root holds, and who is refused more.
 
     Above the bound each user has an equal share of it, and only a user over that share is refused.
     Users who take their shares one after the other can exceed the bound. So there is a second
@@ -82,7 +82,7 @@ class NodeShares:
     def __init__(self, first: InodeNo) -> None:
         """Inodes from *first* on are created in this run; the scan counts all others."""
         self._first = first
-        #: Up to where the scan has counted inodes, and attributes.
+        #: The inodes up to which the scan has counted nodes, and attributes.
         self._inodes_end = self._attributes_end = InodeNo(0)
         self._held: dict[int, int] = {}
 
@@ -126,7 +126,7 @@ class NodeShares:
     # ---- what changes ----
 
     def follow(self, changed: Changed) -> None:
-        """Count for its owner what came, and no more what went."""
+        """Add what *changed* added to its owner's bytes, and subtract what it removed."""
         ino, before, after = changed.ino, changed.before, changed.after
         if before is not None and (after is None or before.uid != after.uid):
             self.go(ino, before)
@@ -148,7 +148,7 @@ class NodeShares:
             self._note(record.uid, change_bytes)
 
     def go(self, ino: InodeNo, record: InodeRecord) -> None:
-        """Count it no more."""
+        """Stop counting a directory, symlink or special file."""
         if record.state == State.NODE and self._is_counted(ino):
             self._note(record.uid, -_node_bytes(record))
 
@@ -166,7 +166,7 @@ class NodeShares:
 
 
 def _node_bytes(record: InodeRecord) -> int:
-    """Return about what a directory, symlink or special file takes, which never changes."""
+    """Return about how many bytes a directory, symlink or special file takes; never changes."""
     size_bytes = XFS_INODE_BYTES + _row_bytes(_ROWS_BYTES + len(record.target))
     return size_bytes + PAGE_BYTES * stat.S_ISLNK(record.mode)
 

@@ -1,7 +1,7 @@
-"""Patterns of paths as shells have them: ``*``, ``?``, ``[...]`` in a name, ``**`` for any names.
+"""Path patterns like a shell's: ``*``, ``?``, ``[...]`` in a name, ``**`` for any names.
 
 A walk down a tree matches a name at a time, so it never enters a directory below which nothing can
-match. The time is bounded: no pattern makes one name take long, as some regular expressions do
+match. The time per name is bounded: patterns do not backtrack as some regular expressions do
 (fnmatch.translate of Python 3.11 makes atomic groups).
 """
 
@@ -11,7 +11,7 @@ from typing import Final
 
 from kvfs.core.types import PATH_MAX_BYTES
 
-#: How far a walk has come in a pattern: the parts that the next name may match.
+#: A walk's position in a pattern: the numbers of the parts that the next name may match.
 Reached = frozenset[int]
 
 _NOWHERE: Final = frozenset({".", ".."})
@@ -20,7 +20,7 @@ _NOWHERE: Final = frozenset({".", ".."})
 class PathPattern:
     """One pattern of paths relative to the mountpoint, such as ``lmcache/model@*``.
 
-    Differing from a shell's, ``*`` also matches a dot at the beginning of a name.
+    Unlike in a shell, ``*`` also matches a dot at the beginning of a name.
     """
 
     def __init__(self, text: str) -> None:
@@ -38,13 +38,13 @@ class PathPattern:
         self._parts = [
             None if name == "**" else re.compile(fnmatch.translate(name)) for name in names
         ]
-        #: Where the walk stands at the mountpoint.
+        #: The position of a walk that is at the mountpoint.
         self.start: Final = self._widened({0})
 
     def after(self, reached: Reached, name: bytes) -> Reached:
-        """Return how far a walk has come with *name*, which follows what was *reached*.
+        """Return the position after *name*, from position *reached*.
 
-        Empty: nothing at or below it matches.
+        It is empty if nothing at or below the name can match.
         """
         text = name.decode(errors="surrogateescape")
         found = set[int]()
@@ -57,7 +57,7 @@ class PathPattern:
         return self._widened(found)
 
     def is_matched(self, reached: Reached) -> bool:
-        """Whether the path itself matches."""
+        """Whether the path walked so far matches the whole pattern."""
         return len(self._parts) in reached
 
     def _widened(self, reached: set[int]) -> Reached:

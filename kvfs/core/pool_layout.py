@@ -54,13 +54,13 @@ FAN_OUTS: Final = (EXTENTS, IDENTITIES)
 #: inodes spreads over all of them and, on XFS, over its allocation groups.
 FAN_OUT: Final = 256
 
-#: An identity of two xattrs stays inside the inode (in a smaller one each costs a block of its own,
-#: 30 us instead of 4). Inodes may take all of the device: many small blocks must not end in ENOSPC
-#: beside free space. (mkfs.xfs ignores maxpct=0.)
+#: The two xattrs of an identity fit into an inode of this size (in a smaller one each takes a block
+#: of its own, and 30 us instead of 4). Inodes may take all of the device, so that many small blocks
+#: do not get ENOSPC while space is free. (mkfs.xfs ignores maxpct=0.)
 XFS_INODE_BYTES: Final = 1024
 XFS_INODES: Final = f"size={XFS_INODE_BYTES},maxpct=100"
-#: Extents are never shared nor repaired online; each tree would reserve space in every allocation
-#: group and cost an update per allocation.
+#: Extents are neither shared nor repaired online. Each of these trees would reserve space in every
+#: allocation group and cost an update per allocation.
 XFS_TREES: Final = "reflink=0,rmapbt=0"
 
 

@@ -32,7 +32,7 @@ FORMAT_KEY: Final = META_PREFIX + b"format"
 COUNTERS_KEY: Final = META_PREFIX + b"counters"
 UNFINISHED_KEY: Final = META_PREFIX + b"unfinished"
 RECONCILE_KEY: Final = META_PREFIX + b"reconcile"
-#: If there are more inodes than this, none is listed, and a start looks at every inode.
+#: If more inodes than this are unfinished, none is listed, and a start looks at every inode.
 UNFINISHED_MAX: Final = 256
 
 _KEY: Final = struct.Struct(">BQ")
@@ -49,12 +49,12 @@ assert _COUNTERS.size == 56
 _IDENTITY: Final = struct.Struct("<B3xQQQIIIQqII")
 assert _IDENTITY.size == 64
 _FORMAT: Final = struct.Struct("<I")
-#: Those that a record may have; State(number) itself takes ten times as long.
+#: The states that a record may have; State(number) takes ten times as long.
 _STATES: Final = frozenset(map(int, State))
-#: A size or sequence number has no more: it is added to, and packed again.
+#: Sizes and sequence numbers have at most this many bits: kvfs adds to them and packs the sum.
 _NUMBER_BITS: Final = 63
 _UNLISTED: Final = b"\xff\xff\xff\xff"
-#: Of _INODE: the state alone.
+#: The state alone, at its place in _INODE.
 _STATE: Final = struct.Struct("<16xI")
 
 
@@ -75,9 +75,9 @@ class Counters(NamedTuple):
 
 
 class Doubt(NamedTuple):
-    """Which inodes of an index that went back to a checkpoint still wait for a comparison.
+    """Which inodes of an index that went back to a checkpoint are still to be compared with files.
 
-    Those below ``below`` and not below ``verified``, unless their record has a higher ``sequence``.
+    Those from ``verified`` on and below ``below`` whose record has no higher ``sequence``.
     """
 
     below: InodeNo
@@ -86,10 +86,10 @@ class Doubt(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What an extent, or the identity file of a directory or symlink, says of itself.
+    """What the xattrs of an extent, or of the identity file of a directory or symlink, say of it.
 
-    Enough to rebuild the inode and its name without the index. Of two claims to one name the
-    higher ``sequence`` counts. ``flags``: IS_SLAB, HAS_HOLES, HAS_CRC. With HAS_CRC,
+    Enough to rebuild the inode and its name without the index. If two identities have one name, the
+    higher ``sequence`` wins. ``flags``: IS_SLAB, HAS_HOLES, HAS_CRC. With HAS_CRC,
     ``content_crc`` is the CRC32C of all bytes of the block.
     """
 
@@ -106,13 +106,13 @@ class Identity(NamedTuple):
     name: bytes
 
 
-#: An identity's flags: the block was allocated ahead or rewritten in place; parts of it were never
-#: written when its bytes became durable, so that holes say nothing against it.
+#: An identity's flags. IS_SLAB: the block was allocated ahead or rewritten in place. HAS_HOLES:
+#: parts were never written before its bytes became durable, so that holes are no sign of damage.
 IS_SLAB: Final = 1
 HAS_HOLES: Final = 2
 #: Its checksum is known.
 HAS_CRC: Final = 4
-#: What says nothing of name and attributes, and is not in the index.
+#: The flags about the bytes only, which the index does not keep.
 OF_BYTES: Final = HAS_HOLES | HAS_CRC
 
 # Bound once: it saves an attribute lookup in functions that take a fraction of a microsecond.
@@ -142,7 +142,7 @@ def inode_key(ino: InodeNo) -> bytes:
 def parse_inodes(
     rows: Iterable[tuple[bytes, bytes]],
 ) -> Iterator[tuple[InodeNo, InodeRecord | None]]:
-    """Yield inode and record of each of *rows*; None for a record that is damaged."""
+    """Yield inode and record of each of *rows*; None as record if it is damaged."""
     for key, raw in rows:
         try:
             record = parse_inode(raw)
@@ -222,7 +222,7 @@ def parse_inode(raw: bytes) -> InodeRecord:
     name_end = _NAME_START + name_len
     if version != INODE_RECORD_VERSION or name_end > len(raw) - _CRC_BYTES:
         raise Damaged(f"inode record: version {version}, {len(raw)} bytes, name of {name_len}")
-    # Numbers that kvfs adds to: the sum is packed again.
+    # kvfs adds to these numbers and packs the sum.
     if state not in _STATES or (size_bytes | allocated_bytes | sequence) >> _NUMBER_BITS:
         raise Damaged(f"inode record: state {state}, or a size or sequence beyond 2^63")
     fields = (
@@ -235,7 +235,7 @@ def parse_inode(raw: bytes) -> InodeRecord:
 
 
 def state_of_inode(raw: bytes) -> int:
-    """Return the state in an inode record, unchecked: to search a million of them.
+    """Return the state in an inode record without checking it, for fast searches of a million.
 
     Raises Damaged only when *raw* is too short.
     """
@@ -261,12 +261,12 @@ def parse_name(key: bytes, raw: bytes) -> InodeNo:
 
 
 def seal(key: bytes, value: bytes) -> bytes:
-    """Return *value* followed by the CRC32C of key and value: readdir rows, extended attributes."""
+    """Return *value* and the CRC32C of key and value: a readdir row or an extended attribute."""
     return value + _pack_crc(crc32c(key + value))
 
 
 def unseal(key: bytes, raw: bytes) -> bytes:
-    """Return the value that ``seal`` was given; raises Damaged."""
+    """Return the value that *raw*, made by ``seal``, contains; raises Damaged."""
     if crc32c(key + raw) != CRC32C_RESIDUE or len(raw) < _CRC_BYTES:
         raise Damaged(f"row {key.hex()}: checksum differs")
     return raw[:-_CRC_BYTES]
@@ -307,12 +307,12 @@ def parse_unfinished(raw: bytes) -> list[InodeNo] | None:
 
 
 def pack_doubt(doubt: Doubt) -> bytes:
-    """Return the value of the row that says what is to be compared with the files."""
+    """Return the value of the row that says which inodes are to be compared with the files."""
     return seal(RECONCILE_KEY, _DOUBT.pack(*doubt))
 
 
 def parse_doubt(raw: bytes) -> Doubt:
-    """Return what that row says; raises Damaged."""
+    """Return the doubt that *raw*, made by ``pack_doubt``, holds; raises Damaged."""
     body = unseal(RECONCILE_KEY, raw)
     if len(body) != _DOUBT.size:
         raise Damaged(f"row of what is to be compared: {len(body)} bytes")
@@ -339,9 +339,9 @@ def parse_format(raw: bytes) -> int:
 def pack_identity(identity: Identity, content: bytes = b"") -> tuple[bytes, bytes]:
     """Return the two xattr values of an identity, each at most 255 bytes.
 
-    The first holds the fixed fields and a CRC32C over them, the name and *content*; the second is
-    the raw name. *content* is a symlink's target, which the identity file holds: bytes that are
-    part of the identity and therefore of its checksum.
+    The first holds the fixed fields and a CRC32C over them, the name and *content*. The second is
+    the raw name. *content* is the target of a symlink: the bytes of its identity file, which the
+    checksum covers, too.
     """
     fixed = _IDENTITY.pack(IDENTITY_VERSION, *identity[:10])
     name = identity.name
@@ -368,7 +368,7 @@ def parse_identity(fixed: bytes, name: bytes, content: bytes = b"") -> Identity:
 
 
 def sequence_of_identity(fixed: bytes) -> Sequence | None:
-    """Return the sequence number in an identity's fixed part, unchecked; None if it is short."""
+    """Return the sequence number in an identity's fixed part, unchecked; None if that is short."""
     if len(fixed) < _IDENTITY.size:
         return None
     return Sequence(_IDENTITY.unpack_from(fixed)[3])

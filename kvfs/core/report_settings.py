@@ -7,7 +7,7 @@ from kvfs.core.setting_values import setting
 
 @dataclass(frozen=True, slots=True)
 class ReportSettings:
-    """Part of ``Settings``, which stands in a file of its own for its length."""
+    """A part of ``Settings``, which is too long for one file."""
 
     log_file: str = setting("", "not set: syslog or the journal, else /var/log/kvfs/NAME.log")
     log_level: str = setting(

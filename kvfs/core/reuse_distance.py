@@ -1,12 +1,12 @@
 """What the hit rate would be in a pool of another size, from sampled reuse distances.
 
 The reuse distance of a reference is how many bytes of other blocks were used since the block was
-used last. A pool that evicts the least recently used has the block if it is larger (Mattson et al.,
-1970). It is enough to follow the names with a low hash (SHARDS: Waldspurger et al., FAST 2015): a
-share R of the names sees a share R of the distances. The bound of their number lowers R.
+used last. A larger pool with LRU eviction still has the block (Mattson et al., 1970). It is enough
+to follow the names with a low hash (SHARDS: Waldspurger et al., FAST 2015): among a share R of all
+names, each distance is R times the true one. R is lowered when too many names are followed.
 
-The names stand in a row of positions in the order of their last use. Sums over blocks of positions
-make a distance two short sums.
+Each followed name has a position, in the order of last use. A distance is the sum of the sizes
+behind a position; partial sums over _PART positions make it two short sums.
 """
 
 import math
@@ -18,14 +18,14 @@ _HASHES: Final = 1 << HASH_BITS
 #: Positions in one partial sum.
 _PART_BITS: Final = 7
 _PART: Final = 1 << _PART_BITS
-#: Buckets of distances to an octave of bytes.
+#: Buckets of distances per doubling of bytes.
 _STEPS: Final = 16
 _OCTAVES: Final = 60
-#: Once the sample is full, it loses this part of its names, unless old ones are of no use.
+#: This part of a full sample is kept, unless it is enough to drop useless old names.
 _KEPT: Final = 0.75
-#: A name that was not used for so many times the capacity is forgotten.
+#: A name is forgotten when its distance exceeds this many times the capacity.
 FARTHEST: Final = 5
-#: After so many references the earlier ones count half.
+#: After this many references all counts are halved.
 _HALVED_AFTER: Final = 1 << 22
 
 
@@ -37,26 +37,26 @@ class Point(NamedTuple):
 
 
 class ReuseDistances:
-    """A histogram of reuse distances of the names with a low hash, in bytes."""
+    """A histogram of reuse distances, in bytes, of the names with a low hash."""
 
     def __init__(self, names_max: int, capacity_bytes: int) -> None:
-        """Follow at most *names_max* names; of use are pools up to FARTHEST * *capacity_bytes*."""
+        """Follow at most *names_max* names, for pools of up to FARTHEST * *capacity_bytes*."""
         self._names_max = names_max
         self._farthest_bytes = FARTHEST * capacity_bytes
         self._below = _HASHES
         self._weight = 1.0
         self._parts = -(-2 * names_max // _PART) + 1
-        #: The longest unused name first, with its position.
+        #: Position by name (its hash), the least recently used first.
         self._at: dict[int, int] = {}
         #: Bytes by position, and their sums over _PART positions.
         self._sizes: list[int] = []
         self._sums: list[int] = []
         self._next = 0
         self._clear_positions()
-        #: Weighted references by distance; ``_cold`` are those of names not known.
+        #: Weighted references by distance; ``_cold`` counts misses of names that are not known.
         self._counts = [0.0] * (_STEPS * _OCTAVES)
         self._cold = 0.0
-        #: Weight of hits on blocks that are older than the server: nobody knows their distance.
+        #: Weight of hits on blocks stored before the server's start: their distance is unknown.
         self._left_out = 0.0
         self._references = 0
 
@@ -100,7 +100,7 @@ class ReuseDistances:
         self._use(name_hash, at, size_bytes)
 
     def store(self, name_hash: int, size_bytes: int) -> None:
-        """A block was stored: it is used now, and nobody asked for it."""
+        """A block was stored: that is a use, but not a reference."""
         if name_hash >= self._below:
             return
         at = self._at.pop(name_hash, None)
@@ -121,7 +121,7 @@ class ReuseDistances:
             self._take(at)
 
     def count(self, references: int) -> None:
-        """Learn of *references*, of all names; those of the followed ones are among them."""
+        """Count *references* to all names, followed or not."""
         self._references += references
         if self._references > _HALVED_AFTER:
             self._references //= 2
@@ -130,13 +130,13 @@ class ReuseDistances:
             self._counts = [count / 2 for count in self._counts]
 
     def curve(self, sizes_bytes: Iterable[int]) -> list[Point]:
-        """Return the hit rate of pools of *sizes_bytes*; nothing before the first reference."""
+        """Return the hit rate of pools of *sizes_bytes*; [] before the first reference."""
         sampled = self._cold + sum(self._counts)
         total = self._references - self._left_out
         if not sampled or total <= 0:
             return []
-        # Few names may have many of the references. What they are too many or too few in the
-        # sample counts as near (the paper's SHARDS-adj).
+        # A few names may have many of the references. If the sample has too many or too few
+        # references, the difference is taken from the shortest distances (the paper's SHARDS-adj).
         missing = total - sampled
         points = []
         for size_bytes in sizes_bytes:
@@ -153,12 +153,12 @@ class ReuseDistances:
         return sum(self._counts[:last]) + part * self._counts[last]
 
     def _distance(self, at: int) -> int:
-        """Return the bytes of the followed names that were used after the one at *at*."""
+        """Return the bytes of the followed names that were used after the one at position *at*."""
         part = at >> _PART_BITS
         return sum(self._sums[part + 1 :]) + sum(self._sizes[at + 1 : (part + 1) << _PART_BITS])
 
     def _use(self, name_hash: int, at: int | None, size_bytes: int) -> None:
-        """Make a name the one that was used last; *at* was its position, if it had one."""
+        """Make a name the most recently used one; *at* was its position, if it had one."""
         if at is not None:
             self._take(at)
         if self._next >= len(self._sizes):
@@ -179,7 +179,7 @@ class ReuseDistances:
         self._sizes[at] = 0
 
     def _close_up(self) -> None:
-        """Move the names to the first positions, in their order."""
+        """Move the names to the first positions, in the same order."""
         kept = [(name_hash, self._sizes[at]) for name_hash, at in self._at.items()]
         self._clear_positions()
         for name_hash, size_bytes in kept:
@@ -192,7 +192,7 @@ class ReuseDistances:
         self._next = 0
 
     def _shrink(self) -> None:
-        """Make the sample smaller: by names that are too old, or by a lower rate."""
+        """Make the sample smaller: drop names that are too old, or lower the rate."""
         while len(self._at) > self._names_max:
             oldest = next(iter(self._at))
             far = self._distance(self._at[oldest]) * self._weight > self._farthest_bytes

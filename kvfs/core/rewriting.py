@@ -1,7 +1,7 @@
 """What O_TRUNC does to a block that is open or final: one table (docs/dev/rewrites.md).
 
-Pure. One open(2) is up to two tries: an OPEN that is answered ESTALE makes the kernel look the name
-up again, once, and send another OPEN. Each row says what one of these requests is answered.
+Pure. One open(2) is up to two tries: if an OPEN is answered with ESTALE, the kernel looks the name
+up again, once, and sends another OPEN. Each row says how kvfs answers one of these requests.
 """
 
 from enum import StrEnum
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 
 class Try(StrEnum):
-    """How far the open(2) of a thread is when a request of it comes."""
+    """How far a thread's open(2) has got when a request of the thread arrives."""
 
     FIRST = "nothing was refused before"
     REFUSED = "ESTALE was the answer, and no LOOKUP has come since"
@@ -18,7 +18,7 @@ class Try(StrEnum):
 
 
 class Found(StrEnum):
-    """What an O_TRUNC means, as far as its request tells."""
+    """What the inode or the name in a request turns out to be."""
 
     FREE = "a file that nobody loses bytes of: the caller's own, or empty and not open"
     SHARED = "an empty file that others have open, too"
@@ -53,13 +53,13 @@ _OWN: Final = {
 }
 _OTHERS: Final = (Found.TAKEN, Found.UNLINKED, Found.NAMELESS, Found.NOTHING)
 
-#: What an OPEN with O_TRUNC of an inode is answered. A second try without a LOOKUP goes by number
-#: (/proc/PID/fd, a handle): it cannot be led elsewhere. An unknown thread has no second try: the
-#: name is replaced at once, and the program, which hears ESTALE, opens again.
+#: The answer to an OPEN with O_TRUNC. A second try without a LOOKUP names the inode by its number
+#: (/proc/PID/fd, a handle), so it cannot be led to another inode. An unknown thread has no second
+#: try: its name is replaced at once, and the program, which gets ESTALE, must open again.
 OPEN: Final[dict[Try, dict[Found, Answer]]] = {
     Try.FIRST: {**_OWN, **dict.fromkeys(_OTHERS, Answer.RETRY)},
     Try.REFUSED: {**_OWN, **dict.fromkeys(_OTHERS, Answer.EMPTY), Found.NOTHING: Answer.RETRY},
-    # There is no third try. The next OPEN of this thread is the first one of another open(2). Taken
+    # There is no third try: the next OPEN of this thread is the first of another open(2). Taken
     # for an OPEN by number, it would empty a block that has become final meanwhile.
     Try.LOOKED: {**_OWN, **dict.fromkeys(_OTHERS, Answer.STALE), Found.UNLINKED: Answer.SHARE},
     Try.UNKNOWN: {
@@ -73,8 +73,8 @@ OPEN: Final[dict[Try, dict[Found, Answer]]] = {
 _NO_NAME: Final = (Found.UNLINKED, Found.NAMELESS, Found.NOTHING)
 _LEAD: Final[dict[Found, Answer]] = {found: Answer.LEAD for found in Found if found not in _NO_NAME}
 
-#: What a LOOKUP leads to, of a thread that was refused; others' lead to what is there. The kernel
-#: looks twice in a second try: for what it knew, then for what there is.
+#: The answer to a LOOKUP of a thread that was refused; any other LOOKUP finds what is there. In a
+#: second try the kernel looks twice: to revalidate the name it knew, then to find it anew.
 LOOKUP: Final[dict[Try, dict[Found, Answer]]] = {
     Try.REFUSED: {
         **_LEAD,
@@ -87,7 +87,7 @@ LOOKUP: Final[dict[Try, dict[Found, Answer]]] = {
 
 
 class Loser(StrEnum):
-    """What loses its name to a fresh inode."""
+    """A file that loses its name to a fresh inode."""
 
     FRESH = "a fresh inode whose OPEN is to come"
     DRAFT = "a draft that is being written"
@@ -98,11 +98,12 @@ class Loser(StrEnum):
 
 
 class Keeps(NamedTuple):
-    """Who may need a file that lost its name, beside those who have it open."""
+    """For whom a file that lost its name is kept, beside those who have it open."""
 
-    #: Its writer, which will rename it.
+    #: For its writer, which will rename it.
     for_rename: bool
-    #: Readers, which are led to it until the new version is whole. Nobody reads a temporary name.
+    #: For readers: a LOOKUP leads to it until the new version is whole. Nobody reads a temporary
+    #: name.
     stands_in: bool
 
 
@@ -121,7 +122,7 @@ class Kept(NamedTuple):
 
     what: str
     wait_s: float
-    #: The oldest goes first; 0 if time is the only limit.
+    #: Most at a time; for one more the oldest goes. 0: time is the only limit.
     most: int = 0
 
 
@@ -131,8 +132,8 @@ REFUSAL: Final = Kept("that an open(2) was answered ESTALE, for its second try",
 FORMER_NAME: Final = Kept("the name that a file had before its rename", 1.0, 256)
 #: The kernel's second OPEN follows at once; if it does not, the opener has died.
 AWAITED: Final = Kept("a fresh inode, for the OPEN of its second try", 5.0)
-#: Their writers will rename them.
+#: Kept because their writers will rename them.
 DISPLACED: Final = Kept("a file whose name another writer took, for its writer's rename", 60.0, 64)
-#: A rename of such a name may mean another writer's draft.
+#: Kept because a rename of such a name may mean another writer's draft.
 CONTENDED: Final = Kept("that writers took a name from each other", DISPLACED.wait_s, 1024)
 EVERYTHING_KEPT: Final = (REFUSAL, FORMER_NAME, AWAITED, DISPLACED, CONTENDED)

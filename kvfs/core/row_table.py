@@ -1,4 +1,4 @@
-"""The row of each inode in the columns: a hash table in arrays, some 8 bytes an inode.
+"""Finds the row of an inode in the columns: a hash table in arrays, some 8 bytes per inode.
 
 A dict of a million inodes takes 100 MB; this one takes a tenth of it. Open addressing with linear
 probing, in parts that grow one by one, so that no insert waits for a million rows to move.
@@ -13,7 +13,7 @@ _PARTS: Final = 256
 _PARTS_MASK: Final = _PARTS - 1
 _SLOTS_MIN: Final = 32
 #: Multiplicative hashing by a prime near 2**32 / the golden ratio: inode numbers rise one by one,
-#: and the middle bits of their products spread evenly.
+#: and the middle bits of the products are spread evenly.
 _SPREAD: Final = 0x9E3779B1
 _SHIFT: Final = 24
 
@@ -24,7 +24,7 @@ class RowTable:
     def __init__(self) -> None:
         self._parts = [memoryview(bytearray(4 * _SLOTS_MIN)).cast("I") for _ in range(_PARTS)]
         self._used = [0] * _PARTS
-        #: The number in each row: the column that the caller keeps.
+        #: The inode number of each row: a column that the caller keeps.
         self.inos = memoryview(b"").cast("Q")
 
     def find(self, ino: int) -> int:
@@ -39,7 +39,7 @@ class RowTable:
         return 0
 
     def add(self, ino: int, row: int) -> None:
-        """Enter *ino*, which is new here; the column has it in *row* already."""
+        """Add *ino*, which must be new; the column must have it in *row* already."""
         number = ino & _PARTS_MASK
         part = self._parts[number]
         self._used[number] += 1
@@ -54,7 +54,7 @@ class RowTable:
         part[slot] = row
 
     def remove(self, ino: int) -> int:
-        """Forget *ino*, which the column still has; return its row, or 0."""
+        """Forget *ino*, which the column must still have; return its row, or 0."""
         number = ino & _PARTS_MASK
         part, inos = self._parts[number], self.inos
         mask = len(part) - 1
@@ -64,7 +64,7 @@ class RowTable:
         if not row:
             return 0
         self._used[number] -= 1
-        # Entries behind it, up to an empty slot, move forward if their search passes the gap.
+        # Rows in the slots after it, up to an empty one, move into the gap if a search passes it.
         gap = slot
         slot = slot + 1 & mask
         while other := part[slot]:
@@ -77,7 +77,7 @@ class RowTable:
         return row
 
     def rebuild(self, column: NDArray[np.uint64]) -> None:
-        """Enter the inodes in *column*, each once; 0 is none."""
+        """Replace the table by one of all inodes in *column*; rows with 0 are skipped."""
         self.inos = column.data
         rows = np.flatnonzero(column).astype(np.uint32)
         number_of = column[rows] & np.uint64(_PARTS_MASK)
@@ -92,12 +92,12 @@ class RowTable:
             self._fill(number, held, slots)
 
     def _fill(self, number: int, rows: NDArray[np.uint32], slots: int) -> None:
-        """Make part *number* anew, with *slots*."""
+        """Replace part *number* by one with *slots* slots that holds *rows*."""
         spread = np.asarray(self.inos)[rows] * np.uint64(_SPREAD)
         home = spread >> np.uint64(_SHIFT) & np.uint64(slots - 1)
         order = np.argsort(home)
         rows = rows[order]
-        # Each in its slot or behind the one before it; those behind the end wrap around.
+        # Each in its home slot or after the one before it; those past the end wrap around.
         steps = np.arange(len(rows))
         slot = np.maximum.accumulate(home[order].astype(np.int64) - steps) + steps
         fits = slot < slots

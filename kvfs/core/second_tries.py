@@ -1,8 +1,8 @@
 """Short-lived memory: which opens were refused with ESTALE, and which names changed hands.
 
 After ESTALE the kernel tries again within the same open(2). It sends a LOOKUP for each part of the
-path. Only the LOOKUP of the refused file's name is the second try: if a link was put in its place
-meanwhile, it leads elsewhere, and what the thread looks up later belongs to another call.
+path. Only the LOOKUP of the refused file's name is the second try. If a symlink has taken that name
+meanwhile, the path leads elsewhere, and later LOOKUPs of the thread belong to another call.
 """
 
 from collections import OrderedDict
@@ -19,7 +19,7 @@ _Value = TypeVar("_Value")
 
 
 class Recent(Generic[_Key, _Value]):
-    """Values that are valid for a moment. If there are too many, the oldest are forgotten."""
+    """Values that are valid for a short time. If there are too many, the oldest are forgotten."""
 
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
@@ -33,7 +33,7 @@ class Recent(Generic[_Key, _Value]):
             self._noted.popitem(last=False)
 
     def of(self, key: _Key, now_s: float) -> _Value | None:
-        """Return the value noted for *key* a moment ago; None if there is none."""
+        """Return the value noted for *key*, if it is still valid, else None."""
         noted = self._noted.get(key)
         return None if noted is None or noted[1] <= now_s else noted[0]
 
@@ -45,19 +45,19 @@ class Recent(Generic[_Key, _Value]):
 
 
 class Refusal(NamedTuple):
-    """A request that was answered ESTALE and is tried again: an OPEN of *ino*; 0 for a CREATE."""
+    """A request answered with ESTALE, which is tried again: an OPEN of *ino*, or a CREATE (0)."""
 
     ino: InodeNo
     until_s: float
-    #: Names that the thread may have used: its name, and the one that it had a moment ago.
+    #: Names that the thread may have used: the inode's, and the one it had before a recent rename.
     names: tuple[Place, ...]
-    #: Whether it was opened for reading, too.
+    #: Whether the open was for reading, too.
     reads: bool = True
     #: What the LOOKUP of the second try led to, 0 if nothing was found; None: it has not come.
     led_to: InodeNo | None = None
-    #: Whether it empties the file, or only writes to it.
+    #: Whether the open empties the file; otherwise it only writes to it.
     truncates: bool = True
-    #: ``led_to`` is a draft that it may see, although others see an old version.
+    #: ``led_to`` is a draft that this thread may see, although others see an old version.
     joins: bool = False
 
     def at_open(self, ino: InodeNo, now_s: float) -> Try:
@@ -83,15 +83,15 @@ class Refusals:
         return bool(self._by_thread)
 
     def all(self) -> list[tuple[int, Refusal]]:
-        """Return every thread and what it was refused."""
+        """Return every thread with its refused request."""
         return list(self._by_thread.items())
 
     def recall(self, thread: int, refusal: Refusal) -> None:
-        """Remember *refusal* of *thread* again."""
+        """Restore *refusal* of *thread*."""
         self._by_thread[thread] = refusal
 
     def of(self, thread: int) -> Refusal | None:
-        """Return what *thread* was refused, None if nothing."""
+        """Return the refused request of *thread*, None if there is none."""
         return self._by_thread.get(thread)
 
     def note(
@@ -104,15 +104,15 @@ class Refusals:
         reads: bool,
         truncates: bool = True,
     ) -> None:
-        """Note that *thread* is answered ESTALE."""
+        """Note that a request of *thread* is answered with ESTALE."""
         self._by_thread.pop(thread, None)
         until_s = now_s + REFUSAL.wait_s
         self._by_thread[thread] = Refusal(ino, until_s, names, reads, truncates=truncates)
 
     def looked(self, thread: int, led_to: InodeNo = NO_INODE, *, joins: bool = False) -> None:
-        """Note the LOOKUP of the second try of *thread*; its later LOOKUPs do not count.
+        """Note that the LOOKUP of the second try of *thread* led to *led_to*.
 
-        If it *joins*, a later one that leads to the same file does, too.
+        Once one LOOKUP *joins*, later ones that lead to the same file do, too.
         """
         before = self._by_thread.get(thread)
         if before is not None:
@@ -120,15 +120,15 @@ class Refusals:
             self._by_thread[thread] = before._replace(led_to=led_to, joins=joins)
 
     def joins(self, thread: int, ino: InodeNo) -> bool:
-        """Whether *thread* is led to *ino*, whatever others see in its place."""
+        """Whether *thread* sees *ino* even if others see another version in its place."""
         before = self._by_thread.get(thread)
         return before is not None and before.joins and before.led_to == ino
 
     def forget(self, thread: int) -> Refusal | None:
-        """Note that the second try of *thread* has ended; return what it was."""
+        """Note that the second try of *thread* has ended; return its refused request, if any."""
         return self._by_thread.pop(thread, None)
 
     def tick(self, now_s: float) -> None:
-        """Forget those that were not tried again."""
+        """Forget requests that were not tried again in time."""
         while self._by_thread and next(iter(self._by_thread.values())).until_s <= now_s:
             self._by_thread.popitem(last=False)

@@ -29,7 +29,7 @@ def setting(
     high: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> _Value:
-    """Declare a field of ``Settings``.
+    """Declare a field of ``Settings``; *reason* says why *default* is the default.
 
     *unit* is ``bytes``, ``s``, ``us``, ``share``, ``octal`` or empty; *low* and *high* are
     inclusive.
@@ -38,7 +38,7 @@ def setting(
 
 
 def share(default: float, reason: str) -> float:
-    """Declare a field of ``Settings`` that is a share of something, from 0 to all of it."""
+    """Declare a field of ``Settings`` that is a share, from 0 to 1."""
     return setting(default, reason, unit="share", low=0, high=1)
 
 
@@ -58,7 +58,7 @@ def _metadata(
 
 
 def convert(declared: Field[Any], value: object) -> object:
-    """Return *value* as the field takes it; raises ValueError with one line otherwise."""
+    """Return *value* converted to the field's type; raises ValueError with a one-line reason."""
     kind = declared.type.__name__ if isinstance(declared.type, type) else str(declared.type)
     if kind == "bool":
         return _as_bool(value)
@@ -161,7 +161,7 @@ def _bound(metadata: Mapping[str, Any], bound: float) -> str:
     return oct(int(bound)) if metadata["unit"] == "octal" else str(bound)
 
 
-#: 755 would be 01363, which anybody may write to.
+#: A mode without 0o: TOML reads 755 as decimal, which is 01363: writable by everyone.
 _DECIMAL_MODE: Final = re.compile(r"^[ \t]*[\"']?mode[\"']?[ \t]*=[ \t]*\+?[1-9]", re.MULTILINE)
 
 
@@ -181,7 +181,7 @@ def table_of(text: str, origin: str) -> dict[str, Any]:
 def converted(
     known: Mapping[str, Field[Any]], values: Mapping[str, object], origin: str
 ) -> dict[str, Any]:
-    """Return *values* as the fields *known* take them. Raises UsageError."""
+    """Return *values* converted to the types of their fields in *known*. Raises UsageError."""
     taken: dict[str, Any] = {}
     for name, value in values.items():
         declared = known.get(name)

@@ -24,7 +24,7 @@ from kvfs.core.sizes import MIB
 from kvfs.core.types import CAPACITY_MIN_BYTES
 
 _ID_MAX: Final = 2**32 - 2  # (uid_t)-1 means "leave it" to chown(2)
-#: For 2 * 256 directories of the pool, and as many for clients.
+#: Enough for 2 * 256 directories of the pool, and as many files for clients.
 OPEN_FILES_MIN: Final = 1024
 
 #: What SIGHUP may change in a running server; the rest needs a new mount.
@@ -274,9 +274,9 @@ class Settings(IndexSettings):
         return cls(**values)
 
     def reloaded(self, fresh: Self) -> tuple[Self, list[str]]:
-        """Return these settings with the RELOADABLE ones of *fresh*.
+        """Return these settings with the RELOADABLE ones of *fresh*, and a list of names.
 
-        The names are those that differ but need a new mount.
+        The list names the settings that differ but take effect only in a new mount.
         """
         differing = [name for name in _FIELDS if getattr(self, name) != getattr(fresh, name)]
         taken = {name: getattr(fresh, name) for name in differing if name in RELOADABLE}
@@ -295,7 +295,7 @@ class Settings(IndexSettings):
         ]
 
 
-#: What other files hold is shown last.
+#: The parts of ``Settings`` in other files; their settings are shown last.
 _PARTS: Final = (ReportSettings, ShareSettings, ChecksumSettings, IndexSettings)
 _FIELDS: Final[dict[str, Field[Any]]] = {
     declared.name: declared

@@ -1,30 +1,30 @@
-"""Which order of eviction would find more blocks: both are tried on a sample of the names. Pure.
+"""Which order of eviction gives more hits: both are tried on a sample of the names. Pure.
 
 Two miniature caches see every use of a small part of all names, chosen by their hash, and hold that
 part of the pool's blocks (Waldspurger et al., "Cache Modeling and Optimization using Miniature
-Simulations", ATC 2017). One evicts what was not used for longest. The other evicts blocks used
+Simulations", ATC 2017). One evicts the least recently used block. The other evicts blocks used
 once before all others, and counts a block that comes back soon after its eviction as used again.
 """
 
 from collections import OrderedDict
 from typing import Final
 
-#: A miniature cache holds at least so many blocks, if the pool does, and less than twice as many.
+#: A miniature cache holds at least this many blocks, if the pool does, and less than twice as many.
 _HELD_MIN: Final = 256
-#: A name that was evicted is remembered for so many evictions, in pools.
+#: An evicted name is remembered for this many evictions per block of the pool.
 GHOSTS: Final = 4
-#: Uses in which what was found counts half, in miniature caches: a change of load tells in time.
+#: Half-life of a hit, in uses per block of a miniature cache: a change of load shows in time.
 _HALF_LIFE: Final = 16
-#: The better one must have found so many more, in miniature caches, to be followed. A few are
-#: chance.
+#: The better order must lead by this many hits, per block of a miniature cache, to be followed. A
+#: few hits are chance.
 _MARGIN: Final = 1 / 32
 _MARGIN_MIN: Final = 8
-#: No hash has none of these bits, but for 0.
+#: All bits: no hash but 0 is in such a sample.
 NO_SAMPLE: Final = -1
 
 
 class ShadowCaches:
-    """What both orders would have found lately."""
+    """Compares the recent hits of both orders."""
 
     def __init__(self) -> None:
         #: Names with none of these bits are the sample.
@@ -36,7 +36,7 @@ class ShadowCaches:
         self._clear()
 
     def resize(self, blocks: int) -> None:
-        """The pool holds *blocks*, which is all that it can."""
+        """Note that the pool is full, and holds *blocks* blocks."""
         shift = max(0, (blocks // _HELD_MIN).bit_length() - 1)
         if self.sample_bits != (1 << shift) - 1:
             self.sample_bits = (1 << shift) - 1
@@ -78,7 +78,7 @@ class ShadowCaches:
         else:
             once[name_hash] = None
         while len(once) + len(again) > self._held:
-            # What was just stored is not the victim of its own store.
+            # A block that was just stored is not evicted by its own store.
             victims = once if len(once) > (name_hash in once) else again or once
             ghosts[victims.popitem(last=False)[0]] = None
         while len(ghosts) > GHOSTS * self._held:

@@ -9,7 +9,7 @@ from kvfs.core.sizes import GIB, TIB
 
 @dataclass(frozen=True, slots=True)
 class ShareSettings(ReportSettings):
-    """Part of ``Settings``, which stands in a file of its own for its length."""
+    """A part of ``Settings``, which is too long for one file."""
 
     lease_max: float = share(
         0.92,

@@ -11,27 +11,28 @@ from typing import Final
 
 from kvfs.core.types import PAGE_BYTES, InodeNo, round_up
 
-#: How far ahead of the creates the queue is kept: two ticks of the ready queue at its present rate.
+#: Ready extents are kept for the creates of this time: two ticks of the ready queue.
 LEAD_S: Final = 0.5
 #: A create counts towards the rate for about this long: shorter than a burst, longer than jitter.
 RATE_WINDOW_S: Final = 1.0
-#: Connectors store in bursts, one a request. The rate of a burst is remembered for the next one.
+#: Connectors store in bursts, one per request. The rate of a burst is remembered for the next one.
 PEAK_WINDOW_S: Final = 20.0
-#: A size not seen for so long is forgotten.
+#: A size not seen for this long is forgotten.
 FORGET_S: Final = 60.0
-#: A new directory inherits the last size if so many publishes in a row agreed on it.
+#: A new directory inherits the last size if this many publishes in a row had it.
 AGREEING: Final = 4
 #: Sizes tracked at a time; a KV pool has one or two, a copied tree has as many as files.
 SIZES_MAX: Final = 64
-#: So many publishes make the usual size. A last one within this part of it counts as usual.
+#: The usual size is a mean over about this many publishes. The last size counts as the usual one if
+#: it differs by at most 1/_USUAL_PART.
 _USUAL_OF: Final = 16
 _USUAL_PART: Final = 8
-#: The largest size of a directory is that of its last publishes, once or twice so many.
+#: The largest size of a directory is that of its last publishes, one to two times this many.
 LARGEST_OF: Final = 64
 
 
 class _Rate:
-    """Creates a second of one size, now and at the last burst's peak."""
+    """Creates per second of one size, now and at the last burst's peak."""
 
     __slots__ = ("_peak", "_rate", "_updated_s", "seen_s")
 
@@ -89,7 +90,7 @@ class _Sizes:
         mean_bytes = int(self._mean_bytes)
         if abs(self.last_bytes - mean_bytes) <= mean_bytes // _USUAL_PART:
             return self.last_bytes
-        # Few different sizes, so that there can be ready extents of each.
+        # Rounded to few different sizes, so that there can be ready extents of each.
         step_bytes = max(PAGE_BYTES, 1 << max(0, mean_bytes.bit_length() - 3))
         return min(self.largest_bytes, round_up(mean_bytes, step_bytes))
 
@@ -150,8 +151,8 @@ class SizeForecast:
     def foretells(self, parent: InodeNo) -> bool:
         """Whether the next size in *parent* is known from its own blocks, or from similar ones.
 
-        A directory that stored nothing yet inherits a size. If blocks are spread over many
-        directories, that is always right; for a new kind of blocks it is wrong.
+        A directory that has stored nothing yet inherits a size. That is right if blocks are spread
+        over many directories, and wrong for a new kind of blocks.
         """
         believed = self._believed
         return parent in self._directories or (len(believed) == AGREEING and all(believed))

@@ -29,7 +29,7 @@ def parse_size(text: str) -> int:
 
 
 def shown_rate(rate: float | None) -> str:
-    """Return a share as a percentage, a dash if there is none yet."""
+    """Return a share (0 to 1) as a percentage, or a dash if there is none yet."""
     return "-" if rate is None else f"{100 * rate:.1f} %"
 
 
@@ -47,7 +47,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def parse_age(text: str) -> float:
-    """Return the seconds of an age such as ``7d``. Raises ValueError if *text* is none."""
+    """Return the seconds of an age such as ``7d``. Raises ValueError if *text* is not an age."""
     match = _AGE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not an age; write a number and s, m, h, d or w")
@@ -55,5 +55,5 @@ def parse_age(text: str) -> float:
 
 
 def count_of(count: int, one: str, many: str = "") -> str:
-    """Return *count* with its noun; *many* is the plural where that is not *one* and an s."""
+    """Return *count* with its noun; *many* is the plural if it is not *one* with an s."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -1,7 +1,7 @@
 """Totals of the inodes of an index, and which of them are reachable from the root.
 
-Every change keeps the counters and each directory's counts up to date. This counts them anew, for a
-rebuilt index and for fsck.
+Every change keeps the counters and each directory's counts up to date. This file counts from
+scratch, for a rebuilt index and for fsck.
 """
 
 import stat
@@ -16,7 +16,7 @@ class TreeCount:
     """Counts inodes one by one. Memory grows with the directories, not with the blocks."""
 
     def __init__(self, inode: Callable[[InodeNo], InodeRecord | None]) -> None:
-        """*inode* reads a record, to follow a directory's parents."""
+        """*inode* reads a record (it may raise Damaged), to follow a directory's parents."""
         self._inode = inode
         self._joined: dict[InodeNo, bool] = {ROOT_INODE: True}
         #: Names and subdirectories by directory; one without names is missing.
@@ -26,7 +26,7 @@ class TreeCount:
         self._sequence = 0
 
     def note(self, ino: InodeNo, record: InodeRecord) -> bool:
-        """Count *ino*; False, and nothing counted, if its parents do not lead to the root."""
+        """Count *ino* and return True; return False if its parents do not lead to the root."""
         self._sequence = max(self._sequence, record.sequence)
         is_directory = stat.S_ISDIR(record.mode)
         if ino != ROOT_INODE:
@@ -46,7 +46,7 @@ class TreeCount:
         at = directory
         while (known := self._joined.get(at)) is None:
             way.append(at)
-            self._joined[at] = False  # to come here again means to walk in a circle
+            self._joined[at] = False  # coming here again means that the parents form a cycle
             record = self._directory(at)
             if record is None:
                 known = False

@@ -17,8 +17,8 @@ NO_BACKING_ID: Final = BackingId(0)
 ROOT_INODE: Final = InodeNo(1)
 #: Numbers below are reserved: 1 is the root, 1 to 3 are readdir cookies of no child.
 FIRST_INODE: Final = InodeNo(16)
-#: No inode that is there has this number or a higher one. So what is said to be one on a device,
-#: with any number added that kvfs leaves out, still fits into 64 bits.
+#: No inode has this number or a higher one. So an inode number read from a device still fits into
+#: 64 bits after kvfs has added the numbers that it skips.
 INODE_END: Final = InodeNo(1 << 63)
 #: linux/limits.h NAME_MAX; the kernel passes longer names through FUSE, so kvfs must refuse them.
 NAME_MAX_BYTES: Final = 255
@@ -44,8 +44,8 @@ class InodeRecord(NamedTuple):
     Times are nanoseconds since the epoch, signed. ``allocated_bytes`` is what the extent holds on
     the device (st_blocks * 512), ``entries`` and ``subdirs`` count a directory's names. ``parent``
     and ``name`` are the inode's one name (there are no hard links); ``target`` is a symlink's.
-    ``maker_tgid`` and ``maker_birth`` name the process a leased block or slab belongs to (0: none
-    that can be watched).
+    ``maker_tgid`` and ``maker_birth`` name the process that a leased block or slab belongs to (0:
+    none that can be watched).
     """
 
     mode: int

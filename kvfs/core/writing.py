@@ -1,6 +1,6 @@
-"""What is known of a block while it is written, and what its last close does to it.
+"""What is known about a block while it is written, and what its last close does to it.
 
-Pure. The states are lifecycle.py's; here are the flags that decide which event the last close is.
+Pure. The states are in lifecycle.py; here are the flags that decide which event the last close is.
 Each method is one thing that happens to an open block, and nothing else sets a flag.
 docs/dev/block-life.md draws both tables.
 """
@@ -22,15 +22,15 @@ class Left(StrEnum):
     DEATH = "a writer died and nothing was written"
     HALF = "a writer died in the middle, or writes on behind a server that has ended"
 
-    # Looked up once a close: Enum's own is a call in Python.
+    # Looked up in each close: Enum's own __hash__ runs Python code.
     __hash__ = str.__hash__
 
 
 _CLOSE: Final = dict.fromkeys(Left, Event.CLOSE)
 _DRAFT: Final = {**_CLOSE, Left.DEATH: Event.TEAR, Left.HALF: Event.TEAR}
 
-#: Which event the last close is. None is no event: the block is what it was before. A state that
-#: is not listed stays, because its open failed at once, or the index knows the close already.
+#: Which event the last close is. None: no event, the block returns to the state before its opening.
+#: A state that is not listed stays: its open failed at once, or the index has the close already.
 LAST_CLOSE: Final[dict[State, dict[Left, Event | None]]] = {
     State.DRAFT: {**_DRAFT},
     State.SLAB_DRAFT: {**_DRAFT},
@@ -51,7 +51,7 @@ def _becomes(state: State, event: Event | None) -> State | None:
     return None if event is None else after(state, event)
 
 
-#: The same with the state that the event leads to; looked up once a close.
+#: LAST_CLOSE with the state that the event leads to; looked up in each close.
 _BECOMES: Final = {
     state: {left: _becomes(state, event) for left, event in row.items()}
     for state, row in LAST_CLOSE.items()
@@ -70,13 +70,13 @@ class Writing:
     torn = False
     #: Its mount has ended, but a client can go on writing: it is torn, even if nothing was written.
     outlives = False
-    #: It took space that was not there, and nothing could be evicted: its closes get an error.
+    #: It took more space than was free, and nothing could be evicted: its closes return an error.
     overrun = False
-    #: Whether every writer since the reopening adds bytes only: appends, or found it empty.
+    #: Whether every writer since it was reopened only adds bytes: it appends, or found it empty.
     appended_only = True
     #: Renamed while it was written: the last close carries it out.
     renamed = False
-    #: A file server emptied it: whoever is none does not find it until it is whole.
+    #: A file server emptied it: other programs do not find it until it is whole.
     emptied = False
     #: Several processes opened it while it was empty, each to write it (lock_files.py).
     met = False
@@ -86,11 +86,11 @@ class Writing:
     before = State.DRAFT
 
     def create(self) -> None:
-        """It was created as a draft, open for writing."""
+        """The block was created as a draft, open for writing."""
         self.unfinished = True
 
     def begin(self, state: State, *, appends: bool) -> None:
-        """Its first writer opened it in *state*. A writer that *appends* changes no byte of it."""
+        """Its first writer opened it in *state*; one that *appends* changes no existing byte."""
         self.unfinished = state in UNFINISHED
         self.torn = self.renamed = self.emptied = self.met = self.locked = False
         self.appended_only = appends
@@ -101,14 +101,17 @@ class Writing:
         self.appended_only = self.appended_only and appends
 
     def join_renamed(self) -> None:
-        """One more writer opened it after its rename: what was renamed is what it was before."""
+        """One more writer opened it after its rename, which had made it PUBLISHED."""
         self.appended_only = False
         self.before = State.PUBLISHED
 
     def recall(
         self, state: State, before: State | None = None, noted: Mapping[str, bool] = _NOTHING_NOTED
     ) -> None:
-        """Another server knew it open for writing, in *state*; what it *noted* of it holds."""
+        """Take over a block that a previous server had open for writing, in *state*.
+
+        *before* is the state before it was opened, None if that was not noted; *noted*: its flags.
+        """
         self.unfinished = state in UNFINISHED or state in (State.REWRITE, State.RENAMED)
         if before is not None:
             self.before = before
@@ -127,30 +130,30 @@ class Writing:
         self.met = True
 
     def part(self) -> None:
-        """All of them but one have closed it, and it is still empty."""
+        """All but one of the processes that met have closed it, and it is still empty."""
         self.met = False
 
     @property
     def mixes(self) -> bool:
-        """Whether each of several processes may have written some of its bytes."""
+        """Whether its bytes may be a mixture, written by several processes without a lock."""
         return self.met and not self.locked
 
     def see_lock(self) -> None:
-        """One of its writers locks it: those that share it take turns."""
+        """One of its writers locks it, so its writers take turns."""
         self.locked = True
 
     def rewrite(self) -> None:
-        """It was final and may be changed from now on."""
+        """It was final, and its bytes may change from now on."""
         self.unfinished = True
 
     def empty(self) -> None:
-        """A file server took all bytes of what was whole: it is a draft."""
+        """A file server truncated a whole block to 0: it is a draft again."""
         self.unfinished = self.emptied = True
         self.torn = self.renamed = False
         self.before = State.DRAFT
 
     def resize(self) -> None:
-        """It was truncated, or allocated ahead while it is rewritten."""
+        """It was truncated, or space was allocated ahead, while it was being rewritten."""
         self.appended_only = False
 
     def allocate(self, state: State) -> None:
@@ -162,11 +165,11 @@ class Writing:
         self.torn = self.torn or self.unfinished
 
     def tear(self) -> None:
-        """A writer died of a signal in the middle, or its close proves nothing."""
+        """A writer was killed while writing, or its close does not prove that it finished."""
         self.torn = True
 
     def outrun(self) -> None:
-        """It took space that was not there, and nothing could be evicted."""
+        """It took more space than was free, and nothing could be evicted."""
         self.overrun = self.torn = True
 
     def outlive(self) -> None:
@@ -174,11 +177,11 @@ class Writing:
         self.outlives = True
 
     def move(self) -> None:
-        """It was renamed while it is written."""
+        """It was renamed while it was being written."""
         self.renamed = True
 
     def end(self, *, whole: bool) -> None:
-        """Its last writer has closed; *whole* if it has a name and the index knows it."""
+        """Its last writer has closed; *whole*: it has a name, and the index has its final state."""
         self.unfinished = self.emptied = False
         if whole:
             self.torn = self.renamed = False
