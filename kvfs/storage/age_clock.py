@@ -1,18 +1,18 @@
-"""The clock by which ages are told: of what is unused, kept aside, or idle. It never steps.
+"""The clock for ages: how long something was unused, kept aside, or idle. It never steps.
 
 It is near the wall clock, and goes on while the machine sleeps (CLOCK_BOOTTIME, clock_gettime(2)).
-A wall clock that is set forward must not make what is fresh old, nor one that is set back keep what
-is old for ever. So the wall clock counts once in each boot, at the first start of the pool: how
-long nobody served it only that clock can say. It is not believed if it is behind what was seen
-before. Every server of the same boot goes on from there, by a number in RUN.
+Setting the wall clock forward must not make fresh blocks old; setting it back must not keep old
+ones for ever. So the wall clock is read once per boot, at the first start of the pool, because only
+it can tell how long the pool was not served. It is ignored if it is behind a time seen before.
+Later servers of the same boot continue from there, by a number in RUN.
 
-Times that clients see are those of the wall clock, and are no measure of an age.
+Times that clients see come from the wall clock, and are no measure of an age.
 """
 
 import time
 from typing import Final
 
-#: Some years beyond 2100: a time above this is none.
+#: Some years beyond 2100: a later time is invalid.
 _LATEST_NS: Final = 1 << 62
 
 
@@ -20,7 +20,7 @@ class AgeClock:
     """The clock of one pool."""
 
     def __init__(self, base_ns: int) -> None:
-        """*base_ns*: what it says when CLOCK_BOOTTIME is 0."""
+        """*base_ns*: the time of this clock when CLOCK_BOOTTIME was 0."""
         #: Kept for the next server of this boot.
         self.base_ns: Final = base_ns
 
@@ -28,8 +28,8 @@ class AgeClock:
     def begun(cls, kept_base_ns: int | None, wall_ns: int, seen_ns: int) -> "AgeClock":
         """Return the clock of a server that starts now.
 
-        *kept_base_ns*: that of the server before, in the same boot; else None. *wall_ns*: the time
-        of day (since the epoch). *seen_ns*: the latest time of this clock that a file tells.
+        *kept_base_ns*: the base of the previous server in this boot, None if there was none.
+        *wall_ns*: the wall clock. *seen_ns*: the latest time of this clock that a file has.
         """
         since_boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         now_ns = wall_ns if kept_base_ns is None else kept_base_ns + since_boot_ns

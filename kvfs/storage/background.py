@@ -1,8 +1,8 @@
 """Background jobs, which keep work off the hot path: preparing, unlinking, writing identities.
 
 Short jobs run on the event loop's thread when no request waits. In a second thread, passing the
-interpreter lock (twenty times a store) would cost more than the jobs themselves. Long jobs, such as
-unlinking a large extent, go to a thread. A job's failure is logged and counted, never raised.
+interpreter lock (twenty times per store) would cost more than the jobs themselves. Long jobs, such
+as unlinking a large extent, go to a thread. A job's failure is logged and counted, never raised.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ class Background:
     def __init__(self, jobs_max: int) -> None:
         self._jobs_max = jobs_max
         self._jobs: deque[Job] = deque()
-        #: Identities queued since the last tick; those before it are due.
+        #: Identity jobs queued since the last tick; older ones are due.
         self._fresh: dict[InodeNo, Job] = {}
         self._due: dict[InodeNo, Job] = {}
         self._leisure: deque[Job] = deque()
-        #: Identities refused since the last tick, and those that are in the log already.
+        #: Low-priority jobs that the device refused since the last tick, and those already logged.
         self._put_off: list[Job] = []
         self._told: set[Job] = set()
         self._long: SimpleQueue[Job | None] = SimpleQueue()
@@ -54,13 +54,13 @@ class Background:
             _log.exception("background job failed")
 
     def submit(self, job: Job) -> None:
-        """Queue a short *job*. If the queue is full, the caller does one, which slows it."""
+        """Queue a short *job*. If the queue is full, do the oldest one now, to slow the caller."""
         self._jobs.append(job)
         if len(self._jobs) > self._jobs_max:
             self.do(self._jobs.popleft())
 
     def hand_over(self, job: Job) -> None:
-        """Queue a short *job* from the thread; the loop does it, never the caller."""
+        """Queue a short *job* from the thread for long jobs; the loop does it, never the caller."""
         self._jobs.append(job)
 
     def submit_leisure(self, job: Job) -> None:
@@ -90,7 +90,7 @@ class Background:
             self.do(self._fresh.pop(next(iter(self._fresh))))
 
     def carry_out(self, ino: InodeNo) -> None:
-        """Write the pending identity of *ino* now, if there is one. Raises what that raises."""
+        """Write the pending identity of *ino* now, if there is one. Raises what the job raises."""
         job = self._fresh.pop(ino, None) or self._due.pop(ino, None)
         if job is not None:
             job()
@@ -117,9 +117,9 @@ class Background:
         return True
 
     def work(self, turn_s: float) -> None:
-        """Do short jobs for about *turn_s*, at each tick, because the loop may never be idle.
+        """Do short jobs for about *turn_s*: called at each tick, since the loop may never be idle.
 
-        One of them has low priority, so that a scan goes on even if jobs never end.
+        The first job is one of low priority, so that a scan goes on even if jobs never end.
         """
         end_s = time.monotonic() + turn_s
         if self._leisure:
@@ -128,12 +128,12 @@ class Background:
             pass
 
     def hurry(self) -> None:
-        """Do all short jobs now, also identities, except those of low priority."""
+        """Do all short jobs now, including identities, except those of low priority."""
         while self._run_due() or self._fresh:
             self.tick()
 
     def drain(self) -> None:
-        """Do all queued jobs, also identities and long ones."""
+        """Do all queued jobs, including identities and long ones, except those of low priority."""
         self.hurry()  # which may start the thread
         while self._thread is not None:
             done = threading.Event()
@@ -193,7 +193,7 @@ R = TypeVar("R")
 class Aside(Generic[R]):
     """At most one job in a thread of its own, whose result is polled.
 
-    It may take seconds, and nobody waits for it but ``join``.
+    The job may take seconds; only ``join`` waits for it.
     """
 
     def __init__(self, name: str) -> None:
@@ -203,7 +203,7 @@ class Aside(Generic[R]):
 
     @property
     def busy(self) -> bool:
-        """Whether a job runs, or its result was not fetched."""
+        """Whether a job is running, or its result was not taken yet."""
         return self._thread is not None
 
     def start(self, job: Callable[[], R]) -> None:
@@ -217,7 +217,7 @@ class Aside(Generic[R]):
         self._thread.start()
 
     def take(self) -> R | None:
-        """Return the result of the job that has ended, once; None if there is none."""
+        """Return the result of the job once it has ended; None if it has not, or was taken."""
         if not self._results:
             return None
         self.join()

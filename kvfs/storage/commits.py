@@ -1,4 +1,4 @@
-"""Commits of the index: one LMDB transaction each, and the journal knows which request it does."""
+"""Commits of the index: one LMDB transaction each; the journal records which request it does."""
 
 import errno
 from typing import Final
@@ -23,16 +23,16 @@ class Commits:
         file: IndexFile | None,
         journal: Journal | None,
     ) -> None:
-        """*file* is data.mdb, None of a read-only index; what the *journal* keeps is committed."""
+        """*file* is data.mdb, None if the index is read-only; *journal* is told of each commit."""
         self._env: Final = env
         self._syscalls: Final = syscalls
         self._file: Final = file
         self._journal: Final = journal
 
     def write(self, rows: Rows, deed: Deed | None) -> None:
-        """Commit *rows*, all that wait among them, which do *deed*. Raises NoSpace, OSError.
+        """Commit *rows*, which include all waiting ones and do *deed*. Raises NoSpace, OSError.
 
-        Damaged where LMDB's tree is broken.
+        Raises Damaged where LMDB's tree is broken.
         """
         if STATE.lost:
             raise OSError(errno.EIO, "index: its pages cannot be read any more")
@@ -46,7 +46,7 @@ class Commits:
                     txn.delete(key)
                 else:
                     txn.put(key, value)
-            if STATE.lost:  # what it has read since is not the index
+            if STATE.lost:  # meanwhile: LMDB has read pages that are not the index's
                 raise OSError(errno.EIO, "index: its pages cannot be read any more")
             self._end(txn, deed)
         except (lmdb.Error, OSError) as failure:
@@ -60,7 +60,7 @@ class Commits:
             raise
 
     def _end(self, txn: lmdb.Transaction, deed: Deed | None) -> None:
-        """Commit *txn*, and let the journal know. Raises lmdb.Error, OSError."""
+        """Commit *txn*, and tell the journal. Raises lmdb.Error, OSError."""
         journal = self._journal
         if journal is None:
             self._syscalls.commit(txn)
@@ -73,5 +73,5 @@ class Commits:
             if deed is not None:
                 journal.withdraw()
             raise
-        # The same as before if nothing changed.
+        # LMDB does not count a commit that changed nothing: the number stays.
         journal.committed(self._env.info()["last_txnid"])

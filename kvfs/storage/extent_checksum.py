@@ -1,8 +1,8 @@
-"""The CRC32C of an extent's bytes: made from the page cache, or read from the device.
+"""The CRC32C of an extent's bytes, from the page cache or from the device.
 
-What is made of a store costs no read: a page that has left the cache ends it, unless the user has
-asked for more. What verifies reads by O_DIRECT, past the page cache, so that it sees what the
-device holds. The ``crc32c`` package releases the interpreter lock during each piece.
+The checksum of a stored block is made from the page cache, without a read: if a page has left the
+cache, the block gets none, unless the settings ask for it. Verification reads by O_DIRECT, past the
+page cache, to see what the device holds. ``crc32c`` releases the interpreter lock in each piece.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from kvfs.core.checksum import crc32c
 from kvfs.core.types import PAGE_BYTES
 from kvfs.storage.syscalls import Syscalls
 
-#: Read at a time: it stays in a core's cache until it is summed.
+#: Bytes read at a time: a piece is still in the core's cache when its checksum is computed.
 CHECKED_PIECE_BYTES: Final = 1 << 20
-#: The file system cannot read without waiting, or not past the cache.
+#: The file system does not support RWF_NOWAIT or O_DIRECT.
 _CANNOT: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL})
 
 
 def new_buffer() -> mmap.mmap:
-    """Return a buffer for one piece, which O_DIRECT may use: it begins with a page."""
+    """Return a buffer for one piece, page-aligned for O_DIRECT."""
     return mmap.mmap(-1, CHECKED_PIECE_BYTES)
 
 
@@ -37,12 +37,12 @@ def cached_crc(
     *,
     in_memory: bool = False,
 ) -> int | None:
-    """Return the CRC32C of the first *size_bytes* of *fd*; None if one of them is not in memory.
+    """Return the CRC32C of the first *size_bytes* of *fd*; None if a byte is not in memory.
 
-    None also at *end_s* (monotonic). *in_memory*: all files are, on tmpfs, which does not know
-    RWF_NOWAIT. Raises OSError.
+    Gives up with None at *end_s* (monotonic). *in_memory*: the file system keeps all files in
+    memory; it is tmpfs, which lacks RWF_NOWAIT. Raises OSError.
     """
-    # RWF_NOWAIT (preadv2(2)): what would have to be read from the device is not read.
+    # RWF_NOWAIT (preadv2(2)) fails instead of reading from the device.
     flags = 0 if in_memory else os.RWF_NOWAIT
     crc, at_bytes = 0, 0
     view = memoryview(buffer)
@@ -64,21 +64,22 @@ def cached_crc(
 
 
 class FinalChecksum:
-    """The checksum of blocks of one pool that nobody writes, and that are durable."""
+    """Makes checksums of blocks of one pool that are durable and that nobody writes."""
 
     def __init__(self, syscalls: Syscalls, *, in_memory: bool, reads_device: bool) -> None:
         """*in_memory*: the file system keeps its files in memory (tmpfs).
 
-        *reads_device*: what is not in the page cache, such as a block stored by O_DIRECT, is read.
+        *reads_device*: read what is not in the page cache, such as a block stored by O_DIRECT.
         """
         self._syscalls = syscalls
         self._in_memory = in_memory
         self._reads_device = reads_device
 
     def of(self, fd: int, size_bytes: int, buffer: mmap.mmap, end_s: float) -> int | None:
-        """Return the CRC32C of the first *size_bytes* of *fd*, None as ``cached_crc``; it blocks.
+        """Return the CRC32C of the first *size_bytes* of *fd*; None if that takes until *end_s*.
 
-        Once the device is read, *fd*, which is ours alone, has O_DIRECT. Raises OSError.
+        None also if a byte is not in memory and the device is not to be read. May set O_DIRECT on
+        *fd*, which only the caller uses. It blocks. Raises OSError.
         """
         syscalls = self._syscalls
         crc = cached_crc(syscalls, fd, size_bytes, buffer, end_s, in_memory=self._in_memory)
@@ -99,8 +100,8 @@ def device_crc(
 ) -> int | None:
     """Return the CRC32C of the first *size_bytes* as the device has them; it blocks.
 
-    *fd* is opened with O_DIRECT where that is possible. None if the file is shorter, and at *end_s*
-    (monotonic). Raises OSError: a device that cannot read them.
+    *fd* is open with O_DIRECT where that is possible. None if the file is shorter, or at *end_s*
+    (monotonic). Raises OSError if the device cannot read them.
     """
     crc, at_bytes = 0, 0
     view = memoryview(buffer)

@@ -1,8 +1,8 @@
 """Extents: one preallocated file per inode, named by its number, and the identities beside them.
 
 An extent is created for one inode and unlinked with it; it never serves a second one. This module
-knows files, blocks and xattrs; it knows neither names nor the index. All methods may run in
-threads. ENOSPC and EDQUOT are raised as NoSpace, other failures as the OSError they are.
+deals with files, disk blocks and xattrs, not with names or the index. All methods may run in
+threads. ENOSPC and EDQUOT are raised as NoSpace, other failures as OSError.
 """
 
 import contextlib
@@ -31,15 +31,16 @@ from kvfs.storage.fiemap import Range, gaps, lacks_bytes, unwritten
 from kvfs.storage.file_xattrs import XATTR_FIXED, FileXattrs
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Syscalls
 
-#: Errors of XFS and ext4 for a file whose inode or attributes are broken. EIO may be the device.
+#: Errors of XFS and ext4 for a file whose inode or attributes are broken. Not EIO, which may be the
+#: device.
 BROKEN_FILE: Final = frozenset({errno.EUCLEAN, errno.EBADMSG})
 _FILE_FLAGS: Final = os.O_CLOEXEC | os.O_NOATIME | os.O_NOFOLLOW
-#: Holes searched for in a reserve, some 2 us each.
+#: Most holes to search for in a reserve, some 2 us each.
 _HOLES_MAX: Final = 256
 
 
 class _SpaceErrors:
-    """A ``with`` block whose ENOSPC and EDQUOT are NoSpace; a generator costs 3 us more a time."""
+    """Turns ENOSPC and EDQUOT of a ``with`` block into NoSpace; a generator takes 3 us more."""
 
     def __enter__(self) -> None:
         pass
@@ -58,17 +59,17 @@ class Extents:
     def __init__(self, pool_fd: int, syscalls: Syscalls, fs_type: str) -> None:
         self._syscalls = syscalls
         self._fs_type = fs_type
-        # The kernel signals a broken lease; only the main thread may set how that is handled.
+        # The kernel sends SIGIO when a lease is broken; only the main thread may set its handler.
         with contextlib.suppress(ValueError):
             if signal.getsignal(signal.SIGIO) is signal.SIG_DFL:
                 signal.signal(signal.SIGIO, signal.SIG_IGN)
         self._extents = FanOut(pool_fd, EXTENTS, syscalls)
         self._nodes = FanOut(pool_fd, IDENTITIES, syscalls)
         self._xattrs = FileXattrs(syscalls)
-        #: After a kill, the dead mount's connection may hold extents with lower numbers: all that
-        #: were registered for passthrough, as long as one of its clients has any file open.
+        #: After a kill, the dead mount's FUSE connection may hold extents with lower numbers: all
+        #: that were registered for passthrough, as long as one of its clients has any file open.
         self.held_below = InodeNo(0)
-        #: Whether a file that no inode knows could not be removed.
+        #: Whether the file of an inode that was never created could not be removed.
         self.left_behind = False
 
     def close(self) -> None:
@@ -83,7 +84,7 @@ class Extents:
     # ---- extents ----
 
     def create(self, ino: InodeNo, reserve_bytes: int) -> int:
-        """Create *ino*'s extent, of length 0 with *reserve_bytes* of blocks; return an O_RDWR fd.
+        """Create *ino*'s extent, of length 0 with *reserve_bytes* allocated; return an O_RDWR fd.
 
         Raises NoSpace, and Damaged if the number was used before.
         """
@@ -107,20 +108,20 @@ class Extents:
         return fd
 
     def reserve(self, fd: int, size_bytes: int) -> None:
-        """Allocate the first *size_bytes* and keep the length. Raises NoSpace."""
+        """Allocate the first *size_bytes* without changing the length. Raises NoSpace."""
         with _SPACE_ERRORS:
             self._syscalls.fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, size_bytes)
 
     def reserve_rest(self, fd: int, size_bytes: int) -> None:
-        """As ``reserve``, for an extent that holds some of it already. Raises NoSpace."""
+        """Do what ``reserve`` does, if some of it may be allocated already. Raises NoSpace."""
         with _SPACE_ERRORS:
             self.allocate(fd, FALLOC_FL_KEEP_SIZE, 0, size_bytes)
 
     def allocate(self, fd: int, mode: int, offset_bytes: int, length_bytes: int) -> None:
-        """Call fallocate(2) in an extent that may hold some of the range. Raises OSError.
+        """Call fallocate(2) for a range of which some may be allocated already. Raises OSError.
 
-        XFS reserves the whole range again before it looks at what is allocated. In a full pool
-        that fails, and meanwhile others fail too. So only missing ranges are asked for.
+        XFS reserves the whole range again before it looks at what is allocated. In a full pool that
+        fails, and so do other calls meanwhile. So only missing ranges are asked for.
         """
         keep_size = mode & FALLOC_FL_KEEP_SIZE
         if self._fs_type != "xfs" or mode != keep_size:
@@ -130,13 +131,13 @@ class Extents:
         for gap in gaps(self._syscalls, fd, offset_bytes, end_bytes):
             self._syscalls.fallocate(fd, FALLOC_FL_KEEP_SIZE, gap.start_bytes, gap.size_bytes)
         if not keep_size and self._syscalls.fstat(fd).st_size < end_bytes:
-            # For the last byte alone: ftruncate would cut off what is written meanwhile.
+            # Extends by the last byte: ftruncate would cut off what is written meanwhile.
             self._syscalls.fallocate(fd, mode, end_bytes - 1, 1)
 
     def reserve_write(self, fd: int, offset_bytes: int, size_bytes: int) -> None:
         """Allocate what a write beyond the end will fill. Raises OSError.
 
-        Otherwise XFS preallocates as much again as the file has, and nobody made space for that.
+        Without it XFS preallocates as much again as the file has, for which no space was made.
         """
         if self._fs_type == "xfs":
             self.allocate(fd, FALLOC_FL_KEEP_SIZE, offset_bytes, size_bytes)
@@ -157,10 +158,10 @@ class Extents:
             raise Damaged(f"extent {ino:#x} is broken: {error.strerror}") from error
 
     def trim(self, fd: int, size_bytes: int) -> int:
-        """Free the blocks beyond *size_bytes*, the file's size; return what it still holds.
+        """Free the blocks beyond *size_bytes*, the file's size; return the bytes still allocated.
 
-        A hole past EOF takes 25 us on a dirty extent of XFS, where ftruncate writes the file back
-        first (9 ms). ext4 ignores holes past EOF; there ftruncate to the same size does it.
+        Punching a hole past EOF takes 25 us on a dirty extent of XFS, where ftruncate writes the
+        file back first (9 ms). ext4 ignores holes past EOF; ftruncate to the same size works there.
         """
         if self._fs_type == "ext4":
             self._syscalls.ftruncate(fd, size_bytes)
@@ -175,9 +176,9 @@ class Extents:
     def trim_holes(self, fd: int, size_bytes: int) -> int:
         """Free blocks that were reserved and not written, up to *size_bytes*, the file's size.
 
-        Nobody may write meanwhile; ``in_use`` finds mappings. If there are many holes, only the
-        first ones are freed, since the reserve is in front. Returns what the file still holds.
-        Raises OSError.
+        Nobody may write meanwhile, through a mapping either (``in_use``). If there are many holes,
+        only the first ones are freed, since the reserve is at the start. Returns the bytes that are
+        still allocated. Raises OSError.
         """
         looks = 0
         for run in unwritten(self._syscalls, fd, round_up(size_bytes)):
@@ -195,7 +196,7 @@ class Extents:
         return self.allocated_bytes(fd)
 
     def _seek(self, fd: int, at_bytes: int, whence: int, end_bytes: int) -> int:
-        """Return where the next data or hole begins, *end_bytes* if there is none."""
+        """Return the offset of the next data or hole, *end_bytes* if there is none."""
         try:
             return self._syscalls.lseek(fd, at_bytes, whence)
         except OSError as error:
@@ -204,9 +205,9 @@ class Extents:
             return end_bytes
 
     def empty(self, fd: int) -> int:
-        """Free the blocks of an extent that is still being written; return what it then holds.
+        """Free the blocks of an extent that is still being written; return the bytes left.
 
-        The length stays, so that a mapping can still be read, as zeros.
+        The length stays, so that mappings can still be read; they read zeros.
         """
         size_bytes = max(1, self._syscalls.fstat(fd).st_size)
         self._syscalls.fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, size_bytes)
@@ -217,25 +218,26 @@ class Extents:
         return self._syscalls.fstat(fd).st_blocks * STAT_BLOCK_BYTES
 
     def in_use(self, fd: int) -> bool:
-        """Whether the extent is open or mapped other than by *fd*, which may read or write.
+        """Whether anything but *fd*, which may read or write, has the extent open or mapped.
 
-        A write lease is refused then (fcntl(2), F_SETLEASE; fs/locks.c, check_conflicting_open). A
-        client's passthrough handle counts until its last close and unmapping. The lease is given
-        back at once: an open in between waits those 3 us, and the SIGIO of it is ignored.
+        The kernel then refuses a write lease (fcntl(2), F_SETLEASE; fs/locks.c,
+        check_conflicting_open). A client's passthrough handle counts until its last close and
+        unmapping. The lease is given back at once: an open in between waits for those 3 us, and its
+        SIGIO is ignored.
         """
         return self._refuses_lease(fd, fcntl.F_WRLCK)
 
     def is_used(self, ino: InodeNo) -> bool:
-        """Whether the extent of *ino*, which is closed here, is open or mapped elsewhere.
+        """Whether another process has *ino*'s extent, which is closed here, open or mapped.
 
-        False if that cannot be told, and for a missing extent.
+        False if leases do not work here, and for a missing extent.
         """
         return self._is_held(ino, os.O_RDWR, fcntl.F_WRLCK)
 
     def is_written(self, ino: InodeNo) -> bool:
-        """Whether a client of a dead mount can write the extent of *ino*, which is closed here.
+        """Whether a client of a dead mount can write *ino*'s extent, which is closed here.
 
-        A read lease is refused then. False as for ``is_used``.
+        The kernel then refuses a read lease. False in the same cases as ``is_used``.
         """
         return self._is_held(ino, os.O_RDONLY, fcntl.F_RDLCK)
 
@@ -314,7 +316,7 @@ class Extents:
     def may_be_written(self, fd: int) -> bool:
         """Whether somebody has the extent behind *fd*, which is O_RDONLY, open or mapped to write.
 
-        True if that cannot be told. A read lease is refused then.
+        The kernel then refuses a read lease. True if leases do not work here.
         """
         try:
             return self._refuses_lease(fd, fcntl.F_RDLCK)
@@ -338,7 +340,7 @@ class Extents:
         return self._xattrs.identity(path, ino)
 
     def scan(self, directories: int = FAN_OUT) -> Iterator[InodeNo]:
-        """Yield the inode number of every extent, or of those in so many of the *directories*."""
+        """Yield the inode number of every extent in the first *directories* of the fan-out."""
         return self._extents.scan(directories)
 
     # ---- identity files of directories and symlinks ----
@@ -362,7 +364,7 @@ class Extents:
                 self._syscalls.close(fd)
 
     def node(self, ino: InodeNo) -> tuple[Identity, bytes] | None:
-        """Return the identity in *ino*'s identity file and a symlink's target; None if it has none.
+        """Return the identity in *ino*'s identity file, and a symlink's target; None without one.
 
         Raises Damaged if one of them is not what was written, or if they do not match.
         """
@@ -389,9 +391,10 @@ class Extents:
     # ---- both kinds ----
 
     def write_attributes(self, record: AttributeRecord, *, of_node: bool) -> None:
-        """Write *record* into a file of its inode, a node's or a block's; a missing extent is fine.
+        """Write *record* into the identity file (*of_node*) or extent of its inode.
 
-        Before the identity with that sequence number or a higher one. Raises NoSpace, OSError.
+        Call it before the identity with that or a higher sequence number is written. A missing
+        extent is fine. Raises NoSpace, OSError.
         """
         with _SPACE_ERRORS, contextlib.suppress(FileNotFoundError):
             if not of_node:

@@ -23,7 +23,7 @@ DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFO
 class FanOut:
     """The 256 directories below ``extents`` or ``identities``, each held open once it is used.
 
-    A directory that is missing is made again by the first file created in it.
+    A missing directory is created with the first file in it.
     """
 
     def __init__(self, pool_fd: int, top: str, syscalls: Syscalls) -> None:
@@ -46,7 +46,7 @@ class FanOut:
     def scan(self, directories: int = FAN_OUT) -> Iterator[InodeNo]:
         """Yield the inode number of every file, directory by directory, otherwise unordered.
 
-        With fewer *directories* only of so many of the 256, which have an equal share each.
+        Only the first *directories* of the 256 are scanned; each has an equal share of the files.
         """
         for slot in range(directories):
             try:
@@ -91,7 +91,7 @@ class FanOut:
         return self._fds[slot]
 
     def _open(self, slot: int) -> int:
-        """Open directory *slot*. No symlink is followed, neither there nor on the way."""
+        """Open directory *slot*, without following symlinks."""
         return self._syscalls.open(fan_out_name(slot), DIRECTORY_FLAGS, dir_fd=self._open_top())
 
     def _open_top(self) -> int:

@@ -1,4 +1,4 @@
-"""Where a file holds blocks, as its file system tells (FIEMAP, linux/fiemap.h).
+"""Where a file has blocks, from its file system (FIEMAP, linux/fiemap.h).
 
 SEEK_HOLE cannot tell: it reports allocated but unwritten blocks as holes.
 """
@@ -37,9 +37,9 @@ class Range(NamedTuple):
 def _runs(
     syscalls: Syscalls, fd: int, start_bytes: int, end_bytes: int
 ) -> Iterator[tuple[Range, int]]:
-    """Yield the runs of blocks between the two offsets, the first and last whole; and their flags.
+    """Yield the runs of blocks that overlap the range between the offsets, uncut, and their flags.
 
-    Delayed allocations count as held: XFS allocates them when it writes the bytes.
+    Delayed allocations count as blocks: XFS allocates them when it writes the bytes.
     """
     raw = bytearray(_HEAD.size + _RUNS_MAX * _RUN.size)
     while start_bytes < end_bytes:
@@ -60,7 +60,7 @@ def _runs(
 def gaps(syscalls: Syscalls, fd: int, start_bytes: int, end_bytes: int) -> Iterator[Range]:
     """Yield the ranges between the two offsets that hold no blocks, in order.
 
-    Raises OSError, EOPNOTSUPP where the file system cannot tell (tmpfs).
+    Raises OSError; EOPNOTSUPP if the file system has no FIEMAP (tmpfs).
     """
     for run, _ in _runs(syscalls, fd, start_bytes, end_bytes):
         if run.start_bytes > start_bytes:
@@ -71,9 +71,9 @@ def gaps(syscalls: Syscalls, fd: int, start_bytes: int, end_bytes: int) -> Itera
 
 
 def unwritten(syscalls: Syscalls, fd: int, end_bytes: int) -> Iterator[Range]:
-    """Yield what is allocated up to *end_bytes* and not written; the page cache may have bytes.
+    """Yield the ranges up to *end_bytes* that are allocated and not written to the device.
 
-    If the file system cannot tell, that is all of it. Raises OSError.
+    The page cache may have bytes of them. Without FIEMAP, yield the whole range. Raises OSError.
     """
     try:
         for run, flags in _runs(syscalls, fd, 0, end_bytes):
@@ -88,7 +88,7 @@ def unwritten(syscalls: Syscalls, fd: int, end_bytes: int) -> Iterator[Range]:
 def lacks_bytes(syscalls: Syscalls, fd: int, end_bytes: int) -> bool:
     """Whether a part of the file *fd* before *end_bytes* was never written; it may block.
 
-    SEEK_HOLE alone would not do: once it was read, what is reserved and unwritten counts as data
+    SEEK_HOLE alone is not enough: reserved blocks count as data once they were read
     (mapping_seek_hole_data, mm/filemap.c). Raises OSError.
     """
     try:
@@ -96,7 +96,7 @@ def lacks_bytes(syscalls: Syscalls, fd: int, end_bytes: int) -> bool:
             return True
         if next(unwritten(syscalls, fd, end_bytes), None) is None:
             return False
-        syscalls.fdatasync(fd)  # what the page cache has over it is written then
+        syscalls.fdatasync(fd)  # the page cache may have bytes for the unwritten ranges
         return next(unwritten(syscalls, fd, end_bytes), None) is not None
     except OSError as error:
         if error.errno != errno.EOPNOTSUPP:

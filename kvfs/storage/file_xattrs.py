@@ -1,7 +1,7 @@
 """The xattrs of an extent or identity file: its identity, and the record of its attributes.
 
-Each change takes several setxattr calls for one file, which reach the journal in their order. After
-a cut between any two of them the old one is whole, or the new one.
+Each change takes several setxattr calls for one file, which reach the file system's log in order.
+After a power loss between any two of them either the old or the new value is whole.
 """
 
 import contextlib
@@ -24,20 +24,20 @@ from kvfs.storage.syscalls import Syscalls
 #: takes a block, and 30 us instead of 4.
 XATTR_FIXED: Final = "trusted.kvfs.fixed"
 XATTR_NAME: Final = "trusted.kvfs.name"
-#: The next name, while an identity changes. The checksum tells which of the two counts.
+#: The new name while an identity changes. The checksum shows which of the two names is valid.
 XATTR_NEXT_NAME: Final = "trusted.kvfs.next"
-#: Records of attributes, written in turn.
+#: Two slots for records of attributes, written in turn.
 XATTR_SLOTS: Final = ("trusted.kvfs.attributes", "trusted.kvfs.attributes2")
 
 
 class FileXattrs:
-    """Reads and writes them; *file* is a path or an open descriptor."""
+    """Reads and writes these xattrs; *file* is a path or an open descriptor."""
 
     def __init__(self, syscalls: Syscalls) -> None:
         self._syscalls = syscalls
 
     def set_identity(self, file: int | str, identity: Identity, target: bytes = b"") -> None:
-        """Write *identity* in two calls, more for a new name. Raises OSError."""
+        """Write *identity* in two setxattr calls, more for a changed name. Raises OSError."""
         fixed, name = pack_identity(identity, target)
         beside = False
         try:
@@ -51,9 +51,9 @@ class FileXattrs:
             self._syscalls.removexattr(file, XATTR_NEXT_NAME)
 
     def _put_beside(self, file: int | str, name: bytes, target: bytes) -> bool:
-        """Store *name* for the next fixed part, beside the name that the present one needs.
+        """Store *name* for the next fixed part, beside the name that the present fixed part needs.
 
-        False if there is no present one, and *name* is stored in its place.
+        Without a present fixed part, store it as the name and return False.
         """
         fixed, after_it = (self._xattr(file, key) for key in (XATTR_FIXED, XATTR_NEXT_NAME))
         if fixed is None:
@@ -86,9 +86,9 @@ class FileXattrs:
     # ---- attributes ----
 
     def set_attributes(self, file: int | str, record: AttributeRecord) -> None:
-        """Write *record*, before the identity that it belongs to. Raises OSError.
+        """Write *record*, before the identity that it belongs to is written. Raises OSError.
 
-        Nothing is written if the file has one as new, or none and *record* is empty.
+        Writes nothing if the file has a record as new, or if it has none and *record* is empty.
         """
         slots = self._slots(file, record.ino)
         newest = max((slot.sequence for slot in slots if slot), default=None)
@@ -101,11 +101,11 @@ class FileXattrs:
         self._syscalls.setxattr(file, XATTR_SLOTS[number], pack_attributes(record))
 
     def attributes(self, file: int | str, ino: InodeNo, upto: Sequence) -> AttributeRecord | None:
-        """Return the record that counts under an identity of sequence *upto*. Raises OSError."""
+        """Return the record that is valid under an identity of sequence *upto*. Raises OSError."""
         return counting(self._slots(file, ino), upto)
 
     def _slots(self, file: int | str, ino: InodeNo) -> list[AttributeRecord | None]:
-        """Return what the slots hold; None for one that is empty, damaged or another inode's."""
+        """Return the record in each slot; None if it is empty, damaged or of another inode."""
         found: list[AttributeRecord | None] = []
         for key in XATTR_SLOTS:
             record = None

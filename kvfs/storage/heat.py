@@ -1,9 +1,9 @@
-"""How warm each block is: columns of numbers that a touch changes and a scan reads at once.
+"""How warm each block is: columns of numbers; a touch changes one row, a scan reads all.
 
-The heat is a hint: the index knows what a block is, and eviction looks there again. The clock is a
-counter (eviction_policy.py). Each touch advances it by one; a new burst begins about once a second,
-or sooner. The first start sets it to the time of day. A later start knows how far it is ahead of
-the time of day, so that blocks found by a scan get a stamp before it.
+The heat is a hint: eviction checks each block in the index. The clock is a counter
+(eviction_policy.py). Each touch advances it by one; a new burst begins about once a second, or
+sooner. The first start sets it to the wall clock. A later start computes how far it is ahead of the
+wall clock, so that blocks found by a scan get a stamp of the past.
 """
 
 import logging
@@ -33,9 +33,9 @@ _TOUCHES_MAX: Final = (1 << 16) - 1
 _ROWS_MIN: Final = 1 << 10
 #: A prompt's blocks are touched within about a second.
 BURST_S: Final = 1.0
-#: The lookups and opens of one load are one use, so a burst has at least a few touches.
+#: The lookups and opens of one load should be in one burst, so a burst has at least a few touches.
 _BURST_TOUCHES_MIN: Final = 4
-#: After a kill the touches since the last save are lost. A save writes 31 bytes a touched block.
+#: After a kill the touches since the last save are lost. A save writes 31 bytes per touched block.
 _SAVE_S: Final = 60.0
 
 
@@ -54,7 +54,7 @@ class Heat:
     ) -> None:
         """Load HEAT, if it belongs to the pool with *epoch*; else start cold.
 
-        *now_s*: seconds since the epoch. If *read_only*, nothing is loaded or recorded.
+        *now_s*: seconds since the Unix epoch. If *read_only*, nothing is loaded or recorded.
         """
         self.policy = policy
         self._pool_fd = pool_fd
@@ -92,8 +92,8 @@ class Heat:
     ) -> None:
         """Add or update block *ino*; a new one counts as touched.
 
-        *name_hash* (32 bits) recognises the name after the block was evicted. *used_s*: a scan
-        found it, and it was last used then (seconds since the epoch). Never raises.
+        *name_hash* (32 bits) recognises the name after the block was evicted. *used_s* is set if a
+        scan found the block: when it was last used (seconds since the epoch). Never raises.
         """
         row = self._table.find(ino)
         if row:
@@ -107,7 +107,7 @@ class Heat:
         self._name_hash[row] = name_hash
         self.held_bytes[rank] += allocated_bytes
         if not self._touches[row] and rank is not Rank.NEVER:
-            # Not before: until its rename a block has a temporary name, which no policy knows.
+            # Not earlier: until its rename a block has a temporary name, unknown to the policy.
             self._touches[row] = 1 + self.policy.admitted(name_hash, allocated_bytes)
 
     def touch(self, ino: InodeNo) -> None:
@@ -126,7 +126,7 @@ class Heat:
                 self._begin_burst((stamp >> BURST_BITS) + 1)
 
     def held_as(self, ino: InodeNo, rank: Rank) -> int | None:
-        """Return what block *ino* holds if it has *rank*, else None."""
+        """Return the allocated bytes of block *ino* if it has *rank*, else None."""
         row = self._table.find(ino)
         return self._allocated[row] if row and self._rank[row] == rank else None
 
@@ -142,15 +142,15 @@ class Heat:
 
     @property
     def seen_ns(self) -> int:
-        """The latest time that was marked, in this run or an earlier one; 0: none was."""
+        """The latest time (ns) that was marked, in this run or an earlier one; 0: none was."""
         return self._marks.latest_ns
 
     def mark(self, now_ns: int) -> None:
-        """Remember that it is *now_ns*, by the clock of ages (age_clock.py)."""
+        """Remember that the present stamp was reached at *now_ns* (age_clock.py)."""
         self._marks.note(now_ns, self._stamp)
 
     def stamp_at(self, time_ns: int) -> int | None:
-        """Return a stamp below which all touches came before *time_ns*; None: unknown."""
+        """Return a stamp: touches with a lower one came before *time_ns*. None: unknown."""
         return self._marks.stamp_at(time_ns)
 
     def used_since(self, ino: InodeNo, time_ns: int) -> bool | None:
@@ -160,15 +160,15 @@ class Heat:
         return self._touched[row] >= before if row and before is not None else None
 
     def used_ns(self, ino: InodeNo) -> int | None:
-        """Return when (ns, by the clock of ages) *ino* was touched last, to a second or so.
+        """Return when *ino* was touched last (ns, age_clock.py), to about a second.
 
-        None if it is not known, or was touched a moment ago.
+        None if the block is not known, or was touched after the last mark.
         """
         row = self._table.find(ino)
         return self._marks.time_of(self._touched[row]) if row else None
 
     def drop(self, ino: InodeNo) -> None:
-        """Remove block *ino*, which is gone but was not evicted."""
+        """Remove block *ino*, which was removed but not evicted."""
         row = self._table.remove(ino)
         if row:
             self.held_bytes[self._rank[row]] -= self._allocated[row]
@@ -184,12 +184,12 @@ class Heat:
             self.drop(ino)
 
     def columns(self) -> Columns:
-        """Return all rows for a scan, also in a thread. They may change during the scan."""
+        """Return all rows for a scan, in any thread. They may change during the scan."""
         rows = self._rows
         return Columns(rows.ino, rows.touched, rows.touches, rows.allocated_bytes, rows.rank)
 
     def tick(self, now_s: float) -> None:
-        """End the burst if it is due; *now_s* is of a monotonic clock."""
+        """End the burst if it has lasted long enough; *now_s* is of a monotonic clock."""
         if now_s - self._burst_s >= BURST_S and self._stamp > self._burst_begin:
             self._burst_s = now_s
             self._begin_burst((self._stamp >> BURST_BITS) + 1)
@@ -204,7 +204,7 @@ class Heat:
     def save(self) -> None:
         """Write HEAT, in a thread since it takes a while. A failure is only logged."""
         try:
-            # From the burst before the last save on: a touch is entered after it got its stamp.
+            # The next save begins at this burst: a touch stores its stamp after taking it.
             stamp, marks = self._burst_begin, self._marks.all()
             self._file.write(self._rows, self._written_stamp, marks)
             self._written_stamp = stamp
@@ -212,7 +212,7 @@ class Heat:
             _log.info("block heat not saved: %s", error)
 
     def _read(self) -> tuple[Saved | None, int]:
-        """Return what HEAT holds, and when it was saved (s since the epoch)."""
+        """Return what HEAT holds (None: nothing usable), and when it was saved (epoch, s)."""
         try:
             found = self._file.read()
             return found, 0 if found is None else saved_s(self._pool_fd, self._syscalls)
@@ -231,9 +231,9 @@ class Heat:
             self.held_bytes[rank] = int(rows.allocated_bytes[rows.rank == rank].sum())
 
     def _view(self, rows: Rows) -> None:
-        """Replace the rows by *rows*. Single numbers go through memoryviews.
+        """Replace the rows by *rows*, and make memoryviews of the columns.
 
-        A memoryview takes a third of the time that numpy takes for one number.
+        To access one number a memoryview takes a third of the time that numpy takes.
         """
         self._rows = rows
         self._ino = self._table.inos = rows.ino.data
@@ -244,7 +244,7 @@ class Heat:
         self._rank = rows.rank.data
 
     def _enter(self, ino: InodeNo, used_s: int) -> int:
-        """Return a new row for *ino*."""
+        """Return a new row for *ino*, with its stamp set; *used_s* as in ``note``."""
         if not self._free:
             self._grow()
         row = self._free.pop()
@@ -279,7 +279,7 @@ class Heat:
 def _sound(found: Rows) -> Rows:
     """Return *found* with spare rows, without duplicates of rows that moved during the save.
 
-    A row whose block was removed during the save counts as empty, whatever bytes it says.
+    A row whose block was removed during the save counts as empty.
     """
     inos, first = np.unique(found.ino, return_index=True)
     first = first[inos != 0]

@@ -1,11 +1,11 @@
 """HEAT: the heat of the blocks, written now and then so that a restart does not begin cold.
 
-The file is a row of sections. The first has all blocks; each save appends one with those that were
-touched since, so it costs what was touched, not what there is. Once the later ones are as long as
-the first, the file is written anew and replaced by a rename. It is never synced. A section whose
-checksums fail, or of another pool or version, ends the file; without a first one the start is cold,
-and that is not an error. It is not memory-mapped: a store into a
-mapped file raises SIGBUS once the file system is shut down, and a touch must not end the server.
+The file is a sequence of sections. The first has all blocks. Each save appends a section with those
+touched since, so its cost depends on them, not on all blocks. When the later sections are as long
+as the first, a new file replaces it by a rename. It is never synced. Reading ends at a section
+whose checksums fail, or of another pool or version. Without a valid first section the start is
+cold, which is not an error. It is not memory-mapped: a store into a mapped file raises SIGBUS once
+the file system is shut down, and a touch must not end the server.
 """
 
 import os
@@ -34,28 +34,27 @@ _STEP_ROWS: Final = 1 << 16
 
 #: 16 KiB of marks: the last minutes to the second, a week to some minutes.
 MARKS_MAX: Final = 1024
-#: No stamp and no size has more: a stamp is the time of day in seconds, with 20 bits behind it.
+#: Stamps and sizes have at most this many bits: a stamp is a time in seconds, and 20 bits after it.
 _NUMBER_BITS: Final = 62
 _GAP_NS: Final = 1_000_000_000
 _FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW
-#: So much may always be appended: a small file is not worth writing anew.
+#: At least this much may be appended: it is not worth replacing a small file.
 _APPENDED_LEAST_BYTES: Final = 1 << 20
 
 
 class Mark(NamedTuple):
-    """Touches with a stamp below ``stamp`` came before ``time_ns``, by the clock of ages."""
+    """Touches with a stamp below ``stamp`` came before ``time_ns`` (age_clock.py)."""
 
     time_ns: int
     stamp: int
 
 
 class HeatMarks:
-    """When the blocks were touched, by a clock that does not step: marks of stamps and times.
+    """When the blocks were touched: marks that pair stamps with times of a clock that never steps.
 
-    A stamp orders touches and is not a time: bursts are faster than seconds under load, and stand
-    still without touches. New marks are half a second apart on average, older ones
-    farther.
-    Oldest first; both columns rise.
+    A stamp orders touches and is not a time: bursts are shorter than a second under load, and do
+    not end without touches. New marks are half a second apart on average, older ones farther.
+    Marks are ordered, oldest first; stamps and times both rise.
     """
 
     def __init__(self, marks: Iterable[Mark] = ()) -> None:
@@ -64,14 +63,14 @@ class HeatMarks:
             self.note(*mark)
 
     def note(self, time_ns: int, stamp: int) -> None:
-        """Learn that the next touch gets *stamp*, and that it is *time_ns* now."""
+        """Note that it is *time_ns* now, and that the next touch gets *stamp*."""
         marks = self._marks
-        while marks and marks[-1].time_ns > time_ns:  # of a clock that was ahead
+        while marks and marks[-1].time_ns > time_ns:  # from a clock that was ahead
             marks.pop()
-        if marks and stamp <= marks[-1].stamp:  # no touch since: the earlier mark says more
+        if marks and stamp <= marks[-1].stamp:  # no touch since: the earlier time is more exact
             return
-        # A mark goes only if the one before it is almost as young as this one: it may be the only
-        # one that says how old a block is.
+        # Drop the last mark only if the one before it is almost as young as this one: it may be the
+        # only one that tells how old a block is.
         if len(marks) > 1 and time_ns - marks[-2].time_ns < _GAP_NS:
             marks.pop()
         marks.append(Mark(time_ns, stamp))
@@ -81,24 +80,24 @@ class HeatMarks:
 
     @property
     def latest_ns(self) -> int:
-        """The time of the last mark; 0: there is none."""
+        """The time of the last mark (ns); 0: there is none."""
         return self._marks[-1].time_ns if self._marks else 0
 
     def stamp_at(self, time_ns: int) -> int | None:
-        """Return a stamp below which all touches came before *time_ns*; None: no mark is so old."""
+        """Return a stamp: touches with a lower one came before *time_ns*. None: unknown."""
         at = bisect_right(self._marks, time_ns, key=lambda mark: mark.time_ns)
         return self._marks[at - 1].stamp if at else None
 
     def time_of(self, stamp: int) -> int | None:
-        """Return a time (ns) before which the touch with *stamp* came.
+        """Return the earliest known time (ns) before which the touch with *stamp* came.
 
-        It is the first that is known; None: it came after the last mark.
+        None if it came after the last mark.
         """
         at = bisect_right(self._marks, stamp, key=lambda mark: mark.stamp)
         return self._marks[at].time_ns if at < len(self._marks) else None
 
     def all(self) -> tuple[Mark, ...]:
-        """Return the marks, oldest first; also in a thread."""
+        """Return the marks, oldest first; may be called in any thread."""
         return tuple(self._marks)
 
 
@@ -136,7 +135,7 @@ def zero_rows(count: int) -> Rows:
 
 
 def copy_rows(into: Rows, at: int, rows: Rows, which: NDArray[np.intp]) -> None:
-    """Copy the rows *which* of *rows* to row *at* and behind."""
+    """Copy the rows *which* of *rows* to *into*, from row *at* on."""
     for target, source in zip(_columns(into), _columns(rows), strict=True):
         target[at : at + len(which)] = source[which]
 
@@ -154,18 +153,18 @@ def _columns(rows: Rows) -> tuple[NDArray[Any], ...]:
 
 
 def row_bytes() -> int:
-    """Return what one row takes, in memory and in the file."""
+    """Return how many bytes one row takes, in memory and in the file."""
     return sum(column.itemsize for column in _columns(zero_rows(0)))
 
 
 def pack_header(epoch: int, count: int, marks: int, rest_crc: int) -> bytes:
-    """Return the head of a HEAT with *count* rows and so many *marks*."""
+    """Return the header of a section with *count* rows and *marks* marks."""
     head = _HEADER.pack(_MAGIC, VERSION, marks, epoch, count, rest_crc)
     return head + CRC.pack(crc32c(head))
 
 
 class HeatFile:
-    """Where HEAT ends. ``write`` belongs to one thread at a time."""
+    """Reads and writes HEAT. Only one thread at a time may call ``write``."""
 
     def __init__(self, pool_fd: int, syscalls: Syscalls, epoch: int) -> None:
         self._pool_fd = pool_fd
@@ -178,8 +177,8 @@ class HeatFile:
     def write(self, rows: Rows, since: int, marks: Sequence[Mark] = ()) -> None:
         """Write the *rows* touched from stamp *since* on, which may change meanwhile, and *marks*.
 
-        All rows, into a new file, if that costs no more. Takes milliseconds a MB, so call it in a
-        thread. Raises OSError.
+        Writes all rows into a new file instead if that costs no more. Takes milliseconds per MB, so
+        call it in a thread. Raises OSError.
         """
         if 0 < self._end_bytes < 2 * self._first_bytes + _APPENDED_LEAST_BYTES:
             # A copy of the column, because numpy fails if numbers change while it counts them.
@@ -196,7 +195,7 @@ class HeatFile:
         at_bytes, self._end_bytes = self._end_bytes, 0
         fd = self._syscalls.open(HEAT, os.O_WRONLY | _FLAGS, dir_fd=self._pool_fd)
         try:
-            # What a killed save left there is not what this one writes.
+            # A killed save may have left bytes there.
             self._syscalls.ftruncate(fd, at_bytes)
             self._end_bytes = self._write_section(fd, at_bytes, rows, which, marks)
         finally:
@@ -205,7 +204,7 @@ class HeatFile:
     def _write_section(
         self, fd: int, start_bytes: int, rows: Rows, which: NDArray[np.intp], marks: Sequence[Mark]
     ) -> int:
-        """Write a section at *start_bytes*, its head last; return where it ends."""
+        """Write a section at *start_bytes*, its header last; return its end (offset in bytes)."""
         crc, at_bytes = 0, start_bytes + _HEADER_BYTES
         for piece in _pieces(rows, which, marks):
             data = memoryview(piece)
@@ -243,7 +242,7 @@ class HeatFile:
         return Saved(Rows(*map(np.concatenate, columns)), sections[-1].marks)
 
     def _read_section(self, fd: int, start_bytes: int, size_bytes: int) -> tuple[Saved, int] | None:
-        """Return the section at *start_bytes* and where it ends, None if there is no whole one."""
+        """Return the section at *start_bytes* and its end; None if there is no whole one."""
         head = self._syscalls.pread(fd, _HEADER_BYTES, start_bytes)
         if len(head) != _HEADER_BYTES or CRC.pack(crc32c(head[: _HEADER.size])) != head[-4:]:
             return None
@@ -265,12 +264,12 @@ class HeatFile:
         if its_crc != crc:
             return None
         if count and max(int(rows.touched.max()), int(rows.allocated_bytes.max())) >> _NUMBER_BITS:
-            return None  # stamps and sums are added to
+            return None  # kvfs adds to stamps and sizes: they must not overflow
         return Saved(rows, tuple(map(Mark._make, _MARK.iter_unpack(marks)))), at_bytes
 
 
 def _pieces(rows: Rows, used: NDArray[np.intp], marks: Sequence[Mark]) -> Iterator[bytes]:
-    """Yield what follows the header, some of the rows *used* of a column at a time."""
+    """Yield the bytes after the header: the rows *used*, column by column, in pieces; *marks*."""
     for column in _columns(rows):
         for start in range(0, len(used), _STEP_ROWS):
             yield column[used[start : start + _STEP_ROWS]].tobytes()

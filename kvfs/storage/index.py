@@ -2,7 +2,8 @@
 
 Synchronous on purpose (a commit takes about 10 us, a thread hop 55 us): only ``sync`` and
 ``preallocate`` may block and belong in a thread. Every read call begins and ends its own read
-transaction, so none lives across an ``await``. Knows keys and records, not what they mean.
+transaction, so none lives across an ``await``. The index handles keys and records, not their
+meaning.
 """
 
 import contextlib
@@ -87,14 +88,14 @@ class Index:
         syscalls: Syscalls | None = None,
         journal: Journal | None = None,
     ) -> None:
-        """Open the index in directory *path*; writable, allocate the first step of room.
+        """Open the index in directory *path*; unless *read_only*, allocate space ahead.
 
-        The *journal* keeps what waits for a commit, and has what waited in a killed server.
+        The *journal* keeps rows that wait for a commit, and has those of a killed server.
 
-        Read-only writes nothing at all, lock file included: the caller holds the pool's LOCK. A
-        full file system does not keep an index from opening; ``preallocation_due`` stays true.
-        Raises IndexDamaged, FormatUnknown, ToolMissing (no address space for the map), NoSpace (no
-        lock file and no room for it), OSError.
+        A read-only index writes nothing at all, no lock file either: the caller holds the pool's
+        LOCK. An index opens also on a full file system; ``preallocation_due`` stays true. Raises
+        IndexDamaged, FormatUnknown, ToolMissing (no address space for the map), NoSpace (no lock
+        file and no space for it), OSError.
         """
         self._syscalls = syscalls if syscalls is not None else Syscalls()
         self._path = path
@@ -103,8 +104,8 @@ class Index:
         self._pending = PendingRows()
         self._records = RecordCache()
         self._writing = False
-        #: Held while another thread reads. A read pins the pages that are freed meanwhile, and may
-        #: wait for the GIL during a hundred commits: a map with little space left would fill up.
+        #: Held by commits, and by reads in other threads. A read pins the pages freed meanwhile,
+        #: and may wait for the GIL during a hundred commits: a nearly full map would fill up.
         self._unread = threading.Lock()
         used_bytes = check_data_file(path, spare_pages=0 if read_only else SPARE_PAGES)
         self._map_bytes = map_bytes = mapped_bytes(map_size_bytes, used_bytes)
@@ -113,7 +114,7 @@ class Index:
                 self._file = IndexFile(path, preallocate_bytes, map_bytes, self._syscalls)
                 parts.callback(self._file.close)
                 self._file.cover(used_bytes)
-            # Looked at read-only first: an index that is refused stays as it was.
+            # Checked read-only first, so that an index that is refused stays unchanged.
             check_format(path, map_size_bytes)
             if not read_only:
                 allocate_lock_file(path, self._syscalls)
@@ -141,7 +142,7 @@ class Index:
         preallocate_bytes: int = _DEFAULTS.index_preallocate_bytes,
         syscalls: Syscalls | None = None,
     ) -> None:
-        """Make an empty index in directory *path*, made if missing; durable on return.
+        """Make an empty index in directory *path*, which is created if missing; durable on return.
 
         Raises Exists when there is one already, ToolMissing, NoSpace, OSError.
         """
@@ -182,13 +183,13 @@ class Index:
         self.close()
 
     def lookup(self, parent: InodeNo, name: bytes) -> InodeNo | None:
-        """Return the inode that *name* in directory *parent* leads to."""
+        """Return the inode that *name* in directory *parent* leads to, None if there is no name."""
         key = name_key(parent, name)
         raw = self._get(key)
         return None if raw is None else parse_name(key, raw)
 
     def inode(self, ino: InodeNo) -> InodeRecord | None:
-        """Return the record of *ino*."""
+        """Return the record of *ino*, None if there is none."""
         key = inode_key(ino)
         record = self._records.get(key)
         if record is None:
@@ -200,9 +201,9 @@ class Index:
         return record
 
     def inode_or_miss(self, ino: InodeNo) -> InodeRecord | None:
-        """Return the record of *ino*, None for a damaged one as well: for who can do without it.
+        """Return the record of *ino*, None if it is missing or damaged. For callers that can go on.
 
-        The next lookup of its name reports it (pool_change.py).
+        The next lookup of its name reports the damage (pool_change.py).
         """
         try:
             return self.inode(ino)
@@ -210,18 +211,18 @@ class Index:
             return None
 
     def still(self, key: bytes, record: InodeRecord) -> bool:
-        """Whether *key* (``inode_key``) leads to *record*, this very one, without a look at pages.
+        """Whether the cache has *record* itself under *key* (``inode_key``); reads no pages.
 
-        False says nothing: ``inode`` knows.
+        False proves nothing: call ``inode`` then.
         """
         return self._records.get(key) is record
 
     def knows(self, ino: InodeNo) -> bool:
-        """Whether *ino* has a record; one that cannot be read counts, and fsck decides.
+        """Whether *ino* has a record, even one that cannot be read: fsck decides about those.
 
-        Any thread may ask. In another thread than the writing one the answer is a guess. Such a
-        thread must not use ``inode``: a record that the writer replaces meanwhile would stay in the
-        cache.
+        May be called in any thread, but outside the writing one the answer may be outdated. Other
+        threads must not use ``inode``: they could put a record into the cache that the writer has
+        replaced meanwhile.
         """
         try:
             with self._unread:
@@ -232,7 +233,7 @@ class Index:
     def children(self, parent: InodeNo, after: InodeNo, limit: int) -> list[tuple[InodeNo, bytes]]:
         """Return up to *limit* (inode, name) of *parent*, by inode number, above *after*.
 
-        The inode number is the readdir cookie: names that come and go do not disturb the others.
+        The inode number is the readdir cookie: names that are added or removed do not shift others.
         """
         prefix = child_key(parent, InodeNo(0))[:-8]
         return [
@@ -241,7 +242,7 @@ class Index:
         ]
 
     def xattr(self, ino: InodeNo, name: bytes) -> bytes | None:
-        """Return the value of extended attribute *name* of *ino*."""
+        """Return the value of extended attribute *name* of *ino*, None if it is not set."""
         key = xattr_key(ino, name)
         raw = self._get(key)
         return None if raw is None else unseal(key, raw)
@@ -256,8 +257,8 @@ class Index:
     ) -> Iterator[list[tuple[bytes, bytes]]]:
         """Yield the rows whose keys begin with *prefix* and sort above *after*, *step* at a time.
 
-        Each list is read in a transaction of its own: rows may come and go in between. With
-        *committed* what waits for a commit is left out, and any thread may ask.
+        Each list is read in its own transaction, so rows may change in between. With *committed*
+        waiting rows are left out, and the call may be made in any thread.
         """
         read = self._committed_rows if committed else self._rows
         while rows := read(max(prefix, after + b"\0" if after else b""), prefix, step):
@@ -272,14 +273,14 @@ class Index:
             yield found
 
     def counters(self) -> Counters:
-        """Return the counters."""
+        """Return the counters row."""
         raw = self._get(COUNTERS_KEY)
         if raw is None:
             raise Damaged("index: the counters row is missing")
         return parse_counters(raw)
 
     def unfinished(self) -> list[InodeNo] | None:
-        """Return which inodes are drafts or being rewritten, and some that were; None: unknown."""
+        """Return the inodes that are drafts or being rewritten, maybe some more; None: unknown."""
         raw = self._get(UNFINISHED_KEY)
         try:
             return None if raw is None else parse_unfinished(raw)
@@ -287,15 +288,15 @@ class Index:
             return None
 
     def doubt(self) -> Doubt | None:
-        """Return which inodes are still to be compared with their files. Raises Damaged."""
+        """Return which inodes are still to be compared with files, None if none. Raises Damaged."""
         raw = self._get(RECONCILE_KEY)
         return None if raw is None else parse_doubt(raw)
 
     def write(self, *, lasting: bool = True) -> WriteTransaction:
         """Return a write transaction, to be used in a ``with`` statement.
 
-        One that is not *lasting* is seen by every read at once, but a killed process may lose it:
-        it is committed with the next one that is, or by ``settle``.
+        One that is not *lasting* is visible to every read at once, but a killed process may lose
+        it: it is committed with the next lasting one, or by ``settle``.
         """
         commit = self._keep if lasting else self._defer
         return WriteTransaction(self._get, self._keys, commit, self._claim)
@@ -306,18 +307,18 @@ class Index:
             self._commit({})
 
     def forget_pending(self) -> None:
-        """Drop what waits for a commit: the device is gone."""
+        """Drop the rows that wait for a commit, because the device is gone."""
         self._pending.clear()
 
     def used_bytes(self) -> int:
-        """Return how much of data.mdb LMDB has ever used: pages freed since are used again."""
+        """Return how many bytes of data.mdb LMDB has ever used, including pages freed since."""
         last_page: int = self._env.info()["last_pgno"]
         return (last_page + 1) * self._page_bytes
 
     def preallocation_due(self) -> bool:
         """Whether ``preallocate`` should run; cheap enough to ask after every request.
 
-        Answers yes at most once in 64 commits, so that a full file system is not asked in a loop.
+        True at most once in 64 commits, so that a full file system is not asked in a loop.
         """
         if self._commits_to_look > 0 or self._file is None:
             return False
@@ -325,7 +326,7 @@ class Index:
         return self._file.due(self.used_bytes())
 
     def preallocate(self) -> None:
-        """Allocate room ahead of use; may run in a thread. Raises NoSpace, OSError."""
+        """Allocate space ahead of use; may run in a thread. Raises NoSpace, OSError."""
         if self._file is not None:
             self._file.allocate(self.used_bytes())
 
@@ -335,12 +336,12 @@ class Index:
         return number
 
     def spare_bytes(self) -> int:
-        """Return how much LMDB can take behind its last page, whatever is free before it."""
+        """Return the allocated bytes after LMDB's last page; free pages before it do not count."""
         allocated_bytes = 0 if self._file is None else self._file.allocated_bytes
         return min(allocated_bytes, self._map_bytes) - self.used_bytes()
 
     def hold(self) -> HeldCommit:
-        """Commit what waits, and hold that commit; to be ended before ``close``.
+        """Commit waiting rows, and hold that commit until its ``end``; call that before ``close``.
 
         Meanwhile freed pages are not used again, so the file grows. Raises NoSpace, IndexDamaged,
         OSError.
@@ -349,9 +350,9 @@ class Index:
         return HeldCommit(self._env, self._path, self._syscalls)
 
     def sync(self) -> None:
-        """Write everything committed to the device; blocks for some 20 ms, belongs in a thread.
+        """Write everything committed to the device. It blocks for some 20 ms: use a thread.
 
-        Before it ``settle``. Raises OSError.
+        Call ``settle`` first. Raises OSError.
         """
         try:
             self._env.sync(True)
@@ -365,8 +366,8 @@ class Index:
         try:
             txn = self._begin()
             raw = txn.get(key)
-            # Ends the transaction at once; were it left to the garbage collector, the pages it
-            # pins could not be used again.
+            # Ends the transaction at once; until the garbage collector did so, the pages it pins
+            # could not be used again.
             txn.abort()
         except lmdb.Error as error:
             raise_index_error(error)
@@ -378,7 +379,7 @@ class Index:
         self._writing = begins
 
     def _require_room(self, rows: Rows) -> None:
-        """Raise NoSpace if *rows* add a name, and neither map nor device takes one more."""
+        """Raise NoSpace if *rows* add a name, and the map or the device has no space for it."""
         try:
             self.room.require(rows)
         except NoSpace:
@@ -405,7 +406,7 @@ class Index:
         self._records.learn(rows, records)
 
     def _commit(self, rows: Rows, deed: Deed | None = None) -> None:
-        """Write *rows* and all that wait, in one LMDB transaction; failing, those go on waiting."""
+        """Commit *rows* and all waiting ones in one transaction; on failure those still wait."""
         self._commits_to_look -= 1
         with self._unread:
             self._commits.write(self._pending.with_rows(rows), deed)
@@ -413,7 +414,7 @@ class Index:
         self.room.note_commit()
 
     def _keys(self, prefix: bytes) -> list[bytes]:
-        """Return the keys with *prefix* without committing anything."""
+        """Return the keys with *prefix*, without committing waiting rows."""
         committed = [key for key, _ in committed_rows(self._env, prefix, prefix, None)]
         return self._pending.keys_after(committed, prefix)
 

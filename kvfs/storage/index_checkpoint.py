@@ -2,9 +2,10 @@
 
 LMDB never writes to a page that a read transaction may see (mdb_find_oldest in lib/mdb.c). So a
 server holds a reader on a commit, makes data.mdb durable, and keeps the commit's meta page here.
-After a power loss the other pages of data.mdb may be of any age, but all of that commit are whole.
+After a power loss other pages of data.mdb may be of any age, but those of the commit are whole.
 
-The rule: whoever writes to the index holds the commit that CHECKPOINT names, or has removed it.
+The rule: a process that writes to the index holds the commit in CHECKPOINT, or has removed the
+file.
 """
 
 import contextlib
@@ -29,15 +30,15 @@ _HEAD: Final = struct.Struct("<8sIIQQQ")
 assert _HEAD.size == 40
 _INO_BYTES: Final = 8
 _CRC_BYTES: Final = 4
-#: More inodes are not believed; one in work is one.
+#: A file with more pending inodes is not believed.
 _PENDING_MAX: Final = 1 << 22
 
 
 class Checkpoint(NamedTuple):
-    """One durable commit, and which inodes it says little about.
+    """One durable commit, and the inodes whose state it may not have.
 
     ``data_ino`` is the inode number of data.mdb on its file system: the commit is in no other file.
-    Inodes from ``young`` on were made later. ``pending`` were in work: drafts, blocks being
+    Inodes from ``young`` on were created later. ``pending`` were unfinished: drafts, blocks being
     rewritten, and extents without an inode.
     """
 
@@ -57,7 +58,7 @@ class Checkpoint(NamedTuple):
 
     @classmethod
     def parse(cls, raw: bytes) -> Self | None:
-        """Return what *raw* says, None if it is not whole or of another version."""
+        """Return the checkpoint in *raw*, None if it is not whole or of another version."""
         least_bytes = _HEAD.size + META_BYTES + _CRC_BYTES
         if len(raw) < least_bytes or crc32c(raw) != CRC32C_RESIDUE:
             return None
@@ -72,7 +73,7 @@ class Checkpoint(NamedTuple):
 
 
 def read_checkpoint(pool_fd: int, syscalls: Syscalls) -> Checkpoint | None:
-    """Return what CHECKPOINT says; None if there is none that can be used. Raises OSError."""
+    """Return the checkpoint in CHECKPOINT; None if there is no valid one. Raises OSError."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         fd = syscalls.open(CHECKPOINT, flags, dir_fd=pool_fd)
@@ -98,7 +99,7 @@ def write_checkpoint(pool_fd: int, syscalls: Syscalls, checkpoint: Checkpoint) -
 
 
 def remove_checkpoint(pool_fd: int, syscalls: Syscalls) -> None:
-    """Remove CHECKPOINT, durably: its commit may be written over from now on. Raises OSError."""
+    """Remove CHECKPOINT durably: from now on its commit may be overwritten. Raises OSError."""
     try:
         syscalls.unlink(CHECKPOINT, dir_fd=pool_fd)
     except FileNotFoundError:
@@ -107,9 +108,9 @@ def remove_checkpoint(pool_fd: int, syscalls: Syscalls) -> None:
 
 
 def go_back(pool_fd: int, syscalls: Syscalls, checkpoint: Checkpoint, index_path: str) -> None:
-    """Make the commit of *checkpoint* the index's last one. Nobody has the index open.
+    """Make the commit of *checkpoint* the index's last one. Nobody may have the index open.
 
-    Raises IndexDamaged if it is not of this data.mdb, or the file is too short; OSError.
+    Raises IndexDamaged if it is of another data.mdb, or if the file is too short; OSError.
     """
     path = f"{INDEX}/{DATA_NAME}"
     try:
@@ -126,17 +127,17 @@ def go_back(pool_fd: int, syscalls: Syscalls, checkpoint: Checkpoint, index_path
 
 
 class HeldCommit:
-    """A commit whose pages LMDB writes over only after ``end``."""
+    """A commit whose pages LMDB does not overwrite before ``end``."""
 
     def __init__(self, env: lmdb.Environment, index_path: str, syscalls: Syscalls) -> None:
-        """Hold the last commit of *env*; no other one comes meanwhile.
+        """Hold the last commit of *env*; the caller commits nothing meanwhile.
 
         Raises IndexDamaged, OSError.
         """
         self._syscalls = syscalls
         flags = os.O_RDWR | os.O_CLOEXEC
         with contextlib.ExitStack() as parts:
-            #: Opened before anything is synced, so that it sees every failure of write-back.
+            #: Opened before anything is synced, so that its sync reports every write-back failure.
             self._fd = syscalls.open(f"{index_path}/{DATA_NAME}", flags)
             parts.callback(syscalls.close, self._fd)
             txn = env.begin()
@@ -156,7 +157,7 @@ class HeldCommit:
 
 
 def is_usable(checkpoint: Checkpoint | None, held: HeldCommit) -> bool:
-    """Whether *checkpoint* names the commit *held*, so that holding it keeps it."""
+    """Whether *checkpoint* names the commit *held*, and thus stays usable while that is held."""
     return checkpoint is not None and (
         (checkpoint.data_ino, checkpoint.transaction) == (held.data_ino, held.transaction)
     )

@@ -1,12 +1,12 @@
-"""SIGBUS on the index's mappings: a page is not available, and the server goes on.
+"""Handles SIGBUS on the index's mappings: a page cannot be read, and the server goes on.
 
 LMDB reads its file and writes its table of readers through mappings. If the device fails, the
 kernel raises SIGBUS: at a load of a page that is not in memory, and at the first store after a page
 was written back (page_mkwrite of a file system that has shut itself down). When the handler
 returns, the access is repeated. So the handler first replaces the mapping by memory: a copy for the
-lock file, empty memory for the index, which LMDB reports as CORRUPTED. Nothing is committed from
-then on (``lost``), so none of it reaches the file. Python's own handlers run after the failed
-access, which never ends; the kernel calls this one through ctypes, in the thread of the access.
+lock file, zeros for the index, which LMDB reports as CORRUPTED. Nothing is committed from then on
+(``lost``), so none of it reaches the file. A handler in Python would never run, because the failed
+access is repeated first; the kernel calls this one through ctypes, in the thread of the access.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ LIBC.mmap.argtypes = (
     ctypes.c_int,
     ctypes.c_int64,
 )
-#: Of bits/mman and bits/sigaction.h on Linux; the offset of si_addr in siginfo_t.
+#: From bits/mman.h and bits/sigaction.h of Linux; _SI_ADDR_AT is si_addr's offset in siginfo_t.
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
 _SA_SIGINFO: Final = 4
@@ -58,7 +58,7 @@ class _Map(NamedTuple):
 
 
 class MapState:
-    """Whether the index's map of this process is what its file holds."""
+    """``lost``: this process's map of the index no longer shows what the file holds."""
 
     lost = False
 
@@ -67,7 +67,7 @@ STATE: Final = MapState()
 
 
 def _handle(_signal: int, info: int, _context: int) -> None:
-    """Give LMDB something to load; whatever else it is ends the process as by default."""
+    """Replace a mapping of the index; any other SIGBUS ends the process, as by default."""
     try:
         address = ctypes.c_uint64.from_address(info + _SI_ADDR_AT).value
         found = _map_at(address)
@@ -79,11 +79,11 @@ def _handle(_signal: int, info: int, _context: int) -> None:
         _log.critical("SIGBUS at %#x, which is no page of the index: the server ends", address)
     except BaseException:
         _log.critical("SIGBUS, and nothing could be done about it: the server ends", exc_info=True)
-    LIBC.signal(signal.SIGBUS, None)  # SIG_DFL; it comes again at once
+    LIBC.signal(signal.SIGBUS, None)  # SIG_DFL; the repeated access raises it again at once
 
 
 def _map_at(address: int) -> _Map | None:
-    """Return the part of the address space around *address* that maps the index's file."""
+    """Return the mapping of an index file that contains *address*, None if there is none."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
         for line in lines:
             span, *_ = line.split(maxsplit=1)
@@ -106,7 +106,7 @@ def _replace(part: _Map) -> None:
 
 
 def _content_of(part: _Map) -> bytes:
-    """Return the content, by a read that fails where a load would raise a signal."""
+    """Return the content, by a read(2) that fails where a load would raise SIGBUS."""
     fd = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.pread(fd, part.end - part.start, part.start)
@@ -114,10 +114,10 @@ def _content_of(part: _Map) -> bytes:
         os.close(fd)
 
 
-#: Kept: the kernel calls it as long as the process lives.
+#: Kept for ever, because the kernel may call it as long as the process lives.
 _ACTION: Final = _Action(_HANDLER(_handle), (ctypes.c_ulong * 16)(), _SA_SIGINFO, None)
 
 
 def outlive_bus_errors() -> None:
-    """Let this process go on without its index when a page of it cannot be read."""
+    """Install the handler: this process goes on when a page of its index cannot be read."""
     LIBC.sigaction(signal.SIGBUS, ctypes.byref(_ACTION), None)

@@ -1,9 +1,9 @@
-"""Whether the pages of the index hold together: looked at without LMDB, which dies of some damage.
+"""Checks that the pages of the index are consistent, without LMDB, which some damage crashes.
 
-LMDB believes what a page says of itself. A number that leads out of the page or the file ends the
-process with SIGSEGV, SIGBUS or an assertion. So the headers and bounds of all pages in use are
-looked at before, some thousand pages at a time. The layout is that of lib/mdb.c (MDB_page,
-MDB_node, MDB_ID) of LMDB 0.9 on a 64-bit machine. Within the bounds each row has a checksum.
+LMDB trusts the numbers in a page. One that leads out of the page or the file ends the process with
+SIGSEGV, SIGBUS or an assertion. So the headers and bounds of all pages in use are checked before,
+some thousand pages at a time. The layout is that of lib/mdb.c (MDB_page, MDB_node, MDB_ID) of LMDB
+0.9 on a 64-bit machine. Inside these bounds each row has its own checksum.
 """
 
 import mmap
@@ -17,21 +17,21 @@ from kvfs.core.errors import IndexDamaged
 from kvfs.core.pool_layout import DATA_NAME
 from kvfs.storage.lmdb_file import Tree, newest_trees
 
-#: Pages copied and looked at in one step: 16 MiB.
+#: Pages copied and checked in one step: 16 MiB.
 _STEP_PAGES: Final = 4096
 _HEADER_BYTES: Final = 16
 _NODE_BYTES: Final = 8
 #: MDB_MAXKEYSIZE.
 _KEY_MAX_BYTES: Final = 511
 _BRANCH, _LEAF, _OVERFLOW = 0x01, 0x02, 0x04
-#: A node whose value is in overflow pages (F_BIGDATA); other flags are for what kvfs does not use.
+#: A node whose value is in overflow pages (F_BIGDATA); kvfs does not use what other flags are for.
 _BIG: Final = 0x01
 
 Numbers = NDArray[np.int64]
 
 
 class _Nodes(NamedTuple):
-    """The nodes of some pages: page (row of the step), offset, key's length, flags, low 32 bits."""
+    """The nodes of one step: the page's row in the step, offset, key length, flags, low 32 bits."""
 
     row: Numbers
     at: Numbers
@@ -41,9 +41,9 @@ class _Nodes(NamedTuple):
 
 
 def refuse_broken_pages(path: str) -> None:
-    """Raise IndexDamaged unless all pages in use of the index in *path* hold together.
+    """Raise IndexDamaged unless all pages in use of the index in *path* are consistent.
 
-    It reads them all. Nobody may write meanwhile. A device that cannot read ends the process.
+    It reads them all. Nobody may write meanwhile. A read error of the device ends the process.
     """
     fd = os.open(f"{path}/{DATA_NAME}", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -69,10 +69,10 @@ class _Pages:
             for value in free_lists:
                 self._free_list(value)
         finally:
-            del self._pages, self._bytes  # the map cannot be closed before
+            del self._pages, self._bytes  # the map cannot be closed while they exist
 
     def _tree(self, tree: Tree, *, keeps_values: bool) -> list[bytes]:
-        """Look at all pages of *tree*; return the values of its leaves if they are wanted."""
+        """Check all pages of *tree*; return the values of its leaves if *keeps_values*."""
         values: list[bytes] = []
         level = np.array([tree.root] if tree.depth else [], dtype=np.int64)
         for below in range(tree.depth - 1, -1, -1):
@@ -91,7 +91,7 @@ class _Pages:
         return values
 
     def _use(self, numbers: Numbers) -> None:
-        """Note that the pages *numbers* are in use, each once."""
+        """Note that the pages *numbers* are in use; refuse a page that is used twice."""
         _hold((numbers >= 2) & (numbers < self._count), "a page number")
         _hold(~self._used[numbers], "a page that is used twice")
         self._used[numbers] = True
@@ -99,7 +99,7 @@ class _Pages:
             raise _broken("a page that is used twice")
 
     def _nodes(self, pages: NDArray[np.uint8], numbers: Numbers, kind: int) -> _Nodes:
-        """Return the nodes of *pages*, which are of one *kind*, with their bounds looked at."""
+        """Check that *pages* are of *kind*, and their bounds; return their nodes."""
         words = pages.view("<u2").astype(np.int64)
         own = pages[:, :8].copy().view("<u8")[:, 0]
         lower, upper = words[:, 6], words[:, 7]
@@ -124,7 +124,7 @@ class _Pages:
     def _leaves(
         self, pages: NDArray[np.uint8], nodes: _Nodes, *, keeps_values: bool
     ) -> list[bytes]:
-        """Look at the values of leaves, also in their overflow pages."""
+        """Check the values of leaves, and their overflow pages; return them if *keeps_values*."""
         big = nodes.flags == _BIG
         _hold(big | (nodes.flags == 0), "the flags of a node")
         value = nodes.at + _NODE_BYTES + nodes.key
@@ -140,7 +140,7 @@ class _Pages:
         return found
 
     def _overflow(self, number: int, size_bytes: int, *, reads: bool) -> bytes:
-        """Look at the overflow pages from *number* on; return the value if it is wanted."""
+        """Check the overflow pages from *number* on; return the value if *reads*, else b""."""
         if not 2 <= number < self._count:
             raise _broken("the number of an overflow page")
         header = self._pages[number, :_HEADER_BYTES].tobytes()
@@ -158,7 +158,7 @@ class _Pages:
         return self._bytes[start : start + size_bytes].tobytes() if reads else b""
 
     def _free_list(self, value: bytes) -> None:
-        """Look at one list of free pages (MDB_IDL): its length, and that none is in use."""
+        """Check one list of free pages (MDB_IDL): its length, and that no page is in use."""
         numbers: NDArray[Any] = np.frombuffer(value, dtype="<u8", count=len(value) // 8)
         if not len(numbers) or int(numbers[0]) + 1 > len(numbers):
             raise _broken("the length of a list of free pages")

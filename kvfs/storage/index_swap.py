@@ -16,7 +16,7 @@ from kvfs.storage.syscalls import Syscalls
 
 
 def index_path(pool_fd: int, name: str = INDEX) -> str:
-    """Return a path to the pool's index; a detached mount has no other name than its fd."""
+    """Return a path to the pool's index, by fd because a detached mount has no other path."""
     return f"/proc/self/fd/{pool_fd}/{name}"
 
 
@@ -62,7 +62,7 @@ def _exists(name: str, pool_fd: int, syscalls: Syscalls) -> bool:
 def open_index(
     pool_fd: int, settings: Settings, syscalls: Syscalls, journal: Journal | None = None
 ) -> Index:
-    """Open the index of a pool as *settings* say. Raises as ``Index``."""
+    """Open the index of a pool as *settings* say. Raises what ``Index`` raises."""
     return Index(
         index_path(pool_fd),
         map_size_bytes=settings.index_map_bytes,

@@ -1,7 +1,7 @@
 """One write transaction of the index: every change of a request, visible at once or not at all.
 
-It collects rows in memory; LMDB sees them when it commits, all in one go, together with the rows
-of earlier transactions that need not last (``PendingRows``).
+It collects rows in memory and passes them to LMDB at its commit, all at once, together with the
+waiting rows of earlier transactions (``PendingRows``).
 """
 
 import contextlib
@@ -37,9 +37,9 @@ from kvfs.core.records import (
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.storage.lmdb_file import raise_index_error
 
-#: Rows by key; None for a row that is to go.
+#: Rows by key; None for a row that is to be removed.
 Rows = dict[bytes, bytes | None]
-#: A request that a transaction does, by the kernel's number of it, and the inode that it makes.
+#: The request that a transaction carries out (FUSE's number of it), and the inode that it creates.
 Deed = tuple[int, InodeNo]
 ABSENT: Final = b""
 #: With more waiting rows than this the next transaction is committed, lasting or not.
@@ -48,10 +48,10 @@ RECORDS_MAX: Final = 4096
 
 
 class WriteTransaction:
-    """Commits when its ``with`` block is left, forgets all when an exception leaves it.
+    """Commits at the end of its ``with`` block; drops all changes if an exception leaves it.
 
     Short by contract: no ``await`` inside, since the index has one writer at a time. Reads inside
-    see what was written inside. Leaving raises NoSpace when the map or the file system is full,
+    see what was written inside. The commit raises NoSpace when the map or the file system is full,
     OSError when the device fails; nothing has changed then.
     """
 
@@ -64,22 +64,23 @@ class WriteTransaction:
         commit: Callable[[Rows, dict[bytes, InodeRecord], Deed | None], None],
         claim: Callable[[bool], None],
     ) -> None:
-        """Prepare a transaction over *read* (one row) and *keys* (those with a prefix).
+        """*read* returns the row of a key, *keys* all keys with a prefix.
 
-        *claim* is told of its begin and end, and raises when another one has begun.
+        *commit* commits rows; *claim* is called with True at the begin and False at the end, and
+        raises OSError if another transaction has begun.
         """
         self._claim = claim
         self._read = read
         self._keys = keys
         self._commit = commit
         self._rows: Rows = {}
-        #: What the inode rows of these were packed from.
+        #: The records from which the inode rows were packed, by key.
         self._records: dict[bytes, InodeRecord] = {}
-        #: What a client asked for and has with this transaction, so that it is not done twice.
+        #: The client's request that this transaction carries out, so that it is not done twice.
         self.deed: Deed | None = None
 
     def __enter__(self) -> Self:
-        """Begin. Raises OSError inside another one, whose rows it would not see."""
+        """Begin. Raises OSError inside another transaction, whose rows it would not see."""
         self._claim(True)
         return self
 
@@ -89,7 +90,7 @@ class WriteTransaction:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Commit, or forget and translate the error."""
+        """Commit, or drop all changes and translate LMDB's error."""
         self._claim(False)
         if kind is None:
             self._commit(self._rows, self._records, self.deed)
@@ -137,8 +138,8 @@ class WriteTransaction:
     def put_name(self, parent: InodeNo, name: bytes, ino: InodeNo) -> None:
         """Make *name* in *parent* lead to *ino*, for lookup and for readdir.
 
-        When the name led elsewhere before, ``delete_name`` comes first: the readdir row of the
-        former inode has a key of its own.
+        If the name led to another inode before, call ``delete_name`` first: the readdir row of that
+        inode has a key of its own.
         """
         key = name_key(parent, name)
         self._rows[key] = pack_name(key, ino)
@@ -163,7 +164,7 @@ class WriteTransaction:
         return was_set
 
     def delete_xattrs(self, ino: InodeNo) -> dict[bytes, bytes]:
-        """Remove every extended attribute of *ino*; return those that can be read."""
+        """Remove every extended attribute of *ino*; return name and value of those readable."""
         prefix = xattr_key(ino, b"")
         written = [key for key in self._rows if key.startswith(prefix)]
         values: dict[bytes, bytes] = {}
@@ -180,15 +181,15 @@ class WriteTransaction:
         self._rows[COUNTERS_KEY] = pack_counters(counters)
 
     def put_unfinished(self, inos: Collection[InodeNo]) -> None:
-        """Write which inodes are drafts or being rewritten; if too many, write only that."""
+        """Write which inodes are drafts or being rewritten; if too many, write just that fact."""
         self._rows[UNFINISHED_KEY] = pack_unfinished(inos)
 
     def put_doubt(self, doubt: Doubt | None) -> None:
-        """Write which inodes are to be compared with their files; None: all are."""
+        """Write which inodes are still to be compared with their files; None: none is."""
         self._rows[RECONCILE_KEY] = None if doubt is None else pack_doubt(doubt)
 
     def delete_row(self, key: bytes) -> None:
-        """Remove the row *key* of any keyspace: for fsck, which finds rows nobody can read."""
+        """Remove the row *key* of any keyspace: for fsck, which finds unreadable rows."""
         self._rows[key] = None
         self._records.pop(key, None)
 
@@ -197,13 +198,13 @@ class PendingRows(dict[bytes, bytes | None]):
     """Rows that every read sees but that LMDB does not have yet; None for a row to be removed.
 
     The creation and removal of a draft need not survive a killed server: an extent without a row is
-    a stray, which the next start removes. So its rows wait here for the transaction that must last
+    a stray, which the next start removes. So its rows wait here for a transaction that must last
     (the rename that publishes it) or for the next tick. A store by rename then costs one commit
-    instead of three, and rows that came and went meanwhile none.
+    instead of three, and a draft that is created and removed meanwhile costs none.
     """
 
     def keys_after(self, committed: list[bytes], prefix: bytes) -> list[bytes]:
-        """Return which keys with *prefix* there are, given those that LMDB has."""
+        """Return all keys with *prefix*, given those that LMDB has (*committed*)."""
         found = [key for key in committed if self.get(key, b"") is not None]
         found += [key for key, raw in self.items() if raw is not None and key.startswith(prefix)]
         return found
@@ -219,20 +220,20 @@ class PendingRows(dict[bytes, bytes | None]):
 
 
 class RecordCache(dict[bytes, InodeRecord]):
-    """Inode records lately read or written, parsed: a store asks for its directory's six times.
+    """Parsed inode records, recently read or written: a store reads its directory's six times.
 
-    This process is the index's only writer, so that a record here is what the index says, pending
-    rows included. Bounded by count; a record takes some 600 bytes.
+    This process is the index's only writer, so a record here is the current one, pending rows
+    included. Bounded by count; a record takes some 600 bytes.
     """
 
     def remember(self, key: bytes, record: InodeRecord) -> None:
-        """Keep *record*, in place of the one kept longest."""
+        """Keep *record*; if the cache is full, drop the oldest one."""
         if len(self) >= RECORDS_MAX:
             del self[next(iter(self))]
         self[key] = record
 
     def learn(self, rows: Rows, records: dict[bytes, InodeRecord]) -> None:
-        """Forget what *rows* changed, of which *records* are inode records."""
+        """Drop the records that *rows* changed, and keep the new *records*."""
         for key in rows:
             if key in self:
                 del self[key]

@@ -1,8 +1,8 @@
 """Inode numbers: never given out twice, not even after a power loss.
 
-The file INODES holds the end of the range given out so far: u64 and its CRC32C, little-endian. It
-is fsynced before any number of a range is used. It is not in the index, because unsynced commits
-may be lost: a handle would then open another file's data.
+The file INODES holds the end of the range that may be given out: u64 and its CRC32C, little-endian.
+It is fsynced before any number of a range is used. It is not in the index, because unsynced commits
+may be lost: after that a handle would open another file's data.
 """
 
 import os
@@ -15,10 +15,10 @@ from kvfs.core.pool_layout import INODES
 from kvfs.core.types import FIRST_INODE, INODE_END, InodeNo
 from kvfs.storage.syscalls import Syscalls
 
-#: Numbers made durable at a time: one fsync in 65,536 creates. A start wastes as many of 2**64.
+#: Numbers made durable at a time: one fsync in 65,536 creates. A start skips as many of 2**64.
 RANGE_NUMBERS: Final = 1 << 16
 _RECORD_BYTES: Final = 12
-#: A repair begins far behind the last inode that it finds, which is below INODE_END.
+#: A repair begins far above the last inode that it finds, which is below INODE_END.
 _END_MAX: Final = INODE_END + (INODE_END >> 1)
 
 
@@ -46,7 +46,7 @@ class InodeNumbers:
     """
 
     def __init__(self, pool_fd: int, syscalls: Syscalls, *, read_only: bool = False) -> None:
-        """Continue behind every number that may have been used. Writes nothing before ``take``.
+        """Continue above every number that may have been used. Writes nothing before ``take``.
 
         If *read_only*, ``take`` fails. Raises IndexDamaged if INODES is missing or damaged.
         """
@@ -75,7 +75,7 @@ class InodeNumbers:
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = syscalls.open(INODES, flags, 0o600, dir_fd=pool_fd)
         try:
-            # In this order: an interrupted repair leaves the old bytes or the new ones.
+            # Written before it is cut: an interrupted repair leaves the old bytes or the new ones.
             syscalls.pwrite(fd, pack_end(first), 0)
             syscalls.ftruncate(fd, _RECORD_BYTES)
             syscalls.fsync(fd)
@@ -84,18 +84,18 @@ class InodeNumbers:
 
     @property
     def next(self) -> InodeNo:
-        """The number that ``take`` returns next: every inode there is has a lower one."""
+        """The number that ``take`` returns next: every existing inode has a lower one."""
         return self._next
 
     @property
     def refill_due(self) -> bool:
-        """Whether less than half a range is left: time for ``refill`` in a thread."""
+        """Whether less than half a range is left: call ``refill`` in a thread."""
         return self._end - self._next < RANGE_NUMBERS // 2
 
     def refill(self) -> None:
         """Make the next range durable (one fsync, some ms) and usable; raises OSError.
 
-        Does nothing while enough is left, so two callers do no harm.
+        Does nothing while enough is left, so concurrent calls do no harm.
         """
         with self._lock:
             if not self.refill_due:
@@ -108,7 +108,7 @@ class InodeNumbers:
     def take(self) -> InodeNo:
         """Return a number that was never returned before.
 
-        Waits for an fsync only if nobody called ``refill`` in time. Raises OSError.
+        Waits for an fsync only if ``refill`` was not called in time. Raises OSError.
         """
         number = self._next
         if number >= self._end:

@@ -1,14 +1,14 @@
 """What must outlive a killed server and is not in LMDB: waiting rows, and which requests were done.
 
-It lies in shared memory (a memfd), which the supervisor holds, too. Another server that takes the
-mount over finds here the rows that wait for a commit (``PendingRows``), and the requests whose
-change is made and whose answer the kernel may not have. A request is told by the kernel's number of
-it, 0 for none.
+It is in shared memory (a memfd), which the supervisor holds open, too. A server that takes over the
+mount finds here the rows that wait for a commit (``PendingRows``), and the requests that were
+carried out and may not have been answered. A request is identified by the kernel's number (unique
+in struct fuse_in_header), 0 for none.
 
-The process may be killed between any two stores to memory. So a record counts from the last store
-on, its length, of eight aligned bytes. Waiting rows belong to the commit that they follow: once
-another one has carried them they count no more. A change that is committed at once is announced
-before, with the number that its commit will have.
+The process may be killed between any two stores to memory. So the last store makes a record valid:
+its length, of eight aligned bytes. Waiting rows name the commit that they follow; the next commit
+includes them, and makes them invalid. A change that is committed at once is announced before, with
+the number that its commit will have.
 """
 
 import marshal
@@ -21,14 +21,14 @@ from kvfs.core.types import InodeNo
 from kvfs.storage.index_transaction import Deed, Rows
 from kvfs.storage.shared_table import ALIGNED_BYTES, ENDS, WORD, begin_table, require_table
 
-#: Raised when the layout, or what marshal writes, changes.
+#: Incremented when the layout, or what marshal writes, changes.
 JOURNAL_VERSION: Final = 1
 _JOURNAL_MAGIC: Final = b"KVFSJRNL"
-#: Of the kernel's numbers: set if it sent the request once more (FUSE_UNIQUE_RESEND, linux/fuse.h).
+#: Set in the number of a request that the kernel sent again (FUSE_UNIQUE_RESEND, linux/fuse.h).
 RESENT: Final = 1 << 63
 _NUMBER_MASK: Final = RESENT - 1
 
-#: The answer to a request is written right after its commit: few are under way at a time.
+#: A request is answered right after its commit, so few are unanswered at a time.
 _DEEDS: Final = 64
 _DEEDS_START: Final = 4096
 #: Number of the commit (0: the rows are kept here), inode, request; the request is stored last.
@@ -38,7 +38,7 @@ _WAITING_START: Final = 8192
 _JOURNAL_BYTES: Final = 4 << 20
 #: Commit that the rows follow, inode, request; then the rows, as marshal writes them.
 _FOLLOWS: Final = struct.Struct("=QQQ")
-#: Bytes, None and dicts of them: written the same by every Python since 2.5.
+#: Every Python since 2.5 writes bytes, None and dicts of them in the same way.
 MARSHAL_VERSION: Final = 2
 _NO_DEED: Final[Deed] = (0, InodeNo(0))
 
@@ -47,7 +47,7 @@ class Journal:
     """The journal in one memfd; one process at a time writes it, on one thread."""
 
     def __init__(self, fd: int) -> None:
-        """Use *fd*, and what it holds; an empty one is made ready. Raises FormatUnknown."""
+        """Use the journal in *fd*, initialised if it is empty. Raises FormatUnknown."""
         self._at = _WAITING_START
         self._transaction = 0
         self._next_deed = 0
@@ -60,13 +60,13 @@ class Journal:
         require_table(memory, _JOURNAL_MAGIC, JOURNAL_VERSION, "journal")
 
     def close(self) -> None:
-        """Let go of the memory, which the supervisor may hold on to."""
+        """Unmap the memory; the supervisor may keep it alive."""
         self._memory.close()
 
     # ---- what the last server left ----
 
     def waiting(self, transaction: int) -> Rows:
-        """Return the rows that wait, if the last commit is *transaction*; they go on waiting."""
+        """Return the rows that wait after *transaction*, the last commit; they stay waiting."""
         self._transaction, self._at = transaction, _WAITING_START
         rows: Rows = {}
         for at, end in self._records():
@@ -75,7 +75,7 @@ class Journal:
         return rows
 
     def done(self) -> dict[int, InodeNo]:
-        """Return which requests are done, and the inode that each made. Call ``waiting`` before."""
+        """Return the requests that are done, and the inode each made. Call ``waiting`` before."""
         found: dict[int, InodeNo] = {}
         latest = 0
         for number in range(_DEEDS):
@@ -83,7 +83,7 @@ class Journal:
                 self._memory, _DEEDS_START + number * _DEED.size
             )
             request &= _NUMBER_MASK
-            if request > latest:  # what comes next takes the place of the oldest
+            if request > latest:  # the next deed goes after the newest, over the oldest
                 latest, self._next_deed = request, (number + 1) % _DEEDS
             if transaction <= self._transaction:
                 found[request] = InodeNo(ino)
@@ -94,7 +94,7 @@ class Journal:
         return found
 
     def _records(self) -> list[tuple[int, int]]:
-        """Return where each record that follows the last commit begins and ends, without length."""
+        """Return start and end, without its length, of each record that follows the last commit."""
         found: list[tuple[int, int]] = []
         at = _WAITING_START
         while at + ALIGNED_BYTES <= len(self._memory):
@@ -111,7 +111,7 @@ class Journal:
     # ---- what this one does ----
 
     def keep(self, rows: Rows, deed: Deed | None) -> bool:
-        """Keep *rows*, which wait, and *deed*, done by them; False if there is no room."""
+        """Keep waiting *rows*, and the *deed* that they do; False if there is no room."""
         ino_request = _NO_DEED if deed is None else deed
         body = _FOLLOWS.pack(self._transaction, ino_request[1], ino_request[0]) + marshal.dumps(
             rows, MARSHAL_VERSION
@@ -121,7 +121,7 @@ class Journal:
         end = start + len(body)
         if end > _JOURNAL_BYTES:
             return False
-        # An older record's length may stand there, which would count for half a body.
+        # An older record's length may be there, which would make a half-written body valid.
         WORD.pack_into(self._memory, self._at, 0)
         self._memory[start:end] = body
         WORD.pack_into(self._memory, self._at, len(body) - ALIGNED_BYTES)
@@ -131,19 +131,19 @@ class Journal:
         return True
 
     def intend(self, deed: Deed, transaction: int) -> None:
-        """Note that commit *transaction*, which comes next, does *deed*; 0: it is done."""
+        """Note that *transaction*, the next commit, does *deed*; 0: kept rows have done it."""
         request, ino = deed
         offset = _DEEDS_START + self._next_deed * _DEED.size
         _DEED.pack_into(self._memory, offset, transaction, ino, request)
         self._next_deed = (self._next_deed + 1) % _DEEDS
 
     def withdraw(self) -> None:
-        """Note that the commit which was announced last has failed."""
+        """Note that the commit that was announced last has failed."""
         last = (self._next_deed - 1) % _DEEDS
         WORD.pack_into(self._memory, _DEEDS_START + last * _DEED.size + _REQUEST_OFFSET, 0)
 
     def committed(self, transaction: int) -> None:
         """Note that *transaction* was committed, with all rows that waited."""
-        if transaction == self._transaction:  # they left nothing to write
+        if transaction == self._transaction:  # the rows changed nothing: LMDB made no new commit
             WORD.pack_into(self._memory, _WAITING_START, 0)
         self._transaction, self._at = transaction, _WAITING_START

@@ -1,8 +1,8 @@
 """LMDB below the index: its file, how its environment is opened, its rows, and its errors.
 
-Room is allocated ahead of LMDB. Nothing above the index names ``lmdb``.
+Space is allocated ahead of LMDB. No module above the index uses ``lmdb``.
 
-LMDB answers some damage with SIGBUS or SIGABRT, so what can be seen from outside is looked at
+Some damage makes LMDB raise SIGBUS or SIGABRT, so what can be checked from outside is checked
 first. The layout of LMDB's two meta pages is that of lib/mdb.c (MDB_page, MDB_meta, MDB_db) of
 LMDB 0.9, data version 1, on a 64-bit machine.
 """
@@ -31,14 +31,14 @@ from kvfs.core.sizes import format_size
 from kvfs.core.types import STAT_BLOCK_BYTES
 from kvfs.storage.syscalls import Syscalls
 
-#: What LMDB makes it for 126 readers: slots of 64 bytes and a header.
+#: The size that LMDB gives it for 126 readers: slots of 64 bytes and a header.
 LOCK_FILE_BYTES: Final = 8192
 
-#: LMDB may count pages at the end that it never wrote (allocated and freed in one transaction):
-#: a sound file may be shorter than it says, if it was not allocated ahead. Measured: up to 28.
+#: LMDB may count pages at the end that it never wrote (allocated and freed in one transaction), so
+#: a sound file may be shorter than its meta page says. Measured: up to 28 pages.
 SPARE_PAGES: Final = 256
 
-#: On a device with little room less is allocated at a time, down to this.
+#: On a nearly full device less is allocated at a time, but at least this.
 _LEAST_STEP_BYTES: Final = 256 << 10
 
 #: LMDB gathers at most 64 pages in one write (MDB_COMMIT_PAGES).
@@ -53,11 +53,11 @@ _P_META: Final = 0x08
 _META_PAGE: Final = struct.Struct("<QHHHH" + "IIQQ" + "IHHQQQQQ" * 2 + "QQ")
 assert _META_PAGE.size == 152
 META_BYTES: Final = _META_PAGE.size
-#: The number that each page begins with.
+#: The page number at the start of each page.
 _PAGE_NUMBER: Final = struct.Struct("<Q")
 
-#: What the verifier says of an index that went back to a checkpoint: one commit in both meta pages
-#: (index_checkpoint.py). LMDB writes its next commit to the page that the parity asks for.
+#: What the verifier reports for an index that went back to a checkpoint: both meta pages have the
+#: same commit (index_checkpoint.py). Harmless: the next commit goes to the page of its parity.
 _GONE_BACK: Final = ("(parity violation)", "meta pages share nonzero txnid")
 
 _FULL = NO_SPACE | {errno.EFBIG}
@@ -66,7 +66,7 @@ _BROKEN_TREE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PageFullError)
 
 
 class Meta(NamedTuple):
-    """What one meta page says: the page size, the last page in use, the transaction."""
+    """The fields of one meta page that kvfs needs; ``last_page`` is the last page in use."""
 
     psize_bytes: int
     last_page: int
@@ -83,7 +83,7 @@ class Tree(NamedTuple):
 def newest_trees(path: str) -> tuple[int, int, tuple[Tree, Tree]]:
     """Return page size, last page, and the trees (free lists, rows) of the last commit.
 
-    Raises IndexDamaged, FormatUnknown as ``check_data_file``, which is called before.
+    Call ``check_data_file`` before. Raises IndexDamaged, FormatUnknown.
     """
     with open(f"{path}/{DATA_NAME}", "rb") as file:
         first = file.read(META_BYTES)
@@ -96,7 +96,7 @@ def newest_trees(path: str) -> tuple[int, int, tuple[Tree, Tree]]:
 
 
 def parse_meta(raw: bytes, page: int) -> Meta:
-    """Return what meta page *page* says; raises IndexDamaged, FormatUnknown."""
+    """Return the fields of meta page *page*; raises IndexDamaged, FormatUnknown."""
     if len(raw) < META_BYTES:
         raise IndexDamaged(f"index: {DATA_NAME} ends inside its meta page {page}")
     fields = _META_PAGE.unpack_from(raw)
@@ -111,11 +111,11 @@ def parse_meta(raw: bytes, page: int) -> Meta:
 
 
 def check_data_file(path: str, *, spare_pages: int = 0) -> int:
-    """Return how many bytes of the data file LMDB counts as its own.
+    """Return how many bytes of the data file are in use, according to LMDB.
 
     Raises IndexDamaged or FormatUnknown unless it looks like a whole LMDB file, of which
-    *spare_pages* at the end may be missing. Seen are its two meta pages and its length; damage
-    inside a tree page is not, ``verify_data_file`` looks for that.
+    *spare_pages* at the end may be missing. Only its two meta pages and its length are checked;
+    ``verify_data_file`` looks for damage inside a tree page.
     """
     try:
         fd = os.open(f"{path}/{DATA_NAME}", os.O_RDONLY | os.O_CLOEXEC)
@@ -153,7 +153,7 @@ def read_meta(data_fd: int, transaction: int) -> bytes:
 def write_metas(data_fd: int, raw: bytes, syscalls: Syscalls) -> None:
     """Make the commit of meta page *raw* the last one of the file, durably.
 
-    Both meta pages get it, each with its own number in front (mp_pgno). Raises IndexDamaged,
+    It is written to both meta pages, each with its own page number (mp_pgno). Raises IndexDamaged,
     OSError.
     """
     psize = parse_meta(raw, 0).psize_bytes
@@ -165,14 +165,14 @@ def write_metas(data_fd: int, raw: bytes, syscalls: Syscalls) -> None:
 class IndexFile:
     """Keeps data.mdb allocated at least one step ahead of what LMDB has used.
 
-    On a full file system LMDB cannot even delete, since it writes every changed page anew; with
-    room allocated ahead it can. The file is made longer, not only allocated (no
-    FALLOC_FL_KEEP_SIZE): writes inside it then change no file size, and a page that LMDB counted
-    but never wrote reads as zeros instead of killing the process with SIGBUS.
+    On a full file system LMDB cannot even delete, since it writes every changed page to a new
+    place; with space allocated ahead it can. The file is also made longer (no FALLOC_FL_KEEP_SIZE):
+    writes inside it then change no file size, and a page that LMDB counted but never wrote reads as
+    zeros instead of killing the process with SIGBUS.
     """
 
     def __init__(self, path: str, step_bytes: int, limit_bytes: int, syscalls: Syscalls) -> None:
-        """Open the file; nothing is allocated yet. *limit_bytes* is LMDB's map. Raises OSError."""
+        """Open the file; allocate nothing yet. *limit_bytes* is LMDB's map size. Raises OSError."""
         self._syscalls = syscalls
         self._step_bytes = step_bytes
         self._limit_bytes = limit_bytes
@@ -182,7 +182,8 @@ class IndexFile:
         except BaseException:
             syscalls.close(self._fd)
             raise
-        # A length without blocks is a hole (a file copied or extended), and counts for nothing.
+        # With fewer blocks than its length the file has holes (it was copied or extended), and
+        # nothing of it counts as allocated.
         whole = status.st_blocks * STAT_BLOCK_BYTES >= status.st_size
         self.allocated_bytes = status.st_size if whole else 0
         self._size_bytes = status.st_size
@@ -194,8 +195,8 @@ class IndexFile:
     def allocate(self, used_bytes: int, *, whole: bool = False) -> None:
         """Allocate two steps beyond *used_bytes*, at most to the end of LMDB's map.
 
-        Less where the device has less, unless *whole*. Takes some 100 us for 64 MiB on XFS. Raises
-        NoSpace, OSError.
+        Allocates less if the device has less, unless *whole*. Takes some 100 us for 64 MiB on XFS.
+        Raises NoSpace, OSError.
         """
         start_bytes = self.allocated_bytes
         end_bytes = min(used_bytes + 2 * self._step_bytes, self._limit_bytes)
@@ -215,24 +216,24 @@ class IndexFile:
                 end_bytes = start_bytes + size_bytes
             else:
                 break
-        # A request that needs space for a name does the same on another thread.
+        # max: a request that needs space for a name may have allocated more, in another thread.
         self.allocated_bytes = max(self.allocated_bytes, end_bytes)
 
     def rows_end_bytes(self) -> int:
-        """Return how much rows may take of what is allocated; the rest is for deletes."""
+        """Return how many of the allocated bytes rows may use; the rest is for deletes."""
         kept_bytes = min(KEPT_BYTES, self._step_bytes, self.allocated_bytes // 4)
         return self.allocated_bytes - kept_bytes
 
     def full(self) -> bool:
-        """Whether the file system has less room than LMDB writes at once. Raises OSError."""
+        """Whether the file system has less free space than LMDB writes at once. Raises OSError."""
         status = self._syscalls.statvfs(self._fd)
         return status.f_bavail * status.f_frsize < _WRITE_BYTES
 
     def cover(self, used_bytes: int) -> None:
         """Make the file at least *used_bytes* long, without allocating: for a full file system.
 
-        Behind the end of the file LMDB's map answers with SIGBUS, a hole with zeros, which LMDB
-        reports as damage. Raises OSError.
+        A read of LMDB's map beyond the end of the file raises SIGBUS; a hole reads as zeros, which
+        LMDB reports as damage. Raises OSError.
         """
         if self._size_bytes < used_bytes:
             self._syscalls.ftruncate(self._fd, used_bytes)
@@ -245,9 +246,9 @@ class IndexFile:
 def verify_data_file(path: str) -> list[str]:
     """Return what is structurally wrong with the data file, read without LMDB itself: for fsck.
 
-    It is Python that walks every page, so that no damage can crash it: 5 s for a million inodes.
-    Nobody may write meanwhile. It is strict: a value over 2 KB replaced by a smaller one within
-    one transaction keeps room that it reports too, so no transaction may write such a key twice.
+    Python code walks every page, so damage cannot crash it: 5 s for a million inodes. Nobody may
+    write meanwhile. It also reports the space that LMDB keeps if one transaction replaces a value
+    over 2 KB by a smaller one, so no transaction may write such a key twice.
     """
     try:
         problems: list[str] = verify(f"{path}/{DATA_NAME}", subdir=False)  # type: ignore[no-untyped-call]
@@ -259,7 +260,8 @@ def verify_data_file(path: str) -> list[str]:
 def allocate_lock_file(path: str, syscalls: Syscalls) -> None:
     """Create lock.mdb if missing, with its blocks.
 
-    LMDB writes to it through a map, where a full file system means SIGBUS. Raises NoSpace, OSError.
+    LMDB writes to it through a map, which raises SIGBUS on a full file system. Raises NoSpace,
+    OSError.
     """
     fd = syscalls.open(f"{path}/{LOCK_NAME}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -278,9 +280,9 @@ def allocate_lock_file(path: str, syscalls: Syscalls) -> None:
 
 
 def check_format(path: str, map_size_bytes: int) -> None:
-    """Raise IndexDamaged or FormatUnknown unless the index names the format known here.
+    """Raise IndexDamaged or FormatUnknown unless the index has format INDEX_FORMAT.
 
-    Raises ToolMissing as ``open_environment``.
+    Raises ToolMissing as ``open_environment`` does.
     """
     env = open_environment(path, map_size_bytes, read_only=True)
     try:
@@ -300,8 +302,8 @@ def check_format(path: str, map_size_bytes: int) -> None:
 def open_environment(path: str, map_size_bytes: int, *, read_only: bool) -> lmdb.Environment:
     """Open LMDB without any fsync of its own; raises IndexDamaged, ToolMissing, OSError.
 
-    ``writemap`` stays off: a wild write of this process could not reach the index. ``lock`` is on
-    so that a copy taken in a thread pins its pages; read-only opens leave the lock file alone.
+    ``writemap`` is off, so that a stray write of this process cannot reach the index. ``lock`` is
+    on so that a copy taken in a thread pins its pages; read-only opens do not touch the lock file.
     ``max_spare_txns=1`` keeps one ended read transaction for the next ``begin``.
     """
     try:
@@ -318,7 +320,7 @@ def open_environment(path: str, map_size_bytes: int, *, read_only: bool) -> lmdb
             max_dbs=0,
             max_spare_txns=1,
         )
-    except lmdb.MemoryError:  # of mmap: nothing of the index was looked at yet
+    except lmdb.MemoryError:  # from mmap: nothing of the index was read yet
         raise ToolMissing(
             f"index: no address space for its map of {format_size(map_size_bytes)}; "
             "`ulimit -v unlimited` or LimitAS=infinity of its unit gives it"
@@ -328,7 +330,7 @@ def open_environment(path: str, map_size_bytes: int, *, read_only: bool) -> lmdb
 
 
 def rows_bytes(env: lmdb.Environment) -> int:
-    """Return how much of the map holds rows; what transactions freed does not count."""
+    """Return how many bytes of the map hold rows; freed pages do not count."""
     found = env.stat()
     pages = found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]
     return pages * found["psize"]
@@ -337,7 +339,7 @@ def rows_bytes(env: lmdb.Environment) -> int:
 def committed_rows(
     env: lmdb.Environment, start: bytes, prefix: bytes, limit: int | None
 ) -> list[tuple[bytes, bytes]]:
-    """Return up to *limit* rows from *start* on whose keys begin with *prefix*.
+    """Return up to *limit* (None: all) rows from *start* on whose keys begin with *prefix*.
 
     Raises Damaged where LMDB's tree is broken.
     """
@@ -362,8 +364,8 @@ def committed_rows(
 def raise_index_error(error: lmdb.Error | OSError) -> NoReturn:
     """Raise NoSpace, Damaged, ReadOnly or OSError for an error of a transaction.
 
-    The map being full and the file system being full are both NoSpace. A tree that LMDB cannot
-    follow is Damaged. Anything else is an OSError with LMDB's code where that is an errno.
+    NoSpace: the map or the file system is full. Damaged: LMDB cannot follow its tree. ReadOnly: the
+    index is open read-only. Anything else is an OSError, with LMDB's code if that is an errno.
     """
     if isinstance(error, lmdb.ReadonlyError):
         raise ReadOnly("index: opened read-only") from error

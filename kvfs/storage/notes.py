@@ -1,8 +1,8 @@
-"""Short notes by key in shared memory: what the next server must know and no file says.
+"""Short notes by key in shared memory: what the next server must know and no file has.
 
-Like the journal (journal.py) they lie in a memfd that the supervisor holds, too. Each change is
-appended; when the room is used up, what counts is written anew behind it, and one store in the
-header makes that the valid part. The process may be killed between any two stores to memory.
+Like the journal (journal.py) they are in a memfd that the supervisor holds open, too. Each change
+is appended; when the room is used up, all current notes are written after the old part, and one
+store in the header makes the new part valid. The process may be killed between any two stores.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from kvfs.storage.journal import MARSHAL_VERSION
 from kvfs.storage.shared_table import ALIGNED_BYTES, ENDS, WORD, begin_table, require_table
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Syscalls
 
-#: Raised when the layout, or that of any note, changes.
+#: Incremented when the layout, or that of any note, changes.
 NOTES_VERSION: Final = 1
 _NOTES_MAGIC: Final = b"KVFSNOTE"
 #: Where the valid part begins.
@@ -31,7 +31,7 @@ class Notes:
     """The notes in one memfd; one process at a time writes them, on one thread."""
 
     def __init__(self, fd: int) -> None:
-        """Use *fd*, and what it holds; an empty one is made ready. Raises FormatUnknown."""
+        """Use the notes in *fd*, initialised if it is empty. Raises FormatUnknown."""
         self._fd = fd
         self._kept: dict[bytes, bytes] = {}
         self._at = 0
@@ -51,7 +51,7 @@ class Notes:
         self._read()
 
     def close(self) -> None:
-        """Let go of the memory, which the supervisor may hold on to."""
+        """Unmap the memory; the supervisor may keep it alive."""
         self._header.close()
         self._memory.close()
 
@@ -61,7 +61,7 @@ class Notes:
         return None if raw is None else marshal.loads(raw)
 
     def below(self, prefix: bytes) -> dict[bytes, Any]:
-        """Return the notes whose keys begin with *prefix*, by the rest of the key."""
+        """Return the notes whose keys begin with *prefix*, keyed by the rest of the key."""
         return {
             key[len(prefix) :]: marshal.loads(raw)
             for key, raw in self._kept.items()
@@ -69,7 +69,7 @@ class Notes:
         }
 
     def put(self, key: bytes, value: Any) -> None:  # noqa: ANN401
-        """Keep *value* as the note of *key*: numbers, bytes, text, and tuples and so on of them."""
+        """Keep *value* as the note of *key*: anything that ``marshal`` writes."""
         self._kept[key] = raw = marshal.dumps(value, MARSHAL_VERSION)
         self._append(key, raw)
 
@@ -79,7 +79,7 @@ class Notes:
             self._append(key, None)
 
     def _append(self, key: bytes, value: bytes | None) -> None:
-        """Write one change; all notes anew if there is no room."""
+        """Append one change; write all notes anew if there is no room."""
         if value is None:
             body = _NOTE.pack(len(key), -1) + key
         else:
@@ -95,7 +95,7 @@ class Notes:
         self._at = end - ALIGNED_BYTES
 
     def _write_anew(self) -> None:
-        """Write what counts behind what was written so far, and free that."""
+        """Write all current notes after the old part, and free that."""
         old_start, old_end = self._start, self._end
         live_bytes = sum(len(key) + len(value) + 24 for key, value in self._kept.items())
         room_bytes = round_up(max(_NOTES_MIN_BYTES, 4 * live_bytes))
@@ -108,7 +108,7 @@ class Notes:
             self._append(key, value)
         WORD.pack_into(self._header, _LIVE_OFFSET, self._start)
         if old_end > old_start:
-            with contextlib.suppress(OSError):  # it only takes memory
+            with contextlib.suppress(OSError):  # a failure only wastes memory
                 flags = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
                 Syscalls().fallocate(self._fd, flags, old_start, old_end - old_start)
 

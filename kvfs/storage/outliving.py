@@ -1,4 +1,4 @@
-"""What of a server's memory outlives it, in shared memory: journal, notes, what is not durable."""
+"""The shared memory that outlives a server: journal, notes, and the table of undurable bytes."""
 
 import os
 from typing import NamedTuple, Self
@@ -10,7 +10,7 @@ from kvfs.storage.undurable_table import UndurableTable
 
 
 class Outliving(NamedTuple):
-    """All three, and the memfds in which they lie."""
+    """Journal, notes and table, and the memfds that hold them."""
 
     journal: Journal
     notes: Notes
@@ -21,9 +21,9 @@ class Outliving(NamedTuple):
 
     @classmethod
     def at(cls, journal_fd: int, notes_fd: int, undurable_fd: int, undurable_max: int) -> Self:
-        """Use what lies in the memfds, which are closed with it. Raises FormatUnknown, OSError.
+        """Use what the memfds hold; ``close`` closes them. Raises FormatUnknown, OSError.
 
-        *undurable_max*: rows of what is not durable.
+        *undurable_max*: most rows in the table of what is not durable.
         """
         journal, notes = Journal(journal_fd), Notes(notes_fd)
         undurable = UndurableTable(undurable_fd, undurable_max)
@@ -31,12 +31,12 @@ class Outliving(NamedTuple):
 
     @classmethod
     def fresh(cls, undurable_max: int) -> Self:
-        """Make all anew. Raises OSError."""
+        """Create all three, empty. Raises OSError."""
         journal_fd, notes_fd = (_memory(name) for name in ("kvfs-journal", "kvfs-notes"))
         return cls.at(journal_fd, notes_fd, empty_undurable(), undurable_max)
 
     def close(self) -> None:
-        """Let go of them."""
+        """Unmap all three, and close the memfds."""
         self.journal.close()
         self.notes.close()
         self.undurable.close()
@@ -45,7 +45,7 @@ class Outliving(NamedTuple):
 
 
 def undurable_rows_max(settings: Settings) -> int:
-    """Return how many rows are enough for blocks, and for identities that are queued."""
+    """Return how many rows are enough for waiting blocks and queued identities together."""
     return 2 * settings.durable_queue_max
 
 

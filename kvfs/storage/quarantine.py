@@ -1,6 +1,6 @@
-"""Extents whose bytes are not what was stored: kept aside, a few of them, for whoever looks why.
+"""Keeps a few extents whose bytes are not what was stored, so that somebody can find out why.
 
-No name leads there. ``kvfs fsck`` lists them, and a start forgets none.
+No name leads to them. ``kvfs fsck`` lists them, and a start does not remove them.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Quarantine:
-    """At most so many extents, and so many bytes; the oldest goes for a new one."""
+    """Holds at most *files_max* extents and *most_bytes*; the oldest is removed for a new one."""
 
     def __init__(
         self, pool_fd: int, syscalls: Syscalls, files_max: int = 0, most_bytes: int = 0
@@ -28,9 +28,9 @@ class Quarantine:
         self._most_bytes = most_bytes
 
     def take(self, extents: Extents, ino: InodeNo) -> bool:
-        """Move *ino*'s extent here; False if it is too large, or none may be kept.
+        """Move *ino*'s extent here. Raises OSError.
 
-        It stays where it is then. Raises OSError.
+        Return False, and leave it where it is, if it is missing or too large, or none may be kept.
         """
         status = extents.stat(ino)
         if status is None or not self._files_max:
@@ -60,7 +60,7 @@ class Quarantine:
             del held[oldest]
 
     def held(self) -> dict[InodeNo, int]:
-        """Return the inodes whose extents are here, with the bytes that they hold."""
+        """Return the inodes whose extents are here, with their allocated bytes. Raises OSError."""
         found: dict[InodeNo, int] = {}
         try:
             with self._directory() as directory_fd:
@@ -74,7 +74,7 @@ class Quarantine:
         return found
 
     def clear(self) -> None:
-        """Remove all of them: the device needs the room. Raises OSError."""
+        """Remove all of them, because the device needs the space. Raises OSError."""
         held = self.held()
         if held:
             with self._directory() as directory_fd:

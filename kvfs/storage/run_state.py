@@ -1,7 +1,7 @@
 """RUN: whether the pool was stopped cleanly, and in which boot it ran last.
 
 The index is not fsynced while the server runs. So it is trusted only after a clean stop, or in the
-same boot, whose page cache still has all of it.
+same boot, when the page cache still has all of it.
 """
 
 import json
@@ -21,21 +21,20 @@ _AGES_MAX_NS: Final = 1 << 62
 
 
 class RunState(NamedTuple):
-    """What the last server left in RUN; a pool that never ran is clean.
+    """What the last server wrote into RUN; a pool that never ran is clean.
 
-    ``moved``: RUN comes from another directory, whose pool may be in use beside this copy of it.
+    ``moved``: RUN comes from another directory, so this is a copy, and the original may be in use.
 
     ``copied``: it is moved, so a server may have changed files while they were copied; or the file
-    system was mounted anew, so it may have been cut off before.
+    system was mounted again since, and may have been cut off before.
 
-    ``strays``: stopped cleanly, but there may be files that no inode knows, or old identities,
+    ``strays``: it stopped cleanly, but there may be files without an inode, or outdated identities,
     because the device failed or a sweep was not finished.
 
-    ``age_base_ns``: by which the ages of what the pool holds were told in that boot (age_clock.py);
-    None: unknown.
+    ``age_base_ns``: the base of the age clock in that boot (age_clock.py); None: unknown.
 
-    ``doubtful_below``: blocks with a lower inode number were there when a device may have lost what
-    it said it had, and not all were compared with their checksums since; 0: none.
+    ``doubtful_below``: blocks with a lower inode number existed when the device may have lost bytes
+    that it had confirmed, and not all have been compared with their checksums since; 0: none.
     """
 
     boot_id: str
@@ -53,12 +52,12 @@ class RunState(NamedTuple):
 
     @property
     def present_age_base_ns(self) -> int | None:
-        """By which ages are told in this boot; None before its first server."""
+        """The base of the age clock in this boot; None before the boot's first server."""
         return self.age_base_ns if self.of_this_boot else None
 
     @property
     def trusted(self) -> bool:
-        """Whether the index is what was last committed to it."""
+        """Whether the index has all that was committed to it."""
         return self.clean or (self.of_this_boot and not self.copied)
 
 
@@ -71,8 +70,9 @@ def present_boot_id() -> str:
 def read_run_state(pool_fd: int, syscalls: Syscalls, superblock: str = "") -> RunState:
     """Return what RUN says. An unreadable file counts as not clean and of an unknown boot.
 
-    So does a missing one if inode numbers were ever given out, since the pool ran then. The
-    directory is now on *superblock* (devices/parent_fs.py); empty: its log was asked instead.
+    So does a missing one if inode numbers were ever given out, since the pool ran then.
+    *superblock* identifies the file system that the directory is on now (devices/parent_fs.py);
+    it is empty if the file system's log was checked instead.
     """
     try:
         fd = syscalls.open(RUN, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pool_fd)
@@ -101,16 +101,15 @@ def read_run_state(pool_fd: int, syscalls: Syscalls, superblock: str = "") -> Ru
 
 
 def _age_base_ns(state: dict[str, object]) -> int | None:
-    """Return what RUN says of the clock of ages; None for what no boot has."""
+    """Return the base of the age clock in RUN; None if it is missing or impossible."""
     found = state.get("age_base_ns")
     return found if isinstance(found, int) and abs(found) < _AGES_MAX_NS else None
 
 
 def run_stamp(pool_fd: int, syscalls: Syscalls) -> int:
-    """Return a number of 64 bits that tells RUN as it is now from what any server wrote later.
+    """Return a 64-bit number that changes whenever a server writes RUN; 1 if there is no RUN.
 
-    Each start writes it anew, which takes another file or another time of its inode. Never 0; 1:
-    there is none. Raises OSError.
+    Each start writes RUN, which gives it another inode or ctime. Never 0. Raises OSError.
     """
     try:
         fd = syscalls.open(RUN, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pool_fd)
@@ -163,18 +162,18 @@ def write_run_state(
             raise
         try:
             _overwrite(pool_fd, syscalls, text)
-        except FileNotFoundError:  # a pool that was never mounted has none
+        except FileNotFoundError:  # a pool that was never mounted has no RUN
             raise error from None
 
 
 def _overwrite(pool_fd: int, syscalls: Syscalls, text: str) -> None:
-    """Write *text* over RUN, in its own block, because the device may be full.
+    """Overwrite RUN with *text* in place, because the device may be full.
 
-    The pool must start even then, to free space. One sector is written whole or not at all.
+    The pool must be able to start even then, to free space. A sector is never half written.
     """
     fd = syscalls.open(RUN, os.O_RDWR | os.O_CLOEXEC, dir_fd=pool_fd)
     try:
-        # Never shorter than before: the rest would not be JSON.
+        # Padded to the old length: what is left of a longer text would not be JSON.
         size_bytes = max(len(text), syscalls.fstat(fd).st_size)
         syscalls.pwrite(fd, text.ljust(size_bytes).encode(), 0)
         syscalls.fsync(fd)
@@ -183,29 +182,29 @@ def _overwrite(pool_fd: int, syscalls: Syscalls, text: str) -> None:
 
 
 class PoolRun:
-    """One run of a pool, from its start to its stop. Without a clean stop it counts as killed."""
+    """One run of a pool, from its start to its stop. Until a clean stop RUN says not clean."""
 
     def __init__(self, pool_fd: int, superblock: str, syscalls: Syscalls, end: InodeNo) -> None:
-        """Read how the last run ended; no inode has number *end* yet. Raises OSError.
+        """Read how the last run ended; all inodes have numbers below *end*. Raises OSError.
 
-        A pool that was not stopped cleanly may have lost what any of its blocks held.
+        If the index is not trusted, any of the pool's blocks may have lost bytes.
         """
         self._pool_fd = pool_fd
         self._superblock = superblock
         self._syscalls = syscalls
         former = read_run_state(pool_fd, syscalls, superblock)
         self.stamp = run_stamp(pool_fd, syscalls)
-        #: Whether the pool ran last in this boot: makers of another one are dead.
+        #: Whether the pool ran last in this boot; makers from another boot are dead.
         self.same_boot = former.of_this_boot
-        #: Blocks below were there when the device may have lost some; 0: all were compared since.
+        #: See ``RunState.doubtful_below``.
         self.doubtful_below = former.doubtful_below if former.trusted else end
-        #: By which ages were told, if that was in this boot.
+        #: The base of the age clock, if the last run was in this boot.
         self.age_base_ns = former.present_age_base_ns
 
     def write(self, age_base_ns: int, *, clean: bool, strays: bool = False) -> None:
-        """Write whether it stopped cleanly, and left *strays* behind. Raises OSError.
+        """Write RUN: whether the run stopped cleanly, and left *strays*. Raises OSError.
 
-        Ages are told by *age_base_ns* in this boot.
+        *age_base_ns* is the base of the age clock in this boot.
         """
         write_run_state(
             self._pool_fd,
@@ -220,17 +219,17 @@ class PoolRun:
 
 
 def distrust_index(pool_fd: int, syscalls: Syscalls) -> None:
-    """Make sure that the next start does not trust the index, unless it was stopped cleanly.
+    """Make sure that the next start does not trust the index, unless the pool was stopped cleanly.
 
-    Empties RUN in place, which needs no space and has no half-written state. For a page cache that
-    cannot be trusted any more: a sync failed, or the file system was cut off. Raises OSError.
+    For when the page cache cannot be trusted: a sync failed, or the file system was cut off.
+    Empties RUN in place, which needs no space and has no half-written state. Raises OSError.
     """
     if read_run_state(pool_fd, syscalls).clean:
         return
     try:
         fd = syscalls.open(RUN, os.O_WRONLY | os.O_CLOEXEC, dir_fd=pool_fd)
     except FileNotFoundError:
-        return  # says the same
+        return  # a missing RUN means the same
     try:
         syscalls.ftruncate(fd, 0)
         syscalls.fsync(fd)

@@ -1,6 +1,6 @@
-"""What the tables in shared memory have in common: magic and version at the start, and one store.
+"""What the tables in shared memory have in common: their header, and a word that is stored at once.
 
-They lie in memfds, which outlive a server that is killed between any two stores to memory.
+They are in memfds, which outlive a server that may be killed between any two stores to memory.
 """
 
 import mmap
@@ -10,13 +10,13 @@ from typing import Final
 from kvfs.core.errors import FormatUnknown
 
 _HEADER: Final = struct.Struct("<8sI4x")
-#: In native order and alignment: written by one store, so that it is there or not.
+#: In native order and alignment: one store writes it, so it is never half written.
 WORD: Final = struct.Struct("@Q")
 ALIGNED_BYTES: Final = WORD.size
 
 
 def begin_table(memory: mmap.mmap, magic: bytes, version: int) -> None:
-    """Write what ``require_table`` looks for."""
+    """Write the header that ``require_table`` checks."""
     _HEADER.pack_into(memory, 0, magic, version)
 
 
@@ -26,6 +26,6 @@ def require_table(memory: mmap.mmap, magic: bytes, version: int, what: str) -> N
         raise FormatUnknown(f"the {what} of the last server has another layout")
 
 
-#: What ends a record, by the rest of its length by 8: zeros up to a whole word, and a word of zeros
-#: in place of the length of the next one.
+#: What ends a record, by its length modulo 8: zeros up to a whole word, and a word of zeros where
+#: the next record's length goes.
 ENDS: Final = tuple(bytes((-rest & 7) + ALIGNED_BYTES) for rest in range(8))

@@ -1,7 +1,7 @@
-"""Files that no inode knows and that have an identity: kept aside for a while, then removed.
+"""Files that have an identity but no inode in the index: kept aside for a while, then removed.
 
-No name leads there, and a rebuild does not look there. The time since which a file is here is its
-mtime. ``kvfs fsck`` lists them.
+No name leads to them, and a rebuild ignores them. A file's mtime is the time at which it was moved
+here. ``kvfs fsck`` lists them.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _FILE_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Stray(NamedTuple):
-    """A file kept aside: its inode, what it holds on the device, and since when (ns)."""
+    """A file kept aside: its inode, its allocated bytes, and since when it is here (ns)."""
 
     ino: InodeNo
     size_bytes: int
@@ -50,7 +50,7 @@ class StrayFiles:
         return Stray(ino, status.st_blocks * STAT_BLOCK_BYTES, now_ns)
 
     def held(self) -> list[Stray]:
-        """Return all that are here, the one that came first in front. Raises OSError."""
+        """Return all files that are here, the oldest first. Raises OSError."""
         found: list[Stray] = []
         with contextlib.suppress(FileNotFoundError), self._directory() as strays_fd:
             for name in self._syscalls.listdir(strays_fd):
@@ -62,7 +62,7 @@ class StrayFiles:
         return sorted(found, key=lambda stray: stray.since_ns)
 
     def remove(self, ino: InodeNo) -> None:
-        """Remove one; what only a dead mount's connection holds is emptied. Raises OSError."""
+        """Remove a file; empty it first if only a dead mount may hold it. Raises OSError."""
         name = file_name(ino)
         with contextlib.suppress(FileNotFoundError), self._directory() as strays_fd:
             fd = self._syscalls.open(name, _FILE_FLAGS, dir_fd=strays_fd)
@@ -76,7 +76,7 @@ class StrayFiles:
 
     @contextlib.contextmanager
     def _directory(self) -> Iterator[int]:
-        """Open the directory, which may not be there. No symlink is followed."""
+        """Open the directory, following no symlink; raises FileNotFoundError if it is missing."""
         fd = self._syscalls.open(STRAYS, DIRECTORY_FLAGS, dir_fd=self._pool_fd)
         try:
             yield fd

@@ -15,7 +15,7 @@ FALLOC_FL_KEEP_SIZE: Final = 0x01
 FALLOC_FL_PUNCH_HOLE: Final = 0x02
 FALLOC_FL_ZERO_RANGE: Final = 0x10
 
-#: linux/fs.h: start to write what is dirty; and wait for it, and for what was being written.
+#: linux/fs.h: start to write dirty pages; or also wait for them and for earlier writes.
 SYNC_FILE_RANGE_WRITE: Final = 2
 SYNC_FILE_RANGE_WRITE_AND_WAIT: Final = 7
 
@@ -81,7 +81,7 @@ class Syscalls:
         return os.listdir(fd)
 
     def ioctl(self, fd: int, request: int, told: bytearray) -> None:
-        """Call ioctl(2) with a structure of the caller's, which holds the answer then."""
+        """Call ioctl(2) with the structure *told*, which then holds the answer."""
         fcntl.ioctl(fd, request, told, True)
 
     def fallocate(self, fd: int, mode: int, offset_bytes: int, length_bytes: int) -> None:

@@ -1,14 +1,13 @@
 """What the device does not have yet, in shared memory: which inode, since when, how many bytes.
 
-Like the journal (journal.py) it lies in a memfd that the supervisor holds, too. So another server
-that takes the mount over knows what its predecessor still owed to those who wait for a device, and
-goes on with the age of each. A row has a slot for as long as it counts. The process may be killed
-between any two stores to memory: the last store of a row is its key, and a slot without one is
-free.
+Like the journal (journal.py) it is in a memfd that the supervisor holds open, too. So a server that
+takes over the mount knows what its predecessor had still to make durable, and since when it waits.
+Each row keeps its slot until it is dropped. The process may be killed between any two stores to
+memory: the last store of a row is its key, and a slot without a key is free.
 
-What is not here need not be durable: the table may have been full, or a server may have come
-between that does not know it. The first is told by a word in the header, the second by a stamp:
-each server leaves one at its start (``stamp``).
+A missing row does not prove that something is durable. The table may have been full, which a word
+in the header says. Or a server that does not know the table may have run in between, which a stamp
+shows: each server writes one at its start (``stamp``).
 """
 
 import mmap
@@ -20,35 +19,35 @@ from typing import Final, NamedTuple
 from kvfs.core.types import PAGE_BYTES, InodeNo, round_up
 from kvfs.storage.shared_table import WORD, begin_table, require_table
 
-#: Raised when the layout changes.
+#: Incremented when the layout changes.
 UNDURABLE_VERSION: Final = 1
 _MAGIC: Final = b"KVFSUNDU"
-#: Words of the header: what its server left (``stamp``), whether rows are missing, up to where
-#: slots were ever used, and since when attributes wait that are written and not flushed (seconds).
+#: Words of the header: the server's ``stamp``; whether rows are missing; the end of the slots that
+#: were ever used; since when written attributes wait for a flush (seconds).
 _STAMP_OFFSET, _GAP_OFFSET, _USED_OFFSET, _FLUSH_OFFSET = 16, 24, 32, 40
 _SECONDS: Final = struct.Struct("@d")
 #: Since when (CLOCK_MONOTONIC, seconds), size in bytes, key; the key is stored last.
 _ROW: Final = struct.Struct("@dQQ")
 _KEY_OFFSET: Final = 16
-#: An inode number leaves two bits of a word: it is one of a count, from random places below 2**41.
+#: An inode number leaves two bits of a word free: numbers count up, after random jumps below 2**41.
 _KIND_BITS: Final = 2
 _KIND_MASK: Final = (1 << _KIND_BITS) - 1
 _KEY_MAX: Final = (1 << 64) - 1
 
 
 class Lacks(IntEnum):
-    """What the device lacks of an inode; never 0, so that no key is."""
+    """What the device lacks of an inode; never 0, so that no key is 0."""
 
     #: The bytes of a published block.
     BYTES = 1
-    #: Its identity under the present name, or the removal of one: that is queued.
+    #: Its identity under the present name, or the removal of one, which is queued.
     IDENTITY = 2
     #: The record of its user xattrs.
     ATTRIBUTES = 3
 
 
 class Row(NamedTuple):
-    """One row: *since_s* by CLOCK_MONOTONIC, *size_bytes* of a block."""
+    """One row: waiting since *since_s* (CLOCK_MONOTONIC); *size_bytes* of a block."""
 
     since_s: float
     size_bytes: int
@@ -60,7 +59,7 @@ class UndurableTable:
     """The table in one memfd; one process at a time writes it, on one thread."""
 
     def __init__(self, fd: int, rows_max: int) -> None:
-        """Use *fd* and what it holds, with room for *rows_max* at least; an empty one is made.
+        """Use the table in *fd*, with room for at least *rows_max*; initialised if it is empty.
 
         Raises FormatUnknown, OSError.
         """
@@ -84,7 +83,7 @@ class UndurableTable:
                 self._free.append(at)
 
     def close(self) -> None:
-        """Let go of the memory, which the supervisor may hold on to."""
+        """Unmap the memory; the supervisor may keep it alive."""
         self._memory.close()
 
     def _word(self, offset: int) -> int:
@@ -103,11 +102,11 @@ class UndurableTable:
         return sorted(found)
 
     def put(self, lacks: Lacks, ino: InodeNo, since_s: float, size_bytes: int = 0) -> None:
-        """Keep a row, in place of the one that says the same of *ino*; a full table says so."""
+        """Add or replace the row that *ino* lacks *lacks*; a full table sets ``is_lacking``."""
         key = ino << _KIND_BITS | lacks
         at = self._slots.get(key)
         if at is None:
-            if key > _KEY_MAX:  # a damaged INODES gave a number that none should have
+            if key > _KEY_MAX:  # an impossible number, from a damaged INODES
                 self.lacks_rows(lacking=True)
                 return
             if self._free:
@@ -123,7 +122,7 @@ class UndurableTable:
         _ROW.pack_into(self._memory, at, since_s, size_bytes, key)
 
     def drop(self, lacks: Lacks, ino: InodeNo) -> None:
-        """Drop a row, if there is one: the device has it now, or nobody wants it."""
+        """Drop a row, if there is one: the device has it now, or it is not needed any more."""
         at = self._slots.pop(ino << _KIND_BITS | lacks, None)
         if at is not None:
             WORD.pack_into(self._memory, at + _KEY_OFFSET, 0)
@@ -133,28 +132,28 @@ class UndurableTable:
 
     @property
     def stamp(self) -> int:
-        """What the last server left that knew this table; 0: none did."""
+        """The stamp of the last server that kept this table; 0: there was none."""
         return self._word(_STAMP_OFFSET)
 
     def put_stamp(self, stamp: int) -> None:
-        """Leave *stamp*: from now on this server keeps the table."""
+        """Write *stamp*: from now on this server keeps the table."""
         WORD.pack_into(self._memory, _STAMP_OFFSET, stamp)
 
     @property
     def is_lacking(self) -> bool:
-        """Whether something may be not durable that has no row."""
+        """Whether something without a row may not be durable."""
         return self._word(_GAP_OFFSET) != 0
 
     def lacks_rows(self, *, lacking: bool) -> None:
-        """Note whether that is so."""
+        """Set ``is_lacking``."""
         WORD.pack_into(self._memory, _GAP_OFFSET, lacking)
 
     @property
     def flush_since_s(self) -> float | None:
-        """Since when the oldest attributes wait for a flush that are written; None: none do."""
+        """Since when (monotonic) the oldest written attributes wait for a flush; None: none do."""
         since_s = float(_SECONDS.unpack_from(self._memory, _FLUSH_OFFSET)[0])
         return since_s or None
 
     def await_flush(self, since_s: float | None) -> None:
-        """Note since when they wait."""
+        """Set ``flush_since_s``."""
         _SECONDS.pack_into(self._memory, _FLUSH_OFFSET, since_s or 0.0)
