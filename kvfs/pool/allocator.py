@@ -1,6 +1,6 @@
-"""Space for what is stored: for bytes, for a draft's extent, for one more name.
+"""Gives out space: for bytes, for a draft's extent, for one more name.
 
-Space held for convenience is given up first. Then the ``Room`` above evicts blocks.
+Space that is only held in reserve is given up first. Then the ``Room`` above evicts blocks.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ from kvfs.pool.ports import Room
 from kvfs.pool.reach import Fit, Reach
 from kvfs.pool.ready_extents import ReadyExtent
 
-#: If the device is fuller than the capacity says, at least so much is freed at a time.
+#: If the device is fuller than the capacity says, at least this much is freed at a time.
 _DEVICE_STEP_BYTES: Final = 1 << 20
-#: So much is freed at a time for the index, which grows by some bytes for each name.
+#: This much is freed at a time for the index, which grows by some bytes for each name.
 _INDEX_STEP_BYTES: Final = 4 << 20
 
 
@@ -36,15 +36,15 @@ class Allocator:
         self.growth = DraftGrowth(pool)
 
     def require_space(self, size_bytes: int) -> None:
-        """Make space for *size_bytes* more data; there is no other way to get space.
+        """Make space for *size_bytes* more data. All space must be requested here.
 
-        Space held for convenience is given up first. Then blocks are evicted, never more than is
-        missing, and none if that cannot be enough. Raises NoSpace if there is no space now;
+        Space that is only held in reserve is given up first. Then blocks are evicted, never more
+        than is missing, and none if that cannot be enough. Raises NoSpace if there is no space now;
         ``Reclaim.hopeful`` and ``Reach`` tell whether there may be some in a moment.
         """
         space = self._space
         if size_bytes > space.unclaimed_bytes:
-            # What is taken already must fit in any case, but not what drafts may take.
+            # If it cannot fit: make space for what is already taken, not for what drafts may take.
             self._pool.unlink_queue.hurry(size_bytes)
             fits = self.reach.fit(size_bytes) is Fit.NOW
             self._make_room(size_bytes if fits else -space.lacking_bytes)
@@ -52,13 +52,13 @@ class Allocator:
         self._headroom.note(size_bytes, self._monotonic_s())
 
     def _make_room(self, size_bytes: int) -> None:
-        """Make space until *size_bytes* are unclaimed, which may be below 0, or nothing may go."""
+        """Free space until *size_bytes* (may be negative) are unclaimed, as far as possible."""
         space = self._space
         if size_bytes <= space.unclaimed_bytes:
             return
         self._pool.unlink_queue.hurry(size_bytes)
         recently_removed = self._pool.recently_removed.give_way
-        # What the third gives up becomes recently removed at first.
+        # What forget_nameless gives up becomes recently removed first, hence the second call.
         for give_way in (
             self._pool.ready.give_way,
             recently_removed,
@@ -76,7 +76,7 @@ class Allocator:
     def make_room_ahead(self, size_bytes: int) -> None:
         """Make space for writes into a file that was truncated to a greater length.
 
-        No more is evicted than is kept free ahead of writers, however long the file is.
+        However long the file is, no more is evicted than is kept free ahead of writers anyway.
         """
         if size_bytes > 0:
             with contextlib.suppress(NoSpace):
@@ -85,7 +85,8 @@ class Allocator:
     def take_extent(self, parent: InodeNo, *, roomless: bool = False) -> ReadyExtent:
         """Return an extent for a draft in *parent*, with its likely size preallocated if that fits.
 
-        Raises NoSpace, and unless *roomless* also if there is no space for a single byte. OSError.
+        Raises NoSpace if no extent can be made or, unless *roomless*, if not one byte is free;
+        OSError.
         """
         now_s = self._monotonic_s()
         wanted_bytes = self._reserve_bytes(parent)
@@ -125,7 +126,7 @@ class Allocator:
         demand = self._pool.ready.forecast
         usual_bytes = demand.usual_bytes(parent)
         if not self._kernel.writers_run_free:
-            return round_up(usual_bytes)  # a write beyond it asks for space
+            return round_up(usual_bytes)  # a write beyond that asks for space
         return reserve_bytes(
             usual_bytes,
             demand.largest_bytes(parent),
@@ -141,7 +142,7 @@ class Allocator:
         if not opened.created_in or not opened.unfinished:
             return 0
         if opened.front_bytes not in (-1, opened.allocated_bytes):
-            return 0  # some of its blocks may lie behind the reserve (holes.py)
+            return 0  # some of its blocks may be beyond the reserve (holes.py)
         usual_bytes = round_up(self._pool.ready.forecast.usual_bytes(opened.created_in))
         lacking_bytes = usual_bytes - opened.allocated_bytes
         return usual_bytes if growth_bytes < lacking_bytes <= self._space.unclaimed_bytes else 0
@@ -149,8 +150,8 @@ class Allocator:
     def choose_course(self, opened: OpenInode, parent: InodeNo) -> None:
         """Decide, at a file's first handle, whether its writers must ask before each write.
 
-        They need not if their likely size is reserved, or while there is more space than all such
-        writers could take until the next check.
+        They need not if the file's likely size is reserved, or while there is more space than all
+        writers without a reserve could take until the next check.
         """
         if not self._kernel.writers_run_free:
             return

@@ -1,8 +1,8 @@
 """Attributes that the device does not have yet: user xattrs, pins and policies.
 
-The index has them at once, and loses them with the power. A record in the file of their inode keeps
-them (core/attribute_record.py). It is written off the client's path, before the identity with the
-new sequence number, and the next flush of the pass (engine/durability/) makes both durable.
+The index has them at once, but may lose them in a power loss. A record in the file of their inode
+keeps them (core/attribute_record.py). It is written in the background, before the identity with the
+new sequence number. The next flush of the durability pass (engine/durability/) makes both durable.
 """
 
 import logging
@@ -20,19 +20,19 @@ from kvfs.storage.undurable_table import Lacks, Row, UndurableTable
 
 _log: Final = logging.getLogger(__name__)
 
-#: XFS writes values that fill most of a block by themselves, and waits for the device.
+#: Larger records block: XFS writes values that fill most of a block apart, and waits for that.
 _QUICK_BYTES: Final = 2048
 
 
 class Change(NamedTuple):
-    """A change that waits: since when (monotonic), and which of all changes it was."""
+    """A waiting change: since when (monotonic), and its number among all changes."""
 
     since_s: float
     ticket: int
 
 
 class _Flushed(NamedTuple):
-    """Changes that are written and wait for one flush: how many, the oldest, the first ticket."""
+    """Written changes that wait for a flush: their number, oldest time and lowest ticket."""
 
     changes: int = 0
     since_s: float = 0.0
@@ -55,7 +55,7 @@ class AttributeRecords:
         memory: UndurableTable,
         monotonic_s: Callable[[], float],
     ) -> None:
-        """*memory* outlives this server: it tells which changes the device does not have."""
+        """*memory* outlives this server, and lists the changes that the device does not have."""
         self._index = index
         self._memory = memory
         self._extents = extents
@@ -63,14 +63,14 @@ class AttributeRecords:
         self._changed: dict[InodeNo, Change] = {}
         self._written = _Flushed()
         self._flushing = _Flushed()
-        #: A record is written by the loop's thread or by the one for long jobs.
+        #: Records are written by the loop's thread and by the one for long jobs.
         self._writing = threading.Lock()
         self.ticket = 0
-        #: Records that the file system had no room for: they are as of the last checkpoint.
+        #: Records that could not be written: after a power loss they are as of the last checkpoint.
         self.refused = 0
 
     def __contains__(self, ino: InodeNo) -> bool:
-        """Whether *ino*'s record is not written yet; then its identity waits, too."""
+        """Whether *ino*'s record is not written yet; its identity waits for that."""
         return ino in self._changed
 
     def __len__(self) -> int:
@@ -78,9 +78,9 @@ class AttributeRecords:
         return len(self._changed) + self._written.changes + self._flushing.changes
 
     def note(self, ino: InodeNo) -> bool:
-        """Note that *ino* has other attributes in the index, under a new sequence number.
+        """Note that the attributes of *ino* changed in the index, with a new sequence number.
 
-        Return whether it did not wait before.
+        Return True if no change of *ino* was waiting before.
         """
         before = self._changed.get(ino)
         self.ticket += 1
@@ -96,9 +96,9 @@ class AttributeRecords:
             self._memory.drop(Lacks.ATTRIBUTES, ino)
 
     def recall(self, changed: Iterable[Row], flush_since_s: float | None) -> None:
-        """Let wait what waited in the last server; ages go on.
+        """Take over the changes that waited in the last server, with their ages.
 
-        *flush_since_s*: since when something waits for a flush alone.
+        *flush_since_s*: since when written changes wait for a flush; None: there are none.
         """
         for row in changed:
             self.ticket += 1
@@ -110,13 +110,13 @@ class AttributeRecords:
     # ---- writing ----
 
     def record(self, ino: InodeNo) -> InodeRecord | None:
-        """Return what the index says of *ino* now; None if it is gone."""
+        """Return the present record of *ino* in the index; None if it is gone or damaged."""
         return self._index.inode_or_miss(ino)
 
     def present(self, ino: InodeNo, record: InodeRecord) -> AttributeRecord | None:
         """Return the attributes that belong to the present *record* of *ino*. Atomic.
 
-        None if one is damaged: its file may have it whole.
+        None if an attribute is damaged in the index: its file may still have it whole.
         """
         try:
             attributes = {
@@ -130,13 +130,13 @@ class AttributeRecords:
         return AttributeRecord(ino, record.sequence, attributes)
 
     def change_of(self, ino: InodeNo) -> Change | None:
-        """Return the change of *ino* that waits."""
+        """Return the waiting change of *ino*, None if there is none."""
         return self._changed.get(ino)
 
     def write(self, attributes: AttributeRecord, record: InodeRecord) -> bool:
         """Write *attributes* into the file of their inode, in any thread; False if that fails.
 
-        A file system may have no room for ones of this size (ext4: a block for all of a file's).
+        The file system may limit their size (ext4: one block for all xattrs of a file).
         """
         of_node = not stat.S_ISREG(record.mode)
         try:
@@ -148,14 +148,14 @@ class AttributeRecords:
         return True
 
     def note_written(self, ino: InodeNo, change: Change, *, kept: bool) -> bool:
-        """Note that the record with *change* was written; False if there was another one since."""
+        """Note that *change* was written (*kept*) or refused; False if *ino* has changed since."""
         present = self._changed.get(ino)
         if present != change:
             return present is None
         del self._changed[ino]
         if kept:
             self._written = self._written.joined(_Flushed(1, change.since_s, change.ticket))
-            self._note_flush()  # before the row goes
+            self._note_flush()  # before the row is dropped
         else:
             self.refused += 1
         self._memory.drop(Lacks.ATTRIBUTES, ino)
@@ -164,28 +164,28 @@ class AttributeRecords:
     # ---- the pass ----
 
     def begin_flush(self) -> None:
-        """Note that a flush begins, which makes all durable that is written."""
+        """Note that a flush begins, which makes all written changes durable."""
         self._flushing = self._flushing.joined(self._written)
         self._written = _Flushed()
 
     def end_flush(self, *, failed: bool = False) -> None:
-        """Note that it has ended; what a *failed* one had waits for the next."""
+        """Note that the flush has ended; after a *failed* one its changes wait for the next."""
         if failed:
             self._written = self._written.joined(self._flushing)
         self._flushing = _Flushed()
         self._note_flush()
 
     def _note_flush(self) -> None:
-        """Note for a next server since when something waits for a flush."""
+        """Note, for the next server, since when changes wait for a flush."""
         parts = self._written.joined(self._flushing)
         self._memory.await_flush(parts.since_s if parts.changes else None)
 
     def written_since_s(self) -> float | None:
-        """Return since when the oldest waits that a flush makes durable; None: there is none."""
+        """Return since when the oldest written change waits for a flush; None: none does."""
         return self._written.since_s if self._written.changes else None
 
     def oldest_since_s(self) -> float | None:
-        """Return since when the oldest waits; None: there is none."""
+        """Return since when the oldest change waits; None: none does."""
         parts = [part.since_s for part in (self._written, self._flushing) if part.changes]
         parts += [change.since_s for change in self._changed.values()]
         return min(parts, default=None)
@@ -200,6 +200,6 @@ class AttributeRecords:
 
 
 def is_quick(attributes: AttributeRecord) -> bool:
-    """Whether no device is waited for when *attributes* are written."""
+    """Whether *attributes* can be written without waiting for the device."""
     size_bytes = sum(len(name) + len(value) for name, value in attributes.attributes.items())
     return size_bytes <= _QUICK_BYTES

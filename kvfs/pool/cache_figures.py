@@ -1,7 +1,7 @@
 """The cache's own figures: hits, misses, stores and evictions, as `kvfs status` shows them.
 
-A hit is an open for reading. The kernel sends each one, also of a name that it knows. Reads do not
-come here (passthrough), so a hit counts as a load of the whole block. looks.py says what a miss is.
+A hit is an open for reading. The kernel sends every open, even of a cached name. Reads are not seen
+(passthrough), so a hit counts as a load of the whole block. looks.py says what a miss is.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,9 @@ from kvfs.pool.space import Space
 from kvfs.pool.tallies import Tallies, Tally
 from kvfs.storage.index import Index
 
-#: A last close that ends one of these stores a block, if its name is a final one.
+#: A last close in one of these states stores a block, if its name is final.
 _STORED_FROM: Final = UNFINISHED | {State.RENAMED, State.REWRITE}
-#: Nobody else finds it yet: it is stored by the rename that follows.
+#: In these states a block is not stored yet: the rename that follows stores it.
 _NOT_FINAL: Final = frozenset({State.UNRENAMED, State.ORPHAN})
 
 
@@ -43,7 +43,7 @@ class CacheFigures:
         clock_ns: Callable[[], int],
         unused_ns: Callable[[InodeNo], int],
     ) -> None:
-        """*clock_ns* is the clock of the blocks' records, *unused_ns* tells a block's idle time."""
+        """*clock_ns*: the clock of records. *unused_ns* returns how long a block was unused."""
         self._unused_ns: Final = unused_ns
         self._monotonic_s: Final = monotonic_s
         self._clock_ns: Final = clock_ns
@@ -51,10 +51,10 @@ class CacheFigures:
         self.tallies: Final = Tallies(index, settings.cache_directories_max)
         self.reuse: Final = ReuseWatch(space.capacity_bytes)
         self.looks: Final = Looks(monotonic_s, self._missed, self.reuse.was_evicted)
-        #: From CREATE until a block is stored.
+        #: The times from CREATE until a block is stored.
         self.store_times: Final = RecentLatency()
         self.events: Final = Events(index, clock_ns)
-        #: Hits and misses of which ``reuse`` knows.
+        #: Hits and misses that ``reuse`` was told of.
         self._references = 0
         self._evicted_blocks = dict.fromkeys(Reason, 0)
         self._evicted_bytes = dict.fromkeys(Reason, 0)
@@ -78,7 +78,7 @@ class CacheFigures:
             self.renamed(before, after)
 
     def loaded(self, record: InodeRecord) -> None:
-        """The block with *record* was opened to be read."""
+        """The block with *record* was opened for reading."""
         if record.state not in UNFINISHED:
             tally = self.tallies.of(record.parent, record.name)
             tally.hits += 1
@@ -91,9 +91,9 @@ class CacheFigures:
         return self.tallies.of(record.parent, record.name)
 
     def closed(self, before: InodeRecord, record: InodeRecord) -> None:
-        """The last writer closed a block: it counts as stored unless its rename is to come.
+        """The last writer closed a block: it counts as stored, unless a rename must follow.
 
-        Such as that of a temporary name.
+        That is so under a temporary name, or where only a rename publishes.
         """
         stores = before.state in _STORED_FROM and record.state not in _NOT_FINAL
         if stores and not is_temporary(record.name):
@@ -102,7 +102,7 @@ class CacheFigures:
     def renamed(self, before: InodeRecord, record: InodeRecord) -> None:
         """A closed block got another name: it counts as stored if the old one was not final."""
         was_final = before.state not in _NOT_FINAL and not is_temporary(before.name)
-        if was_final or record.state in _STORED_FROM:  # in these its last close counts
+        if was_final or record.state in _STORED_FROM:  # in these states the last close counts it
             return
         if not is_temporary(record.name):
             self.stored(record)
@@ -110,7 +110,7 @@ class CacheFigures:
     def stored(self, record: InodeRecord, *, rewritten: bool = False) -> None:
         """A block is whole under a name that is not temporary.
 
-        One that was *rewritten* in place began with an open, long after it was created.
+        The time of a store is not counted for one *rewritten* in place: it was created long before.
         """
         tally = self.tallies.of(record.parent, record.name)
         tally.stored_blocks += 1
@@ -154,7 +154,7 @@ class CacheFigures:
     def shown(self, capacity_bytes: int, held_bytes: int) -> dict[str, Any]:
         """Return the figures for `kvfs status`: counts, bytes and seconds.
 
-        The pool has *capacity_bytes*, of which *held_bytes* are for blocks with a name.
+        *held_bytes* of the pool's *capacity_bytes* are for blocks with a name.
         """
         self.looks.settle()
         self.reuse.tick()

@@ -1,10 +1,10 @@
 """Takes checkpoints of the index while the pool is in use, so that a power loss costs no rebuild.
 
-One costs what changed since the one before: the pages that LMDB wrote meanwhile go to the device.
-Until the next one LMDB uses no page again that is freed meanwhile, some 20 KiB a commit. Since the
-file never shrinks, what counts is what is freed, not by how much the file grows: pages freed
-earlier only put the growth off. If room becomes short, the checkpoint is given up, since deletes
-need the room.
+A checkpoint costs what changed since the one before: the pages that LMDB wrote meanwhile go to the
+device. Until the next checkpoint LMDB does not reuse pages that are freed, some 20 KiB per commit.
+The limit is on what is freed, not on how much the file grows: pages freed earlier only delay the
+growth, and the file never shrinks. If space runs short, the checkpoint is given up, since deletes
+need the space.
 """
 
 import logging
@@ -32,25 +32,25 @@ from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
 
-#: So much may be freed between two, and no more than that part of the capacity, since the file
-#: takes the room of blocks; more makes the next one due at once. However often it comes, each page
-#: that a commit wrote goes to the device once; CHECKPOINT and the file system's log come on top.
+#: The most bytes freed between two checkpoints, at most 1/_FREED_PART of the capacity, since the
+#: file takes space from blocks; more makes the next one due at once. However often one is taken,
+#: each page that a commit wrote goes to the device once; CHECKPOINT and XFS's log come on top.
 _FREED_MAX_BYTES: Final = 256 << 20
 _FREED_PART: Final = 64
 _FREED_LEAST_BYTES: Final = 4 << 20
-#: What a commit writes anew, and frees: the leaves of some tables with their branches.
+#: What a commit rewrites, and frees: some leaf pages and the branch pages above them.
 _COMMIT_BYTES: Final = 20 << 10
 
 
 class _Outcome(NamedTuple):
-    """How writing one ended. *torn*: CHECKPOINT may name it, or the one before."""
+    """How writing a checkpoint ended. *torn*: CHECKPOINT may name the new or the old one."""
 
     error: Exception | None = None
     torn: bool = False
 
 
 class Checkpoints:
-    """The checkpoint that is kept, and the one under way."""
+    """The present checkpoint, and the one that is being written."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Checkpoints:
         syscalls: Syscalls,
         monotonic_s: Callable[[], float],
     ) -> None:
-        """Hold the commit that CHECKPOINT names, or remove it. Nobody has written to *index* yet.
+        """Hold the commit that CHECKPOINT names, or remove CHECKPOINT. *index* is still unchanged.
 
         *unfinished* is the pool's set of drafts and rewritten blocks. Raises OSError.
         """
@@ -86,11 +86,11 @@ class Checkpoints:
         self._next: HeldCommit | None = None
         self._aside: Aside[_Outcome] = Aside("kvfs-checkpoint")
         self._begun_s = self._tried_s = -self._interval_s
-        #: Whether data.mdb could not be written: what was synced before is still right, and no
-        #: later sync would tell.
+        #: Whether data.mdb could not be written. The former checkpoint is still right, but later
+        #: syncs may succeed without having written all.
         self._broken = False
         self.taken = self.failures = 0
-        #: When the one that is kept was begun or found; None: none is kept.
+        #: When the present checkpoint was begun or found (monotonic); None: there is none.
         self.kept_s: float | None = None
         if not settings.read_only:
             self._hold_former()
@@ -134,7 +134,7 @@ class Checkpoints:
         self._aside.start(lambda: self._write(held, checkpoint))
 
     def _hold(self) -> tuple[HeldCommit, Checkpoint]:
-        # Atomic: what is pending and the commit are of one moment.
+        # Atomic: the commit and the pending inodes are of the same moment.
         held = self._index.hold()
         written = {
             ino
@@ -152,7 +152,7 @@ class Checkpoints:
         return held, checkpoint
 
     def _write(self, held: HeldCommit, checkpoint: Checkpoint) -> _Outcome:
-        """Make the commit durable, then CHECKPOINT, in the thread."""
+        """Make the commit durable, then write CHECKPOINT; runs in the thread."""
         try:
             held.make_durable()
         except OSError as error:
@@ -185,12 +185,12 @@ class Checkpoints:
         self.taken += 1
 
     def describe(self, now_s: float) -> dict[str, float | int | None]:
-        """Return what `kvfs status` shows: the age of what a start would go back to, and counts."""
+        """Return what `kvfs status` shows: the age (s) of the present checkpoint, and counts."""
         age_s = None if self.kept_s is None else round(now_s - self.kept_s, 1)
         return {"age_s": age_s, "taken": self.taken, "failures": self.failures}
 
     def give_up(self) -> None:
-        """Remove CHECKPOINT, and let LMDB use all free pages. Waits for the device, a flush long.
+        """Remove CHECKPOINT, and let LMDB use all free pages. Waits for one flush of the device.
 
         Raises OSError.
         """
@@ -201,7 +201,7 @@ class Checkpoints:
         self.kept_s = None
 
     def keep_last(self) -> None:
-        """Let CHECKPOINT name the last commit, which was made durable just now. Raises OSError."""
+        """Write the last commit, which was made durable just now, to CHECKPOINT. Raises OSError."""
         self._aside.join()
         self._finish()
         if self._broken or self._interval_s <= 0:
@@ -214,7 +214,7 @@ class Checkpoints:
             held.end()
 
     def end(self) -> None:
-        """Hold nothing any more; CHECKPOINT stays."""
+        """Hold no commit any more; CHECKPOINT stays."""
         self._aside.join()
         for held in (self._held, self._next):
             if held is not None:

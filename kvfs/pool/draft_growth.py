@@ -1,6 +1,6 @@
 """How much passthrough writers have allocated since the last check, by file.
 
-They allocate in the backing file system, without asking kvfs.
+They allocate in the backing file system, without asking kvfs for space.
 """
 
 import logging
@@ -12,8 +12,8 @@ from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)
-#: Files checked before a new draft is made. There are more only while there is space for all of
-#: them until the next tick.
+#: Files checked before a new draft is created. There are more such files only while there is space
+#: for all of them until the next tick.
 _LOOKS_A_DRAFT: Final = 32
 
 
@@ -26,7 +26,7 @@ class DraftGrowth:
     def look_at_runners(self) -> None:
         """Count what writers without a limit took, before another one is permitted.
 
-        If they are many, only those whose last check is longest ago.
+        If there are many, check only those that were not checked for longest.
         """
         runners = self._pool.open_inodes.runners
         now_s = self._pool.monotonic_s()
@@ -34,10 +34,10 @@ class DraftGrowth:
             opened = runners.pop(ino)
             if opened.runs_free:
                 self.look(opened, now_s)
-                runners[ino] = opened  # behind those that are checked next
+                runners[ino] = opened  # moved to the end
 
     def look(self, opened: OpenInode, now_s: float) -> int:
-        """Count what *opened* took since the last check; return what it may take next."""
+        """Count the bytes that *opened* took since the last check; return what it may take next."""
         pool = self._pool
         if (
             opened.fd < 0
@@ -64,7 +64,7 @@ class DraftGrowth:
         return lacking_bytes(opened.outgrown, unreserved=opened.unreserved)
 
     def empty(self, opened: OpenInode) -> None:
-        """Free all that *opened* took, because it outgrew the pool."""
+        """Free all bytes of *opened*, because it outgrew the pool."""
         try:
             left_bytes = self._pool.extents.empty(opened.fd)
         except OSError as error:

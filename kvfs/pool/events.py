@@ -1,7 +1,7 @@
-"""What happens to blocks, for those who listen: stored, missing, evicted, removed.
+"""Events of blocks for listeners: stored, missing, evicted, removed.
 
-While nobody listens nothing is kept, and an event costs one look at a flag. While somebody does, it
-costs a row in a queue bounded in bytes; who takes the rows makes the text (docs/events.md).
+Without a listener nothing is kept, and an event costs one look at a flag. With one, it costs a row
+in a queue that is bounded in bytes; the text is made when rows are taken (docs/events.md).
 """
 
 import json
@@ -14,12 +14,12 @@ from kvfs.core.types import SECOND_NS, InodeNo
 from kvfs.pool.paths import Paths, cut
 from kvfs.storage.index import Index
 
-#: What the events that wait to be taken may hold; the oldest of more are lost, and counted.
+#: Most bytes of the events that wait to be taken; beyond it the oldest are lost, and counted.
 WAITING_MAX_BYTES: Final = 8 << 20
-#: What a row takes beside directory and name.
+#: About what a row takes in memory beside directory and name.
 _ROW_BYTES: Final = 480
-#: Rows of the index read for paths between two calls of ``take``, at some 4 us each. Only somebody
-#: who looks into ever other directories, hundreds of levels deep, needs more: his are lost.
+#: Rows of the index read for paths between two calls of ``take``, at some 4 us each; further events
+#: are lost. Only lookups in ever other directories, hundreds of levels deep, need more.
 _STEPS_MAX: Final = 8192
 
 
@@ -41,12 +41,12 @@ class _Row(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """About what it holds."""
+        """About how much memory it takes."""
         return _ROW_BYTES + len(self.directory) + len(self.name)
 
 
 class Events:
-    """The events of one pool that nobody has taken yet."""
+    """The events of one pool that were not taken yet."""
 
     def __init__(self, index: Index, clock_ns: Callable[[], int]) -> None:
         self._clock_ns: Final = clock_ns
@@ -54,13 +54,13 @@ class Events:
         self._steps_left = _STEPS_MAX
         self._waiting: deque[_Row] = deque()
         self._waiting_bytes = 0
-        #: Whether anybody listens; without, ``note`` need not be called.
+        #: Whether anybody listens; otherwise ``note`` need not be called.
         self.wanted = False
-        #: Events that came while too many waited.
+        #: Events lost since the last ``take_lost``.
         self.lost = 0
 
     def listen(self, *, wanted: bool) -> None:
-        """Keep events from now on, or none."""
+        """Keep events from now on, or drop them all if not *wanted*."""
         self.wanted = wanted
         if not wanted:
             self._waiting.clear()
@@ -91,14 +91,14 @@ class Events:
             self.lost += 1
 
     def take(self, count_max: int) -> list[bytes]:
-        """Return the oldest events, each a line of JSON, and forget them."""
+        """Return up to *count_max* of the oldest events, each a line of JSON, and forget them."""
         self._steps_left = _STEPS_MAX
         taken = [self._waiting.popleft() for _ in range(min(count_max, len(self._waiting)))]
         self._waiting_bytes -= sum(row.size_bytes for row in taken)
         return [_line(row) for row in taken]
 
     def take_lost(self) -> int:
-        """Return how many were lost since the last call."""
+        """Return how many events were lost since the last call."""
         lost, self.lost = self.lost, 0
         return lost
 

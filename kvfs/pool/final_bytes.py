@@ -1,7 +1,7 @@
 """Whether the bytes of a closed block are final: nobody can write them without a new open.
 
-A mapping outlives the close of its file, and with passthrough no request tells of it. Unknown is
-never final.
+A mapping outlives the close of its file, and with passthrough kvfs sees no request of it. If kvfs
+cannot tell, the bytes are not final.
 """
 
 import logging
@@ -27,11 +27,11 @@ MAY_CHANGE: Final = -1
 
 
 class Marked(NamedTuple):
-    """What became of all blocks without an identity."""
+    """The result of ``mark_all``."""
 
-    #: Whether all have one now; somebody may still write the others.
+    #: Whether all blocks have an identity now; otherwise some may still be written.
     all_final: bool
-    #: Why one is not durable.
+    #: Why a block is not durable; None if all are.
     error: OSError | None
 
 
@@ -49,7 +49,7 @@ class FinalBytes:
         *,
         checksums_s: float,
     ) -> None:
-        """*checksums_s*: how long all checksums together may take when all are marked."""
+        """*checksums_s*: how long (s) all checksums of one ``mark_all`` may take together."""
         self._index = index
         self._extents = extents
         self._open_inodes = open_inodes
@@ -57,22 +57,22 @@ class FinalBytes:
         self._syscalls = syscalls
         self._checksums_s = checksums_s
         self._final_checksum = final_checksum
-        #: Blocks that ``open`` has opened, and their descriptors, which read.
+        #: Blocks that ``open`` has opened, with their read-only descriptors.
         self._reading: dict[InodeNo, int] = {}
-        #: Blocks marked here that got a checksum, and those that got none.
+        #: How many blocks were marked here with a checksum, and without.
         self.checksums = self.unchecked = 0
 
     def open(self, ino: InodeNo) -> int:
-        """Open the extent of *ino* to read, until ``close``; MAY_CHANGE if its bytes are not final.
+        """Return a read-only descriptor of *ino*'s extent; MAY_CHANGE if its bytes are not final.
 
-        From here on nobody can begin to write it without an open, which takes it off the list of
-        what is not durable (not_durable.py). Raises Damaged, OSError.
+        From here on a writer needs a new open, which takes the block off the list of what is not
+        durable (not_durable.py). End it by ``close``. Raises Damaged, OSError.
         """
         opened = self._open_inodes.get(ino)
         if opened is not None:
             if opened.writers or opened.quiet_writers or opened.transfers or opened.allocating:
                 return MAY_CHANGE  # a file server may write by a handle that it never closes
-            if opened.fd >= 0:  # it would count as a writer, and readers open another one
+            if opened.fd >= 0:  # the lease test would see a writer; readers open it again
                 self._syscalls.close(opened.fd)
                 opened.fd = -1
         fd = self._extents.open(ino, os.O_RDONLY)
@@ -83,13 +83,13 @@ class FinalBytes:
         return fd
 
     def close(self, ino: InodeNo, fd: int) -> None:
-        """Close what ``open`` returned."""
+        """Close descriptor *fd* of *ino*, which ``open`` returned."""
         if self._reading.get(ino) == fd:
             del self._reading[ino]
         self._syscalls.close(fd)
 
     def opened(self, ino: InodeNo) -> int | None:
-        """Return the descriptor by which *ino* is open here, None if it is not."""
+        """Return the descriptor that ``open`` has of *ino*, None if it has none."""
         return self._reading.get(ino)
 
     def mark_all(self, sync: Callable[[], None]) -> Marked:
@@ -106,7 +106,7 @@ class FinalBytes:
             try:
                 error = self._mark(ino, end_s)
             except Damaged:
-                continue  # its extent is missing, which its next open shows
+                continue  # its extent is missing or broken: its next open reports that
             except (NoSpace, OSError) as refused:
                 _log.warning("inode %#x: its identity is not written yet: %s", ino, refused)
                 marked = marked._replace(all_final=False)
@@ -126,7 +126,7 @@ class FinalBytes:
     def _mark(self, ino: InodeNo, end_s: float) -> OSError | None:
         """Write the identity of *ino*, whose bytes are durable. Raises Damaged, NoSpace, OSError.
 
-        Return the error of its bytes, if an earlier sync was told of it, and not the last one.
+        Return the I/O error of its bytes, if one shows only now; no identity is written then.
         """
         fd = self._extents.open(ino, os.O_RDONLY)
         try:
@@ -147,7 +147,7 @@ class FinalBytes:
         return None
 
     def _checksum(self, fd: int, size_bytes: int, end_s: float) -> int | None:
-        """Return the CRC32C of a block, None if it has none or the time is over."""
+        """Return the CRC32C of a block, None if it cannot be made before *end_s*."""
         if time.monotonic() >= end_s:
             return None
         buffer = new_buffer()

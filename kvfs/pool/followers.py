@@ -1,7 +1,7 @@
-"""What follows the changes of the pool: each table that must agree with the index.
+"""Followers of the pool's changes: each table that must agree with the index.
 
-A change hands over what it did after its commit, to each in turn. Nobody else tells a table
-anything (tests/engine/test_followers.py).
+After its commit a change hands over what it did, to each follower in turn. Tables are updated in no
+other way (tests/engine/test_followers.py).
 """
 
 import logging
@@ -15,14 +15,14 @@ _Follow = Callable[[Changed], None]
 
 
 class Follower(Protocol):
-    """Something that must know of changes."""
+    """A table that must be told of changes."""
 
     @property
     def follows(self) -> frozenset[Why]:
-        """Those that it must know of."""
+        """The kinds of changes that it must be told of."""
 
     def follow(self, changed: Changed) -> None:
-        """Do what *changed*, which is in the index by now, asks of it."""
+        """Update the table for *changed*, which is in the index already."""
 
 
 class Followers:
@@ -32,11 +32,11 @@ class Followers:
         self._of: tuple[tuple[_Follow, ...], ...] = tuple(
             tuple(each.follow for each in followers if why in each.follows) for why in Why
         )
-        #: Changes that one of them could not follow; the log says why.
+        #: How often a follower raised; the log says why.
         self.failures = 0
 
     def tell(self, changed: Changed) -> None:
-        """Hand *changed* to all. One that fails costs no request: the index is right already."""
+        """Hand *changed* to all. A failure fails no request, since the index is right already."""
         for follow in self._of[changed.why]:
             try:
                 follow(changed)

@@ -1,9 +1,10 @@
 """How much a write may allocate in an extent with holes.
 
-Most extents have all their blocks from offset 0 on, with the reserve. Then the number of blocks is
-enough, and no call is needed. In others a write may also allocate before the last block. They have
-no block behind ``reach_bytes``, so the holes are no larger than what is missing up to there. The
-file system knows what is written, but it reports reserved blocks as holes.
+Most extents, with their reserve, have all blocks from offset 0 on. For them the allocated bytes
+tell what a write will allocate, and no system call is needed. In an extent with holes a write may
+also allocate before the last block. It has no block beyond ``reach_bytes``, so the holes are no
+larger than what is missing up to there. The file system knows what is written, but it reports
+reserved blocks as holes.
 """
 
 import os
@@ -14,7 +15,7 @@ from kvfs.storage.syscalls import Syscalls
 
 
 def look(opened: OpenInode, size_bytes: int) -> None:
-    """Note the size of a file written past the server; if it holds less, it has holes."""
+    """Note the size of a file written by passthrough; if less is allocated, it has holes."""
     end_bytes = round_up(size_bytes)
     if opened.front_bytes < 0:
         if not 0 < opened.allocated_bytes < end_bytes:
@@ -24,7 +25,7 @@ def look(opened: OpenInode, size_bytes: int) -> None:
 
 
 def growth_bytes(syscalls: Syscalls, opened: OpenInode, start_bytes: int, end_bytes: int) -> int:
-    """Return how much a coming write from *start_bytes* to *end_bytes* may allocate."""
+    """Return how many bytes a coming write from *start_bytes* to *end_bytes* may allocate."""
     held_bytes = opened.allocated_bytes
     if opened.front_bytes < 0:
         if start_bytes <= held_bytes:

@@ -51,7 +51,7 @@ def carries_identity(record: InodeRecord) -> bool:
 
 
 def is_identified(extents: Extents, ino: InodeNo, *, of_node: bool) -> bool:
-    """Whether a file has an identity; one that cannot be read counts as one. Raises OSError."""
+    """Whether a file has an identity, even an unreadable one. Raises OSError."""
     try:
         return (extents.node(ino) if of_node else extents.identity(ino)) is not None
     except Damaged:
@@ -61,7 +61,7 @@ def is_identified(extents: Extents, ino: InodeNo, *, of_node: bool) -> bool:
 def agrees(extents: Extents, ino: InodeNo, record: InodeRecord) -> bool:
     """Whether the identity of *ino* on the device agrees with *record*. Raises OSError."""
     try:
-        if not carries_identity(record):  # it is being written, and a kill came before the removal
+        if not carries_identity(record):  # being written; a kill may have prevented the removal
             return extents.identity(ino) is None
         if stat.S_ISREG(record.mode):
             return _is_of(extents.identity(ino), ino, record)
@@ -72,7 +72,7 @@ def agrees(extents: Extents, ino: InodeNo, record: InodeRecord) -> bool:
 
 
 def _is_of(identity: Identity | None, ino: InodeNo, record: InodeRecord) -> bool:
-    """Whether *identity* is that of *record*. A directory's ignores its mtime."""
+    """Whether *identity* is that of *record*; the mtime of a directory is ignored."""
     expected = identity_of(ino, record)
     if identity is None:
         return False
@@ -84,12 +84,12 @@ def _is_of(identity: Identity | None, ino: InodeNo, record: InodeRecord) -> bool
 class Identities:
     """Writes and removes identities, in the background.
 
-    An extent's is written only when its bytes are durable: by the pass (engine/durability/), which
-    finds the block in ``not_durable``. So what has one on the device is whole, and what has one may
-    get another name or mode at once.
+    An extent's identity is written only when its bytes are durable: by the durability pass
+    (engine/durability/), which finds the block in ``not_durable``. So a block with an identity on
+    the device is whole, and its identity may get another name or mode at once.
     """
 
-    #: Not what the device itself said (``Why.RECONCILED``).
+    #: Not ``Why.RECONCILED``: that comes from the identities themselves.
     follows: Final = frozenset(
         {
             Why.CREATED,
@@ -112,7 +112,7 @@ class Identities:
         memory: UndurableTable,
         monotonic_s: Callable[[], float],
     ) -> None:
-        """*memory* outlives this server: it tells which identities are queued here."""
+        """*memory* outlives this server, and lists the identities that are queued here."""
         self._extents = extents
         #: Written before the identity that they belong to.
         self.attributes = attributes
@@ -121,18 +121,19 @@ class Identities:
         self.not_durable = not_durable
         self._memory = memory
         self._monotonic_s = monotonic_s
-        #: Removed, but the device may have them until an fsync, a new identity, or the unlink.
+        #: Inodes whose identity was removed, but may be on the device until an fsync, a new
+        #: identity or the unlink.
         self._lingering: set[InodeNo] = set()
-        #: Identities whose removal is queued, or has failed.
+        #: Inodes whose identity's removal is queued, or has failed.
         self._withdrawing: set[InodeNo] = set()
 
     def follow(self, changed: Changed) -> None:
-        """Queue what the device is to say of an inode that has a name."""
+        """Queue the identity, or its removal, of an inode that has a name."""
         ino, record, why = changed.ino, changed.after, changed.why
         if record is None:
             return
         if why is Why.ATTRIBUTED or (changed.gained and changed.before is None):
-            self.note_attributes(ino)  # the identity comes behind them
+            self.note_attributes(ino)  # the identity is written after them
         if why is Why.CLOSED or why is Why.RESTORED:
             self.publish(ino, record)
         elif why is Why.RESERVED:
@@ -143,7 +144,7 @@ class Identities:
     def publish(self, ino: InodeNo, record: InodeRecord) -> None:
         """Note that block *ino* was published: it gets an identity once its bytes are durable.
 
-        One that carries none is left out (``carries_identity``).
+        Does nothing in a state without an identity (``carries_identity``).
         """
         if carries_identity(record):
             self._forget_queued(ino)
@@ -152,7 +153,7 @@ class Identities:
     def write(self, ino: InodeNo, record: InodeRecord) -> None:
         """Queue *record*'s identity: its name or its attributes changed, and its bytes did not.
 
-        A block that waits for the pass gets it there; with other attributes it comes behind them.
+        Does nothing if it will be written anyway: by the pass, or after changed attributes.
         """
         if not carries_identity(record) or ino in self.not_durable or ino in self.attributes:
             return
@@ -163,21 +164,21 @@ class Identities:
             self._queue(ino, lambda: self._extents.identify_node(ino, identity, target))
 
     def note_attributes(self, ino: InodeNo) -> None:
-        """Queue *ino*'s attributes and its identity: the index has others, and a new sequence."""
+        """Queue *ino*'s attributes, which changed in the index, and then its identity."""
         if self.attributes.note(ino):
             self._background.submit(lambda: self._say_all(ino))
 
     def write_anew(self, ino: InodeNo, record: InodeRecord) -> None:
-        """Queue *record*'s identity, which is missing or out of date, and all before it."""
+        """Queue *record*'s identity, which is missing or outdated, after its attributes."""
         if carries_identity(record):
             self.note_attributes(ino)
         else:
             self.withdraw(ino)
 
     def recall(self, done: Iterable[InodeNo]) -> None:
-        """Let wait what waited in the last server, with its age.
+        """Take over what waited in the last server, with its age.
 
-        *done* are inodes that it changed last: it may have ended before it noted that here.
+        *done*: the inodes that it changed last. It may have died before it noted them in the table.
         """
         rows = self._memory.rows()
         self.not_durable.recall(row for row in rows if row.lacks is Lacks.BYTES)
@@ -195,23 +196,23 @@ class Identities:
             else:
                 try:
                     self.write_missing(ino, record)
-                except OSError as error:  # its next open will show
+                except OSError as error:  # its next open reports it
                     _log.warning("inode %#x: its file is broken: %s", ino, error.strerror)
 
     def write_missing(self, ino: InodeNo, record: InodeRecord) -> None:
-        """Queue *record*'s identity, which may be missing, and all before it. Raises OSError.
+        """Queue *record*'s identity, which may be missing, after its attributes. Raises OSError.
 
-        Whether it waits for its bytes is known on return: who waits for all that is listed counts
-        on it.
+        A block without an identity is in ``not_durable`` on return, so that whoever waits for all
+        blocks there waits for it, too.
         """
         if carries_identity(record) and stat.S_ISREG(record.mode) and self._present(ino) is None:
             self.publish(ino, record)
         self.write_anew(ino, record)
 
     def _say_all(self, ino: InodeNo, *, at_once: bool = False) -> None:
-        """Write the attributes of *ino*, and then its identity; large ones by the thread."""
+        """Write *ino*'s attributes, and then its identity; large attributes in the thread."""
         change, record = self.attributes.change_of(ino), self.attributes.record(ino)
-        if change is None or record is None:  # they are written, or it is gone
+        if change is None or record is None:  # already written, or the inode is gone
             self.attributes.forget(ino)
             return
         attributes = self.attributes.present(ino, record)
@@ -227,7 +228,7 @@ class Identities:
     def _write_long(
         self, attributes: AttributeRecord, record: InodeRecord, change: AttributeChange
     ) -> None:
-        """Write *attributes*, in the thread; the loop goes on with the identity."""
+        """Write *attributes* in the thread; then the loop writes the identity."""
         kept = self.attributes.write(attributes, record)
         self._background.hand_over(
             lambda: self._attributes_written(attributes.ino, change, kept=kept)
@@ -244,7 +245,7 @@ class Identities:
             self._background.carry_out(ino)
 
     def _renew(self, ino: InodeNo, identity: Identity) -> None:
-        """Replace the identity of a block that has one; without one its bytes come first."""
+        """Replace the identity of a block; if it has none, its bytes must become durable first."""
         present = self._present(ino)
         if present is None:
             self.not_durable.add(ino, identity.size_bytes, self._monotonic_s())
@@ -269,7 +270,7 @@ class Identities:
     ) -> None:
         """Write the identity of a block whose bytes are durable. Raises NoSpace, OSError.
 
-        *content_crc* is the CRC32C of its bytes, None if nobody made it (extent_checksum.py).
+        *content_crc* is the CRC32C of its bytes, None if there is none (extent_checksum.py).
         *fd*, if the extent is open anyway, halves the cost.
         """
         identity = identity_of(ino, record)
@@ -290,7 +291,7 @@ class Identities:
         return carries_identity(record) and ino not in self.not_durable
 
     def say_now(self, ino: InodeNo) -> None:
-        """Do what is queued for *ino* now, but not what waits for its bytes. Raises OSError."""
+        """Do the queued work for *ino* now, except what waits for its bytes. Raises OSError."""
         if ino in self.attributes:
             self._say_all(ino, at_once=True)
         self._background.carry_out(ino)
@@ -302,13 +303,13 @@ class Identities:
         self._queue(ino, lambda: self._unidentify(ino))
 
     def was_identified(self, ino: InodeNo) -> bool:
-        """Whether *ino*'s identity was or will be removed and the device may still have it."""
+        """Whether *ino*'s identity was or will be removed, but may still be on the device."""
         return ino in self._lingering or ino in self._withdrawing
 
     def withdraw_now(self, ino: InodeNo) -> bool:
-        """Remove an extent's identity; False if the device has none. Raises OSError.
+        """Remove an extent's identity; return whether the device may still have it. Raises OSError.
 
-        If True, fsync the extent to remove it durably, and then call ``forgotten``.
+        If True, fsync the extent to make the removal durable, and then call ``forgotten``.
         """
         self.not_durable.remove(ino)
         self._forget_queued(ino)
@@ -334,7 +335,7 @@ class Identities:
             self._background.submit(lambda: self._extents.forget_node(ino))
 
     def _queue(self, ino: InodeNo, job: Callable[[], None]) -> None:
-        """Queue *job*, which writes or removes the identity of *ino*; the next server knows."""
+        """Queue *job*, which writes or removes *ino*'s identity; note it for the next server."""
         self.foretell(ino)
 
         def done() -> None:
@@ -344,7 +345,7 @@ class Identities:
         self._background.identify(ino, done)
 
     def foretell(self, ino: InodeNo) -> None:
-        """Let a next server know, before the index does, that *ino* needs another identity."""
+        """Note for the next server, before the index changes, that *ino* needs another identity."""
         self._memory.put(Lacks.IDENTITY, ino, self._monotonic_s())
 
     def _forget_queued(self, ino: InodeNo) -> None:
@@ -358,5 +359,5 @@ class Identities:
 
     def _write_extent(self, ino: InodeNo, identity: Identity, *, fd: int | None = None) -> None:
         self._extents.identify(ino, identity, fd=fd)
-        self._lingering.discard(ino)  # the next removal finds this one
+        self._lingering.discard(ino)  # it was overwritten, so the next removal starts from this one
         self._withdrawing.discard(ino)

@@ -1,10 +1,11 @@
 """The limit of all leases, and which process is refused when it is reached.
 
-A lease ends with its process, so a process that goes on storing would keep the whole pool. Above
+A lease ends with its process, so one process that goes on storing could take the whole pool. Above
 the limit each user has a share of it, and each process of a user a part of that share. Only a
-process over both is refused: nobody gains by forking, and no process is refused for what another
-one holds. What is stored above the limit (under way before, by others, under temporary names) gets
-a lease as long as half of what the limit leaves is free. After that it is published without one.
+process over its part, whose user is over the share, is refused: forking gains nothing, and no
+process is refused for what another one holds. Blocks stored above the limit (begun before, by other
+processes, under temporary names) get a lease until they fill half of what the limit leaves. After
+that they are published without one.
 """
 
 from collections.abc import Callable
@@ -12,24 +13,24 @@ from typing import Final, NamedTuple
 
 from kvfs.machine.processes import Maker
 
-#: Parts of what the limit leaves: for users over their share (stores under way, and those of their
-#: other processes), and for all users together.
+#: Parts of the space beyond the limit that leases may take: for users over their share (stores
+#: under way, and stores of their other processes), and for all users together.
 _UNDER_WAY_SHARE: Final = 1 / 4
 _OTHERS_SHARE: Final = 1 / 2
 
 
 class Lessee(NamedTuple):
-    """The process with the most leases; pid 0 stands for all that cannot be watched."""
+    """The process with the most leases, in bytes; pid 0 stands for all that cannot be watched."""
 
     maker: Maker
     held_bytes: int
 
 
 class LeaseShares:
-    """How much leases hold, by user and process."""
+    """The bytes that leases hold, by user and process."""
 
     def __init__(self, bound_bytes: Callable[[], int], whole_bytes: Callable[[], int]) -> None:
-        """*bound_bytes* returns how much of *whole_bytes* leases may keep now, 0 or more."""
+        """*bound_bytes* returns how much of *whole_bytes*() leases may keep now, 0 or more."""
         self._bound_bytes = bound_bytes
         self._whole_bytes = whole_bytes
         self._by_user: dict[int, dict[Maker, int]] = {}
@@ -63,7 +64,7 @@ class LeaseShares:
         lacking_bytes = self.held_bytes + size_bytes - bound_bytes
         if lacking_bytes <= 0:
             return True
-        # A part of what the limit leaves.
+        # A part of the space beyond the limit.
         is_over = self._is_user_over(uid, bound_bytes)
         share = _UNDER_WAY_SHARE if is_over else _OTHERS_SHARE
         return lacking_bytes <= share * (self._whole_bytes() - bound_bytes)

@@ -2,8 +2,8 @@
 
 Published blocks belong to nobody and are in none of these tables. A lease ends when its maker, the
 process that wrote the block, ends. If the maker cannot be watched (a kernel thread, a foreign pid
-namespace, an NFS server), the lease ends when the block was not used for a while. The index keeps
-state and maker, so the next server finds the leases again.
+namespace, an NFS server), the lease ends when the block has not been used for a while. The index
+keeps state and maker, so the next server finds the leases again.
 """
 
 import stat
@@ -18,16 +18,16 @@ from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.machine.processes import Maker, Processes
 from kvfs.pool.lease_shares import LeaseShares
 
-#: Blocks of ended makers that are settled in one tick: a process may have made a million.
+#: Most blocks that are settled in one tick: a process that ends may have made a million.
 _SETTLED_A_TICK: Final = 128
 _KEPT: Final = HELD | {State.ORPHAN, State.ORPHAN_SLAB}
-#: Equal leases share one object, so that a million take 85 MB. At most so many are kept for that.
+#: Equal leases share one object, so that a million take 85 MB. At most this many are remembered.
 _KINDS_MAX: Final = 4096
-#: Records that an earlier server wrote.
+#: Changes whose record an earlier server wrote.
 _SAID_BEFORE: Final = frozenset({Why.FOUND, Why.RECONCILED})
-#: No process has this number. It stands for a maker of another boot, whose birth means nothing now.
+#: No process has this id. It stands for a maker of another boot, whose birth time means nothing.
 _OF_ANOTHER_BOOT: Final = (1 << 32) - 1
-#: A maker's list is compacted when half of it is lost, and more than this.
+#: A maker's list is compacted when more than half of it, and than this many, are stale.
 _LOST_MIN: Final = 1024
 
 
@@ -41,7 +41,7 @@ class Lease(NamedTuple):
 
 
 class _Made:
-    """The blocks of one maker: all that it ever made, and how many of them it still has."""
+    """The blocks of one maker: a list that may have stale ones, and how many it really has."""
 
     __slots__ = ("count", "inos")
 
@@ -51,7 +51,7 @@ class _Made:
 
 
 class Leases:
-    """The tables."""
+    """The leases and orphans of one pool."""
 
     follows: Final = frozenset(Why) - {Why.CREATED}
 
@@ -64,7 +64,7 @@ class Leases:
         *,
         same_boot: bool,
     ) -> None:
-        """*same_boot*: whether the pool ran last in this boot; makers of another one are dead."""
+        """*same_boot*: whether the pool ran last in this boot; otherwise all makers are dead."""
         self._same_boot = same_boot
         self.processes = makers
         self.shares = leases
@@ -74,16 +74,16 @@ class Leases:
         self._kinds: dict[Lease, Lease] = {}
         #: Blocks and bytes in each state.
         self.totals: dict[State, tuple[int, int]] = dict.fromkeys(_KEPT, (0, 0))
-        #: Makers that are alive.
+        #: The blocks of makers that are alive.
         self._by_maker: dict[Maker, _Made] = {}
-        #: Blocks of makers that have ended; they are settled in turns with those of ``_ended``.
+        #: Blocks of makers that have ended, settled in turn with those of ``_ended``.
         self._left: deque[Iterator[int]] = deque()
-        #: Leases that end by time: when each block was used last, oldest first.
+        #: Leases that end by time: when each block was used last (monotonic), oldest first.
         self._timed: OrderedDict[InodeNo, float] = OrderedDict()
         self._ended: deque[InodeNo] = deque()
 
     def follow(self, changed: Changed) -> None:
-        """Enter what belongs to somebody, and drop what does not any more."""
+        """Add a block that belongs to a process, and drop one that no longer does."""
         ino, record, why = changed.ino, changed.after, changed.why
         if record is None:
             self.drop(ino)
@@ -124,7 +124,7 @@ class Leases:
             return True
         try:
             return self.processes.lives(maker)
-        except OSError:  # no descriptor is left to find out
+        except OSError:  # no descriptor is left for a pidfd
             return None
 
     def _count(self, lease: Lease, step: int) -> None:
@@ -157,7 +157,7 @@ class Leases:
                 made.inos = array("Q", self._still_of(lease.maker, made))
 
     def _still_of(self, maker: Maker, made: _Made) -> list[InodeNo]:
-        """Return what *maker* still has, each once, in order."""
+        """Return the blocks that *maker* still has, each once, in order."""
         return [
             InodeNo(ino)
             for ino in sorted(set(made.inos))
@@ -167,15 +167,15 @@ class Leases:
         ]
 
     def touch(self, ino: InodeNo, now_s: float) -> None:
-        """Note that a block was used: a lease that ends by time starts anew."""
+        """Note that a block was used: the time of its lease starts anew, if it ends by time."""
         if ino in self._timed:
             self._timed[ino] = now_s
             self._timed.move_to_end(ino)
 
     def tick(self, now_s: float, settle: Callable[[InodeNo], bool]) -> None:
-        """End the leases of processes that ended, and of blocks nobody used for long.
+        """End the leases of processes that ended, and of timed leases not used for long.
 
-        *settle* is called with each inode whose lease ended; it returns False if that must wait.
+        Calls *settle* with each inode whose lease ended; it returns False to be called again later.
         """
         self.processes.servers.tick(now_s)
         for maker in self.processes.ended():
@@ -198,7 +198,7 @@ class Leases:
         self._ended.extend(again)
 
     def _next_ended(self, *, left_first: bool) -> InodeNo | None:
-        """Return the next block to settle. *left_first*: take one of the ended makers' first."""
+        """Return the next block to settle. *left_first*: prefer blocks of ended makers."""
         if self._ended and not (left_first and self._left):
             return self._ended.popleft()
         while self._left:
@@ -215,7 +215,7 @@ class Leases:
         return ino not in self._timed and lease.maker not in self._by_maker
 
     def state_of(self, ino: InodeNo) -> State | None:
-        """Return the state of *ino* if it is in the tables."""
+        """Return the state of *ino* if it is in the tables, else None."""
         lease = self._held.get(ino)
         return None if lease is None else lease.state
 

@@ -1,6 +1,6 @@
-"""Handles that clients still have when a server takes a mount over, as the handle table tells them.
+"""Handles that clients still have when a server takes over a mount, read from the handle table.
 
-The table itself is the mount's (mount/files/handles.py).
+The table itself belongs to the mount (mount/files/handles.py).
 """
 
 from collections.abc import Collection
@@ -11,7 +11,7 @@ from kvfs.machine.processes import NOBODY, Maker
 
 
 class LivingHandle(NamedTuple):
-    """One handle; *opens* of the kernel's opens share it."""
+    """One handle, which *opens* opens of the kernel share."""
 
     ino: InodeNo
     writer: bool
@@ -19,7 +19,7 @@ class LivingHandle(NamedTuple):
     #: Whether a file server has it, and whether it is on passthrough.
     served: bool = False
     passing: bool = False
-    # ---- of a writer ----
+    # ---- of a writer's handle ----
     appends: bool = False
     #: The thread that opened it, and its process.
     thread: int = 0

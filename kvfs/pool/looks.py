@@ -1,14 +1,14 @@
 """Lookups that found nothing: which of them count as misses of the cache.
 
-A miss is a client that asks for a block which is not there. The kernel asks more often:
+A miss is a client that asks for a block that is not there. But the kernel sends more lookups:
 
-- open(2) with O_CREAT and rename(2) look for the name themselves before they make it. The request
-  that makes it follows at once.
-- A name that the kernel still knows, but kvfs has evicted, is looked for twice: to see that it is
-  old (fuse_dentry_revalidate in fs/fuse/dir.c), and anew.
+- open(2) with O_CREAT and rename(2) look the name up before they create it. The request that
+creates it follows at once.
+- A name that the kernel has cached, but kvfs has evicted, is looked up twice: to revalidate it
+(fuse_dentry_revalidate in fs/fuse/dir.c), and again.
 
-So looks wait for a moment before they count. In other ways the kernel does not repeat a look: it
-keeps what it was told for ``negative_timeout_s``.
+So a lookup waits for a moment before it counts. Otherwise the kernel does not repeat a lookup: it
+caches the answer for ``negative_timeout_s``.
 """
 
 from collections.abc import Callable
@@ -17,23 +17,23 @@ from typing import Final
 
 from kvfs.core.types import InodeNo
 
-#: The longest between the look and the RENAME of one system call, on a machine that is short of
-#: CPU. The kernel takes that look even if it knows that there is no such name
-#: (fuse_dentry_revalidate in fs/fuse/dir.c), so an earlier look of a client is told from it.
+#: The longest time between the lookup and the RENAME of one system call, on a machine that is short
+#: of CPU. The kernel sends that lookup even if it has cached that the name is missing
+#: (fuse_dentry_revalidate in fs/fuse/dir.c), so it is never a client's own, earlier lookup.
 RENAME_LOOK_S: Final = 1.0
-#: The same for a CREATE, before which the kernel need not look. So a client's own look may be the
-#: only one; but the client computes the block in between, which takes longer.
+#: The same for a CREATE, before which the kernel may send no lookup. Then the last one is the
+#: client's own; but the client computes the block in between, which takes longer than this.
 CREATE_LOOK_S: Final = 0.1
-#: Looks that wait; the oldest of more count at once.
+#: Most lookups that wait; for one more the oldest counts at once.
 _WAITING_MAX: Final = 4096
-#: Looks that a tick counts: each may need some rows of the index, and requests wait meanwhile.
+#: Most lookups that a tick counts: each may read some index rows, and requests wait meanwhile.
 A_TICK: Final = 1024
 
 Name = tuple[InodeNo, bytes]
 
 
 class Looks:
-    """Looks that found nothing a moment ago, oldest first."""
+    """Lookups ("looks") that found nothing a moment ago, oldest first."""
 
     def __init__(
         self,
@@ -41,26 +41,26 @@ class Looks:
         missed: Callable[[InodeNo, bytes], None],
         was_evicted: Callable[[InodeNo, bytes], bool],
     ) -> None:
-        """*missed* is told of each look that counts: its directory and the name.
+        """*missed* is called for each look that counts, with its directory and name.
 
-        *was_evicted* knows whether the name was evicted since it was missed last.
+        *was_evicted* returns whether the name was evicted since it was last missed.
         """
         self._monotonic_s: Final = monotonic_s
         self._missed: Final = missed
         self._was_evicted: Final = was_evicted
         self._kernel_keeps = True
-        #: When it was looked for last (s).
+        #: When each name was last looked up (s, monotonic).
         self._waiting: dict[Name, float] = {}
-        #: How often before that, if at all.
+        #: How many further looks for the name wait, if any.
         self._before: dict[Name, int] = {}
 
     def apply(self, *, kernel_keeps: bool) -> None:
-        """Take whether the kernel keeps that a name is missing (``negative_timeout_s``)."""
+        """Set whether the kernel caches that a name is missing (``negative_timeout_s``)."""
         self._kernel_keeps = kernel_keeps
 
     def add(self, parent: InodeNo, name: bytes) -> None:
-        """A look for *name* in *parent* found nothing."""
-        if name[-4:] == b".tmp":  # no block, and one of two looks of a store
+        """A LOOKUP of *name* in *parent* found nothing."""
+        if name[-4:] == b".tmp":  # not a block, and one of the two looks of a store
             return
         waiting, key = self._waiting, (parent, name)
         if key in waiting:
@@ -70,14 +70,14 @@ class Looks:
         waiting[key] = self._monotonic_s()
 
     def _again(self, key: Name) -> None:
-        """Note a further look for a name that waits, and make it the youngest of all."""
+        """Note another look for a waiting name, which becomes the youngest."""
         del self._waiting[key]
         before = self._before.get(key, 0)
         if before or self._kernel_keeps or not self._was_evicted(*key):
             self._before[key] = before + 1
 
     def stored(self, parent: InodeNo, name: bytes, within_s: float) -> None:
-        """A block gets the name: the last look was that of the same call, if *within_s*."""
+        """A block gets the name. A look at most *within_s* ago belonged to the same system call."""
         key = parent, name
         at_s = self._waiting.get(key)
         if at_s is None:
@@ -89,20 +89,20 @@ class Looks:
             self._count(key, last=not own)
 
     def made(self, parent: InodeNo, name: bytes) -> None:
-        """Something else than a block gets the name: nobody looked for a block."""
+        """Something other than a block gets the name: its looks were not for a block."""
         key = parent, name
         self._waiting.pop(key, None)
         self._before.pop(key, None)
 
     def settle(self, count_max: int = _WAITING_MAX) -> None:
-        """Count those that have waited long enough, at most *count_max* of them."""
+        """Count looks that have waited long enough, at most *count_max* of them."""
         until_s = self._monotonic_s() - RENAME_LOOK_S
         due = takewhile(lambda key: self._waiting[key] <= until_s, self._waiting)
         for key in list(islice(due, count_max)):
             self._count(key)
 
     def _count(self, key: Name, *, last: bool = True) -> None:
-        """Count the looks for the name of *key*, the *last* one with them or not."""
+        """Count the looks for the name of *key*; the *last* one may be left out."""
         del self._waiting[key]
         looks = int(last)
         if self._before:

@@ -11,29 +11,29 @@ from kvfs.core.types import STAT_BLOCK_BYTES, InodeRecord
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.storage.syscalls import Syscalls
 
-#: The kernel's coarse clock advances in steps of 1 to 10 ms, and later on a virtual machine.
+#: The kernel's coarse clock advances in steps of 1 to 10 ms; on a virtual machine it may be late.
 _TICK_NS: Final = 50_000_000
 #: CLOCK_REALTIME_COARSE of linux/time.h.
 _REALTIME_COARSE: Final = 5
 
 
 def _scratch_file() -> int:
-    """Return a file of this process that is in no directory; -1 if it may have none."""
+    """Return the descriptor of a file in no directory; -1 if the process may have none."""
     try:
         return os.memfd_create("kvfs-stamps", os.MFD_CLOEXEC)
     except OSError:
         return -1
 
 
-#: It lives as long as the process does.
+#: A file that is used only for its timestamps; open as long as the process lives.
 _SCRATCH_FD: Final = _scratch_file()
 
 
 def _kernels_ns() -> int:
-    """Stamp the file with the present time, and look at it, in ns since the epoch.
+    """Return the present time as the kernel stamps files, in ns since the epoch.
 
-    From Linux 6.13 on a stamp that follows a look is exact, and no later one of any file is earlier
-    (multigrain timestamps: inode_set_ctime_current() in fs/inode.c, with its floor in
+    From Linux 6.13 on a stamp is exact if the one before was read, and no file gets an earlier one
+    after that (multigrain timestamps: inode_set_ctime_current() in fs/inode.c, with its floor in
     kernel/time/timekeeping.c).
     """
     os.utime(_SCRATCH_FD)
@@ -42,24 +42,25 @@ def _kernels_ns() -> int:
 
 @functools.cache
 def stamps_are_exact() -> bool:
-    """Whether the kernel's stamps never fall behind those of ``stamp_ns``."""
+    """Whether the kernel never stamps a file with a time before an earlier ``stamp_ns``."""
     return _SCRATCH_FD >= 0 and _kernels_ns() < _kernels_ns() < _kernels_ns()
 
 
 def stamp_ns() -> int:
-    """Return the present time by the clock that stamps writes too, in ns since the epoch.
+    """Return the present time by the clock that the kernel stamps writes with, in ns (epoch).
 
-    The kernel stamps what it writes past this process. By another clock what was created first
-    could seem the younger file, by one step of the kernel's coarse clock. Before Linux 6.13 it can.
+    With passthrough the kernel sets times of writes. By another clock the file that was created
+    first could seem the younger one, by one step of the kernel's coarse clock. Before Linux 6.13
+    that can happen.
     """
     return _kernels_ns() if stamps_are_exact() else time.time_ns()
 
 
 def tick_ns(now_ns: int) -> int:
-    """Return *now_ns* by the clock that stamps writes (current_time() in the kernel).
+    """Return *now_ns* by the clock that the kernel stamps writes with (current_time()).
 
-    Where its stamps are not exact it may be one step behind ours, so that a write could seem older
-    than the file's creation.
+    Where stamps are not exact that clock may be one step behind ours, so that a write could seem
+    older than the file's creation.
     """
     if stamps_are_exact():
         return now_ns
@@ -70,8 +71,8 @@ def tick_ns(now_ns: int) -> int:
 def not_before(record: InodeRecord, written: InodeRecord) -> InodeRecord:
     """Return *written*, as measured on the extent, with times no earlier than those of *record*.
 
-    The difference may be one step of the kernel's clock. For readers, and for the last close; until
-    then the extent's own mtime tells whether more was written.
+    Times may be too early by one step of the kernel's clock. Use this for readers and for the last
+    close; until then only the extent's own mtime shows whether more was written.
     """
     # A record whose time was set during writing differs by one nanosecond (attributes.py).
     if written.mtime_ns + 1 < record.mtime_ns < written.mtime_ns + _TICK_NS:
@@ -82,8 +83,8 @@ def not_before(record: InodeRecord, written: InodeRecord) -> InodeRecord:
 def require_size(syscalls: Syscalls, opened: OpenInode, record: InodeRecord | None) -> None:
     """Raise Damaged if the extent of a settled block has another size than its *record*.
 
-    A reader would get a part of the block, or more, and no error. To be asked when the extent was
-    opened anew: then nobody writes to it. On Damaged it is closed. Raises OSError.
+    Otherwise a reader would get a part of the block, or more, and no error. Call it when the extent
+    was just opened: then nobody writes to it. If damaged, the extent is closed. Raises OSError.
     """
     if record is None or record.state not in SETTLED or opened.writers:
         return

@@ -1,4 +1,4 @@
-"""Limits on new names: of what is never evicted, and of leased blocks."""
+"""Limits on new names: of inodes that are never evicted, and of leased blocks."""
 
 from kvfs.core import node_bound
 from kvfs.core.errors import NoSpace
@@ -9,13 +9,13 @@ from kvfs.pool.pool import Pool
 
 
 def require_node(pool: Pool, uid: int) -> None:
-    """Raise NoSpace if user *uid*, not root, has too much of what is never evicted."""
+    """Raise NoSpace if user *uid*, unless root, has too much of what is never evicted."""
     if not uid:
         return
     index_room = pool.index.room
     taken_bytes = node_bound.taken_bytes(pool.counters, index_room.rows_bytes())
-    # Their rows must not take the index's map from the names of blocks, nor what others leave of
-    # the device from their bytes.
+    # Such inodes must not take the index's map from the names of blocks, nor the device from their
+    # bytes, also where others use a part of the device.
     whole_bytes = min(pool.space.usable_bytes, index_room.map_bytes)
     if pool.node_shares.refuses(uid, taken_bytes, whole_bytes):
         raise NoSpace("directories, symlinks and attributes have their share of the pool")
@@ -24,7 +24,8 @@ def require_node(pool: Pool, uid: int) -> None:
 def require_lease(pool: Pool, parent: InodeNo, name: bytes, uid: int, maker: Maker) -> None:
     """Raise NoSpace for a process over its share of leases, if its store will be leased.
 
-    That is under a final name; where only a rename publishes, under any: what is not renamed stays.
+    A store is leased under a final name; where only a rename publishes, under any name, because it
+    stays until it is renamed.
     """
     policy = pool.policies.of(parent)
     if is_temporary(name) and not policy.only_renamed:

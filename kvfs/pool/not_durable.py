@@ -1,10 +1,10 @@
 """Published blocks whose bytes the device may not have yet, oldest first.
 
-A power loss takes them. The pass (engine/durability/) makes their bytes durable, and only then
-writes their identity. Each is also in shared memory (undurable_table.py), so that the list, with
-its ages, outlives a server. What is not listed here has its identity already, or the list is not
-complete: it is bounded, and no memory outlives a server together with its supervisor. Then a search
-of the index completes it, and who waits for all to be durable waits for that first (``gaps``).
+A power loss would lose them. The durability pass (engine/durability/) makes their bytes durable,
+and only then writes their identity. Each is also in shared memory (undurable_table.py), so that the
+list, with its ages, outlives a server. The list may be incomplete: it is bounded, and shared memory
+is lost if the supervisor dies with its server. Then a search of the index completes it, and a sync
+of everything waits for that search first (``gaps``). All other blocks have their identity.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from kvfs.storage.undurable_table import Lacks, Row, UndurableTable
 
 
 class Waiting(NamedTuple):
-    """A block that waits: since when (monotonic), its bytes, and which publishing it was."""
+    """A block that waits: since when (monotonic), its size, and the number of its publishing."""
 
     since_s: float
     size_bytes: int
@@ -26,24 +26,24 @@ class NotDurable:
     """The list of one pool. A block is in one of four tables, each oldest first."""
 
     def __init__(self, most: int, memory: UndurableTable) -> None:
-        """*most*: blocks listed at once. *memory* outlives this server."""
+        """*most*: how many blocks may be listed at once. *memory* outlives this server."""
         self._most = most
         self._memory = memory
         self._waiting: dict[InodeNo, Waiting] = {}
-        #: The pass has them: their bytes are on the way to the device.
+        #: Taken by the pass, which is writing their bytes to the device.
         self._taken: dict[InodeNo, Waiting] = {}
-        #: Somebody may still write them, through a mapping or a handle that is never closed.
+        #: Put aside: they may still be written, through a mapping or a handle that is never closed.
         self._held: dict[InodeNo, Waiting] = {}
-        #: Their identity is written, and not durable yet.
+        #: With an identity that is written, and not durable yet.
         self._identified: dict[InodeNo, Waiting] = {}
         self.ticket = 0
         self.size_bytes = 0
         #: How many were left out so far because the list was full.
         self.left_out = 0
-        #: How often something became unknown that the list may lack, and how many of these gaps a
-        #: search has closed that began later.
+        #: How often the list became incomplete, and how many of these gaps were closed by a search
+        #: that began later.
         self.gaps = self.closed_gaps = 0
-        #: Searches that failed, so that it stays unknown.
+        #: Searches that failed, so that the list stays incomplete.
         self.failed_searches = 0
 
     def __len__(self) -> int:
@@ -59,12 +59,12 @@ class NotDurable:
 
     @property
     def held(self) -> int:
-        """How many may still be written."""
+        """How many are put aside because they may still be written."""
         return len(self._held)
 
     @property
     def waiting(self) -> int:
-        """How many the pass has not taken yet, without held ones."""
+        """How many the pass has not taken yet; those put aside do not count."""
         return len(self._waiting)
 
     @property
@@ -73,12 +73,12 @@ class NotDurable:
         return 2 * len(self) <= self._most
 
     def oldest_since_s(self) -> float | None:
-        """Return since when the oldest waits that the pass can make durable; None: none does."""
+        """Return since when the oldest block waits, held ones aside; None: none does."""
         tables = (self._waiting, self._taken, self._identified)
         return min((next(iter(table.values())).since_s for table in tables if table), default=None)
 
     def add(self, ino: InodeNo, size_bytes: int, now_s: float) -> None:
-        """List *ino*, which was published; one that waits already goes on waiting since then."""
+        """List *ino*, which was published; if it is listed already, it keeps age and ticket."""
         before = self._take_off(ino)
         if len(self._waiting) >= self._most and len(self) >= self._most:
             self.left_out += 1
@@ -87,7 +87,7 @@ class NotDurable:
             return
         if before is None:
             self._list(ino, now_s, size_bytes)
-        else:  # whoever waits for it waits on
+        else:  # with its ticket, so that those who wait for it go on waiting
             self._list(ino, before.since_s, size_bytes, before.ticket)
 
     def _list(self, ino: InodeNo, since_s: float, size_bytes: int, ticket: int = 0) -> None:
@@ -113,7 +113,7 @@ class NotDurable:
     # ---- what the list may lack ----
 
     def recall(self, rows: Iterable[Row]) -> None:
-        """List what the last server had listed, the oldest first; ages go on."""
+        """List what the last server had listed, oldest first, with its age."""
         for row in rows:
             self._list(row.ino, row.since_s, row.size_bytes)
 
@@ -123,23 +123,23 @@ class NotDurable:
         return self.closed_gaps == self.gaps
 
     def note_gap(self) -> None:
-        """Note that from now on it is not known of every block."""
+        """Note that a block without an identity may be missing from the list from now on."""
         self.gaps += 1
         self._memory.lacks_rows(lacking=True)
 
     def close_gaps(self, upto: int) -> None:
-        """Note that a search has listed what was missing when ``gaps`` was *upto*."""
+        """Note that a search has listed all that was missing when ``gaps`` was *upto*."""
         self.closed_gaps = max(self.closed_gaps, upto)
         self._memory.lacks_rows(lacking=not self.is_complete)
 
     # ---- the pass ----
 
     def next_due(self) -> tuple[InodeNo, Waiting] | None:
-        """Return the one that comes next."""
+        """Return the block that the pass should take next, None if none waits."""
         return next(iter(self._waiting.items()), None)
 
     def take(self, ino: InodeNo) -> None:
-        """Note that the pass makes *ino* durable."""
+        """Note that the pass has begun to make *ino* durable."""
         self._taken[ino] = self._waiting.pop(ino)
 
     def hold(self, ino: InodeNo) -> None:
@@ -147,7 +147,7 @@ class NotDurable:
         self._held[ino] = self._waiting.pop(ino)
 
     def look_again(self, count: int) -> None:
-        """Let up to *count* held blocks wait again, the one held longest first."""
+        """Let up to *count* held blocks wait again, those held longest first."""
         for ino in list(self._held)[:count]:
             self._waiting[ino] = self._held.pop(ino)
 
@@ -160,7 +160,7 @@ class NotDurable:
         self._waiting[ino] = self._taken.pop(ino)
 
     def put_all_back(self) -> None:
-        """Let all wait again that were taken: the pass ends."""
+        """Let all taken blocks wait again, because the pass ends."""
         for ino in list(self._taken):
             self.put_back(ino)
 
@@ -169,17 +169,17 @@ class NotDurable:
         self._identified[ino] = self._taken.pop(ino)
 
     def identified(self) -> list[tuple[InodeNo, Waiting]]:
-        """Return those whose identity is written and not durable yet."""
+        """Return the blocks whose identity is written and not durable yet."""
         return list(self._identified.items())
 
     def first_identified_since_s(self) -> float | None:
-        """Return since when the first of them waits; None: there is none."""
+        """Return since when the first of the identified blocks waits; None: there is none."""
         return next((waiting.since_s for waiting in self._identified.values()), None)
 
     def leave(self, ino: InodeNo, waiting: Waiting) -> bool:
-        """Take an identified block off, which is durable; False if it is not that any more.
+        """Take *ino*, an identified block that is durable now, off the list.
 
-        It may have been removed or written since.
+        False if it was removed, or written again, since *waiting*.
         """
         if self._identified.get(ino) is not waiting:
             return False
@@ -194,22 +194,22 @@ class NotDurable:
     # ---- everybody else ----
 
     def sizes(self) -> Iterator[tuple[InodeNo, int]]:
-        """Yield all that are listed with their bytes; the list must not change meanwhile."""
+        """Yield all listed blocks with their sizes; the list must not change meanwhile."""
         for table in self._tables():
             for ino, waiting in table.items():
                 yield ino, waiting.size_bytes
 
     def held_inos(self) -> Iterator[InodeNo]:
-        """Yield those that may still be written; the list must not change meanwhile."""
+        """Yield the blocks that may still be written; the list must not change meanwhile."""
         yield from self._held
 
     def unidentified(self) -> Iterator[tuple[InodeNo, Waiting]]:
-        """Yield all that have no identity; the list must not change meanwhile."""
+        """Yield all blocks without an identity; the list must not change meanwhile."""
         for table in (self._waiting, self._taken, self._held):
             yield from table.items()
 
     def undone(self, ticket: int) -> Iterator[InodeNo]:
-        """Yield those published up to *ticket* that the pass will make durable."""
+        """Yield the blocks with a ticket up to *ticket* that the pass will make durable."""
         for table in (self._waiting, self._taken, self._identified):
             for ino, waiting in table.items():
                 if waiting.ticket <= ticket:

@@ -13,7 +13,7 @@ from kvfs.core.types import NO_BACKING_ID, NO_INODE, InodeNo, InodeRecord
 from kvfs.core.writing import Writing
 from kvfs.machine.processes import NOBODY, Maker
 
-#: Most hands of one inode; the oldest are forgotten.
+#: Most hands of one inode; beyond it the oldest are forgotten.
 _HANDS_MAX: Final = 64
 
 
@@ -25,25 +25,25 @@ class Hand(NamedTuple):
 
 
 class OpenInode(Writing):
-    """One open inode. ``fd`` is its extent, -1 for a directory or while nobody needed it."""
+    """One open inode. ``fd`` is its extent; -1 for a directory, or until it is needed."""
 
-    # Class attributes as defaults, so that an open for reading sets two fields, not two dozen.
+    # Defaults as class attributes, so that an open for reading sets two fields, not two dozen.
     fd = -1
     readers = 0
     writers = 0
     #: Bytes from offset 0 on without a hole; -1 while there is no hole (holes.py).
     front_bytes = -1
-    #: If ``front_bytes`` is set: no block lies behind this offset.
+    #: If ``front_bytes`` is set: there is no block beyond this offset.
     reach_bytes = 0
-    #: Allocations under way, whose space is pledged. The extent is not measured meanwhile.
+    #: How many allocations are under way, whose space is pledged; until then it is not measured.
     allocating = 0
-    #: Reserved beyond the usual size of its directory, so that it does not outgrow the reserve.
+    #: Bytes reserved beyond the usual size of its directory, so that it does not outgrow them.
     spare_bytes = 0
-    #: Kept free in case it does, for this draft and all others together.
+    #: Bytes kept free in case it outgrows them, for this draft and all others together.
     outgrowing_bytes = 0
     #: Whether it is likely to outgrow its reserve.
     unreserved = False
-    #: Whether each write must ask for space, by the daemon path, from first handle to last.
+    #: Whether each write must ask for space, on the daemon path, from first to last handle.
     through_daemon = False
     #: Bytes that it took beyond its reserve between the last two checks.
     outgrown = 0
@@ -53,47 +53,47 @@ class OpenInode(Writing):
     created_in = NO_INODE
     #: The backing id that came with a fresh extent; the data path takes it over.
     fresh_id = NO_BACKING_ID
-    #: A writer's descriptor was closed (FLUSH) since the last writer came.
+    #: Whether a writer's descriptor was closed (FLUSH) since the last writer opened it.
     flushed = False
     #: Size and mtime (ns) of the extent when a writer's descriptor was closed last.
     flushed_as = (-1, 0)
     #: The process that writes.
     maker: Maker = NOBODY
-    #: All that opened it for writing since it last had no writer.
+    #: All that have opened it for writing since it last had no writer.
     hands: tuple[Hand, ...] = ()
-    #: Its writers that only append (O_APPEND).
+    #: How many of its writers only append (O_APPEND).
     appenders = 0
-    #: Of readers and writers, those that are file servers (file_servers.py).
+    #: How many of its readers and writers are file servers (file_servers.py).
     served_readers = 0
     served_writers = 0
-    #: Of both, those on passthrough, which nobody but the server can end.
+    #: How many of both are on passthrough, which only the file server can end.
     served_passing = 0
-    #: What ``served_passing`` keeps of the capacity, as it was last counted (served.py).
+    #: Bytes of the capacity that ``served_passing`` keeps, as last counted (served.py).
     passing_bytes = 0
-    #: One of ``served_writers`` is no handle: it keeps open what a server emptied (emptying.py).
+    #: Whether one of ``served_writers`` has no handle: it keeps an emptied file open (emptying.py).
     kept_open = False
-    #: Of ``served_readers``, those that may write: they wrote nothing for long (served.py).
+    #: How many of ``served_readers`` could write, but have not for long (served.py).
     quiet_writers = 0
-    #: Size and mtime (ns) of the extent when the last of them was counted so.
+    #: Size and mtime (ns) of the extent when the last of ``quiet_writers`` became one.
     left_as = (-1, 0)
-    #: Reads and writes under way in threads, by ``fd``.
+    #: How many reads and writes through ``fd`` are under way in threads.
     transfers = 0
-    #: Evicted from under file servers, with its bytes: whatever they ask of it is ESTALE.
+    #: Evicted with its bytes while file servers have it open: their requests get ESTALE.
     revoked = False
     #: The last record of an inode that has no name any more; None while it has one.
     gone: InodeRecord | None = None
     #: The extended attributes of an inode without a name.
     attributes: Mapping[bytes, bytes] = MappingProxyType({})
-    #: It is rewritten and its identity was removed, but the device may still have that.
+    #: It is being rewritten; its identity was removed, but may still be on the device.
     identity_lingers = False
-    #: Something is noted of its writers (open_notes.py).
+    #: Whether there are notes about its writers (open_notes.py).
     noted = False
-    #: The draft that took its name, and in place of which it is shown until that is whole; or 0.
+    #: The draft that took its name: until that is whole this inode is shown instead; or 0.
     stands_in = NO_INODE
 
     def __init__(self, ino: InodeNo, allocated_bytes: int = 0) -> None:
         self.ino = ino
-        #: What the extent held when it was last measured. The last close writes it to the index.
+        #: Allocated bytes when it was last measured. The last close writes them to the index.
         self.allocated_bytes = allocated_bytes
 
     def note_hand(self, hand: Hand, *, appends: bool) -> None:
@@ -105,7 +105,7 @@ class OpenInode(Writing):
         self.add_hand(hand)
 
     def add_hand(self, hand: Hand) -> None:
-        """Know that *hand* has it open for writing; the oldest of too many are forgotten."""
+        """Add *hand* to ``hands``; beyond _HANDS_MAX the oldest is forgotten."""
         if hand not in self.hands:
             self.hands = (*self.hands[1 - _HANDS_MAX :], hand)
 
@@ -113,8 +113,8 @@ class OpenInode(Writing):
         """Whether O_TRUNC by *maker* and *thread* empties the bytes being written, as on XFS.
 
         It does for a writer of the file, and for anybody if all writers only append. Under a
-        *temporary* name it does only for the writing thread: two threads that store one block each
-        rename their own.
+        *temporary* name it does only for the writing thread: if two threads store the same block,
+        each renames its own file.
         """
         if not self.writers:
             return False
@@ -126,25 +126,26 @@ class OpenInode(Writing):
 
     @property
     def only_served(self) -> bool:
-        """Whether nobody has it open but file servers, of which none is writing."""
+        """Whether only file servers have it open, and none of them writes."""
         return not self.writers and 0 < self.readers == self.served_readers
 
     @property
     def only_servers_write(self) -> bool:
-        """Whether all that write it are file servers, which see it as all others do."""
+        """Whether all its writers are file servers, and it is visible to other programs, too."""
         return self.writers == self.served_writers > 0 and not self.emptied
 
     @property
     def is_revocable(self) -> bool:
-        """Whether its bytes can be taken from all that have it open.
+        """Whether its bytes can be taken away although it is open.
 
-        These are file servers alone, which ask this process for each byte, and none does now.
+        That is if only file servers have it open, which read it through this process, and no read
+        is under way.
         """
         busy = self.served_passing or self.transfers or self.allocating
         return self.only_served and not busy and self.gone is None and not self.stands_in
 
     def require_bytes(self) -> None:
-        """Raise DeadInode if its bytes were taken from who has it open."""
+        """Raise DeadInode if its bytes were taken away while it is open (``Pool.revoke``)."""
         if self.revoked:
             raise DeadInode(f"inode {self.ino} was evicted")
 
@@ -161,12 +162,12 @@ class OpenInodes(dict[InodeNo, OpenInode]):
         super().__init__()
         #: Those that have a writer.
         self.written: dict[InodeNo, OpenInode] = {}
-        #: Those of them that may take any amount (``runs_free``; some may ask by now).
+        #: Those of ``written`` that may take any amount (some may not be ``runs_free`` any more).
         self.runners: dict[InodeNo, OpenInode] = {}
         #: The sum of ``spare_bytes``.
         self.spare_bytes = 0
         #: Whole blocks that are not open, kept for the next open, with their descriptors and
-        #: backing ids; the longest unused first.
+        #: backing ids; the least recently used first.
         self.parked: dict[InodeNo, OpenInode] = {}
 
     def enter(self, ino: InodeNo, *, writer: bool) -> OpenInode:
@@ -195,7 +196,7 @@ class OpenInodes(dict[InodeNo, OpenInode]):
     def enter_again(self, opened: OpenInode) -> bool:
         """Count one more reading handle on *opened*, which is open or parked.
 
-        False if it is neither any more, or if somebody writes.
+        False if it is neither any more, or if it has a writer.
         """
         ino = opened.ino
         if self.parked.get(ino) is opened:
@@ -217,7 +218,7 @@ class OpenInodes(dict[InodeNo, OpenInode]):
         opened.spare_bytes = size_bytes
 
     def leave(self, opened: OpenInode, *, writer: bool) -> bool:
-        """Count one handle less; True if it was the last, and the inode left the table."""
+        """Count one handle less; True if it was the last, so that the inode left the table."""
         if writer:
             opened.writers -= 1
             if not opened.writers:

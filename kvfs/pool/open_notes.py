@@ -1,8 +1,8 @@
-"""What is noted of open inodes, for a server that takes the mount over (storage/notes.py).
+"""Notes about open inodes, for a server that takes over the mount (storage/notes.py).
 
-The handle table says who has them open, index and extents say the most of the rest. Here is what
-neither knows: inodes without a name, what happened to a block that is being written, and closes
-that are answered and not carried out.
+The handle table has who has them open; index and extents have most of the rest. Notes have what
+neither of these has: inodes without a name, what happened to a block that is being written, and
+closes that are answered and not carried out.
 """
 
 import contextlib
@@ -18,24 +18,24 @@ from kvfs.pool.open_inodes import OpenInode, OpenInodes
 from kvfs.pool.space import Space
 from kvfs.storage.notes import Notes
 
-#: What the attributes of all inodes without a name may hold together. The index has a bound for
-#: those with one; these are in memory, and a client may open and remove as many as it likes.
+#: Most bytes of the attributes of all inodes without a name. The index bounds those of inodes with
+#: a name; these are in memory, and a client may open and remove as many files as it likes.
 NAMELESS_MAX_BYTES: Final = 16 << 20
 
 _NAMELESS: Final = b"n"
 _KEY_INO_BYTES: Final = 8
 _WRITING: Final = b"w"
 _CLOSES: Final = b"c"
-#: What is noted of a block that is being written.
-#: Versions before knew the first of them alone, so that others are noted only where they are set.
+#: The flags that are noted of a block that is being written. Earlier versions knew only the first
+#: _FLAGS_MIN, so later ones are written only if they are set.
 _FLAGS: Final = ("torn", "overrun", "renamed", "emptied", "appended_only", "met", "locked")
 _FLAGS_MIN: Final = 5
 
 
 class NotedClose(NamedTuple):
-    """A writer's close that is answered and not carried out; as doubts.py's ``Closing``.
+    """A writer's close that is answered and not carried out; like ``Closing`` in doubts.py.
 
-    ``tid`` is -1 if nothing is in doubt, and the index could not be written.
+    ``tid`` is -1 if the close is not in doubt, but the index could not be written.
     """
 
     tid: int
@@ -47,7 +47,7 @@ class NotedClose(NamedTuple):
     mtime_ns: int
 
 
-#: Nothing is in doubt.
+#: A close that is not in doubt, but is not in the index.
 UNTOLD: Final = NotedClose(-1, 0, 0, "", 0.0, -1, 0)
 
 
@@ -60,7 +60,7 @@ class OpenNotes:
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
-        #: What the attributes of each inode without a name take, where it has some.
+        #: Bytes of the attributes of each inode without a name that has any.
         self._attributes: dict[InodeNo, int] = {}
         self._attributes_bytes = 0
         for ino in self.all_nameless():
@@ -69,7 +69,7 @@ class OpenNotes:
                 self._count(ino, noted[1])
 
     def takes(self, ino: InodeNo, attributes: Mapping[bytes, bytes]) -> bool:
-        """Whether *ino*, which has no name, may have *attributes*."""
+        """Whether *attributes* of *ino*, which has no name, fit into NAMELESS_MAX_BYTES."""
         before_bytes = self._attributes.get(ino, 0)
         more_bytes = attributes_bytes(attributes) - before_bytes
         return more_bytes <= 0 or self._attributes_bytes + more_bytes <= NAMELESS_MAX_BYTES
@@ -83,9 +83,9 @@ class OpenNotes:
     def lose_name(
         self, ino: InodeNo, record: InodeRecord, attributes: Mapping[bytes, bytes]
     ) -> Mapping[bytes, bytes]:
-        """Note what the index forgets next, or forgot, of *ino*: it is open, or may be.
+        """Note *record* and *attributes* of *ino*, which may be open while the index forgets it.
 
-        Return the attributes that it keeps: all or, beyond the bound, none.
+        Return the attributes that it keeps: all or, if they do not fit, none.
         """
         if not self.takes(ino, attributes):
             attributes = {}
@@ -114,7 +114,7 @@ class OpenNotes:
         return None
 
     def enter(self, open_inodes: OpenInodes, space: Space, ino: InodeNo) -> OpenInode | None:
-        """Count a reading handle on *ino*, of which ``nameless`` knows; None if it does not."""
+        """Count a reading handle on *ino* if it is noted as nameless; else return None."""
         noted = self.nameless(ino)
         if noted is None:
             return None
@@ -126,8 +126,8 @@ class OpenNotes:
         return opened
 
     def all_nameless(self) -> list[InodeNo]:
-        """Return every inode of which such a note is there."""
-        # Others have notes under longer names.
+        """Return every inode that is noted as nameless."""
+        # Other notes with this first byte have longer keys.
         return [_ino(key) for key in self._notes.below(_NAMELESS) if len(key) == _KEY_INO_BYTES]
 
     def writing(self, opened: OpenInode) -> None:
@@ -139,7 +139,7 @@ class OpenNotes:
         opened.noted = True
 
     def recall(self, opened: OpenInode, state: State) -> None:
-        """Let *opened*, of a block in *state*, be written as it was."""
+        """Restore what happened to *opened*, a block in *state* that is being written."""
         noted = self._notes.get(_key(_WRITING, opened.ino))
         if noted is None:
             opened.recall(state)
@@ -155,7 +155,7 @@ class OpenNotes:
         opened.noted = True
 
     def all_closes(self) -> Iterator[tuple[InodeNo, list[NotedClose]]]:
-        """Yield each inode with such closes."""
+        """Yield each inode that has noted closes, with these."""
         for key, rows in self._notes.below(_CLOSES).items():
             yield _ino(key), [NotedClose(*close) for close in rows]
 
@@ -165,12 +165,12 @@ class OpenNotes:
         self.forget(opened.ino)
 
     def forget(self, ino: InodeNo) -> None:
-        """Drop what is noted of the writers of *ino*."""
+        """Drop the notes about the writers of *ino*."""
         self._notes.drop(_key(_WRITING, ino))
         self._notes.drop(_key(_CLOSES, ino))
 
     def all_written(self) -> set[InodeNo]:
-        """Return every inode of whose writers something is noted."""
+        """Return every inode with notes about its writers."""
         return {_ino(key) for kind in (_WRITING, _CLOSES) for key in self._notes.below(kind)}
 
 

@@ -1,7 +1,7 @@
-"""Paths below the mountpoint, put together from the index: bounded in length, steps and memory.
+"""Paths below the mountpoint, built from the index, with bounds on length, steps and memory.
 
-A client may make directories one below the other as often as it likes, each by its handle. A path
-longer than PATH_MAX_BYTES fits into no call, so only its end is of use to anybody.
+A client may nest directories to any depth, by creating each relative to a handle. A path longer
+than PATH_MAX_BYTES fits into no system call, so only its end is of use.
 """
 
 from collections.abc import Iterator
@@ -10,19 +10,19 @@ from typing import Final
 from kvfs.core.types import PATH_MAX_BYTES, ROOT_INODE, InodeNo
 from kvfs.storage.index import Index
 
-#: Stands for the directories that are left out of a path which is too long.
+#: Stands for the directories that are left out of a path that is too long.
 CUT: Final = b"..."
 #: Paths that ``Paths`` remembers: some ten thousand of usual length.
 _KNOWN_MAX_BYTES: Final = 1 << 20
-#: What a remembered path takes beside its bytes.
+#: Memory that a remembered path takes beside its bytes.
 _EACH_BYTES: Final = 128
 
 
 def path_of(index: Index, ino: InodeNo) -> str:
     """Return the path of *ino* below the mountpoint, ``/`` for the root.
 
-    Only its end when a directory on the way is damaged; behind ``CUT`` only its end when the path
-    has PATH_MAX_BYTES or more.
+    If a directory on the way is damaged, only the part below it. If the path has PATH_MAX_BYTES or
+    more, ``CUT`` and its end.
     """
     return cut(b"/" + b"/".join(reversed(list(_names(index, ino))))).decode(
         errors="surrogateescape"
@@ -30,7 +30,7 @@ def path_of(index: Index, ino: InodeNo) -> str:
 
 
 def cut(path: bytes) -> bytes:
-    """Return *path* if a call can take it, else ``CUT`` and as many of its last names as fit."""
+    """Return *path* if it fits into a call, else ``CUT`` and as many of its last names as fit."""
     if len(path) < PATH_MAX_BYTES:
         return path
     end = path[len(CUT) + 1 - PATH_MAX_BYTES :]
@@ -38,7 +38,7 @@ def cut(path: bytes) -> bytes:
 
 
 def _names(index: Index, ino: InodeNo) -> Iterator[bytes]:
-    """Yield the names of *ino* and of the directories above it, as many as ``cut`` looks at."""
+    """Yield the names of *ino* and of the directories above it, as many as ``cut`` can use."""
     length = 0
     while (
         ino != ROOT_INODE
@@ -51,7 +51,7 @@ def _names(index: Index, ino: InodeNo) -> Iterator[bytes]:
 
 
 class Paths:
-    """The paths of directories, of which those asked for lately are remembered."""
+    """The paths of directories; a bounded number of them is remembered."""
 
     def __init__(self, index: Index) -> None:
         self._index: Final = index
@@ -73,6 +73,6 @@ class Paths:
         return path, len(names)
 
     def clear(self) -> None:
-        """Forget all: a directory moved."""
+        """Forget all paths, because a directory moved."""
         self._known.clear()
         self._known_bytes = 0

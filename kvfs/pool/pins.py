@@ -1,8 +1,8 @@
 """Pinned files and directories, which are not evicted, and how many bytes they held.
 
-A directory counts with what it held when it was pinned. A limit keeps a part of the pool evictable:
-a pool that is all pins is full. It is checked here when a pin is set, and for each block as it
-comes (ranks.py).
+A directory counts with the bytes that it held when it was pinned. A limit keeps a part of the pool
+evictable, since a pool of pins alone is full. It is checked here when a pin is set, and in ranks.py
+for each new block.
 """
 
 import stat
@@ -16,10 +16,10 @@ from kvfs.core.sizes import format_size
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.storage.index import Index
 
-#: Names in one step of counting; after a start a step runs between two requests.
+#: Names in one step of counting; after a start requests are handled between the steps.
 _STEP: Final = 256
-#: A directory with more names than this is pinned from the settings file, not by an attribute:
-#: counting it here would keep every request waiting.
+#: A directory with more names than this can be pinned only by the settings file, not by an
+#: attribute: counting it here would keep every request waiting.
 _COUNTED_MAX: Final = 100_000
 
 
@@ -40,9 +40,9 @@ class Pins:
         return ino in self._pinned
 
     def follow(self, changed: Changed) -> None:
-        """Pin and unpin as the attribute says. It goes with the name when that goes to an heir.
+        """Pin or unpin by the attribute. A pin moves with the name if another inode inherits that.
 
-        What a directory holds whose pin a power loss brought back is counted by the scan.
+        If a power loss brought back a directory's pin, the scan counts what the directory holds.
         """
         ino, record = changed.ino, changed.after
         if record is None:
@@ -56,17 +56,18 @@ class Pins:
             self.drop(ino)
 
     def held_bytes(self, ino: InodeNo) -> int | None:
-        """Return the bytes that *ino* held when it was pinned; None if it is not."""
+        """Return the bytes that *ino* held when it was pinned; None if it is not pinned."""
         return self._pinned.get(ino)
 
     def rows(self) -> list[tuple[InodeNo, int]]:
-        """Return what is pinned, and the bytes that it held when it was pinned."""
+        """Return the pinned inodes, with the bytes that each held when it was pinned."""
         return list(self._pinned.items())
 
     def count(self, ino: InodeNo, record: InodeRecord, kept_bytes: int, limit_bytes: int) -> int:
-        """Return what a pin of *ino* would keep beside the *kept_bytes* of all others.
+        """Return how many bytes a pin of *ino* would keep; all others keep *kept_bytes*.
 
-        Raises NotPermitted beyond *limit_bytes*, except for what is pinned already.
+        Raises NotPermitted if that exceeds *limit_bytes* and *ino* is not pinned already, or if it
+        has too many names to count.
         """
         size_bytes, is_all = self._held(ino, record)
         if not is_all:
@@ -96,7 +97,7 @@ class Pins:
             self.set(fresh, size_bytes)
 
     def learn(self, ino: InodeNo, record: InodeRecord) -> Iterator[None]:
-        """Take over a pin from the index; it holds at once.
+        """Take over a pin from the index; it is in force at once.
 
         Its bytes are counted in steps, one for each item of the iterator.
         """
@@ -104,7 +105,7 @@ class Pins:
         return self.recount(ino, record)
 
     def recount(self, ino: InodeNo, record: InodeRecord) -> Iterator[None]:
-        """Count again what *ino* holds, a step for each item of the iterator."""
+        """Count the bytes of *ino* again, a step for each item of the iterator."""
         if ino in self._pinned:
             self.set(ino, 0)
         for held_bytes, _ in self._count(ino, record):
@@ -114,14 +115,14 @@ class Pins:
             yield
 
     def _held(self, ino: InodeNo, record: InodeRecord) -> tuple[int, bool]:
-        """Return the bytes below *ino*, and whether that is all: too many names are not counted."""
+        """Return the bytes below *ino*, and whether all were counted; False with too many names."""
         held = (0, True)
         for so_far in self._count(ino, record):
             held = so_far
         return held
 
     def _count(self, ino: InodeNo, record: InodeRecord) -> Iterator[tuple[int, bool]]:
-        """Count in steps; yield the bytes so far, and whether names are left out at the end."""
+        """Count in steps; yield the bytes so far, and False at the end if names were left out."""
         if not stat.S_ISDIR(record.mode):
             yield record.allocated_bytes, True
             return

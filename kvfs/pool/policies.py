@@ -1,8 +1,8 @@
 """Policies of directories: who sees drafts, what is published, leased, pinned, evicted and when.
 
 Each is an extended attribute of a directory, or a line of the settings file. It holds for
-everything below, until a deeper directory sets it again. The attributes are answered when asked for
-by name and never listed, so that ``cp -a`` and ``rsync -X`` do not copy them elsewhere.
+everything below, unless a deeper directory sets it again. getxattr(2) returns the attributes, but
+listxattr(2) does not list them, so that ``cp -a`` and ``rsync -X`` do not copy them elsewhere.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _CACHED_MAX: Final = 4096
 
 
 class Policies:
-    """The policy in force of every directory."""
+    """The policies in force in each directory."""
 
     follows: Final = frozenset({Why.RENAMED, Why.ATTRIBUTED, Why.RECONCILED})
 
@@ -51,7 +51,7 @@ class Policies:
                 self.note_ttl(said["ttl"].encode())
 
     def follow(self, changed: Changed) -> None:
-        """Look up anew what directories below inherit."""
+        """Clear the cache if a directory changed, because directories below inherit from it."""
         record = changed.after
         if record is not None and stat.S_ISDIR(record.mode):
             self.clear()
@@ -59,14 +59,14 @@ class Policies:
                 self.note_ttl(changed.gained[TTL])
 
     def note_ttl(self, value: bytes) -> None:
-        """Learn that a directory has the ttl *value*; one that is no ttl says nothing."""
+        """Note that a directory has the ttl *value*; an invalid one is ignored."""
         with contextlib.suppress(ValueError):
             ttl_s = ttl_of(value)
             if ttl_s is not None and (self.shortest_ttl_s is None or ttl_s < self.shortest_ttl_s):
                 self.shortest_ttl_s = ttl_s
 
     def of(self, directory: InodeNo) -> Policy:
-        """Return the policy of *directory*, with what it inherits."""
+        """Return the policy in force in *directory*, including what it inherits."""
         policy = self._cached.get(directory)
         if policy is not None:
             return policy
@@ -76,7 +76,7 @@ class Policies:
         while (known := self._cached.get(directory)) is None:
             record = self._index.inode_or_miss(directory)
             if record is None or not ascent.goes_on(directory):
-                break  # nothing is known of directories above a damaged one
+                break  # what is above a damaged directory is unknown
             below.append((directory, record.name))
             if directory == ROOT_INODE:
                 break
@@ -89,12 +89,12 @@ class Policies:
         for left, (directory, name) in zip(range(len(below), 0, -1), reversed(below), strict=True):
             path = _below(path, name) if self._configured else ""
             policy = self._with(policy, directory, path)
-            if left <= _CACHED_MAX:  # of a deeper tree the upper part is not
+            if left <= _CACHED_MAX:  # the upper part of a deeper tree is not cached
                 self._cached[directory] = policy
         return policy
 
     def clear(self) -> None:
-        """Clear the cache: a policy was set, or a directory moved."""
+        """Clear the cache, because a policy was set, or a directory moved."""
         self._cached.clear()
 
     def _with(self, inherited: Policy, directory: InodeNo, path: str) -> Policy:
@@ -129,9 +129,9 @@ class Policies:
 
 
 def _below(path: str, name: bytes) -> str:
-    """Return the path of directory *name* below *path*; nothing where no setting can name one.
+    """Return the path of directory *name* below *path*; "" if it is too long for any setting.
 
-    The root has no name.
+    The root's *name* is empty.
     """
     if not name:
         return "/"

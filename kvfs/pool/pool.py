@@ -57,7 +57,7 @@ from kvfs.storage.undurable_table import UndurableTable
 class Pool:
     """The parts of one mounted pool. Everything runs on one thread unless it says otherwise."""
 
-    #: Blocks whose name went because their bytes were damaged or could not be kept.
+    #: Blocks whose name was removed because their bytes were damaged or could not be kept.
     lost_blocks = 0
 
     def __init__(
@@ -77,7 +77,7 @@ class Pool:
         """
         self.device = device
         self.settings = settings
-        #: Is told what the kernel must know.
+        #: Passes on what the kernel must know.
         self.kernel = kernel
         self.syscalls = syscalls if syscalls is not None else Syscalls()
         self.clock_ns = clock_ns
@@ -110,7 +110,7 @@ class Pool:
                 self.open_inodes,
                 monotonic_s,
             )
-            #: Drafts and blocks being rewritten, which the index lists beside the counters.
+            #: Drafts and blocks being rewritten, which the index lists in one row.
             self.unfinished: set[InodeNo] = set()
             self._make_identities(outliving.undurable)
             self.recently_removed = RecentlyRemoved(self.space, self._erase)
@@ -121,9 +121,9 @@ class Pool:
             self._parts = stack.pop_all()
 
     def _make_tables(self, stack: contextlib.ExitStack) -> Followers:
-        """Create what follows each change of the index, and return it in order.
+        """Create the tables that follow each change of the index, and return them in order.
 
-        Figures ask when a block was used last, before its rank goes.
+        ``cache`` comes before ``ranks``, because it asks when an evicted block was last used.
         """
         settings, device = self.settings, self.device
         makers = Processes(settings.file_servers)
@@ -141,7 +141,7 @@ class Pool:
             now_s=self.clock_ns() // SECOND_NS,
         )
         self.age_clock = AgeClock.begun(self.run.age_base_ns, self.clock_ns(), self.heat.seen_ns)
-        #: The time by which ages are told, which never steps (ns).
+        #: The clock for ages, which never steps (ns; age_clock.py).
         self.age_ns = self.age_clock.now_ns
         self.policies = Policies(self.index, settings.policies)
         self.pins = Pins(self.index)
@@ -161,15 +161,15 @@ class Pool:
         return Followers(*tables, self.identities, self.ready, self.node_shares)
 
     def unused_ns(self, ino: InodeNo) -> int:
-        """Return for how long nobody has used block *ino*; 0 if that is not known."""
+        """Return for how long block *ino* has not been used (ns); 0 if that is not known."""
         used_ns = self.heat.used_ns(ino)
         return 0 if used_ns is None else self.age_ns() - used_ns
 
     def empty_names_too_many(self) -> int:
         """Return how many empty files must be evicted to make space for blocks with bytes.
 
-        Each takes an inode and rows on the device, which the capacity does not count. None must go
-        if the device still has space for the whole capacity.
+        Each takes an inode and index rows on the device, which the capacity does not count. None
+        must be evicted while the device still has space for the whole capacity.
         """
         space = self.space
         if space.bound_bytes >= space.capacity_bytes:
@@ -200,10 +200,10 @@ class Pool:
         return checkpoints
 
     def _make_identities(self, undurable: UndurableTable) -> None:
-        """Create the parts that make blocks durable and say so on the device, and keep strays."""
+        """Create the parts that make blocks durable, write identities, and keep strays."""
         self.strays = self._open_strays()
         self.undurable = undurable
-        #: Whether the last server kept it: RUN is still the file that it wrote.
+        #: Whether the last server kept ``undurable``: RUN is still the file that it wrote.
         self.undurable_known = undurable.stamp == self.run.stamp
         self.not_durable = NotDurable(self.settings.durable_queue_max, undurable)
         self.identities = Identities(
@@ -258,7 +258,7 @@ class Pool:
     def close(self, *, settled: bool = True, swept: bool = True) -> None:
         """Stop: do all queued work and make index and extents durable. Raises OSError.
 
-        If not *settled*, the index holds drafts and the pool counts as not stopped cleanly. If not
+        If not *settled*, the index has drafts, and the pool counts as not stopped cleanly. If not
         *swept*, the next start looks for stray files.
         """
         try:
@@ -281,7 +281,7 @@ class Pool:
             self._parts.close()
 
     def ends_first(self, end: Callable[[], None]) -> None:
-        """Call *end*, which uses the parts, before any way of closing them."""
+        """Call *end*, which uses the parts, before these are closed, however that happens."""
         self._parts.callback(end)
 
     def abandon(self) -> None:
@@ -292,26 +292,26 @@ class Pool:
 
     @property
     def evictable_bytes(self) -> int:
-        """Bytes of blocks that state, policy and pins allow to evict, as the heat knows them."""
+        """Bytes of blocks that may be evicted by state, policy and pins, according to the heat."""
         return sum(self.heat.held_bytes[rank] for rank in EVICTABLE)
 
     def short_bytes(self, now_s: float) -> int:
-        """Return how much headroom is missing; what is being deleted counts as free."""
+        """Return how many bytes of headroom are missing; those being deleted count as free."""
         space = self.space
         free_bytes = space.unclaimed_bytes + space.pending_delete_bytes
         return self.headroom.target_bytes(now_s) - free_bytes
 
     def _leases_end_bytes(self) -> int:
-        """Return how much leases may keep."""
+        """Return how many bytes leases may keep."""
         return self.stay_bounds.leases_end_bytes(self.heat.held_bytes[Rank.KEPT])
 
     def note_allocated(self, opened: OpenInode, allocated_bytes: int) -> None:
-        """Account for what an open extent holds now."""
+        """Account for *allocated_bytes*, which the extent of *opened* holds now."""
         self.space.extra_bytes += allocated_bytes - opened.allocated_bytes
         opened.allocated_bytes = allocated_bytes
 
     def leave(self, opened: OpenInode, *, writer: bool) -> None:
-        """Count one handle less. The last one closes the extent, and unlinks one without a name."""
+        """Count one handle less. The last closes the extent, and unlinks it if it has no name."""
         last = self.open_inodes.leave(opened, writer=writer)
         if opened.noted and not opened.writers:
             self.open_notes.written(opened)
@@ -329,7 +329,7 @@ class Pool:
     def revoke(self, opened: OpenInode, record: InodeRecord) -> None:
         """Give back the bytes of *opened*, which is revocable and has lost its name. Atomic.
 
-        Its handles stay until their servers close them.
+        Its handles stay until the file servers close them.
         """
         opened.gone, opened.revoked = record, True
         opened.allocated_bytes = 0
@@ -345,14 +345,15 @@ class Pool:
         self.identities.erase(ino, record)
 
     def _is_draft(self, opened: OpenInode) -> bool:
-        """Whether *opened* waits for its writer, but a reader came first (truncating_open.py)."""
+        """Whether *opened* is a draft whose writer is still to open it (truncating_open.py)."""
         record = None if opened.gone is not None else self.index.inode_or_miss(opened.ino)
         return record is not None and record.state in UNFINISHED
 
     def _erase_or_keep(self, opened: OpenInode, record: InodeRecord) -> None:
-        """Erase an inode that is no longer open; keep one that just lost its name for a moment.
+        """Erase an inode that is no longer open, or keep it for a moment if it just lost its name.
 
-        The OPEN of an earlier LOOKUP may still come, and the program gets ESTALE after two misses.
+        The OPEN of an earlier LOOKUP may still come. After two dead inodes in one open(2) the
+        program would get ESTALE.
         """
         age_s = (self.clock_ns() - record.ctime_ns) / SECOND_NS
         if record.state in SETTLED and not opened.torn and 0 <= age_s < REMOVED_KEPT_S:
@@ -364,7 +365,7 @@ class Pool:
         self._erase(opened.ino, record)
 
     def next_sequence(self) -> Sequence:
-        """Return a number higher than all before it (written with the counters)."""
+        """Return the next sequence number, higher than all before; the counters keep it."""
         return Sequence(self.counters.sequence + 1)
 
     def change(
@@ -377,9 +378,9 @@ class Pool:
     ) -> PoolChange:
         """Return one index transaction that ends with the pool's counters being *counters*.
 
-        *begun* is open for writing from now on, and *finished* is not any more; the index lists
-        such inodes, so that a start after a kill need not search for drafts. Memory is updated
-        after the commit, so that a failed one changes nothing. If not *lasting*, a killed process
-        may lose it (index.py).
+        *begun* is open for writing from now on, and *finished* no longer is. The index lists such
+        inodes, so that a start after a kill need not search for drafts. Memory is updated after the
+        commit, so that a failed one changes nothing. If not *lasting*, a killed process may lose it
+        (index.py).
         """
         return PoolChange(self, counters, begun, finished, lasting=lasting)

@@ -1,4 +1,4 @@
-"""Changes of the pool: a transaction and the update of memory after it; and damaged rows."""
+"""Changes of the pool: a transaction and the update of memory after it. And damaged rows."""
 
 import logging
 from types import TracebackType
@@ -14,7 +14,7 @@ from kvfs.storage.index import Index
 
 
 class Ledger(Protocol):
-    """What a change updates in memory: the pool."""
+    """What a change updates in memory; the pool implements it."""
 
     index: Index
     counters: Counters
@@ -27,8 +27,8 @@ class PoolChange:
     """A ``with`` block around one transaction; a class, because a generator costs 3 us more.
 
     At its end the counters and the list of inodes open for writing are written in the same
-    transaction. The pool's memory is updated after the commit, so that a failed one changes
-    nothing; then the followers get what changed.
+    transaction. After the commit the pool's memory is updated, and the followers are told of each
+    change. A failed commit changes nothing.
     """
 
     __slots__ = ("_begun", "_changes", "_counters", "_finished", "_pool", "txn")
@@ -49,13 +49,13 @@ class PoolChange:
         return self
 
     def write(self, changed: Changed) -> None:
-        """Write the inode's new record, under the name that it has."""
+        """Write the inode's new record; its name rows stay as they are."""
         assert changed.after is not None, "one that goes has rows to remove"
         self.txn.put_inode(changed.ino, changed.after)
         self._changes.append(changed)
 
     def does(self, request: int, ino: InodeNo) -> None:
-        """Note that this is what a client's *request* asked for; 0: nobody did. It made *ino*."""
+        """Note that the change carries out *request* (0: none), which created *ino*."""
         if request:
             self.txn.deed = (request, ino)
 
@@ -68,7 +68,7 @@ class PoolChange:
         if kind is None:
             try:
                 self._complete()
-            except BaseException as failure:  # a row that cannot be packed
+            except BaseException as failure:  # such as a row that cannot be packed
                 self.txn.__exit__(type(failure), failure, None)
                 raise
         self.txn.__exit__(kind, error, traceback)
@@ -97,7 +97,7 @@ class PoolChange:
         """Return the inodes that will be open for writing."""
         unfinished = self._pool.unfinished
         if len(unfinished) > UNFINISHED_MAX + 1:
-            return unfinished  # too many to be listed, with one more or less
+            return unfinished  # too many to be listed, even with one less
         after = set(unfinished)
         if self._begun:
             after.add(self._begun)
@@ -111,14 +111,14 @@ _log: Final = logging.getLogger(__name__)
 class Damage:
     """Index rows that cannot be read: their names become misses, and `kvfs status` counts them.
 
-    A name that always gave an error could neither be used nor created anew. Counts and other rows
-    that belong to a lost row stay as they are until ``kvfs fsck --repair``.
+    A name that always returned an error could neither be used nor created again. Counts and other
+    rows that belong to a lost row stay as they are until ``kvfs fsck --repair``.
     """
 
     def __init__(self, index: Index, *, read_only: bool) -> None:
         self._index = index
         self._read_only = read_only
-        #: Inodes whose record cannot be read; their names go at the next lookup.
+        #: Inodes whose record cannot be read; their names are removed at the next lookup.
         self.inodes: set[InodeNo] = set()
         self.misses = 0
 
@@ -138,9 +138,9 @@ class Damage:
             self.inodes.discard(ino)
 
     def legible(self, parent: InodeNo, after: InodeNo, limit: int) -> list[tuple[InodeNo, bytes]]:
-        """Return those of the next *limit* rows of a listing that can be read.
+        """Return the readable ones of the next *limit* rows of a listing of *parent*.
 
-        Goes on until there is at least one, or no more.
+        If none of them is readable, look at further rows. Empty: the listing has ended.
         """
         prefix = child_key(parent, InodeNo(0))[:-8]
         found: list[tuple[InodeNo, bytes]] = []

@@ -12,7 +12,7 @@ from kvfs.storage.syscalls import Syscalls
 
 
 class PoolSync:
-    """The syncs of one pool. Each blocks."""
+    """The syncs of one pool. All of them block."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class PoolSync:
         self._final_bytes = final_bytes
         self._syscalls = syscalls
         self._read_only = read_only
-        #: A sync has failed. The kernel reports that once, so that the next sync would succeed
+        #: Whether a sync has failed. The kernel reports a failure only once: the next sync succeeds
         #: (write_back.py).
         self.failed = False
 
@@ -51,10 +51,9 @@ class PoolSync:
             raise
 
     def all(self) -> Marked:
-        """Make all durable that was published, with every name.
+        """Make all published blocks and all names durable. A read-only pool has nothing to write.
 
-        Call ``background.hurry`` before. Raises NoSpace, OSError. A read-only pool has nothing to
-        write.
+        Call ``background.hurry`` before. Raises NoSpace, OSError.
         """
         if self._read_only:
             return Marked(True, None)
@@ -67,7 +66,7 @@ class PoolSync:
         return marked
 
     def written(self) -> None:
-        """Make durable what is written of index, extents and identities; call it in a thread.
+        """Make durable what was written to index, extents and identities; call it in a thread.
 
         Call ``background.hurry`` before, which writes queued identities, and ``index.settle``,
         which commits waiting rows. Raises OSError.

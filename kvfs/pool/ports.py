@@ -1,7 +1,7 @@
-"""Two ports: what the parts of the pool need of parts above them, as constructors take it.
+"""Two ports: what the parts of the pool need of parts above them, passed to their constructors.
 
 ``Room`` is implemented by the engine, which evicts when space is needed, and ``Kernel`` by the
-mount, which talks to the kernel. Nothing else is called upwards (docs/dev/architecture.md).
+mount, which talks to the kernel. There are no other upward calls (see docs/architecture.md).
 """
 
 from typing import Protocol
@@ -11,53 +11,53 @@ from kvfs.pool.open_inodes import OpenInode
 
 
 class Room(Protocol):
-    """Makes space: it knows which blocks may be evicted, and evicts them."""
+    """Makes space by evicting blocks."""
 
     def evict(self, size_bytes: int) -> int:
-        """Evict *size_bytes*, if possible; return how many are being freed."""
+        """Evict blocks of *size_bytes*, if possible; return how many bytes are being freed."""
 
     def evict_names(self) -> None:
         """Evict blocks for their names, if possible, because the index takes no more names."""
 
     @property
     def nameless_bytes(self) -> int:
-        """What ``forget_nameless`` would free."""
+        """How many bytes ``forget_nameless`` would free."""
 
     @property
     def all_known(self) -> bool:
-        """Whether all blocks that may go are known: the scan after the start has found them."""
+        """Whether the scan after the start has found all blocks that may be evicted."""
 
     def forget_nameless(self) -> None:
         """Give up finished drafts that lost their name, and old versions, to make space."""
 
     def top_up(self) -> None:
-        """Make space ahead of the next draft, as soon as no request waits."""
+        """Make space for the next draft ahead of time, as soon as no request waits."""
 
     def rank_anew(self) -> None:
         """Rank every block again, because a policy changed for many of them."""
 
 
 class Kernel(Protocol):
-    """Talks to the kernel, and knows by which data path it reaches the bytes."""
+    """Talks to the kernel, and to the data path (passthrough or daemon)."""
 
     @property
     def writers_run_free(self) -> bool:
         """Whether writers may allocate without asking (passthrough)."""
 
     def adopt(self, ino: InodeNo) -> BackingId:
-        """Register a new extent; return 0 if that is not needed. Raises OSError."""
+        """Register a new extent; return its backing id, 0 if it needs none. Raises OSError."""
 
     def abandon(self, backing_id: BackingId) -> None:
-        """Take back what ``adopt`` returned, which nobody uses."""
+        """Give back *backing_id*, which ``adopt`` returned and nobody uses."""
 
     def freed(self, opened: OpenInode) -> None:
         """Note that the inode's last handle is closed; its extent may be unlinked after this."""
 
     def unnamed(self, ino: InodeNo) -> None:
-        """Note that *ino* lost its name: its backing id would keep its space from being freed."""
+        """Note that *ino* lost its name; a backing id would keep its space from being freed."""
 
     def name_vanished(self, parent: InodeNo, name: bytes) -> None:
-        """Note that kvfs removed *name*, or changed who sees it; the inode may be open."""
+        """Note that kvfs removed *name*, or changed who can see it; the inode may be open."""
 
     def inode_vanished(self, ino: InodeNo, parent: InodeNo) -> None:
         """Note that kvfs removed *ino*, which nobody has open, from directory *parent*."""

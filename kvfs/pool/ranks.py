@@ -18,14 +18,14 @@ from kvfs.pool.space import StayBounds
 from kvfs.storage.heat import Heat
 from kvfs.storage.index import Index
 
-#: Smaller files are configurations and sidecars: they free little space and cost much to lose.
+#: Smaller files are probably configurations or sidecars: evicting them frees little and costs much.
 SMALL_BYTES: Final = 64 << 10
-#: What has no use of its own: a block that is new to the heat was used when it changed last.
+#: Changes that are no use of the block: one that is new to the heat was last used at its ctime.
 _NO_USE: Final = frozenset({Why.FOUND, Why.RECONCILED, Why.ATTRIBUTED})
 
 
 def rank_of(record: InodeRecord, evict: str) -> Rank:
-    """Return the rank of a block with *record* under policy *evict*, unless it is kept."""
+    """Return the rank of a block with *record* under policy *evict*, if no pin keeps it."""
     goes = TABLE[State(record.state)].goes
     if goes is Goes.NEVER:
         return Rank.NEVER
@@ -37,7 +37,7 @@ def rank_of(record: InodeRecord, evict: str) -> Rank:
 
 
 def name_hash(record: InodeRecord) -> int:
-    """Return 32 bits that recognise *record*'s name, in this run of kvfs and later ones."""
+    """Return a 32-bit hash of *record*'s name and directory, the same in every run of kvfs."""
     return crc32c(record.name, record.parent & 0xFFFFFFFF)
 
 
@@ -65,7 +65,7 @@ class Ranks:
         self._empty_names_too_many = empty_names_too_many
 
     def follow(self, changed: Changed) -> None:
-        """Rank a block by what it is now, or drop it."""
+        """Give a block its new rank, or drop it."""
         ino, record, why = changed.ino, changed.after, changed.why
         if record is None:
             if why is Why.EVICTED:
@@ -76,7 +76,7 @@ class Ranks:
             self.enter(ino, record)
             before = changed.before
             if why is Why.RENAMED and before is not None and before.state in SETTLED:
-                self._heat.touch(ino)  # of others the store is a use already
+                self._heat.touch(ino)  # for a draft, the store itself counts as the use
         elif record.state in SETTLED:
             self.enter(ino, record, used_s=max(0, record.ctime_ns // SECOND_NS))
 
@@ -94,12 +94,12 @@ class Ranks:
             self._heat.note(ino, record.allocated_bytes, rank, name_hash(record), used_s=used_s)
 
     def keep(self, ino: InodeNo, record: InodeRecord) -> None:
-        """Keep block *ino* out of plans until something about it changes."""
+        """Keep block *ino* out of eviction plans until something about it changes."""
         if ino in self._heat:
             self._heat.note(ino, record.allocated_bytes, Rank.NEVER, name_hash(record))
 
     def why_kept(self, ino: InodeNo, policy: Policy) -> str | None:
-        """Return what keeps *ino*, in a directory with *policy*; None if nothing does."""
+        """Return what keeps *ino*, in a directory with *policy*, from eviction; None: nothing."""
         if policy.evict == "never":
             return "evict=never"
         # If nothing is pinned, this needs no lookup in the index.
@@ -108,7 +108,7 @@ class Ranks:
         return None
 
     def _is_pinned(self, ino: InodeNo) -> bool:
-        """Whether a pin keeps *ino* in a pinned directory: its own attribute wins."""
+        """Whether *ino*, in a pinned directory, is pinned: its own attribute wins."""
         try:
             own = self._index.xattr(ino, PIN)
         except Damaged:
@@ -116,7 +116,7 @@ class Ranks:
         return own is None or own == b"1"
 
     def _may_be_kept(self, ino: InodeNo, size_bytes: int) -> bool:
-        """Whether *ino* fits below the limit of what is kept; what came first stays."""
+        """Whether *ino* fits into the limit of what is kept; blocks kept before stay kept."""
         heat, bounds = self._heat, self._bounds
         own_bytes = heat.held_as(ino, Rank.KEPT)
         others_bytes = heat.held_bytes[Rank.KEPT] - (own_bytes or 0)

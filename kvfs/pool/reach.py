@@ -1,7 +1,7 @@
-"""Whether a request for space can be met at all: what is free, and what may go for it.
+"""Whether a request for space can be met at all: from what is free, and what may be evicted.
 
-It is asked before anything goes. Otherwise a request that is refused in the end would have emptied
-the cache: an ``fallocate`` of a petabyte, by any user who may create a file.
+This is checked before anything is evicted. Otherwise a request that fails in the end could empty
+the cache first: an ``fallocate`` of a petabyte, by any user who may create a file.
 """
 
 import enum
@@ -15,7 +15,7 @@ from kvfs.storage.heat import Heat
 
 
 def in_use_bytes(open_inodes: OpenInodes, heat: Heat) -> int:
-    """Return bytes of blocks that could be evicted, but that somebody has open."""
+    """Return the bytes of blocks that could be evicted if they were not open."""
     return sum(
         heat.held_as(ino, rank) or 0
         for ino, opened in open_inodes.items()
@@ -28,32 +28,32 @@ class Fit(enum.Enum):
     """Whether a request can be met."""
 
     NOW = enum.auto()
-    """If enough of what may go now goes."""
+    """Yes, by evicting what may be evicted now."""
     AFTER_USERS = enum.auto()
-    """Only with the space of blocks that somebody has open."""
+    """Only with the space of blocks that are open now."""
     AFTER_GUESSES = enum.auto()
-    """Unless drafts take what was kept free for them."""
+    """Only if drafts do not take the space that is kept free for them."""
     LATER = enum.auto()
     """Only once drafts, or blocks without a name, are closed."""
     NEVER = enum.auto()
-    """Not beside what is leased, pinned or a slab; or it is more than the pool can hold."""
+    """Not while leases, pins and slabs keep their space; or it is more than the pool can hold."""
 
 
 class Reach:
     """What requests for space can get from one pool.
 
-    It is an upper bound: a block that is mapped, and not open, is seen when it is its turn to go.
+    An upper bound: that a closed block is still mapped shows only when it is to be evicted.
     """
 
     def __init__(self, pool: Pool, room: Room) -> None:
         self._pool = pool
         self._room = room
-        #: For more than this all open files are looked at. A smaller request evicts no more than
-        #: is kept free ahead of writers anyway, and may take blocks that are open.
+        #: For larger requests open blocks are subtracted. A smaller request evicts no more than is
+        #: kept free ahead of writers anyway, so a wrong guess costs little.
         self._counted_from_bytes: Final = pool.headroom.most_bytes
 
     def fit(self, size_bytes: int) -> Fit:
-        """Return whether *size_bytes* can be had; NOW is what is known so far."""
+        """Return whether a request for *size_bytes* can be met, as far as is known now."""
         pool, space = self._pool, self._pool.space
         at_most_bytes = self._at_most_bytes()
         if size_bytes <= at_most_bytes:
@@ -65,11 +65,11 @@ class Reach:
             return Fit.AFTER_GUESSES
         stays_bytes = max(0, space.recorded_bytes - pool.evictable_bytes)
         if not self._room.all_known:
-            stays_bytes = 0  # some of it may go
+            stays_bytes = 0  # some of it may be evictable
         return Fit.LATER if size_bytes <= space.bound_bytes - stays_bytes else Fit.NEVER
 
     def _at_most_bytes(self) -> int:
-        """Return what is free, and what may go: first what is held for convenience."""
+        """Return the bytes that are free, only held in reserve, or evictable."""
         pool, space = self._pool, self._pool.space
         convenience_bytes = (
             space.ready_bytes

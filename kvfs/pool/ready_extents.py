@@ -1,7 +1,7 @@
 """Ready extents: created, preallocated and registered before a CREATE needs them.
 
-A create on the hot path then allocates nothing. What is kept follows the demand (size_forecast.py);
-an extent nobody took is unlinked when it gives way. Everything runs on the loop's thread.
+A create on the hot path then allocates nothing. How many are kept follows the demand
+(size_forecast.py); an extent that is not needed is unlinked. Everything runs on the loop's thread.
 """
 
 import contextlib
@@ -73,10 +73,10 @@ class ReadyExtents:
         self.misses = 0
 
     def follow(self, changed: Changed) -> None:
-        """Learn from a draft that is closed how large the next one will be."""
+        """Tell the forecast the size of a draft that was closed."""
         opened, record = self._open_inodes.get(changed.ino), changed.after
         if opened is not None and record is not None and opened.created_in:
-            # A sparse file of a terabyte does not ask for a terabyte the next time.
+            # After a sparse file of a terabyte do not reserve a terabyte for the next one.
             size_bytes = min(record.size_bytes, record.allocated_bytes)
             self.forecast.note_published(opened.created_in, size_bytes, self._monotonic_s())
             opened.created_in = NO_INODE
@@ -88,7 +88,7 @@ class ReadyExtents:
     def take(self, size_bytes: int, now_s: float) -> ReadyExtent:
         """Return an extent with *size_bytes* allocated, for which the caller has made space.
 
-        With none allocated if the device has no space. Raises NoSpace, OSError.
+        If the device has no space, nothing is allocated. Raises NoSpace, OSError.
         """
         self.forecast.note_created(size_bytes, now_s)
         queue = self._queues.get(size_bytes)
@@ -103,7 +103,7 @@ class ReadyExtents:
         return self._prepare_now(size_bytes)
 
     def recall(self, ino: InodeNo, reserve_bytes: int) -> ReadyExtent:
-        """Return the extent of *ino*, which another server took. Raises Damaged, OSError."""
+        """Return the extent that a previous server took for *ino*. Raises Damaged, OSError."""
         fd = self._extents.open(ino, os.O_RDWR)
         try:
             return ReadyExtent(ino, fd, reserve_bytes, self._kernel.adopt(ino))
@@ -117,7 +117,7 @@ class ReadyExtents:
         self._queues.setdefault(extent.reserve_bytes, deque()).append(extent)
 
     def let_go(self, extent: ReadyExtent) -> None:
-        """Close what belongs to a taken extent. The file stays with its inode."""
+        """Close the descriptor and backing id of a taken extent. The file stays with its inode."""
         if extent.backing_id:
             self._kernel.abandon(extent.backing_id)
         os.close(extent.fd)
@@ -125,13 +125,13 @@ class ReadyExtents:
     def tick(self, now_s: float, spendable_bytes: int) -> None:
         """Adjust the queues to the forecast; called a few times a second.
 
-        *spendable_bytes* would be evicted if space were needed.
+        *spendable_bytes*: how many bytes could be evicted if space were needed.
         """
         limit_bytes = int(self._settings.ready_share * self._space.capacity_bytes)
         space = self._space
         wanted = self.forecast.wanted(
             now_s,
-            # A forecast must not take the space that other writers need.
+            # A guess must not take the space that other writers need.
             limit_bytes=min(limit_bytes, (space.free_bytes + spendable_bytes) // 2),
             limit_extents=ready_max(self._settings.ready_extents_max),
         )
@@ -161,11 +161,11 @@ class ReadyExtents:
 
     @property
     def count(self) -> int:
-        """Ready extents that may be taken now."""
+        """How many extents are ready now."""
         return sum(len(queue) for queue in self._queues.values())
 
     def numbers(self) -> set[InodeNo]:
-        """Return the inode numbers that are ready, or will be, for inodes to come."""
+        """Return the inode numbers of extents that are ready or ordered."""
         ready = {extent.ino for queue in self._queues.values() for extent in queue}
         return ready | self._ordered
 
@@ -188,8 +188,8 @@ class ReadyExtents:
         self._coming_bytes -= size_bytes
         have = len(self._queues.get(size_bytes, ()))
         if size_bytes > self._space.unclaimed_bytes or have >= self._depths.get(size_bytes, 0):
-            return  # the space was needed meanwhile, or nobody stores that size any more
-        # Not earlier: an order that waits while the loop is busy holds no blocks.
+            return  # the space was needed meanwhile, or the size is not in demand any more
+        # Not counted earlier: a waiting order holds no blocks.
         self._space.ready_bytes += size_bytes
         try:
             extent = self._make(ino, size_bytes)

@@ -1,8 +1,8 @@
 """Inodes that lost their name a moment ago and can still be opened.
 
 Another client may replace a name between a LOOKUP and its OPEN. A local file system then opens the
-old file. On kvfs the OPEN would find a dead inode, and the kernel tries again only once. So a
-removed inode keeps its record and its extent for a moment. Time, number and bytes are bounded.
+old file. On kvfs the OPEN would find a dead inode, and the kernel retries only once. So a removed
+inode keeps its record and its extent for a moment. Time, number and bytes are bounded.
 """
 
 from collections import OrderedDict
@@ -14,7 +14,7 @@ from kvfs.pool.space import Space
 
 #: A LOOKUP and its OPEN are microseconds apart, or perhaps 100 ms if CPU is short.
 REMOVED_KEPT_S: Final = 1.0
-#: If there are more, the oldest are erased.
+#: Most inodes that are kept; if there are more, the oldest are erased.
 REMOVED_MAX: Final = 4096
 #: The share of the capacity that removed blocks may keep.
 _SHARE: Final = 1 / 64
@@ -26,7 +26,7 @@ class _Removed(NamedTuple):
 
 
 class RecentlyRemoved:
-    """Lately removed inodes, oldest first; their bytes count as used until they are erased."""
+    """Recently removed inodes, oldest first; their bytes count as used until they are erased."""
 
     def __init__(self, space: Space, erase: Callable[[InodeNo, InodeRecord], None]) -> None:
         self._space = space
@@ -41,7 +41,7 @@ class RecentlyRemoved:
         return ino in self._removed
 
     def keep(self, ino: InodeNo, record: InodeRecord, now_s: float) -> None:
-        """Keep *record*; its bytes count as ``extra_bytes`` from now on, which the caller adds."""
+        """Keep *ino* with *record*. The caller has added its bytes to ``Space.extra_bytes``."""
         self._removed[ino] = _Removed(record, now_s + REMOVED_KEPT_S)
         self._held_bytes += record.allocated_bytes
         bound_bytes = self._space.capacity_bytes * _SHARE
@@ -61,7 +61,7 @@ class RecentlyRemoved:
         return None if removed is None else removed.record
 
     def take_back(self, ino: InodeNo) -> InodeRecord | None:
-        """Hand *ino* to a handle, which now holds it and its bytes; None if it is not here."""
+        """Return the record of *ino*, and stop keeping it: it is open now. None if not kept."""
         removed = self._removed.pop(ino, None)
         if removed is None:
             return None
@@ -69,7 +69,7 @@ class RecentlyRemoved:
         return removed.record
 
     def tick(self, now_s: float) -> None:
-        """Erase those whose time is over."""
+        """Erase inodes whose time is over."""
         while self._removed and next(iter(self._removed.values())).due_s <= now_s:
             self._erase_oldest()
 

@@ -1,7 +1,7 @@
 """How blocks are used again: reuse distances, ages at eviction, and misses after it.
 
-All of it is about names, and each is known by 32 bits of a checksum. What is kept is bounded: the
-names that are followed, those that were evicted last, and the loads since the last tick.
+All figures are about names, each known by 32 bits of a checksum. What is kept is bounded: followed
+names, the names that were evicted last, and the loads since the last tick.
 """
 
 from collections import Counter, deque
@@ -13,16 +13,16 @@ from kvfs.core.evicted_names import EvictedNames
 from kvfs.core.reuse_distance import ReuseDistances
 from kvfs.core.types import InodeNo, InodeRecord
 
-#: 0.7 MiB at worst. On a recorded trace the predictions are within a point of real pools
-#: (tests/core/test_reuse_distance.py).
+#: Followed names: 0.7 MiB at worst. On a recorded trace predictions are within a percentage point
+#: of real pools (tests/core/test_reuse_distance.py).
 _FOLLOWED_MAX: Final = 4096
-#: 8 bytes each, 512 KiB in all.
+#: Evicted names that are remembered: 8 bytes each, 512 KiB in all.
 _EVICTED_MAX: Final = 1 << 16
-#: Loads of known blocks between two ticks; more are left out, as if they were of others.
+#: Most loads of followed blocks between two ticks; beyond it the oldest are left out.
 _LOADS_MAX: Final = 1024
 #: Sizes of the pool on the curve, as parts and multiples of its own.
 FACTORS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
-#: Spreads checksums of names that differ in their ends over all values (Knuth).
+#: Spreads checksums of names that differ only at the end over all values (Knuth).
 _MULTIPLIER: Final = 0x9E3779B1
 _KEY_MASK: Final = (1 << 32) - 1
 _SIZE_SHIFT: Final = 32
@@ -44,7 +44,7 @@ class ReuseWatch:
         self._ages = AgeHistogram()
         self._returns = AgeHistogram()
         self._loads: deque[int] = deque(maxlen=_LOADS_MAX)
-        #: Notes the load of a block that is followed, by what ``followed`` returned.
+        #: Notes a load of a followed block; takes what ``followed`` returned.
         self.loaded = self._loads.append
 
     def followed(self, record: InodeRecord) -> int:
@@ -55,7 +55,7 @@ class ReuseWatch:
         return record.allocated_bytes << _SIZE_SHIFT | key
 
     def missed(self, parent: InodeNo, name: bytes, now_s: float) -> None:
-        """A client missed *name*."""
+        """A client asked for *name* and found nothing."""
         key = key_of(parent, name)
         self._distances.miss(key)
         away_s = self._evicted.take(key, now_s)
@@ -71,7 +71,7 @@ class ReuseWatch:
         self._distances.forget(key_of(record.parent, record.name))
 
     def evicted(self, record: InodeRecord, age_s: float, now_s: float) -> None:
-        """A block was evicted that had not been used for *age_s*."""
+        """A block was evicted *age_s* after its last use."""
         self._ages.add(age_s)
         self._evicted.note(key_of(record.parent, record.name), now_s)
 
@@ -80,7 +80,7 @@ class ReuseWatch:
         return key_of(parent, name) in self._evicted
 
     def tick(self) -> None:
-        """Look at the loads since the last tick."""
+        """Process the loads since the last tick."""
         if self._loads:
             loads = Counter(self._loads)
             self._loads.clear()
@@ -88,11 +88,11 @@ class ReuseWatch:
                 self._distances.load(load & _KEY_MASK, load >> _SIZE_SHIFT, times)
 
     def count(self, references: int) -> None:
-        """Learn that clients asked for *references* more blocks, followed or not."""
+        """Note that clients asked for *references* more blocks, followed or not."""
         self._distances.count(references)
 
     def shown(self, capacity_bytes: int, held_bytes: int) -> dict[str, Any]:
-        """Return the figures for `kvfs status`; of the capacity *held_bytes* are for blocks."""
+        """Return the figures for `kvfs status`; *held_bytes* of the capacity are for blocks."""
         points = self._distances.curve(int(held_bytes * factor) for factor in FACTORS)
         curve = [
             {

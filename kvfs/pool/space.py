@@ -1,9 +1,9 @@
 """How much of the capacity is taken, and by what.
 
-- ``recorded_bytes``: published blocks, as the index says.
+- ``recorded_bytes``: blocks, as recorded in the index.
 - ``extra_bytes``: what open drafts and removed but open blocks hold beyond that.
 - ``ready_bytes``: ready extents.
-- ``stray_bytes``: files of no inode that are kept for a while (strays.py).
+- ``stray_bytes``: files without an inode that are kept for a while (strays.py).
 - ``pending_delete_bytes``: extents without an owner that are not unlinked yet.
 - ``deleted_open_bytes``: the same, but somebody still has them open or mapped.
 - ``pledged_bytes``: what writes in flight may still allocate.
@@ -19,7 +19,7 @@ from kvfs.core.sizes import format_size
 
 
 class Space:
-    """The bound of the pool. All figures are allocated bytes on the device."""
+    """Accounts for the space of one pool. All figures are allocated bytes on the device."""
 
     def __init__(self, capacity_bytes: int, recorded_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
@@ -41,17 +41,17 @@ class Space:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of clients' data. Ready extents do not count, because they give way."""
+        """Bytes of clients' data, without ready extents, which are given up on demand."""
         return self.recorded_bytes + self.extra_bytes
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that clients may store now, if ready extents give way."""
+        """Bytes that clients may store now, if ready extents are given up."""
         return max(0, self.unclaimed_bytes + self.ready_bytes)
 
     @property
     def unclaimed_bytes(self) -> int:
-        """Bytes that are neither held nor promised; below 0 if more is taken than there is."""
+        """Bytes that are neither taken nor promised; below 0 if more is than the bound."""
         return self.bound_bytes - self.taken_bytes - self.pledged_bytes - self.lacking_bytes
 
     @property
@@ -78,23 +78,23 @@ class Space:
             )
 
 
-#: Kept free of blocks for writes in flight and the file system's own growth between two checks.
+#: Space kept free of blocks, for writes in flight and the file system's own growth between checks.
 _KEPT_SHARE: Final = 1 / 64
 _KEPT_MOST_BYTES: Final = 32 << 20
-#: XFS frees unlinked blocks a moment later, so the best of so many checks counts.
+#: XFS frees unlinked blocks a moment later, so the best of this many checks counts.
 _LOOKS: Final = 8
 
 
 class DeviceRoom:
     """Checks what the device can really hold, which is less than the capacity if others fill it.
 
-    The index, the heat and the file system's own trees grow with the blocks, and a directory's
-    parent file system belongs to others as well. So the bound is the capacity, or what the device
-    has if that is less.
+    The index, the heat and the file system's own trees grow with the blocks, and others use the
+    file system of a directory source, too. So the bound is the capacity, or what the device has if
+    that is less.
     """
 
     def __init__(self, space: Space, free_bytes: Callable[[], int]) -> None:
-        """*free_bytes* tells what can still be allocated (statvfs(2))."""
+        """*free_bytes* returns how many bytes can still be allocated (statvfs(2))."""
         self._space = space
         self._free_bytes = free_bytes
         self._looks: deque[int] = deque(maxlen=_LOOKS)
@@ -112,16 +112,16 @@ class DeviceRoom:
         self.look()
 
 
-#: Share of the capacity for both together; more only if a setting is higher.
+#: Share of the capacity for leases and kept blocks together; more only if a setting is higher.
 _TOGETHER_SHARE: Final = 0.92
 
 
 class StayBounds:
     """How much of a pool leases, pins and policies may keep from eviction.
 
-    Each has its share of what the pool can hold now, which others may make less than its capacity.
-    Together they leave some of that to evictable blocks; otherwise stores without leases and pins
-    would be refused. What came first stays.
+    Each has its share of what the pool can hold now, which may be less than its capacity. Together
+    they leave some of that to evictable blocks; otherwise stores without a lease or pin would be
+    refused. What is kept already stays.
     """
 
     def __init__(
@@ -134,16 +134,16 @@ class StayBounds:
         self._together_share = max(_TOGETHER_SHARE, lease_max, pin_share)
 
     def leases_end_bytes(self, kept_bytes: int) -> int:
-        """Return how much leases may hold beside *kept_bytes*."""
+        """Return how many bytes leases may hold beside *kept_bytes*."""
         return self._end_bytes(self._leases_share, kept_bytes)
 
     def kept_end_bytes(self, leased_bytes: int) -> int:
-        """Return how much may be kept beside *leased_bytes* when more comes."""
+        """Return how many bytes pins and policies may keep beside *leased_bytes*."""
         return self._end_bytes(self._kept_share, leased_bytes)
 
     @property
     def kept_most_bytes(self) -> int:
-        """How much of what was kept before may stay kept, however many leases there are."""
+        """How many bytes that are kept already may stay kept, however many leases there are."""
         return int(self._kept_share * self._whole_bytes())
 
     def _end_bytes(self, share: float, others_bytes: int) -> int:

@@ -1,7 +1,7 @@
-"""Strays that wait for the end of their grace: what took their names may have been an error.
+"""Strays in their grace time: they are kept because they may have lost their names by an error.
 
-Their room counts as taken, and they are the first to go when the pool needs it. Times are in ns
-since the epoch, because a grace outlives a start, and they are arguments.
+Their space counts as taken, and is the first to be freed when the pool needs it. Times are
+arguments, in ns since the epoch, because a grace time outlives a restart.
 """
 
 import functools
@@ -29,14 +29,14 @@ class Strays:
         grace_s: float,
         most: int,
     ) -> None:
-        """*most*: files that are kept at once; for one more the oldest goes."""
+        """*most*: how many files are kept at once; for one more the oldest is removed."""
         self._files = files
         self._space = space
         self._unlink_queue = unlink_queue
         self._grace_ns = int(grace_s * SECOND_NS)
         self._most = most if grace_s > 0 else 0
         self._kept: OrderedDict[InodeNo, Stray] = OrderedDict()
-        #: How many went because their room was needed, or there were too many.
+        #: How many were removed because their space was needed, or there were too many.
         self.gave_way = 0
 
     @property
@@ -45,7 +45,7 @@ class Strays:
         return self._most > 0
 
     def load(self) -> None:
-        """Learn what former servers kept; it is no reason to refuse a start."""
+        """Read what former servers kept; an error is logged, and does not refuse the start."""
         try:
             held = self._files.held()
         except OSError as error:
@@ -67,7 +67,7 @@ class Strays:
             self._remove_oldest()
 
     def tick(self, now_ns: int) -> None:
-        """Remove those whose grace is over. One of the future counts from now on."""
+        """Remove strays whose grace is over. One dated in the future counts from now on."""
         while self._kept:
             oldest = next(iter(self._kept.values()))
             if oldest.since_ns > now_ns:
@@ -78,7 +78,7 @@ class Strays:
             self._remove_oldest()
 
     def give_way(self, size_bytes: int) -> int:
-        """Remove the oldest until *size_bytes* are being freed; return how many are."""
+        """Remove the oldest until *size_bytes* are being freed; return the bytes being freed."""
         freed_bytes = 0
         while self._kept and freed_bytes < size_bytes:
             self.gave_way += 1

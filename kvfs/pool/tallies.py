@@ -1,7 +1,7 @@
 """Counts of loads, misses, stores and evictions, by first-level directory and by model.
 
 A load of a known block must cost next to nothing. So each pair of a directory and a model has one
-object, which an open handle keeps, and sums are made when somebody asks for them.
+object, which an open handle keeps, and sums are computed on demand.
 """
 
 from collections.abc import Iterable
@@ -10,15 +10,15 @@ from typing import Any, Final
 from kvfs.core.types import NO_INODE, ROOT_INODE, InodeNo
 from kvfs.storage.index import Index
 
-#: What stands for directories or models beyond the limit. A name cannot hold a slash.
+#: Stands for directories or models beyond the limit. No real name has a slash.
 OTHERS: Final = "/others"
-#: Files in the root directory itself.
+#: Stands for files in the root directory itself.
 ROOT_ITSELF: Final = "/"
 _OTHERS_NAME: Final = OTHERS.encode()
-#: Directories whose place in the tree is remembered; for others it is looked up again.
+#: Directories whose first-level directory is remembered; for others it is looked up again.
 _KNOWN_MAX: Final = 4096
-#: Levels that are gone up to find it. What lies deeper counts with all others: no connector has so
-#: many, and each is a row of the index.
+#: Most levels to go up to find it, each a read of an index row. Deeper directories count with all
+#: others: no connector has so many levels.
 DEPTH_MAX: Final = 32
 
 
@@ -46,7 +46,7 @@ class Tally:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def shown(self) -> dict[str, Any]:
-        """Return the counts, and the share of lookups that were hits; None before the first."""
+        """Return the counts, and ``hit_rate``: hits / (hits + misses), None if both are 0."""
         asked = self.hits + self.misses
         return {
             "hits": self.hits,
@@ -69,7 +69,7 @@ def sum_of(tallies: Iterable[Tally]) -> Tally:
 
 
 def model_of(name: bytes) -> bytes:
-    """Return the model in a block's *name*; nothing where the connector does not put it there.
+    """Return the model in a block's *name*; b"" if the connector does not put it there.
 
     LMCache: ``MODEL@WORLD@RANK@HASH@DTYPE.pt`` and ``MODEL@RANK@GROUP@HASH.data``.
     """
@@ -78,7 +78,7 @@ def model_of(name: bytes) -> bytes:
 
 
 class Tallies:
-    """The tallies of one pool, of at most so many directories and models; the rest share one."""
+    """The tallies of one pool, of up to *names_max* directories and models; the rest share one."""
 
     def __init__(self, index: Index, names_max: int) -> None:
         self._index: Final = index
@@ -86,7 +86,7 @@ class Tallies:
         self._tallies: dict[tuple[InodeNo, bytes], Tally] = {}
         self._tops: set[InodeNo] = set()
         self._models: set[bytes] = set()
-        #: What was counted last.
+        #: The tally that was returned last, and for what.
         self._last_parent = NO_INODE
         self._last_model = b""
         self._last = Tally()
@@ -96,7 +96,7 @@ class Tallies:
     def of(self, parent: InodeNo, name: bytes) -> Tally:
         """Return the tally that counts *name* in directory *parent*."""
         model = model_of(name)
-        # Most names are of the directory and the model of the one before.
+        # Most names have the same directory and model as the one before.
         if parent == self._last_parent and model == self._last_model:
             return self._last
         top = self._known.get(parent)
@@ -109,7 +109,7 @@ class Tallies:
         return tally
 
     def tree_changed(self) -> None:
-        """A directory moved: what is opened anew below it counts where it is now."""
+        """A directory moved: what is opened below it from now on counts where it is now."""
         self._known.clear()
         self._forget_last()
 
@@ -129,7 +129,7 @@ class Tallies:
         return found
 
     def by_model(self) -> dict[str, Tally]:
-        """Return the tallies of the models that names of blocks tell."""
+        """Return the tallies of the models by name; blocks whose name has no model are left out."""
         found: dict[str, Tally] = {}
         for (_, model), tally in self._tallies.items():
             if model:
@@ -137,9 +137,9 @@ class Tallies:
         return found
 
     def _find_top(self, directory: InodeNo) -> InodeNo:
-        """Return the first-level directory that *directory* is or stands in; the root for itself.
+        """Return the first-level directory that *directory* is or lies in; the root for itself.
 
-        ``NO_INODE`` where a directory on the way cannot be read, and in the depth.
+        ``NO_INODE`` if a directory on the way cannot be read, or if it is deeper than DEPTH_MAX.
         """
         at = top = directory
         found: InodeNo | None = None
@@ -158,7 +158,7 @@ class Tallies:
         return top
 
     def _enter(self, top: InodeNo, model: bytes) -> Tally:
-        """Return a new tally, or that of all others once there are too many names."""
+        """Return a new tally, or that of all others if there are too many names."""
         if top not in self._tops and len(self._tops) >= self._names_max:
             self._fold_removed()
         if top not in self._tops and len(self._tops) >= self._names_max:
@@ -172,7 +172,7 @@ class Tallies:
         return self._tallies.setdefault((top, model), Tally())
 
     def _fold_removed(self) -> None:
-        """Count what belonged to removed directories under all others."""
+        """Add the counts of removed directories to those of all others."""
         gone = {top for top in self._tops if self._index.inode_or_miss(top) is None}
         if not gone:
             return

@@ -1,9 +1,9 @@
 """Extents without a name, waiting to be unlinked.
 
-Their bytes count as taken until they are really free. A request that needs space has them unlinked
-at once; otherwise it happens when no request waits. An extent that is still open or mapped waits,
-because unlinking it would free nothing. With passthrough the kernel releases an extent a moment
-after its reader's close.
+Their bytes count as taken until they are really free. If a request needs space, they are unlinked
+at once; otherwise when no request waits. An extent that is still open or mapped waits, because
+unlinking it would free nothing. With passthrough the kernel releases an extent a moment after its
+reader's close.
 """
 
 from collections import deque
@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from kvfs.pool.space import Space
 from kvfs.storage.background import Background
 
-#: Unlinking takes some 5 us a MiB of page cache. What a request cannot wait for goes to a thread.
+#: Unlinking takes some 5 us per MiB of page cache. Larger extents are unlinked in a thread.
 _LONG_UNLINK_BYTES: Final = 64 << 20
-#: A check of an extent in use costs some 10 us; with more of them they take turns.
+#: Extents in use that are checked at a time, some 10 us each; if there are more, they take turns.
 _LOOKS: Final = 16
 
 
@@ -33,19 +33,19 @@ class UnlinkQueue:
         self._background = background
         self._space = space
         self._waiting: deque[_Unlink] = deque()
-        #: Those that were in use when their turn came; the one checked longest ago first.
+        #: Removals whose extent was in use; the one checked longest ago first.
         self._lingering: deque[_Unlink] = deque()
-        #: Bytes that the thread has freed and that are not counted yet.
+        #: Sizes of extents that the thread has unlinked, and that are not counted as free yet.
         self._finished: deque[int] = deque()
         self._in_thread = 0
 
     def __len__(self) -> int:
-        """Return how many can be unlinked without waiting for a close."""
+        """Return how many removals are waiting or under way, without those still in use."""
         return len(self._waiting) + self._in_thread
 
     @property
     def lingering(self) -> int:
-        """How many have no handle any more but are still in use."""
+        """How many extents have no handle any more but are still in use."""
         return len(self._lingering)
 
     def add(
@@ -66,7 +66,7 @@ class UnlinkQueue:
             self._background.do(self._first)
 
     def settle(self) -> None:
-        """Count what the thread has freed, and queue what is no longer in use."""
+        """Count what the thread has freed, and queue extents that are no longer in use."""
         while self._finished:
             self._space.pending_delete_bytes -= self._finished.popleft()
             self._in_thread -= 1
@@ -78,7 +78,7 @@ class UnlinkQueue:
                 self._leave(unlink)
 
     def dismiss(self) -> None:
-        """Unlink all, in use or not, because the pool stops."""
+        """Queue all for unlinking, in use or not, because the pool stops."""
         while self._lingering:
             self._leave(self._lingering.popleft()._replace(in_use=None))
         self._waiting = deque(unlink._replace(in_use=None) for unlink in self._waiting)
@@ -88,7 +88,7 @@ class UnlinkQueue:
         self.add(*unlink)
 
     def _next(self) -> None:
-        """Unlink one as a background job, if ``hurry`` has left one."""
+        """Unlink the next one, as a background job, if ``hurry`` has left one."""
         self.settle()
         while self._waiting and self._lingers(self._waiting[0]):
             pass
@@ -106,7 +106,7 @@ class UnlinkQueue:
             self._remove(self._waiting.popleft())
 
     def _lingers(self, unlink: _Unlink) -> bool:
-        """Put *unlink*, the first one, aside if it is in use; return whether it was."""
+        """Put the first removal, *unlink*, aside if its extent is in use; return whether it was."""
         if unlink.in_use is None or not unlink.in_use():
             return False
         self._lingering.append(self._waiting.popleft())
