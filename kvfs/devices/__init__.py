@@ -1,4 +1,4 @@
-"""Devices: where a pool's bytes lie. The public names; how each kind works is its own module."""
+"""Devices: where a pool's bytes are stored. Public names; each kind has its own module."""
 
 from kvfs.devices.capacity import Reserve
 from kvfs.devices.device import Device, Fill, Kind

@@ -1,4 +1,4 @@
-"""A block device as a source: claimed, looked at, formatted, opened, wiped; in that order."""
+"""A block device as a source: how a pool on it is made, opened and destroyed."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ def open_block(path: str, *, read_only: bool, capacity_bytes: int | None) -> Dev
     """Open the pool on block device *path*.
 
     Raises SourceBlank, SourceForeign, FormatUnknown, SourceBusy, SourceDamaged, UsageError,
-    ToolMissing, NotRoot; the device is untouched then.
+    ToolMissing, NotRoot; in that case the device is unchanged.
     """
     with outlived(path) as found:
         if found is not None:
@@ -58,7 +58,7 @@ def outlives(path: str) -> bool:
 
 
 def destroy_block(path: str) -> None:
-    """Make the pool on block device *path* unrecognisable. Raises as open_block."""
+    """Make block device *path*, which holds a pool, blank again. Raises what open_block raises."""
     busy.refuse_busy(path)
     require_pool(path)
     require_known(path, path)
@@ -85,9 +85,9 @@ def require_pool(path: str) -> None:
 
 
 def require_known(block_path: str, source: str) -> None:
-    """Raise SourceForeign or FormatUnknown for what has a pool's label but is no pool we know.
+    """Raise SourceForeign or FormatUnknown if the XFS has a pool's label but no pool we know.
 
-    A pool whose XFS cannot be mounted any more may still be destroyed.
+    Returns if the XFS cannot be mounted: such a pool may still be destroyed.
     """
     with contextlib.suppress(SourceDamaged):
         xfs.look_at_pool(block_path, source)

@@ -1,4 +1,4 @@
-"""Who uses a block device: seen by the kernel's exclusive claim, named for the operator."""
+"""Whether a block device is in use, by the kernel's exclusive claim, and by whom, for messages."""
 
 import errno
 import os
@@ -18,10 +18,10 @@ _UNKNOWN_USER: Final = (
 
 
 def claim(path: str, flags: int = os.O_RDONLY) -> int:
-    """Open block device *path* exclusively. Mounts, swap, RAID and device mapper hold claims, too.
+    """Return an exclusively opened fd of block device *path*; its close ends the claim.
 
-    The claim ends with the close. Raises SourceDamaged, or SourceBusy, which names the user if the
-    kernel shows it.
+    Mounts, swap, RAID and device mapper hold claims, too. Raises SourceDamaged, or SourceBusy,
+    which names the user if it can be found.
     """
     try:
         return os.open(path, flags | os.O_EXCL | os.O_CLOEXEC)
@@ -35,7 +35,8 @@ def claim(path: str, flags: int = os.O_RDONLY) -> int:
 def refuse_busy(path: str) -> None:
     """Raise SourceBusy when block device *path* has a user or a holder in /sys/block.
 
-    Another loop device over the same file counts as a user: the pool may be mounted through it.
+    If it is a loop device, another one on the same file counts as a user: the pool may be mounted
+    through it.
     """
     os.close(claim(path))
     if loop.is_loop(path) and (others := list(loop.others_of(path))):
@@ -46,9 +47,9 @@ def refuse_busy(path: str) -> None:
 
 
 def has_unknown_user(path: str) -> bool:
-    """Whether block device *path* is claimed by an unknown user. Raises SourceDamaged.
+    """Whether block device *path* is claimed, but no user can be found. Raises SourceDamaged.
 
-    A server is one: its file system is mounted on no path, and may have outlived it.
+    That is so for a server: its file system is mounted on no path, and may have outlived it.
     """
     try:
         os.close(claim(path))
@@ -84,7 +85,7 @@ def _known_user(path: str) -> str:
 
 
 def _pool_user(path: str) -> str:
-    """For the message only: the mount of a dead server does not prevent joining the pool."""
+    """Say where the pool is mounted. For messages only: a dead server's pool can be joined."""
     where = where_in_use(path)
     return f"the pool on it is mounted {where}" if where else ""
 
@@ -116,19 +117,20 @@ def _listdir(path: str) -> list[str]:
 
 
 def lock_holders(status: os.stat_result) -> set[int]:
-    """Return the processes that took a lock, still held, on the file with *status*.
+    """Return the ids of the processes that hold a lock on the file with *status*.
 
-    Dead processes are included if something keeps their open file (a loop device); processes of
-    other pid namespaces are not. Read from proc_locks(5): trying the lock would make others who
-    lock at the same time fail. Raises OSError.
+    A dead process is included if something keeps its open file (a loop device); processes of other
+    pid namespaces are not. Read from proc_locks(5), because trying the lock could make others fail
+    that try it at the same time. Raises OSError.
     """
     wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with open("/proc/locks", encoding="ascii") as file:
         lines = [line.split() for line in file]
-    # "1: FLOCK ADVISORY WRITE 4711 fe:00:1234 0 EOF"; a waiting process has an arrow before FLOCK.
+    # "1: FLOCK ADVISORY WRITE 4711 fe:00:1234 0 EOF"; the line of a waiting process has "->" before
+    # FLOCK, so its fields do not match.
     return {int(fields[4]) for fields in lines if len(fields) > 5 and fields[5] == wanted}
 
 
 def is_alive(pid: int) -> bool:
-    """Whether process *pid* has not ended; one that has ended may not have been reaped yet."""
+    """Whether process *pid* is alive; one that has ended but was not reaped is not."""
     return os.path.exists(f"/proc/{pid}") and not has_exited(pid)

@@ -1,7 +1,7 @@
-"""mount(2) without a path: a detached mount lives as long as an fd in it is open.
+"""Detached mounts: they have no path, and live as long as an fd in them is open.
 
-fsopen, fsconfig, fsmount and move_mount (Linux 5.2) have no wrapper in glibc 2.36; their numbers
-are the same on every architecture kvfs runs on (include/uapi/asm-generic/unistd.h).
+open_tree, fsopen, fsconfig, fsmount and move_mount (Linux 5.2) are called by number. The numbers
+are the same on every architecture that kvfs runs on (include/uapi/asm-generic/unistd.h).
 """
 
 import contextlib
@@ -49,11 +49,11 @@ def mount_detached(
     *,
     joins: bool = False,
 ) -> int:
-    """Mount block device *source* on no path and return an fd of its root (O_PATH).
+    """Mount block device *source* without a path, and return an fd of its root (O_PATH).
 
     *flags* are options without a value (``ro``), *attributes* are MOUNT_ATTR_*. With *joins*, a
-    device that is mounted already gets one more mount of the same file system. The last close of
-    an fd in the mount unmounts it. Raises OSError, with the kernel's own message if there is one.
+    device that is mounted already gets another mount of the same file system. The mount ends with
+    the last fd in it. Raises OSError, with the kernel's own message if there is one.
     """
     context_fd = _call(_SYS_FSOPEN, fs_type.encode(), ctypes.c_uint(_FSOPEN_CLOEXEC))
     try:
@@ -74,22 +74,22 @@ def mount_detached(
 def clone_of_mount(path: str) -> int:
     """Return an fd (O_PATH) of the directory *path* in a detached clone of its mount.
 
-    Mounts inside it are left out. Raises OSError: EPERM without CAP_SYS_ADMIN.
+    Mounts below it are left out. Raises OSError; EPERM without CAP_SYS_ADMIN.
     """
     flags = ctypes.c_uint(_OPEN_TREE_CLONE | os.O_CLOEXEC)
     return _call(_SYS_OPEN_TREE, ctypes.c_int(_AT_FDCWD), os.fsencode(path), flags)
 
 
 def attach(root_fd: int, mountpoint: str) -> None:
-    """Put the detached mount with the root *root_fd* on top of what is at *mountpoint*. OSError."""
+    """Put the detached mount of *root_fd*, its root, on top at *mountpoint*. Raises OSError."""
     _move(root_fd, mountpoint, _FROM_THE_FD_ITSELF | _FOLLOW_LINKS)
 
 
 def attach_beneath(root_fd: int, mountpoint: str) -> bool:
-    """Put it beneath the topmost mount at *mountpoint*; the path shows that one as before.
+    """Put the detached mount beneath the topmost mount at *mountpoint*, which stays visible.
 
-    False if the kernel cannot: before Linux 6.5, and in some places (can_move_mount_beneath in
-    fs/namespace.c). Raises OSError for what ``attach`` would not do either.
+    Return False if the kernel cannot do that: before Linux 6.5, and in some places
+    (can_move_mount_beneath in fs/namespace.c). Raises OSError for other errors, as ``attach``.
     """
     try:
         _move(root_fd, mountpoint, _FROM_THE_FD_ITSELF | _FOLLOW_LINKS | _BENEATH)

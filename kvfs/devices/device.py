@@ -1,4 +1,4 @@
-"""An open device: the fds that keep it, and what it offers."""
+"""An open device: the fds that hold it, and its sizes."""
 
 import os
 from collections.abc import Callable
@@ -21,9 +21,9 @@ class Device:
     """One pool's device, held by this process from open_source to ``close``.
 
     ``pool_fd`` is the pool directory, O_RDONLY|O_DIRECTORY. ``held_fds`` are all fds that keep
-    the device claimed (mount, lock, image). The file system of a block device or image unmounts
-    when the last of them, and of all files opened below, is closed. ``usable_bytes`` is the largest
-    possible capacity; ``capacity_bytes`` is what blocks may use.
+    the device claimed (mount, lock, image). The file system of a block device or image is unmounted
+    when the last of them, and of all files opened below it, is closed. ``usable_bytes`` is the
+    largest possible capacity; ``capacity_bytes`` is what blocks may use.
     """
 
     def __init__(
@@ -41,7 +41,10 @@ class Device:
         read_only: bool,
         superblock: str = "",
     ) -> None:
-        """Take over the fds. *capacity_bytes* overrides the header's. Raises UsageError."""
+        """Take over the fds. *capacity_bytes*, if not None, overrides the header's.
+
+        Raises UsageError if it is more than *usable_bytes*; the fds stay the caller's then.
+        """
         if capacity_bytes is not None and capacity_bytes > usable_bytes:
             raise UsageError(
                 f"{source}: capacity {format_size(capacity_bytes)} is more than the "
@@ -56,10 +59,10 @@ class Device:
         self.uuid = header.uuid
         self.created_ns = header.created_ns
         self.read_only = read_only
-        #: The mounted file system that a directory lies on (parent_fs.py); empty where kvfs mounts
-        #: it itself.
+        #: The mounted file system under a directory source (parent_fs.py); empty if kvfs mounts the
+        #: file system itself.
         self.superblock = superblock
-        #: Clients of an ended mount still have files of it open.
+        #: Whether clients of a dead mount still have files on it open.
         self.outlived = False
         self.usable_bytes = usable_bytes
         self.capacity_bytes = min(
@@ -68,12 +71,12 @@ class Device:
         self.reserved_bytes = reserved_bytes
 
     def total_bytes(self) -> int:
-        """Return the size of the file system that holds the pool."""
+        """Return the size of the file system that holds the pool. Raises OSError."""
         space = os.fstatvfs(self.pool_fd)
         return space.f_blocks * space.f_frsize
 
     def free_bytes(self) -> int:
-        """Return what can still be allocated, less what a directory leaves to others."""
+        """Return the bytes that can still be allocated, less what a directory leaves to others."""
         space = os.fstatvfs(self.pool_fd)
         return max(0, space.f_bavail * space.f_frsize - self.reserved_bytes)
 

@@ -28,10 +28,10 @@ def format_directory(
 ) -> PoolHeader:
     """Make a pool in directory *path*, which must be empty.
 
-    *force* replaces an existing pool. Files of others are never touched, so a directory with such
-    files is always refused. Without *capacity_bytes* the capacity is what is free now, less
-    *reserve* and the pool's own needs. Raises SourceMissing, SourceForeign, SourceBusy or
-    SourceFull before anything is removed; a later failure leaves an empty directory.
+    *force* replaces an existing pool. A directory with other files is always refused, so that these
+    are never touched. Without *capacity_bytes* the capacity is what is free now, less *reserve* and
+    the pool's own needs. Raises SourceMissing, SourceForeign, SourceBusy or SourceFull before
+    anything is removed; a later failure leaves an empty directory.
     """
     with contextlib.ExitStack() as stack:
         pool_fd = _open(path)
@@ -103,9 +103,10 @@ def open_directory(
 
 
 def destroy_directory(path: str) -> None:
-    """Remove the pool's own files from *path* and leave the rest. Raises as open_directory.
+    """Remove the pool's own files from *path* and leave the rest.
 
-    An unfinished pool is removed, too: an interrupted removal takes POOL first.
+    An unfinished pool is removed, too, because an interrupted removal has removed POOL first.
+    Raises what open_directory raises.
     """
     with contextlib.ExitStack() as stack:
         pool_fd = _open(path)
@@ -163,13 +164,13 @@ def _require_pool(pool_fd: int, path: str) -> PoolHeader:
 
 
 def _refuse_in_the_making(pool_fd: int, path: str) -> None:
-    """Raise SourceBusy when the pool has no POOL yet because somebody is making it."""
+    """Raise SourceBusy if the pool has no POOL because another process makes or removes it."""
     if pool_files.read_header(pool_fd, path) is None and pool_files.is_locked(pool_fd):
         raise SourceBusy(f"{path} is in use: another process makes or removes a pool in it")
 
 
 def _is_unfinished(pool_fd: int, path: str) -> bool:
-    """Whether a format or destroy was cut short: LOCK is made first and removed last."""
+    """Whether a format or destroy was interrupted: LOCK is made first and removed last."""
     if pool_files.read_header(pool_fd, path) is not None:
         return False
     _refuse_foreign(pool_fd, path)
@@ -177,7 +178,7 @@ def _is_unfinished(pool_fd: int, path: str) -> bool:
 
 
 def _pool_words(pool_fd: int, path: str) -> str:
-    """Return what is there, for a refusal. Raises FormatUnknown, SourceForeign (garbled POOL)."""
+    """Describe the pool, for an error message. Raises FormatUnknown, SourceForeign (bad POOL)."""
     header = pool_files.read_header(pool_fd, path)
     return "unfinished kvfs pool" if header is None else f"kvfs pool, UUID {header.uuid}"
 
@@ -185,9 +186,9 @@ def _pool_words(pool_fd: int, path: str) -> str:
 def _capacity(
     pool_fd: int, path: str, wanted_bytes: int | None, reserve: Reserve, freed_bytes: int = 0
 ) -> int:
-    """Return the capacity of a new pool, after *freed_bytes* of an old one are removed.
+    """Return the capacity (bytes) of a new pool, once *freed_bytes* of an old one are removed.
 
-    Raises SourceFull if there is no space for it.
+    Raises SourceFull if there is no space for *wanted_bytes*, or for the least useful capacity.
     """
     space = os.fstatvfs(pool_fd)
     total_bytes = space.f_blocks * space.f_frsize

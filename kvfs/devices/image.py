@@ -1,7 +1,7 @@
-"""An image file as a source: fallocated in full, and used as a block device by a loop device.
+"""An image file as a source: fallocated in full, and used through a loop device.
 
-The image is locked (flock) before it is first read. The loop device shares that lock, so it ends
-when the last user of the pool is gone, however the server ended.
+The image is locked (flock) before it is first read. The loop device shares the open file, so the
+lock ends with the last user of the pool, however the server ended.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def format_image(
     *size_bytes* is the size of a created or empty image. Without it, the size is what
     *capacity_bytes* of blocks need. The file is fallocated in full. Raises SourceMissing,
     UsageError, SourceBusy, SourceForeign (unless *force*), SourceFull, SourceDamaged, ToolMissing;
-    a file that was created for it is removed then.
+    a file that it has created is removed in that case.
     """
     if not os.path.exists(path):
         return _format_new(path, size_bytes, capacity_bytes, fill)
@@ -56,7 +56,7 @@ def format_image(
 
 
 def open_image(path: str, *, read_only: bool, capacity_bytes: int | None) -> Device:
-    """Open the pool in image file *path*. Raises as open_block; the image is untouched then."""
+    """Open the pool in image file *path*. Raises what open_block does; nothing has changed then."""
     with _outlived_in(path) as (block_path, found):
         if found is not None:
             block.require_pool(path)
@@ -67,7 +67,7 @@ def open_image(path: str, *, read_only: bool, capacity_bytes: int | None) -> Dev
         block.require_pool(path)
         with _attached(image_fd, path, read_only=True) as block_path:
             header = xfs.look_at_pool(block_path, path)
-        # The loop device keeps the image open, and so the lock, longer than any fd.
+        # The loop device keeps the image open, and with it the lock, longer than any fd here.
         with _attached(image_fd, path) as block_path:
             return xfs.open_pool(
                 block_path,
@@ -86,7 +86,7 @@ def outlives(path: str) -> bool:
 
 
 def destroy_image(path: str) -> None:
-    """Blank the pool in image file *path*; the file stays. Raises as open_image."""
+    """Make image file *path*, which holds a pool, blank. Raises what open_image raises."""
     with _locked(path) as image_fd:
         block.require_pool(path)
         with _attached(image_fd, path, read_only=True) as block_path:
@@ -121,7 +121,7 @@ def _format_new(
     except OSError as error:
         raise UsageError(f"{path} cannot be created: {error.strerror}") from None
     try:
-        _lock(image_fd, path)  # another one was faster: the file is not ours to remove
+        _lock(image_fd, path)  # if it fails, another process was faster: do not remove its file
         try:
             _allocate(image_fd, path, size_bytes)
             return _make_pool(image_fd, path, fill, capacity_bytes)
@@ -156,7 +156,7 @@ def _allocate(image_fd: int, path: str, size_bytes: int) -> None:
 
 @contextlib.contextmanager
 def _outlived_in(path: str) -> Iterator[tuple[str, Outlived | None]]:
-    """Yield the loop device of an image whose file system outlived its server, or None."""
+    """Yield path and Outlived of the image's loop device whose XFS outlived its server; or None."""
     with contextlib.ExitStack() as stack:
         for user in _loop_users(path):
             found = stack.enter_context(outlived(user))
@@ -169,12 +169,12 @@ def _outlived_in(path: str) -> Iterator[tuple[str, Outlived | None]]:
 def _loop_users(path: str) -> list[str]:
     try:
         image_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # the caller's own open is refused, with a message
+    except OSError:  # the caller's own open fails too, with a message
         return []
     try:
         others = lock_holders(os.fstat(image_fd)) - {os.getpid()}
         if any(map(is_alive, others)):
-            return []  # a living server, or somebody who is making a pool of it
+            return []  # a living server, or another process that makes a pool of it
         return list(loop.users_of(image_fd))
     finally:
         os.close(image_fd)
@@ -182,7 +182,10 @@ def _loop_users(path: str) -> list[str]:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[int]:
-    """Yield an O_RDWR fd of *path* with the image's lock. Raises SourceBusy, SourceDamaged."""
+    """Yield an O_RDWR fd of image *path* that holds its lock.
+
+    Raises SourceMissing, SourceBusy, SourceDamaged.
+    """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -209,7 +212,7 @@ def _lock(image_fd: int, path: str) -> None:
 
 @contextlib.contextmanager
 def _attached(image_fd: int, path: str, *, read_only: bool = False) -> Iterator[str]:
-    """Yield the loop device of the image; it is gone afterwards if nobody else uses it."""
+    """Yield the path of a loop device for the image; after that it ends with its last user."""
     attached = loop.attach(image_fd, path, read_only=read_only)
     try:
         if not attached.direct_io and not read_only:

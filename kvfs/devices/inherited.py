@@ -1,6 +1,6 @@
-"""A device that another server had open, and whose files it left: nothing is claimed or mounted.
+"""A device taken over from the last server, with its open files: nothing is claimed or mounted.
 
-The open files are the same ones, so claim, lock and mount never ended.
+The open files are the same, so claim, lock and mount never ended.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ Noted = tuple[Kind, str, str, int, int, str, bool, bool]
 
 
 def noted_device(device: Device) -> Noted:
-    """Return what the next server must know of *device* beside its open files."""
+    """Return what the next server must know of *device*, beside its open files."""
     return (
         device.kind,
         device.source,
@@ -29,9 +29,9 @@ def noted_device(device: Device) -> Noted:
 def inherit_device(
     note: Noted, pool_fd: int, held_fds: Sequence[int], capacity_bytes: int | None
 ) -> Device:
-    """Return the device of *note*, ``noted_device`` of another server, which is closed with it.
+    """Return the device of *note*, which ``noted_device`` of the last server returned.
 
-    Raises SourceForeign, FormatUnknown, UsageError.
+    It takes over *pool_fd* and *held_fds*. Raises SourceForeign, FormatUnknown, UsageError.
     """
     kind, source, fs_type, usable_bytes, reserved_bytes, superblock, outlived, read_only = note
     header = read_header(pool_fd, source)

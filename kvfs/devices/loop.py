@@ -31,12 +31,12 @@ _CONFIG_HEAD: Final = struct.Struct("=II")
 _CONFIG_TAIL_BYTES: Final = 64
 #: Direct I/O needs blocks at least as large as those of the drive below; these fit every drive.
 _BLOCK_MAX_BYTES: Final = 4096
-#: Others may take the free device between the two ioctls, but not so many times in a row.
+#: Others may take the free device between the two ioctls, but not this many times in a row.
 _ATTEMPTS_MAX: Final = 64
 
 
 class Attached(NamedTuple):
-    """A loop device: its path, an fd that keeps it, and whether it bypasses the page cache."""
+    """A loop device: its path, an fd that holds it, and whether it bypasses the page cache."""
 
     path: str
     fd: int
@@ -46,8 +46,8 @@ class Attached(NamedTuple):
 def attach(image_fd: int, image: str, *, read_only: bool = False) -> Attached:
     """Attach the file behind *image_fd* to a free loop device, which clears itself after use.
 
-    The loop device shares *image_fd*'s open file: a flock on it lasts as long as the device.
-    Raises ToolMissing, SourceBusy when no device is free, SourceDamaged.
+    *image* is its path, for messages. The loop device shares the open file: a flock on it lasts as
+    long as the device. Raises ToolMissing, SourceBusy when no device is free, SourceDamaged.
     """
     try:
         control_fd = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
@@ -71,7 +71,7 @@ def attach(image_fd: int, image: str, *, read_only: bool = False) -> Attached:
 
 
 def users_of(image_fd: int) -> Iterator[str]:
-    """Yield the loop devices that have the file behind *image_fd*, by device and inode number."""
+    """Yield the paths of the loop devices that are attached to the file behind *image_fd*."""
     wanted = os.fstat(image_fd)
     for path, info in _attached_ones():
         if info[:2] == (_kernel_device_no(wanted), wanted.st_ino):
@@ -79,9 +79,9 @@ def users_of(image_fd: int) -> Iterator[str]:
 
 
 def others_of(path: str) -> Iterator[str]:
-    """Yield the other loop devices that have bytes of the file behind loop device *path*.
+    """Yield the paths of other loop devices that share bytes of a file with loop device *path*.
 
-    One file may have several, and the kernel's exclusive claim covers only one device.
+    A file may have several loop devices, and the kernel's exclusive claim covers only one.
     """
     number = os.stat(path).st_rdev
     infos = dict(_attached_ones())
@@ -110,7 +110,7 @@ def _attached_ones() -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _overlap(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether two loop devices of one file share bytes; a size limit of 0 is none."""
+    """Whether two loop devices of one file share bytes; a size limit of 0 means no limit."""
     (start, limit), (other_start, other_limit) = one[3:5], other[3:5]
     ends_before = other_limit and other_start + other_limit <= start
     return not ends_before and not (limit and start + limit <= other_start)
@@ -129,7 +129,7 @@ def _configure(fd: int, image_fd: int, image: str, *, read_only: bool) -> bool:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        # Some kernels refuse direct I/O where others silently do without it.
+        # Some kernels refuse direct I/O if it is not possible; others silently do without.
         fcntl.ioctl(fd, _LOOP_CONFIGURE, _config(image_fd, image, flags & ~_FLAG_DIRECT_IO))
     return bool(_status(fd)[8] & _FLAG_DIRECT_IO)
 
@@ -141,9 +141,9 @@ def _config(image_fd: int, image: str, flags: int) -> bytes:
 
 
 def _block_bytes(image_fd: int) -> int:
-    """Return the size of a block of the drive below the image; the largest if it is not known.
+    """Return the block size of the drive below the image; the largest if it is unknown.
 
-    Clients may use O_DIRECT in multiples of it. A file system of several drives has no queue.
+    Clients may use O_DIRECT in multiples of it. Unknown: a file system on several drives.
     """
     device = os.fstat(image_fd).st_dev
     place = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
@@ -160,5 +160,5 @@ def _status(fd: int) -> tuple[int, ...]:
 
 
 def _kernel_device_no(status: os.stat_result) -> int:
-    """lo_device is huge_encode_dev() (linux/kdev_t.h), which is st_dev as stat(2) gives it."""
+    """Return *status*'s device as in lo_device: huge_encode_dev() (linux/kdev_t.h), like st_dev."""
     return status.st_dev

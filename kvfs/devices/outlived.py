@@ -17,13 +17,13 @@ _XFS_IN_SYSFS: Final = "/sys/fs/xfs/{}/log/log_head_lsn"
 
 
 class Outlived:
-    """One such file system; can tell whether it is still mounted."""
+    """A file system that outlived its server; can tell whether it is still mounted."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def is_gone(self) -> bool:
-        """Whether it was unmounted since: its file in sysfs ends with it."""
+        """Whether it was unmounted since; its file in sysfs ends then. Raises OSError."""
         try:
             return not os.pread(self._fd, 1, 0)
         except OSError as error:
@@ -34,7 +34,10 @@ class Outlived:
 
 @contextlib.contextmanager
 def outlived(block_path: str) -> Iterator[Outlived | None]:
-    """Yield the XFS on *block_path* if it is mounted by nobody who can be seen; else None."""
+    """Yield the XFS on *block_path* if it is mounted, but not by a user that can be found.
+
+    Yield None otherwise. Raises SourceDamaged.
+    """
     fd = -1
     if busy.has_unknown_user(block_path):
         with contextlib.suppress(FileNotFoundError):  # not claimed by an XFS, or no sysfs

@@ -11,11 +11,11 @@ from kvfs.storage.extents import Extents
 from kvfs.storage.file_xattrs import XATTR_FIXED
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, LIBC, Syscalls
 
-#: linux/magic.h. ext2 and ext3 share ext4's number; they fail the trial, as they lack extents.
+#: linux/magic.h. ext2 and ext3 have ext4's number; without extents they fail ``try_out``.
 _KNOWN: Final = {0x58465342: "xfs", 0xEF53: "ext4", 0x01021994: "tmpfs", 0x9123683E: "btrfs"}
-#: Refused by name, since what they lack would show only later. FUSE passthrough does not work
-#: through a stacked file system, kvfs cannot bound the errors and waits of a network, and ramfs has
-#: no size limit.
+#: Refused by name, since their problems would show only later. FUSE passthrough does not work
+#: through a stacked file system, a network may fail or hang for any time, and ramfs has no size
+#: limit.
 _REFUSED: Final = {
     0x794C7630: "overlayfs",
     0x65735546: "FUSE",
@@ -34,7 +34,8 @@ _STATFS_BYTES: Final = 256
 def fs_type_of(directory_fd: int, source: str) -> str:
     """Return the type of the file system under *directory_fd*, by statfs(2); hex if unknown.
 
-    Raises SourceMissing for a file system that kvfs never uses.
+    *source* is its name in messages. Raises SourceMissing for a file system that kvfs cannot use,
+    SourceDamaged.
     """
     raw = ctypes.create_string_buffer(_STATFS_BYTES)
     if LIBC.fstatfs(directory_fd, raw) != 0:
@@ -46,9 +47,10 @@ def fs_type_of(directory_fd: int, source: str) -> str:
 
 
 def try_out(directory_fd: int, source: str, fs_type: str) -> None:
-    """Do to a nameless file what extents need: reserve, give back, carry an identity.
+    """Try with a nameless file what extents need: reserving and freeing space, trusted xattrs.
 
-    Raises SourceMissing, which names what is lacking, or SourceFull. Leaves nothing behind.
+    Raises SourceMissing, which names what is missing, SourceFull, SourceDamaged (read-only) or
+    NotRoot. Leaves nothing behind.
     """
     syscalls = Syscalls()
     step = "nameless files"
@@ -91,16 +93,16 @@ _MNT_ID_AT: Final = 144
 
 
 def superblock_of(directory_fd: int, fs_type: str) -> str:
-    """Return a word for the mounted instance under *directory_fd*; each instance has another.
+    """Return a word that is unique to the mounted instance of the file system at *directory_fd*.
 
     The same boot id proves that the page cache is intact only if the file system stayed mounted.
-    Nothing inside a file system shows whether it was cut off and mounted again; the kernel does.
-    XFS, ext4 and others have a directory in sysfs for each mounted instance
+    Nothing inside a file system shows whether it was cut off and mounted again, but the kernel
+    does. XFS, ext4 and others have a directory in sysfs for each mounted instance
     (Documentation/ABI/testing/sysfs-fs-* in the kernel's sources), and kernfs uses none of its
-    inode numbers twice in one boot. All mounts of one instance share it, in containers, too.
+    inode numbers twice in one boot. All mounts of an instance share it, also in containers.
 
-    Empty for tmpfs, whose content ends with it. If the instance is unknown, the word never equals
-    another one.
+    Empty for tmpfs, whose content ends with the instance. If the instance is unknown, the word is
+    different in each call.
     """
     if fs_type == "tmpfs":
         return ""
@@ -114,7 +116,7 @@ def superblock_of(directory_fd: int, fs_type: str) -> str:
 
 
 def _mount_word(directory_fd: int) -> str:
-    """Return a word for the mount alone: each mount of an instance has its own."""
+    """Return a word that is unique to the mount, not only to the instance."""
     raw = bytearray(_STATX_BYTES)
     buffer = (ctypes.c_char * _STATX_BYTES).from_buffer(raw)
     failed = LIBC.statx(directory_fd, b"", _AT_EMPTY_PATH, _STATX_MNT_ID_UNIQUE, buffer)

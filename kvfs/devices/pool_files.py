@@ -1,4 +1,4 @@
-"""The files of a pool directory: its header POOL, its lock, its tree; made, read and removed.
+"""Makes, reads and removes the files of a pool directory: its header POOL, its lock, its tree.
 
 Everything is reached through ``pool_fd``, since a detached mount has no path.
 """
@@ -46,15 +46,15 @@ from kvfs.machine.mounted_elsewhere import where_in_use
 FORMAT_VERSION: Final = 1
 _HEADER_MAX_BYTES: Final = 4096
 _EPOCH_MAX: Final = (1 << 64) - 1
-#: mkfs.ext4 makes it in every new file system; it is not anybody's data.
+#: mkfs.ext4 makes it in every new file system, so it does not count as data.
 _LOST_FOUND: Final = "lost+found"
-#: The errors of open(2) for a directory, a symlink and a socket.
+#: What open(2) returns for a directory, a symlink and a socket instead of a file.
 _NO_FILE: Final = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class PoolHeader(NamedTuple):
-    """The content of POOL. ``capacity_bytes`` is None for all that the device offers."""
+    """The content of POOL. ``capacity_bytes`` is None if blocks may use all of the device."""
 
     epoch: int
     uuid: str
@@ -64,13 +64,13 @@ class PoolHeader(NamedTuple):
 
 
 def new_header(capacity_bytes: int | None) -> PoolHeader:
-    """Return the header of a new pool: a random epoch, which is the generation of its inodes."""
+    """Return the header of a new pool. Its epoch is random, the generation of all its inodes."""
     epoch = int.from_bytes(os.urandom(8), "little")
     return PoolHeader(epoch, str(uuid.uuid4()), time.time_ns(), __version__, capacity_bytes)
 
 
 def parse_header(raw: bytes, source: str) -> PoolHeader:
-    """Return the header in *raw*. Raises SourceForeign, or FormatUnknown for its version."""
+    """Return the header in *raw*. Raises SourceForeign, or FormatUnknown for another version."""
     try:
         fields = json.loads(raw)
         version = fields["format"]
@@ -100,10 +100,10 @@ def _number(said: Any, most: int, least: int = 0) -> int:  # noqa: ANN401
 
 
 def refuse_no_files(pool_fd: int, source: str) -> None:
-    """Raise SourceForeign if something that is not a file has the name of a file of the pool.
+    """Raise SourceForeign if something that is not a file has the name of a pool's file.
 
-    An open of a fifo waits for a writer, a symlink leads to a file of others, and a directory's
-    content is not ours to remove. A name that cannot be looked at fails later, when it is read.
+    Opening a fifo would wait for a writer, a symlink may lead to somebody else's file, and the
+    content of a directory is not the pool's. A name that stat refuses fails later, when it is read.
     """
     for name in (POOL, *FILES):
         try:
@@ -116,10 +116,10 @@ def refuse_no_files(pool_fd: int, source: str) -> None:
 
 
 def refuse_led_astray(pool_fd: int, source: str) -> None:
-    """Raise SourceForeign if a directory of the pool is a symlink, or belongs to somebody else.
+    """Raise SourceForeign if a directory of the pool is a symlink, or belongs to another user.
 
-    The server would make, empty and remove files there with its own rights. What is no directory
-    at all fails where it is used.
+    Otherwise the server would create, empty and remove files there with its own rights. Something
+    that is not a directory at all fails where it is used.
     """
     for name in (*INDEXES, QUARANTINE, STRAYS, *FAN_OUTS):
         if not _is_own_directory(name, pool_fd, source):
@@ -135,7 +135,7 @@ def refuse_led_astray(pool_fd: int, source: str) -> None:
 
 
 def _is_own_directory(path: str, pool_fd: int, source: str) -> bool:
-    """Whether *path*, on whose way all was looked at, is a directory. Raises SourceForeign."""
+    """Whether *path*, whose parents were checked before, is a directory. Raises SourceForeign."""
     try:
         status = os.stat(path, dir_fd=pool_fd, follow_symlinks=False)
     except OSError:
@@ -154,7 +154,7 @@ def _is_own_directory(path: str, pool_fd: int, source: str) -> bool:
 def read_header(pool_fd: int, source: str) -> PoolHeader | None:
     """Return the header of the pool in *pool_fd*, None without POOL.
 
-    Errors as parse_header and refuse_no_files.
+    Raises what parse_header and refuse_no_files raise.
     """
     refuse_no_files(pool_fd, source)
     try:
@@ -172,8 +172,8 @@ def read_header(pool_fd: int, source: str) -> PoolHeader | None:
 def write_header(pool_fd: int, header: PoolHeader) -> None:
     """Write POOL, whole or not at all, and make it durable. Raises OSError.
 
-    mkfs does this last. The fsync commits the journal of XFS and ext4, and so every directory that
-    was made before.
+    mkfs does this last. The fsync commits the journal of XFS and ext4, and with it all directories
+    that were made before.
     """
     text = json.dumps({"format": FORMAT_VERSION, **header._asdict()})
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -188,7 +188,7 @@ def write_header(pool_fd: int, header: PoolHeader) -> None:
 
 
 def make_tree(pool_fd: int) -> None:
-    """Make the directories of a new pool, unless they are there already. Raises OSError."""
+    """Make the directories of a new pool, if they are missing. Raises OSError."""
     for top in (INDEX, *FAN_OUTS):
         _make_directory(top, pool_fd)
     for top in FAN_OUTS:
@@ -197,7 +197,7 @@ def make_tree(pool_fd: int) -> None:
 
 
 def _make_directory(path: str, pool_fd: int) -> None:
-    """Make *path*, unless it is there: ``remove_tree`` keeps directories with files of others."""
+    """Make *path*, if missing: ``remove_tree`` keeps directories that hold other files."""
     try:
         os.mkdir(path, 0o700, dir_fd=pool_fd)
     except FileExistsError:
@@ -208,8 +208,8 @@ def _make_directory(path: str, pool_fd: int) -> None:
 def lock_pool(pool_fd: int, source: str, *, create: bool = False) -> int:
     """Return an fd that holds the pool's lock until its last close.
 
-    LOCK is opened for reading, since a read-only mount locks, too. Raises SourceBusy, SourceForeign
-    (no file LOCK), SourceFull, SourceDamaged.
+    LOCK is opened for reading only, since a read-only mount locks, too. Raises SourceBusy,
+    SourceForeign (no file LOCK), SourceFull, SourceDamaged.
     """
     fd = _open_lock(pool_fd, source, create=create)
     try:
@@ -225,7 +225,7 @@ def lock_pool(pool_fd: int, source: str, *, create: bool = False) -> int:
 
 
 def is_locked(pool_fd: int) -> bool:
-    """Whether a process that we may see holds the pool's lock. It does not try to lock."""
+    """Whether a process in this pid namespace holds the pool's lock. Does not try to lock."""
     try:
         return bool(lock_holders(os.stat(LOCK, dir_fd=pool_fd, follow_symlinks=False)))
     except OSError:
@@ -274,15 +274,15 @@ def foreign_names(pool_fd: int) -> list[str]:
 
 
 def own_names(pool_fd: int) -> list[str]:
-    """Return the names in *pool_fd* that belong to a pool, whole or half made."""
+    """Return the names in *pool_fd* that belong to a pool, finished or not."""
     return sorted(set(os.listdir(pool_fd)) - {_LOST_FOUND, *foreign_names(pool_fd)})
 
 
 def remove_tree(pool_fd: int, *, keep_lock: bool = False) -> None:
     """Remove a pool's own files, the header first: without it the rest is not a pool.
 
-    *keep_lock* keeps LOCK, for a new pool in the same place. Other files stay, and so do the
-    directories that hold them. Raises OSError.
+    *keep_lock* keeps LOCK, for a new pool in the same place. Other files stay, and so do
+    directories that hold any. Raises OSError.
     """
     _unlink(POOL, pool_fd)
     os.fsync(pool_fd)
@@ -299,9 +299,9 @@ def remove_tree(pool_fd: int, *, keep_lock: bool = False) -> None:
 
 
 def held_bytes(pool_fd: int) -> int:
-    """Return about how many bytes ``remove_tree`` frees: the blocks of a pool's own files.
+    """Return about how many bytes ``remove_tree`` would free: the blocks of a pool's own files.
 
-    It calls stat on each, which takes less time than their removal.
+    It calls stat(2) on each file, which takes less time than removing it. Raises OSError.
     """
     found = 0
     for directory in _own_directories():
@@ -338,6 +338,6 @@ def _unlink(name: str, directory_fd: int) -> None:
 
 
 def _rmdir(path: str, pool_fd: int) -> None:
-    # OSError: it is not empty (a file of others), or not a directory of the pool at all.
+    # OSError: it is not empty (it holds other files), or not a directory of the pool at all.
     with contextlib.suppress(OSError):
         os.rmdir(path, dir_fd=pool_fd)

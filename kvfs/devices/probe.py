@@ -1,4 +1,4 @@
-"""What a block device or image holds: nothing, a pool, or other data."""
+"""Finds out what a block device or image holds: nothing, a pool, or other data."""
 
 import os
 from typing import Final, NamedTuple
@@ -6,9 +6,9 @@ from typing import Final, NamedTuple
 from kvfs.core.errors import SourceDamaged, SourceForeign
 from kvfs.devices.xfs_tools import last_line, run_tool
 
-#: The XFS label of a pool: blkid and lsblk show it, and kvfs does not mount another XFS.
+#: The XFS label of a pool: blkid and lsblk show it, and kvfs mounts no XFS without it.
 POOL_LABEL: Final = "kvfs"
-#: blkid finds signatures in the first and last MiB; other bytes that are not zero are data, too.
+#: blkid finds signatures in the first and last MiB. Anything else but zeros counts as data, too.
 _EDGE_BYTES: Final = 4 << 20
 _BLKID_TIMEOUT_S: Final = 60.0
 #: blkid(8): nothing found; several conflicting signatures found.
@@ -17,7 +17,7 @@ _BLKID_AMBIVALENT: Final = 8
 
 
 class Content(NamedTuple):
-    """What was found: *text* describes it to a reader, *uuid* is the file system's."""
+    """What was found: ``text`` describes it, ``uuid`` is the file system's."""
 
     text: str
     is_pool: bool = False
@@ -27,8 +27,8 @@ class Content(NamedTuple):
 def find_content(path: str) -> Content | None:
     """Return what the device or file at *path* holds, None if it is blank.
 
-    Blank: blkid finds no signature, and the first and last 4 MiB are zero. Raises SourceDamaged
-    when it cannot be read, ToolMissing.
+    Blank: blkid finds no signature, and the first and last 4 MiB are zero. Raises SourceDamaged if
+    it cannot be read, ToolMissing.
     """
     result = run_tool("blkid", "-p", "-o", "export", path, timeout_s=_BLKID_TIMEOUT_S)
     if result.returncode == _BLKID_AMBIVALENT:
@@ -42,9 +42,9 @@ def find_content(path: str) -> Content | None:
 
 
 def read_blkid(output: str) -> Content | None:
-    """Return the content that the lines of ``blkid -p -o export`` name, or None.
+    """Return the content that the output of ``blkid -p -o export`` names, or None.
 
-    A blank partition has lines, too: PART_ENTRY_* describe its place in the partition table.
+    The output for a blank partition is not empty: PART_ENTRY_* describe its place in the table.
     """
     pairs = (line.split("=", 1) for line in output.splitlines() if "=" in line)
     fields = {key: value.replace("\\", "") for key, value in pairs}
@@ -85,13 +85,13 @@ def zero_edges(fd: int) -> None:
 
 
 def refuse_content(path: str, content: Content | None, *, force: bool) -> None:
-    """Raise SourceForeign, which names *content* and the flag, if there is any and not *force*."""
+    """Raise SourceForeign, naming *content* and the flag --force, if not blank and not *force*."""
     if content is not None and not force:
         raise SourceForeign(f"{path} is not blank: {content.text}; --force overwrites it")
 
 
 def size_bytes_of(path: str) -> int:
-    """Return the size of a block device or file. Raises SourceDamaged."""
+    """Return the size of a block device or file in bytes. Raises SourceDamaged."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

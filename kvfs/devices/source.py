@@ -1,6 +1,6 @@
-"""SOURCE as the operator gives it: which kind it is, and what can be done with it.
+"""SOURCE as the operator gives it: which kind it is, and a function for each verb.
 
-One function for each verb. The three kinds are block.py, image.py and directory.py.
+The three kinds are block.py, image.py and directory.py.
 """
 
 import os
@@ -20,9 +20,9 @@ from kvfs.devices.pool_files import PoolHeader
 from kvfs.devices.xfs import FailedButHeld, LeftMeanwhile
 
 _RESERVE: Final = Reserve()
-#: The kernel sends no event when a claim or lock ends, unless one waits in line for it.
+#: The kernel sends no event when a claim or lock ends, except to those that block on it.
 _POLL_S: Final = 0.005
-#: A look for the user of a source that is in use goes through all processes.
+#: Each try that fails searches all processes for the user of the source, so tries become rarer.
 _POLL_MAX_S: Final = 0.1
 _REFUSE_BUSY: Final[Mapping[Kind, Callable[[str], None]]] = {
     "block": busy.refuse_busy,
@@ -34,7 +34,7 @@ _OUTLIVES: Final[Mapping[Kind, Callable[[str], bool]]] = {
     "image": image.outlives,
 }
 _OPENS: Final = {"block": block.open_block, "image": image.open_image}
-#: How often the file system of a dead mount may end just when it was to be joined.
+#: How often the file system of a dead mount may end just before it is joined.
 _JOINS_MAX: Final = 3
 
 
@@ -66,8 +66,9 @@ def format_source(
 
     A path that does not exist becomes an image file, of *size_bytes* or as large as
     *capacity_bytes* of blocks need. Nothing is written before all checks have passed; POOL is
-    written last. The source is free again on return. Raises SourceMissing, SourceForeign (named;
-    *force* overrides), SourceBusy, SourceFull, SourceDamaged, UsageError, ToolMissing, NotRoot.
+    written last. The source is free again on return. Raises SourceMissing, SourceForeign (names the
+    content; *force* overrides), SourceBusy, SourceFull, SourceDamaged, UsageError, ToolMissing,
+    NotRoot.
     """
     if capacity_bytes is not None and capacity_bytes < CAPACITY_MIN_BYTES:
         raise UsageError(
@@ -106,7 +107,7 @@ def open_source(
 
     *capacity_bytes* overrides what the pool was made with. Raises SourceBlank (kvfs mount then
     formats it, or creates the image), SourceMissing, SourceForeign, FormatUnknown, SourceBusy,
-    SourceDamaged, UsageError, ToolMissing, NotRoot; the source is untouched then.
+    SourceDamaged, UsageError, ToolMissing, NotRoot; in that case the source is unchanged.
     """
     kind = _kind_to_be(source, may_create=capacity_bytes is not None)
     if not os.path.exists(source):
@@ -129,9 +130,9 @@ def open_source(
 
 
 def destroy_source(source: str) -> None:
-    """Make *source*, a pool that nobody uses, blank again. Raises as open_source.
+    """Make *source*, a pool that is not in use, blank again. Raises what open_source raises.
 
-    Of a directory only the pool's files are removed; of a block device or image the first and last
+    In a directory only the pool's files are removed; of a block device or image the first and last
     4 MiB are zeroed. The source is free again on return.
     """
     kind = recognise(source)
@@ -147,10 +148,10 @@ def destroy_source(source: str) -> None:
 def wait_released(source: str, wait_s: float = 10.0, *, joins: bool = False) -> None:
     """Return when the last user of *source* is gone, so that fsck, mkfs or mount may follow.
 
-    The device of a server is unmounted a moment after its end: the kernel may close the last fd,
-    and udev opens loop devices that are detached. With *joins*, a mount follows, which clients of
-    the last mount do not delay, although they keep its file system. Raises SourceBusy after
-    *wait_s*.
+    The device of a server is unmounted a moment after the server has ended: the kernel may still
+    have to close the last fd, and udev opens loop devices that are detached. *joins*: a mount
+    follows, so a file system that clients of a dead mount keep is joined, not waited for. Raises
+    SourceBusy after *wait_s*.
     """
     kind = recognise(source)
     refuse_busy = _REFUSE_BUSY[kind]

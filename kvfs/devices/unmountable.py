@@ -1,4 +1,4 @@
-"""Why the kernel mounts an XFS not, where its errno does not tell; as its superblock says.
+"""Explains why the kernel does not mount an XFS, from its superblock if the errno is not enough.
 
 Fields and their places: struct xfs_dsb in fs/xfs/libxfs/xfs_format.h.
 """
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from kvfs.core.errors import CommandError, NotRoot, SourceBusy, SourceDamaged, ToolMissing
 
-#: Magic, UUID, bytes of a sector, and whether mkfs.xfs has not come to its end.
+#: Magic, UUID, bytes of a sector, and whether mkfs.xfs was interrupted.
 _SUPERBLOCK: Final = struct.Struct(">4s28x16s54xH22xB")
 _MAGIC: Final = b"XFSB"
 _MOUNTED: Final = "/sys/fs/xfs"
@@ -28,7 +28,7 @@ class _Superblock(NamedTuple):
 
 
 def unmountable(block_path: str, source: str, error: OSError) -> CommandError:
-    """Return what to tell of *error*, with which the XFS on *block_path* was not mounted."""
+    """Return the error to report when mounting the XFS on *block_path* failed with *error*."""
     if error.errno == errno.EBUSY:
         return SourceBusy(f"{source} is in use: it has just been mounted by another process")
     if error.errno == errno.EPERM:
@@ -40,7 +40,7 @@ def unmountable(block_path: str, source: str, error: OSError) -> CommandError:
                 f"{source} holds an unfinished pool: mkfs was cut short; `kvfs mkfs --force` "
                 "starts again"
             )
-        # XFS calls that ENOSYS (xfs_configure_buftarg in fs/xfs/xfs_buf.c).
+        # XFS returns ENOSYS for such sectors (xfs_configure_buftarg in fs/xfs/xfs_buf.c).
         device_bytes = _sector_of(block_path)
         if superblock.sector_bytes < device_bytes:
             return SourceDamaged(
@@ -70,14 +70,14 @@ def _superblock_of(block_path: str) -> _Superblock | None:
 
 
 def _sector_of(block_path: str) -> int:
-    """Return the bytes of a sector of the device; 0 if it does not say."""
+    """Return the sector size of the device in bytes; 0 if it is unknown."""
     with contextlib.suppress(OSError), open(block_path, "rb", buffering=0) as file:
         return int(_INT.unpack(fcntl.ioctl(file.fileno(), _BLKSSZGET, bytes(_INT.size)))[0])
     return 0
 
 
 def _twin_of(block_path: str, uuid: bytes) -> str:
-    """Return the device of a mounted XFS with the same *uuid*; "" if there is none."""
+    """Return the device of another mounted XFS with the same *uuid*; "" if there is none."""
     own = os.path.basename(os.path.realpath(block_path))
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(_MOUNTED)):

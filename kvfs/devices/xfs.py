@@ -49,18 +49,18 @@ _log: Final = logging.getLogger(__name__)
 
 
 class LeftMeanwhile(SourceBusy):
-    """The last client of a dead mount let go of its file system just when that was to be joined."""
+    """The last client of a dead mount closed its file system just before that was to be joined."""
 
 
 class FailedButHeld(SourceBusy):
-    """A file system that outlived its server has shut itself down: it can only be waited out."""
+    """A file system that outlived its server has shut itself down: its clients must close it."""
 
 
 #: mkfs takes longest to discard a large drive.
 _MKFS_TIMEOUT_S: Final = 600.0
 _MKFS_OPTIONS: Final = (
     "-q",
-    # probe.py has looked at the content, and refuses more than mkfs.xfs does.
+    # probe.py has checked the content, and refuses more than mkfs.xfs does.
     "-f",
     "-i",
     XFS_INODES,
@@ -72,17 +72,17 @@ _MKFS_OPTIONS: Final = (
 _MOUNT_OPTIONS: Final = {
     # How much XFS allocates ahead of each write past the end: by default as much again as the file
     # holds, which would use up the headroom of other writers. So none: a reserved extent needs no
-    # more, a growing one is allocated in one piece when it is written back, and with writes far
-    # from each other each would keep what was allocated ahead of it.
+    # more, and a growing one is allocated in one piece when it is written back. With scattered
+    # writes the space allocated ahead of each would stay.
     "allocsize": "4k",
     # Creates and unlinks are bursts of small log items; the largest log buffer writes them in
-    # fewer I/Os. No request of a client does an fsync here, so nobody waits for it to fill.
+    # fewer I/Os. Requests of clients cause no fsync here, so none waits for the buffer.
     "logbsize": "256k",
 }
-#: Nobody reads the mtime of an extent, as the index keeps the times: its updates need no log.
+#: The index keeps the times, so updates of an extent's mtime need no log.
 _MOUNT_FLAGS: Final = ("lazytime",)
 _READ_ONLY_FLAGS: Final = ("ro",)
-#: To look without any write, not even that of a log recovery.
+#: To look without writing anything, without log recovery either.
 _LOOK_FLAGS: Final = ("ro", "norecovery")
 _ATTRIBUTES: Final = (
     MOUNT_ATTR_NOATIME | MOUNT_ATTR_NODIRATIME | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
@@ -95,14 +95,14 @@ def make_pool(
 ) -> PoolHeader:
     """Make an XFS with an empty pool on *block_path*; *source* is its name in messages.
 
-    Overwrites what is there. *discard* tells the drive that all of it is free. Raises
+    Overwrites what is there. *discard*: tell the drive that all of it is free. Raises
     SourceDamaged, SourceFull, ToolMissing, NotRoot.
     """
     header = new_header(capacity_bytes)
     # The UUID of the XFS is the pool's, so blkid shows it without a mount.
     identity = ("-m", f"uuid={header.uuid}")
-    # A discard on a loop device would punch holes into the image behind it. What XFS writes for
-    # itself there comes in pages, however small the blocks of the drive below.
+    # A discard on a loop device would punch holes into the image behind it. On it XFS's own writes
+    # are made page-sized, even if the drive below has smaller blocks.
     keep = () if discard else ("-K", "-s", "size=4096")
     arguments = (*_MKFS_OPTIONS, *identity, *keep, block_path)
     result = run_tool("mkfs.xfs", *arguments, timeout_s=_MKFS_TIMEOUT_S)
@@ -146,7 +146,7 @@ def open_pool(
 ) -> Device:
     """Mount the pool on *block_path* and return its device.
 
-    The caller has looked at the pool: it has *epoch*. Raises as look_at_pool, and UsageError.
+    *epoch* is that of its header (look_at_pool). Raises what look_at_pool raises, and UsageError.
     """
     flags = (*_MOUNT_FLAGS, *(_READ_ONLY_FLAGS if read_only else ()))
     if journal_is_dirty(block_path, source) or is_cut_off_noted(epoch):
@@ -171,8 +171,8 @@ def join_pool(
 ) -> Device:
     """Open the pool on *block_path*, whose file system *found* outlived its server.
 
-    Its log proves nothing, since it was not unmounted; the page cache is still the same. Raises as
-    open_pool; LeftMeanwhile if it was unmounted meanwhile, FailedButHeld.
+    Its log is not checked: it was never unmounted, so the page cache is still the same. Raises what
+    open_pool raises; LeftMeanwhile if it was unmounted meanwhile; FailedButHeld.
     """
     attributes = _ATTRIBUTES | (MOUNT_ATTR_RDONLY if read_only else 0)
     left = LeftMeanwhile(f"{source} was in use until just now; try again")
@@ -181,11 +181,11 @@ def join_pool(
             mount_fd, pool_fd = _mount(
                 stack, block_path, source, _MOUNT_FLAGS, attributes=attributes, joins=True
             )
-            if found.is_gone() or read_header(pool_fd, source) is None:  # in the making
+            if found.is_gone() or read_header(pool_fd, source) is None:  # being made by another
                 raise left
             device = _device(stack, mount_fd, pool_fd, source, kind, read_only, capacity_bytes)
         except (OSError, SourceDamaged, SourceForeign) as error:
-            if found.is_gone():  # and with it perhaps its loop device, which answers EIO then
+            if found.is_gone():  # perhaps with its loop device, which then returns EIO
                 raise left from error
             if not _has_shut_down(error):
                 raise
@@ -203,7 +203,7 @@ def join_pool(
 
 
 def _has_shut_down(error: BaseException) -> bool:
-    """Whether *error* is that of an XFS that has shut itself down: EIO for all but fstat."""
+    """Whether *error* shows that XFS has shut itself down: EIO for everything but fstat."""
     cause = error if isinstance(error, OSError) else error.__context__
     return isinstance(cause, OSError) and cause.errno == errno.EIO
 
@@ -240,10 +240,10 @@ def _device(
 
 
 def _go_through_journal(block_path: str, source: str) -> None:
-    """Let XFS recover, and note that in RUN: afterwards the log is clean and shows no trace of it.
+    """Let XFS recover its log, and note in RUN that the index cannot be trusted.
 
-    What was not synced is lost, even if the machine went on: a device may have failed for a moment,
-    or the file system was shut down.
+    After the recovery the log is clean, and no longer shows that unsynced writes are lost. They are
+    lost even if the machine kept running: the device failed for a moment, or XFS was shut down.
     """
     with contextlib.ExitStack() as stack:
         _, pool_fd = _mount(stack, block_path, source, _MOUNT_FLAGS)
@@ -260,7 +260,7 @@ def _mount(
     attributes: int = _ATTRIBUTES,
     joins: bool = False,
 ) -> tuple[int, int]:
-    """Return the fds of a new mount and of its root; *stack* closes them."""
+    """Return the fds of a new mount and of its root directory; *stack* closes them."""
     try:
         mount_fd = mount_detached("xfs", block_path, _MOUNT_OPTIONS, flags, attributes, joins=joins)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Programs that devices need, mostly for XFS: found, run with a time limit, failing in one line.
+"""Runs the programs that devices need, mostly for XFS, with a time limit and one-line errors.
 
 mkfs.xfs and xfs_logprint call stat(2) on all mounts (platform_check_mount of xfsprogs), and would
-wait as long as the server of any FUSE mount hangs. So they run where no FUSE is mounted.
+hang if the server of any FUSE mount hangs. So they run in a mount namespace without FUSE mounts.
 """
 
 import contextlib
@@ -72,12 +72,12 @@ def run_tool(name: str, *arguments: str, timeout_s: float) -> subprocess.Complet
 
 
 def _end(tool: "subprocess.Popen[str]") -> None:
-    """Kill it. One that hangs in a stat cannot die, and is not waited for."""
+    """Kill *tool*. If it hangs in a stat(2) it cannot die, so do not wait for long."""
     tool.kill()
     try:
         tool.wait(_END_WAIT_S)
     except subprocess.TimeoutExpired:
-        tool.returncode = -signal.SIGKILL  # Popen would warn
+        tool.returncode = -signal.SIGKILL  # otherwise Popen warns
 
 
 def last_line(text: str) -> str:
@@ -97,20 +97,19 @@ _log: Final = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def without_fuse(program: str) -> Iterator[Callable[[], None] | None]:
-    """Yield what a child does before it becomes *program*: it goes where no FUSE is mounted.
+    """Yield a preexec_fn that unmounts all FUSE mounts for *program*; None if there are none.
 
-    None if nothing is to be done. The child unmounts in a mount namespace of its own, which sees
-    unmounts from outside and does not propagate its own. If it may not have one (a unit's
-    RestrictNamespaces=, no CAP_SYS_ADMIN), the program runs all the same, and the log says so.
-    Start the program inside the ``with`` block.
+    Start the program inside the ``with`` block. The child unmounts in a mount namespace of its own,
+    which sees unmounts from outside and does not propagate its own. If it may not have one (a
+    unit's RestrictNamespaces=, no CAP_SYS_ADMIN), the program runs anyway, and the log says so.
     """
     mountpoints = {mount.mountpoint for mount in mounts() if _is_fuse(mount.fs_type)}
-    # But for the one that the program itself lies on.
+    # Except the one that holds the program itself.
     apart = [path for path in mountpoints if not f"{program}/".startswith(f"{path.rstrip('/')}/")]
     if not apart:
         yield None
         return
-    # The outermost first: mounts inside it go with it, and no path into it is walked.
+    # The outermost first: mounts inside go with it, so that no path through it is looked up.
     paths = [os.fsencode(path) for path in sorted(apart, key=len)]
     flags = ctypes.c_ulong(_MS_REC | _MS_SLAVE)
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -151,12 +150,12 @@ _ANSWER_WAIT_S: Final = 20.0
 def journal_is_dirty(block_path: str, source: str) -> bool:
     """Whether the XFS on *block_path* was cut off before an unmount: power, crash or failure.
 
-    It is not mounted now. The kernel unmounts after the last fd even of a killed process, and then
-    the log is clean. An answer that cannot be read counts as dirty. *source* is its name in
+    It must not be mounted. After the last fd, even of a killed process, the kernel unmounts it, and
+    the log is clean. An answer that cannot be parsed counts as dirty. *source* is its name in
     messages. Raises ToolMissing, SourceBusy.
     """
     program = find_tool("xfs_logprint")
-    # After its third line it would print the log, which may be gigabytes.
+    # It is killed after its third line: then it would print the log, which may be gigabytes.
     with without_fuse(program) as leave:
         tool = subprocess.Popen(
             [program, "-t", block_path],
@@ -195,27 +194,27 @@ def _read_head(fd: int, source: str) -> bytes:
     return head
 
 
-# A note that the XFS of a pool was cut off, kept until RUN says so in case a start is killed.
+# A note that the XFS of a pool was cut off, kept until RUN says so, in case a start is killed.
 #
-# The log's recovery (in mount(2), for seconds) leaves a clean log behind. A process that is killed
-# meanwhile ends after it, and cannot empty RUN any more. The note lies in /run, which lasts as long
-# as the boot for whose page cache RUN stands.
+# The log recovery (in mount(2), for seconds) leaves a clean log. A process that is killed meanwhile
+# ends only after it, without having emptied RUN. The note is in /run, which lasts until the next
+# boot, like the page cache that RUN vouches for.
 
 
 def note_cut_off(epoch: int) -> None:
-    """Note that the pool with *epoch* was cut off, if there is a place for the note."""
+    """Note that the pool with *epoch* was cut off; without /run there is no note."""
     with contextlib.suppress(OSError):
         os.makedirs(RUN_DIRECTORY, mode=0o755, exist_ok=True)
         os.close(os.open(_note_path(epoch), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 def is_cut_off_noted(epoch: int) -> bool:
-    """Whether a start noted it, and did not get as far as RUN."""
+    """Whether an earlier start noted that, and ended before it changed RUN."""
     return os.path.exists(_note_path(epoch))
 
 
 def forget_cut_off(epoch: int) -> None:
-    """Remove the note: RUN says it now."""
+    """Remove the note, because RUN has it now."""
     with contextlib.suppress(OSError):
         os.unlink(_note_path(epoch))
 
