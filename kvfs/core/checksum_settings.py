@@ -1,4 +1,4 @@
-"""The settings of checksums and of what is kept aside: how much of both, and for how long."""
+"""The settings of checksums, and of files that are kept aside (quarantine, strays)."""
 
 from dataclasses import dataclass
 

@@ -16,12 +16,12 @@ class Reason(StrEnum):
     NAMES = "names"
     #: Unused for longer than the policy ``ttl`` of its directory.
     TTL = "ttl"
-    #: A temporary file whose writer is gone. It goes first, whoever asks for space.
+    #: A temporary file whose writer is gone. It is evicted first, whatever the space is for.
     ORPHAN = "orphan"
 
 
 def reason_for(state: int, asked: Reason) -> Reason:
-    """Return why a block in *state* goes when *asked* is what asked for it."""
+    """Return the reason to report for a block in *state* that is evicted because of *asked*."""
     if asked is Reason.SPACE and state == State.ORPHAN:
         return Reason.ORPHAN
     return asked

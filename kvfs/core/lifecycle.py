@@ -69,7 +69,7 @@ class Seen(StrEnum):
 
 
 class Goes(IntEnum):
-    """Whether a block may be evicted, and in which order: a higher number goes later."""
+    """Whether a block may be evicted, and in which order: a higher number later."""
 
     NEVER = 0
     FIRST = 1

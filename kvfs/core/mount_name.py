@@ -58,7 +58,7 @@ def dead_path(mountpoint: str) -> str:
 
 
 def metrics_path(name: str) -> str:
-    """Return the path of the socket at which the mount called *name* answers scrapes."""
+    """Return the path of the socket on which the mount called *name* serves its metrics."""
     return f"{RUN_DIRECTORY}/{name}{METRICS_SUFFIX}"
 
 

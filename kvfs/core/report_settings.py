@@ -1,4 +1,4 @@
-"""The settings of what a mount tells its operators: its log and its metrics."""
+"""The settings of a mount's log, metrics and events."""
 
 from dataclasses import dataclass
 

@@ -66,7 +66,7 @@ class Writing:
 
     #: Whether a writer's death would leave the bytes torn: a draft, or a block in rewrite.
     unfinished = False
-    #: A writer died of a signal before the block was whole: the name goes at the last close.
+    #: A writer was killed before the block was whole: its name is removed at the last close.
     torn = False
     #: Its mount has ended, but a client can go on writing: it is torn, even if nothing was written.
     outlives = False

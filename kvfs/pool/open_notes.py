@@ -1,7 +1,7 @@
 """Notes about open inodes, for a server that takes over the mount (storage/notes.py).
 
-The handle table has who has them open; index and extents have most of the rest. Notes have what
-neither of these has: inodes without a name, what happened to a block that is being written, and
+The handle table says who has them open, and index and extents say most of the rest. Notes are for
+what none of these says: inodes without a name, what happened to a block that is being written, and
 closes that are answered and not carried out.
 """
 

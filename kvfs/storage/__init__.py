@@ -1,1 +1,1 @@
-"""The files of a pool, one each: the index, extents, numbers, heat."""
+"""The files of a pool, with a module for each: index, extents, inode numbers, heat and others."""

@@ -87,7 +87,7 @@ class Syscalls:
     def fallocate(self, fd: int, mode: int, offset_bytes: int, length_bytes: int) -> None:
         """Call fallocate(2) with *mode* (FALLOC_FL_*), again after a signal.
 
-        os.posix_fallocate knows no mode and writes zeros where the file system has no fallocate.
+        os.posix_fallocate has no mode, and writes zeros if the file system has no fallocate.
         """
         while LIBC.fallocate(fd, mode, offset_bytes, length_bytes) != 0:
             if ctypes.get_errno() != errno.EINTR:
