@@ -17,10 +17,7 @@ _FLUSH_SHARE: Final = 0.05
 
 
 class Pace:
-    """The pace of one pool. Blocks should be durable *within_s* after they were published.
-
-    0: blocks become durable on demand only.
-    """
+    """The pace of one pool, for a window of *within_s* seconds; 0: only on demand."""
 
     def __init__(self, within_s: float) -> None:
         self.within_s = within_s

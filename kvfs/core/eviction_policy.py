@@ -210,9 +210,8 @@ class Arc:
 class Adaptive:
     """Evicts blocks used once first, or by age alone, whichever gives more hits.
 
-    Which one does depends on the pool's size relative to its load. Two miniature caches measure it
-    (shadow_caches.py). In a small pool it is the first: a flood of new blocks passes through, and
-    blocks that are used again stay.
+    Which one does depends on the pool's size relative to its load, and two miniature caches measure
+    it (shadow_caches.py). A small pool keeps blocks used again, and lets floods of new ones pass.
     """
 
     name = "adaptive"

@@ -21,8 +21,7 @@ _WORD: Final = re.compile(r"[^\s\"'`,;()\[\]{}<>|=]+")
 _NAME_LIKE: Final = re.compile(r"@|[0-9a-fA-F]{16}")
 #: A word with this is not a name, in spite of the @.
 _UNIT: Final = "kvfs@"
-#: Names of directories and models up to this many characters are replaced in paths only: elsewhere
-#: they may be ordinary words.
+#: Names of directories and models this short are replaced in paths only: they may be words.
 _SHORT: Final = 3
 #: Names as Python shows bytes: ``b'...'``.
 _BYTES: Final = re.compile(r"\bb(['\"])(.*?)(?<!\\)\1")

@@ -2,8 +2,7 @@
 
 LMDB changes nothing in place, so in a full map even deletes fail (MDB_MAP_FULL in lmdb.h), and with
 them eviction and the next start. So new rows are refused before that, and eviction begins even
-earlier. On a full device the file can use only preallocated space; new rows leave a part of it
-free, too.
+earlier. On a full device the file has only preallocated space, and new rows leave a part of that.
 """
 
 from collections.abc import Callable, Mapping
@@ -82,10 +81,7 @@ class IndexRoom:
         return -(-names * excess_bytes // max(1, rows_bytes))
 
     def binds(self) -> bool:
-        """Whether the number of names is what makes kvfs evict blocks.
-
-        The limit is a bit lower than where eviction begins, because eviction stops a page below.
-        """
+        """Whether blocks are evicted for names, which stops a page below where it begins."""
         return self.rows_bytes() > self._eviction_begin_bytes * _BINDING_SHARE
 
     def look(self) -> None:

@@ -85,8 +85,7 @@ def upper_s(bucket: int) -> float:
 def quantile_s(counts: list[int], share: float) -> float | None:
     """Return the duration (s) below which *share* of *counts* lies; None without counts.
 
-    Like Prometheus' histogram_quantile, it assumes that durations are spread evenly within a
-    bucket. If the quantile is in the last bucket, which has no end, it returns where that begins.
+    Like Prometheus' histogram_quantile it interpolates within a bucket, except in the last one.
     """
     wanted = share * sum(counts)
     below = 0

@@ -263,8 +263,7 @@ SETTLED: Final = frozenset(
         State.ORPHAN,
     }
 )
-#: May be invisible to some processes: each LOOKUP checks the caller, and the kernel must not cache
-#: the name.
+#: May be hidden from some processes: each LOOKUP checks the caller; the kernel caches no name.
 HIDEABLE: Final = UNFINISHED | {State.UNRENAMED}
 #: Allocated ahead, or rewritten in place.
 SLABS: Final = frozenset({State.SLAB, State.REWRITTEN, State.ORPHAN_SLAB})

@@ -102,8 +102,7 @@ class Keeps(NamedTuple):
 
     #: For its writer, which will rename it.
     for_rename: bool
-    #: For readers: a LOOKUP leads to it until the new version is whole. Nobody reads a temporary
-    #: name.
+    #: For readers, which are led to it until the new version is whole; not a temporary name.
     stands_in: bool
 
 

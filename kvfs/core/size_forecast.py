@@ -23,8 +23,7 @@ FORGET_S: Final = 60.0
 AGREEING: Final = 4
 #: Sizes tracked at a time; a KV pool has one or two, a copied tree has as many as files.
 SIZES_MAX: Final = 64
-#: The usual size is a mean over about this many publishes. The last size counts as the usual one if
-#: it differs by at most 1/_USUAL_PART.
+#: The usual size: a mean over this many publishes, or the last size if within 1/_USUAL_PART of it.
 _USUAL_OF: Final = 16
 _USUAL_PART: Final = 8
 #: The largest size of a directory is that of its last publishes, one to two times this many.

@@ -108,10 +108,7 @@ class Writing:
     def recall(
         self, state: State, before: State | None = None, noted: Mapping[str, bool] = _NOTHING_NOTED
     ) -> None:
-        """Take over a block that a previous server had open for writing, in *state*.
-
-        *before* is the state before it was opened, None if that was not noted; *noted*: its flags.
-        """
+        """The last server had it open for writing, in *state*, and noted *before* and *noted*."""
         self.unfinished = state in UNFINISHED or state in (State.REWRITE, State.RENAMED)
         if before is not None:
             self.before = before

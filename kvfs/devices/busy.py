@@ -126,8 +126,7 @@ def lock_holders(status: os.stat_result) -> set[int]:
     wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with open("/proc/locks", encoding="ascii") as file:
         lines = [line.split() for line in file]
-    # "1: FLOCK ADVISORY WRITE 4711 fe:00:1234 0 EOF"; the line of a waiting process has "->" before
-    # FLOCK, so its fields do not match.
+    # "1: FLOCK ADVISORY WRITE 4711 fe:00:1234 0 EOF"; a waiter's line has "->" before FLOCK.
     return {int(fields[4]) for fields in lines if len(fields) > 5 and fields[5] == wanted}
 
 

@@ -41,10 +41,7 @@ class Device:
         read_only: bool,
         superblock: str = "",
     ) -> None:
-        """Take over the fds. *capacity_bytes*, if not None, overrides the header's.
-
-        Raises UsageError if it is more than *usable_bytes*; the fds stay the caller's then.
-        """
+        """Take over the fds. *capacity_bytes* overrides the header's. Raises UsageError."""
         if capacity_bytes is not None and capacity_bytes > usable_bytes:
             raise UsageError(
                 f"{source}: capacity {format_size(capacity_bytes)} is more than the "

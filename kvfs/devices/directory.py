@@ -188,7 +188,7 @@ def _capacity(
 ) -> int:
     """Return the capacity (bytes) of a new pool, once *freed_bytes* of an old one are removed.
 
-    Raises SourceFull if there is no space for *wanted_bytes*, or for the least useful capacity.
+    Raises SourceFull if there is no space for it, or if it would be too small.
     """
     space = os.fstatvfs(pool_fd)
     total_bytes = space.f_blocks * space.f_frsize

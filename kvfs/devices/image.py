@@ -182,10 +182,7 @@ def _loop_users(path: str) -> list[str]:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[int]:
-    """Yield an O_RDWR fd of image *path* that holds its lock.
-
-    Raises SourceMissing, SourceBusy, SourceDamaged.
-    """
+    """Yield a locked O_RDWR fd of *path*. Raises SourceMissing, SourceBusy, SourceDamaged."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -34,10 +34,7 @@ class Outlived:
 
 @contextlib.contextmanager
 def outlived(block_path: str) -> Iterator[Outlived | None]:
-    """Yield the XFS on *block_path* if it is mounted, but not by a user that can be found.
-
-    Yield None otherwise. Raises SourceDamaged.
-    """
+    """Yield the XFS on *block_path* if it is mounted by no user that can be found; else None."""
     fd = -1
     if busy.has_unknown_user(block_path):
         with contextlib.suppress(FileNotFoundError):  # not claimed by an XFS, or no sysfs

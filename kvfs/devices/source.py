@@ -66,9 +66,8 @@ def format_source(
 
     A path that does not exist becomes an image file, of *size_bytes* or as large as
     *capacity_bytes* of blocks need. Nothing is written before all checks have passed; POOL is
-    written last. The source is free again on return. Raises SourceMissing, SourceForeign (names the
-    content; *force* overrides), SourceBusy, SourceFull, SourceDamaged, UsageError, ToolMissing,
-    NotRoot.
+    written last. The source is free again on return. Raises SourceMissing, SourceForeign (unless
+    *force*), SourceBusy, SourceFull, SourceDamaged, UsageError, ToolMissing, NotRoot.
     """
     if capacity_bytes is not None and capacity_bytes < CAPACITY_MIN_BYTES:
         raise UsageError(

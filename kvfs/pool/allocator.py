@@ -85,8 +85,7 @@ class Allocator:
     def take_extent(self, parent: InodeNo, *, roomless: bool = False) -> ReadyExtent:
         """Return an extent for a draft in *parent*, with its likely size preallocated if that fits.
 
-        Raises NoSpace if no extent can be made or, unless *roomless*, if not one byte is free;
-        OSError.
+        Raises NoSpace if it cannot be made or, unless *roomless*, no byte is free; OSError.
         """
         now_s = self._monotonic_s()
         wanted_bytes = self._reserve_bytes(parent)

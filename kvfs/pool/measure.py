@@ -49,9 +49,8 @@ def stamps_are_exact() -> bool:
 def stamp_ns() -> int:
     """Return the present time by the clock that the kernel stamps writes with, in ns (epoch).
 
-    With passthrough the kernel sets times of writes. By another clock the file that was created
-    first could seem the younger one, by one step of the kernel's coarse clock. Before Linux 6.13
-    that can happen.
+    With passthrough the kernel sets times of writes. By another clock the older file could seem the
+    younger, by one step of the kernel's coarse clock. That can happen before Linux 6.13.
     """
     return _kernels_ns() if stamps_are_exact() else time.time_ns()
 

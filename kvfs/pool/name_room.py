@@ -24,8 +24,7 @@ def require_node(pool: Pool, uid: int) -> None:
 def require_lease(pool: Pool, parent: InodeNo, name: bytes, uid: int, maker: Maker) -> None:
     """Raise NoSpace for a process over its share of leases, if its store will be leased.
 
-    A store is leased under a final name; where only a rename publishes, under any name, because it
-    stays until it is renamed.
+    That is under a final name; where only a rename publishes, under any name.
     """
     policy = pool.policies.of(parent)
     if is_temporary(name) and not policy.only_renamed:

@@ -138,8 +138,7 @@ class OpenInode(Writing):
     def is_revocable(self) -> bool:
         """Whether its bytes can be taken away although it is open.
 
-        That is if only file servers have it open, which read it through this process, and no read
-        is under way.
+        So if only file servers have it open, through this process, and no transfer is under way.
         """
         busy = self.served_passing or self.transfers or self.allocating
         return self.only_served and not busy and self.gone is None and not self.stands_in

@@ -352,8 +352,7 @@ class Pool:
     def _erase_or_keep(self, opened: OpenInode, record: InodeRecord) -> None:
         """Erase an inode that is no longer open, or keep it for a moment if it just lost its name.
 
-        The OPEN of an earlier LOOKUP may still come. After two dead inodes in one open(2) the
-        program would get ESTALE.
+        The OPEN of an earlier LOOKUP may still come; after two dead inodes open(2) fails (ESTALE).
         """
         age_s = (self.clock_ns() - record.ctime_ns) / SECOND_NS
         if record.state in SETTLED and not opened.torn and 0 <= age_s < REMOVED_KEPT_S:

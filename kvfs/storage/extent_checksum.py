@@ -78,8 +78,8 @@ class FinalChecksum:
     def of(self, fd: int, size_bytes: int, buffer: mmap.mmap, end_s: float) -> int | None:
         """Return the CRC32C of the first *size_bytes* of *fd*; None if that takes until *end_s*.
 
-        None also if a byte is not in memory and the device is not to be read. May set O_DIRECT on
-        *fd*, which only the caller uses. It blocks. Raises OSError.
+        None also without *reads_device* if a byte is not in memory. May set O_DIRECT on *fd*, which
+        nobody else may use. It blocks. Raises OSError.
         """
         syscalls = self._syscalls
         crc = cached_crc(syscalls, fd, size_bytes, buffer, end_s, in_memory=self._in_memory)

@@ -2,8 +2,7 @@
 
 Synchronous on purpose (a commit takes about 10 us, a thread hop 55 us): only ``sync`` and
 ``preallocate`` may block and belong in a thread. Every read call begins and ends its own read
-transaction, so none lives across an ``await``. The index handles keys and records, not their
-meaning.
+transaction, so none lives across an ``await``. It handles keys and records, not their meaning.
 """
 
 import contextlib

@@ -4,8 +4,7 @@ LMDB never writes to a page that a read transaction may see (mdb_find_oldest in 
 server holds a reader on a commit, makes data.mdb durable, and keeps the commit's meta page here.
 After a power loss other pages of data.mdb may be of any age, but those of the commit are whole.
 
-The rule: a process that writes to the index holds the commit in CHECKPOINT, or has removed the
-file.
+The rule: a writer of the index holds the commit in CHECKPOINT, or has removed that file.
 """
 
 import contextlib

@@ -24,7 +24,7 @@ _NODE_BYTES: Final = 8
 #: MDB_MAXKEYSIZE.
 _KEY_MAX_BYTES: Final = 511
 _BRANCH, _LEAF, _OVERFLOW = 0x01, 0x02, 0x04
-#: A node whose value is in overflow pages (F_BIGDATA); kvfs does not use what other flags are for.
+#: A node whose value is in overflow pages (F_BIGDATA); kvfs does not use the other flags.
 _BIG: Final = 0x01
 
 Numbers = NDArray[np.int64]

@@ -182,8 +182,7 @@ class IndexFile:
         except BaseException:
             syscalls.close(self._fd)
             raise
-        # With fewer blocks than its length the file has holes (it was copied or extended), and
-        # nothing of it counts as allocated.
+        # A file with holes (it was copied or extended) counts as not allocated at all.
         whole = status.st_blocks * STAT_BLOCK_BYTES >= status.st_size
         self.allocated_bytes = status.st_size if whole else 0
         self._size_bytes = status.st_size
@@ -260,8 +259,7 @@ def verify_data_file(path: str) -> list[str]:
 def allocate_lock_file(path: str, syscalls: Syscalls) -> None:
     """Create lock.mdb if missing, with its blocks.
 
-    LMDB writes to it through a map, which raises SIGBUS on a full file system. Raises NoSpace,
-    OSError.
+    LMDB writes to it by a map: SIGBUS on a full file system. Raises NoSpace, OSError.
     """
     fd = syscalls.open(f"{path}/{LOCK_NAME}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
