@@ -1,26 +1,26 @@
 """Waiting for the next request: polling for a moment if it is likely to come at once.
 
-A store is nine requests, most of them sent as soon as the one before is answered. To sleep in
-between costs the server a turn of the scheduler and the client the waking of another CPU, in the
-midst of which both want the queue's lock (fuse_dev_poll in linux/fs/fuse/dev.c). So the wait
-learns after which kinds of request the next one comes at once. As busy_poll of sockets does
-(socket(7), SO_BUSY_POLL), it trades a bounded time of a CPU for that.
+Storing a block takes nine requests, most sent as soon as the one before is answered. Sleeping in
+between costs the server a turn of the scheduler and makes the client wake another CPU, while both
+contend for the queue's lock (fuse_dev_poll in linux/fs/fuse/dev.c). So the wait learns which kinds
+of request are followed by another at once, and polls after those. Like SO_BUSY_POLL of sockets
+(socket(7)), it trades a bounded amount of CPU time for latency.
 """
 
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Final
 
-#: So many times in a row the next one came at once: it will again. Two clients' requests that
-#: happen to meet are seldom so many.
+#: After this many immediate successors in a row another one is expected. Requests of two clients
+#: that coincide by chance seldom make such a streak.
 _SURE: Final = 2
-#: A request that woke the server within so many times the busy wait would have come during it:
-#: the waking itself takes longer than the client did.
+#: A sleeping server that is woken within this many times the busy-poll time would have seen the
+#: request while polling: most of that delay is the wake-up itself.
 _WAKING: Final = 3
 
 
 class BusyPoll:
-    """Waits for requests; ``poll`` takes ms and is true when one is there (poll(2))."""
+    """Waits for requests. ``poll`` takes milliseconds; true means that one is there (poll(2))."""
 
     __slots__ = ("_busy_ns", "_clock_ns", "_poll", "_streaks")
 
@@ -31,7 +31,7 @@ class BusyPoll:
         kinds: int,
         clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
-        """Stay awake for at most *busy_us* at a time, never with 0; requests are of *kinds*."""
+        """*busy_us*: the longest busy poll, 0: none; *kinds*: the number of request kinds."""
         self._poll = poll
         self._clock_ns = clock_ns
         self._busy_ns = busy_us * 1000
@@ -39,7 +39,7 @@ class BusyPoll:
         self._streaks = [0] * kinds
 
     def wait(self, after: int, longest_ms: int) -> bool:
-        """Wait for what follows a request of kind *after*; whether it came within *longest_ms*."""
+        """Wait *longest_ms* at most for the request after one of kind *after*; True if it came."""
         poll, clock_ns = self._poll, self._clock_ns
         streaks, busy_ns = self._streaks, self._busy_ns
         began_ns = clock_ns()

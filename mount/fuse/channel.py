@@ -1,9 +1,10 @@
 """The channel between /dev/fuse and libfuse: every message passes here, in both directions.
 
-pyfuse3 sits behind a SEQPACKET pair and never sees the device. It looks ``trio`` up in its own
-module, so the facade below makes its wait for a message the pump itself: flush libfuse's replies
-to the kernel, read the next request, hand it over, with no task switch in between. What the
-channel can answer itself (``mount.requests.fast``, ``mount.requests.raw``) never reaches libfuse.
+pyfuse3 sits behind a SEQPACKET pair and never sees the device. It looks up ``trio`` in its own
+module, where ``_Trio`` below takes its place: pyfuse3's wait for a message becomes the pump, which
+flushes libfuse's replies to the kernel, reads the next request and hands it over, with no task
+switch in between. What the channel can answer itself (``mount.requests.fast``,
+``mount.requests.raw``) never reaches libfuse.
 """
 
 import errno
@@ -42,17 +43,17 @@ from mount.fuse.wire import (
 
 _log: Final = logging.getLogger(__name__)
 
-#: The data of a WRITE, the request's own fields and a page; the kernel asks for that.
+#: Read buffer: the data of a WRITE, the request's own fields and a page, as the kernel demands.
 REQUEST_MAX_BYTES: Final = TRANSFER_MAX_BYTES + 2 * PAGE_BYTES
-#: So many bytes of a message that is answered here take about as long to copy as a message takes.
+#: Copying this many bytes takes as long as handling one message, and counts as one in a turn.
 _MESSAGE_BYTES: Final = 128 << 10
 #: The most that libfuse answers to one READDIR. A reply beyond some 80 KiB wants its memory in one
 #: piece (sock_alloc_send_pskb in net/core/sock.c); libfuse drops the one that the socket refuses.
 _LISTING_MAX_BYTES: Final = 64 << 10
 _LISTINGS: Final = frozenset({Opcode.READDIR, Opcode.READDIRPLUS})
-#: So many requests at once are answered late; a WRITE among them holds a megabyte. Those that wait
-#: for room have a bound of their own (space_wait.py): the close that makes some may be the next
-#: request.
+#: The most late answers under way at once; a WRITE among them holds a megabyte. Requests that wait
+#: for space have a bound of their own (space_wait.py): the close that frees space may be the next
+#: request to read.
 _LATE_MAX: Final = 256
 #: The request was aborted before it was read.
 _READ_ANEW: Final = frozenset({errno.EAGAIN, errno.ENOENT, errno.EINTR})
@@ -61,9 +62,8 @@ _REPLY_UNWANTED: Final = frozenset({errno.ENOENT, errno.EINVAL})
 
 
 Message = bytes | memoryview
-#: Answers one request (unique, nodeid, what follows the header) in place of libfuse: with the
-#: whole reply, with b"" if it comes later by ``Channel.reply_late``, with None to leave it to
-#: libfuse.
+#: Answers one request (unique, nodeid, what follows the header) in place of libfuse. Returns the
+#: whole reply, b"" if ``Channel.reply_late`` will write it, or None to leave it to libfuse.
 Answer = Callable[[int, InodeNo, memoryview], Message | None]
 
 
@@ -73,18 +73,18 @@ class Requester(NamedTuple):
     uid: int
     gid: int
     tid: int
-    #: The kernel's number of the request; 0: it is none of the kernel's.
+    #: The kernel's number for the request; 0 if it did not come from the kernel.
     unique: int = 0
 
 
 class Agreement(Protocol):
-    """Says what is agreed with the kernel at INIT."""
+    """Decides what is agreed with the kernel at INIT."""
 
     def features(self, offered: int, request: bytes) -> Features:
-        """Choose of the flags that the kernel has *offered* in its *request*."""
+        """Choose from the flags that the kernel *offered* in its INIT *request*."""
 
     def begin(self, features: Features) -> None:
-        """The kernel has the INIT reply; no other request was read yet."""
+        """Called once the kernel has the INIT reply, before any other request is read."""
 
 
 class Channel:
@@ -112,9 +112,9 @@ class Channel:
         self._replies = bytearray(REQUEST_MAX_BYTES)
         self._replies_view = memoryview(self._replies)
         self._unanswered = 0
-        #: Answers that a task of ours will give; it needs trio to run.
+        #: Late answers that tasks of ours still owe; those tasks need trio to run them.
         self._late = 0
-        #: Those of them that wait for room, which only further requests may bring.
+        #: How many of them wait for space, which only further requests may free.
         self._aside = 0
         self._late_ended = trio.lowlevel.ParkingLot()
         self._stopped = False
@@ -123,7 +123,7 @@ class Channel:
         self._init_unique = -1
         self._init_flags = 0
         self._init_request = b""
-        #: Whether the kernel has had its answer to INIT from another server.
+        #: Whether another server answered the kernel's INIT; ours is then only replayed to libfuse.
         self._replays = False
         #: The request whose handler is running; handlers start before the next message is read.
         self.present_unique = 0
@@ -148,7 +148,7 @@ class Channel:
 
     def install(self) -> None:
         """Put the facade in front of the trio that pyfuse3 uses."""
-        # The extension module has no such attribute in its stubs, but in its namespace.
+        # The stubs of the extension module lack this attribute; its namespace has it.
         setattr(pyfuse3, "trio", _Trio(self))  # noqa: B010
 
     def close(self) -> None:
@@ -189,16 +189,17 @@ class Channel:
 
     async def _wait(self, until: Callable[[], Awaitable[None]]) -> None:
         with trio.CancelScope() as self._waiting:
-            if not self._stopped:  # while the other tasks had their turn, perhaps
+            if not self._stopped:  # stop() may have run during the others' turn
                 await until()
 
     async def _readable(self) -> None:
         await trio.lowlevel.wait_readable(self.device_fd)
 
     def take_over(self, init_request: bytes, answer: Callable[[bytes], bytes | None]) -> None:
-        """Go on where another server ended, to which the kernel sent *init_request*.
+        """Go on where another server ended; the kernel had sent *init_request* to that one.
 
-        *answer* knows the answers to requests that it did, but may not have answered.
+        *answer* returns the answer to a request that it carried out but may not have answered, or
+        None.
         """
         self._replays = True
 
@@ -240,7 +241,8 @@ class Channel:
             try:
                 reply = answer(unique, nodeid, request)
             except Exception as error:
-                # Shorter than its kind, say. That call fails; the mount must go on.
+                # It is too short for its kind, for example. Only that call fails; the mount must go
+                # on.
                 reply = error_reply(unique, counted_errno(error))
             if reply is not None:
                 self.answered_here[code] += 1
@@ -276,16 +278,16 @@ class Channel:
         return True
 
     def serve(self, answers: Mapping[int, Answer]) -> None:
-        """Let *answers* have the requests of their opcodes before libfuse; code 0 is unknown ones.
+        """Offer requests to *answers*, by opcode, before libfuse; code 0 is for unknown opcodes.
 
-        A code that is served already keeps its answer as the one to ask second.
+        An opcode that has an answer already keeps it as its second choice.
         """
         for code, answer in answers.items():
             second = self._answers[code]
             self._answers[code] = answer if second is None else _either(answer, second)
 
     def serve_only(self, answers: Mapping[int, Answer]) -> None:
-        """Let *answers* have the requests of their opcodes, and nobody else."""
+        """Answer these opcodes by *answers* alone, and no request in the request reader."""
         self.reader.answer_nothing()
         for code, answer in answers.items():
             self._answers[code] = answer
@@ -293,8 +295,8 @@ class Channel:
     def about_to_wait(self) -> Callable[[], None]:
         """Let another task read while the present request's handler waits.
 
-        What is returned makes that request the present one again and makes room for its answer;
-        to be called when the wait is over, with no checkpoint from there to the answer.
+        Call the returned function when the wait is over, with no checkpoint between it and the
+        answer: it makes that request the present one again, and makes room for its answer.
         """
         unique, requester = self.present_unique, self.present
         self.lock.hand_over()
@@ -308,7 +310,7 @@ class Channel:
     # ---- replies ----
 
     def granted(self, grant: Grant) -> None:
-        """Remember what the reply of the present request must carry."""
+        """Have the reply to the present request carry *grant*."""
         if grant.backing_id:
             self._grants[self.present_unique] = grant
 
@@ -339,9 +341,9 @@ class Channel:
                 self.times.end(unique)
 
     def stand_aside(self) -> Callable[[], None]:
-        """Let a late answer wait for what other requests bring about: those are read meanwhile.
+        """Let a late answer wait for what other requests may bring; those are read meanwhile.
 
-        What is returned is called when it goes on.
+        Call the returned function when the wait is over.
         """
         self._aside += 1
         self._late_ended.unpark()
@@ -382,7 +384,7 @@ class Channel:
         return reply
 
     async def flush_late(self) -> None:
-        """Flush replies of handlers that finish later than the request they answer."""
+        """Flush replies of handlers that finish late, whenever there are some, until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(self._ours)
             self.flush()

@@ -1,9 +1,9 @@
 """The device number of the mount (st_dev): the same as the last time, if it is free.
 
-A file system without a drive gets the lowest number that is free on the machine (get_anon_bdev in
-fs/super.c). NFS-Ganesha puts this number into its clients' handles, because FUSE leaves f_fsid 0
-(measured with 4.3). To get a certain number, all free ones below it are first taken for a moment,
-by file systems that are mounted nowhere.
+A file system without a block device gets the lowest number that is free on the machine
+(get_anon_bdev in fs/super.c). NFS-Ganesha puts this number into its clients' handles, because FUSE
+leaves f_fsid 0 (measured with 4.3). To get a certain number, all free ones below it are first taken
+for a moment, by file systems that are mounted nowhere.
 
 The file DEVICE of the pool holds the minor number in decimal. It is a hint: if it is missing or
 does not parse, no number is asked for.
@@ -29,12 +29,13 @@ _log: Final = logging.getLogger(__name__)
 _MINOR_MAX: Final = (1 << 20) - 1
 _FILE_MAX_BYTES: Final = 16
 
-#: Empty, in memory, and in every kernel (fs/ramfs).
+#: A file system that is empty, in memory, and part of every kernel (fs/ramfs).
 _FILLER: Final = "ramfs"
-#: Each takes a descriptor and about 0.3 ms.
+#: Each filler takes a descriptor and about 0.3 ms.
 _FILLERS_MAX: Final = 1024
 _FILLING_MAX_S: Final = 1.0
-#: Servers that start together would take each other's numbers. A holder may hang in mount(2).
+#: Keeps servers that start together from taking each other's numbers. The wait for it is short: its
+#: holder may hang in mount(2).
 NUMBERS_LOCK: Final = f"{RUN_DIRECTORY}/device-number.lock"
 _LOCK_WAIT_S: Final = 2.0
 _LOCK_LOOK_S: Final = 0.01
@@ -51,10 +52,10 @@ class DeviceNumber(NamedTuple):
 
 @contextlib.contextmanager
 def at_number(wanted: int | None) -> Iterator[None]:
-    """Give the mount that the body makes the minor number *wanted*, if that is free.
+    """Give the mount made inside the ``with`` the minor number *wanted*, if that is free.
 
-    Takes 3 s at most. Never fails: the mount then gets another number, as it also may if another
-    program mounts or unmounts meanwhile. The mount table tells which.
+    Takes 3 s at most and never fails: the mount may just get another number, also if another
+    program mounts or unmounts meanwhile. The mount table tells which it got.
     """
     with contextlib.ExitStack() as stack:
         if wanted is not None:
@@ -68,7 +69,10 @@ def at_number(wanted: int | None) -> Iterator[None]:
 
 
 def _fill(wanted: int, fillers: list[int]) -> bool:
-    """Take all free numbers below *wanted*; False if it is not free, or too many are. OSError."""
+    """Put file systems with all free numbers below *wanted* into *fillers*. Raises OSError.
+
+    Returns False if *wanted* is not free, or if there are too many numbers to take.
+    """
     until_s = time.monotonic() + _FILLING_MAX_S
     while len(fillers) < _FILLERS_MAX and time.monotonic() < until_s:
         fillers.append(fd := mount_detached(_FILLER, "kvfs", {}, (), 0))

@@ -42,7 +42,7 @@ ERRNO: Final[dict[type[errors.KvfsError], int]] = {
     errors.Damaged: errno.ESTALE,
 }
 
-#: What the backing file system may answer and a caller may know what to do with.
+#: Errors of the backing file system that are passed on, as a caller may know how to react.
 _BACKING_ERRNO: Final = frozenset(
     {
         errno.ENOSPC,
@@ -60,7 +60,7 @@ _BACKING_ERRNO: Final = frozenset(
 
 
 class ErrorCounts(dict[str, int]):
-    """How often the door answered with each errno, by its name; shown by `kvfs status`."""
+    """How many requests failed with each errno, by its name; shown by `kvfs status`."""
 
     def note(self, code: int) -> None:
         """Count one answer *code*."""
@@ -72,7 +72,7 @@ counts: Final = ErrorCounts()
 
 
 def errno_of(error: Exception) -> int:
-    """Return the errno for *error*; an exception nobody foresaw is logged and is EIO."""
+    """Return the errno for *error*; an unforeseen exception is logged and is EIO."""
     if isinstance(error, errors.KvfsError):
         code = ERRNO.get(type(error))
         if code is not None:
@@ -84,7 +84,7 @@ def errno_of(error: Exception) -> int:
 
 
 def counted_errno(error: Exception) -> int:
-    """Return the errno for *error* and count it, unless it is an everyday "no"."""
+    """Return the errno for *error* and count it, unless it is a usual ENOENT or ENODATA."""
     code = errno_of(error)
     if code not in (errno.ENOENT, errno.ENODATA):
         counts.note(code)
@@ -97,7 +97,7 @@ def fuse_error(error: Exception) -> pyfuse3.FUSEError:
 
 
 def answered(handler: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Make a coroutine of a handler that never waits; its errors go through the door."""
+    """Make a coroutine of a handler that never waits; its exceptions become FUSEError."""
 
     @functools.wraps(handler)
     async def door(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -112,7 +112,7 @@ def answered(handler: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
 
 
 def awaited(handler: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Put a handler that does wait behind the door."""
+    """Wrap a handler that may wait; its exceptions become FUSEError."""
 
     @functools.wraps(handler)
     async def door(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,10 +1,11 @@
 """Tells the kernel what kvfs itself changed, from a thread of its own.
 
 Nothing depends on a notification: an OPEN or GETATTR of a gone inode is answered ESTALE, and the
-kernel looks the name up again. So of an evicted block the kernel is told that its attributes are
-old, which waits for nobody. Dropping a name waits for the directory's lock, which a LOOKUP or
-CREATE that we have not answered yet may hold: on the loop's thread that would be for ever, and in
-a server that is killed meanwhile, too. It is for names whose inode lives on.
+kernel looks the name up again. So for an evicted block the kernel is only told that its attributes
+are stale, which never blocks. Dropping a name waits for the directory's lock, which a LOOKUP or
+CREATE that we have not answered yet may hold. On the event loop's thread that would be a deadlock,
+and a server that is killed during it hangs, too. So names are dropped only where the inode lives
+on.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from kvfs.core.types import InodeNo
 from mount.fuse import kernel
 
 _log: Final = logging.getLogger(__name__)
-#: Names waiting to be told; above it they are not told, which costs a look-up each.
+#: The most notifications that wait; more are skipped, which costs a look-up each.
 _BACKLOG_MAX: Final = 65_536
 
 #: Tells the kernel of one name. Raises OSError.
@@ -30,19 +31,19 @@ class Invalidations:
     """The thread and its bounded queue."""
 
     def __init__(self, device_fd: int, *, tells: bool = True) -> None:
-        """*tells* false, the kernel is told nothing and finds out by itself."""
+        """If *tells* is false the kernel is told nothing and finds out by itself."""
         self._device_fd = device_fd
         self._tells = tells
         self._tellings: queue.Queue[_Telling | None] = queue.Queue(_BACKLOG_MAX)
         self._thread: threading.Thread | None = None
-        #: From then on the device may be closed, and its number that of an extent.
+        #: Once true, the device may be closed, and its descriptor number reused for an extent.
         self._stopped = False
         self.sent = 0
         self.skipped = 0
 
     @property
     def backlog(self) -> int:
-        """Names not told yet."""
+        """How many notifications are not sent yet."""
         return self._tellings.qsize()
 
     def entry_vanished(self, parent: InodeNo, name: bytes) -> None:
@@ -50,7 +51,7 @@ class Invalidations:
         self._tell(functools.partial(kernel.notify_inval_entry, self._device_fd, parent, name))
 
     def inode_vanished(self, ino: InodeNo, parent: InodeNo) -> None:
-        """Have the kernel ask again for *ino*, which is gone, and for its directory *parent*."""
+        """Have the kernel fetch the attributes of *ino*, which is gone, and *parent* anew."""
         self._tell(functools.partial(_inval_inodes, self._device_fd, ino, parent))
 
     def _tell(self, telling: _Telling) -> None:
@@ -66,9 +67,9 @@ class Invalidations:
             self.skipped += 1
 
     def stop(self) -> None:
-        """Tell nothing any more: the mount is gone, and the device closed next.
+        """Send nothing any more: the mount is gone, and the device is closed next.
 
-        The thread ends as soon as it does not wait for the kernel.
+        Waits 1 s at most for the thread, which may be blocked in the kernel.
         """
         self._stopped = True
         if self._thread is not None:

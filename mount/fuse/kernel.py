@@ -40,7 +40,7 @@ def open_device() -> int:
 
 
 def detached(device_fd: int, source: str, *, read_only: bool) -> int:
-    """Make a mount of what is served on *device_fd*, on no path yet; return an fd of its root.
+    """Make a mount that is served on *device_fd* and is on no path yet; return an fd of its root.
 
     Its type is fuse.kvfs. The kernel checks permissions itself (default_permissions), so that no
     handler has to.
@@ -89,7 +89,7 @@ def _notify(device_fd: int, code: int, payload: bytes) -> None:
 
 
 def notify_inval_inode(device_fd: int, ino: int) -> None:
-    """Have the attributes of *ino* asked for anew; waits for nobody.
+    """Have the kernel fetch the attributes of *ino* anew; never blocks.
 
     struct fuse_notify_inval_inode_out; an offset below 0 leaves the page cache alone.
     """
@@ -97,23 +97,23 @@ def notify_inval_inode(device_fd: int, ino: int) -> None:
 
 
 def notify_resend(device_fd: int) -> None:
-    """Have all requests sent again that were read and not answered. Since Linux 6.9.
+    """Have the kernel send again all requests that were read and not answered.
 
-    Raises OSError EINVAL before.
+    Raises OSError EINVAL before Linux 6.9.
     """
     _notify(device_fd, NOTIFY_RESEND, b"")
 
 
 def notify_inc_epoch(device_fd: int) -> None:
-    """Have every name looked up again. Raises OSError EINVAL before Linux 6.16."""
+    """Have the kernel look up every name anew. Raises OSError EINVAL before Linux 6.16."""
     _notify(device_fd, NOTIFY_INC_EPOCH, b"")
 
 
 def notify_inval_entry(device_fd: int, parent: int, name: bytes) -> None:
     """Drop a cached name. Blocks while a LOOKUP or CREATE in *parent* is unanswered.
 
-    Who is killed meanwhile is not gone before that is answered, which nobody does any more: the
-    device stays open, and the mount hangs until it is unmounted by force.
+    A server that is killed meanwhile cannot exit before that request is answered, and nobody
+    answers it any more. The device stays open, and the mount hangs until it is unmounted by force.
     """
     head = struct.pack("<QII", parent, len(name), 0)
     _notify(device_fd, NOTIFY_INVAL_ENTRY, head + name + b"\0")

@@ -1,7 +1,7 @@
-"""Our mount in the kernel: unmounted only if it is ours, and whether all files on it were closed.
+"""Our mount in the kernel: unmounts it only if it is ours, and tells if all its files were closed.
 
-A superblock goes with its last mount and its last open file, and the connection with it: what the
-kernel had still to say then (RELEASE) is lost, but there is nobody any more who could write.
+A superblock ends with its last mount and last open file, and the FUSE connection ends with it. A
+RELEASE that the kernel has not sent by then is lost, but nobody is left who could write.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ _log: Final = logging.getLogger(__name__)
 #: Where the control file system, if it is mounted, shows each superblock by its minor number.
 _CONNECTIONS: Final = "/sys/fs/fuse/connections"
 _CONTROL_FS: Final = "fusectl"
-#: The kernel takes it from there right after it has ended the connection.
+#: How long it may still be shown: the kernel removes it right after it has ended the connection.
 _GONE_WAIT_S: Final = 0.5
 _LOOK_S: Final = 0.002
 
 
 def open_abort(minor: str) -> int:
-    """Open the file that ends the connection of the mount with that *minor* number. OSError."""
+    """Open the file that ends the connection of mount number *minor*. Raises OSError."""
     root_fd = mount_detached(_CONTROL_FS, _CONTROL_FS, {}, (), 0, joins=True)
     try:
         return os.open(f"{minor}/abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=root_fd)
@@ -43,12 +43,12 @@ class OwnMount:
         self._number = ""
         self._mounted = False
         self._unused = False
-        #: What is written there ends the connection, nothing after its end (fuse_conn_abort_write
+        #: A write ends the connection, and does nothing once that has ended (fuse_conn_abort_write
         #: in fs/fuse/control.c); -1: the kernel has no such file.
         self.abort_fd = -1
 
     def begun(self) -> None:
-        """It was mounted just now."""
+        """Note that it was mounted just now."""
         self._mounted = True
         with contextlib.suppress(OSError):
             present = kvfs_at(self._mountpoint)
@@ -57,7 +57,7 @@ class OwnMount:
                 self.abort_fd = open_abort(self._minor)
 
     def go_on(self, number: str, abort_fd: int) -> None:
-        """Another server mounted it; *number* and *abort_fd* as that one knew them."""
+        """Note that another server mounted it, as ``major:minor`` *number* with that *abort_fd*."""
         self._mounted, self._number, self.abort_fd = True, number, abort_fd
 
     @property
@@ -71,13 +71,13 @@ class OwnMount:
         return int(self._minor) if self._minor else None
 
     def close(self) -> None:
-        """Nothing is to be ended any more."""
+        """Close ``abort_fd``: the connection need not be ended any more."""
         if self.abort_fd >= 0:
             os.close(self.abort_fd)
             self.abort_fd = -1
 
     def ended(self) -> None:
-        """The connection has ended. Unless by ``unmount``, the mount is gone, or was aborted."""
+        """Note that the connection has ended: by ``unmount``, another's unmount, or an abort."""
         if self._mounted:
             self._mounted = False
             self._unused = self._is_down() and not self._is_listed()
@@ -94,24 +94,24 @@ class OwnMount:
         for lazy in (False, True):
             with contextlib.suppress(OSError):
                 unmount(self._mountpoint, lazy=lazy)
-                # Still there if it is mounted elsewhere, too.
+                # The connection lives on if it is mounted elsewhere, too.
                 self._unused = not lazy and not aborted and self._is_down()
                 return
 
     def cut_off(self) -> None:
-        """End the connection if it lives yet, detached perhaps: nobody answers any more.
+        """End the connection if it still lives, perhaps detached: nobody answers any more.
 
-        Left to the end of this process it waits for the last thread, and that may wait in the
-        kernel for a client who waits for us (mount/fuse/invalidations.py): for ever, both of them.
+        Otherwise it would end with the last thread of this process. That thread may wait in the
+        kernel for a client that waits for us (mount/fuse/invalidations.py): neither would ever end.
         """
         if self.abort_fd >= 0 and not self._is_down():
             with contextlib.suppress(OSError):
                 os.write(self.abort_fd, b"1")
 
     def is_unused(self) -> bool:
-        """Whether all that was open is known to be closed; to be called at the end.
+        """Whether all files on the mount are known to be closed; waits up to 0.5 s to find out.
 
-        Not after an abort or a forced or lazy umount of what was in use.
+        To be called at the end. False after an abort, or a forced or lazy umount while in use.
         """
         shown = os.path.join(_CONNECTIONS, self._minor)
         until_s = time.monotonic() + _GONE_WAIT_S
@@ -131,7 +131,7 @@ class OwnMount:
         return any(events & select.POLLERR for _, events in poll.poll(0))
 
     def _is_listed(self) -> bool:
-        """Whether it may be mounted somewhere yet."""
+        """Whether it may still be mounted somewhere."""
         if not self._number:
             return True
         try:

@@ -1,7 +1,7 @@
 """The two sockets between the channel and libfuse, and the room in them.
 
-Requests and replies cross them whole (SOCK_SEQPACKET), but for READ and WRITE, which never do
-(mount/requests/data.py). The largest carries an extended attribute or a listing, 64 KiB each.
+Each request or reply is one message (SOCK_SEQPACKET). READ and WRITE never pass here
+(mount/requests/data.py), so the largest carries an extended attribute or a listing: 64 KiB.
 """
 
 import socket
@@ -9,21 +9,21 @@ from typing import Final
 
 from kvfs.core.errors import ServeFailed
 
-#: Beyond what any burst of replies takes.
+#: More than any burst of replies takes.
 _WANTED_BYTES: Final = 4 << 20
-#: What the kernel gives of it: twice what was asked for, for its own bookkeeping (socket(7)). A
-#: 64 KiB message in memory, and one small reply of each of pyfuse3's 256 tasks (1,280 bytes in an
-#: sk_buff). net.core.wmem_max has 416 KiB of it where nobody changed that.
+#: The least buffer, as getsockopt(2) tells it: twice what was asked for (socket(7)). It holds a 64
+#: KiB message and one small reply of each of pyfuse3's 256 tasks (1,280 bytes in an sk_buff). The
+#: default of net.core.wmem_max gives 416 KiB.
 ROOM_MIN_BYTES: Final = 384 << 10
 #: socket(7), asm-generic/socket.h: beyond wmem_max, with CAP_NET_ADMIN.
 _SO_SNDBUFFORCE: Final = 32
 
 
 def libfuse_pair(wanted_bytes: int = _WANTED_BYTES) -> tuple[socket.socket, socket.socket]:
-    """Return both ends, neither of which waits.
+    """Return our end and libfuse's, both non-blocking.
 
     Without CAP_NET_ADMIN they have as much of *wanted_bytes* as net.core.wmem_max allows. Raises
-    ServeFailed where that is too little: a message that does not fit is a caller's error.
+    ServeFailed if that is too little: a message that did not fit would fail a caller's request.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):

@@ -2,8 +2,8 @@
 
 At no moment is the path bare, or programs would store in the directory below it, where the next
 mount hides what they stored. A mount is put beneath the dead one, which is then detached. Where the
-kernel cannot (before Linux 6.5), it is put over the dead one. That one cannot go without those on
-it, so it stays until the place is freed.
+kernel cannot (before Linux 6.5), it is put over the dead one. That one cannot be detached without
+the mounts on top of it, so it stays until those go.
 """
 
 import os
@@ -27,9 +27,9 @@ from mount.fuse.kernel_mount import open_abort
 def place(root_fd: int, mountpoint: str) -> None:
     """Put the detached mount with the root *root_fd* at the resolved path *mountpoint*.
 
-    Raises OSError, or MountpointUnusable if a kvfs mount is there that is not known to be dead.
+    Raises OSError, or MountpointUnusable if there is a kvfs mount that is not known to be dead.
     """
-    # If two servers start at once, one of them finds the mount of the other.
+    # Locked, so that of two servers that start at once one finds the mount of the other.
     with locked_directory(RUN_DIRECTORY):
         present = kvfs_at(mountpoint)
         if present is None:
@@ -43,11 +43,11 @@ def place(root_fd: int, mountpoint: str) -> None:
 
 
 def stand_in(dead: DeadMount) -> None:
-    """Put a mount in the place of *dead* that is as dead, and holds nothing of the dead server.
+    """Put an equally dead mount in the place of *dead*, which keeps nothing of the dead server.
 
-    That are the files registered with the kernel, and the device number, which the next mount is
-    to have again. Calls that wait for the killed server end with an error. Fine if *dead* is gone
-    meanwhile; it stays if nothing can be put beneath it. Raises MountpointUnusable.
+    This frees the files that it registered with the kernel, and its device number, which the next
+    mount is to have again. Calls that wait for the killed server end with an error. No error if
+    *dead* is gone meanwhile; it stays if no mount can be put beneath it. Raises MountpointUnusable.
     """
     mountpoint = dead.mount.mountpoint
     pidfd = open_process(dead.held_up_pid)

@@ -32,10 +32,10 @@ class PumpLock:
         self._parked.unpark()
 
     def end(self) -> None:
-        """Let every task have the lock once more, and see that it is over.
+        """Let every task take the lock once more and notice the end.
 
-        pyfuse3's tasks look for the end after each request: the one that holds the lock now may
-        well leave with a last one, and wake nobody.
+        pyfuse3's tasks check for the end after each request only: the one that holds the lock now
+        may leave after a last request and wake no other.
         """
         self._ending = True
         self._parked.unpark_all()

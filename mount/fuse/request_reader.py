@@ -1,8 +1,8 @@
 """The request reader: reads requests, and answers opens and closes of known readers itself.
 
-A load is an open and a close, with milliseconds in between in which the client's bytes drive the
-server's code out of the CPU's caches. So what a load runs through is one short loop, waiting
-included (docs/dev/measuring.md).
+A load is an open and a close, milliseconds apart. In between, the client's data drives the server's
+code out of the CPU caches. So all code that a load runs through is one short loop, waiting included
+(docs/performance.md).
 """
 
 import errno
@@ -28,10 +28,10 @@ from mount.fuse.wire import (
 if TYPE_CHECKING:
     from kvfs.core.types import InodeNo
 
-#: After so many requests or jobs without a pause the other tasks get a turn,
+#: The other tasks get a turn after this many requests or idle jobs without a pause,
 TURN_MESSAGES: Final = 32
-#: and after such a time, waiting included: as often as the tick wants to look at open drafts, which
-#: may take any amount meanwhile (UNWATCHED_BYTES in kvfs/core/headroom.py).
+#: or after this time, waiting included: the tick must look this often at open drafts, which grow
+#: unwatched in between (UNWATCHED_BYTES in kvfs/core/headroom.py).
 TURN_NS: Final = 20_000_000
 #: Requests of one client follow each other within this; trio's own way of waiting costs 30 us a
 #: request more than poll(2). While we wait here other tasks wait too, so it must be short.
@@ -44,8 +44,8 @@ _ASKED_BYTES: Final = 48
 assert _ASKED.size == _ASKED_BYTES == IN_HEADER_BYTES + 8
 _FLAGS_MASK: Final = (1 << 32) - 1
 _OPENED_BYTES: Final = OUT_HEADER_BYTES + OPEN_OUT.size
-#: Names that no file here has (requests/raw.py). The kernel asks for security.capability before a
-#: write, and once more after each answer that told it of attributes.
+#: Prefix of attributes that no file here has (requests/raw.py). The kernel asks for
+#: security.capability before a write, and once more after each answer that told it of attributes.
 _NEVER_SET: Final = b"security."
 _NAME_OFFSET: Final = IN_HEADER_BYTES + GETXATTR_IN.size
 _OPEN: Final = int(Opcode.OPEN)
@@ -54,7 +54,7 @@ _RELEASE: Final = int(Opcode.RELEASE)
 
 
 class _Told(Protocol):
-    """An open that others share."""
+    """An open handle that many opens share."""
 
     @property
     def told(self) -> bytes:
@@ -62,24 +62,24 @@ class _Told(Protocol):
 
 
 class KnownReaders(Protocol):
-    """Whose opens and closes are answered here: readers of blocks that others have open."""
+    """Readers of blocks that are open already: their opens and closes are answered here."""
 
     @property
     def others(self) -> Container[int]:
-        """Threads that belong to no file server, and 0."""
+        """Ids of threads that belong to no file server, and 0."""
 
     @property
     def servers(self) -> Container[int]:
-        """Threads that belong to one; the opens of all other threads are not answered here."""
+        """Ids of threads that belong to one. Opens by all other threads are not answered here."""
 
     def enter(self, ino: "InodeNo", flags: int, request: int, /) -> _Told | None:
-        """One more opens *ino*, by *request*; None if that is not known to be right."""
+        """Count an open of *ino* by *request*; None if that cannot be granted here."""
 
     def enter_served(self, ino: "InodeNo", flags: int, request: int, /) -> _Told | None:
         """Do the same for a file server."""
 
     def leave(self, ino: "InodeNo", fh: int, request: int, /) -> bool:
-        """One of handle *fh* of *ino* closes, by *request*; False if that is not known."""
+        """Count a close of handle *fh* of *ino* by *request*; False if it is not known here."""
 
 
 class RequestReader:
@@ -98,8 +98,8 @@ class RequestReader:
     ) -> None:
         """*counted*: requests by opcode, and those that were answered; *reply* sends an answer.
 
-        The opens and closes of *readers* are answered here, of None nobody's. *idle* does one
-        short piece of work when no request waits; False when there is none.
+        The opens and closes of *readers* are answered here; None: nobody's. *idle* does one short
+        piece of work when no request waits, and returns False if there is none.
         """
         poller = select.poll()
         poller.register(device_fd, select.POLLIN)
@@ -122,11 +122,11 @@ class RequestReader:
         self._idle: Callable[[], bool] | None = idle
 
     def answer_nothing(self) -> None:
-        """Answer nobody any more, and leave no work for idle moments."""
+        """Answer no request here any more, and do no idle work."""
         self._readers = self._idle = None
 
     def begin_turn(self) -> None:
-        """Have a turn, after the other tasks had theirs."""
+        """Begin a turn, after the other tasks had theirs."""
         self.left = TURN_MESSAGES
         self._turn_ends_ns = self._clock_ns() + TURN_NS
 
@@ -140,14 +140,14 @@ class RequestReader:
         nodeid: InodeNo
         while self.left > 0:
             self.left -= 1
-            # poll(2) first: to find nothing by readv(2) would be an exception for every request.
+            # poll(2) first: a readv(2) that finds nothing would raise an exception each time.
             if not poll(0):
                 if idle is not None and idle():
                     continue
                 if not (may_wait and self._wait(self._last_code, _POLL_MS)):
                     return 0
                 if self._clock_ns() >= self._turn_ends_ns:
-                    self.left = 0  # with the one that came
+                    self.left = 0  # this request is the turn's last
             size_bytes = os.readv(self._device_fd, self._buffers)
             code, unique, nodeid, tid, argument = _ASKED.unpack_from(buffer)
             self._last_code = code if code < OPCODES else 0
@@ -169,7 +169,7 @@ class RequestReader:
                 elif code == _GETXATTR and buffer.startswith(_NEVER_SET, _NAME_OFFSET):
                     answer = error_reply(unique, errno.ENODATA)
             except Exception:
-                # It fails again where the channel answers errors; the mount must go on.
+                # It fails again in the channel, which answers with the error; the mount must go on.
                 return size_bytes
             if answer is None:
                 return size_bytes

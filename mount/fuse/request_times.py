@@ -1,7 +1,7 @@
 """How long requests take in the server, from the read to the answer, by kind; a sample of them.
 
-To look at the clock twice for each would cost as much as some requests; one in a few says the
-same. What request_reader.py answers itself is not timed: it takes some microseconds.
+Reading the clock twice for each would cost as much as some requests do; a sample tells the same.
+What request_reader.py answers itself is not timed: it takes some microseconds.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from typing import Final
 
 from kvfs.core.latency import Latency
 
-#: One request of a kind in so many is timed. A prime, so that it falls into no step with a client
-#: whose every second, fourth or tenth request is another one.
+#: One in this many requests of a kind is timed. A prime, so that it does not fall into step with a
+#: client whose every second, fourth or tenth request is different.
 TIMED_OF: Final = 61
 #: Timed requests without an answer yet; more are not timed.
 _RUNNING_MAX: Final = 1024

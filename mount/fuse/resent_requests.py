@@ -1,10 +1,10 @@
-"""What a server reads first that takes a mount over: the INIT of the mount, and resent requests.
+"""What a server that takes over a mount reads first: the mount's INIT, and resent requests.
 
 The kernel sent INIT once. It is replayed to libfuse, and libfuse's answer stays here. Then
 FUSE_NOTIFY_RESEND (Linux 6.9) has the kernel send again what the last server had read and not
 answered. These requests come in any order, so all are read before the first is handed on. They have
-bit 63 of their number set, and the answers must have it, too. Of requests that were done already
-the answer is given here.
+bit 63 of their number set, and the answers must have it, too. Requests that were carried out
+already are answered here.
 """
 
 import errno
@@ -24,9 +24,9 @@ _READ_ANEW: Final = frozenset({errno.ENOENT, errno.EINTR})
 
 
 class ResentRequests:
-    """In place of the request reader, until all of them are handed on."""
+    """Stands in for the request reader until all resent requests are handed on."""
 
-    #: As of the reader: it goes on until it has no more.
+    #: As the reader's; never 0, so that the reading goes on to the last of them.
     left = 1
 
     def __init__(
@@ -38,7 +38,7 @@ class ResentRequests:
         reply: Callable[[bytes], None],
         go_on: "Callable[[], RequestReader]",
     ) -> None:
-        """*answer* returns the answer to a request that was done; *go_on* the usual reader."""
+        """*answer* returns the answer to a request that was done, or None; *go_on* the reader."""
         self._device_fd: Final = device_fd
         self._buffer: Final = buffer
         self._init: bytes | None = init_request
@@ -48,11 +48,11 @@ class ResentRequests:
         self._resent: deque[bytes] | None = None
 
     def begin_turn(self) -> None:
-        """Have a turn; the first requests are read in one."""
+        """Begin a turn; it takes all resent requests."""
         self.left = 1
 
     def answer_nothing(self) -> None:
-        """Nobody is answered by the usual reader any more."""
+        """Go on with the usual reader, which answers nothing from now on."""
         self._go_on().answer_nothing()
 
     def next(self, *, may_wait: bool) -> int:
@@ -76,7 +76,7 @@ class ResentRequests:
         return len(message)
 
     def _read(self) -> list[bytes]:
-        """Have the kernel resend, and read all there is, oldest first. Raises OSError."""
+        """Have the kernel resend; return all requests that come, oldest first. Raises OSError."""
         kernel.notify_resend(self._device_fd)
         found: list[bytes] = []
         while True:

@@ -65,7 +65,7 @@ class Opcode(IntEnum):
     COPY_FILE_RANGE_64 = 53
 
 
-#: Codes are counted below this; later ones as 0.
+#: Opcodes below this have a counter each; all others are counted as 0.
 OPCODES: Final = 64
 
 #: struct fuse_in_header: len, opcode, unique, nodeid, uid, gid, pid, total_extlen, padding.
