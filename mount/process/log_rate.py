@@ -1,4 +1,4 @@
-"""At most so many log lines a minute of one kind, then one line that says how many were left out.
+"""Limits the log lines per minute of each kind; then one line says how many were left out.
 
 A kind is a logger and its format string, so that a storm of one error with changing numbers is
 one kind.

@@ -17,7 +17,7 @@ from mount.supervisor.last_lines import SYSLOG_SOCKET
 
 _LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _BARE: Final = "%(name)s: %(message)s"
-#: Above the socket's send buffer nothing is sent at all.
+#: A line larger than the socket's send buffer would not be sent at all.
 _DATAGRAM_MAX_BYTES: Final = 32 * 1024
 
 

@@ -1,8 +1,8 @@
 """What one server of a mount leaves to the next: the supervisor holds it in between.
 
-It is the open /dev/fuse, the pool with its claims, and four tables in shared memory: handles,
-journal, notes, what is not durable. The kernel goes on with the mount, so the next server does not
-mount, and the last thing that is held is ``fuse``: without it nobody can go on.
+These are the open /dev/fuse, the pool with its claims, and four tables in shared memory: handles,
+journal, notes, and what is not durable. The kernel keeps the mount, so the next server does not
+mount. ``fuse`` is handed to the supervisor last: no server takes over without it.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class Succession(NamedTuple):
 
     @property
     def notes(self) -> Notes:
-        """What is noted in words."""
+        """The table of notes."""
         return self.outliving.notes
 
     @property
@@ -50,7 +50,7 @@ class Succession(NamedTuple):
 
 
 def begin(held: HeldFiles, settings: Settings) -> tuple[Succession, Device]:
-    """Take over what the last server left, or open the pool as a first one. Raises CommandError."""
+    """Take over what the last server left, or else open the pool. Raises CommandError."""
     if held.given:
         of = _take_over(held, settings)
         assert of.device is not None, "it was left"
@@ -69,7 +69,7 @@ def begin(held: HeldFiles, settings: Settings) -> tuple[Succession, Device]:
 
 
 def _begin(settings: Settings) -> Succession:
-    """Make what a first server leaves to others. Raises OSError."""
+    """Make the tables that a first server will leave to the next. Raises OSError."""
     handles_fd = os.memfd_create("kvfs-handles", os.MFD_CLOEXEC)
     outliving = Outliving.fresh(undurable_rows_max(settings))
     return Succession(outliving, handles_fd, -1, -1, None)
@@ -96,8 +96,8 @@ def _outliving(held: HeldFiles, settings: Settings) -> Outliving:
     """Return what the last server left in memory. Raises FormatUnknown.
 
     Another version may have no table of what is not durable, or one of another layout. An empty one
-    takes its place: a search of the index fills it, and who waits for all to be durable waits for
-    that (engine/durability/durable_pass.py).
+    takes its place: a search of the index fills it, and whatever waits for all to be durable waits
+    for that search (engine/durability/durable_pass.py).
     """
     given, rows_max = held.given, undurable_rows_max(settings)
     if _UNDURABLE in given:
@@ -110,7 +110,7 @@ def _outliving(held: HeldFiles, settings: Settings) -> Outliving:
 
 
 def leave(held: HeldFiles, of: Succession, device: Device, fuse_fd: int) -> None:
-    """Let the supervisor hold what the next server needs."""
+    """Give the supervisor what the next server needs."""
     of.notes.put(_DEVICE_NOTE, noted_device(device))
     for number, fd in enumerate(device.held_fds):
         held.hold(f"{_CLAIM}{number}", fd)

@@ -1,6 +1,6 @@
-"""The process of which a mount's servers are forked: it imports once all that a server may need.
+"""The process that a mount's servers are forked from: it imports once all that a server may need.
 
-So a server begins in a few milliseconds, and with the modules that the one before had, whatever was
+So a server starts in a few milliseconds, and with the same modules as the one before, whatever was
 installed meanwhile. The template itself serves nothing: it has no event loop, no thread and no file
 of the pool, so what a server inherits is what a new interpreter would have after the same imports.
 """
@@ -23,7 +23,7 @@ _NAME: Final = "kvfs-template"
 
 
 class Forked(NamedTuple):
-    """What a server was given with its life; both are its own to close."""
+    """The descriptors that a forked server was given; it must close both."""
 
     link_fd: int
     ready_fd: int | None
@@ -33,15 +33,15 @@ class Forked(NamedTuple):
 def fork_servers(
     fd: int, import_all: Callable[[], None], why_not: Callable[[Mapping[str, int]], str]
 ) -> Forked:
-    """Be a template, told by the supervisor at the descriptor *fd*; return in each server.
+    """Run as a template, on orders that the supervisor sends to *fd*; return in each forked server.
 
-    *why_not* is told the formats of a server that serves, and returns why those of this version
-    cannot follow it, or "". Raises SupervisorGone in the template, at its end.
+    *why_not* is given the formats of the serving server, and returns why a server of this version
+    cannot take over from it, or "". In the template, raises SupervisorGone when that has gone.
     """
     end = socket.socket(fileno=fd)
     end.set_inheritable(False)
     name = _take_name(_NAME)
-    with contextlib.suppress(Exception):  # *why_not* fails alike, and a server, who can report it
+    with contextlib.suppress(Exception):  # *why_not* and servers will fail likewise, and report it
         import_all()
     gc.collect()
     gc.freeze()  # a collection in a server does not write to the pages that it shares with us
@@ -66,15 +66,15 @@ def fork_servers(
 
 
 def _fork_away() -> int:
-    """Fork a process that is not our child; return its number, -1 if that failed, and 0 in it.
+    """Fork a process that is not our child; return its pid, -1 on failure, and 0 in that process.
 
-    It is a child of the supervisor, to which the kernel gives the children of who has ended
-    (PR_SET_CHILD_SUBREAPER of prctl(2)): the one between us and it has when we return.
+    A process in between forks it and ends before this returns, so the kernel makes it a child of
+    the supervisor (PR_SET_CHILD_SUBREAPER of prctl(2)).
     """
     reading, writing = os.pipe()
     try:
         between = os.fork()
-    except OSError:  # no memory, or no number: the supervisor tries again
+    except OSError:  # no memory, or no pid left: the supervisor tries again
         os.close(reading)
         os.close(writing)
         return -1
@@ -92,7 +92,7 @@ def _fork_away() -> int:
     os.waitpid(between, 0)
     os.close(writing)
     try:
-        # The server has the other end, too: who was between us has written before it ended.
+        # One read, because the server may still have the write end. The pid is there already.
         return int(os.read(reading, _PID_BYTES) or -1)
     finally:
         os.close(reading)
@@ -110,7 +110,7 @@ def _take_name(name: str) -> str:
 def _tree() -> str:
     """Return a digest of the files that were imported: their paths, sizes and times.
 
-    Not of their inode numbers: a package that is installed again has the same files.
+    Inode numbers do not count: the same package, installed again, counts as the same files.
     """
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     digest = hashlib.blake2b(sys.executable.encode(), digest_size=16)
