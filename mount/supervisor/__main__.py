@@ -1,10 +1,10 @@
 """``python -I -S mount/supervisor READY_FD INSTALLED PROGRAM... -- ARGUMENTS...``: a supervisor.
 
-PROGRAM and ARGUMENTS are the command line of what forks its servers (mount/process/template.py),
-INSTALLED is a program of an upgrade ("": PROGRAM), and READY_FD where the first start says how it
-went (-1: nowhere).
+PROGRAM and ARGUMENTS are the command line of the process that its servers are forked from
+(mount/process/template.py). INSTALLED is the program that an upgrade runs ("": PROGRAM). READY_FD
+is where the first start reports its result (-1: nowhere).
 
-Run as a file, by an interpreter that looks for no installed packages: it is small, and stays so.
+Run as a file, by an interpreter that looks for no installed packages, to stay small.
 """
 
 import os
@@ -37,9 +37,9 @@ def main() -> int:
 
 
 def _end_as(status: int) -> int:
-    """Return the exit code that tells of a server's wait *status*, or die of what it died of.
+    """Return the exit code for a server's wait *status*, or die by the signal it died by.
 
-    To systemd the end by one of these signals is no failure.
+    Only by a signal of HANDED_ON: to systemd an end by one of these is no failure.
     """
     if not os.WIFSIGNALED(status):
         return os.waitstatus_to_exitcode(status)

@@ -1,7 +1,8 @@
-"""How a server comes about: it is forked of a template of the version that serves.
+"""How a server is started: it is forked from a template of the version that serves.
 
-If that has died another one is started of the same files. If they have changed since, a package was
-installed: its servers may go on only where nothing else can, and are asked first, as in an upgrade.
+If that template has died, another one is started from the same files. If the files have changed, a
+package was installed. Then the new version takes over only where nothing else can, and its template
+is asked first whether it can, as in an upgrade.
 """
 
 import contextlib
@@ -13,13 +14,13 @@ from mount.supervisor.last_lines import ServersLog, release_terminal
 from mount.supervisor.server import Server
 from mount.supervisor.templates import Program, Template
 
-#: After a template that has died or hangs, the first time at once.
+#: Time between attempts to replace a template that died or hangs; the first is made at once.
 _NEXT_AFTER_S: Final = 60.0
 _CHANGED: Final = "the files of the version that served have changed"
 
 
 class NoServer(Exception):
-    """None came about. *status* is the wait status of its template, if that has died."""
+    """No server was started. *status* is the wait status of its template, if that has died."""
 
     def __init__(self, why: str, status: int | None = None, *, is_final: bool = False) -> None:
         super().__init__(why)
@@ -29,11 +30,12 @@ class NoServer(Exception):
 
 
 class Births:
-    """Those of one mount."""
+    """Starts the servers of one mount."""
 
     def __init__(self, program: Program, log: ServersLog, ready_fd: int) -> None:
-        """*program* starts a template. The first server says at *ready_fd* (-1: nowhere) how its
-        start went.
+        """*program* starts templates.
+
+        The first server reports at *ready_fd* (-1: nowhere) how its start went.
         """
         self.program = program
         self.template: Template | None = None
@@ -42,26 +44,26 @@ class Births:
         self._log = log
         self._own_group = ready_fd < 0
         self._ready_fd = ready_fd
-        #: What the template of the version that serves has imported, and what that version uses.
+        #: Of the version that serves: the digest of its template's files, and its formats.
         self._tree, self._formats = "", dict[str, int]()
-        #: The template of which a server is forked now.
+        #: The template that a server is being forked from, if one is.
         self._parent: Template | None = None
-        #: When the next template is started if ours has died.
+        #: When the next template may be started if ours has died.
         self._due_s = 0.0
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a server was asked for, which is not there yet."""
+        """Whether a server was asked for and is not there yet."""
         return self._parent is not None
 
     def begin(self, follower: Template | None) -> None:
-        """Have a server forked by *follower*, of an upgrade, or by ours. Raises OSError."""
+        """Have a server forked by *follower*, an upgrade's template, or by ours. Raises OSError."""
         if follower is None and self.template is None:
             self.template = self.program.start(own_group=self._own_group)
         self._parent = follower or self.template
 
     def look(self, now_s: float) -> Server | None:
-        """Take the next step: import, ask, fork. Return the server once it is there.
+        """Take the next step (import, ask, fork); return the server once it is there, else None.
 
         Raises NoServer.
         """
@@ -81,7 +83,7 @@ class Births:
         return None
 
     def _step(self, parent: Template) -> None:
-        """Let *parent*, which has imported all, fork a server if that may serve."""
+        """Have *parent*, which has imported all, fork a server if its version may serve."""
         if not self._is_other(parent):
             self._fork(parent)
         elif parent.can:
@@ -96,23 +98,23 @@ class Births:
             raise NoServer(f"{told}: {parent.why_not}", is_final=True)
 
     def _is_other(self, template: Template) -> bool:
-        """Whether its servers are not like those before, and nobody has asked for that."""
+        """Whether its servers would be of another version though no upgrade asked for that."""
         return template is self.template and self._tree not in ("", template.tree)
 
     def _fork(self, parent: Template) -> None:
         parent.fork(self._ready_fd)
-        if self._ready_fd >= 0:  # its end is to be seen
+        if self._ready_fd >= 0:  # so that its reader sees when the server closes it
             os.close(self._ready_fd)
             self._ready_fd = -1
 
     def serves(self, formats: Mapping[str, int]) -> None:
-        """A server of our template serves, and uses *formats*: those after it are of its kind."""
+        """Note that a server of our template serves and uses *formats*; the next must match it."""
         self._formats, self.next_server = dict(formats), ""
         if self.template is not None:
             self._tree = self.template.tree
 
     def release_terminal(self) -> None:
-        """Let the terminal go that the mount was started from, if it was."""
+        """Release the terminal that the mount was started from, if there was one."""
         if not self._own_group:
             release_terminal()
             if self.template is not None:
@@ -124,7 +126,7 @@ class Births:
         self.program, self.template = program, template
 
     def keep_template(self, now_s: float) -> bool:
-        """Have another one if ours has died, as long as its files are there.
+        """Start another template if ours has died, as long as its files are unchanged.
 
         Returns whether ``next_server`` has changed.
         """
@@ -148,7 +150,7 @@ class Births:
         return False
 
     def lose_template(self) -> None:
-        """End ours, if we have one."""
+        """End our template, if we have one."""
         if self.template is not None:
             self.template.end()
         self.template = None

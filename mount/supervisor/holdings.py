@@ -1,7 +1,7 @@
 """What the supervisor holds: open files by name, in systemd's store as well, and three figures.
 
-Of what the files mean it knows two things: without ``fuse`` no other server can go on, and what is
-written to ``abort`` ends all calls on the mount.
+It knows the meaning of two of the files only: without ``fuse`` no server can take over, and a write
+to ``abort`` ends all calls on the mount.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class Holdings:
         return _FUSE in self.files
 
     def hold(self, name: str, fd: int) -> None:
-        """Hold *fd* as *name*, in place of what was held as that."""
+        """Hold *fd* as *name*; a file that was held under that name is closed."""
         before = self.files.get(name)
         self.files[name] = fd
         if before is not None:
@@ -60,14 +60,14 @@ class Holdings:
         self._systemd.remove(_COUNTS)
 
     def end_calls(self) -> None:
-        """Let all calls on the mount end with an error, and close everything."""
+        """Make all calls on the mount end with an error, and close everything."""
         with contextlib.suppress(OSError):
             if _ABORT in self.files:
                 os.write(self.files[_ABORT], b"1")
         self.drop_all()
 
     def note_counts(self) -> None:
-        """Let the counts outlive us."""
+        """Save the counts for a supervisor after us."""
         with contextlib.suppress(OSError):
             text = json.dumps(self.counts).encode()
             os.ftruncate(self._counts_fd, 0)

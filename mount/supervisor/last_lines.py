@@ -1,6 +1,6 @@
-"""What a supervisor has to say, in its server's log: it says it when there is no server.
+"""Writes a supervisor's messages to its server's log, as there may be no server to do it.
 
-The form is that of mount/process/logs.py, whose parts are too large for this process.
+The format is that of mount/process/logs.py, whose imports are too large for this process.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ class ServersLog:
     def is_at(self, place: str, name: str, dead_path: str) -> None:
         """Write to *place* from now on: stderr, syslog, nowhere, or a file; for the pool *name*.
 
-        *dead_path* is a file for the last line of all, which ``kvfs status`` shows.
+        *dead_path* is the file for the very last line (``leave``), which ``kvfs status`` shows.
         """
         self._place, self._name, self._dead_path = place, name, dead_path
 
     def leave(self, why: str) -> None:
-        """Leave *why* for whoever asks when we are gone: no server can be had. Never raises."""
+        """Write *why* no server can be started any more, for ``kvfs status``. Never raises."""
         with contextlib.suppress(OSError):
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
             fd = os.open(self._dead_path, flags, 0o644)
@@ -44,12 +44,12 @@ class ServersLog:
                 os.close(fd)
 
     def serves(self) -> None:
-        """Remove what an earlier one has left there."""
+        """Remove what an earlier supervisor left there."""
         with contextlib.suppress(OSError):
             os.unlink(self._dead_path)
 
     def say(self, level: str, line: str) -> None:
-        """Write one line. Never raises, and waits for nobody."""
+        """Write one line. Never raises, and never blocks."""
         line = line.encode("ascii", "backslashreplace").decode().replace("\n", "\\n")
         try:
             if self._place == "syslog":
@@ -69,7 +69,7 @@ class ServersLog:
             channel.sendto(told.encode(), SYSLOG_SOCKET)
 
     def _to_file(self, line: str) -> None:
-        # Opened anew: logrotate may have moved it.
+        # Opened for each line: logrotate may have moved it.
         fd = os.open(self._place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(fd, line.encode())
@@ -78,7 +78,7 @@ class ServersLog:
 
 
 def back_again(arguments: Sequence[str]) -> str:
-    """Return how a mount is brought back whose server had these *arguments* of ``kvfs``."""
+    """Return a clause: how to bring a mount back whose server had these ``kvfs`` *arguments*."""
     words, place = list(arguments), ""
     if "--started-in" in words:
         at = words.index("--started-in")
@@ -95,7 +95,7 @@ def _now() -> str:
 
 
 def release_terminal() -> None:
-    """Let the terminal go that the mount was started from."""
+    """Release the terminal that the mount was started from."""
     sys.stderr.flush()
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 2)

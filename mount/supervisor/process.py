@@ -1,7 +1,7 @@
-"""The supervisor of one mount: it has a server forked, holds its open files, and has the next one.
+"""The supervisor of one mount: it has servers forked, one after the other, and holds their files.
 
-It never touches the mount, so nothing that happens there can hold it up. What it holds is what the
-servers gave it (kvfs/machine/held_files.py).
+It never touches the mount, so nothing that happens there can hold it up. The files it holds are
+those that the servers gave it (kvfs/machine/held_files.py).
 """
 
 import contextlib
@@ -29,39 +29,38 @@ from mount.supervisor.systemd import Systemd
 from mount.supervisor.templates import Program, Template
 from mount.supervisor.upgrades import Upgrades
 
-#: A server that starts, and says nothing for so long, hangs. Of an upgrade: callers wait for it.
+#: A starting server that is silent for this long hangs. Less in an upgrade, while callers wait.
 _SILENT_MAX_S: Final = 15.0
 _UPGRADE_SILENT_MAX_S: Final = 5.0
-#: From SIGABRT, at which a server that hangs says where, to SIGKILL.
+#: From SIGABRT, which makes a hung server log where it hangs, to SIGKILL.
 _ABORTING_MAX_S: Final = 10.0
-#: A server that died sooner after it was ready answered hardly anybody: the pause goes on.
+#: A server that dies sooner after it was ready has hardly served: the pause counts as one.
 _ANSWERS_S: Final = 0.25
 #: How long a dead server's last thread is waited for, once all calls have ended.
 _REAP_WAIT_S: Final = 10.0
-#: How often is looked for the end of a server's main thread, which no event tells of. Mostly all
-#: threads end at once, of which one does.
+#: How often to check if a server's main thread has ended, for which there is no event. Mostly all
+#: threads end together; for that there is one.
 _LOOK_S: Final = 0.25
-#: kvfs.core.errors.ServeFailed, whose module is large.
+#: The exit code of kvfs.core.errors.ServeFailed, a module too large to import here.
 _SERVE_FAILED: Final = 12
 _NEVER_S: Final = float("inf")
 _DEAD: Final = "the mount is dead, and calls on it have ended with an error"
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
-#: What a server gets that comes to us.
+#: Signals that we hand on to the server.
 HANDED_ON: Final = (*_STOPS, signal.SIGHUP)
-#: Another installed version follows; if there is none, the settings are read again.
+#: Upgrades to the installed version; if that one serves, it reads its settings again.
 _UPGRADES: Final = signal.SIGUSR2
 
 
 class Supervisor:
-    """One mount's."""
+    """The supervisor of one mount."""
 
     def __init__(
         self, program: Program, installed: Program, systemd: Systemd, ready_fd: int
     ) -> None:
-        """*program* starts the template of servers; the first of these says at *ready_fd* (-1:
-        nowhere) how its start went.
+        """*program* starts templates; *installed* is the program that SIGUSR2 upgrades to.
 
-        *installed* is what SIGUSR2 asks for.
+        The first server reports at *ready_fd* (-1: nowhere) how its start went.
         """
         self._installed = installed
         self._systemd = systemd
@@ -112,7 +111,7 @@ class Supervisor:
         return [*templates] if self._server is None else [self._server, *templates]
 
     def _start(self) -> None:
-        """Have a server forked: that of the upgrade, or one like that which served."""
+        """Have a server forked: of the upgrade's version, or else of the one that served."""
         self._restarts.started()
         follower = self._upgrades.follower
         try:
@@ -122,10 +121,10 @@ class Supervisor:
             self._log.say("ERROR", self._why)
             self._try_again(_SERVE_FAILED << 8)
         else:
-            self._await_birth(time.monotonic())  # a template that waits is told at once
+            self._await_birth(time.monotonic())  # a template that is ready is told at once
 
     def _await_birth(self, now_s: float) -> None:
-        """Let the server that is awaited begin once it is there."""
+        """Have the awaited server begin, once it is there."""
         try:
             server = self._births.look(now_s)
         except NoServer as none:
@@ -173,7 +172,7 @@ class Supervisor:
             self._watch(server, time.monotonic())
 
     def _next_s(self, now_s: float) -> float:
-        """Return when there is something to do, if nothing happens before."""
+        """Return the time (monotonic) of the next thing to do, if nothing happens before."""
         times = [self._kill_s, now_s + _LOOK_S]
         if self._systemd.watchdog_s:
             times.append(self._said_alive_s + self._systemd.alive_every_s)
@@ -182,7 +181,7 @@ class Supervisor:
         return min(times)
 
     def _silent_max_s(self, server: Server) -> float | None:
-        """Return how long *server* may say nothing; None: for ever."""
+        """Return for how many seconds *server* may be silent; None: for ever."""
         if server.is_ready:
             return self._systemd.watchdog_s or server.silent_max_s or None
         if self._upgrades.follower is not None:
@@ -225,7 +224,7 @@ class Supervisor:
                 self._exit_status = number
         if server is not None and (server.is_ready or not self._served):
             server.signal(number)
-        # Else a server comes, and is told then.
+        # Otherwise a server is starting: a stop is handed on once that is ready.
 
     def _take(self, server: Server, message: Message) -> None:
         said, fds = message
@@ -257,7 +256,7 @@ class Supervisor:
             os.close(fd)
 
     def _tell_progress(self, progress: Mapping[str, Any]) -> None:
-        """Let systemd wait on while a server comes on in a long start."""
+        """Have systemd wait longer while a server makes progress in a long start."""
         if "of" in progress:
             self._systemd.notify(
                 f"STATUS=rebuilding the index: {progress['done']} of {progress['of']} files",
@@ -288,7 +287,7 @@ class Supervisor:
             server.signal(self._stopping)
 
     def _be_spared_as(self, server: Server) -> None:
-        """Let the killer of processes that need memory spare us as it spares *server*."""
+        """Give us and our templates the OOM killer's score adjustment of *server*."""
         with contextlib.suppress(OSError):
             with open(f"/proc/{server.pid}/oom_score_adj", "rb") as theirs:
                 score = theirs.read()
@@ -297,9 +296,9 @@ class Supervisor:
                     ours.write(score)
 
     def _look_at_templates(self, now_s: float) -> None:
-        """Do what is due for those of which servers are forked."""
+        """Do what is due for the templates, and reap others that ended."""
         if self._births.is_awaited:
-            # The number of one that was forked just now is not known: it is no stranger.
+            # No reaping: the pid of a server that was forked just now is not known yet.
             self._await_birth(now_s)
             return
         server = self._server
@@ -331,18 +330,18 @@ class Supervisor:
                 self._log.say("ERROR", f"server {server.pid} {ended_how(status)}: {_DEAD}")
             self._exit_status = _SERVE_FAILED << 8 if status is None else status
         elif server.replaced:
-            self._died_s = self._start_s = time.monotonic()  # by us
+            self._died_s = self._start_s = time.monotonic()  # we ended it
             self._restarts.replaced()
         else:
             self._go_on(server, status)
         server.close()
 
     def _go_on(self, server: Server, status: int | None) -> None:
-        """Have another server in place of one that died by itself."""
+        """Note the death of a server that died by itself, and try another one."""
         self._upgrades.has_failed()
         now_s = time.monotonic()
         if not self._died_s or (server.is_ready and now_s - server.ready_s >= _ANSWERS_S):
-            # Callers of one that hung wait since it said its last word.
+            # Callers of one that hung have waited since its last message.
             self._died_s = server.quiet_since_s if server.killed else now_s
         self._why = server.fatal or f"it {ended_how(status)}"
         self._log.say("ERROR", f"server {server.pid}: {self._why}: starting it again")
@@ -352,7 +351,7 @@ class Supervisor:
         self._try_again(status, by_sigkill=was_sigkill(status) and not own_fault)
 
     def _try_again(self, status: int | None, *, by_sigkill: bool = False) -> None:
-        """Start a server soon; or give up, as what the last one's wait *status* says."""
+        """Start a server soon; or give up, and exit as the last one's wait *status* says."""
         now_s = time.monotonic()
         pause_s = self._restarts.died(now_s, by_sigkill=by_sigkill) if self._served else None
         if pause_s is None:

@@ -1,26 +1,27 @@
-"""When a server that has died is started again, and when no more. Values only: time is an argument.
+"""When a dead server is started again, and when to give up. Values only: time is an argument.
 
-Callers wait meanwhile, so the first try is at once. What is in vain is known by attempts, not by
-time: a start takes long on a machine that is loaded, and that tells nothing.
+Callers wait meanwhile, so the first try is at once. The number of tries decides when to give up,
+not the time: a start may just be slow because the machine is loaded.
 """
 
 from typing import Final, NamedTuple
 
-#: A server that was ready and died sooner has perhaps died of a request: it comes again, first.
+#: A server that was ready and died sooner was perhaps killed by a request. The kernel sends that
+#: one again, first.
 SHORT_LIFE_S: Final = 0.125
 FIRST_PAUSE_S: Final = 0.1
 
 
 class Row(NamedTuple):
-    """How many deaths of one kind in a row are borne, and what pause follows each."""
+    """How many deaths of one kind in a row are tolerated, and the pause after each."""
 
     deaths_max: int
     at_once: int
-    """So many are excused; the pauses double from then on."""
+    """The first deaths, without a pause; after those the pauses double."""
     pause_max_s: float
 
     def pause_s(self, deaths: int) -> float | None:
-        """Return how long to wait after so many deaths in a row; None: it is no use."""
+        """Return the seconds to wait after *deaths* in a row; None: give up."""
         if deaths >= self.deaths_max:
             return None
         if deaths <= self.at_once:
@@ -30,10 +31,10 @@ class Row(NamedTuple):
 
 #: A start that fails by itself fails again: it is the same start on the same index.
 FAILED_STARTS: Final = Row(deaths_max=5, at_once=0, pause_max_s=2.0)
-#: Each of the last ones waits longer for the request that kills it.
+#: With growing pauses, as the same request may kill each of them.
 SHORT_LIVES: Final = Row(deaths_max=10, at_once=3, pause_max_s=2.0)
-#: SIGKILL comes from outside: somebody who kills servers fast, or a want of memory that passes.
-#: Together some 45 s.
+#: SIGKILL comes from outside: from somebody who kills servers in a loop, or for a passing lack of
+#: memory. All pauses together are some 45 s.
 KILLED: Final = Row(deaths_max=12, at_once=1, pause_max_s=10.0)
 
 
@@ -50,20 +51,20 @@ class Restarts:
         return self._failed_starts + self._short_lives + self._killed
 
     def started(self) -> None:
-        """A server starts."""
+        """Note that a server starts."""
         self._ready_s = None
 
     def ready(self, now_s: float) -> None:
-        """It serves."""
+        """Note that it serves."""
         self._failed_starts = 0
         self._ready_s = now_s
 
     def replaced(self) -> None:
-        """It was ended for another one, which starts now: that is no death."""
+        """Note that it was ended for another one, which starts now: that is no death."""
         self._failed_starts = self._killed = 0
 
     def died(self, now_s: float, *, by_sigkill: bool) -> float | None:
-        """Return how long to wait before the next start; None: it is no use."""
+        """Return the seconds to wait before the next start; None: give up."""
         if self._ready_s is not None and now_s - self._ready_s >= SHORT_LIFE_S:
             self._failed_starts = self._short_lives = self._killed = 0
             return 0.0

@@ -1,4 +1,4 @@
-"""One server process, as its supervisor sees it: heard, told, and known to be dead."""
+"""One server process, as its supervisor sees it: its messages, and whether it has died."""
 
 import contextlib
 import os
@@ -14,8 +14,8 @@ from kvfs.machine.process_ends import has_exited
 
 #: How often a process that should have ended is looked at.
 _REAP_LOOK_S: Final = 0.005
-#: Of the time between two looks, so much counts as silence. If more has passed, we were held up
-#: ourselves (a container that was paused), and perhaps the server with us.
+#: At most this much of the time between two looks counts as silence. If more has passed, we were
+#: held up ourselves (a paused container), and perhaps the server, too.
 _LOOK_MAX_S: Final = 1.0
 
 
@@ -23,7 +23,7 @@ class Linked:
     """A child process and the link to it."""
 
     def __init__(self, pid: int, link: socket.socket) -> None:
-        """Take over *link*, whose other end *pid* has. It is a child that nobody has reaped."""
+        """Take over *link*, whose other end *pid* has, a child that is not reaped yet."""
         self.pid = pid
         self.link = link
         self.link.setblocking(False)
@@ -33,7 +33,7 @@ class Linked:
         """Readable when the last of its threads has ended."""
 
     def messages(self) -> list[Message]:
-        """Return what it has said since, without waiting."""
+        """Return its messages since the last call, without waiting."""
         came: list[Message] = []
         with contextlib.suppress(BlockingIOError):
             while not self.hung_up:
@@ -49,16 +49,16 @@ class Linked:
         return send(self.link, said)
 
     def has_died(self) -> bool:
-        """Whether its main thread has ended, though the kernel may hold up others of it yet.
+        """Whether its main thread has ended; the kernel may still hold up others.
 
-        No event tells of that (PIDFD_THREAD did, from Linux 6.9 to 6.14): /proc does.
+        No event tells of that (PIDFD_THREAD did, from Linux 6.9 to 6.14), so /proc is read.
         """
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(0)) or has_exited(self.pid)
 
     def signal(self, number: int) -> None:
-        """Send it a signal; fine if it is gone, and perhaps its number another's."""
+        """Send it a signal. Nothing happens if it is gone, even if its pid is in use again."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
@@ -67,12 +67,12 @@ class Linked:
         self.signal(signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill it, and let go of it: it is not needed."""
+        """Kill it, and ``close``: it is not needed."""
         self.kill()
         self.close()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the link and the pidfd."""
         self.link.close()
         os.close(self.pidfd)
 
@@ -87,7 +87,7 @@ class Server(Linked):
         """For how long it has said nothing."""
         self._looked_s = time.monotonic()
         self.silent_max_s = 0.0
-        """And for how long it may, as it says when it is ready; 0: for ever."""
+        """For how long it may be silent, as it says when it is ready; 0: for ever."""
         self.is_ready = False
         self.ended = False
         """Whether it has said that the mount is gone."""
@@ -96,21 +96,21 @@ class Server(Linked):
         self.killed = False
         """Whether it was ended because it hangs."""
         self.quiet_since_s = 0.0
-        """And since when it had said nothing."""
+        """If it hung: since when it had said nothing (monotonic)."""
         self.ready_s = 0.0
         """When it was ready."""
         self.fatal = ""
         """Why it cannot serve, as it says."""
         self.version = ""
         self.formats: dict[str, int] = {}
-        """What it uses, as it says when it is ready; and its version."""
+        """Its formats; it tells version and formats when it is ready."""
 
     def begin(self, first: Mapping[str, object], held: Mapping[str, int]) -> None:
-        """Let it serve, with what is *held*; *first* is the first message, without these."""
+        """Have it serve with the files *held*; *first* is what the first message says besides."""
         send(self.link, {"held": list(held), **first}, list(held.values()))
 
     def messages(self) -> list[Message]:
-        """Return what it has said since, without waiting."""
+        """Return its messages since the last call, without waiting."""
         came = super().messages()
         now_s = time.monotonic()
         self.silent_s = 0.0 if came else self.silent_s + min(now_s - self._looked_s, _LOOK_MAX_S)
@@ -131,7 +131,7 @@ def status_of(process: Linked, wait_s: float = 0.0) -> int | None:
 
 
 def ended_how(status: int | None) -> str:
-    """Return the words for a wait status; None stands for a thread that the kernel holds up."""
+    """Return the words for a wait *status*; None: the kernel still holds up a thread."""
     if status is None:
         return "was killed"
     if os.WIFSIGNALED(status):
@@ -145,7 +145,7 @@ def was_sigkill(status: int | None) -> bool:
 
 
 def reap_others(ours: Collection[int]) -> None:
-    """Take in all that have ended but *ours*: we get the children of whoever ends below us."""
+    """Reap all that have ended but *ours*: orphans below us become our children."""
     with contextlib.suppress(ChildProcessError):
         while True:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,6 +1,6 @@
-"""What systemd is told, how often it wants to hear of us, and the files that it keeps for us.
+"""What we tell systemd, how often it wants to hear from us, and the files that it keeps for us.
 
-One datagram a message, as sd_notify(3), sd_watchdog_enabled(3) and sd_listen_fds(3) have it. Its
+Each message is one datagram, as in sd_notify(3), sd_watchdog_enabled(3) and sd_listen_fds(3). Its
 store of open files (FileDescriptorStoreMax= of systemd.service(5)) outlives this process.
 """
 
@@ -22,7 +22,7 @@ _OURS: Final = (
 
 
 class Systemd:
-    """systemd, or nobody: then nothing is sent, and nothing was kept."""
+    """systemd; if it did not start us, nothing is sent, and it kept nothing."""
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
         """Take what is for us out of *environment*, so that no server inherits it."""
@@ -31,7 +31,7 @@ class Systemd:
         # "@" is the abstract namespace of unix(7).
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self.watchdog_s = _seconds(told["WATCHDOG_USEC"]) if _for_us(told["WATCHDOG_PID"]) else 0.0
-        """Seconds after which silence is death (WatchdogSec=); 0 if it is not."""
+        """Seconds of silence after which it kills us (WatchdogSec=); 0: never."""
         self.alive_every_s = self.watchdog_s * ALIVE_SHARE
         self.kept = _kept(told) if told["LISTEN_PID"] == str(os.getpid()) else {}
         """The open files that were stored, by name."""
@@ -44,13 +44,13 @@ class Systemd:
         return self._send(assignments)
 
     def store(self, name: str, fd: int) -> bool:
-        """Let it keep *fd* as *name*, in place of what it kept as that."""
+        """Have it keep *fd* as *name*, in place of what it kept under that name."""
         self.remove(name)
-        # FDPOLL=0: it would drop /dev/fuse as soon as the mount is gone.
+        # FDPOLL=0: otherwise it would drop /dev/fuse as soon as the mount is gone.
         return self._send(("FDSTORE=1", f"FDNAME={_PREFIX}{name}", "FDPOLL=0"), [fd])
 
     def remove(self, name: str) -> bool:
-        """Let it close what it keeps as *name*."""
+        """Have it close what it keeps as *name*."""
         return self._send(("FDSTOREREMOVE=1", f"FDNAME={_PREFIX}{name}"))
 
     def _send(self, assignments: Sequence[str], fds: Sequence[int] = ()) -> bool:

@@ -1,7 +1,7 @@
-"""What servers are forked of (mount/process/template.py), as the supervisor sees it.
+"""The templates that servers are forked from (mount/process/template.py), seen by the supervisor.
 
 There is one of the version that serves. In an upgrade there is another one, which is asked whether
-its servers can follow the one that serves, before that one ends.
+its servers can take over, before the serving one ends.
 """
 
 import ctypes
@@ -16,22 +16,22 @@ from kvfs.machine.process_ends import stat_fields
 from kvfs.storage.syscalls import LIBC, raise_errno
 from mount.supervisor.server import Linked, Server, ended_how, status_of
 
-#: It imports, or looks at some tables; the machine may be loaded.
+#: For its imports, or a look at some tables, on a machine that may be loaded.
 _PREPARED_MAX_S: Final = 60.0
-#: A fork takes milliseconds, of which the machine may be loaded.
+#: For a fork, which takes milliseconds on a machine that is not loaded.
 _FORK_MAX_S: Final = 3.0
 _REAP_WAIT_S: Final = 1.0
 #: PR_SET_CHILD_SUBREAPER of linux/prctl.h.
 _SUBREAPER: Final = 36
-#: numpy's OpenBLAS starts a thread for each core when it is loaded, and who has threads cannot be
-#: forked well. Nothing here multiplies matrices.
+#: numpy's OpenBLAS starts a thread for each core when it is loaded, and a process with threads
+#: cannot be forked safely. Nothing here multiplies matrices.
 _NO_BLAS_THREADS: Final = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 def become_parent_of_forked() -> None:
-    """Let this process be given the children of those that end below it. Raises OSError.
+    """Make orphans among our descendants our children. Raises OSError.
 
-    A template forks a process that forks the server and ends, so that the server is our child.
+    A template forks a process that forks the server and ends, so the server becomes our child.
     """
     if LIBC.prctl(_SUBREAPER, *(ctypes.c_ulong(value) for value in (1, 0, 0, 0))) != 0:
         raise_errno("PR_SET_CHILD_SUBREAPER")
@@ -49,7 +49,7 @@ class Program:
         self._environment = {**_NO_BLAS_THREADS, **environment}
 
     def other(self, words: Sequence[str], python_path: str) -> "Program":
-        """Return that of another installation, whose modules are found in *python_path*."""
+        """Return the program of another installation, with its modules in *python_path*."""
         environment = {**self._environment, "PYTHONPATH": python_path}
         if not python_path:
             del environment["PYTHONPATH"]
@@ -58,7 +58,8 @@ class Program:
     def start(self, *, own_group: bool) -> "Template":
         """Start a template. Raises OSError.
 
-        *own_group* is for a terminal, whose Ctrl-C comes to us alone then: we hand it on.
+        *own_group*: in a process group of its own, so a terminal's Ctrl-C reaches us alone, and we
+        hand it on.
         """
         link, theirs = link_pair()
         try:
@@ -81,11 +82,11 @@ class Template(Linked):
         """Take over *link*, whose other end the template *pid* has."""
         super().__init__(pid, link)
         self.version = ""
-        """What its servers are of, once it has imported all."""
+        """The version of its servers; "" until it has imported all."""
         self.tree = ""
-        """A digest of what it has imported: two with the same one are alike."""
+        """A digest of the files it has imported: templates with the same one are alike."""
         self.can: bool | None = None
-        """Whether its servers can follow the one that serves, once it has been asked."""
+        """Whether its servers can take over from the one that serves; None until it answers."""
         self.why_not = ""
         self.status: int | None = None
         """Its wait status, once it has died."""
@@ -98,17 +99,17 @@ class Template(Linked):
 
     @property
     def forks(self) -> bool:
-        """Whether it was told to fork a server, which is not there yet."""
+        """Whether it was told to fork a server that is not there yet."""
         return self._awaited is not None
 
     def ask(self, formats: Mapping[str, int]) -> None:
-        """Ask whether its servers can follow one that uses *formats*."""
+        """Ask whether its servers can take over from one that uses *formats*."""
         self.is_asked = True
         self._until_s = time.monotonic() + _PREPARED_MAX_S
         send(self.link, {"check": dict(formats)})
 
     def fork(self, ready_fd: int) -> None:
-        """Let it fork a server, which says at *ready_fd* (-1: nowhere) how its start went."""
+        """Have it fork a server, which reports at *ready_fd* (-1: nowhere) how its start went."""
         self._awaited, theirs = link_pair()
         fds = [theirs.fileno(), *([ready_fd] if ready_fd >= 0 else [])]
         send(self.link, {"serve": True}, fds)  # if it has died, ``look`` finds out
@@ -116,12 +117,12 @@ class Template(Linked):
         self._until_s = time.monotonic() + _FORK_MAX_S
 
     def born(self) -> Server | None:
-        """Return the server that was forked, once."""
+        """Return the server that was forked, the first time it is asked for; else None."""
         server, self._born = self._born, None
         return server
 
     def look(self, now_s: float) -> str:
-        """Take what it says; return why it is of no use, or ""."""
+        """Take its messages; return why it has failed, or ""."""
         failed = ""
         for said, fds in self.messages():
             failed = failed or self._take(said)
@@ -154,7 +155,7 @@ class Template(Linked):
         return ""
 
     def close(self) -> None:
-        """Let go of it, and of a server that it was told to fork: that ends with the link."""
+        """Close our ends; a server that it was told to fork ends when its link does."""
         if self._awaited is not None:
             self._awaited.close()
         super().close()

@@ -1,6 +1,6 @@
-"""Another version takes the place of the one that serves, if its servers say that they can follow.
+"""Upgrades: another version takes over from the one that serves, if it says that it can.
 
-Its template is asked while the server before serves on. What then fails leaves that as it was.
+Its template is asked while the old server serves on, so a failure up to then changes nothing.
 """
 
 import signal
@@ -12,16 +12,16 @@ from mount.supervisor.templates import Program, Template
 
 
 class Candidate:
-    """The template of another version, until its server may follow."""
+    """The template of another version, before its server serves."""
 
     def __init__(self, program: Program, *, own_group: bool, to_any: bool) -> None:
-        """Start it; *to_any* version, also that which serves. Raises OSError."""
+        """Start it; *to_any*: also if it is of the version that serves. Raises OSError."""
         self.program = program
         self.to_any = to_any
         self.template = program.start(own_group=own_group)
 
     def look(self, now_s: float, formats: Mapping[str, int]) -> str:
-        """Ask it when it can answer; return why it cannot follow one that uses *formats*, or ""."""
+        """Ask it once it can answer; return why it cannot take over with *formats*, or ""."""
         template = self.template
         if why := template.look(now_s):
             return f"of the new version no server can be had: {why}"
@@ -31,21 +31,21 @@ class Candidate:
 
 
 class Upgrades:
-    """Those of one mount, one at a time."""
+    """The upgrades of one mount, one at a time."""
 
     def __init__(self, log: ServersLog, *, own_group: bool) -> None:
         self._log = log
         self._own_group = own_group
         self._candidate: Candidate | None = None
         self.follower: Candidate | None = None
-        """The candidate that follows when the server has ended, or has just followed it."""
+        """The candidate whose server is next, until that one is ready."""
 
     def templates(self) -> list[Template]:
-        """Return those that are not yet of the version that serves."""
+        """Return the templates of versions that do not serve yet."""
         return [one.template for one in (self._candidate, self.follower) if one is not None]
 
     def begin(self, program: Program, server: Server | None, why_not: str, *, to_any: bool) -> None:
-        """Let *program* follow *server* if it can; *why_not* says why none can, or ""."""
+        """Have *program* replace *server* if it can; *why_not*: why nothing can, or ""."""
         why = why_not
         if not why and self._candidate is not None:
             why = "an upgrade has begun already"
@@ -76,24 +76,24 @@ class Upgrades:
         else:
             self.follower, server.replaced = candidate, True
             self._log.say("INFO", f"version {version} follows {server.version}")
-            server.kill()  # what it holds goes over
+            server.kill()  # its open files go to the next one
 
     def server_has_died(self) -> None:
-        """Give up a candidate that was not yet to follow: who asked for it hears of that death."""
+        """Give up a candidate that was not next yet; whoever asked for it notices the death."""
         if self._candidate is not None:
             self._candidate.template.end()
             self._candidate = None
             self._refuse(None, "the server has just ended")
 
     def has_failed(self) -> None:
-        """Let the version before serve again, if it was an upgrade that failed."""
+        """If it was an upgrade that failed, have the old version serve again."""
         if self.follower is not None:
             self.follower.template.end()
             self.follower = None
             self._log.say("ERROR", "the upgrade has failed: the version before serves again")
 
     def _refuse(self, server: Server | None, why: str) -> None:
-        """Let the server that serves serve on."""
+        """Log and tell *server*, which serves on, why there is no upgrade."""
         self._log.say("ERROR", f"no upgrade: {why}")
         if server is not None:
             server.tell(upgrade_failed=why)
