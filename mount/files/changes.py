@@ -36,14 +36,14 @@ class Changes:
                     await self._say_durably(shown, self._store.blocks.present(shown))
 
     async def _allocate_length(self, fh: int, size_bytes: int) -> None:
-        """Give the open file *fh* its space before it is *size_bytes* long, if that may be had."""
+        """Allocate space for open file *fh* before it gets *size_bytes* long, if there is any."""
         opened = self._files.handles.get(fh).opened
         if not opened.writers or opened.fd < 0:
             return
         wanted = self._store.blocks.allocations.claim_length(opened, size_bytes)
         if wanted is not None:
             files = self._files
-            # A sparse file needs none yet; what else fails the ftruncate will find, too.
+            # A sparse file needs none yet; any other error will fail the ftruncate, too.
             with contextlib.suppress(NoSpace, OSError):
                 await files.room.allocate(opened, wanted, files.in_thread, files.about_to_wait)
 

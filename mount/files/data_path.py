@@ -34,11 +34,11 @@ class DataPath(Protocol):
     """How the kernel reaches the bytes of an open file."""
 
     name: str
-    #: Whether what is open for reading costs a descriptor here, too.
+    #: Whether a file open for reading costs this process a descriptor, too.
     holds_readers: bool
 
     def grant(self, opened: OpenInode, *, writer: bool, asks: bool = False) -> Grant:
-        """Decide for a new handle on *opened*; *asks*: it shall not be on passthrough."""
+        """Decide for a new handle on *opened*; *asks*: not passthrough, if possible."""
 
     def freed(self, opened: OpenInode) -> None:
         """Learn that the inode's last handle is gone."""
@@ -53,13 +53,13 @@ class DataPath(Protocol):
         """Give an id back that no inode uses."""
 
     def forget(self, ino: InodeNo) -> None:
-        """Learn that *ino* lost its name: nothing shall hold on to its space."""
+        """Let go of what holds the space of *ino*, which lost its name."""
 
     def disconnect(self) -> None:
-        """The connection to the kernel ends."""
+        """Give back what the connection to the kernel holds, as it ends."""
 
     def recall(self, ids: Mapping[InodeNo, BackingId]) -> None:
-        """Take over the *ids* of open inodes from another server; give its others back."""
+        """Take over the *ids* of open inodes from another server; give its other ids back."""
 
     def granted(self, backing_id: BackingId, *, writer: bool) -> Grant:
         """Return what a handle with *backing_id* was granted."""
@@ -86,10 +86,10 @@ class DaemonPath:
         """Do nothing: no kernel state hangs on a handle."""
 
     def forget(self, _ino: InodeNo) -> None:
-        """Do nothing: nor on a name."""
+        """Do nothing: no kernel state hangs on a name."""
 
     def disconnect(self) -> None:
-        """Do nothing: nor on the connection."""
+        """Do nothing: the connection holds nothing."""
 
     def recall(self, _ids: Mapping[InodeNo, BackingId]) -> None:
         """Do nothing: there are no ids."""
@@ -120,8 +120,8 @@ class PassthroughPath:
         self._give_up_one = give_up_one
         self._device_fd = device_fd
         self._ids_max = ids_max
-        #: Ids by inode; those of open and parked ones (open_inodes.py), and those of others that
-        #: were closed lately, oldest first.
+        #: Ids by inode: of open and parked ones (open_inodes.py), and of others that were closed
+        #: lately, oldest first.
         self._open: dict[InodeNo, BackingId] = {}
         self._idle: OrderedDict[InodeNo, BackingId] = OrderedDict()
         #: All that the kernel has; a note of each is left to the next server.
@@ -131,15 +131,15 @@ class PassthroughPath:
         self.closed_ids = 0
 
     def adopt(self, ino: InodeNo) -> BackingId:
-        """Register a fresh extent; after the connection there are no ids."""
+        """Register a fresh extent; 0 once the connection has ended."""
         if self._device_fd < 0:
             return NO_BACKING_ID
-        # The kernel keeps what the id was made from: one open for writing would count as a user
-        # of the extent for as long as the id lives (Extents.in_use).
+        # O_PATH, because the kernel keeps this file: one open for writing would count as a user of
+        # the extent for as long as the id lives (Extents.in_use).
         return self._register_path(self._pool.extents.open(ino, os.O_PATH))
 
     def _register_path(self, path_fd: int) -> BackingId:
-        """Make an id from *path_fd*, which is closed."""
+        """Make an id from *path_fd*, and close that. Raises OSError."""
         self.opened_ids += 1
         try:
             backing_id = kernel.open_backing(self._device_fd, path_fd)
@@ -159,10 +159,10 @@ class PassthroughPath:
         self._notes.drop(_note_of(backing_id))
 
     def recall(self, ids: Mapping[InodeNo, BackingId]) -> None:
-        """Take over the *ids* of open inodes from another server; give its others back.
+        """Take over the *ids* of open inodes from another server; give its other ids back.
 
-        It may have been killed after the kernel gave it an id and before that was noted. The kernel
-        counts upwards (idr_alloc_cyclic), so it is the one before the next.
+        That server may have been killed after it got an id and before it noted it. The kernel
+        counts ids upwards (idr_alloc_cyclic), so that is the one before the next id it gives.
         """
         self._open.update(ids)
         self._registered.update(ids.values())
@@ -201,7 +201,8 @@ class PassthroughPath:
     def disconnect(self) -> None:
         """Give all ids back, and forget the connection.
 
-        A client with a file open keeps that alive, however dead, and with it every extent of an id.
+        A client with a file open keeps even a dead connection alive, and with it every extent that
+        has an id.
         """
         for backing_id in self._registered:
             with contextlib.suppress(OSError):
@@ -212,9 +213,9 @@ class PassthroughPath:
     def grant(self, opened: OpenInode, *, writer: bool, asks: bool = False) -> Grant:
         """Return the inode's one backing id. Raises OSError, Damaged.
 
-        A draft whose writes must ask for room gets none until its last close: direct I/O, since
-        a file in the kernel's own cache could not be opened for passthrough (iomode.c). The same
-        does a handle that *asks*, unless another may have passthrough, which rules all else out.
+        A draft whose writes must ask for space has none until its last close. It gets direct I/O: a
+        file in the kernel's page cache could not be opened for passthrough (iomode.c). So does a
+        handle that *asks*, unless the inode is on passthrough already, which rules out all else.
         """
         known = self._open.get(opened.ino)
         if opened.through_daemon or (asks and known is None):
@@ -225,9 +226,10 @@ class PassthroughPath:
             self._bound()
         served = opened.served_writers
         if writer and opened.writers == served + 1 and (served or not opened.created_in):
-            # The kernel does not notice what is stored through a mapping, and would go on showing
-            # the time before. From now on it asks, until the last writer has closed. What only file
-            # servers write it may keep for a moment (Answers.entry), but this is another writer.
+            # The kernel does not notice stores through a mapping, and would go on showing the old
+            # mtime. From now on it asks us, until the last writer has closed. For files that only
+            # file servers write it may cache the mtime briefly (Answers.entry), but this is another
+            # writer.
             with contextlib.suppress(OSError):  # it may not know the inode
                 kernel.notify_inval_inode(self._device_fd, opened.ino)
         return Grant(_WRITING if writer else _READING, known)
@@ -256,7 +258,7 @@ class PassthroughPath:
         self._bound()
 
     def _bound(self) -> None:
-        """Give back what was closed longest ago; those of open inodes must stay, however many."""
+        """Give back the ids closed longest ago; ids of open inodes stay, however many there are."""
         while len(self._idle) + len(self._open) > self._ids_max:
             if self._idle:
                 _, oldest = self._idle.popitem(last=False)

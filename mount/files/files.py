@@ -33,11 +33,25 @@ from mount.files.space_wait import Room
 from mount.fuse.grant import Grant
 
 R = TypeVar("R")
-#: How often somebody who waits for durability looks.
+#: How often a caller that waits for durability checks.
 _SYNC_LOOK_S: Final = 0.002
 _WRITABLE: Final = (os.O_WRONLY, os.O_RDWR)
-#: Opens that write or truncate change the block's life.
+#: Flags of an open that writes or truncates, which changes the state of the block.
 NOT_A_READER: Final = os.O_ACCMODE | os.O_TRUNC
+
+
+class PresentRequest(Protocol):
+    """The request that is being handled; the channel implements this."""
+
+    @property
+    def present(self) -> Requester:
+        """Who made it."""
+
+    def about_to_wait(self) -> Callable[[], None]:
+        """Let the next request be read while the handler waits.
+
+        The handler calls the returned function before it goes on.
+        """
 
 
 def is_writer(flags: int) -> bool:
@@ -66,7 +80,7 @@ class Files:
         return self._request.present.tid
 
     def requester(self) -> Maker:
-        """Return its process."""
+        """Return the process that made it."""
         return self._makers.of(self._request.present.tid, time.monotonic())
 
     def open(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
@@ -107,7 +121,7 @@ class Files:
         """Wait until a whole block has no identity on the device, before a writer overwrites it.
 
         It takes one fsync, the first time a published block is opened for rewriting. Raises
-        OSError and closes the handle then.
+        OSError, and then the handle is closed.
         """
         opened = self.handles.get(fh).opened
         if not self.store.blocks.publishing.must_forget(opened):
@@ -181,8 +195,8 @@ class Files:
     def _require_open(self, ino: InodeNo, flags: int, uid: int, gid: int) -> None:
         """Refuse what a CREATE must not open, because the kernel checks no permissions after it.
 
-        Raises AccessDenied if the caller does not see the file. Otherwise raises DeadInode: the
-        kernel then looks the name up again, checks, and sends an OPEN.
+        Raises AccessDenied if the file is hidden from the caller. In other cases raises DeadInode:
+        the kernel then looks the name up again, checks permissions, and sends an OPEN.
         """
         store, truncates = self.store, bool(flags & os.O_TRUNC)
         record = store.namespace.record(ino)
@@ -215,7 +229,7 @@ class Files:
         served: bool,
         maker: Maker = NOBODY,
     ) -> tuple[HandleNo, Grant]:
-        """Record the handle, *served* a file server's, before the reply tells the kernel of it."""
+        """Record the handle (*served*: a file server's) before the reply tells the kernel of it."""
         kind, path, blocks = HandleKind.READER, self._port.path, self.store.blocks
         asks = served and blocks.served.must_ask(opened)
         if writer:
@@ -245,7 +259,7 @@ class Files:
         return handle.fh, grant
 
     def own_again(self, handle: Handle, uid: int, tid: int) -> None:
-        """Note whose the writing *handle* is: another server was killed before it could."""
+        """Note which process writes through *handle*: the killed server did not get to that."""
         maker = self._makers.of(tid, time.monotonic())
         self.handles.note_writer(handle, tid, maker)
         handle.opened.maker = maker
@@ -271,7 +285,7 @@ class Files:
             return
         try:
             self._end(handle)
-        finally:  # not before: until it is published a killed server must not forget its writer
+        finally:  # only now: the table must keep the writer until the block is published
             self.readers.close(handle, request)
 
     def _end(self, handle: Handle) -> None:
@@ -300,7 +314,7 @@ class Files:
             closing = self.store.blocks.publishing.look_at_closer(handle.opened, tid)
             before = handle.closing
             if before is None or before.fate is not Fate.UNKNOWN or before.tid <= 0:
-                before = closing  # else the fate of the earlier one is still open
+                before = closing  # otherwise it is still open whether the earlier one lives
             self.handles.note_close(handle, before)
             self.store.watch.look_at_closing(handle.opened)
             handle.opened.flushed = True
@@ -308,11 +322,11 @@ class Files:
                 raise NoSpace("its bytes were given back")
 
     async def find_room_to_begin(self) -> None:
-        """Make space for a new draft, or know that some may come. Raises NoSpace."""
+        """Make space for a new draft, or find that some may come. Raises NoSpace."""
         await self.room.find_to_begin(self.about_to_wait)
 
     async def find_room_to_create(self, parent: InodeNo, name: bytes, flags: int) -> None:
-        """Make space for a CREATE of *name*, or know that some may come. Raises NoSpace.
+        """Make space for a CREATE of *name*, or find that some may come. Raises NoSpace.
 
         It waits only for a moment, because the kernel has locked the directory.
         """

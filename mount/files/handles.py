@@ -1,13 +1,13 @@
 """Open handles in one shared-memory table, so that a successor of this process finds them.
 
 A page with magic and version, then rows of 96 bytes: u64 inode, u32 open flags, i32 backing id, u32
-generation, u8 kind, u8 a file server's, u8 closed (FLUSH), u8 fate of who closed it, u64 request
-that changed the row last, u32 opens that share it, u32 whose share it is charged to; then of a
-writer u32 thread, u32 process, u64 its birth; and of its last close i32 thread, u32 process, u64
-birth, f64 time, i64 size, i64 mtime. A handle number is generation << 32 | slot + 1: a number that
-was closed is never valid again, and a free row keeps its generation. One that is kept for the next
-reader (shared_handles.py) has no opens meanwhile, and nobody has it. Row first, reply after: the
-kernel must never know a handle that the table does not.
+generation, u8 kind, u8 whether a file server has it, u8 whether it was closed (FLUSH), u8 fate of
+the closing process, u64 request that changed the row last, u32 opens that share it, u32 user that
+it is charged to. For a writer u32 thread, u32 process, u64 birth of that follow; for its last close
+i32 thread, u32 process, u64 birth, f64 time, i64 size, i64 mtime. A handle number is generation <<
+32 | slot + 1: a number that was closed is never valid again, and a free row keeps its generation. A
+handle that is kept for the next reader (shared_handles.py) has no opens meanwhile. Row first, reply
+after: the kernel must never know a handle that the table does not.
 """
 
 import mmap
@@ -34,7 +34,7 @@ _TABLE_MAGIC: Final = b"KVFSHNDL"
 _ROWS_START: Final = PAGE_BYTES
 _ROW: Final = struct.Struct("<QIiIBBBBQII")
 _ROW_BYTES: Final = 96
-#: Of a row: request and opens, at once.
+#: The request and the opens of a row, written together.
 _OPENS: Final = struct.Struct("<QI")
 _OPENS_OFFSET: Final = 24
 _WRITER: Final = struct.Struct("<IIQ")
@@ -100,13 +100,13 @@ class Handle:
         self.opened = opened
         self.backing_id = backing_id
         self.opens = 1
-        #: Of a writer: the thread that opened it, whether it was closed, and by whom last.
+        #: Of a writer: the thread that opened it, whether it was closed, and its last close.
         self.tid = 0
         self.flushed = False
         self.closing: Closing | None = None
         #: Whether a file server has it, which may keep it for ever.
         self.served = False
-        #: Whose share it is charged to, -1: nobody's (open_shares.py).
+        #: The user that it is charged to, -1: none (open_shares.py).
         self.uid = -1
 
 
@@ -116,8 +116,8 @@ class Handles:
     def __init__(self, fd: int, shares: OpenShares | None = None) -> None:
         """Use the file *fd* (a memfd, or a file on tmpfs), which is grown as needed.
 
-        *shares* hears of the end of each handle that it counted. Raises FormatUnknown for a table
-        of another version.
+        *shares* is told when a handle that it counted ends. Raises FormatUnknown for a table of
+        another version.
         """
         self.fd: Final = fd
         self.shares = OpenShares(1.0) if shares is None else shares
@@ -180,13 +180,13 @@ class Handles:
         _OPENS.pack_into(self._memory, offset, request, opens)
 
     def leave(self, handle: Handle, request: int = 0) -> None:
-        """Count one open of *handle* less; without any it is kept for ``share``, or ``forget``."""
+        """Count one open of *handle* less; one without any is there for ``share`` or ``forget``."""
         handle.opens = opens = handle.opens - 1
         offset = _ROWS_START + handle.slot * _ROW_BYTES + _OPENS_OFFSET
         _OPENS.pack_into(self._memory, offset, request, opens)
 
     def forget(self, handle: Handle) -> None:
-        """Give the number of *handle* up, which has no opens."""
+        """Free the row and the number of *handle*, which has no opens."""
         del self._open[handle.fh]
         if handle.uid >= 0:
             self.shares.give_back(handle.uid)
@@ -208,7 +208,7 @@ class Handles:
         """Return the inodes that have an open handle."""
         return {handle.opened.ino for handle in self._open.values() if handle.opens}
 
-    # ---- what a row says beside ----
+    # ---- what else a row says ----
 
     def charge(self, handle: Handle, uid: int) -> None:
         """Charge *handle* to the share of *uid*."""
@@ -223,13 +223,13 @@ class Handles:
         self._memory[_ROWS_START + handle.slot * _ROW_BYTES + _SERVED_OFFSET] = 1
 
     def note_writer(self, handle: Handle, tid: int, maker: Maker) -> None:
-        """Note which thread of which process writes by *handle*."""
+        """Note which thread of which process writes through *handle*."""
         handle.tid = tid
         offset = _ROWS_START + handle.slot * _ROW_BYTES + _WRITER_OFFSET
         _WRITER.pack_into(self._memory, offset, tid & _U32_MASK, *maker)
 
     def note_close(self, handle: Handle, closing: Closing | None) -> None:
-        """Note that a descriptor of *handle* was closed; its last *closing* tells how."""
+        """Note that a descriptor of *handle* was closed, how and by whom as in *closing*."""
         handle.flushed, handle.closing = True, closing
         start = _ROWS_START + handle.slot * _ROW_BYTES
         fate = 0
@@ -248,7 +248,7 @@ class Handles:
         return Living([_living(self._memory, slot) for slot in self._used()])
 
     def _used(self) -> list[int]:
-        """Return the rows that somebody has."""
+        """Return the rows of handles that have opens."""
         return [slot for slot in range(self._rows) if self._is_used(slot)]
 
     def _is_used(self, slot: int) -> bool:
@@ -258,7 +258,7 @@ class Handles:
         return bool(_OPENS.unpack_from(self._memory, offset)[1])
 
     def recall(self, open_inodes: Mapping[InodeNo, OpenInode]) -> "Recalled":
-        """Make the handles of the last server again, on what they have open."""
+        """Make the handles of the last server again, on the same *open_inodes*."""
         recalled = Recalled([], {}, set())
         free: list[int] = []
         for slot in range(self._rows - 1, -1, -1):

@@ -1,7 +1,7 @@
 """What the engine tells the kernel, and how the kernel reaches the bytes: the engine's one port up.
 
-It starts the store, which is told of this port only; what hears of vanished names and freed inodes
-(backing ids, the shared handles of readers) is made on that store.
+It starts the store, which knows this port only. Then it makes, on that store, the parts that it
+tells of vanished names and freed inodes: backing ids, shared handles of readers.
 """
 
 import functools
@@ -38,7 +38,7 @@ _IDMAPPED_NOTE: Final = b"idmapped"
 class Agreed(NamedTuple):
     """What a first server agreed on with the kernel at INIT, noted for those that take over.
 
-    The kernel's request, whole; and the data path taken, with its reason.
+    ``request`` is the whole INIT of the kernel; ``reason`` is that of the data path taken.
     """
 
     request: bytes
@@ -108,7 +108,7 @@ class KernelPort:
         self.path.abandon(backing_id)
 
     def freed(self, opened: OpenInode) -> None:
-        """The inode's last handle is gone."""
+        """Tell the data path that the inode's last handle is gone."""
         self.path.freed(opened)
 
     def unnamed(self, ino: InodeNo) -> None:
@@ -121,16 +121,14 @@ class KernelPort:
         self.invalidations.entry_vanished(parent, name)
 
     def inode_vanished(self, ino: InodeNo, parent: InodeNo) -> None:
-        """Have the kernel ask again for *ino* and its directory."""
+        """Have the kernel fetch the attributes of *ino* and its directory anew."""
         self.invalidations.inode_vanished(ino, parent)
 
     # ---- what is agreed with the kernel before the first file is opened ----
 
     def features(self, offered: int, request: bytes) -> Features:
-        """Return what to agree on, of the flags that the kernel has *offered* in its *request*."""
-        features = agree(
-            offered, passthrough=self.choice.passthrough, idmapped=self._wants_idmapped
-        )
+        """Return what to agree on, of the flags that the kernel *offered* in its *request*."""
+        features = agree(offered, passthrough=self.choice.passthrough)
         self._request = request
         return features
 

@@ -1,8 +1,8 @@
 """How many of the server's descriptors clients may take: each user, and all of them together.
 
-An open file of a client may cost a descriptor here: the extent of each block that is written, and
-on the daemon path of each that is read. They end where the server's limit does, for everybody. So
-the last ones are for users that have few, and after these for root.
+An open file of a client may cost a descriptor here: each block that is written does, and on the
+daemon path each that is read. At the server's limit nobody could open a file. So the last
+descriptors are kept for users that have few, and the very last for root.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _ROOT: Final = 0
-#: Of what clients may have together: beyond the first share only who has few gets more, and beyond
+#: Shares of what all clients may have: beyond the first only users with few get more, and beyond
 #: the second only root.
 _FOR_ALL: Final = 3 / 4
 _FOR_USERS: Final = 7 / 8
-#: The share of one who has few. As many such users as fit in between find room, whatever others do.
+#: A user below this share has few. As many such users as fit between the two shares above find
+#: room, whatever others do.
 _FEW: Final = 1 / 64
 
 
@@ -26,7 +27,7 @@ class OpenShares:
     """The handles of each user that cost a descriptor."""
 
     def __init__(self, share: float, ready_extents: int = 0) -> None:
-        """Let each user but root have *share* of what is for clients (descriptor_shares.py).
+        """Let each user but root have *share* of what clients may have (descriptor_shares.py).
 
         *ready_extents*: the setting ``ready_extents_max``.
         """
@@ -36,10 +37,9 @@ class OpenShares:
         self._all = 0
 
     def require_one(self, uid: int, give_up_one: "Callable[[], bool]") -> None:
-        """Refuse one more to user *uid* if it has its share, or all have theirs.
+        """Raise TooManyOpen if user *uid* has its share, or all together have theirs.
 
-        *give_up_one* closes what nobody uses and is kept for the next reader; False: there is none.
-        Raises TooManyOpen.
+        Before that, *give_up_one* closes a handle that is only kept for a next reader; False: none.
         """
         while not self._may_have_one(uid):
             if not give_up_one():

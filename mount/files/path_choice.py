@@ -60,10 +60,10 @@ def backing_obstacle(error: OSError) -> str:
 
 
 def read_ahead_far(mountpoint: str) -> None:
-    """Let the kernel read ahead far in the mount at *mountpoint*, if we may say so.
+    """Have the kernel read ahead far in the mount at *mountpoint*, if we are allowed to set it.
 
     For the daemon path: by itself the kernel asks for 128 KiB at a time (VM_READAHEAD_PAGES), and
-    INIT can only lower that. Wanted are several READs of 1 MiB.
+    INIT can only lower that. Several READs of 1 MiB are wanted.
     """
     mount = kvfs_at(mountpoint)
     if mount is None:

@@ -1,7 +1,8 @@
 """The two permission checks that kvfs makes; the kernel makes all others (default_permissions).
 
 A CREATE that finds the name taken is not checked by the kernel (may_open(), fs/namei.c). And it
-checks behind a LOOKUP, which is too late where that LOOKUP empties the file (truncating_open.py).
+checks an OPEN after its LOOKUP, which is too late where the LOOKUP empties the file
+(truncating_open.py).
 """
 
 import os
@@ -20,10 +21,10 @@ _STATUS_MOST_BYTES: Final = 1 << 20
 
 
 class Credentials(NamedTuple):
-    """What a thread may do as it stands; both numbers are of the file system (setfsuid(2)).
+    """What a thread may do now; uid and gid are those for file systems (setfsuid(2)).
 
-    A request tells one uid and one gid (struct fuse_in_header). The rest is in /proc/TID/status,
-    which never waits for the thread (processes.py).
+    A request carries one uid and one gid (struct fuse_in_header). The rest is in /proc/TID/status,
+    which can be read without waiting for the thread (processes.py).
     """
 
     uid: int
@@ -65,7 +66,7 @@ def _is_neighbour(tid: int) -> bool:
 def surely_may_open(record: InodeRecord, flags: int, uid: int, gid: int, *, sticky: bool) -> bool:
     """Whether *uid* with group *gid* may open *record* with open(2) *flags*; False: ask the kernel.
 
-    It alone knows other groups, capabilities, and its rule for *sticky* directories
+    The kernel alone knows other groups, capabilities, and its rule for *sticky* directories
     (fs.protected_regular).
     """
     if not stat.S_ISREG(record.mode):
@@ -80,7 +81,7 @@ def surely_may_open(record: InodeRecord, flags: int, uid: int, gid: int, *, stic
         return False
     elif gid == record.gid:
         granted = record.mode >> 3
-    else:  # of the group or not, whichever
+    else:  # perhaps in the group: both must allow it
         granted = record.mode >> 3 & record.mode
     return granted & needs == needs
 

@@ -1,9 +1,10 @@
 """All readers of a whole block share one handle, which is kept when the last of them closes.
 
-File servers share one of their own, because their opens hold nothing up (served.py).
+File servers share another one, because their opens do not keep a block from eviction (served.py).
 
-A load is an open, a read and a close, and most blocks are loaded again. What an open finds out is
-valid while the block's record is the same. So the next open compares the record and counts.
+A load is an open, a read and a close, and most blocks are loaded again. What an open finds out
+stays valid while the block's record is the same. So the next open only compares the record and is
+counted.
 """
 
 from typing import Final
@@ -40,7 +41,7 @@ class Shared:
         self, handle: Handle, record: InodeRecord, grant: Grant, cache: CacheFigures
     ) -> None:
         self.handle = handle
-        #: Where a load is counted, and how much it loads.
+        #: Where its loads are counted, and how much each loads.
         self.tally = cache.tally_of(record)
         self.followed = cache.reuse.followed(record)
         self.size_bytes = record.size_bytes
@@ -56,7 +57,7 @@ class Shared:
 class SharedHandles:
     """The shared handles by inode.
 
-    Invariant: the inode of a handle without an open is parked (open_inodes.py), or is not shared.
+    Invariant: if a shared handle has no open, its inode is parked (open_inodes.py).
     """
 
     def __init__(self, pool: Pool, handles: Handles, most: int, served: Served) -> None:
@@ -66,7 +67,7 @@ class SharedHandles:
         self._handles: Final = handles
         self._most: Final = most
         self._loaded: Final = pool.cache.reuse.loaded
-        #: Threads of no file server, and those of one: their opens count apart.
+        #: Ids of threads of no file server, and of threads of one: their opens are counted apart.
         self.others: Final = pool.leases.processes.servers.others
         self.servers: Final = pool.leases.processes.servers.servers
         #: Oldest first.
@@ -76,11 +77,10 @@ class SharedHandles:
         self._by_servers: dict[InodeNo, Shared] = {}
 
     def enter(self, ino: InodeNo, flags: int, request: int) -> Shared | None:
-        """Count one more reader on the handle of *ino* for open(2) *flags*, if there is one.
+        """Count *request* as a reader on the shared handle of *ino* for open(2) *flags*.
 
-        *request* asks for it.
-
-        Raises OSError, and counts nothing, if the index cannot be read.
+        Returns None if there is no such handle. Raises OSError, and counts nothing, if the index
+        cannot be read.
         """
         shared = self._shared.get(ino)
         if shared is None or shared.handle.flags != flags:
@@ -97,7 +97,7 @@ class SharedHandles:
     def enter_served(self, ino: InodeNo, flags: int, request: int) -> Shared | None:
         """Do the same for a file server, on the handle that servers share.
 
-        Not beyond what servers may have open on passthrough, nor while one of them may write.
+        None beyond what servers may have open on passthrough, and while one of them may write.
         """
         pool, shared = self._pool, self._by_servers.get(ino)
         parked = pool.open_inodes.parked.get(ino)
@@ -139,15 +139,15 @@ class SharedHandles:
     def share(self, handle: Handle, grant: Grant) -> None:
         """Share *handle*, which a reader has just opened, with the next ones if its block is whole.
 
-        File servers share one with each other. Not with a timed lease (leases.py), which starts
-        anew with each open.
+        File servers share one with each other. Not if the block has a timed lease (leases.py),
+        which starts anew with each open.
         """
         opened = handle.opened
         record = self._pool.index.inode_or_miss(opened.ino)
         if record is None or opened.writers or opened.through_daemon or opened.gone is not None:
             return
         if opened.quiet_writers:
-            return  # each open looks whether one of them wrote again
+            return  # each open must check whether one of them wrote again
         if record.state not in FINAL or (record.state == State.LEASED and not record.maker_tgid):
             return
         if handle.served and not grant.backing_id:
@@ -201,7 +201,7 @@ class SharedHandles:
         handle, opened = shared.handle, shared.opened
         if not handle.opens or opened.quiet_writers:
             return False
-        # Atomic: what is parked is nobody's, also no server's.
+        # Atomic: a parked inode has no users, file servers included.
         if handle.opens == 1 and not (
             opened.readers == 1 and self._may_be_parked(opened, leaving=True)
         ):

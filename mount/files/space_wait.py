@@ -1,7 +1,7 @@
 """Waiting for space: what a request does when the pool is full and something may still be evicted.
 
 Every wait has a bound, and none begins if nothing can be evicted. The oldest waiter looks for space
-for all of them. Hundreds that each search for themselves would leave the loop no time for the
+for all of them. Hundreds that search each for themselves would leave the event loop no time for the
 closes that free some.
 """
 
@@ -19,13 +19,13 @@ from kvfs.engine.store import Store
 from kvfs.pool.open_inodes import OpenInode
 from kvfs.pool.reach import Fit
 
-#: A scan of a million rows takes 20 ms, an unlink of a large extent as long.
+#: Between two looks. A scan of a million rows takes 20 ms, as does an unlink of a large extent.
 _LOOK_S: Final = 0.002
-#: After a look, none for so many times as long as it took: others need the loop, too.
+#: The pause after a look is at least this many times as long: others need the event loop, too.
 _REST: Final = 3
 #: A block closed just now may still count as open, so used blocks are evicted only after this.
 _PATIENCE_S: Final = 0.05
-#: For a reader that goes on reading long after the name went, nobody waits longer than this.
+#: The longest wait for readers that read on although the name of their block is gone.
 _LAST_USER_S: Final = 1.0
 #: How often to try on a device that others fill as fast as space is made.
 DEVICE_TRIES: Final = 3
@@ -33,11 +33,11 @@ DEVICE_TRIES: Final = 3
 #: than a usual load takes, and all creates together only for a share of the time.
 _CREATES_S: Final = 0.2
 _CREATES_SHARE: Final = 0.25
-#: A task, its frames and its place in the line.
+#: The memory of a waiter: a task, its frames and its place in the line.
 _WAITER_BYTES: Final = 8192
 
-#: Called before a wait; what it returns is called when the wait is over, with no checkpoint from
-#: there until the caller goes on.
+#: Called before a wait. The function it returns is called when the wait is over, with no checkpoint
+#: from there until the caller goes on.
 AboutToWait = Callable[[], Callable[[], None]]
 #: Does some work in a thread, and returns when it is done.
 InThread = Callable[[Callable[[], None]], Awaitable[None]]
@@ -52,7 +52,7 @@ class _Waiter:
         self.size_bytes = size_bytes
         self.since_s = since_s
         self.until_s = until_s
-        #: Whether another one waited in vain just before.
+        #: Whether another waiter has just waited in vain.
         self.in_vain = in_vain
         self.pending = True
         #: Its space is pledged; it takes that over when it runs next.
@@ -107,7 +107,7 @@ class _Prospect:
         return self._reclaim.users_came_lately(self._pool.settings.room_wait_s)
 
     def worth_waiting(self, size_bytes: int, waited_s: float) -> bool:
-        """Whether *size_bytes* of room may come for somebody who waited so long already."""
+        """Whether *size_bytes* may become free for a waiter that has waited *waited_s*."""
         longest_s, fit = self._pool.settings.room_wait_s, self._reach.fit(size_bytes)
         if fit is Fit.NEVER:
             return False
@@ -138,16 +138,16 @@ class Room:
         self._held_bytes = 0
         self._allowance = _Allowance()
         self._pause_s = _LOOK_S
-        #: Until then no request starts to wait for users that another one waited for in vain.
+        #: Until this time no request starts to wait for users that another one waited for in vain.
         self._vain_until_s = 0.0
 
     async def find(
         self, size_bytes: int, about_to_wait: AboutToWait | None = None, held_bytes: int = 0
     ) -> None:
-        """Return with *size_bytes* of room, at once if there is some, else waiting for it.
+        """Return once there are *size_bytes* of room, after waiting for them if need be.
 
-        *held_bytes* of memory wait with the caller. Raises NoSpace when nothing is left that may
-        go, after the setting ``room_wait_s``, or when ``room_wait_bytes`` are held already.
+        The caller holds *held_bytes* of memory meanwhile. Raises NoSpace when nothing is left to
+        evict, after ``room_wait_s``, or when waiters hold ``room_wait_bytes`` already.
         """
         try:
             self._store.allocator.require_space(size_bytes)
@@ -155,7 +155,7 @@ class Room:
             if not self.worth_waiting(size_bytes, 0.0):
                 raise
             now_s = trio.current_time()
-            # One after the other they would delay all others that need space, for a second each.
+            # One after the other, such waiters would delay all that need space by a second each.
             waiter = _Waiter(size_bytes, now_s, math.inf, in_vain=now_s < self._vain_until_s)
             await self._make(waiter, about_to_wait, held_bytes)
 
@@ -192,7 +192,7 @@ class Room:
     async def find_to_begin(self, about_to_wait: AboutToWait) -> None:
         """Return when a draft may be created: there is space, or some may come.
 
-        It asks again with its first bytes. Raises NoSpace when nothing more can be evicted.
+        Its first write asks again. Raises NoSpace when nothing more can be evicted.
         """
         try:
             self._store.allocator.require_space(1)
@@ -217,7 +217,7 @@ class Room:
         return len(self._line)
 
     def worth_waiting(self, size_bytes: int, waited_s: float) -> bool:
-        """Whether *size_bytes* of room may come for somebody who waited so long already."""
+        """Whether *size_bytes* may become free for a waiter that has waited *waited_s*."""
         return _Prospect(self._store).worth_waiting(size_bytes, waited_s)
 
     async def _make(
@@ -247,7 +247,7 @@ class Room:
             raise NoSpace(f"no {format_size(waiter.size_bytes)} within {waited_s:.3f} s")
 
     async def _wait_in_line(self, waiter: _Waiter) -> None:
-        """Return when *waiter* is decided; if it has room, no other one has that."""
+        """Return when *waiter* is decided; room that it is granted goes to no other waiter."""
         self._line[waiter] = None
         try:
             while waiter.pending:
@@ -258,14 +258,14 @@ class Room:
                 else:
                     await waiter.turn.wait()
         finally:
-            self._line.pop(waiter, None)  # it was cancelled
+            self._line.pop(waiter, None)  # still there if it was cancelled
             if self._line:
                 next(iter(self._line)).turn.set()
             if waiter.granted:
                 self._store.pool.space.pledged_bytes -= waiter.size_bytes
 
     def _look(self) -> None:
-        """Look for room for all who wait, the oldest first, and decide who need not wait on."""
+        """Look for room for all waiters, oldest first, and decide those that need not wait on."""
         pool, reclaim = self._store.pool, self._store.reclaim
         start_s = trio.current_time()
         pool.background.work(_LOOK_S / 2)  # a scan or unlinks that we wait for

@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 class Transfers:
-    """Reads and writes of open files; so many at once as there are ``io_threads``."""
+    """Reads and writes of open files, at most ``io_threads`` of them in threads at once."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -45,7 +45,7 @@ class Transfers:
             opened.transfers -= 1
 
     def _dismiss(self, fh: int, error: OSError) -> None:
-        """Take the name of a block that the device cannot read; its writer may put it right."""
+        """Remove the name of a block that the device cannot read, unless a writer may mend it."""
         opened = self._files.handles.get(fh).opened
         if not opened.writers and opened.gone is None:
             self._store.blocks.publishing.dismiss(opened, error)
@@ -62,7 +62,7 @@ class Transfers:
             found_bytes = self._store.pool.syscalls.preadv(fd, [into], offset_bytes, os.RWF_NOWAIT)
             whole = found_bytes == len(into) or offset_bytes + found_bytes >= os.fstat(fd).st_size
         except OSError:
-            return -1  # nothing is; or the device fails, which the thread finds out
+            return -1  # nothing is in memory; or the device fails, which ``read`` finds out
         return found_bytes if whole else -1
 
     async def write(
@@ -70,7 +70,7 @@ class Transfers:
     ) -> int:
         """Write *data* and return how much of it was taken. Raises NoSpace, TooLarge, OSError.
 
-        *about_to_wait* is told before it waits for room.
+        *about_to_wait* is called before it waits for room.
         """
         handle = self._files.handles.get(fh)
         if handle.kind is not HandleKind.WRITER:
@@ -116,9 +116,10 @@ class Transfers:
             self._store.pool.open_notes.writing(opened)
 
     def write_at_once(self, fh: int, offset_bytes: int, data: memoryview) -> bool:
-        """Write all of *data* if there is room and no need to wait; else False.
+        """Write all of *data* and return True, if there is room and no need to wait.
 
-        ``write`` does it then, from the start. Raises BadHandle, Damaged, TooLarge, OSError.
+        If False, ``write`` must do it, from the start. Raises BadHandle, Damaged, TooLarge,
+        OSError.
         """
         handle = self._files.handles.get(fh)
         if handle.kind is not HandleKind.WRITER or not self._writes_at_once:
@@ -128,7 +129,7 @@ class Transfers:
             opened, offset_bytes + len(data), len(data)
         )
         fd = self._files.extent_fd(fh)
-        opened.transfers += 1  # its own space may be made by eviction
+        opened.transfers += 1  # eviction for its space must not take this file
         try:
             if growth_bytes:
                 if allocator.late_reserve_bytes(opened, growth_bytes):
@@ -136,15 +137,15 @@ class Transfers:
                 # No await from here to the account of what was allocated.
                 allocator.require_space(growth_bytes)
                 pool.extents.reserve_write(fd, offset_bytes, len(data))
-            # A new mtime is a transaction, for which such a write does not wait; nor would it be
-            # one that lasts: an unlink is longer.
+            # A new mtime is a transaction of the device's file system, for which RWF_NOWAIT would
+            # refuse to wait. It is done first, and is short: an unlink takes longer.
             pool.syscalls.utime(fd)
             written_bytes = pool.syscalls.pwritev(fd, [data], offset_bytes, os.RWF_NOWAIT)
         except NoSpace:
-            return False  # it is worth waiting for, or not
+            return False  # ``write`` waits if that is worth it
         except OSError as error:
             self._writes_at_once = error.errno != errno.EOPNOTSUPP
-            return False  # it would wait; or the device fails, which the thread finds out
+            return False  # it would wait; or the device fails, which ``write`` finds out
         finally:
             opened.transfers -= 1
             # Also holes were filled, if the file has some.
@@ -152,7 +153,7 @@ class Transfers:
         return written_bytes == len(data)
 
     async def _reserve_late(self, opened: OpenInode, fd: int, growth_bytes: int) -> bool:
-        """Give a draft the room for all of it, if that is there now; False if nothing was done."""
+        """Allocate the rest of a draft, if there is room now; False if nothing was done."""
         pool = self._store.pool
         end_bytes = self._store.allocator.late_reserve_bytes(opened, growth_bytes)
         if not end_bytes:
