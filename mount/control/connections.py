@@ -28,7 +28,7 @@ Conversation = Callable[[trio.SocketStream], Awaitable[None]]
 async def serve_connections(
     listening: socket.socket, converse: Conversation, *, most: int, deadline_s: float
 ) -> None:
-    """Let *converse* have each connection to *listening*, until cancelled.
+    """Hand each connection to *listening* to *converse*, until cancelled.
 
     At most *most* at once, each for at most *deadline_s*. Nothing that a client does ends this.
     """

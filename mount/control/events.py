@@ -29,18 +29,19 @@ LISTENERS_MAX: Final = 16
 _INTERVAL_S: Final = 0.05
 #: Events turned into text without a pause; each takes some 5 us.
 _SLICE: Final = 64
-#: Lines that a client may have waiting, some 200 bytes each; all clients wait for the same ones.
+#: The most that may wait for one client. A line takes some 200 bytes, and clients share it.
 BACKLOG_MAX_BYTES: Final = 4 << 20
-#: A client that takes nothing for so long is cut off.
+#: A client that takes nothing for this long is cut off.
 _STALLED_MAX_S: Final = 60.0
-#: Without an event a line says so often that the stream lives, and a dead client is found.
+#: After this time without an event a line is sent, to show that the stream lives and to find dead
+#: clients.
 _QUIET_MAX_S: Final = 30.0
 
 
 async def serve_events(settings: Settings, events: Events, group: int | None) -> None:
-    """Tell the events of the mount with *settings* until cancelled; the socket is *group*'s.
+    """Send the events of the mount with *settings* until cancelled; the socket is *group*'s.
 
-    A socket that cannot be had is logged: the mount serves without it.
+    If the socket cannot be made that is logged, and the mount serves without it.
     """
     broadcast = Broadcast(settings, events)
     try:
@@ -65,7 +66,7 @@ class _Client:
         self.has_some = trio.Event()
 
     def offer(self, lines: list[bytes], lost: int) -> None:
-        """Append *lines*; drop the oldest where that are too many."""
+        """Append *lines*, after *lost* ones that are missing; drop the oldest beyond the bound."""
         self.waiting.append(lines)
         self._held_bytes += _size_bytes(lines)
         self.lost += lost
@@ -151,7 +152,7 @@ class Broadcast:
 
 
 async def _watch_end(stream: trio.SocketStream, scope: trio.CancelScope) -> None:
-    """Cancel *scope* when the client hangs up; what it sends says nothing."""
+    """Cancel *scope* when the client hangs up; what it sends is ignored."""
     with contextlib.suppress(trio.BrokenResourceError):
         while await stream.receive_some(4096):
             pass

@@ -1,7 +1,7 @@
 """The long work that a control request starts: a job, of which one runs at a time.
 
 The request that starts it answers at once with its number; ``job`` returns its progress, ``cancel``
-ends it after its present step. It goes on if the client that started it goes away.
+ends it after its present step. The job goes on if the client that started it goes away.
 """
 
 import logging
@@ -16,7 +16,7 @@ from mount.control.socket import Verb
 
 _log: Final = logging.getLogger(__name__)
 
-#: Requests are answered between two steps; a step takes a millisecond or two.
+#: Between two steps, so that requests are answered; a step takes a millisecond or two.
 _PAUSE_S: Final = 0.001
 
 
@@ -74,7 +74,7 @@ class Jobs:
         return {"job": self._progress, "cancel": self._cancel}
 
     def start(self, steps: Iterator[None], progress: Shown) -> dict[str, Any]:
-        """Begin to do *steps*; return the answer. Raises SourceBusy."""
+        """Begin to do *steps*; return the answer. Raises SourceBusy while another job runs."""
         if self._job is not None and not self._job.done:
             raise SourceBusy("another `kvfs evict`, `pin`, `unpin` or `verify` is under way")
         job = self._job = _Job(next(self._numbers), progress)

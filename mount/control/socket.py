@@ -33,7 +33,7 @@ Verb = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 #: For operators and one exporter; more connections mean that a client leaks them.
 CONNECTIONS_MAX: Final = 16
-#: Connections of the group, so that it never keeps root away.
+#: The most that members of the group may have, so that they never keep root away.
 _GUESTS_MAX: Final = CONNECTIONS_MAX // 2
 #: What the group may ask for.
 _FOR_GUESTS: Final = frozenset({"status"})
@@ -74,7 +74,7 @@ async def serve_control(
 
 @contextlib.contextmanager
 def listening_at(path: str, mode: int, group: int | None = None) -> Iterator[socket.socket]:
-    """Hold a socket as ``listen`` makes it; it and its file are gone afterwards."""
+    """Yield a socket made by ``listen``; afterwards close it and remove its file."""
     with listen(path, mode, group) as listening:
         bound = os.stat(path)
         try:
@@ -210,13 +210,13 @@ def _is_owner(stream: trio.SocketStream) -> bool:
 
 
 def _is_member(stream: trio.SocketStream, group: int | None) -> bool:
-    """Whether who connected was in *group*, by its own or its other groups; no if unknown."""
+    """Whether the process that connected was in *group*, as any of its groups; no if unknown."""
     if group is None:
         return False
     raw = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEERCRED.size)
     try:
         others = stream.socket.getsockopt(socket.SOL_SOCKET, _PEERGROUPS, _GROUPS_MAX_BYTES)
-    except OSError:  # it has more of them
+    except OSError:  # it is in more groups
         others = b""
     return group in (PEERCRED.unpack(raw)[2], *array("I", others))
 

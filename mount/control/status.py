@@ -84,7 +84,7 @@ def _takeover(mount: Parts) -> str:
 
 
 def _own_memory_bytes() -> int:
-    """Return what this process holds for itself: resident, and neither a file's nor shared.
+    """Return the resident memory of this process, without files' and shared pages.
 
     proc_pid_statm(5), in pages.
     """

@@ -1,8 +1,8 @@
-"""The server and its supervisor: what one says to the other while it serves, and upgrades.
+"""What a server and its supervisor tell each other while the server serves; and upgrades.
 
 The link is that of kvfs/machine/held_files.py; the other end is mount/supervisor/. In an upgrade
-the new server is asked before the old one ends whether it knows what that one wrote, and agreed on
-with the kernel. They may be any two versions, so what is compared are numbers by name.
+the old server ends only if the new version knows the formats of what it wrote, and of what it
+agreed on with the kernel. They may be any two versions, so formats are numbers, compared by name.
 """
 
 import contextlib
@@ -34,13 +34,13 @@ FORMATS: Final[Mapping[str, int]] = {
     "table of open files": HANDLES_VERSION,
     "journal": JOURNAL_VERSION,
     "notes": NOTES_VERSION,
-    # The kernel has had its reply: a server that wants other features cannot tell it so.
+    # The kernel has had its INIT reply, so a server cannot tell it that it wants other features.
     "features agreed with the kernel": agree(_ALL_FLAGS, passthrough=True).flags,
 }
 
 
 def require_formats(theirs: Mapping[str, int]) -> None:
-    """Raise FormatUnknown unless this version can follow a server that uses *theirs*."""
+    """Raise FormatUnknown unless this version can take over from a server that uses *theirs*."""
     for name in FORMATS.keys() | theirs.keys():
         if theirs.get(name) != FORMATS.get(name):
             raise FormatUnknown(
@@ -50,7 +50,7 @@ def require_formats(theirs: Mapping[str, int]) -> None:
 
 
 def let_end_calls(held: HeldFiles, abort_fd: int) -> None:
-    """Give the supervisor the mount's abort file, for when no server can be had any more.
+    """Give the supervisor the mount's abort file, to end all calls if no server can be started.
 
     Without it (-1) a killed server's callers may wait until ``kvfs umount``.
     """
@@ -59,9 +59,9 @@ def let_end_calls(held: HeldFiles, abort_fd: int) -> None:
 
 
 async def say_alive(held: HeldFiles) -> None:
-    """Tell the supervisor again and again that the event loop runs, from a task of that loop.
+    """Tell the supervisor at intervals that the event loop runs, from a task of that loop.
 
-    A loop that has stopped says nothing, so the supervisor kills this server and starts another.
+    A loop that hangs says nothing, so the supervisor kills this server and starts another.
     """
     while held.alive_every_s:
         held.say_alive()
@@ -77,10 +77,10 @@ class Supervision:
         self._failures: trio.MemorySendChannel[str] | None = None
 
     async def listen(self) -> None:
-        """Return, and log it, once there is no supervisor any more: the mount is served without."""
+        """Take its messages. Return, and log it, when it is gone: the server goes on without it."""
         while (said := self._held.receive()) is not None:
             if "upgrade_failed" in said and self._failures is not None:
-                with contextlib.suppress(trio.WouldBlock):  # that of a signal, just before
+                with contextlib.suppress(trio.WouldBlock):  # a signal asked for one, too
                     self._failures.send_nowait(str(said["upgrade_failed"]))
             if "next_server" in said:
                 self._held.next_server = str(said["next_server"])
@@ -96,9 +96,9 @@ class Supervision:
         return {"upgrade": self._upgrade}
 
     async def _upgrade(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Let the server of ``program``, a command line, follow: the verb of `kvfs upgrade`.
+        """Have a server of ``program``, a command line, take over: the verb of `kvfs upgrade`.
 
-        If one does, this server is killed, and the client's connection ends. Raises ServeFailed.
+        On success this server is killed, and the client's connection ends. Else raises ServeFailed.
         """
         program, python_path = args.get("program"), args.get("python_path", "")
         if not isinstance(program, list) or not program or not isinstance(python_path, str):

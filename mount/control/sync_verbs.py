@@ -1,7 +1,7 @@
 """The verbs of `kvfs sync` on the control socket: what is published now becomes durable.
 
-``sync`` notes what that is, ``synced`` returns how much is left. The pass hurries while somebody
-asks, and goes on at its own pace when the client goes away.
+``sync`` notes what that is, ``synced`` returns how much is left. The durable pass hurries while
+clients ask, and returns to its own pace when they go away.
 """
 
 import time
@@ -21,18 +21,18 @@ from mount.control.socket import Verb
 
 #: Blocks looked at between two requests, some 2 us each.
 _STEP: Final = 512
-#: Clients that wait at once; the one that asked first is forgotten for one more.
+#: The most waits at once; for one more the oldest is forgotten.
 _WAITS_MAX: Final = 64
 
 
 class _Wait:
-    """What one client waits for: blocks, or all of them (None), and a flush.
+    """What one client waits for: some blocks, or all of them (None), and a flush.
 
-    Which blocks is known once the goal is set.
+    The blocks are known once the goal is set.
     """
 
     def __init__(self, goal: Goal, tops: set[InodeNo]) -> None:
-        """*tops*: what it named, or nothing: all."""
+        """*tops*: the inodes that the client named; none: all blocks."""
         self.goal = goal
         self.tops = tops
         self.blocks: dict[InodeNo, int] | None = None
@@ -44,7 +44,7 @@ class SyncVerbs:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        #: Not those of another server of this mount, whose clients may go on asking.
+        #: Numbers of waits. An earlier server of this mount had others: its clients may still ask.
         self._numbers = count(time.monotonic_ns())
         self._waits: dict[int, _Wait] = {}
 
@@ -70,7 +70,7 @@ class SyncVerbs:
         return {"wait": number, "blocks": len(blocks), "bytes": sum(blocks.values())}
 
     async def _look(self, wait: _Wait) -> dict[InodeNo, int]:
-        """Return which blocks *wait* waits for now; those of a goal that is set are kept."""
+        """Return the blocks that *wait* waits for, by size; final once its goal is set."""
         is_known = wait.goal.is_set
         listed = dict(self._store.pool.not_durable.sizes())
         blocks = await self._below(wait.tops, listed) if wait.tops else listed
@@ -102,7 +102,7 @@ class SyncVerbs:
         """Return what is left of the wait with number ``wait``; ``gone`` if there is none."""
         wait = self._waits.get(args.get("wait", 0))
         if wait is None:
-            return {"gone": True}  # another server had it: who waits asks that of this one
+            return {"gone": True}  # it was made by another server: the client asks for a new one
         durable_pass, pool = self._store.durable_pass, self._store.pool
         queue = pool.not_durable
         try:

@@ -32,7 +32,7 @@ from mount.control.metrics.families import (
 KEPT_S: Final = 1.0
 #: Families encoded without a pause: some 0.2 ms.
 _SLICE: Final = 8
-#: What OpenMetrics ends with; in between there is none.
+#: The end of a text in OpenMetrics; it must not stand between two slices.
 _END: Final = b"# EOF\n"
 #: In a scraper's header Accept.
 _OPENMETRICS: Final = "application/openmetrics-text"
@@ -65,7 +65,7 @@ class Exposition:
         self._lock = trio.Lock()
         self._families: list[Metric] = []
         self._made_s = float("-inf")
-        #: Of both formats, by content type.
+        #: The text of each format, by content type.
         self._texts: dict[str, bytes] = {}
 
     async def text(self, accept: str = "") -> tuple[bytes, str]:
@@ -152,7 +152,7 @@ def values_of(status: Any, key: Sequence[str], label: str = "") -> Iterator[tupl
         yield from values_of(status.get(first), rest, label)
         return
     for name, value in status.items():
-        # The unit of a key stands in the name of its metric.
+        # The name of the metric has the unit already.
         yield from values_of(value, rest, name.removesuffix("_s"))
 
 

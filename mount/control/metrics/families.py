@@ -7,7 +7,7 @@ for counters. docs/metrics.md lists the same table for a reader.
 from typing import Final, Literal, NamedTuple
 
 Kind = Literal["gauge", "counter", "histogram"]
-#: In a key it stands for each name that the status has there; the name becomes the label's value.
+#: In a key: any name that the status has in this place; the name becomes the label's value.
 ANY: Final = "*"
 
 
@@ -16,12 +16,12 @@ class Family(NamedTuple):
 
     name: str
     kind: Kind
-    #: Key of `kvfs status --json`, parts of it behind dots.
+    #: Key of `kvfs status --json`; a dot leads to a key inside.
     key: str
     meaning: str
     #: The label that takes what ``ANY`` stands for.
     label: str = ""
-    #: Values of the label that are told from the start, with 0: an alert sees the first increase.
+    #: Values of the label that are shown from the start, as 0, so that an alert sees an increase.
     present: tuple[str, ...] = ()
 
     @property
@@ -266,11 +266,11 @@ _TROUBLE: Final = (
 
 FAMILIES: Final = (*_CACHE, *_SPACE, *_BLOCKS, *_LATENCY, *_WORK, *_DURABILITY, *_TROUBLE)
 
-#: The one metric whose value says nothing: its labels are these keys of the status.
+#: The one metric without a meaningful value: its labels are these keys of the status.
 INFO_NAME: Final = "kvfs_mount"
 INFO_MEANING: Final = "What is mounted, in labels; the value is 1"
 INFO_LABELS: Final = ("version", "source", "name", "data_path")
-#: 1 where the status has this key with a value, else 0.
+#: 1 if the status has a true value under this key, else 0.
 FLAGS: Final = {
     "kvfs_read_only": ("read_only", "Mounted read-only"),
     "kvfs_little_evictable": ("warning", "Almost nothing is evictable; kvfs status says what is"),

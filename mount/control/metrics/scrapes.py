@@ -1,7 +1,7 @@
 """Answers scrapes: plain HTTP on a Unix socket, and on a loopback port if one is set.
 
-Metrics hold counts, paths and the names of programs, and no block data, so that every user of the
-host may read them by default. A scraper is a stranger: its request is bounded in size and time.
+Metrics hold counts, paths and the names of programs, but no block data. So every user of the host
+may read them by default, and a request is bounded in size and time.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _HEAD_END: Final = b"\r\n\r\n"
 async def serve_scrapes(settings: Settings, exposition: Exposition, group: int | None) -> None:
     """Answer scrapes of the mount with *settings* until cancelled; the socket is *group*'s.
 
-    A socket that cannot be had is logged: the mount serves without it.
+    If a socket cannot be made that is logged, and the mount serves without it.
     """
     scrapes = Scrapes(exposition)
     async with trio.open_nursery() as nursery:
@@ -79,7 +79,7 @@ def _on_port(settings: Settings) -> Iterator[socket.socket | None]:
 
 
 class Scrapes:
-    """Answers one request a connection."""
+    """Answers one request per connection."""
 
     def __init__(self, exposition: Exposition) -> None:
         self._exposition = exposition
@@ -110,7 +110,10 @@ class Scrapes:
 
 
 async def _head(stream: trio.SocketStream) -> str | None:
-    """Return the line and the headers of a request, or more than it may have; None: no request."""
+    """Return the line and the headers of a request; None if the client ends before.
+
+    If they are longer than REQUEST_MAX_BYTES, so is what is returned.
+    """
     received = bytearray()
     while _HEAD_END not in received and len(received) <= REQUEST_MAX_BYTES:
         part = await stream.receive_some(REQUEST_MAX_BYTES)

@@ -1,7 +1,8 @@
 """Writes the metrics to a file for node_exporter's textfile collector, at an interval.
 
-The file is replaced by a rename, so that a reader finds a whole one. In a thread, because the
-place may be slow, hang (NFS), or lie on the mount itself, which only this loop can answer.
+The file is replaced by a rename, so that a reader finds a whole one. A thread writes it, because
+its file system may be slow, hang (NFS), or be this mount, whose requests only this event loop can
+answer.
 """
 
 import contextlib
@@ -18,14 +19,14 @@ from mount.control.metrics.exposition import Exposition
 
 _log: Final = logging.getLogger(__name__)
 
-#: A stop waits so long for a place that hangs.
+#: How long a stop waits for the removal, if the file system hangs.
 _REMOVAL_MAX_S: Final = 1.0
 
 
 async def write_textfile(settings: Settings, exposition: Exposition) -> None:
     """Write the file that *settings* name until cancelled, and remove it in the end.
 
-    A file that outlives its mount would tell of a mount that is gone.
+    Otherwise it would go on showing a mount that is gone.
     """
     if not settings.metrics_textfile:
         return
