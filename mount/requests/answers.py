@@ -49,8 +49,8 @@ _NOT_KEPT: Final = _for(0.0)
 #: may_open() in fs/namei.c needs the attributes right after a CREATE, and with a timeout of 0 each
 #: store would ask once more. The kernel itself forgets attributes that a write changes.
 _CREATED: Final = _for(1.0)
-#: Nor does a file server change anything that the kernel does not see: it writes by write(2), never
-#: by a mapping. Ganesha asks after each WRITE and after COMMIT.
+#: For files that only file servers write: these use write(2), never a mapping, so the kernel sees
+#: each change. Ganesha asks after each WRITE and after COMMIT.
 _CHANGED: Final = _for(1.0)
 
 #: What the kernel is told of an inode: number, record, links, how long it may keep the attributes,
@@ -72,10 +72,10 @@ class Answers:
         requester: Callable[[], Requester],
         removed: Callable[[InodeNo], None],
     ) -> None:
-        """*generations* are of the pool's epoch: an NFS handle of another pool is stale.
+        """*generations* depend on the pool's epoch, so that an NFS handle of another pool is stale.
 
-        *requester* returns whose request it is; *removed* is called for inodes that lost their
-        name.
+        *requester* returns the present request's caller; *removed* is called for inodes that lost
+        their name.
         """
         self._store = store
         self._namespace = store.namespace
@@ -100,7 +100,7 @@ class Answers:
         self._looks.apply(kernel_keeps=settings.negative_timeout_s > 0)
 
     def lookup(self, parent: InodeNo, name: bytes) -> Entry | Validity:
-        """Return what the name leads to; if nothing, for how long the kernel may keep that."""
+        """Return what *name* leads to; if nothing, for how long the kernel may cache that."""
         try:
             ino = self._namespace.lookup(parent, name)
             if self._refusals:
@@ -121,9 +121,9 @@ class Answers:
         return self.entry(ino, record)
 
     def _shown(self, parent: InodeNo, name: bytes) -> Entry | None:
-        """Return what a file server's thread was just shown under *name*, which is gone now.
+        """Return what a listing has just shown a file server's thread as *name*, which is gone now.
 
-        If only the name has gone, its inode is as it is now.
+        If only the name is gone, the inode's attributes are the present ones.
         """
         shown = self.listed.find(self._requester().tid, parent, name)
         if shown is None:
@@ -134,13 +134,13 @@ class Answers:
         return ino, record, links, _CHANGED, generation, _NOT_KEPT
 
     def _node(self, ino: InodeNo, name: bytes) -> Entry:
-        """Return what a handle leads to, or a directory's parent. Raises DeadInode."""
+        """Return what an NFS handle leads to, or a directory's parent. Raises DeadInode."""
         ino, record = self.by_handle.lookup(ino, name)
         self._heat.touch(ino)
         return self.entry(ino, record)
 
     def _second_try(self, ino: InodeNo) -> InodeNo:
-        """Return where the name found at *ino* leads, if an OPEN of *ino* was refused before."""
+        """Return the inode for a name that leads to *ino*, after an OPEN of it was refused."""
         who = self._requester()
         may = functools.partial(self._may_empty, who)
         return self._blocks.truncating.looked_up(ino, who.tid, self._files.requester(), may)
@@ -251,7 +251,7 @@ class Answers:
         return self._created(*made)
 
     def _created(self, fh: HandleNo, grant: Grant, ino: InodeNo, record: InodeRecord) -> Created:
-        """Return what the kernel is told of a new draft; open(2) checks it once more."""
+        """Return what the kernel is told of a new draft."""
         trusted = self._files.trusts_created(record)
         _, _, links, _, generation, name_kept = self.entry(ino, record, name_trusted=trusted)
         return fh, grant, (ino, record, links, _CREATED, generation, name_kept)

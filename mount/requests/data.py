@@ -1,8 +1,8 @@
 """READ and WRITE on the daemon path: answered at once if nothing has to wait, else by a task.
 
-They do not go through libfuse, which would copy the bytes twice more and wait for a thread. Also an
-answer of a megabyte is lost if there is no memory for the socket between libfuse and us, and then
-its caller waits for ever.
+They do not go through libfuse, which would copy the bytes twice more and wait for a thread.
+Besides, the socket between libfuse and us loses an answer of a megabyte when memory is short, and
+then the caller would wait for ever.
 """
 
 from typing import Final

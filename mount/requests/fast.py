@@ -87,7 +87,7 @@ class FastAnswers:
     """
 
     def __init__(self, answers: Answers, files: Files, requester: Callable[[], Requester]) -> None:
-        """*requester* returns whose request it is."""
+        """*requester* returns the caller of the present request."""
         self._answers = answers
         self._files = files
         self._requester = requester
@@ -122,7 +122,7 @@ class FastAnswers:
         return _pack_out(_ATTR_REPLY_BYTES, 0, unique) + head + _attr(entry)
 
     def _statx(self, unique: int, nodeid: InodeNo, _request: memoryview) -> bytes:
-        """Return the attributes with the birth time; the kernel asks only who wants that."""
+        """Return the attributes with the birth time; sent only for callers that want that."""
         ino, record, links, (_, attr_s, attr_ns), _, _ = self._answers.attributes(nodeid)
         return data_reply(
             unique,

@@ -29,19 +29,20 @@ _WANTED: Final = Kept("which row of a directory a thread will look for", 1.0, 25
 class Generations:
     """The generation of each inode, which a handle must name beside the inode's number.
 
-    Inode numbers can be counted up. With one generation for all, who may search one directory of an
-    export could make up handles of files in those that he may not search (no_subtree_check).
+    Inode numbers can be guessed by counting. With one generation for all, a client that may search
+    one directory of an export could make up handles of files in others (no_subtree_check).
     """
 
     def __init__(self, epoch: int, *, alike: bool = False) -> None:
-        """*epoch* is the pool's, a secret of 64 bits; *alike*: all have the one that it gives."""
+        """*epoch* is the pool's secret of 64 bits; *alike*: it gives all inodes the same one."""
         self._alike = epoch & _U32_MAX if alike else None
         self._key = epoch.to_bytes(8, "little")
 
     def of(self, ino: InodeNo) -> int:
-        """Return that of *ino*, of 32 bits.
+        """Return the generation of *ino*, of 32 bits.
 
-        It is 0 for the root: the kernel warns of any other (fuse_lookup_name() in fs/fuse/dir.c).
+        It is 0 for the root: the kernel warns of any other one (fuse_lookup_name() in
+        fs/fuse/dir.c).
         """
         if ino == ROOT_INODE:
             return 0
@@ -59,7 +60,7 @@ class HandleLookups:
         self._files = files
         #: By thread: a directory, and the row that the thread wants of it.
         self._wanted: Recent[int, tuple[InodeNo, InodeNo]] = Recent(_WANTED)
-        #: By handle of a directory: the row to begin with, before and from the first READDIR.
+        #: By directory handle: the row to begin with; in ``_begun`` from the first READDIR on.
         self._ahead: dict[int, InodeNo] = {}
         self._begun: dict[int, InodeNo] = {}
 

@@ -1,9 +1,9 @@
-"""What a file server was just shown of a directory, for its look at each name that follows.
+"""Remembers what a listing has just shown a file server, which then looks up each of the names.
 
-NFS-Ganesha reads some rows of a directory and then looks for each of their names, on one thread
-(read_dirents in FSAL_VFS/handle.c of 4.3). If one of them is not there any more, it gives the whole
-listing up with that error, and so does its client. In a full pool a name may be evicted at any
-time. So a name that the thread has just been shown is found for a moment, as it was then.
+NFS-Ganesha reads some rows of a directory and then looks up each of their names, on one thread
+(read_dirents in FSAL_VFS/handle.c of 4.3). If one of them is gone, it gives up the whole listing
+with that error, and so does its client. In a full pool a name may be evicted at any time. So for a
+moment a thread still finds each name that it was just shown, as it was then.
 """
 
 import time
@@ -13,7 +13,7 @@ from kvfs.core.rewriting import Kept
 from kvfs.core.second_tries import Recent
 from kvfs.core.types import InodeNo
 
-#: A server looks for the names at once. One that has no time meanwhile may fail as before.
+#: A server looks the names up at once. One that is too slow for this may fail, as without it.
 _SHOWN: Final = Kept("which rows of a directory a file server's thread was shown", 1.0, 256)
 #: Rows of one answer to a READDIR that are remembered: more than a page holds.
 _ROWS_MAX: Final = 256
@@ -32,7 +32,7 @@ class ListedNames(Generic[_Row]):
 
     def note(self, thread: int, directory: InodeNo, rows: dict[bytes, _Row]) -> None:
         """Note that *thread* was just shown *rows* of *directory*."""
-        if rows and thread > 0:  # 0: a thread of another pid namespace, like others there
+        if rows and thread > 0:  # 0: any thread of another pid namespace
             self.in_use = True
             rows = dict(list(rows.items())[:_ROWS_MAX])
             self._shown.note(thread, (directory, rows), time.monotonic())

@@ -1,7 +1,7 @@
 """Answers after the device is lost: every name is a miss, every store is refused.
 
-A client then goes on without its cache, which is better than an error for every call. The pool is
-not used: its index is a mapping of a file that cannot be read any more.
+So clients go on without a cache, which is better than an error for every call. The pool is not
+used: its index is a mapping of a file that cannot be read any more.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""The request handlers that pyfuse3 calls: one short handler a request, and no storage logic.
+"""The request handlers that pyfuse3 calls: a short one for each kind, and no storage logic.
 
 Handlers that never wait are plain functions (``answered``), so pyfuse3 runs each to its end before
 the next request is read.
@@ -52,7 +52,7 @@ class Operations(pyfuse3.Operations):
         granted: Granted,
         requester: Callable[[], Requester],
     ) -> None:
-        """*requester* returns who made the present request."""
+        """*requester* returns the caller of the present request."""
         super().__init__()
         self._store = store
         self._namespace = store.namespace
@@ -276,7 +276,7 @@ class Operations(pyfuse3.Operations):
 
     @answered
     def flush(self, fh: int) -> None:
-        """Check whether the closing process is dying. FLUSH does not mean that it is done."""
+        """Check whether the closing process is dying. Its file may still be open."""
         self._files.flush(fh, self._requester().tid)
 
     @answered

@@ -62,7 +62,7 @@ class Listing:
     def put(self, token: pyfuse3.ReaddirToken, cookie: int, first: InodeNo | None) -> None:
         """Put the rows after *cookie* into *token*, as many as it takes.
 
-        A listing that begins with the child *first* has that row alone at first, without a look at
+        A listing that begins with the child *first* gets only that row at first, without a look at
         the others. Drafts that ``who`` must not see are left out.
         """
         if cookie == 0 and first is not None and self._put_first(token, first):

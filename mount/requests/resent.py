@@ -1,7 +1,7 @@
-"""Answers to resent requests that the last server did: they must not be done twice.
+"""Answers to resent requests that the last server carried out: they must not be done twice.
 
 What it did is known from the journal (names) and from the handle table (opens and closes). A
-request of which nothing is known was not done, and is done now.
+request that neither knows was not done, and is done now.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ class ResentAnswers:
         if code in _OPENS:
             return None if handle is None else data_reply(unique, self._opened(handle, uid, tid))
         if code == Opcode.CREATE and handle is not None:
-            # Without a handle nobody has the draft, and it was dropped: it is made anew.
+            # Without a handle nobody has the draft open: it was dropped, and is created anew.
             entry = self._entry(handle.opened.ino)
             return (
                 None
@@ -83,7 +83,7 @@ class ResentAnswers:
         return None if entry is None else data_reply(unique, entry)
 
     def _is_refused(self, message: bytes) -> bool:
-        """Whether an OPEN to truncate was answered ESTALE: it is no second try of itself."""
+        """Whether this OPEN to truncate was answered ESTALE: a resent one is no second try."""
         _, _, _, ino, _, _, tid, _, _ = IN_HEADER.unpack_from(message)
         if not OPEN_IN.unpack_from(message, IN_HEADER_BYTES)[0] & os.O_TRUNC:
             return False
@@ -91,7 +91,7 @@ class ResentAnswers:
         return refused is not None and refused.ino == ino and refused.led_to is None
 
     def _opened(self, handle: Handle, uid: int, tid: int) -> bytes:
-        """Return struct fuse_open_out; what was to follow the row of the handle is made up for."""
+        """Return struct fuse_open_out, after what the last server had yet to do for *handle*."""
         opened, files = handle.opened, self._files
         if handle.kind is HandleKind.DIRECTORY:
             return OPEN_OUT.pack(handle.fh, 0, 0)
