@@ -59,14 +59,14 @@ from mount.requests.resent import ResentAnswers
 
 _log: Final = logging.getLogger(__name__)
 
+#: Notes: that each inode has its own generation, while older servers gave all the same; and the
 #: ``major:minor`` of the mount.
-#: That each inode has a generation of its own; servers before gave all the same.
 _GENERATIONS_NOTE: Final = b"generations"
 _NUMBER_NOTE: Final = b"number"
 
 #: How often the store's tick runs: a burst of stores empties the ready queue in less time.
 _TICK_S: Final = 0.02
-#: And how often if no request changes anything: only timers are due then.
+#: The same while no request changes anything: only timers are due then.
 _IDLE_TICK_S: Final = 0.25
 _CHANGING: Final = (Opcode.CREATE, Opcode.RENAME, Opcode.UNLINK, Opcode.SETATTR, Opcode.WRITE)
 #: pyfuse3's tasks. Each open or create that waits for space occupies one. None ends before the
@@ -84,12 +84,11 @@ def run(
 ) -> None:
     """Serve until the mount is gone or SIGTERM comes; *ready* is called once it serves.
 
-    What must outlive this server is given to the supervisor to be *held*.
-    *load* reads the settings again at SIGHUP. *remark* takes lines for the operator who mounts, and
-    *progress* how far a rebuild of the index is: files read, and all.
-    Raises CommandError.
+    *held* is the link to the supervisor, which is given what must outlive this server. *load* reads
+    the settings again at SIGHUP. *remark* takes lines for the operator who mounts. *progress*
+    takes, during a rebuild of the index, the files read so far and in all. Raises CommandError.
     """
-    group_id(settings.control_group)  # a wrong one is told before anything is touched
+    group_id(settings.control_group)  # a wrong one fails before anything is touched
     with contextlib.ExitStack() as stack:
         of, device = succession.begin(held, settings)
         stack.enter_context(device)
@@ -150,7 +149,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             port.store.pool.background.run_one,
         )
         self.files = Files(port, self.channel, settings.io_threads)
-        # A generation that changes makes a known inode a bad one (fuse_stale_inode()).
+        # To the kernel an inode whose generation changes is bad (fuse_stale_inode()).
         alike = of.takes_over and of.notes.get(_GENERATIONS_NOTE) is None
         if not alike:
             of.notes.put(_GENERATIONS_NOTE, "by inode")
@@ -163,7 +162,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             port.unnamed,
         )
         self._own = OwnMount(port.fuse_fd, settings.mountpoint)
-        #: Whether another server could go on, and whether one should: the mount is not to end.
+        #: Whether another server could go on; and whether none should, as the mount is to end.
         self._left = of.takes_over
         self._ends = False
 
@@ -197,7 +196,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         return self
 
     def _go_on(self) -> None:
-        """Serve the mount of another server."""
+        """Take over the mount of another server."""
         number = self._of.notes.get(_NUMBER_NOTE) or ""
         self._own.go_on(number, self._of.abort_fd)
         self._number = DeviceNumber(self._own.device_number, None)
@@ -206,7 +205,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         assert recalled is not None, "and has left its handles"
         resent = ResentAnswers(self.answers, self.files, self.store.done, recalled)
         self.channel.take_over(agreed.request, resent.of)
-        with contextlib.suppress(OSError):  # what was still to be told is forgotten
+        with contextlib.suppress(OSError):  # its last invalidations are lost
             kernel.notify_inc_epoch(self.port.fuse_fd)
 
     def __exit__(self, *_: object) -> None:
@@ -309,7 +308,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         )
         self.channel.serve_only(LostDevice(root).answers())
         self.store.pool.background.discard()
-        with contextlib.suppress(OSError):  # else each name is asked for when it is opened
+        with contextlib.suppress(OSError):  # without it the kernel finds out at each open
             kernel.notify_inc_epoch(self.port.fuse_fd)
 
     def _verbs(self, verbs: Mapping[str, Verb]) -> dict[str, Verb]:
