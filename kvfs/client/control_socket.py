@@ -111,7 +111,7 @@ def _connect(connection: socket.socket, path: str, deadline_s: float) -> None:
 
 
 def peer_pid(path: str) -> int:
-    """Return the process that listens on the socket *path*; 0 if none does.
+    """Return the pid of the process that listens on the socket *path*; 0 if none does.
 
     The kernel knows it without the server's help (SO_PEERCRED, unix(7)).
     """

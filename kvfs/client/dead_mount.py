@@ -1,6 +1,6 @@
 """A kvfs mount whose server is dead. It never works again, so it may be detached.
 
-Clients that have files of it open keep them, and it ends with its last user.
+Clients keep the files that they have open on it, and it ends with its last user.
 """
 
 import errno
@@ -42,7 +42,7 @@ def dead_mount_at(mountpoint: str) -> DeadMount | None:
 
 
 def take_away(dead: DeadMount) -> None:
-    """Detach *dead*, in use or not; fine if it is gone meanwhile. Raises MountpointUnusable.
+    """Detach *dead*, in use or not; no error if it is gone meanwhile. Raises MountpointUnusable.
 
     Calls that wait for the killed server end with an error.
     """
@@ -77,7 +77,7 @@ def open_process(pid: int) -> int:
 
 
 def wait_for_end(pidfd: int, wait_s: float) -> bool:
-    """Wait for the end of the process behind *pidfd*; whether it has ended, also for -1."""
+    """Wait up to *wait_s* for the process behind *pidfd*; True if it has ended, or for -1."""
     if pidfd < 0:
         return True
     poll = select.poll()

@@ -20,15 +20,15 @@ _ENDED: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNREFUSE
 
 
 def has_ended(mountpoint: str) -> bool:
-    """Whether the kvfs mounted at *mountpoint* has lost its server for good, within 3 s.
+    """Whether the kvfs mounted at *mountpoint* has lost its server for good. Takes 3 s at most.
 
-    Also if its calls wait yet, for a killed server alone (``held_up_server``).
+    True also if calls still wait, but only for a killed server (``held_up_server``).
     """
     return held_up_server(mountpoint) > 0 or has_no_server(mountpoint)
 
 
 def has_no_server(mountpoint: str) -> bool:
-    """Whether nobody has /dev/fuse of the kvfs at *mountpoint* open any more, within 3 s."""
+    """Whether nobody has /dev/fuse of the kvfs at *mountpoint* open; False if unknown after 3 s."""
     command, environment = program_again("kvfs.client.liveness")
     looker = subprocess.Popen(
         [*command, mountpoint],
@@ -46,9 +46,9 @@ def has_no_server(mountpoint: str) -> bool:
 
 
 def held_up_server(mountpoint: str) -> int:
-    """Return the killed server that alone keeps the mount at *mountpoint* from its end; else 0.
+    """Return the pid of a killed server that alone keeps the mount at *mountpoint* alive; else 0.
 
-    Its successor, which had the control socket, was killed as well, and has ended.
+    For one without a control socket: a successor took that over, was killed as well, and has ended.
     """
     from kvfs.machine.connection_holders import held_up_by
     from kvfs.machine.mount_table import kvfs_at

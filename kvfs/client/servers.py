@@ -32,14 +32,14 @@ from kvfs.machine.mounted_elsewhere import note_of
 
 #: A server answers within milliseconds. One that takes longer than this hangs.
 _ANSWER_WAIT_S: Final = 5.0
-#: A server takes over within a second, and on a busy machine within some.
+#: A server takes over within a second, and on a busy machine within a few.
 _TAKEOVER_WAIT_S: Final = 5.0
 _LOOK_S: Final = 0.05
-#: It removes the socket of the last one, and makes its own.
+#: A new server removes the socket of the last one and makes its own: in between there is none.
 _NO_SOCKET_WAIT_S: Final = 0.5
 #: Servers that are asked at the same time.
 _ASKED_MAX: Final = 32
-#: Of what the last server died of.
+#: Of the reason why the last server died.
 _WHY_MAX_CHARACTERS: Final = 500
 
 
@@ -54,7 +54,7 @@ class Answer(NamedTuple):
 def answers(first: str = "") -> Iterator[Answer]:
     """Yield the answer of each server; the socket *first* is asked first, all others at once.
 
-    So those that hang make nobody wait for longer than one of them.
+    So several servers that hang delay the caller no longer than one does.
     """
     paths = socket_paths()
     if first in paths:
@@ -71,7 +71,7 @@ def _answer_at(path: str) -> Answer:
     try:
         try:
             status = ask(path, "status", timeout_s=_ANSWER_WAIT_S)
-        except HungUp:  # it was killed just now: what is there next?
+        except HungUp:  # it was killed just now: ask its successor
             status = ask(path, "status", timeout_s=_ANSWER_WAIT_S)
     except CommandError as error:
         return Answer(path, {}, _gone(path) if was_killed(peer_pid(path)) else error)
@@ -97,7 +97,7 @@ def answers_and_dead() -> list[Answer]:
         found = list(answers())
     spoken_for = {mountpoint_behind(answer.path) for answer in found}
     spoken_for.update(answer.status.get("mountpoint", "") for answer in found)
-    # Else a server that hangs, and whose mount nobody knows, may have it.
+    # If not, a hanging server whose mount is unknown may serve a mount that has no socket.
     is_told = all(answer.error is None or mountpoint_behind(answer.path) for answer in found)
     there = _kvfs_mounts()
     # By device, because a bind mount shows the same file system again.
@@ -124,7 +124,7 @@ def _left_alone(found: Sequence[Answer]) -> list[str]:
 
 
 def _corrected(answer: Answer, alive: Sequence[str]) -> Answer:
-    """Return *answer* without the word that the mount is dead, if it is one of those *alive*."""
+    """Return *answer*; if it calls a mount dead that is *alive*, with another error."""
     mountpoint = mountpoint_behind(answer.path)
     if not _is_gone(answer) or (mountpoint and mountpoint not in alive):
         return answer
@@ -140,7 +140,7 @@ def _without_socket(mountpoint: str) -> CommandError:
 
 
 def _one_has_died() -> bool:
-    """Whether a socket whose mount is not known by its name was left behind by its server."""
+    """Whether a dead server left a socket behind whose name does not tell the mount."""
     unknown = (path for path in socket_paths() if not mountpoint_behind(path))
     return any((pid := peer_pid(path)) == 0 or was_killed(pid) for path in unknown)
 
@@ -254,9 +254,9 @@ def server_of(mountpoint: str) -> int:
 def remove_dead_sockets() -> None:
     """Remove the sockets that dead servers left behind.
 
-    Not of one whose mount is there: another server may take it over. Nor of one that the kernel
-    holds up: only its socket tells that the calls on its mount wait for nothing, so that ``kvfs
-    umount`` there ends them.
+    A socket stays if its mount is there: another server may take that over. It stays if the kernel
+    holds up its server: only the socket tells that calls on the mount wait in vain, so that ``kvfs
+    umount`` can end them.
     """
     with contextlib.suppress(OSError), locked_directory(RUN_DIRECTORY):
         for suffix in (SOCKET_SUFFIX, METRICS_SUFFIX, EVENTS_SUFFIX):

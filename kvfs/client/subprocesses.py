@@ -42,9 +42,9 @@ def home_of_kvfs() -> str:
 def supervised(arguments: Sequence[str], ready_fd: int) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the environment of the supervisor of ``kvfs *arguments*``.
 
-    That is a server's command line. Its first start says at *ready_fd*, if not -1, how it went. The
-    supervisor imports nothing that was installed (mount/supervisor/__main__.py). For an upgrade it
-    looks where this command was found: another version may lie there then.
+    *arguments* are those of a server. Its first start reports at *ready_fd* (-1: nowhere) how it
+    went. The supervisor imports nothing that was installed (mount/supervisor/__main__.py). For an
+    upgrade it runs this command again from the same path, where another version may lie by then.
     """
     try:
         here = os.getcwd()

@@ -73,7 +73,7 @@ def _of_server(answer: Answer) -> Iterator[Part]:
 def write_bundle(
     file: IO[bytes], parts: list[Part], hidden: HiddenNames | None, done: Callable[[str], None]
 ) -> list[tuple[str, int]]:
-    """Write *parts* into *file* as a tar.gz; return their names and sizes. *done* after each."""
+    """Write *parts* into *file* as a tar.gz; return names and sizes. *done* gets each name."""
     sizes: list[tuple[str, int]] = []
     with tarfile.open(fileobj=file, mode="w:gz") as bundle:
         for part in parts:

@@ -1,7 +1,7 @@
 """Reading files so that the kernel has their bytes in memory: bounded in rate and in bytes.
 
-One buffer is used again and again; what stays is the kernel's page cache. Names come from anywhere,
-so whatever is not a regular file of a kvfs mount is left alone, and never opened.
+All reads use one buffer; what stays is the kernel's page cache. Names may come from anywhere, so
+whatever is not a regular file of a kvfs mount is never opened.
 """
 
 import errno
@@ -28,7 +28,7 @@ class Warming:
         self._limit_bytes = limit_bytes
         self._rate_bytes = rate_bytes
         self._buffer = memoryview(bytearray(_READ_BYTES))
-        #: When the first read began, later for time that was not used.
+        #: When the first read began, moved later by time that was not used.
         self._begun_s: float | None = None
         self.blocks = 0
         self.bytes = 0

@@ -60,7 +60,7 @@ def plan_of(path: str, clients: Sequence[str], server: str, kind: str, config: s
 
 
 def write(plan: Plan) -> bool:
-    """Write the file of *plan*; return whether it changed. ConfigForeign, ConfigUnwritable."""
+    """Write the file of *plan*; return if it changed. Raises ConfigForeign, ConfigUnwritable."""
     if plan.taken_by:
         raise ConfigForeign(
             f"{', '.join(plan.taken_by)} exports {plan.mountpoint} already: take it out there first"

@@ -208,7 +208,7 @@ def config_of(words: list[str]) -> str:
 
 
 def _open_below(pid: int, mountpoint: str, until_s: float) -> tuple[int, int]:
-    """Return how many files below *mountpoint* process *pid* has open, and of how many is unknown.
+    """Return how many files below *mountpoint* *pid* has open, and how many could not be checked.
 
     Reads only links in /proc, never a path. The descriptor of the root directory does not count.
     """

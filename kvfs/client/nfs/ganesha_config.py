@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from kvfs.client.nfs.squash import ALL, NONE, ROOT, Squash
 
-#: A name in a block, and what it is set to.
+#: One token; blanks and comments match without a group.
 _TOKEN: Final = re.compile(
     r"""\s+ | \#[^\n]* | (?P<string>"(?:\\.|[^"\\])*" | '[^']*') | (?P<mark>[{}=;,])
     | (?P<word>[^\s{}=;,"'\#]+) | (?P<other>.)""",
@@ -19,7 +19,7 @@ _TOKEN: Final = re.compile(
 _INCLUDE: Final = re.compile(
     r"""^\s*%(?P<kind>include|dir|url)\s+"?(?P<path>[^"\s]+)"?""", re.MULTILINE
 )
-#: Both names of this block (mdcache_read_conf.c).
+#: Both names of the block with settings of the cache (mdcache_read_conf.c).
 _CACHE_BLOCKS: Final = frozenset({"mdcache", "cacheinode"})
 #: The default of Anonymous_uid (ganesha-export-config(8)); the kernel takes 32 bits of it.
 _ANONYMOUS_ID: Final = -2

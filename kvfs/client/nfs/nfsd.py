@@ -49,7 +49,7 @@ def taken_exports(mountpoint: str) -> tuple[Export, ...]:
 
 
 def way_out(mountpoint: str, taken: tuple[Export, ...]) -> str:
-    """Return the commands after which the NFS server does not hold *mountpoint* any more."""
+    """Return, as text, the commands that make the NFS server let go of *mountpoint*."""
     # The kernel shows clients by resolved address; exportfs needs them as they were given.
     told = dict.fromkeys(parse_exports(_text(ETAB), mountpoint) or taken)
     ends = " && ".join(

@@ -16,11 +16,11 @@ from kvfs.core.errors import UsageError
 from kvfs.core.mount_name import name_of
 
 NFSD, GANESHA = "nfsd", "ganesha"
-#: With what a client mounts it, each with its reason in docs/nfs.md.
+#: The options with which a client mounts it; docs/nfs.md has a reason for each.
 CLIENT_OPTIONS: Final = (
     "vers=4.2,proto=tcp,nconnect=8,softerr,timeo=50,retrans=2,acdirmin=1,acdirmax=1"
 )
-#: What separates fields of fstab(5), and its escapes.
+#: Characters that fstab(5) needs escaped, and their escapes.
 _BLANKS: Final = {ord(one): f"\\{ord(one):03o}" for one in " \t\n\\"}
 #: exports(5), "Machine Name Formats", and what Ganesha's scanner takes without quotes as well.
 _CLIENT: Final = re.compile(r"\*|@[A-Za-z_][\w.-]*|[A-Za-z_?*\[][\w.?*\[\]!-]*", re.ASCII)
@@ -62,7 +62,7 @@ class Plan(NamedTuple):
 
     @property
     def client_mount(self) -> str:
-        """The command by which a client mounts it, from the host of this name."""
+        """The command by which a client mounts it from this host."""
         place, here = shlex.quote(self._exported_at), shlex.quote(self.mountpoint)
         return f"mount -t nfs -o {CLIENT_OPTIONS} {place} {here}"
 

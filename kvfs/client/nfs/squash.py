@@ -1,4 +1,4 @@
-"""Squash: to which users an NFS server maps its clients, and who can then store at the root.
+"""Squash: which users an NFS server maps clients' users to, and who can then store at the root.
 
 With sec=sys a server trusts the uid that a client sends, except root's. It *squashes* root: it maps
 it to the anonymous user (exports(5), "User ID Mapping"; ganesha-export-config(8), Squash).
@@ -63,7 +63,7 @@ class Squash(NamedTuple):
 
 
 def fitting(root: Root, kind: str = "") -> Squash:
-    """Return the squash with the least trust that still lets the root of a client store.
+    """Return the squash that trusts clients least and still lets their root store.
 
     *kind* is what the operator asked for; it is returned if anybody can store with it.
     """
