@@ -69,7 +69,7 @@ class Workers:
 
 
 def tell(worker: subprocess.Popen[bytes], order: Mapping[str, Any]) -> None:
-    """Give *worker* an order; a dead one takes it, too, and is noticed by ``hear``."""
+    """Give *worker* an order. If it is dead, only ``hear`` finds out."""
     assert worker.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         worker.stdin.write(json.dumps(order).encode() + b"\n")
@@ -77,7 +77,7 @@ def tell(worker: subprocess.Popen[bytes], order: Mapping[str, Any]) -> None:
 
 
 def hear(worker: subprocess.Popen[bytes], doing: str) -> dict[str, Any]:
-    """Wait for an answer of *worker*; *doing* says in an error what it was about.
+    """Wait for an answer of *worker* and return it; *doing* names the work in an error.
 
     Raises ``BenchFailed`` when a system call failed or the worker died, and ``VerifyFailed`` when
     a load got wrong bytes.

@@ -17,7 +17,7 @@ KVFS: Final = tuple(program_again(_MODULE)[0])
 #: CPUCLOCK_SCHED of linux/posix-timers.h: the scheduler's exact sum over all threads, also those
 #: that have ended. /proc/PID/stat shows the same in ticks of 10 ms.
 _CPUCLOCK_SCHED: Final = 2
-#: With less CPU time between two looks the server is idle; its own timers cost less.
+#: If the server took less CPU time between two looks, it was idle: only its timers ran.
 _QUIET_NS: Final = 300_000
 _LOOK_S: Final = 0.02
 _SETTLE_S: Final = 3.0

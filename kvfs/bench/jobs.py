@@ -96,7 +96,7 @@ class Effort(NamedTuple):
 QUICK: Final = Effort(
     data_bytes=16 * MIB, load_bytes=32 * MIB, rounds=1, names=64, calls=2048, opens=256
 )
-#: So many blocks of one data set are opened; real hosts reload what they loaded recently.
+#: How many blocks of a data set are opened; real hosts reload what they loaded recently.
 _OPEN_NAMES: Final = 256
 #: No data set has more blocks than this, however small they are.
 _MOST_BLOCKS: Final = 4096

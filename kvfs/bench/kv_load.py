@@ -19,7 +19,7 @@ from kvfs.bench.kv_shapes import SHAPES, Block, Layout, Shape, absent_blocks, pl
 from kvfs.core.errors import VerifyFailed
 from kvfs.core.types import PAGE_BYTES, round_up
 
-#: So many lookups of absent blocks for each stored one: a new prompt mostly asks for absent ones.
+#: Lookups of absent blocks for each stored one: a new prompt mostly asks for absent ones.
 ABSENT_PER_BLOCK: Final = 3
 #: LMCache's default number of disk threads.
 THREADS: Final = 4

@@ -123,7 +123,7 @@ def try_file(path: str) -> None:
     """Raise UsageError unless file *path* can be written; the file is not changed."""
     is_new = not os.path.lexists(path)
     if not is_new and not os.path.isfile(path) and not os.path.isdir(path):
-        return  # opening and closing a pipe would show its reader an end
+        return  # opening and closing a pipe would give its reader an end of file
     try:
         open(path, "ab").close()
     except OSError as error:

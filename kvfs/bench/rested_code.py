@@ -27,7 +27,7 @@ def rest_factor(
     clock_ns: Callable[[], int] = time.thread_time_ns,
     rest: Callable[[float], None] = time.sleep,
 ) -> float:
-    """Return the CPU time of *work* after ``REST_S``, by that in a loop; takes half a second."""
+    """Return the CPU time of *work* after a rest, divided by that in a loop. Takes 0.5 s."""
     in_a_loop = [_took_ns(work, clock_ns) for _ in range(_IN_A_LOOP)]
     rested = []
     for _ in range(_AFTER_A_REST):

@@ -16,7 +16,7 @@ from typing import Final
 
 from kvfs.bench.replay.device_writes import free_bytes
 
-#: What a file's age may be told by. With relatime, the default of mount(8), atime is that of the
+#: What a file's age is measured by. With relatime, the default of mount(8), atime is that of the
 #: first use after the store, and then changes once a day.
 BY: Final = ("atime", "mtime")
 
@@ -29,7 +29,7 @@ def taken(directory: str, room_bytes: int) -> float:
 def files_below(directory: str) -> Iterator[os.DirEntry[str]]:
     """Yield every file below *directory*, but those that are being written.
 
-    They have temporary names, as each connector gives them; without one none would be safe.
+    These have temporary names in every connector; otherwise no file could be deleted safely.
     """
     with os.scandir(directory) as listed:
         for each in listed:

@@ -1,7 +1,7 @@
 """One client of a replay: it serves prompts as a connector does, and checks every byte it loads.
 
 Run as ``python -m kvfs.bench.replay.client BLOCK_BYTES FLAGS``; FLAGS are added to open(2). It
-takes one JSON line a prompt on stdin, answers with one, and ends when stdin ends. For a prompt it
+takes one JSON line per prompt on stdin, answers with one, and ends when stdin ends. For a prompt it
 looks its blocks up, head first, up to the first that is missing; loads those; then looks up the
 others and stores what is missing. Only system calls are timed: names and contents are made outside.
 """
@@ -35,11 +35,11 @@ class Meter:
         self._begun = (0, 0)
 
     def start(self) -> None:
-        """A system call follows."""
+        """Note that a system call follows."""
         self._begun = time.perf_counter_ns(), time.thread_time_ns()
 
     def stop(self) -> int:
-        """It has ended; return how long it took."""
+        """Note that it has ended; return how many ns it took."""
         ended_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         self.cpu_ns += cpu_ns - self._begun[1]
         return ended_ns - self._begun[0]

@@ -1,6 +1,6 @@
 """What the block layer has written to a device, by its counters in sysfs, and what still fits.
 
-Discards and flushes are counted apart there. A loop device counts what its file system sends it,
+These count discards and flushes separately. A loop device counts what its file system sends it,
 whatever its backing file makes of that.
 """
 

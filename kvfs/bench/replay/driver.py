@@ -19,7 +19,7 @@ _CLIENT = "kvfs.bench.replay.client"
 
 
 class Served(NamedTuple):
-    """One prompt that was served: what a time to the first token follows from.
+    """One prompt that was served, with what its time to the first token follows from.
 
     *waited_ns* is the time in lookups and loads before the model could begin.
     """
@@ -101,7 +101,7 @@ class Driver:
         speed: float | None = None,
         before_each: Callable[[Request], None] = lambda _: None,
     ) -> None:
-        """Serve *requests* to the last; *speed* seconds of the trace a second, None: no waiting.
+        """Serve all *requests*, at *speed* seconds of the trace a second; None: without waiting.
 
         Raises ``VerifyFailed`` for a wrong byte, ``BenchFailed`` if a system call failed; the
         clients cannot be used after that.

@@ -23,7 +23,7 @@ class Facts(NamedTuple):
     accesses: int
     #: Share of the accesses that a cache without bounds finds.
     best_hit_rate: float
-    #: If nothing is ever found.
+    #: Time to the first token if nothing is ever found.
     computed_s: Percentiles
 
 
@@ -56,7 +56,7 @@ def facts_of(requests: Sequence[Request], model: Model) -> Facts:
 
 
 def round_table(each: Round, facts: Facts) -> Table:
-    """Return two lines a side, and one for a machine without a cache."""
+    """Return a table with two lines for each side, and one for a machine without a cache."""
     table = Table(
         title=f"{each.share:.3g} % of {facts.blocks:,} blocks of {format_size(each.block_bytes)}: "
         f"room for {format_size(each.room_bytes)}",

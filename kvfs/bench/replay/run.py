@@ -12,13 +12,13 @@ from kvfs.bench.replay.first_token import Model
 from kvfs.bench.replay.sides import Side, Sides
 from kvfs.bench.replay.trace import Request
 
-#: So many prompts go to a side before the next one has its turn: whatever else the machine does
-#: meanwhile falls on all of them.
+#: How many prompts a side serves before the next one has its turn: so whatever else the machine
+#: does falls on all sides alike.
 _TURN: Final = 200
 
 
 class Plan(NamedTuple):
-    """How the trace is replayed; *speed* is seconds of the trace a second, None as fast as it goes.
+    """How the trace is replayed; *speed* is seconds of the trace a second, None: without waiting.
 
     *flags* are added to every open(2).
     """
@@ -32,7 +32,7 @@ class Plan(NamedTuple):
 
 
 class Percentiles(NamedTuple):
-    """Of some times; 0 if there were none."""
+    """Two percentiles and the mean of some times; 0 if there were none."""
 
     p50: float
     p99: float

@@ -1,4 +1,4 @@
-"""The operator's cleaner of one side: a process of its own, told by the trace's clock to look."""
+"""The operator's cleaner of one side: a separate process, run by the clock of the trace."""
 
 import select
 from types import TracebackType

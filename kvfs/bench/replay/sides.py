@@ -25,7 +25,7 @@ from kvfs.core.errors import BenchFailed, NotMounted, UsageError
 from kvfs.core.sizes import MIB, format_size
 from kvfs.machine.mount_table import FS_TYPE, mount_of
 
-#: What a device has beside the room for blocks: a journal, an index, and a share for the rest.
+#: What a device needs besides the room for blocks: a journal, an index, and a share for the rest.
 _DEVICE_EXTRA_BYTES: Final = 320 * MIB
 _DEVICE_SHARE: Final = 1.06
 
@@ -160,7 +160,7 @@ def _ballast(directory: str, room_bytes: int) -> Iterator[None]:
     try:
         surplus_bytes = free_bytes(directory) - room_bytes
         if surplus_bytes > 0:
-            with contextlib.suppress(OSError):  # where it cannot, this side has more room
+            with contextlib.suppress(OSError):  # if it cannot, this side has more room
                 os.posix_fallocate(fd, 0, surplus_bytes)
         yield
     finally:

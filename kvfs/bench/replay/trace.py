@@ -1,6 +1,6 @@
 """Request traces: which blocks each prompt asked for, and when.
 
-Two formats, a line a request, also compressed with gzip (docs/performance.md):
+Two formats, one line per request, also compressed with gzip (docs/performance.md):
 
 - Mooncake's JSON lines: ``timestamp`` (ms), ``input_length`` (tokens), ``hash_ids`` (blocks, head
   first); other keys are ignored. The traces of FAST'25 have blocks of 512 tokens.
