@@ -1,1 +1,1 @@
-"""The command `kvfs`: one file a verb."""
+"""The command `kvfs`: one file per verb."""

@@ -27,7 +27,7 @@ def size_of(text: str | None, flag: str) -> int | None:
 
 @contextmanager
 def wanted_pool(source: str) -> Iterator[None]:
-    """In the block, let the error about a *source* that is not a pool say what it is.
+    """Inside the ``with``, have errors about a *source* that is not a pool say what it is.
 
     Raises SourceForeign, SourceBlank. A mountpoint is recognised by the mount table alone, because
     its server may hang.
@@ -86,7 +86,7 @@ def nothing_matches(args: argparse.Namespace) -> PathMissing:
 
 
 class _Places:
-    """Where paths are, found fast for thousands of them, because most share a directory."""
+    """Finds the mounts of thousands of paths fast, because most share a directory."""
 
     def __init__(self) -> None:
         self._mountpoints = {mount.mountpoint for mount in mounts()}
@@ -101,7 +101,7 @@ class _Places:
             except NotMounted:
                 return below_mount(path)
         mountpoint, below = self._directories[directory]
-        # Inside a mount symlinks stay as they are, so the name is all that is missing.
+        # Symlinks inside a mount are not resolved, so only the name is to be added.
         below = f"{below}/{name}".strip("/")
         if f"{mountpoint}/{below}" in self._mountpoints:  # another mount lies there
             return below_mount(path)

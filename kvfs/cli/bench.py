@@ -20,7 +20,7 @@ DATA_PATHS: Final = Settings.__dataclass_fields__["data_path"].metadata["choices
 
 
 def configure(subparsers: "Subparsers") -> None:
-    """Add the verb's parser and those of what it can do."""
+    """Add the verb's parser, and those of its own verbs."""
     parser = add_verb(
         subparsers,
         "bench",

@@ -58,7 +58,7 @@ def tally_tables(cache: Mapping[str, Any], width: int) -> Iterator[Iterator[str]
 
 
 def shown_time(time_s: float) -> str:
-    """Return a time for a reader, in the largest unit that it has two of."""
+    """Return a time for a reader, in the largest unit of which it has at least two."""
     for unit, unit_s in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0)):
         if time_s >= 2 * unit_s:
             return f"{time_s / unit_s:,.1f} {unit}"

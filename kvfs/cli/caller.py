@@ -1,4 +1,4 @@
-"""Who runs the command."""
+"""Checks that a command is run with the rights that it needs."""
 
 import os
 from typing import Final

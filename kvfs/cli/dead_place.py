@@ -1,4 +1,4 @@
-"""A mountpoint at which a dead mount is: freed, or held until another server mounts there."""
+"""Frees a mountpoint of dead mounts, or keeps one there until another server mounts."""
 
 import contextlib
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from kvfs.machine.mount_table import FS_TYPE, mounts
 
 
 class Place(NamedTuple):
-    """A mountpoint whose dead mounts let go of what they served."""
+    """A mountpoint, after its dead mounts have released what they served."""
 
     lines: list[str]
-    """About each of them."""
+    """One about each dead mount."""
     is_held: bool
     """Whether a dead mount is there, so that nothing is stored in the directory below."""
 
@@ -29,10 +29,10 @@ def free_place(mountpoint: str) -> None:
 
 
 def hold_place(mountpoint: str, stand_in: Callable[[DeadMount], None]) -> Place:
-    """Free what the dead mounts at the resolved path *mountpoint* hold, and leave one there.
+    """Release what the dead mounts at the resolved path *mountpoint* hold, and leave one there.
 
-    *stand_in* puts one that holds nothing in the place of another. Afterwards a server may open
-    what they served, and put its mount in the place of that one (mount/fuse/placing.py). Raises
+    *stand_in* replaces a dead mount by one that holds nothing. Afterwards a server may open what
+    they served, and replace that one by its own mount (mount/fuse/placing.py). Raises
     MountpointUnusable.
     """
     lines: list[str] = []

@@ -93,7 +93,7 @@ def _answers(mountpoint: str | None) -> list["Answer"]:
 
 @contextlib.contextmanager
 def _new_file(path: str) -> Iterator[IO[bytes]]:
-    """Yield a new file at *path* for root alone; it goes again if the block fails."""
+    """Yield a new file at *path* for root alone; removes it if the ``with`` fails."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:

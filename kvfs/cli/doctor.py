@@ -98,7 +98,7 @@ def _all_servers() -> tuple[list[str], list["Answer"]]:
 
 
 def _report_of_silent(answer: "Answer") -> "Report | None":
-    """Return a report about a server that is dead or hangs; print what concerns no mount."""
+    """Return a report about a server that does not answer; if none can be made, print why."""
     from kvfs.cli.doctor_silent import report_of_silent
     from kvfs.client.servers import complaint, mountpoint_behind
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from kvfs.cli.parser import Subparsers
 
-#: What tells of the stream and not of a block (docs/events.md).
+#: Lines about the stream itself, not about a block (docs/events.md).
 _OF_THE_STREAM = frozenset({"hello", "quiet"})
 
 

@@ -14,7 +14,7 @@ from kvfs.core.sizes import count_of, format_size, parse_age
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
 
-#: Why blocks stay that --unused-for leaves out, which is no failure.
+#: The reason of blocks that --unused-for leaves out; that they stay is no failure.
 _WANTED: Final = "used since"
 
 

@@ -112,7 +112,7 @@ def _shipped(data: Path) -> Iterator[str]:
 
 
 def _is_foreign(piece: Piece) -> bool:
-    """Whether somebody else's file is in the way: a command that is not a link, as dpkg has it."""
+    """Whether somebody else's file is in the way: a command that is not a link, as dpkg's is."""
     if piece.is_link:
         return piece.place.exists() and not piece.place.is_symlink()
     return False
@@ -134,7 +134,7 @@ def _installed(piece: Piece, *, dry_run: bool) -> str:
 
 
 def _removed(piece: Piece, *, dry_run: bool) -> str:
-    """Remove the piece if it is ours; the folders of prefixes stay, and an operator's changes."""
+    """Remove the piece if it is ours; return a line. Folders and changed files stay."""
     if piece.is_link:
         if not piece.place.is_symlink() or piece.place.readlink() != piece.source:
             return ""

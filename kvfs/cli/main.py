@@ -75,7 +75,7 @@ def _unwritten(error: OSError) -> int:
 def parser_of(verbs: Collection[str]) -> OneLineParser:
     """Return the parser of the command line, which knows the flags of *verbs* alone.
 
-    Of the others it has name and summary.
+    Of other verbs it knows only name and summary.
     """
     parser = OneLineParser(
         prog="kvfs",

@@ -72,9 +72,9 @@ def configure(subparsers: "Subparsers") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Be a server, the template of servers or their supervisor; or start one, until it serves."""
+    """Run as server, template or supervisor; or start these, and return once the mount serves."""
     for name in ("source", "mountpoint", "config", "log_file"):
-        if given := getattr(args, name):  # the server is elsewhere, and reads them again at SIGHUP
+        if given := getattr(args, name):  # the server runs in /, and reads them again
             setattr(args, name, os.path.abspath(os.path.join(args.started_in, given)))
     if args.print_settings:
         _print_settings(args)

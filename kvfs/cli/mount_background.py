@@ -48,7 +48,7 @@ def start_in_background(settings: Settings, argv: Sequence[str]) -> None:
             except BaseException:  # also at Ctrl-C, or the server would stay behind
                 if server is not None:
                     _stop(server)
-                if not was_dead:  # else it stays so, and the place is not bare
+                if not was_dead:  # a dead mount stays: nothing is stored below
                     with contextlib.suppress(CommandError):
                         free_place(settings.mountpoint)
                 raise
@@ -70,7 +70,7 @@ def _spawn(arguments: Sequence[str], ready_fd: int) -> "subprocess.Popen[bytes]"
 
 
 def _stop(supervisor: "subprocess.Popen[bytes]") -> None:
-    """End it and its server, which is of its process group: that has a time to end by itself."""
+    """End the supervisor and its server, by SIGKILL to their process group if they are slow."""
     supervisor.terminate()
     try:
         supervisor.wait(_GRACE_S)

@@ -16,14 +16,14 @@ from kvfs.doctor.below_mount import below, told, uncovered
 from kvfs.machine.mount_table import kvfs_at, mount_of, resolve_mountpoint
 from kvfs.machine.mountpoint_guard import guard
 
-#: The kernel's, the sockets, the settings and the logs.
+#: Directories of the kernel, the sockets, the settings and the logs.
 _NEEDED: Final = ("/proc", "/sys", "/dev", RUN_DIRECTORY, CONFIG_DIRECTORY, LOG_DIRECTORY)
-#: We, Python, and what both and the tools of XFS load; a server that follows is started from there.
+#: kvfs, Python, and what these and the tools of XFS load; later servers are started from there.
 _PROGRAMS: Final = (
     *(os.path.dirname(kvfs.__file__), sys.prefix, sys.base_prefix),
     *("/bin", "/sbin", "/lib", "/usr"),
 )
-#: Nobody's directories: each name in them is the kernel's.
+#: File systems in which only the kernel makes names.
 _THE_KERNELS_OWN: Final = frozenset(
     [
         *("proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "cpuset", "securityfs"),
@@ -37,10 +37,10 @@ _THE_KERNELS_OWN: Final = frozenset(
 def prepare_mountpoint(
     mountpoint: str, stand_in: Callable[[DeadMount], None], *, guarded: bool
 ) -> list[str]:
-    """Let dead mounts at the resolved path *mountpoint* go; return lines about them.
+    """Release dead mounts at the resolved path *mountpoint*; return lines for the operator.
 
-    What *stand_in* puts there stays until the new one is there, so that nothing is stored below.
-    *guarded* lets nothing be stored in the directory while nothing is mounted there. Raises
+    What *stand_in* puts there stays until the new mount is there, so that nothing is stored below.
+    *guarded* keeps the directory from being written to while nothing is mounted there. Raises
     MountpointUnusable if nothing can be mounted there.
     """
     lines, is_held = hold_place(mountpoint, stand_in)
@@ -86,7 +86,7 @@ def _check_directory(mountpoint: str) -> None:
 def check_place(settings: Settings) -> None:
     """Raise MountpointUnusable if a mount there would hide what the server or the machine needs.
 
-    Over /proc or /dev it would not even be ended: the server would wait for itself.
+    A mount over /proc or /dev could not even be ended: the server would wait for itself.
     """
     mountpoint = settings.mountpoint
     needed = [*_NEEDED, *_PROGRAMS, *filter(None, [settings.log_file])]

@@ -21,7 +21,7 @@ from kvfs.machine.mount_table import resolve_mountpoint, unmount
 MISUSED: Final = 1
 FAILED: Final = 32
 
-#: Said by fstab(5) to mount(8) and to systemd, or what kvfs does anyway: nosuid, nodev, no atime.
+#: Options of fstab(5) for mount(8) or systemd, or for what kvfs does anyway: nosuid, no atime.
 IGNORED: Final = frozenset(
     [
         *("defaults", "rw", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users"),
@@ -43,12 +43,12 @@ _SWITCHES: Final = frozenset(
     declared.name for declared in dataclasses.fields(Settings) if declared.type in (bool, "bool")
 )
 _MODES: Final = ("uid=", "gid=", "mode=")
-#: A comma inside of quotation marks parts no options.
+#: One option; a comma inside quotation marks does not end it.
 _OPTION: Final = re.compile(r'(?:"[^"]*"|[^,"])+')
 
 
 def mount_main(argv: Sequence[str] | None = None) -> int:
-    """Be ``mount.kvfs`` with *argv*; return the exit code."""
+    """Run as ``mount.kvfs`` with *argv*; return the exit code."""
     try:
         args = mount_parser().parse_args(argv)
         words = command_of(args.source, args.directory, args.options, sloppy=args.sloppy)
@@ -61,19 +61,19 @@ def mount_main(argv: Sequence[str] | None = None) -> int:
 
 
 def umount_main(argv: Sequence[str] | None = None) -> int:
-    """Be ``umount.kvfs`` with *argv*; return the exit code."""
+    """Run as ``umount.kvfs`` with *argv*; return the exit code."""
     try:
         args = umount_parser().parse_args(argv)
     except UsageError as error:
         say(f"umount.kvfs: {error}")
         return MISUSED
-    if args.force:  # requests that wait for the server end; it may be gone
+    if args.force:  # ends requests that wait for a server, even a dead one
         return _forced(args.directory, lazy=args.lazy)
     return _told(run_command(["umount", args.directory, *(["--lazy"] if args.lazy else [])]))
 
 
 def mount_parser() -> argparse.ArgumentParser:
-    """Return the parser of what mount(8) says to a helper."""
+    """Return the parser of the arguments that mount(8) gives a helper."""
     parser = OneLineParser(
         prog="mount.kvfs",
         description="Serve the pool in SOURCE at DIR, as kvfs mount does. mount(8) calls it for "
@@ -91,7 +91,7 @@ def mount_parser() -> argparse.ArgumentParser:
 
 
 def umount_parser() -> argparse.ArgumentParser:
-    """Return the parser of what umount(8) says to a helper."""
+    """Return the parser of the arguments that umount(8) gives a helper."""
     parser = OneLineParser(prog="umount.kvfs", allow_abbrev=False)
     parser.add_argument("directory", metavar="DIR")
     parser.add_argument("-l", dest="lazy", action="store_true")
@@ -101,7 +101,7 @@ def umount_parser() -> argparse.ArgumentParser:
 
 
 def _add_idle(parser: argparse.ArgumentParser, flags: Sequence[str]) -> None:
-    """Take what mount(8) may say, and what changes nothing here."""
+    """Accept *flags* and others that mount(8) may give and that change nothing here."""
     for flag in flags:
         parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
     for flag in ("-t", "-N"):

@@ -54,7 +54,7 @@ def settings_to_show(args: argparse.Namespace) -> Settings:
 
 
 def _given(args: argparse.Namespace) -> tuple[Settings, str]:
-    """Return the settings, and the file, which may be missing if no flag names it."""
+    """Return the settings and the path of their file, which must exist if a flag names it."""
     overrides = _overrides(args)
     path = args.config or _implied_config(args)
     text = read_settings_file(path, must_exist=bool(args.config)) if path else ""

@@ -28,7 +28,7 @@ class OneLineParser(argparse.ArgumentParser):
     def refuse_unknown_flags(self, words: Sequence[str]) -> None:
         """Raise UsageError if the command line *words* has a flag that no verb on it knows.
 
-        It goes before argparse, which would first complain of what is missing.
+        To be called before argparse parses, which would first complain of what is missing.
         """
         known, parser = set[str](), self
         for word in words:

@@ -17,7 +17,7 @@ from kvfs.core.sizes import count_of, format_size
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
 
-#: Of a request, for what is not a path.
+#: Left in a request for what is not a path.
 _FRAME_BYTES: Final = 1024
 
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def pin_by_job(where: OnMount, verb: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Let the server pin or unpin, step by step, and print what it did; return that."""
+    """Have the server pin or unpin, step by step; print what it did, and return it."""
     order = {"match": args.match, "all": getattr(args, "all", False)}
     done = follow(where, verb, order, _shown, quiet=args.json)
     pinned_bytes = ask(where.socket, "pins", {"after": (1 << 62) - 1})["pinned_bytes"]
@@ -93,8 +93,8 @@ def _shown(state: dict[str, Any], _order: dict[str, Any]) -> tuple[str, int, int
 def ask_for_all(where: OnMount, verb: str) -> dict[str, Any]:
     """Ask for *verb* on all paths, in as many requests as they take; return all answers in one.
 
-    More than one request is preceded by a look whether all paths exist, so that a missing one
-    changes nothing.
+    If it takes several, it first looks whether all paths exist, so that with one missing nothing is
+    changed.
     """
     requests = list(_requests(where.paths))
     for paths in requests if len(requests) > 1 else ():

@@ -66,7 +66,7 @@ class ReadyPipe:
 def wait_for_outcome(fd: int, wait_s: float, progress: Progress) -> Outcome | None:
     """Return the server's report from *fd*; None if it ended without one.
 
-    Raises TimeoutError if it reports nothing for *wait_s*, *progress* neither.
+    Raises TimeoutError if it reports nothing for *wait_s*, not even progress.
     """
     deadline_s = time.monotonic() + wait_s
     received = b""

@@ -43,16 +43,16 @@ _OTHERS: Final = ("encodings.ascii", "lmdb._envid")
 
 
 def import_all() -> None:
-    """Import all that a server may need, also much later: another version may lie here then."""
+    """Import all that a server may need ever: later another version may be installed here."""
     for module in _SERVERS:
         importlib.import_module(module)
     for module in _OTHERS:
-        with contextlib.suppress(ModuleNotFoundError):  # of another version
+        with contextlib.suppress(ModuleNotFoundError):  # another version of these has none
             importlib.import_module(module)
 
 
 def be_template(load: Callable[[], Settings], fd: int) -> tuple[int, int | None]:
-    """Fork servers as the supervisor at the descriptor *fd* says; return in each of them.
+    """Fork servers on the supervisor's orders, from the descriptor *fd*; return in each of them.
 
     Returns the descriptors of its own link to the supervisor, and of the pipe to the command that
     waits for it, if one does. *load* reads the settings. Raises SupervisorGone in the template.
@@ -68,7 +68,7 @@ def serve_for(load: Callable[[], Settings], held_fd: int, ready_fd: int | None) 
 
 
 def why_not(load: Callable[[], Settings], formats: Mapping[str, int]) -> str:
-    """Return why this version cannot follow a server that uses *formats*, or ""."""
+    """Return why this version cannot take over from a server that uses *formats*, or ""."""
     try:
         load()
         import_all()
@@ -101,18 +101,18 @@ def serve_here(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | 
 def _serve(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | None) -> None:
     settings = load()
     remarks: Sequence[str] = ()
-    if not held.given:  # else it is mounted there, and whoever looks waits for us
+    if not held.given:  # otherwise the mount is there, and a look at it would wait for us
         check_place(settings)
         remarks = prepare_mountpoint(settings.mountpoint, _stand_in, guarded=settings.guard)
     require_file_size()
     require_open_files(settings.open_files_max)
-    # In a server they are there already; a command that imports this file has no need of them.
+    # A server has imported them already; a command that imports this file does not need them.
     from kvfs.storage.index_map import outlive_bus_errors
     from mount.control.supervision import FORMATS
     from mount.process.logs import close_logging, set_up_logging
 
-    # A server whose loop has stopped is ended by SIGABRT: the journal then says where it stood.
-    # Before the next line but one, which has SIGBUS to itself.
+    # A server whose loop hangs is ended by SIGABRT, and then writes to the journal where it hung.
+    # Called before outlive_bus_errors(), which takes SIGBUS for itself.
     faulthandler.enable()
 
     place = set_up_logging(settings, background=pipe is not None)
@@ -131,7 +131,7 @@ def _serve(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | None
         settle_memory()
 
     def progress(done: int, total: int) -> None:
-        """Say how far a rebuild of the index is; systemd waits on while it goes on."""
+        """Report how far a rebuild of the index is; systemd waits longer for it then."""
         held.say_alive(done=done, of=total, wait_s=int(settings.start_timeout_s))
         if pipe is not None:
             pipe.say_progress(done, total)

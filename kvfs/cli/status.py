@@ -15,7 +15,7 @@ from kvfs.machine.mount_table import kvfs_at
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
 
-#: Of the list; a long mountpoint takes several lines before a figure is cut off.
+#: Least width of the list; in it a long mountpoint is wrapped, and no figure is cut off.
 _LIST_COLUMNS: Final = 100
 
 

@@ -1,4 +1,7 @@
-"""The table of ``kvfs status`` without a MOUNT: one line a mount, what is asked first."""
+"""The table of ``kvfs status`` without a MOUNT: one line per mount, with what people ask first.
+
+Without rich, whose import takes longer than all the rest of the command.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -51,7 +54,7 @@ def _hit_rate(cache: object) -> str:
 
 
 def _health(status: Mapping[str, Any]) -> str:
-    """Return in a word or two how the mount is; its details are in the tables of one mount."""
+    """Return the health of the mount in a word or two; ``kvfs status MOUNT`` has the details."""
     if status.get("device_lost"):
         return "device lost"
     if any(status.get(name) for name in _WRONG):

@@ -106,7 +106,7 @@ _IDS: Final = (
     *("device_number", "device_number_before"),
 )
 
-#: Of all sections, so that their second columns are aligned.
+#: The same for all sections, so that their second columns are aligned.
 _LABEL_WIDTH: Final = max(len(label) for names in _SECTIONS.values() for label in names.values())
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Time between two questions to the server about its progress.
 _ASK_S: Final = 0.05
 _TIMEOUT_S: Final = 600.0
-#: How long nobody may answer before the mount counts as dead.
+#: After this time without an answer the mount counts as dead.
 _TAKE_OVER_S: Final = 5.0
 
 
@@ -104,7 +104,7 @@ def _follow(
         task = bar.add_task("blocks durable", total=wanted["blocks"])
         while True:
             left = _ask(where, "synced", {"wait": wanted["wait"]})
-            if "gone" in left:  # another server has taken over, which knows what waits, too
+            if "gone" in left:  # another server has taken over: ask it for a wait of its own
                 anew = _ask(where, "sync", {"paths": list(where.paths)})
                 wanted["wait"] = anew["wait"]
                 continue

@@ -1,4 +1,4 @@
-"""``kvfs top``: what the caches do now, live: hit rate and rates, with a line a directory."""
+"""``kvfs top``: hit rate and throughput of the caches, live, with a line per directory."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _INTERVAL_S: Final = 2.0
 _INTERVAL_LEAST_S: Final = 0.1
-#: Lines of a mount beside those of its directories: title, head, sum, and what is left out.
+#: Lines of a mount besides those of its directories: title, head, sum, and what is left out.
 _FRAME_LINES: Final = 5
 
 #: One mount: its status, and what happened since the look before (cache_rates.py).
@@ -53,7 +53,7 @@ def configure(subparsers: "Subparsers") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look again and again, and show what is between two looks."""
+    """Look at intervals, and show what happened between two looks."""
     if not math.isfinite(args.interval) or args.interval < _INTERVAL_LEAST_S:
         raise UsageError(f"--interval {args.interval:g}: give at least {_INTERVAL_LEAST_S:g} s")
     looks = _looks(args.mountpoint, args.interval)

@@ -1,4 +1,4 @@
-"""What ``kvfs top`` draws of one mount: a line of the whole, and a line a directory."""
+"""What ``kvfs top`` draws of one mount: a line for the whole, and one for each directory."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final

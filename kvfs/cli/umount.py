@@ -43,7 +43,7 @@ _WAIT_MAX_S: Final[float] = Settings.__dataclass_fields__["stop_timeout_s"].meta
 #: How long a server takes to end, before the users of its mount are looked for; and how often.
 _LOOK_S: Final = 0.5
 _LOOK_AGAIN_S: Final = 2.0
-#: A server that nobody uses ends sooner.
+#: With --lazy: a server whose mount nobody uses ends sooner.
 _LAZY_WAIT_S: Final = 2.0
 #: Clients of a dead mount may hold it for longer, which does not keep the next server out.
 _DEAD_WAIT_S: Final = 2.0
@@ -161,11 +161,11 @@ def _configured_mountpoint(path: str | None) -> str:
 
 
 def _wait_for_server(pidfd: int, device: str, wait_s: float) -> tuple[bool, str]:
-    """Wait for the server's end; return whether it has ended, or else who has its mount as well.
+    """Wait for the server's end; return whether it has ended, or else a note on who has its mount.
 
-    If another namespace has a copy of the mount, the end cannot be foreseen. One may get it while
-    we wait: each new namespace has all mounts. One that was gone at the next look was made for a
-    moment, as for mkfs.xfs.
+    If another mount namespace has a copy of the mount, the server may run on for any time, so the
+    wait ends. A new namespace copies all mounts, also while we wait. One that is gone at the next
+    look was made just for a moment, as by mkfs.xfs, and does not count.
     """
     until_s, pause_s, before = time.monotonic() + wait_s, _LOOK_S, ""
     while not wait_for_end(pidfd, min(pause_s, max(0.0, until_s - time.monotonic()))):
@@ -179,7 +179,7 @@ def _wait_for_server(pidfd: int, device: str, wait_s: float) -> tuple[bool, str]
 def _wait_for_source(source: str, wait_s: float) -> None:
     """Wait until the kernel has released a drive or image, perhaps after the server's end.
 
-    Copies of the mount in other namespaces hold it, for as long as they like: they are named.
+    Copies of the mount in other namespaces may hold it for any time: then it prints where they are.
     """
     from kvfs.devices import wait_released
 

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         ask(where.socket, "upgrade", wanted, timeout_s=_WAIT_S)
     except CommandError:
-        # It answers only if it is to serve on. One that was followed has hung up.
+        # A server answers only if it serves on. One that was replaced has hung up.
         if (now := _status(where.socket)) is not None and now["server_pid"] == before["server_pid"]:
             raise
     after = _next(where, before["server_pid"])
