@@ -124,7 +124,7 @@ class PassthroughPath:
         #: lately, oldest first.
         self._open: dict[InodeNo, BackingId] = {}
         self._idle: OrderedDict[InodeNo, BackingId] = OrderedDict()
-        #: All that the kernel has; a note of each is left to the next server.
+        #: All ids that the kernel has; a note of each is left to the next server.
         self._registered: set[BackingId] = set()
         self._notes = pool.notes
         self.opened_ids = 0
@@ -191,7 +191,7 @@ class PassthroughPath:
 
     def _try_one(self) -> BackingId:
         """Register some file of the pool. Raises OSError."""
-        # Any regular file on the backing file system serves to try it.
+        # Any regular file on the backing file system will do.
         fd = os.open(INODES, os.O_PATH | os.O_CLOEXEC, dir_fd=self._pool.device.pool_fd)
         try:
             return kernel.open_backing(self._device_fd, fd)

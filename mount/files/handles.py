@@ -28,7 +28,7 @@ from kvfs.storage.journal import RESENT
 from kvfs.storage.shared_table import begin_table, require_table
 from mount.files.open_shares import OpenShares
 
-#: Raised when the layout of a row changes.
+#: Goes up when the layout of a row changes.
 HANDLES_VERSION: Final = 1
 _TABLE_MAGIC: Final = b"KVFSHNDL"
 _ROWS_START: Final = PAGE_BYTES

@@ -27,7 +27,7 @@ class PathChoice(NamedTuple):
 
 
 def choose_path(wanted: str) -> PathChoice:
-    """Choose by what the setting *wanted* and what the kernel's release can.
+    """Choose by the setting *wanted* and by what the kernel's release can do.
 
     Raises ToolMissing when passthrough was demanded and is not available.
     """
@@ -40,7 +40,7 @@ def choose_path(wanted: str) -> PathChoice:
 
 
 def without_passthrough(wanted: str, obstacle: str) -> PathChoice:
-    """Return the daemon path with *obstacle* as its reason. Raises ToolMissing if not wanted."""
+    """Return the daemon path, due to *obstacle*. Raises ToolMissing if *wanted* forbids it."""
     if wanted == "passthrough":
         raise ToolMissing(
             f"passthrough is not available: {obstacle}; --data-path=auto works without it"

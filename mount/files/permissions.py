@@ -89,8 +89,9 @@ def surely_may_open(record: InodeRecord, flags: int, uid: int, gid: int, *, stic
 def may_empty(record: InodeRecord, who: Credentials, *, reads: bool, sticky: bool) -> bool:
     """Whether *who* may open file *record* with O_TRUNC, and for reading too if it *reads*.
 
-    As acl_permission_check() and generic_permission() have it, fs/namei.c. In a *sticky* directory
-    only its owner: an O_CREAT would be refused for others, also to root (fs.protected_regular).
+    The rules of acl_permission_check() and generic_permission(), fs/namei.c. In a *sticky*
+    directory only its owner may: an O_CREAT by others, root included, would be refused
+    (fs.protected_regular).
     """
     if sticky and who.uid != record.uid:
         return False

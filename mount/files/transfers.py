@@ -26,7 +26,7 @@ class Transfers:
         self._files = files
         self._store: Final = files.store
         self._limiter: Final = files.limiter
-        #: Whether the backing file system knows writes that do not wait: ext4 and tmpfs do not.
+        #: Whether the backing file system can write without blocking; ext4 and tmpfs cannot.
         self._writes_at_once = True
 
     async def read(self, fh: int, offset_bytes: int, size_bytes: int) -> bytes:
@@ -58,7 +58,7 @@ class Transfers:
         """
         fd = self._files.extent_fd(fh)
         try:
-            # Nothing may wait here (RWF_NOWAIT, preadv2(2)).
+            # This thread must not block (RWF_NOWAIT, preadv2(2)).
             found_bytes = self._store.pool.syscalls.preadv(fd, [into], offset_bytes, os.RWF_NOWAIT)
             whole = found_bytes == len(into) or offset_bytes + found_bytes >= os.fstat(fd).st_size
         except OSError:
@@ -133,7 +133,7 @@ class Transfers:
         try:
             if growth_bytes:
                 if allocator.late_reserve_bytes(opened, growth_bytes):
-                    return False  # more than a short job
+                    return False  # that allocation takes too long for this thread
                 # No await from here to the account of what was allocated.
                 allocator.require_space(growth_bytes)
                 pool.extents.reserve_write(fd, offset_bytes, len(data))
@@ -148,7 +148,7 @@ class Transfers:
             return False  # it would wait; or the device fails, which ``write`` finds out
         finally:
             opened.transfers -= 1
-            # Also holes were filled, if the file has some.
+            # The write may have filled holes, too.
             pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
         return written_bytes == len(data)
 

@@ -198,8 +198,7 @@ class Channel:
     def take_over(self, init_request: bytes, answer: Callable[[bytes], bytes | None]) -> None:
         """Go on where another server ended; the kernel had sent *init_request* to that one.
 
-        *answer* returns the answer to a request that it carried out but may not have answered, or
-        None.
+        *answer* returns the answer to a request that was done but perhaps not answered, or None.
         """
         self._replays = True
 
@@ -241,8 +240,7 @@ class Channel:
             try:
                 reply = answer(unique, nodeid, request)
             except Exception as error:
-                # It is too short for its kind, for example. Only that call fails; the mount must go
-                # on.
+                # A request too short for its kind, say. Only that call fails; the mount must go on.
                 reply = error_reply(unique, counted_errno(error))
             if reply is not None:
                 self.answered_here[code] += 1

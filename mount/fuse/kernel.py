@@ -68,7 +68,7 @@ def mount(device_fd: int, mountpoint: str, source: str, *, read_only: bool) -> N
 
 
 def open_backing(device_fd: int, extent_fd: int) -> BackingId:
-    """Register *extent_fd* (an O_PATH descriptor serves) as a passthrough target.
+    """Register *extent_fd* (an O_PATH descriptor will do) as a passthrough target; return its id.
 
     Raises OSError EPERM without CAP_SYS_ADMIN, ELOOP when the backing file system is stacked
     too deep (overlayfs), EOPNOTSUPP where the kernel has no passthrough.
@@ -79,7 +79,7 @@ def open_backing(device_fd: int, extent_fd: int) -> BackingId:
 
 
 def close_backing(device_fd: int, backing_id: BackingId) -> None:
-    """Give *backing_id* back; handles that the kernel opened with it go on."""
+    """Give *backing_id* back; handles that the kernel opened with it stay usable."""
     fcntl.ioctl(device_fd, _BACKING_CLOSE, struct.pack("<I", backing_id))
 
 

@@ -1,4 +1,4 @@
-"""Whether a request is as long as its kind must be, asked before libfuse reads it.
+"""Checks that a request is as long as its kind must be, before libfuse reads it.
 
 libfuse trusts the kernel's lengths and reads past a message that is too short; the next release
 of the kernel, or a bug in it, must cost a caller an error and not the mount. Layouts: linux/fuse.h.
@@ -24,7 +24,7 @@ TRANSFER_MAX_BYTES: Final = 1 << 20
 _SIZE: Final = struct.Struct("<16xI")
 #: u32 size and flags, struct fuse_setxattr_in before FUSE_SETXATTR_EXT.
 _VALUE: Final = struct.Struct("<II")
-#: XATTR_CREATE and XATTR_REPLACE of setxattr(2): at others pyfuse3 ends the mount.
+#: XATTR_CREATE and XATTR_REPLACE of setxattr(2): on any other flag pyfuse3 ends the mount.
 _XATTR_FLAGS: Final = 3
 
 

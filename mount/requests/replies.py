@@ -56,7 +56,7 @@ class Listing:
         self._ino = ino
         self._who = who
         self._record = store.namespace.record(ino)
-        #: The rows that were put, but for "." and "..".
+        #: The rows that were put, except "." and "..".
         self.rows: dict[bytes, Entry] = {}
 
     def put(self, token: pyfuse3.ReaddirToken, cookie: int, first: InodeNo | None) -> None:

@@ -59,7 +59,7 @@ class ServersLog:
             elif self._place != "nowhere":
                 self._to_file(f"{_now()} {level} kvfs.supervisor: {line}\n")
         except OSError:
-            pass  # it is said nowhere, then
+            pass  # then the line is lost
 
     def _to_syslog(self, level: str, line: str) -> None:
         priority = _DAEMON | _LEVELS[level]

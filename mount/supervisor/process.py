@@ -36,7 +36,7 @@ _UPGRADE_SILENT_MAX_S: Final = 5.0
 _ABORTING_MAX_S: Final = 10.0
 #: A server that dies sooner after it was ready has hardly served: the pause counts as one.
 _ANSWERS_S: Final = 0.25
-#: How long a dead server's last thread is waited for, once all calls have ended.
+#: How long to wait for a dead server's last thread, once all calls have ended.
 _REAP_WAIT_S: Final = 10.0
 #: How often to check if a server's main thread has ended, for which there is no event. Mostly all
 #: threads end together; for that there is one.

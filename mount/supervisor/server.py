@@ -12,7 +12,7 @@ from typing import Final
 from kvfs.machine.held_files import Message, receive, send
 from kvfs.machine.process_ends import has_exited
 
-#: How often a process that should have ended is looked at.
+#: How often to check a process that should have ended.
 _REAP_LOOK_S: Final = 0.005
 #: At most this much of the time between two looks counts as silence. If more has passed, we were
 #: held up ourselves (a paused container), and perhaps the server, too.
@@ -23,7 +23,7 @@ class Linked:
     """A child process and the link to it."""
 
     def __init__(self, pid: int, link: socket.socket) -> None:
-        """Take over *link*, whose other end *pid* has, a child that is not reaped yet."""
+        """Take over *link*, whose other end *pid* has: a child of ours, not reaped yet."""
         self.pid = pid
         self.link = link
         self.link.setblocking(False)
@@ -78,7 +78,7 @@ class Linked:
 
 
 class Server(Linked):
-    """A server and the link to it. Whoever has it forked closes it."""
+    """A server and the link to it; whoever had it forked must close it."""
 
     def __init__(self, pid: int, link: socket.socket) -> None:
         """Take over *link*, whose other end the server *pid* has."""
@@ -92,9 +92,9 @@ class Server(Linked):
         self.ended = False
         """Whether it has said that the mount is gone."""
         self.replaced = False
-        """Whether it was ended so that another version follows."""
+        """Whether we ended it so that another version takes over."""
         self.killed = False
-        """Whether it was ended because it hangs."""
+        """Whether we ended it because it hung."""
         self.quiet_since_s = 0.0
         """If it hung: since when it had said nothing (monotonic)."""
         self.ready_s = 0.0
@@ -140,7 +140,7 @@ def ended_how(status: int | None) -> str:
 
 
 def was_sigkill(status: int | None) -> bool:
-    """Whether the wait *status* tells of SIGKILL: of an operator, or for want of memory."""
+    """Whether wait *status* means SIGKILL, by an operator or for lack of memory; None does."""
     return status is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL)
 
 

@@ -58,7 +58,7 @@ class Upgrades:
             self._refuse(server, why)
 
     def look(self, server: Server, now_s: float) -> None:
-        """Do what is due while *server* serves: end it once another one can follow."""
+        """Do what is due while *server* serves: end it once another one can take over."""
         candidate = self._candidate
         if candidate is None:
             return
