@@ -69,7 +69,7 @@ def ask(
 
     Raises ServerGone if nobody listens, NotMounted if there is no socket, NotRoot if this user may
     not use it, UsageError for more paths than a request holds, ServeFailed if no whole reply came
-    within *timeout_s* (HungUp if none comes any more), and the error that the server answered.
+    within *timeout_s* (HungUp if the server ended before), and the error that the server answered.
     """
     request = json.dumps({"v": PROTOCOL_VERSION, "do": do, "args": dict(args or {})}) + "\n"
     if len(request) > LINE_MAX_BYTES:

@@ -39,7 +39,7 @@ _LOOK_S: Final = 0.05
 _NO_SOCKET_WAIT_S: Final = 0.5
 #: Servers that are asked at the same time.
 _ASKED_MAX: Final = 32
-#: Of the reason why the last server died.
+#: The most that is shown of why the last server died.
 _WHY_MAX_CHARACTERS: Final = 500
 
 

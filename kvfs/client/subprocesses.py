@@ -133,7 +133,7 @@ def exit_code_of(start: "Callable[[], subprocess.Popen[bytes]]", grace_s: float)
 
 @contextlib.contextmanager
 def held_back() -> Iterator[Callable[[], None]]:
-    """Hold SIGINT and SIGTERM back until the end of the block, or until the yielded call is made.
+    """Hold SIGINT and SIGTERM back until the ``with`` ends, or until the yielded call is made.
 
     For the main thread. A ``KeyboardInterrupt`` inside ``subprocess.Popen()`` or ``os.open()``
     loses the new process or descriptor: it exists, and nobody has its number. An import of a Cython

@@ -37,7 +37,7 @@ class Warming:
 
     @property
     def is_full(self) -> bool:
-        """Whether as much was read as may be."""
+        """Whether the limit is reached."""
         return self.bytes >= self._limit_bytes
 
     def read(self, path: str) -> None:

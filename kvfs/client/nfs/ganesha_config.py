@@ -1,7 +1,7 @@
 """NFS-Ganesha's configuration: parsed as its own scanner does it, and the text of an export.
 
-Sources: ganesha-config(8), and src/config_parsing of NFS-Ganesha 4.3. Names ignore upper and lower
-case. If a block occurs twice, each starts from the defaults, so the last one counts.
+Sources: ganesha-config(8), and src/config_parsing of NFS-Ganesha 4.3. Names are case-insensitive.
+If a block occurs twice, each starts from the defaults, so the last one counts.
 """
 
 import re
@@ -223,7 +223,7 @@ def export_text(
         "    Protocols = 3, 4;",
         "    Transports = TCP;  # TCP, RDMA where Ganesha is built with it",
         "    SecType = sys;  # krb5p with Kerberos",
-        # Else any user of a client may say that he is root (ganesha-export-config(8)).
+        # Otherwise any user of a client could claim to be root (ganesha-export-config(8)).
         "    PrivilegedPort = true;",
         "    Access_Type = None;",
         "    CLIENT {",

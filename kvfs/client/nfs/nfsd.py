@@ -32,7 +32,7 @@ def nfsd_runs() -> bool:
 
 
 def told_exports(mountpoint: str) -> tuple[Export, ...]:
-    """Return the exports of *mountpoint*, and of what lies below it, by exportfs(8).
+    """Return the exports of *mountpoint*, and of what lies below it, as exportfs(8) lists them.
 
     Empty if the kernel's NFS server is not installed. Raises OSError.
     """
