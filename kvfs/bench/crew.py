@@ -33,7 +33,7 @@ def wall_s(replies: list[dict[str, Any]]) -> float:
 class Workers:
     """Processes of one program that take a JSON line on stdin for each task and answer with one.
 
-    Leaving the block kills them.
+    Leaving the ``with`` kills them.
     """
 
     def __init__(

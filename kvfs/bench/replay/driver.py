@@ -73,7 +73,7 @@ class Tally:
 class Driver:
     """Client processes that serve prompts from *directory*, with blocks of *block_bytes*.
 
-    *flags* are added to every open(2). Leaving the block ends the clients.
+    *flags* are added to every open(2). Leaving the ``with`` ends the clients.
     """
 
     def __init__(

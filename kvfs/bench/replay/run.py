@@ -66,7 +66,7 @@ def percentiles(values: Sequence[float]) -> Percentiles:
 
 
 def replay(sides: Sides, plan: Plan, served: Callable[[int], None]) -> list[SideResult]:
-    """Serve the whole trace on each side; *served* is called with numbers of prompts just served.
+    """Serve the whole trace on each side; *served* gets the number of prompts just served.
 
     Raises ``VerifyFailed`` for a wrong byte and ``BenchFailed`` if a system call fails.
     """

@@ -21,7 +21,7 @@ class Habits(NamedTuple):
 
 
 class Script:
-    """The cleaner beside *directory*; leaving the block ends it.
+    """The cleaner beside *directory*; leaving the ``with`` ends it.
 
     With *waits* the replay stands still until a look is over. That is how a replay as fast as it
     goes is fair to the script, whose looks would otherwise take minutes of the trace's time.
