@@ -90,7 +90,7 @@ def age_of(text: str | None) -> float | None:
 
 
 def _shown(state: dict[str, Any], order: dict[str, Any]) -> tuple[str, int, int | None]:
-    """Return the text of the progress bar, how much is done, and of how much."""
+    """Return the text of the progress bar, how much is done, and out of how much."""
     goal = min(order["bytes"] or state["found_bytes"], state["found_bytes"])
     text = f"checked {state['looked_at']:,}, evicted {state['blocks']:,}"
     return text, state["bytes"], goal if state["blocks"] else None

@@ -12,8 +12,8 @@ from kvfs.core.sizes import format_size
 #: Time between two questions to the server about its progress.
 _ASK_S: Final = 0.05
 
-#: Returns the text of the bar, how much is done, and of how much (None: not known), by the job's
-#: state and the order.
+#: Takes the job's state and the order. Returns the text of the bar, how much is done, and out of
+#: how much (None: not known).
 Shows = Callable[[dict[str, Any], dict[str, Any]], tuple[str, int, int | None]]
 
 

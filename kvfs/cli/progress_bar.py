@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-#: Called with what is done, and with all of it.
+#: Called with how much is done, and with the total.
 Progress = Callable[[int, int], None]
 
 

@@ -280,7 +280,7 @@ def _on_mounts(
     screen: "Screen",
     stack: ExitStack,
 ) -> "tuple[Sides, int]":
-    """Use the user's mounts; return the bytes of a block of which *blocks* fit, or of the flag."""
+    """Use the user's mounts; return them and a block's bytes: the flag's, or so *blocks* fit."""
     from kvfs.bench.replay.sides import on_mounts
 
     waits = args.speed == _AS_FAST

@@ -43,7 +43,7 @@ _OTHERS: Final = ("encodings.ascii", "lmdb._envid")
 
 
 def import_all() -> None:
-    """Import all that a server may need ever: later another version may be installed here."""
+    """Import all that a server may ever need: later another version may be installed here."""
     for module in _SERVERS:
         importlib.import_module(module)
     for module in _OTHERS:

@@ -90,7 +90,7 @@ def _rest(left: dict[str, Any]) -> dict[str, Any]:
 def _follow(
     where: OnMount, wanted: dict[str, Any], until_s: float, *, quiet: bool
 ) -> dict[str, Any]:
-    """Ask how much is left until nothing is, or the time is over; return the last answer."""
+    """Poll how much is left until nothing is or the time is over; return the last answer."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

@@ -25,7 +25,7 @@ _INTERVAL_LEAST_S: Final = 0.1
 #: Lines of a mount besides those of its directories: title, head, sum, and what is left out.
 _FRAME_LINES: Final = 5
 
-#: One mount: its status, and what happened since the look before (cache_rates.py).
+#: One mount: its status, and what happened since the previous look (cache_rates.py).
 Seen = tuple[dict[str, Any], dict[str, Any]]
 
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _looks(mountpoint: str | None, interval_s: float) -> Iterator[list[Seen]]:
-    """Yield the mounts every *interval_s*, each with its rates since the look before."""
+    """Yield the mounts every *interval_s*, each with its rates since the previous look."""
     before = _statuses(mountpoint)
     looked_s = time.monotonic()
     while True:
@@ -119,7 +119,7 @@ def _print(seen: list[Seen], interval_s: float, *, as_json: bool) -> None:
 
 
 def _show(looks: Iterator[list[Seen]]) -> None:
-    """Draw every look over the one before, on the whole terminal."""
+    """Draw every look over the previous one, on the whole terminal."""
     from rich.live import Live
 
     console = console_for_tables()

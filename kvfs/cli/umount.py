@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
 
 _WAIT_MAX_S: Final[float] = Settings.__dataclass_fields__["stop_timeout_s"].metadata["high"]
-#: How long a server takes to end, before the users of its mount are looked for; and how often.
+#: How long to wait for a server before looking for other users of its mount, and between looks.
 _LOOK_S: Final = 0.5
 _LOOK_AGAIN_S: Final = 2.0
 #: With --lazy: a server whose mount nobody uses ends sooner.
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _unguarded(mountpoint: str) -> bool:
-    """Take the guard of kvfs away; False if there was none. Raises MountpointUnusable."""
+    """Remove the guard of kvfs; False if there was none. Raises MountpointUnusable."""
     try:
         return unguard(mountpoint)
     except OSError as error:

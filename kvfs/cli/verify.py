@@ -53,5 +53,5 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _shown(state: dict[str, Any], _order: dict[str, Any]) -> tuple[str, int, int | None]:
-    """Return the text of the progress bar, how much is done, and of how much."""
+    """Return the text of the progress bar, how much is done, and out of how much."""
     return f"compared {state['blocks']:,}, wrong {state['wrong']:,}", state["blocks"], None
