@@ -35,22 +35,11 @@ def cache_rows(cache: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def curve_table(cache: Mapping[str, Any]) -> Table:
-    """Return the hit rates of pools of other sizes: a line with a bar for each."""
-    table = Table(
-        title="Hit rate at other sizes of the pool (estimated)",
-        box=None,
-        title_justify="left",
-        title_style="bold",
-        show_header=False,
-        pad_edge=False,
-    )
-    for justify in ("right", "right", "right"):
-        table.add_column(justify=justify)
-    table.add_column()
-    for point in cache["curve"]:
-        rate = point["hit_rate"]
-        table.add_row(
+def curve_lines(cache: Mapping[str, Any], width: int) -> Iterator[str]:
+    """Yield the hit rates of pools of other sizes: a line with a bar for each."""
+    yield headed("Hit rate at other sizes of the pool (estimated)")
+    rows = [
+        (
             f"{point['factor']:g} x",
             format_size(point["capacity_bytes"]),
             shown_rate(point["hit_rate"]),

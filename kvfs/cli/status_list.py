@@ -1,7 +1,4 @@
-"""The table of ``kvfs status`` without a MOUNT: one line per mount, with what people ask first.
-
-Without rich, whose import takes longer than all the rest of the command.
-"""
+"""The table of ``kvfs status`` without a MOUNT: one line per mount, with what people ask first."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final

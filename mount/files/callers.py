@@ -14,16 +14,16 @@ from mount.fuse.channel import Requester
 
 
 class PresentRequest(Protocol):
-    """The request that is being handled: the channel knows it."""
+    """The request that is being handled; the channel implements this."""
 
     @property
     def present(self) -> Requester:
         """Who made it."""
 
     def about_to_wait(self) -> Callable[[], None]:
-        """A handler waits: the next request is read meanwhile.
+        """Let the next request be read while the handler waits.
 
-        What this returns is called before the handler goes on.
+        The handler calls the returned function before it goes on.
         """
 
 

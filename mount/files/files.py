@@ -40,20 +40,6 @@ _WRITABLE: Final = (os.O_WRONLY, os.O_RDWR)
 NOT_A_READER: Final = os.O_ACCMODE | os.O_TRUNC
 
 
-class PresentRequest(Protocol):
-    """The request that is being handled; the channel implements this."""
-
-    @property
-    def present(self) -> Requester:
-        """Who made it."""
-
-    def about_to_wait(self) -> Callable[[], None]:
-        """Let the next request be read while the handler waits.
-
-        The handler calls the returned function before it goes on.
-        """
-
-
 def is_writer(flags: int) -> bool:
     """Whether a handle with open(2) *flags* may write."""
     return flags & os.O_ACCMODE in _WRITABLE

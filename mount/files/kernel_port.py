@@ -128,7 +128,9 @@ class KernelPort:
 
     def features(self, offered: int, request: bytes) -> Features:
         """Return what to agree on, of the flags that the kernel *offered* in its *request*."""
-        features = agree(offered, passthrough=self.choice.passthrough)
+        features = agree(
+            offered, passthrough=self.choice.passthrough, idmapped=self._wants_idmapped
+        )
         self._request = request
         return features
 
