@@ -189,11 +189,6 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
             "the kernel can (auto)",
             "passthrough, to have the mount fail where only the slow path is possible",
         ),
-        "idmapped_mounts": Words(
-            "clones of the mount may have mapped ids (semantics.md, [id-mapped]); the user of each "
-            "open to write is then looked up in /proc",
-            "on for pods with hostUsers: false (Linux 6.12)",
-        ),
         "busy_poll_us": Words(
             "how long the server waits awake for the next request of a store",
             "100 on virtual machines that may not halt-poll; 0 to save CPU",

@@ -233,5 +233,5 @@ def _describe(path: Path, offset_bytes: int, expected: Bytes, found: Bytes) -> s
         return f"{path}: continues at offset {offset_bytes}, where the stored block ends"
     return (
         f"{path}: wrong byte at offset {offset_bytes}: "
-        f"{found[offset_bytes]:#04x}instead of {expected[offset_bytes]:#04x}"
+        f"{found[offset_bytes]:#04x} instead of {expected[offset_bytes]:#04x}"
     )

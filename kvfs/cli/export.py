@@ -47,8 +47,8 @@ def configure(subparsers: "Subparsers") -> None:
     parser.add_argument(
         "--squash",
         choices=("root", "all", "none"),
-        help="which users of clients become one that may store there (default: root, unless root "
-        "owns the mount)",
+        help="which users of clients are mapped to a user that may store there (default: root, "
+        "unless root owns the mount)",
     )
     parser.add_argument(
         "--config", metavar="FILE", help="NFS-Ganesha's configuration (default: the one it reads)"
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if args.config:
         args.config = os.path.abspath(args.config)
         if args.server == "nfsd":
-            raise UsageError("--config is NFS-Ganesha's: give --server ganesha")
+            raise UsageError("--config is for NFS-Ganesha only: give --server ganesha")
         args.server = "ganesha"
     if args.remove:
         need_root("kvfs export --remove")
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         told |= {"client_mount": plan.client_mount, "client_fstab": plan.client_fstab}
         print(json.dumps(told, indent=2))
     elif args.write:
-        print(f"wrote {plan.file}" if write(plan) else f"{plan.file} says it already")
+        print(f"wrote {plan.file}" if write(plan) else f"{plan.file} is up to date")
         _show_rest(plan, plan.next, "")
     else:
         # The whole output is valid as a file of the server's configuration.

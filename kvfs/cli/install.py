@@ -69,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--prefix {args.prefix}: give an absolute path")
     pieces = list(_pieces(Path(args.prefix)))
     if foreign := [str(piece.place) for piece in pieces if _is_foreign(piece)]:
-        raise UsageError(f"{foreign[0]} is not of `kvfs install`: remove what it belongs to first")
+        raise UsageError(
+            f"{foreign[0]} was not made by `kvfs install`: remove the package that owns it first"
+        )
     for piece in pieces:
         if args.remove:
             shown = _removed(piece, dry_run=args.dry_run)

@@ -137,7 +137,7 @@ def command_of(
 def _unknown(name: str) -> str:
     if name in ("remount", "bind", "noexec", "sync", "dirsync"):
         return f"a kvfs mount has no option {name}"
-    return f"{name} is no option of a kvfs mount; mount.kvfs(8) has them, and every setting is one"
+    return f"{name} is no option of a kvfs mount; settings are, and mount.kvfs(8) has the others"
 
 
 def _forced(directory: str, *, lazy: bool) -> int:

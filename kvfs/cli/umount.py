@@ -68,7 +68,9 @@ def configure(subparsers: "Subparsers") -> None:
         help="detach it now, even in use; the server stops after the last user",
     )
     parser.add_argument(
-        "--unguard", action="store_true", help="then let files be stored in MOUNTPOINT again"
+        "--unguard",
+        action="store_true",
+        help="take the guard away, too: files may be stored there while nothing is mounted",
     )
     parser.add_argument(
         "--wait-s",

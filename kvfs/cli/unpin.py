@@ -18,10 +18,10 @@ def configure(subparsers: "Subparsers") -> None:
         subparsers,
         "unpin",
         run,
-        description="Remove the pin of PATHs; a PATH in a pinned directory becomes an exception "
-        "to its pin. With --match of what matches,\nof any number. With --all remove every pin of "
-        "the mount at PATH. Pins of the settings file stay.\nEnds with exit code 20 if nothing "
-        "matches.",
+        description="Remove the pin of PATHs; a PATH in a pinned directory becomes an exception to "
+        "its pin. With --match, remove the pin\nof each one that matches. With --all remove every "
+        "pin of the mount at PATH. Pins of the settings file stay.\nEnds with exit code 20 if "
+        "nothing matches.",
         example="kvfs unpin /kv/system-prompts\n  kvfs unpin /kv --match 'lmcache/*@8@*'\n  "
         "kvfs unpin --all /kv",
     )

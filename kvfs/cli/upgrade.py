@@ -26,10 +26,10 @@ def configure(subparsers: "Subparsers") -> None:
         subparsers,
         "upgrade",
         run,
-        description="Let a server of the version that this command is of take the place of the "
-        "server of MOUNTPOINT.\nNo call on the mount fails, and open files stay open: "
-        "callers wait for a moment. The new server is asked first\nwhether it can go on with the "
-        "pool and the open files; if it cannot, or fails, the server before serves on.",
+        description="Replace the server of MOUNTPOINT by one of this command's version.\n"
+        "No call on the mount fails, and open files stay open: callers wait for a moment. The new "
+        "server is asked first whether it\ncan go on with the pool and the open files; if it "
+        "cannot, or fails, the server before serves on.",
         example="kvfs upgrade /kv",
     )
     parser.add_argument("mountpoint", metavar="MOUNTPOINT")

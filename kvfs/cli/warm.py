@@ -28,10 +28,10 @@ def configure(subparsers: "Subparsers") -> None:
         run,
         description="Read the files at PATHs, and below directories, so that the next loads come "
         "from memory. A PATH of - is a list on\nstandard input, one path a line. With --hottest, "
-        "PATHs are mounts, and their blocks are read that were used last,\nalso before the last "
-        "stop (needs root). Reading counts as a use, so what is warmed is evicted later.\nStops at "
-        "--bytes, by default half of the memory that is available, and reads no faster than "
-        "--rate.\nEnds with exit code 20 if nothing was read.",
+        "PATHs are mounts: their most recently used blocks are read, also\nthose used before the "
+        "last stop (needs root). Reading counts as a use, so what is warmed is evicted later.\n"
+        "Stops at --bytes, by default half of the memory that is available, and reads no faster "
+        "than --rate.\nEnds with exit code 20 if nothing was read.",
         example="kvfs warm /kv/system-prompts\n  kvfs warm --hottest /kv --bytes 20G\n  "
         "kvfs warm - < list",
     )

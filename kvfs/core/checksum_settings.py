@@ -20,8 +20,8 @@ class ChecksumSettings(ShareSettings):
     )
     checksum_stop_s: float = setting(
         2.0,
-        "a stop takes so much longer for checksums of what it makes durable; others gets none",
-        unit="seconds",
+        "how long a stop may go on making checksums of what it makes durable; the rest gets none",
+        unit="s",
         low=0,
         high=600,
     )
@@ -53,7 +53,7 @@ class ChecksumSettings(ShareSettings):
     stray_grace_s: float = setting(
         86_400.0,
         "a day: files without a name after an unclean start wait, if nobody needs their room",
-        unit="seconds",
+        unit="s",
         low=0,
         high=31_536_000,
     )

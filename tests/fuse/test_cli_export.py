@@ -116,7 +116,7 @@ def test_what_it_prints_is_a_file_that_exportfs_takes(place: Place) -> None:
 def test_writing_again_changes_nothing_and_removing_takes_it_back(place: Place) -> None:
     write = ("export", place.kv, *LOCAL, "--server", "nfsd", "--write")
     assert place.etc.kvfs(*write).stdout.startswith(f"wrote {place.exports}\nnext: ")
-    assert place.etc.kvfs(*write).stdout.startswith(f"{place.exports} says it already\n")
+    assert place.etc.kvfs(*write).stdout.startswith(f"{place.exports} is up to date\n")
     more = place.etc.kvfs(*write, "--client", "@hosts")
     assert more.stdout.startswith(f"wrote {place.exports}\n")
     assert "@hosts(" in place.etc.read(place.exports)
@@ -188,7 +188,7 @@ def test_an_etc_that_is_read_only(place: Place, written: str) -> None:
         (("--client", "a", "--squash", "most"), 2, "invalid choice: 'most'"),
         (("--client", "a", "--server", "smbd"), 2, "invalid choice: 'smbd'"),
         (("--write", "--remove"), 2, "exclude each other"),
-        ((*LOCAL, "--server", "nfsd", "--config", "/x"), 2, "is NFS-Ganesha's"),
+        ((*LOCAL, "--server", "nfsd", "--config", "/x"), 2, "is for NFS-Ganesha only"),
     ],
 )
 def test_bad_input(place: Place, arguments: tuple[str, ...], code: int, said: str) -> None:

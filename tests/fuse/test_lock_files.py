@@ -19,8 +19,8 @@ TRUNCATE: Final = os.O_RDWR | os.O_CREAT | os.O_TRUNC
 PROCESSES: Final = 4
 ROUNDS: Final = 25
 #: Of the processes whose server is killed so many times meanwhile.
-KILLED_ROUNDS: Final = 60
-KILLS: Final = 3
+KILLED_ROUNDS: Final = 40
+KILLS: Final = 2
 #: What filelock did up to 3.29: it empties the file, locks it without waiting, and tries again.
 _LIKE_FILELOCK: Final = """
 import fcntl, os, sys, time

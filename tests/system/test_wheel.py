@@ -195,8 +195,7 @@ def test_install_leaves_a_packages_own_commands_alone(prefix: Path, tmp_path: Pa
     skip_without_mounts()
     script = f"echo x >/sbin/mount.kvfs; {prefix}/bin/kvfs install 2>&1 || echo code $?; new"
     said, code, *new = in_own_places(tmp_path / "one", script).splitlines()
-    assert (
-        said == "kvfs: /sbin/mount.kvfs is not of `kvfs install`: remove what it belongs to first"
-    )
+    why = "was not made by `kvfs install`: remove the package that owns it first"
+    assert said == f"kvfs: /sbin/mount.kvfs {why}"
     assert code == "code 2"
     assert new == ["./usr/sbin/upper/mount.kvfs"]
