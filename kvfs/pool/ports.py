@@ -1,7 +1,7 @@
 """Two ports: what the parts of the pool need of parts above them, passed to their constructors.
 
 ``Room`` is implemented by the engine, which evicts when space is needed, and ``Kernel`` by the
-mount, which talks to the kernel. There are no other upward calls (see docs/architecture.md).
+mount, which talks to the kernel. There are no other upward calls (see docs/dev/architecture.md).
 """
 
 from typing import Protocol
