@@ -13,8 +13,9 @@ from kvfs.core.rewriting import Kept
 from kvfs.core.second_tries import Recent
 from kvfs.core.types import InodeNo
 
-#: A server looks the names up at once. One that is too slow for this may fail, as without it.
-_SHOWN: Final = Kept("which rows of a directory a file server's thread was shown", 1.0, 256)
+#: A server looks the names up at once, but on a busy machine a page of them has taken seconds. One
+#: that is too slow for this may fail, as without it.
+_SHOWN: Final = Kept("which rows of a directory a file server's thread was shown", 5.0, 256)
 #: Rows of one answer to a READDIR that are remembered: more than a page holds.
 _ROWS_MAX: Final = 256
 
