@@ -178,7 +178,7 @@ def test_what_sentences_say_to_run(shell: Shell) -> None:
     commands = [one.text for program in ("mkdir", "setfattr") for one in quoted(program)]
     commands = [command for command in commands if " /kv/" in command]
     assert len(commands) >= 3
-    for name in ("sglang", "lmcache"):
+    for name in ("sglang", "lmcache", "example"):
         (shell.kv / name).mkdir(exist_ok=True)
     for command in commands:
         shell.run(command)
