@@ -18,11 +18,11 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.support.first_difference import told_apart
+from tests.support.clients.stepping import until
 from tests.support.forks.process import PARENT
-from tests.support.mounting import why_no_mounts
-from tests.support.own_mounts import enter_own_mounts
-from tests.support.stepping import until
+from tests.support.machines.own_mounts import enter_own_mounts
+from tests.support.mounts.mounting import why_no_mounts
+from tests.support.rules.first_difference import told_apart
 
 # How long an example takes says nothing on a machine that others use, too. CI tries the examples
 # that were tried before a commit; KVFS_LONG=1 looks for others. CI says at once which one fails: to

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import pytest
 
+from tests.support.clients.stepping import until
 from tests.support.forks.process import PARENT, Process, run
-from tests.support.mounting import KVFS, ROOT, run_kvfs
-from tests.support.stepping import until
+from tests.support.mounts.mounting import KVFS, ROOT, run_kvfs
 
 #: Says all that a process can know of how it was started.
 LOOKS: Final = """

@@ -8,14 +8,14 @@ from typing import Final
 
 import pytest
 
-from tests.support.mounting import ROOT, mounted_at, skip_without_mounts, wait_gone
+from tests.support.mounts.mounting import ROOT, mounted_at, skip_without_mounts, wait_gone
 
 pytestmark = pytest.mark.needs_fuse
 
 #: Makes a mount as a process with tests does, and unmounts it when it may.
 _PROGRAM: Final = """
 import subprocess, sys
-from tests.support.own_mounts import enter_own_mounts
+from tests.support.machines.own_mounts import enter_own_mounts
 enter_own_mounts()
 subprocess.run(["mount", "-t", "tmpfs", "kvfs-test", sys.argv[1]], check=True)
 print(open("/proc/self/mountinfo").read().count(sys.argv[1]), flush=True)
@@ -51,7 +51,7 @@ def test_a_killed_process_with_tests_leaves_nobody_in_its_namespace() -> None:
     skip_without_mounts()
     program = (
         "import subprocess\n"
-        "from tests.support.own_mounts import enter_own_mounts\n"
+        "from tests.support.machines.own_mounts import enter_own_mounts\n"
         "enter_own_mounts()\n"
         "print(subprocess.Popen(['sleep', '3600'], start_new_session=True).pid, flush=True)\n"
         "input()\n"

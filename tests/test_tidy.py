@@ -13,10 +13,10 @@ from typing import Final
 
 from kvfs.cli.main import VERBS
 from kvfs.core import errors
-from tests.support.floors import FLOORS, floor_of, is_pure
-from tests.support.house_rules import of_each
-from tests.support.late_binding import late_bound, stand_ins
-from tests.support.source_tree import (
+from tests.support.rules.floors import FLOORS, floor_of, is_pure
+from tests.support.rules.house_rules import of_each
+from tests.support.rules.late_binding import late_bound, stand_ins
+from tests.support.rules.source_tree import (
     MODULES,
     ROOT,
     SOURCES,
@@ -153,7 +153,7 @@ MACHINE_PATHS: Final = re.compile("|".join(f"/{top}/" for top in ("work", "root"
 @of_each(SOURCES)
 def test_imports_point_down(path: Path) -> None:
     floor = floor_of(module_of(path))
-    assert floor is not None, f"{module_of(path)} has no floor; see tests/support/floors.py"
+    assert floor is not None, f"{module_of(path)} has no floor; see tests/support/rules/floors.py"
     floors = {name: floor_of(name) for name in imports_of(path) if name in MODULES}
     above = {
         name: its

@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from tests.support.house_rules import of_each
-from tests.support.source_tree import (
+from tests.support.rules.house_rules import of_each
+from tests.support.rules.source_tree import (
     TESTS,
     Function,
     calls_of,
@@ -20,7 +20,9 @@ from tests.support.source_tree import (
 CLAIMS: Final = frozenset({"raises", "warns", "fail"})
 
 #: Where a store is driven: with an engine alone, and with the mount's files on it.
-DRIVERS: Final = [path for path in TESTS if path.parent.name in ("engine", "fuse")]
+DRIVERS: Final = [
+    path for path in TESTS if shown(path).startswith(("tests/engine/", "tests/fuse/"))
+]
 #: Who imports one of these drives a store.
 STORES: Final = frozenset({"Drive", "Driven", "Host", "drive", "driven", "host"})
 INSIDE: Final = ("kvfs.engine", "kvfs.pool")
@@ -30,7 +32,7 @@ PARTS: Final = frozenset({"engine", "parts", "pool"})
 WAYS: Final = """
 from kvfs.pool.space import Space
 from kvfs.pool import heat
-from tests.support.stores import Host, host
+from tests.support.store.stores import Host, host
 from kvfs.core.types import InodeNo
 
 def test_it(running, patch):
@@ -147,7 +149,7 @@ def names_inside(path: Path) -> Iterator[str]:
 def test_who_drives_a_store_names_nothing_inside_it(path: Path) -> None:
     if drives_a_store(tree_of(path)):
         found = sorted(names_inside(path))
-        assert not found, f"{shown(path)}: ask tests/support/driven.py instead: {found}"
+        assert not found, f"{shown(path)}: ask tests/support/store/driven.py instead: {found}"
 
 
 def test_ways_inside_are_found(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from kvfs.bench.self_made import folders, loop_device, torn_down, unmount
 from tests.bench.measure_commits import BACKING, NEW, kvfs
-from tests.support.unsupervised import UNSUPERVISED
+from tests.support.mounts.unsupervised import UNSUPERVISED
 
 DEVICE_BYTES: Final = 2 << 30
 #: Both are run in a mount of their own: the difference is without the start and the stop.

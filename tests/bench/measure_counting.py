@@ -23,7 +23,7 @@ from mount.files.handles import HandleKind, Handles
 from mount.files.open_shares import OpenShares
 from mount.files.shared_handles import SharedHandles
 from mount.fuse.grant import Grant
-from tests.support.stores import Host
+from tests.support.store.stores import Host
 
 ROUNDS: Final = 400
 STORES: Final = 25

@@ -31,8 +31,8 @@ from kvfs.storage.index import Index
 from kvfs.storage.index_swap import index_path
 from kvfs.storage.run_state import write_run_state
 from kvfs.storage.syscalls import Syscalls
-from tests.support.mounting import MEMORY_DIRECTORY
-from tests.support.stores import Host
+from tests.support.mounts.mounting import MEMORY_DIRECTORY
+from tests.support.store.stores import Host
 
 _BLOCK_BYTES: Final = 4 << 20
 _VICTIMS: Final = 1000

@@ -30,10 +30,10 @@ from kvfs.bench.self_made import (
 from kvfs.bench.stats import Pair, compare, first_is_baseline, spread
 from kvfs.client.nfs.ganesha_config import FIT, FIT_EXPIRATION_S
 from kvfs.core.sizes import KIB, MIB
-from tests.support.ganesha import KEEPS_MEMORY, Export, Ganesha
-from tests.support.nfs_client import NfsClient
-from tests.support.own_network import own_network
-from tests.support.stepping import until
+from tests.support.clients.stepping import until
+from tests.support.machines.own_network import own_network
+from tests.support.nfs.client import NfsClient
+from tests.support.nfs.ganesha import KEEPS_MEMORY, Export, Ganesha
 
 DEVICE_BYTES: Final = 3 << 30
 BACKING: Final = "/dev/shm"

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from kvfs.bench.self_made import folders, loop_device, torn_down, unmount
 from tests.bench.measure_commits import BACKING, NEW, kvfs
-from tests.support.unsupervised import UNSUPERVISED
+from tests.support.mounts.unsupervised import UNSUPERVISED
 
 DEVICE_BYTES: Final = 1 << 30
 ROUNDS: Final = 30

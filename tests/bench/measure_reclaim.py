@@ -8,7 +8,7 @@ import sys
 import time
 
 from kvfs.core.types import ROOT_INODE
-from tests.support.stores import FILE, MIB, host, write
+from tests.support.store.stores import FILE, MIB, host, write
 
 BATCH_BLOCKS = 32
 

@@ -24,10 +24,10 @@ from kvfs.core.types import NO_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.devices import Device, format_source, open_source, wait_released
 from kvfs.engine.store import Store
 from kvfs.pool.identities import identity_of
-from tests.support.driven import Driven
-from tests.support.kernel_recorder import KernelRecorder
-from tests.support.power import Cut, shut_down
-from tests.support.stores import fill_pool, put, settle
+from tests.support.devices.power_cuts.power import Cut, shut_down
+from tests.support.kernel.kernel_recorder import KernelRecorder
+from tests.support.store.driven import Driven
+from tests.support.store.stores import fill_pool, put, settle
 
 _BATCH: Final = 8192
 _BLOCK_BYTES: Final = 4096

@@ -1,6 +1,6 @@
 """An NFS client of ``measure_nfs``: stores and loads whole blocks, and says when it did.
 
-``tests.support.nfs_client`` starts it as a process of its own.
+``tests.support.nfs.client`` starts it as a process of its own.
 """
 
 import ctypes
@@ -9,8 +9,8 @@ import sys
 import time
 from typing import Final
 
-from tests.support.libnfs import Nfs
-from tests.support.nfs_client import serve
+from tests.support.nfs.client import serve
+from tests.support.nfs.libnfs import Nfs
 
 _STAMP_BYTES: Final = 8
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL

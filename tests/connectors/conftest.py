@@ -15,7 +15,7 @@ import pytest
 
 from tests.connectors.connector import Drivers, interpreter
 from tests.connectors.skips import listed
-from tests.support.mounting import (
+from tests.support.mounts.mounting import (
     Mounted,
     Reference,
     kernel_has_passthrough,

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.connectors.connector import Connector, Drivers
-from tests.support.mounting import Mounted, Reference
+from tests.support.mounts.mounting import Mounted, Reference
 
 MIB = 1 << 20
 Start = Callable[..., Connector]

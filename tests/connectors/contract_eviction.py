@@ -14,7 +14,7 @@ import pytest
 
 from tests.connectors.connector import Connector, ConnectorFailed
 from tests.connectors.contract import MIB, ConnectorContract, Start, block_hash
-from tests.support.mounting import Mounted, Reference, run_kvfs, workplace
+from tests.support.mounts.mounting import Mounted, Reference, run_kvfs, workplace
 
 #: A killed process's leases end with the next look of the server's; each asking takes a while.
 ASK_MAX = 40

@@ -11,7 +11,7 @@ import pytest
 from kvfs.core.errors import ToolMissing, UsageError, VerifyFailed
 from tests.connectors import demo
 from tests.connectors.connector import ROOT, Drivers
-from tests.support.mounting import skip_without_mounts
+from tests.support.mounts.mounting import skip_without_mounts
 
 pytestmark = pytest.mark.connectors
 DEMO_WAIT_S = 110.0

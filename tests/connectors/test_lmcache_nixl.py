@@ -12,7 +12,7 @@ from tests.connectors.contract_eviction import (
     FillsThePool,
     RefusedByAFullPool,
 )
-from tests.support.mounting import Mounted, Reference
+from tests.support.mounts.mounting import Mounted, Reference
 
 pytestmark = pytest.mark.connectors
 

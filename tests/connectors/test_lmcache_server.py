@@ -21,8 +21,8 @@ import pytest
 
 from tests.connectors.connector import environment, run
 from tests.connectors.document import example
-from tests.support.documented import of
-from tests.support.mounting import Mounted, Reference
+from tests.support.mounts.mounting import Mounted, Reference
+from tests.support.rules.documented import of
 
 pytestmark = pytest.mark.connectors
 

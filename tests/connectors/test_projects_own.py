@@ -13,7 +13,7 @@ import pytest
 
 from tests.connectors.connector import DRIVERS, environment
 from tests.connectors.skips import listed
-from tests.support.mounting import Mounted, Reference
+from tests.support.mounts.mounting import Mounted, Reference
 
 pytestmark = pytest.mark.connectors
 

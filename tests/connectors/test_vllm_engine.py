@@ -15,8 +15,8 @@ from tests.connectors.connector import Connector, Drivers
 from tests.connectors.contract import MIB
 from tests.connectors.contract_eviction import evict, skip_without_kvfs
 from tests.connectors.document import example
-from tests.support.documented import of
-from tests.support.mounting import Mounted, Reference
+from tests.support.mounts.mounting import Mounted, Reference
+from tests.support.rules.documented import of
 
 pytestmark = pytest.mark.connectors
 

@@ -20,7 +20,7 @@ import pytest
 from tests.connectors.connector import Connector, ConnectorFailed, Drivers
 from tests.connectors.contract_eviction import evict, skip_without_kvfs
 from tests.connectors.document import example
-from tests.support.mounting import Mounted, Reference
+from tests.support.mounts.mounting import Mounted, Reference
 
 pytestmark = pytest.mark.connectors
 

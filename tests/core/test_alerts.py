@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from tests.support.metric_document import promtool
-from tests.support.mounting import ROOT
+from tests.support.mounts.mounting import ROOT
+from tests.support.rules.metric_document import promtool
 
 RULES: Final = ROOT / "docs" / "monitoring" / "kvfs-alerts.yml"
 MOUNT: Final = 'instance="a",mount="/kv"'

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mounting import ROOT, why_no_mounts
+from tests.support.mounts.mounting import ROOT, why_no_mounts
 
 
 @pytest.mark.needs_fuse

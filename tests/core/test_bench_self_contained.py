@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.forks.process import Process, run
-from tests.support.mounting import ROOT, why_no_mounts
+from tests.support.mounts.mounting import ROOT, why_no_mounts
 
 pytestmark = [
     pytest.mark.needs_fuse,

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from tests.support.mounting import ROOT
+from tests.support.mounts.mounting import ROOT
 
 TEMPLATES: Final = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.md"))
 HOUSE_RULES: Final = (

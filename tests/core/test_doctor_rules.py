@@ -11,9 +11,8 @@ from kvfs.client.nfs.exports import Export
 from kvfs.doctor.examine import RULES, examine
 from kvfs.doctor.facts import Facts, NfsMount, ReadAhead
 from kvfs.doctor.finding import Finding, Severity
-from tests.support.documented import of
-from tests.support.ill_exports import nfs
-from tests.support.ill_mounts import (
+from tests.support.doctor.ill_exports import nfs
+from tests.support.doctor.ill_mounts import (
     GIB,
     HEALTHY,
     ILL,
@@ -21,6 +20,7 @@ from tests.support.ill_mounts import (
     LOCAL_DISK,
     connectors,
 )
+from tests.support.rules.documented import of
 
 
 def findings_of(facts: Facts) -> list[tuple[str, Finding]]:

@@ -1,6 +1,7 @@
 """Every command that README and docs show is run by a test, or stands here with what keeps it.
 
-kvfs's own are run in tests/fuse/test_documented_commands.py, connectors' in tests/connectors.
+kvfs's own are run in tests/fuse/test_documented_commands.py, connectors' in
+tests/connectors.
 """
 
 import argparse
@@ -14,8 +15,8 @@ import pytest
 
 from kvfs.cli.main import VERBS
 from kvfs.cli.parser import OneLineParser
-from tests.support.documented import Statement, quoted, statements
-from tests.support.mounting import ROOT
+from tests.support.mounts.mounting import ROOT
+from tests.support.rules.documented import Statement, quoted, statements
 
 #: How a command begins: the test that runs it.
 RUN: Final = {

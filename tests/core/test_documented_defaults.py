@@ -9,8 +9,8 @@ from kvfs.bench.jobs import Effort
 from kvfs.cli.main import main
 from kvfs.core.settings import Settings
 from kvfs.core.sizes import parse_size
-from tests.support.documented import DOCUMENTS
-from tests.support.source_tree import ROOT
+from tests.support.rules.documented import DOCUMENTS
+from tests.support.rules.source_tree import ROOT
 
 DEFAULTS: Final = {name: getattr(Settings(), name) for name in Settings.__dataclass_fields__}
 #: What may stand behind a number, by the end of the setting's name.

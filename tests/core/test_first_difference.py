@@ -1,6 +1,6 @@
 """A failing comparison of large bytes says so at once."""
 
-from tests.support.first_difference import SHORT_BYTES, first_difference, told_apart
+from tests.support.rules.first_difference import SHORT_BYTES, first_difference, told_apart
 
 LARGE = bytes(8 << 20)
 OTHER = LARGE[:5_000_000] + b"x" + LARGE[5_000_001:]

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from tests.support.mounting import ROOT
+from tests.support.mounts.mounting import ROOT
 
 #: Where the exact number is what matters: small ones, and two that differ by little.
 EXACT: Final = {

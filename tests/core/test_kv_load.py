@@ -13,7 +13,7 @@ from kvfs.bench.kv_load import ABSENT_PER_BLOCK, KvLoad, Moved, Span
 from kvfs.bench.kv_shapes import SHAPES, Block, Layout, Shape, absent_blocks, name_block
 from kvfs.core.errors import VerifyFailed
 from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES
-from tests.support.mounting import workplace
+from tests.support.mounts.mounting import workplace
 
 SMALL_BYTES = 24 << 20
 

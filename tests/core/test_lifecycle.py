@@ -24,7 +24,7 @@ from kvfs.core.lifecycle import (
     is_temporary,
     label,
 )
-from tests.support.life_drawing import LIFE
+from tests.support.rules.life_drawing import LIFE
 
 PAIRS: Final = list(itertools.product(TABLE, Event))
 #: Open for writing: these and nothing else may be, and nothing of them may be evicted.
@@ -192,5 +192,5 @@ def test_a_final_name_is_known(name: bytes) -> None:
 
 
 def test_the_document_draws_the_table() -> None:
-    """If not: python -m tests.support.life_drawing."""
+    """If not: python -m tests.support.rules.life_drawing."""
     assert LIFE.shown() == LIFE.make()

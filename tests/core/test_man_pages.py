@@ -13,7 +13,7 @@ import pytest
 from kvfs.cli.main import VERBS
 from kvfs.core.settings import Settings
 from make.man_pages import pages
-from tests.support.mounting import ROOT
+from tests.support.mounts.mounting import ROOT
 
 
 def read(text: str) -> str:

@@ -9,8 +9,8 @@ from kvfs.core.settings import Settings
 from mount.control.metrics.exposition import families_of, values_of
 from mount.control.metrics.families import ANY, FAMILIES, FLAGS, INFO_LABELS
 from mount.control.status import describe_lost
-from tests.support.metric_document import documented
-from tests.support.source_tree import ROOT
+from tests.support.rules.metric_document import documented
+from tests.support.rules.source_tree import ROOT
 
 ROW: Final = re.compile(r"^\| `([\w.]+)` \| ([^|]+) \|", re.MULTILINE)
 #: What a key begins with: why it is no metric.

@@ -29,7 +29,7 @@ from kvfs.client.nfs.ganesha_config import (
 from kvfs.client.nfs.plan import CLIENT_OPTIONS, Plan, client_of
 from kvfs.client.nfs.squash import ALL, KINDS, NOBODY_ID, NONE, ROOT, Root, Squash, fitting
 from kvfs.core.errors import UsageError
-from tests.support.mounting import ROOT as PROJECT
+from tests.support.mounts.mounting import ROOT as PROJECT
 
 UUID: Final = "0e3c1ff2-0c2d-4b2c-9a5e-6f0e3c1ff20c"
 ROOTS: Final = [

@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 from kvfs.core import pool_layout
-from tests.support.source_tree import ROOT
+from tests.support.rules.source_tree import ROOT
 
 _PAGE: Final = (ROOT / "docs" / "dev" / "format.md").read_text()
 

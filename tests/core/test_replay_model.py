@@ -12,7 +12,7 @@ from kvfs.bench.replay.report import Round, build_report, facts_of, round_table
 from kvfs.bench.replay.run import Percentiles, SideResult, percentiles
 from kvfs.bench.replay.trace import Request, read_trace
 from kvfs.machine.drives import parse_written
-from tests.support.trace import TRACE
+from tests.support.store.trace import TRACE
 
 #: One operation a parameter and token, no attention to speak of, a drive of a byte a second.
 PLAIN = Model(10, 1, parameters=0.5, layers=1, width=1e-30, flops=1, drive_bytes_s=1)

@@ -8,7 +8,7 @@ import pytest
 
 from kvfs.bench.replay.trace import Request, footprint, parse_line, read_trace
 from kvfs.core.errors import TraceUnreadable
-from tests.support.trace import TRACE
+from tests.support.store.trace import TRACE
 
 MOONCAKE = {"timestamp": 27482, "input_length": 955, "output_length": 52, "hash_ids": [46, 2354]}
 

@@ -20,7 +20,7 @@ from kvfs.core.rewriting import (
 )
 from kvfs.core.second_tries import Recent, Refusal, Refusals
 from kvfs.core.types import InodeNo
-from tests.support.rewrite_drawing import ANSWERS, KEEPS, KEPT
+from tests.support.rules.rewrite_drawing import ANSWERS, KEEPS, KEPT
 
 INO, OTHER = InodeNo(2), InodeNo(3)
 PLACE = (InodeNo(1), b"K")
@@ -130,7 +130,7 @@ def test_what_is_kept_has_bounds(kept: Kept) -> None:
 
 
 def test_the_document_draws_the_tables() -> None:
-    """If not: python -m tests.support.rewrite_drawing."""
+    """If not: python -m tests.support.rules.rewrite_drawing."""
     assert ANSWERS.shown() == ANSWERS.make()
     assert KEEPS.shown() == KEEPS.make()
     assert KEPT.shown() == KEPT.make()

@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 from kvfs.core.settings import Settings
-from tests.support.mounting import ROOT
+from tests.support.mounts.mounting import ROOT
 
 PAGE: Final = (ROOT / "docs" / "security.md").read_text()
 

@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from tests.support.mounting import ROOT
+from tests.support.mounts.mounting import ROOT
 
 PAGE: Final = (ROOT / "docs" / "sizing.md").read_text()
 #: The recorded hour: blocks, and the tokens of each.

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from tests.support.mounting import ROOT
+from tests.support.mounts.mounting import ROOT
 
 DOCS: Final = ROOT / "docs"
 #: Pages for users, and pages for developers.
@@ -87,7 +87,7 @@ def test_the_page_of_proofs_has_each_proof_and_each_output() -> None:
     assert all((DOCS / "dev" / output).exists() for output in kept)
     marked = {
         str(path.relative_to(ROOT))
-        for path in ROOT.glob("tests/*/test_*.py")
+        for path in ROOT.glob("tests/**/test_*.py")
         if re.search(r"pytest\.mark\.proof\b", path.read_text())
     }
     assert {test for _, test in rows} == marked

@@ -5,7 +5,7 @@ from typing import Final
 
 from kvfs.core.settings import Settings
 from kvfs.doctor.examine import RULES
-from tests.support.mounting import ROOT
+from tests.support.mounts.mounting import ROOT
 
 PAGE: Final = (ROOT / "docs" / "troubleshooting.md").read_text()
 _KEY: Final = re.compile(r"`([a-z]+(?:[._][a-z]+)+)`")

@@ -20,7 +20,7 @@ from kvfs.core.lifecycle import (
     after,
 )
 from kvfs.core.writing import LAST_CLOSE, Left, Writing
-from tests.support.life_drawing import EVENTS, FLAGS, WRITING
+from tests.support.rules.life_drawing import EVENTS, FLAGS, WRITING
 
 #: What the index may say of a block at its last close.
 STORED = SETTLED | UNFINISHED | {State.REWRITE, State.RENAMED}
@@ -103,5 +103,5 @@ def test_every_event_is_drawn() -> None:
 
 
 def test_the_document_draws_the_flags() -> None:
-    """If not: python -m tests.support.life_drawing."""
+    """If not: python -m tests.support.rules.life_drawing."""
     assert WRITING.shown() == WRITING.make()

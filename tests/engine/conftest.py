@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.stores import Host, host
+from tests.support.store.stores import Host, host
 
 
 @pytest.fixture

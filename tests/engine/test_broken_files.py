@@ -10,7 +10,7 @@ import pytest
 from kvfs.core.errors import Damaged, NotFound
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.storage.syscalls import Syscalls
-from tests.support.stores import DIRECTORY, FILE, Host, assert_exact, get, put, settle, tree
+from tests.support.store.stores import DIRECTORY, FILE, Host, assert_exact, get, put, settle, tree
 
 pytestmark = pytest.mark.usefixtures("caplog")
 

@@ -15,7 +15,7 @@ from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.storage.index import Index
 from kvfs.storage.index_transaction import WriteTransaction
 from kvfs.storage.inode_numbers import pack_end
-from tests.support.stores import (
+from tests.support.store.stores import (
     DIRECTORY,
     MIB,
     SYMLINK,

@@ -7,10 +7,10 @@ import pytest
 
 from kvfs.core.errors import NotFound
 from kvfs.core.types import ROOT_INODE, InodeNo
-from tests.support.driven import Driven
-from tests.support.power import Cut, Drive, drive
-from tests.support.stepping import until
-from tests.support.stores import DIRECTORY, MIB, assert_no_strays, put, settle, tree
+from tests.support.clients.stepping import until
+from tests.support.devices.power_cuts.power import Cut, Drive, drive
+from tests.support.store.driven import Driven
+from tests.support.store.stores import DIRECTORY, MIB, assert_no_strays, put, settle, tree
 
 pytestmark = [pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
 

@@ -9,11 +9,11 @@ import pytest
 from kvfs.core.checksum import crc32c
 from kvfs.core.errors import NoSuchAttribute
 from kvfs.core.types import ROOT_INODE, InodeNo
-from tests.support.caches import forget_pages
-from tests.support.driven import Driven
-from tests.support.power import Cut, Drive, drive
-from tests.support.stepping import until
-from tests.support.stores import put, settle
+from tests.support.clients.stepping import until
+from tests.support.devices.power_cuts.power import Cut, Drive, drive
+from tests.support.kernel.caches import forget_pages
+from tests.support.store.driven import Driven
+from tests.support.store.stores import put, settle
 
 pytestmark = [pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
 

@@ -8,8 +8,8 @@ from kvfs.core.directory_policy import TTL
 from kvfs.core.errors import DeadInode
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.storage.age_clock import AgeClock
-from tests.support.driven import Driven
-from tests.support.stores import Host, make_directory, put, settle, write
+from tests.support.store.driven import Driven
+from tests.support.store.stores import Host, make_directory, put, settle, write
 
 pytestmark = pytest.mark.usefixtures("caplog")
 

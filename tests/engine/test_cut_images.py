@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cut_images import Cut, Images, Mode, draw_cuts
-from tests.support.ledger import Block, Directory, Ledger, Listing, Publication
-from tests.support.mounting import workplace
-from tests.support.proving_blocks import SECTOR_BYTES, fault_of, made
-from tests.support.recording import FLUSH, OP, Recording
+from tests.support.devices.power_cuts.images import Cut, Images, Mode, draw_cuts
+from tests.support.devices.power_cuts.ledger import Block, Directory, Ledger, Listing, Publication
+from tests.support.devices.power_cuts.proving_blocks import SECTOR_BYTES, fault_of, made
+from tests.support.devices.power_cuts.recording import FLUSH, OP, Recording
+from tests.support.mounts.mounting import workplace
 
 PAGE = 4096
 PAGES = 8

@@ -10,8 +10,8 @@ from kvfs.core.errors import Damaged, NotFound
 from kvfs.core.lifecycle import State
 from kvfs.core.records import child_key, inode_key, name_key, xattr_key
 from kvfs.core.types import ROOT_INODE, InodeNo
-from tests.support.driven_faults import set_limit
-from tests.support.stores import DIRECTORY, FILE, Host, get, make_directory, put, settle, tree
+from tests.support.store.driven_faults import set_limit
+from tests.support.store.stores import DIRECTORY, FILE, Host, get, make_directory, put, settle, tree
 
 pytestmark = pytest.mark.usefixtures("caplog")
 

@@ -6,7 +6,7 @@ from kvfs.core.types import InodeNo
 from kvfs.pool.looks import A_TICK, RENAME_LOOK_S, Looks
 from kvfs.pool.policies import Policies
 from kvfs.pool.tallies import DEPTH_MAX, OTHERS, Tallies
-from tests.support.deep_index import DeepIndex
+from tests.support.store.deep_index import DeepIndex
 
 LEVELS = 1000
 

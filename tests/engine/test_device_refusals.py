@@ -27,9 +27,8 @@ from kvfs.devices import (
     recognise,
     xfs_tools,
 )
-from tests.support.loop import loop_device
-from tests.support.mounting import workplace
-from tests.support.pools import (
+from tests.support.devices.loop import loop_device
+from tests.support.devices.pools import (
     DRIVE_BYTES,
     MIB,
     Source,
@@ -38,6 +37,7 @@ from tests.support.pools import (
     refused,
     untouched,
 )
+from tests.support.mounts.mounting import workplace
 
 KINDS = [
     pytest.param("block", marks=pytest.mark.needs_loop),

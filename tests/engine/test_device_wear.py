@@ -9,8 +9,8 @@ import pytest
 
 from kvfs.engine.device_wear import DeviceWear
 from kvfs.machine.drives import drives_below, endurance_left, left_of, written_bytes
-from tests.support.mounting import loop_device
-from tests.support.stepping import until
+from tests.support.clients.stepping import until
+from tests.support.mounts.mounting import loop_device
 
 NVME: Final = {"nvme_smart_health_information_log": {"percentage_used": 7}}
 ATA: Final = {

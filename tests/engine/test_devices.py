@@ -35,9 +35,16 @@ from kvfs.devices import (
 )
 from kvfs.devices.capacity import image_size_bytes, reserve_bytes, xfs_usable_bytes
 from kvfs.devices.detached import mount_detached
-from tests.support.loop import loops_over
-from tests.support.mounting import ROOT, workplace
-from tests.support.pools import DRIVE_BYTES, MIB, Source, blank_source, format_source, refused
+from tests.support.devices.loop import loops_over
+from tests.support.devices.pools import (
+    DRIVE_BYTES,
+    MIB,
+    Source,
+    blank_source,
+    format_source,
+    refused,
+)
+from tests.support.mounts.mounting import ROOT, workplace
 
 GIB = 1 << 30
 #: linux/fs.h and xfs_fs.h: stop the file system as a crash would, without the log's last items.

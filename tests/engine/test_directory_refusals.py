@@ -13,8 +13,8 @@ from kvfs.devices import destroy_source, directory, open_source, parent_fs
 from kvfs.devices.detached import mount_detached
 from kvfs.engine.recovery.new_pool import found_pool
 from kvfs.storage.syscalls import Syscalls
-from tests.support.mounting import workplace
-from tests.support.pools import MIB, Source, blank_source, format_source, refused, untouched
+from tests.support.devices.pools import MIB, Source, blank_source, format_source, refused, untouched
+from tests.support.mounts.mounting import workplace
 
 
 def test_a_full_parent_file_system_is_refused() -> None:

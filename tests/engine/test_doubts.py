@@ -14,9 +14,9 @@ from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, Maker, Question
-from tests.support.driven import Opened
-from tests.support.failing_syscalls import FailingSyscalls
-from tests.support.stores import FILE, Host, assert_exact, get, host, settle, write
+from tests.support.devices.failing_syscalls import FailingSyscalls
+from tests.support.store.driven import Opened
+from tests.support.store.stores import FILE, Host, assert_exact, get, host, settle, write
 
 WRITER: Final = Maker(100, 1)
 NAME: Final = b"K"

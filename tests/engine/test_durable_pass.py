@@ -9,10 +9,10 @@ import pytest
 from kvfs.core.eviction_reason import Reason
 from kvfs.core.lifecycle import State
 from kvfs.core.types import PAGE_BYTES, ROOT_INODE, InodeNo
-from tests.support.driven import Driven
-from tests.support.power import Cut, Drive, drive, write_back
-from tests.support.stepping import until
-from tests.support.stores import DIRECTORY, FILE, allocate, get, put, settle, tree, write
+from tests.support.clients.stepping import until
+from tests.support.devices.power_cuts.power import Cut, Drive, drive, write_back
+from tests.support.store.driven import Driven
+from tests.support.store.stores import DIRECTORY, FILE, allocate, get, put, settle, tree, write
 
 pytestmark = [pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
 

@@ -11,11 +11,11 @@ from typing import Final
 import pytest
 
 from kvfs.core.types import ROOT_INODE, InodeNo
-from tests.support.driven import Driven
-from tests.support.outliving_memory import OutlivingMemory
-from tests.support.power import Cut, Drive, drive
-from tests.support.stepping import until
-from tests.support.stores import DIRECTORY, get, put, settle, tree
+from tests.support.clients.stepping import until
+from tests.support.devices.power_cuts.power import Cut, Drive, drive
+from tests.support.store.driven import Driven
+from tests.support.store.outliving_memory import OutlivingMemory
+from tests.support.store.stores import DIRECTORY, get, put, settle, tree
 
 pytestmark = [pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
 

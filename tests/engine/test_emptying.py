@@ -11,9 +11,9 @@ from kvfs.core.errors import DeadInode, NoSpace, NotFound
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.processes import NOBODY, SERVER, Maker
-from tests.support.failing_syscalls import FailingSyscalls
-from tests.support.kernel_recorder import KernelRecorder
-from tests.support.stores import (
+from tests.support.devices.failing_syscalls import FailingSyscalls
+from tests.support.kernel.kernel_recorder import KernelRecorder
+from tests.support.store.stores import (
     FILE,
     Host,
     allocate,

@@ -21,11 +21,11 @@ from kvfs.storage.extents import Extents
 from kvfs.storage.fiemap import lacks_bytes
 from kvfs.storage.file_xattrs import XATTR_FIXED, XATTR_NAME
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, Syscalls
-from tests.support.extent_map import runs_of
-from tests.support.failing_syscalls import FailingSyscalls
-from tests.support.loop import loop_device
-from tests.support.mounting import workplace
-from tests.support.pools import format_source
+from tests.support.devices.failing_syscalls import FailingSyscalls
+from tests.support.devices.loop import loop_device
+from tests.support.devices.pools import format_source
+from tests.support.kernel.extent_map import runs_of
+from tests.support.mounts.mounting import workplace
 
 MIB = 1 << 20
 DRIVE_BYTES = 1 << 30

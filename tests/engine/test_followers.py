@@ -9,11 +9,11 @@ import pytest
 
 from kvfs.core.changed import Changed, Why
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
-from tests.support.driven_faults import add_follower
-from tests.support.failing_syscalls import FailingSyscalls
-from tests.support.source_tree import SOURCES, shown, tree_of
-from tests.support.store_workload import work
-from tests.support.stores import MIB, Host, assert_exact, host, make_directory, put, settle
+from tests.support.devices.failing_syscalls import FailingSyscalls
+from tests.support.rules.source_tree import SOURCES, shown, tree_of
+from tests.support.store.driven_faults import add_follower
+from tests.support.store.store_workload import work
+from tests.support.store.stores import MIB, Host, assert_exact, host, make_directory, put, settle
 
 #: What tells a table of a change, by the name under which the product knows the table.
 TELLING: Final = {

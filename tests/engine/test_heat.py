@@ -11,7 +11,7 @@ import pytest
 from kvfs.core.eviction_policy import BURST_BITS, Rank
 from kvfs.core.pool_layout import HEAT
 from kvfs.core.types import InodeNo
-from tests.support.heats import EPOCH, MIB, NOW_S, filled, note, opened, order, touches
+from tests.support.store.heats import EPOCH, MIB, NOW_S, filled, note, opened, order, touches
 
 
 @pytest.fixture

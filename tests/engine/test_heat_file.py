@@ -14,8 +14,8 @@ from kvfs.core.pool_layout import HEAT, HEAT_NEW
 from kvfs.core.types import InodeNo
 from kvfs.storage.heat_file import HeatFile, zero_rows
 from kvfs.storage.syscalls import Syscalls
-from tests.support.failing_syscalls import FailingSyscalls
-from tests.support.heats import EPOCH, MIB, filled, note, opened, order, touches
+from tests.support.devices.failing_syscalls import FailingSyscalls
+from tests.support.store.heats import EPOCH, MIB, filled, note, opened, order, touches
 
 
 @pytest.fixture

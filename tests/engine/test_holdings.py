@@ -9,9 +9,9 @@ from kvfs.core.errors import KvfsError, NoSpace
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.processes import Maker
-from tests.support.failing_syscalls import FailingSyscalls
-from tests.support.life_model import Lives
-from tests.support.stores import FILE, MIB, Host, assert_exact, host, put, settle, write
+from tests.support.devices.failing_syscalls import FailingSyscalls
+from tests.support.store.life_model import Lives
+from tests.support.store.stores import FILE, MIB, Host, assert_exact, host, put, settle, write
 
 ONE = Maker(100, 1)
 OTHER = Maker(101, 2)

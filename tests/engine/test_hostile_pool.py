@@ -35,7 +35,7 @@ from kvfs.storage.heat_file import HeatFile, zero_rows
 from kvfs.storage.index import Index
 from kvfs.storage.inode_numbers import pack_end, parse_end
 from kvfs.storage.syscalls import Syscalls
-from tests.support.stores import Host, fill_pool, get, make_directory, names, put, settle
+from tests.support.store.stores import Host, fill_pool, get, make_directory, names, put, settle
 
 pytestmark = pytest.mark.usefixtures("caplog")
 

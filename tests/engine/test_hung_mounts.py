@@ -8,8 +8,8 @@ import pytest
 
 from kvfs.core.errors import SourceBusy
 from kvfs.devices import xfs_tools
-from tests.support.mounting import COMMAND_WAIT_S, ROOT, loop_device, workplace
-from tests.support.pools import refused
+from tests.support.devices.pools import refused
+from tests.support.mounts.mounting import COMMAND_WAIT_S, ROOT, loop_device, workplace
 
 #: In a mount namespace of its own, a FUSE mount that nobody serves; a pool is made beside it.
 BESIDE_A_HUNG_MOUNT = """\

@@ -9,8 +9,8 @@ from typing import Final
 import pytest
 
 from kvfs.devices.loop import attach
-from tests.support.mounting import run_kvfs, workplace
-from tests.support.stores import MIB
+from tests.support.mounts.mounting import run_kvfs, workplace
+from tests.support.store.stores import MIB
 
 pytestmark = pytest.mark.needs_loop
 

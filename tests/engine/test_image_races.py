@@ -6,9 +6,9 @@ import os
 import pytest
 
 from kvfs.core.errors import SourceBusy
+from tests.support.devices.pools import MIB, format_source, refused
 from tests.support.forks.process import run
-from tests.support.mounting import KVFS, ROOT, workplace
-from tests.support.pools import MIB, format_source, refused
+from tests.support.mounts.mounting import KVFS, ROOT, workplace
 
 pytestmark = pytest.mark.needs_loop
 

@@ -17,7 +17,7 @@ from kvfs.core.errors import Damaged, Exists, NoSpace, ReadOnly
 from kvfs.core.records import Counters
 from kvfs.core.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.storage.index import Index
-from tests.support.failing_syscalls import FailingSyscalls
+from tests.support.devices.failing_syscalls import FailingSyscalls
 
 MIB: Final = 1 << 20
 MAP_BYTES: Final = 64 * MIB

@@ -12,8 +12,8 @@ from kvfs.core.types import ROOT_INODE
 from kvfs.engine.recovery import index_compaction
 from kvfs.engine.recovery.index_compaction import compact_index
 from kvfs.storage.syscalls import Syscalls
-from tests.support.driven_faults import stand_in
-from tests.support.stores import MIB, SYMLINK, Host, assert_exact, host, put, settle, tree
+from tests.support.store.driven_faults import stand_in
+from tests.support.store.stores import MIB, SYMLINK, Host, assert_exact, host, put, settle, tree
 
 P = ParamSpec("P")
 T = TypeVar("T")

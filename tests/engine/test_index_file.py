@@ -16,8 +16,8 @@ from kvfs.core.errors import FormatUnknown, IndexDamaged, NoSpace
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.storage.index import Index
 from kvfs.storage.lmdb_file import verify_data_file
-from tests.support.failing_syscalls import FailingSyscalls
-from tests.support.mounting import mounted_at
+from tests.support.devices.failing_syscalls import FailingSyscalls
+from tests.support.mounts.mounting import mounted_at
 
 MIB: Final = 1 << 20
 PAGE: Final = 4096

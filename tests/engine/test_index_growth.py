@@ -7,9 +7,17 @@ import pytest
 
 from kvfs.core.errors import KvfsError, NoSpace
 from kvfs.core.types import ROOT_INODE, InodeNo
-from tests.support.driven import Driven
-from tests.support.mounting import mounted_at, workplace
-from tests.support.stores import DIRECTORY, MIB, Host, assert_exact, make_directory, put, settle
+from tests.support.mounts.mounting import mounted_at, workplace
+from tests.support.store.driven import Driven
+from tests.support.store.stores import (
+    DIRECTORY,
+    MIB,
+    Host,
+    assert_exact,
+    make_directory,
+    put,
+    settle,
+)
 
 pytestmark = pytest.mark.needs_fuse  # a file system of its own is mounted
 

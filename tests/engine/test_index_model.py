@@ -21,7 +21,7 @@ from kvfs.core.types import InodeNo, InodeRecord, Sequence
 from kvfs.storage.index import Index
 from kvfs.storage.index_transaction import WriteTransaction
 from kvfs.storage.lmdb_file import verify_data_file
-from tests.support.failing_syscalls import FailingSyscalls
+from tests.support.devices.failing_syscalls import FailingSyscalls
 
 MAP_BYTES: Final = 64 << 20
 #: Few numbers and names, so that rules meet; edges of a byte, so that keys are neighbours.

@@ -13,8 +13,8 @@ from kvfs.core.errors import DeadInode, NoSpace
 from kvfs.core.index_room import IndexRoom
 from kvfs.core.records import child_key, inode_key, name_key, xattr_key
 from kvfs.core.types import ROOT_INODE, InodeNo
-from tests.support.driven_faults import set_limit
-from tests.support.stores import (
+from tests.support.store.driven_faults import set_limit
+from tests.support.store.stores import (
     MIB,
     SYMLINK,
     Host,

@@ -10,7 +10,7 @@ from kvfs.core.records import INODE_PREFIX, inode_key, parse_inodes
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.storage.index_transaction import PENDING_MAX, RECORDS_MAX
 from tests.engine.test_index import FILE, opened, path, record
-from tests.support.failing_syscalls import FailingSyscalls
+from tests.support.devices.failing_syscalls import FailingSyscalls
 
 __all__ = ["path"]
 

@@ -12,7 +12,7 @@ from kvfs.core.pool_layout import INODES
 from kvfs.core.types import FIRST_INODE, InodeNo
 from kvfs.storage.inode_numbers import RANGE_NUMBERS, InodeNumbers, parse_end
 from kvfs.storage.syscalls import Syscalls
-from tests.support.failing_syscalls import FailingSyscalls
+from tests.support.devices.failing_syscalls import FailingSyscalls
 
 
 @pytest.fixture

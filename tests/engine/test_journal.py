@@ -18,7 +18,7 @@ from kvfs.storage.journal import RESENT, Journal
 from kvfs.storage.notes import Notes
 from kvfs.storage.shared_table import WORD
 from kvfs.storage.syscalls import Syscalls
-from tests.support.failing_syscalls import FailingSyscalls
+from tests.support.devices.failing_syscalls import FailingSyscalls
 
 MIB: Final = 1 << 20
 CREATE: Final = (22, InodeNo(16))

@@ -15,11 +15,11 @@ from kvfs.core.records import Identity, xattr_key
 from kvfs.core.types import ROOT_INODE, InodeNo, Sequence
 from kvfs.storage.file_xattrs import FileXattrs
 from kvfs.storage.syscalls import Syscalls
-from tests.support.driven import Driven
-from tests.support.failing_syscalls import FailingSyscalls
-from tests.support.power import Cut, Drive, drive
-from tests.support.stepping import until
-from tests.support.stores import DIRECTORY, Host, put, settle, tree
+from tests.support.clients.stepping import until
+from tests.support.devices.failing_syscalls import FailingSyscalls
+from tests.support.devices.power_cuts.power import Cut, Drive, drive
+from tests.support.store.driven import Driven
+from tests.support.store.stores import DIRECTORY, Host, put, settle, tree
 
 pytestmark = pytest.mark.usefixtures("caplog")
 

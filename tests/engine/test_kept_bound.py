@@ -8,8 +8,8 @@ import pytest
 from kvfs.core.directory_policy import EVICT, PIN
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.types import ROOT_INODE, InodeNo
-from tests.support.driven import Driven
-from tests.support.stores import FILE, MIB, Host, host, make_directory, put, settle, write
+from tests.support.store.driven import Driven
+from tests.support.store.stores import FILE, MIB, Host, host, make_directory, put, settle, write
 
 #: Of which half may be kept.
 CAPACITY_BYTES = 16 * MIB

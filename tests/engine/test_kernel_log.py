@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.machine.kernel_log import DeviceErrors, KernelLog, device_names, errors_in
-from tests.support.mounting import loop_device, mounted_at
+from tests.support.mounts.mounting import loop_device, mounted_at
 
 READ, WRITE, NOTHING = DeviceErrors(reads=True), DeviceErrors(writes=True), DeviceErrors()
 BOTH = DeviceErrors(reads=True, writes=True)

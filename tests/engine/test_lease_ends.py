@@ -11,8 +11,8 @@ from kvfs.core.errors import NotFound
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.processes import NOBODY, SERVER, Maker
-from tests.support.failing_syscalls import FailingSyscalls
-from tests.support.stores import FILE, Host, allocate, assert_exact, get, host, settle, write
+from tests.support.devices.failing_syscalls import FailingSyscalls
+from tests.support.store.stores import FILE, Host, allocate, assert_exact, get, host, settle, write
 
 PAGE: Final = b"x" * 4096
 #: No lease by time lasts so long.

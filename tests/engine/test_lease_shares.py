@@ -9,7 +9,7 @@ from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool.lease_shares import LeaseShares, Lessee
-from tests.support.stores import FILE, MIB, Host, host, put, write
+from tests.support.store.stores import FILE, MIB, Host, host, put, write
 
 ONE, OTHER, THIRD = (Maker(100 + number, number) for number in range(1, 4))
 USER, NEIGHBOUR = 1000, 1001

@@ -7,8 +7,8 @@ from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool.lease_shares import LeaseShares
 from kvfs.pool.leases import Leases
-from tests.support.life_model import Lives
-from tests.support.stores import FILE, MIB
+from tests.support.store.life_model import Lives
+from tests.support.store.stores import FILE, MIB
 
 ONE = Maker(100, 1)
 OTHER = Maker(101, 2)

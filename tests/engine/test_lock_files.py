@@ -11,10 +11,10 @@ from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.machine.file_locks import DESCRIPTORS_MAX, holders
 from kvfs.machine.processes import Maker
-from tests.support.driven import Opened
-from tests.support.driven_faults import stand_in
-from tests.support.life_model import Lives
-from tests.support.stores import FILE, Host, assert_exact, get, host, put, settle, write
+from tests.support.store.driven import Opened
+from tests.support.store.driven_faults import stand_in
+from tests.support.store.life_model import Lives
+from tests.support.store.stores import FILE, Host, assert_exact, get, host, put, settle, write
 
 ONE: Final = Maker(100, 1)
 OTHER: Final = Maker(101, 2)

@@ -17,7 +17,7 @@ import pytest
 
 from kvfs.machine.process_ends import Fate, judge, stat_fields
 from kvfs.machine.processes import NOBODY, OVERFLOW_UID, SERVER, UNKNOWN_UID, Maker, Processes
-from tests.support.stepping import until
+from tests.support.clients.stepping import until
 
 #: A kernel thread: kthreadd.
 KERNEL_THREAD: Final = 2

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvfs.core.types import ROOT_INODE
-from tests.support.stores import Host, host, make_directory, put
+from tests.support.store.stores import Host, host, make_directory, put
 
 LEVELS = 400
 WIDE = 600

@@ -14,7 +14,7 @@ from kvfs.core.errors import (
     NotFound,
 )
 from kvfs.core.types import ROOT_INODE
-from tests.support.stores import (
+from tests.support.store.stores import (
     FILE,
     SYMLINK,
     Host,

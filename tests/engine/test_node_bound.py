@@ -9,7 +9,7 @@ from kvfs.core.inode_rules import blank_record
 from kvfs.core.node_bound import NodeShares, bound_bytes, names_too_many, taken_bytes
 from kvfs.core.records import Counters
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
-from tests.support.stores import (
+from tests.support.store.stores import (
     DIRECTORY,
     FIFO,
     MIB,

@@ -8,9 +8,9 @@ import pytest
 from kvfs.core.errors import DeadInode, NotFound
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.processes import Maker
-from tests.support.driven import Opened
-from tests.support.life_model import Lives
-from tests.support.stores import (
+from tests.support.store.driven import Opened
+from tests.support.store.life_model import Lives
+from tests.support.store.stores import (
     DIRECTORY,
     FILE,
     MIB,

@@ -12,7 +12,7 @@ from kvfs.core.errors import NoSpace, NotFound
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.processes import NOBODY, SERVER, Maker
-from tests.support.stores import (
+from tests.support.store.stores import (
     FILE,
     MIB,
     Host,

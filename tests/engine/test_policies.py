@@ -10,9 +10,9 @@ from kvfs.core.errors import DeadInode, InvalidRequest, NoSuchAttribute, NotPerm
 from kvfs.core.settings import Settings
 from kvfs.core.types import PAGE_BYTES, ROOT_INODE, InodeNo
 from kvfs.machine.processes import Maker
-from tests.support.driven_faults import set_limit
-from tests.support.failing_syscalls import FailingSyscalls
-from tests.support.stores import FILE, MIB, Host, make_directory, put, settle, write
+from tests.support.devices.failing_syscalls import FailingSyscalls
+from tests.support.store.driven_faults import set_limit
+from tests.support.store.stores import FILE, MIB, Host, make_directory, put, settle, write
 
 OWNER_UID = 1000
 OTHER_UID = 1001

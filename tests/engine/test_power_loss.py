@@ -14,9 +14,9 @@ from kvfs.devices.xfs_tools import is_cut_off_noted
 from kvfs.machine.processes import SERVER
 from kvfs.storage.run_state import read_run_state
 from kvfs.storage.syscalls import Syscalls
-from tests.support.driven import Driven, Opened
-from tests.support.power import Cut, Drive, drive, write_back
-from tests.support.stores import DIRECTORY, assert_no_strays, get, put, settle, tree, write
+from tests.support.devices.power_cuts.power import Cut, Drive, drive, write_back
+from tests.support.store.driven import Driven, Opened
+from tests.support.store.stores import DIRECTORY, assert_no_strays, get, put, settle, tree, write
 
 pytestmark = [pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
 

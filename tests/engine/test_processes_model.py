@@ -17,9 +17,18 @@ from kvfs.core.lifecycle import HELD, TABLE, UNFINISHED, Seen, State, is_tempora
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, SERVER, Maker
-from tests.support.driven import Driven
-from tests.support.life_model import Block, Handle, Lives, Process, meant_by
-from tests.support.stores import DIRECTORY, FILE, allocate, assert_exact, get, host, settle, write
+from tests.support.store.driven import Driven
+from tests.support.store.life_model import Block, Handle, Lives, Process, meant_by
+from tests.support.store.stores import (
+    DIRECTORY,
+    FILE,
+    allocate,
+    assert_exact,
+    get,
+    host,
+    settle,
+    write,
+)
 
 PICKS: Final = st.integers(0, 1 << 20)
 NAMES: Final = st.sampled_from([b"K", b"L", b"K.tmp", b"K_77.tmp"])

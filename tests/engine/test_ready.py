@@ -19,10 +19,10 @@ from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.syscalls import Syscalls
-from tests.support.failing_syscalls import FailingSyscalls
-from tests.support.kernel_recorder import KernelRecorder
-from tests.support.mounting import workplace
-from tests.support.stores import MIB
+from tests.support.devices.failing_syscalls import FailingSyscalls
+from tests.support.kernel.kernel_recorder import KernelRecorder
+from tests.support.mounts.mounting import workplace
+from tests.support.store.stores import MIB
 
 SIZE_BYTES = MIB
 

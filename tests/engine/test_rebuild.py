@@ -13,8 +13,8 @@ from kvfs.devices import destroy_source
 from kvfs.storage import index_swap
 from kvfs.storage.index import Index
 from kvfs.storage.syscalls import Syscalls
-from tests.support.driven_faults import stand_in
-from tests.support.stores import (
+from tests.support.store.driven_faults import stand_in
+from tests.support.store.stores import (
     DIRECTORY,
     FIFO,
     FILE,

@@ -7,9 +7,19 @@ import pytest
 
 from kvfs.core.errors import DeadInode, NoSpace, NotFound
 from kvfs.core.types import ROOT_INODE, InodeNo
-from tests.support.driven import Driven
-from tests.support.driven_faults import set_limit
-from tests.support.stores import DIRECTORY, FILE, MIB, Host, assert_exact, get, host, settle, write
+from tests.support.store.driven import Driven
+from tests.support.store.driven_faults import set_limit
+from tests.support.store.stores import (
+    DIRECTORY,
+    FILE,
+    MIB,
+    Host,
+    assert_exact,
+    get,
+    host,
+    settle,
+    write,
+)
 
 CAPACITY_BYTES = 64 * MIB
 

@@ -21,7 +21,7 @@ from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.run_state import RunState, distrust_index, read_run_state, write_run_state
 from kvfs.storage.syscalls import Syscalls
-from tests.support.stores import (
+from tests.support.store.stores import (
     DIRECTORY,
     FILE,
     SYMLINK,

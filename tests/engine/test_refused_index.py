@@ -9,7 +9,7 @@ from kvfs.core.errors import FormatUnknown, IndexDamaged
 from kvfs.core.records import FORMAT_KEY, pack_format
 from kvfs.core.types import ROOT_INODE
 from kvfs.storage.index import Index
-from tests.support.stores import (
+from tests.support.store.stores import (
     MIB,
     Host,
     assert_exact,

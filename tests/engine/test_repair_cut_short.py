@@ -12,8 +12,8 @@ from kvfs.core.types import ROOT_INODE
 from kvfs.storage.index import Index
 from kvfs.storage.run_state import RunState, read_run_state
 from kvfs.storage.syscalls import Syscalls
-from tests.support.driven_faults import stand_in
-from tests.support.stores import (
+from tests.support.store.driven_faults import stand_in
+from tests.support.store.stores import (
     MIB,
     Host,
     assert_exact,

@@ -12,8 +12,8 @@ from kvfs.core.types import FIRST_INODE, ROOT_INODE
 from kvfs.storage.inode_numbers import pack_end
 from kvfs.storage.run_state import RunState, present_boot_id, read_run_state
 from kvfs.storage.syscalls import Syscalls
-from tests.support.failing_syscalls import FailingSyscalls
-from tests.support.stores import FILE, Host, put, settle, tree, write
+from tests.support.devices.failing_syscalls import FailingSyscalls
+from tests.support.store.stores import FILE, Host, put, settle, tree, write
 
 pytestmark = pytest.mark.usefixtures("caplog")
 

@@ -10,9 +10,9 @@ from kvfs.core.errors import DeadInode, Exists, NoSpace, NotFound
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.processes import SERVER
-from tests.support.driven import Driven, Opened
-from tests.support.failing_syscalls import FailingSyscalls
-from tests.support.stores import FILE, MIB, Host, assert_exact, get, host, put, settle, write
+from tests.support.devices.failing_syscalls import FailingSyscalls
+from tests.support.store.driven import Driven, Opened
+from tests.support.store.stores import FILE, MIB, Host, assert_exact, get, host, put, settle, write
 
 CAPACITY_BYTES: Final = 64 * MIB
 BLOCK_BYTES: Final = 4 * MIB

@@ -9,9 +9,9 @@ from kvfs.core.errors import NoSpace
 from kvfs.core.types import PAGE_BYTES, ROOT_INODE, round_up
 from kvfs.pool.space import Space
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
-from tests.support.driven import Opened, Wanted
-from tests.support.failing_syscalls import FailingSyscalls
-from tests.support.stores import (
+from tests.support.devices.failing_syscalls import FailingSyscalls
+from tests.support.store.driven import Opened, Wanted
+from tests.support.store.stores import (
     FILE,
     MIB,
     Host,

@@ -12,8 +12,8 @@ from kvfs.core.errors import Damaged
 from kvfs.core.eviction_policy import BURST_BITS, Rank
 from kvfs.core.pool_layout import HEAT
 from kvfs.core.types import ROOT_INODE, InodeNo
-from tests.support.driven import Driven
-from tests.support.stores import DIRECTORY, FILE, Host, put, settle
+from tests.support.store.driven import Driven
+from tests.support.store.stores import DIRECTORY, FILE, Host, put, settle
 
 BLOCK: Final = b"k" * 70_000
 SMALL: Final = b"{}"

@@ -17,7 +17,7 @@ from kvfs.core.errors import (
 from kvfs.core.lifecycle import State
 from kvfs.core.records import IS_SLAB
 from kvfs.core.types import PAGE_BYTES, ROOT_INODE, round_up
-from tests.support.stores import (
+from tests.support.store.stores import (
     FILE,
     MIB,
     SYMLINK,

@@ -12,10 +12,10 @@ import pytest
 from kvfs.core.errors import CommandError
 from kvfs.core.types import ROOT_INODE
 from kvfs.machine.process_ends import Fate
-from tests.support.driven_faults import reading_here
-from tests.support.failing_syscalls import FailingSyscalls
-from tests.support.store_workload import CALLS, FAILURES, Tree, work
-from tests.support.stores import (
+from tests.support.devices.failing_syscalls import FailingSyscalls
+from tests.support.store.driven_faults import reading_here
+from tests.support.store.store_workload import CALLS, FAILURES, Tree, work
+from tests.support.store.stores import (
     FILE,
     Host,
     assert_exact,

@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from kvfs.core.errors import DeadInode, IsADirectory, KvfsError, NotADirectory, NotEmpty
 from kvfs.core.lifecycle import Event, State
 from kvfs.core.types import ROOT_INODE
-from tests.support.driven import Driven, Opened
-from tests.support.driven_faults import reading_here
-from tests.support.store_model import Model, Node
-from tests.support.stores import (
+from tests.support.store.driven import Driven, Opened
+from tests.support.store.driven_faults import reading_here
+from tests.support.store.store_model import Model, Node
+from tests.support.store.stores import (
     DIRECTORY,
     FIFO,
     FILE,

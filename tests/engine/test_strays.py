@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from kvfs.core.types import ROOT_INODE, SECOND_NS, InodeNo
-from tests.support.driven import Driven
-from tests.support.stores import DIRECTORY, FILE, MIB, Host, host, put, settle, tree
+from tests.support.store.driven import Driven
+from tests.support.store.stores import DIRECTORY, FILE, MIB, Host, host, put, settle, tree
 
 pytestmark = pytest.mark.usefixtures("caplog")
 

@@ -9,10 +9,10 @@ import pytest
 
 from kvfs.core.types import ROOT_INODE
 from kvfs.devices.parent_fs import superblock_of
-from tests.support.mounting import loop_device, workplace
-from tests.support.power import Cut, shut_down
-from tests.support.stepping import until
-from tests.support.stores import MIB, Host, put, settle, tree
+from tests.support.clients.stepping import until
+from tests.support.devices.power_cuts.power import Cut, shut_down
+from tests.support.mounts.mounting import loop_device, workplace
+from tests.support.store.stores import MIB, Host, put, settle, tree
 
 pytestmark = [pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
 

@@ -11,8 +11,8 @@ from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, Maker
-from tests.support.driven import LivingHandle, Opened
-from tests.support.stores import (
+from tests.support.store.driven import LivingHandle, Opened
+from tests.support.store.stores import (
     FILE,
     Host,
     assert_exact,

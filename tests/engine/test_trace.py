@@ -17,7 +17,7 @@ from kvfs.bench.replay.trace import Request, footprint, read_trace
 from kvfs.core.eviction_policy import Columns, Lru, Policy, policy_named
 from kvfs.storage.heat import Heat
 from kvfs.storage.syscalls import Syscalls
-from tests.support.trace import TRACE, Habits, Outcome, replay, replay_cleaned
+from tests.support.store.trace import TRACE, Habits, Outcome, replay, replay_cleaned
 
 #: Cache in percent of all blocks -> policy -> prefix hits and blocks written, in percent of all
 #: accesses.

@@ -12,8 +12,8 @@ from kvfs.core.errors import DeadInode, NotADirectory
 from kvfs.core.rewriting import Answer
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.engine.names.tree_change import TreeChange
-from tests.support.source_tree import SOURCES, calls_of, shown, tree_of
-from tests.support.stores import FIFO, Host, assert_exact, make_directory, names, put
+from tests.support.rules.source_tree import SOURCES, calls_of, shown, tree_of
+from tests.support.store.stores import FIFO, Host, assert_exact, make_directory, names, put
 
 USER: Final = 1000
 

@@ -10,9 +10,9 @@ from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, Maker
-from tests.support.driven import Opened
-from tests.support.life_model import Lives
-from tests.support.stores import (
+from tests.support.store.driven import Opened
+from tests.support.store.life_model import Lives
+from tests.support.store.stores import (
     DIRECTORY,
     FILE,
     MIB,

@@ -11,9 +11,9 @@ from kvfs.core.errors import DeadInode, NotFound
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.machine.processes import Maker
-from tests.support.driven import Opened
-from tests.support.life_model import Lives
-from tests.support.stores import (
+from tests.support.store.driven import Opened
+from tests.support.store.life_model import Lives
+from tests.support.store.stores import (
     FILE,
     MIB,
     Host,

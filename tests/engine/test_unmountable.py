@@ -8,7 +8,7 @@ import pytest
 
 from kvfs.core.errors import SourceBusy, SourceDamaged, SourceForeign
 from kvfs.devices import format_source, open_source
-from tests.support.mounting import loop_device, mounted_at
+from tests.support.mounts.mounting import loop_device, mounted_at
 
 pytestmark = pytest.mark.needs_loop
 

@@ -7,9 +7,9 @@ import pytest
 
 from kvfs.core.errors import NotFound
 from kvfs.core.types import ROOT_INODE
-from tests.support.driven import Driven, Opened, Wanted
-from tests.support.driven_faults import set_limit
-from tests.support.stores import (
+from tests.support.store.driven import Driven, Opened, Wanted
+from tests.support.store.driven_faults import set_limit
+from tests.support.store.stores import (
     FILE,
     MIB,
     Host,

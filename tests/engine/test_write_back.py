@@ -11,13 +11,13 @@ from kvfs.devices import Device, format_source, open_source, wait_released
 from kvfs.machine.kernel_log import DeviceErrors
 from kvfs.storage.run_state import read_run_state
 from kvfs.storage.syscalls import Syscalls
-from tests.support.driven import Driven, driven
-from tests.support.driven_faults import set_limit
-from tests.support.failing_drive import FailingDrive, failing_drive
-from tests.support.failing_drive_program import BAD_PAGE, PAGE_BYTES, Fails
-from tests.support.mounting import skip_without_mounts
-from tests.support.stepping import until
-from tests.support.stores import MIB, fill_pool, put, tree
+from tests.support.clients.stepping import until
+from tests.support.devices.failing_drive import FailingDrive, failing_drive
+from tests.support.devices.failing_drive_program import BAD_PAGE, PAGE_BYTES, Fails
+from tests.support.mounts.mounting import skip_without_mounts
+from tests.support.store.driven import Driven, driven
+from tests.support.store.driven_faults import set_limit
+from tests.support.store.stores import MIB, fill_pool, put, tree
 
 pytestmark = [
     pytest.mark.needs_loop,

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.callers import Caller
-from tests.support.mounting import (
+from tests.support.clients.callers import Caller
+from tests.support.kernel.wires import Wires
+from tests.support.mounts.mounting import (
     PASSTHROUGH_WORKS,
     Mounted,
     Reference,
@@ -30,7 +31,6 @@ from tests.support.mounting import (
     skip_without_mounts,
     workplace,
 )
-from tests.support.wires import Wires
 
 REFERENCE = os.environ.get("KVFS_TEST_REFERENCE")
 SOURCE = os.environ.get("KVFS_TEST_SOURCE", "tmpfs")

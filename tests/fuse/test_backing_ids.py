@@ -21,10 +21,10 @@ from mount.files.data_path import PassthroughPath
 from mount.files.handles import HandleKind
 from mount.fuse.wire import FOPEN_NOFLUSH, FOPEN_PASSTHROUGH
 from tests.fuse.conftest import require_passthrough
-from tests.support.backing_ids import DEVICE_FD, FakeIds
-from tests.support.calls import opened, read_file, refused, write_file
-from tests.support.message_counts import ask_status, mounted_with
-from tests.support.mounting import Mounted
+from tests.support.kernel.backing_ids import DEVICE_FD, FakeIds
+from tests.support.kernel.calls import opened, read_file, refused, write_file
+from tests.support.kernel.message_counts import ask_status, mounted_with
+from tests.support.mounts.mounting import Mounted
 
 IDS_MAX: Final = 16
 #: A row of mount/files/handles.py: inode, open flags, backing id, generation, kind.

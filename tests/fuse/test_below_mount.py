@@ -12,8 +12,8 @@ from kvfs.core import errors
 from kvfs.doctor import below_mount
 from kvfs.doctor.below_mount import below, told
 from kvfs.doctor.facts import Below
-from tests.support.mounting import mounted_at, run_kvfs, skip_without_mounts
-from tests.support.places import blank_place, small_mount
+from tests.support.mounts.mounting import mounted_at, run_kvfs, skip_without_mounts
+from tests.support.mounts.places import blank_place, small_mount
 
 pytestmark = pytest.mark.needs_fuse
 MIB = 1 << 20

@@ -9,11 +9,11 @@ from typing import Any, Final
 import pytest
 
 from kvfs.core.eviction_reason import Reason
-from tests.support.cache_client import CacheClient
-from tests.support.calls import write_file
-from tests.support.message_counts import mounted_with
-from tests.support.mounting import Mounted, run_kvfs
-from tests.support.stepping import until
+from tests.support.clients.cache_client import CacheClient
+from tests.support.clients.stepping import until
+from tests.support.kernel.calls import write_file
+from tests.support.kernel.message_counts import mounted_with
+from tests.support.mounts.mounting import Mounted, run_kvfs
 
 pytestmark = pytest.mark.needs_fuse
 

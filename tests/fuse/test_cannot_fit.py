@@ -12,10 +12,10 @@ import pytest
 
 from kvfs.core.errors import EvictedTooLittle
 from tests.fuse.conftest import NOBODY
-from tests.support.bounded_pool import CAPACITY_BYTES, CREATE, bounded_pool
-from tests.support.callers import Caller
-from tests.support.calls import fallocate, refused, write_file
-from tests.support.mounting import Mounted, run_kvfs
+from tests.support.clients.callers import Caller
+from tests.support.kernel.calls import fallocate, refused, write_file
+from tests.support.mounts.bounded_pool import CAPACITY_BYTES, CREATE, bounded_pool
+from tests.support.mounts.mounting import Mounted, run_kvfs
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -25,7 +25,7 @@ from mount.fuse.wire import (
     data_reply,
     error_reply,
 )
-from tests.support.wires import Wires, request
+from tests.support.kernel.wires import Wires, request
 
 GRANT: Final = Grant(FOPEN_PASSTHROUGH, BackingId(77))
 

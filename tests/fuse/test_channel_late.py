@@ -6,8 +6,8 @@ import trio.testing
 
 from mount.fuse.request_times import TIMED_OF
 from mount.fuse.wire import IN_HEADER, OUT_HEADER, OUT_HEADER_BYTES, Opcode, data_reply, error_reply
-from tests.support.stepping import STEP_WAIT_S
-from tests.support.wires import Wires, request
+from tests.support.clients.stepping import STEP_WAIT_S
+from tests.support.kernel.wires import Wires, request
 
 
 async def test_a_later_answer_is_the_only_one(wires: Wires) -> None:

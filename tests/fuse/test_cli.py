@@ -27,8 +27,8 @@ from kvfs.core.errors import (
     UsageError,
 )
 from kvfs.core.settings import Settings
-from tests.support.mounting import ROOT, run_kvfs
-from tests.support.unsupervised import in_the_servers_place
+from tests.support.mounts.mounting import ROOT, run_kvfs
+from tests.support.mounts.unsupervised import in_the_servers_place
 
 NOBODY = 65534
 KVFS = (sys.executable, "-m", "kvfs.cli.main")

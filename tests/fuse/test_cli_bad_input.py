@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from kvfs.core import errors
-from tests.support.mounting import (
+from tests.support.mounts.mounting import (
     COMMAND_WAIT_S,
     KVFS,
     ROOT,

@@ -25,7 +25,7 @@ from kvfs.doctor.gather_disks import Drives, xfs_on
 from kvfs.doctor.gather_process import parse_ranges
 from kvfs.doctor.machine_rules import READ_AHEAD_WANTED_BYTES
 from kvfs.machine.mount_table import mounts
-from tests.support.mounting import KVFS, Mounted, run_kvfs, skip_without_mounts, workplace
+from tests.support.mounts.mounting import KVFS, Mounted, run_kvfs, skip_without_mounts, workplace
 
 MIB = 1 << 20
 

@@ -16,13 +16,13 @@ from kvfs.client.nfs.exports import parse_exports
 from kvfs.client.nfs.squash import ROOT, Squash
 from kvfs.core import errors
 from kvfs.core.mount_name import name_of
-from tests.support.documented import of
-from tests.support.ganesha import Export, Ganesha
-from tests.support.mounting import Mounted, own_tmpfs, run_kvfs, skip_without_mounts
-from tests.support.nfs_client import NfsClient
-from tests.support.own_etc import OwnEtc
-from tests.support.own_network import Network, own_network
-from tests.support.stepping import until
+from tests.support.clients.stepping import until
+from tests.support.machines.own_etc import OwnEtc
+from tests.support.machines.own_network import Network, own_network
+from tests.support.mounts.mounting import Mounted, own_tmpfs, run_kvfs, skip_without_mounts
+from tests.support.nfs.client import NfsClient
+from tests.support.nfs.ganesha import Export, Ganesha
+from tests.support.rules.documented import of
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -19,7 +19,7 @@ from kvfs.core.errors import (
 )
 from kvfs.devices import Device
 from kvfs.engine.recovery.fsck_report import FsckReport
-from tests.support.mounting import Mounted, run_kvfs, workplace
+from tests.support.mounts.mounting import Mounted, run_kvfs, workplace
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

@@ -13,8 +13,8 @@ import pytest
 from kvfs.client.control_socket import ask
 from kvfs.core.errors import EvictedTooLittle, PathMissing, UsageError
 from kvfs.core.mount_name import name_of, socket_path
-from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts
-from tests.support.places import blank_place, small_mount
+from tests.support.mounts.mounting import Mounted, run_kvfs, skip_without_mounts
+from tests.support.mounts.places import blank_place, small_mount
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.one_data_path]
 

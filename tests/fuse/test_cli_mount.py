@@ -22,10 +22,10 @@ from kvfs.core.errors import UsageError
 from kvfs.core.mount_name import name_of, socket_path
 from kvfs.core.settings import Settings
 from kvfs.machine import mount_table
-from tests.support.mounting import COMMAND_WAIT_S, KVFS, ROOT, run_kvfs
-from tests.support.places import CAPACITY_BYTES, blank_place, lines_of, small_mount
-from tests.support.stepping import until
-from tests.support.unsupervised import in_the_servers_place
+from tests.support.clients.stepping import until
+from tests.support.mounts.mounting import COMMAND_WAIT_S, KVFS, ROOT, run_kvfs
+from tests.support.mounts.places import CAPACITY_BYTES, blank_place, lines_of, small_mount
+from tests.support.mounts.unsupervised import in_the_servers_place
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvfs.cli.status_table import tables
-from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts
-from tests.support.places import blank_place, small_mount
+from tests.support.mounts.mounting import Mounted, run_kvfs, skip_without_mounts
+from tests.support.mounts.places import blank_place, small_mount
 
 pytestmark = pytest.mark.needs_fuse
 

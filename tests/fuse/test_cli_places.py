@@ -10,8 +10,8 @@ from typing import Final
 import pytest
 
 from kvfs.core import errors
-from tests.support.mounting import ROOT, run_kvfs
-from tests.support.places import blank_place, small_mount
+from tests.support.mounts.mounting import ROOT, run_kvfs
+from tests.support.mounts.places import blank_place, small_mount
 
 pytestmark = pytest.mark.needs_fuse
 

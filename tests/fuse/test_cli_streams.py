@@ -11,7 +11,7 @@ import pytest
 from kvfs.client.user_file import read_file
 from kvfs.core import errors
 from kvfs.core.errors import CommandError, UsageError
-from tests.support.mounting import KVFS, ROOT, run_kvfs
+from tests.support.mounts.mounting import KVFS, ROOT, run_kvfs
 
 
 def shell(command: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

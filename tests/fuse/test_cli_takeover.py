@@ -14,9 +14,9 @@ from kvfs.client import liveness, servers
 from kvfs.client.servers import answers
 from kvfs.core import errors
 from kvfs.core.mount_name import RUN_DIRECTORY
-from tests.support.mounting import run_kvfs
-from tests.support.places import blank_place, small_mount
-from tests.support.supervised import Supervised
+from tests.support.mounts.mounting import run_kvfs
+from tests.support.mounts.places import blank_place, small_mount
+from tests.support.mounts.supervised import Supervised
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.cache_client import CacheClient
+from tests.support.clients.cache_client import CacheClient
 from tests.support.forks.process import Process
-from tests.support.mounting import KVFS, ROOT, Mounted, run_kvfs
+from tests.support.mounts.mounting import KVFS, ROOT, Mounted, run_kvfs
 
 pytestmark = pytest.mark.needs_fuse
 

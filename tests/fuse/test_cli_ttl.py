@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts
-from tests.support.places import blank_place, small_mount
-from tests.support.stepping import until
+from tests.support.clients.stepping import until
+from tests.support.mounts.mounting import Mounted, run_kvfs, skip_without_mounts
+from tests.support.mounts.places import blank_place, small_mount
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.one_data_path]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.core.errors import MountpointUnusable
-from tests.support.mounting import (
+from tests.support.mounts.mounting import (
     COMMAND_WAIT_S,
     KVFS,
     ROOT,
@@ -16,7 +16,7 @@ from tests.support.mounting import (
     run_kvfs,
     skip_without_mounts,
 )
-from tests.support.places import blank_place, small_mount
+from tests.support.mounts.places import blank_place, small_mount
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 

@@ -9,8 +9,8 @@ import crcmod.predefined
 import pytest
 
 from kvfs.core.errors import WrongBytes
-from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts
-from tests.support.places import blank_place, small_mount
+from tests.support.mounts.mounting import Mounted, run_kvfs, skip_without_mounts
+from tests.support.mounts.places import blank_place, small_mount
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.one_data_path]
 

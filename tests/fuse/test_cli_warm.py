@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kvfs.core.errors import NotMounted, PathMissing, UsageError
-from tests.support.caches import forget_blocks, pool_root
 from tests.support.forks.process import run
-from tests.support.mounting import (
+from tests.support.kernel.caches import forget_blocks, pool_root
+from tests.support.mounts.mounting import (
     COMMAND_WAIT_S,
     KVFS,
     ROOT,

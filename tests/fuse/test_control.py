@@ -24,7 +24,7 @@ from kvfs.core.errors import (
     UsageError,
 )
 from mount.control.socket import CONNECTIONS_MAX, listen, serve_control
-from tests.support.mounting import workplace
+from tests.support.mounts.mounting import workplace
 
 NOBODY = 65534
 

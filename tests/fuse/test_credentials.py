@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from mount.files.permissions import Credentials, credentials_of
-from tests.support.callers import Caller
+from tests.support.clients.callers import Caller
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 GROUP, OTHERS = 7777, 8888

@@ -12,9 +12,9 @@ from typing import Final
 import pytest
 
 from tests.fuse.conftest import TEST_WAIT_S
-from tests.support.calls import opened, read_file, write_file
-from tests.support.message_counts import ask_status, mounted_with
-from tests.support.mounting import Mounted
+from tests.support.kernel.calls import opened, read_file, write_file
+from tests.support.kernel.message_counts import ask_status, mounted_with
+from tests.support.mounts.mounting import Mounted
 
 pytestmark = pytest.mark.needs_fuse
 

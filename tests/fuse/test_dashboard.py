@@ -13,10 +13,10 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from tests.support.metric_document import documented
-from tests.support.mounting import ROOT, Mounted, skip_without_mounts, workplace
-from tests.support.prometheus import Prometheus, free_port, prometheus
-from tests.support.stepping import until
+from tests.support.clients.stepping import until
+from tests.support.machines.prometheus import Prometheus, free_port, prometheus
+from tests.support.mounts.mounting import ROOT, Mounted, skip_without_mounts, workplace
+from tests.support.rules.metric_document import documented
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.one_data_path]
 

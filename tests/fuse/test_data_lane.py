@@ -29,11 +29,11 @@ from mount.fuse.wire import (
 )
 from mount.requests.data import DataRequests
 from mount.requests.late import Late
-from tests.support.calls import opened, write_file
-from tests.support.message_counts import ask_status
-from tests.support.mounting import Mounted, loop_device, workplace
-from tests.support.present_request import PresentRequest
-from tests.support.stores import FILE, MIB, Host, assert_exact, host, put, settle
+from tests.support.kernel.calls import opened, write_file
+from tests.support.kernel.message_counts import ask_status
+from tests.support.kernel.present_request import PresentRequest
+from tests.support.mounts.mounting import Mounted, loop_device, workplace
+from tests.support.store.stores import FILE, MIB, Host, assert_exact, host, put, settle
 
 DATA: Final = random.Random(1).randbytes(100_000)
 UNIQUE: Final = 42

@@ -26,10 +26,10 @@ from mount.fuse.wire import (
     RELEASE_IN,
     Opcode,
 )
-from tests.support.calls import read_file, write_file
-from tests.support.fake_kernel import WAIT_S, FakeKernel, Reply, fake_kernel
-from tests.support.message_counts import mounted_with
-from tests.support.mounting import (
+from tests.support.kernel.calls import read_file, write_file
+from tests.support.kernel.fake_kernel import WAIT_S, FakeKernel, Reply, fake_kernel
+from tests.support.kernel.message_counts import mounted_with
+from tests.support.mounts.mounting import (
     Mounted,
     kernel_has_passthrough,
     run_kvfs,

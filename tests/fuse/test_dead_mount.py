@@ -18,11 +18,11 @@ from kvfs.client.liveness import held_up_server
 from kvfs.core import errors
 from kvfs.machine.mount_table import mounts
 from tests.fuse.conftest import require_passthrough
-from tests.support.held_up import held_up
-from tests.support.mounting import KVFS, ROOT, Mounted, run_kvfs, workplace
-from tests.support.places import blank_place, small_mount
-from tests.support.pools import MIB, blank_source
-from tests.support.stepping import STEP_WAIT_S
+from tests.support.clients.stepping import STEP_WAIT_S
+from tests.support.devices.pools import MIB, blank_source
+from tests.support.kills.held_up import held_up
+from tests.support.mounts.mounting import KVFS, ROOT, Mounted, run_kvfs, workplace
+from tests.support.mounts.places import blank_place, small_mount
 
 pytestmark = pytest.mark.needs_fuse
 

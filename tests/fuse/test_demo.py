@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.core.errors import SourceForeign, UsageError, VerifyFailed
-from tests.support.mounting import COMMAND_WAIT_S, KVFS, ROOT, run_kvfs, workplace
+from tests.support.mounts.mounting import COMMAND_WAIT_S, KVFS, ROOT, run_kvfs, workplace
 
 FEW = ("--bytes", "24M")
 

@@ -13,9 +13,9 @@ import pytest
 from kvfs.devices.detached import mount_detached
 from mount.fuse import device_number
 from mount.fuse.device_number import at_number, remember, remembered
-from tests.support.calls import opened
-from tests.support.mounting import Mounted
-from tests.support.places import blank_place, lines_of, small_mount
+from tests.support.kernel.calls import opened
+from tests.support.mounts.mounting import Mounted
+from tests.support.mounts.places import blank_place, lines_of, small_mount
 
 pytestmark = pytest.mark.needs_fuse
 

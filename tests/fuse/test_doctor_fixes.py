@@ -17,10 +17,10 @@ from kvfs.client.nfs.ganesha import Ganesha
 from kvfs.doctor.examine import RULES, examine
 from kvfs.doctor.facts import Below, ConnectorHabit, ConnectorLimit, Cpus, Facts, ReadAhead
 from kvfs.doctor.gather import gather
-from tests.support.copies import detach_copies
-from tests.support.ill_exports import ganesha_with
-from tests.support.ill_mounts import CACHE, CHURNED, HEALTHY, ILL, SLOW
-from tests.support.mounting import (
+from tests.support.doctor.ill_exports import ganesha_with
+from tests.support.doctor.ill_mounts import CACHE, CHURNED, HEALTHY, ILL, SLOW
+from tests.support.mounts.copies import detach_copies
+from tests.support.mounts.mounting import (
     COMMAND_WAIT_S,
     Mounted,
     loop_device,

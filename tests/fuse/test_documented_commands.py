@@ -12,15 +12,15 @@ import pytest
 
 from kvfs.client.servers import status_of
 from kvfs.core.errors import SeriousFindings
-from tests.support.documented import of, quoted
-from tests.support.mounting import (
+from tests.support.clients.stepping import until
+from tests.support.mounts.mounting import (
     COMMAND_WAIT_S,
     loop_device,
     run_kvfs,
     skip_without_mounts,
     workplace,
 )
-from tests.support.stepping import until
+from tests.support.rules.documented import of, quoted
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 

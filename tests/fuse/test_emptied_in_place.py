@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.callers import Caller
-from tests.support.calls import opened, read_file, write_file
+from tests.support.clients.callers import Caller
+from tests.support.kernel.calls import opened, read_file, write_file
 
 TRUNCATE = os.O_WRONLY | os.O_TRUNC
 APPEND = os.O_WRONLY | os.O_APPEND

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from tests.fuse.conftest import pool_source
-from tests.support.calls import write_file
-from tests.support.mounting import Mounted, skip_without_mounts, workplace
-from tests.support.stepping import until
+from tests.support.clients.stepping import until
+from tests.support.kernel.calls import write_file
+from tests.support.mounts.mounting import Mounted, skip_without_mounts, workplace
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -23,11 +23,11 @@ from mount.control.connections import serve_connections
 from mount.control.events import BACKLOG_MAX_BYTES, LISTENERS_MAX, Broadcast
 from mount.control.socket import listen
 from tests.fuse.conftest import NOBODY
-from tests.support.callers import Caller
-from tests.support.deep_index import DeepIndex
+from tests.support.clients.callers import Caller
+from tests.support.clients.stepping import until
 from tests.support.forks.process import Process
-from tests.support.mounting import COMMAND_WAIT_S, KVFS, ROOT, Mounted, run_kvfs
-from tests.support.stepping import until
+from tests.support.mounts.mounting import COMMAND_WAIT_S, KVFS, ROOT, Mounted, run_kvfs
+from tests.support.store.deep_index import DeepIndex
 
 pytestmark = pytest.mark.needs_fuse
 

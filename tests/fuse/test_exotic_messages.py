@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from tests.support.calls import (
+from tests.support.kernel.calls import (
     FALLOC_COLLAPSE_RANGE,
     FALLOC_KEEP_SIZE,
     FALLOC_PUNCH_HOLE,
@@ -27,7 +27,7 @@ from tests.support.calls import (
     tolerated,
     write_file,
 )
-from tests.support.mounting import Mounted, Reference, workplace
+from tests.support.mounts.mounting import Mounted, Reference, workplace
 
 MIB: Final = 1 << 20
 PAGE: Final = 4096

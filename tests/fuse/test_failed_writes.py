@@ -8,8 +8,8 @@ import pytest
 
 from kvfs.core.errors import DeadInode, NoSpace, NotFound
 from kvfs.core.types import ROOT_INODE, InodeNo
-from tests.support.counted_desk import CountedDesk, counted_desk
-from tests.support.stores import MIB, get, put, settle
+from tests.support.store.counted_desk import CountedDesk, counted_desk
+from tests.support.store.stores import MIB, get, put, settle
 
 PIECE = b"p" * MIB
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.failing_drive import FailingDrive, failing_drive, mounted_on
-from tests.support.failing_drive_program import BAD_PAGE, PAGE_BYTES, Fails
-from tests.support.mounting import skip_without_mounts
-from tests.support.stepping import until
+from tests.support.clients.stepping import until
+from tests.support.devices.failing_drive import FailingDrive, failing_drive, mounted_on
+from tests.support.devices.failing_drive_program import BAD_PAGE, PAGE_BYTES, Fails
+from tests.support.mounts.mounting import skip_without_mounts
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 

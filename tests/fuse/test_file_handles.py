@@ -13,13 +13,13 @@ from typing import Final
 
 import pytest
 
-from tests.support.caches import forget_names
-from tests.support.callers import Caller
-from tests.support.calls import opened, read_file, refused, write_file
-from tests.support.file_handles import FileHandle, opened_by
-from tests.support.message_counts import counted, message_counter
-from tests.support.mounting import Mounted, Reference, run_kvfs
-from tests.support.places import blank_place, small_mount
+from tests.support.clients.callers import Caller
+from tests.support.kernel.caches import forget_names
+from tests.support.kernel.calls import opened, read_file, refused, write_file
+from tests.support.kernel.file_handles import FileHandle, opened_by
+from tests.support.kernel.message_counts import counted, message_counter
+from tests.support.mounts.mounting import Mounted, Reference, run_kvfs
+from tests.support.mounts.places import blank_place, small_mount
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -17,9 +17,9 @@ from mount.fuse.channel import Requester
 from mount.requests.answers import Answers
 from mount.requests.handle_lookups import Generations
 from mount.requests.operations import Operations
-from tests.support.counted_desk import NEW, CountedDesk, counted_desk
-from tests.support.driven import Change, Driven
-from tests.support.stores import FILE, MIB, allocate, get, put
+from tests.support.store.counted_desk import NEW, CountedDesk, counted_desk
+from tests.support.store.driven import Change, Driven
+from tests.support.store.stores import FILE, MIB, allocate, get, put
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from trio.testing import MockClock
 
 from kvfs.core.errors import DeadInode, NoSpace, NotFound
 from kvfs.core.types import ROOT_INODE
-from tests.support.counted_desk import NEW, CountedDesk, counted_desk
-from tests.support.stores import FILE, MIB, put, settle
+from tests.support.store.counted_desk import NEW, CountedDesk, counted_desk
+from tests.support.store.stores import FILE, MIB, put, settle
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ import pytest
 
 from mount.fuse.wire import Opcode
 from tests.fuse.conftest import PATHS, pool_source, require_passthrough
-from tests.support.caches import pool_root
-from tests.support.changed_version import Tree
-from tests.support.killed_inside import killed_inside
-from tests.support.mounting import Mounted, kernel_has_passthrough, run_kvfs, workplace
-from tests.support.power import Cut, shut_down
+from tests.support.devices.power_cuts.power import Cut, shut_down
+from tests.support.kernel.caches import pool_root
+from tests.support.kills.killed_inside import killed_inside
+from tests.support.mounts.changed_version import Tree
+from tests.support.mounts.mounting import Mounted, kernel_has_passthrough, run_kvfs, workplace
 
 pytestmark = [
     pytest.mark.needs_fuse,

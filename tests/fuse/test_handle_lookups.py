@@ -18,7 +18,7 @@ from mount.fuse.wire import (
     RELEASE_IN,
     Opcode,
 )
-from tests.support.fake_kernel import FakeKernel, fake_kernel
+from tests.support.kernel.fake_kernel import FakeKernel, fake_kernel
 
 pytestmark = pytest.mark.needs_fuse
 

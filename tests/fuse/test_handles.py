@@ -11,7 +11,7 @@ import pytest
 from kvfs.core.errors import BadHandle
 from kvfs.core.types import BackingId, InodeNo
 from mount.files.handles import HandleKind, Handles
-from tests.support.driven import Opened
+from tests.support.store.driven import Opened
 
 ROWS_START: Final = 4096
 ROW: Final = struct.Struct("<QIiIBBBBQIiIIQiIQdqq")

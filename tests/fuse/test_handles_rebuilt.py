@@ -13,12 +13,12 @@ from typing import Final
 
 import pytest
 
-from tests.support.caches import forget_names
-from tests.support.calls import opened, read_file, write_file
-from tests.support.file_handles import FileHandle, opened_by
-from tests.support.mounting import Mounted, loop_device, run_kvfs
-from tests.support.places import blank_place, small_mount
-from tests.support.power import Cut, shut_down
+from tests.support.devices.power_cuts.power import Cut, shut_down
+from tests.support.kernel.caches import forget_names
+from tests.support.kernel.calls import opened, read_file, write_file
+from tests.support.kernel.file_handles import FileHandle, opened_by
+from tests.support.mounts.mounting import Mounted, loop_device, run_kvfs
+from tests.support.mounts.places import blank_place, small_mount
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -10,8 +10,8 @@ import pytest
 
 from kvfs.storage.heat_file import HeatFile
 from kvfs.storage.syscalls import Syscalls
-from tests.support.calls import read_file, write_file
-from tests.support.message_counts import mounted_with
+from tests.support.kernel.calls import read_file, write_file
+from tests.support.kernel.message_counts import mounted_with
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -21,19 +21,19 @@ from mount.fuse.wire import FUSE_ALLOW_IDMAP, OPEN_IN, WRITE_IN, Opcode
 from tests.fuse.conftest import require_passthrough
 from tests.fuse.test_handle_lookups import Asker
 from tests.fuse.test_open_shares import CLIENTS, CREATE, FEW_FILES, FILES, open_until_refused
-from tests.support.callers import Caller
-from tests.support.calls import read_file, write_file
-from tests.support.fake_kernel import WAIT_S, fake_kernel
-from tests.support.id_maps import SHIFT, id_mapped, id_mapped_at, user_namespace
-from tests.support.mounting import (
+from tests.support.clients.callers import Caller
+from tests.support.kernel.calls import read_file, write_file
+from tests.support.kernel.fake_kernel import WAIT_S, fake_kernel
+from tests.support.kernel.id_maps import SHIFT, id_mapped, id_mapped_at, user_namespace
+from tests.support.mounts.mounting import (
     CommandFailed,
     Mounted,
     mounted_at,
     skip_without_mounts,
     workplace,
 )
-from tests.support.readers_desk import Desk
-from tests.support.stores import host
+from tests.support.store.readers_desk import Desk
+from tests.support.store.stores import host
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.usefixtures("kvfs_only")]
 

@@ -23,8 +23,8 @@ from mount.fuse.wire import (
     data_reply,
     error_reply,
 )
-from tests.support.readers_desk import Desk
-from tests.support.stores import host
+from tests.support.store.readers_desk import Desk
+from tests.support.store.stores import host
 
 BUFFER_BYTES: Final = 4096
 

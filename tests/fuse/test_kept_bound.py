@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.fuse.conftest import NOBODY
-from tests.support.bounded_pool import BLOCK_BYTES as MIB
-from tests.support.bounded_pool import CAPACITY_BYTES, MANY, bounded_pool, store
-from tests.support.callers import Caller
-from tests.support.mounting import CommandFailed, Mounted, run_kvfs
+from tests.support.clients.callers import Caller
+from tests.support.mounts.bounded_pool import BLOCK_BYTES as MIB
+from tests.support.mounts.bounded_pool import CAPACITY_BYTES, MANY, bounded_pool, store
+from tests.support.mounts.mounting import CommandFailed, Mounted, run_kvfs
 
 pytestmark = pytest.mark.needs_fuse
 

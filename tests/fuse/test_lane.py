@@ -27,11 +27,11 @@ from mount.fuse.wire import (
     Opcode,
 )
 from tests.fuse.conftest import NOBODY
-from tests.support.callers import Caller
-from tests.support.calls import refused, write_file
-from tests.support.fake_kernel import FakeKernel, Reply, fake_kernel
-from tests.support.message_counts import mounted_with
-from tests.support.mounting import Mounted
+from tests.support.clients.callers import Caller
+from tests.support.kernel.calls import refused, write_file
+from tests.support.kernel.fake_kernel import FakeKernel, Reply, fake_kernel
+from tests.support.kernel.message_counts import mounted_with
+from tests.support.mounts.mounting import Mounted
 
 pytestmark = pytest.mark.needs_fuse
 

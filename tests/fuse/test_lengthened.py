@@ -7,9 +7,9 @@ import pytest
 
 from kvfs.core.types import ROOT_INODE, InodeNo
 from mount.files.changes import Changes
-from tests.support.counted_desk import CountedDesk, counted_desk
-from tests.support.driven import Change
-from tests.support.stores import MIB, put, settle
+from tests.support.store.counted_desk import CountedDesk, counted_desk
+from tests.support.store.driven import Change
+from tests.support.store.stores import MIB, put, settle
 
 #: What a draft gets when it is created, because its directory's blocks have it.
 RESERVE_BYTES = 4 * MIB

@@ -10,7 +10,7 @@ import pytest
 
 from kvfs.core.errors import ServeFailed
 from mount.fuse.libfuse_pair import ROOM_MIN_BYTES, libfuse_pair
-from tests.support.mounting import ROOT
+from tests.support.mounts.mounting import ROOT
 
 #: net.core.wmem_max where nobody changed it (include/net/sock.h: SK_WMEM_MAX).
 USUAL_WMEM_MAX: Final = 212992

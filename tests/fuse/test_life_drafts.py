@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.callers import Caller
-from tests.support.calls import (
+from tests.support.clients.callers import Caller
+from tests.support.clients.stamped import seed_of, stamped, state
+from tests.support.clients.stepping import Stepping, until
+from tests.support.clients.writers import SIZE
+from tests.support.kernel.calls import (
     RENAME_EXCHANGE,
     opened,
     read_file,
@@ -19,16 +22,13 @@ from tests.support.calls import (
     tolerated,
     write_file,
 )
-from tests.support.mounting import Mounted
-from tests.support.stamped import seed_of, stamped, state
-from tests.support.stepping import Stepping, until
-from tests.support.writers import SIZE
+from tests.support.mounts.mounting import Mounted
 
 pytestmark = pytest.mark.usefixtures("kvfs_only")
 CREATE = os.O_WRONLY | os.O_CREAT
 #: No call may hang so long; the machine's own load is not the mount's.
 HANG_S = 1.0
-WRITER = "tests.support.writers"
+WRITER = "tests.support.clients.writers"
 
 
 @pytest.mark.parametrize("name", ["duplicates", "forks", "programs", "shell", "execs"])

@@ -13,16 +13,16 @@ import pytest
 
 from kvfs.storage.extents import Extents
 from kvfs.storage.syscalls import Syscalls
-from tests.support.callers import Caller
-from tests.support.calls import opened, read_file, refused, write_file
-from tests.support.mounting import Mounted
-from tests.support.stamped import stamped, state
-from tests.support.stepping import Stepping, until
-from tests.support.writers import SIZE
+from tests.support.clients.callers import Caller
+from tests.support.clients.stamped import stamped, state
+from tests.support.clients.stepping import Stepping, until
+from tests.support.clients.writers import SIZE
+from tests.support.kernel.calls import opened, read_file, refused, write_file
+from tests.support.mounts.mounting import Mounted
 
 pytestmark = pytest.mark.usefixtures("kvfs_only")
 CREATE = os.O_WRONLY | os.O_CREAT
-WRITER = "tests.support.writers"
+WRITER = "tests.support.clients.writers"
 LARGE_BYTES = 64 << 20
 #: The server reads a RELEASE, and tells the kernel, within a tick; the machine may be loaded.
 GONE_WAIT_S = 10.0

@@ -10,15 +10,15 @@ from typing import Final
 import pytest
 
 from tests.fuse.conftest import require_passthrough
-from tests.support.calls import read_file, write_file
-from tests.support.foreign import ForeignMount, pid_namespace
-from tests.support.mounting import Mounted, skip_without_mounts, workplace
-from tests.support.stamped import seed_of, stamped, state
-from tests.support.stepping import Stepping, until
-from tests.support.writers import SIZE, VERSION_SIZE
+from tests.support.clients.stamped import seed_of, stamped, state
+from tests.support.clients.stepping import Stepping, until
+from tests.support.clients.writers import SIZE, VERSION_SIZE
+from tests.support.kernel.calls import read_file, write_file
+from tests.support.mounts.foreign import ForeignMount, pid_namespace
+from tests.support.mounts.mounting import Mounted, skip_without_mounts, workplace
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.usefixtures("kvfs_only")]
-WRITER: Final = "tests.support.writers"
+WRITER: Final = "tests.support.clients.writers"
 #: How long a close waits for its rename here.
 CLOSE_S: Final = 1.0
 GONE_WAIT_S: Final = 20.0

@@ -7,16 +7,16 @@ from typing import Final
 import pytest
 
 from tests.fuse.test_life_dying import GONE_WAIT_S, gone, settled
-from tests.support.calls import read_file
-from tests.support.stamped import state
-from tests.support.stepping import Stepping, until
-from tests.support.uring import is_disabled
+from tests.support.clients.stamped import state
+from tests.support.clients.stepping import Stepping, until
+from tests.support.kernel.calls import read_file
+from tests.support.kernel.uring import is_disabled
 
 pytestmark = [
     pytest.mark.usefixtures("kvfs_only"),
     pytest.mark.skipif(is_disabled(), reason="kernel.io_uring_disabled"),
 ]
-WRITER: Final = "tests.support.uring_writers"
+WRITER: Final = "tests.support.clients.uring_writers"
 LARGE_BYTES: Final = 512 << 20
 SIZE: Final = 1 << 20
 

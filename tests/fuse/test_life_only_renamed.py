@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.callers import Caller
-from tests.support.calls import read_file, refused
-from tests.support.mounting import Mounted
-from tests.support.stamped import state
-from tests.support.stepping import until
+from tests.support.clients.callers import Caller
+from tests.support.clients.stamped import state
+from tests.support.clients.stepping import until
+from tests.support.kernel.calls import read_file, refused
+from tests.support.mounts.mounting import Mounted
 
 pytestmark = pytest.mark.usefixtures("kvfs_only")
 CREATE = os.O_WRONLY | os.O_CREAT

@@ -1,6 +1,6 @@
 """Each connector's way to store a block: what a second process sees at every step of it.
 
-The calls are in tests/support/connector_patterns.py; here stands what kvfs makes of them.
+The calls are in tests/support/clients/connector_patterns.py; here stands what kvfs makes of them.
 """
 
 import os
@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.support.calls import read_file
-from tests.support.connector_patterns import HEADER, KEY_BYTES, PATTERNS, SIZE
-from tests.support.stamped import stamped, state
-from tests.support.stepping import Stepping, until
+from tests.support.clients.connector_patterns import HEADER, KEY_BYTES, PATTERNS, SIZE
+from tests.support.clients.stamped import stamped, state
+from tests.support.clients.stepping import Stepping, until
+from tests.support.kernel.calls import read_file
 
 #: No file under that name.
 ABSENT: Final = "absent"
@@ -150,7 +150,7 @@ def seen(path: Path) -> str:
 def test_pattern(kv: Path, name: str, kvfs_only: None) -> None:
     """[life-published] [life-slab] Every step shows what the table says; all bytes are there."""
     expected = EXPECTED[name]
-    with Stepping("tests.support.connector_patterns", name, kv) as connector:
+    with Stepping("tests.support.clients.connector_patterns", name, kv) as connector:
         while (step := connector.at()) is not None:
             wanted = expected.steps.get(step, {})
             assert {path: seen(kv / path) for path in wanted} == wanted, step

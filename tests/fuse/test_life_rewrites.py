@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.fuse.conftest import require_passthrough
-from tests.support.callers import Caller
-from tests.support.calls import opened, read_file, refused, tolerated, write_file
-from tests.support.mounting import Mounted, skip_without_mounts, workplace
-from tests.support.stamped import seed_of, stamped, state
-from tests.support.stepping import Stepping, until
+from tests.support.clients.callers import Caller
+from tests.support.clients.stamped import seed_of, stamped, state
+from tests.support.clients.stepping import Stepping, until
+from tests.support.kernel.calls import opened, read_file, refused, tolerated, write_file
+from tests.support.mounts.mounting import Mounted, skip_without_mounts, workplace
 
 pytestmark = pytest.mark.usefixtures("kvfs_only")
 SIZE = 256 << 10
@@ -71,7 +71,9 @@ def test_readers_of_a_block_that_is_rewritten_see_whole_versions(
     thread = threading.Thread(target=reader)
     thread.start()
     try:
-        with Stepping("tests.support.writers", rewrite.__name__, kv / "K", REWRITES) as writer:
+        with Stepping(
+            "tests.support.clients.writers", rewrite.__name__, kv / "K", REWRITES
+        ) as writer:
             assert writer.at() == "rewritten"
             assert read(kv / "K") == REWRITES - 1
     finally:
@@ -241,7 +243,7 @@ def test_a_mapping_of_a_removed_block_reads_its_own_bytes(small: Mounted) -> Non
     block = small.path / "K"
     size_bytes = 4 << 20
     write_file(block, stamped("K", size_bytes, 7))
-    with Stepping("tests.support.writers", "reads_mapped", block) as reader:
+    with Stepping("tests.support.clients.writers", "reads_mapped", block) as reader:
         assert reader.at() == "same"
         os.unlink(block)
         for turn in range(3):

@@ -10,9 +10,9 @@ from typing import Final
 
 import pytest
 
-from tests.support.mounting import Mounted, run_kvfs
-from tests.support.places import blank_place, small_mount
-from tests.support.stamped import state
+from tests.support.clients.stamped import state
+from tests.support.mounts.mounting import Mounted, run_kvfs
+from tests.support.mounts.places import blank_place, small_mount
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fuse.conftest import require_passthrough
-from tests.support.calls import read_file, write_file
-from tests.support.mounting import Mounted, skip_without_mounts, workplace
-from tests.support.stamped import stamped, state
-from tests.support.stepping import Stepping
-from tests.support.writers import SIZE
+from tests.support.clients.stamped import stamped, state
+from tests.support.clients.stepping import Stepping
+from tests.support.clients.writers import SIZE
+from tests.support.kernel.calls import read_file, write_file
+from tests.support.mounts.mounting import Mounted, skip_without_mounts, workplace
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.usefixtures("kvfs_only")]
 
@@ -30,7 +30,7 @@ def own(request: pytest.FixtureRequest) -> Iterator[Mounted]:
 def test_a_flush_in_the_middle_publishes_nothing(own: Mounted) -> None:
     """[killed-daemon] Duplicates were closed, half is written: a FLUSH is no commit."""
     block = own.path / "block"
-    with Stepping("tests.support.writers", "duplicates", block) as writer:
+    with Stepping("tests.support.clients.writers", "duplicates", block) as writer:
         assert writer.at() == "half"
         assert own.requests()["FLUSH"]
         own.kill_daemon()

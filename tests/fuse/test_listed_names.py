@@ -15,9 +15,9 @@ from typing import Final
 import pytest
 
 from tests.fuse.conftest import require_passthrough
-from tests.support.calls import write_file
-from tests.support.mounting import Mounted, run_kvfs
-from tests.support.places import blank_place, small_mount
+from tests.support.kernel.calls import write_file
+from tests.support.mounts.mounting import Mounted, run_kvfs
+from tests.support.mounts.places import blank_place, small_mount
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -10,10 +10,10 @@ from typing import Final
 
 import pytest
 
-from tests.support.callers import Caller
-from tests.support.calls import read_file, write_file
-from tests.support.places import blank_place, small_mount
-from tests.support.stepping import until
+from tests.support.clients.callers import Caller
+from tests.support.clients.stepping import until
+from tests.support.kernel.calls import read_file, write_file
+from tests.support.mounts.places import blank_place, small_mount
 
 TRUNCATE: Final = os.O_RDWR | os.O_CREAT | os.O_TRUNC
 PROCESSES: Final = 4

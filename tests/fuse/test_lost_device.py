@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from kvfs.core.errors import SourceBusy, SourceDamaged
-from tests.support.failing_drive import FailingDrive, failing_drive, mounted_on
-from tests.support.failing_drive_program import Fails
-from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts
-from tests.support.stepping import until
+from tests.support.clients.stepping import until
+from tests.support.devices.failing_drive import FailingDrive, failing_drive, mounted_on
+from tests.support.devices.failing_drive_program import Fails
+from tests.support.mounts.mounting import Mounted, run_kvfs, skip_without_mounts
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mount.fuse.well_formed import SHAPES
 from mount.fuse.wire import ENTRY_OUT_BYTES, OPEN_IN, OPEN_OUT, UNANSWERED, Opcode
-from tests.support.fake_kernel import FakeKernel, Reply, fake_kernel
+from tests.support.kernel.fake_kernel import FakeKernel, Reply, fake_kernel
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -19,7 +19,7 @@ from mount.process import logs
 from mount.process.log_rate import KINDS_MAX, WINDOW_S, RateLimited
 from mount.process.logs import SyslogHandler, apply_levels, close_logging, set_up_logging
 from mount.supervisor.systemd import Systemd
-from tests.support.mounting import ROOT
+from tests.support.mounts.mounting import ROOT
 
 LINES_A_MINUTE = 3
 

@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 import pytest
 
 from tests.fuse.conftest import require_passthrough
-from tests.support.calls import opened
-from tests.support.message_counts import Messages, counted, message_counter, mounted_with
-from tests.support.mounting import Mounted
+from tests.support.kernel.calls import opened
+from tests.support.kernel.message_counts import Messages, counted, message_counter, mounted_with
+from tests.support.mounts.mounting import Mounted
 
 pytestmark = pytest.mark.needs_fuse
 

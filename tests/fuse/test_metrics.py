@@ -17,10 +17,10 @@ from kvfs.core.mount_name import metrics_path
 from mount.control.metrics.families import FAMILIES, FLAGS
 from mount.fuse.request_times import TIMED_OF
 from tests.fuse.conftest import NOBODY
-from tests.support.metric_document import documented, promtool, scraped
-from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts, workplace
-from tests.support.prometheus import free_port
-from tests.support.stepping import until
+from tests.support.clients.stepping import until
+from tests.support.machines.prometheus import free_port
+from tests.support.mounts.mounting import Mounted, run_kvfs, skip_without_mounts, workplace
+from tests.support.rules.metric_document import documented, promtool, scraped
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -18,9 +18,9 @@ from kvfs.machine import mount_table
 from mount.fuse import kernel
 from mount.fuse.kernel_mount import OwnMount
 from tests.fuse.conftest import require_passthrough
-from tests.support.mounting import Mounted, loop_device, mounted_at, run_kvfs, workplace
-from tests.support.places import blank_place, lines_of, small_mount
-from tests.support.pools import MIB, blank_source
+from tests.support.devices.pools import MIB, blank_source
+from tests.support.mounts.mounting import Mounted, loop_device, mounted_at, run_kvfs, workplace
+from tests.support.mounts.places import blank_place, lines_of, small_mount
 
 pytestmark = pytest.mark.needs_fuse
 

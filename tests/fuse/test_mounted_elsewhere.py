@@ -12,8 +12,8 @@ from kvfs.cli import umount
 from kvfs.core import errors
 from kvfs.machine.mounted_elsewhere import elsewhere
 from tests.fuse.conftest import require_passthrough
-from tests.support.mounting import Mounted, run_kvfs, workplace
-from tests.support.pools import blank_source
+from tests.support.devices.pools import blank_source
+from tests.support.mounts.mounting import Mounted, run_kvfs, workplace
 
 pytestmark = pytest.mark.needs_fuse
 

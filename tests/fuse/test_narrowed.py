@@ -9,10 +9,10 @@ import pytest
 from kvfs.core.inode_rules import blank_record, is_narrowed
 from kvfs.core.types import ROOT_INODE, InodeNo
 from mount.files.changes import Changes
-from tests.support.counted_desk import CountedDesk
-from tests.support.driven import Change, Driven
-from tests.support.power import Cut, Drive, drive
-from tests.support.stores import DIRECTORY, put
+from tests.support.devices.power_cuts.power import Cut, Drive, drive
+from tests.support.store.counted_desk import CountedDesk
+from tests.support.store.driven import Change, Driven
+from tests.support.store.stores import DIRECTORY, put
 
 pytestmark = [pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
 NARROWER = {

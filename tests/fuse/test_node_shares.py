@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.fuse.conftest import pool_source
-from tests.support.callers import Caller
-from tests.support.calls import refused
-from tests.support.mounting import Mounted, skip_without_mounts, workplace
+from tests.support.clients.callers import Caller
+from tests.support.kernel.calls import refused
+from tests.support.mounts.mounting import Mounted, skip_without_mounts, workplace
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -19,8 +19,8 @@ from kvfs.client.liveness import was_killed
 from kvfs.client.servers import remove_dead_sockets
 from kvfs.core.types import InodeNo
 from mount.fuse.invalidations import Invalidations
-from tests.support.held_up import device_of
-from tests.support.mounting import (
+from tests.support.kills.held_up import device_of
+from tests.support.mounts.mounting import (
     KVFS,
     ROOT,
     Mounted,
@@ -28,7 +28,7 @@ from tests.support.mounting import (
     skip_without_mounts,
     workplace,
 )
-from tests.support.places import blank_place, small_mount
+from tests.support.mounts.places import blank_place, small_mount
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -9,10 +9,10 @@ from typing import Final
 import pytest
 
 from tests.fuse.conftest import NOBODY, OTHER
-from tests.support.bounded_pool import BLOCK_BYTES, CAPACITY_BYTES, bounded_pool, store
-from tests.support.callers import Caller
-from tests.support.calls import refused
-from tests.support.mounting import Mounted
+from tests.support.clients.callers import Caller
+from tests.support.kernel.calls import refused
+from tests.support.mounts.bounded_pool import BLOCK_BYTES, CAPACITY_BYTES, bounded_pool, store
+from tests.support.mounts.mounting import Mounted
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -13,12 +13,12 @@ import pytest
 
 from tests.fuse.conftest import NOBODY, OTHER, require_passthrough
 from tests.fuse.test_life_dying import GONE_WAIT_S
-from tests.support.callers import Caller
-from tests.support.calls import read_file
-from tests.support.mounting import Mounted, run_kvfs, skip_without_mounts, workplace
-from tests.support.stamped import stamped, state
-from tests.support.stepping import Stepping, until
-from tests.support.writers import SIZE
+from tests.support.clients.callers import Caller
+from tests.support.clients.stamped import stamped, state
+from tests.support.clients.stepping import Stepping, until
+from tests.support.clients.writers import SIZE
+from tests.support.kernel.calls import read_file
+from tests.support.mounts.mounting import Mounted, run_kvfs, skip_without_mounts, workplace
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.usefixtures("kvfs_only")]
 #: The fewest that a server starts with.
@@ -165,12 +165,12 @@ def test_killed_writers_are_torn_by_a_server_without_descriptors(few: Mounted) -
     with contextlib.ExitStack() as stack, Caller() as root:
         writers = [
             stack.enter_context(
-                Stepping("tests.support.writers", "waits", few.path / f"torn-{number}")
+                Stepping("tests.support.clients.writers", "waits", few.path / f"torn-{number}")
             )
             for number in range(3)
         ]
         whole = stack.enter_context(
-            Stepping("tests.support.writers", "duplicates", few.path / "block")
+            Stepping("tests.support.clients.writers", "duplicates", few.path / "block")
         )
         for writer in (*writers, whole):
             assert writer.at() == "half"

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from kvfs import __version__
-from tests.support.mounting import CommandFailed, run_kvfs, workplace
-from tests.support.other_version import OTHER_VERSION, Installed
-from tests.support.places import blank_place
-from tests.support.stepping import until
-from tests.support.supervised import Supervised, templates_of
+from tests.support.clients.stepping import until
+from tests.support.mounts.mounting import CommandFailed, run_kvfs, workplace
+from tests.support.mounts.other_version import OTHER_VERSION, Installed
+from tests.support.mounts.places import blank_place
+from tests.support.mounts.supervised import Supervised, templates_of
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -18,9 +18,9 @@ from typing import Final
 
 import pytest
 
-from tests.support.callers import Caller, callers
-from tests.support.calls import opened, read_file, tolerated, write_file
-from tests.support.mounting import Mounted, Reference
+from tests.support.clients.callers import Caller, callers
+from tests.support.kernel.calls import opened, read_file, tolerated, write_file
+from tests.support.mounts.mounting import Mounted, Reference
 
 pytestmark = pytest.mark.needs_fuse
 

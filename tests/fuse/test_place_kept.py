@@ -12,11 +12,11 @@ import pytest
 
 from kvfs.core import errors
 from kvfs.machine.mount_table import mount_at, mounts
-from tests.support.mounting import KVFS, ROOT, Mounted, run_kvfs, workplace
-from tests.support.old_kernel import WITHOUT_BENEATH
-from tests.support.places import blank_place, small_mount
-from tests.support.pools import blank_source
-from tests.support.stepping import until
+from tests.support.clients.stepping import until
+from tests.support.devices.pools import blank_source
+from tests.support.machines.old_kernel import WITHOUT_BENEATH
+from tests.support.mounts.mounting import KVFS, ROOT, Mounted, run_kvfs, workplace
+from tests.support.mounts.places import blank_place, small_mount
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -158,7 +158,7 @@ def test_another_mount_namespace_gets_the_new_one_in_the_dead_ones_place(place: 
 import subprocess, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from tests.support.places import small_mount
+from tests.support.mounts.places import small_mount
 from kvfs.machine.mount_table import mounts
 with small_mount(Path({str(place)!r})) as mount:
     (mount.path / "tmp").write_bytes(b"kept")

@@ -6,7 +6,7 @@ import trio.testing
 
 from mount.fuse.pump_lock import PumpLock
 from mount.fuse.wire import Opcode
-from tests.support.wires import Wires, request
+from tests.support.kernel.wires import Wires, request
 
 
 async def test_the_reader_keeps_the_lock_until_it_must_wait() -> None:

@@ -13,8 +13,8 @@ from kvfs.core.types import ROOT_INODE
 from kvfs.machine.processes import Maker
 from mount.files.transfers import Transfers
 from mount.fuse import kernel
-from tests.support.readers_desk import IDS_MAX, KERNEL_THREAD, NEW, Desk
-from tests.support.stores import FILE, host
+from tests.support.store.readers_desk import IDS_MAX, KERNEL_THREAD, NEW, Desk
+from tests.support.store.stores import FILE, host
 
 ALIVE: Final = Maker(os.getpid(), 1)
 

@@ -11,8 +11,8 @@ from hypothesis.strategies import integers, sampled_from
 
 from kvfs.core.errors import NotFound
 from kvfs.core.types import ROOT_INODE, HandleNo, InodeNo
-from tests.support.readers_desk import Desk
-from tests.support.stores import host
+from tests.support.store.readers_desk import Desk
+from tests.support.store.stores import host
 
 NAMES: Final = [b"one", b"two", b"three"]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.calls import opened, refused
-from tests.support.file_handles import FileHandle
+from tests.support.kernel.calls import opened, refused
+from tests.support.kernel.file_handles import FileHandle
 
 
 @pytest.mark.parametrize("how", ["unlink", "replace"])

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.clients.stepping import until
 from tests.support.forks.process import Process, run
-from tests.support.mounting import ROOT, Mounted, mounted_at, skip_without_mounts, workplace
-from tests.support.stepping import until
-from tests.support.trace import TRACE
+from tests.support.mounts.mounting import ROOT, Mounted, mounted_at, skip_without_mounts, workplace
+from tests.support.store.trace import TRACE
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mount.fuse.request_times import TIMED_OF, RequestTimes
-from tests.support.mounting import Mounted
+from tests.support.mounts.mounting import Mounted
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from tests.fuse.conftest import pool_source
-from tests.support.callers import Caller
-from tests.support.mounting import Mounted, skip_without_mounts, workplace
+from tests.support.clients.callers import Caller
+from tests.support.mounts.mounting import Mounted, skip_without_mounts, workplace
 
 pytestmark = pytest.mark.needs_fuse
 

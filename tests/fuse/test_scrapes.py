@@ -20,8 +20,8 @@ from mount.control.metrics.scrapes import REQUEST_MAX_BYTES, SCRAPES_MAX, Scrape
 from mount.control.metrics.textfile import write_textfile
 from mount.control.socket import listen
 from mount.control.status import describe_lost
-from tests.support.metric_document import exchanged
-from tests.support.stepping import until
+from tests.support.clients.stepping import until
+from tests.support.rules.metric_document import exchanged
 
 GET = "GET /metrics HTTP/1.1\r\n\r\n"
 PATIENCE_S = 30.0

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from tests.support.calls import read_file, write_file
-from tests.support.stepping import Stepping
+from tests.support.clients.stepping import Stepping
+from tests.support.kernel.calls import read_file, write_file
 
 ATTACKS = 4000
 
@@ -18,6 +18,8 @@ def test_who_owns_one_file_empties_no_other(kv: Path) -> None:
     os.chmod(kv / "victim", 0o600)
     (kv / "own").mkdir()
     os.chmod(kv / "own", 0o777)
-    with Stepping("tests.support.swapped_link", kv / "own", kv / "victim", str(ATTACKS)) as attack:
+    with Stepping(
+        "tests.support.clients.swapped_link", kv / "own", kv / "victim", str(ATTACKS)
+    ) as attack:
         assert attack.at() == "swapped"
     assert read_file(kv / "victim") == b"theirs"

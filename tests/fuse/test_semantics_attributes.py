@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.callers import Caller
-from tests.support.calls import (
+from tests.support.clients.callers import Caller
+from tests.support.kernel.calls import (
     UTIME_NOW,
     UTIME_OMIT,
     opened,
@@ -20,7 +20,7 @@ from tests.support.calls import (
     utimensat,
     write_file,
 )
-from tests.support.mounting import Mounted, Reference
+from tests.support.mounts.mounting import Mounted, Reference
 
 SECOND_NS = 1_000_000_000
 IMODE = stat.S_IMODE

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from errno import EEXIST, ENOENT, ENOTEMPTY
 from pathlib import Path
 
-from tests.support.callers import Caller, callers
-from tests.support.calls import opened, read_file, tolerated, write_file
+from tests.support.clients.callers import Caller, callers
+from tests.support.kernel.calls import opened, read_file, tolerated, write_file
 
 WORKERS = 6
 

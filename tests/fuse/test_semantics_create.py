@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.callers import Caller, callers
-from tests.support.calls import opened, read_file, refused, write_file
+from tests.support.clients.callers import Caller, callers
+from tests.support.kernel.calls import opened, read_file, refused, write_file
 
 
 def test_a_new_file_is_the_callers(kv: Path) -> None:

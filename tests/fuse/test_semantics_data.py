@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.calls import opened, read_file, refused, write_file
-from tests.support.mounting import Mounted, Reference
+from tests.support.kernel.calls import opened, read_file, refused, write_file
+from tests.support.mounts.mounting import Mounted, Reference
 
 MIB = 1 << 20
 SIZES = [0, 1, 511, 4095, 4096, 4097, 65536, 131071, 131073, MIB, MIB + 1, 5_777_777]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.calls import opened, read_file, write_file
-from tests.support.mounting import Mounted
+from tests.support.kernel.calls import opened, read_file, write_file
+from tests.support.mounts.mounting import Mounted
 
 PAGE = 4096
 MIB = 1 << 20

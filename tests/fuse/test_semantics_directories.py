@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.callers import Caller
-from tests.support.calls import (
+from tests.support.clients.callers import Caller
+from tests.support.kernel.calls import (
     getdents,
     list_directory,
     opened,
@@ -18,7 +18,7 @@ from tests.support.calls import (
     refused,
     write_file,
 )
-from tests.support.mounting import Mounted, Reference
+from tests.support.mounts.mounting import Mounted, Reference
 
 pytestmark = pytest.mark.one_data_path
 

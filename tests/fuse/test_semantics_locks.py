@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from tests.support.callers import Caller, callers
-from tests.support.calls import opened, refused, write_file
+from tests.support.clients.callers import Caller, callers
+from tests.support.kernel.calls import opened, refused, write_file
 
 pytestmark = pytest.mark.one_data_path
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.callers import Caller
-from tests.support.calls import opened, read_file, refused, write_file
-from tests.support.mounting import Mounted, Reference
+from tests.support.clients.callers import Caller
+from tests.support.kernel.calls import opened, read_file, refused, write_file
+from tests.support.mounts.mounting import Mounted, Reference
 
 PAGE = mmap.PAGESIZE
 MIB = 1 << 20

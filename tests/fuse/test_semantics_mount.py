@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.callers import Caller
-from tests.support.calls import (
+from tests.support.clients.callers import Caller
+from tests.support.kernel.calls import (
     RENAME_EXCHANGE,
     fallocate,
     opened,
@@ -19,7 +19,7 @@ from tests.support.calls import (
     renameat2,
     write_file,
 )
-from tests.support.mounting import Mounted, Reference, skip_without_mounts, workplace
+from tests.support.mounts.mounting import Mounted, Reference, skip_without_mounts, workplace
 
 MIB = 1 << 20
 SMALL_BYTES = 64 * MIB

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.calls import (
+from tests.support.kernel.calls import (
     RENAME_NOREPLACE,
     list_directory,
     opened,
@@ -16,7 +16,7 @@ from tests.support.calls import (
     renameat2,
     write_file,
 )
-from tests.support.mounting import Mounted
+from tests.support.mounts.mounting import Mounted
 
 pytestmark = pytest.mark.one_data_path
 

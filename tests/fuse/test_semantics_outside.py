@@ -11,9 +11,9 @@ from typing import Final
 
 import pytest
 
-from tests.support.calls import write_file
-from tests.support.id_maps import id_mapped, user_namespace
-from tests.support.mounting import Mounted, run_kvfs
+from tests.support.kernel.calls import write_file
+from tests.support.kernel.id_maps import id_mapped, user_namespace
+from tests.support.mounts.mounting import Mounted, run_kvfs
 
 pytestmark = pytest.mark.needs_fuse
 

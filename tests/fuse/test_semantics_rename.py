@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.calls import (
+from tests.support.kernel.calls import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
     RENAME_WHITEOUT,
@@ -20,7 +20,7 @@ from tests.support.calls import (
     renameat2,
     write_file,
 )
-from tests.support.mounting import MEMORY_DIRECTORY, Mounted, Reference
+from tests.support.mounts.mounting import MEMORY_DIRECTORY, Mounted, Reference
 
 
 def make(path: Path, kind: str, content: bytes = b"") -> None:

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.callers import Caller
-from tests.support.calls import opened, read_file, write_file
+from tests.support.clients.callers import Caller
+from tests.support.kernel.calls import opened, read_file, write_file
 
 STEP_BYTES = 3_333
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvfs.pool.open_notes import NAMELESS_MAX_BYTES
-from tests.support.calls import listxattr_into, opened, refused, write_file
-from tests.support.mounting import Mounted, Reference
+from tests.support.kernel.calls import listxattr_into, opened, refused, write_file
+from tests.support.mounts.mounting import Mounted, Reference
 
 pytestmark = pytest.mark.one_data_path
 

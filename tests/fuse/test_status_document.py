@@ -13,7 +13,7 @@ from kvfs.core.lifecycle import TABLE, State, label
 from kvfs.core.settings import Settings
 from mount.control.status import describe_lost
 from mount.fuse.request_times import TIMED_OF
-from tests.support.mounting import ROOT, Mounted
+from tests.support.mounts.mounting import ROOT, Mounted
 
 ROW: Final = re.compile(r"^\| `([\w.]+)` \| ([^|]+) \| ([^|]*) ?\|$", re.MULTILINE)
 #: Objects whose keys are not ours to name.

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from kvfs.machine.mount_table import mount_at
-from tests.support.mounting import COMMAND_WAIT_S, KVFS, ROOT, run_kvfs
-from tests.support.places import blank_place, small_mount
-from tests.support.stepping import until
-from tests.support.supervised import children_of, templates_of
+from tests.support.clients.stepping import until
+from tests.support.mounts.mounting import COMMAND_WAIT_S, KVFS, ROOT, run_kvfs
+from tests.support.mounts.places import blank_place, small_mount
+from tests.support.mounts.supervised import children_of, templates_of
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.real_exec]
 

@@ -21,10 +21,10 @@ from kvfs.core.errors import ServeFailed
 from kvfs.machine.held_files import link_pair, send
 from mount.supervisor.server import Server
 from mount.supervisor.systemd import Systemd
-from tests.support.mounting import ROOT
-from tests.support.stepping import STEP_WAIT_S, until
-from tests.support.supervised import templates_of
-from tests.support.supervisor_alone import (
+from tests.support.clients.stepping import STEP_WAIT_S, until
+from tests.support.mounts.mounting import ROOT
+from tests.support.mounts.supervised import templates_of
+from tests.support.mounts.supervisor_alone import (
     DIE,
     HOLD,
     SERVER,

@@ -18,9 +18,9 @@ import pytest
 
 from mount.fuse.wire import Opcode
 from tests.fuse.conftest import PATHS, pool_source, require_passthrough
-from tests.support.killed_inside import KilledInside, killed_inside
-from tests.support.mounting import skip_without_mounts, workplace
-from tests.support.stepping import Stepping, until
+from tests.support.clients.stepping import Stepping, until
+from tests.support.kills.killed_inside import KilledInside, killed_inside
+from tests.support.mounts.mounting import skip_without_mounts, workplace
 
 BLOCK: Final = bytes(range(256)) * 1024
 HALF: Final = len(BLOCK) // 2
@@ -109,7 +109,7 @@ def test_open_files_go_on(inside: KilledInside, kv: Path) -> None:
 
 def test_a_writer_that_dies_meanwhile_leaves_nothing(inside: KilledInside, kv: Path) -> None:
     """The next server is told of the close, and sees that it is a death."""
-    with Stepping("tests.support.writers", "waits", kv / "block") as child:
+    with Stepping("tests.support.clients.writers", "waits", kv / "block") as child:
         assert child.at() == "half"
         inside.kill()
         child.kill()

@@ -11,8 +11,14 @@ from typing import Final
 
 import pytest
 
-from tests.support.mounting import ROOT
-from tests.support.supervisor_alone import DIE, HOLD, supervised, supervisor_stopped, template_of
+from tests.support.mounts.mounting import ROOT
+from tests.support.mounts.supervisor_alone import (
+    DIE,
+    HOLD,
+    supervised,
+    supervisor_stopped,
+    template_of,
+)
 
 #: What a server would have of its own if it were a new interpreter. The numbers of its own files,
 #: of the test's and of what it looks with are left out.

@@ -25,8 +25,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.support.calls import RENAME_EXCHANGE, RENAME_NOREPLACE, read_file, renameat2
-from tests.support.mounting import Mounted, Reference, workplace
+from tests.support.kernel.calls import RENAME_EXCHANGE, RENAME_NOREPLACE, read_file, renameat2
+from tests.support.mounts.mounting import Mounted, Reference, workplace
 
 LONG: Final = os.environ.get("KVFS_LONG") == "1"
 SETTINGS: Final = settings(

@@ -10,9 +10,9 @@ import pytest
 
 from kvfs import __version__
 from kvfs.core.errors import NotMounted, ServeFailed
-from tests.support.changed_version import Tree
-from tests.support.mounting import COMMAND_WAIT_S, Mounted, kernel_has_passthrough, run_kvfs
-from tests.support.places import blank_place, small_mount
+from tests.support.mounts.changed_version import Tree
+from tests.support.mounts.mounting import COMMAND_WAIT_S, Mounted, kernel_has_passthrough, run_kvfs
+from tests.support.mounts.places import blank_place, small_mount
 
 pytestmark = [
     pytest.mark.needs_fuse,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuse.conftest import REFERENCE, pool_source, require_passthrough
-from tests.support.mounting import Mounted, skip_without_mounts, workplace
+from tests.support.mounts.mounting import Mounted, skip_without_mounts, workplace
 
 MIB = 1 << 20
 BLOCKS = 62

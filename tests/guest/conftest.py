@@ -1,4 +1,4 @@
-"""What runs in a guest (tests/support/vm.py): a pool on its drive, nfsd, and two client hosts.
+"""What runs in a guest (tests/support/machines/vm.py): a pool on its drive, nfsd, and two hosts.
 
 ``tests/system/test_nfsd.py`` boots it; a plain run of pytest passes this folder by.
 """
@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.mounting import Mounted, run_kvfs
-from tests.support.nfs_host import NfsHost
-from tests.support.nfsd import Nfsd, sh
+from tests.support.mounts.mounting import Mounted, run_kvfs
+from tests.support.nfs.host import NfsHost
+from tests.support.nfs.nfsd import Nfsd, sh
 
 OUT: Final = Path("/out")
 DRIVE: Final = Path("/drive")

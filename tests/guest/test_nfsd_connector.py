@@ -12,8 +12,8 @@ import pytest
 
 from tests.connectors.connector import Connector, interpreter
 from tests.guest.conftest import Rack, rack
-from tests.support.mounting import run_kvfs
-from tests.support.stepping import until
+from tests.support.clients.stepping import until
+from tests.support.mounts.mounting import run_kvfs
 
 MIB: Final = 1 << 20
 PAGE_BYTES: Final = 1 * MIB

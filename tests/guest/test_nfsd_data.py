@@ -13,10 +13,10 @@ from typing import Final
 import pytest
 
 from tests.guest.conftest import Rack, rack
-from tests.support.calls import read_file, refused, tolerated, write_file
-from tests.support.mounting import kernel_has_passthrough, run_kvfs
-from tests.support.stamped import seed_of, stamped
-from tests.support.stepping import until
+from tests.support.clients.stamped import seed_of, stamped
+from tests.support.clients.stepping import until
+from tests.support.kernel.calls import read_file, refused, tolerated, write_file
+from tests.support.mounts.mounting import kernel_has_passthrough, run_kvfs
 
 MIB: Final = 1 << 20
 BLOCK_BYTES: Final = 4 * MIB

@@ -15,10 +15,10 @@ from typing import Final
 import pytest
 
 from tests.guest.conftest import Rack, rack
-from tests.support.calls import read_file, refused, write_file
-from tests.support.mounting import run_kvfs
-from tests.support.stamped import seed_of, stamped
-from tests.support.stepping import Stepping, until
+from tests.support.clients.stamped import seed_of, stamped
+from tests.support.clients.stepping import Stepping, until
+from tests.support.kernel.calls import read_file, refused, write_file
+from tests.support.mounts.mounting import run_kvfs
 
 BLOCK_BYTES: Final = 8 << 20
 #: What a client gets from a server whose mount is dead.
@@ -56,7 +56,7 @@ def mounted_on(served: Rack, host: int, version: str) -> Iterator[Path]:
 
 def stores_at(path: Path, seed: int = 0) -> Stepping:
     """Return a process that stores the block *path*, to be entered."""
-    return Stepping("tests.support.nfs_store", path, str(BLOCK_BYTES), str(seed))
+    return Stepping("tests.support.nfs.block_writer", path, str(BLOCK_BYTES), str(seed))
 
 
 def found(path: Path, what: str | None = None) -> int | None:

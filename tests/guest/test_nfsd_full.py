@@ -11,8 +11,9 @@ from typing import Final
 import pytest
 
 from tests.guest.conftest import Rack, rack
-from tests.support.mounting import run_kvfs
-from tests.support.served_full import (
+from tests.support.clients.stepping import until
+from tests.support.mounts.mounting import run_kvfs
+from tests.support.nfs.served_full import (
     CAPACITY_BYTES,
     GONE_WAIT_S,
     TIMES,
@@ -20,7 +21,6 @@ from tests.support.served_full import (
     look_at,
     store,
 )
-from tests.support.stepping import until
 
 BLOCK_BYTES: Final = 4 << 20
 COUNT: Final = TIMES * CAPACITY_BYTES // BLOCK_BYTES

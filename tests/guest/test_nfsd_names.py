@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from tests.guest.conftest import Rack, rack
-from tests.support.calls import read_file
+from tests.support.kernel.calls import read_file
 
 FILLED: Final = "/dev/vdb"
 

@@ -16,9 +16,10 @@ import pytest
 
 from kvfs.bench.replay.trace import Request, footprint, read_trace
 from tests.fuse.conftest import require_passthrough
-from tests.support.cache_client import CacheClient
-from tests.support.message_counts import ask_status
-from tests.support.mounting import (
+from tests.support.clients.cache_client import CacheClient
+from tests.support.clients.stepping import until
+from tests.support.kernel.message_counts import ask_status
+from tests.support.mounts.mounting import (
     ROOT,
     Mounted,
     loop_device,
@@ -26,7 +27,6 @@ from tests.support.mounting import (
     skip_without_mounts,
     workplace,
 )
-from tests.support.stepping import until
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 

@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from tests.support.corruption_runs import BAD, GOOD, Case, run_cases, table
-from tests.support.corruptions import ENDS, TARGETS, WAYS
+from tests.support.devices.corruption_runs import BAD, GOOD, Case, run_cases, table
+from tests.support.devices.corruptions import ENDS, TARGETS, WAYS
 
 pytestmark = pytest.mark.needs_fuse  # trusted.* attributes need root
 

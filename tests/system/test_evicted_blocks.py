@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mounting import Mounted, skip_without_mounts, workplace
+from tests.support.mounts.mounting import Mounted, skip_without_mounts, workplace
 
 MIB = 1 << 20
 CAPACITY_BYTES = 64 * MIB

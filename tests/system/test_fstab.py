@@ -10,8 +10,8 @@ import pytest
 
 from kvfs.cli.mount_helper import FAILED, MISUSED
 from kvfs.machine.mountpoint_guard import unguard
-from tests.support.mounting import skip_without_mounts, workplace
-from tests.support.own_systemd import OwnSystemd, own_systemd
+from tests.support.machines.own_systemd import OwnSystemd, own_systemd
+from tests.support.mounts.mounting import skip_without_mounts, workplace
 
 CAPACITY: Final = "64MiB"
 #: One as an operator writes it: for mount(8), for systemd, for the file system and for nobody.

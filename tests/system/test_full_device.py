@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.calls import refused
-from tests.support.mounting import (
+from tests.support.kernel.calls import refused
+from tests.support.mounts.mounting import (
     Mounted,
     loop_device,
     mounted_at,

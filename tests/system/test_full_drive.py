@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from tests.support.mounting import Mounted, loop_device, skip_without_mounts, workplace
+from tests.support.mounts.mounting import Mounted, loop_device, skip_without_mounts, workplace
 
 pytestmark = pytest.mark.needs_loop
 

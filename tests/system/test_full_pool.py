@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.support.calls import refused
-from tests.support.churn import Load, Result, Usage, churn, own_xfs
-from tests.support.mapped_stores import mapped_stores
-from tests.support.mounting import (
+from tests.support.clients.churn import Load, Result, Usage, churn, own_xfs
+from tests.support.clients.mapped_stores import mapped_stores
+from tests.support.kernel.calls import refused
+from tests.support.mounts.mounting import (
     Mounted,
     loop_device,
     own_tmpfs,

@@ -16,11 +16,11 @@ from typing import Final
 import pytest
 
 from kvfs import __version__
-from tests.support.bare_debian import BareDebian, Step
-from tests.support.documented import statements
-from tests.support.kernels import kernel
-from tests.support.mounting import ROOT
-from tests.support.vm import why_no_vm
+from tests.support.machines.bare_debian import BareDebian, Step
+from tests.support.machines.kernels import kernel
+from tests.support.machines.vm import why_no_vm
+from tests.support.mounts.mounting import ROOT
+from tests.support.rules.documented import statements
 
 pytestmark = pytest.mark.proof
 

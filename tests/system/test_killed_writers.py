@@ -16,11 +16,11 @@ from typing import Final
 import pytest
 
 from tests.fuse.conftest import require_passthrough
-from tests.support.calls import read_file
-from tests.support.mounting import Mounted, skip_without_mounts, workplace
-from tests.support.stamped import seed_of, state
-from tests.support.stepping import Stepping, until
-from tests.support.stores_to_kill import BLOCKS, SIZE, WORDS, Doing, doing
+from tests.support.clients.stamped import seed_of, state
+from tests.support.clients.stepping import Stepping, until
+from tests.support.kernel.calls import read_file
+from tests.support.kills.stores_to_kill import BLOCKS, SIZE, WORDS, Doing, doing
+from tests.support.mounts.mounting import Mounted, skip_without_mounts, workplace
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -109,7 +109,9 @@ def kill_some(mount: Mounted, tally: Tally, place: Path, chance: random.Random) 
         prefix = f"{way}-{tally.kills}"
         progress = place / prefix
         progress.write_bytes(bytes(WORDS.size))
-        with Stepping("tests.support.stores_to_kill", mount.path, prefix, way, progress) as writer:
+        with Stepping(
+            "tests.support.kills.stores_to_kill", mount.path, prefix, way, progress
+        ) as writer:
             assert writer.at() == "ready"
             writer.to("storing")
             block = chance.randrange(BLOCKS)

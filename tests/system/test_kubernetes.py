@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from kvfs.machine.mountpoint_guard import unguard
-from tests.support.mounting import COMMAND_WAIT_S, ROOT, skip_without_mounts, workplace
+from tests.support.mounts.mounting import COMMAND_WAIT_S, ROOT, skip_without_mounts, workplace
 
 pytestmark = pytest.mark.needs_fuse
 

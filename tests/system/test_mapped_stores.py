@@ -6,10 +6,10 @@ from typing import Final
 
 import pytest
 
-from tests.support.calls import read_file, write_file
-from tests.support.mapped_writer import begin, ends
-from tests.support.mounting import Mounted, loop_device, skip_without_mounts, workplace
-from tests.support.stamped import seed_of
+from tests.support.clients.mapped_writer import begin, ends
+from tests.support.clients.stamped import seed_of
+from tests.support.kernel.calls import read_file, write_file
+from tests.support.mounts.mounting import Mounted, loop_device, skip_without_mounts, workplace
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 

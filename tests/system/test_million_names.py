@@ -19,7 +19,7 @@ from typing import Any, Final
 import pytest
 
 from tests.fuse.conftest import pool_source
-from tests.support.mounting import Mounted, skip_without_mounts, workplace
+from tests.support.mounts.mounting import Mounted, skip_without_mounts, workplace
 
 pytestmark = [pytest.mark.proof, pytest.mark.needs_fuse, pytest.mark.needs_loop]
 

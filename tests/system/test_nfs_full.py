@@ -13,11 +13,13 @@ import pytest
 
 from kvfs.core.settings import Settings
 from tests.fuse.conftest import require_passthrough
-from tests.support.calls import tolerated
-from tests.support.mounting import run_kvfs
-from tests.support.nfs_client import NfsClient
-from tests.support.nfs_pool import NfsPool, nfs_pool
-from tests.support.served_full import (
+from tests.support.clients.stamped import seed_of, stamped
+from tests.support.clients.stepping import until
+from tests.support.kernel.calls import tolerated
+from tests.support.mounts.mounting import run_kvfs
+from tests.support.nfs.client import NfsClient
+from tests.support.nfs.pool import NfsPool, nfs_pool
+from tests.support.nfs.served_full import (
     CAPACITY_BYTES,
     GONE_WAIT_S,
     MISS,
@@ -25,8 +27,6 @@ from tests.support.served_full import (
     LocalWriter,
     look_at,
 )
-from tests.support.stamped import seed_of, stamped
-from tests.support.stepping import until
 
 pytestmark = pytest.mark.needs_fuse
 

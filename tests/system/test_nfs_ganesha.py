@@ -11,10 +11,10 @@ from typing import Final
 import pytest
 
 from tests.fuse.conftest import require_passthrough
-from tests.support.calls import refused, tolerated
-from tests.support.mounting import run_kvfs
-from tests.support.nfs_client import NfsClient
-from tests.support.nfs_pool import NfsPool, nfs_pool
+from tests.support.kernel.calls import refused, tolerated
+from tests.support.mounts.mounting import run_kvfs
+from tests.support.nfs.client import NfsClient
+from tests.support.nfs.pool import NfsPool, nfs_pool
 
 pytestmark = pytest.mark.needs_fuse
 

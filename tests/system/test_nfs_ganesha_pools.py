@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.support.calls import refused, tolerated, write_file
-from tests.support.file_handles import FileHandle
-from tests.support.ganesha import Export, Ganesha, why_no_ganesha
-from tests.support.mounting import Mounted, skip_without_mounts
-from tests.support.nfs_client import NfsClient
-from tests.support.own_network import Network, own_network
-from tests.support.places import blank_place, small_mount
+from tests.support.kernel.calls import refused, tolerated, write_file
+from tests.support.kernel.file_handles import FileHandle
+from tests.support.machines.own_network import Network, own_network
+from tests.support.mounts.mounting import Mounted, skip_without_mounts
+from tests.support.mounts.places import blank_place, small_mount
+from tests.support.nfs.client import NfsClient
+from tests.support.nfs.ganesha import Export, Ganesha, why_no_ganesha
 
 pytestmark = pytest.mark.needs_fuse
 

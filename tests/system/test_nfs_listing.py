@@ -12,10 +12,10 @@ from typing import Final
 
 import pytest
 
-from tests.support.calls import tolerated, write_file
-from tests.support.mounting import COMMAND_WAIT_S, KVFS, ROOT, run_kvfs
-from tests.support.nfs_pool import nfs_pool
-from tests.support.stepping import until
+from tests.support.clients.stepping import until
+from tests.support.kernel.calls import tolerated, write_file
+from tests.support.mounts.mounting import COMMAND_WAIT_S, KVFS, ROOT, run_kvfs
+from tests.support.nfs.pool import nfs_pool
 
 pytestmark = pytest.mark.needs_fuse
 

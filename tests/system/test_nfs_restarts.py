@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.support.ganesha import why_no_ganesha
-from tests.support.mounting import ROOT, skip_without_mounts, workplace
-from tests.support.own_systemd import OwnSystemd, own_systemd
-from tests.support.stepping import until
+from tests.support.clients.stepping import until
+from tests.support.machines.own_systemd import OwnSystemd, own_systemd
+from tests.support.mounts.mounting import ROOT, skip_without_mounts, workplace
+from tests.support.nfs.ganesha import why_no_ganesha
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -11,10 +11,10 @@ from typing import Final
 import pytest
 
 from tests.fuse.conftest import require_passthrough
-from tests.support.nfs_pool import NfsPool, nfs_pool
-from tests.support.server_kills import skip_without_takeover
-from tests.support.stamped import seed_of, stamped
-from tests.support.supervised import Supervised
+from tests.support.clients.stamped import seed_of, stamped
+from tests.support.kills.server_kills import skip_without_takeover
+from tests.support.mounts.supervised import Supervised
+from tests.support.nfs.pool import NfsPool, nfs_pool
 
 pytestmark = pytest.mark.needs_fuse
 

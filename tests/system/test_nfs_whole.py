@@ -13,10 +13,10 @@ from typing import Final
 import pytest
 
 from tests.fuse.conftest import require_passthrough
-from tests.support.calls import refused, tolerated
-from tests.support.nfs_client import NfsClient
-from tests.support.nfs_pool import NfsPool, nfs_pool
-from tests.support.stepping import until
+from tests.support.clients.stepping import until
+from tests.support.kernel.calls import refused, tolerated
+from tests.support.nfs.client import NfsClient
+from tests.support.nfs.pool import NfsPool, nfs_pool
 
 pytestmark = pytest.mark.needs_fuse
 

@@ -11,10 +11,10 @@ from typing import Final
 
 import pytest
 
-from tests.support.calls import write_file
-from tests.support.kernels import kernel
-from tests.support.mounting import ROOT, Mounted
-from tests.support.vm import boot, why_no_vm
+from tests.support.kernel.calls import write_file
+from tests.support.machines.kernels import kernel
+from tests.support.machines.vm import boot, why_no_vm
+from tests.support.mounts.mounting import ROOT, Mounted
 
 pytestmark = pytest.mark.proof
 

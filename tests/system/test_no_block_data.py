@@ -15,10 +15,10 @@ from typing import Final
 import pytest
 
 from tests.fuse.conftest import require_passthrough
-from tests.support.caches import forget_blocks
-from tests.support.calls import opened, write_file
-from tests.support.loop import loop_device
-from tests.support.mounting import Mounted, run_kvfs, workplace
+from tests.support.devices.loop import loop_device
+from tests.support.kernel.caches import forget_blocks
+from tests.support.kernel.calls import opened, write_file
+from tests.support.mounts.mounting import Mounted, run_kvfs, workplace
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 

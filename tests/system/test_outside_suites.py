@@ -15,8 +15,8 @@ from typing import Final
 import pytest
 
 from tests.fuse.conftest import require_passthrough
-from tests.support.loop import loop_device
-from tests.support.mounting import Mounted, mounted_at, workplace
+from tests.support.devices.loop import loop_device
+from tests.support.mounts.mounting import Mounted, mounted_at, workplace
 
 pytestmark = [pytest.mark.proof, pytest.mark.needs_fuse, pytest.mark.needs_loop]
 

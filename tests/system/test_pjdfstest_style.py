@@ -25,8 +25,8 @@ from typing import Final
 
 import pytest
 
-from tests.support.callers import Caller
-from tests.support.calls import opened, read_file, refused, write_file
+from tests.support.clients.callers import Caller
+from tests.support.kernel.calls import opened, read_file, refused, write_file
 
 pytestmark = pytest.mark.one_data_path
 

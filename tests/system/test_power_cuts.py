@@ -1,8 +1,9 @@
 """The power is cut at any point of a load: what comes back is whole, whatever the drive kept.
 
-The drive's writes and flushes are recorded below a real mount (tests/support/recording.py), and
-each image is what a drive may hold after a cut (cut_images.py). The same load on plain XFS stands
-beside it, and shows that the tool finds what is wrong. A fault tells the seed: KVFS_CUTS_SEED.
+The drive's writes and flushes are recorded below a real mount, and each image is what a drive
+may hold after a cut (recording.py and images.py in tests/support/devices/power_cuts). The same load
+on plain XFS stands beside it, and shows that the tool finds what is wrong. A fault tells the seed:
+KVFS_CUTS_SEED.
 """
 
 from collections import Counter
@@ -12,11 +13,11 @@ from typing import Final
 
 import pytest
 
-from tests.support.cut_images import Mode
-from tests.support.cut_proof import SEED, Kind, Plan, Proof, prove, prove_all
-from tests.support.cut_takeovers import During
-from tests.support.cut_writer import IN_PLACE, RENAMED
-from tests.support.mounting import kernel_has_passthrough
+from tests.support.devices.power_cuts.images import Mode
+from tests.support.devices.power_cuts.proof import SEED, Kind, Plan, Proof, prove, prove_all
+from tests.support.devices.power_cuts.takeovers import During
+from tests.support.devices.power_cuts.writer import IN_PLACE, RENAMED
+from tests.support.mounts.mounting import kernel_has_passthrough
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
 

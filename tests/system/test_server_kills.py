@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.mounting import skip_without_mounts
-from tests.support.server_kills import load_of, skip_without_takeover, steady_load
-from tests.support.soak import Soak
+from tests.support.kills.server_kills import load_of, skip_without_takeover, steady_load
+from tests.support.kills.soak.soak import Soak
+from tests.support.mounts.mounting import skip_without_mounts
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 

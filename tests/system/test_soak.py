@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.mounting import kernel_has_passthrough, skip_without_mounts
-from tests.support.soak import WAYS, Soak, soak_once
+from tests.support.kills.soak.soak import WAYS, Soak, soak_once
+from tests.support.mounts.mounting import kernel_has_passthrough, skip_without_mounts
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 

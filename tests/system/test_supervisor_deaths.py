@@ -19,18 +19,18 @@ from typing import Any, Final
 import pytest
 
 from tests.fuse.conftest import require_passthrough
-from tests.support.calls import read_file
-from tests.support.mounting import ROOT, run_kvfs, skip_without_mounts, workplace
-from tests.support.server_kills import (
+from tests.support.clients.stamped import seed_of
+from tests.support.clients.stepping import until
+from tests.support.clients.until_dead import SIZE, store
+from tests.support.kernel.calls import read_file
+from tests.support.kills.server_kills import (
     FEW_CLIENTS,
     load_of,
     skip_without_takeover,
     steady_load,
 )
-from tests.support.stamped import seed_of
-from tests.support.stepping import until
-from tests.support.supervised import Supervised
-from tests.support.until_dead import SIZE, store
+from tests.support.mounts.mounting import ROOT, run_kvfs, skip_without_mounts, workplace
+from tests.support.mounts.supervised import Supervised
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 
@@ -51,7 +51,14 @@ def clients_at_work(mounted: Supervised) -> Iterator[list["subprocess.Popen[str]
     os.setxattr(kept, "user.kvfs.evict", b"never")
     clients = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.support.until_dead", str(mounted.path), name, str(_KEPT)],
+            [
+                sys.executable,
+                "-m",
+                "tests.support.clients.until_dead",
+                str(mounted.path),
+                name,
+                str(_KEPT),
+            ],
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,

@@ -15,15 +15,15 @@ import pytest
 
 from kvfs.core.settings import Settings
 from kvfs.machine.mountpoint_guard import unguard
-from tests.support.mounting import (
+from tests.support.clients.stepping import until
+from tests.support.machines.own_systemd import UNIT, OwnSystemd, own_systemd
+from tests.support.mounts.mounting import (
     PASSTHROUGH_WORKS,
     ROOT,
     kernel_has_passthrough,
     skip_without_mounts,
     workplace,
 )
-from tests.support.own_systemd import UNIT, OwnSystemd, own_systemd
-from tests.support.stepping import until
 
 #: Each gives the service a mount namespace, in which the mount would be seen by nobody else.
 HIDES_THE_MOUNT: Final = (

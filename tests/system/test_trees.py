@@ -11,8 +11,8 @@ from typing import Final
 
 import pytest
 
-from tests.support.calls import opened, read_file, write_file
-from tests.support.mounting import Mounted, Reference, skip_without_mounts, workplace
+from tests.support.kernel.calls import opened, read_file, write_file
+from tests.support.mounts.mounting import Mounted, Reference, skip_without_mounts, workplace
 
 MIB: Final = 1 << 20
 #: Every tenth shows what all show; the rest is for `make proof`.

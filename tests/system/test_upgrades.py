@@ -9,15 +9,15 @@ from typing import Final
 
 import pytest
 
-from tests.support.mounting import skip_without_mounts, workplace
-from tests.support.other_version import Installed
-from tests.support.server_kills import (
+from tests.support.kills.server_kills import (
     FEW_CLIENTS,
     KillDriver,
     load_of,
     skip_without_takeover,
     steady_load,
 )
+from tests.support.mounts.mounting import skip_without_mounts, workplace
+from tests.support.mounts.other_version import Installed
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop, pytest.mark.real_exec]
 

@@ -8,13 +8,19 @@ from typing import Final
 
 import pytest
 
-from tests.support.bounded_pool import BLOCK_BYTES as MIB
-from tests.support.bounded_pool import store
-from tests.support.callers import Caller, callers
-from tests.support.calls import tolerated
-from tests.support.churn import own_xfs
-from tests.support.mounting import Mounted, loop_device, run_kvfs, skip_without_mounts, workplace
-from tests.support.stepping import until
+from tests.support.clients.callers import Caller, callers
+from tests.support.clients.churn import own_xfs
+from tests.support.clients.stepping import until
+from tests.support.kernel.calls import tolerated
+from tests.support.mounts.bounded_pool import BLOCK_BYTES as MIB
+from tests.support.mounts.bounded_pool import store
+from tests.support.mounts.mounting import (
+    Mounted,
+    loop_device,
+    run_kvfs,
+    skip_without_mounts,
+    workplace,
+)
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 

@@ -18,7 +18,7 @@ import pytest
 
 from kvfs import __version__
 from kvfs.cli.main import VERBS
-from tests.support.mounting import ROOT, skip_without_mounts
+from tests.support.mounts.mounting import ROOT, skip_without_mounts
 
 BUILD: Final = (
     "import sys; from setuptools import build_meta as b; print(b.build_sdist(sys.argv[1]))"

@@ -1,0 +1,39 @@
+"""The program behind a recorded drive: each write and each flush is noted in the order of arrival.
+
+A loop device sends its writes as WRITE and its flushes as FSYNC. It has no FUA of its own, so the
+block layer sends a flush behind each such write (blk-flush.c). Requests are answered one at a time,
+so that a flush covers exactly the writes noted before it.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pyfuse3
+
+from tests.support.devices.failing_drive_program import Drive, serve
+from tests.support.devices.power_cuts.recording import FLUSH, OP
+
+
+class RecordingDrive(Drive):
+    """Writes go to the file and to the record; see recording.py for its form."""
+
+    def __init__(self, fd: int, record: Path) -> None:
+        super().__init__(fd)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._ops = os.open(record / "ops", flags, 0o600)
+        self._bytes = os.open(record / "bytes", flags, 0o600)
+
+    async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:
+        os.write(self._bytes, buf)
+        os.write(self._ops, OP.pack(time.monotonic_ns(), off, len(buf)))
+        return await super().write(fh, off, buf)
+
+    async def fsync(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
+        os.write(self._ops, OP.pack(time.monotonic_ns(), FLUSH, 0))
+
+
+if __name__ == "__main__":
+    path, served_at, record_at = sys.argv[1:]
+    serve(RecordingDrive(os.open(path, os.O_RDWR | os.O_CLOEXEC), Path(record_at)), served_at)

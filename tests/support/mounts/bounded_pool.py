@@ -1,0 +1,44 @@
+"""A pool of 96 MiB that every uid may store in, and callers that store more than it holds."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tests.fuse.conftest import pool_source, require_passthrough
+from tests.support.clients.callers import Caller
+from tests.support.mounts.mounting import Mounted, skip_without_mounts, workplace
+
+BLOCK_BYTES: Final = 1 << 20
+CAPACITY_BYTES: Final = 96 * BLOCK_BYTES
+#: More blocks than the pool holds.
+MANY: Final = 120
+CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
+
+@contextlib.contextmanager
+def bounded_pool(data_path: str) -> Iterator[Mounted]:
+    """Yield a mount of it on *data_path*; fails when its server logged an error."""
+    skip_without_mounts()
+    flags = [f"--data-path={data_path}", "--capacity", str(CAPACITY_BYTES)]
+    flags += ["--set", "index_preallocate_bytes=1M", "-o", "mode=0777"]
+    with (
+        workplace("disk") as place,
+        pool_source("tmpfs") as source,
+        Mounted(source, place / "kv", *flags) as mounted,
+    ):
+        if data_path == "passthrough":
+            require_passthrough(mounted)
+        yield mounted
+        mounted.stop()
+        assert mounted.errors() == []
+
+
+def store(caller: Caller, path: Path) -> None:
+    """Write a block of 1 MiB under *path*; raises OSError, after which nothing is left."""
+    fd = caller.os("open", str(path), CREATE, 0o644)
+    try:
+        assert caller.os("write", fd, os.urandom(BLOCK_BYTES)) == BLOCK_BYTES
+    finally:
+        caller.os("close", fd)

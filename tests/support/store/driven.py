@@ -1,0 +1,67 @@
+"""The facade: a store as tests drive it, and look at it, without a name from inside the engine.
+
+The rule. A test that drives a store (one that imports ``Host``, ``host``, ``Drive`` or ``Driven``)
+asks this class, and names no class, module or attribute of kvfs/engine/ or kvfs/pool/: when a part
+moves, the tables below move with it and no test does. A test of one part on its own names that
+part, which is its subject: it drives no store, or is called after the part (test_space.py:
+kvfs/pool/space.py). Values of kvfs/core/, the device, processes, and the formats on the device
+(kvfs/storage/) are everybody's. tests/test_tidy_tests.py holds this.
+
+Cut by idea: ``Requests`` are what clients ask, as the mount passes it on; ``Course`` is time, the
+housekeeping and the bounds; ``Faults`` are what fails; ``Looks`` are what can be seen. The figures
+that `kvfs status` shows are looked at there (``describe``).
+"""
+
+from collections.abc import Collection
+
+from kvfs.core.settings import Settings
+from kvfs.devices import Device
+from kvfs.engine.attributes import Change
+from kvfs.engine.blocks.allocations import Wanted
+from kvfs.engine.store import Store
+from kvfs.pool.living_handles import Living, LivingHandle
+from kvfs.pool.open_inodes import OpenInode as Opened
+from kvfs.pool.ports import Kernel
+from kvfs.storage.outliving import Outliving
+from kvfs.storage.syscalls import Syscalls
+from tests.support.kernel.kernel_recorder import KernelRecorder
+from tests.support.store.driven_course import Course
+from tests.support.store.driven_faults import Faults
+from tests.support.store.driven_looks import Looks
+from tests.support.store.driven_requests import Requests
+
+__all__ = ["Change", "Driven", "LivingHandle", "Opened", "Wanted", "driven"]
+
+
+class Driven(Requests, Course, Faults, Looks):
+    """A running store. *engine* is for those who wire parts of the mount to it."""
+
+    def __init__(self, engine: Store) -> None:
+        self.engine = engine
+
+
+def driven(
+    device: Device,
+    settings: Settings,
+    kernel: Kernel | None = None,
+    *,
+    syscalls: Syscalls | None = None,
+    outliving: Outliving | None = None,
+    living: Collection[LivingHandle] | None = None,
+) -> Driven:
+    """Start a store on *device*; *living* handles are taken over. Raises CommandError, OSError.
+
+    *outliving* is left to the next one.
+    """
+    handles = None if living is None else Living(living)
+    store = Store(
+        device,
+        settings,
+        kernel or KernelRecorder(),
+        syscalls=syscalls,
+        outliving=outliving,
+        living=handles,
+    )
+    if handles is not None:
+        store.take_over(handles)
+    return Driven(store)

@@ -1,0 +1,225 @@
+"""Time, the housekeeping of a store, and its bounds. Part of the facade (driven.py)."""
+
+import contextlib
+import dataclasses
+import os
+import re
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from kvfs.core.types import InodeNo
+from kvfs.engine.store import Store
+from kvfs.machine.processes import Maker, Processes
+from kvfs.pool.lease_shares import LeaseShares
+from kvfs.pool.open_inodes import OpenInode
+from tests.support.store.inside import At
+
+P = TypeVar("P", bound=Processes)
+
+_DAY_NS: Final = 86_400 * 10**9
+_AN_EXTENT: Final = re.compile(r"/extents/[0-9a-f]{2}/[0-9a-f]{16}( \(deleted\))?$")
+
+
+class Course:
+    """What goes on beside the requests."""
+
+    engine: Store
+
+    # ---- chores: the tick does them all, and a test one of them ----
+
+    tick = At(lambda engine: engine.tick)
+    evict = At(lambda engine: engine.evict)
+    evict_by_command = At(lambda engine: engine.reclaim.take)
+    open_final = At(lambda engine: engine.pool.final_bytes.open)
+    close_final = At(lambda engine: engine.pool.final_bytes.close)
+    evict_used = At(lambda engine: engine.reclaim.evict_used)
+    evict_names = At(lambda engine: engine.name_eviction.tick)
+    settle_closes = At(lambda engine: engine.blocks.settle)
+    search_anew = At(lambda engine: engine.reclaim.search_anew)
+    require_space = At(lambda engine: engine.allocator.require_space)
+    look_at_device = At(lambda engine: engine.pool.device_room.look)
+    rank_anew = At(lambda engine: engine.start_scan.rank_anew)
+    sweep_anew = At(lambda engine: engine.sweep.start)
+    sweep_on = At(lambda engine: engine.sweep.tick)
+
+    def checkpoint_due(self) -> None:
+        """Let the next tick begin a checkpoint."""
+        self.engine.pool.checkpoints._tried_s = float("-inf")
+
+    def checkpoint_never_due(self) -> None:
+        """Let no checkpoint begin because time passed, until the next one."""
+        self.engine.pool.checkpoints._tried_s = float("inf")
+
+    erase_removed = At(lambda engine: engine.pool.recently_removed.give_way)
+    save_heat = At(lambda engine: engine.pool.heat.save)
+    tick_heat = At(lambda engine: engine.pool.heat.tick)
+    touch = At(lambda engine: engine.pool.heat.touch)
+    #: Nobody comes for what waits for an OPEN.
+    end_second_tries = At(lambda engine: engine.blocks.truncating.close)
+    lose_maker = At(lambda engine: engine.blocks.lease_ends.end)
+    # Drafts that grow without asking.
+    watch = At(lambda engine: engine.watch.tick)
+    look_at_closing = At(lambda engine: engine.watch.look_at_closing)
+    look_at_removal = At(lambda engine: engine.watch.look_at_removal)
+    look_at_runners = At(lambda engine: engine.allocator.growth.look_at_runners)
+
+    # ---- jobs in the background ----
+
+    #: One short job; False if none is due.
+    run_one = At(lambda engine: engine.pool.background.run_one)
+    #: All short jobs, identities too; and with them those of the thread.
+    hurry = At(lambda engine: engine.pool.background.hurry)
+    drain = At(lambda engine: engine.pool.background.drain)
+    begin_jobs = At(lambda engine: engine.pool.background.tick)
+    unlink_now = At(lambda engine: engine.pool.unlink_queue.hurry)
+
+    def run_all(self) -> None:
+        """Do the short jobs: the walks after a start, too."""
+        while self.run_one():
+            pass
+
+    # ---- what reaches the device ----
+
+    commit = At(lambda engine: engine.pool.index.settle)
+    sync_device = At(lambda engine: engine.pool.syncs.written)
+
+    def compare(self, ino: InodeNo) -> bool | None:
+        """Compare block *ino* with its checksum; None if it has none. False: it is gone now."""
+        verifier = self.engine.verifier
+        look = verifier.begin(ino)
+        return None if look is None else verifier.judge(look, verifier.read(look))
+
+    def sync(self) -> None:
+        """Everything so far reaches the device, as it does within half a minute anyway.
+
+        It is what ``--fsync=honour`` does for an fsync. Raises OSError.
+        """
+        self.engine.make_durable()
+
+    # ---- the ends ----
+
+    #: A clean stop.
+    stop = At(lambda engine: engine.close)
+
+    def kill(self) -> None:
+        """End as SIGKILL does: nothing queued is done, nothing is written, all fds go."""
+        pool = self.engine.pool
+        background = pool.background
+        background._jobs.clear()
+        background._fresh.clear()
+        background._due.clear()
+        pool._parts.close()
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+                if _AN_EXTENT.search(os.readlink(f"/proc/self/fd/{fd}")):
+                    os.close(int(fd))
+
+    def close_all_first(self) -> None:
+        """Clients have closed all that is open: their RELEASEs were lost."""
+        self.engine.all_closed = True
+
+    # ---- time ----
+
+    now_s = At(lambda engine: engine.pool.monotonic_s)
+
+    def turn_clock(self, monotonic_s: Callable[[], float]) -> None:
+        """Tell the time by *monotonic_s* from now on."""
+        self.engine.pool.monotonic_s = monotonic_s
+
+    def turn_calendar(self, clock_ns: Callable[[], int]) -> None:
+        """Tell the date by *clock_ns* (since the epoch) from now on."""
+        self.engine.pool.clock_ns = clock_ns
+
+    def let_days_pass(self, days: float) -> None:
+        """Let both the wall clock and that of ages say that so many *days* have passed."""
+        pool, passed_ns = self.engine.pool, int(days * _DAY_NS)
+        age_ns = pool.age_ns
+        self.set_calendar(days)
+        pool.age_ns = lambda: age_ns() + passed_ns
+
+    def set_calendar(self, days: float) -> None:
+        """Set the wall clock forward by so many *days*, or back."""
+        pool, step_ns = self.engine.pool, int(days * _DAY_NS)
+        wall_ns = pool.clock_ns
+        pool.clock_ns = lambda: wall_ns() + step_ns
+
+    def turn_age_clock(self, age_ns: Callable[[], int]) -> None:
+        """Tell by *age_ns* from now on how old something is."""
+        self.engine.pool.age_ns = age_ns
+
+    def let_pass_begin(self) -> None:
+        """Let the next tick begin a pass through the heat for what has expired."""
+        self.engine.expiry._due_s = float("-inf")
+
+    def pass_looks(self, days: float) -> None:
+        """Let *days* pass, and look at all blocks that file servers write."""
+        self.let_days_pass(days)
+        self.engine.blocks.served.tick(float("inf"))
+
+    age_ns = At(lambda engine: engine.pool.age_ns)
+
+    def wait_for_opens(self, wait_s: float) -> None:
+        """Let *wait_s* go by for the OPENs that truncating opens wait for."""
+        self.engine.blocks.truncating.tick(self.now_s() + wait_s)
+
+    def end_leases(self, now_s: float) -> None:
+        """End the leases that are over at *now_s*."""
+        self.engine.pool.leases.tick(now_s, self.engine.blocks.lease_ends.end)
+
+    # ---- who is there ----
+
+    def watch_processes(self, processes: P) -> P:
+        """Ask *processes* who lives from now on; return them."""
+        self.engine.pool.leases.processes = processes
+        return processes
+
+    def maker_of(self, pid: int) -> Maker:
+        """Return the process that *pid* is now."""
+        return self.engine.pool.leases.processes.of(pid, self.now_s())
+
+    def let_writers_run(self, *, free: bool = True) -> None:
+        """Whether the kernel writes past the server, as passthrough lets it."""
+        self.engine.pool.kernel.writers_run_free = free  # type: ignore[misc]
+
+    def let_run(self, opened: OpenInode) -> None:
+        """Let the writers of *opened* take any amount until somebody looks."""
+        self.engine.pool.open_inodes.let_run(opened)
+
+    # ---- bounds and settings ----
+
+    def configure(self, **settings: float) -> None:
+        """Change settings of the running store."""
+        pool = self.engine.pool
+        pool.settings = dataclasses.replace(pool.settings, **settings)  # type: ignore[arg-type]
+
+    def bound_space(self, capacity_bytes: int, bound_bytes: int) -> None:
+        """Let the capacity be this, and what the device can really hold that."""
+        space = self.engine.pool.space
+        space.capacity_bytes, space.bound_bytes = capacity_bytes, bound_bytes
+
+    def bound_leases(self, most_bytes: int) -> None:
+        """Let leases keep so much, of a pool as large."""
+        self.engine.pool.leases.shares = LeaseShares(lambda: most_bytes, lambda: most_bytes)
+
+    def take_space(self, size_bytes: int) -> None:
+        """Count so much more as held by what is open."""
+        self.engine.pool.space.extra_bytes += size_bytes
+
+    def pledge_all(self) -> None:
+        """Let writes in flight have a claim on all that is free."""
+        space = self.engine.pool.space
+        space.pledged_bytes = space.unclaimed_bytes
+
+    def expect_growth(self, size_bytes: int) -> None:
+        """Believe that drafts will take so much."""
+        self.engine.pool.space.lacking_bytes = size_bytes
+
+    def note_allocated(self, opened: OpenInode, allocated_bytes: int) -> None:
+        """Account for what an extent holds that was changed past the server."""
+        self.engine.pool.note_allocated(opened, allocated_bytes)
+
+    def reserve(self, opened: OpenInode, size_bytes: int) -> None:
+        """Give the extent of an open file blocks for its first bytes, and account for them."""
+        pool, fd = self.engine.pool, self.engine.blocks.extent_fd(opened)
+        pool.extents.reserve(fd, size_bytes)
+        pool.note_allocated(opened, pool.extents.allocated_bytes(fd))

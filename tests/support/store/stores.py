@@ -1,0 +1,360 @@
+"""A pool in memory and the store on it, which tests stop, kill, cut off and look through."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from kvfs.core.errors import NoSpace
+from kvfs.core.settings import Settings
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.devices import Device, Reserve, open_source, pool_files
+from kvfs.engine.blocks.allocations import Wanted
+from kvfs.engine.recovery.fsck import check_pool
+from kvfs.engine.recovery.fsck_report import FsckReport
+from kvfs.engine.recovery.index_probe import ALL_ROWS, refuse_unreadable
+from kvfs.engine.recovery.new_pool import found_root
+from kvfs.engine.recovery.rebuild import Progress
+from kvfs.pool.ports import Kernel
+from kvfs.storage.index import Index
+from kvfs.storage.index_swap import index_path
+from kvfs.storage.inode_numbers import InodeNumbers
+from kvfs.storage.syscalls import Syscalls
+from tests.support.mounts.mounting import workplace
+from tests.support.store.driven import Driven, LivingHandle, Opened, driven
+from tests.support.store.outliving_memory import OutlivingMemory
+
+MIB: Final = 1 << 20
+_STAT_BLOCK_BYTES: Final = 512
+
+
+def no_bar(_done: int, _total: int) -> None:
+    """Show no progress."""
+
+
+_RESERVE: Final = Reserve(share=0.0, most_bytes=0)
+FILE: Final = stat.S_IFREG | 0o644
+DIRECTORY: Final = stat.S_IFDIR | 0o755
+SYMLINK: Final = stat.S_IFLNK | 0o777
+FIFO: Final = stat.S_IFIFO | 0o644
+
+
+def fill_pool(pool_fd: int) -> None:
+    """What ``found_pool`` does, in a megabyte instead of 128."""
+    syscalls = Syscalls()
+    InodeNumbers.create(pool_fd, syscalls)
+    Index.create(index_path(pool_fd), preallocate_bytes=MIB)
+    with Index(index_path(pool_fd), preallocate_bytes=MIB, syscalls=syscalls) as index:
+        found_root(index, 1)
+        index.sync()
+
+
+def make_pool(path: Path, capacity_bytes: int) -> None:
+    """What mkfs does, without the 512 directories: the first file in one makes it."""
+    pool_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.close(pool_files.lock_pool(pool_fd, str(path), create=True))
+        fill_pool(pool_fd)
+        pool_files.write_header(pool_fd, pool_files.new_header(capacity_bytes))
+    finally:
+        os.close(pool_fd)
+
+
+class Host:
+    """A machine with one pool: its store is started and ends in the ways a store can end."""
+
+    def __init__(self, path: Path, *, capacity_bytes: int = 64 * MIB) -> None:
+        self.path = path
+        self.settings = Settings(
+            index_preallocate_bytes=MIB,
+            index_map_bytes=64 * MIB,
+            # lose_power spoils pages that a checkpoint has on the device (test_checkpoint.py).
+            checkpoint_s=0.0,
+            lease_max=1.0,  # a pool that is full of leases is what many tests are about
+            source=str(path),
+        )
+        make_pool(path, capacity_bytes)
+        self._device: Device | None = None
+        self._store: Driven | None = None
+        self._outliving: OutlivingMemory | None = None
+
+    @property
+    def store(self) -> Driven:
+        """The running store."""
+        assert self._store is not None
+        return self._store
+
+    def start(
+        self,
+        syscalls: Syscalls | None = None,
+        settings: Settings | None = None,
+        kernel: Kernel | None = None,
+    ) -> Driven:
+        """Start a store, which runs until one of the ends below."""
+        chosen = settings or self.settings
+        self._device = open_source(str(self.path), reserve=_RESERVE, read_only=chosen.read_only)
+        try:
+            self._store = driven(self._device, chosen, kernel, syscalls=syscalls)
+        except BaseException:
+            self._device.close()
+            raise
+        return self._store
+
+    def start_outliving(self) -> Driven:
+        """Start a store whose memory outlives it (``take_over``)."""
+        self._outliving = OutlivingMemory()
+        return self._start_on(None)
+
+    def take_over(self, *living: LivingHandle) -> Driven:
+        """Kill the store, and start another that takes over what is *living*."""
+        self.kill()
+        return self._start_on(living)
+
+    def _start_on(self, living: tuple[LivingHandle, ...] | None) -> Driven:
+        self._device = open_source(str(self.path), reserve=_RESERVE)
+        assert self._outliving is not None
+        outliving = self._outliving.at(self.settings)
+        self._store = driven(self._device, self.settings, outliving=outliving, living=living)
+        return self._store
+
+    def forget_outliving(self) -> None:
+        """Close what outlives a store."""
+        if self._outliving is not None:
+            self._outliving.close()
+
+    def read_only(self) -> Settings:
+        """Return the settings of a mount that writes nothing."""
+        return dataclasses.replace(self.settings, read_only=True)
+
+    def stop(self, *, all_closed: bool = False) -> None:
+        """Stop cleanly; *all_closed*: clients have closed what is open, and nobody said so."""
+        try:
+            if all_closed:
+                self.store.close_all_first()
+            self.store.stop()
+        finally:
+            self._forget()
+
+    def kill(self) -> None:
+        """End as SIGKILL does."""
+        self.store.kill()
+        self._forget()
+
+    def lose_power(self) -> None:
+        """End, and come back in another boot with an index that nobody may believe."""
+        self.kill()
+        self.pretend_reboot()
+        data = self.path / "index" / "data.mdb"
+        with data.open("r+b") as file:
+            file.seek(8192)
+            file.write(b"\xa5" * 65536)
+
+    def pretend_reboot(self) -> None:
+        """Make RUN say that the pool ran last in another boot."""
+        path = self.path / "RUN"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "boot_id": "another"}))
+
+    def check(
+        self,
+        *,
+        repair: bool = False,
+        progress: Progress = no_bar,
+        syscalls: Syscalls | None = None,
+    ) -> FsckReport:
+        """Run fsck on the stopped pool."""
+        with open_source(str(self.path), reserve=_RESERVE, read_only=not repair) as device:
+            return check_pool(
+                device,
+                repair=repair,
+                settings=self.settings,
+                progress=progress,
+                syscalls=syscalls,
+            )
+
+    def probe_index(self) -> None:
+        """Read every row of the stopped pool's index as a start does first. Raises IndexDamaged."""
+        pool_fd = os.open(self.path, os.O_RDONLY)
+        try:
+            refuse_unreadable(pool_fd, ALL_ROWS)
+        finally:
+            os.close(pool_fd)
+
+    def end(self) -> None:
+        """Leave nothing open, whatever the test did."""
+        if self._store is not None:
+            self.kill()
+
+    def _forget(self) -> None:
+        self._store = None
+        if self._device is not None:
+            self._device.close()
+            self._device = None
+
+    # ---- looking at the pool from outside ----
+
+    def extent(self, ino: InodeNo) -> Path:
+        """Return the path of *ino*'s extent."""
+        return self.path / "extents" / f"{ino & 0xFF:02x}" / f"{ino:016x}"
+
+    def allocated_bytes(self, ino: InodeNo) -> int:
+        """Return what *ino*'s extent holds on the device."""
+        return self.extent(ino).stat().st_blocks * _STAT_BLOCK_BYTES
+
+
+@contextlib.contextmanager
+def host(*, capacity_bytes: int = 64 * MIB) -> Iterator[Host]:
+    """Yield a host with a new pool in memory; no store runs yet."""
+    with workplace() as place:
+        pool = place / "pool"
+        pool.mkdir()
+        made = Host(pool, capacity_bytes=capacity_bytes)
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+def write(store: Driven, opened: Opened, data: bytes, offset_bytes: int = 0) -> None:
+    """Write as the daemon path does."""
+    growth_bytes = store.growth_bytes(opened, offset_bytes + len(data), len(data))
+    try:
+        if growth_bytes:
+            store.require_space(growth_bytes)
+    except NoSpace:
+        opened.spoil()
+        raise
+    fd = store.extent_fd(opened)
+    assert store.syscalls.pwrite(fd, data, offset_bytes) == len(data)
+    store.note_allocated(opened, store.extent_bytes(fd))
+
+
+def allocate(
+    store: Driven, opened: Opened, size_bytes: int, offset_bytes: int = 0, *, mode: int = 0
+) -> None:
+    """Do what fallocate(2) of *size_bytes*, the first ones, does."""
+    allocation = store.begin_allocation(opened, Wanted(mode, offset_bytes, size_bytes))
+    allocation.work()
+    store.end_allocation(opened, allocation)
+
+
+def put(store: Driven, parent: InodeNo, name: bytes, data: bytes) -> InodeNo:
+    """Driven a block as a connector does; return its inode."""
+    opened, _ = store.create(parent, name, FILE, 0, 0)
+    try:
+        if data:
+            write(store, opened, data)
+    finally:
+        store.close(opened, writer=True)
+    return opened.ino
+
+
+def get(store: Driven, parent: InodeNo, name: bytes) -> bytes:
+    """Load a block, by its name."""
+    ino = store.lookup(parent, name)
+    record = store.present(ino)
+    store.require_right(ino)
+    opened = store.open(ino, writer=False, truncate=False)
+    try:
+        fd = store.extent_fd(opened)
+        data = store.syscalls.pread(fd, record.size_bytes + 1, 0)
+    finally:
+        store.close(opened, writer=False)
+    assert len(data) == record.size_bytes
+    return data
+
+
+def make_directory(
+    running: Host, name: bytes, parent: InodeNo = ROOT_INODE, uid: int = 0
+) -> InodeNo:
+    """Make a directory; return its inode."""
+    return running.store.make_node(parent, name, DIRECTORY, uid, 0)[0]
+
+
+def names(running: Host, parent: InodeNo = ROOT_INODE) -> list[bytes]:
+    """Return the names of a directory, oldest first."""
+    return [name for _, name in running.store.children(parent, InodeNo(0))]
+
+
+def settle(store: Driven) -> None:
+    """Do all housekeeping that is due, and finish a sweep and the walks."""
+    store.erase_removed()
+    while not store.swept:
+        store.tick()
+        store.drain()
+    store.tick()
+    store.erase_removed()  # what the tick let go
+    store.run_all()
+    store.drain()
+    failing = getattr(store.syscalls, "pause", contextlib.nullcontext)
+    with failing():  # a failed sync would take what was stored since the last one
+        store.sync()
+
+
+def tree(store: Driven, top: InodeNo = ROOT_INODE, path: bytes = b"") -> dict[bytes, object]:
+    """Return every path below *top* with what is there: a block's bytes, a target, or a kind."""
+    found: dict[bytes, object] = {}
+    after = InodeNo(0)
+    while rows := store.children(top, after):
+        for ino, name in rows:
+            after = ino
+            assert store.lookup(top, name) == ino
+            record = store.present(ino)
+            kind = stat.S_IFMT(record.mode)
+            here = path + b"/" + name
+            if kind == stat.S_IFREG:
+                found[here] = get(store, top, name)
+            elif kind == stat.S_IFDIR:
+                found[here] = "directory"
+                found.update(tree(store, ino, here))
+            else:
+                found[here] = record.target if kind == stat.S_IFLNK else "special"
+    return found
+
+
+def assert_no_strays(store: Driven) -> None:
+    """The device holds the files that the index knows, or that are open or ready; no others.
+
+    To be called on a settled store.
+    """
+    known = store.records()
+    ready = {ino for ino, _ in store.ready()}
+    blocks = {ino for ino, record in known.items() if stat.S_ISREG(record.mode)}
+    assert set(store.extent_inos()) == blocks | ready | store.nameless()
+    nodes = known.keys() - blocks
+    assert set(store.node_inos()) | {ROOT_INODE} == nodes | {ROOT_INODE}
+
+
+def assert_exact(host: Host) -> None:
+    """Space, counters and files agree to the byte; what is open included."""
+    store = host.store
+    known = store.records()
+    blocks = {ino: record for ino, record in known.items() if stat.S_ISREG(record.mode)}
+    children = Counter(record.parent for ino, record in known.items() if ino != ROOT_INODE)
+    for ino, record in known.items():
+        assert record.entries == children[ino], f"{ino:#x}"
+    there = blocks.keys() | store.nameless() | store.removed_lately()
+    held_bytes = {ino: host.allocated_bytes(ino) for ino in there}
+    store.assert_counted(held_bytes)
+    for ino, record in blocks.items():
+        if ino not in store.open_inos or not store.opened(ino).writers:
+            assert record.allocated_bytes == held_bytes[ino], f"{ino:#x}"
+
+
+def kill_behind_an_overwriting(running: Host, patch: pytest.MonkeyPatch) -> InodeNo:
+    """Kill a server whose block was overwritten and renamed, and waits for its bytes; return it."""
+    store = running.store
+    ino = put(store, ROOT_INODE, b"a.tmp", b"old" * 3000)
+    opened = store.open(ino, writer=True, truncate=False)
+    write(store, opened, b"new" * 3000)
+    store.close(opened, writer=True)
+    store.hold_thread(patch)
+    store.rename(ROOT_INODE, b"a.tmp", ROOT_INODE, b"a")
+    running.kill()
+    return ino
