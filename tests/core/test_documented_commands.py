@@ -1,6 +1,6 @@
 """Every command that README and docs show is run by a test, or stands here with what keeps it.
 
-kvfs's own are run in tests/fuse/test_documented_commands.py, connectors' in
+kvfs's own are run in tests/fuse/commands/test_documented_commands.py, connectors' in
 tests/connectors.
 """
 
@@ -20,22 +20,22 @@ from tests.support.rules.documented import Statement, quoted, statements
 
 #: How a command begins: the test that runs it.
 RUN: Final = {
-    "kvfs mount ": "tests/fuse/test_documented_commands.py",
-    "kvfs mkfs ": "tests/fuse/test_documented_commands.py",
-    "kvfs status ": "tests/fuse/test_documented_commands.py",
-    "kvfs top ": "tests/fuse/test_documented_commands.py",
-    "kvfs doctor ": "tests/fuse/test_documented_commands.py",
-    "kvfs export ": "tests/fuse/test_cli_export.py",
-    "exportfs ": "tests/fuse/test_cli_export.py",
-    "kvfs evict ": "tests/fuse/test_documented_commands.py",
-    "setfattr ": "tests/fuse/test_documented_commands.py",
-    "kvfs warm ": "tests/fuse/test_documented_commands.py",
-    "kvfs pin ": "tests/fuse/test_documented_commands.py",
-    "kvfs umount ": "tests/fuse/test_documented_commands.py",
-    "kvfs events ": "tests/fuse/test_events.py",
+    "kvfs mount ": "tests/fuse/commands/test_documented_commands.py",
+    "kvfs mkfs ": "tests/fuse/commands/test_documented_commands.py",
+    "kvfs status ": "tests/fuse/commands/test_documented_commands.py",
+    "kvfs top ": "tests/fuse/commands/test_documented_commands.py",
+    "kvfs doctor ": "tests/fuse/commands/test_documented_commands.py",
+    "kvfs export ": "tests/fuse/commands/test_export.py",
+    "exportfs ": "tests/fuse/commands/test_export.py",
+    "kvfs evict ": "tests/fuse/commands/test_documented_commands.py",
+    "setfattr ": "tests/fuse/commands/test_documented_commands.py",
+    "kvfs warm ": "tests/fuse/commands/test_documented_commands.py",
+    "kvfs pin ": "tests/fuse/commands/test_documented_commands.py",
+    "kvfs umount ": "tests/fuse/commands/test_documented_commands.py",
+    "kvfs events ": "tests/fuse/control/test_events.py",
     "kvfs upgrade ": "tests/system/test_upgrades.py",
-    "curl ": "tests/fuse/test_documented_commands.py",
-    "mkfs.xfs ": "tests/fuse/test_documented_commands.py",
+    "curl ": "tests/fuse/commands/test_documented_commands.py",
+    "mkfs.xfs ": "tests/fuse/commands/test_documented_commands.py",
     **dict.fromkeys(
         ("apt-get ", "echo ", "mkdir -p ", "mount /kv", "printf ", "sed -i ", "systemctl "),
         "tests/system/test_install.py",

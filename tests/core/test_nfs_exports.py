@@ -239,5 +239,5 @@ def test_two_pools_have_ids_of_their_own() -> None:
 
 
 def test_its_defaults_are_those_that_its_manual_says() -> None:
-    """ganesha-cache-config(8); tests/fuse/test_cli_export.py asks a real server."""
+    """ganesha-cache-config(8); tests/fuse/commands/test_export.py asks a real server."""
     assert ganesha_config.CacheSettings() == (50, 90)

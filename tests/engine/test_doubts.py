@@ -1,7 +1,7 @@
 """Closes that prove nothing: what vouches for a block, what tears it, and what a stop makes of it.
 
-The processes are the test's own words; tests/fuse/test_life_foreign.py and test_life_held_files.py
-have real ones.
+The processes are the test's own words; tests/fuse/life/test_foreign_clients.py and
+test_held_files.py have real ones.
 """
 
 from collections.abc import Iterator

@@ -45,7 +45,7 @@ NOT_RUN: Final = {
     "exportfs ": "no kernel here has an NFS server",
     "umount /kv && mount -t nfs ": "nor a client",
     "systemctl restart nfs-ganesha": "needs systemd as init",
-    "kill 4711; ": "needs that server; test_cli_export.py has a real one",
+    "kill 4711; ": "needs that server; test_export.py has a real one",
     "vllm serve ": "wants a GPU; test_doctor_habits.py reads it back",
     "taskset ": "run below with CPUs of this machine",
 }

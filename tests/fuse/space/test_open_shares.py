@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from tests.fuse.conftest import NOBODY, OTHER, require_passthrough
-from tests.fuse.test_life_dying import GONE_WAIT_S
+from tests.fuse.life.test_dying_writers import GONE_WAIT_S
 from tests.support.clients.callers import Caller
 from tests.support.clients.stamped import stamped, state
 from tests.support.clients.stepping import Stepping, until

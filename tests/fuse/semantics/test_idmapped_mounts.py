@@ -19,8 +19,8 @@ from kvfs.core.errors import ToolMissing
 from kvfs.core.types import ROOT_INODE
 from mount.fuse.wire import FUSE_ALLOW_IDMAP, OPEN_IN, WRITE_IN, Opcode
 from tests.fuse.conftest import require_passthrough
-from tests.fuse.test_handle_lookups import Asker
-from tests.fuse.test_open_shares import CLIENTS, CREATE, FEW_FILES, FILES, open_until_refused
+from tests.fuse.nfs.test_handle_lookups import Asker
+from tests.fuse.space.test_open_shares import CLIENTS, CREATE, FEW_FILES, FILES, open_until_refused
 from tests.support.clients.callers import Caller
 from tests.support.kernel.calls import read_file, write_file
 from tests.support.kernel.fake_kernel import WAIT_S, fake_kernel

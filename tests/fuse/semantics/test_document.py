@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DOCUMENT = ROOT / "docs" / "semantics.md"
 PARAGRAPH = re.compile(r"^`\[([a-z0-9-]+)\]`", re.MULTILINE)
 QUOTE = re.compile(r"\[([a-z0-9-]+)\]")

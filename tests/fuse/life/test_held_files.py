@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from tests.fuse.test_life_dying import GONE_WAIT_S, gone, settled
+from tests.fuse.life.test_dying_writers import GONE_WAIT_S, gone, settled
 from tests.support.clients.stamped import state
 from tests.support.clients.stepping import Stepping, until
 from tests.support.kernel.calls import read_file
