@@ -34,6 +34,15 @@ def test_the_house_rules_are_named_and_there() -> None:
         assert f"`{file}`" in told
 
 
+@pytest.mark.parametrize("top", ["tests/fuse", "tests/support"])
+def test_each_folder_of_tests_is_told_of(top: str) -> None:
+    _, _, told = (ROOT / "CONTRIBUTING.md").read_text().partition(f"\nIn `{top}/`:\n\n| | |\n")
+    rows = re.findall(r"^\| `(\w+)` \|", told.partition("\n\n")[0], re.MULTILINE)
+    assert set(rows) == {
+        path.relative_to(ROOT / top).parts[0] for path in ROOT.glob(f"{top}/*/**/*.py")
+    }
+
+
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
 def test_an_issue_template_says_what_it_is_for(template: Path) -> None:
     head, text = re.fullmatch(r"---\n(.+?)\n---\n(.+)", template.read_text(), re.DOTALL).groups()  # type: ignore[union-attr]
