@@ -19,6 +19,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "data_path": "data path",
         "data_path_reason": "reason",
         "read_only": "read only",
+        "idmapped_mounts": "id-mapped mounts",
         "server_pid": "server pid",
         "supervisor_pid": "supervisor pid",
         "restarts": "restarts of the server",
