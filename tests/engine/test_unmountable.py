@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.core.errors import SourceBusy, SourceDamaged, SourceForeign
-from kvfs.devices import format_source, open_source
+from kvfs.devices import format_source, open_source, wait_released
 from tests.support.mounts.mounting import loop_device, mounted_at
 
 pytestmark = pytest.mark.needs_loop
@@ -46,6 +46,7 @@ def test_a_copy_of_a_pool_in_use_is_named(pool: Path) -> None:
             open_source(str(copy))
     finally:
         device.close()
+    wait_released(str(copy))  # another test's look at all loop devices may hold that of the copy
     open_source(str(copy)).close()
 
 
