@@ -61,9 +61,9 @@ def hold(done: Proof) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.ROOMY, Kind.FULL])
-def test_fifty_images_hold_nothing_wrong_and_lack_nothing_durable(kind: Kind) -> None:
+def test_thirty_images_hold_nothing_wrong_and_lack_nothing_durable(kind: Kind) -> None:
     """Blocks stored in all ways, evicted, in directories that are renamed."""
-    hold(prove(Plan(kind, SEED, WAYS[kind], RECORDED_S, 50, (*SHORT, *CHECKED), LATE_S)))
+    hold(prove(Plan(kind, SEED, WAYS[kind], RECORDED_S, 30, (*SHORT, *CHECKED), LATE_S)))
 
 
 @pytest.mark.parametrize("path", ["daemon", "passthrough"])
@@ -74,7 +74,7 @@ def test_images_of_a_load_whose_servers_end_lack_nothing_acknowledged(
     """[durable-taken-over] SIGKILL and upgrades, and fsyncs that are honoured."""
     if not kernel_has_passthrough():
         pytest.skip("the kernel sends nothing again")
-    hold(prove(taken_over(Kind.ROOMY, SEED, TAKEN_OVER_S[during], 24, path, during)))
+    hold(prove(taken_over(Kind.ROOMY, SEED, TAKEN_OVER_S[during], 16, path, during)))
 
 
 def taken_over(
