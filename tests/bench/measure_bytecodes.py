@@ -8,16 +8,15 @@ nor what C code does: it goes beside measure_server_cpu.
 
 import json
 import os
-import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from kvfs.bench.self_made import folders, loop_device, torn_down, unmount
-from tests.bench.measure_commits import BACKING, NEW, kvfs
+from kvfs.bench.self_made import folders, loop_device, torn_down
+from tests.bench.measure_commits import BACKING, NEW
+from tests.bench.profiled_server import profiled_server
 from tests.support.mounts.unsupervised import UNSUPERVISED
 
 DEVICE_BYTES: Final = 2 << 30
@@ -29,7 +28,6 @@ SHOWN: Final = 20
 RUNS: Final = 4
 #: One store, or one open and close, in a directory.
 Work = Callable[[Path, int], None]
-START_WAIT_S: Final = 60.0
 #: Counts in the server: traces every opcode (sys.settrace) and writes the counts at the end.
 PROGRAM: Final = f"""
 import collections, json, sys
@@ -51,7 +49,7 @@ def counted(*arguments, **named):
         with open(sys.argv.pop(0), "w") as file:
             json.dump(counts, file)
 mount.serve.run = counted
-sys.argv.pop(0)
+del sys.argv[:2]  # now the file to write stands for the program
 {UNSUPERVISED}
 sys.exit(kvfs.cli.main.main(sys.argv[1:]))
 """
@@ -73,33 +71,12 @@ def open_and_close(directory: Path, _number: int) -> None:
 
 def counts_of(tree: Path, device: str, place: Path, work: Work, count: int) -> Counter[str]:
     """Return the bytecodes by function that a server of *tree* ran, with *count* times *work*."""
-    kvfs(tree, "mkfs", "--force", device)
-    mountpoint, written = place / "kv", place / "counts.json"
-    mountpoint.mkdir(exist_ok=True)
-    command = [tree / ".venv/bin/python", "-c", PROGRAM, written, "mount", "--foreground"]
-    server = subprocess.Popen(
-        [*command, "--data-path=passthrough", device, mountpoint],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree)},
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        end_s = time.monotonic() + START_WAIT_S
-        while not mountpoint.is_mount():
-            if server.poll() is not None or time.monotonic() > end_s:
-                raise RuntimeError(f"the server of {tree} does not start")
-            time.sleep(0.05)
-        blocks = mountpoint / "blocks"
-        blocks.mkdir()
+    with profiled_server(tree, PROGRAM, device, place) as blocks:
         if work is open_and_close:
             store(blocks, 0)
         for number in range(count):
             work(blocks, number)
-        kvfs(tree, "umount", str(mountpoint))
-    finally:
-        unmount(str(mountpoint))
-        server.wait()
-    return Counter(json.loads(written.read_text()))
+    return Counter(json.loads((place / "found.json").read_text()))
 
 
 def per_call(tree: Path, device: str, place: Path, work: Work) -> dict[str, float]:

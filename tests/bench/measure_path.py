@@ -12,21 +12,20 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kvfs.bench.self_made import folders, loop_device, torn_down, unmount
+from kvfs.bench.self_made import folders, loop_device, torn_down
 from tests.bench.measure_commits import BACKING, NEW, kvfs
+from tests.bench.profiled_server import profiled_server
 from tests.support.mounts.unsupervised import UNSUPERVISED
 
 DEVICE_BYTES: Final = 1 << 30
 ROUNDS: Final = 30
 BLOCK_BYTES: Final = 4096
-START_WAIT_S: Final = 60.0
 #: So many seconds nothing is asked: ticks come by themselves.
 IDLE_S: Final = 3.0
 #: What is told, by the name that the server gives it.
@@ -123,29 +122,9 @@ def work(blocks: Path, tree: Path) -> None:
 
 def paths_of(tree: Path, device: str, place: Path) -> dict[str, list[list[str]]]:
     """Return for each kind of request the files that the server of *tree* went through."""
-    kvfs(tree, "mkfs", "--force", device)
-    mountpoint, written = place / "kv", place / "paths.json"
-    mountpoint.mkdir(exist_ok=True)
-    command = [tree / ".venv/bin/python", "-c", PROGRAM, tree, written, "mount", "--foreground"]
-    server = subprocess.Popen(
-        [*command, "--data-path=passthrough", device, mountpoint],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree)},
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        end_s = time.monotonic() + START_WAIT_S
-        while not mountpoint.is_mount():
-            if server.poll() is not None or time.monotonic() > end_s:
-                raise RuntimeError(f"the server of {tree} does not start")
-            time.sleep(0.05)
-        (mountpoint / "blocks").mkdir()
-        work(mountpoint / "blocks", tree)
-        kvfs(tree, "umount", str(mountpoint))
-    finally:
-        unmount(str(mountpoint))
-        server.wait()
-    return sorted_out(json.loads(written.read_text()))
+    with profiled_server(tree, PROGRAM, device, place) as blocks:
+        work(blocks, tree)
+    return sorted_out(json.loads((place / "found.json").read_text()))
 
 
 def sorted_out(found: list[tuple[str, list[str]]]) -> dict[str, list[list[str]]]:
