@@ -117,6 +117,27 @@ def test_a_seen_lock_keeps_what_was_written(running: Host, monkeypatch: pytest.M
     assert get(store, ROOT_INODE, b"K") == b"a pid"
 
 
+def test_a_file_that_is_locked_between_two_tries_is_emptied(
+    running: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first OPEN found a draft of another; at the second try its writer has the lock."""
+    store, first = running.store, create(running)
+    write(store, first, b"a pid")
+    with pytest.raises(DeadInode):
+        truncate(running, first.ino)
+    stand_in(
+        monkeypatch,
+        "a lock is looked for",
+        lambda ino, tgids: holders(ino, ())._replace(locked=True),
+    )
+    found = store.lookup(ROOT_INODE, b"K")
+    assert store.looked_up(found, OTHER.tgid, OTHER, anything) == first.ino
+    assert truncate(running, first.ino) is first
+    assert store.present(first.ino).size_bytes == 0
+    close(running, first, first)
+    assert_exact(running)
+
+
 @pytest.mark.parametrize("name", [b"K.tmp", b"K.tmp.0a"])
 def test_a_temporary_name_is_no_lock_file(running: Host, name: bytes) -> None:
     """Each of two writers renames its own."""

@@ -85,7 +85,12 @@ class OldVersions:
         self._pool.leave(opened, writer=False)
 
     def end(self, draft: InodeNo) -> None:
-        """Show *draft* itself from now on, because it is whole or has lost its name."""
+        """Show *draft* itself from now on, because it is whole or has lost its name.
+
+        Nothing happens if it is shown already.
+        """
+        if draft not in self._kept:
+            return
         kept = self._kept.pop(draft)
         self._note()
         if kept is not None:
