@@ -1,6 +1,6 @@
 """What a change of the pool did to one inode, as a value.
 
-A change hands these to its followers once it is committed (kvfs/pool/followers.py): tables in
+A change hands these to its followers once it is committed (kvfs/pool/pool_change.py): tables in
 memory, identities, figures. So no caller has to update a table by hand.
 """
 

@@ -23,10 +23,9 @@ from kvfs.engine.blocks.blocks import Blocks
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.own_attributes import OwnAttributes, is_own
 from kvfs.machine.processes import NOBODY, Maker
-from kvfs.pool.allocator import Allocator
-from kvfs.pool.measure import measured
-from kvfs.pool.name_room import require_node
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.allocator import Allocator, require_node
+from kvfs.pool.open.measure import measured
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 USER_PREFIX: Final = b"user."

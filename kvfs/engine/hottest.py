@@ -12,8 +12,8 @@ import numpy as np
 from kvfs.core.eviction_policy import EVICTABLE, Columns, Rank
 from kvfs.core.lifecycle import SETTLED
 from kvfs.core.types import InodeNo
-from kvfs.pool.paths import path_of
 from kvfs.pool.pool import Pool
+from kvfs.pool.rules.paths import path_of
 
 #: A list is kept in memory while a client fetches it: 512 KiB.
 HOTTEST_MAX: Final = 1 << 16

@@ -25,9 +25,9 @@ from kvfs.core.lifecycle import State, label
 from kvfs.core.records import HAS_CRC
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.moved import show_drafts_anew
-from kvfs.pool.identities import carries_identity
+from kvfs.pool.durable.identities import carries_identity
+from kvfs.pool.open.ports import Room
 from kvfs.pool.pool import Pool
-from kvfs.pool.ports import Room
 
 STATE: Final = b"user.kvfs.state"
 CRC32C: Final = b"user.kvfs.crc32c"

@@ -40,10 +40,10 @@ from kvfs.engine.totals import Totals, for_blocks_bytes, kept_bytes, totals
 from kvfs.engine.visibility import Visibility
 from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.allocator import Allocator
-from kvfs.pool.living_handles import Living
-from kvfs.pool.measure import stamp_ns
+from kvfs.pool.open.measure import stamp_ns
+from kvfs.pool.open.open_notes import Living
+from kvfs.pool.open.ports import Kernel
 from kvfs.pool.pool import Pool
-from kvfs.pool.ports import Kernel
 from kvfs.storage.outliving import Outliving, undurable_rows_max
 from kvfs.storage.run_state import distrust_index
 from kvfs.storage.syscalls import Syscalls

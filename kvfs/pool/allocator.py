@@ -1,25 +1,162 @@
 """Gives out space: for bytes, for a draft's extent, for one more name.
 
-Space that is only held in reserve is given up first. Then the ``Room`` above evicts blocks.
+First it is asked whether a request can be met at all (``Reach``): from what is free, and what may
+be evicted. Otherwise a request that fails in the end could empty the cache first: an ``fallocate``
+of a petabyte, by any user who may create a file. Then space that is only held in reserve is given
+up, and then the ``Room`` above evicts blocks. Passthrough writers allocate in the backing file
+system, without asking; what they took is counted here afterwards (``DraftGrowth``).
 """
 
 import contextlib
+import enum
+import logging
+from itertools import islice
 from typing import Final
 
+from kvfs.core import node_bound
 from kvfs.core.errors import NoSpace
-from kvfs.core.headroom import UNWATCHED_BYTES, outgrowing_bytes, reserve_bytes
+from kvfs.core.eviction_policy import EVICTABLE
+from kvfs.core.headroom import UNWATCHED_BYTES, lacking_bytes, outgrowing_bytes, reserve_bytes
+from kvfs.core.lifecycle import is_temporary
 from kvfs.core.types import InodeNo, round_up
-from kvfs.pool.draft_growth import DraftGrowth
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.machine.processes import Maker
+from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
+from kvfs.pool.open.ports import Room
+from kvfs.pool.open.ready_extents import ReadyExtent
 from kvfs.pool.pool import Pool
-from kvfs.pool.ports import Room
-from kvfs.pool.reach import Fit, Reach
-from kvfs.pool.ready_extents import ReadyExtent
+from kvfs.storage.heat import Heat
 
+_log: Final = logging.getLogger(__name__)
 #: If the device is fuller than the capacity says, at least this much is freed at a time.
 _DEVICE_STEP_BYTES: Final = 1 << 20
 #: This much is freed at a time for the index, which grows by some bytes for each name.
 _INDEX_STEP_BYTES: Final = 4 << 20
+#: Files checked before a new draft is created. There are more such files only while there is space
+#: for all of them until the next tick.
+_LOOKS_A_DRAFT: Final = 32
+
+
+def in_use_bytes(open_inodes: OpenInodes, heat: Heat) -> int:
+    """Return the bytes of blocks that could be evicted if they were not open."""
+    return sum(
+        heat.held_as(ino, rank) or 0
+        for ino, opened in open_inodes.items()
+        if opened.gone is None and not opened.is_revocable
+        for rank in EVICTABLE
+    )
+
+
+class Fit(enum.Enum):
+    """Whether a request can be met."""
+
+    NOW = enum.auto()
+    """Yes, by evicting what may be evicted now."""
+    AFTER_USERS = enum.auto()
+    """Only with the space of blocks that are open now."""
+    AFTER_GUESSES = enum.auto()
+    """Only if drafts do not take the space that is kept free for them."""
+    LATER = enum.auto()
+    """Only once drafts, or blocks without a name, are closed."""
+    NEVER = enum.auto()
+    """Not while leases, pins and slabs keep their space; or it is more than the pool can hold."""
+
+
+class Reach:
+    """What requests for space can get from one pool.
+
+    An upper bound: that a closed block is still mapped shows only when it is to be evicted.
+    """
+
+    def __init__(self, pool: Pool, room: Room) -> None:
+        self._pool = pool
+        self._room = room
+        #: For larger requests open blocks are subtracted. A smaller request evicts no more than is
+        #: kept free ahead of writers anyway, so a wrong guess costs little.
+        self._counted_from_bytes: Final = pool.headroom.most_bytes
+
+    def fit(self, size_bytes: int) -> Fit:
+        """Return whether a request for *size_bytes* can be met, as far as is known now."""
+        pool, space = self._pool, self._pool.space
+        at_most_bytes = self._at_most_bytes()
+        if size_bytes <= at_most_bytes:
+            if size_bytes <= self._counted_from_bytes:
+                return Fit.NOW
+            used_bytes = in_use_bytes(pool.open_inodes, pool.heat)
+            return Fit.NOW if size_bytes <= at_most_bytes - used_bytes else Fit.AFTER_USERS
+        if size_bytes <= at_most_bytes + space.lacking_bytes:
+            return Fit.AFTER_GUESSES
+        stays_bytes = max(0, space.recorded_bytes - pool.evictable_bytes)
+        if not self._room.all_known:
+            stays_bytes = 0  # some of it may be evictable
+        return Fit.LATER if size_bytes <= space.bound_bytes - stays_bytes else Fit.NEVER
+
+    def _at_most_bytes(self) -> int:
+        """Return the bytes that are free, only held in reserve, or evictable."""
+        pool, space = self._pool, self._pool.space
+        convenience_bytes = (
+            space.ready_bytes
+            + space.pending_delete_bytes
+            + space.stray_bytes
+            + pool.recently_removed.held_bytes
+            + self._room.nameless_bytes
+        )
+        return space.unclaimed_bytes + convenience_bytes + pool.evictable_bytes
+
+
+class DraftGrowth:
+    """How much passthrough writers have allocated since the last check, by file."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def look_at_runners(self) -> None:
+        """Count what writers without a limit took, before another one is permitted.
+
+        If there are many, check only those that were not checked for longest.
+        """
+        runners = self._pool.open_inodes.runners
+        now_s = self._pool.monotonic_s()
+        for ino in list(islice(runners, _LOOKS_A_DRAFT)):
+            opened = runners.pop(ino)
+            if opened.runs_free:
+                self.look(opened, now_s)
+                runners[ino] = opened  # moved to the end
+
+    def look(self, opened: OpenInode, now_s: float) -> int:
+        """Count the bytes that *opened* took since the last check; return what it may take next."""
+        pool = self._pool
+        if (
+            opened.fd < 0
+            or opened.through_daemon
+            or not pool.kernel.writers_run_free
+            or opened.allocating
+        ):
+            return 0  # each of its writes asks for space and is counted
+        if opened.overrun:
+            self.empty(opened)
+        try:
+            allocated_bytes = pool.extents.allocated_bytes(opened.fd)
+        except OSError as error:
+            _log.warning("inode %#x: %s", opened.ino, error)
+            return 0
+        growth_bytes = allocated_bytes - opened.allocated_bytes
+        pool.note_allocated(opened, allocated_bytes)
+        if opened.overrun:
+            return 0
+        if growth_bytes > 0:
+            pool.headroom.note(growth_bytes, now_s)
+        opened.outgrown = max(growth_bytes, 0)
+        opened.taken_unasked += opened.outgrown
+        return lacking_bytes(opened.outgrown, unreserved=opened.unreserved)
+
+    def empty(self, opened: OpenInode) -> None:
+        """Free all bytes of *opened*, because it outgrew the pool."""
+        try:
+            left_bytes = self._pool.extents.empty(opened.fd)
+        except OSError as error:
+            _log.warning("inode %#x keeps its bytes: %s", opened.ino, error)
+            return
+        self._pool.note_allocated(opened, left_bytes)
 
 
 class Allocator:
@@ -195,3 +332,32 @@ class Allocator:
         """Evict blocks to make space for the index's file, as far as possible. Raises OSError."""
         with contextlib.suppress(NoSpace):
             self.find_device_room(_INDEX_STEP_BYTES)
+
+
+# ---- limits on new names ----
+
+
+def require_node(pool: Pool, uid: int) -> None:
+    """Raise NoSpace if user *uid*, unless root, has too much of what is never evicted."""
+    if not uid:
+        return
+    index_room = pool.index.room
+    taken_bytes = node_bound.taken_bytes(pool.counters, index_room.rows_bytes())
+    # Such inodes must not take the index's map from the names of blocks, nor the device from their
+    # bytes, also where others use a part of the device.
+    whole_bytes = min(pool.space.usable_bytes, index_room.map_bytes)
+    if pool.node_shares.refuses(uid, taken_bytes, whole_bytes):
+        raise NoSpace("directories, symlinks and attributes have their share of the pool")
+
+
+def require_lease(pool: Pool, parent: InodeNo, name: bytes, uid: int, maker: Maker) -> None:
+    """Raise NoSpace for a process over its share of leases, if its store will be leased.
+
+    That is under a final name; where only a rename publishes, under any name.
+    """
+    policy = pool.policies.of(parent)
+    if is_temporary(name) and not policy.only_renamed:
+        return
+    if (policy.leases or policy.only_renamed) and pool.leases.shares.refuses(uid, maker):
+        pool.leases.shares.refused += 1
+        raise NoSpace(f"process {maker.tgid} has more leases than its share (lease_max)")

@@ -17,29 +17,24 @@ from kvfs.core.settings import Settings
 from kvfs.core.types import NO_INODE, SECOND_NS, InodeNo, InodeRecord, Sequence
 from kvfs.devices import Device
 from kvfs.machine.processes import Processes
-from kvfs.pool.attribute_records import AttributeRecords
-from kvfs.pool.cache_figures import CacheFigures
-from kvfs.pool.checkpoints import Checkpoints
-from kvfs.pool.final_bytes import FinalBytes
-from kvfs.pool.followers import Followers
-from kvfs.pool.identities import Identities
-from kvfs.pool.lease_shares import LeaseShares
-from kvfs.pool.leases import Leases
-from kvfs.pool.measure import stamp_ns
-from kvfs.pool.not_durable import NotDurable
-from kvfs.pool.open_inodes import OpenInode, OpenInodes
-from kvfs.pool.open_notes import OpenNotes
-from kvfs.pool.pins import Pins
-from kvfs.pool.policies import Policies
-from kvfs.pool.pool_change import Damage, PoolChange
-from kvfs.pool.pool_sync import PoolSync
-from kvfs.pool.ports import Kernel
-from kvfs.pool.ranks import Ranks
-from kvfs.pool.ready_extents import ReadyExtents
-from kvfs.pool.recently_removed import REMOVED_KEPT_S, RecentlyRemoved
-from kvfs.pool.space import DeviceRoom, Space, StayBounds
-from kvfs.pool.strays import Strays
-from kvfs.pool.unlink_queue import UnlinkQueue
+from kvfs.pool.durable.checkpoints import Checkpoints
+from kvfs.pool.durable.final_bytes import FinalBytes, PoolSync
+from kvfs.pool.durable.identities import Identities
+from kvfs.pool.durable.not_durable import AttributeRecords, NotDurable
+from kvfs.pool.figures.cache_figures import CacheFigures
+from kvfs.pool.open.measure import stamp_ns
+from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
+from kvfs.pool.open.open_notes import OpenNotes
+from kvfs.pool.open.ports import Kernel
+from kvfs.pool.open.ready_extents import ReadyExtents
+from kvfs.pool.pool_change import Damage, Followers, PoolChange
+from kvfs.pool.rules.lease_shares import LeaseShares
+from kvfs.pool.rules.leases import Leases
+from kvfs.pool.rules.policies import Policies
+from kvfs.pool.rules.ranks import Pins, Ranks
+from kvfs.pool.space.recently_removed import REMOVED_KEPT_S, RecentlyRemoved
+from kvfs.pool.space.space import DeviceRoom, Space, StayBounds
+from kvfs.pool.space.unlink_queue import Strays, UnlinkQueue
 from kvfs.storage.age_clock import AgeClock
 from kvfs.storage.background import Background
 from kvfs.storage.extent_checksum import FinalChecksum

@@ -1,16 +1,54 @@
-"""Changes of the pool: a transaction and the update of memory after it. And damaged rows."""
+"""Changes of the pool: a transaction, the update of memory after it, and who follows. Damaged rows.
+
+After its commit a change hands over what it did, to each follower in turn: each table that must
+agree with the index. Tables are updated in no other way (tests/engine/test_followers.py).
+"""
 
 import logging
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from kvfs.core.changed import Changed
+from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import Damaged
 from kvfs.core.records import UNFINISHED_MAX, Counters, child_key, name_key, parse_child_key, unseal
 from kvfs.core.types import InodeNo
-from kvfs.pool.followers import Followers
-from kvfs.pool.space import Space
+from kvfs.pool.space.space import Space
 from kvfs.storage.index import Index
+
+_log: Final = logging.getLogger(__name__)
+_Follow = Callable[[Changed], None]
+
+
+class Follower(Protocol):
+    """A table that must be told of changes."""
+
+    @property
+    def follows(self) -> frozenset[Why]:
+        """The kinds of changes that it must be told of."""
+
+    def follow(self, changed: Changed) -> None:
+        """Update the table for *changed*, which is in the index already."""
+
+
+class Followers:
+    """All followers of one pool, in the order in which they are told."""
+
+    def __init__(self, *followers: Follower) -> None:
+        self._of: tuple[tuple[_Follow, ...], ...] = tuple(
+            tuple(each.follow for each in followers if why in each.follows) for why in Why
+        )
+        #: How often a follower raised; the log says why.
+        self.failures = 0
+
+    def tell(self, changed: Changed) -> None:
+        """Hand *changed* to all. A failure fails no request, since the index is right already."""
+        for follow in self._of[changed.why]:
+            try:
+                follow(changed)
+            except Exception:
+                self.failures += 1
+                _log.exception("inode %#x: not followed (%s)", changed.ino, changed.why.name)
 
 
 class Ledger(Protocol):
@@ -103,9 +141,6 @@ class PoolChange:
             after.add(self._begun)
         after.discard(self._finished)
         return after
-
-
-_log: Final = logging.getLogger(__name__)
 
 
 class Damage:

@@ -16,7 +16,7 @@ import trio
 from kvfs.core.errors import CommandError
 from kvfs.core.mount_name import events_path
 from kvfs.core.settings import Settings
-from kvfs.pool.events import Events
+from kvfs.pool.figures.events import Events
 from mount.control.connections import serve_connections
 from mount.control.socket import listening_at
 

@@ -21,7 +21,7 @@ from kvfs.engine.pins_by_command import (
     unpin_matching,
 )
 from kvfs.engine.store import Store
-from kvfs.pool.paths import path_of
+from kvfs.pool.rules.paths import path_of
 from mount.control.arguments import named_by, number, texts
 from mount.control.jobs import Jobs
 from mount.control.socket import Verb

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from kvfs.core.pool_layout import INODES
 from kvfs.core.types import NO_BACKING_ID, BackingId, InodeNo
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 from mount.files.path_choice import backing_obstacle
 from mount.fuse import kernel

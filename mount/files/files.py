@@ -24,7 +24,7 @@ from kvfs.core.errors import (
 from kvfs.core.types import HandleNo, InodeNo, InodeRecord
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, SERVER, Maker
-from kvfs.pool.open_inodes import Hand, OpenInode
+from kvfs.pool.open.open_inodes import Hand, OpenInode
 from mount.files.callers import Callers, PresentRequest
 from mount.files.handles import Handle, HandleKind
 from mount.files.kernel_port import KernelPort

@@ -22,8 +22,8 @@ from kvfs.core.types import NO_BACKING_ID, PAGE_BYTES, BackingId, HandleNo, Inod
 from kvfs.engine.blocks.doubts import Closing
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import Maker
-from kvfs.pool.living_handles import Living, LivingHandle
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
+from kvfs.pool.open.open_notes import Living, LivingHandle
 from kvfs.storage.journal import RESENT
 from kvfs.storage.shared_table import begin_table, require_table
 from mount.files.open_shares import OpenShares

@@ -18,8 +18,8 @@ from kvfs.devices import Device
 from kvfs.engine.recovery.rebuild import Progress
 from kvfs.engine.store import Store
 from kvfs.machine.mount_table import FUSE_DEVICE
-from kvfs.pool.open_inodes import OpenInode
-from kvfs.pool.ports import Kernel
+from kvfs.pool.open.open_inodes import OpenInode
+from kvfs.pool.open.ports import Kernel
 from mount.files.data_path import DaemonPath, DataPath, PassthroughPath
 from mount.files.handles import Handles, Recalled
 from mount.files.open_shares import OpenShares

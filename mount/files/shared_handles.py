@@ -13,10 +13,10 @@ from kvfs.core.lifecycle import FINAL, State
 from kvfs.core.records import inode_key
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.blocks.served import Served
-from kvfs.pool.cache_figures import CacheFigures
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.figures.cache_figures import CacheFigures
+from kvfs.pool.figures.looks import NOT_FOLLOWED
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
-from kvfs.pool.reuse_watch import NOT_FOLLOWED
 from mount.files.handles import Handle, Handles
 from mount.fuse.grant import Grant
 from mount.fuse.wire import OPEN_OUT

@@ -16,8 +16,8 @@ from kvfs.core.errors import NO_SPACE, NoSpace
 from kvfs.core.sizes import format_size
 from kvfs.engine.blocks.allocations import Wanted
 from kvfs.engine.store import Store
-from kvfs.pool.open_inodes import OpenInode
-from kvfs.pool.reach import Fit
+from kvfs.pool.allocator import Fit
+from kvfs.pool.open.open_inodes import OpenInode
 
 #: Between two looks. A scan of a million rows takes 20 ms, as does an unlink of a large extent.
 _LOOK_S: Final = 0.002

@@ -12,7 +12,7 @@ import trio
 from kvfs.engine.attributes import USER_PREFIX
 from kvfs.engine.blocks.allocations import Wanted
 from kvfs.engine.store import Store
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE
 from mount.files.handles import HandleKind, Handles
 from mount.files.space_wait import Room

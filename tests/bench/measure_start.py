@@ -23,7 +23,7 @@ from kvfs.core.settings import Settings
 from kvfs.core.types import NO_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.devices import Device, format_source, open_source, wait_released
 from kvfs.engine.store import Store
-from kvfs.pool.identities import identity_of
+from kvfs.pool.durable.identities import identity_of
 from tests.support.devices.power_cuts.power import Cut, shut_down
 from tests.support.kernel.kernel_recorder import KernelRecorder
 from tests.support.store.driven import Driven

@@ -1,6 +1,6 @@
 """Leases and what is kept leave some of the pool to others, whichever came first."""
 
-from kvfs.pool.space import StayBounds
+from kvfs.pool.space.space import StayBounds
 
 
 def test_each_has_its_share_and_both_together_leave_some() -> None:

@@ -3,9 +3,9 @@
 import pytest
 
 from kvfs.core.types import InodeNo
-from kvfs.pool.looks import A_TICK, RENAME_LOOK_S, Looks
-from kvfs.pool.policies import Policies
-from kvfs.pool.tallies import DEPTH_MAX, OTHERS, Tallies
+from kvfs.pool.figures.cache_figures import DEPTH_MAX, OTHERS, Tallies
+from kvfs.pool.figures.looks import A_TICK, RENAME_LOOK_S, Looks
+from kvfs.pool.rules.policies import Policies
 from tests.support.store.deep_index import DeepIndex
 
 LEVELS = 1000

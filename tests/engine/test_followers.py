@@ -43,8 +43,8 @@ EXCEPTIONS: Final = {
     # A reader keeps what lost its name; a power loss must not bring the name back.
     "kvfs/engine/names/namespace.py": {"identities.withdraw"},
     # The table's own part.
-    "kvfs/pool/ranks.py": {"heat.drop", "heat.evicted", "heat.note"},
-    "kvfs/pool/ready_extents.py": {"forecast.note_published"},
+    "kvfs/pool/rules/ranks.py": {"heat.drop", "heat.evicted", "heat.note"},
+    "kvfs/pool/open/ready_extents.py": {"forecast.note_published"},
 }
 
 

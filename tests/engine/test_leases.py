@@ -5,8 +5,8 @@ import pytest
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.machine.processes import NOBODY, Maker
-from kvfs.pool.lease_shares import LeaseShares
-from kvfs.pool.leases import Leases
+from kvfs.pool.rules.lease_shares import LeaseShares
+from kvfs.pool.rules.leases import Leases
 from tests.support.store.life_model import Lives
 from tests.support.store.stores import FILE, MIB
 

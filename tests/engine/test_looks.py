@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.pool import looks
-from kvfs.pool.looks import CREATE_LOOK_S, RENAME_LOOK_S, Looks
+from kvfs.pool.figures import looks
+from kvfs.pool.figures.looks import CREATE_LOOK_S, RENAME_LOOK_S, Looks
 
 NAME = b"block"
 

@@ -11,10 +11,10 @@ from kvfs.core.errors import NoSpace
 from kvfs.core.settings import Settings
 from kvfs.core.size_forecast import FORGET_S
 from kvfs.core.types import ROOT_INODE, BackingId, InodeNo
-from kvfs.pool.open_inodes import OpenInodes
-from kvfs.pool.ready_extents import ReadyExtent, ReadyExtents
-from kvfs.pool.space import Space
-from kvfs.pool.unlink_queue import UnlinkQueue
+from kvfs.pool.open.open_inodes import OpenInodes
+from kvfs.pool.open.ready_extents import ReadyExtent, ReadyExtents
+from kvfs.pool.space.space import Space
+from kvfs.pool.space.unlink_queue import UnlinkQueue
 from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents
 from kvfs.storage.inode_numbers import InodeNumbers

@@ -7,7 +7,7 @@ import pytest
 
 from kvfs.core.errors import NoSpace
 from kvfs.core.types import PAGE_BYTES, ROOT_INODE, round_up
-from kvfs.pool.space import Space
+from kvfs.pool.space.space import Space
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
 from tests.support.devices.failing_syscalls import FailingSyscalls
 from tests.support.store.driven import Opened, Wanted

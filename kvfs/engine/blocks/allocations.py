@@ -6,9 +6,9 @@ from typing import NamedTuple
 from kvfs.core.errors import TooLarge
 from kvfs.core.types import SIZE_MAX_BYTES, InodeNo
 from kvfs.engine.blocks.publishing import Publishing
-from kvfs.pool import holes
 from kvfs.pool.allocator import Allocator
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open import holes
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
 

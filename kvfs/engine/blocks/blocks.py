@@ -26,11 +26,10 @@ from kvfs.engine.names.tree_change import TreeChange
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.engine.rewrite.truncating_open import TruncatingOpens
 from kvfs.machine.processes import NOBODY, SERVER, Maker
-from kvfs.pool import holes
-from kvfs.pool.allocator import Allocator
-from kvfs.pool.measure import measured, not_before, require_size, tick_ns
-from kvfs.pool.name_room import require_lease
-from kvfs.pool.open_inodes import Hand, OpenInode
+from kvfs.pool.allocator import Allocator, require_lease
+from kvfs.pool.open import holes
+from kvfs.pool.open.measure import measured, not_before, require_size, tick_ns
+from kvfs.pool.open.open_inodes import Hand, OpenInode
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from kvfs.core.lifecycle import State, is_temporary
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import Maker, Question
-from kvfs.pool.measure import is_as_recorded
-from kvfs.pool.open_inodes import OpenInode
-from kvfs.pool.open_notes import NotedClose
+from kvfs.pool.open.measure import is_as_recorded
+from kvfs.pool.open.open_inodes import OpenInode
+from kvfs.pool.open.open_notes import NotedClose
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.blocks.served import Served
 from kvfs.machine.processes import SERVER
 from kvfs.pool.allocator import Allocator
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 #: Writers that are no client's handle: the one that empties the block, and the one kept open.

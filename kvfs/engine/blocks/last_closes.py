@@ -14,8 +14,8 @@ from kvfs.core.types import InodeNo
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.engine.rewrite.lock_files import LockFiles
 from kvfs.engine.rewrite.old_versions import OldVersions
-from kvfs.pool.open_inodes import OpenInode
-from kvfs.pool.open_notes import UNTOLD
+from kvfs.pool.open.open_inodes import OpenInode
+from kvfs.pool.open.open_notes import UNTOLD
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from kvfs.engine.blocks.doubts import Closing
 from kvfs.engine.names.namespace import Namespace
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, Maker
-from kvfs.pool.measure import measured, not_before
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.measure import measured, not_before
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)

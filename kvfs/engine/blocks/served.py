@@ -18,7 +18,7 @@ from kvfs.core.lifecycle import State, is_temporary
 from kvfs.core.types import InodeNo
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.machine.processes import SERVER
-from kvfs.pool.open_inodes import Hand, OpenInode
+from kvfs.pool.open.open_inodes import Hand, OpenInode
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from typing import Final
 
 from kvfs.core.errors import Damaged
 from kvfs.engine.blocks.blocks import Blocks
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)

@@ -17,12 +17,11 @@ from kvfs.engine.blocks.blocks import Blocks
 from kvfs.engine.blocks.doubts import Closing
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import Maker
-from kvfs.pool import holes
-from kvfs.pool.living_handles import Living, LivingHandle
-from kvfs.pool.open_inodes import Hand, OpenInode
-from kvfs.pool.open_notes import UNTOLD, NotedClose
+from kvfs.pool.open import holes
+from kvfs.pool.open.open_inodes import Hand, OpenInode
+from kvfs.pool.open.open_notes import UNTOLD, Living, LivingHandle, NotedClose
 from kvfs.pool.pool import Pool
-from kvfs.pool.recently_removed import REMOVED_KEPT_S
+from kvfs.pool.space.recently_removed import REMOVED_KEPT_S
 
 _log: Final = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from kvfs.core.errors import Damaged, KvfsError
 from kvfs.core.types import InodeNo
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.engine.durability.device_sync import DeviceSync, Done, Synced
-from kvfs.pool.final_bytes import MAY_CHANGE
-from kvfs.pool.identities import carries_identity
-from kvfs.pool.not_durable import Waiting
+from kvfs.pool.durable.final_bytes import MAY_CHANGE
+from kvfs.pool.durable.identities import carries_identity
+from kvfs.pool.durable.not_durable import Waiting
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)

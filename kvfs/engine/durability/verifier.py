@@ -17,7 +17,7 @@ from kvfs.core.errors import Damaged, KvfsError
 from kvfs.core.records import HAS_CRC, HAS_HOLES, INODE_PREFIX, Identity, inode_key, parse_inodes
 from kvfs.core.types import NO_INODE, InodeNo
 from kvfs.engine.blocks.publishing import Publishing
-from kvfs.pool.identities import carries_identity
+from kvfs.pool.durable.identities import carries_identity
 from kvfs.pool.pool import Pool
 from kvfs.storage.background import Aside
 from kvfs.storage.extent_checksum import device_crc, new_buffer

@@ -19,9 +19,9 @@ from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.names.named import STEP, Named, files_below, named
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.recovery.state_totals import gone_totals
+from kvfs.pool.allocator import in_use_bytes
 from kvfs.pool.pool import Pool
-from kvfs.pool.ranks import rank_of
-from kvfs.pool.reach import in_use_bytes
+from kvfs.pool.rules.ranks import rank_of
 
 #: Blocks evicted in one step: a millisecond or two.
 _TAKEN: Final = 32

@@ -9,9 +9,9 @@ from kvfs.core.errors import Damaged
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State, label
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
-from kvfs.pool.ranks import SMALL_BYTES, rank_of
+from kvfs.pool.rules.ranks import SMALL_BYTES, rank_of
 
 #: Suffixes of files with the metadata of a block, added to its name or in place of its suffix:
 #: LMCache GDS (K.kvcache.safetensors.metadata), Mooncake (K.bucket, K.meta).

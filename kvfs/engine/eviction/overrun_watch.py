@@ -14,7 +14,7 @@ from kvfs.core.lifecycle import State, is_temporary
 from kvfs.core.types import InodeNo
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.pool.allocator import Allocator
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)

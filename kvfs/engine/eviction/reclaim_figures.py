@@ -11,9 +11,9 @@ from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.recovery.state_totals import gone_totals
 from kvfs.machine.processes import program_of
-from kvfs.pool.paths import path_of
+from kvfs.pool.allocator import in_use_bytes
 from kvfs.pool.pool import Pool
-from kvfs.pool.reach import in_use_bytes
+from kvfs.pool.rules.paths import path_of
 
 if TYPE_CHECKING:
     from kvfs.core.types import InodeNo

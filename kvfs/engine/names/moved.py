@@ -7,10 +7,10 @@ from kvfs.core.second_tries import Place, Recent
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.tree_change import Move
 from kvfs.machine.processes import Maker
-from kvfs.pool.measure import measured
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.measure import measured
+from kvfs.pool.open.open_inodes import OpenInode
+from kvfs.pool.open.ports import Room
 from kvfs.pool.pool import Pool
-from kvfs.pool.ports import Room
 
 
 def _publishes(opened: OpenInode | None, record: InodeRecord, who: Maker | None) -> bool:

@@ -29,10 +29,9 @@ from kvfs.core.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeN
 from kvfs.engine.names.moved import follow, renamed
 from kvfs.engine.names.tree_change import Move, TreeChange, directory_record
 from kvfs.machine.processes import Maker
-from kvfs.pool.allocator import Allocator
-from kvfs.pool.identities import carries_identity
-from kvfs.pool.looks import CREATE_LOOK_S, RENAME_LOOK_S
-from kvfs.pool.name_room import require_node
+from kvfs.pool.allocator import Allocator, require_node
+from kvfs.pool.durable.identities import carries_identity
+from kvfs.pool.figures.looks import CREATE_LOOK_S, RENAME_LOOK_S
 from kvfs.pool.pool import Pool
 
 #: A listing is read from the index in steps of this many names.

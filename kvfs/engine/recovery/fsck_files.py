@@ -13,7 +13,7 @@ from kvfs.core.records import HAS_HOLES
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.recovery.file_claims import attributes_of
 from kvfs.engine.recovery.fsck_report import FsckReport
-from kvfs.pool.identities import agrees, carries_identity, identity_of, is_identified
+from kvfs.pool.durable.identities import agrees, carries_identity, identity_of, is_identified
 from kvfs.storage.extents import BROKEN_FILE, Extents
 from kvfs.storage.index import Index
 from kvfs.storage.stray_files import StrayFiles

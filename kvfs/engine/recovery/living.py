@@ -17,8 +17,7 @@ from kvfs.engine.recovery.finish_drafts import finish_index
 from kvfs.engine.recovery.rebuild import Progress
 from kvfs.engine.recovery.recovery import Recovered, recover
 from kvfs.engine.rewrite.awaited_opens import noted_awaited
-from kvfs.pool.living_handles import Living
-from kvfs.pool.open_notes import OpenNotes
+from kvfs.pool.open.open_notes import Living, OpenNotes
 from kvfs.storage.extents import Extents
 from kvfs.storage.index_checkpoint import remove_checkpoint
 from kvfs.storage.index_swap import open_index

@@ -1,8 +1,8 @@
 """After an unclean stop: finds stray files and writes missing identities.
 
-A stray with an identity is kept aside for a day, unless its space is needed (kvfs/pool/strays.py):
-it is a whole block or directory, and may have lost its name by an error. One without an identity
-has no name that it could get back, and is removed.
+A stray with an identity is kept aside for a day, unless its space is needed: it is a whole block or
+directory, and may have lost its name by an error (kvfs/pool/space/unlink_queue.py). One without an
+identity has no name that it could get back, and is removed.
 
 It runs while requests are served, in the thread for long jobs, a few files at a time. It cannot
 race with new files: it looks only at numbers below the first one that this server may hand out, and
@@ -18,7 +18,7 @@ from typing import Final
 
 from kvfs.core.records import INODE_PREFIX, parse_inodes
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool.identities import agrees, is_identified
+from kvfs.pool.durable.identities import agrees, is_identified
 from kvfs.pool.pool import Pool
 from kvfs.storage.extents import BROKEN_FILE
 

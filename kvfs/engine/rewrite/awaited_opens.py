@@ -8,9 +8,9 @@ from typing import Final
 
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.rewrite.displaced import DisplacedDrafts
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
+from kvfs.pool.open.ready_extents import ReadyExtent
 from kvfs.pool.pool import Pool
-from kvfs.pool.ready_extents import ReadyExtent
 from kvfs.storage.notes import Notes
 
 _AWAITED_NOTE: Final = b"rewrite/awaited"

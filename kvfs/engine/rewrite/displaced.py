@@ -17,7 +17,7 @@ from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
 from kvfs.engine.rewrite.old_versions import OldVersions
 from kvfs.machine.processes import Maker
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 _DISPLACED_NOTE: Final = b"rewrite/displaced"

@@ -14,7 +14,7 @@ from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.engine.rewrite.lock_files import LockFiles
 from kvfs.machine.processes import Maker
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 

@@ -13,7 +13,7 @@ from kvfs.core.lifecycle import State, is_temporary
 from kvfs.core.rewriting import Found
 from kvfs.core.types import InodeRecord
 from kvfs.machine.file_locks import holders
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 #: How often, and for how many files each time, a lock of writers that met is looked for.

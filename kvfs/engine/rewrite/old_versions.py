@@ -10,7 +10,7 @@ from typing import Final
 
 from kvfs.core.lifecycle import UNFINISHED
 from kvfs.core.types import InodeNo
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 _OLD_NOTE: Final = b"rewrite/old"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvfs.core.types import InodeNo
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 

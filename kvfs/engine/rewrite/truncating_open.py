@@ -35,7 +35,7 @@ from kvfs.engine.rewrite.lock_files import LockFiles
 from kvfs.engine.rewrite.read_on import ReadOn
 from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool.allocator import Allocator
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 _REFUSED_NOTE: Final = b"rewrite/refused"

@@ -17,7 +17,7 @@ from kvfs.core.errors import NotMounted, NotRoot, UsageError
 from kvfs.core.mount_name import events_path
 from kvfs.core.settings import Settings
 from kvfs.core.types import NAME_MAX_BYTES, PATH_MAX_BYTES, ROOT_INODE, InodeNo
-from kvfs.pool.events import WAITING_MAX_BYTES, Events, Kind
+from kvfs.pool.figures.events import WAITING_MAX_BYTES, Events, Kind
 from kvfs.storage.index import Index
 from mount.control.connections import serve_connections
 from mount.control.events import BACKLOG_MAX_BYTES, LISTENERS_MAX, Broadcast

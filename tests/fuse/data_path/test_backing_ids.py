@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.strategies import booleans, integers, sampled_from
 
 from kvfs.core.types import BackingId, InodeNo, InodeRecord, Sequence
-from kvfs.pool.open_inodes import OpenInode, OpenInodes
+from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
 from mount.files.data_path import PassthroughPath
 from mount.files.handles import HandleKind
 from mount.fuse.wire import FOPEN_NOFLUSH, FOPEN_PASSTHROUGH

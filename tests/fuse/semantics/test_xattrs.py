@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.pool.open_notes import NAMELESS_MAX_BYTES
+from kvfs.pool.open.open_notes import NAMELESS_MAX_BYTES
 from tests.support.kernel.calls import listxattr_into, opened, refused, write_file
 from tests.support.mounts.mounting import Mounted, Reference
 

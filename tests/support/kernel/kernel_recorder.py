@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from kvfs.core.types import BackingId, InodeNo
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
 
 
 class KernelRecorder:
-    """Implements ``kvfs.pool.ports.Kernel``."""
+    """Implements ``kvfs.pool.open.ports.Kernel``."""
 
     def __init__(self, adopt: Callable[[InodeNo], BackingId] = lambda _ino: BackingId(0)) -> None:
         self.writers_run_free = False

@@ -4,8 +4,8 @@ The rule. A test that drives a store (one that imports ``Host``, ``host``, ``Dri
 asks this class, and names no class, module or attribute of kvfs/engine/ or kvfs/pool/: when a part
 moves, the tables below move with it and no test does. A test of one part on its own names that
 part, which is its subject: it drives no store, or is called after the part (test_space.py:
-kvfs/pool/space.py). Values of kvfs/core/, the device, processes, and the formats on the device
-(kvfs/storage/) are everybody's. tests/test_tidy_tests.py holds this.
+kvfs/pool/space/space.py). Values of kvfs/core/, the device, processes, and the formats on the
+device (kvfs/storage/) are everybody's. tests/test_tidy_tests.py holds this.
 
 Cut by idea: ``Requests`` are what clients ask, as the mount passes it on; ``Course`` is time, the
 housekeeping and the bounds; ``Faults`` are what fails; ``Looks`` are what can be seen. The figures
@@ -19,9 +19,9 @@ from kvfs.devices import Device
 from kvfs.engine.attributes import Change
 from kvfs.engine.blocks.allocations import Wanted
 from kvfs.engine.store import Store
-from kvfs.pool.living_handles import Living, LivingHandle
-from kvfs.pool.open_inodes import OpenInode as Opened
-from kvfs.pool.ports import Kernel
+from kvfs.pool.open.open_inodes import OpenInode as Opened
+from kvfs.pool.open.open_notes import Living, LivingHandle
+from kvfs.pool.open.ports import Kernel
 from kvfs.storage.outliving import Outliving
 from kvfs.storage.syscalls import Syscalls
 from tests.support.kernel.kernel_recorder import KernelRecorder

@@ -11,7 +11,7 @@ import pytest
 
 from kvfs.core.types import InodeNo
 from kvfs.engine.store import Store
-from kvfs.pool.followers import Follower, Followers
+from kvfs.pool.pool_change import Follower, Followers
 from kvfs.storage.index_transaction import WriteTransaction
 from tests.support.store.inside import At
 
@@ -20,9 +20,9 @@ _LIMITS: Final = {
     "plan_blocks": "kvfs.engine.eviction.reclaim._PLAN_MAX",
     "plan_refused": "kvfs.engine.eviction.victims._REFUSED_MAX",
     "plan_inline_rows": "kvfs.engine.eviction.victims._INLINE_ROWS",
-    "pins_counted": "kvfs.pool.pins._COUNTED_MAX",
-    "pins_step": "kvfs.pool.pins._STEP",
-    "looks_a_draft": "kvfs.pool.draft_growth._LOOKS_A_DRAFT",
+    "pins_counted": "kvfs.pool.rules.ranks._COUNTED_MAX",
+    "pins_step": "kvfs.pool.rules.ranks._STEP",
+    "looks_a_draft": "kvfs.pool.allocator._LOOKS_A_DRAFT",
     "write_back_looks_s": "kvfs.engine.recovery.write_back.LOADED_S",
 }
 #: Moments of a start or a check at which a test ends it.

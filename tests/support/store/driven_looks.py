@@ -10,14 +10,14 @@ from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.engine.eviction.eligibility import obstacle, used_since
 from kvfs.engine.names.named import STEP, Named, files_below, named
 from kvfs.engine.store import Store
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
 from tests.support.store.inside import At
 
 _STEP: Final = 1000
 
 
 class SpaceNow(NamedTuple):
-    """How much of the capacity is taken, and by what (kvfs/pool/space.py says which is which)."""
+    """How much of the capacity is taken, and by what (see kvfs/pool/space/space.py)."""
 
     capacity_bytes: int
     bound_bytes: int

@@ -7,7 +7,7 @@ from kvfs.engine.blocks.doubts import Closing
 from kvfs.engine.store import Store
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, SERVER, Maker
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
 from tests.support.store.inside import At
 
 

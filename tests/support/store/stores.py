@@ -22,7 +22,7 @@ from kvfs.engine.recovery.fsck_report import FsckReport
 from kvfs.engine.recovery.index_probe import ALL_ROWS, refuse_unreadable
 from kvfs.engine.recovery.new_pool import found_root
 from kvfs.engine.recovery.rebuild import Progress
-from kvfs.pool.ports import Kernel
+from kvfs.pool.open.ports import Kernel
 from kvfs.storage.index import Index
 from kvfs.storage.index_swap import index_path
 from kvfs.storage.inode_numbers import InodeNumbers

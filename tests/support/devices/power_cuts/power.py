@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from kvfs.core.settings import Settings
 from kvfs.devices import Device, format_source, open_source, wait_released
 from kvfs.engine.recovery.fsck import check_pool
-from kvfs.pool.ports import Kernel
+from kvfs.pool.open.ports import Kernel
 from tests.support.mounts.mounting import workplace
 from tests.support.store.driven import Driven, driven
 from tests.support.store.stores import MIB, fill_pool, no_bar

@@ -8,7 +8,7 @@ from typing import Final
 from kvfs.core.errors import Damaged
 from kvfs.core.lifecycle import SETTLED
 from kvfs.core.types import STAT_BLOCK_BYTES, InodeRecord
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.storage.syscalls import Syscalls
 
 #: The kernel's coarse clock advances in steps of 1 to 10 ms; on a virtual machine it may be late.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool.space import Space
+from kvfs.pool.space.space import Space
 
 #: A LOOKUP and its OPEN are microseconds apart, or perhaps 100 ms if CPU is short.
 REMOVED_KEPT_S: Final = 1.0

@@ -17,10 +17,9 @@ from kvfs.core.errors import Damaged
 from kvfs.core.lifecycle import IDENTIFIED, SLABS
 from kvfs.core.records import HAS_CRC, HAS_HOLES, IS_SLAB, OF_BYTES, Identity
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool.attribute_records import AttributeRecords, is_quick
-from kvfs.pool.attribute_records import Change as AttributeChange
-from kvfs.pool.not_durable import NotDurable
-from kvfs.pool.unlink_queue import UnlinkQueue
+from kvfs.pool.durable.not_durable import AttributeRecords, NotDurable, is_quick
+from kvfs.pool.durable.not_durable import Change as AttributeChange
+from kvfs.pool.space.unlink_queue import UnlinkQueue
 from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents
 from kvfs.storage.undurable_table import Lacks, UndurableTable

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from kvfs.core.types import SECOND_NS, InodeNo
-from kvfs.pool.paths import Paths, cut
+from kvfs.pool.rules.paths import Paths, cut
 from kvfs.storage.index import Index
 
 #: Most bytes of the events that wait to be taken; beyond it the oldest are lost, and counted.

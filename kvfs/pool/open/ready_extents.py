@@ -17,10 +17,10 @@ from kvfs.core.settings import Settings
 from kvfs.core.size_forecast import SizeForecast
 from kvfs.core.types import NO_INODE, BackingId, InodeNo
 from kvfs.machine.descriptor_shares import ready_max
-from kvfs.pool.open_inodes import OpenInodes
-from kvfs.pool.ports import Kernel
-from kvfs.pool.space import Space
-from kvfs.pool.unlink_queue import UnlinkQueue
+from kvfs.pool.open.open_inodes import OpenInodes
+from kvfs.pool.open.ports import Kernel
+from kvfs.pool.space.space import Space
+from kvfs.pool.space.unlink_queue import UnlinkQueue
 from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents
 from kvfs.storage.inode_numbers import InodeNumbers

@@ -27,7 +27,7 @@ from kvfs.core.directory_policy import (
 )
 from kvfs.core.errors import Damaged
 from kvfs.core.types import PATH_MAX_BYTES, ROOT_INODE, InodeNo
-from kvfs.pool.paths import path_of
+from kvfs.pool.rules.paths import path_of
 from kvfs.storage.index import Index
 
 #: Directories whose policy is cached; others are looked up again.

@@ -15,8 +15,8 @@ from kvfs.core.errors import NO_SPACE, KvfsError, NoSpace
 from kvfs.core.index_room import KEPT_BYTES
 from kvfs.core.settings import Settings
 from kvfs.core.types import InodeNo
-from kvfs.pool.open_inodes import OpenInodes
-from kvfs.pool.ready_extents import ReadyExtents
+from kvfs.pool.open.open_inodes import OpenInodes
+from kvfs.pool.open.ready_extents import ReadyExtents
 from kvfs.storage.background import Aside
 from kvfs.storage.index import Index
 from kvfs.storage.index_checkpoint import (

@@ -10,7 +10,7 @@ reserved blocks as holes.
 import os
 
 from kvfs.core.types import round_up
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.storage.syscalls import Syscalls
 
 

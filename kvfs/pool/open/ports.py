@@ -7,7 +7,7 @@ mount, which talks to the kernel. There are no other upward calls (see docs/dev/
 from typing import Protocol
 
 from kvfs.core.types import BackingId, InodeNo
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode
 
 
 class Room(Protocol):

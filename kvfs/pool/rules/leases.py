@@ -16,7 +16,7 @@ from kvfs.core.changed import Changed, Why
 from kvfs.core.lifecycle import HELD, LEASES, State
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.machine.processes import Maker, Processes
-from kvfs.pool.lease_shares import LeaseShares
+from kvfs.pool.rules.lease_shares import LeaseShares
 
 #: Most blocks that are settled in one tick: a process that ends may have made a million.
 _SETTLED_A_TICK: Final = 128

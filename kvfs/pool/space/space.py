@@ -3,7 +3,7 @@
 - ``recorded_bytes``: blocks, as recorded in the index.
 - ``extra_bytes``: what open drafts and removed but open blocks hold beyond that.
 - ``ready_bytes``: ready extents.
-- ``stray_bytes``: files without an inode that are kept for a while (strays.py).
+- ``stray_bytes``: files without an inode that are kept for a while (unlink_queue.py).
 - ``pending_delete_bytes``: extents without an owner that are not unlinked yet.
 - ``deleted_open_bytes``: the same, but somebody still has them open or mapped.
 - ``pledged_bytes``: what writes in flight may still allocate.

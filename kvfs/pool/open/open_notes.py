@@ -1,12 +1,13 @@
 """Notes about open inodes, for a server that takes over the mount (storage/notes.py).
 
-The handle table says who has them open, and index and extents say most of the rest. Notes are for
-what none of these says: inodes without a name, what happened to a block that is being written, and
-closes that are answered and not carried out.
+The handle table (mount/files/handles.py) says who has them open, and ``Living`` is what was read
+from it. Index and extents say most of the rest. Notes are for what none of these says: inodes
+without a name, what happened to a block that is being written, and closes that are answered and not
+carried out.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import Damaged
@@ -14,14 +15,14 @@ from kvfs.core.lifecycle import State
 from kvfs.core.node_bound import attributes_bytes
 from kvfs.core.records import pack_inode, parse_inode
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool.open_inodes import OpenInode, OpenInodes
-from kvfs.pool.space import Space
+from kvfs.machine.processes import NOBODY, Maker
+from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
+from kvfs.pool.space.space import Space
 from kvfs.storage.notes import Notes
 
 #: Most bytes of the attributes of all inodes without a name. The index bounds those of inodes with
 #: a name; these are in memory, and a client may open and remove as many files as it likes.
 NAMELESS_MAX_BYTES: Final = 16 << 20
-
 _NAMELESS: Final = b"n"
 _KEY_INO_BYTES: Final = 8
 _WRITING: Final = b"w"
@@ -30,6 +31,42 @@ _CLOSES: Final = b"c"
 #: _FLAGS_MIN, so later ones are written only if they are set.
 _FLAGS: Final = ("torn", "overrun", "renamed", "emptied", "appended_only", "met", "locked")
 _FLAGS_MIN: Final = 5
+
+
+class LivingHandle(NamedTuple):
+    """One handle, which *opens* opens of the kernel share."""
+
+    ino: InodeNo
+    writer: bool
+    opens: int = 1
+    #: Whether a file server has it, and whether it is on passthrough.
+    served: bool = False
+    passing: bool = False
+    # ---- of a writer's handle ----
+    appends: bool = False
+    #: The thread that opened it, and its process.
+    thread: int = 0
+    maker: Maker = NOBODY
+    #: Whether it was closed (FLUSH), and what size and mtime (ns) the extent had then.
+    flushed: bool = False
+    flushed_as: tuple[int, int] = (-1, 0)
+
+
+class Living(NamedTuple):
+    """All handles that clients still have when a server takes over a mount."""
+
+    handles: Collection[LivingHandle]
+
+    def by_inode(self) -> dict[InodeNo, list[LivingHandle]]:
+        """Return the handles of each inode."""
+        found: dict[InodeNo, list[LivingHandle]] = {}
+        for handle in self.handles:
+            found.setdefault(handle.ino, []).append(handle)
+        return found
+
+    def written(self) -> set[InodeNo]:
+        """Return the inodes that have a writer."""
+        return {handle.ino for handle in self.handles if handle.writer}
 
 
 class NotedClose(NamedTuple):

@@ -1,0 +1,1 @@
+"""What the cache did: hits, misses, reuse, and events for listeners."""

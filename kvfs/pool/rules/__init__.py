@@ -1,0 +1,1 @@
+"""What may stay, and for how long: leases, pins, policies and the rank for eviction."""
